@@ -7,7 +7,7 @@ import sys
 
 LIB = pathlib.Path(__file__).resolve().parent.parent / "lib"
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
-SOURCES = {".h", ".inc", ".cpp", ".cu"}
+SOURCES = {".h", ".inc", ".cpp", ".cu", ".cuh"}
 # The public headers of comm. The others in lib/dist/include belong to parallel.
 COMM_HEADERS = {"collectives", "peer_error", "process_group", "process_group_ptr", "spawn", "work", "world_rank"}
 

@@ -1,6 +1,7 @@
 // SyncBatchNorm on a GPU against the same on the CPU, in a world of one; gpu_test.cpp has two GPUs.
 // And whether the host waits for the GPU.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <syncbn/dist/batch_norm_statistics.h>
 #include <syncbn/dist/checkpoint.h>
@@ -22,6 +23,7 @@
 #include "dist/device.h"
 #include "dist/gpus.h"
 #include "dist/tensors.h"
+#include "fake_cuda/counts.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 
@@ -209,6 +211,78 @@ TEST(GpuBatchNormTest, AStepOfTwoRanksExchangesTwiceAndDoesNotWaitForTheGpu) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     expect_layers_do_not_wait();
+  });
+}
+
+/// What a layer asks of the pretended machine, which counts it; a GPU does not.
+class LayerCounts {
+ public:
+  /// @param parameters of the layer
+  LayerCounts(at::ScalarType type, at::ScalarType parameters, at::MemoryFormat format, bool fused) {
+    SyncBatchNorm layer(SyncBatchNormOptions(16).fuse_relu(fused));
+    layer->to(dist::device(), parameters);
+    const auto options = at::TensorOptions().device(dist::device()).dtype(type);
+    const auto values = [&] { return at::randn({4, 16, 5, 5}, options).contiguous(format); };
+    const at::Tensor input = values().requires_grad_();
+    const at::Tensor residual = values().requires_grad_();
+    const at::Tensor gradient = values();
+    const auto step = [&] {
+      const fake_cuda::Counts first = fake_cuda::counts();
+      const at::Tensor output = layer(input, fused ? residual : at::Tensor());
+      const fake_cuda::Counts second = fake_cuda::counts();
+      output.backward(gradient);
+      forward = second - first;
+      backward = fake_cuda::counts() - second;
+    };
+    step();  // makes the group, and accumulated gradients
+    for (const at::Tensor& leaf : {input, residual, layer->weight, layer->bias}) {
+      leaf.mutable_grad() = at::Tensor();
+    }
+    step();
+  }
+
+  fake_cuda::Counts forward, backward;
+};
+
+void expect_four_launches() {
+  using fake_cuda::Count;
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+      for (const bool fused : {false, true}) {
+        for (const at::ScalarType parameters : {at::kFloat, type}) {
+          SCOPED_TRACE(fmt::format("{}, parameters {}, {}", c10::toString(type),
+                                   c10::toString(parameters), fused ? "fused" : "not fused"));
+          const LayerCounts counts(type, parameters, format, fused);
+          for (const fake_cuda::Counts& part : {counts.forward, counts.backward}) {
+            EXPECT_EQ(part[Count::kKernels], 2u);
+            EXPECT_EQ(part[Count::kOperators], 0u);
+            EXPECT_EQ(part[Count::kMemsets], 0u);
+            EXPECT_EQ(part[Count::kHostToDevice] + part[Count::kDeviceToHost] +
+                          part[Count::kDeviceToDevice],
+                      0u);
+            EXPECT_EQ(part.host_waits(), 0u);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuBatchNormTest, ALayerLaunchesTwoKernelsForwardAndTwoBackward) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  if (fake_cuda::counters() == nullptr) return;  // its FakeGpu. run counts
+  run_ranks(1, [](int) {
+    dist::init_process_group();
+    expect_four_launches();
+  });
+}
+
+TEST(GpuBatchNormTest, ALayerOfTwoRanksLaunchesNoMoreBesideItsExchanges) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  if (fake_cuda::counters() == nullptr) return;  // its FakeGpu. run counts
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    expect_four_launches();
   });
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -54,26 +55,31 @@ struct KernelCase {
   double tolerance;
 };
 
-/// With a momentum, and with the mean of all batches.
-/// @param counter Module::to(dtype) makes it a floating-point number.
-void expect_running_statistics_agree(const dist::detail::MergedMoments& moments,
-                                     const dist::detail::MergedMoments& on_gpu,
-                                     at::ScalarType counter) {
-  for (const std::optional<double> momentum : {std::optional(0.1), std::optional<double>()}) {
-    const auto updated = [&](at::DeviceType device, const auto& batch) {
-      const auto options = at::TensorOptions().device(device);
-      const dist::detail::RunningStatistics running{
-          .mean = at::zeros({batch.mean.size(0)}, options),
-          .var = at::ones({batch.mean.size(0)}, options),
-          .num_batches_tracked = at::full({}, 2, options.dtype(counter)),
-          .momentum = momentum};
-      batch_norm_kernels(device).update_running(running, batch);
-      EXPECT_EQ(running.num_batches_tracked.template item<int64_t>(), 3);
-      return at::stack({running.mean, running.var}).cpu();
-    };
-    EXPECT_TRUE(close(updated(at::kCUDA, on_gpu), updated(at::kCPU, moments), 1e-5, 1e-6));
+/// A layer's forward on a device, from moments of several ranks.
+struct Forward {
+  dist::detail::Normalized result;
+  at::Tensor running;  ///< [2, C]
+
+  /// @param momentum nullopt: the mean of all batches
+  /// @param counter Module::to(dtype) makes it a floating-point number.
+  Forward(at::DeviceType device, const at::Tensor& x, const at::Tensor& residual,
+          const at::Tensor& rows, std::optional<double> momentum, at::ScalarType counter) {
+    const auto on_device = [device](const at::Tensor& t) { return t.to(device); };
+    const int64_t channels = x.size(1);
+    const at::Tensor batches = on_device(at::full({}, 2, counter));
+    const at::Tensor mean = on_device(at::zeros({channels}));
+    const at::Tensor var = on_device(at::ones({channels}));
+    result = batch_norm_kernels(device).forward(
+        on_device(x), on_device(rows),
+        {.weight = on_device(at::arange(channels).to(at::kFloat) - 1.5),
+         .bias = on_device(at::ones({channels}) / 3),
+         .eps = 1e-5,
+         .epilogue = {.residual = on_device(residual), .relu = true},
+         .running = {mean, var, batches, momentum}});
+    EXPECT_EQ(batches.item<int64_t>(), 3);
+    running = at::stack({mean, var}).cpu();
   }
-}
+};
 
 void expect_kernels_agree(const KernelCase& c) {
   const BatchNormKernels& cpu = batch_norm_kernels(at::kCPU);
@@ -86,63 +92,51 @@ void expect_kernels_agree(const KernelCase& c) {
     dy = dy.contiguous(at::MemoryFormat::ChannelsLast);
   }
   const int64_t channels = c.sizes[1];
-  const at::Tensor weight = at::randn({channels});
-  const at::Tensor bias = at::randn({channels});
   const auto on_gpu = [](const at::Tensor& t) { return t.to(at::kCUDA); };
 
   const at::Tensor row = cpu.moments(x);
-  const at::Tensor row_on_gpu = cuda.moments(on_gpu(x)).cpu();
-  // Of statistics mean and m2, of a backward the sums of dy and of dy * (x - mean).
-  const auto first = [&](const at::Tensor& of) { return of.narrow(0, 0, channels); };
-  const auto second = [&](const at::Tensor& of) { return of.narrow(0, channels, channels); };
-  EXPECT_TRUE(close(first(row_on_gpu), first(row), 1e-4, 1e-5));
-  EXPECT_TRUE(close(second(row_on_gpu), second(row), 1e-4, 1e-3));
-  EXPECT_EQ(row_on_gpu[-1].item<double>(), static_cast<double>(x.numel() / channels));
+  EXPECT_TRUE(close(cuda.moments(on_gpu(x)).cpu(), row, 1e-6, 1e-6));
 
-  const at::Tensor empty = at::zeros_like(row);
-  at::Tensor other = row.clone();  // of as many values, so that counts stay whole numbers
-  other.narrow(0, 0, 2 * channels).add_(0.25);
-  const at::Tensor gathered = at::stack({row, empty, other});
-  const auto merged = cpu.merge(gathered, channels);
-  const auto merged_on_gpu = cuda.merge(on_gpu(gathered), channels);
-  EXPECT_TRUE(close(merged_on_gpu.mean.cpu(), merged.mean, 1e-12, 1e-12));
-  EXPECT_TRUE(close(merged_on_gpu.m2.cpu(), merged.m2, 1e-12, 1e-12));
-  EXPECT_TRUE(close(merged_on_gpu.count.cpu(), merged.count, 0, 0));
+  at::Tensor other = row.clone();
+  other.narrow(0, 0, 2 * channels) += 0.25;
+  const at::Tensor rows = at::stack({row, at::zeros_like(row), other});
+  EXPECT_TRUE(
+      close(cuda.merge(on_gpu(rows), channels).cpu(), cpu.merge(rows, channels), 1e-12, 1e-12));
 
-  const at::Tensor invstd = cpu.inverse_deviation(merged, 1e-5);
-  EXPECT_TRUE(close(cuda.inverse_deviation(merged_on_gpu, 1e-5).cpu(), invstd, 1e-12, 1e-12));
   for (const at::ScalarType counter : {at::kLong, at::kFloat, at::kDouble}) {
-    expect_running_statistics_agree(merged, merged_on_gpu, counter);
+    for (const std::optional<double> momentum : {std::optional(0.1), std::optional<double>()}) {
+      const Forward on_cpu(at::kCPU, x, dy, rows, momentum, counter);
+      const Forward gpu(at::kCUDA, x, dy, rows, momentum, counter);
+      EXPECT_TRUE(close(gpu.running, on_cpu.running, 1e-6, 1e-6));
+    }
   }
-  const auto output =
-      cpu.transform(x, weight, bias, merged.mean, invstd, {.residual = dy, .relu = true});
-  const auto output_on_gpu =
-      cuda.transform(on_gpu(x), on_gpu(weight), on_gpu(bias), on_gpu(merged.mean), on_gpu(invstd),
-                     {.residual = on_gpu(dy), .relu = true});
-  EXPECT_TRUE(close(output_on_gpu.values.cpu(), output.values, c.tolerance, c.tolerance));
+  const auto forward = Forward(at::kCPU, x, dy, rows, 0.1, at::kLong).result;
+  const auto forward_on_gpu = Forward(at::kCUDA, x, dy, rows, 0.1, at::kLong).result;
+  EXPECT_TRUE(close(forward_on_gpu.moments.cpu(), forward.moments, 1e-12, 1e-12));
+  EXPECT_TRUE(close(forward_on_gpu.invstd.cpu(), forward.invstd, 1e-12, 1e-12));
+  EXPECT_TRUE(
+      close(forward_on_gpu.output.values.cpu(), forward.output.values, c.tolerance, c.tolerance));
 
-  // Both masks are made from the CPU's output: rounding near 0 could make them differ.
-  OutputGradient gradient{dy, output.relu_mask};
-  const auto sums = cpu.backward_reduce(gradient, x, merged.mean, invstd);
-  OutputGradient gradient_on_gpu{on_gpu(dy), on_gpu(output.values)};
-  EXPECT_TRUE(close(cuda.apply_relu_mask(gradient_on_gpu, on_gpu(x)).cpu(),
-                    cpu.apply_relu_mask(gradient, x), 0, 0));
-  const auto sums_on_gpu =
-      cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(merged.mean), on_gpu(invstd));
-  EXPECT_TRUE(close(first(sums_on_gpu).cpu(), first(sums), 1e-3, 1e-2));
-  EXPECT_TRUE(close(second(sums_on_gpu).cpu(), second(sums), 1e-3, 5e-2));
-  const auto parameters = cpu.parameter_gradients(sums, invstd, at::kFloat);
-  const auto parameters_on_gpu = cuda.parameter_gradients(on_gpu(sums), on_gpu(invstd), at::kFloat);
-  EXPECT_TRUE(close(parameters_on_gpu.weight.cpu(), parameters.weight, 1e-6, 1e-6));
-  EXPECT_TRUE(close(parameters_on_gpu.bias.cpu(), parameters.bias, 1e-6, 1e-6));
-  EXPECT_TRUE(close(
-      cuda.backward_elementwise(gradient_on_gpu, on_gpu(x), on_gpu(weight), on_gpu(merged.mean),
-                                on_gpu(invstd), on_gpu(sums), on_gpu(merged.count),
-                                /*keep=*/true)
-          .cpu(),
-      cpu.backward_elementwise(gradient, x, weight, merged.mean, invstd, sums, merged.count,
-                               /*keep=*/true),
-      c.tolerance, c.tolerance));
+  // Both devices take the CPU's mask: rounding near 0 could make them differ.
+  OutputGradient gradient{dy, forward.output.relu_mask};
+  OutputGradient gradient_on_gpu{on_gpu(dy), on_gpu(forward.output.relu_mask)};
+  EXPECT_TRUE(
+      close(apply_relu_mask(gradient_on_gpu, on_gpu(x)).cpu(), apply_relu_mask(gradient, x), 0, 0));
+  const at::Tensor before = at::ones({2 * channels}, at::kDouble);
+  const auto sums =
+      cpu.backward_reduce(gradient, x, forward.moments, forward.invstd, before, at::kFloat);
+  const auto sums_on_gpu = cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(forward.moments),
+                                                on_gpu(forward.invstd), on_gpu(before), at::kFloat);
+  EXPECT_TRUE(close(sums_on_gpu.sums.cpu(), sums.sums, 1e-6, 1e-3));
+  EXPECT_TRUE(close(sums_on_gpu.parameters.weight.cpu(), sums.parameters.weight, 1e-6, 1e-3));
+  EXPECT_TRUE(close(sums_on_gpu.parameters.bias.cpu(), sums.parameters.bias, 1e-6, 1e-3));
+  const at::Tensor weight = at::randn({channels});
+  const at::Tensor dx = cpu.backward_elementwise(gradient, x, weight, forward.moments,
+                                                 forward.invstd, sums.sums, /*keep=*/true);
+  const at::Tensor dx_on_gpu =
+      cuda.backward_elementwise(gradient_on_gpu, on_gpu(x), on_gpu(weight), on_gpu(forward.moments),
+                                on_gpu(forward.invstd), on_gpu(sums.sums), /*keep=*/true);
+  EXPECT_TRUE(close(dx_on_gpu.cpu(), dx, c.tolerance, c.tolerance));
   EXPECT_TRUE(close(gradient_on_gpu.values.cpu(), gradient.values, 0, 0));
 }
 
@@ -357,6 +351,97 @@ TEST(GpuTest, CollectivesTakeTensorsOnAGpuOverNccl) {
     expect_trains_as_on_cpus({.name = "a world of one"}, dist::device());
     dist::destroy_process_group();
   });
+}
+
+/// Two halves, each with a convolution and SyncBatchNorm.
+struct TwoDevicesImpl : torch::nn::Module {
+  explicit TwoDevicesImpl(std::vector<at::Device> devices) : devices(std::move(devices)) {
+    for (size_t i = 0; i < 2; ++i) {
+      halves.push_back(register_module(
+          i == 0 ? "front" : "back",
+          torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 3, 3).padding(1)),
+                                dist::SyncBatchNorm(dist::SyncBatchNormOptions(3)))));
+    }
+    for (size_t i = 0; i < 2; ++i) halves[i]->to(this->devices[i]);
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    at::Tensor x = input;
+    for (size_t i = 0; i < 2; ++i) x = halves[i]->forward(x.to(devices[i])).relu();
+    return x;
+  }
+  const std::vector<at::Device> devices;
+  std::vector<torch::nn::Sequential> halves;
+};
+
+/// Rank 1 has more batches than rank 0.
+Tensors train_unevenly(const std::vector<at::Device>& devices) {
+  at::manual_seed(0);
+  const auto net = std::make_shared<TwoDevicesImpl>(devices);
+  dist::DistributedDataParallel<TwoDevicesImpl> ddp(net);
+  {
+    const auto guard = ddp.join();
+    for (int step = 0; step < 2 + 2 * dist::rank(); ++step) {
+      ddp(at::randn({2, 3, 4, 4})).pow(2).mean().backward();
+      syncbn::test::sgd_step(*net);
+    }
+  }
+  Tensors all = net->parameters();
+  for (const at::Tensor& buffer : net->buffers()) all.push_back(buffer);
+  return all;
+}
+
+TEST(GpuTest, AModuleOnTwoGpusOfARankTrainsAsOnTheCpu) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "cuda:gloo"});
+    const Tensors expected = train_unevenly({at::kCPU, at::kCPU});
+    const Tensors actual = train_unevenly({{at::kCUDA, 0}, {at::kCUDA, 1}});
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-4, 1e-4)) << i;
+    }
+  });
+}
+
+// libtorch remembers that it found no CUDA, and most programs begin with a seed.
+TEST(GpuTest, ASeedBeforeTheProcessGroupIsRefusedWithAdvice) {
+  // Before gpus(), which loads libtorch's CUDA part.
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [](int) {
+    at::manual_seed(1);
+    EXPECT_THAT(message_of<syncbn::base::UserError>([] { dist::init_process_group(); }),
+                ::testing::HasSubstr("init_process_group() before at::manual_seed()"));
+    dist::init_process_group({.backend = "gloo"});
+  });
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+}
+
+TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    // As under srun --gpus-per-task=1.
+    ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    ::setenv("LOCAL_RANK", "3", 1);
+    dist::init_process_group({.backend = "nccl"});
+    EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
+  });
+}
+
+TEST(GpuTest, MoreRanksThanGpusTrainOnCpusOrShareThem) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  const int ranks = gpus() + 1;
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = ranks}, [](int) {
+    dist::init_process_group();
+    EXPECT_EQ(dist::device(), at::Device(at::kCPU));
+    dist::destroy_process_group();
+    dist::init_process_group({.backend = "cuda:gloo"});
+    EXPECT_EQ(dist::device().type(), at::kCUDA);
+    at::Tensor one = at::ones({1}, at::TensorOptions().device(dist::device()));
+    dist::all_reduce(one);
+    EXPECT_EQ(one.item<float>(), static_cast<float>(dist::world_size()));
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(results[0].output, ::testing::HasSubstr("leaves the GPUs unused"));
+  for (size_t i = 1; i < results.size(); ++i) EXPECT_EQ(results[i].output, "");
 }
 
 TEST(GpuTest, AModuleOnTwoKindsOfDevicesIsRefused) {

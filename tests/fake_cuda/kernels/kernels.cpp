@@ -1,20 +1,51 @@
-// Stand-ins for the project's own kernels.
-#include <algorithm>
+// Stand-ins for the project's own kernels: their sources, run by the emulator.
+#include <atomic>
+#include <stdexcept>
+#include <string>
 
+#include "cuda_emulator/batch_norm_kernels.h"
 #include "fake_cuda.h"
 
 namespace fake_cuda {
 namespace {
 
-/// lib/dist/src/parallel/cuda/count_to_int.cu
-void count_to_int(dim3 /*grid*/, dim3 /*block*/, size_t /*shared_bytes*/, const double* count,
-                  int* result) {
-  constexpr double kMax = 2147483647.0;
-  *result = static_cast<int>(std::min(*count, kMax));
+using namespace syncbn::dist::detail::cuda;
+
+/// Every launch has another order of blocks and warps.
+Schedule next_schedule() {
+  static std::atomic<uint64_t> launches = 0;
+  return {.seed = ++launches};
+}
+
+template <class Arguments, ValueType kType>
+void run_kernel(dim3 grid, dim3 block, size_t /*shared_bytes*/, Arguments arguments) {
+  const Layout& layout = arguments.shape.layout;
+  if (grid.x != layout.tiles() || grid.y != static_cast<unsigned>(arguments.shape.slices) ||
+      block.x != static_cast<unsigned>(layout.threads())) {
+    throw std::logic_error("a kernel of batch norm has another grid than its arguments say");
+  }
+  emulate(arguments, kType, next_schedule());
+}
+
+void merge(dim3 /*grid*/, dim3 /*block*/, size_t /*shared_bytes*/, MergeArguments arguments) {
+  emulate(arguments, next_schedule());
+}
+
+/// @param name of a template of batch_norm_launch.cu, whose mangled name goes on with the type
+template <class Arguments>
+void define_for_types(const std::string& name) {
+  define_kernel(name + "If", run_kernel<Arguments, ValueType::kFloat>);
+  define_kernel(name + "Id", run_kernel<Arguments, ValueType::kDouble>);
+  define_kernel(name + "I6__half", run_kernel<Arguments, ValueType::kHalf>);
+  define_kernel(name + "I13__nv_bfloat16", run_kernel<Arguments, ValueType::kBFloat16>);
 }
 
 const bool are_defined = [] {
-  define_kernel("count_to_int", count_to_int);
+  define_for_types<MomentsArguments>("moments_kernel");
+  define_kernel("merge_kernel", merge);
+  define_for_types<ForwardArguments>("forward_kernel");
+  define_for_types<ReduceArguments>("reduce_kernel");
+  define_for_types<ElementwiseArguments>("elementwise_kernel");
   return true;
 }();
 

@@ -72,7 +72,7 @@ at::Tensor merge_in_tree(const at::Tensor& row, const ProcessGroupPtr& group, Me
 }
 
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout) {
-  std::vector<at::Tensor> total{row.clone()};
+  std::vector<at::Tensor> total{row};
   group->allreduce(total, with_timeout<c10d::AllreduceOptions>(timeout))->wait();
   return total[0];
 }

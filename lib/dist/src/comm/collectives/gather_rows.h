@@ -31,6 +31,7 @@ at::Tensor merge_in_tree(const at::Tensor& row, const ProcessGroupPtr& group, Me
                          Timeout timeout = std::nullopt);
 
 /// The sum of all rows, [1, n], with equal bits on all ranks. One collective.
+/// @param row is overwritten
 at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group,
                     Timeout timeout = std::nullopt);
 

@@ -57,9 +57,19 @@ using torch::autograd::AutogradContext;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-Epilogue epilogue_of(const BatchNormArguments& arguments) {
+/// @param updates the running statistics as well
+ForwardOptions options_of(const BatchNormArguments& arguments, bool updates) {
   const at::Tensor& residual = arguments.residual;
-  return {.residual = residual.defined() ? residual.detach() : residual, .relu = arguments.relu};
+  ForwardOptions options{.weight = arguments.weight,
+                         .bias = arguments.bias,
+                         .eps = arguments.eps,
+                         .epilogue = {.residual = residual.defined() ? residual.detach() : residual,
+                                      .relu = arguments.relu}};
+  if (updates) {
+    options.running = {arguments.running_mean, arguments.running_var, arguments.num_batches_tracked,
+                       arguments.momentum};
+  }
+  return options;
 }
 
 class SyncBatchNormNode;
@@ -73,62 +83,41 @@ struct Part {
   /// The node has the first part's, whichever thread makes it: autograd takes the highest number
   /// that is ready, and ranks must run the layers' backwards in the same order.
   const uint64_t sequence_number = at::sequence_number::get_and_increment();
-  at::Tensor moments = {};  ///< of its batch; undefined if it is the only part
-  // Made for all parts together:
-  at::Tensor mean = {}, invstd = {};
+  /// Of its batch; then of all. Undefined without DataParallel.
+  at::Tensor moments = {};
   std::shared_ptr<SyncBatchNormNode> node = {};  ///< null: no gradients are needed
   bool updated = false;
-};
 
-/// The moments of all parts, on the first one's device. Each of several parts has its own already.
-at::Tensor local_moments(std::span<Part* const> parts) {
-  const at::Tensor& input = parts.front()->arguments.input;
-  const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
-  if (parts.size() == 1) return kernels.moments(input);
-  std::vector<at::Tensor> rows;
-  for (const Part* part : parts) rows.push_back(part->moments.to(input.device()));
-  return as_row(kernels.merge(at::stack(rows), input.size(1)));
-}
+  const at::Tensor& input() const { return arguments.input; }
+  const BatchNormKernels& kernels() const { return batch_norm_kernels(input().device().type()); }
+};
 
 int64_t values_per_channel(const at::Tensor& input) {
   return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
 }
 
-/// Statistics over all parts of all ranks; also updates the running statistics.
-/// @param output set if a fused kernel has normalised as well.
-MergedMoments statistics(std::span<Part* const> parts, const Exchange& exchange, Output& output) {
-  const BatchNormArguments& arguments = parts.front()->arguments;
-  const at::Tensor& input = arguments.input;
-  const BatchNormKernels& kernels = batch_norm_kernels(input.device().type());
+/// Decides over all parts what becomes of their layer's statistics.
+/// @throws base::UserError for one value per channel
+void use_moments(std::span<Part* const> parts, const Exchange& exchange,
+                 const at::Tensor& moments) {
+  const Part& first = *parts.front();
   int64_t count = 0;
-  for (const Part* part : parts) count += values_per_channel(part->arguments.input);
-  const bool is_alone = parts.size() == 1 && exchange.ranks() == 1;
-  MergedMoments merged =
-      is_alone && kernels.fused_local_forward != nullptr
-          ? kernels.fused_local_forward(input, arguments.weight, arguments.bias, arguments.eps,
-                                        epilogue_of(arguments), output)
-          : kernels.merge(exchange.moments(local_moments(parts)), input.size(1));
+  for (const Part* part : parts) count += values_per_channel(part->input());
   // Reading the total waits for the GPU: only necessary with fewer than two values on this rank.
-  const double total = count > 1 ? 2.0 : merged.count.item<double>();
+  const double total = count > 1 ? 2.0 : moments[-1].item<double>();
   if (total == 1) {
     throw base::UserError(fmt::format(
         "SyncBatchNorm: one value per channel over {} (input {} here) has no variance to train "
         "with; use a larger batch",
         exchange.ranks() == 1 ? "one rank" : fmt::format("all {} ranks", exchange.ranks()),
-        c10::str(input.sizes())));
+        c10::str(first.input().sizes())));
   }
-  if (BatchStatisticsRecorder* const recorder = parts.front()->recorder) {
-    const at::Tensor& layer = arguments.running_mean;
-    if (layer.defined()) recorder->batches[layer.unsafeGetTensorImpl()].push_back(merged);
-    return merged;
+  if (first.recorder != nullptr) {
+    const at::Tensor& layer = first.arguments.running_mean;
+    if (layer.defined()) first.recorder->batches[layer.unsafeGetTensorImpl()].push_back(moments);
+    return;
   }
-  if (total > 1) {
-    for (Part* part : parts) part->updated = true;
-    kernels.update_running({arguments.running_mean, arguments.running_var,
-                            arguments.num_batches_tracked, arguments.momentum},
-                           merged);
-  }
-  return merged;
+  for (Part* part : parts) part->updated = total > 1;
 }
 
 /// exchange.sum() with a gradient: every rank's value contributes to the sum on all ranks.
@@ -137,7 +126,7 @@ class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& own,
                             const c10::intrusive_ptr<Exchange>& exchange) {
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
-    return exchange->sum(own);
+    return exchange->sum(own.clone());
   }
   static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
     const auto exchange =
@@ -154,7 +143,7 @@ struct Gradients {
 /// from the saved mean, a constant: `shift`, the mean deviation (zero except for rounding), carries
 /// the gradient of the mean, so that one exchange suffices.
 Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tensor& input,
-                                   const at::Tensor& weight, const MergedMoments& saved, double eps,
+                                   const at::Tensor& weight, const at::Tensor& moments, double eps,
                                    const c10::intrusive_ptr<Exchange>& exchange) {
   const at::ScalarType type = input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<int64_t> per_channel(static_cast<size_t>(input.dim()), 1);
@@ -166,11 +155,11 @@ Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tens
     return values.sum(summed, /*keepdim=*/false, at::kDouble);
   };
   const at::Tensor dy = grad_output.to(type);
-  const at::Tensor deviation = input.to(type) - spread(saved.mean);
+  const at::Tensor deviation = input.to(type) - spread(moments.narrow(0, 0, input.size(1)));
   const at::Tensor own_dy = sum(dy);
   const at::Tensor own_dy_x = sum(dy * deviation);
   const at::Tensor own = at::cat({sum(deviation), sum(deviation * deviation), own_dy, own_dy_x});
-  const auto means = (SumOverRanks::apply(own, exchange) / saved.count.clamp_min(1.0)).chunk(4);
+  const auto means = (SumOverRanks::apply(own, exchange) / moments[-1].clamp_min(1.0)).chunk(4);
   const at::Tensor& shift = means[0];
   const at::Tensor invstd = (means[1] - shift * shift + eps).rsqrt();
   const at::Tensor mean_dy_xmu = means[3] - shift * means[2];
@@ -189,22 +178,20 @@ Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tens
 /// of each replica's residual.
 class SyncBatchNormNode : public torch::autograd::Node {
  public:
-  SyncBatchNormNode(std::span<Part* const> parts, const MergedMoments& merged,
-                    c10::intrusive_ptr<Exchange> exchange)
+  SyncBatchNormNode(std::span<Part* const> parts, c10::intrusive_ptr<Exchange> exchange)
       : Node(parts.front()->sequence_number),
         exchange_(std::move(exchange)),
-        merged_(merged),
         eps_(parts.front()->arguments.eps) {
     const BatchNormArguments& shared = parts.front()->arguments;
     weight_ = SavedVariable(shared.weight, /*is_output=*/false);
     type_ = (shared.weight.defined() ? shared.weight : shared.input).scalar_type();
     for (const Part* part : parts) {
       inputs_.emplace_back(part->arguments.input, /*is_output=*/false);
-      invstds_.push_back(part->invstd);
-      means_.push_back(part->mean);
       add_input_metadata(part->arguments.input);  // the output is like it
     }
     relu_masks_.resize(parts.size());
+    moments_.resize(parts.size());
+    invstds_.resize(parts.size());
     for (const Part* part : parts) add_edge(part->arguments.input);
     add_edge(shared.weight);
     add_edge(shared.bias);
@@ -225,11 +212,12 @@ class SyncBatchNormNode : public torch::autograd::Node {
   }
 
   /// Makes the output one of this node's. Each replica calls it on its own thread.
-  void set_output(size_t replica, Output& output) {
-    torch::autograd::impl::set_gradient_edge(output.values,
+  void set_output(size_t replica, Normalized& result) {
+    moments_[replica] = result.moments;
+    invstds_[replica] = result.invstd;
+    relu_masks_[replica] = SavedVariable(result.output.relu_mask, /*is_output=*/false);
+    torch::autograd::impl::set_gradient_edge(result.output.values,
                                              {getptr(), static_cast<uint32_t>(replica)});
-    if (!output.relu_mask.defined()) return;
-    relu_masks_[replica] = SavedVariable(output.relu_mask, output.relu_mask.is_same(output.values));
   }
 
   std::string name() const override { return "SyncBatchNorm"; }
@@ -255,29 +243,27 @@ class SyncBatchNormNode : public torch::autograd::Node {
       inputs.push_back(inputs_[i].unpack());
       const at::Tensor& given = grad_outputs[i];
       gradients.push_back(
-          {given.defined() ? given : at::zeros_like(inputs[i]), relu_masks_[i].unpack(getptr())});
+          {given.defined() ? given : at::zeros_like(inputs[i]), relu_masks_[i].unpack()});
       needs_input = needs_input || needs(i);
     }
-    const auto apply_relu_mask = [&](size_t i) {
+    const auto apply_mask = [&](size_t i) {
       if (!gradients[i].relu_mask.defined()) return;
-      gradients[i] = {kernels(i).apply_relu_mask(gradients[i], inputs[i]), at::Tensor()};
+      gradients[i] = {apply_relu_mask(gradients[i], inputs[i]), at::Tensor()};
     };
     variable_list results(num_outputs());
     if (at::GradMode::is_enabled()) {
-      for (size_t i = 0; i < replicas; ++i) apply_relu_mask(i);
+      for (size_t i = 0; i < replicas; ++i) apply_mask(i);
       differentiate(inputs, gradients, weight, results);
     } else {
-      const at::Tensor sums =
-          reduce(inputs, gradients, weight, needs_input, needs_residual, results);
+      const bool needs_parameters = needs(weight_edge) || needs(weight_edge + 1);
+      const ParameterGradients parameters =
+          reduce(inputs, gradients, weight, needs_input, needs_residual,
+                 needs_parameters ? std::optional(type_) : std::nullopt, results);
       for (size_t i = 0; i < replicas; ++i) {
-        if (needs_residual(i)) apply_relu_mask(i);
+        if (needs_residual(i)) apply_mask(i);
       }
-      if (needs(weight_edge) || needs(weight_edge + 1)) {
-        const ParameterGradients parameters =
-            kernels(0).parameter_gradients(sums, invstds_[0], type_);
-        results[weight_edge] = parameters.weight;
-        results[weight_edge + 1] = parameters.bias;
-      }
+      results[weight_edge] = parameters.weight;
+      results[weight_edge + 1] = parameters.bias;
     }
     for (size_t i = 0; i < replicas; ++i) results[replicas + 2 + i] = gradients[i].values;
     for (size_t edge = 0; edge < results.size(); ++edge) {
@@ -293,38 +279,43 @@ class SyncBatchNormNode : public torch::autograd::Node {
   }
 
   const BatchNormKernels& kernels(size_t replica) const {
-    return batch_norm_kernels(means_[replica].device().type());
+    return batch_norm_kernels(moments_[replica].device().type());
   }
 
-  /// The gradients of the inputs. @return this process's sums over all replicas, [2C].
+  /// The gradients of the inputs, in `results`, and of the parameters, over all replicas.
   template <class NeedsResidual>
-  at::Tensor reduce(const std::vector<at::Tensor>& inputs, std::vector<OutputGradient>& gradients,
-                    const at::Tensor& weight, bool needs_input, const NeedsResidual& needs_residual,
-                    variable_list& results) const {
+  ParameterGradients reduce(const std::vector<at::Tensor>& inputs,
+                            std::vector<OutputGradient>& gradients, const at::Tensor& weight,
+                            bool needs_input, const NeedsResidual& needs_residual,
+                            std::optional<at::ScalarType> parameter_type,
+                            variable_list& results) const {
     // All ranks agree on needs_input, which follows from the network.
     if (needs_input && inputs.size() == 1 && exchange_->ranks() == 1 &&
         kernels(0).fused_local_backward != nullptr) {
-      return kernels(0).fused_local_backward(gradients[0], inputs[0], weight, means_[0],
-                                             invstds_[0], merged_.count, needs_residual(0),
+      return kernels(0).fused_local_backward(gradients[0], inputs[0], weight, moments_[0],
+                                             invstds_[0], needs_residual(0), parameter_type,
                                              results[0]);
     }
-    at::Tensor sums;
+    const auto on = [](at::Device device, const at::Tensor& shared) {
+      return shared.defined() ? shared.to(device) : shared;
+    };
+    GradientSums all;  // of the replicas so far
     for (size_t i = 0; i < inputs.size(); ++i) {
-      const at::Tensor own =
-          kernels(i).backward_reduce(gradients[i], inputs[i], means_[i], invstds_[i]);
-      sums = i == 0 ? own : sums + own.to(sums.device());
+      all = kernels(i).backward_reduce(gradients[i], inputs[i], moments_[i], invstds_[i],
+                                       on(inputs[i].device(), all.sums),
+                                       i + 1 == inputs.size() ? parameter_type : std::nullopt);
     }
-    if (!needs_input) return sums;
-    const at::Tensor total = exchange_->sum(sums);
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      const auto here = [&](const at::Tensor& shared) {
-        return shared.defined() ? shared.to(inputs[i].device()) : shared;
-      };
-      results[i] = kernels(i).backward_elementwise(gradients[i], inputs[i], here(weight), means_[i],
-                                                   invstds_[i], here(total), here(merged_.count),
-                                                   needs_residual(i));
+    if (needs_input) {
+      const at::Tensor total = exchange_->sum(all.sums);
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        const at::Device device = inputs[i].device();
+        results[i] = kernels(i).backward_elementwise(gradients[i], inputs[i], on(device, weight),
+                                                     moments_[i], invstds_[i], on(device, total),
+                                                     needs_residual(i));
+      }
     }
-    return sums;
+    const at::Device first = inputs.front().device();
+    return {on(first, all.parameters.weight), on(first, all.parameters.bias)};
   }
 
   /// The gradients with a graph, for the concatenation of all replicas' values.
@@ -344,7 +335,7 @@ class SyncBatchNormNode : public torch::autograd::Node {
       return tensors.size() == 1 ? tensors.front() : at::cat(tensors);
     };
     const Gradients whole = differentiable_gradients(joined(all_gradients), joined(all_inputs),
-                                                     weight, merged_, eps_, exchange_);
+                                                     weight, moments_.front(), eps_, exchange_);
     const auto parts = whole.input.split_with_sizes(rows);
     for (size_t i = 0; i < inputs.size(); ++i) results[i] = parts[i].to(inputs[i].device());
     results[inputs.size()] = whole.weight;
@@ -352,41 +343,70 @@ class SyncBatchNormNode : public torch::autograd::Node {
   }
 
   c10::intrusive_ptr<Exchange> exchange_;
-  MergedMoments merged_;
   double eps_;
   at::ScalarType type_ = at::kFloat;  ///< of the gradients of weight and bias
   SavedVariable weight_;
   // One for each replica:
   std::vector<SavedVariable> inputs_, relu_masks_;
-  std::vector<at::Tensor> means_, invstds_;
+  std::vector<at::Tensor> moments_, invstds_;
 };
 
-/// What the parts of a layer do together: statistics, and the node of the graph.
-/// @param output set if a fused kernel has normalised the only part as well.
-void combine(std::span<Part* const> parts, Timeout timeout, Output& output) {
-  Part& first = *parts.front();
-  const at::Tensor& input = first.arguments.input;
+c10::intrusive_ptr<Exchange> make_exchange(const Part& part, Timeout timeout) {
+  return c10::make_intrusive<Exchange>(part.layer, part.input().size(1), part.input().scalar_type(),
+                                       part.group ? part.group() : nullptr, timeout);
+}
+
+std::shared_ptr<SyncBatchNormNode> make_node(std::span<Part* const> parts,
+                                             c10::intrusive_ptr<Exchange> exchange) {
+  return {new SyncBatchNormNode(parts, std::move(exchange)), torch::autograd::deleteNode};
+}
+
+/// The forward of a layer without replicas.
+Normalized normalize(Part& part, Timeout timeout) {
+  const bool needs_gradients = SyncBatchNormNode::is_needed(std::array{&part});
+  const at::NoGradGuard no_grad;
+  const auto exchange = make_exchange(part, timeout);
+  const BatchNormKernels& kernels = part.kernels();
+  Normalized result;
+  const at::Tensor moments = TapeScope::next([&] {
+    const ForwardOptions options = options_of(part.arguments, /*updates=*/part.recorder == nullptr);
+    result = exchange->ranks() == 1 && kernels.fused_local_forward != nullptr
+                 ? kernels.fused_local_forward(part.input(), options)
+                 : kernels.forward(part.input(), exchange->moments(kernels.moments(part.input())),
+                                   options);
+    use_moments(std::array{&part}, *exchange, result.moments);
+    return result.moments;
+  });
+  if (!result.moments.defined()) {  // a checkpoint's recomputation
+    result = kernels.forward(part.input(), moments.unsqueeze(0),
+                             options_of(part.arguments, /*updates=*/false));
+  }
+  if (needs_gradients) part.node = make_node(std::array{&part}, exchange);
+  return result;
+}
+
+/// What the replicas of a layer do together: statistics, and the node of the graph.
+void combine(std::span<Part* const> parts, Timeout timeout) {
+  const Part& first = *parts.front();
+  const at::Tensor& input = first.input();
   const bool needs_gradients = SyncBatchNormNode::is_needed(parts);
   const at::NoGradGuard no_grad;
-  const auto exchange =
-      c10::make_intrusive<Exchange>(first.layer, input.size(1), input.scalar_type(),
-                                    first.group ? first.group() : nullptr, timeout);
-  const MergedMoments merged =
-      TapeScope::next([&] { return statistics(parts, *exchange, output); });
-  const at::Tensor invstd =
-      batch_norm_kernels(input.device().type()).inverse_deviation(merged, first.arguments.eps);
-  for (Part* part : parts) {
-    part->mean = merged.mean.to(part->arguments.input.device());
-    part->invstd = invstd.to(part->arguments.input.device());
-  }
+  const auto exchange = make_exchange(first, timeout);
+  std::vector<at::Tensor> rows;
+  for (const Part* part : parts) rows.push_back(part->moments.to(input.device()));
+  const auto merge = [&](const at::Tensor& all) {
+    return first.kernels().merge(all, input.size(1));
+  };
+  const at::Tensor moments = merge(exchange->moments(merge(at::stack(rows))));
+  use_moments(parts, *exchange, moments);
+  for (Part* part : parts) part->moments = moments.to(part->input().device());
   if (!needs_gradients) return;
-  const std::shared_ptr<SyncBatchNormNode> node(new SyncBatchNormNode(parts, merged, exchange),
-                                                torch::autograd::deleteNode);
+  const auto node = make_node(parts, exchange);
   for (Part* part : parts) part->node = node;
 }
 
-/// combine() with the parts of the module's other replicas.
-void combine_with_replicas(const ReplicaScope& scope, Part& part, Timeout timeout) {
+/// The forward of one of a layer's replicas. The first one's thread updates their statistics.
+Normalized normalize_with_replicas(const ReplicaScope& scope, Part& part, Timeout timeout) {
   if (TapeScope::is_open()) {
     throw base::UserError(
         "SyncBatchNorm: checkpoint() inside DataParallel would recompute a layer of one replica "
@@ -401,17 +421,19 @@ void combine_with_replicas(const ReplicaScope& scope, Part& part, Timeout timeou
                     : &no_tensors;
   {
     const at::NoGradGuard no_grad;
-    const at::Tensor& input = arguments.input;
-    part.moments = batch_norm_kernels(input.device().type()).moments(input);
+    part.moments = part.kernels().moments(part.input());
   }
   const std::string name = part.layer.given.empty() ? "a layer without a name"
                                                     : fmt::format("layer '{}'", part.layer.given);
   scope.team().meet(scope.replica(), {layer, name, &part}, [&](std::span<void* const> all) {
     std::vector<Part*> parts;
     for (void* const one : all) parts.push_back(static_cast<Part*>(one));
-    Output unused;
-    combine(parts, timeout, unused);
+    combine(parts, timeout);
   });
+  const at::NoGradGuard no_grad;
+  const bool updates = part.updated && scope.replica() == 0;
+  return part.kernels().forward(part.input(), part.moments.unsqueeze(0),
+                                options_of(arguments, updates));
 }
 
 }  // namespace
@@ -423,23 +445,13 @@ BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const Layer
     throw base::UserError("SyncBatchNorm: it has no forward-mode derivative; use backward()");
   }
   Part part{.arguments = arguments, .layer = layer, .group = group};
-  Output output;
   const ReplicaScope* const scope = group ? ReplicaScope::current() : nullptr;
-  if (scope != nullptr) {
-    combine_with_replicas(*scope, part, timeout);
-  } else {
-    combine(std::array{&part}, timeout, output);
-  }
-  if (!output.values.defined()) {
-    const at::NoGradGuard no_grad;
-    output = batch_norm_kernels(arguments.input.device().type())
-                 .transform(arguments.input, arguments.weight, arguments.bias, part.mean,
-                            part.invstd, epilogue_of(arguments));
-  }
+  Normalized result =
+      scope != nullptr ? normalize_with_replicas(*scope, part, timeout) : normalize(part, timeout);
   if (part.node) {
-    part.node->set_output(scope != nullptr ? static_cast<size_t>(scope->replica()) : 0, output);
+    part.node->set_output(scope != nullptr ? static_cast<size_t>(scope->replica()) : 0, result);
   }
-  return {.output = output.values, .updated = part.updated};
+  return {.output = result.output.values, .updated = part.updated};
 }
 
 }  // namespace syncbn::dist::detail

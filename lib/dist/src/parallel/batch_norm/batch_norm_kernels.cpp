@@ -12,7 +12,7 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
@@ -87,15 +87,14 @@ class ForwardTable {
 /// Coefficients of dx = (dy - offset) * scale + (x - center) * slope, by channel.
 class BackwardTable {
  public:
-  BackwardTable(const at::Tensor& weight, const at::Tensor& mean, const at::Tensor& invstd,
-                const at::Tensor& count)
-      : weight_(as_doubles(weight, mean.size(0), 1)),
-        count_(*count.const_data_ptr<double>()),
-        mean_(mean.const_data_ptr<double>()),
+  BackwardTable(const at::Tensor& weight, const at::Tensor& moments, const at::Tensor& invstd)
+      : weight_(as_doubles(weight, invstd.size(0), 1)),
+        mean_(moments.const_data_ptr<double>()),
+        count_(mean_[2 * invstd.size(0)]),
         invstd_(invstd.const_data_ptr<double>()),
-        scale_(mean.size(0)),
-        offset_(mean.size(0)),
-        slope_(mean.size(0)) {}
+        scale_(invstd.size(0)),
+        offset_(invstd.size(0)),
+        slope_(invstd.size(0)) {}
 
   template <class T>
   void set(int64_t c, double sum_dy, double sum_dy_xmu) {
@@ -110,8 +109,8 @@ class BackwardTable {
 
  private:
   const std::vector<double> weight_;
-  const double count_;
   const double* const mean_;
+  const double count_;
   const double* const invstd_;
   std::vector<double> scale_, offset_, slope_;
 };
@@ -177,20 +176,20 @@ at::Tensor moments(const at::Tensor& input) {
   return result;
 }
 
-MergedMoments merge(const at::Tensor& gathered, int64_t channels) {
-  MergedMoments merged{doubles({channels}), doubles({channels}), doubles({})};
-  *merged.count.mutable_data_ptr<double>() =
-      merge_rows(gathered.const_data_ptr<double>(), gathered.size(0), gathered.stride(0), channels,
-                 merged.mean.mutable_data_ptr<double>(), merged.m2.mutable_data_ptr<double>());
+at::Tensor merge(const at::Tensor& rows, int64_t channels) {
+  at::Tensor merged = doubles({2 * channels + 1});
+  double* const mean = merged.mutable_data_ptr<double>();
+  mean[2 * channels] = merge_rows(rows.const_data_ptr<double>(), rows.size(0), rows.stride(0),
+                                  channels, mean, mean + channels);
   return merged;
 }
 
-at::Tensor inverse_deviation(const MergedMoments& moments, double eps) {
-  at::Tensor result = doubles(moments.m2.sizes());
-  const double count = std::max(*moments.count.const_data_ptr<double>(), 1.0);
-  const double* const m2 = moments.m2.const_data_ptr<double>();
+at::Tensor inverse_deviation(const at::Tensor& moments, int64_t channels, double eps) {
+  at::Tensor result = doubles({channels});
+  const double* const m2 = moments.const_data_ptr<double>() + channels;
+  const double count = std::max(m2[channels], 1.0);
   double* const values = result.mutable_data_ptr<double>();
-  for (int64_t c = 0; c < result.numel(); ++c) values[c] = 1 / std::sqrt(m2[c] / count + eps);
+  for (int64_t c = 0; c < channels; ++c) values[c] = 1 / std::sqrt(m2[c] / count + eps);
   return result;
 }
 
@@ -224,15 +223,16 @@ double increment(const at::Tensor& counter) {
   return static_cast<double>(++*counter.mutable_data_ptr<int64_t>());
 }
 
-void update_running(const RunningStatistics& running, const MergedMoments& moments) {
+void update_running(const RunningStatistics& running, const at::Tensor& moments, int64_t channels) {
+  const double* const mean = moments.const_data_ptr<double>();
+  const double* const m2 = mean + channels;
+  const double count = m2[channels];
+  if (count < 2) return;
   double momentum = running.momentum.value_or(0);
   if (running.num_batches_tracked.defined()) {
     const double batches = increment(running.num_batches_tracked);
     if (!running.momentum) momentum = 1 / batches;
   }
-  const double* const mean = moments.mean.const_data_ptr<double>();
-  const double* const m2 = moments.m2.const_data_ptr<double>();
-  const double count = *moments.count.const_data_ptr<double>();
   const auto blend = [momentum](double before, double batch) {
     return (1 - momentum) * before + momentum * batch;
   };
@@ -259,11 +259,10 @@ Output make_output(const at::Tensor& input, const Shape& shape, const Epilogue& 
   return {y.to(input.scalar_type()), mask};
 }
 
-Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                 const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
-  const Shape shape(input);
-  ForwardTable table(weight, bias, shape.c);
-  const double* center = mean.const_data_ptr<double>();
+Output transform(const at::Tensor& input, const Shape& shape, const at::Tensor& moments,
+                 const at::Tensor& invstd, const ForwardOptions& options) {
+  ForwardTable table(options.weight, options.bias, shape.c);
+  const double* center = moments.const_data_ptr<double>();
   const double* inverse = invstd.const_data_ptr<double>();
   const auto run = [&]<class T>(const T* x, T* y, EpilogueData<T> operands) {
     for (int64_t c = 0; c < shape.c; ++c) table.set<T>(c, center[c], inverse[c]);
@@ -276,52 +275,65 @@ Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Te
                  [&](const Planes& part) { loops<T>().transform_planes(x, y, part, k, operands); });
     }
   };
-  return make_output(input, shape, epilogue, run);
+  return make_output(input, shape, options.epilogue, run);
 }
 
-MergedMoments fused_local_forward(const at::Tensor& input, const at::Tensor& weight,
-                                  const at::Tensor& bias, double eps, const Epilogue& epilogue,
-                                  Output& output) {
+Normalized forward(const at::Tensor& input, const at::Tensor& rows, const ForwardOptions& options) {
   const Shape shape(input);
-  if (shape.rows) {
-    MergedMoments own = merge(moments(input).unsqueeze_(0), shape.c);
-    output = transform(input, weight, bias, own.mean, inverse_deviation(own, eps), epilogue);
-    return own;
-  }
+  Normalized result{.moments = merge(rows, shape.c)};
+  update_running(options.running, result.moments, shape.c);
+  result.invstd = inverse_deviation(result.moments, shape.c, options.eps);
+  result.output = transform(input, shape, result.moments, result.invstd, options);
+  return result;
+}
+
+Normalized fused_local_forward(const at::Tensor& input, const ForwardOptions& options) {
+  const Shape shape(input);
+  if (shape.rows) return forward(input, moments(input).unsqueeze_(0), options);
+  Normalized result{.moments = doubles({2 * shape.c + 1})};
+  double* const mean = result.moments.mutable_data_ptr<double>();
+  double* const m2 = mean + shape.c;
   const auto count = static_cast<double>(shape.n * shape.s);
-  MergedMoments merged{doubles({shape.c}), doubles({shape.c}), at::full({}, count, at::kDouble)};
-  ForwardTable table(weight, bias, shape.c);
-  double* mean = merged.mean.mutable_data_ptr<double>();
-  double* m2 = merged.m2.mutable_data_ptr<double>();
+  m2[shape.c] = count;
+  ForwardTable table(options.weight, options.bias, shape.c);
   const auto run = [&]<class T>(const T* x, T* y, EpilogueData<T> operands) {
     for_channels(shape, [&](const Planes& part, int64_t c) {
       loops<T>().moments_planes(x, part, mean, m2);
-      table.set<T>(c, mean[c], 1 / std::sqrt(m2[c] / std::max(count, 1.0) + eps));
+      table.set<T>(c, mean[c], 1 / std::sqrt(m2[c] / std::max(count, 1.0) + options.eps));
       loops<T>().transform_planes(x, y, part, table.with(mean), operands);
     });
   };
-  output = make_output(input, shape, epilogue, run);
-  return merged;
+  result.output = make_output(input, shape, options.epilogue, run);
+  update_running(options.running, result.moments, shape.c);
+  result.invstd = inverse_deviation(result.moments, shape.c, options.eps);
+  return result;
 }
 
-at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& input) {
-  const Shape shape(input);
-  const Runs runs(shape);
-  at::Tensor passes = at::empty(input.sizes(), at::kBool, shape.format);
-  bool* const values = passes.mutable_data_ptr<bool>();
-  const uint8_t* const mask = gradient.relu_mask.const_data_ptr<uint8_t>();
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, runs.values));
-  parallel_for(runs.count, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t run = begin; run < end; ++run) {
-      const uint8_t* const bits = mask + run * mask_bytes(runs.values);
-      for (int64_t i = 0; i < runs.values; ++i) values[run * runs.values + i] = mask_bit(bits, i);
+/// @param sums as in GradientSums
+ParameterGradients parameter_gradients(const at::Tensor& sums, const at::Tensor& invstd,
+                                       std::optional<at::ScalarType> type) {
+  if (!type) return {};
+  const int64_t channels = invstd.numel();
+  const double* const sum_dy = sums.const_data_ptr<double>();
+  const double* const sum_dy_xmu = sum_dy + channels;
+  const double* const inverse = invstd.const_data_ptr<double>();
+  const auto options = at::TensorOptions().dtype(type == at::kDouble ? at::kDouble : at::kFloat);
+  ParameterGradients result{at::empty({channels}, options), at::empty({channels}, options)};
+  with_type(result.weight.scalar_type(), [&](auto one) {
+    using T = decltype(one);
+    T* const weight = result.weight.mutable_data_ptr<T>();
+    T* const bias = result.bias.mutable_data_ptr<T>();
+    for (int64_t c = 0; c < channels; ++c) {
+      weight[c] = static_cast<T>(sum_dy_xmu[c] * inverse[c]);
+      bias[c] = static_cast<T>(sum_dy[c]);
     }
   });
-  return at::where(passes, gradient.values, at::zeros({}, gradient.values.options()));
+  return result;
 }
 
-at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
-                           const at::Tensor& mean, const at::Tensor& /*invstd*/) {
+/// GradientSums::sums of this input alone.
+at::Tensor sum_gradient(const OutputGradient& gradient, const at::Tensor& input,
+                        const at::Tensor& moments) {
   const Shape shape(input);
   const at::Tensor x = dense(input, shape);
   const at::Tensor dy = dense(gradient.values, shape);
@@ -330,7 +342,7 @@ at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
     using T = decltype(type);
     const GradientData<T> grad{dy.const_data_ptr<T>(), data_or_null<uint8_t>(gradient.relu_mask)};
     const T* data = x.const_data_ptr<T>();
-    const double* center = mean.const_data_ptr<double>();
+    const double* center = moments.const_data_ptr<double>();
     double* const sum_dy = sums.mutable_data_ptr<double>();
     double* const sum_dy_xmu = sum_dy + shape.c;
     if (!shape.rows) {
@@ -356,6 +368,15 @@ at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
   return sums;
 }
 
+GradientSums backward_reduce(const OutputGradient& gradient, const at::Tensor& input,
+                             const at::Tensor& moments, const at::Tensor& invstd,
+                             const at::Tensor& before,
+                             std::optional<at::ScalarType> parameter_type) {
+  at::Tensor sums = sum_gradient(gradient, input, moments);
+  if (before.defined()) sums.add_(before);
+  return {sums, parameter_gradients(sums, invstd, parameter_type)};
+}
+
 /// Calls run(gradient, x, dx) with pointers to the gradient of the output, the input and the
 /// gradient of the input, which this returns.
 /// @param keep as for backward_elementwise
@@ -379,11 +400,10 @@ at::Tensor make_input_gradient(OutputGradient& gradient, const at::Tensor& input
 }
 
 at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& input,
-                                const at::Tensor& weight, const at::Tensor& mean,
-                                const at::Tensor& invstd, const at::Tensor& sums,
-                                const at::Tensor& count, bool keep) {
+                                const at::Tensor& weight, const at::Tensor& moments,
+                                const at::Tensor& invstd, const at::Tensor& sums, bool keep) {
   const Shape shape(input);
-  BackwardTable table(weight, mean, invstd, count);
+  BackwardTable table(weight, moments, invstd);
   const double* const sum_dy = sums.const_data_ptr<double>();
   const double* const sum_dy_xmu = sum_dy + shape.c;
   const auto run = [&]<class T>(GradientData<T> grad, const T* x, T* dx) {
@@ -400,21 +420,22 @@ at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& inpu
   return make_input_gradient(gradient, input, shape, keep, run);
 }
 
-at::Tensor fused_local_backward(OutputGradient& gradient, const at::Tensor& input,
-                                const at::Tensor& weight, const at::Tensor& mean,
-                                const at::Tensor& invstd, const at::Tensor& count, bool keep,
-                                at::Tensor& grad_input) {
+ParameterGradients fused_local_backward(OutputGradient& gradient, const at::Tensor& input,
+                                        const at::Tensor& weight, const at::Tensor& moments,
+                                        const at::Tensor& invstd, bool keep,
+                                        std::optional<at::ScalarType> parameter_type,
+                                        at::Tensor& grad_input) {
   const Shape shape(input);
   if (shape.rows) {
-    const at::Tensor sums = backward_reduce(gradient, input, mean, invstd);
-    grad_input = backward_elementwise(gradient, input, weight, mean, invstd, sums, count, keep);
-    return sums;
+    const at::Tensor sums = sum_gradient(gradient, input, moments);
+    grad_input = backward_elementwise(gradient, input, weight, moments, invstd, sums, keep);
+    return parameter_gradients(sums, invstd, parameter_type);
   }
-  BackwardTable table(weight, mean, invstd, count);
-  at::Tensor sums = doubles({2 * shape.c});
+  BackwardTable table(weight, moments, invstd);
+  const at::Tensor sums = doubles({2 * shape.c});
   double* const sum_dy = sums.mutable_data_ptr<double>();
   double* const sum_dy_xmu = sum_dy + shape.c;
-  const double* center = mean.const_data_ptr<double>();
+  const double* center = moments.const_data_ptr<double>();
   const auto run = [&]<class T>(GradientData<T> grad, const T* x, T* dx) {
     for_channels(shape, [&](const Planes& part, int64_t c) {
       loops<T>().reduce_planes(grad, x, part, center, sum_dy, sum_dy_xmu);
@@ -423,46 +444,35 @@ at::Tensor fused_local_backward(OutputGradient& gradient, const at::Tensor& inpu
     });
   };
   grad_input = make_input_gradient(gradient, input, shape, keep, run);
-  return sums;
+  return parameter_gradients(sums, invstd, parameter_type);
 }
 
-ParameterGradients parameter_gradients(const at::Tensor& sums, const at::Tensor& invstd,
-                                       at::ScalarType type) {
-  const int64_t channels = invstd.numel();
-  const double* const sum_dy = sums.const_data_ptr<double>();
-  const double* const sum_dy_xmu = sum_dy + channels;
-  const double* const inverse = invstd.const_data_ptr<double>();
-  const auto options = at::TensorOptions().dtype(type == at::kDouble ? at::kDouble : at::kFloat);
-  ParameterGradients result{at::empty({channels}, options), at::empty({channels}, options)};
-  with_type(result.weight.scalar_type(), [&](auto one) {
-    using T = decltype(one);
-    T* const weight = result.weight.mutable_data_ptr<T>();
-    T* const bias = result.bias.mutable_data_ptr<T>();
-    for (int64_t c = 0; c < channels; ++c) {
-      weight[c] = static_cast<T>(sum_dy_xmu[c] * inverse[c]);
-      bias[c] = static_cast<T>(sum_dy[c]);
-    }
-  });
-  return result;
-}
-
-constexpr BatchNormKernels kKernels{moments,
-                                    merge,
-                                    inverse_deviation,
-                                    update_running,
-                                    transform,
-                                    apply_relu_mask,
-                                    backward_reduce,
-                                    backward_elementwise,
-                                    parameter_gradients,
-                                    fused_local_forward,
-                                    fused_local_backward};
+constexpr BatchNormKernels kKernels{.moments = moments,
+                                    .merge = merge,
+                                    .forward = forward,
+                                    .backward_reduce = backward_reduce,
+                                    .backward_elementwise = backward_elementwise,
+                                    .fused_local_forward = fused_local_forward,
+                                    .fused_local_backward = fused_local_backward};
 
 }  // namespace
 }  // namespace cpu
 
-at::Tensor as_row(const MergedMoments& moments) {
-  return at::cat({moments.mean, moments.m2, moments.count.view({1})});
+at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& input) {
+  const Shape shape(input);
+  const Runs runs(shape);
+  const at::Tensor bits = at::arange(8, gradient.relu_mask.options());
+  const at::Tensor passes = gradient.relu_mask.unsqueeze(-1)
+                                .bitwise_right_shift(bits)
+                                .bitwise_and(1)
+                                .to(at::kBool)
+                                .view({runs.count, 8 * gradient.relu_mask.size(1)})
+                                .narrow(1, 0, runs.values);
+  std::vector<int64_t> sizes = input.sizes().vec();
+  if (shape.rows) std::rotate(sizes.begin() + 1, sizes.begin() + 2, sizes.end());
+  at::Tensor ordered = passes.reshape(sizes);
+  if (shape.rows) ordered = ordered.movedim(-1, 1);
+  return at::where(ordered, gradient.values, at::zeros({}, gradient.values.options()));
 }
 
 const BatchNormKernels& batch_norm_kernels(c10::DeviceType device) {

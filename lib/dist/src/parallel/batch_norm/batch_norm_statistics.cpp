@@ -108,13 +108,10 @@ class RecordedLayers {
   std::vector<std::pair<at::Tensor, at::Tensor>> converted_;
 };
 
-detail::MergedMoments merged(const std::vector<detail::MergedMoments>& batches) {
-  Tensors rows;
-  for (const detail::MergedMoments& one : batches) {
-    rows.push_back(detail::as_row(one));
-  }
-  const at::Tensor all = at::stack(rows);
-  return detail::batch_norm_kernels(all.device().type()).merge(all, batches[0].mean.size(0));
+/// Of several batches of a layer.
+at::Tensor merged(const Tensors& batches, int64_t channels) {
+  const at::Tensor rows = at::stack(batches);
+  return detail::batch_norm_kernels(rows.device().type()).merge(rows, channels);
 }
 
 }  // namespace
@@ -138,20 +135,22 @@ void update_bn_stats(torch::nn::Module& module, const std::function<void(int64_t
   detail::BatchStatisticsRecorder recorder;
   for (int64_t i = 0; i < num_iters; ++i) forward(i);
   // Change no layer if one of them fails.
-  std::vector<detail::MergedMoments> found;
+  Tensors found;
   for (const Layer& layer : layers.all()) {
     const auto& batches = recorder.batches[layer.running_mean.unsafeGetTensorImpl()];
-    found.push_back(batches.empty() ? detail::MergedMoments{} : merged(batches));
-    if (!batches.empty() && found.back().count.item<double>() < 2) {
+    found.push_back(batches.empty() ? at::Tensor() : merged(batches, layer.running_mean.numel()));
+    if (!batches.empty() && found.back()[-1].item<double>() < 2) {
       throw base::UserError(fmt::format(
           "update_bn_stats: {} batches have fewer than two values per channel for layer '{}'",
           num_iters, layer.name));
     }
   }
   for (size_t i = 0; i < found.size(); ++i) {
-    if (!found[i].mean.defined()) continue;  // a layer that forward did not run
-    layers.all()[i].running_mean.copy_(found[i].mean);
-    layers.all()[i].running_var.copy_(found[i].m2 / (found[i].count - 1));
+    if (!found[i].defined()) continue;  // a layer that forward did not run
+    const Layer& layer = layers.all()[i];
+    const int64_t channels = layer.running_mean.numel();
+    layer.running_mean.copy_(found[i].narrow(0, 0, channels));
+    layer.running_var.copy_(found[i].narrow(0, channels, channels) / (found[i][-1] - 1));
   }
 }
 

@@ -86,9 +86,8 @@ std::array<double, kHeader> common_header(const at::Tensor& rows) {
 /// MergeRows of a forward.
 at::Tensor merge_moments(const at::Tensor& rows) {
   const int64_t channels = (rows.size(1) - static_cast<int64_t>(kHeader) - 1) / 2;
-  const MergedMoments merged = batch_norm_kernels(at::kCPU).merge(rows, channels);
-  return row_of(
-      {values_of(merged.mean), values_of(merged.m2), values_of(merged.count), common_header(rows)});
+  const at::Tensor merged = batch_norm_kernels(at::kCPU).merge(rows, channels);
+  return row_of({values_of(merged), common_header(rows)});
 }
 
 /// MergeRows of a backward.

@@ -44,6 +44,7 @@ class Exchange : public torch::CustomClassHolder {
   /// takes: a row of each rank, in the order of ranks, or one row if they were merged on the way.
   at::Tensor moments(const at::Tensor& own) const;
   /// The sum of every rank's values: [n] float64 in, [n] out, the same bits on each rank.
+  /// @param own may be overwritten
   at::Tensor sum(const at::Tensor& own) const;
 
  private:

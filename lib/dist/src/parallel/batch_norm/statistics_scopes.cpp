@@ -16,7 +16,7 @@ TapeScope::~TapeScope() {
   current_ = outer_;
 }
 
-MergedMoments TapeScope::next(const std::function<MergedMoments()>& exchange) {
+at::Tensor TapeScope::next(const std::function<at::Tensor()>& exchange) {
   TapeScope* const scope = current_;
   if (scope == nullptr) return exchange();
   if (scope->mode_ == Mode::kRecord) {

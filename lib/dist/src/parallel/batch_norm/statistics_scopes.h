@@ -20,12 +20,12 @@ struct BatchStatisticsRecorder {
 
   static thread_local BatchStatisticsRecorder* current;
   /// By the layer's running mean; in the order in which the layer ran.
-  std::unordered_map<const at::TensorImpl*, std::vector<MergedMoments>> batches;
+  std::unordered_map<const at::TensorImpl*, std::vector<at::Tensor>> batches;
 };
 
 /// The statistics with which the layers of a checkpointed function normalised, in order. The
 /// recomputation uses them instead of exchanging again.
-using StatisticsTape = std::vector<MergedMoments>;
+using StatisticsTape = std::vector<at::Tensor>;
 
 /// While it lives, layers record their statistics on the tape, or replay them. Scopes nest: an
 /// inner one records what an outer one replays.
@@ -41,7 +41,7 @@ class TapeScope {
 
   /// The next layer's statistics: replayed, or the result of `exchange`.
   /// @throws base::UserError if the recomputation runs more layers than were recorded.
-  static MergedMoments next(const std::function<MergedMoments()>& exchange);
+  static at::Tensor next(const std::function<at::Tensor()>& exchange);
 
  private:
   static thread_local TapeScope* current_;

@@ -1,132 +1,297 @@
-// Batch norm on CUDA through ATen's operators, for libsyncbn_dist_cuda.so.
+// Batch norm on CUDA, for libsyncbn_dist_cuda.so: one launch for each function of the table, and no
+// operator of ATen.
 
-#include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 
 #include "batch_norm/batch_norm_kernels.h"
+#include "batch_norm/batch_norm_shape.h"
+#include "cuda/batch_norm_launch.h"
 
-namespace syncbn::dist::detail {
-
-/// A float64 count on the GPU as the int32 tensor of one element that ATen's
-/// batch_norm_backward_elemt expects, without a copy to the host. Counts above 2^31 - 1 saturate.
-at::Tensor count_to_int(const at::Tensor& count);
-
+namespace syncbn::dist::detail::cuda {
 namespace {
 
-/// ATen's kernels take float16 and bfloat16 inputs only with statistics in float32.
-at::ScalarType statistics_type(const at::Tensor& input) {
-  return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+// Blocks per multiprocessor that a launch aims at: enough that the last ones to end leave few of
+// them idle. Fewer where the last block has to merge what each of them leaves. Chosen without a GPU
+// to measure on.
+constexpr int64_t kBlocks = 4;
+constexpr int64_t kReducingBlocks = 2;
+
+/// Upper bound on the tiles of a launch that have several slices, and so need tickets.
+constexpr int64_t kTickets = 4096;
+
+ValueType value_type(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return ValueType::kFloat;
+    case at::kDouble:
+      return ValueType::kDouble;
+    case at::kHalf:
+      return ValueType::kHalf;
+    case at::kBFloat16:
+      return ValueType::kBFloat16;
+    case at::kInt:
+      return ValueType::kInt;
+    case at::kLong:
+      return ValueType::kLong;
+    default:
+      throw base::UserError(
+          fmt::format("SyncBatchNorm: a tensor on {} has dtype {}; use float32, "
+                      "float64, float16 or bfloat16",
+                      tensor.device().str(), c10::toString(tensor.scalar_type())));
+  }
 }
 
-at::Tensor as_statistics(const at::Tensor& tensor, const at::Tensor& input) {
-  return tensor.defined() ? tensor.detach().to(statistics_type(input)) : tensor;
+/// @param tensor [C] or a scalar; may be undefined
+ChannelValues channel_values(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  const at::Tensor values = tensor.detach().view(-1);
+  return {values.data_ptr(), value_type(values), values.stride(0)};
+}
+
+/// What the kernel will change. Tells autograd, as an operator does.
+ChannelValues changed_values(const at::Tensor& tensor) {
+  if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();
+  return channel_values(tensor);
+}
+
+/// Tickets for the kernels of the current stream. A graph has its own, which its replays clear:
+/// it may replay beside kernels of the stream on which it was captured.
+unsigned* tickets() {
+  const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long capture = 0;
+  C10_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &capture));
+  if (status == cudaStreamCaptureStatusNone) capture = 0;
+
+  struct Workspace {
+    unsigned long long capture = 0;
+    at::Tensor tickets;
+  };
+  static std::mutex mutex;
+  // By device, stream, and whether it captures. Never freed: threads may outlive static
+  // destructors.
+  using Key = std::tuple<c10::DeviceIndex, c10::StreamId, bool>;
+  static auto* const workspaces = new std::map<Key, Workspace>();
+  const std::lock_guard lock(mutex);
+  Workspace& workspace = (*workspaces)[{stream.device_index(), stream.id(), capture != 0}];
+  if (!workspace.tickets.defined() || workspace.capture != capture) {
+    workspace = {capture,
+                 at::zeros({kTickets}, at::TensorOptions(at::kInt).device(stream.device()))};
+  }
+  return static_cast<unsigned*>(workspace.tickets.mutable_data_ptr());
+}
+
+/// A tensor of one launch, with elements of the input's type in its order.
+at::Tensor dense(const at::Tensor& tensor, const at::Tensor& input, const Shape& shape) {
+  return tensor.detach().to(input.scalar_type()).contiguous(shape.format);
+}
+
+const void* data_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr() : nullptr;
+}
+
+LaunchShape launch_shape(const Shape& shape, int64_t blocks, std::vector<at::Tensor> tensors) {
+  Layout layout{.rows = shape.rows,
+                .n = shape.rows ? shape.n * shape.s : shape.n,
+                .c = shape.c,
+                .s = shape.rows ? 1 : shape.s};
+  layout.aligned = true;
+  for (const at::Tensor& tensor : tensors) {
+    layout.aligned = layout.aligned && packs_are_aligned(layout, {data_or_null(tensor)});
+  }
+  const int64_t processors = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+  return {.layout = layout,
+          .columns = layout.columns(),
+          .slices = layout.slices(std::min(blocks * processors, kTickets)),
+          .tickets = tickets()};
+}
+
+at::Tensor doubles(const at::Tensor& like, at::IntArrayRef size) {
+  return at::empty(size, like.options().dtype(at::kDouble));
+}
+
+/// A workspace of a Part per slice and channel; undefined for one slice.
+template <class Part>
+at::Tensor partials(const at::Tensor& like, const LaunchShape& shape) {
+  if (shape.slices == 1) return {};
+  constexpr auto kNumbers = static_cast<int64_t>(sizeof(Part) / sizeof(double));
+  return doubles(like, {shape.slices, shape.layout.c, kNumbers});
+}
+template <class Part>
+Part* parts_in(const at::Tensor& partials) {
+  return partials.defined() ? static_cast<Part*>(partials.mutable_data_ptr()) : nullptr;
+}
+
+/// Launches a kernel on the current stream.
+template <class... Arguments>
+void start(const Arguments&... arguments) {
+  launch(arguments..., c10::cuda::getCurrentCUDAStream());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 at::Tensor moments(const at::Tensor& input) {
-  const auto options = input.options().dtype(at::kDouble);
-  if (input.numel() == 0) return at::zeros({2 * input.size(1) + 1}, options);
-  // The local mean and biased variance, in float32 or better.
-  auto [mean, variance] =
-      at::batch_norm_update_stats(input.detach(), /*running_mean=*/{}, /*running_var=*/{}, 0.0);
-  const auto values = static_cast<double>(input.numel() / input.size(1));
-  return at::cat(
-      {mean.to(at::kDouble), variance.to(at::kDouble) * values, at::full({1}, values, options)});
+  const c10::cuda::CUDAGuard guard(input.device());
+  const Shape shape(input);
+  if (shape.c == 0) return at::zeros({1}, input.options().dtype(at::kDouble));
+  const at::Tensor x = dense(input, input, shape);
+  const at::Tensor row = doubles(x, {2 * shape.c + 1});
+  MomentsArguments arguments{.shape = launch_shape(shape, kReducingBlocks, {x}),
+                             .input = x.const_data_ptr(),
+                             .row = row.mutable_data_ptr<double>()};
+  const at::Tensor workspace = partials<Moments>(x, arguments.shape);
+  arguments.partials = parts_in<Moments>(workspace);
+  start(arguments, value_type(x));
+  return row;
 }
 
-MergedMoments merge(const at::Tensor& gathered, int64_t channels) {
-  const at::Tensor means = gathered.narrow(1, 0, channels);
-  const at::Tensor m2s = gathered.narrow(1, channels, channels);
-  const at::Tensor counts = gathered.narrow(1, 2 * channels, 1);
-  const at::Tensor total = counts.sum();
-  // A batch that is empty on every rank must not give NaN.
-  const at::Tensor mean = (means * (counts / total.clamp_min(1.0))).sum(0);
-  const at::Tensor delta = means - mean;
-  return {mean, (m2s + counts * delta * delta).sum(0), total};
+MergeArguments merge_arguments(const at::Tensor& rows, int64_t channels, const at::Tensor& merged) {
+  return {.channels = channels,
+          .rows = rows.const_data_ptr<double>(),
+          .ranks = rows.size(0),
+          .row_stride = rows.stride(0),
+          .merged = merged.mutable_data_ptr<double>()};
 }
 
-at::Tensor inverse_deviation(const MergedMoments& moments, double eps) {
-  return moments.m2.div(moments.count.clamp_min(1.0)).add_(eps).rsqrt_();
+at::Tensor merge(const at::Tensor& rows, int64_t channels) {
+  const c10::cuda::CUDAGuard guard(rows.device());
+  if (channels == 0) return at::zeros({1}, rows.options());
+  at::Tensor merged = doubles(rows, {2 * channels + 1});
+  start(merge_arguments(rows, channels, merged));
+  return merged;
 }
 
-void update_running(const RunningStatistics& running, const MergedMoments& moments) {
-  at::Tensor share;  // of this batch in the cumulative average
-  if (running.num_batches_tracked.defined()) {
-    running.num_batches_tracked.add_(1);
-    if (!running.momentum) share = at::reciprocal(running.num_batches_tracked.to(at::kDouble));
+Normalized forward(const at::Tensor& input, const at::Tensor& rows, const ForwardOptions& options) {
+  const c10::cuda::CUDAGuard guard(input.device());
+  const Shape shape(input);
+  const Runs runs(shape);
+  const at::Tensor x = dense(input, input, shape);
+  Normalized result{.moments = doubles(x, {2 * shape.c + 1}),
+                    .invstd = doubles(x, {shape.c}),
+                    .output = {.values = at::empty_like(x)}};
+  if (shape.c == 0) return result;
+  Output& output = result.output;
+  if (options.epilogue.relu) {
+    output.relu_mask = at::empty({runs.count, packs_of(runs.values)}, x.options().dtype(at::kByte));
   }
-  const auto blend = [&](const at::Tensor& to, const at::Tensor& value) {
-    if (!to.defined()) return;
-    const at::Tensor batch = value.to(to.scalar_type());
-    if (running.momentum) {
-      to.lerp_(batch, *running.momentum);
-    } else if (share.defined()) {
-      to.lerp_(batch, share.to(to.scalar_type()));
-    }
-  };
-  blend(running.mean, moments.mean);
-  blend(running.var, moments.m2 / (moments.count - 1));
-}
-
-// The ReLU mask is the output itself.
-
-Output transform(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
-                 const at::Tensor& mean, const at::Tensor& invstd, const Epilogue& epilogue) {
-  if (input.numel() == 0) {
-    const at::Tensor empty = at::empty_like(input);
-    return {empty, epilogue.relu ? empty : at::Tensor()};
+  at::Tensor residual;
+  if (options.epilogue.residual.defined()) residual = dense(options.epilogue.residual, x, shape);
+  const RunningStatistics& running = options.running;
+  // A counter that was left on the CPU comes back below, which waits for the GPU.
+  at::Tensor counter;
+  if (running.num_batches_tracked.defined()) counter = running.num_batches_tracked.to(x.device());
+  std::vector<at::Tensor> tensors{x, output.values};
+  if (residual.defined()) tensors.push_back(residual);
+  start(ForwardArguments{.shape = launch_shape(shape, kBlocks, tensors),
+                         .merge = merge_arguments(rows, shape.c, result.moments),
+                         .input = x.const_data_ptr(),
+                         .residual = data_or_null(residual),
+                         .output = output.values.mutable_data_ptr(),
+                         .relu_mask = options.epilogue.relu
+                                          ? output.relu_mask.mutable_data_ptr<uint8_t>()
+                                          : nullptr,
+                         .invstd = result.invstd.mutable_data_ptr<double>(),
+                         .weight = channel_values(options.weight),
+                         .bias = channel_values(options.bias),
+                         .eps = options.eps,
+                         .running_mean = changed_values(running.mean),
+                         .running_var = changed_values(running.var),
+                         .num_batches_tracked = changed_values(counter),
+                         .momentum = running.momentum.value_or(0),
+                         .cumulative = !running.momentum && counter.defined()},
+        value_type(x));
+  if (counter.defined() && !counter.is_same(running.num_batches_tracked)) {
+    running.num_batches_tracked.copy_(counter);
   }
-  at::Tensor output =
-      at::batch_norm_elemt(input.detach(), as_statistics(weight, input), as_statistics(bias, input),
-                           as_statistics(mean, input), as_statistics(invstd, input), /*eps=*/0.0);
-  if (epilogue.residual.defined()) output.add_(epilogue.residual);
-  if (!epilogue.relu) return {output, at::Tensor()};
-  output.relu_();
-  return {output, output};
+  return result;
 }
 
-at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& /*input*/) {
-  return at::threshold_backward(gradient.values, gradient.relu_mask.detach(), 0);
+const uint8_t* mask_of(const OutputGradient& gradient) {
+  return gradient.relu_mask.defined() ? gradient.relu_mask.const_data_ptr<uint8_t>() : nullptr;
 }
 
-at::Tensor backward_reduce(OutputGradient& gradient, const at::Tensor& input,
-                           const at::Tensor& mean, const at::Tensor& invstd) {
-  if (gradient.relu_mask.defined()) gradient = {apply_relu_mask(gradient, input), at::Tensor()};
-  if (input.numel() == 0) {
-    return at::zeros({2 * input.size(1)}, input.options().dtype(at::kDouble));
+detail::GradientSums backward_reduce(const OutputGradient& gradient, const at::Tensor& input,
+                                     const at::Tensor& moments, const at::Tensor& invstd,
+                                     const at::Tensor& before,
+                                     std::optional<at::ScalarType> parameter_type) {
+  const c10::cuda::CUDAGuard guard(input.device());
+  const Shape shape(input);
+  const at::Tensor x = dense(input, input, shape);
+  const at::Tensor dy = dense(gradient.values, input, shape);
+  detail::GradientSums result{.sums = doubles(x, {2 * shape.c})};
+  if (parameter_type) {
+    const auto options = x.options().dtype(*parameter_type);
+    result.parameters = {at::empty({shape.c}, options), at::empty({shape.c}, options)};
   }
-  auto [sum_dy, sum_dy_xmu, grad_weight, grad_bias] = at::batch_norm_backward_reduce(
-      gradient.values.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
-      as_statistics(invstd, input), /*weight=*/{}, /*input_g=*/true, /*weight_g=*/false,
-      /*bias_g=*/false);
-  return at::cat({sum_dy, sum_dy_xmu}).to(at::kDouble);
+  if (shape.c == 0) return result;
+  ReduceArguments arguments{.shape = launch_shape(shape, kReducingBlocks, {x, dy}),
+                            .gradient = dy.const_data_ptr(),
+                            .relu_mask = mask_of(gradient),
+                            .input = x.const_data_ptr(),
+                            .moments = moments.const_data_ptr<double>(),
+                            .invstd = invstd.const_data_ptr<double>(),
+                            .before = static_cast<const double*>(data_or_null(before)),
+                            .sums = result.sums.mutable_data_ptr<double>(),
+                            .grad_weight = channel_values(result.parameters.weight),
+                            .grad_bias = channel_values(result.parameters.bias)};
+  const at::Tensor workspace = partials<ChannelSums>(x, arguments.shape);
+  arguments.partials = parts_in<ChannelSums>(workspace);
+  start(arguments, value_type(x));
+  return result;
 }
 
 at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& input,
-                                const at::Tensor& weight, const at::Tensor& mean,
-                                const at::Tensor& invstd, const at::Tensor& sums,
-                                const at::Tensor& count, bool /*keep*/) {
-  if (input.numel() == 0) return at::empty_like(input);
-  return at::batch_norm_backward_elemt(
-      gradient.values.contiguous(input.suggest_memory_format()), input, as_statistics(mean, input),
-      as_statistics(invstd, input), as_statistics(weight, input),
-      as_statistics(sums.narrow(0, 0, input.size(1)), input),
-      as_statistics(sums.narrow(0, input.size(1), input.size(1)), input), count_to_int(count));
+                                const at::Tensor& weight, const at::Tensor& moments,
+                                const at::Tensor& invstd, const at::Tensor& sums, bool keep) {
+  const c10::cuda::CUDAGuard guard(input.device());
+  const Shape shape(input);
+  const at::Tensor x = dense(input, input, shape);
+  const at::Tensor dy = dense(gradient.values, input, shape);
+  at::Tensor dx = at::empty_like(x);
+  at::Tensor kept = dy;
+  const bool masks = keep && gradient.relu_mask.defined();
+  if (masks) kept = at::empty_like(dy);
+  if (x.numel() != 0) {
+    start(ElementwiseArguments{.shape = launch_shape(shape, kBlocks, {x, dy, dx, kept}),
+                               .gradient = dy.const_data_ptr(),
+                               .relu_mask = mask_of(gradient),
+                               .input = x.const_data_ptr(),
+                               .grad_input = dx.mutable_data_ptr(),
+                               .kept = masks ? kept.mutable_data_ptr() : nullptr,
+                               .moments = moments.const_data_ptr<double>(),
+                               .invstd = invstd.const_data_ptr<double>(),
+                               .sums = sums.const_data_ptr<double>(),
+                               .weight = channel_values(weight)},
+          value_type(x));
+  }
+  if (keep) gradient = {kept, at::Tensor()};
+  return dx;
 }
 
-ParameterGradients parameter_gradients(const at::Tensor& sums, const at::Tensor& invstd,
-                                       at::ScalarType type) {
-  const auto halves = sums.chunk(2);
-  return {(halves[1] * invstd).to(type), halves[0].to(type)};
-}
-
-constexpr BatchNormKernels kCudaKernels = {
-    moments,         merge,           inverse_deviation,    update_running,      transform,
-    apply_relu_mask, backward_reduce, backward_elementwise, parameter_gradients,
-};
+// A single rank takes the same kernels. Whether cuDNN's are faster there is left to a measurement
+// on a GPU.
+constexpr BatchNormKernels kKernels{.moments = moments,
+                                    .merge = merge,
+                                    .forward = forward,
+                                    .backward_reduce = backward_reduce,
+                                    .backward_elementwise = backward_elementwise};
 
 }  // namespace
-}  // namespace syncbn::dist::detail
+}  // namespace syncbn::dist::detail::cuda
 
 extern "C" __attribute__((visibility("default"))) const void* syncbn_cuda_batch_norm() {
-  return &syncbn::dist::detail::kCudaKernels;
+  return &syncbn::dist::detail::cuda::kKernels;
 }

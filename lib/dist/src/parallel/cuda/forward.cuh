@@ -1,0 +1,226 @@
+#pragma once
+
+#include "cuda/reduction.cuh"
+
+namespace syncbn::dist::detail::cuda {
+
+/// Welford's running mean and sum of squared deviations, in chunks: the sums of a chunk are taken
+/// about the mean so far, in the input's precision or float, and merged in double.
+template <class A>
+class ChunkedWelford {
+ public:
+  __device__ void start(A shift) { shift_ = shift; }
+  __device__ void add(A value) {
+    const A deviation = value - shift_;
+    sum_ += deviation;
+    squares_ += deviation * deviation;
+  }
+  /// Ends a chunk of `count` values, before which there were `before`.
+  __device__ void merge_chunk(double before, double count) {
+    const double chunk_mean = static_cast<double>(sum_) / count;
+    const double m2 = static_cast<double>(squares_) - static_cast<double>(sum_) * chunk_mean;
+    const double delta = (static_cast<double>(shift_) - mean_) + chunk_mean;
+    const double share = count / (before + count);
+    mean_ = before == 0 ? static_cast<double>(shift_) + chunk_mean : mean_ + delta * share;
+    // Rounding can make the chunk's m2 slightly negative. NaN stays.
+    m2_ += (m2 < 0 ? 0 : m2) + (before == 0 ? 0 : delta * delta * before * share);
+    shift_ = static_cast<A>(mean_);
+    sum_ = squares_ = 0;
+  }
+  __device__ double mean() const { return mean_; }
+  __device__ double m2() const { return m2_; }
+
+ private:
+  A shift_ = 0, sum_ = 0, squares_ = 0;
+  double mean_ = 0, m2_ = 0;
+};
+
+/// The row of this rank's statistics.
+template <class T, bool kRows>
+__device__ __forceinline__ void compute_moments(const MomentsArguments& arguments,
+                                                ReductionShared<Moments, kRows>& shared) {
+  constexpr int kBatch = kPacksInFlight<T>;
+  // 32 values per chunk: float rounds their sum by little, and merging
+  // costs little per value.
+  constexpr int kBatchesOfChunk = (kRows ? 32 : 4) / kBatch;
+  const LaunchShape& shape = arguments.shape;
+  const Position at = position();
+  ChunkedWelford<Wide<T>> own[kChannels<kRows>];
+  double before = 0;
+  int in_chunk = 0;
+  const auto merge_chunk = [&] {
+#pragma unroll
+    for (auto& channel : own) channel.merge_chunk(before, in_chunk);
+    before += in_chunk;
+    in_chunk = 0;
+  };
+  Walk<kRows> walk(shape, at);
+  bool started = false;
+  for (int batches = 1; walk.left() > 0; ++batches) {
+    Pack<T> packs[kBatch];
+    Place places[kBatch];
+    const int count = load_batch(walk, packs, places, [&](const Place& place) {
+      return load_pack<T>(arguments.input, place, shape.layout.aligned);
+    });
+    if (!started) {
+#pragma unroll
+      for (int i = 0; i < kChannels<kRows>; ++i) own[i].start(widen(packs[0].values[i]));
+      started = true;
+    }
+#pragma unroll
+    for (int pack = 0; pack < kBatch; ++pack) {
+      if (pack >= count) continue;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        if (kRows || i < places[pack].valid) own[kRows ? i : 0].add(widen(packs[pack].values[i]));
+      }
+      in_chunk += kRows ? 1 : places[pack].valid;
+    }
+    if (batches % kBatchesOfChunk == 0) merge_chunk();
+  }
+  if (in_chunk > 0) merge_chunk();
+
+  Moments parts[kChannels<kRows>];
+#pragma unroll
+  for (int i = 0; i < kChannels<kRows>; ++i) parts[i] = {own[i].mean(), own[i].m2(), before};
+  reduce_tile<kRows>(shape, at, parts, arguments.partials, shared,
+                     [&](int64_t channel, const Moments& all) {
+                       double* const row = arguments.row;
+                       const int64_t channels = shape.layout.c;
+                       row[channel] = all.mean;
+                       row[channels + channel] = all.m2;
+                       if (channel == 0) row[2 * channels] = all.count;
+                     });
+}
+
+/// The moments of a channel over all rows. All lanes of a warp call it.
+__device__ __forceinline__ Moments merge_rows(const MergeArguments& arguments, int64_t channel,
+                                              bool exists) {
+  return merge_all(Moments{}, exists ? arguments.ranks : 0, [&](int64_t rank) {
+    const double* const row = arguments.rows + rank * arguments.row_stride;
+    return Moments{row[channel], row[arguments.channels + channel], row[2 * arguments.channels]};
+  });
+}
+
+__device__ __forceinline__ void store_merged(const MergeArguments& arguments, int64_t channel,
+                                             const Moments& merged) {
+  arguments.merged[channel] = merged.mean;
+  arguments.merged[arguments.channels + channel] = merged.m2;
+  if (channel == 0) arguments.merged[2 * arguments.channels] = merged.count;
+}
+
+/// One group of lanes per channel.
+__device__ __forceinline__ void merge_moments(const MergeArguments& arguments) {
+  const int64_t channel = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kLanes;
+  const bool exists = channel < arguments.channels;
+  const Moments merged = merge_rows(arguments, channel, exists);
+  if (exists && is_first_lane()) store_merged(arguments, channel, merged);
+}
+
+__device__ __forceinline__ void update_running(const ForwardArguments& arguments, int64_t channel,
+                                               const Moments& merged) {
+  const double batches = load(arguments.num_batches_tracked, 0, 0) + 1;
+  const double momentum = arguments.cumulative ? 1 / batches : arguments.momentum;
+  const auto blend = [&](const ChannelValues& running, double value) {
+    const double before = load(running, channel, 0);
+    store(running, channel, (1 - momentum) * before + momentum * value);
+  };
+  blend(arguments.running_mean, merged.mean);
+  blend(arguments.running_var, merged.m2 / (merged.count - 1));
+}
+
+/// y = (x - center) * scale + shift
+template <class A, bool kRows>
+struct ForwardShared {
+  A center[kTile<kRows>], scale[kTile<kRows>], shift[kTile<kRows>];
+  bool is_last;
+};
+
+/// Merges the rows of all ranks, updates the running statistics, normalises, adds the residual and
+/// applies the ReLU. The blocks of slice 0 write what is one value per channel.
+template <class T, bool kRows>
+__device__ __forceinline__ void normalize(const ForwardArguments& arguments,
+                                          ForwardShared<Wide<T>, kRows>& shared) {
+  using A = Wide<T>;
+  constexpr int kBatch = kPacksInFlight < T >> 1 ? 2 : 1;
+  const LaunchShape& shape = arguments.shape;
+  const Position at = position();
+  const ChannelOfGroup of = channel_of_group<kRows>(shape, at);
+  const Moments merged = merge_rows(arguments.merge, of.channel, of.exists);
+  const double count = merged.count > 1 ? merged.count : 1;  // not NaN if all ranks are empty
+  const double invstd = 1 / sqrt(merged.m2 / count + arguments.eps);
+  const bool updates = of.exists && merged.count > 1;
+  if (of.exists && is_first_lane()) {
+    const double scale = invstd * load(arguments.weight, of.channel, 1);
+    const A center = static_cast<A>(merged.mean);
+    shared.center[of.group] = center;
+    shared.scale[of.group] = static_cast<A>(scale);
+    // Makes up for the rounding of the mean.
+    shared.shift[of.group] = static_cast<A>(load(arguments.bias, of.channel, 0) -
+                                            (merged.mean - static_cast<double>(center)) * scale);
+    if (at.slice == 0) {
+      store_merged(arguments.merge, of.channel, merged);
+      arguments.invstd[of.channel] = invstd;
+      if (updates) update_running(arguments, of.channel, merged);
+    }
+  }
+  // The counter changes once every block has read it. Thread 0 has a channel in every block.
+  if (at.slice == 0 && arguments.num_batches_tracked.data != nullptr &&
+      is_last_block(shape.tickets, static_cast<int>(gridDim.x), shared.is_last) &&
+      threadIdx.x == 0 && updates) {
+    store(arguments.num_batches_tracked, 0, load(arguments.num_batches_tracked, 0, 0) + 1);
+  }
+  __syncthreads();
+
+  const int first = kRows ? at.thread % shape.columns * kPack : 0;
+  A center[kChannels<kRows>], scale[kChannels<kRows>], shift[kChannels<kRows>];
+#pragma unroll
+  for (int i = 0; i < kChannels<kRows>; ++i) {
+    center[i] = shared.center[first + i];
+    scale[i] = shared.scale[first + i];
+    shift[i] = shared.shift[first + i];
+  }
+  struct Loaded {
+    Pack<T> x, residual;
+  };
+  Walk<kRows> walk(shape, at);
+  while (walk.left() > 0) {
+    Loaded loaded[kBatch];
+    Place places[kBatch];
+    const bool aligned = shape.layout.aligned;
+    const int batch = load_batch(walk, loaded, places, [&](const Place& place) {
+      Loaded one;
+      one.x = load_pack<T>(arguments.input, place, aligned);
+      if (arguments.residual != nullptr) {
+        one.residual = load_pack<T>(arguments.residual, place, aligned);
+      }
+      return one;
+    });
+#pragma unroll
+    for (int pack = 0; pack < kBatch; ++pack) {
+      if (pack >= batch) continue;
+      Pack<T> output;
+      unsigned bits = 0;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        const int of_channel = kRows ? i : 0;
+        A value = (widen(loaded[pack].x.values[i]) - center[of_channel]) * scale[of_channel] +
+                  shift[of_channel];
+        if (arguments.residual != nullptr) value += widen(loaded[pack].residual.values[i]);
+        if (arguments.relu_mask != nullptr) {
+          // As at::relu and at::threshold_backward do, NaN stays and lets the gradient pass.
+          if (!(value <= 0)) bits |= 1u << i;
+          if (value < 0) value = 0;
+        }
+        output.values[i] = narrow<T>(value);
+      }
+      store_pack(arguments.output, places[pack], aligned, output);
+      if (arguments.relu_mask != nullptr) {
+        const unsigned exist = 0xFFu >> (kPack - places[pack].valid);
+        arguments.relu_mask[places[pack].mask] = static_cast<uint8_t>(bits & exist);
+      }
+    }
+  }
+}
+
+}  // namespace syncbn::dist::detail::cuda

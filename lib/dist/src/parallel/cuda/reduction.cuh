@@ -1,0 +1,159 @@
+#pragma once
+
+#include "cuda/walk.cuh"
+
+// Merges statistics and sums of threads, blocks and ranks. Every order is fixed, so equal inputs
+// give equal bits.
+
+namespace syncbn::dist::detail::cuda {
+
+inline constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+
+/// The sum over the kLanes lanes of a group, with equal bits in each. All lanes of a warp call it.
+__device__ __forceinline__ double sum_lanes(double value) {
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) value += __shfl_xor_sync(kAllLanes, value, step);
+  return value;
+}
+
+// Two kinds of parts: each has shuffle(), the part of the lane whose number differs by the bit
+// `step`; merge() of two; and merge_all() by a group of lanes, of read(0) to read(count - 1).
+
+__device__ __forceinline__ Moments shuffle(const Moments& own, int step) {
+  return {__shfl_xor_sync(kAllLanes, own.mean, step), __shfl_xor_sync(kAllLanes, own.m2, step),
+          __shfl_xor_sync(kAllLanes, own.count, step)};
+}
+
+/// Chan, Golub and LeVeque (1979). Symmetric, so two lanes that merge each other's agree.
+__device__ __forceinline__ Moments merge(const Moments& a, const Moments& b) {
+  const double total = a.count + b.count;
+  if (total == 0) return a;
+  const double share = b.count / total;
+  const double delta = b.mean - a.mean;
+  // The larger one's mean is corrected, which rounds less; equal ones meet in the middle.
+  const double mean = a.count > b.count    ? a.mean + delta * share
+                      : a.count == b.count ? (a.mean + b.mean) / 2
+                                           : b.mean - delta * (a.count / total);
+  return {mean, a.m2 + b.m2 + delta * delta * a.count * share, total};
+}
+
+/// Parts of count 0 may hold NaN: they are skipped. A single part stays as it is.
+template <class Read>
+__device__ __forceinline__ Moments merge_all(const Moments&, int64_t count, Read read) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  Moments all{0, 0, 0};
+  for (int64_t i = lane; i < count; i += kLanes) all.count += read(i).count;
+  all.count = sum_lanes(all.count);
+  for (int64_t i = lane; i < count; i += kLanes) {
+    const Moments part = read(i);
+    if (part.count != 0) all.mean += part.mean * (part.count / all.count);
+  }
+  all.mean = sum_lanes(all.mean);
+  for (int64_t i = lane; i < count; i += kLanes) {
+    const Moments part = read(i);
+    const double delta = part.mean - all.mean;
+    if (part.count != 0) all.m2 += part.m2 + part.count * delta * delta;
+  }
+  all.m2 = sum_lanes(all.m2);
+  return all;
+}
+
+__device__ __forceinline__ ChannelSums shuffle(const ChannelSums& own, int step) {
+  return {__shfl_xor_sync(kAllLanes, own.dy, step), __shfl_xor_sync(kAllLanes, own.dy_xmu, step)};
+}
+
+__device__ __forceinline__ ChannelSums merge(const ChannelSums& a, const ChannelSums& b) {
+  return {a.dy + b.dy, a.dy_xmu + b.dy_xmu};
+}
+
+template <class Read>
+__device__ __forceinline__ ChannelSums merge_all(const ChannelSums&, int64_t count, Read read) {
+  ChannelSums all{0, 0};
+  for (int64_t i = static_cast<int>(threadIdx.x) % kLanes; i < count; i += kLanes) {
+    all = merge(all, read(i));
+  }
+  return {sum_lanes(all.dy), sum_lanes(all.dy_xmu)};
+}
+
+/// The channel of a group of lanes: groups of a block stand for the channels of its tile, and those
+/// beyond it for none.
+struct ChannelOfGroup {
+  int group;
+  int64_t channel;
+  bool exists;
+};
+
+template <bool kRows>
+__device__ __forceinline__ ChannelOfGroup channel_of_group(const LaunchShape& shape,
+                                                           const Position& at) {
+  const int width = kRows ? shape.columns * kPack : 1;
+  const int group = at.thread / kLanes;
+  const int64_t channel = at.tile * width + group;
+  return {group, channel, group < width && channel < shape.layout.c};
+}
+
+__device__ __forceinline__ bool is_first_lane() {
+  return threadIdx.x % kLanes == 0;
+}
+
+/// Whether this is the last of `blocks` blocks that come here with the ticket, which then sees what
+/// the others have written. Leaves the ticket 0.
+__device__ __forceinline__ bool is_last_block(unsigned* ticket, int blocks, bool& shared) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const unsigned last = static_cast<unsigned>(blocks) - 1;
+    shared = atomicInc(ticket, last) == last;
+  }
+  __syncthreads();
+  __threadfence();
+  return shared;
+}
+
+template <bool kRows>
+inline constexpr int kThreads = kRows ? kRowThreads : kPlaneThreads;
+/// Channels of a thread.
+template <bool kRows>
+inline constexpr int kChannels = kRows ? kPack : 1;
+/// Upper bound on the channels of a tile.
+template <bool kRows>
+inline constexpr int kTile = kRows ? kPack* kMaxColumns : 1;
+
+template <class Part, bool kRows>
+struct ReductionShared {
+  Part parts[kThreads<kRows> / kWarp][kTile<kRows>];
+  bool is_last;
+};
+
+/// Merges what all threads have of the channels of a tile. In the tile's last block, one lane per
+/// channel calls finish(channel, part).
+template <bool kRows, class Part, class Finish>
+__device__ __forceinline__ void reduce_tile(const LaunchShape& shape, const Position& at,
+                                            Part (&own)[kChannels<kRows>], Part* partials,
+                                            ReductionShared<Part, kRows>& shared, Finish finish) {
+  for (int step = shape.columns; step < kWarp; step *= 2) {
+#pragma unroll
+    for (Part& part : own) part = merge(part, shuffle(part, step));
+  }
+  const int lane = at.thread % kWarp;
+  if (lane < shape.columns) {
+#pragma unroll
+    for (int i = 0; i < kChannels<kRows>; ++i) {
+      shared.parts[at.thread / kWarp][lane * kChannels<kRows> + i] = own[i];
+    }
+  }
+  __syncthreads();
+  const ChannelOfGroup of = channel_of_group<kRows>(shape, at);
+  Part all = merge_all(Part{}, of.exists ? kThreads<kRows> / kWarp : 0,
+                       [&](int64_t warp) { return shared.parts[warp][of.group]; });
+  if (shape.slices > 1) {
+    const int64_t channels = shape.layout.c;
+    if (of.exists && is_first_lane()) partials[at.slice * channels + of.channel] = all;
+    if (!is_last_block(shape.tickets + at.tile, shape.slices, shared.is_last)) return;
+    all = merge_all(Part{}, of.exists ? shape.slices : 0,
+                    [&](int64_t slice) { return partials[slice * channels + of.channel]; });
+  }
+  if (of.exists && is_first_lane()) finish(of.channel, all);
+}
+
+}  // namespace syncbn::dist::detail::cuda
