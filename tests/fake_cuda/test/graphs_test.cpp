@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -202,8 +203,8 @@ TEST(FakeGraphsTest, RefuseWhatNeedsTheHostOrOtherWork) {
        }},
       {"call back", cudaErrorStreamCaptureUnsupported,
        [](cudaStream_t capturing) {
-         return cudaStreamAddCallback(capturing, [](cudaStream_t, cudaError_t, void*) {}, nullptr,
-                                      0);
+         return cudaStreamAddCallback(
+             capturing, [](cudaStream_t, cudaError_t, void*) {}, nullptr, 0);
        }},
   };
   for (const Refusal& refusal : refusals) {
@@ -253,6 +254,13 @@ TEST(FakeGraphsTest, EndWhereAndByWhomTheyWereBegun) {
   EXPECT_EQ(cudaStreamWaitEvent(side, fork, 0), cudaSuccess);
   EXPECT_EQ(cudaStreamEndCapture(side, &graph), cudaErrorStreamCaptureUnmatched);
   recording.expect_invalid();
+}
+
+TEST(FakeGraphsTest, ADestroyedStreamEndsItsCapture) {
+  const Recording recording;
+  EXPECT_EQ(cudaStreamDestroy(recording.stream), cudaSuccess);
+  void* memory = nullptr;
+  EXPECT_EQ(cudaMalloc(&memory, 1), cudaSuccess);
 }
 
 // ProcessGroupNCCL's watchdog asks for events while another thread captures.
@@ -346,7 +354,9 @@ TEST(FakeGraphsTest, RandomNumbersDifferBetweenReplaysAndFollowTheSeed) {
   at::Tensor numbers;
   at::cuda::CUDAGraph graph;
   const at::Tensor ones = at::ones({100}, kOnGpu);
-  capture(graph, [&] { numbers = at::stack({at::rand({100}, kOnGpu), at::dropout(ones, 0.5, true)}); });
+  capture(graph, [&] {
+    numbers = at::stack({at::rand({100}, kOnGpu), at::dropout(ones, 0.5, true)});
+  });
   const auto replay = [&] {
     graph.replay();
     return numbers.cpu();
@@ -369,7 +379,8 @@ TEST(FakeGraphsTest, TorchsGraphHasItsOwnMemory) {
   at::Tensor from_first;
   at::Tensor from_second;
   capture(first, [&] { from_first = one * 2; });
-  capture(second, [&] { from_second = from_first + 1; }, first.pool());
+  capture(
+      second, [&] { from_second = from_first + 1; }, first.pool());
   EXPECT_EQ(first.pool(), second.pool());
   for (int i = 0; i < 3; ++i) {
     const at::Tensor other = at::full({1 << 20}, 9, kOnGpu);  // not in the graphs' memory
