@@ -25,6 +25,7 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include "../median.h"
+#include "../resnet50_layers.h"
 
 namespace {
 
@@ -32,16 +33,9 @@ using syncbn::bench::median;
 using syncbn::dist::SyncBatchNorm;
 using syncbn::dist::SyncBatchNormOptions;
 
-struct Shape {
-  int64_t channels, size;
-  int count;
-};
+using syncbn::bench::kResnet50Layers;
+using syncbn::bench::Shape;
 
-// A bottleneck has two narrow layers and a wide one; the first of each stage one more, and its
-// first layer still sees the size of the stage before.
-constexpr Shape kAll[] = {{64, 112, 1},  {64, 56, 6},  {256, 56, 4}, {128, 56, 1},
-                          {128, 28, 7},  {512, 28, 5}, {256, 28, 1}, {256, 14, 11},
-                          {1024, 14, 7}, {512, 14, 1}, {512, 7, 5},  {2048, 7, 4}};
 // The last layers of its blocks, which the addition and ReLU follow.
 constexpr Shape kLast[] = {{256, 56, 3}, {512, 28, 4}, {1024, 14, 6}, {2048, 7, 3}};
 constexpr int64_t kBatch = 4;
@@ -115,7 +109,7 @@ std::vector<Layer> make_layers(const std::vector<Data>& data) {
 }
 
 std::string compare_layers(at::MemoryFormat format, int rounds) {
-  const auto data = make_data(kAll, std::size(kAll), format);
+  const auto data = make_data(kResnet50Layers, std::size(kResnet50Layers), format);
   auto own = make_layers<SyncBatchNorm>(data);
   auto other = make_layers<torch::nn::BatchNorm2d>(data);
   return compare(

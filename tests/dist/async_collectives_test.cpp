@@ -370,6 +370,31 @@ TEST(AsyncTransfersTest, APolledSendThatNobodyReceivesIsNamedAtTheTimeoutOfWait)
   });
 }
 
+TEST(AsyncTransfersTest, AfterAFailureARankSendsNothing) {
+  for (const bool shared_memory : {true, false}) {
+    run_ranks(2, [=](int rank) {
+      dist::init_process_group(
+          {.timeout = std::chrono::seconds(20), .shared_memory = shared_memory});
+      const auto other = dist::new_group({0, 1});
+      if (rank == 0) {
+        const WorkPtr work = dist::isend(dense(0), 1);
+        EXPECT_THROW(work->wait(milliseconds(100)), UnavailableError);
+        const auto expect_no_start = [](const auto& call) {
+          EXPECT_THAT(message_of<UnavailableError>(call),
+                      AllOf(HasSubstr("failed"), HasSubstr("gave up send #1")));
+        };
+        expect_no_start([] { dist::barrier(); });
+        expect_no_start([] { dist::send(dense(0), 1); });
+        expect_no_start([] { dist::all_gather_bytes("own"); });
+        dist::barrier(other);
+        return;
+      }
+      dist::barrier(other);  // rank 0 has made its calls
+      EXPECT_THROW(dist::barrier(), UnavailableError);
+    });
+  }
+}
+
 TEST(AsyncWorkTest, AWorkMayBeWaitedForTwice) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

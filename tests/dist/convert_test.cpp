@@ -139,6 +139,21 @@ TEST_F(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
   });
 }
 
+TEST_F(ConvertTest, NamesSyncBatchNormLayersThatKeepAnotherGroup) {
+  run_ranks(2, [](int) {
+    init_on_device();
+    const auto group = dist::new_group({0, 1});
+    const auto over = [](const dist::SyncBatchNormOptions& options) {
+      return dist::SyncBatchNorm(options);
+    };
+    nn::Sequential net(nn::BatchNorm2d(4), over(4),
+                       over(dist::SyncBatchNormOptions(4).process_group(group)),
+                       over(dist::SyncBatchNormOptions(4).group_size(1)));
+    EXPECT_THAT(dist::convert_sync_batchnorm(*net, group).keep_group, ElementsAre("1", "3"));
+    EXPECT_THAT(dist::convert_sync_batchnorm(*net).keep_group, ElementsAre("2", "3"));
+  });
+}
+
 TEST_F(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
   run_ranks(2, [](int) {
     init_on_device();

@@ -281,7 +281,7 @@ TEST(DdpJoinTest, RanksOfASubgroupAreNamedAsInTheWorld) {
     };
     const std::string early = message_of<dist::EarlyTermination>(train);
     EXPECT_THAT(early, HasSubstr(rank == 1 ? "rank 1 has run out of input" : "another rank has"));
-    JoinStatistics statistics(group, at::kCPU);
+    JoinStatistics statistics(group, {at::kCPU});
     statistics.begin_step([] { return true; });
     EXPECT_THAT(message_of<UserError>([&] { statistics.end_forward(rank == 1); }),
                 HasSubstr("ranks 1 and 2 are at different SyncBatchNorm layers"));
@@ -296,7 +296,7 @@ TEST(DdpJoinTest, DifferentLayersAreNamedWhereRowsAreAddedUpOnTheWay) {
     constexpr int64_t kChannels = 20'000;
     const auto group = dist::default_group();
     const auto options = dist::SyncBatchNormOptions(kChannels).process_group(group);
-    JoinStatistics statistics(group, at::kCPU);
+    JoinStatistics statistics(group, {at::kCPU});
     if (rank == 0) {
       EXPECT_TRUE(statistics.serve()) << "the forward";
       EXPECT_FALSE(statistics.serve()) << "the backward";

@@ -353,6 +353,97 @@ TEST(GpuTest, CollectivesTakeTensorsOnAGpuOverNccl) {
   });
 }
 
+/// Two halves, each with a convolution and SyncBatchNorm.
+struct TwoDevicesImpl : torch::nn::Module {
+  explicit TwoDevicesImpl(std::vector<at::Device> devices) : devices(std::move(devices)) {
+    for (size_t i = 0; i < 2; ++i) {
+      halves.push_back(register_module(
+          i == 0 ? "front" : "back",
+          torch::nn::Sequential(torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 3, 3).padding(1)),
+                                dist::SyncBatchNorm(dist::SyncBatchNormOptions(3)))));
+    }
+    for (size_t i = 0; i < 2; ++i) halves[i]->to(this->devices[i]);
+  }
+  at::Tensor forward(const at::Tensor& input) {
+    at::Tensor x = input;
+    for (size_t i = 0; i < 2; ++i) x = halves[i]->forward(x.to(devices[i])).relu();
+    return x;
+  }
+  const std::vector<at::Device> devices;
+  std::vector<torch::nn::Sequential> halves;
+};
+
+/// Rank 1 has more batches than rank 0.
+Tensors train_unevenly(const std::vector<at::Device>& devices) {
+  at::manual_seed(0);
+  const auto net = std::make_shared<TwoDevicesImpl>(devices);
+  dist::DistributedDataParallel<TwoDevicesImpl> ddp(net);
+  {
+    const auto guard = ddp.join();
+    for (int step = 0; step < 2 + 2 * dist::rank(); ++step) {
+      ddp(at::randn({2, 3, 4, 4})).pow(2).mean().backward();
+      syncbn::test::sgd_step(*net);
+    }
+  }
+  Tensors all = net->parameters();
+  for (const at::Tensor& buffer : net->buffers()) all.push_back(buffer);
+  return all;
+}
+
+TEST(GpuTest, AModuleOnTwoGpusOfARankTrainsAsOnTheCpu) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "cuda:gloo"});
+    const Tensors expected = train_unevenly({at::kCPU, at::kCPU});
+    const Tensors actual = train_unevenly({{at::kCUDA, 0}, {at::kCUDA, 1}});
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-4, 1e-4)) << i;
+    }
+  });
+}
+
+// libtorch remembers that it found no CUDA, and most programs begin with a seed.
+TEST(GpuTest, ASeedBeforeTheProcessGroupIsRefusedWithAdvice) {
+  // Before gpus(), which loads libtorch's CUDA part.
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [](int) {
+    at::manual_seed(1);
+    EXPECT_THAT(message_of<syncbn::base::UserError>([] { dist::init_process_group(); }),
+                ::testing::HasSubstr("init_process_group() before at::manual_seed()"));
+    dist::init_process_group({.backend = "gloo"});
+  });
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+}
+
+TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    // As under srun --gpus-per-task=1.
+    ::setenv("CUDA_VISIBLE_DEVICES", "0", 1);
+    ::setenv("LOCAL_RANK", "3", 1);
+    dist::init_process_group({.backend = "nccl"});
+    EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
+  });
+}
+
+TEST(GpuTest, MoreRanksThanGpusTrainOnCpusOrShareThem) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  const int ranks = gpus() + 1;
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = ranks}, [](int) {
+    dist::init_process_group();
+    EXPECT_EQ(dist::device(), at::Device(at::kCPU));
+    dist::destroy_process_group();
+    dist::init_process_group({.backend = "cuda:gloo"});
+    EXPECT_EQ(dist::device().type(), at::kCUDA);
+    at::Tensor one = at::ones({1}, at::TensorOptions().device(dist::device()));
+    dist::all_reduce(one);
+    EXPECT_EQ(one.item<float>(), static_cast<float>(dist::world_size()));
+  });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_THAT(results[0].output, ::testing::HasSubstr("leaves the GPUs unused"));
+  for (size_t i = 1; i < results.size(); ++i) EXPECT_EQ(results[i].output, "");
+}
+
 TEST(GpuTest, AModuleOnTwoKindsOfDevicesIsRefused) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   run_ranks(1, [](int) {

@@ -467,6 +467,46 @@ TEST(PipelineParallelTest, StagesThatDoNotFitAreBothNamed) {
               HasSubstr("the last stage returned 3 tensors; it must return one"));
 }
 
+TEST(PipelineParallelTest, AStageThatPassesNoGradientIsNamed) {
+  for (const int detaching : {1, 2}) {
+    Split net(3);
+    net.parts[static_cast<size_t>(detaching)]->push_back(
+        nn::Functional([](const at::Tensor& input) { return input.detach(); }));
+    PipelineParallel pipeline(net.stages(), {.micro_batches = 2});
+    const Data data(4);
+    EXPECT_THAT(message_of<StageError>([&] { pipeline.step(data.input, data.target, loss_of); }),
+                AllOf(HasSubstr("PipelineParallel: stage " + std::to_string(detaching)),
+                      HasSubstr("its outputs require no gradient"), HasSubstr("detach()")));
+    EXPECT_NO_THROW(pipeline.forward(data.input));
+  }
+  Split frozen(2);
+  for (const auto& part : frozen.parts) {
+    for (const auto& item : part->parameters()) item.set_requires_grad(false);
+  }
+  PipelineParallel pipeline(frozen.stages());
+  const Data data(4);
+  EXPECT_THAT(message_of<StageError>([&] { pipeline.step(data.input, data.target, loss_of); }),
+              HasSubstr("the loss requires no gradient"));
+}
+
+TEST(PipelineParallelTest, TheOutputOfForwardMustHaveSamples) {
+  nn::Sequential last(nn::Functional([](const at::Tensor& input) { return input.sum(); }));
+  PipelineParallel pipeline({nn::Linear(4, 4), last}, {.micro_batches = 2});
+  EXPECT_THAT(message_of<StageError>([&] {
+                pipeline.forward(at::rand({4, 4}));
+              }),
+              AllOf(HasSubstr("stage 1"), HasSubstr("the last stage returned a scalar")));
+}
+
+TEST(PipelineParallelTest, AMovedFromPipelineIsRefused) {
+  PipelineParallel pipeline({nn::Linear(4, 4)});
+  const PipelineParallel other = std::move(pipeline);
+  EXPECT_THAT(message_of<UserError>([&] {
+                pipeline.forward(at::rand({4, 4}));
+              }),  // NOLINT
+              HasSubstr("was moved from"));
+}
+
 struct OnMetaImpl : nn::Module {
   OnMetaImpl() { register_parameter("weight", at::ones({1}, at::kMeta)); }
   at::Tensor forward(const at::Tensor& input) { return input; }
@@ -696,6 +736,87 @@ TEST(PipelineRanksTest, SyncBatchNormTakesStatisticsOverAllReplicas) {
   });
 }
 
+/// A stage with batch normalisation over a group, by a layer of its own or a converted one.
+nn::Sequential synchronized(const dist::GroupOrDefault& group, bool is_converted) {
+  nn::Sequential stage(nn::Linear(4, 4));
+  if (is_converted) {
+    stage->push_back("norm", nn::BatchNorm1d(4));
+    dist::convert_sync_batchnorm(*stage, group);
+  } else {
+    stage->push_back("norm",
+                     dist::SyncBatchNorm(dist::SyncBatchNormOptions(4).process_group(group)));
+  }
+  stage->to(at::kDouble);
+  return stage;
+}
+
+TEST(PipelineRanksTest, StagesOfAProcessNeedGroupsOfTheirOwn) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    const auto one = dist::new_group({0, 1});
+    const auto two = dist::new_group({0, 1});
+    const auto alone = dist::new_subgroups(1);
+    for (const bool is_converted : {false, true}) {
+      for (const auto& group : {dist::GroupOrDefault(), dist::GroupOrDefault(one)}) {
+        EXPECT_THAT(message_of<UserError>([&] {
+                      PipelineParallel({nn::Linear(4, 4), synchronized(group, is_converted),
+                                        synchronized(group, !is_converted)});
+                    }),
+                    AllOf(HasSubstr("SyncBatchNorm layer 'norm' of stage 1 (torch::nn::Sequential"),
+                          HasSubstr("SyncBatchNorm layer 'norm' of stage 2"),
+                          HasSubstr("of ranks 0, 1"), HasSubstr("new_group()")));
+      }
+      PipelineParallel apart({synchronized(one, is_converted), synchronized(two, is_converted)},
+                             {.micro_batches = 2});
+      const Data data(8);
+      EXPECT_NO_THROW(apart.step(data.input, data.target, loss_of));
+      EXPECT_NO_THROW(
+          PipelineParallel({synchronized(alone, is_converted), synchronized(alone, is_converted)}));
+    }
+    const nn::Sequential wrapped = make_layers(0, 1);
+    dist::DistributedDataParallel<nn::SequentialImpl> ddp(wrapped, {.process_group = one});
+    EXPECT_THAT(message_of<UserError>([&] {
+                  PipelineParallel({ddp, synchronized(one, false)});
+                }),
+                AllOf(HasSubstr("DistributedDataParallel of stage 0"), HasSubstr("of stage 1")));
+    dist::destroy_process_group();
+  });
+}
+
+TEST(PipelineRanksTest, GroupsOfAStageMustNotHaveOtherStages) {
+  run_ranks(4, [](int rank) {
+    dist::init_process_group();
+    const Grid grid(rank);
+    const auto refusal = [&](const PipelineStage& stage, const dist::GroupOrDefault& group) {
+      return message_of<UserError>(
+          [&] { PipelineParallel::across_ranks(stage, {.process_group = group}); });
+    };
+    // One rank's mistake is thrown on both.
+    const std::string names_layer = "SyncBatchNorm layer 'norm' of stage 0 (torch::nn::Sequential";
+    for (const bool is_converted : {false, true}) {
+      const auto mistaken = synchronized({}, is_converted);
+      const auto fine = synchronized(grid.replicas, is_converted);
+      EXPECT_THAT(
+          refusal(grid.stage == 0 ? mistaken : fine, grid.pipeline),
+          AllOf(HasSubstr(names_layer), HasSubstr("of ranks 0, 1, 2, 3"),
+                HasSubstr("rank " + std::to_string(2 * grid.replica + 1) + " has stage 1")));
+      EXPECT_NO_THROW(PipelineParallel::across_ranks(fine, {.process_group = grid.pipeline}));
+    }
+    nn::Sequential halves(nn::Linear(4, 4));
+    halves->push_back("norm", dist::SyncBatchNorm(dist::SyncBatchNormOptions(4).group_size(2)));
+    EXPECT_THAT(refusal(halves, grid.pipeline),
+                HasSubstr("layer 'norm' of stage " + std::to_string(grid.stage)));
+    // Without a group for the pipeline, it has four stages.
+    dist::DistributedDataParallel<nn::SequentialImpl> ddp(make_layers(0, 1),
+                                                          {.process_group = grid.replicas});
+    EXPECT_THAT(refusal(ddp, {}),
+                AllOf(HasSubstr("DistributedDataParallel of stage " + std::to_string(rank)),
+                      HasSubstr(grid.stage == 0 ? "ranks 0, 2" : "ranks 1, 3"),
+                      HasSubstr("PipelineOptions::process_group the ranks of one pipeline")));
+    dist::destroy_process_group();
+  });
+}
+
 TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
   for (const PipelineSchedule schedule : kSchedules) {
     for (const int failing : {0, 1, 2}) {
@@ -711,9 +832,10 @@ TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
           (in_forward ? throwing->in_forward : throwing->in_backward) = true;
           const std::string message =
               message_of<StageError>([&] { pipeline.step(data.input, data.target, loss_of); });
-          EXPECT_THAT(message,
-                      AllOf(HasSubstr("PipelineParallel: stage " + std::to_string(failing)),
-                            HasSubstr("no luck")));
+          EXPECT_THAT(
+              message,
+              AllOf(HasSubstr("PipelineParallel: stage " + std::to_string(failing)),
+                    HasSubstr(" on rank " + std::to_string(failing) + " ("), HasSubstr("no luck")));
           throwing->in_forward = throwing->in_backward = false;
           net.whole[static_cast<size_t>(failing)]->push_back(std::make_shared<ThrowingImpl>());
           for (const int64_t samples : {5, 8}) {  // no message is left over

@@ -90,6 +90,9 @@ TEST(SpawnTest, AContextIsWaitedFor) {
   ASSERT_EQ(pids.size(), 2);
   EXPECT_EQ(::kill(pids[1], 0), 0);
   EXPECT_FALSE(context.join(milliseconds(50)));
+  EXPECT_FALSE(context.join(milliseconds(0)));
+  EXPECT_THAT(message_of<UserError>([&] { context.join(milliseconds(-1)); }),
+              HasSubstr("got -1 ms"));
   ASSERT_EQ(::write(go[1], "oo", 2), 2);
   EXPECT_TRUE(context.join(milliseconds::max()));
   EXPECT_TRUE(context.join());

@@ -84,6 +84,7 @@ ncclResult_t Group::start_all() {
         if (!batch.transfers.empty()) run(*batch.communicator, batch.transfers);
       });
     };
+    fake_cuda::count(fake_cuda::Count::kCollectives);
     if (const cudaError_t error = fake_cuda::enqueue(stream, work, blocks); error != cudaSuccess) {
       result = worse(result, fail(ncclUnhandledCudaError, "Cuda failure %d '%s'", error,
                                   cudaGetErrorString(error)));

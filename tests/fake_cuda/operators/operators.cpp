@@ -64,7 +64,7 @@ void visit_tensors(const IValue& value, const Visit& visit) {
   });
 }
 
-/// Like an IValue of the schema's argument `i` that an operator writes to.
+/// Whether the operator writes to this argument, or returns one that it writes to.
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }

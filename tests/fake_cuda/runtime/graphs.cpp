@@ -267,6 +267,14 @@ cudaError_t refuse_legacy_stream() {
   return error;
 }
 
+void abandon_capture(const Stream& stream) {
+  const std::lock_guard lock(captures_mutex);
+  if (const Part* part = find_part(stream)) {
+    part->capture->is_invalid = true;
+    remove_capture(CapturePtr(part->capture));
+  }
+}
+
 void invalidate(const std::weak_ptr<Capture>& capture) {
   const std::lock_guard lock(captures_mutex);
   if (const CapturePtr active = capture.lock()) active->is_invalid = true;

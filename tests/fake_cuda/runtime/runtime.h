@@ -127,6 +127,8 @@ cudaError_t refuse_capture(const Stream& stream);
 cudaError_t refuse_while_capturing();
 /// For work on a default stream, which would wait for capturing streams.
 cudaError_t refuse_legacy_stream();
+/// Ends the capture without a graph: the stream is destroyed.
+void abandon_capture(const Stream& stream);
 void invalidate(const std::weak_ptr<Capture>& capture);
 
 }  // namespace fake_cuda

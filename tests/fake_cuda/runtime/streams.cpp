@@ -312,7 +312,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   if (fake_cuda::is_default(handle)) return fail(cudaErrorInvalidResourceHandle);
   const auto stream = streams().remove(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
-  if (fake_cuda::is_capturing(*stream)) fake_cuda::refuse_capture(*stream);
+  fake_cuda::abandon_capture(*stream);
   stream->close();
   return cudaSuccess;
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -253,6 +254,13 @@ TEST(FakeGraphsTest, EndWhereAndByWhomTheyWereBegun) {
   EXPECT_EQ(cudaStreamWaitEvent(side, fork, 0), cudaSuccess);
   EXPECT_EQ(cudaStreamEndCapture(side, &graph), cudaErrorStreamCaptureUnmatched);
   recording.expect_invalid();
+}
+
+TEST(FakeGraphsTest, ADestroyedStreamEndsItsCapture) {
+  const Recording recording;
+  EXPECT_EQ(cudaStreamDestroy(recording.stream), cudaSuccess);
+  void* memory = nullptr;
+  EXPECT_EQ(cudaMalloc(&memory, 1), cudaSuccess);
 }
 
 // ProcessGroupNCCL's watchdog asks for events while another thread captures.

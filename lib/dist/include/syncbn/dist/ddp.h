@@ -141,6 +141,9 @@ class DdpBase {
 
   DdpStats stats() const;
 
+  /// The group over which gradients are averaged.
+  const ProcessGroupPtr& process_group() const;
+
  protected:
   DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& options);
   ~DdpBase();

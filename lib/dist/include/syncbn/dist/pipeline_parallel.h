@@ -149,15 +149,19 @@ class StageError : public base::Error {
 ///     auto pipeline = PipelineParallel::across_ranks(back, {.micro_batches = 8});
 ///
 /// Gradients are those of the whole network on the whole batch, except for batch normalisation (see
-/// PipelineStatistics), and add up as after backward(). The input gets none. With several stages in
-/// a process, each one's DistributedDataParallel and SyncBatchNorm needs a process group of its
-/// own, since stages communicate at the same time.
+/// PipelineStatistics), and add up as after backward(). The input gets none. After a StageError,
+/// those of micro-batches before the failure may remain: call zero_grad() before the next step.
+///
+/// Several stages in a process communicate at the same time, so the DistributedDataParallel and
+/// SyncBatchNorm layers of each need a process group of their own. Across ranks, their groups must
+/// have no rank with another stage of the pipeline.
 ///
 /// Not thread-safe. Do not fork while it lives.
-/// @throws base::UserError (constructors) when there is no stage, device or group, or a module is
-///   not on its device; (step, forward) for fewer samples than micro-batches, or tensors that do
-///   not fit; StageError when a stage throws, on all ranks; PeerError when a rank ends or does not
-///   arrive.
+/// @throws base::UserError (constructors) when there is no stage, device or group, a module is not
+///   on its device, or stages share a group; (step, forward) for fewer samples than micro-batches,
+///   tensors that do not fit, or an object that was moved from; StageError when a stage throws, on
+///   all ranks, and for a stage that passes no gradients to those before it; PeerError when a rank
+///   ends or does not arrive.
 class PipelineParallel {
  public:
   /// Called with the last stage's output and the target for a micro-batch, on the last stage's
@@ -183,6 +187,7 @@ class PipelineParallel {
 
  private:
   explicit PipelineParallel(std::unique_ptr<detail::Pipeline> pipeline);
+  detail::Pipeline& pipeline() const;
 
   std::unique_ptr<detail::Pipeline> pipeline_;
 };

@@ -81,8 +81,10 @@ class SpawnContext {
   ~SpawnContext();
 
   /// Waits until all ranks have ended, or for `timeout`. If a rank fails, join() ends the others.
+  /// @param timeout 0: do not wait
   /// @return whether all have ended
-  /// @throws SpawnError for the first rank that failed, once the others have ended
+  /// @throws SpawnError for the first rank that failed, once the others have ended; base::UserError
+  ///   for a negative timeout
   bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
   /// Process ids, by rank. The system may have reused the id of a rank that has ended.

@@ -119,6 +119,8 @@ struct ConvertReport {
   std::vector<LayerReason> not_converted;
   /// Converted layers that refuse one value per channel on a rank, and why.
   std::vector<LayerReason> refuse_one_value;
+  /// SyncBatchNorm layers with another group than the given one, which stays: see their options.
+  std::vector<std::string> keep_group;
 };
 
 /// Makes every BatchNorm1d/2d/3d below `module`, and `module` itself, share its statistics over
@@ -126,7 +128,8 @@ struct ConvertReport {
 /// members, nested containers, inside DistributedDataParallel): parameters, buffers, names,
 /// optimizers and hooks stay as they are, and aten::batch_norm looks up the layer that it runs for.
 /// The module stays converted when it is moved, wrapped or loaded into; a clone is not converted.
-/// Does not change SyncBatchNorm layers. Not thread-safe.
+/// Does not change SyncBatchNorm layers: ConvertReport::keep_group names those whose group differs.
+/// Not thread-safe.
 ///
 /// libtorch's layers check their input before they call aten::batch_norm and refuse one value per
 /// channel on a rank. The drop-ins of batch_norm.h do not, so this function puts them, with the
@@ -134,8 +137,8 @@ struct ConvertReport {
 /// something else holds the layer too (a ModuleHolder member, a DataParallel). They print as
 /// SyncBatchNorm. ConvertReport::refuse_one_value names the converted layers that still refuse it.
 /// References to a replaced layer stay valid: it has the same tensors and follows train() and
-/// eval(). In a Sequential, at<torch::nn::BatchNorm2dImpl>(i) no longer matches it: use
-/// ptr(i)->as<torch::nn::BatchNorm2d>(). revert_sync_batchnorm() puts it back.
+/// eval(). In a Sequential, reach it by ptr(i)->as<torch::nn::BatchNorm2d>().
+/// revert_sync_batchnorm() puts it back.
 ///
 /// Converted layers throw base::UserError inside torch::nn::parallel::data_parallel, whose replicas
 /// are clones. So does, while a converted layer without a weight exists, any clone of its size that

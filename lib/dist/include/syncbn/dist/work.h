@@ -31,8 +31,10 @@ class Work {
   /// Returns when the output tensors hold the result (on CUDA: when the current stream waits for
   /// it). Throws what the blocking function throws. A second call returns at once, or throws the
   /// same exception.
-  /// @param timeout if it passes, the operation has failed, and with it the group: the other ranks'
-  ///   calls fail as well. Not given: only the operation's own timeout counts.
+  /// @param timeout if it passes, the operation has failed, and with it the group: later calls on
+  ///   this rank throw before they send, and the other ranks' calls fail as well, except one for
+  ///   which this rank has already given its data. Not given: only the operation's own timeout
+  ///   counts.
   /// @throws base::UserError for a timeout that is not above zero
   virtual void wait(Timeout timeout = std::nullopt) = 0;
 

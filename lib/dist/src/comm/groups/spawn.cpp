@@ -394,6 +394,10 @@ SpawnContext& SpawnContext::operator=(SpawnContext&&) noexcept = default;
 SpawnContext::~SpawnContext() = default;
 
 bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout) {
+  if (timeout && timeout->count() < 0) {
+    throw base::UserError(fmt::format(
+        "SpawnContext::join: the timeout must not be negative, got {} ms", timeout->count()));
+  }
   State& it = *state_;
   std::optional<Clock::time_point> until;
   if (timeout) until = Clock::now() + detail::bounded(*timeout);

@@ -117,6 +117,7 @@ void FlightRecorder::succeed(const Call& call) {
 }
 
 void FlightRecorder::fail(const Call& call) {
+  set_failed();
   const std::lock_guard lock(mutex_);
   if (Entry* entry = entry_of(call)) entry->state = State::kFailed;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -92,6 +93,11 @@ class FlightRecorder {
   void succeed(const Call& call);
   void fail(const Call& call);
 
+  /// Whether a call has failed, on this rank or, as far as the PeerMonitor knows, on another: ranks
+  /// may be out of step.
+  bool has_failed() const { return has_failed_; }
+  void set_failed() { has_failed_ = true; }
+
   std::vector<Pending> pending();
   /// A collective; empty if it was not called, or is no longer kept.
   std::optional<Call> find(uint64_t sequence) const;
@@ -120,6 +126,7 @@ class FlightRecorder {
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;
   std::list<Entry> transfers_;  ///< pending sends and recvs
+  std::atomic<bool> has_failed_ = false;
   std::optional<Call> aborted_;
 };
 

@@ -182,6 +182,9 @@ void PeerMonitor::receive_failure(const std::string& type, const std::string& gr
                                   const std::string& what) {
   if (failures_.count(group) != 0) return;
   failures_[group] = {.what = what, .ranks_disagree = type == kDiffer, .order = ++events_};
+  for (const auto& log : logs_now()) {
+    if (log->group() == group) log->set_failed();
+  }
   news_.notify_all();
   if (rank() == 0) channel_.post(Message::kAll, type, {group, what});
 }

@@ -9,6 +9,7 @@
 
 #include <cerrno>
 #include <future>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 
@@ -182,6 +183,12 @@ class AnnotatedWork : public c10d::Work {
   const c10::intrusive_ptr<c10d::Work> inner_;
   const bool by_gloo_;
 };
+
+/// A call after a failure sends nothing: other ranks would take it for a success.
+/// @throws std::runtime_error
+void require_no_failure(const FlightRecorder& log) {
+  if (log.has_failed()) throw std::runtime_error("an earlier call of the group has failed");
+}
 
 /// Whether isCompleted() of Gloo's work is false until wait() was called.
 bool completes_only_in_wait(c10d::OpType type) {
@@ -362,6 +369,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
       if (!call.is_collective()) log_->begin(call, nullptr);  // it may connect two ranks
       work = (transport.prepare(call).*method)(arguments...);
     } else {
+      require_no_failure(*log_);
       work = (transport.prepare(call).*method)(arguments...);
     }
   } catch (const base::Error&) {
@@ -440,6 +448,7 @@ void Backend::run_blocking(Call call, const Body& body) {
   try {
     std::unique_lock lock(start_mutex_);
     call.sequence = sequence_ + 1;
+    require_no_failure(*log_);
     body(call, [&] {
       log_->begin(call, nullptr);
       ++sequence_;

@@ -473,6 +473,12 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const GroupOrDef
   };
   detail::for_each_named_module(module, [&](const std::string& name, const torch::nn::Module& one) {
     detail::visit_batch_norm(one, [&](const auto& layer) { convert(name, layer); });
+    const auto* const own = one.as<SyncBatchNormImpl>();
+    if (own == nullptr) return;
+    const ProcessGroupPtr& group_of_layer = own->options.process_group();
+    if (group_of_layer != ProcessGroupPtr(group) || own->options.group_size() > 0) {
+      report.keep_group.push_back(name);
+    }
   });
   return report;
 }

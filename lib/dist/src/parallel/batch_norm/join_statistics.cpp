@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 
+#include <algorithm>
 #include <atomic>
+#include <iterator>
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -19,8 +21,8 @@ std::atomic<JoinStatistics*> current{nullptr};
 
 }  // namespace
 
-JoinStatistics::JoinStatistics(ProcessGroupPtr group, at::Device device)
-    : group_(std::move(group)), device_(device) {
+JoinStatistics::JoinStatistics(ProcessGroupPtr group, std::vector<at::Device> devices)
+    : group_(std::move(group)), devices_(std::move(devices)) {
   current = this;
 }
 
@@ -35,14 +37,15 @@ void JoinStatistics::begin_step(std::function<bool()> some_joined) {
 
 JoinStatistics::Announcement JoinStatistics::exchange(const Announcement& own) {
   const at::Tensor row = at::tensor(
-      {static_cast<int64_t>(own.step), own.columns, static_cast<int64_t>(own.dtype)}, at::kLong);
-  const at::Tensor all = gather_rows(row.to(device_).unsqueeze(0), group_).cpu();
+      {static_cast<int64_t>(own.step), own.columns, static_cast<int64_t>(own.dtype), own.device},
+      at::kLong);
+  const at::Tensor all = gather_rows(row.to(devices_.front()).unsqueeze(0), group_).cpu();
   Announcement announced;
   int64_t from = 0;
   for (int64_t rank = 0; rank < all.size(0); ++rank) {
     const auto* values = all[rank].const_data_ptr<int64_t>();
     const Announcement one{static_cast<JoinStep>(values[0]), values[1],
-                           static_cast<at::ScalarType>(values[2])};
+                           static_cast<at::ScalarType>(values[2]), values[3]};
     if (one.step == JoinStep::kNoInput) continue;
     if (announced.step == JoinStep::kNoInput) {
       announced = one;
@@ -78,17 +81,19 @@ bool JoinStatistics::serve() {
   for (;;) {
     const Announcement next = exchange({});
     if (next.step != JoinStep::kMoments && next.step != JoinStep::kSums) return next.columns != 0;
+    const at::Device device = devices_.at(static_cast<size_t>(next.device));
     join_exchange(
         next.step,
-        at::zeros({1, next.columns}, at::TensorOptions().device(device_).dtype(next.dtype)),
-        group_);
+        at::zeros({1, next.columns}, at::TensorOptions().device(device).dtype(next.dtype)), group_);
   }
 }
 
 void announce_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group) {
   JoinStatistics* const join = current;
   if (join == nullptr || join->group_ != group) return;
-  join->announce({step, row.size(1), row.scalar_type()});
+  const auto place = std::ranges::find(join->devices_, row.device());
+  join->announce(
+      {step, row.size(1), row.scalar_type(), std::distance(join->devices_.begin(), place)});
 }
 
 }  // namespace syncbn::dist::detail

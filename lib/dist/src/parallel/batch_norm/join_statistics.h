@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -21,7 +22,8 @@ enum class JoinStep : int64_t { kNoInput, kMoments, kSums, kForwardEnd, kBackwar
 class JoinStatistics {
  public:
   /// @param group of the layers.
-  JoinStatistics(ProcessGroupPtr group, at::Device device);
+  /// @param devices of the layers, in the same order on all ranks.
+  JoinStatistics(ProcessGroupPtr group, std::vector<at::Device> devices);
   JoinStatistics(const JoinStatistics&) = delete;
   JoinStatistics& operator=(const JoinStatistics&) = delete;
   ~JoinStatistics();
@@ -46,6 +48,7 @@ class JoinStatistics {
     JoinStep step = JoinStep::kNoInput;
     int64_t columns = 0;  ///< for kForwardEnd: whether a backward follows
     at::ScalarType dtype = at::kFloat;
+    int64_t device = 0;  ///< its place in devices_
     bool operator==(const Announcement&) const = default;
   };
 
@@ -53,7 +56,7 @@ class JoinStatistics {
   Announcement exchange(const Announcement& own);
 
   const ProcessGroupPtr group_;
-  const at::Device device_;
+  const std::vector<at::Device> devices_;
   std::function<bool()> ask_some_joined_;
   std::optional<bool> some_joined_;
 };

@@ -251,7 +251,7 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
   std::vector<at::Device> devices;
   for (const NamedTensor& one : considered) devices.push_back(one.tensor.device());
   state.first_device = devices.front();
-  state.input_device = check_devices(devices, !state.module->sync_layers().empty());
+  state.input_device = check_devices(devices);
   if (options.init_sync) {
     // PyTorch issues the same collectives here; Python ranks in the group wait for them.
     c10d::verify_params_across_processes(state.group, tensors_of(state.parameters), {});
@@ -386,6 +386,10 @@ DdpStats DdpBase::stats() const {
 
 std::optional<at::Device> DdpBase::input_device() const {
   return state_->input_device;
+}
+
+const ProcessGroupPtr& DdpBase::process_group() const {
+  return state_->group;
 }
 
 NoSyncGuard DdpBase::no_sync() {

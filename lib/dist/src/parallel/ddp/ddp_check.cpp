@@ -63,8 +63,7 @@ void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>
       world_rank(group, differs - all.begin()), b == other.end() ? "nothing" : *b));
 }
 
-std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
-                                        bool has_sync_batch_norm) {
+std::optional<at::Device> check_devices(const std::vector<at::Device>& devices) {
   const at::Device first = devices.front();
   bool several = false;
   for (const at::Device& device : devices) {
@@ -76,14 +75,7 @@ std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
     }
     several = several || device != first;
   }
-  if (!several) return first;
-  if (has_sync_batch_norm) {
-    throw base::UserError(fmt::format(
-        "DistributedDataParallel: a module with SyncBatchNorm layers must be on one device, this "
-        "one is on {} and others; start one process per device",
-        first.str()));
-  }
-  return std::nullopt;
+  return several ? std::nullopt : std::optional(first);
 }
 
 void explain_unfinished_reduction(const std::string& message,

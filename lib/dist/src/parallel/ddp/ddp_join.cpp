@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 
+#include <algorithm>
 #include <exception>
 #include <future>
+#include <vector>
 
 #include <ATen/ops/full.h>
 
@@ -54,6 +56,18 @@ ProcessGroupPtr shared_statistics_group(const DdpState& state) {
         "or make a second group of the same ranks");
   }
   return shared && shared->getSize() > 1 ? shared : nullptr;
+}
+
+/// Those of the module's SyncBatchNorm layers, in an order that is the same on all ranks.
+std::vector<at::Device> devices_of_statistics(const DdpState& state) {
+  std::vector<at::Device> devices;
+  for (const at::Tensor& tensor : state.module->sync_layers().statistics) {
+    if (std::ranges::find(devices, tensor.device()) == devices.end()) {
+      devices.push_back(tensor.device());
+    }
+  }
+  if (devices.empty()) devices.push_back(state.first_device);
+  return devices;
 }
 
 void close_span(DdpState& state) {
@@ -150,7 +164,8 @@ JoinGuard::JoinGuard(std::shared_ptr<detail::DdpState> given, const JoinOptions&
   const auto group = detail::shared_statistics_group(state);
   state.join = {.options = options, .statistics = nullptr};
   if (group) {
-    state.join->statistics = std::make_unique<detail::JoinStatistics>(group, state.first_device);
+    state.join->statistics =
+        std::make_unique<detail::JoinStatistics>(group, detail::devices_of_statistics(state));
   }
   state.logger->set_uneven_input_join();
   detail::span_is_open = true;

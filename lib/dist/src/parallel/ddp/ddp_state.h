@@ -63,9 +63,8 @@ void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>
                        const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group);
 
 /// @return the device for inputs; nullopt for a module on several devices.
-/// @throws base::UserError for different types of device, and for several with SyncBatchNorm.
-std::optional<at::Device> check_devices(const std::vector<at::Device>& devices,
-                                        bool has_sync_batch_norm);
+/// @throws base::UserError for different types of device.
+std::optional<at::Device> check_devices(const std::vector<at::Device>& devices);
 
 /// @throws base::UserError if a parameter has another accumulator than when it was wrapped, because
 ///   module.to() has removed the reducer's hooks, or if a frozen one requires a gradient now.

@@ -1,6 +1,7 @@
 #include <syncbn/dist/pipeline_parallel.h>
 
 #include <fmt/format.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/collectives.h>
@@ -22,6 +23,7 @@
 #include "device_threads/named_error.h"
 #include "groups/world.h"
 #include "pipeline/schedule.h"
+#include "pipeline/stage_groups.h"
 #include "pipeline/stage_run.h"
 #include "pipeline/transfer.h"
 
@@ -350,6 +352,7 @@ PipelineParallel::PipelineParallel(std::vector<PipelineStage> stages,
                                  .index = static_cast<int>(i),
                                  .names = names});
   }
+  detail::check_stages_share_no_group(pipeline_->stages);
   pipeline_->threads = std::make_unique<detail::ComputeThreads>("PipelineParallel", devices);
 }
 
@@ -366,6 +369,7 @@ PipelineParallel PipelineParallel::across_ranks(PipelineStage stage,
   try {
     detail::check_options(options);
     device = detail::device_of(stage, index);
+    detail::check_groups_have_one_stage(stage, pipeline->group);
     own = fmt::format("micro_batches={}, schedule={}, statistics={}, average_losses={}, on {}",
                       options.micro_batches,
                       options.schedule == PipelineSchedule::kGpipe ? "gpipe" : "1f1b",
@@ -389,7 +393,12 @@ PipelineParallel PipelineParallel::across_ranks(PipelineStage stage,
   }
   auto names = all_gather_bytes(stage.module().name(), pipeline->group, options.timeout);
   pipeline->stages.push_back(
-      {.stage = std::move(stage), .device = device, .index = index, .names = std::move(names)});
+      {.stage = std::move(stage),
+       .device = device,
+       .index = index,
+       .names = std::move(names),
+       .place = fmt::format(" on rank {} ({})", detail::world_rank(pipeline->group, index),
+                            base::hostname())});
   return PipelineParallel(std::move(pipeline));
 }
 
@@ -399,12 +408,17 @@ PipelineParallel::~PipelineParallel() = default;
 PipelineParallel::PipelineParallel(PipelineParallel&&) noexcept = default;
 PipelineParallel& PipelineParallel::operator=(PipelineParallel&&) noexcept = default;
 
+detail::Pipeline& PipelineParallel::pipeline() const {
+  if (pipeline_) return *pipeline_;
+  throw base::UserError("PipelineParallel: this object was moved from; use the other one");
+}
+
 double PipelineParallel::step(const at::Tensor& input, const at::Tensor& target, const Loss& loss) {
-  return pipeline_->run(input, target, &loss).loss;
+  return pipeline().run(input, target, &loss).loss;
 }
 
 at::Tensor PipelineParallel::forward(const at::Tensor& input) {
-  const auto outputs = pipeline_->run(input, {}, nullptr).outputs;
+  const auto outputs = pipeline().run(input, {}, nullptr).outputs;
   return outputs.empty() ? at::Tensor() : at::cat(outputs);
 }
 

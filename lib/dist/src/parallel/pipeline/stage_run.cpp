@@ -37,6 +37,14 @@ at::Tensor concatenated(const Tensors& parts) {
   return at::cat(parts).set_requires_grad(parts.front().requires_grad());
 }
 
+/// @throws base::UserError if the stages before get no gradients from a stage that could pass them
+void check_passes_gradients(const Tensors& inputs, const Tensors& outputs) {
+  if (requiring_grad(inputs).empty() || !requiring_grad(outputs).empty()) return;
+  throw base::UserError(
+      "its outputs require no gradient although its input does, so the stages before it would not "
+      "train; remove detach() or NoGradGuard, or freeze those stages with requires_grad_(false)");
+}
+
 /// @throws base::UserError unless the tensor has the samples of the whole batch
 void check_samples(const at::Tensor& tensor, const std::vector<int64_t>& samples) {
   const int64_t all = std::accumulate(samples.begin(), samples.end(), int64_t{0});
@@ -67,8 +75,8 @@ void StageRun::run(const PipelineActions& actions) {
     } catch (...) {
       rethrow_named([&](int exit_code, const std::string& message) {
         return StageError(placed_.index, exit_code,
-                          fmt::format("PipelineParallel: {} failed in the {}: {}", placed_.name(),
-                                      describe(action, inputs), message));
+                          fmt::format("PipelineParallel: {}{} failed in the {}: {}", placed_.name(),
+                                      placed_.place, describe(action, inputs), message));
       });
     }
   }
@@ -151,6 +159,7 @@ void StageRun::forward(const PipelineAction& action, Tensors& inputs) {
     transfers_.input_gradients->release(1);
   }
   Kept kept{.inputs = inputs, .outputs = call(inputs), .samples = samples};
+  if (batch_.is_training) check_passes_gradients(kept.inputs, kept.outputs);
   if (placed_.is_last()) {
     if (kept.outputs.size() != 1) {
       throw base::UserError(fmt::format("the last stage returned {}; it must return one",
@@ -159,6 +168,11 @@ void StageRun::forward(const PipelineAction& action, Tensors& inputs) {
     if (batch_.is_training) {
       kept.outputs = {weighted_loss(kept.outputs.front(), action, samples)};
     } else {
+      if (kept.outputs.front().dim() == 0) {
+        throw base::UserError(
+            "the last stage returned a scalar; the first dimension of its output must be the "
+            "samples");
+      }
       outputs_.push_back(kept.outputs.front());
     }
   } else {
@@ -198,8 +212,12 @@ at::Tensor StageRun::weighted_loss(const at::Tensor& output, const PipelineActio
         fmt::format("the loss must be one number, got {}",
                     loss.defined() ? c10::str(loss.sizes()) : "an undefined tensor"));
   }
-  if (output.requires_grad() && !loss.requires_grad()) {
-    throw base::UserError("the loss does not depend on the output, so there are no gradients");
+  if (!loss.requires_grad()) {
+    throw base::UserError(
+        output.requires_grad()
+            ? "the loss does not depend on the output, so there are no gradients"
+            : "the loss requires no gradient, so nothing would train; call forward(), or set "
+              "requires_grad_(true) on parameters");
   }
   if (batch_.average_losses) {
     int64_t all = 0;

@@ -18,6 +18,7 @@ struct PlacedStage {
   at::Device device;
   int index;
   std::vector<std::string> names;  ///< of all stages, for messages
+  std::string place = {};          ///< " on rank 1 (host)"; empty in one process
 
   /// "stage 1 (Back)", of this stage or another
   std::string name() const { return name(index); }

@@ -1,0 +1,345 @@
+// A process on one GPU that does what its standard input asks for and answers each line by a line
+// of JSON. bench/gpu/run.py drives it, beside the same in Python (gpu_worker.py).
+//
+// These prepare what is measured, in bf16 and channels-last:
+//   network BATCH SIZE sync|local   a step of ResNet-50, alone, for images of SIZE pixels
+//   layers BATCH SIZE               SyncBatchNorm + ReLU of ResNet-50's layers, the exchange forced
+//   layer BATCH CHANNELS SIZE rows|planes
+//   graph                           records what was prepared last as a CUDA graph
+// And these measure it:
+//   time COUNT    seconds of a pass
+//   trace COUNT   a pass's kernels, copies and waits, by CUPTI or by the pretended machine
+//   copy MIB      bytes read and written per second by a copy within the GPU
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <kineto/ActivityType.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
+#include <syncbn/models/memory_format.h>
+#include <syncbn/models/model.h>
+#include <syncbn/train/optimizer.h>
+
+#include "../components.h"
+#include "../resnet50_layers.h"
+#include "fake_cuda/counts.h"
+
+namespace {
+
+namespace dist = syncbn::dist;
+namespace models = syncbn::models;
+using syncbn::bench::component;
+using syncbn::bench::kResnet50Layers;
+
+constexpr auto kRows = at::MemoryFormat::ChannelsLast;
+
+/// A group of two ranks for a single process: over NCCL with itself, whose row stands for the other
+/// rank's as well. NCCL refuses two ranks on one GPU, and a group of one rank exchanges nothing.
+class WithItself : public c10d::Backend {
+ public:
+  explicit WithItself(c10::intrusive_ptr<c10d::Backend> nccl)
+      : Backend(/*rank=*/0, /*size=*/2), nccl_(std::move(nccl)) {}
+
+  static dist::ProcessGroupPtr make_group() {
+    auto group = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/2);
+    const auto backend =
+        c10::make_intrusive<WithItself>(dist::default_group()->getBackend(at::kCUDA));
+    group->setBackend(at::kCUDA, c10d::ProcessGroup::BackendType::CUSTOM, backend);
+    group->setDefaultBackend(c10d::ProcessGroup::BackendType::CUSTOM);
+    return group;
+  }
+
+  const std::string getBackendName() const override { return "with_itself"; }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& all, at::Tensor& own,
+                                                 const c10d::AllgatherOptions& options) override {
+    const at::Tensor rows = all.view({2, -1});
+    at::Tensor first = rows[0];
+    at::Tensor values = own.view({-1});
+    rows[1].copy_(values);
+    return nccl_->_allgather_base(first, values, options);
+  }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    return nccl_->allreduce(tensors, options);
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Backend> nccl_;
+};
+
+/// Mixed precision in bf16, as `amp: bf16` of `train`.
+class Autocast {
+ public:
+  Autocast() {
+    at::autocast::set_autocast_enabled(at::kCUDA, true);
+    at::autocast::set_autocast_dtype(at::kCUDA, at::kBFloat16);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCUDA, false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+};
+
+at::Tensor random_images(int64_t batch, int64_t channels, int64_t size, at::ScalarType type,
+                         at::MemoryFormat format) {
+  return at::randn({batch, channels, size, size}, at::device(at::kCUDA).dtype(type))
+      .contiguous(format);
+}
+
+using Pass = std::function<void()>;
+
+Pass network(int64_t batch, int64_t size, bool sync) {
+  std::shared_ptr<models::Model> net =
+      component<models::ModelKind>("{type: resnet50}")
+          .make(models::ModelArgs{.num_classes = 10,
+                                  .sample_shape = {3, size, size},
+                                  .norm = sync ? models::Norm::kSync : models::Norm::kLocal});
+  net->to(at::kCUDA);
+  models::to_memory_format(*net, kRows);
+  syncbn::train::NamedTensors parameters;
+  for (const auto& item : net->named_parameters())
+    parameters.emplace_back(item.key(), item.value());
+  const std::shared_ptr<syncbn::train::Optimizer> optimizer =
+      component<syncbn::train::OptimizerKind>("{type: sgd, momentum: 0.9, fused: true}")
+          .make(parameters);
+  const at::Tensor input = random_images(batch, 3, size, at::kFloat, kRows);
+  const at::Tensor target = at::arange(batch, at::device(at::kCUDA).dtype(at::kLong)) % 10;
+  return [=] {
+    for (const auto& [name, parameter] : parameters) parameter.mutable_grad() = at::Tensor();
+    at::Tensor loss;
+    {
+      const Autocast autocast;
+      loss = at::cross_entropy_loss(net->forward(input), target);
+    }
+    loss.backward();
+    optimizer->step(1e-3);
+  };
+}
+
+struct Layer {
+  dist::SyncBatchNorm norm;
+  at::Tensor input, gradient;
+};
+
+/// As in a network's step, all layers go forward, and then all go backward.
+Pass run_layers(std::vector<Layer> layers) {
+  for (Layer& layer : layers) layer.norm->to(at::kCUDA);
+  return [=] {
+    std::vector<at::Tensor> outputs;
+    for (Layer layer : layers) outputs.push_back(layer.norm(layer.input));
+    for (auto layer = layers.rbegin(); layer != layers.rend(); ++layer) {
+      outputs.back().backward(layer->gradient);
+      outputs.pop_back();
+      layer->input.mutable_grad() = at::Tensor();
+      layer->norm->weight.mutable_grad() = at::Tensor();
+      layer->norm->bias.mutable_grad() = at::Tensor();
+    }
+  };
+}
+
+/// @param count of layers that have the same input
+std::vector<Layer> make_layers(int count, int64_t batch, int64_t channels, int64_t size,
+                               at::MemoryFormat format, const dist::ProcessGroupPtr& group) {
+  const at::Tensor input =
+      random_images(batch, channels, size, at::kBFloat16, format).requires_grad_();
+  const at::Tensor gradient = random_images(batch, channels, size, at::kBFloat16, format);
+  std::vector<Layer> layers;
+  for (int i = 0; i < count; ++i) {
+    layers.push_back(
+        {dist::SyncBatchNorm(
+             dist::SyncBatchNormOptions(channels).process_group(group).fuse_relu(true)),
+         input, gradient});
+  }
+  return layers;
+}
+
+Pass resnet50_layers(int64_t batch, int64_t image_size, const dist::ProcessGroupPtr& group) {
+  std::vector<Layer> all;
+  for (const auto& [channels, size, count] : kResnet50Layers) {
+    for (Layer& layer :
+         make_layers(count, batch, channels, size * image_size / 224, kRows, group)) {
+      all.push_back(std::move(layer));
+    }
+  }
+  return run_layers(all);
+}
+
+/// Runs `pass` a few times ahead of the recording, as CUDA graphs demand.
+Pass recorded(const Pass& pass) {
+  c10::cuda::device_synchronize();
+  const auto graph = std::make_shared<at::cuda::CUDAGraph>();
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  for (int i = 0; i < 3; ++i) pass();
+  c10::cuda::device_synchronize();
+  // Other threads of this process may query events meanwhile.
+  graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
+  pass();
+  graph->capture_end();
+  return [pass, graph] { graph->replay(); };  // the pass holds the graph's tensors
+}
+
+double seconds_of(const Pass& pass, int count) {
+  using Clock = std::chrono::steady_clock;
+  c10::cuda::device_synchronize();
+  const auto begin = Clock::now();
+  for (int i = 0; i < count; ++i) pass();
+  c10::cuda::device_synchronize();
+  return std::chrono::duration<double>(Clock::now() - begin).count() / count;
+}
+
+/// Kernels by name: how many, and microseconds of all of them.
+using Kernels = std::map<std::string, std::pair<int, double>>;
+
+std::string report(double kernels, double copies, double waits, int passes,
+                   const Kernels& by_name) {
+  std::vector<std::string> entries;
+  for (const auto& [name, total] : by_name) {
+    entries.push_back(fmt::format(R"("{}": [{}, {}])", name, total.first, total.second));
+  }
+  return fmt::format(R"({{"launches": {}, "copies": {}, "waits": {}, "kernels": {{{}}}}})",
+                     kernels / passes, copies / passes, waits / passes, fmt::join(entries, ", "));
+}
+
+/// The pretended machine counts an operator of ATen as one kernel and does not time any.
+std::string trace_pretended(const Pass& pass, int count) {
+  using fake_cuda::Count;
+  const auto before = fake_cuda::counts();
+  for (int i = 0; i < count; ++i) pass();
+  const auto done = fake_cuda::counts() - before;
+  const auto kernels = done[Count::kKernels] + done[Count::kOperators];
+  const auto copies = done[Count::kDeviceToDevice] + done[Count::kHostToDevice] +
+                      done[Count::kDeviceToHost] + done[Count::kMemsets] +
+                      done[Count::kCollectives];
+  return report(static_cast<double>(kernels), static_cast<double>(copies),
+                static_cast<double>(done.host_waits()), count, {});
+}
+
+std::string trace(const Pass& pass, int count) {
+  pass();
+  c10::cuda::device_synchronize();
+  if (fake_cuda::counters() != nullptr) return trace_pretended(pass, count);
+  namespace profiler = torch::autograd::profiler;
+  using torch::profiler::impl::ActivityType;
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  const std::set<ActivityType> activities{ActivityType::CPU, ActivityType::CUDA};
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  for (int i = 0; i < count; ++i) pass();
+  const auto result = profiler::disableProfiler();
+  const std::set<std::string> waiting{"cudaStreamSynchronize", "cudaEventSynchronize",
+                                      "cudaDeviceSynchronize", "cudaMemcpy"};
+  int kernels = 0;
+  int copies = 0;
+  int waits = -1;  // the profiler itself waits for the device when it stops
+  Kernels by_name;
+  for (const auto& event : result->events()) {
+    const auto type = static_cast<libkineto::ActivityType>(event.activityType());
+    if (type == libkineto::ActivityType::CONCURRENT_KERNEL) {
+      ++kernels;
+      auto& [number, microseconds] = by_name[event.name()];
+      ++number;
+      microseconds += static_cast<double>(event.durationNs()) / 1e3;
+    } else if (type == libkineto::ActivityType::GPU_MEMCPY ||
+               type == libkineto::ActivityType::GPU_MEMSET) {
+      ++copies;
+    } else if (type == libkineto::ActivityType::CUDA_RUNTIME) {
+      waits += waiting.contains(event.name()) ? 1 : 0;
+    }
+  }
+  return report(kernels, copies, std::max(waits, 0), count, by_name);
+}
+
+std::string copy_speed(int64_t mebibytes) {
+  const at::Tensor from = at::ones({mebibytes << 20}, at::device(at::kCUDA).dtype(at::kByte));
+  at::Tensor to = at::empty_like(from);
+  const Pass pass = [&] { to.copy_(from); };
+  seconds_of(pass, 3);
+  const auto moved = static_cast<double>(2 * (mebibytes << 20));
+  return fmt::format(R"({{"bytes_per_second": {}}})", moved / seconds_of(pass, 20));
+}
+
+class Worker {
+ public:
+  std::string answer(std::istringstream words) {
+    std::string command;
+    std::string kind;
+    int64_t batch = 0;
+    int64_t size = 0;
+    words >> command;
+    if (command == "network") {
+      words >> batch >> size >> kind;
+      pass_ = network(batch, size, kind == "sync");
+    } else if (command == "layers") {
+      words >> batch >> size;
+      pass_ = resnet50_layers(batch, size, group_);
+    } else if (command == "layer") {
+      int64_t channels = 0;
+      words >> batch >> channels >> size >> kind;
+      pass_ = run_layers(make_layers(
+          1, batch, channels, size, kind == "rows" ? kRows : at::MemoryFormat::Contiguous, group_));
+    } else if (command == "graph") {
+      pass_ = recorded(pass_);
+    } else {
+      int64_t count = 0;
+      words >> count;
+      if (command == "copy") return copy_speed(count);
+      if (command == "trace") return trace(pass_, static_cast<int>(count));
+      if (command != "time") {
+        throw syncbn::base::UserError(fmt::format("unknown command '{}'", command));
+      }
+      return fmt::format(R"({{"seconds": {}}})", seconds_of(pass_, static_cast<int>(count)));
+    }
+    return "{}";
+  }
+
+ private:
+  const dist::ProcessGroupPtr group_ = WithItself::make_group();
+  Pass pass_;
+};
+
+int run() {
+  dist::init_process_group({.backend = "nccl"});
+  at::globalContext().setBenchmarkCuDNN(true);
+  {
+    Worker worker;
+    for (std::string line; std::getline(std::cin, line);) {
+      fmt::print("{}\n", worker.answer(std::istringstream(line)));
+      std::fflush(stdout);
+    }
+  }
+  dist::destroy_process_group();
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  return syncbn::base::run_main("gpu_worker", run);
+}

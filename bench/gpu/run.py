@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Measures training on one GPU beside Python's torch of the same version, both in turn on the same GPU.
+
+  bench/gpu/run.py PART [--pairs 11] [--build build] [--python python3] [--json FILE] [--tiny]
+
+Parts: step-256, step-32       a step of ResNet-50 (bf16, channels-last), eager Python's time / ours
+       graph-32                the same, ours replayed as a CUDA graph
+       compiled-256            the same beside torch.compile
+       layers-256, layers-32   SyncBatchNorm + ReLU of ResNet-50's 53 layers, forward and backward, with the
+                               exchange forced: our time / torch's SyncBatchNorm's, and / torch's BatchNorm2d's
+       kernels                 each of our kernels' bandwidth / that of a copy within the GPU
+
+Ratios are medians over pairs of slices, with an interval of 95 % or more (order statistics). --tiny: sizes
+for the pretended machine (tests/fake_cuda), whose times say nothing.
+"""
+
+import json
+import os
+import pathlib
+import statistics
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from pairs import ROOT, by_turns, median_and_interval, parse_arguments  # noqa: E402
+from ranks import Job  # noqa: E402
+
+# batch: steps of ResNet-50 in a slice, passes through its layers in a slice
+COUNTS = {256: (5, 10), 32: (20, 30), 2: (1, 1)}
+RESNET50_LAYERS = 53
+SHAPES = [(256, 64, 112), (256, 256, 56), (256, 512, 28)]  # above 64 MB in bf16
+COPY_MIB = 1024
+# Bytes that a kernel reads and writes per value of a layer with ReLU, in bf16: x and dx are 2, and the
+# mask is 1 / 8. By a part of the kernel's name.
+BYTES = {"moments_kernel": 2, "forward_kernel": 2 + 2 + 1 / 8, "reduce_kernel": 2 + 2 + 1 / 8,
+         "elementwise_kernel": 2 + 2 + 1 / 8 + 2}
+
+
+def ours(arguments):
+    return Job([str(arguments.build / "bench/gpu_worker")], ranks=1)
+
+
+def theirs(arguments):
+    return Job([arguments.python, str(ROOT / "bench/gpu/gpu_worker.py")], ranks=1)
+
+
+def compare(name, jobs, count, arguments, target, at_least):
+    """A row: the ratio is Python's time / ours if it is to be at least `target`, else ours / Python's."""
+    for job in jobs:
+        job.ask("time", max(count, 3))
+    pairs = by_turns(jobs, arguments.pairs, "time", count)
+    ratios = [b["seconds"] / a["seconds"] if at_least else a["seconds"] / b["seconds"] for a, b in pairs]
+    ratio, low, high = median_and_interval(ratios)
+    return {"name": name, "ratio": ratio, "interval": [low, high], "target": target, "at_least": at_least,
+            "milliseconds": [1000 * statistics.median(pair[side]["seconds"] for pair in pairs) for side in (0, 1)]}
+
+
+def trace(job, passes=3):
+    answer = job.ask("trace", passes)
+    return {key: answer[key] for key in ("launches", "copies", "waits")}
+
+
+def step(batch, arguments, kind="eager", graph=False):
+    """With each of our batch norms: the faster one is what a program would take."""
+    size = 32 if arguments.tiny else 224
+    shape = 2 if arguments.tiny else batch
+    target = {(256, "eager"): 1.05, (32, "eager"): 1.3 if graph else None, (256, "compiled"): 0.9}[batch, kind]
+    other = theirs(arguments)
+    other.ask("network", shape, size, kind)
+    result = {"rows": [], "traces": []}
+    for norm in ("sync", "local"):
+        job = ours(arguments)
+        job.ask("network", shape, size, norm)
+        if graph:
+            job.ask("graph")
+        name = (f"ResNet-50 step, batch {batch}, {'SyncBatchNorm' if norm == 'sync' else 'BatchNorm2d'}"
+                f"{', CUDA graph' if graph else ''} / {kind} Python")
+        result["rows"].append(compare(name, [job, other], COUNTS[shape][0], arguments, target, at_least=True))
+        if not graph and kind == "eager":
+            result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {norm}", **trace(job)})
+        job.end()
+    if not arguments.tiny and not graph:
+        result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {kind} Python", **trace(other)})
+    other.end()
+    return result
+
+
+def layers(batch, arguments):
+    size = 32 if arguments.tiny else 224
+    shape = 2 if arguments.tiny else batch
+    result = {"rows": [], "traces": []}
+    job = ours(arguments)
+    job.ask("layers", shape, size)
+    kinds = {"sync": ("torch's SyncBatchNorm", 0.5 if batch == 32 else 0.7), "cudnn": ("torch's BatchNorm2d", 1.1)}
+    for kind, (what, target) in kinds.items():
+        other = theirs(arguments)
+        other.ask("layers", shape, size, kind)
+        result["rows"].append(compare(f"SyncBatchNorm + ReLU, batch {batch} / {what} + ReLU", [job, other],
+                                      COUNTS[shape][1], arguments, target, at_least=False))
+        if not arguments.tiny:
+            result["traces"].append(per_layer(f"{what} + ReLU", trace(other)))
+        other.end()
+    result["traces"].insert(0, per_layer("SyncBatchNorm + ReLU", trace(job)))
+    job.end()
+    return result
+
+
+def per_layer(name, traced):
+    return {"name": f"a layer, {name}", **{key: value / RESNET50_LAYERS for key, value in traced.items()}}
+
+
+def kernels(arguments):
+    job = ours(arguments)
+    copy = job.ask("copy", 4 if arguments.tiny else COPY_MIB)["bytes_per_second"]
+    rows = []
+    for batch, channels, size in [(2, 64, 8)] if arguments.tiny else SHAPES:
+        for memory in ("rows", "planes"):
+            job.ask("layer", batch, channels, size, memory)
+            passes = 10
+            job.ask("time", passes)
+            for name, (count, microseconds) in job.ask("trace", passes)["kernels"].items():
+                rows.append(kernel_row(name, microseconds / count, batch * channels * size * size, copy,
+                                       f"{batch} x {channels} x {size} x {size}, "
+                                       f"{'channels-last' if memory == 'rows' else 'contiguous'}"))
+    job.end()
+    return {"copy_bytes_per_second": copy, "kernels": rows}
+
+
+def kernel_row(name, microseconds, values, copy, shape):
+    row = {"name": name, "shape": shape, "microseconds": microseconds}
+    for part, per_value in BYTES.items():
+        if part in name:
+            row["name"] = part
+            row["bytes_per_second"] = values * per_value / (microseconds * 1e-6)
+            row["of_copy"] = row["bytes_per_second"] / copy
+    return row
+
+
+PARTS = {"step-256": lambda given: step(256, given), "step-32": lambda given: step(32, given),
+         "graph-32": lambda given: step(32, given, graph=True),
+         "compiled-256": lambda given: step(256, given, kind="compiled"),
+         "layers-256": lambda given: layers(256, given), "layers-32": lambda given: layers(32, given),
+         "kernels": kernels}
+
+
+def add_arguments(parser):
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--tiny", action="store_true")
+
+
+def main():
+    arguments = parse_arguments(__doc__, 11, add_arguments)
+    arguments.build = arguments.build.resolve()
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    result = PARTS[arguments.part](arguments)
+    text = json.dumps(result, indent=1)
+    print(text)
+    if arguments.json:
+        arguments.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
