@@ -49,10 +49,18 @@ if(NOT SYNCBN_CUDA STREQUAL "OFF")
     if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
       set(CMAKE_CUDA_COMPILER ${SYNCBN_NVCC})
     endif()
-    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES 80 90) # A100, H100 and H200; newer ones take 90's PTX
+    set(_syncbn_architectures_given FALSE)
+    if(DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(_syncbn_architectures_given TRUE)
+    else()
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90) # A100, H100 and H200; newer ones take 90's PTX
     endif()
     enable_language(CUDA)
+    if(NOT _syncbn_architectures_given AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 # and B200; newer ones take 100's PTX
+          CACHE STRING "" FORCE)
+      unset(CMAKE_CUDA_ARCHITECTURES) # the one that hides the cache's
+    endif()
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       # nvcc 12 and later know it, CMake before 3.26 does not know that.
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
@@ -91,7 +99,9 @@ function(syncbn_add_cuda_library)
             ${SyncbnLibtorch_ROOT}/lib/libc10_cuda.so CUDA::cudart
             $<BUILD_INTERFACE:syncbn_warnings>)
   target_compile_options(
-    syncbn_dist_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+    syncbn_dist_cuda
+    PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>
+            $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SYNCBN_WERROR}>>:-Werror=all-warnings;-Xcompiler=-Werror>)
   # It exists for its registrations: a linker that drops unused libraries must keep it and torch's.
   target_link_options(syncbn_dist_cuda PRIVATE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
   set_target_properties(syncbn_dist_cuda PROPERTIES EXPORT_NAME dist_cuda)
