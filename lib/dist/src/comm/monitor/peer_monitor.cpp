@@ -196,6 +196,11 @@ void PeerMonitor::report_failure(const std::string& type, const std::string& gro
   if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
+void PeerMonitor::report_mismatch(const FlightRecorder& log, const std::string& what) {
+  const Lock lock(mutex_);
+  report_failure(kDiffer, log.group(), what);
+}
+
 /// Ends are recorded when the connection ends, not when the leave notice arrives: by then a
 /// launcher has seen this failure before those of other ranks.
 void PeerMonitor::on_end(int rank, const std::string& where) {

@@ -57,6 +57,9 @@ class PeerMonitor {
   /// returns an empty string if none has ended by then.
   std::string end_among(const std::vector<int>& ranks, std::chrono::milliseconds patience);
 
+  /// Makes the calls of the group fail on all ranks, as those of ranks that made different calls.
+  void report_mismatch(const FlightRecorder& log, const std::string& what);
+
   struct Cause {
     std::string text;             ///< empty if it is not known
     bool ranks_disagree = false;  ///< the ranks made different calls

@@ -277,6 +277,10 @@ void Backend::close_cuda() {
   done.get();
 }
 
+void Backend::report_mismatch(const std::string& what) {
+  if (const auto alive = monitor_.lock()) alive->report_mismatch(*log_, what);
+}
+
 void Backend::require_not_aborted() const {
   const auto failed = log_->aborted();
   if (!failed) return;

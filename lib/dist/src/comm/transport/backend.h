@@ -85,6 +85,8 @@ class Backend : public c10d::Backend {
   bool supportsCoalescing() const override { return false; }
   void shutdown() override;
   void abort() override;
+  /// Tells the other ranks that the ranks made different calls, and aborts the group.
+  void report_mismatch(const std::string& what);
   /// @throws as the call that failed first, if the group was aborted. For results of calls on GPUs,
   ///   which an abort leaves undefined.
   void require_not_aborted() const;

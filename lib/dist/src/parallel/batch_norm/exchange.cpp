@@ -213,7 +213,8 @@ Exchange::Header Exchange::next_header() const {
 }
 
 /// @param rows of all ranks, each with a header from column `first` to its end.
-void Exchange::compare(const at::Tensor& rows, int64_t first) const {
+/// @param tells_others they may be waiting in an exchange, and look at these headers later or never
+void Exchange::compare(const at::Tensor& rows, int64_t first, bool tells_others) const {
   const int64_t stride = rows.size(1);
   const double* const headers = rows.const_data_ptr<double>() + first;
   const auto bytes = static_cast<size_t>(stride - first) * sizeof(double);
@@ -235,6 +236,7 @@ void Exchange::compare(const at::Tensor& rows, int64_t first) const {
     places.push_back(fmt::format("rank{} {} in {}", members.size() > 1 ? "s" : "",
                                  base::join(members, ", "), Names::instance().describe(header)));
   }
+  if (tells_others) state_->backend->report_mismatch(base::join(places, "; "));
   throw base::UserError(fmt::format(
       "SyncBatchNorm: the ranks are in different layers: {}; every rank of a group must run the "
       "same layers in the same order, with equally many forwards and backwards",
@@ -254,7 +256,7 @@ at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
     InFlightHeaders& in_flight = state_->backend->in_flight_headers();
     for (const at::Tensor& headers :
          in_flight.send(row_of({header}), group_, timeout_, layer_->called)) {
-      compare(headers, 0);
+      compare(headers, 0, /*tells_others=*/true);
     }
   }
   return row;

@@ -57,7 +57,7 @@ class Exchange : public torch::CustomClassHolder {
   Header next_header() const;
   at::Tensor exchange(JoinStep step, const at::Tensor& values) const;
   at::Tensor prepare_row(const at::Tensor& values, const Header& header, JoinStep step) const;
-  void compare(const at::Tensor& rows, int64_t first) const;
+  void compare(const at::Tensor& rows, int64_t first, bool tells_others = false) const;
 
   const ProcessGroupPtr group_;
   const Timeout timeout_;
