@@ -18,16 +18,8 @@
 #include <thread>
 #include <vector>
 
-<<<<<<< HEAD
-#include <ATen/cuda/CUDAEvent.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/zeros.h>
-=======
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
->>>>>>> b84073c51e669a9f514a3644919d59df321e385f
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
