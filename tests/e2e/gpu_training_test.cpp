@@ -15,8 +15,8 @@ namespace {
 /// Trains the digits network for four epochs with as many workers as asked for.
 nlohmann::json train_digits(int workers, const std::string& run_dir, const Env& env = {}) {
   const auto program = start_launched_train(
-      workers,
-      {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir, "--epochs", "4"}, env);
+      workers, {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir, "--epochs", "4"},
+      env);
   const ProgramResult result = program->wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const bool on_cpus = env.contains("CUDA_VISIBLE_DEVICES");

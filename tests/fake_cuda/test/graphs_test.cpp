@@ -202,8 +202,8 @@ TEST(FakeGraphsTest, RefuseWhatNeedsTheHostOrOtherWork) {
        }},
       {"call back", cudaErrorStreamCaptureUnsupported,
        [](cudaStream_t capturing) {
-         return cudaStreamAddCallback(capturing, [](cudaStream_t, cudaError_t, void*) {}, nullptr,
-                                      0);
+         return cudaStreamAddCallback(
+             capturing, [](cudaStream_t, cudaError_t, void*) {}, nullptr, 0);
        }},
   };
   for (const Refusal& refusal : refusals) {
@@ -346,7 +346,9 @@ TEST(FakeGraphsTest, RandomNumbersDifferBetweenReplaysAndFollowTheSeed) {
   at::Tensor numbers;
   at::cuda::CUDAGraph graph;
   const at::Tensor ones = at::ones({100}, kOnGpu);
-  capture(graph, [&] { numbers = at::stack({at::rand({100}, kOnGpu), at::dropout(ones, 0.5, true)}); });
+  capture(graph, [&] {
+    numbers = at::stack({at::rand({100}, kOnGpu), at::dropout(ones, 0.5, true)});
+  });
   const auto replay = [&] {
     graph.replay();
     return numbers.cpu();
@@ -369,7 +371,8 @@ TEST(FakeGraphsTest, TorchsGraphHasItsOwnMemory) {
   at::Tensor from_first;
   at::Tensor from_second;
   capture(first, [&] { from_first = one * 2; });
-  capture(second, [&] { from_second = from_first + 1; }, first.pool());
+  capture(
+      second, [&] { from_second = from_first + 1; }, first.pool());
   EXPECT_EQ(first.pool(), second.pool());
   for (int i = 0; i < 3; ++i) {
     const at::Tensor other = at::full({1 << 20}, 9, kOnGpu);  // not in the graphs' memory

@@ -38,9 +38,13 @@ Tensors with_gradients(const Tensor& result, const Tensors& inputs) {
 const std::vector<Case>& cases() {
   static const std::vector<Case> all{
       {"elementwise",
-       [](const Tensor& a, const Tensor& b) { return with_gradients(a * b + 2, {a, b}); }},
+       [](const Tensor& a, const Tensor& b) {
+         return with_gradients(a * b + 2, {a, b});
+       }},
       {"matrix product",
-       [](const Tensor& a, const Tensor& b) { return with_gradients(a.mm(b.t()), {a, b}); }},
+       [](const Tensor& a, const Tensor& b) {
+         return with_gradients(a.mm(b.t()), {a, b});
+       }},
       {"convolution",
        [](const Tensor& a, const Tensor& b) {
          const Tensor weight = b.narrow(0, 0, 3).reshape({3, 2, 2, 2});
@@ -50,8 +54,8 @@ const std::vector<Case>& cases() {
        [](const Tensor& a, const Tensor& b) {
          const Tensor mean = at::zeros({8}, a.options());
          const Tensor var = at::ones({8}, a.options());
-         auto all = with_gradients(
-             at::batch_norm(a, b[0], b[1], mean, var, true, 0.1, 1e-5, false), {a, b});
+         auto all = with_gradients(at::batch_norm(a, b[0], b[1], mean, var, true, 0.1, 1e-5, false),
+                                   {a, b});
          all.insert(all.end(), {mean, var});
          return all;
        }},
@@ -73,8 +77,13 @@ const std::vector<Case>& cases() {
          const Tensor rows = at::tensor({4, 0, 0}, a.options().dtype(at::kLong));
          Tensor copy = a.detach().clone();
          copy.index_put_({rows}, b.detach().narrow(0, 0, 3), /*accumulate=*/true);
-         return Tensors{a.index({rows}), b.index({mask}), a.masked_select(mask), mask.nonzero(),
-                        a.masked_fill(mask, 2), copy, std::get<0>(at::_unique2(rows, true, true))};
+         return Tensors{a.index({rows}),
+                        b.index({mask}),
+                        a.masked_select(mask),
+                        mask.nonzero(),
+                        a.masked_fill(mask, 2),
+                        copy,
+                        std::get<0>(at::_unique2(rows, true, true))};
        }},
       {"an output that grows",
        [](const Tensor& a, const Tensor& b) {
@@ -187,7 +196,9 @@ TEST(FakeOperatorsTest, WaitOnlyWhereTheHostNeedsValues) {
     run();
     return (fake_cuda::counts() - before).host_waits();
   };
-  EXPECT_EQ(waits([&] { at::conv2d(matrix.view({1, 1, 30, 40}), at::ones({1, 1, 3, 3}, kOnGpu)); }),
+  EXPECT_EQ(waits([&] {
+              at::conv2d(matrix.view({1, 1, 30, 40}), at::ones({1, 1, 3, 3}, kOnGpu));
+            }),
             0U);
   EXPECT_EQ(waits([&] { std::get<0>(matrix.topk(3)).softmax(1).sum(); }), 0U);
   EXPECT_EQ(waits([&] { matrix.index({at::zeros({2}, kOnGpu.dtype(at::kLong))}); }), 0U);

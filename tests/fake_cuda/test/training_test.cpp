@@ -50,7 +50,8 @@ TEST(FakeTrainingTest, ASyncBatchNormLayerLaunchesAsOftenAsItSays) {
     layer(input).backward(gradient);  // makes the group, and connects it
     at::Tensor output;
     expect_counts(counts_of([&] { output = layer(input); }), {.launches = 44, .collectives = 1});
-    expect_counts(counts_of([&] { output.backward(gradient); }), {.launches = 51, .collectives = 1});
+    expect_counts(counts_of([&] { output.backward(gradient); }),
+                  {.launches = 51, .collectives = 1});
   });
 }
 
