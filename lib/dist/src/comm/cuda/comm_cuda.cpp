@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -131,6 +132,8 @@ class Nccl : public Transport {
 std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
   // Longer than any call: the watchdog's timeout is the PeerMonitor's.
   constexpr std::chrono::hours kNever{24 * 365};
+  // While the process exits, calls of CUDA fail, and the watchdog would turn that into SIGABRT.
+  if (group.is_monitored) ::setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", /*overwrite=*/0);
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = group.is_monitored ? kNever : group.timeout;
   options->group_name = group.name;

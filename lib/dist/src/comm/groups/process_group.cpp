@@ -160,6 +160,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
                                         .is_monitored = world.monitor && all_ours});
       // Ranks of Python connect in their first collective.
       if (world.monitor && all_ours) {
+        PeerMonitor::skip_destructors_after_failure();
         connect_within(std::min(timeout, world.connect_timeout), world, ranks, cuda);
       }
     }

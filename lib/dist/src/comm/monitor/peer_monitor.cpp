@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <thread>
 #include <utility>
@@ -41,6 +43,8 @@ constexpr char kLeft[] = "has left the group (destroy_process_group)";
 // Upper bound on the stuck collectives that are remembered for a group.
 constexpr size_t kMaxStuck = 16;
 
+std::atomic<bool> skips_destructors{false};
+
 std::weak_ptr<PeerMonitor>& living() {
   static auto* const instance = new std::weak_ptr<PeerMonitor>;
   return *instance;
@@ -59,7 +63,14 @@ std::shared_ptr<PeerMonitor> PeerMonitor::join(c10d::Store& store, int rank, int
   }
   living() = monitor;
   static const bool once = [] {
-    ::on_exit([](int status, void* /*unused*/) { leave_with(status); }, nullptr);
+    ::on_exit(
+        [](int status, void* /*unused*/) {
+          leave_with(status);
+          if (status == 0 || !skips_destructors) return;
+          std::fflush(nullptr);
+          ::_exit(status);
+        },
+        nullptr);
     std::at_quick_exit([] { leave_with(0); });
     return true;
   }();
@@ -83,6 +94,10 @@ PeerMonitor::~PeerMonitor() {
     asking.swap(overdue_);
   }
   for (auto& [group, thread] : asking) thread.join();
+}
+
+void PeerMonitor::skip_destructors_after_failure() {
+  skips_destructors = true;
 }
 
 void PeerMonitor::leave_with(int exit_code) {

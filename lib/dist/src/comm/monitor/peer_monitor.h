@@ -41,6 +41,10 @@ class PeerMonitor {
   /// quick_exit() call it with their code and 0. Does nothing if there is no monitor.
   static void leave_with(int exit_code);
 
+  /// From now on exit() with a code other than 0 ends the process once the leave notice is sent:
+  /// while calls on GPUs are pending, threads of NCCL and libtorch crash in the static destructors.
+  static void skip_destructors_after_failure();
+
   int rank() const { return channel_.rank(); }
   int world_size() const { return channel_.world_size(); }
 
