@@ -98,8 +98,8 @@ std::string end_of_member(const World& world, const std::vector<int>& ranks,
 /// Interval between queries to the store, which does not notice that ranks end.
 constexpr std::chrono::milliseconds kPollInterval{5};
 
-/// Connects a transport whose connect() has no limit. After a failure, its thread may wait for
-/// ever.
+/// Bounds Transport::connect(), which waits without a limit. After a failure, the thread that runs
+/// it may never end.
 void connect_within(std::chrono::milliseconds limit, const World& world,
                     const std::vector<int>& ranks, const std::shared_ptr<Transport>& transport) {
   std::packaged_task<void()> task([transport] { transport->connect(); });

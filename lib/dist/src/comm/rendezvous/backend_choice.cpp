@@ -33,7 +33,8 @@ BackendChoice choose_backend(const std::vector<Offer>& offers) {
   const auto is_auto = [](const Offer& offer) { return offer.backend == "auto"; };
   const auto asking = std::ranges::find_if_not(offers, is_auto);
   const Offer& first = asking == offers.end() ? offers.front() : *asking;
-  const bool takes_auto = first.backend != "cuda:gloo";  // whose ranks choose their GPUs otherwise
+  // With cuda:gloo a rank chooses its GPU by another rule than with auto.
+  const bool takes_auto = first.backend != "cuda:gloo";
   const auto other = std::ranges::find_if(offers, [&](const Offer& offer) {
     return offer.backend != first.backend && !(takes_auto && is_auto(offer));
   });

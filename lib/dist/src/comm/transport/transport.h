@@ -59,8 +59,8 @@ class Transport {
   virtual bool runs_on_streams() const { return false; }
   /// Connects to the other ranks, which do so too. Waits for them without a limit.
   virtual void connect() {}
-  /// Tells whether a call has ended; any thread may ask. Empty if nobody can tell, because the call
-  /// is only captured in a CUDA graph.
+  /// A thread-safe function that returns whether a call has ended. Empty for a call that is
+  /// captured in a CUDA graph: it has not run.
   virtual std::function<bool()> completion_of(const c10::intrusive_ptr<c10d::Work>& work) const {
     return [weak = c10::weak_intrusive_ptr<c10d::Work>(work)] {
       const auto alive = weak.lock();
