@@ -6,6 +6,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/boxes.h>
@@ -389,7 +390,7 @@ class Trainer {
     Wishes own{.stop_signal = StopSignals::received()};
     if (own.stop_signal != 0 && is_rank_0() && !std::exchange(has_told_of_signal_, true)) {
       progress_.clear();
-      spdlog::info("SIG{}: saves and stops", ::sigabbrev_np(own.stop_signal));
+      spdlog::info("{}: saves and stops", base::signal_name(own.stop_signal));
     }
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
@@ -762,8 +763,7 @@ class Trainer {
   int stop(const data::SamplerState& sampler) {
     save(sampler);
     const int signal = stop_wishes_.stop_signal;
-    const std::string name =
-        signal != 0 ? fmt::format("SIG{}", ::sigabbrev_np(signal)) : "max_time";
+    const std::string name = signal != 0 ? base::signal_name(signal) : "max_time";
     keepers_.each([&] {
       writer_->wait();
       folder_->log_end(name, position_.step);
