@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/gpus.h>
 
 #include <string>
@@ -45,6 +47,33 @@ TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2, 8));
+
+const Env kOnCpus = {{"CUDA_VISIBLE_DEVICES", ""}};
+
+/// Runs one rank of `train` on the digits in float32, in the folder `run_dir`.
+void train_steps(int steps, const std::string& run_dir, std::vector<std::string> more,
+                 const Env& env) {
+  more.insert(more.end(),
+              {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir, "--model.width",
+               "8", "--amp", "none", "--max_steps", std::to_string(steps)});
+  const ProgramResult result = run_train(more, env);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+// The driver does not tell the utilization of a part of a GPU (MIG).
+TEST(GpuLogTest, LeavesOutAUtilizationThatTheDriverDoesNotTell) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
+  SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
+  const TempFolder folder;
+  const auto line = [&](const Env& env) {
+    train_steps(2, folder / "run", {"--overwrite"}, env);
+    const std::string log = base::read_file(folder / "run/log.jsonl");
+    const size_t begin = log.rfind('\n', log.find("gpu_memory_bytes"));
+    return nlohmann::json::parse(log.substr(begin + 1, log.find('\n', begin + 1) - begin - 1));
+  };
+  EXPECT_TRUE(line({}).contains("gpu_utilization"));
+  EXPECT_FALSE(line({{"FAKE_NVML_NO_UTILIZATION", "1"}}).contains("gpu_utilization"));
+}
 
 }  // namespace
 }  // namespace syncbn::test
