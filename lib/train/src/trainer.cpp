@@ -692,11 +692,13 @@ class Trainer {
             ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
                           100 * record.data_wait_share)
             : "";
-    const std::string gpu =
-        record.gpu
-            ? fmt::format("GPU {:.0f} %, {}  ", 100 * record.gpu->utilization,
-                          base::format_bytes(static_cast<uint64_t>(record.gpu->memory_bytes)))
-            : "";
+    std::string gpu;
+    if (record.gpu) {
+      const auto& [memory_bytes, utilization] = *record.gpu;
+      gpu = fmt::format("GPU {}{}  ",
+                        utilization ? fmt::format("{:.0f} %, ", 100 * *utilization) : "",
+                        base::format_bytes(static_cast<uint64_t>(memory_bytes)));
+    }
     spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}{}", record.epoch,
                  std::to_string(config_.epochs).size(), config_.epochs,
                  measures_.line_part("train", record.train),
