@@ -28,8 +28,10 @@
 #include "checkpoint_writer.h"
 #include "compute_threads.h"
 #include "data_wait.h"
+#include "environment.h"
 #include "evaluation.h"
 #include "gpu_load.h"
+#include "histograms.h"
 #include "keepers.h"
 #include "measures.h"
 #include "model.h"
@@ -95,8 +97,10 @@ class Trainer {
       report_on_rank_0([&] { resume_from(parse_checkpoint(resumed, resume_.checkpoint_path)); });
     }
     is_finished_ = is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
+    if (is_finished_) return;
+    const std::string environment = describe_environment(inputs);
     // Last, since this removes the files of an earlier run.
-    if (!is_finished_) keepers_.each([&] { start_folder(!resumed.empty()); });
+    keepers_.each([&] { start_folder(!resumed.empty(), environment); });
   }
 
   int run() {
@@ -266,7 +270,7 @@ class Trainer {
 
   // ---- the start -------------------------------------------------------------------------------
 
-  void start_folder(bool resumed) {
+  void start_folder(bool resumed, const std::string& environment) {
     const bool continues = resumed && resume_.continues_folder;
     config::Value config = config::parse_yaml(config_text_, name_);
     // A run from this file continues in the folder that the file is in.
@@ -281,6 +285,7 @@ class Trainer {
       folder_->rewind_log(position_.step, position_.sampler.epoch,
                           owes_evaluation() ? "" : position_.epoch_line);
     }
+    folder_->write_environment(environment);
     folder_->log_start(dist::world_size(), position_.step, resumed);
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
@@ -537,6 +542,10 @@ class Trainer {
   /// False: a signal arrived, or the time was up, in the evaluation.
   bool finish_epoch(EpochRecord& record) {
     collect_counts();
+    const int64_t every = config_.tensorboard.histograms;
+    if (folder_ && every > 0 && record.epoch % every == 0) {
+      log_histograms(*model_, record.step, *folder_);
+    }
     // Without a good step the loss is NaN.
     record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
     if (task_->counts_training()) {
