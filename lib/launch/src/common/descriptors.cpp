@@ -2,7 +2,10 @@
 
 #include <fcntl.h>
 #include <syncbn/base/error.h>
+#include <sys/resource.h>
 #include <unistd.h>
+
+#include <algorithm>
 
 namespace syncbn::launch {
 
@@ -14,6 +17,12 @@ Pipe Pipe::make() {
 
 void set_nonblocking(const base::UniqueFd& fd) {
   ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+}
+
+size_t max_newcomers() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
+  return std::max<size_t>(1, limit.rlim_cur / 4);
 }
 
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {

@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -19,6 +20,10 @@ struct Pipe {
 };
 
 void set_nonblocking(const base::UniqueFd& fd);
+
+/// Upper bound on the connections that have not said what they are: a quarter of the descriptors
+/// that this process may open, because it needs the others itself.
+size_t max_newcomers();
 
 using ReadBuffer = std::array<char, 65536>;
 /// Reads from a non-blocking pipe into `buffer` and returns what it read, perhaps nothing. Closes
