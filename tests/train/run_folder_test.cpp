@@ -171,6 +171,11 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EXPECT_EQ(read.eval_split, "test");
   EXPECT_EQ(read.data_wait_share, 0.5);
   EXPECT_EQ(read.gpu.value().utilization, 0.875);
+
+  record.gpu->utilization.reset();
+  const std::string without_utilization = RunFolder::line_of(record);
+  EXPECT_FALSE(nlohmann::json::parse(without_utilization).contains("gpu_utilization"));
+  EXPECT_EQ(RunFolder::parse_line(without_utilization).gpu.value().utilization, std::nullopt);
 }
 
 TEST_F(RunFolderTest, ReadsALossThatIsNotFinite) {

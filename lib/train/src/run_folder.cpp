@@ -346,7 +346,7 @@ std::string RunFolder::line_of(const EpochRecord& record) {
   json["data_wait_share"] = record.data_wait_share;
   if (record.gpu) {
     json["gpu_memory_bytes"] = record.gpu->memory_bytes;
-    json["gpu_utilization"] = record.gpu->utilization;
+    if (record.gpu->utilization) json["gpu_utilization"] = *record.gpu->utilization;
   }
   json["seconds"] = record.seconds;
   return json.dump();
@@ -366,7 +366,8 @@ EpochRecord RunFolder::parse_line(const std::string& line) {
                      .data_wait_share = number(json.at("data_wait_share")),
                      .seconds = number(json.at("seconds"))};
   if (json.contains("gpu_memory_bytes")) {
-    record.gpu = {number(json.at("gpu_memory_bytes")), number(json.at("gpu_utilization"))};
+    record.gpu = {.memory_bytes = number(json.at("gpu_memory_bytes"))};
+    if (json.contains("gpu_utilization")) record.gpu->utilization = json.at("gpu_utilization");
   }
   for (const auto& [key, value] : json.items()) {
     for (const std::string split : {"train", "val", "test"}) {

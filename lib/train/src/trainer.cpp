@@ -6,6 +6,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/boxes.h>
@@ -397,7 +398,7 @@ class Trainer {
     Wishes own{.stop_signal = StopSignals::received()};
     if (own.stop_signal != 0 && is_rank_0() && !std::exchange(has_told_of_signal_, true)) {
       progress_.clear();
-      spdlog::info("SIG{}: saves and stops", ::sigabbrev_np(own.stop_signal));
+      spdlog::info("{}: saves and stops", base::signal_name(own.stop_signal));
     }
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
@@ -717,11 +718,13 @@ class Trainer {
             ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
                           100 * record.data_wait_share)
             : "";
-    const std::string gpu =
-        record.gpu
-            ? fmt::format("GPU {:.0f} %, {}  ", 100 * record.gpu->utilization,
-                          base::format_bytes(static_cast<uint64_t>(record.gpu->memory_bytes)))
-            : "";
+    std::string gpu;
+    if (record.gpu) {
+      const auto& [memory_bytes, utilization] = *record.gpu;
+      gpu = fmt::format("GPU {}{}  ",
+                        utilization ? fmt::format("{:.0f} %, ", 100 * *utilization) : "",
+                        base::format_bytes(static_cast<uint64_t>(memory_bytes)));
+    }
     spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}{}", record.epoch,
                  std::to_string(config_.epochs).size(), config_.epochs,
                  measures_.line_part("train", record.train),
@@ -788,8 +791,7 @@ class Trainer {
   int stop(const data::SamplerState& sampler) {
     save(sampler);
     const int signal = stop_wishes_.stop_signal;
-    const std::string name =
-        signal != 0 ? fmt::format("SIG{}", ::sigabbrev_np(signal)) : "max_time";
+    const std::string name = signal != 0 ? base::signal_name(signal) : "max_time";
     keepers_.each([&] {
       writer_->wait();
       folder_->log_end(name, position_.step);

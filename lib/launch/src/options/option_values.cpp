@@ -5,6 +5,7 @@
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -24,8 +25,7 @@ std::vector<int> read_signals(const std::string& typed) {
   for (const std::string& name : words_of(typed)) {
     if (name == "SIGUSR1" || name == "SIGUSR2") continue;  // always passed on to the workers
     constexpr std::array kEnding{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
-    const auto signal = std::ranges::find(
-        kEnding, name, [](int known) { return std::string("SIG") + ::sigabbrev_np(known); });
+    const auto signal = std::ranges::find(kEnding, name, base::signal_name);
     if (signal != kEnding.end()) {
       signals.push_back(*signal);
       continue;
@@ -49,9 +49,9 @@ void check_spelling_of_setting(const std::string& typed, const std::string& name
   static const std::vector<std::string> kWithoutEffect{
       "timeout",    "close_timeout", "read_timeout", "heartbeat_timeout", "shutdown_timeout",
       "store_type", "use_libuv",     "rank",         "local_addr"};
-  static const std::vector<std::string> kSettings{"join_timeout", "last_call_timeout",
-                                                  "keep_alive_interval", "keep_alive_max_attempt",
-                                                  "is_host"};
+  static const std::vector<std::string> kSettings{
+      "join_timeout",           "last_call_timeout", "keep_alive_interval",
+      "keep_alive_max_attempt", "is_host",           "store_mib"};
   if (std::ranges::count(kWithoutEffect, name) > 0) return;
   const std::string hint = base::did_you_mean(name, kSettings);
   if (hint.empty()) return;
@@ -214,6 +214,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
     };
     constexpr int kDay = 86'400;
     constexpr int kMaxMisses = 10'000;
+    constexpr int kMaxMib = 1 << 20;
     // torchrun reads `timeout` in a static rendezvous only.
     if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
       options.join_timeout = std::chrono::seconds(number(1));
@@ -223,6 +224,8 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
       options.alive_period = std::chrono::seconds(number(1, kDay));
     } else if (name == "keep_alive_max_attempt") {
       options.alive_misses = number(1, kMaxMisses);
+    } else if (name == "store_mib") {
+      options.store_mib = number(1, kMaxMib);
     } else if (name == "is_host") {
       options.is_host = read_flag(value);
       if (!options.is_host) {
