@@ -41,6 +41,7 @@
 #include "stopping.h"
 #include "sweep.h"
 #include "visible_gpu.h"
+#include "watch.h"
 
 namespace syncbn::train {
 namespace {
@@ -51,6 +52,7 @@ constexpr const char* kUsage =
     "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
     "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
     "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
+    "       train watch runs/NAME\n"
     "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
@@ -70,6 +72,9 @@ const std::vector<config::ProgramOption> kOptions = {
     {"nproc_per_node", "N",
      "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
      "also its --nnodes, --node_rank, --master_addr and --master_port"},
+    {"color", "WHEN",
+     "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
+     "never"},
     {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
     {"tables", "FOLDER",
@@ -141,6 +146,7 @@ constexpr const char* kEval = "eval";
 constexpr const char* kExport = "export";
 constexpr const char* kPredict = "predict";
 constexpr const char* kSweep = "sweep";
+constexpr const char* kWatch = "watch";
 
 /// The samples that `train eval` is about.
 data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
@@ -150,6 +156,15 @@ data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
   }
   faults.add({}, fmt::format("--split: expected train, val or test, got '{}'", wanted));
   return data::Split::kTest;
+}
+
+void choose_colours(const config::CommandLine& line, config::Faults& faults) {
+  const std::string when = line.value("color").value_or("auto");
+  if (when == "always" || when == "never") {
+    base::set_log_colours(when == "always");
+  } else if (when != "auto") {
+    faults.add({}, fmt::format("--color: expected auto, always or never, got '{}'", when));
+  }
 }
 
 /// Removes `predict FOLDER` from the front of the command line.
@@ -175,8 +190,8 @@ void check_threads_of_all(const LoaderConfig& loader) {
 
 /// @param topic "": the whole
 std::string help_of(const std::string& topic) {
-  const bool is_whole =
-      topic.empty() || topic == kEval || topic == kExport || topic == kPredict || topic == kSweep;
+  const bool is_whole = topic.empty() || topic == kEval || topic == kExport || topic == kPredict ||
+                        topic == kSweep || topic == kWatch;
   return is_whole ? config::help_text(kUsage, kOptions, config_fields())
                   : config::help_text(topic, config_fields());
 }
@@ -199,6 +214,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
       return base::kExitOk;
     };
     line = config::parse_command_line(args, kOptions, config_fields(), faults);
+    choose_colours(line, faults);
     if (line.has("nproc_per_node")) {
       faults.add({},
                  "--nproc_per_node: this process is a rank already (RANK is set); give the "
@@ -282,6 +298,10 @@ int run_command(const std::vector<std::string>& given) {
     return local_rank_0_first(local_rank, [&] {
       return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions);
     });
+  }
+  if (!given.empty() && given.front() == kWatch) {
+    base::init_logging(0);
+    return watch({given.begin() + 1, given.end()}, kOptions);
   }
   if (!given.empty() && given.front() == kExport) {
     base::init_logging(0);
