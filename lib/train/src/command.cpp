@@ -16,6 +16,7 @@
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/config.h>
+#include <syncbn/train/report.h>
 #include <syncbn/train/trainer.h>
 #include <torch/version.h>
 
@@ -51,6 +52,8 @@ constexpr const char* kUsage =
     "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
     "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
     "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
+    "       train report runs/NAME...\n"
+    "       train compare runs/NAME... [--html FILE]\n"
     "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
@@ -137,9 +140,11 @@ struct GroupGuard {
   }
 };
 
+constexpr const char* kCompare = "compare";
 constexpr const char* kEval = "eval";
 constexpr const char* kExport = "export";
 constexpr const char* kPredict = "predict";
+constexpr const char* kReport = "report";
 constexpr const char* kSweep = "sweep";
 
 /// The samples that `train eval` is about.
@@ -175,8 +180,10 @@ void check_threads_of_all(const LoaderConfig& loader) {
 
 /// @param topic "": the whole
 std::string help_of(const std::string& topic) {
-  const bool is_whole =
-      topic.empty() || topic == kEval || topic == kExport || topic == kPredict || topic == kSweep;
+  bool is_whole = topic.empty();
+  for (const char* command : {kCompare, kEval, kExport, kPredict, kReport, kSweep}) {
+    is_whole = is_whole || topic == command;
+  }
   return is_whole ? config::help_text(kUsage, kOptions, config_fields())
                   : config::help_text(topic, config_fields());
 }
@@ -282,6 +289,11 @@ int run_command(const std::vector<std::string>& given) {
     return local_rank_0_first(local_rank, [&] {
       return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions);
     });
+  }
+  const bool is_report = !given.empty() && given.front() == kReport;
+  if (is_report || (!given.empty() && given.front() == kCompare)) {
+    base::init_logging(0);
+    return (is_report ? report_command : compare_command)({given.begin() + 1, given.end()});
   }
   if (!given.empty() && given.front() == kExport) {
     base::init_logging(0);

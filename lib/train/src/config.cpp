@@ -340,6 +340,8 @@ void Config::describe(config::Schema<Config>& schema) {
              "steps between two lines about steps, in log.jsonl too; 0: none")
       .at_least(0)
       .unit("steps");
+  schema.field("report", &Config::report,
+               "write the page report.html to the run's folder after evaluations");
   schema.field("run_dir", &Config::run_dir,
                "folder for logs and checkpoints; empty: runs/NAME after the configuration's file, "
                "or runs/NAME-2, -3, ... if that holds a run");

@@ -41,12 +41,13 @@ constexpr const char* kPictures = "pictures";
 constexpr const char* kSuffix = ".pt";
 constexpr const char* kFiles[] = {RunFolder::kConfig, kLog, kResult, RunFolder::kLast,
                                   RunFolder::kBest};
-// Tables of the built-in tasks.
-constexpr const char* kTables[] = {"confusion.csv", "ema_confusion.csv"};
+// About the last evaluation of the built-in tasks.
+constexpr const char* kTables[] = {"confusion.csv", "ema_confusion.csv", "mistakes.csv",
+                                   "mistakes.png"};
 // What the names of files that a run writes begin with.
 constexpr const char* kTemporaries[] = {
-    RunFolder::kConfig, kLog,        kResult,    RunFolder::kLast,
-    RunFolder::kBest,   kBestPrefix, kTables[0], kTables[1]};
+    RunFolder::kConfig, kLog,       kResult,    RunFolder::kLast, RunFolder::kBest,  kBestPrefix,
+    kTables[0],         kTables[1], kTables[2], kTables[3],       RunFolder::kReport};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
@@ -232,6 +233,14 @@ fs::path RunFolder::result(const fs::path& folder) {
   return folder / kResult;
 }
 
+fs::path RunFolder::log(const fs::path& folder) {
+  return folder / kLog;
+}
+
+fs::path RunFolder::pictures(const fs::path& folder) {
+  return folder / kPictures;
+}
+
 std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(folder / RunFolder::kConfig, ignored)) return std::nullopt;
@@ -260,6 +269,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   if (!resume) {
     fs::remove_all(path_ / kPictures, ignored);
     for (const char* table : kTables) fs::remove(path_ / table, ignored);
+    fs::remove(path_ / kReport, ignored);
   }
   remove_temporaries(path_);
   open_log();  // first: it tells that the folder is a run's
@@ -282,13 +292,14 @@ void RunFolder::write_picture(const std::string& name, int64_t step, const data:
                               data::encode_png(image));
 }
 
-void RunFolder::write_table(const std::string& name, const std::string& text) {
-  base::write_file_atomically(path_ / name, text);
+void RunFolder::replace_file(const std::string& name, const std::string& bytes) {
+  base::write_file_atomically(path_ / name, bytes);
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
   const Json json = {{"event", "start"},
                      {"time", unix_time()},
+                     {kFormatVersionKey, kFormatVersion},
                      {"job", base::env("SYNCBN_JOB_ID").value_or("")},
                      {"world_size", world_size},
                      {"step", step},
@@ -422,6 +433,19 @@ void RunFolder::log_end(const std::string& reason, int64_t step) {
   append(json.dump());
 }
 
+void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times) {
+  Json json = {{"event", "step_time"}, {"time", unix_time()}, {"epoch", epoch}, {"step", step}};
+  const auto add = [&](const char* name, double StepTime::*part) {
+    for (const StepTime& rank : times) json[name].push_back(rank.*part);
+  };
+  add("whole", &StepTime::whole);
+  add("data", &StepTime::data);
+  add("forward", &StepTime::forward);
+  add("exchange", &StepTime::exchange);
+  add("backward", &StepTime::backward);
+  lines_ += json.dump() + "\n";
+}
+
 void RunFolder::write_result(const ResultRecord& record) {
   const std::string split = record.last.eval_split + "_";
   Json json;
@@ -485,9 +509,9 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     const bool is_whole = json.is_object();
     const auto event = value_of<std::string>(json, "event", "");
     const bool is_epoch = event == "epoch";
-    const bool repeats =
-        ((event == "step" || is_epoch) && value_of<int64_t>(json, "step", 0) > step) ||
-        (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
+    const bool repeats = ((event == "step" || event == "step_time" || is_epoch) &&
+                          value_of<int64_t>(json, "step", 0) > step) ||
+                         (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
     if (!is_whole || repeats) {
       is_changed = true;
       continue;

@@ -154,6 +154,7 @@ struct Config {
   int64_t eval_interval = 1;
   EarlyStopConfig early_stop;
   int64_t log_interval = 0;
+  bool report = true;
   std::string run_dir;
   std::string resume;
   bool overwrite = false;
