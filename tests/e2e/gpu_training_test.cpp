@@ -2,7 +2,10 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/gpus.h>
+#include <syncbn/train/checkpoint.h>
 
 #include <string>
 
@@ -45,6 +48,69 @@ TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2, 8));
+
+const Env kOnCpus = {{"CUDA_VISIBLE_DEVICES", ""}};
+
+/// Runs one rank of `train` on the digits in float32, in the folder `run_dir`.
+void train_steps(int steps, const std::string& run_dir, std::vector<std::string> more,
+                 const Env& env) {
+  more.insert(more.end(),
+              {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir, "--model.width",
+               "8", "--amp", "none", "--max_steps", std::to_string(steps)});
+  const ProgramResult result = run_train(more, env);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+train::Checkpoint last_of(const std::string& run_dir) {
+  const std::string path = run_dir + "/last.pt";
+  return train::parse_checkpoint(base::read_file(path), path);
+}
+
+/// Devices differ by roundings, which a few steps multiply.
+void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& name) {
+  EXPECT_TRUE(at::allclose(a, b, /*rtol=*/1e-3, /*atol=*/1e-4))
+      << name << " differs by " << (a - b).abs().max().item<double>();
+}
+
+// Weights, statistics and momentum at the end are those of a run that stays on the CPU.
+TEST(GpuResumeTest, ARunMovesBetweenGpusAndCpus) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
+  const TempFolder folder;
+  train_steps(12, folder / "stays", {}, kOnCpus);
+  const train::Checkpoint expected = last_of(folder / "stays");
+  for (const bool to_gpu : {true, false}) {
+    SCOPED_TRACE(to_gpu ? "from CPU to GPU" : "from GPU to CPU");
+    const std::string from = folder / (to_gpu ? "cpu" : "gpu");
+    train_steps(6, from, {}, to_gpu ? kOnCpus : Env());
+    train_steps(12, from + "-moved", {"--resume", from + "/last.pt"}, to_gpu ? Env() : kOnCpus);
+    ASSERT_FALSE(HasFailure());
+    const train::Checkpoint moved = last_of(from + "-moved");
+    EXPECT_EQ(moved.step, 12);
+    for (const auto& [name, tensor] : expected.model) {
+      expect_close(moved.model.at(name), tensor, name);
+    }
+    for (const auto& [name, tensors] : expected.optimizer) {
+      for (const auto& [key, tensor] : tensors) {
+        expect_close(moved.optimizer.at(name).at(key), tensor, name + " " + key);
+      }
+    }
+  }
+}
+
+// The driver does not tell the utilization of a part of a GPU (MIG).
+TEST(GpuLogTest, LeavesOutAUtilizationThatTheDriverDoesNotTell) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
+  SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
+  const TempFolder folder;
+  const auto line = [&](const Env& env) {
+    train_steps(2, folder / "run", {"--overwrite"}, env);
+    const std::string log = base::read_file(folder / "run/log.jsonl");
+    const size_t begin = log.rfind('\n', log.find("gpu_memory_bytes"));
+    return nlohmann::json::parse(log.substr(begin + 1, log.find('\n', begin + 1) - begin - 1));
+  };
+  EXPECT_TRUE(line({}).contains("gpu_utilization"));
+  EXPECT_FALSE(line({{"FAKE_NVML_NO_UTILIZATION", "1"}}).contains("gpu_utilization"));
+}
 
 }  // namespace
 }  // namespace syncbn::test

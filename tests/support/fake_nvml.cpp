@@ -1,6 +1,7 @@
 // A stand-in for NVIDIA's libnvidia-ml.so.1 with FAKE_NVML_GPUS GPUs; "none" is a driver that does
-// not start. On the pretended machine (tests/fake_cuda) there are FAKE_CUDA_DEVICES. Creates the
-// file FAKE_NVML_TRACE when it is loaded.
+// not start. On the pretended machine (tests/fake_cuda) there are FAKE_CUDA_DEVICES. With
+// FAKE_NVML_NO_UTILIZATION set it does not tell how busy they are. Creates the file FAKE_NVML_TRACE
+// when it is loaded.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -73,6 +74,7 @@ int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
 }
 
 int nvmlDeviceGetUtilizationRates(void* device, unsigned* percents) {
+  if (std::getenv("FAKE_NVML_NO_UTILIZATION") != nullptr) return kNotSupported;
   percents[0] = 50 + *static_cast<unsigned*>(device);
   percents[1] = 10;
   return kSuccess;

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
@@ -59,7 +60,7 @@ std::string reason_of(const GroupResult& result) {
     return fmt::format("rank {} failed: {}", result.failure->rank,
                        describe_status(result.failure->wait_status));
   }
-  if (result.signal) return fmt::format("ended by SIG{}", ::sigabbrev_np(*result.signal));
+  if (result.signal) return "ended by " + base::signal_name(*result.signal);
   return result.of_job;
 }
 

@@ -168,6 +168,14 @@ void CheckpointConfig::describe(config::Schema<CheckpointConfig>& schema) {
   schema.field("keep_best", &CheckpointConfig::keep_best, "");
 }
 
+void TensorboardConfig::describe(config::Schema<TensorboardConfig>& schema) {
+  schema
+      .field("histograms", &TensorboardConfig::histograms,
+             "epochs between two histograms of each parameter and its gradient; 0: none")
+      .at_least(0)
+      .unit("epochs");
+}
+
 void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
   schema
       .field("num_workers", &LoaderConfig::num_workers,
@@ -342,6 +350,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .unit("steps");
   schema.field("report", &Config::report,
                "write the page report.html to the run's folder after evaluations");
+  schema.field("tensorboard", &Config::tensorboard, "");
   schema.field("run_dir", &Config::run_dir,
                "folder for logs and checkpoints; empty: runs/NAME after the configuration's file, "
                "or runs/NAME-2, -3, ... if that holds a run");

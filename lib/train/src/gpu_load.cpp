@@ -26,12 +26,16 @@ std::optional<GpuLoad> GpuMeter::of_all_ranks() const {
   if (!device_.is_cuda()) return std::nullopt;
   const auto stats = c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index());
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const double idle = 1 - base::gpu_utilization(uuid_).value_or(0);
-  at::Tensor most =
-      at::tensor({static_cast<double>(stats.allocated_bytes.at(kAll).peak), idle}, at::kDouble);
+  constexpr double kUnknown = 2;  // above any idle share, so that it is the maximum
+  const auto utilization = base::gpu_utilization(uuid_);
+  at::Tensor most = at::tensor({static_cast<double>(stats.allocated_bytes.at(kAll).peak),
+                                utilization ? 1 - *utilization : kUnknown},
+                               at::kDouble);
   dist::all_reduce(most, c10d::ReduceOp::MAX);
   const double* const values = most.const_data_ptr<double>();
-  return GpuLoad{.memory_bytes = values[0], .utilization = 1 - values[1]};
+  GpuLoad load{.memory_bytes = values[0]};
+  if (values[1] != kUnknown) load.utilization = 1 - values[1];
+  return load;
 }
 
 }  // namespace syncbn::train

@@ -10,7 +10,9 @@ namespace syncbn::train {
 /// How an epoch used the GPUs.
 struct GpuLoad {
   double memory_bytes = 0;  ///< that tensors had at most, on the rank with the most
-  double utilization = 0;   ///< of the least busy GPU, in the last second of training: [0, 1]
+  /// Of the least busy GPU, in the last second of training: [0, 1]. Empty if a rank's driver does
+  /// not tell it, as for a part of a GPU (MIG).
+  std::optional<double> utilization = {};
 };
 
 /// Measures the load of this rank's GPU. Not thread-safe.

@@ -6,6 +6,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/config/yaml.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +25,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "append_file.h"
 #include "folder_lock.h"
+#include "log_record.h"
 
 namespace syncbn::train {
 namespace {
@@ -41,13 +44,17 @@ constexpr const char* kPictures = "pictures";
 constexpr const char* kSuffix = ".pt";
 constexpr const char* kFiles[] = {RunFolder::kConfig, kLog, kResult, RunFolder::kLast,
                                   RunFolder::kBest};
-// About the last evaluation of the built-in tasks.
-constexpr const char* kTables[] = {"confusion.csv", "ema_confusion.csv", "mistakes.csv",
-                                   "mistakes.png"};
-// What the names of files that a run writes begin with.
-constexpr const char* kTemporaries[] = {
-    RunFolder::kConfig, kLog,       kResult,    RunFolder::kLast, RunFolder::kBest,  kBestPrefix,
-    kTables[0],         kTables[1], kTables[2], kTables[3],       RunFolder::kReport};
+constexpr const char* kMetrics = "metrics.csv";
+constexpr const char* kEnvironment = "environment.json";
+// What a new run removes, but what does not tell that a folder is a run's: names that others use,
+// the page, and files about the last evaluation of the built-in tasks.
+constexpr const char* kOthers[] = {
+    kMetrics,       kEnvironment,   RunFolder::kReport, "confusion.csv", "ema_confusion.csv",
+    "mistakes.csv", "mistakes.png",
+};
+// What the names of files that a run writes begin with, besides kOthers.
+constexpr const char* kTemporaries[] = {RunFolder::kConfig, kLog,       kResult, RunFolder::kLast,
+                                        RunFolder::kBest,   kBestPrefix};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
@@ -94,9 +101,11 @@ void remove_temporaries(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename();
-    const bool is_ours = std::ranges::any_of(kTemporaries, [&](const std::string& file) {
+    const auto is_of = [&](const std::string& file) {
       return name.starts_with("." + file) && name.ends_with(".tmp");
-    });
+    };
+    const bool is_ours =
+        std::ranges::any_of(kTemporaries, is_of) || std::ranges::any_of(kOthers, is_of);
     if (is_ours) fs::remove(entry.path(), ignored);
   }
 }
@@ -155,13 +164,18 @@ base::UniqueFd lock_of_run(const fs::path& folder) {
   }
 }
 
-double unix_time() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 std::string json_number(double value) {
   return std::isfinite(value) ? fmt::format("{}", value) : "null";
+}
+
+/// The records of a log.
+std::vector<LogRecord> records_of(const std::string& log) {
+  std::vector<LogRecord> records;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    if (auto record = parse_record(line)) records.push_back(*std::move(record));
+  }
+  return records;
 }
 
 }  // namespace
@@ -248,7 +262,11 @@ std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
 }
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
-    : path_(std::move(path)), config_(config), lock_(lock_of_run(path_)) {
+    : path_(std::move(path)),
+      config_(config),
+      lock_(lock_of_run(path_)),
+      metrics_(path_ / kMetrics),
+      events_(path_) {
   if (config_of(path_) && !is_run(path_)) {
     throw base::UserError(fmt::format(
         "run_dir: {} has a {} that no run wrote (there are no other files of one); choose another "
@@ -268,12 +286,13 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   std::error_code ignored;
   if (!resume) {
     fs::remove_all(path_ / kPictures, ignored);
-    for (const char* table : kTables) fs::remove(path_ / table, ignored);
-    fs::remove(path_ / kReport, ignored);
+    for (const char* file : kOthers) fs::remove(path_ / file, ignored);
+    for (const fs::path& file : EventFile::all_in(path_)) fs::remove(file, ignored);
   }
   remove_temporaries(path_);
   open_log();  // first: it tells that the folder is a run's
   base::write_file_atomically(path_ / RunFolder::kConfig, config);
+  open_records();
 }
 
 RunFolder::~RunFolder() {
@@ -288,8 +307,17 @@ void RunFolder::write_picture(const std::string& name, int64_t step, const data:
   const fs::path folder = path_ / kPictures;
   std::error_code ignored;  // writing the file then fails, with a message
   fs::create_directories(folder, ignored);
-  base::write_file_atomically(folder / fmt::format("{}-{:012}.png", name, step),
-                              data::encode_png(image));
+  const std::string png = data::encode_png(image);
+  base::write_file_atomically(folder / fmt::format("{}-{:012}.png", name, step), png);
+  events_.add_image(std::string(kPictures) + "/" + name, step, image, png);
+}
+
+void RunFolder::log_histogram(const std::string& name, int64_t step, const Histogram& histogram) {
+  events_.add_histogram(name, step, histogram);
+}
+
+void RunFolder::write_environment(const std::string& text) {
+  base::write_file_atomically(path_ / kEnvironment, text);
 }
 
 void RunFolder::replace_file(const std::string& name, const std::string& bytes) {
@@ -326,7 +354,7 @@ std::string RunFolder::line_of(const EpochRecord& record) {
   json["data_wait_share"] = record.data_wait_share;
   if (record.gpu) {
     json["gpu_memory_bytes"] = record.gpu->memory_bytes;
-    json["gpu_utilization"] = record.gpu->utilization;
+    if (record.gpu->utilization) json["gpu_utilization"] = *record.gpu->utilization;
   }
   json["seconds"] = record.seconds;
   return json.dump();
@@ -346,7 +374,8 @@ EpochRecord RunFolder::parse_line(const std::string& line) {
                      .data_wait_share = number(json.at("data_wait_share")),
                      .seconds = number(json.at("seconds"))};
   if (json.contains("gpu_memory_bytes")) {
-    record.gpu = {number(json.at("gpu_memory_bytes")), number(json.at("gpu_utilization"))};
+    record.gpu = {.memory_bytes = number(json.at("gpu_memory_bytes"))};
+    if (json.contains("gpu_utilization")) record.gpu->utilization = json.at("gpu_utilization");
   }
   for (const auto& [key, value] : json.items()) {
     for (const std::string split : {"train", "val", "test"}) {
@@ -419,17 +448,24 @@ std::vector<std::string> RunFolder::history(const fs::path& folder) {
 void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
                          double data_wait_seconds) {
   constexpr std::chrono::milliseconds kLatest{100};
+  const double time = unix_time();
   // Not by Json, which takes longer than all the rest.
   lines_ += fmt::format(
       R"({{"event":"step","time":{},"epoch":{},"step":{},"loss":{},"lr":{},"data_wait_seconds":{}}})",
-      json_number(unix_time()), epoch, step, json_number(loss), json_number(lr),
+      json_number(time), epoch, step, json_number(loss), json_number(lr),
       json_number(data_wait_seconds));
   lines_ += '\n';
+  add_record({.event = "step",
+              .time = time,
+              .epoch = epoch,
+              .step = step,
+              .values = {{"loss", loss}, {"lr", lr}, {"data_wait_seconds", data_wait_seconds}}});
   if (std::chrono::steady_clock::now() - written_ >= kLatest) write_lines();
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {
   const Json json = {{"event", "end"}, {"time", unix_time()}, {"reason", reason}, {"step", step}};
+  if (reason == "finished") events_.end_session();
   append(json.dump());
 }
 
@@ -467,15 +503,8 @@ void RunFolder::write_result(const ResultRecord& record) {
 }
 
 void RunFolder::append(const std::string& line) {
-  struct stat status {};
-  if (::fstat(log_.get(), &status) == 0 && status.st_nlink == 0) {
-    spdlog::warn("{} was removed while the run writes to it; a new one begins here",
-                 (path_ / kLog).string());
-    lock_ = lock_of_run(path_);  // the former lock is gone with the folder
-    open_log();
-    base::write_file_atomically(path_ / kConfig, config_);
-  }
   lines_ += line + "\n";
+  if (const auto record = parse_record(line)) add_record(*record);
   write_lines();
   // A file that cannot be synced, such as a pipe, is none of this run's concern.
   ::fdatasync(log_.get());
@@ -483,17 +512,21 @@ void RunFolder::append(const std::string& line) {
 
 void RunFolder::write_lines() {
   written_ = std::chrono::steady_clock::now();
-  const std::string whole = std::exchange(lines_, {});
-  // A single write: readers see whole lines, unless the disk is full.
-  const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
-  if (written == static_cast<ssize_t>(whole.size())) return;
-  // A short write means that the disk is full.
-  base::throw_file_error(fmt::format("cannot write {}", (path_ / kLog).string()),
-                         written < 0 ? errno : ENOSPC);
+  if (lines_.empty()) return;
+  restore_removed();
+  write_at_once(log_.get(), path_ / kLog, std::exchange(lines_, {}));
+  metrics_.write();
+  events_.write();
+}
+
+void RunFolder::add_record(const LogRecord& record) {
+  metrics_.add(record);
+  events_.add(record);
 }
 
 void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {
   write_lines();
+  events_.restart_at(step + 1);
   std::istringstream text(base::read_file(path_ / kLog));
   std::string kept;
   const Json last = epoch_line.empty() ? Json::object() : Json::parse(epoch_line);
@@ -520,16 +553,43 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     has_epoch = has_epoch || (event == "epoch" && is_last(json));
     kept += line + "\n";
   }
-  if (!has_epoch) kept += epoch_line + "\n";
+  if (!has_epoch) {
+    kept += epoch_line + "\n";
+    if (const auto record = parse_record(epoch_line)) events_.add(*record);
+  }
   if (has_epoch && !is_changed) return;
   base::write_file_atomically(path_ / kLog, kept);
   open_log();
+  metrics_ = MetricsTable(path_ / kMetrics);
+  for (const LogRecord& record : records_of(kept)) metrics_.add(record);
 }
 
 void RunFolder::open_log() {
   const fs::path log = path_ / kLog;
   log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
+}
+
+void RunFolder::open_records() {
+  const bool has_events = !EventFile::all_in(path_).empty();
+  metrics_ = MetricsTable(path_ / kMetrics);
+  events_ = EventFile(path_);
+  events_.begin_session(config::parse_yaml(config_, kConfig));
+  for (const LogRecord& record : records_of(base::read_file(path_ / kLog))) {
+    metrics_.add(record);
+    if (!has_events) events_.add(record);
+  }
+}
+
+void RunFolder::restore_removed() {
+  struct stat status {};
+  if (::fstat(log_.get(), &status) != 0 || status.st_nlink > 0) return;
+  spdlog::warn("{} was removed while the run writes to it; a new one begins here",
+               (path_ / kLog).string());
+  lock_ = lock_of_run(path_);  // the former lock is gone with the folder
+  open_log();
+  base::write_file_atomically(path_ / kConfig, config_);
+  open_records();
 }
 
 }  // namespace syncbn::train

@@ -11,7 +11,9 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/data/image.h>
 
+#include "event_file.h"
 #include "gpu_load.h"
+#include "metrics_table.h"
 #include "step_time.h"
 
 namespace syncbn::train {
@@ -50,9 +52,9 @@ struct ResultRecord {
   bool sync_batchnorm = true;
 };
 
-/// The folder of one run: config.yaml, log.jsonl, checkpoints and, once it has finished,
-/// result.json. Only keepers have one; not thread-safe, but for writing checkpoints from one other
-/// thread.
+/// The folder of one run: config.yaml, log.jsonl and what is made of its lines (metrics.csv and the
+/// event files of TensorBoard), checkpoints and, once it has finished, result.json. Only keepers
+/// have one; not thread-safe, but for writing checkpoints from one other thread.
 class RunFolder {
  public:
   static constexpr const char* kConfig = "config.yaml";
@@ -139,6 +141,8 @@ class RunFolder {
   static std::string line_of(const EpochRecord& record);
   static EpochRecord parse_line(const std::string& line);
 
+  // Lines about steps and epochs become rows of metrics.csv and curves of TensorBoard as well.
+
   /// Adds a line to log.jsonl, in a tenth of a second at the latest if steps go on: a small network
   /// has a thousand steps a second.
   void log_step(int64_t step, int64_t epoch, double loss, double lr, double data_wait_seconds);
@@ -157,8 +161,14 @@ class RunFolder {
   /// @param times of all ranks in this epoch
   void log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times);
 
-  /// Writes pictures/NAME-STEP.png.
+  /// Writes pictures/NAME-STEP.png, and shows it in TensorBoard.
   void write_picture(const std::string& name, int64_t step, const data::Image& image);
+
+  /// Shows it in TensorBoard, with the next line of the log.
+  void log_histogram(const std::string& name, int64_t step, const Histogram& histogram);
+
+  /// Writes environment.json.
+  void write_environment(const std::string& text);
 
   /// Replaces a file about the last evaluation, such as confusion.csv.
   void replace_file(const std::string& name, const std::string& bytes);
@@ -167,11 +177,19 @@ class RunFolder {
 
  private:
   void open_log();
+  void add_record(const LogRecord& record);
+  /// Begins metrics.csv and an event file: with the records of the log, which a run of an earlier
+  /// version or on another node's disk may have without them.
+  void open_records();
+  /// Begins the folder anew if someone has removed it.
+  void restore_removed();
 
   std::filesystem::path path_;
   const std::string config_;
   base::UniqueFd lock_;
   base::UniqueFd log_;
+  MetricsTable metrics_;
+  EventFile events_;
   std::string lines_;  ///< of the log, not written yet
   std::chrono::steady_clock::time_point written_;
 };

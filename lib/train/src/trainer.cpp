@@ -6,6 +6,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/boxes.h>
@@ -28,8 +29,10 @@
 #include "compute_threads.h"
 #include "contact_sheet.h"
 #include "data_wait.h"
+#include "environment.h"
 #include "evaluation.h"
 #include "gpu_load.h"
+#include "histograms.h"
 #include "keepers.h"
 #include "measures.h"
 #include "mistakes.h"
@@ -98,8 +101,10 @@ class Trainer {
       report_on_rank_0([&] { resume_from(parse_checkpoint(resumed, resume_.checkpoint_path)); });
     }
     is_finished_ = is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
+    if (is_finished_) return;
+    const std::string environment = describe_environment(inputs);
     // Last, since this removes the files of an earlier run.
-    if (!is_finished_) keepers_.each([&] { start_folder(!resumed.empty()); });
+    keepers_.each([&] { start_folder(!resumed.empty(), environment); });
   }
 
   int run() {
@@ -269,7 +274,7 @@ class Trainer {
 
   // ---- the start -------------------------------------------------------------------------------
 
-  void start_folder(bool resumed) {
+  void start_folder(bool resumed, const std::string& environment) {
     const bool continues = resumed && resume_.continues_folder;
     config::Value config = config::parse_yaml(config_text_, name_);
     // A run from this file continues in the folder that the file is in.
@@ -284,6 +289,7 @@ class Trainer {
       folder_->rewind_log(position_.step, position_.sampler.epoch,
                           owes_evaluation() ? "" : position_.epoch_line);
     }
+    folder_->write_environment(environment);
     folder_->log_start(dist::world_size(), position_.step, resumed);
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
@@ -402,7 +408,7 @@ class Trainer {
     Wishes own{.stop_signal = StopSignals::received()};
     if (own.stop_signal != 0 && is_rank_0() && !std::exchange(has_told_of_signal_, true)) {
       progress_.clear();
-      spdlog::info("SIG{}: saves and stops", ::sigabbrev_np(own.stop_signal));
+      spdlog::info("{}: saves and stops", base::signal_name(own.stop_signal));
     }
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
@@ -551,6 +557,10 @@ class Trainer {
   /// False: a signal arrived, or the time was up, in the evaluation.
   bool finish_epoch(EpochRecord& record) {
     collect_counts();
+    const int64_t every = config_.tensorboard.histograms;
+    if (folder_ && every > 0 && record.epoch % every == 0) {
+      log_histograms(*model_, record.step, *folder_);
+    }
     // Without a good step the loss is NaN.
     record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
     if (task_->counts_training()) {
@@ -735,11 +745,13 @@ class Trainer {
             ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
                           100 * record.data_wait_share)
             : "";
-    const std::string gpu =
-        record.gpu
-            ? fmt::format("GPU {:.0f} %, {}  ", 100 * record.gpu->utilization,
-                          base::format_bytes(static_cast<uint64_t>(record.gpu->memory_bytes)))
-            : "";
+    std::string gpu;
+    if (record.gpu) {
+      const auto& [memory_bytes, utilization] = *record.gpu;
+      gpu = fmt::format("GPU {}{}  ",
+                        utilization ? fmt::format("{:.0f} %, ", 100 * *utilization) : "",
+                        base::format_bytes(static_cast<uint64_t>(memory_bytes)));
+    }
     spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}{}", record.epoch,
                  std::to_string(config_.epochs).size(), config_.epochs,
                  measures_.line_part("train", record.train),
@@ -806,8 +818,7 @@ class Trainer {
   int stop(const data::SamplerState& sampler) {
     save(sampler);
     const int signal = stop_wishes_.stop_signal;
-    const std::string name =
-        signal != 0 ? fmt::format("SIG{}", ::sigabbrev_np(signal)) : "max_time";
+    const std::string name = signal != 0 ? base::signal_name(signal) : "max_time";
     keepers_.each([&] {
       writer_->wait();
       folder_->log_end(name, position_.step);

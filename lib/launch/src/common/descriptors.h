@@ -20,6 +20,13 @@ struct Pipe {
 
 void set_nonblocking(const base::UniqueFd& fd);
 
+/// close_range(2), also where the C library (before glibc 2.34) or the kernel (before 5.9) has
+/// none.
+/// @param flags 0 or CLOSE_RANGE_CLOEXEC.
+void close_descriptors(unsigned first, unsigned last, unsigned flags);
+/// What close_descriptors() does on such a kernel: looks through /proc/self/fd.
+void close_listed(unsigned first, unsigned last, unsigned flags);
+
 using ReadBuffer = std::array<char, 65536>;
 /// Reads from a non-blocking pipe into `buffer` and returns what it read, perhaps nothing. Closes
 /// `fd` at the end of the stream.

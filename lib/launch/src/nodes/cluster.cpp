@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/signal_mask.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -303,7 +304,7 @@ void Cluster::report_signal(int signal) {
     return send({{"type", "leave"}});
   }
   const int exit_code = base::kExitSignalBase + signal;
-  const std::string what = fmt::format("ended by SIG{}", ::sigabbrev_np(signal));
+  const std::string what = "ended by " + base::signal_name(signal);
   if (torchrun_) return end(exit_code, what);
   if (coordinator_) {
     // Over the link, another node's message could overtake it.

@@ -5,6 +5,7 @@
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -24,8 +25,7 @@ std::vector<int> read_signals(const std::string& typed) {
   for (const std::string& name : words_of(typed)) {
     if (name == "SIGUSR1" || name == "SIGUSR2") continue;  // always passed on to the workers
     constexpr std::array kEnding{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
-    const auto signal = std::ranges::find(
-        kEnding, name, [](int known) { return std::string("SIG") + ::sigabbrev_np(known); });
+    const auto signal = std::ranges::find(kEnding, name, base::signal_name);
     if (signal != kEnding.end()) {
       signals.push_back(*signal);
       continue;

@@ -1,6 +1,7 @@
 #include "workers/keeper.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -18,6 +19,8 @@
 #include <cerrno>
 #include <climits>
 #include <utility>
+
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 namespace {
@@ -112,7 +115,7 @@ class KeeperProcess {
     ::dup2(spec.stdout_fd, STDOUT_FILENO);
     ::dup2(spec.stderr_fd, STDERR_FILENO);
     // Not closed at once: the socket has to report a failed exec.
-    ::close_range(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
+    close_descriptors(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
     if (spec.agent_fd >= 0) ::fcntl(spec.agent_fd, F_SETFD, 0);
     const auto argv = pointers(spec.argv);
     const auto env = pointers(spec.env);
@@ -171,10 +174,10 @@ class KeeperProcess {
     unsigned first = STDERR_FILENO + 1;
     for (const int kept : {std::min(socket_, child_ended_), std::max(socket_, child_ended_)}) {
       const auto next = static_cast<unsigned>(kept);
-      if (first < next) ::close_range(first, next - 1, 0);
+      if (first < next) close_descriptors(first, next - 1, 0);
       first = next + 1;
     }
-    ::close_range(first, UINT_MAX, 0);
+    close_descriptors(first, UINT_MAX, 0);
     const int null = ::open("/dev/null", O_RDWR);
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
     ::close(null);

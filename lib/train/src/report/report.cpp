@@ -9,11 +9,11 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <string_view>
 
 #include "contact_sheet.h"
+#include "log_record.h"
 #include "report/assets.h"
 #include "report/confusion.h"
 #include "report/csv.h"
@@ -145,11 +145,6 @@ Json best_of(const RunRecords& run) {
           {"epoch", best->epoch}};
 }
 
-double seconds_since_1970() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 }  // namespace
 
 std::string report_page(const fs::path& folder) {
@@ -160,7 +155,7 @@ std::string report_page(const fs::path& folder) {
               {{"name", run.name},
                {"folder", fs::absolute(folder).lexically_normal().string()},
                {"state", run.state()},
-               {"written", std::floor(seconds_since_1970())},
+               {"written", std::floor(unix_time())},
                {"task", run.setting("task.type")},
                {"model", run.setting("model.type")},
                {"data", run.setting("data.type")},

@@ -5,11 +5,11 @@
 #include <syncbn/base/error.h>
 #include <syncbn/config/yaml.h>
 
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <string_view>
 
+#include "log_record.h"
 #include "run_folder.h"
 
 namespace syncbn::train {
@@ -99,9 +99,7 @@ std::string RunRecords::state() const {
     return reason == "finished" ? reason : "stopped by " + reason;
   }
   constexpr double kSilence = 600;  // seconds; evaluations may be long
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const bool is_silent = std::chrono::duration<double>(now).count() - written > kSilence;
-  return is_silent ? "no end" : "running";
+  return unix_time() - written > kSilence ? "no end" : "running";
 }
 
 std::string RunRecords::setting(const std::string& path) const {
