@@ -59,7 +59,7 @@ base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunContext
                             ? options.is_host.value_or(is_local_address(context.master_addr))
                             : options.node_rank == 0;
   if (!may_lead) return {};
-  base::UniqueFd listener = listen_on(context.master_port);
+  base::UniqueFd listener = listen_on(context.master_port, listen_address(options));
   // If ranks are not given, another launcher on this host may already listen.
   const bool has_to_lead = !options.c10d || options.is_host;
   if (!listener && has_to_lead) throw_port_error(context.master_port);

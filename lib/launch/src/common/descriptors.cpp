@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <syncbn/base/error.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <string>
@@ -45,6 +47,12 @@ void close_listed(unsigned first, unsigned last, unsigned flags) {
       ::fcntl(fd, F_SETFD, FD_CLOEXEC);
     }
   }
+}
+
+size_t max_newcomers() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
+  return std::max<size_t>(1, limit.rlim_cur / 4);
 }
 
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {

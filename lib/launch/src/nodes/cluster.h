@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/descriptors.h"
+#include "common/handshake.h"
 #include "job/run_context.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun.h"
@@ -75,7 +76,9 @@ class Cluster {
  private:
   void connect();
   void finish_connecting();
+  void send_hello();
   void handle_messages();
+  void shake_hands();
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
   void watch();
@@ -101,6 +104,7 @@ class Cluster {
   std::string connect_error_;
   size_t next_address_ = 0;  ///< index of the next address of host_ to try
   bool resolve_error_said_ = false;
+  Handshake handshake_;    ///< of the current connection
   bool accepted_ = false;  ///< the coordinator has answered
 
   Clock::time_point join_deadline_;

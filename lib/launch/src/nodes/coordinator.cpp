@@ -2,14 +2,25 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/json_messages.h"
+
 namespace syncbn::launch {
 
+namespace {
+
 using Json = nlohmann::json;
+
+bool is_failure_code(int exit_code) {
+  return exit_code > base::kExitOk && exit_code <= 255;
+}
+
+}  // namespace
 
 Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int master_port,
                          base::UniqueFd listener)
@@ -17,10 +28,11 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
       job_id_(std::move(job_id)),
       master_port_(master_port),
       silence_(options.alive_period * options.alive_misses),
-      store_(std::move(listener),
-             [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); }),
+      store_(std::move(listener), options.store_bytes(),
+             {.foreign = [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); },
+              .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
-      peers_(silence_, store_.fd()),
+      peers_(options.token, silence_, store_.fd()),
       join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period) {
@@ -29,12 +41,15 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
 
 void Coordinator::handle() {
   store_.handle();
-  if (state_ == State::kJoining && !options_.c10d) {
+  for (const std::string& notice : store_.take_notices()) note_stranger(notice);
+  // torchrun's agents cannot prove that they know a token.
+  if (state_ == State::kJoining && !options_.c10d && options_.token.empty()) {
     torchrun_nodes_.find([this](int node) { return peers_.nodes().contains(node); });
     start_when_complete();
   }
   if (state_ == State::kLeaving) leave_torchruns_barrier();
   peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
+  for (const std::string& refusal : peers_.take_refusals()) note_stranger(refusal);
   // The end of the job does not wait for a stopped node.
   for (PeerLauncher* node : peers_.gone(/*excuses_pauses=*/!failed_)) lost(*node);
   handle_times();
@@ -44,9 +59,17 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
   const std::string type = message.at("type");
   if (type == "hello") hello(node, Hello::of(message));
   if (node.rank < 0) return;
-  const auto what = [&] {
-    return fmt::format("{}: {}", node.name(), message.at("what").get<std::string>());
-  };
+  const auto what = [&] { return fmt::format("{}: {}", node.name(), shown_text(message, "what")); };
+  if (type == "failed" || type == "end") {
+    // Success is what node 0 concludes when the workers of all nodes have ended.
+    const int exit_code = message.at("exit_code");
+    if (!is_failure_code(exit_code)) {
+      const std::string why =
+          fmt::format("{} reported the exit code {} as a failure", node.name(), exit_code);
+      notices_.push_back("refused a launcher: " + why);
+      return node.refuse(base::kExitInternal, why);
+    }
+  }
   if (type == "failed" && message.at("attempt") == attempt_) {
     fail(message.at("exit_code"), message.at("may_restart"), what(), node.rank);
   }
@@ -66,7 +89,7 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
   const std::string why = mismatch(node, hello);
   if (!why.empty()) {
     node.refuse(base::kExitUsage, why);
-    if (state_ == State::kJoining) notices_.push_back("refused a launcher: " + why);
+    if (state_ == State::kJoining) note_stranger("refused a launcher: " + why);
     return;
   }
   if (hello.exit_code != base::kExitOk) {
@@ -78,6 +101,7 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
   node.nproc = hello.nproc;
   node.role = hello.role;
   node.host = hello.host;
+  node.addresses = hello.addresses;
   peers_.register_node(node);
   welcome(node);
 }
@@ -130,6 +154,9 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", hello.node,
                        other->second->host, hello.host);
   }
+  if (hello.exit_code != base::kExitOk && !is_failure_code(hello.exit_code)) {
+    return fmt::format("{} reported the exit code {} as a failure", hello.host, hello.exit_code);
+  }
   if (torchrun_nodes_.has(hello.node)) {
     return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", hello.host,
                        hello.node);
@@ -176,6 +203,20 @@ void Coordinator::lost(PeerLauncher& node) {
 
 bool Coordinator::is_here(int node) const {
   return peers_.nodes().contains(node) || torchrun_nodes_.has(node);
+}
+
+bool Coordinator::admits(int client) const {
+  const std::string address = base::peer_address(client);
+  if (options_.token.empty() || address == base::peer_address(client, /*own=*/true)) return true;
+  return std::ranges::any_of(peers_.nodes(), [&address](const auto& one) {
+    return one.second->address == address || std::ranges::count(one.second->addresses, address) > 0;
+  });
+}
+
+void Coordinator::note_stranger(const std::string& text) {
+  constexpr int kMaxNotes = 20;
+  if (++strangers_noted_ < kMaxNotes) notices_.push_back(text);
+  if (strangers_noted_ == kMaxNotes) notices_.push_back(text + " (further ones are not shown)");
 }
 
 void Coordinator::leave_torchruns_barrier() {

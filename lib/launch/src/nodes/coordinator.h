@@ -65,6 +65,11 @@ class Coordinator {
   int rank_for(int wanted, bool leads) const;
 
   bool is_here(int node) const;
+  /// Whether a client of the store may come from there: with a token, only from the hosts of
+  /// launchers that know it.
+  bool admits(int client) const;
+  /// Adds a line about a stranger, unless there have been many.
+  void note_stranger(const std::string& text);
   void leave_torchruns_barrier();
 
   void handle_times();
@@ -115,6 +120,7 @@ class Coordinator {
   std::string failure_text_;
   int failed_node_ = kNoNode;
   std::vector<std::string> notices_;
+  int strangers_noted_ = 0;
 };
 
 }  // namespace syncbn::launch

@@ -68,7 +68,16 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
             "Whole seconds: join_timeout for all nodes to arrive (600),\n"
             "last_call_timeout for more than MIN (30), keep_alive_interval (5);\n"
             "keep_alive_max_attempt (3) until a silent node is lost; is_host;\n"
-            "others of torchrun's settings are accepted");
+            "store_mib, the store's memory (64, and 1 for 4 workers); others of\n"
+            "torchrun's settings are accepted");
+  ours("token_file", &Typed::token_file, "FILE",
+       "A secret of at least 16 bytes, the same on all nodes: launchers\n"
+       "without it are refused. Or the variable SYNCBN_TOKEN; over ssh the\n"
+       "launcher makes one itself")
+      .shown_default("");
+  ours("listen", &Typed::listen, "ADDRESS",
+       "Address or network interface at which node 0 listens; all, unless\n"
+       "--master_addr is a loopback address");
   torchruns("local_addr", &Typed::local_addr, "HOST",
             "Name of this machine in messages to the other nodes");
 

@@ -20,6 +20,7 @@ struct TypedOptions : LaunchOptions {
   std::string rdzv_backend = "static";
   std::string rdzv_endpoint;
   std::string rdzv_conf;
+  std::string token_file;
   double shutdown_seconds = 30;
   std::string prefix_text = "on";
   std::string redirects_text = "0";

@@ -49,9 +49,9 @@ void check_spelling_of_setting(const std::string& typed, const std::string& name
   static const std::vector<std::string> kWithoutEffect{
       "timeout",    "close_timeout", "read_timeout", "heartbeat_timeout", "shutdown_timeout",
       "store_type", "use_libuv",     "rank",         "local_addr"};
-  static const std::vector<std::string> kSettings{"join_timeout", "last_call_timeout",
-                                                  "keep_alive_interval", "keep_alive_max_attempt",
-                                                  "is_host"};
+  static const std::vector<std::string> kSettings{
+      "join_timeout",           "last_call_timeout", "keep_alive_interval",
+      "keep_alive_max_attempt", "is_host",           "store_mib"};
   if (std::ranges::count(kWithoutEffect, name) > 0) return;
   const std::string hint = base::did_you_mean(name, kSettings);
   if (hint.empty()) return;
@@ -214,6 +214,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
     };
     constexpr int kDay = 86'400;
     constexpr int kMaxMisses = 10'000;
+    constexpr int kMaxMib = 1 << 20;
     // torchrun reads `timeout` in a static rendezvous only.
     if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
       options.join_timeout = std::chrono::seconds(number(1));
@@ -223,6 +224,8 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
       options.alive_period = std::chrono::seconds(number(1, kDay));
     } else if (name == "keep_alive_max_attempt") {
       options.alive_misses = number(1, kMaxMisses);
+    } else if (name == "store_mib") {
+      options.store_mib = number(1, kMaxMib);
     } else if (name == "is_host") {
       options.is_host = read_flag(value);
       if (!options.is_host) {

@@ -165,6 +165,7 @@ void SshHead::start() {
   NodeJob job{.version = SYNCBN_VERSION,
               .mark = mark_,
               .folder = std::filesystem::current_path(),
+              .token = options_.token,
               .colours = terminal_colours()};
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> their_ends;
