@@ -263,8 +263,12 @@ TEST_F(ReportTest, RefusesWhatIsNoRun) {
 
 TEST_F(ReportTest, OfAVeryLongRunIsSmallAndQuick) {
   const fs::path run = add_run("long", {.epochs = 500, .steps_per_epoch = 200});
-  for (int64_t i = 1; i <= 1000; ++i)
-    add_picture(run, i % 2 == 0 ? "samples" : "ema_samples", i, 256);
+  add_picture(run, "samples", 0, 256);
+  const fs::path first = run / "pictures/samples-000000000000.png";
+  for (int64_t i = 1; i < 1000; ++i) {
+    const char* const name = i % 2 == 0 ? "samples" : "ema_samples";
+    fs::create_hard_link(first, run / fmt::format("pictures/{}-{:012}.png", name, i));
+  }
   const auto begin = std::chrono::steady_clock::now();
   const std::string page = report_page(run);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
@@ -487,6 +491,22 @@ TEST_F(PageTest, ReportOpensWithoutAnErrorOrARequest) {
   }
   EXPECT_TRUE(has(dom, "<canvas"));
   EXPECT_TRUE(has(dom, R"(type="range")"));
+}
+
+TEST_F(PageTest, KeysMoveTheCursorOfACurve) {
+  std::string page = report_page(add_run("digits"));
+  const std::string script = R"(<script>
+    const area = document.querySelector(".plot");
+    for (const key of ["End", "ArrowLeft", "+"]) area.dispatchEvent(new KeyboardEvent("keydown", {key}));
+    setTimeout(() => document.title = document.querySelector(".position").textContent + ", of " +
+        charts.map(({ plot }) => Math.round(plot.scales.x.min)).join(" "), 50);
+    </script></body>)";
+  page.replace(page.rfind("</body>"), 7, script);
+  folder_.write("keys.html", page);
+  const std::string dom = opened(folder_ / "keys.html").dom;
+  // All charts show the second half.
+  const size_t title = dom.find("<title>");
+  EXPECT_THAT(dom.substr(title, 80), HasSubstr("step 99, epoch 5, of 50 50 50 50"));
 }
 
 TEST_F(PageTest, ReportOfARunWithoutAnEpochOpens) {

@@ -35,7 +35,7 @@ void ReportWriter::renew() {
 
 void ReportWriter::run() {
   constexpr int kLowest = 19;
-  constexpr int kShare = 20;
+  constexpr int kShare = 50;
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kLowest);
   std::unique_lock lock(mutex_);
   for (;;) {

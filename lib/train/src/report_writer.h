@@ -18,7 +18,7 @@ class ReportWriter {
   ReportWriter& operator=(const ReportWriter&) = delete;
 
   /// Asks for a report of what the folder holds now. Returns at once. Evaluations that follow each
-  /// other quickly share one: writing takes a twentieth of the time at most, but for the last.
+  /// other quickly share one: writing takes a fiftieth of the time at most, but for the last.
   void renew();
 
  private:

@@ -58,7 +58,7 @@ function meanOf(runs, name) {
 /** What tells a configuration from the others: its keys, if they are few. */
 function labelOf(group) {
   const keys = compared.keys.map((key, i) => [key.split(".").at(-1), group.values[i + 1]]).filter(([key]) => key !== "seed" || group.runs.length === 1);
-  return keys.length > 0 && keys.length <= 3 && groups.length > 1 ? keys.map(([key, value]) => `${key} ${value}`).join(", ") : group.values[0];
+  return keys.length > 0 && keys.length <= 3 && groups.length > 1 ? keys.map(([key, value]) => `${key}=${value}`).join(", ") : group.values[0];
 }
 
 function curveOf(group, i, name) {

@@ -2,19 +2,15 @@
 
 // Curves over steps, one uPlot each. They share the range that is zoomed to and the cursor.
 const charts = [];
-let isZooming = false;
+let range = null;  // the first and the last step that all of them show
 
 function color(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 function seriesColor(index) { return color(`--series-${index % 8}`); }
 
-/** Shows the steps of `range` in all charts. */
-function zoom(range) {
-  isZooming = true;
-  for (const { plot, whole } of charts) {
-    const [min, max] = range ?? whole;
-    plot.setScale("x", { min, max });
-  }
-  isZooming = false;
+/** Shows the steps from `min` to `max` in all charts. */
+function zoom([min, max]) {
+  range = [min, max];
+  for (const { plot } of charts) plot.setScale("x", { min, max });
 }
 
 function axisText(name) {
@@ -77,7 +73,7 @@ function chart(title, name, curves, options) {
     "aria-label": `${title}: arrow keys move the cursor, plus and minus zoom, 0 shows all` });
   const position = element("span", { class: "position" });
   const buttons = curves.map((curve, index) => {
-    const value = element("span", {});
+    const value = element("span", { class: "value" });
     const swatch = element("span", { class: "swatch", style: `background: var(--series-${(curve.color ?? index) % 8})` });
     const button = element("button", { type: "button", "aria-pressed": "true", title: "show or hide", onclick: () => {
       const show = button.getAttribute("aria-pressed") === "false";
@@ -122,7 +118,7 @@ function chart(title, name, curves, options) {
 
   const axis = { stroke: () => color("--muted"), font: "11px system-ui, sans-serif", grid: { stroke: () => color("--rule"), width: 1 }, ticks: { show: false }, gap: 4 };
   function draw() {
-    const range = plot ? [plot.scales.x.min, plot.scales.x.max] : options.whole;
+    range ??= options.whole;
     if (plot) { charts.splice(charts.findIndex((one) => one.plot === plot), 1); plot.destroy(); }
     plot = new uPlot({
       width: Math.max(240, area.clientWidth), height, series, bands,
@@ -130,17 +126,19 @@ function chart(title, name, curves, options) {
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
       axes: [{ ...axis, values: axisText("step"), size: 24 }, { ...axis, values: axisText(name), size: axisSize, space: 28 }],
       cursor: { sync: { key: options.group ?? "steps", scales: ["x", null] }, y: false, points: { size: 6 },
-        bind: { dblclick: () => () => { zoom(null); return null; } } },
+        bind: { dblclick: () => () => { zoom(options.whole); return null; } } },
       hooks: {
         draw: options.best ? [markAt(options.best, "best")] : [],
         setCursor: [(own) => { plot = own; showValues(); }],
-        setScale: [(own, key) => { if (key === "x" && !isZooming && own.status === 1) zoom([own.scales.x.min, own.scales.x.max]); }],
+        // Called after each change, also after those by zoom().
+        setScale: [(own, key) => {
+          const { min, max } = own.scales.x;
+          if (key === "x" && own.status === 1 && (min !== range[0] || max !== range[1])) zoom([min, max]);
+        }],
       },
     }, isLog ? data.map((column, i) => i === 0 ? column : column.map((value) => value > 0 ? value : null)) : data, area);
-    charts.push({ plot, whole: options.whole, area, height });
-    isZooming = true;
+    charts.push({ plot, area, height });
     plot.setScale("x", { min: range[0], max: range[1] });
-    isZooming = false;
     buttons.forEach(({ button }, i) => {
       if (button.getAttribute("aria-pressed") === "false") for (const place of curves[i].places) plot.setSeries(place, { show: false });
     });
@@ -162,7 +160,7 @@ function chart(title, name, curves, options) {
     };
     const stride = event.shiftKey ? Math.max(1, Math.round(steps.length / 20)) : 1;
     const actions = { ArrowLeft: () => at(index - stride), ArrowRight: () => at(index + stride), Home: () => at(0), End: () => at(steps.length - 1),
-      "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => zoom(null), Escape: () => zoom(null) };
+      "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => zoom(options.whole), Escape: () => zoom(options.whole) };
     if (!(event.key in actions) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     actions[event.key]();
