@@ -16,6 +16,7 @@
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/config.h>
+#include <syncbn/train/report.h>
 #include <syncbn/train/trainer.h>
 #include <torch/version.h>
 
@@ -52,6 +53,8 @@ constexpr const char* kUsage =
     "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
     "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
     "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
+    "       train report runs/NAME...\n"
+    "       train compare runs/NAME... [--html FILE]\n"
     "       train watch runs/NAME\n"
     "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
@@ -142,11 +145,29 @@ struct GroupGuard {
   }
 };
 
+// Commands of the ranks of a job, as training is.
 constexpr const char* kEval = "eval";
-constexpr const char* kExport = "export";
 constexpr const char* kPredict = "predict";
-constexpr const char* kSweep = "sweep";
-constexpr const char* kWatch = "watch";
+
+/// A command of one process.
+struct SingleCommand {
+  const char* name;
+  /// @param args what follows the command's name
+  int (*run)(const std::vector<std::string>& args);
+};
+
+constexpr SingleCommand kSingleCommands[] = {
+    {"compare", compare_command},
+    {"export", [](const auto& args) { return export_checkpoint(args, kOptions); }},
+    {"report", report_command},
+    {"sweep", [](const auto& args) { return sweep(translate_imagenet_options(args), kOptions); }},
+    {"watch", [](const auto& args) { return watch(args, kOptions); }},
+};
+
+const SingleCommand* find_single(const std::string& name) {
+  const auto* const found = std::ranges::find(kSingleCommands, name, &SingleCommand::name);
+  return found == std::end(kSingleCommands) ? nullptr : found;
+}
 
 /// The samples that `train eval` is about.
 data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
@@ -190,8 +211,8 @@ void check_threads_of_all(const LoaderConfig& loader) {
 
 /// @param topic "": the whole
 std::string help_of(const std::string& topic) {
-  const bool is_whole = topic.empty() || topic == kEval || topic == kExport || topic == kPredict ||
-                        topic == kSweep || topic == kWatch;
+  const bool is_whole =
+      topic.empty() || topic == kEval || topic == kPredict || find_single(topic) != nullptr;
   return is_whole ? config::help_text(kUsage, kOptions, config_fields())
                   : config::help_text(topic, config_fields());
 }
@@ -293,19 +314,11 @@ int run_command(const std::vector<std::string>& given) {
       return base::kExitOk;
     });
   }
-  if (!given.empty() && given.front() == kSweep) {
+  if (const auto* command = given.empty() ? nullptr : find_single(given.front())) {
     base::init_logging(0);
     return local_rank_0_first(local_rank, [&] {
-      return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions);
+      return command->run({given.begin() + 1, given.end()});
     });
-  }
-  if (!given.empty() && given.front() == kWatch) {
-    base::init_logging(0);
-    return watch({given.begin() + 1, given.end()}, kOptions);
-  }
-  if (!given.empty() && given.front() == kExport) {
-    base::init_logging(0);
-    return local_rank_0_first(local_rank, [&] { return export_checkpoint(given, kOptions); });
   }
   if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   leave_at_early_signals();

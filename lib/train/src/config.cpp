@@ -350,6 +350,8 @@ void Config::describe(config::Schema<Config>& schema) {
           "and where there is no terminal a line every 30 s")
       .at_least(0)
       .unit("steps");
+  schema.field("report", &Config::report,
+               "write the page report.html to the run's folder after evaluations");
   schema.field("tensorboard", &Config::tensorboard, "");
   schema.field("run_dir", &Config::run_dir,
                "folder for logs and checkpoints; empty: runs/NAME after the configuration's file, "

@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "mistakes.h"
 #include "stopping.h"
 #include "training_step.h"
 
@@ -103,6 +104,8 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
   const at::Device device = dist::device();
   at::Tensor counts = at::zeros({task_->num_counts()}, at::TensorOptions(at::kLong).device(device));
   std::vector<at::Tensor> records;
+  std::vector<at::Tensor> verdicts;
+  std::vector<int64_t> samples;  // of the verdicts
   std::vector<Task::Seen> seen;
   int64_t to_see = task_->pictured_samples();
   // Sum and number of losses, samples, samples left out.
@@ -124,6 +127,10 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
       sums[2].add_(batch->size());
       counts.add_(task_->counts(outputs, target));
       records.push_back(task_->records(outputs, target));
+      if (const at::Tensor own = task_->verdicts(outputs, target); own.defined()) {
+        verdicts.push_back(own);
+        samples.insert(samples.end(), batch->indices.begin(), batch->indices.end());
+      }
       if (to_see > 0) seen.push_back(first_of(on_device, outputs, to_see));
       to_see -= batch->size();
     }
@@ -141,6 +148,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
           .remark = task_->remark(all_counts, all_records),
           .tables = task_->tables(all_counts, all_records),
           .seen = std::move(seen),
+          .mistakes = worst_mistakes(verdicts, samples),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};

@@ -12,6 +12,7 @@
 #include <syncbn/train/inputs.h>
 #include <syncbn/train/task.h>
 
+#include "mistakes.h"
 #include "model.h"
 #include "stopping.h"
 
@@ -24,9 +25,10 @@ inline constexpr const char* kAverage = "ema_";
 struct Evaluation {
   double loss = 0;  ///< mean over samples, or over pixels
   std::vector<Metric> metrics;
-  std::string remark;            ///< Task::remark()
-  std::vector<Table> tables;     ///< Task::tables()
-  std::vector<Task::Seen> seen;  ///< for Task::pictures()
+  std::string remark;             ///< Task::remark()
+  std::vector<Table> tables;      ///< Task::tables()
+  std::vector<Task::Seen> seen;   ///< for Task::pictures()
+  std::vector<Mistake> mistakes;  ///< worst_mistakes()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
   Wishes wishes = {};   ///< of any rank; if they end the run, the results are incomplete

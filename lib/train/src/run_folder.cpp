@@ -47,12 +47,14 @@ constexpr const char* kFiles[] = {RunFolder::kConfig, kLog, kResult, RunFolder::
 constexpr const char* kMetrics = "metrics.csv";
 constexpr const char* kEnvironment = "environment.json";
 // What a new run removes, but what does not tell that a folder is a run's: names that others use,
-// and tables of the built-in tasks.
-constexpr const char* kOthers[] = {kMetrics, kEnvironment, "confusion.csv", "ema_confusion.csv"};
-// What the names of files that a run writes begin with.
-constexpr const char* kTemporaries[] = {
-    RunFolder::kConfig, kLog,       kResult,    RunFolder::kLast, RunFolder::kBest,
-    kBestPrefix,        kOthers[0], kOthers[1], kOthers[2],       kOthers[3]};
+// the page, and files about the last evaluation of the built-in tasks.
+constexpr const char* kOthers[] = {
+    kMetrics,       kEnvironment,   RunFolder::kReport, "confusion.csv", "ema_confusion.csv",
+    "mistakes.csv", "mistakes.png",
+};
+// What the names of files that a run writes begin with, besides kOthers.
+constexpr const char* kTemporaries[] = {RunFolder::kConfig, kLog,       kResult, RunFolder::kLast,
+                                        RunFolder::kBest,   kBestPrefix};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
@@ -99,9 +101,11 @@ void remove_temporaries(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename();
-    const bool is_ours = std::ranges::any_of(kTemporaries, [&](const std::string& file) {
+    const auto is_of = [&](const std::string& file) {
       return name.starts_with("." + file) && name.ends_with(".tmp");
-    });
+    };
+    const bool is_ours =
+        std::ranges::any_of(kTemporaries, is_of) || std::ranges::any_of(kOthers, is_of);
     if (is_ours) fs::remove(entry.path(), ignored);
   }
 }
@@ -247,6 +251,14 @@ fs::path RunFolder::result(const fs::path& folder) {
   return folder / kResult;
 }
 
+fs::path RunFolder::log(const fs::path& folder) {
+  return folder / kLog;
+}
+
+fs::path RunFolder::pictures(const fs::path& folder) {
+  return folder / kPictures;
+}
+
 std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(folder / RunFolder::kConfig, ignored)) return std::nullopt;
@@ -312,13 +324,14 @@ void RunFolder::write_environment(const std::string& text) {
   base::write_file_atomically(path_ / kEnvironment, text);
 }
 
-void RunFolder::write_table(const std::string& name, const std::string& text) {
-  base::write_file_atomically(path_ / name, text);
+void RunFolder::replace_file(const std::string& name, const std::string& bytes) {
+  base::write_file_atomically(path_ / name, bytes);
 }
 
 void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed, int64_t total_steps) {
   const Json json = {{"event", "start"},
                      {"time", unix_time()},
+                     {kFormatVersionKey, kFormatVersion},
                      {"job", base::env("SYNCBN_JOB_ID").value_or("")},
                      {"world_size", world_size},
                      {"step", step},
@@ -461,6 +474,19 @@ void RunFolder::log_end(const std::string& reason, int64_t step) {
   append(json.dump());
 }
 
+void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times) {
+  Json json = {{"event", "step_time"}, {"time", unix_time()}, {"epoch", epoch}, {"step", step}};
+  const auto add = [&](const char* name, double StepTime::*part) {
+    for (const StepTime& rank : times) json[name].push_back(rank.*part);
+  };
+  add("whole", &StepTime::whole);
+  add("data", &StepTime::data);
+  add("forward", &StepTime::forward);
+  add("exchange", &StepTime::exchange);
+  add("backward", &StepTime::backward);
+  lines_ += json.dump() + "\n";
+}
+
 void RunFolder::write_result(const ResultRecord& record) {
   const std::string split = record.last.eval_split + "_";
   Json json;
@@ -521,9 +547,9 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     const bool is_whole = json.is_object();
     const auto event = value_of<std::string>(json, "event", "");
     const bool is_epoch = event == "epoch";
-    const bool repeats =
-        ((event == "step" || is_epoch) && value_of<int64_t>(json, "step", 0) > step) ||
-        (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
+    const bool repeats = ((event == "step" || event == "step_time" || is_epoch) &&
+                          value_of<int64_t>(json, "step", 0) > step) ||
+                         (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
     if (!is_whole || repeats) {
       is_changed = true;
       continue;

@@ -14,6 +14,7 @@
 #include "event_file.h"
 #include "gpu_load.h"
 #include "metrics_table.h"
+#include "step_time.h"
 
 namespace syncbn::train {
 
@@ -59,6 +60,13 @@ class RunFolder {
   static constexpr const char* kConfig = "config.yaml";
   static constexpr const char* kLast = "last.pt";  ///< the checkpoint to resume from
   static constexpr const char* kBest = "best.pt";  ///< the network with the best result
+  /// A page about the run, which anyone may write to show it; see report/report.h.
+  static constexpr const char* kReport = "report.html";
+
+  /// Of the log's lines: readers refuse higher ones. Lines may get further keys without another
+  /// version.
+  static constexpr int64_t kFormatVersion = 1;
+  static constexpr const char* kFormatVersionKey = "format_version";
 
   /// `wanted`, or runs/`name` if that is empty.
   static std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
@@ -123,6 +131,10 @@ class RunFolder {
   /// The file of a finished run's result.
   static std::filesystem::path result(const std::filesystem::path& folder);
 
+  static std::filesystem::path log(const std::filesystem::path& folder);
+  /// The folder of write_picture().
+  static std::filesystem::path pictures(const std::filesystem::path& folder);
+
   /// Whether a run has written to the folder: it has files of a run besides a config.yaml.
   static bool is_run(const std::filesystem::path& folder);
   /// Whether the folder holds a finished run.
@@ -150,6 +162,8 @@ class RunFolder {
   /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
   void log_end(const std::string& reason, int64_t step);
+  /// @param times of all ranks in this epoch
+  void log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times);
 
   /// Writes pictures/NAME-STEP.png, and shows it in TensorBoard.
   void write_picture(const std::string& name, int64_t step, const data::Image& image);
@@ -160,8 +174,8 @@ class RunFolder {
   /// Writes environment.json.
   void write_environment(const std::string& text);
 
-  /// Replaces a table of the last evaluation.
-  void write_table(const std::string& name, const std::string& text);
+  /// Replaces a file about the last evaluation, such as confusion.csv.
+  void replace_file(const std::string& name, const std::string& bytes);
 
   void write_result(const ResultRecord& record);
 

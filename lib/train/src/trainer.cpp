@@ -27,6 +27,7 @@
 #include "best_results.h"
 #include "checkpoint_writer.h"
 #include "compute_threads.h"
+#include "contact_sheet.h"
 #include "data_wait.h"
 #include "environment.h"
 #include "evaluation.h"
@@ -35,16 +36,19 @@
 #include "keepers.h"
 #include "measures.h"
 #include "memory_gauge.h"
+#include "mistakes.h"
 #include "model.h"
 #include "naming.h"
 #include "out_of_memory.h"
 #include "progress.h"
 #include "python_run.h"
 #include "rank_0.h"
+#include "report_writer.h"
 #include "resume.h"
 #include "run_folder.h"
 #include "sealed_archive.h"
 #include "start_report.h"
+#include "step_time.h"
 #include "stopping.h"
 #include "training_step.h"
 
@@ -292,6 +296,7 @@ class Trainer {
     folder_->log_start(dist::world_size(), position_.step, resumed, total_steps());
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
+    if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
     if (!is_rank_0()) return;
     report_start(config_, name_, inputs_, resume_.seed);
     if (resumed) {
@@ -343,6 +348,7 @@ class Trainer {
     data_wait_.start_epoch();
     gpu_meter_.start_epoch();
     epoch_samples_ = 0;
+    const int64_t first_step = position_.step;
     // A run that resumes after the epoch's last step has no step left to set it.
     record.lr = scheduled_lr();
     epoch_begin_ = Clock::now();
@@ -369,6 +375,13 @@ class Trainer {
     record.data_wait_seconds = wait.seconds;
     record.data_wait_share = wait.share;
     record.gpu = gpu_meter_.of_all_ranks();
+    if (const int64_t steps = position_.step - first_step; steps > 0) {
+      StepTime time = step_.take_times(steps);
+      time.whole = trained / static_cast<double>(steps);
+      time.data = data_wait_.of_epoch(trained).seconds;
+      const std::vector<StepTime> times = of_all_ranks(time);
+      keepers_.each([&] { folder_->log_step_time(record.epoch, record.step, times); });
+    }
     record.eval.clear();
     record.eval_split = eval_split();
     return outcome;
@@ -410,6 +423,7 @@ class Trainer {
   /// Why the epoch ends here, or nothing.
   std::optional<Outcome> train_step(const data::Batch& batch, EpochRecord& record) {
     const double former_lr = std::exchange(record.lr, scheduled_lr());
+    picture_first_batch(batch);
     data::SampleRandom random = random_of_batch();
     const auto former = step_.run(batch, record.lr, random, wishes());
     if (former && (!step_.accepts(*former) || bad_in_row_ >= kMaxBadInRow)) {
@@ -528,6 +542,7 @@ class Trainer {
         return base::read_file(folder_->last());
       }
       folder_->log_end(fault_of(result) + " not finite", step - 1);
+      renew_report();
       const std::string last = folder_->last().string();
       throw base::UnavailableError(fmt::format(
           "{}; try a lower learning rate or a warm-up, or look at the data; {}", what,
@@ -613,6 +628,7 @@ class Trainer {
     const bool is_last = is_due || stopped_early() || change.write.has_value();
     save(next_, change, /*last=*/is_regular && is_last);
     keepers_.each([&] { folder_->append(line); });
+    renew_report();
     show(record);
     if (stopped_early() && is_rank_0()) {
       spdlog::info("ends early: {} evaluations without a better {}", position_.stale_evaluations,
@@ -689,12 +705,13 @@ class Trainer {
     }
     keepers_.each([&] {
       for (const Table& table : result.tables) {
-        folder_->write_table(prefix + table.name, table.text);
+        folder_->replace_file(prefix + table.name, table.text);
       }
       const data::Normalization normalization = inputs_.eval_set->normalization();
       for (const Picture& picture : evaluator_.task().pictures(result.seen, normalization)) {
         folder_->write_picture(prefix + picture.name, record.step, picture.image);
       }
+      if (prefix.empty()) write_mistakes(result.mistakes);
     });
     if (!is_rank_0() || !prefix.empty()) return true;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {
@@ -706,6 +723,33 @@ class Trainer {
       spdlog::warn("evaluation left out {}", base::counted(result.skipped, "damaged sample"));
     }
     return true;
+  }
+
+  /// Writes mistakes.csv, and mistakes.png with their images in the same order.
+  void write_mistakes(const std::vector<Mistake>& mistakes) {
+    const data::Dataset& set = *inputs_.eval_set;
+    std::error_code ignored;
+    // Of an earlier evaluation, they have to go.
+    if (mistakes.empty() && !fs::exists(folder_->path() / "mistakes.csv", ignored)) return;
+    folder_->replace_file("mistakes.csv", mistakes_table(mistakes, set.class_names()));
+    if (mistakes.empty()) return;
+    std::vector<int64_t> samples;
+    for (const Mistake& mistake : mistakes) samples.push_back(mistake.sample);
+    const auto sheet = contact_sheet(to_device_(set.get_batch(samples)), set.normalization());
+    if (sheet) folder_->replace_file("mistakes.png", data::encode_png(*sheet));
+  }
+
+  /// Writes pictures/first_batch-0.png: what a step trains on.
+  void picture_first_batch(const data::Batch& batch) {
+    if (!keepers_.is_one() || position_.step > 0 || batch.size() == 0) return;
+    data::SampleRandom random = random_of_batch();
+    const data::Batch augmented = task_->augment(to_device_(batch), random);
+    const auto sheet = contact_sheet(augmented, inputs_.train_set->normalization());
+    if (sheet) folder_->write_picture("first_batch", 0, *sheet);
+  }
+
+  void renew_report() {
+    if (report_) report_->renew();
   }
 
   void show(const EpochRecord& record) {
@@ -796,6 +840,7 @@ class Trainer {
       writer_->wait();
       folder_->log_end(name, position_.step);
     });
+    renew_report();
     if (is_rank_0()) {
       progress_.clear();
       spdlog::warn("stopped by {} after step {}; to resume: the same command with --config {}",
@@ -823,6 +868,7 @@ class Trainer {
                              .seed = resume_.seed,
                              .sync_batchnorm = config_.sync_batchnorm});
     });
+    renew_report();
     if (!is_rank_0()) return;
     progress_.clear();
     if (!measures_.chosen()) {
@@ -867,6 +913,7 @@ class Trainer {
   const std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<RunFolder> folder_;         ///< of a keeper
   std::unique_ptr<CheckpointWriter> writer_;  ///< of a keeper
+  std::unique_ptr<ReportWriter> report_;      ///< of a keeper
   bool continues_epoch_ = false;
   bool is_finished_ = false;
   bool is_first_step_ = true;

@@ -161,6 +161,7 @@ struct Config {
   int64_t eval_interval = 1;
   EarlyStopConfig early_stop;
   config::OrAuto<int64_t> log_interval;
+  bool report = true;
   TensorboardConfig tensorboard;
   std::string run_dir;
   std::string resume;
