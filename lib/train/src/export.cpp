@@ -173,7 +173,9 @@ int export_checkpoint(const std::vector<std::string>& args,
   refuse_ranks();
   const Request request = parse(args, options);
   const Config& config = request.resolved.config;
-  spare_waiting_threads(config, args);
+  std::vector<std::string> words = {"export"};
+  words.insert(words.end(), args.begin(), args.end());
+  spare_waiting_threads(config, words);
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   const std::string format = request.script
                                  ? std::string(kRunFormats[static_cast<size_t>(*request.script)])
