@@ -107,12 +107,11 @@ TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
   ASSERT_TRUE(
       send_to(stranger, "syncbn-agent 2\n" + hello(R"(a\nsyncbn-launch: forged host\u001b[2J)")));
   ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
-  send_to(stranger,
-          R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
-          R"("what":"b\r\nsyncbn-launch: forged cause"})"
-          "\n"
-          R"({"type":"ended","attempt":0})"
-          "\n");
+  send_to(stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
+                    R"("what":"b\r\nsyncbn-launch: forged cause"})"
+                    "\n"
+                    R"({"type":"ended","attempt":0})"
+                    "\n");
   const auto result = lead.wait();
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err, AllOf(HasSubstr("forged host"), HasSubstr("forged cause"),
@@ -213,7 +212,8 @@ TEST(LaunchTokenTest, LaunchersWithTheTokenFormAJobAndNoLogHasIt) {
 }
 
 TEST(LaunchTokenTest, TheVariableIsATokenAndWorkersDoNotGetIt) {
-  const auto result = launch({"sh", "-c", "echo token=$SYNCBN_TOKEN"}, {.env = {{"SYNCBN_TOKEN", kToken}}});
+  const auto result =
+      launch({"sh", "-c", "echo token=$SYNCBN_TOKEN"}, {.env = {{"SYNCBN_TOKEN", kToken}}});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "token=\n");
 }
@@ -225,9 +225,10 @@ TEST(LaunchTokenTest, AnotherOrNoTokenIsRefusedOnEitherSide) {
     const char* what;
   };
   const std::string other = std::string(kToken) + "x";
-  for (const Case& one : {Case{kToken, other, "its token (--token_file, SYNCBN_TOKEN) is another"},
-                          Case{kToken, "", "it has no token, and this job needs one"},
-                          Case{"", kToken, "it has a token (--token_file, SYNCBN_TOKEN), and node"}}) {
+  for (const Case& one :
+       {Case{kToken, other, "its token (--token_file, SYNCBN_TOKEN) is another"},
+        Case{kToken, "", "it has no token, and this job needs one"},
+        Case{"", kToken, "it has a token (--token_file, SYNCBN_TOKEN), and node"}}) {
     Nodes nodes(2);
     const auto options = [&](const std::string& token) {
       return token.empty() ? std::vector<std::string>()
@@ -299,7 +300,8 @@ TEST(LaunchTokenTest, ATokenFileThatOthersCanReadIsRefused) {
 // As a process substitution or a service manager passes it.
 TEST(LaunchTokenTest, AnInheritedDescriptorIsATokenFile) {
   const auto result = run_program(
-      {"bash", "-c", fmt::format("exec {} --token_file=/dev/fd/3 true 3< <(echo {})", kLauncher, kToken)});
+      {"bash", "-c",
+       fmt::format("exec {} --token_file=/dev/fd/3 true 3< <(echo {})", kLauncher, kToken)});
   EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
