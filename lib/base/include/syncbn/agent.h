@@ -26,7 +26,12 @@ enum syncbn_agent_kind {
   SYNCBN_AGENT_HELLO = 1,     /* sent once after adoption; no further fields */
   SYNCBN_AGENT_HEARTBEAT = 2, /* done = steps since the start of the run */
   SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to show beside the bar */
-  SYNCBN_AGENT_CLEAR = 4      /* hide the progress bar until the next PROGRESS */
+  SYNCBN_AGENT_CLEAR = 4,     /* hide the progress bar until the next PROGRESS */
+  SYNCBN_AGENT_WAITING = 5, /* has waited for other ranks for a while (say, a second) in collective
+                               number `done`, from 1, whose name is `text`. The next record of
+                               another kind but CLEAR ends the wait */
+  SYNCBN_AGENT_PHASE = 6    /* `text` is what it does now, such as "evaluation"; the next record may
+                               take `done` milliseconds longer than usual */
 };
 
 /* All numbers little-endian, as on every machine this runs on. */

@@ -234,7 +234,12 @@ void Cluster::handle_message(const Json& message) {
   if (type == "pause") paused_ = true;
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
+  if (type == "inquire") is_asked_ = true;
+  if (type == "hold") holds_ = true;
+  if (type == "hang") hang_ = Hang::of(message.at("hang"));
+  if (type == "status") status_ = message;
   if (type == "start") {
+    hang_.reset();
     attempt_ = message.at("attempt");
     stop_reason_.clear();
     start_ = Assignment{.master_addr = message.at("master_addr"),
@@ -319,12 +324,14 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
   }
 }
 
-void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
+void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what,
+                             std::optional<uint64_t> step) {
   if (torchrun_) return end(exit_code, what, true);
   send({{"type", "failed"},
         {"attempt", attempt_},
         {"exit_code", exit_code},
         {"may_restart", may_restart},
+        {"step", step ? Json(*step) : Json()},
         {"what", what}});
 }
 
@@ -367,6 +374,16 @@ void Cluster::report_end() {
   }
   send({{"type", "ended"}, {"attempt", attempt_}});
   if (left_by_signal_) end(base::kExitSignalBase + *left_by_signal_, "");
+}
+
+void Cluster::report_workers(const std::vector<WorkerState>& workers) {
+  Json all = Json::array();
+  for (const WorkerState& worker : workers) all.push_back(worker.json());
+  send({{"type", "workers"}, {"workers", std::move(all)}});
+}
+
+void Cluster::report_stall(double seconds, bool ends) {
+  send({{"type", "stalled"}, {"attempt", attempt_}, {"seconds", seconds}, {"ends", ends}});
 }
 
 void Cluster::pause() {

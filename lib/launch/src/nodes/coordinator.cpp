@@ -16,6 +16,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Time for the nodes to say what their workers do.
+constexpr std::chrono::seconds kInquiryPatience{2};
+
 bool is_failure_code(int exit_code) {
   return exit_code > base::kExitOk && exit_code <= 255;
 }
@@ -35,7 +38,8 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
       peers_(options.token, silence_, store_.fd()),
       join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),
-      next_alive_(Clock::now() + options.alive_period) {
+      next_alive_(Clock::now() + options.alive_period),
+      policy_(options.max_restarts, options.restart_window) {
   due_ = std::min(next_notice_, next_alive_);
 }
 
@@ -71,7 +75,9 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
     }
   }
   if (type == "failed" && message.at("attempt") == attempt_) {
-    fail(message.at("exit_code"), message.at("may_restart"), what(), node.rank);
+    const Json step = message.value("step", Json());
+    fail(message.at("exit_code"), message.at("may_restart"), what(), node.rank,
+         step.is_null() ? std::nullopt : std::optional<uint64_t>(step));
   }
   if (type == "end") end_job(message.at("exit_code"), what());
   if (type == "leave" && options_.nodes_may_change()) {
@@ -83,6 +89,20 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
     if (state_ == State::kRunning && peers_.all_ended()) end_attempt();
   }
   if (type == "pause") node.paused = true;
+  if (type == "ask_status" || type == "stalled") {
+    inquire();
+    if (type == "ask_status") inquiry_->asking.insert(node.rank);
+    if (type == "stalled" && message.at("attempt") == attempt_) {
+      inquiry_->no_progress = message.at("seconds");
+      inquiry_->ends_culprit = message.at("ends");
+    }
+  }
+  if (type == "workers" && inquiry_ && inquiry_->open.erase(node.rank) > 0) {
+    for (const Json& worker : message.at("workers")) {
+      inquiry_->workers.push_back(WorkerState::of(worker));
+    }
+    if (inquiry_->open.empty()) conclude_inquiry();
+  }
 }
 
 void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
@@ -231,8 +251,46 @@ void Coordinator::leave_torchruns_barrier() {
   }
 }
 
+void Coordinator::inquire() {
+  if (inquiry_) return;
+  inquiry_ = Inquiry{.deadline = Clock::now() + kInquiryPatience};
+  for (const auto& [rank, node] : peers_.nodes()) {
+    if (node->takes_part) inquiry_->open.insert(rank);
+  }
+  peers_.send_to_nodes({{"type", "inquire"}});
+}
+
+void Coordinator::conclude_inquiry() {
+  Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
+  std::ranges::sort(inquiry.workers, {}, &WorkerState::rank);
+  Json workers = Json::array();
+  for (const WorkerState& worker : inquiry.workers) workers.push_back(worker.json());
+  Json silent = Json::array();
+  for (const int rank : inquiry.open) {
+    if (peers_.nodes().contains(rank)) silent.push_back(peers_.nodes().at(rank)->name());
+  }
+  for (const int rank : inquiry.asking) {
+    if (!peers_.nodes().contains(rank)) continue;
+    peers_.send(*peers_.nodes().at(rank),
+                {{"type", "status"}, {"workers", workers}, {"silent", silent}});
+  }
+  const bool is_ending = state_ != State::kRunning || failed_ || !node_change_.empty();
+  // A launcher that does not answer is stopped or lost, which the heartbeats will show.
+  if (!inquiry.no_progress || is_ending || !inquiry.open.empty()) return;
+  const bool is_paused = std::ranges::any_of(
+      peers_.nodes(), [](const auto& one) { return one.second->takes_part && one.second->paused; });
+  if (is_paused) return peers_.send_to_nodes({{"type", "hold"}});
+  const auto hang = judge_hang(inquiry.workers, *inquiry.no_progress, inquiry.ends_culprit);
+  if (hang) peers_.send_to_nodes({{"type", "hang"}, {"hang", hang->json()}});
+}
+
 void Coordinator::handle_times() {
   const auto now = Clock::now();
+  if (inquiry_ && now >= inquiry_->deadline) conclude_inquiry();
+  if (restart_at_ && now >= *restart_at_) {
+    restart_at_.reset();
+    if (state_ == State::kJoining && present() >= options_.nnodes.min) start_attempt();
+  }
   if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
   if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
     finish(base::kExitUnavailable,
@@ -249,6 +307,8 @@ void Coordinator::handle_times() {
     peers_.send_to_nodes({{"type", "alive"}});
   }
   due_ = next_alive_;
+  if (restart_at_) due_ = std::min(due_, *restart_at_);
+  if (inquiry_) due_ = std::min(due_, inquiry_->deadline);
   const auto barrier = torchrun_nodes_.barrier_deadline();
   if (state_ == State::kLeaving && barrier) due_ = std::min(due_, *barrier);
   if (state_ != State::kJoining) return;
@@ -285,6 +345,7 @@ int Coordinator::taking_part() const {
 }
 
 void Coordinator::start_when_complete() {
+  if (restart_at_) return;
   const int here = present();
   if (here >= options_.nnodes.max) return start_attempt();
   if (here < options_.nnodes.min) return last_call_.reset();
@@ -293,6 +354,7 @@ void Coordinator::start_when_complete() {
 
 void Coordinator::start_attempt() {
   state_ = State::kRunning;
+  policy_.attempt_started(Clock::now());
   failed_ = false;
   node_change_.clear();
   last_call_.reset();
@@ -332,13 +394,17 @@ void Coordinator::change_nodes(const std::string& text) {
   if (!failed_) stop_attempt(text);
 }
 
-void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node) {
+void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node,
+                       std::optional<uint64_t> step) {
   // Later failures follow from the first one, or from the change of nodes.
   if (failed_ || !node_change_.empty()) return;
   failed_ = true;
   exit_code_ = exit_code;
-  may_restart_ = may_restart && restarts_ < options_.max_restarts && torchrun_nodes_.all().empty();
   failure_text_ = text;
+  policy_.failed({text, step});
+  const std::string refusal = policy_.refusal(Clock::now());
+  may_restart_ = may_restart && refusal.empty() && torchrun_nodes_.all().empty();
+  if (may_restart && options_.max_restarts > 0 && !refusal.empty()) notices_.push_back(refusal);
   failed_node_ = node;
   stop_attempt(text);
 }
@@ -358,6 +424,8 @@ void Coordinator::end_attempt() {
   const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
   if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
   ++restarts_;
+  const auto delay = policy_.restart(Clock::now());
+  if (delay.count() > 0) restart_at_ = Clock::now() + delay;
   start_again(failure_text_);
 }
 
@@ -369,7 +437,7 @@ void Coordinator::start_again(const std::string& reason) {
   join_deadline_ = Clock::now() + options_.join_timeout;
   next_notice_ = Clock::now();
   // Does not wait for more nodes than the minimum.
-  if (present() >= options_.nnodes.min) start_attempt();
+  if (!restart_at_ && present() >= options_.nnodes.min) start_attempt();
 }
 
 void Coordinator::finish(int exit_code, const std::string& text) {

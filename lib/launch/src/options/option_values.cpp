@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <map>
 #include <string_view>
 
 #include "common/words.h"
@@ -238,10 +239,33 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
   }
 }
 
-void read_ending(LaunchOptions& options, double shutdown_seconds) {
+void read_restarts(const std::string& typed, LaunchOptions& options) {
+  constexpr int kMax = 1'000'000;
+  static const std::map<std::string, int> kUnits{{"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86'400}};
+  const size_t slash = std::min(typed.find('/'), typed.size());
+  const auto count = base::parse_number<int>(typed.substr(0, slash));
+  bool is_valid = count && *count >= 0 && *count <= kMax;
+  if (slash < typed.size()) {
+    const std::string time = typed.substr(slash + 1);
+    const size_t unit = std::min(time.find_first_not_of("0123456789"), time.size());
+    const auto number = base::parse_number<int>(time.substr(0, unit));
+    const auto seconds = kUnits.find(time.substr(unit));
+    is_valid = is_valid && number && *number >= 1 && *number <= kMax && seconds != kUnits.end();
+    if (is_valid) options.restart_window = std::chrono::seconds(int64_t{*number} * seconds->second);
+  }
+  if (!is_valid) {
+    throw base::UserError(fmt::format(
+        "--max_restarts={}: expected a number from 0 to {}, or one within a time, as 5/1h", typed,
+        kMax));
+  }
+  options.max_restarts = *count;
+}
+
+void read_ending(const TypedOptions& typed, LaunchOptions& options) {
   options.ending_signals = read_signals(options.signals_to_handle);
   options.shutdown_timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(shutdown_seconds * 1000));
+      std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_seconds * 1000));
+  options.hang_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.hang_seconds * 1000));
 }
 
 void read_master_addr(LaunchOptions& options) {

@@ -96,7 +96,8 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
                            (counts_gpus && base::count_gpus(options.virtual_local_rank) > 0);
   options.binding = read_binding(typed);
   options.nnodes = read_nodes(typed.nnodes_text);
-  read_ending(options, typed.shutdown_seconds);
+  read_ending(typed, options);
+  read_restarts(typed.max_restarts_text, options);
   options.redirects = read_stream_choice("--redirects", typed.redirects_text);
   options.tee = read_stream_choice("--tee", typed.tee_text);
   options.local_ranks_filter =
@@ -141,7 +142,7 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
 LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
                             std::string_view launcher_name) {
   LaunchOptions options = typed;
-  read_ending(options, typed.shutdown_seconds);
+  read_ending(typed, options);
   read_rendezvous_settings(typed.rdzv_conf, options);
   // Variables for these come from a scheduler, which does not know the hosts.
   if (!line.is_typed("--master_addr")) options.master_addr.clear();

@@ -203,7 +203,7 @@ void StoreServer::handle_connection(uint64_t id, uint32_t events) {
     return;
   }
   count_buffers(connection);
-  const bool is_too_large = connection.buffered > kFreeBuffer && !has_room(connection, 0);
+  const bool is_too_large = connection.buffered > kFreeBuffer && !has_room(connection);
   if (is_too_large || !answer_queries(connection) || channel.has_ended()) {
     remove(connection);
   } else {
@@ -247,8 +247,7 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
     }
     return in.integer<uint32_t>() == store::kMagic;
   }
-  // What a query adds is at most its own size, because values replace others.
-  if (adds_to_store(query) && !has_room(connection, query.size())) return false;
+  if (adds_to_store(query) && !has_room(connection)) return false;
   std::string answer;
   const bool is_allowed = answers_.answer(connection.id, query, answer);
   connection.channel.queue(answer);
@@ -272,8 +271,8 @@ void StoreServer::count_buffers(Connection& connection) {
   buffered_ += now - std::exchange(connection.buffered, now);
 }
 
-bool StoreServer::has_room(const Connection& connection, size_t more) {
-  if (answers_.bytes() + buffered_ + more <= max_bytes_) return true;
+bool StoreServer::has_room(const Connection& connection) {
+  if (answers_.bytes() + buffered_ <= max_bytes_) return true;
   if (!std::exchange(said_full_, true)) {
     notices_.push_back(fmt::format(
         "the workers' store is full: {} of at most {} are in use, and a client at {} "

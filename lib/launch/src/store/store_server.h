@@ -79,8 +79,9 @@ class StoreServer {
   bool answer(Connection& connection, std::string_view query);
   void flush(Connection& connection);
   void count_buffers(Connection& connection);
-  /// Whether that much more memory is within the limit. If not, leaves a notice.
-  bool has_room(const Connection& connection, size_t more);
+  /// Whether keys, values, waits and all buffers, which hold the query that is to be answered, are
+  /// within the limit. If not, leaves a notice.
+  bool has_room(const Connection& connection);
   void wake(uint64_t id);
   base::Channel remove(Connection& connection);
 

@@ -101,9 +101,11 @@ struct LaunchOptions {
   std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: it finds out
 
   int max_restarts = 0;
+  std::chrono::seconds restart_window{};  ///< within which max_restarts count; 0: the whole run
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::vector<int> ending_signals;               ///< signals_to_handle without SIGUSR1, SIGUSR2
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
+  std::chrono::milliseconds hang_timeout{};      ///< for a worker's next step; 0: none
 
   int stdin_rank = 0;          ///< the worker that reads the launcher's input; -1: none
   bool module = false;         ///< -m: the program is a Python module's name
