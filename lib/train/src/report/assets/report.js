@@ -230,9 +230,8 @@ function configuration() {
 }
 
 function environment() {
-  const pairs = flattened(run.environment);
-  const folder = [["folder", run.folder], ["page written", dateOf(run.written)]];
-  section(page, nav, "environment", "Environment", values([...folder, ...pairs]));
+  const about = { folder: run.folder, "page written": dateOf(run.written) };
+  section(page, nav, "environment", "Environment", element("div", { class: "environment" }, described({ ...about, ...run.environment })));
 }
 
 function result() {
