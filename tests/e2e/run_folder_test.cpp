@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "e2e/train_program.h"
+#include "launch/on_terminal.h"
 #include "support/python.h"
 #include "support/skip.h"
 
@@ -232,6 +233,79 @@ TEST(RunFolderProgramTest, TensorBoardReadsEveryNumberOfTheLog) {
   EXPECT_EQ(count(read({"parameters/conv1.weight"}), "\n"), 2) << read({"parameters/conv1.weight"});
   EXPECT_EQ(count(read({"gradients/conv1.weight"}), "\n"), 2);
   EXPECT_THAT(read({"hparams"}), HasSubstr("optimizer.type 'sgd'\n"));
+}
+
+TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
+  const TempFolder folder;
+  const auto run = start_train(
+      {"--config", shipped_config("digits.yaml"), "--epochs=10000", "--run_dir", folder / "run"});
+  ASSERT_TRUE(run->wait_until([&] { return count(run->err(), "epoch ") > 0; })) << run->err();
+  OnTerminal terminal({program("train"), "watch", folder / "run"});
+  ASSERT_TRUE(terminal.shows("running"));
+  ASSERT_TRUE(terminal.shows("step loss"));
+  ASSERT_TRUE(terminal.shows("train loss"));
+  OnTerminal other({program("train"), "watch", folder / "run"});
+  ASSERT_TRUE(other.shows("running"));
+  other.hang_up();
+  EXPECT_NE(other.wait(), base::kExitInternal);
+  run->send_signal(SIGTERM);
+  ASSERT_TRUE(terminal.shows("stopped: SIGTERM"));
+  EXPECT_EQ(terminal.wait(), 0);
+  EXPECT_EQ(run->wait().exit_code, base::kExitPreempted);
+
+  const auto again = run_train({"watch", folder / "run"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out, ::testing::StartsWith("run  stopped: SIGTERM  1 rank\n"));
+  EXPECT_THAT(again.out, ::testing::Not(HasSubstr("\x1b")));
+  EXPECT_THAT(run_train({"watch", folder / "run", "--color=always"}).out, HasSubstr("\x1b[31m"));
+  const auto refused = [&](const std::vector<std::string>& args, const std::string& message) {
+    const auto result = run_train(args);
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  };
+  refused({"watch"}, "watch: name the folder of a run first");
+  refused({"watch", folder.path()}, "it has no log.jsonl");
+  refused({"watch", folder / "run", "--color=blue"}, "expected auto, always or never, got 'blue'");
+  refused({"watch", folder / "run", "--dry_run"}, "watch: --dry_run is for a run itself");
+}
+
+TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
+  const TempFolder folder;
+  const auto colours = [&](const std::vector<std::string>& more, const Env& env = {}) {
+    auto args = short_run({"--max_steps=1", "--overwrite", "--run_dir", folder / "run"});
+    args.insert(args.end(), more.begin(), more.end());
+    return count(run_train(args, env).err, "\x1b[") > 0;
+  };
+  EXPECT_FALSE(colours({}));
+  EXPECT_TRUE(colours({"--color=always"}));
+  std::vector<std::string> words = {program("train")};
+  for (const std::string& word : short_run({"--run_dir", folder / "shown", "--epochs=20"})) {
+    words.push_back(word);
+  }
+  OnTerminal terminal(words);
+  ASSERT_TRUE(terminal.shows("\x1b[32mI"));
+  ASSERT_TRUE(terminal.shows("]   "));  // the bar
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+TEST(RunFolderProgramTest, TheBarGoesOnInEvaluations) {
+  const TempFolder folder;
+  std::vector<std::string> words = {"--data.type=synthetic", "--data.channels=1",
+                                    "--data.height=8",       "--data.width=8",
+                                    "--data.classes=10",     "--data.size=64",
+                                    "--data.test_size=8000", "--sampler=distributed"};
+  words.insert(words.begin(), {"--config", shipped_config("digits.yaml"), "--epochs=1"});
+  const auto shown = [&](std::vector<std::string> first, const std::string& text) {
+    first.insert(first.begin(), program("train"));
+    first.insert(first.end(), words.begin(), words.end());
+    first.insert(first.end(), {"--run_dir", folder / "run"});
+    OnTerminal terminal(first);
+    EXPECT_TRUE(terminal.shows(text));
+    EXPECT_EQ(terminal.wait(), 0);
+  };
+  shown({}, "  epoch 1/1  test ");
+  shown({"eval"}, "/1000 ");
 }
 
 TEST(RunFolderProgramTest, DoesNotReplaceARunUnasked) {

@@ -6,6 +6,7 @@
 #include <syncbn/base/unique_fd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 namespace syncbn::train {
@@ -18,11 +19,14 @@ void append_to_file(const std::filesystem::path& file, std::string_view bytes) {
 }
 
 void write_at_once(int descriptor, const std::filesystem::path& file, std::string_view bytes) {
-  const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
-  if (written == static_cast<ssize_t>(bytes.size())) return;
-  // A short write means that the disk is full.
-  base::throw_file_error(fmt::format("cannot write {}", file.string()),
-                         written < 0 ? errno : ENOSPC);
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
+    if (written < 0 && errno != EINTR) {
+      base::throw_file_error(fmt::format("cannot write {}", file.string()), errno);
+    }
+    // Only a full disk takes less than all. The next write then tells whether it is a limit.
+    bytes.remove_prefix(static_cast<size_t>(std::max<ssize_t>(written, 0)));
+  }
 }
 
 }  // namespace syncbn::train

@@ -344,8 +344,10 @@ void Config::describe(config::Schema<Config>& schema) {
       .unit("epochs");
   schema.field("early_stop", &Config::early_stop, "");
   schema
-      .field("log_interval", &Config::log_interval,
-             "steps between two lines about steps, in log.jsonl too; 0: none")
+      .field(
+          "log_interval", &Config::log_interval,
+          "steps between two lines about steps, in log.jsonl too; 0: none; auto: 10 in log.jsonl, "
+          "and where there is no terminal a line every 30 s")
       .at_least(0)
       .unit("steps");
   schema.field("report", &Config::report,

@@ -97,7 +97,7 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
   if (task_->evaluates_one_by_one()) loader_options_.batch_size = 1;
 }
 
-Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
+Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch) const {
   const at::NoGradGuard no_grad;
   model_.eval();
   data::Loader loader = each_once(inputs_.eval_set, loader_options_);
@@ -112,9 +112,10 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
     // A rank that is to stop leaves its other batches out: the results do not count then.
-    for (;;) {
+    for (int64_t done = 0;; ++done) {
       const Wishes own = wishes();
       if (own.ends_run()) return own;
+      on_batch(done, loader.num_batches());
       const auto batch = loader.next();
       if (!batch) return Wishes{};
       if (batch->size() == 0) continue;  // all its samples are damaged

@@ -37,6 +37,9 @@ struct Evaluation {
 /// What a rank wishes at the moment.
 using GetWishes = std::function<Wishes()>;
 
+/// Called before each batch of this rank, with the number of batches before it and that of all.
+using OnBatch = std::function<void(int64_t batch, int64_t batches)>;
+
 /// Reads each sample of a set once, divided between the ranks: by batches, or one at a time if
 /// sizes vary.
 /// @param options of training; drop_last does not count
@@ -58,7 +61,7 @@ class Evaluator {
   /// Every rank calls it.
   /// @param wishes asked before each batch
   /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
-  Evaluation evaluate(const GetWishes& wishes) const;
+  Evaluation evaluate(const GetWishes& wishes, const OnBatch& on_batch) const;
 
  private:
   const Config& config_;

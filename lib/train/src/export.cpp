@@ -73,8 +73,7 @@ void set_format(const std::string& name, Request& request, config::Faults& fault
 Request parse(const std::vector<std::string>& args,
               const std::vector<config::ProgramOption>& options) {
   config::Faults faults;
-  const auto line =
-      config::parse_command_line({args.begin() + 1, args.end()}, options, config_fields(), faults);
+  const auto line = config::parse_command_line(args, options, config_fields(), faults);
   constexpr std::string_view kKnown[] = {"config", "format", "output", "ema"};
   for (const auto& setting : line.program) {
     if (std::ranges::count(kKnown, setting.name) > 0) continue;

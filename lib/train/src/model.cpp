@@ -22,6 +22,7 @@
 #include "naming.h"
 #include "out_of_memory.h"
 #include "rank_0.h"
+#include "training_step.h"
 
 namespace syncbn::train {
 
@@ -233,10 +234,14 @@ void load_model(const std::map<std::string, at::Tensor>& saved, const models::Mo
 
 BatchToDevice batch_to_device(const Config& config, const models::Model& model,
                               const data::Dataset& dataset, bool pinned) {
-  return BatchToDevice({.device = dist::device(),
-                        .pinned = pinned,
-                        .memory_format = memory_format(config, model),
-                        .normalization = dataset.normalization()});
+  // What autocast would make of images in another kernel, as its first convolution begins.
+  const bool is_gpu = dist::device().is_cuda();
+  return BatchToDevice(
+      {.device = dist::device(),
+       .pinned = pinned,
+       .memory_format = memory_format(config, model),
+       .normalization = dataset.normalization(),
+       .image_type = is_gpu ? chosen_precision(config, dist::device()) : at::kFloat});
 }
 
 BatchToDevice::BatchToDevice(Options options)
@@ -267,7 +272,8 @@ data::Batch BatchToDevice::prepared(const data::Batch& batch) const {
   at::Tensor data = moved(batch.data);
   if (data.scalar_type() == at::kByte) {
     const at::Tensor sizes = batch.sizes.defined() ? moved(batch.sizes) : at::Tensor();
-    data = data::normalize(data, options_.normalization, sizes);
+    data = data::normalize(data, options_.normalization, sizes,
+                           {options_.image_type, options_.memory_format});
   }
   if (data.dim() == 4) data = data.contiguous(options_.memory_format);
   return {std::move(data), moved(batch.target), batch.sizes, batch.indices, batch.randoms};

@@ -76,6 +76,7 @@ class BatchToDevice {
     bool pinned = false;  ///< batches are in pinned memory, so copies can be asynchronous
     at::MemoryFormat memory_format = at::MemoryFormat::Contiguous;  ///< of images
     data::Normalization normalization;                              ///< of images in bytes
+    at::ScalarType image_type = at::kFloat;                         ///< of images in bytes
   };
 
   explicit BatchToDevice(Options options);

@@ -26,7 +26,7 @@ void fill(at::Tensor& pixels, int64_t top, int64_t bottom, int64_t left, int64_t
 }  // namespace
 
 at::Tensor pixels_of(const at::Tensor& images, const data::Normalization& normalization) {
-  const auto options = images.options();
+  const auto options = images.options().dtype(at::kFloat);
   const at::Tensor std = at::tensor(normalization.std, options).view({1, -1, 1, 1});
   const at::Tensor mean = at::tensor(normalization.mean, options).view({1, -1, 1, 1});
   const at::Tensor pixels = (images * std + mean).clamp(0, 1).mul(255).round();

@@ -243,6 +243,10 @@ bool RunFolder::has_result(const fs::path& folder) {
   return fs::exists(result(folder), ignored);
 }
 
+fs::path RunFolder::log(const fs::path& folder) {
+  return folder / kLog;
+}
+
 fs::path RunFolder::result(const fs::path& folder) {
   return folder / kResult;
 }
@@ -324,14 +328,15 @@ void RunFolder::replace_file(const std::string& name, const std::string& bytes) 
   base::write_file_atomically(path_ / name, bytes);
 }
 
-void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
+void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed, int64_t total_steps) {
   const Json json = {{"event", "start"},
                      {"time", unix_time()},
                      {kFormatVersionKey, kFormatVersion},
                      {"job", base::env("SYNCBN_JOB_ID").value_or("")},
                      {"world_size", world_size},
                      {"step", step},
-                     {"resumed", resumed}};
+                     {"resumed", resumed},
+                     {"total_steps", total_steps}};
   append(json.dump());
 }
 

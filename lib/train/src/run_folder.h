@@ -125,6 +125,9 @@ class RunFolder {
   /// The text of a run's config.yaml; nothing if there is none.
   static std::optional<std::string> config_of(const std::filesystem::path& folder);
 
+  /// The file log.jsonl, which every run has.
+  static std::filesystem::path log(const std::filesystem::path& folder);
+
   /// The file of a finished run's result.
   static std::filesystem::path result(const std::filesystem::path& folder);
 
@@ -152,7 +155,8 @@ class RunFolder {
   void write_lines();
 
   // These add lines to log.jsonl, which are on disk when the call returns.
-  void log_start(int64_t world_size, int64_t step, bool resumed);
+  /// @param total_steps that the run will have at its end
+  void log_start(int64_t world_size, int64_t step, bool resumed, int64_t total_steps = 0);
   void append(const std::string& line);
   /// Makes the log that of a run after `step` and so many whole `epochs`: removes lines about later
   /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.

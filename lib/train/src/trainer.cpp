@@ -35,6 +35,7 @@
 #include "histograms.h"
 #include "keepers.h"
 #include "measures.h"
+#include "memory_gauge.h"
 #include "mistakes.h"
 #include "model.h"
 #include "naming.h"
@@ -58,6 +59,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using config::Duration;
 
+constexpr int64_t kLogInterval = 10;  // steps, with log_interval: auto
 constexpr int64_t kMaxRestores = 3;
 constexpr int64_t kMaxBadInRow = 100;  // with on_nan: skip
 
@@ -80,7 +82,8 @@ class Trainer {
         inputs_(inputs),
         device_(dist::device()),
         channel_(dist::rank()),
-        progress_(channel_),
+        progress_(channel_, config.log_interval.value ? std::nullopt
+                                                      : std::optional(Progress::kLineInterval)),
         keepers_(config.checkpoint.on == "node", RunFolder::wanted_path(config.run_dir, name)),
         resume_(find_resume_state(config, name, keepers_)),
         config_text_(with_seed(config_text, resume_.seed)),
@@ -290,7 +293,7 @@ class Trainer {
                           owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->write_environment(environment);
-    folder_->log_start(dist::world_size(), position_.step, resumed);
+    folder_->log_start(dist::world_size(), position_.step, resumed, total_steps());
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
     if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
@@ -348,7 +351,7 @@ class Trainer {
     const int64_t first_step = position_.step;
     // A run that resumes after the epoch's last step has no step left to set it.
     record.lr = scheduled_lr();
-    const auto begin = Clock::now();
+    epoch_begin_ = Clock::now();
     auto outcome = Outcome::kEndOfEpoch;
     const auto next_step = [&] {
       const auto batch = loader_.next();
@@ -364,7 +367,7 @@ class Trainer {
     while (continues) continues = next_step();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
     if (is_rank_0()) progress_.clear();
-    const double trained = seconds_since(begin);
+    const double trained = seconds_since(epoch_begin_);
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
     record.epoch = position_.sampler.epoch + 1;
     record.step = position_.step;
@@ -490,16 +493,23 @@ class Trainer {
     }
     if (!keepers_.is_one()) return;
     const int64_t total = total_steps();
-    progress_.show(step, total,
-                   fmt::format("epoch {}/{}  loss {:.4f}", position_.sampler.epoch + 1,
-                               config_.epochs, result.loss()));
-    if (config_.log_interval == 0 || step % config_.log_interval != 0) return;
-    const double wait = data_wait_.mean_since_last();
-    if (is_rank_0()) {
-      progress_.log(fmt::format("step {}/{}  loss {:.4f}  data wait {}", step, total, result.loss(),
-                                base::format_seconds(wait)));
-    }
-    folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr, wait);
+    const auto text = [&] { return progress_text(result.loss(), lr); };
+    if (is_rank_0()) progress_.show(step, total, text);
+    const int64_t interval = config_.log_interval.value.value_or(kLogInterval);
+    if (interval == 0 || step % interval != 0) return;
+    if (is_rank_0() && config_.log_interval.value) progress_.log(step, total, text());
+    folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr,
+                      data_wait_.mean_since_last());
+  }
+
+  /// What is shown beside the steps.
+  std::string progress_text(double loss, double lr) {
+    const double trained = seconds_since(epoch_begin_);
+    return fmt::format(
+        "epoch {}/{}  loss {:.4f}  {}lr {:.3g}  {:.0f} images/s  data wait {:.1f} %  {}",
+        position_.sampler.epoch + 1, config_.epochs, loss, headline_, lr,
+        static_cast<double>(epoch_samples_) / trained, 100 * data_wait_.of_epoch(trained).share,
+        memory_.text());
   }
 
   static std::string fault_of(const StepVote::Result& result) {
@@ -677,7 +687,13 @@ class Trainer {
     const auto now = [&] { return wishes(); };
     prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
                        resume_.seed, now);
-    const Evaluation result = evaluator_.evaluate(now);
+    const Evaluation result = evaluator_.evaluate(now, [&](int64_t batch, int64_t batches) {
+      if (!is_rank_0()) return;
+      progress_.show(position_.step, total_steps(), [&] {
+        return fmt::format("epoch {}/{}  {} {}/{}  {}{}", record.epoch, config_.epochs,
+                           record.eval_split, batch, batches, headline_, memory_.text());
+      });
+    });
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
       record.eval.clear();
@@ -739,6 +755,7 @@ class Trainer {
   void show(const EpochRecord& record) {
     if (!is_rank_0()) return;
     progress_.clear();
+    if (!record.eval.empty()) headline_ = measures_.headline(record.eval_split, record.eval);
     // A run that resumed after the epoch's last step has taken none.
     const std::string speed =
         record.images_per_second > 0
@@ -904,6 +921,9 @@ class Trainer {
   std::string remark_;  ///< of the last evaluation
   DataWait data_wait_;
   const GpuMeter gpu_meter_{device_};
+  MemoryGauge memory_{device_};
+  std::string headline_;           ///< of the last evaluation
+  Clock::time_point epoch_begin_;  ///< of this epoch's training
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch

@@ -4,12 +4,14 @@
 #include <string>
 
 #include "cuda_emulator/batch_norm_kernels.h"
+#include "cuda_emulator/normalize_kernel.h"
 #include "fake_cuda.h"
 
 namespace fake_cuda {
 namespace {
 
 using namespace syncbn::dist::detail::cuda;
+namespace data = syncbn::data;
 
 /// Every launch has another order of blocks and warps.
 Schedule next_schedule() {
@@ -40,12 +42,25 @@ void define_for_types(const std::string& name) {
   define_kernel(name + "I13__nv_bfloat16", run_kernel<Arguments, ValueType::kBFloat16>);
 }
 
+template <data::cuda::ImageType kType>
+void normalize(dim3 grid, dim3 block, size_t /*shared_bytes*/,
+               data::cuda::NormalizeArguments arguments) {
+  if (grid.x != arguments.blocks() || grid.y != arguments.rows() ||
+      block.x != data::cuda::kThreads) {
+    throw std::logic_error("the kernel for images has another grid than its arguments say");
+  }
+  data::cuda::emulate(arguments, kType, next_schedule().seed);
+}
+
 const bool are_defined = [] {
   define_for_types<MomentsArguments>("moments_kernel");
   define_kernel("merge_kernel", merge);
   define_for_types<ForwardArguments>("forward_kernel");
   define_for_types<ReduceArguments>("reduce_kernel");
   define_for_types<ElementwiseArguments>("elementwise_kernel");
+  define_kernel("normalize_kernelIf", normalize<data::cuda::ImageType::kFloat>);
+  define_kernel("normalize_kernelI6__half", normalize<data::cuda::ImageType::kHalf>);
+  define_kernel("normalize_kernelI13__nv_bfloat16", normalize<data::cuda::ImageType::kBFloat16>);
   return true;
 }();
 

@@ -1,6 +1,7 @@
 #include <syncbn/data/batch_transforms.h>
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/one_hot.h>
 #include <ATen/ops/tensor.h>
@@ -8,19 +9,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include <syncbn/base/error.h>
+
+#include "cuda/normalize_arguments.h"
 
 namespace syncbn::data {
 namespace {
 
 /// [1, C, 1, 1], float32.
 at::Tensor per_channel(const std::vector<double>& values, const at::Tensor& images) {
-  if (std::ssize(values) != images.size(1)) {
-    throw base::InternalError(
-        fmt::format("{} values of a normalisation for {} channels", values.size(), images.size(1)));
-  }
   return at::tensor(values, at::kFloat).to(images.device()).view({1, -1, 1, 1});
+}
+
+void check_channels(const std::vector<double>& values, const at::Tensor& images) {
+  if (std::ssize(values) == images.size(1)) return;
+  throw base::InternalError(
+      fmt::format("{} values of a normalisation for {} channels", values.size(), images.size(1)));
 }
 
 /// [B, num_classes]: lambda for the own label, 1 - lambda for that of the previous sample.
@@ -37,19 +43,44 @@ at::Tensor outside(const at::Tensor& images, const at::Tensor& sizes) {
   return rows.ge(limits.narrow(1, 0, 1)).logical_or(columns.ge(limits.narrow(1, 1, 1)));
 }
 
+using Normalize = at::Tensor(const at::Tensor&, at::ArrayRef<double>, at::ArrayRef<double>,
+                             const std::optional<at::Tensor>&, at::ScalarType, at::MemoryFormat);
+
+/// The operator of src/cuda, for images that it takes. Only a process that uses GPUs has loaded it.
+std::optional<c10::TypedOperatorHandle<Normalize>> cuda_kernel(const at::Tensor& images) {
+  if (!images.is_cuda() || images.size(1) > cuda::kMaxChannels ||
+      images.numel() > images.size(0) * cuda::kMaxValues) {
+    return std::nullopt;
+  }
+  const auto found = c10::Dispatcher::singleton().findSchema({"syncbn::normalize", ""});
+  return found ? std::optional(found->typed<Normalize>()) : std::nullopt;
+}
+
 }  // namespace
 
 at::Tensor normalize(const at::Tensor& images, const Normalization& normalization,
-                     const at::Tensor& sizes) {
-  const at::Tensor mean = per_channel(normalization.mean, images);
-  const at::Tensor std = per_channel(normalization.std, images);
-  at::Tensor normalized = (images.to(at::kFloat) - mean * 255).div_(std * 255);
-  return sizes.defined() ? normalized.masked_fill_(outside(images, sizes), 0) : normalized;
+                     const at::Tensor& sizes, const ImageFormat& format) {
+  const auto& [mean, std] = normalization;
+  check_channels(mean, images);
+  check_channels(std, images);
+  at::MemoryFormat memory_format = format.memory_format;
+  if (memory_format == at::MemoryFormat::Preserve) {
+    memory_format = images.suggest_memory_format();
+  }
+  if (const auto kernel = cuda_kernel(images)) {
+    const auto limits = sizes.defined() ? std::optional(sizes) : std::nullopt;
+    return kernel->call(images, mean, std, limits, format.dtype, memory_format);
+  }
+  at::Tensor normalized = (images.to(at::kFloat) - per_channel(mean, images) * 255)
+                              .div_(per_channel(std, images) * 255);
+  if (sizes.defined()) normalized.masked_fill_(outside(images, sizes), 0);
+  return normalized.to(format.dtype).contiguous(memory_format);
 }
 
 Batch mixup(const Batch& batch, int64_t num_classes, double alpha, SampleRandom& random) {
   const double lambda = random.symmetric_beta(alpha);
-  return {batch.data * lambda + batch.data.roll(1, 0) * (1 - lambda),
+  const at::Tensor images = batch.data.to(at::kFloat);
+  return {images * lambda + images.roll(1, 0) * (1 - lambda),
           mixed_targets(batch.target, num_classes, lambda)};
 }
 

@@ -101,6 +101,7 @@ void WorkerGroup::start() {
     variables["TORCHELASTIC_ERROR_FILE"] = run_.logs.error_file(local_rank);
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
+    if (::isatty(STDERR_FILENO) == 1) variables["SYNCBN_AGENT_BAR"] = "1";
 
     specs.push_back(
         {.file = run_.command.file,

@@ -73,7 +73,8 @@ class GanTask : public Task {
   /// {logits of the real images, logits of generated ones} in the discriminator's turn, {logits of
   /// generated ones} in the generator's, from the same noise.
   Outputs forward(models::Model& /*model*/, size_t turn, const data::Batch& batch) const override {
-    const at::Tensor noise = draw_noise(batch.randoms, gan_->latent_size(), batch.data);
+    const at::Tensor noise =
+        draw_noise(batch.randoms, gan_->latent_size(), gan_->parameters().front());
     if (turn == kGenerator) return {gan_->discriminate(gan_->generate(noise))};
     at::Tensor generated;
     {

@@ -160,7 +160,7 @@ struct Config {
   ParallelConfig parallel;
   int64_t eval_interval = 1;
   EarlyStopConfig early_stop;
-  int64_t log_interval = 0;
+  config::OrAuto<int64_t> log_interval;
   bool report = true;
   TensorboardConfig tensorboard;
   std::string run_dir;
