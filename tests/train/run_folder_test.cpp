@@ -129,9 +129,11 @@ TEST_F(RunFolderTest, RemovesWhatAKilledRunWasWriting) {
 TEST_F(RunFolderTest, HasTheTablesOfTheLastEvaluation) {
   {
     RunFolder folder(temp_, "", /*resume=*/false);
-    folder.write_table("confusion.csv", "first");
-    folder.write_table("confusion.csv", "second");
-    folder.write_table("ema_confusion.csv", "average");
+    folder.replace_file("confusion.csv", "first");
+    folder.replace_file("confusion.csv", "second");
+    folder.replace_file("ema_confusion.csv", "average");
+    folder.replace_file("mistakes.csv", "worst");
+    folder.replace_file(RunFolder::kReport, "page");
   }
   folder_.write("mine.csv", "");
   folder_.write(".ema_confusion.csv.7.tmp", "");
@@ -140,7 +142,9 @@ TEST_F(RunFolderTest, HasTheTablesOfTheLastEvaluation) {
   EXPECT_FALSE(fs::exists(temp_ / ".ema_confusion.csv.7.tmp"));
   const RunFolder other(temp_, "", /*resume=*/false);
   EXPECT_FALSE(fs::exists(temp_ / "confusion.csv"));
-  EXPECT_FALSE(fs::exists(temp_ / "ema_confusion.csv"));
+  for (const char* file : {"ema_confusion.csv", "mistakes.csv", RunFolder::kReport}) {
+    EXPECT_FALSE(fs::exists(temp_ / file)) << file;
+  }
   EXPECT_TRUE(fs::exists(temp_ / "mine.csv"));
 }
 
@@ -215,6 +219,7 @@ TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   folder.append(start);
   folder.append(epoch(10));
   folder.log_step(15, 2, 0.5, 0.1, 0);
+  folder.log_step_time(2, 20, {{.whole = 2, .data = 1}});
   folder.append(epoch(20));
   folder.append(R"({"event":"end","step":25})");
   const std::string whole = log();

@@ -83,16 +83,45 @@ function figures(pairs) {
   return element("dl", { class: "figures" }, pairs.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 
-/** Keys with their values, sections within each other by dotted names. */
-function flattened(object, prefix = "") {
-  return Object.entries(object ?? {}).flatMap(([key, value]) => {
-    const name = prefix + key;
-    const isSection = value !== null && typeof value === "object" && !Array.isArray(value);
-    if (isSection) return flattened(value, `${name}.`);
-    const isPlain = !Array.isArray(value) || value.every((item) => item === null || typeof item !== "object");
-    if (!isPlain) return value.flatMap((item, i) => item !== null && typeof item === "object" ? flattened(item, `${name}.${i}.`) : [[`${name}.${i}`, String(item)]]);
-    return [[name, Array.isArray(value) ? value.join(", ") : shown(key, value)]];
-  });
+function isPlain(value) { return value === null || typeof value !== "object" || (Array.isArray(value) && !value.some((item) => item !== null && typeof item === "object")); }
+
+/** A key in words; names of variables stay as they are. */
+function words(name) { return name === name.toUpperCase() ? name : name.replaceAll("_", " "); }
+
+function plainText(name, value) {
+  if (Array.isArray(value)) return value.join(" ");
+  return typeof value === "number" && !/bytes|seconds/.test(name) ? String(value) : shown(name, value);
+}
+
+/** Names and values of any object, one below the other; objects in it get headings, lists of objects are tables. */
+function described(object, heading = null) {
+  const entries = Object.entries(object ?? {});
+  const plain = entries.filter(([, value]) => isPlain(value));
+  const parts = heading === null ? [] : [element("h3", {}, heading)];
+  if (plain.length > 0) {
+    parts.push(element("dl", { class: "listing" }, plain.flatMap(([name, value]) =>
+        [element("dt", {}, words(name)), element("dd", {}, plainText(name, value) || "–")])));
+  }
+  const made = parts.length > (heading === null ? 0 : 1) ? [element("div", {}, parts)] : [];
+  for (const [name, value] of entries) {
+    if (isPlain(value)) continue;
+    const title = (heading === null ? "" : `${heading}: `) + words(name);
+    made.push(...(Array.isArray(value) ? describedList(value, title) : described(value, title)));
+  }
+  return made;
+}
+
+/** A table of objects, and one of the objects that lists in them have, with the first column of their owner. */
+function describedList(list, heading) {
+  const columns = [...new Set(list.flatMap((item) => Object.keys(item ?? {}).filter((name) => isPlain(item[name]))))];
+  const rows = list.map((item) => columns.map((name) => plainText(name, item?.[name] ?? null)));
+  const made = [element("div", {}, element("h3", {}, heading), element("div", { class: "scroll tall" }, table(columns.map((name) => words(name)), rows)))];
+  const lists = [...new Set(list.flatMap((item) => Object.keys(item ?? {}).filter((name) => Array.isArray(item[name]) && !isPlain(item[name]))))];
+  for (const name of lists) {
+    const inner = list.flatMap((item) => (item[name] ?? []).map((one) => columns.length > 0 ? { [columns[0]]: item[columns[0]], ...one } : one));
+    made.push(...describedList(inner, `${heading}: ${words(name)}`));
+  }
+  return made;
 }
 
 function dateOf(unixSeconds) {

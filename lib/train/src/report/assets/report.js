@@ -61,7 +61,7 @@ function groups() {
     if (["epoch", "step", "loss_min", "loss_max"].includes(name)) continue;
     if (found.has(name) && name !== "loss" && name !== "lr") continue;
     const isLoss = name === "loss";
-    add(name, { label: isLoss ? "each step" : "", steps: steps.step, values: list, color: isLoss ? 7 : 0, isFaint: isLoss && !steps.loss_min,
+    add(name, { label: isLoss ? "step" : "", steps: steps.step, values: list, color: isLoss ? 7 : 0, isFaint: isLoss && !steps.loss_min,
       low: isLoss ? steps.loss_min : undefined, high: isLoss ? steps.loss_max : undefined });
   }
   // What is drawn first lies below.
@@ -230,9 +230,8 @@ function configuration() {
 }
 
 function environment() {
-  const pairs = flattened(run.environment);
-  const folder = [["folder", run.folder], ["page written", dateOf(run.written)]];
-  section(page, nav, "environment", "Environment", values([...folder, ...pairs]));
+  const about = { folder: run.folder, "page written": dateOf(run.written) };
+  section(page, nav, "environment", "Environment", element("div", { class: "environment" }, described({ ...about, ...run.environment })));
 }
 
 function result() {
