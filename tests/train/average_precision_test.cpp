@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -50,6 +51,26 @@ TEST(AveragePrecisionTest, AMissAHitAndAFalseAlarm) {
   EXPECT_DOUBLE_EQ(figure(result, "mar_10"), 0.5);
   EXPECT_TRUE(std::isnan(figure(result, "map_small")));
   EXPECT_DOUBLE_EQ(figure(result, "map_medium"), 0.5 * 51 / 101);
+}
+
+TEST(AveragePrecisionTest, MeanOfTheCurvesIsMap) {
+  std::vector<MatchedDetection> matched;
+  std::vector<int64_t> counts(2 * kNumAreas);  // the second class has no truths
+  const std::vector<Truth> truths = {square(0, 40), square(100, 40)};
+  for (const MatchedDetection& one :
+       match(1, truths, std::vector{found(200, 40, 0.9), found(8, 40, 0.8), found(100, 40, 0.7)})) {
+    matched.push_back(one);
+  }
+  count_truths(truths, counts);
+  const PrecisionCurves curves = precision_curves(matched, counts);
+  EXPECT_DOUBLE_EQ(curves[0][0], 2.0 / 3);
+  EXPECT_DOUBLE_EQ(curves[9][50], 1.0 / 3) << "IoU 0.667 is too little there";
+  EXPECT_DOUBLE_EQ(curves[9][51], 0);
+  double sum = 0;
+  for (const auto& curve : curves) sum += std::accumulate(curve.begin(), curve.end(), 0.0);
+  EXPECT_DOUBLE_EQ(sum / (kNumThresholds * kNumRecalls),
+                   figure(average_precision(matched, counts), "map"));
+  EXPECT_TRUE(std::isnan(precision_curves({}, std::vector<int64_t>(kNumAreas))[0][0]));
 }
 
 TEST(AveragePrecisionTest, ThresholdsAreOfIou) {

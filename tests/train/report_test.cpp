@@ -483,14 +483,17 @@ TEST_F(PageTest, ReportOpensWithoutAnErrorOrARequest) {
   const fs::path run = add_run("digits");
   for (int64_t step : {20, 40}) add_picture(run, "samples", step, 64);
   folder_.write("digits/environment.json", R"({"torch": "2.11.0", "hosts": [{"name": "a"}]})");
+  folder_.write("digits/precision_recall.csv", "recall,iou_0.50\n0.00,1\n0.50,0.5\n1.00,\n");
   const std::string dom = opened(write_report(run)).dom;
-  for (const char* heading : {">Curves</h2>", ">Classes</h2>", ">Pictures</h2>",
-                              ">Configuration</h2>", ">Environment</h2>", ">Result</h2>",
-                              ">Confusion matrix</h3>", ">By class, the worst first</h3>"}) {
+  for (const char* heading :
+       {">Curves</h2>", ">Classes</h2>", ">Pictures</h2>", ">Configuration</h2>",
+        ">Environment</h2>", ">Result</h2>", ">Precision over recall</h3>",
+        ">Confusion matrix</h3>", ">By class, the worst first</h3>"}) {
     EXPECT_TRUE(has(dom, heading)) << heading;
   }
   EXPECT_TRUE(has(dom, "<canvas"));
   EXPECT_TRUE(has(dom, R"(type="range")"));
+  EXPECT_TRUE(has(dom, "IoU ≥ 0.50"));
 }
 
 TEST_F(PageTest, KeysMoveTheCursorOfACurve) {
@@ -499,7 +502,7 @@ TEST_F(PageTest, KeysMoveTheCursorOfACurve) {
     const area = document.querySelector(".plot");
     for (const key of ["End", "ArrowLeft", "+"]) area.dispatchEvent(new KeyboardEvent("keydown", {key}));
     setTimeout(() => document.title = document.querySelector(".position").textContent + ", of " +
-        charts.map(({ plot }) => Math.round(plot.scales.x.min)).join(" "), 50);
+        overSteps.charts.map(({ plot }) => Math.round(plot.scales.x.min)).join(" "), 50);
     </script></body>)";
   page.replace(page.rfind("</body>"), 7, script);
   folder_.write("keys.html", page);

@@ -49,8 +49,9 @@ constexpr const char* kEnvironment = "environment.json";
 // What a new run removes, but what does not tell that a folder is a run's: names that others use,
 // the page, and files about the last evaluation of the built-in tasks.
 constexpr const char* kOthers[] = {
-    kMetrics,       kEnvironment,   RunFolder::kReport, "confusion.csv", "ema_confusion.csv",
-    "mistakes.csv", "mistakes.png",
+    kMetrics,        kEnvironment,           RunFolder::kReport,
+    "confusion.csv", "ema_confusion.csv",    "mistakes.csv",
+    "mistakes.png",  "precision_recall.csv", "ema_precision_recall.csv",
 };
 // What the names of files that a run writes begin with, besides kOthers.
 constexpr const char* kTemporaries[] = {RunFolder::kConfig, kLog,       kResult, RunFolder::kLast,

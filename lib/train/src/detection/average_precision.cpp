@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <tuple>
 
 #include "mean_of_present.h"
@@ -10,7 +11,6 @@ namespace syncbn::train {
 namespace {
 
 constexpr int64_t kMaxDetections = 100;  // of an image and class
-constexpr size_t kNumRecalls = 101;      // 0, 0.01, ..., 1: where precision is read
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct AreaRange {
@@ -157,10 +157,18 @@ double recall(std::span<const MatchedDetection> found, uint64_t bit, int64_t max
   return static_cast<double>(std::ranges::count_if(found, is_right)) / truths;
 }
 
-/// The mean of the precision at each recall_point(): the highest one there or at a higher recall,
-/// 0 above the highest recall.
+void sort_by_label_and_score(std::vector<MatchedDetection>& matched) {
+  // Equal scores: the image with the lower id comes first.
+  std::ranges::sort(matched, {}, [](const MatchedDetection& one) {
+    return std::tuple(one.label, -one.score, one.image_id, one.place);
+  });
+}
+
+/// The precision at each recall_point(): the highest one there or at a higher recall, 0 above the
+/// highest recall.
 /// @param found by falling score
-double mean_precision(std::span<const MatchedDetection> found, uint64_t bit, double truths) {
+std::array<double, kNumRecalls> precisions_of(std::span<const MatchedDetection> found, uint64_t bit,
+                                              double truths) {
   std::vector<double> recalls;
   std::vector<double> precisions;
   double right = 0;
@@ -174,14 +182,19 @@ double mean_precision(std::span<const MatchedDetection> found, uint64_t bit, dou
   for (size_t i = precisions.size(); i > 1; --i) {
     precisions[i - 2] = std::max(precisions[i - 2], precisions[i - 1]);
   }
-  double sum = 0;
+  std::array<double, kNumRecalls> result{};
   size_t at = 0;
   for (size_t i = 0; i < kNumRecalls; ++i) {
     while (at < recalls.size() && recalls[at] < recall_point(i)) ++at;
     if (at == recalls.size()) break;
-    sum += precisions[at];
+    result[i] = precisions[at];
   }
-  return sum / kNumRecalls;
+  return result;
+}
+
+double mean_precision(std::span<const MatchedDetection> found, uint64_t bit, double truths) {
+  const auto precisions = precisions_of(found, bit, truths);
+  return std::accumulate(precisions.begin(), precisions.end(), 0.0) / kNumRecalls;
 }
 
 /// The part of one class in a figure.
@@ -239,10 +252,7 @@ void count_truths(std::span<const Truth> truths, std::span<int64_t> counts) {
 
 AveragePrecision average_precision(std::vector<MatchedDetection> matched,
                                    std::span<const int64_t> counts) {
-  // Equal scores: the image with the lower id comes first.
-  std::ranges::sort(matched, {}, [](const MatchedDetection& one) {
-    return std::tuple(one.label, -one.score, one.image_id, one.place);
-  });
+  sort_by_label_and_score(matched);
   const size_t classes = counts.size() / kNumAreas;
   AveragePrecision result;
   std::vector<double> values(classes);
@@ -256,6 +266,27 @@ AveragePrecision average_precision(std::vector<MatchedDetection> matched,
     if (s == 0) result.classes = values;
   }
   return result;
+}
+
+PrecisionCurves precision_curves(std::vector<MatchedDetection> matched,
+                                 std::span<const int64_t> counts) {
+  sort_by_label_and_score(matched);
+  PrecisionCurves curves{};
+  double present = 0;  // classes
+  for (size_t label = 0; label < counts.size() / kNumAreas; ++label) {
+    const int64_t truths = counts[label * kNumAreas];
+    if (truths == 0) continue;
+    ++present;
+    const auto found = of_label(matched, static_cast<int64_t>(label), &MatchedDetection::label);
+    for (size_t t = 0; t < kNumThresholds; ++t) {
+      const auto own = precisions_of(found, bit_of(/*area=*/0, t), static_cast<double>(truths));
+      for (size_t i = 0; i < kNumRecalls; ++i) curves[t][i] += own[i];
+    }
+  }
+  for (auto& curve : curves) {
+    for (double& sum : curve) sum = present > 0 ? sum / present : kNone;
+  }
+  return curves;
 }
 
 }  // namespace syncbn::train

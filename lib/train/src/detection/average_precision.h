@@ -40,6 +40,8 @@ struct Detection {
 inline constexpr size_t kNumAreas = 4;
 /// IoU from which a detection matches a truth: 0.5, 0.55, ..., 0.95.
 inline constexpr size_t kNumThresholds = 10;
+/// Recalls at which precision counts.
+inline constexpr size_t kNumRecalls = 101;
 
 /// A detection that was compared with the truths of its image. Bit `area * kNumThresholds +
 /// threshold` of a mask is for one range and one threshold.
@@ -76,5 +78,13 @@ struct AveragePrecision {
 /// @param counts the sum of count_truths() over all images
 AveragePrecision average_precision(std::vector<MatchedDetection> matched,
                                    std::span<const int64_t> counts);
+
+/// For each threshold the precision at kNumRecalls recalls, 0, 0.01, ..., 1: means over the classes
+/// that have truths, in all areas; NaN without any. The mean of all is "map".
+using PrecisionCurves = std::array<std::array<double, kNumRecalls>, kNumThresholds>;
+
+/// @param matched, counts as for average_precision()
+PrecisionCurves precision_curves(std::vector<MatchedDetection> matched,
+                                 std::span<const int64_t> counts);
 
 }  // namespace syncbn::train

@@ -4,6 +4,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/command.h>
 
@@ -110,6 +111,21 @@ Json pictures_json(const fs::path& folder) {
   return pictures;
 }
 
+/// A table of numbers by columns, null for an empty field.
+Json numbers_json(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) return nullptr;
+  const auto rows = csv_rows(base::read_file(file));
+  Json columns = Json::object();
+  for (size_t i = 1; i < rows.size(); ++i) {
+    for (size_t k = 0; k < std::min(rows[i].size(), rows[0].size()); ++k) {
+      const auto number = base::parse_number<double>(rows[i][k]);
+      columns[rows[0][k]].push_back(number ? rounded(*number) : Json(nullptr));
+    }
+  }
+  return columns;
+}
+
 /// The worst mistakes of the last evaluation: a sheet of their images, and what was wrong.
 Json mistakes_json(const fs::path& folder) {
   std::error_code ignored;
@@ -166,6 +182,7 @@ std::string report_page(const fs::path& folder) {
                {"step_time", run.step_time},
                {"classes", classes},
                {"confusion", confusion_json(folder / "confusion.csv")},
+               {"precision_recall", numbers_json(folder / "precision_recall.csv")},
                {"mistakes", mistakes_json(folder)},
                {"pictures", pictures_json(folder)},
                {"settings", settings_of(run)},

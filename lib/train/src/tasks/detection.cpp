@@ -97,6 +97,21 @@ class ObjectDetection : public Task {
     return all;
   }
 
+  std::vector<Table> tables(std::span<const int64_t> counts,
+                            std::span<const int64_t> records) const override {
+    const PrecisionCurves curves = precision_curves(matched_of(records), counts);
+    std::string text = "recall";
+    for (size_t t = 0; t < curves.size(); ++t)
+      text += fmt::format(",iou_{:.2f}", 0.5 + 0.05 * static_cast<double>(t));
+    for (size_t i = 0; i < kNumRecalls; ++i) {
+      text += fmt::format("\n{:.2f}", 0.01 * static_cast<double>(i));
+      for (const auto& curve : curves) {
+        text += std::isnan(curve[i]) ? std::string(",") : fmt::format(",{:.4f}", curve[i]);
+      }
+    }
+    return {{.name = "precision_recall.csv", .text = text + "\n"}};
+  }
+
   std::string remark(std::span<const int64_t> counts,
                      std::span<const int64_t> /*records*/) const override {
     std::vector<std::string> absent;

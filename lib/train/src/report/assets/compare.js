@@ -75,10 +75,11 @@ function curves() {
   const rank = (name) => name === best ? 0 : /^(val|test)_loss$/.test(name) ? 1 : name === "train_loss" ? 2 : name === "lr" ? 4 : /^(train|val|test)_/.test(name) ? 3 : 5;
   const sorted = names.filter((name) => !isOfClass(name)).sort((a, b) => rank(a) - rank(b));
   const lastEpoch = Math.max(1, ...all.flatMap((run) => lastOf(run.epochs.epoch ?? []) ?? 1));
+  const overEpochs = chartGroup("epoch", [lastEpoch > 1 ? 1 : 0, lastEpoch], (epoch) => `epoch ${Math.round(epoch)}`);
   const made = sorted.flatMap((name) => {
     const found = groups.map((group, i) => curveOf(group, i, name)).filter((curve) => curve.values.some((value) => value !== null));
     if (found.length === 0) return [];
-    return [chart(titled(name), name, found, { whole: [lastEpoch > 1 ? 1 : 0, lastEpoch], noteOf: (epoch) => `epoch ${Math.round(epoch)}`, canBeLog: name.endsWith("loss") })];
+    return [chart(overEpochs, titled(name), name, found, { canBeLog: name.endsWith("loss") })];
   });
   const front = made.slice(0, 6).map((one) => one.figure);
   const others = made.slice(6).map((one) => one.figure);

@@ -1,16 +1,17 @@
 "use strict";
 
-// Curves over steps, one uPlot each. They share the range that is zoomed to and the cursor.
-const charts = [];
-let range = null;  // the first and the last step that all of them show
+// Curves, one uPlot each. Those of a group, such as all over steps, share their cursor and the range that they show.
+
+/** @param whole the first and the last position, such as [0, number of steps] */
+function chartGroup(name, whole, noteOf) { return { name, whole, range: whole, noteOf, charts: [] }; }
 
 function color(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 function seriesColor(index) { return color(`--series-${index % 8}`); }
 
-/** Shows the steps from `min` to `max` in all charts. */
-function zoom([min, max]) {
-  range = [min, max];
-  for (const { plot } of charts) plot.setScale("x", { min, max });
+/** Shows the positions from `min` to `max` in all charts of a group. */
+function zoom(group, [min, max]) {
+  group.range = [min, max];
+  for (const { plot } of group.charts) plot.setScale("x", { min, max });
 }
 
 function axisText(name) {
@@ -64,9 +65,9 @@ function lastOf(list) { return list.findLast((value) => value !== null && value 
 
 /**
  * A chart of curves {label, steps, values, low, high}, all of values that are called `name`.
- * @param options {whole: [first step, last step], best: step or null, noteOf: step → text, canBeLog}
+ * @param options {best: step or null, canBeLog, hidesLast: show no values without a cursor}
  */
-function chart(title, name, curves, options) {
+function chart(group, title, name, curves, options = {}) {
   let isLog = false;
   let plot = null;
   const area = element("div", { class: "plot", tabindex: "0", role: "group",
@@ -107,38 +108,37 @@ function chart(title, name, curves, options) {
     const index = plot.cursor.idx;
     const isInside = index !== null && index !== undefined && plot.cursor.left >= 0;
     const step = isInside ? plot.data[0][index] : null;
-    position.textContent = isInside ? options.noteOf(step) : "";
+    position.textContent = isInside ? group.noteOf(step) : "";
     curves.forEach((curve, i) => {
       const column = plot.data[curve.places[0]];
       // Curves have values at different steps: the last one up to the cursor.
       const value = isInside ? lastOf(column.slice(0, index + 1)) : lastOf(column);
-      buttons[i].value.textContent = shown(name, value);
+      buttons[i].value.textContent = isInside || !options.hidesLast ? shown(name, value) : "";
     });
   }
 
   const axis = { stroke: () => color("--muted"), font: "11px system-ui, sans-serif", grid: { stroke: () => color("--rule"), width: 1 }, ticks: { show: false }, gap: 4 };
   function draw() {
-    range ??= options.whole;
-    if (plot) { charts.splice(charts.findIndex((one) => one.plot === plot), 1); plot.destroy(); }
+    if (plot) { group.charts.splice(group.charts.findIndex((one) => one.plot === plot), 1); plot.destroy(); }
     plot = new uPlot({
       width: Math.max(240, area.clientWidth), height, series, bands,
       legend: { show: false },
       scales: { x: { time: false }, y: { distr: isLog ? 3 : 1 } },
-      axes: [{ ...axis, values: axisText("step"), size: 24 }, { ...axis, values: axisText(name), size: axisSize, space: 28 }],
-      cursor: { sync: { key: options.group ?? "steps", scales: ["x", null] }, y: false, points: { size: 6 },
-        bind: { dblclick: () => () => { zoom(options.whole); return null; } } },
+      axes: [{ ...axis, values: axisText(group.name), size: 24 }, { ...axis, values: axisText(name), size: axisSize, space: 28 }],
+      cursor: { sync: { key: group.name, scales: ["x", null] }, y: false, points: { size: 6 },
+        bind: { dblclick: () => () => { zoom(group, group.whole); return null; } } },
       hooks: {
         draw: options.best ? [markAt(options.best, "best")] : [],
         setCursor: [(own) => { plot = own; showValues(); }],
         // Called after each change, also after those by zoom().
         setScale: [(own, key) => {
           const { min, max } = own.scales.x;
-          if (key === "x" && own.status === 1 && (min !== range[0] || max !== range[1])) zoom([min, max]);
+          if (key === "x" && own.status === 1 && (min !== group.range[0] || max !== group.range[1])) zoom(group, [min, max]);
         }],
       },
     }, isLog ? data.map((column, i) => i === 0 ? column : column.map((value) => value > 0 ? value : null)) : data, area);
-    charts.push({ plot, area, height });
-    plot.setScale("x", { min: range[0], max: range[1] });
+    group.charts.push({ plot, area, height });
+    plot.setScale("x", { min: group.range[0], max: group.range[1] });
     buttons.forEach(({ button }, i) => {
       if (button.getAttribute("aria-pressed") === "false") for (const place of curves[i].places) plot.setSeries(place, { show: false });
     });
@@ -155,30 +155,31 @@ function chart(title, name, curves, options) {
     };
     const scale = (factor) => {
       const middle = Math.min(Math.max(steps[index], min), max);
-      const [first, last] = options.whole;
-      zoom([Math.max(first, middle - (middle - min) * factor), Math.min(last, middle + (max - middle) * factor)]);
+      const [first, last] = group.whole;
+      zoom(group, [Math.max(first, middle - (middle - min) * factor), Math.min(last, middle + (max - middle) * factor)]);
     };
     const stride = event.shiftKey ? Math.max(1, Math.round(steps.length / 20)) : 1;
     const actions = { ArrowLeft: () => at(index - stride), ArrowRight: () => at(index + stride), Home: () => at(0), End: () => at(steps.length - 1),
-      "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => zoom(options.whole), Escape: () => zoom(options.whole) };
+      "+": () => scale(0.5), "=": () => scale(0.5), "-": () => scale(2), 0: () => zoom(group, group.whole), Escape: () => zoom(group, group.whole) };
     if (!(event.key in actions) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     actions[event.key]();
   });
-  return { figure, draw };
+  return { figure, draw, group };
 }
 
 /** Draws charts that are in the document, and keeps them as wide as their place. */
 function drawCharts(made) {
   for (const { draw } of made) draw();
+  const drawn = () => [...new Set(made.map(({ group }) => group))].flatMap(({ charts }) => charts);
   const fit = () => {
-    for (const { plot, area, height } of charts) {
+    for (const { plot, area, height } of drawn()) {
       if (area.clientWidth > 0 && area.clientWidth !== plot.width) plot.setSize({ width: area.clientWidth, height });
     }
   };
   new ResizeObserver(fit).observe(document.getElementById("page"));
   document.addEventListener("toggle", fit, true);
-  const redraw = () => charts.forEach(({ plot }) => plot.redraw(false, true));
+  const redraw = () => drawn().forEach(({ plot }) => plot.redraw(false, true));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   matchMedia("print").addEventListener("change", redraw);
   addEventListener("beforeprint", () => {

@@ -15,6 +15,9 @@ function epochOf(step) {
 }
 function noteOf(step) { return `step ${count(Math.round(step))}, epoch ${epochOf(step)}`; }
 
+const overSteps = chartGroup("step", [0, lastStep], noteOf);
+const overRecall = chartGroup("recall_share", [0, 1], (recall) => `recall ${shown("recall", recall)}`);
+
 // ---- the head ------------------------------------------------------------------------------------
 
 const nav = element("nav", { "aria-label": "Sections" });
@@ -77,8 +80,8 @@ function curves() {
   const isMetric = (name) => all.get(name).some(({ label }) => label !== "");
   const rank = (name) => name === "loss" ? 0 : name === bestMetric ? 1 : isMetric(name) ? 5 : name === "lr" ? 2 : name === "images_per_second" ? 3 : 4;
   const names = [...all.keys()].sort((a, b) => rank(a) - rank(b));
-  const made = names.map((name) => chart(titled(name), name, all.get(name),
-      { whole: [0, lastStep], best: rank(name) < 2 || isMetric(name) ? best : null, noteOf, canBeLog: name.endsWith("loss") }));
+  const made = names.map((name) => chart(overSteps, titled(name), name, all.get(name),
+      { best: rank(name) < 2 || isMetric(name) ? best : null, canBeLog: name.endsWith("loss") }));
   if (made.length === 0) return [];
   const figuresOf = (isFront) => names.flatMap((name, i) => (rank(name) < 5) === isFront ? [made[i].figure] : []);
   const others = figuresOf(false);
@@ -153,10 +156,21 @@ function classTable() {
       element("div", { class: "scroll tall" }, table(["class", ...measures.map((name) => name.replaceAll("_", " "))], rows)));
 }
 
+/** Precision over recall, for some of the thresholds. */
+function precisionRecall() {
+  const table = run.precision_recall;
+  if (!table?.recall) return [];
+  const names = ["iou_0.50", "iou_0.75", "iou_0.90"].filter((name) => table[name]?.some((value) => value !== null));
+  if (names.length === 0) return [];
+  return [chart(overRecall, "Precision over recall", "precision", names.map((name) => ({ label: name.replace("iou_", "IoU ≥ "), steps: table.recall, values: table[name] })), { hidesLast: true })];
+}
+
 function classes() {
-  const parts = [run.confusion?.classes ? confusionMatrix(run.confusion) : null, run.confusion?.mistakes ? commonestMistakes(run.confusion) : null, classTable()];
-  if (parts.every((part) => part === null)) return;
-  section(page, nav, "classes", "Classes", element("p", { class: "hint" }, "Of the last evaluation."), element("div", { class: "beside" }, parts));
+  const made = precisionRecall();
+  const classParts = [...made.map(({ figure }) => figure), run.confusion?.classes ? confusionMatrix(run.confusion) : null, run.confusion?.mistakes ? commonestMistakes(run.confusion) : null, classTable()];
+  if (classParts.every((part) => part === null)) return [];
+  section(page, nav, "classes", "Classes", element("p", { class: "hint" }, "Of the last evaluation."), element("div", { class: "beside" }, classParts));
+  return made;
 }
 
 // ---- pictures ------------------------------------------------------------------------------------
@@ -243,7 +257,7 @@ function result() {
 head();
 const made = curves();
 stepTime();
-classes();
+made.push(...classes());
 mistakes();
 pictures();
 configuration();
