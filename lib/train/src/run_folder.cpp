@@ -243,10 +243,6 @@ bool RunFolder::has_result(const fs::path& folder) {
   return fs::exists(result(folder), ignored);
 }
 
-fs::path RunFolder::log(const fs::path& folder) {
-  return folder / kLog;
-}
-
 fs::path RunFolder::result(const fs::path& folder) {
   return folder / kResult;
 }

@@ -131,7 +131,6 @@ class RunFolder {
   /// The file of a finished run's result.
   static std::filesystem::path result(const std::filesystem::path& folder);
 
-  static std::filesystem::path log(const std::filesystem::path& folder);
   /// The folder of write_picture().
   static std::filesystem::path pictures(const std::filesystem::path& folder);
 
