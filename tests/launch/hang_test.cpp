@@ -87,7 +87,7 @@ TEST(LaunchHangTest, AStoppedRankIsNamedEndedAndStartedAgain) {
 
 TEST(LaunchHangTest, AShortStopIsNoHang) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 2, {"--hang_timeout=3"}, steps_in_first_attempt());
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=5"}, steps_in_first_attempt());
   const pid_t pid = pid_in(nodes, "pid1");
   for (int i = 0; i < 3; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
@@ -135,14 +135,13 @@ TEST(LaunchHangTest, AStoppedKeeperIsContinued) {
   Nodes nodes(1);
   Program& job = start_alone(nodes, 2, {kTimeout}, steps_in_first_attempt());
   const pid_t pid = pid_in(nodes, "pid1");
-  const std::vector<pid_t> keeper = children_of(job.pid());
-  ASSERT_EQ(keeper.size(), 1U);
-  ::kill(keeper[0], SIGSTOP);
+  const pid_t keeper = keeper_of(job.pid());
+  ::kill(keeper, SIGSTOP);
   ::kill(pid, SIGSEGV);
   const auto result = job.wait();
   EXPECT_EQ(result.exit_code, 139);
   EXPECT_THAT(result.err,
-              AllOf(HasSubstr(fmt::format("the keeper process (pid {}) was stopped", keeper[0])),
+              AllOf(HasSubstr(fmt::format("the keeper process (pid {}) was stopped", keeper)),
                     HasSubstr("rank 1 failed: killed by signal 11")));
 }
 
@@ -179,9 +178,19 @@ TEST(LaunchHangTest, NeitherALongPhaseNorSilenceFromTheBeginningIsAHang) {
   }
 }
 
+TEST(LaunchHangTest, ATimeoutNearTheTimeOfAStepIsWarnedOfOnce) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 1, {"--hang_timeout=2"}, worker("steps 4 1300"));
+  const auto result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string warning = "warning: a step of rank 0 took 1.3 s, and --hang_timeout is 2.0 s";
+  EXPECT_THAT(result.err, HasSubstr(warning));
+  EXPECT_EQ(result.err.find("warning"), result.err.rfind("warning"));
+}
+
 TEST(LaunchHangTest, TimeInWhichTheLauncherDoesNotRunDoesNotCount) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 2, {"--hang_timeout=3"}, steps_in_first_attempt());
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=4"}, steps_in_first_attempt());
   std::vector<pid_t> all{job.pid(), pid_in(nodes, "pid0"), pid_in(nodes, "pid1")};
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   for (const pid_t pid : all) ::kill(pid, SIGSTOP);
@@ -299,7 +308,8 @@ TEST(LaunchStatusTest, OneNodeAnswersAlone) {
   std::string text;
   EXPECT_TRUE(eventually([&] {
     text = run_program({kLauncher, "status", "alone"}).out;
-    return text.find("\n    1 ") != std::string::npos;
+    const size_t first = text.find("sleeping");
+    return first != std::string::npos && text.find("sleeping", first + 1) != std::string::npos;
   })) << text;
   EXPECT_THAT(text, ContainsRegex("    0 .* sleeping +- +- +\n"));
   job.send_signal(SIGTERM);

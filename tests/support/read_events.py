@@ -45,5 +45,7 @@ elif sys.argv[2] in tags["images"]:
 elif sys.argv[2] in tags["histograms"]:
     for event in events.Histograms(sys.argv[2]):
         values = event.histogram_value
+        assert list(values.bucket_limit) == sorted(values.bucket_limit)
+        assert sum(values.bucket) == values.num
         print(event.step, values.min, values.max, values.num, values.sum, values.sum_squares,
               list(values.bucket_limit), list(values.bucket))

@@ -86,7 +86,12 @@ std::string value_in(const char* file, const std::string& key) {
   return "";
 }
 
-/// "2.28.9"; empty if this process has not loaded NCCL.
+/// "2.28.9", of 22809 as nccl.h and cudnn.h make it.
+std::string version_text(int64_t version) {
+  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+}
+
+/// Empty if this process has not loaded NCCL.
 std::string nccl_version() {
   void* const library = ::dlopen("libnccl.so.2", RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return "";
@@ -94,8 +99,7 @@ std::string nccl_version() {
   int version = 0;
   if (get != nullptr) get(&version);
   ::dlclose(library);
-  // As NCCL_VERSION() of nccl.h makes it.
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return version_text(version);
 }
 
 Json software() {
@@ -111,7 +115,7 @@ Json software() {
     const auto& hooks = at::detail::getCUDAHooks();
     const auto number = hooks.versionCUDART();  // CUDART_VERSION: 13000 for 13.0
     all["cuda"] = fmt::format("{}.{}", number / 1000, number / 10 % 100);
-    all["cudnn"] = hooks.versionCuDNN();
+    all["cudnn"] = version_text(hooks.versionCuDNN());
     all["nccl"] = nccl_version();
   }
   return all;

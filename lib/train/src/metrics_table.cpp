@@ -4,7 +4,9 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/text.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <sstream>
 #include <system_error>
 #include <utility>
@@ -27,15 +29,21 @@ void MetricsTable::add(const LogRecord& record) {
     if (numbers_.try_emplace(name, columns_.size()).second) columns_.push_back(name);
   }
   if (columns_.size() > before) widen(columns_.size() - before);
-  std::vector<std::string> fields(columns_.size());
-  fields[0] = record.event;
-  fields[1] = fmt::format("{:.3f}", record.time);
-  fields[2] = std::to_string(record.epoch);
-  fields[3] = std::to_string(record.step);
+  fmt::format_to(std::back_inserter(rows_), "{},{:.3f},{},{}", record.event, record.time,
+                 record.epoch, record.step);
+  std::vector<std::pair<size_t, double>> fields;
   for (const auto& [name, value] : record.values) {
-    if (!std::isnan(value)) fields[numbers_.at(name)] = fmt::format("{}", value);
+    if (!std::isnan(value)) fields.emplace_back(numbers_.at(name), value);
   }
-  rows_ += base::join(fields, ",") + "\n";
+  std::ranges::sort(fields);
+  size_t at = 3;  // the last column that every row fills
+  for (const auto& [column, value] : fields) {
+    rows_.append(column - at, ',');
+    fmt::format_to(std::back_inserter(rows_), "{}", value);
+    at = column;
+  }
+  rows_.append(columns_.size() - 1 - at, ',');
+  rows_ += '\n';
 }
 
 void MetricsTable::write() {

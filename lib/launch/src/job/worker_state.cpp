@@ -61,6 +61,11 @@ std::string state_name(char state) {
   }
 }
 
+std::string process_of(const WorkerState& worker) {
+  if (worker.pid == 0) return "starts";
+  return worker.tracer != 0 ? "debugged" : state_name(worker.process);
+}
+
 // The only element for which `key` differs from all others', which agree and are at least two; else
 // null.
 template <class Key>
@@ -285,11 +290,10 @@ std::string table_of(const std::vector<WorkerState>& workers) {
   for (const WorkerState& one : workers) {
     const std::string wait =
         one.collective > 0 ? fmt::format("waits in collective {}: ", one.collective) : "";
-    text +=
-        fmt::format("{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}{}\n", one.rank, one.host,
-                    host_width, one.pid, one.tracer != 0 ? "debugged" : state_name(one.process),
-                    one.reports ? std::to_string(one.steps) : "-",
-                    one.reports ? base::format_seconds(one.idle_seconds) : "-", wait, one.doing);
+    text += fmt::format(
+        "{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}{}\n", one.rank, one.host, host_width,
+        one.pid, process_of(one), one.reports ? std::to_string(one.steps) : "-",
+        one.reports ? base::format_seconds(one.idle_seconds) : "-", wait, one.doing);
   }
   return text;
 }

@@ -12,7 +12,7 @@
 namespace syncbn::launch {
 
 // In bytes. A longer message is not from a launcher.
-static constexpr size_t kMaxMessage = 1 << 20;
+static constexpr size_t kMaxMessage = 4 << 20;
 static constexpr size_t kMaxHandshakeLine = 256;
 
 nlohmann::json Hello::json() const {

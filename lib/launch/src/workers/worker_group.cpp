@@ -73,14 +73,15 @@ GroupResult WorkerGroup::run() {
     handle_signals();
     handle_cluster();
     answer_status();
-    read_outputs();  // before the events: a worker's output, then its end
+    forgive_own_silence();  // before the records that have waited for this process
+    read_outputs();         // before the events: a worker's output, then its end
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
     check_progress();
   }
   const bool keeper_is_lost = keeper_->gone();
   if (keeper_is_lost) {
-    kill_all_descendants();
+    keeper_->clean_up_after_loss(kKillPatience);
   } else {
     keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
@@ -243,6 +244,8 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
     case KeeperEvent::Kind::kNotStarted:
       worker.running = false;
       break;
+    case KeeperEvent::Kind::kKeeper:
+      break;
     case KeeperEvent::Kind::kBindFailed:
     case KeeperEvent::Kind::kExecFailed:
       worker.bind_failed = event.kind == KeeperEvent::Kind::kBindFailed;
@@ -364,20 +367,23 @@ void WorkerGroup::answer_status() {
 void WorkerGroup::check_progress() {
   const auto now = Clock::now();
   if (!next_check_ || now < *next_check_) return;
-  // This process did not run: it was stopped, or the machine slept. So did the workers, perhaps.
-  const auto late = now - *next_check_;
-  if (late > kCheckPeriod) {
-    for (Worker& worker : workers_) worker.progress.forgive(late);
-  }
   next_check_ = now + kCheckPeriod;
   continue_keeper();
   if (ending_ || first_failure_ || now < next_stall_report_) return;
+  const auto timeout = run_.options.hang_timeout;
   Clock::duration longest{};
   for (const Worker& worker : workers_) {
     if (!worker.running) continue;
     longest = std::max(longest, worker.progress.stalled_for(now).value_or(Clock::duration{}));
+    const auto step = worker.progress.longest_step();
+    if (timeout.count() == 0 || step < timeout / 2 || std::exchange(warned_of_timeout_, true)) {
+      continue;
+    }
+    run_.output.say(
+        fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout is {}: "
+                    "a somewhat longer step would end the job",
+                    worker.rank, base::format_seconds(step), base::format_seconds(timeout)));
   }
-  const auto timeout = run_.options.hang_timeout;
   const bool ends = timeout.count() > 0 && longest >= timeout;
   if (!ends && (hang_was_named_ || longest < kNameAfter)) return;
   next_stall_report_ = now + kStallReportPeriod;
@@ -394,6 +400,15 @@ void WorkerGroup::continue_keeper() {
   run_.output.say(fmt::format(
       "syncbn-launch: the keeper process (pid {}) was stopped; continuing it", state.pid));
   ::kill(state.pid, SIGCONT);
+}
+
+// If this process did not run, because it was stopped or the machine slept, the workers perhaps did
+// not run either.
+void WorkerGroup::forgive_own_silence() {
+  const auto now = Clock::now();
+  if (!next_check_ || now - *next_check_ <= kCheckPeriod) return;
+  for (Worker& worker : workers_) worker.progress.forgive(now - *next_check_);
+  next_check_ = now;
 }
 
 void WorkerGroup::forgive_silence() {

@@ -74,6 +74,7 @@ class WorkerGroup {
   void answer_status();
   void check_progress();
   void continue_keeper();
+  void forgive_own_silence();
   void forgive_silence();
   void handle_hang(const Hang& hang);
   void end_hanging(size_t worker, const std::string& text);
@@ -118,6 +119,7 @@ class WorkerGroup {
   std::optional<Clock::time_point> next_check_;  ///< of progress, once a worker has reported any
   Clock::time_point next_stall_report_;
   bool hang_was_named_ = false;
+  bool warned_of_timeout_ = false;
   bool ending_ = false;
   bool killed_ = false;
   Left left_ = Left::kWorkers;

@@ -18,9 +18,10 @@ void WorkerProgress::update(const syncbn_agent_record& record, Clock::time_point
   const bool is_new = record.kind == SYNCBN_AGENT_PHASE ||
                       (record.kind == SYNCBN_AGENT_HEARTBEAT && record.done != steps_) ||
                       (record.kind == SYNCBN_AGENT_PROGRESS && record.done != bar_);
+  if (!is_new) return;
+  longest_step_ = std::max(longest_step_, stalled_for(now).value_or(Clock::duration{}));
   if (record.kind == SYNCBN_AGENT_HEARTBEAT) steps_ = record.done;
   if (record.kind == SYNCBN_AGENT_PROGRESS) bar_ = record.done;
-  if (!is_new) return;
   since_ = now;
   if (std::exchange(collective_, 0) > 0) doing_.clear();
   if (record.kind != SYNCBN_AGENT_HEARTBEAT) doing_ = record.text;

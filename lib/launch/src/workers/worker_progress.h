@@ -24,6 +24,8 @@ class WorkerProgress {
   std::optional<uint64_t> step() const { return reports_ ? std::optional(steps_) : std::nullopt; }
   /// How long it has made no progress, less what it has asked for; empty before its first step.
   std::optional<Clock::duration> stalled_for(Clock::time_point now) const;
+  /// The longest time between two records of progress, less what it had asked for.
+  Clock::duration longest_step() const { return longest_step_; }
   /// Takes back that much of the time without progress.
   void forgive(Clock::duration time) { since_ += time; }
   void forgive_all(Clock::time_point now) { since_ = now; }
@@ -39,6 +41,7 @@ class WorkerProgress {
   std::string doing_;
   std::chrono::milliseconds allowance_{};  ///< that the worker has asked for, until its next record
   Clock::time_point since_;                ///< its last progress
+  Clock::duration longest_step_{};
 };
 
 }  // namespace syncbn::launch
