@@ -3,12 +3,14 @@
  * The launcher gives each worker the writing end of a pipe and names it in the environment:
  *   SYNCBN_AGENT_FD       the descriptor's number
  *   SYNCBN_AGENT_VERSION  the newest record version that the launcher reads
- *   SYNCBN_AGENT_BAR      1: the launcher draws PROGRESS records on a terminal; otherwise the
- * worker may log its progress in lines A worker adopts the descriptor (sets close-on-exec and
- * unsets SYNCBN_AGENT_FD, so that its own children do not write to it) and sends records of exactly
- * sizeof(struct syncbn_agent_record) bytes, one write() each: smaller than PIPE_BUF, so records
- * never mix. The descriptor is non-blocking: a record that does not fit is dropped, never waited
- * for. A worker may ignore the channel.
+ *   SYNCBN_AGENT_BAR      1: the launcher draws PROGRESS records on a terminal; otherwise a worker
+ *                         may log its progress in lines
+ *
+ * A worker adopts the descriptor (sets close-on-exec and unsets SYNCBN_AGENT_FD, so that its own
+ * children do not write to it) and sends records of exactly sizeof(struct syncbn_agent_record)
+ * bytes, one write() each: smaller than PIPE_BUF, so records never mix. The descriptor is
+ * non-blocking: a record that does not fit is dropped, never waited for. A worker may ignore the
+ * channel.
  */
 #ifndef SYNCBN_AGENT_H
 #define SYNCBN_AGENT_H
