@@ -428,16 +428,22 @@ TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
   });
 }
 
-TEST(GpuTest, AnOlderNcclThanTheHeadersIsRefused) {
+TEST(GpuTest, AnOlderNcclThanTheHeadersIsRefusedAndWithAutoWarnedOf) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   if (fake_cuda::counters() == nullptr) return;  // a GPU has the NCCL that is installed
   const syncbn::test::Environment older("FAKE_NCCL_VERSION", "22703");
-  run_ranks(1, [](int) {
-    EXPECT_THAT(message_of<syncbn::base::UserError>(
-                    [] { dist::init_process_group({.backend = "nccl"}); }),
-                ::testing::AllOf(::testing::HasSubstr("versions of NCCL do not fit"),
-                                 ::testing::HasSubstr("that was loaded is 2.27.3")));
+  const auto says = ::testing::AllOf(::testing::HasSubstr("versions of NCCL do not fit"),
+                                     ::testing::HasSubstr("that was loaded is 2.27.3"));
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [&](int) {
+    EXPECT_THAT(
+        message_of<syncbn::base::UserError>([] { dist::init_process_group({.backend = "nccl"}); }),
+        says);
+    dist::init_process_group();
+    EXPECT_EQ(dist::device(), at::Device(at::kCPU));
   });
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+  EXPECT_THAT(results[0].output,
+              ::testing::AllOf(::testing::HasSubstr("leaves the GPUs unused"), says));
 }
 
 TEST(GpuTest, GroupsOfAllRanksSplitTheDefaultGroupsCommunicator) {
