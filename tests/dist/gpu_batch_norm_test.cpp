@@ -24,6 +24,7 @@
 #include "dist/gpus.h"
 #include "dist/tensors.h"
 #include "fake_cuda/counts.h"
+#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 
@@ -283,6 +284,25 @@ TEST(GpuBatchNormTest, ALayerOfTwoRanksLaunchesNoMoreBesideItsExchanges) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     expect_four_launches();
+  });
+}
+
+// The exchanges themselves are what NCCL does; headers are compared by collectives of CPUs.
+TEST(GpuBatchNormTest, HeadersOfExchangesAreComparedOnceForSixteen) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    SyncBatchNorm layer(SyncBatchNormOptions(4).process_group(dist::default_group()));
+    layer->to(dist::device());
+    const at::Tensor input =
+        at::randn({2, 4}, at::TensorOptions().device(dist::device())).requires_grad_();
+    const auto step = [&] { layer(input).sum().backward(); };
+    const dist::detail::Backend& backend = *dist::detail::backend_of(dist::default_group());
+    const uint64_t before = backend.sequence();
+    constexpr uint64_t kExchanges = 64;  // two in a step
+    for (uint64_t i = 0; i < kExchanges / 2; ++i) step();
+    EXPECT_EQ(backend.sequence() - before, kExchanges + kExchanges / 16);
+    dist::destroy_process_group();
   });
 }
 

@@ -33,6 +33,8 @@
 #include "dist/gpus.h"
 #include "dist/tensors.h"
 #include "dist/training.h"
+#include "fake_cuda/counts.h"
+#include "support/environment_guard.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
@@ -423,6 +425,48 @@ TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
     ::setenv("LOCAL_RANK", "3", 1);
     dist::init_process_group({.backend = "nccl"});
     EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
+  });
+}
+
+TEST(GpuTest, AnOlderNcclThanTheHeadersIsRefusedAndWithAutoWarnedOf) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  if (fake_cuda::counters() == nullptr) return;  // a GPU has the NCCL that is installed
+  const syncbn::test::Environment older("FAKE_NCCL_VERSION", "22703");
+  const auto says = ::testing::AllOf(::testing::HasSubstr("versions of NCCL do not fit"),
+                                     ::testing::HasSubstr("that was loaded is 2.27.3"));
+  const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [&](int) {
+    EXPECT_THAT(
+        message_of<syncbn::base::UserError>([] { dist::init_process_group({.backend = "nccl"}); }),
+        says);
+    dist::init_process_group();
+    EXPECT_EQ(dist::device(), at::Device(at::kCPU));
+  });
+  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+  EXPECT_THAT(results[0].output,
+              ::testing::AllOf(::testing::HasSubstr("leaves the GPUs unused"), says));
+}
+
+TEST(GpuTest, GroupsOfAllRanksSplitTheDefaultGroupsCommunicator) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "nccl", .nccl = {.max_ctas = 8}});
+    at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
+    const auto work = dist::all_reduce_async(value);  // is under way when the group is split
+    const auto reversed = dist::new_group({1, 0}, {}, dist::NcclOptions{.blocking = false});
+    work->wait();
+    value.mul_(rank + 1);
+    dist::broadcast(value, 0, reversed);
+    EXPECT_EQ(value.sum().item<float>(), 3 * 2 * 2);  // of rank 1
+    const auto alone = dist::new_subgroups(1);
+    dist::all_reduce(value, c10d::ReduceOp::SUM, alone);
+    EXPECT_EQ(value.sum().item<float>(), 3 * 2 * 2);
+    dist::SyncBatchNorm norm(3);
+    norm->to(dist::device());
+    norm(at::ones({2, 3}, value.options()));
+    if (fake_cuda::counters() != nullptr) {
+      EXPECT_EQ(fake_cuda::counts()[fake_cuda::Count::kSplits], 2U);
+    }
+    dist::destroy_process_group();
   });
 }
 

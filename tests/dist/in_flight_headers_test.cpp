@@ -50,7 +50,7 @@ class InFlightHeadersTest : public ::testing::TestWithParam<bool> {};
 TEST_P(InFlightHeadersTest, SendDoesNotWaitAndKeepsTheOrder) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
-    constexpr size_t kFirst = 5;
+    constexpr size_t kFirst = InFlightHeaders::kBatch + 5;
     InFlightHeaders headers;
     Tensors come;
     size_t sent = 0;
@@ -62,34 +62,34 @@ TEST_P(InFlightHeadersTest, SendDoesNotWaitAndKeepsTheOrder) {
     }
     if (rank == 0) dist::barrier(tell);
     // Headers arrive although nobody waits for them.
-    for (; sent < InFlightHeaders::kMaxInFlight; ++sent) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(come.size() < kFirst ? 200 : 0));
+    for (; sent < 2 * InFlightHeaders::kBatch - 1; ++sent) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(come.empty() ? 200 : 0));
       append(come, send(headers, sent));
     }
-    EXPECT_GE(come.size(), kFirst);
+    EXPECT_EQ(come.size(), InFlightHeaders::kBatch);
     expect_in_order(come);
     dist::barrier(tell);
   });
 }
 
-TEST_P(InFlightHeadersTest, TheOldestOfTooManyIsWaitedFor) {
+TEST_P(InFlightHeadersTest, ABatchIsWaitedForAheadOfTheNext) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
     InFlightHeaders headers;
     if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
     Tensors come;
-    for (size_t sent = 0; sent <= InFlightHeaders::kMaxInFlight; ++sent)
+    for (size_t sent = 0; sent < 2 * InFlightHeaders::kBatch; ++sent)
       append(come, send(headers, sent));
-    EXPECT_GE(come.size(), 1u);
+    EXPECT_GE(come.size(), InFlightHeaders::kBatch);
     expect_in_order(come);
     dist::barrier(dist::new_group({0, 1}));
   });
 }
 
-TEST_P(InFlightHeadersTest, WhereNoneMayBeEachComesAtOnce) {
+TEST_P(InFlightHeadersTest, ABatchOfOneComesAtOnce) {
   run_ranks(2, [](int) {
     dist::init_process_group({.shared_memory = GetParam()});
-    InFlightHeaders headers(0);
+    InFlightHeaders headers(/*batch=*/1);
     Tensors come;
     for (size_t sent = 0; sent < 5; ++sent) {
       append(come, send(headers, sent));
@@ -108,8 +108,8 @@ TEST_P(InFlightHeadersTest, ARankThatDoesNotSendIsNamed) {
     }
     InFlightHeaders headers;
     std::string message;
-    // At the latest send() waits for the oldest of too many, until its timeout.
-    for (size_t sent = 0; message.empty() && sent < 2 * InFlightHeaders::kMaxInFlight; ++sent) {
+    // At the latest the second batch waits for the first, until its timeout.
+    for (size_t sent = 0; message.empty() && sent < 2 * InFlightHeaders::kBatch; ++sent) {
       try {
         send(headers, sent, std::chrono::milliseconds(500));
       } catch (const UnavailableError& error) {

@@ -288,7 +288,8 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     if (config.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     dist::init_process_group({.backend = config.chosen_backend(),
                               .timeout = milliseconds(config.timeout),
-                              .connect_timeout = milliseconds(config.connect_timeout)});
+                              .connect_timeout = milliseconds(config.connect_timeout),
+                              .nccl = config.nccl.options()});
   });
   const GroupGuard guard;
   if (!images.empty()) {

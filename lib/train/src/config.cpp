@@ -21,6 +21,7 @@ constexpr double kMaxPrefetch = 1e4;
 constexpr double kMaxAccumulate = 1e4;
 constexpr double kMaxCheckpoints = 1e4;
 constexpr double kMaxSteps = 1e15;
+constexpr double kMaxThreadBlocks = 64;  // NCCL's MAXCHANNELS
 
 constexpr std::string_view kGpu = "cuda";
 
@@ -57,6 +58,33 @@ void DdpConfig::describe(config::Schema<DdpConfig>& schema) {
       .field("comm_hook", &DdpConfig::comm_hook,
              "how gradients are sent: as they are, in 16 bits, or by PowerSGD in low rank")
       .one_of({"none", "fp16", "bf16", "power_sgd"});
+}
+
+void NcclConfig::describe(config::Schema<NcclConfig>& schema) {
+  schema.field("high_priority", &NcclConfig::high_priority,
+               "run NCCL's calls ahead of the kernels of other streams");
+  schema
+      .field("min_ctas", &NcclConfig::min_ctas,
+             "thread blocks of a call, at least; null: NCCL chooses")
+      .between(1, kMaxThreadBlocks);
+  schema
+      .field("max_ctas", &NcclConfig::max_ctas,
+             "thread blocks of a call, at most: fewer leave more of the GPU to kernels beside it; "
+             "null: NCCL chooses")
+      .between(1, kMaxThreadBlocks);
+  schema.field("blocking", &NcclConfig::blocking,
+               "NCCL's functions return when they are done; otherwise libtorch polls");
+  schema.check([](const NcclConfig& nccl) -> std::optional<std::string> {
+    if (!nccl.min_ctas || !nccl.max_ctas || *nccl.min_ctas <= *nccl.max_ctas) return std::nullopt;
+    return fmt::format("min_ctas: {} is above max_ctas: {}", *nccl.min_ctas, *nccl.max_ctas);
+  });
+}
+
+dist::NcclOptions NcclConfig::options() const {
+  return {.high_priority = high_priority,
+          .min_ctas = min_ctas,
+          .max_ctas = max_ctas,
+          .blocking = blocking};
 }
 
 void ParallelConfig::describe(config::Schema<ParallelConfig>& schema) {
@@ -385,6 +413,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .field("connect_timeout", &Config::connect_timeout, "how long to wait for all ranks to join")
       .between(kMillisecond, kYear)
       .unit("s");
+  schema.field("nccl", &Config::nccl, "");
   schema
       .field("threads", &Config::threads,
              "compute threads of each rank; 0: OMP_NUM_THREADS, or one if the network is so small "

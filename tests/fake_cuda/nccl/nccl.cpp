@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "communicator.h"
+#include "fake_cuda.h"
 #include "group.h"
 #include "operations.h"
 
@@ -187,6 +189,7 @@ ncclResult_t split(const Communicator& parent, Wish own, ncclComm_t* out, bool b
       static_cast<int>(self - members.begin()), static_cast<int>(members.size()), parent->device,
       blocks);
   *out = ncclComm::publish(made);
+  fake_cuda::count(fake_cuda::Count::kSplits);
   return made->run([self = made.get()] { return self->join(); });
 }
 
@@ -200,7 +203,8 @@ extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
   FAKE_NCCL_CHECK(check_pointer(version, "GetVersion", "version"));
-  *version = NCCL_VERSION_CODE;
+  const char* const given = std::getenv("FAKE_NCCL_VERSION");
+  *version = given == nullptr ? NCCL_VERSION_CODE : std::stoi(given);
   return ncclSuccess;
 }
 

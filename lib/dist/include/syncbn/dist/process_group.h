@@ -11,6 +11,18 @@
 
 namespace syncbn::dist {
 
+/// Options of a group over NCCL; the same on all its ranks.
+struct NcclOptions {
+  /// Calls run on a stream of high priority, ahead of the kernels of other streams.
+  bool high_priority = true;
+  /// Bounds on the number of thread blocks (CTAs) of a call: more are faster, and leave less of the
+  /// GPU to kernels that run beside it. From 1; not set: NCCL chooses.
+  std::optional<int> min_ctas = std::nullopt;
+  std::optional<int> max_ctas = std::nullopt;
+  /// Whether NCCL's functions return when they are done; otherwise libtorch polls.
+  bool blocking = true;
+};
+
 /// Options of init_process_group().
 struct InitOptions {
   /// "gloo", "nccl", "cuda:gloo" (GPUs that several ranks may share), or "auto": NCCL if every rank
@@ -37,6 +49,8 @@ struct InitOptions {
   /// (docs/process_groups.md). False, or SYNCBN_SHARED_MEMORY=0, on one rank turns it off for all
   /// groups of that rank.
   bool shared_memory = true;
+  /// Of the default group, and of others that are not given their own.
+  NcclOptions nccl = {};
 };
 
 /// Forms the default process group; every rank calls it once. Twin of
@@ -73,10 +87,12 @@ ProcessGroupPtr default_group();
 /// group calls it, in the same order. Null on ranks outside, where functions and options refuse a
 /// null group; {} stands for the default group everywhere.
 /// @param timeout of its collectives; not given: the default group's
+/// @param nccl not given: the default group's
 /// @throws base::UserError for a rank that is outside the world or given twice, or a timeout that
 ///   is not above zero; base::UnavailableError when a member does not connect.
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
-                          std::optional<std::chrono::milliseconds> timeout = std::nullopt);
+                          std::optional<std::chrono::milliseconds> timeout = std::nullopt,
+                          const std::optional<NcclOptions>& nccl = std::nullopt);
 
 /// Splits the world into groups of `group_size` consecutive ranks and returns this rank's only,
 /// unlike torch.distributed's. Every rank of the default group calls it.

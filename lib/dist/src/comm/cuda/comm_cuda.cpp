@@ -16,6 +16,7 @@
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
+#include <c10/cuda/CUDAGuard.h>
 #include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -47,7 +48,11 @@ class MonitoredNccl : public c10d::ProcessGroupNCCL {
   /// As the first collective does. eagerConnectSingleDevice() would also move sends and recvs,
   /// which have a communicator of each pair's own, to the group's stream.
   void connect(at::Device device) {
+    const c10::cuda::CUDAGuard guard(device);
+    // A split may hang while calls of the parent are under way.
+    if (options_->split_from) c10::cuda::device_synchronize();
     initNCCLComm(std::to_string(device.index()), device, c10d::OpType::ALLREDUCE);
+    getCommPtr();  // waits if the communicator does not block
   }
 
   /// Returns the name of the file.
@@ -69,6 +74,7 @@ class Nccl : public Transport {
         world_rank_(group.world_rank),
         is_monitored_(group.is_monitored) {}
 
+  const c10::intrusive_ptr<MonitoredNccl>& group() const { return nccl_; }
   c10d::Backend& prepare(const Call& /*call*/) override { return *nccl_; }
   void set_timeout(std::chrono::milliseconds timeout) override {
     if (!is_monitored_) nccl_->setTimeout(timeout);
@@ -137,8 +143,14 @@ std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = group.is_monitored ? kNever : group.timeout;
   options->group_name = group.name;
-  // Small exchanges inside forward and backward must not queue behind the kernels of other streams.
-  options->is_high_priority_stream = true;
+  options->is_high_priority_stream = group.options.high_priority;
+  if (group.options.min_ctas) options->config.minCTAs = *group.options.min_ctas;
+  if (group.options.max_ctas) options->config.maxCTAs = *group.options.max_ctas;
+  if (!group.options.blocking) options->config.blocking = 0;
+  if (const auto* const parent = dynamic_cast<const Nccl*>(group.parent.get())) {
+    options->split_from = parent->group();
+    options->split_color = 0;
+  }
   auto nccl =
       c10::make_intrusive<MonitoredNccl>(group.store, group.rank, group.world_size, options);
   if (group.is_monitored) nccl->leave_failures_to_monitor();

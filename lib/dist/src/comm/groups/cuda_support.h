@@ -6,6 +6,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <syncbn/dist/process_group.h>
+
 #include "transport/transport.h"
 
 namespace syncbn::dist::detail {
@@ -22,6 +24,9 @@ struct NcclGroup {
   /// A PeerMonitor aborts the group after a failure or a timeout; otherwise libtorch's watchdog
   /// ends the process.
   bool is_monitored = false;
+  NcclOptions options = {};
+  /// A connected group over the same ranks, whose communicator all of them split; null: none.
+  std::shared_ptr<Transport> parent;
 };
 
 /// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this

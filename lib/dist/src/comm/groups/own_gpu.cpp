@@ -78,7 +78,11 @@ OwnGpu find_own_gpu(const std::string& given) {
   const bool may_do_without = is_auto && !was_given_gpu;
   if (const std::string why = why_no_gpu(); !why.empty()) {
     if (may_do_without) {
-      spdlog::debug("no CUDA: {}", why);
+      // Where there is no GPU, or the program was not built for them, the CPU is what users expect.
+      const bool surprises = local_rank() == 0 && base::count_gpus_at_hand() != 0 &&
+                             cuda_support() != nullptr && !cuda_support()->why_unusable().empty();
+      spdlog::log(surprises ? spdlog::level::warn : spdlog::level::debug,
+                  "backend auto leaves the GPUs unused: {}", why);
       return own;
     }
     throw base::UserError(fmt::format(

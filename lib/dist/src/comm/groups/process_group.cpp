@@ -54,12 +54,14 @@ struct World {
   at::Device device = at::kCPU;
   bool shared_memory = true;
   bool needs_shared_memory = false;
+  NcclOptions nccl;
   pid_t process = ::getpid();
   int groups_made = 0;
   bool has_returned_null_group = false;  ///< new_group() has returned null
   std::shared_ptr<PeerMonitor> monitor;  ///< null in a world of one, and with Python ranks
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
+  std::shared_ptr<Transport> connected_nccl;            ///< of `group`; null: none, or not yet
   ProcessGroupPtr statistics;                           ///< made at first use
   std::map<int, ProcessGroupPtr> statistics_subgroups;  ///< the same, by size
 };
@@ -118,7 +120,8 @@ void connect_within(std::chrono::milliseconds limit, const World& world,
 }
 
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
-                           const std::string& name, std::chrono::milliseconds timeout) {
+                           const std::string& name, std::chrono::milliseconds timeout,
+                           const NcclOptions& nccl) {
   const int size = static_cast<int>(ranks.size());
   const auto store = group_store(world.place.store, name);
   const bool all_ours = count_ours(world, ranks) == size;
@@ -148,18 +151,22 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
           "others; unset the variable to let them use Gloo");
     }
     if (world.place.choice.backend == "nccl") {
-      cuda = cuda_support()->make_nccl({.store = store_part(store, "cuda"),
-                                        .name = name,
-                                        .rank = rank,
-                                        .world_size = size,
-                                        .world_rank = world.place.rank,
-                                        .device = world.device.index(),
-                                        .timeout = timeout,
-                                        .is_monitored = world.monitor && all_ours});
+      cuda = cuda_support()->make_nccl(
+          {.store = store_part(store, "cuda"),
+           .name = name,
+           .rank = rank,
+           .world_size = size,
+           .world_rank = world.place.rank,
+           .device = world.device.index(),
+           .timeout = timeout,
+           .is_monitored = world.monitor && all_ours,
+           .options = nccl,
+           .parent = size == world.place.world_size ? world.connected_nccl : nullptr});
       // Ranks of Python connect in their first collective.
       if (world.monitor && all_ours) {
         PeerMonitor::skip_destructors_after_failure();
         connect_within(std::min(timeout, world.connect_timeout), world, ranks, cuda);
+        if (name == kDefaultGroupName) world.connected_nccl = cuda;
       }
     }
   } catch (const base::Error&) {
@@ -209,13 +216,13 @@ void agree_on_members(const World& world, const std::vector<int>& ranks) {
 
 /// Every rank of the world calls it, in the same order. Null on ranks that are not members.
 ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
-                           std::chrono::milliseconds timeout) {
+                           std::chrono::milliseconds timeout, const NcclOptions& nccl) {
   const std::string name = std::to_string(world.groups_made++);
   const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
   const bool member = self != ranks.end();
   ProcessGroupPtr group;
   if (member) {
-    group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout);
+    group = make_group(world, ranks, static_cast<int>(self - ranks.begin()), name, timeout, nccl);
   }
   leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout,
                    [&] { return end_of_member(world, ranks, kPollInterval); });
@@ -244,6 +251,15 @@ void close_nccl(const World& world) {
     const auto group = made.group.lock();
     if (group) backend_of(group)->close_cuda();
   }
+}
+
+void check(const NcclOptions& nccl) {
+  const int least = nccl.min_ctas.value_or(1);
+  if (least >= 1 && nccl.max_ctas.value_or(least) >= least) return;
+  throw base::UserError(fmt::format(
+      "NcclOptions: min_ctas is {} and max_ctas {}; they are at least 1, and max_ctas at least "
+      "min_ctas",
+      least, nccl.max_ctas.value_or(least)));
 }
 
 std::vector<int> consecutive_ranks(int first, int count) {
@@ -279,9 +295,11 @@ namespace {
 /// Checks the ranks and forms the group. Unlike new_group(), does not record a null result:
 /// new_subgroups() and statistics_group() never hand one out.
 ProcessGroupPtr form_checked_group(const std::vector<int>& ranks,
-                                   std::optional<std::chrono::milliseconds> timeout) {
+                                   std::optional<std::chrono::milliseconds> timeout,
+                                   const std::optional<NcclOptions>& nccl = std::nullopt) {
   World& world = require_world();
   if (timeout) timeout = checked(*timeout, "new_group: the timeout");
+  if (nccl) check(*nccl);
   const int size = world.place.world_size;
   std::set<int> seen;
   for (const int rank : ranks) {
@@ -300,7 +318,7 @@ ProcessGroupPtr form_checked_group(const std::vector<int>& ranks,
         "must be given in ascending order");
   }
   agree_on_members(world, ranks);
-  return form_group(world, ranks, timeout.value_or(world.timeout));
+  return form_group(world, ranks, timeout.value_or(world.timeout), nccl.value_or(world.nccl));
 }
 
 }  // namespace
@@ -363,6 +381,7 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   InitOptions options = given;
   options.timeout = detail::checked(given.timeout, "InitOptions::timeout");
   options.connect_timeout = detail::checked(given.connect_timeout, "InitOptions::connect_timeout");
+  detail::check(options.nccl);
   // c10d logs a page of stack frames for each lost connection.
   if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   auto made = std::make_unique<detail::World>();
@@ -372,6 +391,7 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   made->needs_shared_memory = options.shared_memory && shared_memory == 1 &&
                               base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(1) > 1;
   made->timeout = options.timeout;
+  made->nccl = options.nccl;
   made->place = detail::rendezvous(options, gpu.offer);
   const detail::BackendChoice& choice = made->place.choice;
   if (!choice.message.empty()) spdlog::warn("{}", choice.message);
@@ -389,7 +409,7 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
                                   made->place.addresses.front(), options.connect_timeout);
   }
   made->group = detail::form_group(*made, detail::consecutive_ranks(0, made->place.world_size),
-                                   options.timeout);
+                                   options.timeout, options.nccl);
   c10d::register_process_group(kRegisteredAs, made->group);
   detail::world() = std::move(made);
   return detail::world()->group;
@@ -432,8 +452,9 @@ ProcessGroupPtr default_group() {
 }
 
 ProcessGroupPtr new_group(const std::vector<int>& ranks,
-                          std::optional<std::chrono::milliseconds> timeout) {
-  ProcessGroupPtr group = detail::form_checked_group(ranks, timeout);
+                          std::optional<std::chrono::milliseconds> timeout,
+                          const std::optional<NcclOptions>& nccl) {
+  ProcessGroupPtr group = detail::form_checked_group(ranks, timeout, nccl);
   if (!group) detail::world()->has_returned_null_group = true;
   return group;
 }

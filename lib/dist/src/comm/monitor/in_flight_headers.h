@@ -13,15 +13,18 @@
 namespace syncbn::dist::detail {
 
 /// Headers of exchanges on GPUs. They travel between CPUs: reading the rows would wait for the GPU.
-/// A mismatch is found some exchanges later. Thread-safe; ranks send in the same order.
+/// One all-gather has those of several exchanges, so a mismatch is found some exchanges later.
+/// Thread-safe; ranks send in the same order.
 class InFlightHeaders {
  public:
-  /// With more headers in flight, send() waits for the oldest. A FlightRecorder keeps as many
-  /// headers together with the exchanges between them.
-  static constexpr size_t kMaxInFlight = 16;
+  /// Exchanges of an all-gather. Before the next one starts, send() waits for it; a FlightRecorder
+  /// keeps both together with the exchanges between them.
+  static constexpr size_t kBatch = 16;
 
-  /// @param max_in_flight 0: send() waits for each header; the exchange waits for GPUs anyway.
-  explicit InFlightHeaders(size_t max_in_flight = kMaxInFlight) : max_in_flight_(max_in_flight) {}
+  /// @param batch 1: send() waits for each header; the exchange waits for GPUs anyway.
+  explicit InFlightHeaders(size_t batch = kBatch) : batch_(batch) {}
+
+  size_t batch() const { return batch_; }
 
   /// @param header of one exchange, [1, n] on the CPU. @param called its name in errors.
   /// @return [W, n] for each exchange whose headers have all arrived since the last call, in order.
@@ -39,8 +42,9 @@ class InFlightHeaders {
     c10::intrusive_ptr<c10d::Work> work;
   };
 
-  const size_t max_in_flight_;
+  const size_t batch_;
   std::mutex mutex_;
+  std::vector<at::Tensor> collected_;  ///< fewer than batch_
   std::deque<Sent> sent_;
 };
 

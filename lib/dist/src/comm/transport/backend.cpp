@@ -205,7 +205,7 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
       members_(std::move(members)),
       monitor_(monitor),
       is_monitored_(monitor != nullptr),
-      in_flight_headers_(cuda_ ? InFlightHeaders::kMaxInFlight : 0),
+      in_flight_headers_(cuda_ ? InFlightHeaders::kBatch : 1),
       abort_(std::make_shared<GroupAbort>(cpu_, cuda_)),
       log_(std::make_shared<FlightRecorder>(group_name_, members_.ranks,
                                             [abort = abort_] { abort->start(); })) {

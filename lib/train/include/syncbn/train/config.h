@@ -10,6 +10,7 @@
 #include <syncbn/data/dataset.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sampler.h>
+#include <syncbn/dist/process_group.h>
 #include <syncbn/models/model_kind.h>
 #include <syncbn/train/optimizer.h>
 #include <syncbn/train/schedule.h>
@@ -27,6 +28,18 @@ struct DdpConfig {
   std::string comm_hook = "none";
 
   static void describe(config::Schema<DdpConfig>& schema);
+};
+
+/// The section `nccl`: names and defaults of dist::NcclOptions.
+struct NcclConfig {
+  bool high_priority = true;
+  std::optional<int64_t> min_ctas;
+  std::optional<int64_t> max_ctas;
+  bool blocking = true;
+
+  static void describe(config::Schema<NcclConfig>& schema);
+
+  dist::NcclOptions options() const;
 };
 
 /// The section `parallel`: how a rank uses several devices.
@@ -174,6 +187,7 @@ struct Config {
   std::string backend = "auto";
   double timeout = 1800;
   double connect_timeout = 300;
+  NcclConfig nccl;
   int64_t threads = 0;
 
   static void describe(config::Schema<Config>& schema);
