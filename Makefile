@@ -20,6 +20,10 @@ build: configure ## build everything into build/
 test: build ## build and run all tests
 	@scripts/run-tests release --require multiproc
 
+fault-test: build ## inject faults into jobs of the launcher; docs/reliability.md has the figures
+	@scripts/run-tests release -L fault
+	@scripts/fault-test
+
 bench: configure ## build and run the benchmarks
 	@scripts/build bench
 	@scripts/bench
@@ -42,4 +46,4 @@ install: configure ## install to PREFIX (default /usr/local)
 clean: ## remove build folders (not .venv)
 	rm -rf build build-*
 
-.PHONY: help configure demo build test bench format lint check-all install clean
+.PHONY: help configure demo build test fault-test bench format lint check-all install clean

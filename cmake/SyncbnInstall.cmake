@@ -54,7 +54,12 @@ if(NOT BUILD_SHARED_LIBS)
                                                  "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 endif()
 
-install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# The component launcher is what the Python package has (pyproject.toml).
+install(TARGETS syncbn-launch RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT launcher)
+list(REMOVE_ITEM _programs syncbn-launch)
+if(_programs)
+  install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
         DESTINATION ${CMAKE_INSTALL_DATADIR}/syncbn/configs FILES_MATCHING PATTERN "*.yaml")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

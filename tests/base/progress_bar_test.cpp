@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace syncbn::base {
@@ -17,7 +18,40 @@ TEST(ProgressBarTest, ShowsBarCountsTextAndTimes) {
                              .elapsed = seconds(12),
                              .remaining = seconds(3700)},
                             80),
-            "[##########..........] 50/100  50 %  epoch 3  0:12 < 1:01:40");
+            "[#####.....]  50/100   50 %  epoch 3  0:12 < 1:01:40");
+}
+
+TEST(ProgressBarTest, LeavesOutWhatMattersLeastOnANarrowTerminal) {
+  const ProgressState state{.done = 50,
+                            .total = 100,
+                            .text = "epoch 3/10  loss 0.2134  val accuracy 98.1 %  lr 0.05",
+                            .elapsed = seconds(12),
+                            .remaining = seconds(13)};
+  const auto at = [&](int columns) { return render_progress(state, columns); };
+  EXPECT_EQ(
+      at(120),
+      "[#######........]  50/100   50 %  epoch 3/10  loss 0.2134  val accuracy 98.1 %  lr 0.05  "
+      "0:12 < 0:13");
+  EXPECT_EQ(at(80),
+            "[#####.....]   50 %  epoch 3/10  loss 0.2134  val accuracy 98.1 %  0:12 < 0:13");
+  EXPECT_EQ(at(60), "[###....]   50 %  epoch 3/10  loss 0.2134  0:12 < 0:13");
+  EXPECT_EQ(at(40), "[##...]   50 %  epoch 3/10  0:12 < 0:13");
+  EXPECT_EQ(at(32), " 50 %  epoch 3/10  0:12 < 0:13");
+  EXPECT_EQ(at(20), " 50 %  0:12 < 0:13");
+  EXPECT_EQ(at(10), " 50 %  ep");
+  for (int columns = 0; columns < 150; ++columns) {
+    EXPECT_LE(static_cast<int>(at(columns).size()), std::max(columns - 1, 0)) << columns;
+  }
+}
+
+TEST(ProgressBarTest, IsALineWhereThereIsNoTerminal) {
+  EXPECT_EQ(progress_line({.done = 5,
+                           .total = 100,
+                           .text = "epoch 3  loss 0.21",
+                           .elapsed = seconds(12),
+                           .remaining = seconds(228)}),
+            "step 5/100    5 %  epoch 3  loss 0.21  0:12 < 3:48");
+  EXPECT_EQ(progress_line({.done = 5, .text = "reading"}), "step 5  reading  0:00");
 }
 
 TEST(ProgressBarTest, ShowsACountWithoutATotal) {
@@ -27,7 +61,7 @@ TEST(ProgressBarTest, ShowsACountWithoutATotal) {
 
 TEST(ProgressBarTest, NeverFillsTheTerminalsWidth) {
   const ProgressState state{.done = 1, .total = 2, .text = std::string(200, 'x')};
-  EXPECT_EQ(render_progress(state, 40).size(), 39U);
+  EXPECT_EQ(render_progress(state, 40), " 50 %  " + std::string(26, 'x') + "  0:00");
   EXPECT_EQ(render_progress(state, 1), "");
 }
 
@@ -37,8 +71,7 @@ TEST(ProgressBarTest, CutsBetweenCharacters) {
 }
 
 TEST(ProgressBarTest, IsFullAndNoMoreWhenDoneExceedsTotal) {
-  EXPECT_EQ(render_progress({.done = 30, .total = 20}, 80).substr(0, 35),
-            "[####################] 30/20 100 % ");
+  EXPECT_EQ(render_progress({.done = 30, .total = 20}, 80), "[##########]  30/20  100 %  0:00");
 }
 
 syncbn_agent_record progress(uint64_t done, uint64_t total) {

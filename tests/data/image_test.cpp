@@ -371,5 +371,18 @@ TEST(ImageTest, DamagedBytesGiveAnImageOrAnErrorThatNamesTheFile) {
   EXPECT_GT(errors, 100);
 }
 
+TEST(EncodeJpegTest, DecodesToAboutTheSamePixels) {
+  for (const int64_t channels : {1, 3}) {
+    Image image(40, 30, channels);
+    for (size_t i = 0; i < image.pixels.size(); ++i) {
+      image.pixels[i] = static_cast<uint8_t>(i / static_cast<size_t>(40 * channels) * 8);
+    }
+    const Image decoded = decode(encode_jpeg(image, 95));
+    ASSERT_EQ(decoded.width, 40);
+    ASSERT_EQ(decoded.height, 30);
+    for (int64_t y = 0; y < 30; ++y) EXPECT_NEAR(decoded.row(y)[30], y * 8, 4) << y;
+  }
+}
+
 }  // namespace
 }  // namespace syncbn::data

@@ -93,7 +93,8 @@ TEST_F(BadInputTest, PlacesAnUnknownKeyAndNamesTheNearest) {
 
 TEST_F(BadInputTest, PlacesAValueOfTheWrongType) {
   const auto result = train_with("\nlog_interval: often\n");
-  expect_one_message(result, base::kExitUsage, "log_interval: expected an integer, got 'often'");
+  expect_one_message(result, base::kExitUsage,
+                     "log_interval: expected one integer or auto, got 'often'");
   EXPECT_THAT(result.err, ::testing::ContainsRegex("bad.yaml:[0-9]+:15: "));
 }
 

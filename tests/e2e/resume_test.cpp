@@ -203,7 +203,9 @@ TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
   std::set<std::string> files[2];
   for (const char* run : {"whole", "parts"}) {
     for (const auto& file : std::filesystem::directory_iterator(folder_ / run)) {
-      files[run[0] == 'w'].insert(file.path().filename());
+      // Event files are named after the time at which a process began one.
+      const std::string name = file.path().filename();
+      files[run[0] == 'w'].insert(name.starts_with("events.out.tfevents.") ? "events" : name);
     }
   }
   EXPECT_EQ(files[0], files[1]);
@@ -323,7 +325,7 @@ TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
 TEST_F(ResumeTest, CompletesTheLogIfTheRunEndedAfterTheCheckpointAndBeforeItsLine) {
   ASSERT_EQ(run_train(args("run", {"--epochs=2"})).exit_code, 0);
   const std::string log = base::read_file(folder_ / "run/log.jsonl");
-  const size_t lost = log.find(R"({"event":"epoch")", log.find(R"("epoch":1)"));
+  const size_t lost = log.rfind(R"({"event":"epoch")");
   base::write_file_atomically(folder_ / "run/log.jsonl", log.substr(0, lost));
   for (const char* epochs : {"--epochs=3", "--epochs=4"}) {
     ASSERT_EQ(run_train(args("run", {"--resume=auto", epochs})).exit_code, 0);

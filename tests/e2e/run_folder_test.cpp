@@ -6,9 +6,13 @@
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <map>
 #include <sstream>
 
 #include "e2e/train_program.h"
+#include "launch/on_terminal.h"
+#include "support/python.h"
+#include "support/skip.h"
 
 namespace syncbn::test {
 namespace {
@@ -130,6 +134,178 @@ schedule: {type: step, step_size: 2, gamma: 0.5}
   }
   EXPECT_THAT(rates, ::testing::ElementsAre(0.05, 0.05, 0.025));
   EXPECT_LT(losses.at(2), losses.at(0));
+}
+
+TEST(RunFolderProgramTest, DescribesWhatItRanOn) {
+  const TempFolder folder;
+  const auto git = [&](const std::vector<std::string>& words) {
+    std::vector<std::string> all = {"git",         "-C", folder.path().string(), "-c",
+                                    "user.name=x", "-c", "user.email=x"};
+    all.insert(all.end(), words.begin(), words.end());
+    const auto done = run_program(all);
+    EXPECT_EQ(done.exit_code, 0) << done.err;
+    return done.out;
+  };
+  git({"init"});
+  for (const char* file : {"same.txt", "new.txt"}) base::write_file_atomically(folder / file, "1");
+  git({"add", "."});
+  git({"commit", "--message=first"});
+  base::write_file_atomically(folder / "new.txt", "2");
+  const auto result =
+      launch_train(2, short_run({"--max_steps=1", "--run_dir=run", "--threads=1"}), folder.path());
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto found = nlohmann::json::parse(base::read_file(folder / "run/environment.json"));
+  EXPECT_THAT(found["software"]["compiler"].get<std::string>(), HasSubstr("."));
+  EXPECT_THAT(found["software"]["libtorch"].get<std::string>(), ::testing::StartsWith("2."));
+  EXPECT_EQ(found["command"].back(), "--threads=1");
+  EXPECT_EQ(found["working_directory"], std::filesystem::canonical(folder.path()).string());
+  EXPECT_EQ(found["git"]["commit"].get<std::string>() + "\n", git({"rev-parse", "HEAD"}));
+  EXPECT_EQ(found["git"]["changed_files"], nlohmann::json({"new.txt"}));
+  EXPECT_NE(found["job"]["SYNCBN_JOB_ID"].get<std::string>(), "");
+  EXPECT_EQ(found["world_size"], 2);
+  ASSERT_EQ(found["hosts"].size(), 1u);
+  const auto& host = found["hosts"][0];
+  EXPECT_GT(host["memory_bytes"], 1 << 20);
+  ASSERT_EQ(host["ranks"].size(), 2u);
+  EXPECT_EQ(host["ranks"][1]["rank"], 1);
+  EXPECT_EQ(host["ranks"][1]["threads"], 1);
+  EXPECT_EQ(found["data"]["train"]["samples"], 1442);
+  EXPECT_NE(found["data"]["train"]["fingerprint"], found["data"]["test"]["fingerprint"]);
+  // Outside of a checkout there is nothing to tell.
+  const TempFolder other;
+  ASSERT_EQ(run_train(short_run({"--max_steps=1"}), {}, other.path()).exit_code, 0);
+  EXPECT_TRUE(nlohmann::json::parse(base::read_file(other / "runs/digits/environment.json"))["git"]
+                  .is_null());
+}
+
+TEST(RunFolderProgramTest, TensorBoardReadsEveryNumberOfTheLog) {
+  SYNCBN_SKIP_UNLESS(python_has("tensorboard"), "tensorboard");
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  const auto args = [&](const std::string& epochs) {
+    return std::vector<std::string>{"--config",
+                                    shipped_config("digits.yaml"),
+                                    "--run_dir",
+                                    run,
+                                    "--log_interval",
+                                    "1",
+                                    "--ema.decay",
+                                    "0.9",
+                                    "--epochs",
+                                    epochs,
+                                    "--resume",
+                                    "auto",
+                                    "--tensorboard.histograms",
+                                    "1"};
+  };
+  ASSERT_EQ(run_train(args("1")).exit_code, 0);
+  ASSERT_EQ(run_train(args("2")).exit_code, 0);
+  const auto read = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = {python(), SYNCBN_SOURCE_DIR "/tests/support/read_events.py",
+                                    run};
+    all.insert(all.end(), more.begin(), more.end());
+    const auto result = run_program(all);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.out;
+  };
+  std::map<std::string, nlohmann::json> expected;
+  std::istringstream log(base::read_file(run + "/log.jsonl"));
+  for (std::string line; std::getline(log, line);) {
+    const auto json = nlohmann::json::parse(line);
+    const std::string event = json["event"];
+    if (event != "step" && event != "epoch") continue;
+    for (const auto& [key, value] : json.items()) {
+      if (key == "event" || key == "time" || key == "step") continue;
+      const size_t split = key.find('_');
+      const bool is_of_split = key.starts_with("train_") || key.starts_with("test_");
+      const std::string tag =
+          is_of_split ? key.substr(0, split) + "/" + key.substr(split + 1) : event + "/" + key;
+      expected[tag].push_back({json["step"], static_cast<float>(value.get<double>())});
+    }
+  }
+  EXPECT_THAT(expected, ::testing::SizeIs(::testing::Ge(15)));
+  const auto found = nlohmann::json::parse(read({}));
+  EXPECT_EQ(found.size(), expected.size()) << found.dump();
+  for (const auto& [tag, values] : expected) {
+    ASSERT_TRUE(found.contains(tag)) << tag;
+    EXPECT_EQ(found[tag], values) << tag;
+  }
+  EXPECT_EQ(count(read({"parameters/conv1.weight"}), "\n"), 2) << read({"parameters/conv1.weight"});
+  EXPECT_EQ(count(read({"gradients/conv1.weight"}), "\n"), 2);
+  EXPECT_THAT(read({"hparams"}), HasSubstr("optimizer.type 'sgd'\n"));
+}
+
+TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
+  const TempFolder folder;
+  const auto run = start_train(
+      {"--config", shipped_config("digits.yaml"), "--epochs=10000", "--run_dir", folder / "run"});
+  ASSERT_TRUE(run->wait_until([&] { return count(run->err(), "epoch ") > 0; })) << run->err();
+  OnTerminal terminal({program("train"), "watch", folder / "run"});
+  ASSERT_TRUE(terminal.shows("running"));
+  ASSERT_TRUE(terminal.shows("step loss"));
+  ASSERT_TRUE(terminal.shows("train loss"));
+  OnTerminal other({program("train"), "watch", folder / "run"});
+  ASSERT_TRUE(other.shows("running"));
+  other.hang_up();
+  EXPECT_NE(other.wait(), base::kExitInternal);
+  run->send_signal(SIGTERM);
+  ASSERT_TRUE(terminal.shows("stopped: SIGTERM"));
+  EXPECT_EQ(terminal.wait(), 0);
+  EXPECT_EQ(run->wait().exit_code, base::kExitPreempted);
+
+  const auto again = run_train({"watch", folder / "run"});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.out, ::testing::StartsWith("run  stopped: SIGTERM  1 rank\n"));
+  EXPECT_THAT(again.out, ::testing::Not(HasSubstr("\x1b")));
+  EXPECT_THAT(run_train({"watch", folder / "run", "--color=always"}).out, HasSubstr("\x1b[31m"));
+  const auto refused = [&](const std::vector<std::string>& args, const std::string& message) {
+    const auto result = run_train(args);
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  };
+  refused({"watch"}, "watch: name the folder of a run first");
+  refused({"watch", folder.path()}, "it has no log.jsonl");
+  refused({"watch", folder / "run", "--color=blue"}, "expected auto, always or never, got 'blue'");
+  refused({"watch", folder / "run", "--dry_run"}, "watch: --dry_run is for a run itself");
+}
+
+TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
+  const TempFolder folder;
+  const auto colours = [&](const std::vector<std::string>& more, const Env& env = {}) {
+    auto args = short_run({"--max_steps=1", "--overwrite", "--run_dir", folder / "run"});
+    args.insert(args.end(), more.begin(), more.end());
+    return count(run_train(args, env).err, "\x1b[") > 0;
+  };
+  EXPECT_FALSE(colours({}));
+  EXPECT_TRUE(colours({"--color=always"}));
+  std::vector<std::string> words = {program("train")};
+  for (const std::string& word : short_run({"--run_dir", folder / "shown", "--epochs=20"})) {
+    words.push_back(word);
+  }
+  OnTerminal terminal(words);
+  ASSERT_TRUE(terminal.shows("\x1b[32mI"));
+  ASSERT_TRUE(terminal.shows("]   "));  // the bar
+  EXPECT_EQ(terminal.wait(), 0);
+}
+
+TEST(RunFolderProgramTest, TheBarGoesOnInEvaluations) {
+  const TempFolder folder;
+  std::vector<std::string> words = {"--data.type=synthetic", "--data.channels=1",
+                                    "--data.height=8",       "--data.width=8",
+                                    "--data.classes=10",     "--data.size=64",
+                                    "--data.test_size=8000", "--sampler=distributed"};
+  words.insert(words.begin(), {"--config", shipped_config("digits.yaml"), "--epochs=1"});
+  const auto shown = [&](std::vector<std::string> first, const std::string& text) {
+    first.insert(first.begin(), program("train"));
+    first.insert(first.end(), words.begin(), words.end());
+    first.insert(first.end(), {"--run_dir", folder / "run"});
+    OnTerminal terminal(first);
+    EXPECT_TRUE(terminal.shows(text));
+    EXPECT_EQ(terminal.wait(), 0);
+  };
+  shown({}, "  epoch 1/1  test ");
+  shown({"eval"}, "/1000 ");
 }
 
 TEST(RunFolderProgramTest, DoesNotReplaceARunUnasked) {

@@ -1,7 +1,10 @@
 // A worker that executes its arguments in order. Over the agent channel: "progress DONE TOTAL
-// TEXT", "clear", "garbage BYTES". Others: "print LINE"; "nap"; "wait" (for a signal); "fail CODE".
+// TEXT", "clear", "garbage BYTES", "heartbeat STEPS", "steps COUNT MILLISECONDS" (heartbeats from 1
+// on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT". Others: "print LINE"; "nap"; "wait"
+// (for a signal); "fail CODE".
 #include <fcntl.h>
 #include <syncbn/agent.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -26,6 +29,10 @@ bool send_record(syncbn_agent_kind kind, uint64_t done, uint64_t total, const ch
   record.version = SYNCBN_AGENT_VERSION;
   record.kind = static_cast<uint16_t>(kind);
   record.rank = std::atoi(std::getenv("RANK"));
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  record.time_ns =
+      static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
   record.done = done;
   record.total = total;
   std::snprintf(record.text, sizeof(record.text), "%s", text);
@@ -42,6 +49,19 @@ int main(int argc, char** argv) {
       sent = send_record(SYNCBN_AGENT_PROGRESS, std::strtoull(argv[i + 1], nullptr, 10),
                          std::strtoull(argv[i + 2], nullptr, 10), argv[i + 3]);
       i += 3;
+    } else if (word == "heartbeat" && i + 1 < argc) {
+      sent = send_record(SYNCBN_AGENT_HEARTBEAT, std::strtoull(argv[++i], nullptr, 10), 0, "");
+    } else if (word == "steps" && i + 2 < argc) {
+      const uint64_t count = std::strtoull(argv[i + 1], nullptr, 10);
+      for (uint64_t step = 1; step <= count; ++step) {
+        send_record(SYNCBN_AGENT_HEARTBEAT, step, 0, "");  // one that does not fit is dropped
+        ::usleep(static_cast<useconds_t>(std::atoi(argv[i + 2])) * 1000);
+      }
+      i += 2;
+    } else if ((word == "waiting" || word == "phase") && i + 2 < argc) {
+      sent = send_record(word == "phase" ? SYNCBN_AGENT_PHASE : SYNCBN_AGENT_WAITING,
+                         std::strtoull(argv[i + 1], nullptr, 10), 0, argv[i + 2]);
+      i += 2;
     } else if (word == "clear") {
       sent = send_record(SYNCBN_AGENT_CLEAR, 0, 0, "");
     } else if (word == "garbage" && i + 1 < argc) {

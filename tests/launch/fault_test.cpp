@@ -56,7 +56,7 @@ class StubbornJob {
 
   bool started() const { return started_; }
   Program& launcher() { return *program_; }
-  pid_t keeper() const { return children_of(program_->pid()).at(0); }
+  pid_t keeper() const { return keeper_of(program_->pid()); }
   /// Processes that do not end, launcher and keeper included.
   size_t left_over() const { return count_soon(marker_); }
   bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
@@ -85,6 +85,16 @@ TEST(LaunchFaultTest, NothingOutlivesAKeeperThatIsKilledAndTheLauncherSaysSo) {
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("keeper"));
   EXPECT_EQ(job.left_over(), 0U);
+}
+
+TEST(LaunchFaultTest, NothingOutlivesLauncherAndKeeperThatAreKilledTogether) {
+  StubbornJob job;
+  ASSERT_TRUE(job.started());
+  ASSERT_EQ(::kill(job.keeper(), SIGKILL), 0);
+  job.launcher().send_signal(SIGKILL);
+  EXPECT_EQ(job.launcher().wait().exit_code, 137);
+  EXPECT_EQ(job.left_over(), 0U);
+  EXPECT_TRUE(job.temporaries_are_gone());
 }
 
 TEST(LaunchFaultTest, WorkersThatIgnoreTheSignalAreKilledAfterTheGraceTime) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/eventually.h"
 #include "support/program.h"
 #include "support/temp_folder.h"
 
@@ -49,13 +50,23 @@ inline bool has_ended(pid_t pid) {
   return state == '?' || state == 'Z';
 }
 
-/// The launcher's only child is its keeper.
 inline std::vector<pid_t> children_of(pid_t pid) {
   const std::string process = std::to_string(pid);
   std::ifstream file("/proc/" + process + "/task/" + process + "/children");
   std::vector<pid_t> pids;
   for (pid_t child = 0; file >> child;) pids.push_back(child);
   return pids;
+}
+
+/// The keeper of a launcher, the only child of its only child, the sentinel.
+inline pid_t keeper_of(pid_t launcher) {
+  std::vector<pid_t> keeper;
+  eventually([&] {
+    const std::vector<pid_t> sentinel = children_of(launcher);
+    if (!sentinel.empty()) keeper = children_of(sentinel[0]);
+    return !keeper.empty();
+  });
+  return keeper.at(0);
 }
 
 /// A signal mask from a process's status. Signal n is bit n - 1.

@@ -133,7 +133,7 @@ TEST(LaunchLogsTest, KeepsThemWhenTheLauncherIsKilled) {
     return text_of(run / "events.jsonl").find("worker_started") != std::string::npos;
   };
   ASSERT_TRUE(eventually(has_event));  // the worker may print before the launcher has its pid
-  const pid_t keeper = children_of(launcher.pid()).at(0);
+  const pid_t keeper = keeper_of(launcher.pid());
   launcher.send_signal(SIGKILL);
   launcher.wait();
   // The keeper would remove them.

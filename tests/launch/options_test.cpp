@@ -202,6 +202,8 @@ TEST(LaunchOptionsTest, NumbersAreDecimalAndTheLastOneCounts) {
   EXPECT_EQ(parse({"--max_restarts=010", "prog"}).max_restarts, 10);
   EXPECT_EQ(parse({"--master_port=08", "prog"}).master_port, 8);
   EXPECT_EQ(parse({"--max_restarts=1", "--max_restarts=2", "prog"}).max_restarts, 2);
+  EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).max_restarts, 5);
+  EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).restart_window, std::chrono::seconds(600));
 }
 
 // Names that are ours alone do not make torchrun's abbreviations ambiguous.
@@ -296,13 +298,11 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
     EXPECT_THAT(error_of({"--nnodes", bad, "prog"}),
                 StartsWith(std::string("--nnodes=") + bad + ": expected a number from 1 to 65536"));
   }
-  for (const char* bad : {"1.5", "+1", "99999999999"}) {
-    EXPECT_EQ(
-        error_of({"--max_restarts", bad, "prog"}),
-        std::string("--max_restarts: expected a number from 0 to 1000000, got '") + bad + "'");
+  for (const char* bad : {"1.5", "+1", "-1", "99999999999", "5/", "5/h", "5/1w", "/1h", "5/0s"}) {
+    EXPECT_EQ(error_of({"--max_restarts", bad, "prog"}),
+              std::string("--max_restarts=") + bad +
+                  ": expected a number from 0 to 1000000, or one within a time, as 5/1h");
   }
-  EXPECT_EQ(error_of({"--max_restarts=-1", "prog"}),
-            "--max_restarts: expected a number from 0 to 1000000, got '-1'");
   EXPECT_THAT(error_of({"--rdzv_backend=c10", "prog"}), HasSubstr("did you mean 'c10d'"));
   EXPECT_THAT(error_of({"--numa_binding=nodes", "prog"}), HasSubstr("did you mean 'node'"));
   EXPECT_THAT(error_of({"--bind=core", "prog"}), HasSubstr("did you mean 'cores'"));

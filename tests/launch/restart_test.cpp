@@ -128,6 +128,45 @@ TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
                                 HasSubstr("ended by SIGTERM, instead of restart 1 of 3")));
 }
 
+TEST(LaunchRestartTest, FailuresInARowAreFollowedByLongerAndLongerWaits) {
+  const auto result = launch({"--max_restarts=3", "sh", "-c", "date +%s%3N; exit 9"});
+  EXPECT_EQ(result.exit_code, 9);
+  std::istringstream words(result.out);
+  std::vector<int64_t> times;
+  for (int64_t time = 0; words >> time;) times.push_back(time);
+  ASSERT_EQ(times.size(), 4U) << "one attempt and three restarts";
+  EXPECT_LT(times[1] - times[0], 500);
+  EXPECT_GE(times[2] - times[1], 500);
+  EXPECT_GE(times[3] - times[2], 1000);
+  EXPECT_LT(times[3] - times[0], 5000);
+}
+
+TEST(LaunchRestartTest, ASignalEndsTheWaitBeforeARestart) {
+  Program launcher(launch_command({"--max_restarts=100", "sh", "-c", "exit 9"}));
+  ASSERT_TRUE(
+      launcher.wait_until([&] { return launcher.err().find("restart 4") != std::string::npos; }));
+  launcher.send_signal(SIGTERM);
+  EXPECT_EQ(launcher.wait().exit_code, 143);
+}
+
+TEST(LaunchRestartTest, StopsWhenARankFailsInTheSameWayAtTheSameStepAgainAndAgain) {
+  const auto result = launch({"--max_restarts=50", "--nproc_per_node=2", "sh", "-c",
+                              "echo up; exec " + kAgentWorker + " heartbeat 4 fail $((RANK * 3))"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("rank 1 failed (exit code 3) 3 times in a row at step 4: a restart "
+                              "does not help"),
+                    HasSubstr("restart 2 of 50"), Not(HasSubstr("restart 3 of 50"))));
+}
+
+TEST(LaunchRestartTest, ABudgetByTimeIsNamed) {
+  const auto result = launch({"--max_restarts=1/1h", "sh", "-c", "exit 9"});
+  EXPECT_EQ(result.exit_code, 9);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("restart 1 of 1 within 1 h 0 min"),
+                    HasSubstr("no restart is left (--max_restarts=1 within 1 h 0 min)")));
+}
+
 // As in a real training job: one worker is killed by a signal while the others wait for it.
 TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
   const std::string script =

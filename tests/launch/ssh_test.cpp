@@ -210,9 +210,8 @@ TEST_F(SshTest, OfFailuresAtTheSameTimeTheReportHoldsTheOneOfTheExitCode) {
       start({"--hosts=127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", "--report=report.json", "sh", "-c",
              "echo up; while [ ! -e go$RANK ]; do sleep 0.01; done; exit $((6 + RANK))"});
   ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 3; }));
-  const auto keeper = children_of(head->pid());
-  ASSERT_EQ(keeper.size(), 1U);
-  const auto launchers = children_of(keeper[0]);
+  const pid_t keeper = keeper_of(head->pid());
+  const auto launchers = children_of(keeper);
   ASSERT_EQ(launchers.size(), 3U);
   // It hears of both failures at once.
   ASSERT_EQ(::kill(launchers[0], SIGSTOP), 0);
@@ -360,9 +359,8 @@ TEST_F(SshTest, NothingOutlivesAHeadThatIsKilledBesideItsNodes) {
 
 TEST_F(SshTest, NothingOutlivesTheKeeperOfTheConnections) {
   const auto head = start_stubborn({});
-  const auto keeper = children_of(head->pid());
-  ASSERT_EQ(keeper.size(), 1U);
-  ASSERT_EQ(::kill(keeper[0], SIGKILL), 0);
+  const pid_t keeper = keeper_of(head->pid());
+  ASSERT_EQ(::kill(keeper, SIGKILL), 0);
   const auto result = head->wait();
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("the keeper process"));
@@ -371,9 +369,8 @@ TEST_F(SshTest, NothingOutlivesTheKeeperOfTheConnections) {
 
 TEST_F(SshTest, ALostConnectionEndsTheJobEverywhere) {
   const auto head = start_stubborn({"--shutdown_timeout=0.2"});
-  const auto keeper = children_of(head->pid());
-  ASSERT_EQ(keeper.size(), 1U);
-  const auto connections = children_of(keeper[0]);
+  const pid_t keeper = keeper_of(head->pid());
+  const auto connections = children_of(keeper);
   ASSERT_EQ(connections.size(), 2U);
   ASSERT_EQ(::kill(connections[1], SIGKILL), 0);
   const auto result = head->wait();
@@ -389,9 +386,8 @@ TEST_F(SshTest, ALauncherThatIsStoppedDoesNotHoldUpTheHead) {
                "--rdzv_conf=keep_alive_interval=1", "sh", "-c", "echo up; exec sleep 1000"});
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 2; }));
     most_seen_ = job().size();
-    const auto keeper = children_of(head->pid());
-    ASSERT_EQ(keeper.size(), 1U);
-    const auto launchers = children_of(keeper[0]);
+    const pid_t keeper = keeper_of(head->pid());
+    const auto launchers = children_of(keeper);
     ASSERT_EQ(launchers.size(), 2U);
     ASSERT_EQ(::kill(launchers[stopped], SIGSTOP), 0);
     const auto result = head->wait();

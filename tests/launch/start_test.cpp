@@ -104,13 +104,13 @@ TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
 }
 
 TEST(LaunchStartTest, AProcessLimitThatIsReachedIsNamed) {
-  // The first fork is the keeper's, the others are the workers'.
-  for (const int forks : {0, 1, 7}) {
+  // The first two forks are the sentinel's and the keeper's, the others are the workers'.
+  for (const int forks : {0, 1, 2, 8}) {
     SlowStart job({{"SLOW_STARTS_FORKS", std::to_string(forks)}});
     const auto result = job.launcher().wait();
     EXPECT_EQ(result.exit_code, 75) << forks;
-    const std::string what = forks == 0 ? "cannot start the keeper process"
-                                        : fmt::format("cannot start rank {}", forks - 1);
+    const std::string what = forks < 2 ? "cannot start the keeper process"
+                                       : fmt::format("cannot start rank {}", forks - 2);
     EXPECT_THAT(result.err, AllOf(HasSubstr(what + ": Resource temporarily unavailable"),
                                   HasSubstr("(ulimit -u)"), HasSubstr("raise the limit")));
     EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
@@ -149,7 +149,7 @@ TEST(LaunchStartTest, TheKernelIsToKillWorkersForMemoryBeforeLauncherAndKeeper) 
   const auto score = [](pid_t pid) {
     return std::atoi(value_in(fmt::format("/proc/{}/oom_score_adj", pid), "").c_str());
   };
-  const pid_t keeper = children_of(launcher.pid()).at(0);
+  const pid_t keeper = keeper_of(launcher.pid());
   const int own = score(::getpid());
   EXPECT_EQ(score(launcher.pid()), own);
   EXPECT_EQ(score(keeper), own);

@@ -41,8 +41,8 @@ inline StoreClient::TimePoint now() {
 /// A StoreServer and the thread that runs its poll loop.
 class ServingStore {
  public:
-  explicit ServingStore(StoreServer::ForeignSink foreign = {})
-      : ServingStore(Listener(), std::move(foreign)) {}
+  explicit ServingStore(StoreServer::ForeignSink foreign = {}, size_t max_bytes = size_t{64} << 20)
+      : ServingStore(Listener(), std::move(foreign), max_bytes) {}
 
   ~ServingStore() {
     run([this](StoreServer&) { stopped_ = true; });
@@ -67,9 +67,9 @@ class ServingStore {
   }
 
  private:
-  ServingStore(Listener listener, StoreServer::ForeignSink foreign)
+  ServingStore(Listener listener, StoreServer::ForeignSink foreign, size_t max_bytes)
       : port_(listener.port),
-        server_(std::move(listener.fd), std::move(foreign)),
+        server_(std::move(listener.fd), max_bytes, {.foreign = std::move(foreign)}),
         wake_(::eventfd(0, EFD_CLOEXEC)),
         thread_([this] { serve(); }) {}
 

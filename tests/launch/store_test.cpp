@@ -147,7 +147,7 @@ TEST(StoreTest, ConnectWaitsForTheStore) {
   auto client = std::async(std::launch::async, [&] {
     return StoreClient::connect("localhost", listener.port, soon()).add("n", 1, soon());
   });
-  StoreServer server(std::move(listener.fd));
+  StoreServer server(std::move(listener.fd), size_t{1} << 20, {});
   while (client.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
     server.handle();
   }
@@ -426,6 +426,47 @@ TEST(StoreServerTest, ClosesWhoAsksForMoreThanAMessageHolds) {
   const size_t too_many = store::kMaxMessageSize / store::kMaxValueSize + 1;
   one.send(keys_query(Query::kMultiGet, std::vector<std::string>(too_many, "/k")));
   EXPECT_TRUE(one.is_closed());
+}
+
+TEST(StoreServerTest, ClosesWhoFillsItAndSaysSoOnce) {
+  ServingStore store({}, size_t{1} << 20);
+  const RawClient other(store.port());
+  other.set("kept", "value");
+  const std::string value(400 << 10, 'x');
+  for (const bool by_query_without_end : {false, true}) {
+    const RawConnection one = greeted(store);
+    if (by_query_without_end) {
+      // Announces 8 MiB, of which more than the store may hold arrive.
+      std::string begin = query(Query::kSet, {"/endless", std::string(store::kMaxValueSize, 'x')});
+      one.send(begin.substr(0, begin.size() - 1));
+    } else {
+      for (const char* key : {"/a", "/b", "/c"}) one.send(query(Query::kSet, {key, value}));
+    }
+    EXPECT_TRUE(one.is_closed());
+    EXPECT_EQ(other.get("kept"), "value") << "others go on";
+  }
+  store.run([](StoreServer& server) {
+    const std::vector<std::string> notices = server.take_notices();
+    ASSERT_EQ(notices.size(), 1U);
+    EXPECT_THAT(notices[0], HasSubstr("the workers' store is full"));
+  });
+}
+
+TEST(StoreServerTest, WhatIsRemovedMakesRoom) {
+  const ServingStore store({}, size_t{1} << 20);
+  const RawClient client(store.port());
+  const RawConnection raw = greeted(store);
+  const std::string value(300 << 10, 'x');
+  for (int i = 0; i < 50; ++i) {
+    client.set("key" + std::to_string(i), value);
+    client.set("same", value);
+    EXPECT_TRUE(client.delete_key("key" + std::to_string(i))) << i;
+    raw.send(query(Query::kQueuePush, {"/queue", value}) + query(Query::kQueuePop, {"/queue"}));
+    raw.receive(2 * sizeof(uint64_t) + value.size());
+    client.start_wait({std::string(4000, 'k')});
+    EXPECT_FALSE(client.cancel_wait()) << i;
+  }
+  EXPECT_EQ(client.get("same"), value);
 }
 
 TEST(StoreServerTest, OutlivesClientsThatLeaveInTheMiddle) {

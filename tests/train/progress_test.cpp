@@ -1,6 +1,7 @@
 #include "progress.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -96,13 +97,46 @@ TEST_F(AgentChannelTest, ProgressWritesEveryLineInOrder) {
   ::testing::internal::CaptureStderr();
   {
     Progress progress(channel);
-    for (const char* step : {"step 1", "step 2", "step 3"}) progress.log(step);
+    for (int64_t step = 1; step <= 3; ++step) progress.log(step, 5, "loss 0.5");
     progress.clear();
     spdlog::info("epoch 1");
-    for (const char* step : {"step 4", "step 5"}) progress.log(step);
+    for (int64_t step = 4; step <= 5; ++step) progress.log(step, 5, "loss 0.25");
   }
   EXPECT_EQ(::testing::internal::GetCapturedStderr(),
-            "I step 1\nI step 2\nI step 3\nI epoch 1\nI step 4\nI step 5\n");
+            "I step 1/5   20 %  loss 0.5  0:00\nI step 2/5   40 %  loss 0.5  0:00\n"
+            "I step 3/5   60 %  loss 0.5  0:00\nI epoch 1\n"
+            "I step 4/5   80 %  loss 0.25  0:00\nI step 5/5  100 %  loss 0.25  0:00\n");
+}
+
+TEST_F(AgentChannelTest, ProgressIsLinesWhereTheLauncherDrawsNoBar) {
+  AgentChannel channel(0);
+  base::init_logging(0);
+  const auto lines = [&](std::optional<std::chrono::milliseconds> interval) {
+    ::testing::internal::CaptureStderr();
+    {
+      Progress(channel, interval).show(1, 2, [] { return "loss 0.5"; });
+    }
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::chrono::milliseconds at_once{0};
+  EXPECT_EQ(lines(at_once), "I step 1/2   50 %  loss 0.5  0:00\n");
+  EXPECT_EQ(lines(std::chrono::hours(1)), "");
+  EXPECT_EQ(lines(std::nullopt), "");
+  ::setenv("SYNCBN_AGENT_BAR", "1", 1);
+  EXPECT_EQ(lines(at_once), "");
+  ::unsetenv("SYNCBN_AGENT_BAR");
+}
+
+TEST_F(AgentChannelTest, AsksForTheTextOnlyWhereItIsShown) {
+  AgentChannel channel(0);
+  Progress progress(channel);
+  int asked = 0;
+  for (int64_t step = 1; step <= 1000; ++step) {
+    progress.show(step, 1000, [&] { return fmt::format("asked {} times", ++asked); });
+  }
+  EXPECT_GE(asked, 1);
+  EXPECT_LT(asked, 100);
+  EXPECT_STREQ(received().at(1).text, "asked 1 times");
 }
 
 TEST(AgentChannelWithoutLauncherTest, DoesNothing) {

@@ -11,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "support/python.h"
+#include "support/skip.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::train {
@@ -127,9 +129,11 @@ TEST_F(RunFolderTest, RemovesWhatAKilledRunWasWriting) {
 TEST_F(RunFolderTest, HasTheTablesOfTheLastEvaluation) {
   {
     RunFolder folder(temp_, "", /*resume=*/false);
-    folder.write_table("confusion.csv", "first");
-    folder.write_table("confusion.csv", "second");
-    folder.write_table("ema_confusion.csv", "average");
+    folder.replace_file("confusion.csv", "first");
+    folder.replace_file("confusion.csv", "second");
+    folder.replace_file("ema_confusion.csv", "average");
+    folder.replace_file("mistakes.csv", "worst");
+    folder.replace_file(RunFolder::kReport, "page");
   }
   folder_.write("mine.csv", "");
   folder_.write(".ema_confusion.csv.7.tmp", "");
@@ -138,7 +142,9 @@ TEST_F(RunFolderTest, HasTheTablesOfTheLastEvaluation) {
   EXPECT_FALSE(fs::exists(temp_ / ".ema_confusion.csv.7.tmp"));
   const RunFolder other(temp_, "", /*resume=*/false);
   EXPECT_FALSE(fs::exists(temp_ / "confusion.csv"));
-  EXPECT_FALSE(fs::exists(temp_ / "ema_confusion.csv"));
+  for (const char* file : {"ema_confusion.csv", "mistakes.csv", RunFolder::kReport}) {
+    EXPECT_FALSE(fs::exists(temp_ / file)) << file;
+  }
   EXPECT_TRUE(fs::exists(temp_ / "mine.csv"));
 }
 
@@ -213,6 +219,7 @@ TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   folder.append(start);
   folder.append(epoch(10));
   folder.log_step(15, 2, 0.5, 0.1, 0);
+  folder.log_step_time(2, 20, {{.whole = 2, .data = 1}});
   folder.append(epoch(20));
   folder.append(R"({"event":"end","step":25})");
   const std::string whole = log();
@@ -236,6 +243,90 @@ TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   folder.rewind_log(20, 2, epoch(20));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + epoch(20) + "\n" + other + "\n");
   EXPECT_EQ(RunFolder::of_job("job", temp_, "x"), std::nullopt);
+}
+
+TEST_F(RunFolderTest, HasTheNumbersOfTheLogAsATable) {
+  const auto table = [&] {
+    std::string all;
+    std::istringstream rows(base::read_file(temp_ / "metrics.csv"));
+    for (std::string row; std::getline(rows, row);) {
+      const size_t time = row.find(',') + 1;
+      all += row.replace(time, row.find(',', time) - time, "T") + "\n";
+    }
+    return all;
+  };
+  const auto epoch = [](const std::string& more) {
+    return R"({"event":"epoch","time":1.5,"epoch":1,"step":2,)" + more + "}";
+  };
+  {
+    RunFolder folder(temp_, "", false);
+    folder.log_start(1, 0, false);
+    folder.log_step(1, 1, std::numeric_limits<double>::quiet_NaN(), 0.1, 0);
+    folder.log_step(2, 1, 0.5, 0.1, 0.25);
+    folder.append(epoch(R"("lr":0.1,"val_loss":null,"val_iou_a,b":0.75)"));
+    folder.log_step(3, 2, 1.0 / 3, 0.1, 0);
+    folder.log_end("SIGTERM", 3);
+  }
+  const std::string first = R"(event,T,epoch,step,loss,lr,data_wait_seconds,val_loss,"val_iou_a,b"
+step,T,1,1,,0.1,0,,
+step,T,1,2,0.5,0.1,0.25,,
+epoch,T,1,2,,0.1,,,0.75
+)";
+  EXPECT_EQ(table(), first + "step,T,2,3,0.3333333333333333,0.1,0,,\n");
+  {
+    RunFolder resumed(temp_, "", true);
+    resumed.rewind_log(2, 1, epoch(R"("lr":0.1)"));
+    resumed.log_start(1, 2, true);
+  }
+  EXPECT_EQ(table(), first);
+  { RunFolder(temp_, "", false).log_start(1, 0, false); }
+  EXPECT_EQ(table(), "event,T,epoch,step\n");
+}
+
+TEST_F(RunFolderTest, TensorBoardSeesEachStepOnceAfterAResume) {
+  SYNCBN_SKIP_UNLESS(test::python_has("tensorboard"), "tensorboard");
+  const auto scalar = [&](const std::string& tag) {
+    return test::run_program({test::python(), SYNCBN_SOURCE_DIR "/tests/support/read_events.py",
+                              temp_.string(), tag})
+        .out;
+  };
+  data::Image picture(2, 1, 3);
+  {
+    RunFolder folder(temp_, "optimizer: {type: sgd, lr: 0.5}\nname: '1'\n", false);
+    folder.log_start(1, 0, false);
+    for (int step = 1; step <= 3; ++step) folder.log_step(step, 1, 0.5 * step, 0.1, 0);
+    folder.write_picture("samples", 2, picture);
+    folder.write_picture("samples", 3, picture);
+    folder.log_histogram("parameters/w", 2,
+                         {.min = -1,
+                          .max = 3,
+                          .count = 3,
+                          .sum = 2.5,
+                          .sum_of_squares = 10,
+                          .limits = {1, 3},
+                          .counts = {1, 2}});
+    folder.append(R"({"event":"epoch","time":1.5,"epoch":1,"step":3,"train_loss":null})");
+  }
+  EXPECT_EQ(scalar("step/loss"), "1 0.5\n2 1.0\n3 1.5\n");
+  EXPECT_EQ(scalar("train/loss"), "3 nan\n");
+  {
+    RunFolder resumed(temp_, "optimizer: {type: sgd, lr: 0.5}\n", true);
+    resumed.rewind_log(2, 0, "");
+    resumed.log_start(1, 2, true);
+    for (int step = 3; step <= 4; ++step) resumed.log_step(step, 1, 8.0, 0.1, 0);
+    resumed.log_end("finished", 4);
+  }
+  EXPECT_EQ(scalar("step/loss"), "1 0.5\n2 1.0\n3 8.0\n4 8.0\n");
+  EXPECT_EQ(scalar("train/loss"), "");
+  EXPECT_EQ(scalar("pictures/samples"), "2 2x1\n");
+  EXPECT_EQ(scalar("parameters/w"), "2 -1.0 3.0 3.0 2.5 10.0 [1.0, 3.0] [1.0, 2.0]\n");
+  EXPECT_EQ(scalar("hparams"), "name '1'\noptimizer.lr 0.5\noptimizer.type 'sgd'\nstatus 1\n");
+  // What a run of an earlier version left has curves as well.
+  for (const fs::path& file : EventFile::all_in(temp_)) fs::remove(file);
+  { RunFolder(temp_, "", true).log_start(1, 4, true); }
+  EXPECT_EQ(scalar("step/loss"), "1 0.5\n2 1.0\n3 8.0\n4 8.0\n");
+  { RunFolder(temp_, "", false).log_start(1, 0, false); }
+  EXPECT_EQ(scalar("step/loss"), "");
 }
 
 TEST_F(RunFolderTest, BeginsAnewWhereItWasRemoved) {

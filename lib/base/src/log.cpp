@@ -16,6 +16,8 @@
 namespace syncbn::base {
 namespace {
 
+using StderrSink = spdlog::sinks::stderr_color_sink_mt;
+
 std::string message_of(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) return "there is not enough memory";
   const std::string what = error.what();
@@ -34,9 +36,9 @@ std::atomic<int> g_stdout_error{0};
 }  // namespace
 
 void init_logging(int rank) {
+  const auto colours = env("NO_COLOR") ? spdlog::color_mode::never : spdlog::color_mode::automatic;
   // Made by hand: the name is that of spdlog's own default logger, which this one replaces.
-  auto logger =
-      std::make_shared<spdlog::logger>("", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  auto logger = std::make_shared<spdlog::logger>("", std::make_shared<StderrSink>(colours));
   logger->set_pattern("%^%L%$ %v");
   logger->set_level(rank == 0 ? spdlog::level::info : spdlog::level::warn);
   if (const auto wanted = env("SYNCBN_LOG")) {
@@ -50,6 +52,14 @@ void init_logging(int rank) {
     logger->set_level(level);
   }
   spdlog::set_default_logger(std::move(logger));
+}
+
+void set_log_colours(bool wanted) {
+  for (const auto& sink : spdlog::default_logger_raw()->sinks()) {
+    auto* const ours = dynamic_cast<StderrSink*>(sink.get());
+    if (ours == nullptr) continue;
+    ours->set_color_mode(wanted ? spdlog::color_mode::always : spdlog::color_mode::never);
+  }
 }
 
 void write_stdout(std::string_view text) noexcept {

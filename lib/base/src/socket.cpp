@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -70,6 +71,21 @@ int port_of(const sockaddr_storage& address) {
   return ntohs(address.ss_family == AF_INET6
                    ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
+}
+
+std::string peer_address(int fd, bool own) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  auto* const pointer = reinterpret_cast<sockaddr*>(&address);
+  const int failed = own ? ::getsockname(fd, pointer, &size) : ::getpeername(fd, pointer, &size);
+  std::array<char, NI_MAXHOST> text{};
+  if (failed != 0 ||
+      ::getnameinfo(pointer, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address at a socket of IPv6
+  const std::string_view name = text.data();
+  return std::string(name.starts_with(kMapped) ? name.substr(kMapped.size()) : name);
 }
 
 int milliseconds_until(Deadline deadline) {

@@ -245,6 +245,17 @@ void add_changes(const Value& before, const Value& after, const std::string& pat
   }
 }
 
+void add_flattened(const Value& value, const std::string& path,
+                   std::vector<std::pair<std::string, std::string>>& out) {
+  if (value.kind != Value::Kind::kMap) {
+    out.emplace_back(path, flow(value));
+    return;
+  }
+  for (const Value::Member& member : value.members) {
+    add_flattened(member.value, path.empty() ? member.key : path + "." + member.key, out);
+  }
+}
+
 void add_origins(const Value& value, std::vector<std::string>& origins) {
   const Mark& mark = value.mark;
   if (mark.source && value.kind != Value::Kind::kMap) {
@@ -334,6 +345,12 @@ std::string Change::str() const {
 std::vector<Change> changes(const Value& before, const Value& after) {
   std::vector<Change> all;
   add_changes(before, after, "", all);
+  return all;
+}
+
+std::vector<std::pair<std::string, std::string>> flattened(const Value& value) {
+  std::vector<std::pair<std::string, std::string>> all;
+  add_flattened(value, "", all);
   return all;
 }
 

@@ -19,6 +19,7 @@
 
 #include "common/processes.h"
 #include "job/run_context.h"
+#include "job/status_socket.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
@@ -59,7 +60,7 @@ base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunContext
                             ? options.is_host.value_or(is_local_address(context.master_addr))
                             : options.node_rank == 0;
   if (!may_lead) return {};
-  base::UniqueFd listener = listen_on(context.master_port);
+  base::UniqueFd listener = listen_on(context.master_port, listen_address(options));
   // If ranks are not given, another launcher on this host may already listen.
   const bool has_to_lead = !options.c10d || options.is_host;
   if (!listener && has_to_lead) throw_port_error(context.master_port);
@@ -174,6 +175,11 @@ int launch(int argc, const char* const* argv) {
   open_standard_streams();
   raise_descriptor_limit();
   if (argc == 2 && std::string_view(argv[1]) == kFromHead) return run_as_node();
+  // A program of that name is ./status.
+  if ((argc == 2 || argc == 3) && std::string_view(argv[1]) == "status") {
+    print_status(argc == 3 ? argv[2] : "");
+    return base::kExitOk;
+  }
   const std::optional<LaunchOptions> options = parse_options(argc, argv);
   if (!options) return base::kExitOk;
   if (!options->report.empty() && !options->dry_run) base::check_can_write(options->report);

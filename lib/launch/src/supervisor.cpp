@@ -5,12 +5,14 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -59,7 +61,7 @@ std::string reason_of(const GroupResult& result) {
     return fmt::format("rank {} failed: {}", result.failure->rank,
                        describe_status(result.failure->wait_status));
   }
-  if (result.signal) return fmt::format("ended by SIG{}", ::sigabbrev_np(*result.signal));
+  if (result.signal) return "ended by " + base::signal_name(*result.signal);
   return result.of_job;
 }
 
@@ -75,7 +77,8 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunContext& context,
       signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
       output_(output_options(options)),
-      events_(options, context_, logs_, output_) {}
+      events_(options, context_, logs_, output_),
+      policy_(options.max_restarts, options.restart_window) {}
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
@@ -107,10 +110,13 @@ int Supervisor::run() {
 
 GroupResult Supervisor::run_alone() {
   for (;;) {
+    policy_.attempt_started(RestartPolicy::Clock::now());
     GroupResult result = run_attempt();
     report(result);
     if (!may_restart(result)) return result;
     if (result.signal) return ended_instead_of_restart(*result.signal);
+    const auto delay = policy_.restart(RestartPolicy::Clock::now());
+    if (const auto signal = wait_to_restart(delay)) return ended_instead_of_restart(*signal);
     ++context_.attempt;
     ++context_.restart_count;
     // A fresh port, so that no worker of the last attempt can reach the new store.
@@ -170,7 +176,8 @@ GroupResult Supervisor::run_attempt() {
     output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
   }
   events_.attempt_started();
-  const WorkerGroup::Run run{options_, command_, signals_, output_, logs_, events_, cluster_};
+  const WorkerGroup::Run run{options_, command_, signals_, output_,
+                             logs_,    events_,  status_,  cluster_};
   return WorkerGroup(run, context_).run();
 }
 
@@ -180,7 +187,12 @@ std::optional<int> Supervisor::wait_for_cluster() {
     cluster_->handle();
     for (const std::string& notice : cluster_->take_notices()) say_for_job(notice);
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
-    std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}};
+    if (cluster_->take_inquiry()) cluster_->report_workers({});
+    if (status_.handle())
+      status_.answer(status_text(context_, nlohmann::json::array(), "waits for nodes",
+                                 nlohmann::json::array()));
+    std::vector<pollfd> polls{
+        {signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
     for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
     ::poll(polls.data(), polls.size(), base::milliseconds_until(cluster_->due()));
     output_.flush();
@@ -205,9 +217,30 @@ void Supervisor::apply(const Assignment& start) {
   if (!options_.nodes_may_change()) check_stdin(options_, context_.ranks.world_size);
 }
 
-bool Supervisor::may_restart(const GroupResult& result) const {
-  return result.failure && context_.restart_count < options_.max_restarts &&
-         restart_may_help(result.failure->wait_status);
+bool Supervisor::may_restart(const GroupResult& result) {
+  if (!result.failure || !restart_may_help(result.failure->wait_status)) return false;
+  policy_.failed(result.cause);
+  const std::string refusal = policy_.refusal(RestartPolicy::Clock::now());
+  if (!refusal.empty() && options_.max_restarts > 0) say(refusal);
+  return refusal.empty();
+}
+
+std::optional<int> Supervisor::wait_to_restart(std::chrono::milliseconds time) {
+  const auto deadline = RestartPolicy::Clock::now() + time;
+  while (RestartPolicy::Clock::now() < deadline) {
+    std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
+    for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+    ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
+    output_.flush();
+    if (status_.handle())
+      status_.answer(status_text(context_, nlohmann::json::array(), "waits to restart",
+                                 nlohmann::json::array()));
+    while (const auto signal = signals_.next()) {
+      if (*signal == SIGTSTP) Signals::stop_self();
+      if (signals_.ends(*signal)) return signal;
+    }
+  }
+  return std::nullopt;
 }
 
 GroupResult Supervisor::ended_instead_of_restart(int signal) {
@@ -219,7 +252,11 @@ GroupResult Supervisor::ended_instead_of_restart(int signal) {
 }
 
 void Supervisor::announce_restart() {
-  say_for_job(fmt::format("restart {} of {}", context_.restart_count, options_.max_restarts));
+  const std::string window = options_.restart_window.count() == 0
+                                 ? ""
+                                 : " within " + base::format_seconds(options_.restart_window);
+  say_for_job(
+      fmt::format("restart {} of {}{}", context_.restart_count, options_.max_restarts, window));
 }
 
 void Supervisor::announce_attempt(int restarts_before) {
@@ -238,9 +275,6 @@ void Supervisor::report(const GroupResult& result) {
   } else if (result.failure) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
-    if (context_.restart_count > 0 && context_.restart_count == options_.max_restarts) {
-      say(fmt::format("no restart is left (--max_restarts={})", options_.max_restarts));
-    }
   } else if (result.signal) {
     say_for_job(reason_of(result));
   }

@@ -6,7 +6,9 @@
 #include <string>
 
 #include "common/signals.h"
+#include "job/restart_policy.h"
 #include "job/run_context.h"
+#include "job/status_socket.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
@@ -41,7 +43,9 @@ class Supervisor {
   void apply(const Assignment& start);
   GroupResult finish(const Cluster::Finish& finish, bool was_printed);
 
-  bool may_restart(const GroupResult& result) const;
+  bool may_restart(const GroupResult& result);
+  /// Waits before a restart. Returns the signal that ended the wait, if one did.
+  std::optional<int> wait_to_restart(std::chrono::milliseconds time);
   /// The result if a signal arrived while a failed attempt was ending.
   GroupResult ended_instead_of_restart(int signal);
   void announce_restart();
@@ -65,6 +69,8 @@ class Supervisor {
   LogFolder logs_;
   Output output_;
   EventLog events_;
+  RestartPolicy policy_;  ///< on one node; on several the coordinator's counts
+  StatusServer status_;
   std::optional<base::HeldPort> port_;
 };
 

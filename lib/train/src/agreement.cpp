@@ -77,8 +77,8 @@ std::string differences(const std::vector<std::string>& of_ranks) {
 bool may_differ(std::string_view key) {
   for (const std::string_view local :
        {"run_dir", "resume", "overwrite", "init", "init_key", "device", "threads", "log_interval",
-        "timeout", "connect_timeout", "loader.num_workers", "loader.prefetch", "loader.pin_memory",
-        "loader.timeout",
+        "report", "timeout", "connect_timeout", "loader.num_workers", "loader.prefetch",
+        "loader.pin_memory", "loader.timeout",
         // The data's fingerprint is compared instead.
         "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",
         "data.val_images", "data.val_masks", "data.test_images", "data.test_masks",

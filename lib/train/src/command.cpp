@@ -16,6 +16,7 @@
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/config.h>
+#include <syncbn/train/report.h>
 #include <syncbn/train/trainer.h>
 #include <torch/version.h>
 
@@ -41,6 +42,7 @@
 #include "stopping.h"
 #include "sweep.h"
 #include "visible_gpu.h"
+#include "watch.h"
 
 namespace syncbn::train {
 namespace {
@@ -51,6 +53,9 @@ constexpr const char* kUsage =
     "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
     "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
     "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
+    "       train report runs/NAME...\n"
+    "       train compare runs/NAME... [--html FILE]\n"
+    "       train watch runs/NAME\n"
     "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
     "Trains the network that a configuration describes. Every key of the configuration can be\n"
     "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
@@ -70,6 +75,9 @@ const std::vector<config::ProgramOption> kOptions = {
     {"nproc_per_node", "N",
      "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
      "also its --nnodes, --node_rank, --master_addr and --master_port"},
+    {"color", "WHEN",
+     "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
+     "never"},
     {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
     {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
     {"tables", "FOLDER",
@@ -137,10 +145,29 @@ struct GroupGuard {
   }
 };
 
+// Commands of the ranks of a job, as training is.
 constexpr const char* kEval = "eval";
-constexpr const char* kExport = "export";
 constexpr const char* kPredict = "predict";
-constexpr const char* kSweep = "sweep";
+
+/// A command of one process.
+struct SingleCommand {
+  const char* name;
+  /// @param args what follows the command's name
+  int (*run)(const std::vector<std::string>& args);
+};
+
+constexpr SingleCommand kSingleCommands[] = {
+    {"compare", compare_command},
+    {"export", [](const auto& args) { return export_checkpoint(args, kOptions); }},
+    {"report", report_command},
+    {"sweep", [](const auto& args) { return sweep(translate_imagenet_options(args), kOptions); }},
+    {"watch", [](const auto& args) { return watch(args, kOptions); }},
+};
+
+const SingleCommand* find_single(const std::string& name) {
+  const auto* const found = std::ranges::find(kSingleCommands, name, &SingleCommand::name);
+  return found == std::end(kSingleCommands) ? nullptr : found;
+}
 
 /// The samples that `train eval` is about.
 data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
@@ -150,6 +177,15 @@ data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
   }
   faults.add({}, fmt::format("--split: expected train, val or test, got '{}'", wanted));
   return data::Split::kTest;
+}
+
+void choose_colours(const config::CommandLine& line, config::Faults& faults) {
+  const std::string when = line.value("color").value_or("auto");
+  if (when == "always" || when == "never") {
+    base::set_log_colours(when == "always");
+  } else if (when != "auto") {
+    faults.add({}, fmt::format("--color: expected auto, always or never, got '{}'", when));
+  }
 }
 
 /// Removes `predict FOLDER` from the front of the command line.
@@ -176,7 +212,7 @@ void check_threads_of_all(const LoaderConfig& loader) {
 /// @param topic "": the whole
 std::string help_of(const std::string& topic) {
   const bool is_whole =
-      topic.empty() || topic == kEval || topic == kExport || topic == kPredict || topic == kSweep;
+      topic.empty() || topic == kEval || topic == kPredict || find_single(topic) != nullptr;
   return is_whole ? config::help_text(kUsage, kOptions, config_fields())
                   : config::help_text(topic, config_fields());
 }
@@ -199,6 +235,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
       return base::kExitOk;
     };
     line = config::parse_command_line(args, kOptions, config_fields(), faults);
+    choose_colours(line, faults);
     if (line.has("nproc_per_node")) {
       faults.add({},
                  "--nproc_per_node: this process is a rank already (RANK is set); give the "
@@ -277,15 +314,11 @@ int run_command(const std::vector<std::string>& given) {
       return base::kExitOk;
     });
   }
-  if (!given.empty() && given.front() == kSweep) {
+  if (const auto* command = given.empty() ? nullptr : find_single(given.front())) {
     base::init_logging(0);
     return local_rank_0_first(local_rank, [&] {
-      return sweep(translate_imagenet_options({given.begin() + 1, given.end()}), kOptions);
+      return command->run({given.begin() + 1, given.end()});
     });
-  }
-  if (!given.empty() && given.front() == kExport) {
-    base::init_logging(0);
-    return local_rank_0_first(local_rank, [&] { return export_checkpoint(given, kOptions); });
   }
   if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   leave_at_early_signals();

@@ -168,6 +168,14 @@ void CheckpointConfig::describe(config::Schema<CheckpointConfig>& schema) {
   schema.field("keep_best", &CheckpointConfig::keep_best, "");
 }
 
+void TensorboardConfig::describe(config::Schema<TensorboardConfig>& schema) {
+  schema
+      .field("histograms", &TensorboardConfig::histograms,
+             "epochs between two histograms of each parameter and its gradient; 0: none")
+      .at_least(0)
+      .unit("epochs");
+}
+
 void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
   schema
       .field("num_workers", &LoaderConfig::num_workers,
@@ -336,10 +344,15 @@ void Config::describe(config::Schema<Config>& schema) {
       .unit("epochs");
   schema.field("early_stop", &Config::early_stop, "");
   schema
-      .field("log_interval", &Config::log_interval,
-             "steps between two lines about steps, in log.jsonl too; 0: none")
+      .field(
+          "log_interval", &Config::log_interval,
+          "steps between two lines about steps, in log.jsonl too; 0: none; auto: 10 in log.jsonl, "
+          "and where there is no terminal a line every 30 s")
       .at_least(0)
       .unit("steps");
+  schema.field("report", &Config::report,
+               "write the page report.html to the run's folder after evaluations");
+  schema.field("tensorboard", &Config::tensorboard, "");
   schema.field("run_dir", &Config::run_dir,
                "folder for logs and checkpoints; empty: runs/NAME after the configuration's file, "
                "or runs/NAME-2, -3, ... if that holds a run");

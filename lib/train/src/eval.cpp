@@ -16,6 +16,7 @@
 #include "evaluation.h"
 #include "join_some.h"
 #include "model.h"
+#include "progress.h"
 #include "rank_0.h"
 #include "saved_network.h"
 
@@ -74,11 +75,19 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   if (!tables.empty())
     do_on_rank_0([&] { check_tables(evaluator.task(), config.task.type(), tables); });
   const std::string split = to_string(inputs.eval_split);
+  AgentChannel channel(dist::rank());
+  Progress progress(channel);
   nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
   std::string text;
   std::string remark;
   const auto evaluate = [&](const std::string& prefix) {
-    const Evaluation result = evaluator.evaluate([] { return Wishes{}; });
+    const Evaluation result =
+        evaluator.evaluate([] { return Wishes{}; },
+                           [&](int64_t batch, int64_t batches) {
+                             if (is_rank_0())
+                               progress.show(batch, batches, [&] { return prefix + split; });
+                           });
+    if (is_rank_0()) progress.clear();
     json["samples"] = result.samples;
     json[prefix + "loss"] = result.loss;
     std::vector<std::string> parts = {fmt::format("{}loss {:.4f}", prefix, result.loss)};

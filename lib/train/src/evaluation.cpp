@@ -16,6 +16,7 @@
 #include <string>
 #include <utility>
 
+#include "mistakes.h"
 #include "stopping.h"
 #include "training_step.h"
 
@@ -35,13 +36,11 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   } catch (const base::UserError&) {
     damage = std::current_exception();
   }
-  at::Tensor all = at::tensor(
-      {int64_t{damage ? 1 : 0}, int64_t{own.stop_signal}, int64_t{own.wants_stop ? 1 : 0}});
+  at::Tensor all = at::cat({own.row(), at::tensor({damage ? 1.0 : 0.0}, at::kDouble)});
   dist::all_reduce(all, c10d::ReduceOp::MAX);
-  const auto* const values = all.const_data_ptr<int64_t>();
   if (damage) std::rethrow_exception(damage);
-  if (values[0] > 0) throw QuietExit{base::kExitUsage};
-  return {.stop_signal = static_cast<int>(values[1]), .wants_stop = values[2] > 0};
+  if (all[-1].item<bool>()) throw QuietExit{base::kExitUsage};
+  return Wishes::of_row(all);
 }
 
 /// The values of all ranks.
@@ -96,22 +95,25 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
   if (task_->evaluates_one_by_one()) loader_options_.batch_size = 1;
 }
 
-Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
+Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch) const {
   const at::NoGradGuard no_grad;
   model_.eval();
   data::Loader loader = each_once(inputs_.eval_set, loader_options_);
   const at::Device device = dist::device();
   at::Tensor counts = at::zeros({task_->num_counts()}, at::TensorOptions(at::kLong).device(device));
   std::vector<at::Tensor> records;
+  std::vector<at::Tensor> verdicts;
+  std::vector<int64_t> samples;  // of the verdicts
   std::vector<Task::Seen> seen;
   int64_t to_see = task_->pictured_samples();
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
     // A rank that is to stop leaves its other batches out: the results do not count then.
-    for (;;) {
+    for (int64_t done = 0;; ++done) {
       const Wishes own = wishes();
       if (own.ends_run()) return own;
+      on_batch(done, loader.num_batches());
       const auto batch = loader.next();
       if (!batch) return Wishes{};
       if (batch->size() == 0) continue;  // all its samples are damaged
@@ -123,6 +125,10 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
       sums[2].add_(batch->size());
       counts.add_(task_->counts(outputs, target));
       records.push_back(task_->records(outputs, target));
+      if (const at::Tensor own = task_->verdicts(outputs, target); own.defined()) {
+        verdicts.push_back(own);
+        samples.insert(samples.end(), batch->indices.begin(), batch->indices.end());
+      }
       if (to_see > 0) seen.push_back(first_of(on_device, outputs, to_see));
       to_see -= batch->size();
     }
@@ -140,6 +146,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes) const {
           .remark = task_->remark(all_counts, all_records),
           .tables = task_->tables(all_counts, all_records),
           .seen = std::move(seen),
+          .mistakes = worst_mistakes(verdicts, samples),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};

@@ -12,6 +12,7 @@
 #include <syncbn/train/inputs.h>
 #include <syncbn/train/task.h>
 
+#include "mistakes.h"
 #include "model.h"
 #include "stopping.h"
 
@@ -24,9 +25,10 @@ inline constexpr const char* kAverage = "ema_";
 struct Evaluation {
   double loss = 0;  ///< mean over samples, or over pixels
   std::vector<Metric> metrics;
-  std::string remark;            ///< Task::remark()
-  std::vector<Table> tables;     ///< Task::tables()
-  std::vector<Task::Seen> seen;  ///< for Task::pictures()
+  std::string remark;             ///< Task::remark()
+  std::vector<Table> tables;      ///< Task::tables()
+  std::vector<Task::Seen> seen;   ///< for Task::pictures()
+  std::vector<Mistake> mistakes;  ///< worst_mistakes()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
   Wishes wishes = {};   ///< of any rank; if they end the run, the results are incomplete
@@ -34,6 +36,9 @@ struct Evaluation {
 
 /// What a rank wishes at the moment.
 using GetWishes = std::function<Wishes()>;
+
+/// Called before each batch of this rank, with the number of batches before it and that of all.
+using OnBatch = std::function<void(int64_t batch, int64_t batches)>;
 
 /// Reads each sample of a set once, divided between the ranks: by batches, or one at a time if
 /// sizes vary.
@@ -56,7 +61,7 @@ class Evaluator {
   /// Every rank calls it.
   /// @param wishes asked before each batch
   /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
-  Evaluation evaluate(const GetWishes& wishes) const;
+  Evaluation evaluate(const GetWishes& wishes, const OnBatch& on_batch) const;
 
  private:
   const Config& config_;

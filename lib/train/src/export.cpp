@@ -73,8 +73,7 @@ void set_format(const std::string& name, Request& request, config::Faults& fault
 Request parse(const std::vector<std::string>& args,
               const std::vector<config::ProgramOption>& options) {
   config::Faults faults;
-  const auto line =
-      config::parse_command_line({args.begin() + 1, args.end()}, options, config_fields(), faults);
+  const auto line = config::parse_command_line(args, options, config_fields(), faults);
   constexpr std::string_view kKnown[] = {"config", "format", "output", "ema"};
   for (const auto& setting : line.program) {
     if (std::ranges::count(kKnown, setting.name) > 0) continue;
@@ -174,7 +173,9 @@ int export_checkpoint(const std::vector<std::string>& args,
   refuse_ranks();
   const Request request = parse(args, options);
   const Config& config = request.resolved.config;
-  spare_waiting_threads(config, args);
+  std::vector<std::string> words = {"export"};
+  words.insert(words.end(), args.begin(), args.end());
+  spare_waiting_threads(config, words);
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   const std::string format = request.script
                                  ? std::string(kRunFormats[static_cast<size_t>(*request.script)])

@@ -9,7 +9,7 @@ namespace syncbn::train {
 
 /// `train export`: writes the network of a checkpoint to a file for other programs. One process
 /// does it; no run's folder changes.
-/// @param args of `train`: the word `export` first
+/// @param args of `train`, after the word `export`
 /// @param options of `train`
 /// @return the exit code
 int export_checkpoint(const std::vector<std::string>& args,

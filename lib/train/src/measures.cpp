@@ -55,4 +55,10 @@ std::string Measures::line_part(const std::string& split, const Results& results
   return text + "  ";
 }
 
+std::string Measures::headline(const std::string& split, const Results& results) const {
+  const Metric metric = chosen_.value_or(all_.front());
+  const auto value = find(results, metric.name);
+  return value ? fmt::format("{} {} {}  ", split, metric.name, shown(metric, *value)) : "";
+}
+
 }  // namespace syncbn::train

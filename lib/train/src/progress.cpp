@@ -68,36 +68,48 @@ syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, ui
 }
 
 // With LOCAL_RANK set another launcher started this worker: other ranks may write to the terminal.
-Progress::Progress(AgentChannel& channel)
+Progress::Progress(AgentChannel& channel, std::optional<std::chrono::milliseconds> line_interval)
     : channel_(channel),
-      draws_(!channel && !base::env("LOCAL_RANK") && ::isatty(STDERR_FILENO) == 1) {}
-
-void Progress::show(int64_t done, int64_t total, const std::string& text) {
-  const auto now = base::ProgressBar::Clock::now();
-  if (done < total && now - last_ < base::ProgressBar::kPeriod) return;
-  last_ = now;
-  update(channel_.send(SYNCBN_AGENT_PROGRESS, static_cast<uint64_t>(done),
-                       static_cast<uint64_t>(total), text),
-         now);
+      draws_(!channel && !base::env("LOCAL_RANK") && ::isatty(STDERR_FILENO) == 1),
+      line_interval_(line_interval) {
+  if (draws_ || (channel && base::env("SYNCBN_AGENT_BAR"))) line_interval_.reset();
 }
 
-void Progress::log(const std::string& line) {
-  lines_ += lines_.empty() ? line : "\nI " + line;  // as init_logging() has it
-  if (base::ProgressBar::Clock::now() - written_ >= base::ProgressBar::kPeriod) clear();
+void Progress::show(int64_t done, int64_t total, const std::function<std::string()>& text) {
+  const auto now = Clock::now();
+  if (now - last_ < base::ProgressBar::kPeriod) return;
+  last_ = now;
+  const std::string shown = text();
+  update(channel_.send(SYNCBN_AGENT_PROGRESS, static_cast<uint64_t>(done),
+                       static_cast<uint64_t>(total), shown),
+         now);
+  if (line_interval_ && now - last_line_ >= *line_interval_) log(done, total, shown);
+}
+
+void Progress::log(int64_t done, int64_t total, const std::string& text) {
+  const auto now = Clock::now();
+  last_line_ = now;
+  base::ProgressState state = bar_.state(now);
+  state.done = static_cast<uint64_t>(done);
+  state.total = static_cast<uint64_t>(total);
+  state.text = text;
+  // As init_logging() has it.
+  lines_ += (lines_.empty() ? "" : "\nI ") + base::progress_line(state);
+  if (now - written_ >= base::ProgressBar::kPeriod) clear();
 }
 
 void Progress::clear() {
-  const auto now = base::ProgressBar::Clock::now();
+  const auto now = Clock::now();
   update(channel_.send(SYNCBN_AGENT_CLEAR), now);
   if (lines_.empty()) return;
   written_ = now;
   spdlog::info("{}", std::exchange(lines_, {}));
 }
 
-void Progress::update(const syncbn_agent_record& record, base::ProgressBar::Clock::time_point now) {
-  if (!draws_) return;
+void Progress::update(const syncbn_agent_record& record, Clock::time_point now) {
   bar_.update(record, now);
-  if (bar_.due()) base::write_stderr("\r\x1b[K" + bar_.draw(base::terminal_columns(), now));
+  if (draws_ && bar_.due())
+    base::write_stderr("\r\x1b[K" + bar_.draw(base::terminal_columns(), now));
 }
 
 }  // namespace syncbn::train

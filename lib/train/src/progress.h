@@ -6,6 +6,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 
 namespace syncbn::train {
@@ -31,33 +33,43 @@ class AgentChannel {
   std::chrono::steady_clock::time_point last_heartbeat_;
 };
 
-/// Rank 0's progress bar. The launcher draws it; without one, this process, on a terminal.
+/// Rank 0's progress: a bar that the launcher draws or, without one, this process; where there is
+/// no terminal, a line from time to time.
 class Progress {
  public:
-  explicit Progress(AgentChannel& channel);
+  static constexpr std::chrono::milliseconds kLineInterval{30'000};
+
+  /// @param line_interval time between two lines where there is no terminal; empty: no lines
+  explicit Progress(AgentChannel& channel,
+                    std::optional<std::chrono::milliseconds> line_interval = kLineInterval);
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Shows `done` of `total` steps and `text`, at most ten times a second.
-  void show(int64_t done, int64_t total, const std::string& text);
+  /// Shows `done` of `total` steps and a text (see base::ProgressState), which is asked for at most
+  /// ten times a second.
+  void show(int64_t done, int64_t total, const std::function<std::string()>& text);
 
-  /// Logs a line in place of the bar. Lines that follow each other within a tenth of a second are
-  /// written at once: a small network has a thousand steps a second.
-  void log(const std::string& line);
+  /// Logs the same as a line. Lines that follow each other within a tenth of a second are written
+  /// at once: a small network has a thousand steps a second.
+  void log(int64_t done, int64_t total, const std::string& text);
 
   /// Removes the bar, so that a log line can be printed, and writes what log() has not written yet.
   void clear();
 
  private:
-  void update(const syncbn_agent_record& record, base::ProgressBar::Clock::time_point now);
+  using Clock = base::ProgressBar::Clock;
+
+  void update(const syncbn_agent_record& record, Clock::time_point now);
 
   AgentChannel& channel_;
-  bool draws_;
+  const bool draws_;
+  std::optional<std::chrono::milliseconds> line_interval_;
   base::ProgressBar bar_;
-  base::ProgressBar::Clock::time_point last_;
+  Clock::time_point last_;
+  Clock::time_point last_line_ = Clock::now();
   std::string lines_;  ///< not written yet
-  base::ProgressBar::Clock::time_point written_;
+  Clock::time_point written_;
 };
 
 }  // namespace syncbn::train

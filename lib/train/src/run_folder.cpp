@@ -6,6 +6,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/config/yaml.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,7 +25,9 @@
 #include <type_traits>
 #include <utility>
 
+#include "append_file.h"
 #include "folder_lock.h"
+#include "log_record.h"
 
 namespace syncbn::train {
 namespace {
@@ -41,12 +44,17 @@ constexpr const char* kPictures = "pictures";
 constexpr const char* kSuffix = ".pt";
 constexpr const char* kFiles[] = {RunFolder::kConfig, kLog, kResult, RunFolder::kLast,
                                   RunFolder::kBest};
-// Tables of the built-in tasks.
-constexpr const char* kTables[] = {"confusion.csv", "ema_confusion.csv"};
-// What the names of files that a run writes begin with.
-constexpr const char* kTemporaries[] = {
-    RunFolder::kConfig, kLog,        kResult,    RunFolder::kLast,
-    RunFolder::kBest,   kBestPrefix, kTables[0], kTables[1]};
+constexpr const char* kMetrics = "metrics.csv";
+constexpr const char* kEnvironment = "environment.json";
+// What a new run removes, but what does not tell that a folder is a run's: names that others use,
+// the page, and files about the last evaluation of the built-in tasks.
+constexpr const char* kOthers[] = {
+    kMetrics,       kEnvironment,   RunFolder::kReport, "confusion.csv", "ema_confusion.csv",
+    "mistakes.csv", "mistakes.png",
+};
+// What the names of files that a run writes begin with, besides kOthers.
+constexpr const char* kTemporaries[] = {RunFolder::kConfig, kLog,       kResult, RunFolder::kLast,
+                                        RunFolder::kBest,   kBestPrefix};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
@@ -93,9 +101,11 @@ void remove_temporaries(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename();
-    const bool is_ours = std::ranges::any_of(kTemporaries, [&](const std::string& file) {
+    const auto is_of = [&](const std::string& file) {
       return name.starts_with("." + file) && name.ends_with(".tmp");
-    });
+    };
+    const bool is_ours =
+        std::ranges::any_of(kTemporaries, is_of) || std::ranges::any_of(kOthers, is_of);
     if (is_ours) fs::remove(entry.path(), ignored);
   }
 }
@@ -154,13 +164,18 @@ base::UniqueFd lock_of_run(const fs::path& folder) {
   }
 }
 
-double unix_time() {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
 std::string json_number(double value) {
   return std::isfinite(value) ? fmt::format("{}", value) : "null";
+}
+
+/// The records of a log.
+std::vector<LogRecord> records_of(const std::string& log) {
+  std::vector<LogRecord> records;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    if (auto record = parse_record(line)) records.push_back(*std::move(record));
+  }
+  return records;
 }
 
 }  // namespace
@@ -232,6 +247,14 @@ fs::path RunFolder::result(const fs::path& folder) {
   return folder / kResult;
 }
 
+fs::path RunFolder::log(const fs::path& folder) {
+  return folder / kLog;
+}
+
+fs::path RunFolder::pictures(const fs::path& folder) {
+  return folder / kPictures;
+}
+
 std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
   std::error_code ignored;
   if (!fs::exists(folder / RunFolder::kConfig, ignored)) return std::nullopt;
@@ -239,7 +262,11 @@ std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
 }
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
-    : path_(std::move(path)), config_(config), lock_(lock_of_run(path_)) {
+    : path_(std::move(path)),
+      config_(config),
+      lock_(lock_of_run(path_)),
+      metrics_(path_ / kMetrics),
+      events_(path_) {
   if (config_of(path_) && !is_run(path_)) {
     throw base::UserError(fmt::format(
         "run_dir: {} has a {} that no run wrote (there are no other files of one); choose another "
@@ -259,11 +286,13 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   std::error_code ignored;
   if (!resume) {
     fs::remove_all(path_ / kPictures, ignored);
-    for (const char* table : kTables) fs::remove(path_ / table, ignored);
+    for (const char* file : kOthers) fs::remove(path_ / file, ignored);
+    for (const fs::path& file : EventFile::all_in(path_)) fs::remove(file, ignored);
   }
   remove_temporaries(path_);
   open_log();  // first: it tells that the folder is a run's
   base::write_file_atomically(path_ / RunFolder::kConfig, config);
+  open_records();
 }
 
 RunFolder::~RunFolder() {
@@ -278,21 +307,32 @@ void RunFolder::write_picture(const std::string& name, int64_t step, const data:
   const fs::path folder = path_ / kPictures;
   std::error_code ignored;  // writing the file then fails, with a message
   fs::create_directories(folder, ignored);
-  base::write_file_atomically(folder / fmt::format("{}-{:012}.png", name, step),
-                              data::encode_png(image));
+  const std::string png = data::encode_png(image);
+  base::write_file_atomically(folder / fmt::format("{}-{:012}.png", name, step), png);
+  events_.add_image(std::string(kPictures) + "/" + name, step, image, png);
 }
 
-void RunFolder::write_table(const std::string& name, const std::string& text) {
-  base::write_file_atomically(path_ / name, text);
+void RunFolder::log_histogram(const std::string& name, int64_t step, const Histogram& histogram) {
+  events_.add_histogram(name, step, histogram);
 }
 
-void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed) {
+void RunFolder::write_environment(const std::string& text) {
+  base::write_file_atomically(path_ / kEnvironment, text);
+}
+
+void RunFolder::replace_file(const std::string& name, const std::string& bytes) {
+  base::write_file_atomically(path_ / name, bytes);
+}
+
+void RunFolder::log_start(int64_t world_size, int64_t step, bool resumed, int64_t total_steps) {
   const Json json = {{"event", "start"},
                      {"time", unix_time()},
+                     {kFormatVersionKey, kFormatVersion},
                      {"job", base::env("SYNCBN_JOB_ID").value_or("")},
                      {"world_size", world_size},
                      {"step", step},
-                     {"resumed", resumed}};
+                     {"resumed", resumed},
+                     {"total_steps", total_steps}};
   append(json.dump());
 }
 
@@ -409,18 +449,38 @@ std::vector<std::string> RunFolder::history(const fs::path& folder) {
 void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
                          double data_wait_seconds) {
   constexpr std::chrono::milliseconds kLatest{100};
+  const double time = unix_time();
   // Not by Json, which takes longer than all the rest.
   lines_ += fmt::format(
       R"({{"event":"step","time":{},"epoch":{},"step":{},"loss":{},"lr":{},"data_wait_seconds":{}}})",
-      json_number(unix_time()), epoch, step, json_number(loss), json_number(lr),
+      json_number(time), epoch, step, json_number(loss), json_number(lr),
       json_number(data_wait_seconds));
   lines_ += '\n';
+  add_record({.event = "step",
+              .time = time,
+              .epoch = epoch,
+              .step = step,
+              .values = {{"loss", loss}, {"lr", lr}, {"data_wait_seconds", data_wait_seconds}}});
   if (std::chrono::steady_clock::now() - written_ >= kLatest) write_lines();
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {
   const Json json = {{"event", "end"}, {"time", unix_time()}, {"reason", reason}, {"step", step}};
+  if (reason == "finished") events_.end_session();
   append(json.dump());
+}
+
+void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times) {
+  Json json = {{"event", "step_time"}, {"time", unix_time()}, {"epoch", epoch}, {"step", step}};
+  const auto add = [&](const char* name, double StepTime::*part) {
+    for (const StepTime& rank : times) json[name].push_back(rank.*part);
+  };
+  add("whole", &StepTime::whole);
+  add("data", &StepTime::data);
+  add("forward", &StepTime::forward);
+  add("exchange", &StepTime::exchange);
+  add("backward", &StepTime::backward);
+  lines_ += json.dump() + "\n";
 }
 
 void RunFolder::write_result(const ResultRecord& record) {
@@ -444,15 +504,8 @@ void RunFolder::write_result(const ResultRecord& record) {
 }
 
 void RunFolder::append(const std::string& line) {
-  struct stat status {};
-  if (::fstat(log_.get(), &status) == 0 && status.st_nlink == 0) {
-    spdlog::warn("{} was removed while the run writes to it; a new one begins here",
-                 (path_ / kLog).string());
-    lock_ = lock_of_run(path_);  // the former lock is gone with the folder
-    open_log();
-    base::write_file_atomically(path_ / kConfig, config_);
-  }
   lines_ += line + "\n";
+  if (const auto record = parse_record(line)) add_record(*record);
   write_lines();
   // A file that cannot be synced, such as a pipe, is none of this run's concern.
   ::fdatasync(log_.get());
@@ -460,17 +513,21 @@ void RunFolder::append(const std::string& line) {
 
 void RunFolder::write_lines() {
   written_ = std::chrono::steady_clock::now();
-  const std::string whole = std::exchange(lines_, {});
-  // A single write: readers see whole lines, unless the disk is full.
-  const ssize_t written = ::write(log_.get(), whole.data(), whole.size());
-  if (written == static_cast<ssize_t>(whole.size())) return;
-  // A short write means that the disk is full.
-  base::throw_file_error(fmt::format("cannot write {}", (path_ / kLog).string()),
-                         written < 0 ? errno : ENOSPC);
+  if (lines_.empty()) return;
+  restore_removed();
+  write_at_once(log_.get(), path_ / kLog, std::exchange(lines_, {}));
+  metrics_.write();
+  events_.write();
+}
+
+void RunFolder::add_record(const LogRecord& record) {
+  metrics_.add(record);
+  events_.add(record);
 }
 
 void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {
   write_lines();
+  events_.restart_at(step + 1);
   std::istringstream text(base::read_file(path_ / kLog));
   std::string kept;
   const Json last = epoch_line.empty() ? Json::object() : Json::parse(epoch_line);
@@ -486,9 +543,9 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     const bool is_whole = json.is_object();
     const auto event = value_of<std::string>(json, "event", "");
     const bool is_epoch = event == "epoch";
-    const bool repeats =
-        ((event == "step" || is_epoch) && value_of<int64_t>(json, "step", 0) > step) ||
-        (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
+    const bool repeats = ((event == "step" || event == "step_time" || is_epoch) &&
+                          value_of<int64_t>(json, "step", 0) > step) ||
+                         (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
     if (!is_whole || repeats) {
       is_changed = true;
       continue;
@@ -497,16 +554,43 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     has_epoch = has_epoch || (event == "epoch" && is_last(json));
     kept += line + "\n";
   }
-  if (!has_epoch) kept += epoch_line + "\n";
+  if (!has_epoch) {
+    kept += epoch_line + "\n";
+    if (const auto record = parse_record(epoch_line)) events_.add(*record);
+  }
   if (has_epoch && !is_changed) return;
   base::write_file_atomically(path_ / kLog, kept);
   open_log();
+  metrics_ = MetricsTable(path_ / kMetrics);
+  for (const LogRecord& record : records_of(kept)) metrics_.add(record);
 }
 
 void RunFolder::open_log() {
   const fs::path log = path_ / kLog;
   log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
+}
+
+void RunFolder::open_records() {
+  const bool has_events = !EventFile::all_in(path_).empty();
+  metrics_ = MetricsTable(path_ / kMetrics);
+  events_ = EventFile(path_);
+  events_.begin_session(config::parse_yaml(config_, kConfig));
+  for (const LogRecord& record : records_of(base::read_file(path_ / kLog))) {
+    metrics_.add(record);
+    if (!has_events) events_.add(record);
+  }
+}
+
+void RunFolder::restore_removed() {
+  struct stat status {};
+  if (::fstat(log_.get(), &status) != 0 || status.st_nlink > 0) return;
+  spdlog::warn("{} was removed while the run writes to it; a new one begins here",
+               (path_ / kLog).string());
+  lock_ = lock_of_run(path_);  // the former lock is gone with the folder
+  open_log();
+  base::write_file_atomically(path_ / kConfig, config_);
+  open_records();
 }
 
 }  // namespace syncbn::train

@@ -11,7 +11,10 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/data/image.h>
 
+#include "event_file.h"
 #include "gpu_load.h"
+#include "metrics_table.h"
+#include "step_time.h"
 
 namespace syncbn::train {
 
@@ -49,14 +52,21 @@ struct ResultRecord {
   bool sync_batchnorm = true;
 };
 
-/// The folder of one run: config.yaml, log.jsonl, checkpoints and, once it has finished,
-/// result.json. Only keepers have one; not thread-safe, but for writing checkpoints from one other
-/// thread.
+/// The folder of one run: config.yaml, log.jsonl and what is made of its lines (metrics.csv and the
+/// event files of TensorBoard), checkpoints and, once it has finished, result.json. Only keepers
+/// have one; not thread-safe, but for writing checkpoints from one other thread.
 class RunFolder {
  public:
   static constexpr const char* kConfig = "config.yaml";
   static constexpr const char* kLast = "last.pt";  ///< the checkpoint to resume from
   static constexpr const char* kBest = "best.pt";  ///< the network with the best result
+  /// A page about the run, which anyone may write to show it; see report/report.h.
+  static constexpr const char* kReport = "report.html";
+
+  /// Of the log's lines: readers refuse higher ones. Lines may get further keys without another
+  /// version.
+  static constexpr int64_t kFormatVersion = 1;
+  static constexpr const char* kFormatVersionKey = "format_version";
 
   /// `wanted`, or runs/`name` if that is empty.
   static std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
@@ -115,8 +125,14 @@ class RunFolder {
   /// The text of a run's config.yaml; nothing if there is none.
   static std::optional<std::string> config_of(const std::filesystem::path& folder);
 
+  /// The file log.jsonl, which every run has.
+  static std::filesystem::path log(const std::filesystem::path& folder);
+
   /// The file of a finished run's result.
   static std::filesystem::path result(const std::filesystem::path& folder);
+
+  /// The folder of write_picture().
+  static std::filesystem::path pictures(const std::filesystem::path& folder);
 
   /// Whether a run has written to the folder: it has files of a run besides a config.yaml.
   static bool is_run(const std::filesystem::path& folder);
@@ -127,6 +143,8 @@ class RunFolder {
   static std::string line_of(const EpochRecord& record);
   static EpochRecord parse_line(const std::string& line);
 
+  // Lines about steps and epochs become rows of metrics.csv and curves of TensorBoard as well.
+
   /// Adds a line to log.jsonl, in a tenth of a second at the latest if steps go on: a small network
   /// has a thousand steps a second.
   void log_step(int64_t step, int64_t epoch, double loss, double lr, double data_wait_seconds);
@@ -136,28 +154,45 @@ class RunFolder {
   void write_lines();
 
   // These add lines to log.jsonl, which are on disk when the call returns.
-  void log_start(int64_t world_size, int64_t step, bool resumed);
+  /// @param total_steps that the run will have at its end
+  void log_start(int64_t world_size, int64_t step, bool resumed, int64_t total_steps = 0);
   void append(const std::string& line);
   /// Makes the log that of a run after `step` and so many whole `epochs`: removes lines about later
   /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
   void log_end(const std::string& reason, int64_t step);
+  /// @param times of all ranks in this epoch
+  void log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times);
 
-  /// Writes pictures/NAME-STEP.png.
+  /// Writes pictures/NAME-STEP.png, and shows it in TensorBoard.
   void write_picture(const std::string& name, int64_t step, const data::Image& image);
 
-  /// Replaces a table of the last evaluation.
-  void write_table(const std::string& name, const std::string& text);
+  /// Shows it in TensorBoard, with the next line of the log.
+  void log_histogram(const std::string& name, int64_t step, const Histogram& histogram);
+
+  /// Writes environment.json.
+  void write_environment(const std::string& text);
+
+  /// Replaces a file about the last evaluation, such as confusion.csv.
+  void replace_file(const std::string& name, const std::string& bytes);
 
   void write_result(const ResultRecord& record);
 
  private:
   void open_log();
+  void add_record(const LogRecord& record);
+  /// Begins metrics.csv and an event file: with the records of the log, which a run of an earlier
+  /// version or on another node's disk may have without them.
+  void open_records();
+  /// Begins the folder anew if someone has removed it.
+  void restore_removed();
 
   std::filesystem::path path_;
   const std::string config_;
   base::UniqueFd lock_;
   base::UniqueFd log_;
+  MetricsTable metrics_;
+  EventFile events_;
   std::string lines_;  ///< of the log, not written yet
   std::chrono::steady_clock::time_point written_;
 };

@@ -10,7 +10,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -97,9 +96,19 @@ bool StepVote::Result::is_finite() const {
   return std::isfinite(loss_sum);
 }
 
+at::Tensor Wishes::row() const {
+  return at::tensor(
+      {static_cast<double>(stop_signal), wants_save ? 1.0 : 0.0, wants_stop ? 1.0 : 0.0},
+      at::kDouble);
+}
+
+Wishes Wishes::of_row(const at::Tensor& row) {
+  const auto* const values = row.const_data_ptr<double>();
+  return {static_cast<int>(values[0]), values[1] != 0, values[2] != 0};
+}
+
 // The columns of a vote: what is on the device, and what the host says.
-enum : int64_t { kLoss, kFoundInf, kLossColumns };
-enum : int64_t { kSignal, kSave, kStop, kSamples };
+enum : int64_t { kLoss, kFoundInf, kSamples, kWishes };
 
 namespace {
 
@@ -108,9 +117,7 @@ at::Tensor row_of(const at::Tensor& loss, const at::Tensor& found_inf) {
 }
 
 at::Tensor row_of(const Wishes& wishes, int64_t samples) {
-  return at::tensor({static_cast<double>(wishes.stop_signal), wishes.wants_save ? 1.0 : 0.0,
-                     wishes.wants_stop ? 1.0 : 0.0, static_cast<double>(samples)},
-                    at::kDouble);
+  return at::cat({at::tensor({static_cast<double>(samples)}, at::kDouble), wishes.row()});
 }
 
 /// The rows of all ranks. Sets `found_inf` to 1 if a loss is not finite.
@@ -181,17 +188,12 @@ std::optional<StepVote::Result> StepVote::take() {
   copied_.reset();
   at::Tensor all = std::exchange(votes_, {});
   if (from_hosts.defined()) all = at::cat({all, from_hosts}, 1);
-  Result result;
+  Result result{.wishes = Wishes::of_row(all.narrow(1, kWishes, all.size(1) - kWishes).amax(0))};
   for (int64_t rank = all.size(0) - 1; rank >= 0; --rank) {
     const double* const vote = all.const_data_ptr<double>() + rank * all.size(1);
-    const double* const asked = vote + kLossColumns;
-    Wishes& wishes = result.wishes;
-    wishes.stop_signal = std::max(wishes.stop_signal, static_cast<int>(asked[kSignal]));
-    wishes.wants_save = wishes.wants_save || asked[kSave] != 0;
-    wishes.wants_stop = wishes.wants_stop || asked[kStop] != 0;
     result.overflowed = result.overflowed || vote[kFoundInf] != 0;
-    result.samples += static_cast<int64_t>(asked[kSamples]);
-    result.loss_sum += asked[kSamples] * vote[kLoss];
+    result.samples += static_cast<int64_t>(vote[kSamples]);
+    result.loss_sum += vote[kSamples] * vote[kLoss];
     if (!std::isfinite(vote[kLoss])) result.first_bad_rank = rank;
   }
   return result;

@@ -8,6 +8,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/boxes.h>
@@ -30,21 +31,28 @@
 #include "best_results.h"
 #include "checkpoint_writer.h"
 #include "compute_threads.h"
+#include "contact_sheet.h"
 #include "data_wait.h"
+#include "environment.h"
 #include "evaluation.h"
 #include "gpu_load.h"
+#include "histograms.h"
 #include "keepers.h"
 #include "measures.h"
+#include "memory_gauge.h"
+#include "mistakes.h"
 #include "model.h"
 #include "naming.h"
 #include "out_of_memory.h"
 #include "progress.h"
 #include "python_run.h"
 #include "rank_0.h"
+#include "report_writer.h"
 #include "resume.h"
 #include "run_folder.h"
 #include "sealed_archive.h"
 #include "start_report.h"
+#include "step_time.h"
 #include "stopping.h"
 #include "training_step.h"
 
@@ -55,6 +63,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using config::Duration;
 
+constexpr int64_t kLogInterval = 10;  // steps, with log_interval: auto
 constexpr int64_t kMaxRestores = 3;
 constexpr int64_t kMaxBadInRow = 100;  // with on_nan: skip
 
@@ -103,7 +112,8 @@ class Trainer {
         inputs_(inputs),
         device_(dist::device()),
         channel_(dist::rank()),
-        progress_(channel_),
+        progress_(channel_, config.log_interval.value ? std::nullopt
+                                                      : std::optional(Progress::kLineInterval)),
         keepers_(config.checkpoint.on == "node", RunFolder::wanted_path(config.run_dir, name)),
         resume_(find_resume_state(config, name, keepers_)),
         config_text_(with_seed(config_text, resume_.seed)),
@@ -125,8 +135,10 @@ class Trainer {
       report_on_rank_0([&] { resume_from(parse_checkpoint(resumed, resume_.checkpoint_path)); });
     }
     is_finished_ = is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
+    if (is_finished_) return;
+    const std::string environment = describe_environment(inputs);
     // Last, since this removes the files of an earlier run.
-    if (!is_finished_) keepers_.each([&] { start_folder(!resumed.empty()); });
+    keepers_.each([&] { start_folder(!resumed.empty(), environment); });
   }
 
   int run() {
@@ -297,7 +309,7 @@ class Trainer {
 
   // ---- the start -------------------------------------------------------------------------------
 
-  void start_folder(bool resumed) {
+  void start_folder(bool resumed, const std::string& environment) {
     const bool continues = resumed && resume_.continues_folder;
     config::Value config = config::parse_yaml(config_text_, name_);
     // A run from this file continues in the folder that the file is in.
@@ -312,9 +324,11 @@ class Trainer {
       folder_->rewind_log(position_.step, position_.sampler.epoch,
                           owes_evaluation() ? "" : position_.epoch_line);
     }
-    folder_->log_start(dist::world_size(), position_.step, resumed);
+    folder_->write_environment(environment);
+    folder_->log_start(dist::world_size(), position_.step, resumed, total_steps());
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
+    if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
     if (!is_rank_0()) return;
     report_start(config_, name_, inputs_, resume_.seed);
     if (resumed) {
@@ -366,9 +380,10 @@ class Trainer {
     data_wait_.start_epoch();
     gpu_meter_.start_epoch();
     epoch_samples_ = 0;
+    const int64_t first_step = position_.step;
     // A run that resumes after the epoch's last step has no step left to set it.
     record.lr = scheduled_lr();
-    const auto begin = Clock::now();
+    epoch_begin_ = Clock::now();
     auto outcome = Outcome::kEndOfEpoch;
     const auto next_step = [&] {
       const auto batch = loader_.next();
@@ -384,7 +399,7 @@ class Trainer {
     while (continues) continues = next_step();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
     if (is_rank_0()) progress_.clear();
-    const double trained = seconds_since(begin);
+    const double trained = seconds_since(epoch_begin_);
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
     record.epoch = position_.sampler.epoch + 1;
     record.step = position_.step;
@@ -392,6 +407,13 @@ class Trainer {
     record.data_wait_seconds = wait.seconds;
     record.data_wait_share = wait.share;
     record.gpu = gpu_meter_.of_all_ranks();
+    if (const int64_t steps = position_.step - first_step; steps > 0) {
+      StepTime time = step_.take_times(steps);
+      time.whole = trained / static_cast<double>(steps);
+      time.data = data_wait_.of_epoch(trained).seconds;
+      const std::vector<StepTime> times = of_all_ranks(time);
+      keepers_.each([&] { folder_->log_step_time(record.epoch, record.step, times); });
+    }
     record.eval.clear();
     record.eval_split = eval_split();
     return outcome;
@@ -421,7 +443,7 @@ class Trainer {
     Wishes own{.stop_signal = StopSignals::received()};
     if (own.stop_signal != 0 && is_rank_0() && !std::exchange(has_told_of_signal_, true)) {
       progress_.clear();
-      spdlog::info("SIG{}: saves and stops", ::sigabbrev_np(own.stop_signal));
+      spdlog::info("{}: saves and stops", base::signal_name(own.stop_signal));
     }
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
@@ -433,6 +455,7 @@ class Trainer {
   /// Why the epoch ends here, or nothing.
   std::optional<Outcome> train_step(const data::Batch& batch, EpochRecord& record) {
     const double former_lr = std::exchange(record.lr, scheduled_lr());
+    picture_first_batch(batch);
     data::SampleRandom random = random_of_batch();
     const bool is_regular = config_.loader.drop_last || loader_.batches_left() > 0;
     const auto former = step_.run(batch, record.lr, random, wishes(), is_regular);
@@ -503,16 +526,23 @@ class Trainer {
     }
     if (!keepers_.is_one()) return;
     const int64_t total = total_steps();
-    progress_.show(step, total,
-                   fmt::format("epoch {}/{}  loss {:.4f}", position_.sampler.epoch + 1,
-                               config_.epochs, result.loss()));
-    if (config_.log_interval == 0 || step % config_.log_interval != 0) return;
-    const double wait = data_wait_.mean_since_last();
-    if (is_rank_0()) {
-      progress_.log(fmt::format("step {}/{}  loss {:.4f}  data wait {}", step, total, result.loss(),
-                                base::format_seconds(wait)));
-    }
-    folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr, wait);
+    const auto text = [&] { return progress_text(result.loss(), lr); };
+    if (is_rank_0()) progress_.show(step, total, text);
+    const int64_t interval = config_.log_interval.value.value_or(kLogInterval);
+    if (interval == 0 || step % interval != 0) return;
+    if (is_rank_0() && config_.log_interval.value) progress_.log(step, total, text());
+    folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr,
+                      data_wait_.mean_since_last());
+  }
+
+  /// What is shown beside the steps.
+  std::string progress_text(double loss, double lr) {
+    const double trained = seconds_since(epoch_begin_);
+    return fmt::format(
+        "epoch {}/{}  loss {:.4f}  {}lr {:.3g}  {:.0f} images/s  data wait {:.1f} %  {}",
+        position_.sampler.epoch + 1, config_.epochs, loss, headline_, lr,
+        static_cast<double>(epoch_samples_) / trained, 100 * data_wait_.of_epoch(trained).share,
+        memory_.text());
   }
 
   static std::string fault_of(const StepVote::Result& result) {
@@ -545,6 +575,7 @@ class Trainer {
         return base::read_file(folder_->last());
       }
       folder_->log_end(fault_of(result) + " not finite", step - 1);
+      renew_report();
       const std::string last = folder_->last().string();
       throw base::UnavailableError(fmt::format(
           "{}; try a lower learning rate or a warm-up, or look at the data; {}", what,
@@ -569,6 +600,10 @@ class Trainer {
   /// False: a signal arrived, or the time was up, in the evaluation.
   bool finish_epoch(EpochRecord& record) {
     collect_counts();
+    const int64_t every = config_.tensorboard.histograms;
+    if (folder_ && every > 0 && record.epoch % every == 0) {
+      log_histograms(*model_, record.step, *folder_);
+    }
     // Without a good step the loss is NaN.
     record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
     if (task_->counts_training()) {
@@ -626,6 +661,7 @@ class Trainer {
     const bool is_last = is_due || stopped_early() || change.write.has_value();
     save(next_, change, /*last=*/is_regular && is_last);
     keepers_.each([&] { folder_->append(line); });
+    renew_report();
     show(record);
     if (stopped_early() && is_rank_0()) {
       spdlog::info("ends early: {} evaluations without a better {}", position_.stale_evaluations,
@@ -684,7 +720,13 @@ class Trainer {
     const auto now = [&] { return wishes(); };
     prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
                        resume_.seed, now);
-    const Evaluation result = evaluator_.evaluate(now);
+    const Evaluation result = evaluator_.evaluate(now, [&](int64_t batch, int64_t batches) {
+      if (!is_rank_0()) return;
+      progress_.show(position_.step, total_steps(), [&] {
+        return fmt::format("epoch {}/{}  {} {}/{}  {}{}", record.epoch, config_.epochs,
+                           record.eval_split, batch, batches, headline_, memory_.text());
+      });
+    });
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
       record.eval.clear();
@@ -696,12 +738,13 @@ class Trainer {
     }
     keepers_.each([&] {
       for (const Table& table : result.tables) {
-        folder_->write_table(prefix + table.name, table.text);
+        folder_->replace_file(prefix + table.name, table.text);
       }
       const data::Normalization normalization = inputs_.eval_set->normalization();
       for (const Picture& picture : evaluator_.task().pictures(result.seen, normalization)) {
         folder_->write_picture(prefix + picture.name, record.step, picture.image);
       }
+      if (prefix.empty()) write_mistakes(result.mistakes);
     });
     if (!is_rank_0() || !prefix.empty()) return true;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {
@@ -715,9 +758,37 @@ class Trainer {
     return true;
   }
 
+  /// Writes mistakes.csv, and mistakes.png with their images in the same order.
+  void write_mistakes(const std::vector<Mistake>& mistakes) {
+    const data::Dataset& set = *inputs_.eval_set;
+    std::error_code ignored;
+    // Of an earlier evaluation, they have to go.
+    if (mistakes.empty() && !fs::exists(folder_->path() / "mistakes.csv", ignored)) return;
+    folder_->replace_file("mistakes.csv", mistakes_table(mistakes, set.class_names()));
+    if (mistakes.empty()) return;
+    std::vector<int64_t> samples;
+    for (const Mistake& mistake : mistakes) samples.push_back(mistake.sample);
+    const auto sheet = contact_sheet(to_device_(set.get_batch(samples)), set.normalization());
+    if (sheet) folder_->replace_file("mistakes.png", data::encode_png(*sheet));
+  }
+
+  /// Writes pictures/first_batch-0.png: what a step trains on.
+  void picture_first_batch(const data::Batch& batch) {
+    if (!keepers_.is_one() || position_.step > 0 || batch.size() == 0) return;
+    data::SampleRandom random = random_of_batch();
+    const data::Batch augmented = task_->augment(to_device_(batch), random);
+    const auto sheet = contact_sheet(augmented, inputs_.train_set->normalization());
+    if (sheet) folder_->write_picture("first_batch", 0, *sheet);
+  }
+
+  void renew_report() {
+    if (report_) report_->renew();
+  }
+
   void show(const EpochRecord& record) {
     if (!is_rank_0()) return;
     progress_.clear();
+    if (!record.eval.empty()) headline_ = measures_.headline(record.eval_split, record.eval);
     // A run that resumed after the epoch's last step has taken none.
     const std::string speed =
         record.images_per_second > 0
@@ -797,12 +868,12 @@ class Trainer {
   int stop(const data::SamplerState& sampler) {
     save(sampler);
     const int signal = stop_wishes_.stop_signal;
-    const std::string name =
-        signal != 0 ? fmt::format("SIG{}", ::sigabbrev_np(signal)) : "max_time";
+    const std::string name = signal != 0 ? base::signal_name(signal) : "max_time";
     keepers_.each([&] {
       writer_->wait();
       folder_->log_end(name, position_.step);
     });
+    renew_report();
     if (is_rank_0()) {
       progress_.clear();
       spdlog::warn("stopped by {} after step {}; to resume: the same command with --config {}",
@@ -830,6 +901,7 @@ class Trainer {
                              .seed = resume_.seed,
                              .sync_batchnorm = config_.sync_batchnorm});
     });
+    renew_report();
     if (!is_rank_0()) return;
     progress_.clear();
     if (!measures_.chosen()) {
@@ -874,6 +946,7 @@ class Trainer {
   const std::unique_ptr<Schedule> schedule_;
   std::unique_ptr<RunFolder> folder_;         ///< of a keeper
   std::unique_ptr<CheckpointWriter> writer_;  ///< of a keeper
+  std::unique_ptr<ReportWriter> report_;      ///< of a keeper
   bool continues_epoch_ = false;
   bool is_finished_ = false;
   bool is_first_step_ = true;
@@ -881,6 +954,9 @@ class Trainer {
   std::string remark_;  ///< of the last evaluation
   DataWait data_wait_;
   const GpuMeter gpu_meter_{device_};
+  MemoryGauge memory_{device_};
+  std::string headline_;           ///< of the last evaluation
+  Clock::time_point epoch_begin_;  ///< of this epoch's training
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch

@@ -10,6 +10,7 @@
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "rank_0.h"
@@ -311,6 +312,7 @@ at::Tensor TrainingStep::backward(size_t turn, const data::Batch& batch) {
 
 at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, double share) {
   at::Tensor loss;
+  timer_.start();
   {
     const Autocast autocast(config_, device_);
     const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
@@ -321,8 +323,10 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
       counts_.add_(task_.counts(outputs, batch.target));
     }
   }
+  timer_.add_lap(times_.forward);
   const at::Tensor weighted = share == 1 ? loss : loss * share;
   (scaler_ ? scaler_->scale(weighted) : weighted).backward();
+  timer_.add_lap(times_.backward);
   return loss.detach();
 }
 
@@ -389,6 +393,28 @@ void TrainingStep::restore_former(const at::Tensor& is_bad) {
 
 void TrainingStep::update_average(int64_t step, bool copies) {
   if (ema_) ema_->update(step, copies);
+}
+
+StepTime TrainingStep::take_times(int64_t steps) {
+  StepTime sampled;  // means over the steps that the Reducer measures
+  const auto seconds = [](std::chrono::nanoseconds duration) {
+    return std::chrono::duration<double>(duration).count();
+  };
+  for (const auto& turn : turns_) {
+    const dist::DdpStats stats = turn->ddp.stats();
+    sampled.forward += seconds(stats.forward_compute_time);
+    sampled.backward += seconds(stats.backward_compute_time);
+    sampled.exchange +=
+        seconds(stats.backward_comm_time - stats.backward_compute_comm_overlap_time);
+  }
+  const StepTime sums = std::exchange(times_, {});
+  if (device_.is_cuda()) return sampled;
+  const double both = sums.backward / static_cast<double>(steps);
+  const double sampled_both = sampled.backward + sampled.exchange;
+  const double exchange = sampled_both > 0 ? both * sampled.exchange / sampled_both : 0;
+  return {.forward = sums.forward / static_cast<double>(steps),
+          .backward = both - exchange,
+          .exchange = exchange};
 }
 
 at::Tensor TrainingStep::take_counts() {

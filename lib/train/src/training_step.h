@@ -16,6 +16,7 @@
 #include "ema.h"
 #include "gradients.h"
 #include "model.h"
+#include "step_time.h"
 #include "stopping.h"
 
 namespace syncbn::train {
@@ -81,6 +82,11 @@ class TrainingStep {
   /// @param step steps of the run so far, this one included
   void update_average(int64_t step, bool copies);
 
+  /// The passes of this rank since the last call, without `whole` and `data`. How much of the
+  /// exchange of gradients backward hides is what c10d's Reducer measures in some steps; on GPUs,
+  /// whose work the host does not see, all of it is.
+  StepTime take_times(int64_t steps);
+
   /// Prepares the network for training.
   void train() { set_training(config_, *model_); }
 
@@ -143,6 +149,8 @@ class TrainingStep {
   StepVote vote_;
   Tensors former_;  ///< values ahead of the step, of undone_by_skip()
   at::Tensor counts_;
+  LapTimer timer_;
+  StepTime times_;             ///< sums since the last take_times()
   int64_t reducer_steps_ = 0;  ///< that DistributedDataParallel knows of: eager and captured ones
   /// Since the graph was forgotten: an eager step makes what the optimizer's state lacks.
   bool has_run_eagerly_ = false;

@@ -3,11 +3,12 @@
  * The launcher gives each worker the writing end of a pipe and names it in the environment:
  *   SYNCBN_AGENT_FD       the descriptor's number
  *   SYNCBN_AGENT_VERSION  the newest record version that the launcher reads
- * A worker adopts the descriptor (sets close-on-exec and unsets SYNCBN_AGENT_FD, so that its own
- * children do not write to it) and sends records of exactly sizeof(struct syncbn_agent_record)
- * bytes, one write() each: smaller than PIPE_BUF, so records never mix. The descriptor is
- * non-blocking: a record that does not fit is dropped, never waited for.
- * A worker may ignore the channel.
+ *   SYNCBN_AGENT_BAR      1: the launcher draws PROGRESS records on a terminal; otherwise the
+ * worker may log its progress in lines A worker adopts the descriptor (sets close-on-exec and
+ * unsets SYNCBN_AGENT_FD, so that its own children do not write to it) and sends records of exactly
+ * sizeof(struct syncbn_agent_record) bytes, one write() each: smaller than PIPE_BUF, so records
+ * never mix. The descriptor is non-blocking: a record that does not fit is dropped, never waited
+ * for. A worker may ignore the channel.
  */
 #ifndef SYNCBN_AGENT_H
 #define SYNCBN_AGENT_H
@@ -25,7 +26,12 @@ enum syncbn_agent_kind {
   SYNCBN_AGENT_HELLO = 1,     /* sent once after adoption; no further fields */
   SYNCBN_AGENT_HEARTBEAT = 2, /* done = steps since the start of the run */
   SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to show beside the bar */
-  SYNCBN_AGENT_CLEAR = 4      /* hide the progress bar until the next PROGRESS */
+  SYNCBN_AGENT_CLEAR = 4,     /* hide the progress bar until the next PROGRESS */
+  SYNCBN_AGENT_WAITING = 5, /* has waited for other ranks for a while (say, a second) in collective
+                               number `done`, from 1, whose name is `text`. The next record of
+                               another kind but CLEAR ends the wait */
+  SYNCBN_AGENT_PHASE = 6    /* `text` is what it does now, such as "evaluation"; the next record may
+                               take `done` milliseconds longer than usual */
 };
 
 /* All numbers little-endian, as on every machine this runs on. */

@@ -9,7 +9,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string_view>
 
@@ -209,3 +211,41 @@ std::unique_ptr<ImageReader> open_jpeg(std::span<const uint8_t> bytes, const std
 }
 
 }  // namespace syncbn::data::detail
+
+namespace syncbn::data {
+
+std::string encode_jpeg(const Image& image, int quality) {
+  detail::ErrorJump jump;
+  jpeg_error_mgr errors{};
+  jpeg_compress_struct cinfo{};
+  cinfo.err = jpeg_std_error(&errors);
+  errors.error_exit = detail::on_error;
+  cinfo.client_data = &jump;
+  unsigned char* bytes = nullptr;  // of malloc()
+  unsigned long size = 0;
+  const auto encode = [&] {
+    jpeg_create_compress(&cinfo);
+    jpeg_mem_dest(&cinfo, &bytes, &size);
+    cinfo.image_width = static_cast<JDIMENSION>(image.width);
+    cinfo.image_height = static_cast<JDIMENSION>(image.height);
+    cinfo.input_components = static_cast<int>(image.channels);
+    cinfo.in_color_space = image.channels == 3 ? JCS_RGB : JCS_GRAYSCALE;
+    jpeg_set_defaults(&cinfo);
+    jpeg_set_quality(&cinfo, quality, /*force_baseline=*/TRUE);
+    jpeg_start_compress(&cinfo, /*write_all_tables=*/TRUE);
+    while (cinfo.next_scanline < cinfo.image_height) {
+      // libjpeg does not write to it, though its type says that it may.
+      auto* row = const_cast<JSAMPLE*>(image.row(cinfo.next_scanline));
+      jpeg_write_scanlines(&cinfo, &row, 1);
+    }
+    jpeg_finish_compress(&cinfo);
+  };
+  const bool is_whole = setjmp(jump.target) == 0;
+  if (is_whole) encode();
+  jpeg_destroy_compress(&cinfo);
+  const std::unique_ptr<unsigned char, decltype(&std::free)> owner(bytes, &std::free);
+  if (!is_whole) throw base::InternalError(fmt::format("cannot write a JPEG: {}", jump.message));
+  return {reinterpret_cast<const char*>(bytes), size};
+}
+
+}  // namespace syncbn::data

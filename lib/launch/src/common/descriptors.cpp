@@ -1,8 +1,18 @@
 #include "common/descriptors.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <syncbn/base/error.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
 
 namespace syncbn::launch {
 
@@ -14,6 +24,35 @@ Pipe Pipe::make() {
 
 void set_nonblocking(const base::UniqueFd& fd) {
   ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
+}
+
+void close_descriptors(unsigned first, unsigned last, unsigned flags) {
+  if (::syscall(SYS_close_range, first, last, flags) != 0) close_listed(first, last, flags);
+}
+
+void close_listed(unsigned first, unsigned last, unsigned flags) {
+  // Listed first, since the list has a descriptor of its own while it is read.
+  std::vector<int> descriptors;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
+    const std::string name = entry.path().filename();
+    unsigned fd = 0;
+    std::from_chars(name.data(), name.data() + name.size(), fd);
+    if (fd >= first && fd <= last) descriptors.push_back(static_cast<int>(fd));
+  }
+  for (const int fd : descriptors) {
+    if ((flags & CLOSE_RANGE_CLOEXEC) == 0) {
+      ::close(fd);
+    } else {
+      ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
+  }
+}
+
+size_t max_newcomers() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
+  return std::max<size_t>(1, limit.rlim_cur / 4);
 }
 
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {

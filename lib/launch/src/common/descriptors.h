@@ -4,6 +4,7 @@
 #include <sys/epoll.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -19,6 +20,17 @@ struct Pipe {
 };
 
 void set_nonblocking(const base::UniqueFd& fd);
+
+/// close_range(2), also where the C library (before glibc 2.34) or the kernel (before 5.9) has
+/// none.
+/// @param flags 0 or CLOSE_RANGE_CLOEXEC.
+void close_descriptors(unsigned first, unsigned last, unsigned flags);
+/// What close_descriptors() does on such a kernel: looks through /proc/self/fd.
+void close_listed(unsigned first, unsigned last, unsigned flags);
+
+/// Upper bound on the connections that have not said what they are: a quarter of the descriptors
+/// that this process may open, because it needs the others itself.
+size_t max_newcomers();
 
 using ReadBuffer = std::array<char, 65536>;
 /// Reads from a non-blocking pipe into `buffer` and returns what it read, perhaps nothing. Closes

@@ -1,5 +1,7 @@
 #include "common/json_messages.h"
 
+#include <syncbn/base/text.h>
+
 #include <cerrno>
 #include <nlohmann/json.hpp>
 
@@ -19,6 +21,12 @@ std::optional<Json> next_message(base::Channel& channel, size_t max_size) {
   if (type != message.end() && type->is_string()) return message;
   channel.fail(EBADMSG);
   return std::nullopt;
+}
+
+std::string shown_text(const Json& message, const char* key) {
+  constexpr size_t kMaxBytes = 1000;
+  return base::printable(
+      base::utf8_prefix(message.at(key).get_ref<const std::string&>(), kMaxBytes));
 }
 
 }  // namespace syncbn::launch

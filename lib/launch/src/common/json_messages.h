@@ -4,6 +4,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
 
 namespace syncbn::launch {
 
@@ -13,5 +14,9 @@ void send_message(base::Channel& channel, const nlohmann::json& message);
 /// The next message, if it is complete. Anything else ends the channel with EBADMSG, and a message
 /// above `max_size` bytes with EMSGSIZE.
 std::optional<nlohmann::json> next_message(base::Channel& channel, size_t max_size = SIZE_MAX);
+
+/// The text at `key`, as it may be shown or logged: one line, without control characters, and at
+/// most 1,000 bytes. @throws nlohmann's exceptions if there is none.
+std::string shown_text(const nlohmann::json& message, const char* key);
 
 }  // namespace syncbn::launch

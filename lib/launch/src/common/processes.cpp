@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/mman.h>
@@ -159,9 +160,9 @@ bool restart_may_help(int wait_status) {
 std::string describe_status(int wait_status) {
   if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
   const int signal = WTERMSIG(wait_status);
-  const char* name = ::sigabbrev_np(signal);
-  if (name == nullptr) return fmt::format("killed by signal {}", signal);
-  return fmt::format("killed by signal {} (SIG{}, {})", signal, name, ::sigdescr_np(signal));
+  const std::string name = base::signal_name(signal);
+  if (!name.starts_with("SIG")) return "killed by " + name;
+  return fmt::format("killed by signal {} ({}, {})", signal, name, ::strsignal(signal));
 }
 
 }  // namespace syncbn::launch

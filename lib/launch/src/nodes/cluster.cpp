@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/signal_mask.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
@@ -25,6 +26,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
+// In bytes, of a line of the handshake.
+constexpr size_t kMaxHandshakeAnswer = 4096;
 constexpr seconds kResolvePeriod{1};
 // Time limit for a connection attempt if the host has several addresses.
 constexpr seconds kAddressPatience{2};
@@ -32,13 +35,20 @@ constexpr seconds kAddressPatience{2};
 constexpr seconds kReportConnectTimeout{2};
 constexpr seconds kReportTimeout{10};
 
+// Where node 0 reaches its own coordinator.
+std::string own_address(int listener) {
+  const std::string address = base::peer_address(listener, /*own=*/true);
+  return address == "::" || address == "0.0.0.0" ? "127.0.0.1" : address;
+}
+
 }  // namespace
 
 Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int master_port,
                  base::UniqueFd listener)
     : options_(options),
-      host_(listener ? "127.0.0.1" : options.master_addr),
+      host_(listener ? own_address(listener.get()) : options.master_addr),
       port_(master_port),
+      handshake_(Handshake::Side::kLauncher, options.token),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
       next_notice_(Clock::now() + Coordinator::kNoticePeriod),
@@ -93,7 +103,7 @@ void Cluster::handle() {
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
   }
-  if (link_ && now >= next_alive_) send({{"type", "alive"}});
+  if (link_ && handshake_.is_done() && now >= next_alive_) send({{"type", "alive"}});
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
   const bool silent = !paused_ && Clock::now() - heard_ > silence_;
@@ -144,7 +154,12 @@ void Cluster::finish_connecting() {
   connect_error_ = "no answer to our greeting";
   link_.emplace(std::move(connecting_));
   heard_ = Clock::now();
-  link_->send(Hello::kGreeting);
+  handshake_ = Handshake(Handshake::Side::kLauncher, options_.token);
+  link_->send(handshake_.begin());
+  if (handshake_.is_done()) send_hello();
+}
+
+void Cluster::send_hello() {
   send(Hello{.job = options_.run_id,
              .node = options_.node_rank,
              .leads = coordinator_ != nullptr,
@@ -154,7 +169,8 @@ void Cluster::finish_connecting() {
              .host = own_name(),
              .max_restarts = options_.max_restarts,
              .exit_code = no_start_ ? no_start_->exit_code : 0,
-             .what = no_start_ ? no_start_->what : ""}
+             .what = no_start_ ? no_start_->what : "",
+             .addresses = options_.token.empty() ? std::vector<std::string>() : own_addresses()}
            .json());
 }
 
@@ -171,7 +187,10 @@ void Cluster::watch() {
 void Cluster::handle_messages() {
   link_->flush();
   link_->receive();
-  while (const auto message = next_message(*link_)) {
+  shake_hands();
+  while (!finish_ && handshake_.is_done()) {
+    const auto message = next_message(*link_);
+    if (!message) break;
     heard_ = Clock::now();
     accepted_ = true;
     paused_ = false;
@@ -183,9 +202,23 @@ void Cluster::handle_messages() {
                              "of this version?",
                              options_.master_addr, port_));
     }
-    if (finish_) return;
   }
-  watch();
+  if (!finish_) watch();
+}
+
+void Cluster::shake_hands() {
+  while (!handshake_.is_done()) {
+    const auto line = link_->next_line(kMaxHandshakeAnswer);
+    if (!line) return;
+    link_->send(handshake_.take(*line));
+    if (!handshake_.failure().empty()) {
+      return end(
+          base::kExitUsage,
+          fmt::format("node 0 at {}:{} and this launcher do not agree on the job's token: {}",
+                      options_.master_addr, port_, handshake_.failure()));
+    }
+    if (handshake_.is_done()) send_hello();
+  }
 }
 
 void Cluster::handle_message(const Json& message) {
@@ -195,15 +228,18 @@ void Cluster::handle_message(const Json& message) {
     silence_ = milliseconds(message.at("silence_ms"));
     next_alive_ = Clock::now();
   }
-  const auto text = [&message](const char* key) {
-    return base::printable(message.at(key).get<std::string>(), "\n");  // a peer wrote it
-  };
+  const auto text = [&message](const char* key) { return shown_text(message, key); };
   if (type == "refuse") end(message.at("exit_code"), text("message"));
   if (type == "waiting") notices_.push_back(text("message"));
   if (type == "pause") paused_ = true;
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
+  if (type == "inquire") is_asked_ = true;
+  if (type == "hold") holds_ = true;
+  if (type == "hang") hang_ = Hang::of(message.at("hang"));
+  if (type == "status") status_ = message;
   if (type == "start") {
+    hang_.reset();
     attempt_ = message.at("attempt");
     stop_reason_.clear();
     start_ = Assignment{.master_addr = message.at("master_addr"),
@@ -221,7 +257,7 @@ void Cluster::handle_message(const Json& message) {
 
 // torchrun's store closes a connection that begins with our greeting.
 bool Cluster::find_torchrun() {
-  if (coordinator_ || options_.node_rank < 1) return false;
+  if (coordinator_ || options_.node_rank < 1 || !options_.token.empty()) return false;
   try {
     torchrun_.emplace(StoreClient::connect(host_, port_, Clock::now() + seconds(2)), options_);
   } catch (const base::UnavailableError&) {
@@ -288,12 +324,14 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
   }
 }
 
-void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what) {
+void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what,
+                             std::optional<uint64_t> step) {
   if (torchrun_) return end(exit_code, what, true);
   send({{"type", "failed"},
         {"attempt", attempt_},
         {"exit_code", exit_code},
         {"may_restart", may_restart},
+        {"step", step ? Json(*step) : Json()},
         {"what", what}});
 }
 
@@ -303,7 +341,7 @@ void Cluster::report_signal(int signal) {
     return send({{"type", "leave"}});
   }
   const int exit_code = base::kExitSignalBase + signal;
-  const std::string what = fmt::format("ended by SIG{}", ::sigabbrev_np(signal));
+  const std::string what = "ended by " + base::signal_name(signal);
   if (torchrun_) return end(exit_code, what);
   if (coordinator_) {
     // Over the link, another node's message could overtake it.
@@ -336,6 +374,16 @@ void Cluster::report_end() {
   }
   send({{"type", "ended"}, {"attempt", attempt_}});
   if (left_by_signal_) end(base::kExitSignalBase + *left_by_signal_, "");
+}
+
+void Cluster::report_workers(const std::vector<WorkerState>& workers) {
+  Json all = Json::array();
+  for (const WorkerState& worker : workers) all.push_back(worker.json());
+  send({{"type", "workers"}, {"workers", std::move(all)}});
+}
+
+void Cluster::report_stall(double seconds, bool ends) {
+  send({{"type", "stalled"}, {"attempt", attempt_}, {"seconds", seconds}, {"ends", ends}});
 }
 
 void Cluster::pause() {

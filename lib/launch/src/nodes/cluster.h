@@ -6,14 +6,16 @@
 
 #include <chrono>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/descriptors.h"
+#include "common/handshake.h"
 #include "job/run_context.h"
+#include "job/worker_state.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun.h"
 
@@ -55,11 +57,29 @@ class Cluster {
   const std::optional<Finish>& finish() const { return finish_; }
   /// Why this node must stop its workers, or "".
   const std::string& stop_reason() const { return stop_reason_; }
+  /// Whether another launcher wants to know what the workers of this node do; once for each
+  /// question. Answer by report_workers().
+  bool take_inquiry() { return std::exchange(is_asked_, false); }
+  void report_workers(const std::vector<WorkerState>& workers);
+  /// Asks what the workers of all nodes do. take_status() returns the answer when it is there: an
+  /// object with "workers", and "silent", the nodes that have not answered.
+  void ask_status() { send({{"type", "ask_status"}}); }
+  std::optional<nlohmann::json> take_status() { return std::exchange(status_, std::nullopt); }
+  /// A worker of this node has made no progress for so long. take_hang() returns what all nodes
+  /// are to do about it.
+  /// @param ends whether the culprit is to be ended.
+  void report_stall(double seconds, bool ends);
+  std::optional<Hang> take_hang() { return std::exchange(hang_, std::nullopt); }
+  /// Whether a node of the job is, or just was, stopped as by Ctrl-Z, which stops the workers'
+  /// time.
+  bool take_hold() { return std::exchange(holds_, false) || paused_; }
+
   /// Lines for the user.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
 
-  /// The first failure among this node's workers.
-  void report_failure(int exit_code, bool may_restart, const std::string& what);
+  /// The first failure among this node's workers. @param step of that worker, if known.
+  void report_failure(int exit_code, bool may_restart, const std::string& what,
+                      std::optional<uint64_t> step);
   /// Tells node 0, in place of joining, that this node cannot start its workers, which ends the
   /// job. Returns when node 0 has answered: after 2 s without a connection, or 10 s in all, it
   /// gives up.
@@ -75,7 +95,9 @@ class Cluster {
  private:
   void connect();
   void finish_connecting();
+  void send_hello();
   void handle_messages();
+  void shake_hands();
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
   void watch();
@@ -101,6 +123,7 @@ class Cluster {
   std::string connect_error_;
   size_t next_address_ = 0;  ///< index of the next address of host_ to try
   bool resolve_error_said_ = false;
+  Handshake handshake_;    ///< of the current connection
   bool accepted_ = false;  ///< the coordinator has answered
 
   Clock::time_point join_deadline_;
@@ -113,6 +136,10 @@ class Cluster {
   int attempt_ = 0;
   std::chrono::milliseconds alive_period_;
   std::chrono::milliseconds silence_;
+  bool is_asked_ = false;
+  bool holds_ = false;
+  std::optional<Hang> hang_;
+  std::optional<nlohmann::json> status_;
   std::optional<int> left_by_signal_;
   std::optional<Finish> no_start_;  ///< why this node cannot start its workers
   std::optional<Assignment> start_;

@@ -2,14 +2,28 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "common/json_messages.h"
+
 namespace syncbn::launch {
 
+namespace {
+
 using Json = nlohmann::json;
+
+// Time for the nodes to say what their workers do.
+constexpr std::chrono::seconds kInquiryPatience{2};
+
+bool is_failure_code(int exit_code) {
+  return exit_code > base::kExitOk && exit_code <= 255;
+}
+
+}  // namespace
 
 Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int master_port,
                          base::UniqueFd listener)
@@ -17,24 +31,29 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
       job_id_(std::move(job_id)),
       master_port_(master_port),
       silence_(options.alive_period * options.alive_misses),
-      store_(std::move(listener),
-             [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); }),
+      store_(std::move(listener), options.store_bytes(),
+             {.foreign = [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); },
+              .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
-      peers_(silence_, store_.fd()),
+      peers_(options.token, silence_, store_.fd()),
       join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),
-      next_alive_(Clock::now() + options.alive_period) {
+      next_alive_(Clock::now() + options.alive_period),
+      policy_(options.max_restarts, options.restart_window) {
   due_ = std::min(next_notice_, next_alive_);
 }
 
 void Coordinator::handle() {
   store_.handle();
-  if (state_ == State::kJoining && !options_.c10d) {
+  for (const std::string& notice : store_.take_notices()) note_stranger(notice);
+  // torchrun's agents cannot prove that they know a token.
+  if (state_ == State::kJoining && !options_.c10d && options_.token.empty()) {
     torchrun_nodes_.find([this](int node) { return peers_.nodes().contains(node); });
     start_when_complete();
   }
   if (state_ == State::kLeaving) leave_torchruns_barrier();
   peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
+  for (const std::string& refusal : peers_.take_refusals()) note_stranger(refusal);
   // The end of the job does not wait for a stopped node.
   for (PeerLauncher* node : peers_.gone(/*excuses_pauses=*/!failed_)) lost(*node);
   handle_times();
@@ -44,11 +63,21 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
   const std::string type = message.at("type");
   if (type == "hello") hello(node, Hello::of(message));
   if (node.rank < 0) return;
-  const auto what = [&] {
-    return fmt::format("{}: {}", node.name(), message.at("what").get<std::string>());
-  };
+  const auto what = [&] { return fmt::format("{}: {}", node.name(), shown_text(message, "what")); };
+  if (type == "failed" || type == "end") {
+    // Success is what node 0 concludes when the workers of all nodes have ended.
+    const int exit_code = message.at("exit_code");
+    if (!is_failure_code(exit_code)) {
+      const std::string why =
+          fmt::format("{} reported the exit code {} as a failure", node.name(), exit_code);
+      notices_.push_back("refused a launcher: " + why);
+      return node.refuse(base::kExitInternal, why);
+    }
+  }
   if (type == "failed" && message.at("attempt") == attempt_) {
-    fail(message.at("exit_code"), message.at("may_restart"), what(), node.rank);
+    const Json step = message.value("step", Json());
+    fail(message.at("exit_code"), message.at("may_restart"), what(), node.rank,
+         step.is_null() ? std::nullopt : std::optional<uint64_t>(step));
   }
   if (type == "end") end_job(message.at("exit_code"), what());
   if (type == "leave" && options_.nodes_may_change()) {
@@ -60,13 +89,27 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
     if (state_ == State::kRunning && peers_.all_ended()) end_attempt();
   }
   if (type == "pause") node.paused = true;
+  if (type == "ask_status" || type == "stalled") {
+    inquire();
+    if (type == "ask_status") inquiry_->asking.insert(node.rank);
+    if (type == "stalled" && message.at("attempt") == attempt_) {
+      inquiry_->no_progress = message.at("seconds");
+      inquiry_->ends_culprit = message.at("ends");
+    }
+  }
+  if (type == "workers" && inquiry_ && inquiry_->open.erase(node.rank) > 0) {
+    for (const Json& worker : message.at("workers")) {
+      inquiry_->workers.push_back(WorkerState::of(worker));
+    }
+    if (inquiry_->open.empty()) conclude_inquiry();
+  }
 }
 
 void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
   const std::string why = mismatch(node, hello);
   if (!why.empty()) {
     node.refuse(base::kExitUsage, why);
-    if (state_ == State::kJoining) notices_.push_back("refused a launcher: " + why);
+    if (state_ == State::kJoining) note_stranger("refused a launcher: " + why);
     return;
   }
   if (hello.exit_code != base::kExitOk) {
@@ -78,6 +121,7 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
   node.nproc = hello.nproc;
   node.role = hello.role;
   node.host = hello.host;
+  node.addresses = hello.addresses;
   peers_.register_node(node);
   welcome(node);
 }
@@ -130,6 +174,9 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", hello.node,
                        other->second->host, hello.host);
   }
+  if (hello.exit_code != base::kExitOk && !is_failure_code(hello.exit_code)) {
+    return fmt::format("{} reported the exit code {} as a failure", hello.host, hello.exit_code);
+  }
   if (torchrun_nodes_.has(hello.node)) {
     return fmt::format("{} has --node_rank={}, and so has a torchrun of this job", hello.host,
                        hello.node);
@@ -178,6 +225,20 @@ bool Coordinator::is_here(int node) const {
   return peers_.nodes().contains(node) || torchrun_nodes_.has(node);
 }
 
+bool Coordinator::admits(int client) const {
+  const std::string address = base::peer_address(client);
+  if (options_.token.empty() || address == base::peer_address(client, /*own=*/true)) return true;
+  return std::ranges::any_of(peers_.nodes(), [&address](const auto& one) {
+    return one.second->address == address || std::ranges::count(one.second->addresses, address) > 0;
+  });
+}
+
+void Coordinator::note_stranger(const std::string& text) {
+  constexpr int kMaxNotes = 20;
+  if (++strangers_noted_ < kMaxNotes) notices_.push_back(text);
+  if (strangers_noted_ == kMaxNotes) notices_.push_back(text + " (further ones are not shown)");
+}
+
 void Coordinator::leave_torchruns_barrier() {
   switch (torchrun_nodes_.barrier()) {
     case TorchrunNodes::Barrier::kOccupied:
@@ -190,8 +251,46 @@ void Coordinator::leave_torchruns_barrier() {
   }
 }
 
+void Coordinator::inquire() {
+  if (inquiry_) return;
+  inquiry_ = Inquiry{.deadline = Clock::now() + kInquiryPatience};
+  for (const auto& [rank, node] : peers_.nodes()) {
+    if (node->takes_part) inquiry_->open.insert(rank);
+  }
+  peers_.send_to_nodes({{"type", "inquire"}});
+}
+
+void Coordinator::conclude_inquiry() {
+  Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
+  std::ranges::sort(inquiry.workers, {}, &WorkerState::rank);
+  Json workers = Json::array();
+  for (const WorkerState& worker : inquiry.workers) workers.push_back(worker.json());
+  Json silent = Json::array();
+  for (const int rank : inquiry.open) {
+    if (peers_.nodes().contains(rank)) silent.push_back(peers_.nodes().at(rank)->name());
+  }
+  for (const int rank : inquiry.asking) {
+    if (!peers_.nodes().contains(rank)) continue;
+    peers_.send(*peers_.nodes().at(rank),
+                {{"type", "status"}, {"workers", workers}, {"silent", silent}});
+  }
+  const bool is_ending = state_ != State::kRunning || failed_ || !node_change_.empty();
+  // A launcher that does not answer is stopped or lost, which the heartbeats will show.
+  if (!inquiry.no_progress || is_ending || !inquiry.open.empty()) return;
+  const bool is_paused = std::ranges::any_of(
+      peers_.nodes(), [](const auto& one) { return one.second->takes_part && one.second->paused; });
+  if (is_paused) return peers_.send_to_nodes({{"type", "hold"}});
+  const auto hang = judge_hang(inquiry.workers, *inquiry.no_progress, inquiry.ends_culprit);
+  if (hang) peers_.send_to_nodes({{"type", "hang"}, {"hang", hang->json()}});
+}
+
 void Coordinator::handle_times() {
   const auto now = Clock::now();
+  if (inquiry_ && now >= inquiry_->deadline) conclude_inquiry();
+  if (restart_at_ && now >= *restart_at_) {
+    restart_at_.reset();
+    if (state_ == State::kJoining && present() >= options_.nnodes.min) start_attempt();
+  }
   if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
   if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
     finish(base::kExitUnavailable,
@@ -208,6 +307,8 @@ void Coordinator::handle_times() {
     peers_.send_to_nodes({{"type", "alive"}});
   }
   due_ = next_alive_;
+  if (restart_at_) due_ = std::min(due_, *restart_at_);
+  if (inquiry_) due_ = std::min(due_, inquiry_->deadline);
   const auto barrier = torchrun_nodes_.barrier_deadline();
   if (state_ == State::kLeaving && barrier) due_ = std::min(due_, *barrier);
   if (state_ != State::kJoining) return;
@@ -244,6 +345,7 @@ int Coordinator::taking_part() const {
 }
 
 void Coordinator::start_when_complete() {
+  if (restart_at_) return;
   const int here = present();
   if (here >= options_.nnodes.max) return start_attempt();
   if (here < options_.nnodes.min) return last_call_.reset();
@@ -252,6 +354,7 @@ void Coordinator::start_when_complete() {
 
 void Coordinator::start_attempt() {
   state_ = State::kRunning;
+  policy_.attempt_started(Clock::now());
   failed_ = false;
   node_change_.clear();
   last_call_.reset();
@@ -291,13 +394,17 @@ void Coordinator::change_nodes(const std::string& text) {
   if (!failed_) stop_attempt(text);
 }
 
-void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node) {
+void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node,
+                       std::optional<uint64_t> step) {
   // Later failures follow from the first one, or from the change of nodes.
   if (failed_ || !node_change_.empty()) return;
   failed_ = true;
   exit_code_ = exit_code;
-  may_restart_ = may_restart && restarts_ < options_.max_restarts && torchrun_nodes_.all().empty();
   failure_text_ = text;
+  policy_.failed({text, step});
+  const std::string refusal = policy_.refusal(Clock::now());
+  may_restart_ = may_restart && refusal.empty() && torchrun_nodes_.all().empty();
+  if (may_restart && options_.max_restarts > 0 && !refusal.empty()) notices_.push_back(refusal);
   failed_node_ = node;
   stop_attempt(text);
 }
@@ -317,6 +424,8 @@ void Coordinator::end_attempt() {
   const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
   if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
   ++restarts_;
+  const auto delay = policy_.restart(Clock::now());
+  if (delay.count() > 0) restart_at_ = Clock::now() + delay;
   start_again(failure_text_);
 }
 
@@ -328,7 +437,7 @@ void Coordinator::start_again(const std::string& reason) {
   join_deadline_ = Clock::now() + options_.join_timeout;
   next_notice_ = Clock::now();
   // Does not wait for more nodes than the minimum.
-  if (present() >= options_.nnodes.min) start_attempt();
+  if (!restart_at_ && present() >= options_.nnodes.min) start_attempt();
 }
 
 void Coordinator::finish(int exit_code, const std::string& text) {

@@ -6,11 +6,14 @@
 #include <chrono>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "job/restart_policy.h"
 #include "job/torchrun_protocol.h"
+#include "job/worker_state.h"
 #include "nodes/master_port.h"
 #include "nodes/peers.h"
 #include "nodes/torchrun.h"
@@ -65,7 +68,16 @@ class Coordinator {
   int rank_for(int wanted, bool leads) const;
 
   bool is_here(int node) const;
+  /// Whether a client of the store may come from there: with a token, only from the hosts of
+  /// launchers that know it.
+  bool admits(int client) const;
+  /// Adds a line about a stranger, unless there have been many.
+  void note_stranger(const std::string& text);
   void leave_torchruns_barrier();
+
+  /// Asks all nodes what their workers do.
+  void inquire();
+  void conclude_inquiry();
 
   void handle_times();
   std::string missing() const;
@@ -79,7 +91,9 @@ class Coordinator {
   /// Ends this attempt because a node has joined or left.
   void change_nodes(const std::string& text);
   /// @param node the node whose worker failed.
-  void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode);
+  /// @param step of the worker that failed, if known.
+  void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode,
+            std::optional<uint64_t> step = std::nullopt);
   void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
   void send_finish(PeerLauncher& node);
@@ -102,10 +116,12 @@ class Coordinator {
   enum class State { kJoining, kRunning, kLeaving, kFinished };
   State state_ = State::kJoining;
   int attempt_ = 0;
-  int restarts_ = 0;         ///< limited by --max_restarts
-  std::string reason_;       ///< why this attempt follows another
-  bool over_ = false;        ///< this attempt is the last
-  std::string node_change_;  ///< why nodes change after this attempt, or ""
+  int restarts_ = 0;  ///< because of failures
+  RestartPolicy policy_;
+  std::optional<Clock::time_point> restart_at_;  ///< not earlier, after failures in a row
+  std::string reason_;                           ///< why this attempt follows another
+  bool over_ = false;                            ///< this attempt is the last
+  std::string node_change_;                      ///< why nodes change after this attempt, or ""
   /// Of rank 0's store in this attempt, if workers do not share the launchers' store.
   std::optional<base::HeldPort> workers_port_;
   bool failed_ = false;  ///< this attempt
@@ -114,7 +130,18 @@ class Coordinator {
   bool may_restart_ = false;
   std::string failure_text_;
   int failed_node_ = kNoNode;
+  /// A question to all nodes what their workers do, and who wants to know.
+  struct Inquiry {
+    Clock::time_point deadline;
+    std::set<int> open = {};  ///< nodes that have not answered
+    std::vector<WorkerState> workers = {};
+    std::set<int> asking = {};               ///< nodes that want the answer, for `status`
+    std::optional<double> no_progress = {};  ///< seconds that a worker has made none
+    bool ends_culprit = false;
+  };
+  std::optional<Inquiry> inquiry_;
   std::vector<std::string> notices_;
+  int strangers_noted_ = 0;
 };
 
 }  // namespace syncbn::launch

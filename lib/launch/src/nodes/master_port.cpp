@@ -1,17 +1,62 @@
 #include "nodes/master_port.h"
 
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <thread>
 
 namespace syncbn::launch {
+namespace {
+
+bool is_loopback(const std::string& address) {
+  in_addr ipv4{};
+  const bool is_ipv4 = ::inet_pton(AF_INET, address.c_str(), &ipv4) == 1;
+  return address == "::1" || (is_ipv4 && ntohl(ipv4.s_addr) >> 24 == IN_LOOPBACKNET);
+}
+
+// Calls `visit` with the name and the numeric address of each interface that has one.
+void for_each_interface(
+    const std::function<void(const ifaddrs&, const std::string& address)>& visit) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> all(list, &::freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    const int family = one->ifa_addr == nullptr ? AF_UNSPEC : one->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::array<char, NI_MAXHOST> text{};
+    if (::getnameinfo(one->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) ==
+        0) {
+      visit(*one, text.data());
+    }
+  }
+}
+
+// The IPv4 address if there is one; empty if there is no such interface, or it has no address.
+std::string address_of_interface(const std::string& name) {
+  std::string found;
+  for_each_interface([&](const ifaddrs& interface, const std::string& address) {
+    if (name != interface.ifa_name) return;
+    if (found.empty() || interface.ifa_addr->sa_family == AF_INET) found = address;
+  });
+  return found;
+}
+
+}  // namespace
 
 void throw_port_error(int port) {
   throw base::UnavailableError(
@@ -27,7 +72,23 @@ base::HeldPort hold_port(int port) {
   throw_port_error(port);
 }
 
-base::UniqueFd listen_on(int port) {
+std::string listen_address(const LaunchOptions& options) {
+  if (options.listen.empty()) return is_loopback(options.master_addr) ? options.master_addr : "";
+  const std::string address = address_of_interface(options.listen);
+  if (!address.empty()) return address;
+  if (is_local_address(options.listen)) return options.listen;
+  throw base::UserError(fmt::format(
+      "--listen={}: neither an address nor a network interface of this machine", options.listen));
+}
+
+base::UniqueFd listen_on(int port, const std::string& address) {
+  if (!address.empty()) {
+    std::string ignored;
+    const base::AddressList found = base::resolve(address, port, ignored);
+    if (found) return base::listen_at(*found);
+    errno = EADDRNOTAVAIL;
+    return {};
+  }
   // If two processes call listen() at the same moment, both may fail.
   constexpr int kTries = 10;
   for (int i = 0; i < kTries; ++i) {
@@ -39,6 +100,14 @@ base::UniqueFd listen_on(int port) {
   }
   errno = EADDRINUSE;
   return {};
+}
+
+std::vector<std::string> own_addresses() {
+  std::vector<std::string> all;
+  for_each_interface([&all](const ifaddrs& interface, const std::string& address) {
+    if ((interface.ifa_flags & IFF_LOOPBACK) == 0) all.push_back(address);
+  });
+  return all;
 }
 
 bool is_local_address(const std::string& host) {

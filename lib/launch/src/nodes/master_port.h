@@ -2,8 +2,10 @@
 
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/unique_fd.h>
+#include <syncbn/launch/options.h>
 
 #include <string>
+#include <vector>
 
 namespace syncbn::launch {
 
@@ -15,7 +17,16 @@ base::HeldPort hold_port(int port);
 [[noreturn]] void throw_port_error(int port);
 
 /// A socket that listens on the port; empty, with errno set, if that fails.
-base::UniqueFd listen_on(int port);
+/// @param address of listen_address().
+base::UniqueFd listen_on(int port, const std::string& address);
+
+/// The numeric address at which node 0 listens: that of --listen, or a loopback address in
+/// --master_addr; empty: all addresses. @throws base::UserError if --listen is neither an address
+/// nor an interface of this machine.
+std::string listen_address(const LaunchOptions& options);
+
+/// The numeric addresses of this machine's network interfaces, loopback excepted.
+std::vector<std::string> own_addresses();
 
 /// Whether `host` is an address of this machine. False when it cannot be resolved.
 bool is_local_address(const std::string& host);

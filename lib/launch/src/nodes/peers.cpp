@@ -12,15 +12,22 @@
 namespace syncbn::launch {
 
 // In bytes. A longer message is not from a launcher.
-static constexpr size_t kMaxMessage = 1 << 20;
+static constexpr size_t kMaxMessage = 4 << 20;
+static constexpr size_t kMaxHandshakeLine = 256;
 
 nlohmann::json Hello::json() const {
-  return {{"type", "hello"}, {"job", job},
-          {"node", node},    {"leads", leads},
-          {"nodes", nodes},  {"nproc", nproc},
-          {"role", role},    {"host", host},
-          {"auth", ""},      {"max_restarts", max_restarts},
-          {"what", what},    {"exit_code", exit_code}};
+  return {{"type", "hello"},
+          {"job", job},
+          {"node", node},
+          {"leads", leads},
+          {"nodes", nodes},
+          {"nproc", nproc},
+          {"role", role},
+          {"host", host},
+          {"max_restarts", max_restarts},
+          {"what", what},
+          {"exit_code", exit_code},
+          {"addresses", addresses}};
 }
 
 Hello Hello::of(const nlohmann::json& message) {
@@ -30,10 +37,11 @@ Hello Hello::of(const nlohmann::json& message) {
           .nodes = message.at("nodes"),
           .nproc = message.at("nproc"),
           .role = message.at("role"),
-          .host = message.at("host"),
+          .host = shown_text(message, "host"),
           .max_restarts = message.at("max_restarts"),
           .exit_code = message.value("exit_code", 0),
-          .what = message.value("what", "")};
+          .what = message.contains("what") ? shown_text(message, "what") : "",
+          .addresses = message.value("addresses", std::vector<std::string>())};
 }
 
 std::string PeerLauncher::name() const {
@@ -41,16 +49,19 @@ std::string PeerLauncher::name() const {
 }
 
 void PeerLauncher::refuse(int exit_code, const std::string& why) {
+  refused = true;
   send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}});
 }
 
-Peers::Peers(std::chrono::milliseconds silence, int other) : silence_(silence) {
+Peers::Peers(std::string token, std::chrono::milliseconds silence, int other)
+    : token_(std::move(token)), silence_(silence) {
   watched_.add(other);
 }
 
 void Peers::add_newcomer(base::Channel channel) {
-  auto peer = std::make_unique<PeerLauncher>(std::move(channel));
+  auto peer = std::make_unique<PeerLauncher>(std::move(channel), token_);
   if (!watched_.try_add(peer->channel.fd())) return;  // the launcher connects again
+  if (newcomers_.size() >= max_newcomers()) newcomers_.erase(newcomers_.begin());
   newcomers_.push_back(std::move(peer));
 }
 
@@ -72,26 +83,33 @@ void Peers::handle(const Sink& sink) {
 void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
   peer.channel.flush();
   peer.channel.receive();
-  if (!peer.greeted) {
-    if (const auto greeting = peer.channel.next_line(kMaxMessage)) {
-      peer.greeted = *greeting + "\n" == Hello::kGreeting;
-      if (!peer.greeted) {
-        peer.refuse(base::kExitUsage, "the launchers of this job are of different versions");
-      }
-    }
-  }
+  shake_hands(peer);
   try {
-    while (peer.greeted) {
+    while (peer.handshake.is_done() && !peer.refused) {
       const auto message = next_message(peer.channel, kMaxMessage);
       if (!message) break;
-      peer.heard = PeerLauncher::Clock::now();
-      peer.paused = false;
       sink(peer, *message);
+      if (peer.rank < 0) continue;  // messages do not extend the time until its hello
+      peer.heard = PeerLauncher::Clock::now();
+      if (message->at("type") != "pause") peer.paused = false;
     }
   } catch (const nlohmann::json::exception&) {
     peer.refuse(base::kExitInternal, "node 0 does not understand a message of this launcher");
   }
+  if (peer.refused) peer.channel.consume(peer.channel.input().size());
   watch(peer);
+}
+
+void Peers::shake_hands(PeerLauncher& peer) {
+  while (!peer.handshake.is_done() && !peer.refused) {
+    const auto line = peer.channel.next_line(kMaxHandshakeLine);
+    if (!line) return;
+    peer.channel.send(peer.handshake.take(*line));
+    if (peer.handshake.failure().empty()) continue;
+    peer.refuse(base::kExitUsage, peer.handshake.failure());
+    refusals_.push_back(
+        fmt::format("refused a launcher at {}: {}", peer.address, peer.handshake.failure()));
+  }
 }
 
 void Peers::watch(PeerLauncher& peer) {
@@ -101,6 +119,7 @@ void Peers::watch(PeerLauncher& peer) {
 }
 
 bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
+  if (peer.refused && peer.rank >= 0) return true;
   if (peer.channel.has_ended() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
   const bool may_be_silent = peer.paused && excuses_pauses;
   return !may_be_silent && PeerLauncher::Clock::now() - peer.heard > silence_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
+#include <syncbn/base/socket.h>
 
 #include <chrono>
 #include <functional>
@@ -8,18 +9,16 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/descriptors.h"
+#include "common/handshake.h"
 
 namespace syncbn::launch {
 
 /// A launcher's first message to the coordinator, about itself.
 struct Hello {
-  /// Sent before the hello, with the protocol's version. Its first byte distinguishes a launcher
-  /// from a client of the store at the same port.
-  static constexpr const char* kGreeting = "syncbn-agent 1\n";
-
   std::string job;  ///< --rdzv_id
   int node = -1;    ///< -1: any
   bool leads = false;
@@ -30,6 +29,8 @@ struct Hello {
   int max_restarts = 0;
   int exit_code = 0;  ///< not 0: this launcher cannot start its workers, and ends the job
   std::string what;   ///< why
+  /// Of the launcher's host, if the job has a token: clients of the store come from these.
+  std::vector<std::string> addresses = {};
 
   nlohmann::json json() const;
   /// @throws nlohmann's exceptions if the message is invalid.
@@ -40,41 +41,52 @@ struct Hello {
 struct PeerLauncher {
   using Clock = std::chrono::steady_clock;
 
-  explicit PeerLauncher(base::Channel connection) : channel(std::move(connection)) {}
+  PeerLauncher(base::Channel connection, const std::string& token)
+      : channel(std::move(connection)),
+        address(base::peer_address(channel.fd())),
+        handshake(Handshake::Side::kCoordinator, token) {}
 
   base::Channel channel;
   short watched = POLLIN;  ///< the events that wake Peers
-  bool greeted = false;
-  int rank = -1;  ///< node rank; -1: it has not sent its hello
+  std::string address;     ///< of the other end
+  Handshake handshake;
+  bool refused = false;  ///< what it sends from now on is ignored
+  int rank = -1;         ///< node rank; -1: it has not sent its hello
   int nproc = 0;
   std::string host;
+  std::vector<std::string> addresses;
   std::string role;
-  bool takes_part = false;  ///< in this attempt
-  bool ended = false;       ///< its workers have ended in this attempt
-  bool leaving = false;     ///< it leaves the job; the others go on
-  bool paused = false;      ///< stopped, as by Ctrl-Z
-  Clock::time_point heard = Clock::now();
+  bool takes_part = false;                 ///< in this attempt
+  bool ended = false;                      ///< its workers have ended in this attempt
+  bool leaving = false;                    ///< it leaves the job; the others go on
+  bool paused = false;                     ///< stopped, as by Ctrl-Z
+  Clock::time_point heard = Clock::now();  ///< its last message, or when it connected
 
   std::string name() const;
 
+  /// Sends the reason. A launcher then ends by itself; a node is lost.
   void refuse(int exit_code, const std::string& why);
 };
 
 /// The launchers that are connected to the coordinator: the nodes of the job, and newcomers that
-/// have not sent their hello. Never waits. Not thread-safe.
+/// have not sent their hello, within the time `silence` after they connected. If there are too many
+/// newcomers, the oldest is dropped. Never waits. Not thread-safe.
 class Peers {
  public:
   using Nodes = std::map<int, std::unique_ptr<PeerLauncher>>;  ///< by node rank
   using Sink = std::function<void(PeerLauncher&, const nlohmann::json&)>;
 
+  /// @param token that launchers have to know; empty: none.
   /// @param silence time without messages after which a peer counts as gone.
   /// @param other another descriptor to include in fd().
-  Peers(std::chrono::milliseconds silence, int other);
+  Peers(std::string token, std::chrono::milliseconds silence, int other);
 
   /// Readable when handle() has something to do.
   int fd() const { return watched_.fd(); }
 
   void add_newcomer(base::Channel channel);
+  /// Why newcomers' handshakes have failed, for the user.
+  std::vector<std::string> take_refusals() { return std::exchange(refusals_, {}); }
   /// Passes all messages to `sink`, and removes newcomers that are gone.
   void handle(const Sink& sink);
 
@@ -103,9 +115,12 @@ class Peers {
   /// Sends and receives without waiting. Refuses a launcher of another version, and one whose
   /// message makes `sink` throw nlohmann's exceptions.
   void handle_one(PeerLauncher& peer, const Sink& sink);
+  void shake_hands(PeerLauncher& peer);
   void watch(PeerLauncher& peer);
 
+  const std::string token_;
   const std::chrono::milliseconds silence_;
+  std::vector<std::string> refusals_;
   WatchSet watched_{"cannot watch the connections of launchers"};
   std::vector<std::unique_ptr<PeerLauncher>> newcomers_;
   Nodes nodes_;

@@ -287,7 +287,8 @@ HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line
   head.exports = read_exports(typed.exports);
   std::vector<std::string> own = head_only_options();
   own.insert(own.end(), kPlaceOptions.begin(), kPlaceOptions.end());
-  own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run"});
+  own.insert(own.end(),
+             {"--master_addr", "--master_port", "--report", "--dry_run", "--token_file"});
   head.node_options = line.options(own);
   head.launcher_name = launcher_name;
   return head;

@@ -44,6 +44,8 @@ constexpr std::array kExamples{
             "syncbn-launch -H node0:4,node1:4 train.py"},
     Example{"Every worker's output in files, that of rank 0 on the terminal as well",
             "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
+    Example{"What every rank of the jobs on this machine does now, on all their nodes",
+            "syncbn-launch status"},
 };
 
 // The entries of all options, with a heading before each group.

@@ -68,7 +68,16 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
             "Whole seconds: join_timeout for all nodes to arrive (600),\n"
             "last_call_timeout for more than MIN (30), keep_alive_interval (5);\n"
             "keep_alive_max_attempt (3) until a silent node is lost; is_host;\n"
-            "others of torchrun's settings are accepted");
+            "store_mib, the store's memory (64, and 1 for 4 workers); others of\n"
+            "torchrun's settings are accepted");
+  ours("token_file", &Typed::token_file, "FILE",
+       "A secret of at least 16 bytes, the same on all nodes: launchers\n"
+       "without it are refused. Or the variable SYNCBN_TOKEN; over ssh the\n"
+       "launcher makes one itself")
+      .shown_default("");
+  ours("listen", &Typed::listen, "ADDRESS",
+       "Address or network interface at which node 0 listens; all, unless\n"
+       "--master_addr is a loopback address");
   torchruns("local_addr", &Typed::local_addr, "HOST",
             "Name of this machine in messages to the other nodes");
 
@@ -100,10 +109,11 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
       "Use ssh for this machine as well; else a host that is this machine\nis started directly");
 
   schema.group("Failures and ending");
-  torchruns("max_restarts", &Typed::max_restarts, "N",
+  torchruns("max_restarts", &Typed::max_restarts_text, "N|N/TIME",
             "Start all workers again, up to N times, when one has failed;\n"
-            "exit code 2, a usage error, ends the run at once")
-      .between(0, 1'000'000);
+            "5/1h: up to 5 times within any hour (s, min, h, d). Exit code 2, a\n"
+            "usage error, ends the run at once, as does a rank that fails three\n"
+            "times in a row in the same way at the same step");
   torchruns("signals_to_handle", &Typed::signals_to_handle, "NAMES",
             "Signals that end the workers, and then the launcher; SIGUSR1\n"
             "and SIGUSR2 always pass through to the workers");
@@ -112,6 +122,11 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "killed; and time that processes they started have to end once\n"
        "all workers have succeeded")
       .between(0.0, 86400.0);
+
+  ours("hang_timeout", &Typed::hang_seconds, "SECONDS",
+       "End the rank that holds up the others when a worker that reports\n"
+       "its steps (train does) has made none for so long; 0: never")
+      .between(0.0, 604800.0);
 
   schema.group("Program");
   torchruns("module", &Typed::module, "", "The program is a Python module, as in python -m")

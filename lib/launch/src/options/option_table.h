@@ -20,7 +20,10 @@ struct TypedOptions : LaunchOptions {
   std::string rdzv_backend = "static";
   std::string rdzv_endpoint;
   std::string rdzv_conf;
+  std::string token_file;
+  std::string max_restarts_text = "0";
   double shutdown_seconds = 30;
+  double hang_seconds = 0;
   std::string prefix_text = "on";
   std::string redirects_text = "0";
   std::string tee_text = "0";

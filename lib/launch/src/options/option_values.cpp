@@ -5,12 +5,14 @@
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <map>
 #include <string_view>
 
 #include "common/words.h"
@@ -24,8 +26,7 @@ std::vector<int> read_signals(const std::string& typed) {
   for (const std::string& name : words_of(typed)) {
     if (name == "SIGUSR1" || name == "SIGUSR2") continue;  // always passed on to the workers
     constexpr std::array kEnding{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
-    const auto signal = std::ranges::find(
-        kEnding, name, [](int known) { return std::string("SIG") + ::sigabbrev_np(known); });
+    const auto signal = std::ranges::find(kEnding, name, base::signal_name);
     if (signal != kEnding.end()) {
       signals.push_back(*signal);
       continue;
@@ -49,9 +50,9 @@ void check_spelling_of_setting(const std::string& typed, const std::string& name
   static const std::vector<std::string> kWithoutEffect{
       "timeout",    "close_timeout", "read_timeout", "heartbeat_timeout", "shutdown_timeout",
       "store_type", "use_libuv",     "rank",         "local_addr"};
-  static const std::vector<std::string> kSettings{"join_timeout", "last_call_timeout",
-                                                  "keep_alive_interval", "keep_alive_max_attempt",
-                                                  "is_host"};
+  static const std::vector<std::string> kSettings{
+      "join_timeout",           "last_call_timeout", "keep_alive_interval",
+      "keep_alive_max_attempt", "is_host",           "store_mib"};
   if (std::ranges::count(kWithoutEffect, name) > 0) return;
   const std::string hint = base::did_you_mean(name, kSettings);
   if (hint.empty()) return;
@@ -214,6 +215,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
     };
     constexpr int kDay = 86'400;
     constexpr int kMaxMisses = 10'000;
+    constexpr int kMaxMib = 1 << 20;
     // torchrun reads `timeout` in a static rendezvous only.
     if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
       options.join_timeout = std::chrono::seconds(number(1));
@@ -223,6 +225,8 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
       options.alive_period = std::chrono::seconds(number(1, kDay));
     } else if (name == "keep_alive_max_attempt") {
       options.alive_misses = number(1, kMaxMisses);
+    } else if (name == "store_mib") {
+      options.store_mib = number(1, kMaxMib);
     } else if (name == "is_host") {
       options.is_host = read_flag(value);
       if (!options.is_host) {
@@ -235,10 +239,33 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
   }
 }
 
-void read_ending(LaunchOptions& options, double shutdown_seconds) {
+void read_restarts(const std::string& typed, LaunchOptions& options) {
+  constexpr int kMax = 1'000'000;
+  static const std::map<std::string, int> kUnits{{"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86'400}};
+  const size_t slash = std::min(typed.find('/'), typed.size());
+  const auto count = base::parse_number<int>(typed.substr(0, slash));
+  bool is_valid = count && *count >= 0 && *count <= kMax;
+  if (slash < typed.size()) {
+    const std::string time = typed.substr(slash + 1);
+    const size_t unit = std::min(time.find_first_not_of("0123456789"), time.size());
+    const auto number = base::parse_number<int>(time.substr(0, unit));
+    const auto seconds = kUnits.find(time.substr(unit));
+    is_valid = is_valid && number && *number >= 1 && *number <= kMax && seconds != kUnits.end();
+    if (is_valid) options.restart_window = std::chrono::seconds(int64_t{*number} * seconds->second);
+  }
+  if (!is_valid) {
+    throw base::UserError(fmt::format(
+        "--max_restarts={}: expected a number from 0 to {}, or one within a time, as 5/1h", typed,
+        kMax));
+  }
+  options.max_restarts = *count;
+}
+
+void read_ending(const TypedOptions& typed, LaunchOptions& options) {
   options.ending_signals = read_signals(options.signals_to_handle);
   options.shutdown_timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(shutdown_seconds * 1000));
+      std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_seconds * 1000));
+  options.hang_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.hang_seconds * 1000));
 }
 
 void read_master_addr(LaunchOptions& options) {

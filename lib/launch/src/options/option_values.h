@@ -29,8 +29,10 @@ void read_event_log(const std::string& typed, LaunchOptions& options);
 void read_endpoint(const std::string& endpoint, LaunchOptions& options);
 /// --rdzv_conf, with torchrun's names. Settings of torchrun's own store have no effect.
 void read_rendezvous_settings(const std::string& typed, LaunchOptions& options);
-/// --signals_to_handle and --shutdown_timeout.
-void read_ending(LaunchOptions& options, double shutdown_seconds);
+/// --max_restarts: a number, or a number within a time.
+void read_restarts(const std::string& typed, LaunchOptions& options);
+/// --signals_to_handle, --shutdown_timeout and --hang_timeout.
+void read_ending(const TypedOptions& typed, LaunchOptions& options);
 /// Removes the brackets of an IPv6 address in --master_addr.
 void read_master_addr(LaunchOptions& options);
 

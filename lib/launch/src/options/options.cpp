@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "common/handshake.h"
 #include "options/command_line.h"
 #include "options/hosts.h"
 #include "options/option_help.h"
@@ -95,7 +96,8 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
                            (counts_gpus && base::count_gpus(options.virtual_local_rank) > 0);
   options.binding = read_binding(typed);
   options.nnodes = read_nodes(typed.nnodes_text);
-  read_ending(options, typed.shutdown_seconds);
+  read_ending(typed, options);
+  read_restarts(typed.max_restarts_text, options);
   options.redirects = read_stream_choice("--redirects", typed.redirects_text);
   options.tee = read_stream_choice("--tee", typed.tee_text);
   options.local_ranks_filter =
@@ -111,6 +113,7 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
   options.c10d = typed.rdzv_backend == "c10d";
   if (options.c10d && !line.has("--node_rank")) options.node_rank = options.nnodes.max > 1 ? -1 : 0;
   read_rendezvous_settings(typed.rdzv_conf, options);
+  options.token = read_token(typed.token_file);
   read_master_addr(options);
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
   // With one node nobody else needs the port, and several such jobs may name the same endpoint.
@@ -139,12 +142,14 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
 LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
                             std::string_view launcher_name) {
   LaunchOptions options = typed;
-  read_ending(options, typed.shutdown_seconds);
+  read_ending(typed, options);
   read_rendezvous_settings(typed.rdzv_conf, options);
   // Variables for these come from a scheduler, which does not know the hosts.
   if (!line.is_typed("--master_addr")) options.master_addr.clear();
   if (!line.is_typed("--master_port")) options.master_port.reset();
   read_master_addr(options);
+  options.token = read_token(typed.token_file);
+  if (options.token.empty()) options.token = make_token();
   options.head = read_head_options(typed, line, launcher_name);
   return options;
 }
@@ -251,6 +256,14 @@ std::string NodeRange::str() const {
 
 bool LaunchOptions::nodes_may_change() const {
   return c10d && nnodes.max > 1 && (nnodes.min < nnodes.max || max_restarts > 0);
+}
+
+size_t LaunchOptions::store_bytes() const {
+  if (store_mib > 0) return static_cast<size_t>(store_mib) << 20;
+  // Gloo's ranks publish an address for each of the others: about 64 bytes each.
+  constexpr size_t kBase = size_t{64} << 20;
+  constexpr size_t kPerWorker = size_t{256} << 10;
+  return kBase + kPerWorker * static_cast<size_t>(nnodes.max) * static_cast<size_t>(nproc_per_node);
 }
 
 Streams StreamChoice::of(int local_rank) const {

@@ -59,6 +59,11 @@ std::string render_report(const FailureReport& report) {
   std::string text = fmt::format(
       "syncbn-launch: rank {} failed: {}{}\n", report.rank, describe_status(report.wait_status),
       report.out_of_memory ? ", as the kernel ran out of memory for this job" : "");
+  if (!report.hang.empty()) {
+    text = fmt::format(
+        "syncbn-launch: rank {} failed: it made no progress (--hang_timeout) and was killed\n",
+        report.rank);
+  }
   const auto line = [&text](std::string_view name, std::string_view value) {
     text += fmt::format("  {:<12}{}\n", name, value);
   };
@@ -67,6 +72,7 @@ std::string render_report(const FailureReport& report) {
   line("command", shell_quoted(report.argv));
   line("time", fmt::format("{}, {} after the start", local_time(report.time),
                            base::format_seconds(report.seconds_after_start)));
+  if (!report.hang.empty()) line("hang", report.hang);
   if (!report.error_message.empty()) {
     line("error", fmt::format("(from {})", report.error_file));
     const std::string message =
@@ -94,6 +100,7 @@ nlohmann::ordered_json json_of_failure(const FailureReport& failure) {
           {"command", failure.argv},
           {exited ? "exit_code" : "signal", exited ? WEXITSTATUS(status) : WTERMSIG(status)},
           {"out_of_memory", failure.out_of_memory},
+          {"hang", failure.hang},
           {"time", std::chrono::duration<double>(failure.time.time_since_epoch()).count()},
           {"seconds_after_start", failure.seconds_after_start},
           {"stderr_tail", failure.stderr_tail},

@@ -23,6 +23,7 @@ struct FailureReport {
   std::vector<std::string> argv;
   int wait_status = 0;
   bool out_of_memory = false;  ///< probably killed by the kernel for lack of memory
+  std::string hang;            ///< why the launcher killed it: it held up the others; or ""
   std::chrono::system_clock::time_point time;
   double seconds_after_start = 0;
   std::vector<std::string> stderr_tail;

@@ -71,6 +71,7 @@ Json NodeJob::to_json() const {
             {"version", version},
             {"mark", mark},
             {"folder", as_text(folder)},
+            {"token", as_text(token)},
             {"environment", Json::object()},
             {"words", Json::array()},
             {"speaks_for_all", speaks_for_all},
@@ -87,6 +88,7 @@ NodeJob NodeJob::from_json(const Json& message) {
   job.mark = message.at("mark");
   if (job.version != SYNCBN_VERSION) return job;
   job.folder = as_bytes(message.at("folder"));
+  job.token = as_bytes(message.at("token"));
   for (const auto& [name, value] : message.at("environment").items()) {
     job.environment[as_bytes(name)] = as_bytes(value);
   }

@@ -30,7 +30,8 @@ inline constexpr const char* kFromHead = "--from_head";
 struct NodeJob {
   std::string version;  ///< of the head
   std::string mark;
-  std::string folder;  ///< working directory
+  std::string folder;      ///< working directory
+  std::string token = {};  ///< LaunchOptions::token
   Variables environment = {};
   std::vector<std::string> words = {};  ///< the node's command line
   bool speaks_for_all = false;          ///< MessageScope::kWholeJob

@@ -165,6 +165,7 @@ void SshHead::start() {
   NodeJob job{.version = SYNCBN_VERSION,
               .mark = mark_,
               .folder = std::filesystem::current_path(),
+              .token = options_.token,
               .colours = terminal_colours()};
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> their_ends;
@@ -271,7 +272,7 @@ void SshHead::poll_once(Clock::time_point until) {
   }
   while (const auto event = keeper_->next_event()) handle_event(*event);
   if (keeper_->gone()) {
-    kill_all_descendants();
+    keeper_->clean_up_after_loss(kSshKillPatience);
     throw base::UnavailableError(
         fmt::format("the keeper process (pid {}) was killed; the connections to all hosts have "
                     "been closed",
@@ -319,6 +320,7 @@ void SshHead::handle_event(const KeeperEvent& event) {
   switch (event.kind) {
     case KeeperEvent::Kind::kStarted:
     case KeeperEvent::Kind::kLeft:
+    case KeeperEvent::Kind::kKeeper:
       break;
     case KeeperEvent::Kind::kNotStarted:
       node_ended(node, 0);

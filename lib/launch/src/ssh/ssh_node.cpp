@@ -87,6 +87,7 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
   LaunchOptions options = parse_settled_options(job.words);
   options.message_scope = job.speaks_for_all ? MessageScope::kWholeJob : MessageScope::kOwnWorkers;
   options.colours = job.colours;
+  options.token = job.token;
   resolve_program(options);
   check_master(options);
   if (options.node_rank == 0 && (options.nnodes.max > 1 || options.master_port)) {

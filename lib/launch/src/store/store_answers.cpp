@@ -13,8 +13,13 @@ using store::put_string;
 using store::Query;
 using store::QueryReader;
 
+// Memory of an entry besides key and value.
+static constexpr size_t kEntryBytes = 96;
+
 void StoreWaiters::add(uint64_t id, const std::vector<std::string>& keys) {
   Wait& wait = waits_[id];
+  for (const std::string& key : keys) wait.bytes += 2 * (key.size() + kEntryBytes);
+  bytes_ += wait.bytes;
   wait.ticket = ++last_ticket_;
   wait.keys.insert(keys.begin(), keys.end());
   for (const std::string& key : keys) queues_[key].emplace(wait.ticket, id);
@@ -28,6 +33,7 @@ void StoreWaiters::remove(uint64_t id) {
     queue->second.erase(wait->second.ticket);
     if (queue->second.empty()) queues_.erase(queue);
   }
+  bytes_ -= wait->second.bytes;
   waits_.erase(wait);
 }
 
@@ -59,6 +65,7 @@ bool StoreWaiters::end_wait_for(uint64_t id, const std::string& key) {
   const auto wait = waits_.find(id);
   wait->second.keys.erase(key);
   if (!wait->second.keys.empty()) return false;
+  bytes_ -= wait->second.bytes;
   waits_.erase(wait);
   return true;
 }
@@ -122,14 +129,15 @@ bool StoreAnswers::answer_for_key(const std::string& key, Query kind, QueryReade
       return result.has_value();
     }
     case Query::kDeleteKey:
-      put_integer<uint64_t>(out, values_.erase(key));
+      put_integer<uint64_t>(out, erase(key));
       return true;
     case Query::kAppend:
-      values_[key].append(in.string());
+      append(key, in.string());
       wake(waiters_.wake_all(key));
       return true;
     case Query::kQueuePush:
       queues_[key].push_back(in.string());
+      bytes_ += key.size() + queues_[key].back().size() + kEntryBytes;
       wake(waiters_.wake_one(key));
       return true;
     case Query::kQueuePop:
@@ -162,10 +170,32 @@ size_t StoreAnswers::queue_length(const std::string& key) const {
 void StoreAnswers::clear() {
   values_.clear();
   queues_.clear();
+  bytes_ = 0;
+}
+
+void StoreAnswers::put(const std::string& key, std::string value) {
+  const auto [entry, is_new] = values_.try_emplace(key);
+  if (is_new) bytes_ += key.size() + kEntryBytes;
+  bytes_ += value.size() - entry->second.size();
+  entry->second = std::move(value);
+}
+
+void StoreAnswers::append(const std::string& key, const std::string& more) {
+  if (!values_.contains(key)) put(key, "");
+  values_[key].append(more);
+  bytes_ += more.size();
+}
+
+size_t StoreAnswers::erase(const std::string& key) {
+  const auto entry = values_.find(key);
+  if (entry == values_.end()) return 0;
+  bytes_ -= key.size() + entry->second.size() + kEntryBytes;
+  values_.erase(entry);
+  return 1;
 }
 
 void StoreAnswers::set(const std::string& key, std::string value) {
-  values_[key] = std::move(value);
+  put(key, std::move(value));
   wake(waiters_.wake_all(key));
 }
 
@@ -199,7 +229,7 @@ bool StoreAnswers::put_values(std::string& out, const std::vector<std::string>& 
   for (const std::string& key : keys) {
     const std::string* const found = find(key);
     const std::string_view value = found == nullptr ? "" : std::string_view(*found);
-    if (out.size() - before + value.size() > store::kMaxMessageSize) return false;
+    if (out.size() - before + value.size() > max_answer_) return false;
     put_string(out, value);
   }
   return true;
@@ -210,6 +240,7 @@ void StoreAnswers::pop(std::string& out, const std::string& key) {
   const auto found = queues_.find(key);
   if (found == queues_.end()) return;
   put_string(out, found->second.front());
+  bytes_ -= key.size() + found->second.front().size() + kEntryBytes;
   found->second.pop_front();
   if (found->second.empty()) queues_.erase(found);
 }
@@ -219,7 +250,7 @@ bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_
                                  std::string& out) {
   const auto count = sum(key, 1);
   if (!count || waiters_.waits(client)) return false;
-  values_[key] = std::to_string(*count);
+  put(key, std::to_string(*count));
   if (*count < world_size) {
     waiters_.add(client, {key});
     return true;

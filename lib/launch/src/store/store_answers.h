@@ -30,16 +30,21 @@ class StoreWaiters {
   /// any.
   std::vector<uint64_t> wake_one(const std::string& key);
 
+  /// About how much memory the waits take.
+  size_t bytes() const { return bytes_; }
+
  private:
   struct Wait {
     uint64_t ticket = 0;  ///< in the order of add()
     std::unordered_set<std::string> keys;
+    size_t bytes = 0;
   };
   using Queue = std::map<uint64_t, uint64_t>;  ///< client by ticket
 
   bool end_wait_for(uint64_t id, const std::string& key);
 
   uint64_t last_ticket_ = 0;
+  size_t bytes_ = 0;
   std::unordered_map<uint64_t, Wait> waits_;
   std::unordered_map<std::string, Queue> queues_;
 };
@@ -51,12 +56,15 @@ class StoreAnswers {
   /// Sends store::kStopWaiting to a client whose wait is over.
   using Wake = std::function<void(uint64_t client)>;
 
-  explicit StoreAnswers(Wake wake) : wake_(std::move(wake)) {}
+  /// @param max_bytes of an answer.
+  StoreAnswers(Wake wake, size_t max_bytes) : wake_(std::move(wake)), max_answer_(max_bytes) {}
 
   /// @param query complete, and not kValidate. @param out receives the answer, if there is one now.
   /// @return false if the query is not allowed.
   bool answer(uint64_t client, std::string_view query, std::string& out);
   void remove(uint64_t client) { waiters_.remove(client); }
+  /// About how much memory keys, values, queues and waits take.
+  size_t bytes() const { return bytes_ + waiters_.bytes(); }
 
   /// Whether the key has a value or a queue with values.
   bool has(const std::string& key) const;
@@ -70,6 +78,9 @@ class StoreAnswers {
  private:
   bool answer_for_key(const std::string& key, store::Query kind, store::QueryReader& in,
                       uint64_t client, std::string& out);
+  void put(const std::string& key, std::string value);
+  void append(const std::string& key, const std::string& more);
+  size_t erase(const std::string& key);
   std::string compare_set(const std::string& key, const std::string& expected,
                           const std::string& desired);
   std::optional<int64_t> sum(const std::string& key, int64_t amount) const;
@@ -81,6 +92,8 @@ class StoreAnswers {
   void wake(const std::vector<uint64_t>& clients);
 
   Wake wake_;
+  const size_t max_answer_;
+  size_t bytes_ = 0;  ///< of values_ and queues_
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, std::deque<std::string>> queues_;  ///< none is empty
   StoreWaiters waiters_;

@@ -4,14 +4,17 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
 #include <sys/epoll.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
+
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 namespace {
@@ -23,20 +26,33 @@ using store::QueryScanner;
 using store::wire_key;
 
 constexpr uint64_t kListenerId = 0;
+constexpr uint64_t kTimerId = UINT64_MAX;
 // Upper bound on the events that one call of handle() processes.
 constexpr size_t kMaxEvents = 64;
 // The server reads no further queries of a client that leaves this many bytes of answers unread.
 constexpr size_t kMaxUnsent = size_t{1} << 20;
+// A client whose unfinished query and unread answers are smaller stays when the memory is used up.
+constexpr size_t kFreeBuffer = size_t{64} << 10;
+
+// Whether the store or the list of waiting clients may grow.
+bool adds_to_store(std::string_view query) {
+  switch (QueryReader(query).query()) {
+    case Query::kSet:
+    case Query::kCompareSet:
+    case Query::kAdd:
+    case Query::kAppend:
+    case Query::kMultiSet:
+    case Query::kQueuePush:
+    case Query::kWait:
+    case Query::kBarrier:
+      return true;
+    default:
+      return false;
+  }
+}
 
 base::UniqueFd open_spare() {
   return base::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-}
-
-// A quarter of the descriptors: the launcher needs the rest.
-size_t max_silent_connections() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
-  return std::max<size_t>(1, limit.rlim_cur / 4);
 }
 
 }  // namespace
@@ -46,6 +62,7 @@ struct StoreServer::Connection {
   base::Channel channel;
   uint32_t watched = 0;
   bool greeted = false;
+  size_t buffered = 0;   ///< its part of StoreServer::buffered_
   QueryScanner scanner;  ///< of the first query in the input
 
   /// What recv() returns for its first byte; 0 if the server has read from it.
@@ -64,17 +81,22 @@ struct StoreServer::Connection {
   }
 };
 
-StoreServer::StoreServer(base::UniqueFd listener, ForeignSink foreign)
+StoreServer::StoreServer(base::UniqueFd listener, size_t max_bytes, Hooks hooks)
     : listener_(std::move(listener)),
-      foreign_(std::move(foreign)),
+      hooks_(std::move(hooks)),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       spare_(open_spare()),
-      max_silent_(max_silent_connections()),
-      answers_([this](uint64_t id) { wake(id); }) {
+      timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
+      max_newcomers_(max_newcomers()),
+      max_bytes_(max_bytes),
+      answers_([this](uint64_t id) { wake(id); }, max_bytes) {
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kListenerId}};
+  epoll_event late{.events = EPOLLIN, .data = {.u64 = kTimerId}};
   // accept() must not block if the client disconnects before it.
   ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
-  if (!epoll_ || ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0) {
+  if (!epoll_ || !timer_ ||
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0 ||
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, timer_.get(), &late) != 0) {
     base::throw_errno("cannot serve the store");
   }
 }
@@ -88,6 +110,8 @@ void StoreServer::handle() {
     const epoll_event& event = events[static_cast<size_t>(i)];
     if (event.data.u64 == kListenerId) {
       accept_connections();
+    } else if (event.data.u64 == kTimerId) {
+      drop_late_newcomers();
     } else {
       handle_connection(event.data.u64, event.events);
     }
@@ -103,6 +127,8 @@ bool StoreServer::accept_connections() {
       return false;
     }
     make_room();
+    // Clients connect again. The launcher needs the other descriptors.
+    if (connections_.size() >= 3 * max_newcomers_) continue;
     base::detect_lost_host(fd.get());
     auto connection = std::make_unique<Connection>();
     connection->id = ++last_id_;
@@ -110,6 +136,8 @@ bool StoreServer::accept_connections() {
     epoll_event event{.events = EPOLLIN, .data = {.u64 = connection->id}};
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->channel.fd(), &event) != 0) continue;
     connection->watched = event.events;
+    newcomers_.emplace(connection->id, Clock::now() + kGreetingTimeout);
+    if (newcomers_.size() == 1) set_timer();
     connections_.emplace(connection->id, std::move(connection));
   }
   return true;
@@ -117,14 +145,31 @@ bool StoreServer::accept_connections() {
 
 // Connections that never send anything must not keep others out: closes the oldest of them.
 void StoreServer::make_room() {
-  size_t silent = 0;
-  Connection* first = nullptr;
-  for (const auto& [id, connection] : connections_) {
-    if (!connection->is_silent()) continue;
-    ++silent;
-    if (first == nullptr || id < first->id) first = connection.get();
+  if (newcomers_.size() < max_newcomers_) return;
+  for (const auto& [id, deadline] : newcomers_) {
+    Connection& connection = *connections_.at(id);
+    if (!connection.is_silent()) continue;
+    remove(connection);
+    return;
   }
-  if (silent >= max_silent_) remove(*first);
+}
+
+void StoreServer::drop_late_newcomers() {
+  while (!newcomers_.empty() && newcomers_.begin()->second <= Clock::now()) {
+    remove(*connections_.at(newcomers_.begin()->first));
+  }
+  set_timer();
+}
+
+void StoreServer::set_timer() {
+  itimerspec time{};  // all zeros: stops the timer
+  if (!newcomers_.empty()) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(newcomers_.begin()->second - Clock::now());
+    const int64_t milliseconds = std::max<int64_t>(1, left.count());
+    time.it_value = {.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000};
+  }
+  ::timerfd_settime(timer_.get(), 0, &time, nullptr);
 }
 
 // Without a free descriptor, poll() would report this connection again and again. Clients retry.
@@ -154,10 +199,12 @@ void StoreServer::handle_connection(uint64_t id, uint32_t events) {
       input.empty() || input.front() == static_cast<char>(Query::kValidate);
   if (!connection.greeted && !begins_as_client) {
     base::Channel stranger = remove(connection);
-    if (foreign_) foreign_(std::move(stranger));
+    if (hooks_.foreign) hooks_.foreign(std::move(stranger));
     return;
   }
-  if (!answer_queries(connection) || channel.has_ended()) {
+  count_buffers(connection);
+  const bool is_too_large = connection.buffered > kFreeBuffer && !has_room(connection);
+  if (is_too_large || !answer_queries(connection) || channel.has_ended()) {
     remove(connection);
   } else {
     flush(connection);
@@ -188,7 +235,19 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
   const bool greets = in.query() == Query::kValidate;
   if (greets == connection.greeted) return false;
   connection.greeted = true;
-  if (greets) return in.integer<uint32_t>() == store::kMagic;
+  if (greets) {
+    newcomers_.erase(connection.id);
+    const int client = connection.channel.fd();
+    if (hooks_.admits && !hooks_.admits(client)) {
+      notices_.push_back(
+          fmt::format("refused a client of the workers' store at {}: no launcher with the job's "
+                      "token has joined from there",
+                      base::peer_address(client)));
+      return false;
+    }
+    return in.integer<uint32_t>() == store::kMagic;
+  }
+  if (adds_to_store(query) && !has_room(connection)) return false;
   std::string answer;
   const bool is_allowed = answers_.answer(connection.id, query, answer);
   connection.channel.queue(answer);
@@ -197,6 +256,7 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
 
 void StoreServer::flush(Connection& connection) {
   connection.channel.flush();
+  count_buffers(connection);
   uint32_t events = 0;
   if (connection.channel.unsent() < kMaxUnsent) events |= EPOLLIN;
   if (connection.channel.unsent() > 0) events |= EPOLLOUT;
@@ -206,8 +266,27 @@ void StoreServer::flush(Connection& connection) {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.channel.fd(), &event);
 }
 
+void StoreServer::count_buffers(Connection& connection) {
+  const size_t now = connection.channel.input().size() + connection.channel.unsent();
+  buffered_ += now - std::exchange(connection.buffered, now);
+}
+
+bool StoreServer::has_room(const Connection& connection) {
+  if (answers_.bytes() + buffered_ <= max_bytes_) return true;
+  if (!std::exchange(said_full_, true)) {
+    notices_.push_back(fmt::format(
+        "the workers' store is full: {} of at most {} are in use, and a client at {} "
+        "adds more, which closes its connection (--rdzv_conf=store_mib=N raises the limit)",
+        base::format_bytes(answers_.bytes() + buffered_), base::format_bytes(max_bytes_),
+        base::peer_address(connection.channel.fd())));
+  }
+  return false;
+}
+
 /// Removes the connection from the server and returns its channel.
 base::Channel StoreServer::remove(Connection& connection) {
+  buffered_ -= connection.buffered;
+  newcomers_.erase(connection.id);
   answers_.remove(connection.id);
   base::Channel channel = std::move(connection.channel);
   // Closing is not enough: a forked process may have the socket as well.
@@ -251,6 +330,7 @@ void StoreServer::clear() {
   }
   for (Connection* client : clients) remove(*client);
   answers_.clear();
+  said_full_ = false;
 }
 
 void StoreServer::wake(uint64_t id) {

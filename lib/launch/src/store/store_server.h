@@ -2,30 +2,44 @@
 
 #include <syncbn/base/channel.h>
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "store/store_answers.h"
 
 namespace syncbn::launch {
 
 /// A TCPStore server that runs inside its owner's poll loop. It closes connections that break the
-/// protocol, and reads no further queries of a client that does not read its answers. Keys are
-/// those of TCPStore's methods. Not thread-safe.
+/// protocol, or send no greeting within kGreetingTimeout, and reads no further queries of a client
+/// that does not read its answers. Keys are those of TCPStore's methods. Not thread-safe.
 class StoreServer {
  public:
+  static constexpr std::chrono::seconds kGreetingTimeout{10};
+
   /// Receives each connection whose first byte is not that of TCPStore's greeting. The channel's
   /// input holds what it has sent so far.
   using ForeignSink = std::function<void(base::Channel channel)>;
 
-  /// @param foreign may call this object. Empty: the server closes foreign connections.
+  struct Hooks {
+    ForeignSink foreign = {};  ///< may call the server. Empty: it closes foreign connections
+    /// Whether to serve the client that is connected to this socket. Empty: any client.
+    std::function<bool(int client)> admits = {};
+  };
+
+  /// @param max_bytes upper bound on the memory of keys, values, waits and unfinished queries: the
+  /// server closes the connection of a client that would exceed it, and says so in a notice.
   /// @throws base::UnavailableError if no descriptors are left.
-  explicit StoreServer(base::UniqueFd listener, ForeignSink foreign = {});
+  StoreServer(base::UniqueFd listener, size_t max_bytes, Hooks hooks);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -34,6 +48,9 @@ class StoreServer {
   int fd() const { return epoll_.get(); }
   /// Processes a bounded number of events, without waiting.
   void handle();
+
+  /// Lines for the user.
+  std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
 
   void set(std::string_view key, std::string value);
   std::optional<std::string> get(std::string_view key) const;
@@ -49,26 +66,39 @@ class StoreServer {
   void clear();
 
  private:
+  using Clock = std::chrono::steady_clock;
   struct Connection;
 
   bool accept_connections();
   void make_room();
+  void drop_late_newcomers();
+  void set_timer();
   void drop_newcomer();
   void handle_connection(uint64_t id, uint32_t events);
   bool answer_queries(Connection& connection);
   bool answer(Connection& connection, std::string_view query);
   void flush(Connection& connection);
+  void count_buffers(Connection& connection);
+  /// Whether keys, values, waits and all buffers, which hold the query that is to be answered, are
+  /// within the limit. If not, leaves a notice.
+  bool has_room(const Connection& connection);
   void wake(uint64_t id);
   base::Channel remove(Connection& connection);
 
   base::UniqueFd listener_;
-  ForeignSink foreign_;
+  Hooks hooks_;
   base::UniqueFd epoll_;
   base::UniqueFd spare_;  ///< closed to accept and drop a connection when no descriptor is free
-  const size_t max_silent_;
+  base::UniqueFd timer_;  ///< of the first in newcomers_
+  const size_t max_newcomers_;
+  const size_t max_bytes_;
   uint64_t last_id_ = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::map<uint64_t, Clock::time_point> newcomers_;  ///< deadline of each greeting, oldest first
+  size_t buffered_ = 0;                              ///< bytes in the buffers of all connections
   StoreAnswers answers_;
+  bool said_full_ = false;  ///< in this attempt
+  std::vector<std::string> notices_;
 };
 
 }  // namespace syncbn::launch

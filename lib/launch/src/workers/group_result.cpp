@@ -81,7 +81,8 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   report.pid = worker.pid;
   report.argv = worker.argv;
   report.wait_status = *worker.wait_status;
-  report.out_of_memory = oom.killed(report.wait_status);
+  report.hang = worker.hang;
+  report.out_of_memory = worker.hang.empty() && oom.killed(report.wait_status);
   report.time = failure.time;
   report.seconds_after_start = failure.seconds_after_start;
   report.error_file = logs.error_file(report.local_rank);

@@ -12,10 +12,12 @@
 #include <vector>
 
 #include "common/processes.h"
+#include "job/restart_policy.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
 #include "output/output.h"
 #include "workers/agent_reader.h"
+#include "workers/worker_progress.h"
 
 namespace syncbn::launch {
 
@@ -46,9 +48,11 @@ struct Worker {
   bool bind_failed = false;
   std::optional<int> wait_status;
   bool ended_by_us = false;
+  std::string hang;  ///< Hang::text, if it was killed for that
   OutputPipes pipes;
   base::UniqueFd agent;  ///< the launcher's end of the agent channel
   AgentReader records;
+  WorkerProgress progress;
 
   /// How it ended, such as "exit code 1". Only after its end.
   std::string end_in_words() const {
@@ -62,6 +66,7 @@ struct GroupResult {
   std::optional<FailureReport> failure = {};  ///< the first worker that failed
   std::string start_error = {};               ///< why that worker could not be started
   std::optional<int> signal = {};             ///< sent to the launcher, before or after the failure
+  FailureCause cause = {};                    ///< of `failure`
   std::string of_job = {};                    ///< the job's first failure if it is another node's
 };
 

@@ -1,6 +1,7 @@
 #include "workers/keeper.h"
 
 #include <fcntl.h>
+#include <linux/close_range.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -17,7 +18,11 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <initializer_list>
+#include <thread>
 #include <utility>
+
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 namespace {
@@ -55,6 +60,21 @@ base::UniqueFd watch_children() {
   return fd;
 }
 
+// Closes all descriptors but those in `kept`, in ascending order; the standard streams become
+// /dev/null.
+void leave_descriptors(std::initializer_list<int> kept) {
+  unsigned first = STDERR_FILENO + 1;
+  for (const int one : kept) {
+    const auto next = static_cast<unsigned>(one);
+    if (first < next) close_descriptors(first, next - 1, 0);
+    first = next + 1;
+  }
+  close_descriptors(first, UINT_MAX, 0);
+  const int null = ::open("/dev/null", O_RDWR);
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
+  ::close(null);
+}
+
 // What runs in the forked process.
 class KeeperProcess {
  public:
@@ -71,6 +91,7 @@ class KeeperProcess {
     ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
     oom_score_ = raised_oom_score();
+    report(KeeperEvent::Kind::kKeeper, 0, ::getpid(), 0);
     const base::SignalMask blocked;
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
@@ -112,7 +133,7 @@ class KeeperProcess {
     ::dup2(spec.stdout_fd, STDOUT_FILENO);
     ::dup2(spec.stderr_fd, STDERR_FILENO);
     // Not closed at once: the socket has to report a failed exec.
-    ::close_range(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
+    close_descriptors(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
     if (spec.agent_fd >= 0) ::fcntl(spec.agent_fd, F_SETFD, 0);
     const auto argv = pointers(spec.argv);
     const auto env = pointers(spec.env);
@@ -151,9 +172,9 @@ class KeeperProcess {
       if (has_all) report_what_is_left();
       std::array<pollfd, 2> polls{{{socket_, POLLIN, 0}, {child_ended_, POLLIN, 0}}};
       // No signal tells that a helper has left the session.
-      constexpr int kLookPeriod = 100;  // ms
+      constexpr int kHelperPeriod = 100;  // ms
       const bool has_to_look = has_all && !any_worker_runs() && left_ != Left::kNothing;
-      ::poll(polls.data(), polls.size(), starts ? 0 : has_to_look ? kLookPeriod : -1);
+      ::poll(polls.data(), polls.size(), starts ? 0 : has_to_look ? kHelperPeriod : -1);
       if (polls[1].revents != 0) reap();
       if (polls[0].revents == 0) {
         if (starts) start_next();
@@ -168,16 +189,7 @@ class KeeperProcess {
 
   // The workers have their ends of the pipes; another copy here would hide their end of file.
   void release_descriptors() const {
-    unsigned first = STDERR_FILENO + 1;
-    for (const int kept : {std::min(socket_, child_ended_), std::max(socket_, child_ended_)}) {
-      const auto next = static_cast<unsigned>(kept);
-      if (first < next) ::close_range(first, next - 1, 0);
-      first = next + 1;
-    }
-    ::close_range(first, UINT_MAX, 0);
-    const int null = ::open("/dev/null", O_RDWR);
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
-    ::close(null);
+    leave_descriptors({std::min(socket_, child_ended_), std::max(socket_, child_ended_)});
   }
 
   void pass_on(int signal) {
@@ -234,6 +246,48 @@ class KeeperProcess {
   Left left_ = Left::kWorkers;
 };
 
+// How often sentinel and launcher look at each other after the keeper was killed.
+constexpr std::chrono::milliseconds kLookPeriod{5};
+
+pid_t sentinels_keeper = -1;
+
+// Runs in the sentinel's process. noexcept for the reason that KeeperProcess::run() has.
+[[noreturn]] void watch_keeper(pid_t launcher, int socket, const std::function<void()>& run_keeper,
+                               const std::function<void()>& when_orphaned) noexcept {
+  ::setsid();
+  ::prctl(PR_SET_NAME, "syncbn-sentinel");
+  become_subreaper();
+  sentinels_keeper = ::fork();
+  if (sentinels_keeper == 0) run_keeper();
+  if (sentinels_keeper < 0) {
+    const KeeperEvent event{.kind = KeeperEvent::Kind::kForkFailed, .value = errno};
+    ::send(socket, &event, sizeof(event), MSG_NOSIGNAL);
+    ::_exit(base::kExitUnavailable);
+  }
+  // A keeper that was stopped has to notice that the launcher is gone.
+  ::signal(SIGCONT, [](int) { ::kill(sentinels_keeper, SIGCONT); });
+  ::prctl(PR_SET_PDEATHSIG, SIGCONT);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigaddset(&none, SIGCONT);
+  ::sigprocmask(SIG_UNBLOCK, &none, nullptr);
+  if (::getppid() != launcher) ::kill(sentinels_keeper, SIGCONT);
+  leave_descriptors({});
+  lock_memory();
+  int status = 0;
+  for (;;) {
+    const pid_t ended = ::waitpid(sentinels_keeper, &status, 0);
+    if (ended == sentinels_keeper || (ended < 0 && errno != EINTR)) break;
+  }
+  if (WIFSIGNALED(status)) {
+    kill_all_descendants();
+    // The launcher ends this process when it has seen that all are gone, unless it is killed too.
+    while (::getppid() == launcher) std::this_thread::sleep_for(kLookPeriod);
+    when_orphaned();
+  }
+  ::_exit(exit_code_of(status));
+}
+
 }  // namespace
 
 Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
@@ -246,18 +300,32 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
   socket_.reset(ends[0]);
   base::UniqueFd keepers(ends[1]);
   const base::UniqueFd child_ended = watch_children();  // here, where an error can be reported
-  pid_ = ::fork();
-  if (pid_ < 0) base::throw_errno("cannot start the keeper process");
-  if (pid_ == 0) {
+  const pid_t launcher = ::getpid();
+  sentinel_ = ::fork();
+  if (sentinel_ < 0) base::throw_errno("cannot start the keeper process");
+  if (sentinel_ == 0) {
     socket_.reset();
-    KeeperProcess(keepers.get(), child_ended.get(), workers).run(when_orphaned, grace);
+    watch_keeper(
+        launcher, keepers.get(),
+        [&] { KeeperProcess(keepers.get(), child_ended.get(), workers).run(when_orphaned, grace); },
+        when_orphaned);
   }
+  keepers.reset();
+  KeeperEvent first{.kind = KeeperEvent::Kind::kForkFailed, .value = ECHILD};
+  while (::recv(socket_.get(), &first, sizeof(first), 0) < 0 && errno == EINTR) {
+  }
+  if (first.kind != KeeperEvent::Kind::kKeeper) {
+    ::waitpid(sentinel_, nullptr, 0);
+    errno = first.value;
+    base::throw_errno("cannot start the keeper process");
+  }
+  pid_ = first.pid;
   lock_memory();
 }
 
 Keeper::~Keeper() {
   // A keeper that still waits for a process that cannot be killed goes on by itself.
-  if (gone_) ::waitpid(pid_, nullptr, 0);
+  if (gone_) ::waitpid(sentinel_, nullptr, 0);
 }
 
 std::optional<KeeperEvent> Keeper::next_event() {
@@ -273,6 +341,15 @@ void Keeper::signal_workers(int signal) {
   const int32_t command = signal;
   ::send(socket_.get(), &command, sizeof(command), MSG_NOSIGNAL);
   ::kill(pid_, SIGCONT);  // in case it was stopped
+}
+
+void Keeper::clean_up_after_loss(std::chrono::seconds patience) {
+  // The sentinel is not killed before: this process may be killed as well, in the middle.
+  const auto deadline = Clock::now() + patience;
+  while (!children_of(sentinel_).empty() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kLookPeriod);
+  }
+  kill_all_descendants();
 }
 
 void Keeper::finish(std::chrono::seconds patience, Daemons daemons) {

@@ -40,6 +40,7 @@ struct KeeperEvent {
     kExecFailed,  ///< its execve failed: `value` is errno; kExited follows
     kExited,      ///< it has ended: `value` is its wait status
     kLeft,        ///< all workers have ended: `value` is a Left
+    kKeeper,      ///< the first event: the keeper runs as `pid`
   };
   Kind kind{};
   int32_t worker = 0;
@@ -54,11 +55,14 @@ struct KeeperEvent {
 /// launcher sends signals to pass on. If the socket closes, the launcher is gone; then, as after
 /// finish(), the keeper kills all its descendants. It looks at the socket before each fork, and
 /// starts no more workers after a signal that ends them. If the keeper itself is killed, the
-/// workers die of PR_SET_PDEATHSIG, their orphans become the launcher's children, and gone() tells
-/// the launcher to kill them. A keeper serves one attempt.
+/// workers die of PR_SET_PDEATHSIG, and gone() tells the launcher. A keeper serves one attempt.
+///
+/// Between launcher and keeper stands a sentinel, a subreaper that only waits for the keeper's end.
+/// If the keeper was killed, perhaps together with the launcher, the orphans of its workers become
+/// the sentinel's children, and it kills them.
 class Keeper {
  public:
-  /// Forks the keeper, which starts the workers.
+  /// Forks the keeper, which starts the workers, and waits until it runs.
   /// @param when_orphaned runs in the keeper after it has killed the workers of a dead launcher.
   /// @param grace time for the workers to end by themselves when the launcher is gone.
   Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
@@ -76,6 +80,10 @@ class Keeper {
   /// The keeper has ended. After finish() all descendants are dead; before, it was killed.
   bool gone() const { return gone_; }
 
+  /// After the keeper was killed: waits until the sentinel has killed the processes below it, up to
+  /// `patience`, then kills all descendants of this process.
+  void clean_up_after_loss(std::chrono::seconds patience);
+
   /// Sends a signal to the process group of each running worker, or to the helpers if no worker
   /// runs. After a signal that ends workers no more are started; these are reported as kNotStarted.
   void signal_workers(int signal);
@@ -85,6 +93,7 @@ class Keeper {
 
  private:
   base::UniqueFd socket_;
+  pid_t sentinel_ = -1;
   pid_t pid_ = -1;
   bool gone_ = false;
 };

@@ -7,10 +7,12 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/descriptors.h"
@@ -35,6 +37,18 @@ constexpr std::chrono::seconds kUsageErrorPatience{1};
 // free, the others cannot act on a signal.
 constexpr std::chrono::seconds kOutOfMemoryPatience{3};
 
+// How often the launcher looks whether the workers make progress.
+constexpr std::chrono::milliseconds kCheckPeriod{500};
+
+// A rank for which others wait is named after this time, even without --hang_timeout.
+constexpr std::chrono::seconds kNameAfter{30};
+
+// Time between two questions who holds up the others.
+constexpr std::chrono::seconds kStallReportPeriod{2};
+
+// Upper bound on the time for a debugger to print the threads of a worker.
+constexpr std::chrono::seconds kStackPatience{5};
+
 // A wait that is shorter than this is not announced.
 constexpr std::chrono::seconds kAnnounceAfter{1};
 
@@ -58,13 +72,16 @@ GroupResult WorkerGroup::run() {
     wait_for_events();
     handle_signals();
     handle_cluster();
-    read_outputs();  // before the events: a worker's output, then its end
+    answer_status();
+    forgive_own_silence();  // before the records that have waited for this process
+    read_outputs();         // before the events: a worker's output, then its end
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
+    check_progress();
   }
   const bool keeper_is_lost = keeper_->gone();
   if (keeper_is_lost) {
-    kill_all_descendants();
+    keeper_->clean_up_after_loss(kKillPatience);
   } else {
     keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
@@ -101,6 +118,7 @@ void WorkerGroup::start() {
     variables["TORCHELASTIC_ERROR_FILE"] = run_.logs.error_file(local_rank);
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
+    if (::isatty(STDERR_FILENO) == 1) variables["SYNCBN_AGENT_BAR"] = "1";
 
     specs.push_back(
         {.file = run_.command.file,
@@ -116,6 +134,7 @@ void WorkerGroup::start() {
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
   }
   keeper_ = std::make_unique<Keeper>(specs, [this] { run_.logs.remove(); });
+  if (run_.options.hang_timeout.count() > 0) next_check_ = Clock::now() + kCheckPeriod;
 }
 
 base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::UniqueFd& reader) {
@@ -141,10 +160,12 @@ void WorkerGroup::wait_for_events() {
     worker.pipes.add_to(polls, run_.output);
     if (worker.agent) polls.push_back({worker.agent.get(), POLLIN, 0});
   }
+  polls.push_back({run_.status.fd(), POLLIN, 0});
   if (run_.cluster != nullptr) polls.push_back({run_.cluster->fd(), POLLIN, 0});
   auto wake = Clock::time_point::max();
   if (run_.cluster != nullptr) wake = run_.cluster->due();
-  for (const auto& time : {end_at_, announce_at_, deadline_, progress_.due(), run_.output.due()}) {
+  for (const auto& time :
+       {end_at_, announce_at_, deadline_, next_check_, progress_.due(), run_.output.due()}) {
     if (time) wake = std::min(wake, *time);
   }
   const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
@@ -185,6 +206,10 @@ void WorkerGroup::end_by_signal(int signal) {
 void WorkerGroup::handle_cluster() {
   if (run_.cluster == nullptr) return;
   if (cluster_is_due_) run_.cluster->handle();
+  for (const std::string& notice : run_.cluster->take_notices()) say_for_job(notice);
+  if (run_.cluster->take_inquiry()) run_.cluster->report_workers(states());
+  if (run_.cluster->take_hold()) forgive_silence();
+  if (const auto hang = run_.cluster->take_hang()) handle_hang(*hang);
   // Even if handle() was not due: the reason may have arrived together with the start.
   if (ending_ || first_failure_ || run_.cluster->stop_reason().empty()) return;
   if (run_.options.message_scope != MessageScope::kOwnWorkers) {
@@ -219,6 +244,8 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
     case KeeperEvent::Kind::kNotStarted:
       worker.running = false;
       break;
+    case KeeperEvent::Kind::kKeeper:
+      break;
     case KeeperEvent::Kind::kBindFailed:
     case KeeperEvent::Kind::kExecFailed:
       worker.bind_failed = event.kind == KeeperEvent::Kind::kBindFailed;
@@ -243,15 +270,30 @@ void WorkerGroup::worker_ended(size_t index) {
   log_end(index, worker.start_error ? std::strerror(*worker.start_error) : "");
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
-  first_failure_ = {index, std::chrono::system_clock::now(), seconds_since_start()};
   const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
-  end_at_ = Clock::now();
-  if (code == base::kExitUsage && index != 0) *end_at_ += kUsageErrorPatience;
-  if (run_.cluster == nullptr) return;
   const std::string what =
       worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
-  run_.cluster->report_failure(code, !worker.start_error && restart_may_help(*worker.wait_status),
-                               fmt::format("rank {} failed: {}", worker.rank, what));
+  fail_first(index, code, !worker.start_error && restart_may_help(*worker.wait_status), what);
+}
+
+void WorkerGroup::fail_first(size_t index, int exit_code, bool may_restart,
+                             const std::string& what) {
+  first_failure_ = {index, std::chrono::system_clock::now(), seconds_since_start()};
+  end_at_ = Clock::now();
+  if (exit_code == base::kExitUsage && index != 0) *end_at_ += kUsageErrorPatience;
+  if (run_.cluster == nullptr) return;
+  run_.cluster->report_failure(exit_code, may_restart,
+                               fmt::format("rank {} failed: {}", workers_[index].rank, what),
+                               cause_of(workers_[index]).step);
+}
+
+FailureCause WorkerGroup::cause_of(const Worker& worker) const {
+  const int status = worker.wait_status.value_or(0);
+  const bool is_killed = worker.hang.empty() && WIFSIGNALED(status) &&
+                         (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
+  return {.what = fmt::format("rank {} failed ({})", worker.rank,
+                              worker.hang.empty() ? worker.end_in_words() : "no progress"),
+          .step = is_killed ? std::nullopt : worker.progress.step()};
 }
 
 void WorkerGroup::log_end(size_t index, const std::string& error) {
@@ -288,8 +330,126 @@ void WorkerGroup::read_records(size_t index) {
   Worker& worker = workers_[index];
   ReadBuffer buffer;
   worker.records.feed(read_some(worker.agent, buffer), [&](const syncbn_agent_record& record) {
+    worker.progress.update(record, Clock::now());
+    if (!next_check_) next_check_ = Clock::now() + kCheckPeriod;
     if (worker.rank == 0) progress_.update(record, Clock::now());
   });
+}
+
+std::vector<WorkerState> WorkerGroup::states() const {
+  std::vector<WorkerState> all;
+  for (const Worker& worker : workers_) {
+    WorkerState state{.rank = worker.rank, .host = base::hostname(), .pid = worker.pid};
+    if (worker.running) look_at_process(state);
+    worker.progress.describe(state, Clock::now());
+    all.push_back(std::move(state));
+  }
+  return all;
+}
+
+void WorkerGroup::answer_status() {
+  const bool is_asked = run_.status.handle();
+  if (run_.cluster != nullptr) {
+    if (is_asked) run_.cluster->ask_status();
+    const auto status = run_.cluster->take_status();
+    if (status)
+      run_.status.answer(
+          status_text(context_, status->at("workers"), "runs", status->at("silent")));
+    return;
+  }
+  if (!is_asked) return;
+  nlohmann::json workers = nlohmann::json::array();
+  for (const WorkerState& worker : states()) workers.push_back(worker.json());
+  run_.status.answer(
+      status_text(context_, workers, ending_ ? "ends" : "runs", nlohmann::json::array()));
+}
+
+void WorkerGroup::check_progress() {
+  const auto now = Clock::now();
+  if (!next_check_ || now < *next_check_) return;
+  next_check_ = now + kCheckPeriod;
+  continue_keeper();
+  if (ending_ || first_failure_ || now < next_stall_report_) return;
+  const auto timeout = run_.options.hang_timeout;
+  Clock::duration longest{};
+  for (const Worker& worker : workers_) {
+    if (!worker.running) continue;
+    longest = std::max(longest, worker.progress.stalled_for(now).value_or(Clock::duration{}));
+    const auto step = worker.progress.longest_step();
+    if (timeout.count() == 0 || step < timeout / 2 || std::exchange(warned_of_timeout_, true)) {
+      continue;
+    }
+    run_.output.say(
+        fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout is {}: "
+                    "a somewhat longer step would end the job",
+                    worker.rank, base::format_seconds(step), base::format_seconds(timeout)));
+  }
+  const bool ends = timeout.count() > 0 && longest >= timeout;
+  if (!ends && (hang_was_named_ || longest < kNameAfter)) return;
+  next_stall_report_ = now + kStallReportPeriod;
+  const double seconds = std::chrono::duration<double>(longest).count();
+  if (run_.cluster != nullptr) return run_.cluster->report_stall(seconds, ends);
+  if (const auto hang = judge_hang(states(), seconds, ends)) handle_hang(*hang);
+}
+
+// A stopped keeper does not report the ends of workers.
+void WorkerGroup::continue_keeper() {
+  WorkerState state{.pid = keeper_->pid()};
+  look_at_process(state);
+  if (state.process != 'T') return;
+  run_.output.say(fmt::format(
+      "syncbn-launch: the keeper process (pid {}) was stopped; continuing it", state.pid));
+  ::kill(state.pid, SIGCONT);
+}
+
+// If this process did not run, because it was stopped or the machine slept, the workers perhaps did
+// not run either.
+void WorkerGroup::forgive_own_silence() {
+  const auto now = Clock::now();
+  if (!next_check_ || now - *next_check_ <= kCheckPeriod) return;
+  for (Worker& worker : workers_) worker.progress.forgive(now - *next_check_);
+  next_check_ = now;
+}
+
+void WorkerGroup::forgive_silence() {
+  for (Worker& worker : workers_) worker.progress.forgive_all(Clock::now());
+}
+
+void WorkerGroup::handle_hang(const Hang& hang) {
+  if (ending_ || first_failure_) return;
+  say_for_job(hang.text);
+  hang_was_named_ = true;
+  if (hang.rank < 0) {
+    // A debugger stops the time. A rank that is only named goes on.
+    if (run_.options.hang_timeout.count() > 0) forgive_silence();
+    return;
+  }
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    if (workers_[i].rank == hang.rank && workers_[i].running) end_hanging(i, hang.text);
+  }
+}
+
+void WorkerGroup::end_hanging(size_t index, const std::string& text) {
+  Worker& worker = workers_[index];
+  WorkerState state{.pid = worker.pid};
+  look_at_process(state);
+  // The other nodes wait for this launcher's heartbeats meanwhile.
+  const auto patience =
+      std::min<std::chrono::duration<double>>(kStackPatience, run_.options.alive_period);
+  if (state.process != 'T') {
+    run_.output.say(fmt::format("syncbn-launch: threads of rank {}:\n{}", worker.rank,
+                                describe_threads(worker.pid, patience.count())));
+  }
+  worker.hang = text;
+  worker.wait_status = SIGKILL;  // also if it cannot be killed
+  fail_first(index, base::kExitSignalBase + SIGKILL, true, "it made no progress (--hang_timeout)");
+  ::kill(-worker.pid, SIGKILL);
+}
+
+void WorkerGroup::say_for_job(const std::string& message) {
+  if (run_.options.message_scope != MessageScope::kOwnWorkers) {
+    run_.output.say("syncbn-launch: " + message);
+  }
 }
 
 void WorkerGroup::handle_deadlines() {
@@ -388,7 +548,8 @@ GroupResult WorkerGroup::result() {
     if (worker.start_error) return start_failure(worker, run_.command.file);
     return {.exit_code = exit_code_of(*worker.wait_status),
             .failure = report_of(*first_failure_, workers_, run_.logs, run_.output, oom_),
-            .signal = ended_by_signal_};
+            .signal = ended_by_signal_,
+            .cause = cause_of(worker)};
   }
   if (ended_by_signal_) {
     return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};

@@ -14,6 +14,8 @@
 
 #include "common/signals.h"
 #include "job/run_context.h"
+#include "job/status_socket.h"
+#include "job/worker_state.h"
 #include "nodes/cluster.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
@@ -40,6 +42,7 @@ class WorkerGroup {
     Output& output;
     LogFolder& logs;
     EventLog& events;
+    StatusServer& status;
     Cluster* cluster;  ///< null on one node
   };
 
@@ -65,6 +68,21 @@ class WorkerGroup {
   void read_records(size_t worker);
   OutputPipes::Sink sink(size_t worker);
   void handle_deadlines();
+
+  /// What the workers of this node do.
+  std::vector<WorkerState> states() const;
+  void answer_status();
+  void check_progress();
+  void continue_keeper();
+  void forgive_own_silence();
+  void forgive_silence();
+  void handle_hang(const Hang& hang);
+  void end_hanging(size_t worker, const std::string& text);
+  /// Why `worker` has failed, with its step unless it was killed from outside.
+  FailureCause cause_of(const Worker& worker) const;
+  void fail_first(size_t worker, int exit_code, bool may_restart, const std::string& what);
+  /// Prints a message about the whole job, unless another node of a head prints it.
+  void say_for_job(const std::string& message);
 
   void worker_ended(size_t worker);
   void log_end(size_t worker, const std::string& error);
@@ -98,6 +116,10 @@ class WorkerGroup {
   std::optional<int> ended_by_signal_;
   std::string stopped_for_;  ///< the failure of another node, once printed
   bool cluster_is_due_ = false;
+  std::optional<Clock::time_point> next_check_;  ///< of progress, once a worker has reported any
+  Clock::time_point next_stall_report_;
+  bool hang_was_named_ = false;
+  bool warned_of_timeout_ = false;
   bool ending_ = false;
   bool killed_ = false;
   Left left_ = Left::kWorkers;

@@ -81,15 +81,16 @@ class Classification : public Task {
   /// depend on batches and ranks.
   at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
     constexpr double kUnits = 1 << 24;
-    const at::Tensor& output = outputs.front();
-    const at::Tensor losses =
-        options_.loss == "bce"
-            ? at::binary_cross_entropy_with_logits(output, shares(target).to(output.scalar_type()),
-                                                   {}, {}, at::Reduction::None)
-                  .mean(1)
-            : at::cross_entropy_loss(output, target, {}, at::Reduction::None);
+    const at::Tensor losses = losses_of(outputs.front(), target);
     const at::Tensor sum = (losses.to(at::kDouble) * kUnits).round().sum() / kUnits;
-    return at::stack({sum, at::full_like(sum, output.size(0))});
+    return at::stack({sum, at::full_like(sum, losses.size(0))});
+  }
+
+  at::Tensor verdicts(const Outputs& outputs, const at::Tensor& target) const override {
+    const at::Tensor& output = outputs.front();
+    return at::stack({losses_of(output, target).to(at::kDouble), target.to(at::kDouble),
+                      output.argmax(1).to(at::kDouble)},
+                     1);
   }
 
   int64_t num_counts() const override { return has_top() ? 3 : 2; }
@@ -200,6 +201,16 @@ class Classification : public Task {
     std::vector<double> recalls;
     for (size_t i = 0; i < classes; ++i) recalls.push_back(share_of(right[i], samples[i]));
     return recalls;
+  }
+
+  /// Of each sample, without regularisation.
+  at::Tensor losses_of(const at::Tensor& output, const at::Tensor& target) const {
+    if (options_.loss != "bce") {
+      return at::cross_entropy_loss(output, target, {}, at::Reduction::None);
+    }
+    const at::Tensor wanted = shares(target).to(output.scalar_type());
+    return at::binary_cross_entropy_with_logits(output, wanted, {}, {}, at::Reduction::None)
+        .mean(1);
   }
 
   at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) const {

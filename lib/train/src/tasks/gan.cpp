@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "tasks/pictures.h"
+#include "pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "mean_of_present.h"
-#include "tasks/pictures.h"
+#include "pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {

@@ -82,6 +82,10 @@ std::vector<Prediction> Task::predict(const Outputs& /*outputs*/,
   return {};
 }
 
+at::Tensor Task::verdicts(const Outputs& /*outputs*/, const at::Tensor& /*target*/) const {
+  return {};
+}
+
 std::vector<Picture> Task::pictures(std::span<const Seen> /*seen*/,
                                     const data::Normalization& /*normalization*/) const {
   return {};

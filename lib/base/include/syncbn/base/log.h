@@ -11,8 +11,11 @@ namespace syncbn::base {
 
 /// Makes spdlog's default logger write to stderr in the format of all programs of this project.
 /// Level from SYNCBN_LOG (trace|debug|info|warn|error|off), else `info` on rank 0 and `warn` on the
-/// others. The launcher's prefix names the rank.
+/// others. The launcher's prefix names the rank. On a terminal in colours, unless NO_COLOR is set.
 void init_logging(int rank = 0);
+
+/// Has init_logging()'s logger use colours, or none, whatever it writes to.
+void set_log_colours(bool wanted);
 
 /// Writes to stdout. run_main() reports a failure.
 void write_stdout(std::string_view text) noexcept;

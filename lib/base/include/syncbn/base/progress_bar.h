@@ -10,15 +10,20 @@ namespace syncbn::base {
 
 struct ProgressState {
   uint64_t done = 0;
-  uint64_t total = 0;  ///< 0: unknown
-  std::string text = {};
+  uint64_t total = 0;     ///< 0: unknown
+  std::string text = {};  ///< parts with two spaces between them, the most important first
   std::chrono::duration<double> elapsed{};
   std::optional<std::chrono::duration<double>> remaining = {};
 };
 
-/// One line of at most `columns` columns:
-/// "[#####.....] 50/100  50 %  epoch 3 loss 0.21  0:12 < 0:12".
+/// One line of less than `columns` columns, since a terminal may wrap after its last one:
+/// "[#####.....]  50/100   50 %  epoch 3  loss 0.21  0:12 < 0:12", with the time so far and the
+/// time left at its end. What does not fit is left out: first the counts, then the text from its
+/// end, the bar ahead of the text's first three parts, and the times.
 std::string render_progress(const ProgressState& state, int columns);
+
+/// The same for a file or pipe: "step 50/100   50 %  epoch 3  loss 0.21  0:12 < 0:12".
+std::string progress_line(const ProgressState& state);
 
 /// Renders the PROGRESS records of a worker.
 class ProgressBar {
@@ -32,6 +37,9 @@ class ProgressBar {
   std::optional<Clock::time_point> due() const;
   /// The line, or "" after CLEAR.
   std::string draw(int columns, Clock::time_point now);
+
+  /// The last PROGRESS record, with its times.
+  ProgressState state(Clock::time_point now) const;
 
  private:
   bool active_ = false;

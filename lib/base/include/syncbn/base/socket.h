@@ -33,6 +33,10 @@ AddressList resolve(const std::string& host, int port, std::string& reason, int 
 
 int port_of(const sockaddr_storage& address);
 
+/// The address of the other end of a connection (or, with `own`, of this end), without its port:
+/// "10.0.0.3", also if the socket is of IPv6. Empty if the socket is not connected.
+std::string peer_address(int fd, bool own = false);
+
 using Deadline = std::chrono::steady_clock::time_point;
 
 /// A timeout for poll(): the time left, rounded up, at most one minute; 0 after the deadline.

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <syncbn/config/value.h>
@@ -35,5 +36,8 @@ struct Change {
 
 /// The keys that both sections have with different values.
 std::vector<Change> changes(const Value& before, const Value& after);
+
+/// All keys that are not sections, with their values as YAML on one line: {"optimizer.lr", "0.1"}.
+std::vector<std::pair<std::string, std::string>> flattened(const Value& value);
 
 }  // namespace syncbn::config

@@ -108,4 +108,7 @@ Image load_image(const std::filesystem::path& path, const DecodeOptions& options
 /// The bytes of a PNG file: RGB, or grey for one channel.
 std::string encode_png(const Image& image);
 
+/// The bytes of a JPEG file: RGB, or grey for one channel. @param quality from 1 to 100
+std::string encode_jpeg(const Image& image, int quality);
+
 }  // namespace syncbn::data

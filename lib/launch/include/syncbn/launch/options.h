@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -93,12 +95,17 @@ struct LaunchOptions {
   std::chrono::milliseconds last_call{30'000};      ///< for more nodes to join after that
   std::chrono::milliseconds alive_period{5'000};    ///< between two heartbeats
   int alive_misses = 3;         ///< a node is lost after this many periods without a heartbeat
+  std::string token;            ///< that launchers prove to each other to know; empty: none
+  int64_t store_mib = 0;        ///< upper bound on the store's memory; 0: by the number of workers
+  std::string listen;           ///< where node 0 listens: address or interface; empty: everywhere
   std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: it finds out
 
   int max_restarts = 0;
+  std::chrono::seconds restart_window{};  ///< within which max_restarts count; 0: the whole run
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::vector<int> ending_signals;               ///< signals_to_handle without SIGUSR1, SIGUSR2
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
+  std::chrono::milliseconds hang_timeout{};      ///< for a worker's next step; 0: none
 
   int stdin_rank = 0;          ///< the worker that reads the launcher's input; -1: none
   bool module = false;         ///< -m: the program is a Python module's name
@@ -131,6 +138,8 @@ struct LaunchOptions {
   /// Whether nodes may join and leave during the job. Needs c10d, and a range of nodes or, to
   /// replace lost nodes, restarts.
   bool nodes_may_change() const;
+  /// Upper bound on the memory of the workers' store, in bytes.
+  size_t store_bytes() const;
 };
 
 /// Reads argv[1…] up to the program's name: dashes or underscores, unambiguous prefixes, `--x=v` or

@@ -92,6 +92,13 @@ struct CheckpointConfig {
   static void describe(config::Schema<CheckpointConfig>& schema);
 };
 
+/// The section `tensorboard`.
+struct TensorboardConfig {
+  int64_t histograms = 0;  ///< 0: none
+
+  static void describe(config::Schema<TensorboardConfig>& schema);
+};
+
 /// The section `loader`: names and defaults of data::LoaderOptions, except for num_workers.
 struct LoaderConfig {
   config::OrAuto<int64_t> num_workers;
@@ -153,7 +160,9 @@ struct Config {
   ParallelConfig parallel;
   int64_t eval_interval = 1;
   EarlyStopConfig early_stop;
-  int64_t log_interval = 0;
+  config::OrAuto<int64_t> log_interval;
+  bool report = true;
+  TensorboardConfig tensorboard;
   std::string run_dir;
   std::string resume;
   bool overwrite = false;

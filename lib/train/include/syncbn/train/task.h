@@ -132,6 +132,10 @@ class Task {
   /// device. By default nothing.
   virtual at::Tensor records(const Outputs& outputs, const at::Tensor& target) const;
 
+  /// What tells the worst mistakes of an evaluation, for each sample: its loss, its class and the
+  /// network's answer, [B, 3], float64. Undefined if samples have no class, as by default.
+  virtual at::Tensor verdicts(const Outputs& outputs, const at::Tensor& target) const;
+
   // For an evaluation: `counts` are summed over the samples, `records` are those of all samples, in
   // an order that depends on the number of ranks: the results must not.
 

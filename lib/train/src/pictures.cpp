@@ -1,4 +1,4 @@
-#include "tasks/pictures.h"
+#include "pictures.h"
 
 #include <ATen/Functions.h>
 

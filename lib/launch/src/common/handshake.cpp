@@ -1,0 +1,157 @@
+#include "common/handshake.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/random.h>
+#include <syncbn/base/sha256.h>
+#include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace syncbn::launch {
+namespace {
+
+constexpr std::string_view kGreeting = "syncbn-agent 2";
+constexpr std::string_view kWithToken = " token ";
+constexpr std::string_view kChallenge = "challenge ";
+constexpr std::string_view kProof = "proof ";
+constexpr std::string_view kRefused = "refused ";
+
+constexpr size_t kMinToken = 16;
+constexpr size_t kMaxToken = 4096;
+
+// What follows `name` in the line; empty if the line does not begin with it.
+std::string_view after(std::string_view name, std::string_view line) {
+  return line.starts_with(name) ? line.substr(name.size()) : std::string_view();
+}
+
+bool is_nonce(std::string_view text) {
+  return text.size() == 64 && text.find_first_not_of("0123456789abcdef") == text.npos;
+}
+
+std::string quoted(std::string_view line) {
+  return base::printable(base::utf8_prefix(line, 200));
+}
+
+std::string read_file(const std::string& path) {
+  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  struct stat about {};
+  if (!file || ::fstat(file.get(), &about) != 0) {
+    throw base::UserError(fmt::format("--token_file={}: {}", path, std::strerror(errno)));
+  }
+  if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    throw base::UserError(
+        fmt::format("--token_file={}: others can read it (mode {:03o}); chmod 600 makes it private",
+                    path, about.st_mode & 0777U));
+  }
+  std::string text;
+  std::array<char, kMaxToken> buffer;
+  while (text.size() <= kMaxToken) {
+    const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      throw base::UserError(fmt::format("--token_file={}: {}", path, std::strerror(errno)));
+    }
+    if (got == 0) break;
+    text.append(buffer.data(), static_cast<size_t>(got));
+  }
+  return text;
+}
+
+}  // namespace
+
+Handshake::Handshake(Side side, std::string token) : side_(side), token_(std::move(token)) {}
+
+std::string Handshake::begin() {
+  done_ = token_.empty();
+  if (done_) return fmt::format("{}\n", kGreeting);
+  launchers_nonce_ = make_token();
+  return fmt::format("{}{}{}\n", kGreeting, kWithToken, launchers_nonce_);
+}
+
+std::string Handshake::take(std::string_view line) {
+  if (side_ == Side::kCoordinator && launchers_nonce_.empty()) return take_greeting(line);
+  if (side_ == Side::kLauncher && coordinators_nonce_.empty()) {
+    coordinators_nonce_ = after(kChallenge, line);
+    if (is_nonce(coordinators_nonce_)) {
+      return fmt::format("{}{}\n", kProof, mac(Side::kLauncher));
+    }
+    if (line.starts_with(kRefused)) return fail(quoted(after(kRefused, line)));
+    return fail(fmt::format("it does not ask for the token, but sends '{}'", quoted(line)));
+  }
+  const Side other = side_ == Side::kLauncher ? Side::kCoordinator : Side::kLauncher;
+  if (!base::equal_in_constant_time(after(kProof, line), mac(other))) {
+    if (line.starts_with(kRefused)) return fail(quoted(after(kRefused, line)));
+    return fail("its token (--token_file, SYNCBN_TOKEN) is another than this job's");
+  }
+  done_ = true;
+  return side_ == Side::kCoordinator ? fmt::format("{}{}\n", kProof, mac(side_)) : "";
+}
+
+std::string Handshake::take_greeting(std::string_view line) {
+  const std::string_view rest = after(kGreeting, line);
+  const bool has_token = rest.starts_with(kWithToken);
+  if (!line.starts_with(kGreeting) || !(rest.empty() || has_token)) {
+    return fail("the launchers of this job are of different versions");
+  }
+  launchers_nonce_ = after(kWithToken, rest);
+  if (has_token && token_.empty()) {
+    return fail("it has a token (--token_file, SYNCBN_TOKEN), and node 0 has none");
+  }
+  if (!has_token && !token_.empty()) {
+    return fail("it has no token, and this job needs one (--token_file, SYNCBN_TOKEN)");
+  }
+  done_ = token_.empty();
+  if (done_) return "";
+  if (!is_nonce(launchers_nonce_)) return fail("its nonce is not 64 hexadecimal digits");
+  coordinators_nonce_ = make_token();
+  return fmt::format("{}{}\n", kChallenge, coordinators_nonce_);
+}
+
+std::string Handshake::fail(const std::string& why) {
+  failure_ = why;
+  return side_ == Side::kCoordinator && !launchers_nonce_.empty()
+             ? fmt::format("{}{}\n", kRefused, why)
+             : "";
+}
+
+std::string Handshake::mac(Side side) const {
+  const char* const name = side == Side::kLauncher ? "launcher" : "coordinator";
+  return base::to_hex(base::hmac_sha256(
+      token_, fmt::format("{} {} {} {}", kGreeting, name, launchers_nonce_, coordinators_nonce_)));
+}
+
+std::string make_token() {
+  return base::random_id() + base::random_id() + base::random_id() + base::random_id();
+}
+
+std::string read_token(const std::string& file) {
+  const char* const variable = std::getenv("SYNCBN_TOKEN");
+  std::string token = variable == nullptr ? "" : variable;
+  ::unsetenv("SYNCBN_TOKEN");
+  const char* source = "SYNCBN_TOKEN";
+  if (!file.empty()) {
+    token = read_file(file);
+    source = "--token_file";
+  } else if (variable == nullptr) {
+    return "";
+  }
+  token.resize(std::min(token.find_first_of("\r\n"), token.size()));
+  if (token.size() < kMinToken || token.size() > kMaxToken) {
+    throw base::UserError(fmt::format(
+        "{}: a token has {} to {} bytes, and this one has {}; `openssl rand -hex 32` makes one",
+        source, kMinToken, kMaxToken, token.size()));
+  }
+  return token;
+}
+
+}  // namespace syncbn::launch

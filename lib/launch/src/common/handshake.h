@@ -1,0 +1,59 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace syncbn::launch {
+
+/// What a launcher and the coordinator exchange before anything else, as lines:
+///
+///   launcher → coordinator   syncbn-agent 2           or, with a token: syncbn-agent 2 token NONCE
+///   coordinator → launcher   challenge NONCE          only with a token, as all that follows
+///   launcher → coordinator   proof MAC
+///   coordinator → launcher   proof MAC
+///
+/// Both have to know the job's token, which itself is never sent. A MAC is the HMAC-SHA256, by the
+/// token, of the sender's side and both nonces, which are new for each connection: a recorded proof
+/// is worthless. The first byte distinguishes a launcher from a client of the store. Not
+/// thread-safe.
+class Handshake {
+ public:
+  enum class Side { kLauncher, kCoordinator };
+
+  /// @param token empty: the job has none.
+  Handshake(Side side, std::string token);
+
+  /// The launcher's first line, with its newline.
+  std::string begin();
+  /// Processes the other side's next line. Returns what to send, with its newline, or "".
+  std::string take(std::string_view line);
+
+  /// Whether messages may follow.
+  bool is_done() const { return done_; }
+  /// Why the handshake has failed, or "".
+  const std::string& failure() const { return failure_; }
+
+ private:
+  std::string take_greeting(std::string_view line);
+  std::string fail(const std::string& why);
+  std::string mac(Side side) const;
+
+  Side side_;
+  std::string token_;
+  std::string launchers_nonce_;
+  std::string coordinators_nonce_;
+  bool done_ = false;
+  std::string failure_;
+};
+
+/// A token that nobody can guess: 256 random bits in hexadecimal digits.
+std::string make_token();
+
+/// The job's token: the first line of the file or, if `file` is empty, that of the variable
+/// SYNCBN_TOKEN, which is removed from the environment, so that workers do not get it. Empty if
+/// neither is given.
+/// @throws base::UserError if the file cannot be read, if others than its owner can read it, or if
+/// the token has fewer than 16 bytes.
+std::string read_token(const std::string& file);
+
+}  // namespace syncbn::launch

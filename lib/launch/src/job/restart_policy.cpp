@@ -1,0 +1,40 @@
+#include "job/restart_policy.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+
+namespace syncbn::launch {
+
+void RestartPolicy::failed(const FailureCause& cause) {
+  const bool is_same = cause.step && last_.step == cause.step && last_.what == cause.what;
+  same_ = is_same ? same_ + 1 : 1;
+  last_ = cause;
+}
+
+std::string RestartPolicy::refusal(Clock::time_point now) const {
+  if (last_.step && same_ >= kMaxSame) {
+    return fmt::format("{} {} times in a row at step {}: a restart does not help", last_.what,
+                       same_, *last_.step);
+  }
+  const auto counts = [&](Clock::time_point time) {
+    return window_.count() == 0 || now - time < window_;
+  };
+  if (std::ranges::count_if(restarts_, counts) < max_restarts_) return "";
+  const std::string window = window_.count() == 0 ? "" : " within " + base::format_seconds(window_);
+  return fmt::format("no restart is left (--max_restarts={}{})", max_restarts_, window);
+}
+
+std::chrono::milliseconds RestartPolicy::restart(Clock::time_point now) {
+  constexpr std::chrono::milliseconds kFirst{500};
+  constexpr std::chrono::milliseconds kLongest{30'000};
+  restarts_.push_back(now);
+  if (restarts_.size() > static_cast<size_t>(max_restarts_)) restarts_.pop_front();
+  quick_ = now - started_ < kQuick ? quick_ + 1 : 0;
+  if (quick_ < 2) return {};
+  constexpr int kMaxDoublings = 10;
+  return std::min(kLongest, kFirst * (1 << std::min(quick_ - 2, kMaxDoublings)));
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+
+namespace syncbn::launch {
+
+/// Why an attempt has failed, as far as it can be compared with earlier ones.
+struct FailureCause {
+  std::string what;              ///< "rank 1 failed: exit code 1"
+  std::optional<uint64_t> step;  ///< of that rank; empty: not known, or it was killed from outside
+};
+
+/// Decides whether and when a failed attempt is followed by another. Not thread-safe.
+class RestartPolicy {
+ public:
+  using Clock = std::chrono::steady_clock;
+  /// After so many failures in a row by the same cause at the same step, a restart does not help.
+  static constexpr int kMaxSame = 3;
+
+  /// @param max_restarts within `window`; within the run if that is 0.
+  RestartPolicy(int max_restarts, std::chrono::seconds window)
+      : max_restarts_(max_restarts), window_(window) {}
+
+  void attempt_started(Clock::time_point now) { started_ = now; }
+  void failed(const FailureCause& cause);
+  /// Why there is no restart now, or "".
+  std::string refusal(Clock::time_point now) const;
+  /// Counts a restart. Returns how long to wait before it: the longer, the more attempts in a row
+  /// have failed within kQuick.
+  std::chrono::milliseconds restart(Clock::time_point now);
+
+ private:
+  static constexpr std::chrono::seconds kQuick{60};
+
+  const int max_restarts_;
+  const std::chrono::seconds window_;
+  std::deque<Clock::time_point> restarts_;
+  Clock::time_point started_;
+  FailureCause last_;
+  int same_ = 0;   ///< failures in a row that equal last_
+  int quick_ = 0;  ///< attempts in a row that failed soon
+};
+
+}  // namespace syncbn::launch

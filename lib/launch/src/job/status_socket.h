@@ -1,0 +1,42 @@
+#pragma once
+
+#include <syncbn/base/unique_fd.h>
+
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "job/run_context.h"
+
+namespace syncbn::launch {
+
+/// Where `syncbn-launch status` asks a launcher: an abstract Unix socket named after the launcher's
+/// process, which leaves no file behind. Answers only the same user and root. Not thread-safe.
+class StatusServer {
+ public:
+  /// Without a socket, if the system has none left, nobody asks.
+  StatusServer();
+
+  /// Readable when somebody asks; -1 without a socket.
+  int fd() const { return listener_.get(); }
+  /// Returns whether somebody new waits for an answer.
+  bool handle();
+  /// Sends the text to all that wait, and closes their connections.
+  void answer(const std::string& text);
+
+ private:
+  base::UniqueFd listener_;
+  std::vector<base::UniqueFd> asking_;
+};
+
+/// What StatusServer answers about a job.
+/// @param workers of all nodes, as an array. @param silent names of nodes that have not answered.
+std::string status_text(const RunContext& context, const nlohmann::json& workers,
+                        const std::string& state, const nlohmann::json& silent);
+
+/// Prints what the workers of each launcher of this user on this machine do.
+/// @param which a launcher's process or a job's name or id; empty: all. @throws base::UserError if
+/// there is no such launcher.
+void print_status(const std::string& which);
+
+}  // namespace syncbn::launch

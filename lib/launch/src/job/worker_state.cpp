@@ -1,0 +1,321 @@
+#include "job/worker_state.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <syncbn/base/signal_mask.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "common/descriptors.h"
+#include "common/json_messages.h"
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+// Upper bound on what is shown of a hanging process.
+constexpr size_t kMaxStackBytes = size_t{32} << 10;
+
+std::string line_of(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The state in "pid (name) state …"; the name may contain parentheses.
+char state_in(const std::string& stat) {
+  const size_t name_end = stat.rfind(')');
+  return name_end != stat.npos && name_end + 2 < stat.size() ? stat[name_end + 2] : '?';
+}
+
+std::string state_name(char state) {
+  switch (state) {
+    case 'R':
+      return "running";
+    case 'S':
+      return "sleeping";
+    case 'D':
+      return "in the kernel";
+    case 'T':
+      return "stopped";
+    case 't':
+      return "traced";
+    default:
+      return "ended";
+  }
+}
+
+std::string process_of(const WorkerState& worker) {
+  if (worker.pid == 0) return "starts";
+  return worker.tracer != 0 ? "debugged" : state_name(worker.process);
+}
+
+// The only element for which `key` differs from all others', which agree and are at least two; else
+// null.
+template <class Key>
+const WorkerState* outlier(const std::vector<WorkerState>& workers, const Key& key) {
+  std::map<decltype(key(workers[0])), std::vector<const WorkerState*>> groups;
+  for (const WorkerState& worker : workers) groups[key(worker)].push_back(&worker);
+  if (groups.size() != 2 || workers.size() < 3) return nullptr;
+  for (const auto& [value, members] : groups) {
+    if (members.size() == 1) return members[0];
+  }
+  return nullptr;
+}
+
+// Whether `one` is behind `other` by their records, of which a program may send as few as one a
+// second.
+bool is_behind(const WorkerState& one, const WorkerState& other) {
+  constexpr uint64_t kRecordPeriod = 1'500'000'000;  // ns
+  if (!one.reports || !other.reports || one.steps >= other.steps) return false;
+  const bool is_same_clock = one.host == other.host;
+  return is_same_clock && (one.reported_ns >= other.reported_ns ||
+                           other.reported_ns - one.reported_ns > kRecordPeriod);
+}
+
+// Runs a program and returns what it writes to stdout, or "" if it fails or takes too long.
+std::string output_of(const std::vector<std::string>& words, Clock::time_point deadline) {
+  Pipe pipe = Pipe::make();
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&actions, pipe.writer.get(), STDOUT_FILENO);
+  ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  std::vector<char*> argv;
+  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  pid_t pid = -1;
+  const int error = ::posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  ::posix_spawnattr_destroy(&attributes);
+  if (error != 0) return "";
+  pipe.writer.reset();
+  set_nonblocking(pipe.reader);
+  std::string text;
+  ReadBuffer buffer;
+  while (pipe.reader && text.size() < kMaxStackBytes &&
+         base::poll_until(pipe.reader.get(), POLLIN, deadline)) {
+    text += read_some(pipe.reader, buffer);
+  }
+  if (pipe.reader) ::kill(pid, SIGKILL);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return status == 0 ? text : "";
+}
+
+// The worker with a debugger; null: none has one.
+const WorkerState* find_debugged(const std::vector<WorkerState>& workers) {
+  const auto found = std::ranges::find_if(workers, [](const auto& one) { return one.tracer != 0; });
+  return found == workers.end() ? nullptr : &*found;
+}
+
+std::string kernel_view(pid_t pid) {
+  std::string text;
+  std::error_code error;
+  const fs::path tasks = fmt::format("/proc/{}/task", pid);
+  for (fs::directory_iterator task(tasks, error), end; !error && task != end;
+       task.increment(error)) {
+    const fs::path& folder = task->path();
+    const std::string call = line_of(folder / "syscall");
+    const std::string channel = line_of(folder / "wchan");
+    text += fmt::format("thread {} ({}): {}{}{}\n", folder.filename().string(),
+                        line_of(folder / "comm"), state_name(state_in(line_of(folder / "stat"))),
+                        channel.empty() || channel == "0" ? "" : ", waits in " + channel,
+                        call.empty() ? "" : ", system call " + call.substr(0, call.find(' ')));
+  }
+  return text;
+}
+
+}  // namespace
+
+nlohmann::json WorkerState::json() const {
+  return {{"rank", rank},
+          {"host", host},
+          {"pid", pid},
+          {"process", std::string(1, process)},
+          {"tracer", tracer},
+          {"place", place},
+          {"reports", reports},
+          {"steps", steps},
+          {"reported_ns", reported_ns},
+          {"collective", collective},
+          {"doing", doing},
+          {"idle_seconds", idle_seconds}};
+}
+
+WorkerState WorkerState::of(const nlohmann::json& json) {
+  const std::string process = json.at("process");
+  return {.rank = json.at("rank"),
+          .host = shown_text(json, "host"),
+          .pid = json.at("pid"),
+          .process = process.empty() ? '?' : process[0],
+          .tracer = json.at("tracer"),
+          .place = shown_text(json, "place"),
+          .reports = json.at("reports"),
+          .steps = json.at("steps"),
+          .reported_ns = json.at("reported_ns"),
+          .collective = json.at("collective"),
+          .doing = shown_text(json, "doing"),
+          .idle_seconds = json.at("idle_seconds")};
+}
+
+void look_at_process(WorkerState& worker) {
+  const fs::path folder = fmt::format("/proc/{}", worker.pid);
+  worker.process = worker.pid > 0 ? state_in(line_of(folder / "stat")) : '?';
+  const std::string call = line_of(folder / "syscall");
+  worker.place = call.substr(0, call.find(' '));
+  std::ifstream status(folder / "status");
+  const std::string name = "TracerPid:";
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name)) worker.tracer = std::atoi(line.c_str() + name.size());
+  }
+}
+
+std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all) {
+  std::vector<WorkerState> workers = all;
+  std::erase_if(workers, [](const auto& one) { return one.process == '?' || one.process == 'Z'; });
+  if (workers.empty() || find_debugged(workers) != nullptr) return std::nullopt;
+  const auto culprit = [](const WorkerState& worker, std::string why, bool is_sure) {
+    return Culprit{worker.rank, worker.host, std::move(why), is_sure};
+  };
+  for (const WorkerState& worker : workers) {
+    if (worker.process == 'T') {
+      return culprit(worker,
+                     fmt::format("is stopped (SIGSTOP; kill -CONT {} continues it)", worker.pid),
+                     true);
+    }
+  }
+  // A rank that waits in a collective is not the one that is waited for, unless its is the
+  // earliest.
+  const auto is_waiting = [](const WorkerState& one) { return one.collective > 0; };
+  const auto last = std::ranges::max_element(workers, {}, &WorkerState::collective);
+  const auto first = std::ranges::min_element(
+      workers, {}, [](const auto& one) { return std::tuple(one.collective, one.steps); });
+  if (is_waiting(*last) && first->collective < last->collective) {
+    const std::string where = is_waiting(*first)
+                                  ? fmt::format("waits in collective {}", first->collective)
+                                  : "has not come to it";
+    return culprit(*first,
+                   fmt::format("{}: rank {} waits in collective {} ({})", where, last->rank,
+                               last->collective, last->doing),
+                   true);
+  }
+  for (const WorkerState& worker : workers) {
+    const auto ahead = std::ranges::find_if(
+        workers, [&worker](const auto& other) { return is_behind(worker, other); });
+    const bool is_last =
+        ahead != workers.end() &&
+        std::ranges::none_of(workers, [&](const auto& other) { return is_behind(other, worker); });
+    if (is_last) {
+      return culprit(worker,
+                     fmt::format("is at step {}, and rank {} at step {}", worker.steps, ahead->rank,
+                                 ahead->steps),
+                     true);
+    }
+  }
+  if (const WorkerState* one = outlier(workers, [](const auto& w) { return w.place; })) {
+    return culprit(*one,
+                   fmt::format("is {}, unlike all others", one->place == "running" ? "computing"
+                                                           : one->place.empty()
+                                                               ? state_name(one->process)
+                                                               : "in system call " + one->place),
+                   false);
+  }
+  if (workers.size() == 1) return culprit(workers[0], "is the only one", true);
+  return std::nullopt;
+}
+
+nlohmann::json Hang::json() const {
+  return {{"rank", rank}, {"text", text}};
+}
+
+Hang Hang::of(const nlohmann::json& json) {
+  return {json.at("rank"), shown_text(json, "text")};
+}
+
+std::optional<Hang> judge_hang(const std::vector<WorkerState>& workers, double seconds, bool ends) {
+  const std::string time = base::format_seconds(seconds);
+  if (const WorkerState* one = find_debugged(workers)) {
+    if (!ends) return std::nullopt;
+    return Hang{.text = fmt::format(
+                    "no progress for {}, but a debugger (pid {}) is attached to rank {} ({}): "
+                    "--hang_timeout waits for it",
+                    time, one->tracer, one->rank, one->host)};
+  }
+  const auto culprit = find_culprit(workers);
+  if (!culprit) {
+    const auto idlest = std::ranges::max_element(workers, {}, &WorkerState::idle_seconds);
+    if (!ends || idlest == workers.end()) return std::nullopt;
+    return Hang{idlest->rank,
+                fmt::format("no rank makes progress for {}, and nothing shows which one "
+                            "holds up the others; ending rank {} ({})",
+                            time, idlest->rank, idlest->host)};
+  }
+  if (!ends && !culprit->is_sure) return std::nullopt;
+  const auto worker = std::ranges::find(workers, culprit->rank, &WorkerState::rank);
+  return Hang{ends ? culprit->rank : -1,
+              fmt::format("rank {} ({}, pid {}) {} the others: no progress for {}; it {}",
+                          culprit->rank, culprit->host, worker->pid,
+                          culprit->is_sure ? "holds up" : "probably holds up", time, culprit->why)};
+}
+
+std::string table_of(const std::vector<WorkerState>& workers) {
+  size_t host_width = 4;
+  for (const WorkerState& one : workers) host_width = std::max(host_width, one.host.size());
+  std::string text =
+      fmt::format("{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}\n", "rank", "host", host_width,
+                  "pid", "process", "step", "last record", "doing");
+  for (const WorkerState& one : workers) {
+    const std::string wait =
+        one.collective > 0 ? fmt::format("waits in collective {}: ", one.collective) : "";
+    text += fmt::format(
+        "{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}{}\n", one.rank, one.host, host_width,
+        one.pid, process_of(one), one.reports ? std::to_string(one.steps) : "-",
+        one.reports ? base::format_seconds(one.idle_seconds) : "-", wait, one.doing);
+  }
+  return text;
+}
+
+std::string describe_threads(pid_t pid, double seconds) {
+  const auto deadline =
+      Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  const std::string number = std::to_string(pid);
+  const std::string program = fs::path(line_of(fmt::format("/proc/{}/comm", pid))).string();
+  std::string text;
+  if (program.starts_with("python")) {
+    text = output_of({"py-spy", "dump", "--nonblocking", "--pid", number}, deadline);
+  }
+  if (text.empty()) text = output_of({"eu-stack", "-p", number}, deadline);
+  if (text.empty()) {
+    text = output_of({"gdb", "-p", number, "-batch", "-nx", "-ex", "set debuginfod enabled off",
+                      "-ex", "thread apply all backtrace 30"},
+                     deadline);
+  }
+  if (text.empty()) text = kernel_view(pid);
+  text.resize(std::min(text.size(), kMaxStackBytes));
+  return base::printable(text, "\n\t");
+}
+
+}  // namespace syncbn::launch

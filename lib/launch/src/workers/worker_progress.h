@@ -1,0 +1,47 @@
+#pragma once
+
+#include <syncbn/agent.h>
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "job/worker_state.h"
+
+namespace syncbn::launch {
+
+/// What a worker's records over the agent channel tell about its progress. Not thread-safe.
+class WorkerProgress {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void update(const syncbn_agent_record& record, Clock::time_point now);
+
+  /// Whether it has sent any record.
+  bool reports() const { return reports_; }
+  /// Steps since the start of the run; empty if it has sent no record.
+  std::optional<uint64_t> step() const { return reports_ ? std::optional(steps_) : std::nullopt; }
+  /// How long it has made no progress, less what it has asked for; empty before its first step.
+  std::optional<Clock::duration> stalled_for(Clock::time_point now) const;
+  /// The longest time between two records of progress, less what it had asked for.
+  Clock::duration longest_step() const { return longest_step_; }
+  /// Takes back that much of the time without progress.
+  void forgive(Clock::duration time) { since_ += time; }
+  void forgive_all(Clock::time_point now) { since_ = now; }
+
+  void describe(WorkerState& worker, Clock::time_point now) const;
+
+ private:
+  bool reports_ = false;
+  uint64_t steps_ = 0;
+  uint64_t bar_ = 0;  ///< done of the last PROGRESS
+  uint64_t reported_ns_ = 0;
+  uint64_t collective_ = 0;
+  std::string doing_;
+  std::chrono::milliseconds allowance_{};  ///< that the worker has asked for, until its next record
+  Clock::time_point since_;                ///< its last progress
+  Clock::duration longest_step_{};
+};
+
+}  // namespace syncbn::launch

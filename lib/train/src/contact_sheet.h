@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <syncbn/data/dataset.h>
+#include <syncbn/data/image.h>
+
+namespace syncbn::train {
+
+/// Images in a row of a contact sheet.
+inline constexpr int64_t kSheetColumns = 8;
+
+/// A batch as the network takes it: its first 32 images, row by row, at most 128 pixels wide each.
+/// Nothing if it holds no grey or colour images.
+std::optional<data::Image> contact_sheet(const data::Batch& batch,
+                                         const data::Normalization& normalization);
+
+}  // namespace syncbn::train

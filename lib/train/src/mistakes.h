@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace syncbn::train {
+
+/// A sample whose class the network got wrong.
+struct Mistake {
+  int64_t sample = 0;  ///< its index in the data set
+  int64_t label = 0;
+  int64_t answer = 0;
+  double loss = 0;
+};
+
+/// The mistakes with the highest losses, at most 24 of all ranks, the worst first; the same for any
+/// number of ranks. Every rank calls it.
+/// @param verdicts Task::verdicts() of this rank's samples
+/// @param samples their indices in the data set
+std::vector<Mistake> worst_mistakes(const std::vector<at::Tensor>& verdicts,
+                                    const std::vector<int64_t>& samples);
+
+/// mistakes.csv: sample,label,answer,loss.
+/// @param names of the classes
+std::string mistakes_table(const std::vector<Mistake>& mistakes,
+                           const std::vector<std::string>& names);
+
+}  // namespace syncbn::train

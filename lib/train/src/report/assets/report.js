@@ -1,0 +1,252 @@
+"use strict";
+
+const run = JSON.parse(document.getElementById("data").textContent);
+const page = document.getElementById("page");
+page.replaceChildren();
+
+const epochs = run.epochs;
+const steps = run.steps;
+const lastStep = Math.max(1, lastOf(epochs.step ?? []) ?? 0, lastOf(steps.step ?? []) ?? 0);
+
+/** The epoch that a step is in, from 1. */
+function epochOf(step) {
+  const place = (epochs.step ?? []).findIndex((last) => step <= last);
+  return place < 0 ? lastOf(steps.epoch ?? []) ?? lastOf(epochs.epoch ?? []) : epochs.epoch[place];
+}
+function noteOf(step) { return `step ${count(Math.round(step))}, epoch ${epochOf(step)}`; }
+
+// ---- the head ------------------------------------------------------------------------------------
+
+const nav = element("nav", { "aria-label": "Sections" });
+
+function head() {
+  const last = (name) => lastOf(epochs[name] ?? []);
+  const start = run.start ?? {};
+  const parts = [run.task, run.model, run.data, start.world_size ? `${start.world_size} rank${start.world_size > 1 ? "s" : ""}` : null, run.state];
+  const pairs = [];
+  if (run.best) {
+    pairs.push([`Best ${run.best.name.replaceAll("_", " ")}, epoch ${run.best.epoch}`, shown(run.best.name, run.best.value)]);
+    pairs.push(["At the end", shown(run.best.name, run.best.last)]);
+  }
+  for (const name of ["train_loss", "val_loss", "test_loss"]) if (last(name) !== undefined) pairs.push([titled(name), shown(name, last(name))]);
+  pairs.push(["Epochs", shown("epoch", last("epoch") ?? 0)], ["Steps", count(lastStep)]);
+  if (last("seconds") !== undefined) pairs.push(["Time", seconds(last("seconds"))]);
+  if (last("images_per_second")) pairs.push(["Images per second", shown("images_per_second", last("images_per_second"))]);
+  if (last("gpu_memory_bytes")) pairs.push(["GPU memory", shown("gpu_memory_bytes", last("gpu_memory_bytes"))]);
+  page.append(element("header", {}, element("h1", {}, run.name),
+      element("p", { class: "muted" }, parts.filter(Boolean).join(" · ")), figures(pairs), nav));
+}
+
+// ---- curves --------------------------------------------------------------------------------------
+
+const groupNames = /^(train|val|test)_(ema_)?(.+)$/;
+const splitColors = { train: 0, val: 1, test: 1 };
+
+/** The curves of each chart, by the name that their values have. */
+function groups() {
+  const found = new Map();
+  const add = (name, curve) => {
+    if (curve.values.every((value) => value === null)) return;
+    if (!found.has(name)) found.set(name, []);
+    found.get(name).push(curve);
+  };
+  for (const [name, list] of Object.entries(epochs)) {
+    if (["epoch", "step", "seconds"].includes(name) || (name === "lr" && steps.lr)) continue;
+    const match = name.match(groupNames);
+    const [, split, average, metric] = match ?? [null, null, null, name];
+    const label = split ? split + (average ? " ema" : "") : "";
+    add(metric, { label, steps: epochs.step, values: list, color: average ? 2 : split ? splitColors[split] : 0, dash: average ? [6, 3] : undefined });
+  }
+  for (const [name, list] of Object.entries(steps)) {
+    if (["epoch", "step", "loss_min", "loss_max"].includes(name)) continue;
+    if (found.has(name) && name !== "loss" && name !== "lr") continue;
+    const isLoss = name === "loss";
+    add(name, { label: isLoss ? "step" : "", steps: steps.step, values: list, color: isLoss ? 7 : 0, isFaint: isLoss && !steps.loss_min,
+      low: isLoss ? steps.loss_min : undefined, high: isLoss ? steps.loss_max : undefined });
+  }
+  // What is drawn first lies below.
+  for (const curves of found.values()) curves.sort((a, b) => (b.color === 7) - (a.color === 7));
+  return found;
+}
+
+function curves() {
+  const all = groups();
+  const bestMetric = run.best ? run.best.name.match(groupNames)?.[3] : null;
+  const bestPlace = run.best ? (epochs.epoch ?? []).findIndex((epoch) => epoch >= run.best.epoch) : -1;
+  const best = bestPlace < 0 ? null : epochs.step[bestPlace];
+  const isMetric = (name) => all.get(name).some(({ label }) => label !== "");
+  const rank = (name) => name === "loss" ? 0 : name === bestMetric ? 1 : isMetric(name) ? 5 : name === "lr" ? 2 : name === "images_per_second" ? 3 : 4;
+  const names = [...all.keys()].sort((a, b) => rank(a) - rank(b));
+  const made = names.map((name) => chart(titled(name), name, all.get(name),
+      { whole: [0, lastStep], best: rank(name) < 2 || isMetric(name) ? best : null, noteOf, canBeLog: name.endsWith("loss") }));
+  if (made.length === 0) return [];
+  const figuresOf = (isFront) => names.flatMap((name, i) => (rank(name) < 5) === isFront ? [made[i].figure] : []);
+  const others = figuresOf(false);
+  const front = others.length <= 2 ? [...figuresOf(true), ...others] : figuresOf(true);
+  section(page, nav, "curves", "Curves",
+      element("p", { class: "hint" }, "Drag to zoom, double-click for all. With the keyboard: arrows move the cursor, + and − zoom, 0 shows all."),
+      element("div", { class: "charts" }, front),
+      others.length > 2 ? element("details", {}, element("summary", {}, `${others.length} more metrics`), element("div", { class: "charts" }, others)) : null);
+  return made;
+}
+
+// ---- the time of a step --------------------------------------------------------------------------
+
+const parts = ["data", "forward", "backward", "exchange", "rest"];
+
+function stepTime() {
+  const time = run.step_time;
+  if (!time) return;
+  const rest = time.whole.map((whole, rank) => Math.max(0, whole - parts.slice(0, 4).reduce((sum, part) => sum + time[part][rank], 0)));
+  const of = { ...time, rest };
+  const longest = Math.max(...time.whole);
+  const rows = time.whole.map((whole, rank) => [String(rank), seconds(whole), ...parts.map((part) => seconds(of[part][rank])),
+    element("td", { class: "left" }, element("span", { class: "parts", role: "img", "aria-label": parts.map((part) => `${part} ${seconds(of[part][rank])}`).join(", ") },
+        parts.map((part, i) => element("i", { style: `width: ${(100 * of[part][rank] / longest).toFixed(2)}%; background: var(--series-${[4, 0, 1, 3, 7][i]})` }))))]);
+  const heads = parts.map((part, i) => [element("span", { class: "swatch", style: `background: var(--series-${[4, 0, 1, 3, 7][i]})` }), part]);
+  section(page, nav, "time", "Time of a step",
+      element("p", { class: "hint" }, `Means of epoch ${time.epoch} by rank. Forward and backward include the exchange of batch norm's statistics; exchange is that of gradients, as far as backward does not hide it.`),
+      element("div", { class: "scroll tall" }, table(["rank", "step", ...heads, ""], rows)));
+}
+
+// ---- results by class ----------------------------------------------------------------------------
+
+function confusionMatrix({ classes, rows }) {
+  const largest = Math.max(...rows.flat());
+  const isPercent = largest >= 100000;
+  const isLong = Math.max(...classes.map((name) => name.length)) > 4;
+  const cells = (row, i) => {
+    const sum = row.reduce((a, b) => a + b, 0);
+    return row.map((value, k) => {
+      const title = `${classes[i]} taken for ${classes[k]}: ${count(value)} of ${count(sum)}`;
+      if (value === 0) return element("td", { class: "none", title }, "0");
+      const share = (0.08 + 0.52 * value / sum).toFixed(2);
+      return element("td", { title, style: `--color: var(--${i === k ? "blue" : "orange"}); --share: ${share}` },
+          isPercent ? (100 * value / sum).toFixed(1) : String(value));
+    });
+  };
+  return element("div", {}, element("h3", {}, `Confusion matrix${isPercent ? ", percent of the label" : ""}`),
+      element("p", { class: "muted" }, "Rows are labels, columns the network's answers."),
+      element("div", { class: "scroll" }, element("table", { class: `confusion${isLong ? " long" : ""}` },
+          element("thead", {}, element("tr", {}, element("td", {}), classes.map((name) => element("th", { scope: "col" }, name)))),
+          element("tbody", {}, rows.map((row, i) => element("tr", {}, element("th", { scope: "row" }, classes[i]), cells(row, i)))))));
+}
+
+function commonestMistakes({ mistakes }) {
+  const rows = mistakes.map(([label, answer, number, samples]) => [label, element("td", { class: "left" }, answer), count(number), `${(100 * number / samples).toFixed(1)}\u202f%`]);
+  return element("div", {}, element("h3", {}, "Commonest mistakes"),
+      element("div", { class: "scroll tall" }, table(["label", "answer", "count", "of the label"], rows)));
+}
+
+function classTable() {
+  const measures = Object.keys(run.classes);
+  if (measures.length === 0) return null;
+  const first = run.classes[measures[0]];
+  const names = Object.keys(first).sort((a, b) => (first[a] ?? 2) - (first[b] ?? 2));
+  const bar = (value) => element("span", { class: "bar" }, element("i", { style: `width: ${100 * (value ?? 0)}%` }));
+  const rows = names.map((name) => [name, ...measures.flatMap((measure, i) => {
+    const value = run.classes[measure][name];
+    const text = shown(measure, value);
+    return [i === 0 ? element("td", {}, text, bar(value)) : text];
+  })]);
+  return element("div", {}, element("h3", {}, "By class, the worst first"),
+      element("div", { class: "scroll tall" }, table(["class", ...measures.map((name) => name.replaceAll("_", " "))], rows)));
+}
+
+function classes() {
+  const parts = [run.confusion?.classes ? confusionMatrix(run.confusion) : null, run.confusion?.mistakes ? commonestMistakes(run.confusion) : null, classTable()];
+  if (parts.every((part) => part === null)) return;
+  section(page, nav, "classes", "Classes", element("p", { class: "hint" }, "Of the last evaluation."), element("div", { class: "beside" }, parts));
+}
+
+// ---- pictures ------------------------------------------------------------------------------------
+
+const pictureTitles = { samples: "Samples", ema_samples: "Samples of the moving average", first_batch: "First training batch, augmented" };
+
+// What is beside each other in a row.
+const sampleColumns = { segmentation: "image, label, the network's answer", detection: "label, the network's answer" };
+
+/** A picture that changes over time, with a slider if there are several. */
+function pictureOverTime(name, list) {
+  const image = element("img", {});
+  const note = element("span", { class: "muted" });
+  const slider = element("input", { type: "range", min: "0", max: String(list.length - 1), value: String(list.length - 1), "aria-label": `${name}: step`, oninput: () => show() });
+  function show() {
+    const picture = list[Number(slider.value)];
+    image.src = picture.address;
+    image.width = picture.width;
+    image.height = picture.height;
+    image.style.height = "auto";
+    image.className = picture.width < 360 ? "small" : "";
+    const text = picture.step === 0 ? "before the first step" : noteOf(picture.step);
+    note.textContent = text;
+    image.alt = `${pictureTitles[name] ?? titled(name)}, ${text}`;
+    slider.setAttribute("aria-valuetext", text);
+  }
+  show();
+  const columns = name.endsWith("samples") ? sampleColumns[run.task] : undefined;
+  return element("figure", {}, element("figcaption", {}, element("h3", {}, pictureTitles[name] ?? titled(name)), note,
+      columns ? element("span", { class: "muted" }, columns) : null),
+      list.length > 1 ? element("div", { class: "controls" }, slider) : null, image);
+}
+
+function pictures() {
+  const names = Object.keys(run.pictures);
+  if (names.length === 0) return;
+  section(page, nav, "pictures", "Pictures", element("div", { class: "pictures" }, names.map((name) => pictureOverTime(name, run.pictures[name]))));
+}
+
+// ---- mistakes ------------------------------------------------------------------------------------
+
+/** The worst mistakes: tiles of one picture, of which each shows its own part. */
+function mistakes() {
+  if (!run.mistakes) return;
+  const { columns, address, list } = run.mistakes;
+  const rows = Math.ceil(list.length / columns);
+  const place = (at, number) => number > 1 ? `${100 * at / (number - 1)}%` : "0";
+  const tiles = list.map(([sample, label, answer, loss], i) => {
+    const style = `background-size: ${100 * columns}% ${100 * rows}%; ` +
+        `background-position: ${place(i % columns, columns)} ${place(Math.floor(i / columns), rows)}`;
+    const text = `${label} taken for ${answer}`;
+    const pairs = [["label", label], ["answer", answer], ["loss", shown("loss", Number(loss))], ["sample", sample]];
+    return element("li", {}, address ? element("div", { class: "tile", role: "img", "aria-label": text, style }) : null,
+        element("dl", {}, pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+  });
+  section(page, nav, "mistakes", "Worst mistakes",
+      element("p", { class: "hint" }, "Of the last evaluation, those with the highest losses first."), element("ul", { class: "mistakes", style: address ? `--sheet: url(${address})` : null }, tiles));
+}
+
+// ---- settings and surroundings -------------------------------------------------------------------
+
+function configuration() {
+  if (!run.config) return;
+  const rows = run.settings.map(([key, value, usual]) => [element("td", {}, element("code", {}, key)),
+    element("td", { class: "left wrap" }, element("code", {}, value)), element("td", { class: "left wrap muted" }, usual === null ? "" : element("code", {}, usual))]);
+  const settings = table(["key", "value", "default"], rows, { class: "settings" });
+  for (const head of settings.querySelectorAll("thead th")) head.className = "left";
+  section(page, nav, "configuration", "Configuration", element("p", { class: "hint" }, "Keys that are not at their defaults."),
+      element("div", { class: "scroll" }, settings),
+      element("details", {}, element("summary", {}, "All keys"), element("pre", {}, run.config)));
+}
+
+function environment() {
+  const about = { folder: run.folder, "page written": dateOf(run.written) };
+  section(page, nav, "environment", "Environment", element("div", { class: "environment" }, described({ ...about, ...run.environment })));
+}
+
+function result() {
+  if (!run.result) return;
+  const ofClass = new Set(Object.entries(run.classes).flatMap(([measure, byName]) => Object.keys(byName).map((name) => `${measure}_${name}`)));
+  section(page, nav, "result", "Result", values(Object.entries(run.result).filter(([key]) => !ofClass.has(key)).map(([key, value]) => [key, shown(key, value)])));
+}
+
+head();
+const made = curves();
+stepTime();
+classes();
+mistakes();
+pictures();
+configuration();
+environment();
+result();
+drawCharts(made);

@@ -1,0 +1,264 @@
+#include <syncbn/train/report.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "report/assets.h"
+#include "report/page.h"
+#include "report/run_records.h"
+#include "result_table.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+using Settings = std::map<std::string, std::string>;
+
+constexpr const char* kSeed = "seed";
+constexpr size_t kMaxKeys = 12;     // in the table for a terminal
+constexpr size_t kMaxEpochs = 300;  // in a run's curves on the page
+
+/// A run beside others.
+struct ComparedRun {
+  RunRecords records;
+  Settings settings;
+  Json result;  ///< result.json, or the same keys of a run that has not finished
+};
+
+/// What a run would write to result.json if it ended now, as far as a comparison needs it.
+Json result_so_far(const RunRecords& run) {
+  Json result = Json::object();
+  if (const auto best = run.best()) {
+    result["best_" + best->name] = best->value;
+    result["best_mode"] = best->higher_is_better ? "max" : "min";
+    result["best_epoch"] = best->epoch;
+  }
+  for (const NumberTable::Column& column : run.epochs.columns()) {
+    const double last = last_number(column.values);
+    const bool is_count = column.name == "epoch" || column.name == "step";
+    if (!is_count) result[column.name] = std::isnan(last) ? Json(nullptr) : Json(last);
+    if (column.name == "epoch") result["epochs"] = static_cast<int64_t>(last);
+  }
+  if (run.start.contains("world_size")) result["world_size"] = run.start["world_size"];
+  return result;
+}
+
+/// Keys that say nothing about what was trained.
+bool is_incidental(const std::string& key) {
+  for (const char* one : {"run_dir", "resume", "overwrite", "report", "log_interval"}) {
+    if (key == one) return true;
+  }
+  return false;
+}
+
+ComparedRun read_compared(const fs::path& folder) {
+  ComparedRun run{.records = read_run(folder, ReadSteps::kNo), .settings = {}, .result = {}};
+  for (auto& [key, value] : config::flattened(run.records.config)) {
+    if (!is_incidental(key)) run.settings[key] = value;
+  }
+  run.result = run.records.result.is_null() ? result_so_far(run.records) : run.records.result;
+  return run;
+}
+
+std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
+  std::vector<ComparedRun> runs;
+  for (const std::string& folder : folders) {
+    for (const ComparedRun& other : runs) {
+      std::error_code ignored;
+      if (!fs::equivalent(folder, other.records.folder, ignored)) continue;
+      throw base::UserError(fmt::format("compare: {} is given twice", folder));
+    }
+    runs.push_back(read_compared(folder));
+    const std::string first = runs.front().records.setting("task.type");
+    const std::string task = runs.back().records.setting("task.type");
+    if (task == first) continue;
+    throw base::UserError(
+        fmt::format("compare: {} is a run of task {} and {} one of {}; compare runs of one task",
+                    folders[0], first, folder, task));
+  }
+  return runs;
+}
+
+/// The keys whose values are not the same in all runs, in alphabetical order.
+std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
+  Settings all;
+  for (const ComparedRun& run : runs) all.insert(run.settings.begin(), run.settings.end());
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : all) {
+    const auto is_other = [&](const ComparedRun& run) {
+      const auto found = run.settings.find(key);
+      return found == run.settings.end() || found->second != value;
+    };
+    if (std::ranges::any_of(runs, is_other)) keys.push_back(key);
+  }
+  return keys;
+}
+
+std::string setting_of(const ComparedRun& run, const std::string& key) {
+  const auto found = run.settings.find(key);
+  return found == run.settings.end() ? "" : found->second;
+}
+
+/// Runs that differ only in their seeds, by their places.
+std::vector<std::vector<size_t>> groups_of(const std::vector<ComparedRun>& runs,
+                                           const std::vector<std::string>& keys) {
+  std::map<std::vector<std::string>, size_t> places;
+  std::vector<std::vector<size_t>> groups;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    std::vector<std::string> alike = {runs[i].result.value("world_size", Json()).dump()};
+    for (const std::string& key : keys) {
+      if (key != kSeed) alike.push_back(setting_of(runs[i], key));
+    }
+    const auto [place, is_new] = places.emplace(std::move(alike), groups.size());
+    if (is_new) groups.emplace_back();
+    groups[place->second].push_back(i);
+  }
+  return groups;
+}
+
+/// "0.9812 ± 0.0031": mean and standard deviation of a sample.
+std::string mean_and_spread(const std::string& column, const std::vector<double>& values) {
+  const auto count = static_cast<double>(values.size());
+  const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  const double spread = values.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
+  if (column == "seconds") return base::format_seconds(mean);
+  return fmt::format("{:.4f} ± {:.4f}", mean, spread);
+}
+
+/// The results of several runs as one: text for what is not the same in all of them.
+Json merged(const std::vector<Json>& results) {
+  Json merged = results.front();
+  for (auto& [name, value] : merged.items()) {
+    std::vector<double> numbers;
+    for (const Json& result : results) {
+      if (result.contains(name) && result[name].is_number()) numbers.push_back(result[name]);
+    }
+    if (numbers.size() < results.size() ||
+        std::ranges::count(numbers, numbers[0]) == std::ssize(numbers)) {
+      continue;
+    }
+    const auto [low, high] = std::ranges::minmax(numbers);
+    const bool is_count = value.is_number_integer();
+    value = is_count ? fmt::format("{:.0f} to {:.0f}", low, high) : mean_and_spread(name, numbers);
+  }
+  return merged;
+}
+
+/// "finished", or of several runs "2 of 3 finished".
+std::string group_state(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group) {
+  if (group.size() == 1) return runs[group[0]].records.state();
+  const auto finished =
+      std::ranges::count_if(group, [&](size_t i) { return runs[i].records.state() == "finished"; });
+  if (finished == std::ssize(group)) return "finished";
+  return fmt::format("{} of {} finished", finished, group.size());
+}
+
+std::string group_name(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group) {
+  const std::string& name = runs[group[0]].records.name;
+  return group.size() == 1 ? name : fmt::format("{} and {} more", name, group.size() - 1);
+}
+
+/// @param keys that become columns
+ResultRow row_of(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group,
+                 std::span<const std::string> keys) {
+  ResultRow row{
+      .values = {group_name(runs, group)}, .result = {}, .state = group_state(runs, group)};
+  for (const std::string& key : keys) {
+    const bool are_several = key == kSeed && group.size() > 1;
+    row.values.push_back(are_several ? base::counted(std::ssize(group), kSeed)
+                                     : setting_of(runs[group[0]], key));
+  }
+  std::vector<Json> results;
+  double ranks = 0;
+  for (const size_t i : group) {
+    results.push_back(runs[i].result);
+    ranks += rank_of(runs[i].result);
+  }
+  row.rank = ranks / static_cast<double>(group.size());
+  row.result = merged(results);
+  return row;
+}
+
+Json compared_json(const std::vector<ComparedRun>& runs, const std::vector<std::string>& keys,
+                   const std::vector<std::vector<size_t>>& groups) {
+  Json all = Json::array();
+  for (const auto& group : groups) {
+    const ResultRow row = row_of(runs, group, keys);
+    Json members = Json::array();
+    for (const size_t i : group) {
+      const RunRecords& records = runs[i].records;
+      members.push_back({{"name", records.name},
+                         {"folder", records.folder.string()},
+                         {"epochs", records.epochs.thinned(kMaxEpochs).json()}});
+    }
+    all.push_back({{"values", row.values},
+                   {"rank", rounded(row.rank)},
+                   {"result", row.result},
+                   {"state", row.state},
+                   {"runs", members}});
+  }
+  return {{"task", runs[0].records.setting("task.type")}, {"keys", keys}, {"groups", all}};
+}
+
+}  // namespace
+
+int compare_command(const std::vector<std::string>& args) {
+  std::vector<std::string> folders;
+  std::optional<std::string> html;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& arg = args[i];
+    if (arg.starts_with("--html=")) {
+      html = arg.substr(arg.find('=') + 1);
+    } else if (arg == "--html" && i + 1 < args.size()) {
+      html = args[++i];
+    } else if (arg.starts_with('-')) {
+      throw base::UserError(
+          fmt::format("compare: {} is not among its options; it takes folders of runs and --html "
+                      "FILE",
+                      arg));
+    } else {
+      folders.push_back(arg);
+    }
+  }
+  if (folders.empty()) {
+    throw base::UserError("compare: name the folders of runs: train compare runs/a runs/b");
+  }
+  const std::vector<ComparedRun> runs = read_all(folders);
+  const std::vector<std::string> keys = differing_keys(runs);
+  const auto groups = groups_of(runs, keys);
+  const auto shown = std::span(keys).first(std::min(keys.size(), kMaxKeys));
+  std::vector<std::string> names = {"run"};
+  names.insert(names.end(), shown.begin(), shown.end());
+  std::vector<ResultRow> rows;
+  for (const auto& group : groups) rows.push_back(row_of(runs, group, shown));
+  base::write_stdout(result_table(names, std::move(rows)));
+  if (keys.size() > shown.size()) {
+    base::write_stdout(fmt::format("{} more differ: {}\n",
+                                   base::counted(std::ssize(keys) - std::ssize(shown), "key"),
+                                   base::join({keys.begin() + kMaxKeys, keys.end()}, ", ")));
+  }
+  if (html) {
+    const std::string title = base::counted(std::ssize(runs), "run");
+    base::write_file_atomically(*html,
+                                page(title, compared_json(runs, keys, groups), assets::kCompareJs));
+  }
+  return base::kExitOk;
+}
+
+}  // namespace syncbn::train

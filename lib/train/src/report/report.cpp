@@ -1,0 +1,200 @@
+#include <syncbn/train/report.h>
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/train/command.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+
+#include "contact_sheet.h"
+#include "log_record.h"
+#include "report/assets.h"
+#include "report/confusion.h"
+#include "report/csv.h"
+#include "report/embedded_picture.h"
+#include "report/page.h"
+#include "report/run_records.h"
+#include "run_folder.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// Together they keep a page below 3 MB: a number has about 10 bytes, and base64 adds a third.
+constexpr size_t kMaxPoints = 2000;  // of a curve
+constexpr size_t kMaxNumbers = 60'000;
+constexpr size_t kMaxPictures = 16;  // of a name
+constexpr size_t kMaxPictureBytes = 120'000;
+constexpr size_t kMaxAllPictureBytes = 1'300'000;
+
+/// At most kMaxPoints rows, and fewer of many columns.
+Json curves_of(const NumberTable& table) {
+  const size_t columns = std::max<size_t>(1, table.columns().size());
+  return table.thinned(std::min(kMaxPoints, kMaxNumbers / columns)).json();
+}
+
+/// The results of single classes at the last evaluation, {"test_iou": {"cat": 0.5}}, which leave
+/// the table.
+Json take_classes(NumberTable& epochs) {
+  Json classes = Json::object();
+  const auto columns = epochs.columns();
+  for (const std::string split : {"val_", "test_", "val_ema_", "test_ema_", "train_"}) {
+    for (const std::string measure : {"iou", "accuracy", "ap"}) {
+      const std::string prefix = split + measure + "_";
+      for (const NumberTable::Column& column : columns) {
+        if (!column.name.starts_with(prefix)) continue;
+        classes[split + measure][column.name.substr(prefix.size())] =
+            rounded(last_number(column.values));
+        epochs.remove(column.name);
+      }
+    }
+  }
+  return classes;
+}
+
+/// Whether the key is about files of the run, which differ between all runs.
+bool is_of_folder(const std::string& key) {
+  return key == "run_dir" || key == "resume" || key == "overwrite";
+}
+
+/// What a key is without a setting; nothing if it must be set.
+std::optional<std::string> default_of(const std::string& path, const RunRecords& run) {
+  static const std::vector<config::FieldInfo> fields = config_fields();
+  const std::string section = path.substr(0, path.rfind('.') + 1);
+  for (const config::FieldInfo& field : fields) {
+    if (field.path != path || field.required) continue;
+    const bool is_of_type =
+        field.only_for.empty() || field.only_for == "type: " + run.setting(section + "type");
+    if (!is_of_type) continue;
+    return field.default_value.empty() ? R"("")" : field.default_value;
+  }
+  return std::nullopt;
+}
+
+/// Keys that are not at their defaults: [key, value, default or null].
+Json settings_of(const RunRecords& run) {
+  Json settings = Json::array();
+  for (const auto& [path, value] : config::flattened(run.config)) {
+    if (is_of_folder(path)) continue;
+    const auto by_default = default_of(path, run);
+    if (by_default == value) continue;
+    settings.push_back({path, value, by_default ? Json(*by_default) : Json(nullptr)});
+  }
+  return settings;
+}
+
+Json pictures_json(const fs::path& folder) {
+  const std::vector<PictureFile> files = pictures_of(folder, kMaxPictures);
+  const size_t max_bytes =
+      std::min(kMaxPictureBytes, kMaxAllPictureBytes / std::max<size_t>(1, files.size()));
+  Json pictures = Json::object();
+  for (const PictureFile& file : files) {
+    try {
+      const EmbeddedPicture picture = embedded_picture(file.path, max_bytes);
+      pictures[file.name].push_back({{"step", file.step},
+                                     {"width", picture.width},
+                                     {"height", picture.height},
+                                     {"address", picture.address}});
+    } catch (const base::UserError&) {
+      // Someone else's file, or one that was just removed: the page does without.
+    }
+  }
+  return pictures;
+}
+
+/// The worst mistakes of the last evaluation: a sheet of their images, and what was wrong.
+Json mistakes_json(const fs::path& folder) {
+  std::error_code ignored;
+  if (!fs::exists(folder / "mistakes.csv", ignored)) return nullptr;
+  Json list = Json::array();
+  const auto rows = csv_rows(base::read_file(folder / "mistakes.csv"));
+  for (size_t i = 1; i < rows.size(); ++i) {
+    if (rows[i].size() == 4) list.push_back(rows[i]);
+  }
+  if (list.empty()) return nullptr;
+  Json address;
+  try {
+    address = embedded_picture(folder / "mistakes.png", kMaxPictureBytes).address;
+  } catch (const base::UserError&) {
+    // The data has no images.
+  }
+  return {{"columns", kSheetColumns}, {"address", address}, {"list", list}};
+}
+
+Json json_file(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) return nullptr;
+  const Json json = Json::parse(base::read_file(file), nullptr, /*allow_exceptions=*/false);
+  return json.is_discarded() ? Json(nullptr) : json;
+}
+
+Json best_of(const RunRecords& run) {
+  const auto best = run.best();
+  if (!best) return nullptr;
+  return {{"name", best->name},
+          {"value", rounded(best->value)},
+          {"last", rounded(best->last)},
+          {"epoch", best->epoch}};
+}
+
+}  // namespace
+
+std::string report_page(const fs::path& folder) {
+  RunRecords run = read_run(folder, ReadSteps::kYes);
+  const Json best = best_of(run);
+  const Json classes = take_classes(run.epochs);
+  return page(run.name,
+              {{"name", run.name},
+               {"folder", fs::absolute(folder).lexically_normal().string()},
+               {"state", run.state()},
+               {"written", std::floor(unix_time())},
+               {"task", run.setting("task.type")},
+               {"model", run.setting("model.type")},
+               {"data", run.setting("data.type")},
+               {"start", run.start},
+               {"best", best},
+               {"epochs", curves_of(run.epochs)},
+               {"steps", curves_of(run.steps)},
+               {"step_time", run.step_time},
+               {"classes", classes},
+               {"confusion", confusion_json(folder / "confusion.csv")},
+               {"mistakes", mistakes_json(folder)},
+               {"pictures", pictures_json(folder)},
+               {"settings", settings_of(run)},
+               {"config", run.config_text},
+               {"environment", json_file(folder / "environment.json")},
+               {"result", run.result}},
+              assets::kReportJs);
+}
+
+fs::path write_report(const fs::path& folder) {
+  fs::path file = folder / RunFolder::kReport;
+  base::write_file_atomically(file, report_page(folder));
+  return file;
+}
+
+int report_command(const std::vector<std::string>& args) {
+  for (const std::string& arg : args) {
+    if (arg.starts_with('-')) {
+      throw base::UserError(
+          fmt::format("report: unknown option {}; it takes folders of runs", arg));
+    }
+  }
+  if (args.empty()) {
+    throw base::UserError("report: name the folder of a run: train report runs/digits");
+  }
+  for (const std::string& arg : args) {
+    base::write_stdout(write_report(arg).string() + "\n");
+  }
+  return base::kExitOk;
+}
+
+}  // namespace syncbn::train

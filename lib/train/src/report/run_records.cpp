@@ -1,0 +1,175 @@
+#include "report/run_records.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/config/yaml.h>
+
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+#include "log_record.h"
+#include "run_folder.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kStepLine = R"({"event":"step")";
+
+/// Json::value() throws where the key has another type.
+template <class Value>
+Value field_of(const Json& json, const char* key, const Value& otherwise) {
+  if (!json.is_object() || !json.contains(key)) return otherwise;
+  const Json& value = json[key];
+  if constexpr (std::is_same_v<Value, std::string>) {
+    return value.is_string() ? value.get<std::string>() : otherwise;
+  } else {
+    return value.is_number() ? value.get<Value>() : otherwise;
+  }
+}
+
+void read_line(const Json& line, RunRecords& run) {
+  const auto event = field_of<std::string>(line, "event", "");
+  run.written = field_of(line, "time", run.written);
+  if (event == "epoch") run.epochs.add(line);
+  if (event == "step") run.steps.add(line);
+  if (event == "start") {
+    run.start = line;
+    run.end = nullptr;
+  }
+  if (event == "step_time") run.step_time = line;
+  if (event == "end") run.end = line;
+}
+
+void read_log(const fs::path& folder, ReadSteps steps, RunRecords& run) {
+  std::error_code ignored;
+  if (!fs::exists(RunFolder::log(folder), ignored)) return;
+  const std::string text = base::read_file(RunFolder::log(folder));
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    if (steps == ReadSteps::kNo && line.starts_with(kStepLine)) continue;
+    // A full disk may have cut a line off.
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) read_line(json, run);
+  }
+  for (NumberTable* table : {&run.epochs, &run.steps}) table->remove("time");
+}
+
+Json read_result(const fs::path& folder) {
+  if (!RunFolder::has_result(folder)) return nullptr;
+  Json json = Json::parse(base::read_file(RunFolder::result(folder)), nullptr,
+                          /*allow_exceptions=*/false);
+  return json.is_object() ? json : Json(nullptr);
+}
+
+/// The name of a folder that may be given as "." or "runs/x/".
+std::string folder_name(const fs::path& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+bool is_of_split(std::string_view name) {
+  return name.starts_with("val_") || name.starts_with("test_");
+}
+
+/// The column that the configuration's checkpoint.keep_best.metric means; empty if there is none.
+std::string chosen_column(const RunRecords& run) {
+  const std::string wanted = run.setting("checkpoint.keep_best.metric");
+  if (wanted.empty() && run.setting("task.type") == "gan") return "";
+  for (const NumberTable::Column& column : run.epochs.columns()) {
+    if (!is_of_split(column.name)) continue;
+    const std::string metric = column.name.substr(column.name.find('_') + 1);
+    if (wanted.empty() ? metric != "loss" : metric == wanted) return column.name;
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string RunRecords::state() const {
+  if (!result.is_null()) return "finished";
+  if (!end.is_null()) {
+    const auto reason = field_of<std::string>(end, "reason", "");
+    return reason == "finished" ? reason : "stopped by " + reason;
+  }
+  constexpr double kSilence = 600;  // seconds; evaluations may be long
+  return unix_time() - written > kSilence ? "no end" : "running";
+}
+
+std::string RunRecords::setting(const std::string& path) const {
+  const config::Value* value = &config;
+  for (size_t begin = 0; begin <= path.size() && value != nullptr;) {
+    const size_t dot = std::min(path.find('.', begin), path.size());
+    value = value->find(path.substr(begin, dot - begin));
+    begin = dot + 1;
+  }
+  return value == nullptr ? "" : value->scalar;
+}
+
+std::optional<RunRecords::Best> RunRecords::best() const {
+  Best best;
+  for (const auto& [name, value] : result.items()) {
+    if (!name.starts_with("best_") || !is_of_split(name.substr(5))) continue;
+    best.name = name.substr(5);
+    best.value = field_of(result, name.c_str(), std::numeric_limits<double>::quiet_NaN());
+    best.epoch = field_of<int64_t>(result, "best_epoch", 0);
+    best.higher_is_better = field_of<std::string>(result, "best_mode", "max") == "max";
+    best.last = field_of(result, best.name.c_str(), std::numeric_limits<double>::quiet_NaN());
+    return best;
+  }
+  best.name = chosen_column(*this);
+  const std::vector<double>* const values = epochs.find(best.name);
+  const std::vector<double>* const numbers = epochs.find("epoch");
+  if (values == nullptr || numbers == nullptr) return std::nullopt;
+  const std::string mode = setting("checkpoint.keep_best.mode");
+  best.higher_is_better = mode == "max" || (mode != "min" && !best.name.ends_with("loss"));
+  best.value = std::numeric_limits<double>::quiet_NaN();
+  best.last = last_number(*values);
+  for (size_t i = 0; i < values->size(); ++i) {
+    const double value = (*values)[i];
+    const bool is_better = best.higher_is_better ? value > best.value : value < best.value;
+    if (!is_better && !(std::isnan(best.value) && !std::isnan(value))) continue;
+    best.value = value;
+    best.epoch = static_cast<int64_t>((*numbers)[i]);
+  }
+  return std::isnan(best.value) ? std::nullopt : std::optional(best);
+}
+
+RunRecords read_run(const fs::path& folder, ReadSteps steps) {
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) {
+    throw base::UserError(fmt::format(
+        "{} is no folder; name the folder of a run, such as runs/digits", folder.string()));
+  }
+  if (!RunFolder::is_run(folder)) {
+    throw base::UserError(fmt::format(
+        "{} holds no run: there is no log.jsonl, checkpoint or result; name the folder of a run, "
+        "such as runs/digits",
+        folder.string()));
+  }
+  RunRecords run;
+  run.folder = folder;
+  run.name = folder_name(folder);
+  read_log(folder, steps, run);
+  const auto version = field_of<int64_t>(run.start, RunFolder::kFormatVersionKey, 1);
+  if (version > RunFolder::kFormatVersion) {
+    throw base::UserError(
+        fmt::format("{} is the run of a newer version of train (its log has format {}, this "
+                    "version reads up to {}); use that version",
+                    folder.string(), version, RunFolder::kFormatVersion));
+  }
+  run.result = read_result(folder);
+  if (const auto text = RunFolder::config_of(folder)) {
+    run.config_text = *text;
+    run.config = config::parse_yaml(*text, (folder / RunFolder::kConfig).string());
+  }
+  return run;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include <syncbn/config/value.h>
+
+#include "report/number_table.h"
+
+namespace syncbn::train {
+
+/// What a run's folder tells of the run, which may still be training.
+struct RunRecords {
+  std::filesystem::path folder;
+  std::string name;                  ///< of the folder
+  config::Value config;              ///< of config.yaml; null without it
+  std::string config_text;           ///< the same, as it was written
+  NumberTable epochs;                ///< the log's lines about epochs
+  NumberTable steps;                 ///< and about steps; empty if they were not asked for
+  nlohmann::ordered_json step_time;  ///< the log's last line of this event, or null
+  nlohmann::ordered_json start;      ///< the log's last line of this event, or null
+  nlohmann::ordered_json end;        ///< the same, if no start follows it
+  nlohmann::ordered_json result;     ///< result.json, or null
+  double written = 0;                ///< when the log got its last line: seconds since 1970
+
+  /// "finished", "stopped by SIGTERM", "running", or "no end" if the log was not written to for
+  /// some minutes.
+  std::string state() const;
+
+  /// The value of a key, "task.type"; empty without it.
+  std::string setting(const std::string& path) const;
+
+  /// The metric that chooses the best network, and what it was.
+  struct Best {
+    std::string name;  ///< "test_accuracy"
+    double value = 0;
+    double last = 0;  ///< at the end, or so far; NaN without it
+    int64_t epoch = 0;
+    bool higher_is_better = true;
+  };
+  /// Nothing before the first evaluation, and for a task without such a metric.
+  std::optional<Best> best() const;
+};
+
+enum class ReadSteps { kNo, kYes };
+
+/// @throws base::UserError for a folder that holds no run, or the run of a newer version of
+/// `train`.
+RunRecords read_run(const std::filesystem::path& folder, ReadSteps steps);
+
+}  // namespace syncbn::train

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <vector>
+
+namespace syncbn::train {
+
+/// Where a rank's steps spend their time: means in seconds. What is left of `whole` is the rest:
+/// the optimizer, the copy to the device, the vote.
+struct StepTime {
+  double whole = 0;
+  double data = 0;      ///< waiting for the batch
+  double forward = 0;   ///< with the exchange of batch norm's statistics
+  double backward = 0;  ///< the same
+  double exchange = 0;  ///< of gradients, as far as backward does not hide it
+};
+
+/// Adds up times between two calls. Not thread-safe.
+class LapTimer {
+ public:
+  void start() { begin_ = Clock::now(); }
+  /// Adds the seconds since the last call of either function.
+  void add_lap(double& sum) {
+    const auto now = Clock::now();
+    sum += std::chrono::duration<double>(now - begin_).count();
+    begin_ = now;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point begin_;
+};
+
+/// By rank. Every rank calls it.
+std::vector<StepTime> of_all_ranks(const StepTime& own);
+
+}  // namespace syncbn::train

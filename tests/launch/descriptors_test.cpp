@@ -1,0 +1,38 @@
+#include "common/descriptors.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/close_range.h>
+
+#include <climits>
+#include <functional>
+
+namespace syncbn::launch {
+namespace {
+
+// Both ways of closing, in a process of its own: it has no other descriptors to lose.
+class DescriptorsTest
+    : public testing::TestWithParam<std::function<void(unsigned, unsigned, unsigned)>> {};
+
+int flags_of(int fd) {
+  return ::fcntl(fd, F_GETFD);
+}
+
+TEST_P(DescriptorsTest, ARangeIsClosedOrMarkedAndTheRestStays) {
+  const auto check = [&] {
+    for (const int fd : {20, 21, 22, 300}) ::dup2(STDERR_FILENO, fd);
+    GetParam()(21, 22, CLOSE_RANGE_CLOEXEC);
+    const bool is_marked = flags_of(20) == 0 && flags_of(21) == FD_CLOEXEC &&
+                           flags_of(22) == FD_CLOEXEC && flags_of(300) == 0;
+    GetParam()(21, UINT_MAX, 0);
+    const bool is_closed = flags_of(20) == 0 && flags_of(21) == -1 && flags_of(300) == -1;
+    return (is_marked ? 0 : 1) + (is_closed ? 0 : 2);
+  };
+  EXPECT_EXIT(::_exit(check()), testing::ExitedWithCode(0), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(ByTheKernelAndByList, DescriptorsTest,
+                         testing::Values(&close_descriptors, &close_listed));
+
+}  // namespace
+}  // namespace syncbn::launch

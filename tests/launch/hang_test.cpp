@@ -1,0 +1,320 @@
+// Workers that make no progress: found, explained, ended; and what is no hang. What
+// `syncbn-launch status` tells of all this.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "job/worker_state.h"
+#include "launch/launcher.h"
+#include "launch/nodes.h"
+#include "support/eventually.h"
+
+namespace syncbn::test {
+namespace {
+
+using launch::find_culprit;
+using launch::WorkerState;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kTimeout = "--hang_timeout=2";
+// After this, a worker that is not ended is not going to be.
+constexpr std::chrono::seconds kMuchLonger{5};
+
+/// The agent worker with what each rank does.
+std::vector<std::string> worker(const std::string& arguments) {
+  return shell("exec " + kAgentWorker + " " + arguments);
+}
+
+// The launcher makes "$" of "$$".
+/// Ranks that make a step every 50 ms in the first attempt; later ones end at once. Each writes its
+/// process to pidRANK.
+std::vector<std::string> steps_in_first_attempt() {
+  return shell(
+      "echo $$$$ > tmp$RANK; mv tmp$RANK pid$RANK; [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; "
+      "exec " +
+      kAgentWorker + " steps 100000 50");
+}
+
+/// The process that wrote the file.
+pid_t pid_in(const Nodes& nodes, const std::string& file) {
+  pid_t pid = 0;
+  eventually([&] { return nodes.has(file); });
+  std::ifstream(nodes.folder() / file) >> pid;
+  return pid;
+}
+
+/// One node in a folder of its own.
+Program& start_alone(Nodes& nodes, int nproc, std::vector<std::string> options,
+                     const std::vector<std::string>& program) {
+  options.insert(options.begin(), "--nnodes=1");
+  options.push_back("--master_port=0");
+  return nodes.start(0, nproc, options, program);
+}
+
+TEST(LaunchHangTest, AStoppedRankIsNamedEndedAndStartedAgain) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 4, {kTimeout, "--max_restarts=1"}, steps_in_first_attempt());
+  const pid_t pid = pid_in(nodes, "pid2");
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  const auto begin = Clock::now();
+  ::kill(pid, SIGSTOP);
+  ASSERT_TRUE(job.wait_until([&] { return job.err().find("holds up") != std::string::npos; }));
+  const std::chrono::duration<double> found = Clock::now() - begin;
+  EXPECT_GT(found.count(), 1.5);
+  EXPECT_LT(found.count(), 4) << "the timeout and 2 s";
+  const auto result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              AllOf(ContainsRegex("rank 2 \\(.*, pid " + std::to_string(pid) +
+                                  "\\) holds up the others: no progress for .* s; it is stopped"),
+                    HasSubstr("rank 2 failed: it made no progress (--hang_timeout)"),
+                    HasSubstr("restart 1 of 1")));
+}
+
+TEST(LaunchHangTest, AShortStopIsNoHang) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=5"}, steps_in_first_attempt());
+  const pid_t pid = pid_in(nodes, "pid1");
+  for (int i = 0; i < 3; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    ::kill(pid, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    ::kill(pid, SIGCONT);
+  }
+  EXPECT_EQ(job.err(), "");
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
+}
+
+TEST(LaunchHangTest, TheRankThatHasNotComeToTheCollectiveIsNamedWithItsNumberAndItsThreads) {
+  Nodes nodes(1);
+  const auto result = start_alone(nodes, 3, {kTimeout},
+                                  shell("if [ $RANK = 1 ]; then exec " + kAgentWorker +
+                                        " heartbeat 12 waiting 40 broadcast wait; fi; exec " +
+                                        kAgentWorker + " heartbeat 12 waiting 41 all_reduce wait"))
+                          .wait();
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err,
+              AllOf(ContainsRegex("rank 1 \\(.*\\) holds up the others: .*it waits in collective "
+                                  "40: rank [02] waits in collective 41 \\(all_reduce\\)"),
+                    HasSubstr("threads of rank 1:\n"), Not(HasSubstr("threads of rank 0")),
+                    HasSubstr("rank 1 failed")));
+}
+
+TEST(LaunchHangTest, OnSeveralNodesTheCulpritsNodeEndsIt) {
+  Nodes nodes(2);
+  Program& first = nodes.start(0, 2, {kTimeout}, worker("heartbeat 5 waiting 9 all_gather wait"));
+  Program& second = nodes.start(1, 1, {kTimeout}, worker("heartbeat 5 wait"));
+  const auto with_culprit = second.wait();
+  const auto other = first.wait();
+  EXPECT_EQ(other.exit_code, 137);
+  EXPECT_EQ(with_culprit.exit_code, 137);
+  for (const std::string& err : {other.err, with_culprit.err}) {
+    EXPECT_THAT(err, ContainsRegex("rank 2 \\(.*\\) holds up the others: .*it has not come to it: "
+                                   "rank [01] waits in collective 9 \\(all_gather\\)"));
+  }
+  EXPECT_THAT(with_culprit.err, HasSubstr("threads of rank 2:\n"));
+  EXPECT_THAT(other.err, Not(HasSubstr("threads of rank")));
+}
+
+TEST(LaunchHangTest, AStoppedKeeperIsContinued) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 2, {kTimeout}, steps_in_first_attempt());
+  const pid_t pid = pid_in(nodes, "pid1");
+  const pid_t keeper = keeper_of(job.pid());
+  ::kill(keeper, SIGSTOP);
+  ::kill(pid, SIGSEGV);
+  const auto result = job.wait();
+  EXPECT_EQ(result.exit_code, 139);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr(fmt::format("the keeper process (pid {}) was stopped", keeper)),
+                    HasSubstr("rank 1 failed: killed by signal 11")));
+}
+
+TEST(LaunchHangTest, ADebuggerStopsTheTime) {
+  Nodes nodes(1);
+  Program& job =
+      start_alone(nodes, 1, {kTimeout},
+                  shell("echo $$$$ > tmp; mv tmp pid; exec " + kAgentWorker + " heartbeat 1 wait"));
+  const pid_t pid = pid_in(nodes, "pid");
+  ASSERT_TRUE(eventually([pid] {  // the shell would stop at a signal, and never start the worker
+    std::string name;
+    return std::ifstream(fmt::format("/proc/{}/comm", pid)) >> name && name.starts_with("launch_a");
+  }));
+  ASSERT_EQ(::ptrace(PTRACE_SEIZE, pid, nullptr, nullptr), 0);
+  ASSERT_TRUE(job.wait_until([&] { return !job.err().empty(); }));
+  EXPECT_THAT(job.err(),
+              HasSubstr(fmt::format("a debugger (pid {}) is attached to rank 0", ::getpid())));
+  std::this_thread::sleep_for(kMuchLonger);
+  EXPECT_TRUE(job.running());
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, __WALL);  // a debugger learns of its end before the keeper
+  EXPECT_EQ(job.wait().exit_code, 137);
+}
+
+TEST(LaunchHangTest, NeitherALongPhaseNorSilenceFromTheBeginningIsAHang) {
+  for (const std::string arguments :
+       {"heartbeat 1 phase 60000 evaluation wait", "wait", "progress 1 2 loading wait"}) {
+    Nodes nodes(1);
+    Program& job = start_alone(nodes, 1, {"--hang_timeout=1"}, worker(arguments));
+    std::this_thread::sleep_for(std::chrono::seconds(3));
+    EXPECT_EQ(job.err(), "") << arguments;
+    job.send_signal(SIGTERM);
+    EXPECT_EQ(job.wait().exit_code, 143);
+  }
+}
+
+TEST(LaunchHangTest, ATimeoutNearTheTimeOfAStepIsWarnedOfOnce) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 1, {"--hang_timeout=2"}, worker("steps 4 1300"));
+  const auto result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string warning = "warning: a step of rank 0 took 1.3 s, and --hang_timeout is 2.0 s";
+  EXPECT_THAT(result.err, HasSubstr(warning));
+  EXPECT_EQ(result.err.find("warning"), result.err.rfind("warning"));
+}
+
+TEST(LaunchHangTest, TimeInWhichTheLauncherDoesNotRunDoesNotCount) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=4"}, steps_in_first_attempt());
+  std::vector<pid_t> all{job.pid(), pid_in(nodes, "pid0"), pid_in(nodes, "pid1")};
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  for (const pid_t pid : all) ::kill(pid, SIGSTOP);
+  std::this_thread::sleep_for(kMuchLonger);
+  ::kill(job.pid(), SIGCONT);
+  // The workers stay stopped for less than the timeout.
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  for (const pid_t pid : all) ::kill(pid, SIGCONT);
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_EQ(job.err(), "");
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
+}
+
+// 30 s, which no option changes.
+TEST(LaunchHangTest, WithoutATimeoutARankForWhichOthersWaitIsNamedOnce) {
+  Nodes nodes(1);
+  Program& job = start_alone(
+      nodes, 2, {},
+      shell("if [ $RANK = 1 ]; then exec " + kAgentWorker + " heartbeat 7 wait; fi; exec " +
+            kAgentWorker + " heartbeat 7 waiting 3 all_reduce wait"));
+  std::this_thread::sleep_for(std::chrono::seconds(27));
+  EXPECT_EQ(job.err(), "");
+  std::this_thread::sleep_for(std::chrono::seconds(9));
+  const std::string name = "holds up the others";
+  EXPECT_THAT(job.err(), ContainsRegex("rank 1 \\(.*\\) holds up the others"));
+  EXPECT_EQ(job.err().find(name), job.err().rfind(name));
+  EXPECT_TRUE(job.running());
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
+}
+
+WorkerState at(int rank, uint64_t steps, double second, const std::string& place = "202") {
+  return {.rank = rank,
+          .host = "a",
+          .pid = 100 + rank,
+          .process = 'S',
+          .tracer = 0,
+          .place = place,
+          .reports = true,
+          .steps = steps,
+          .reported_ns = static_cast<uint64_t>(second * 1e9)};
+}
+
+TEST(LaunchHangTest, TheCulpritIsFoundByWhatDistinguishesIt) {
+  // Records of the same time, or of times that are far apart, tell who is behind.
+  EXPECT_EQ(find_culprit({at(0, 12, 5), at(1, 11, 5.5), at(2, 12, 5)})->rank, 1);
+  EXPECT_EQ(find_culprit({at(0, 12, 5), at(1, 12, 5), at(2, 9, 1)})->rank, 2);
+  // With one record a second, a lower number of a little earlier tells nothing.
+  EXPECT_FALSE(find_culprit({at(0, 12, 5), at(1, 11, 4.5)}));
+  EXPECT_FALSE(find_culprit({at(0, 12, 5), at(1, 12, 5)}));
+  EXPECT_FALSE(find_culprit({}));
+  // Where its main thread is.
+  const auto elsewhere = find_culprit({at(0, 12, 5), at(1, 12, 5, "230"), at(2, 12, 5)});
+  EXPECT_EQ(elsewhere->rank, 1);
+  EXPECT_FALSE(elsewhere->is_sure);
+  EXPECT_FALSE(find_culprit({at(0, 12, 5, "1"), at(1, 12, 5, "2"), at(2, 12, 5, "3")}));
+  std::vector<WorkerState> debugged{at(0, 12, 5), at(1, 9, 9)};
+  debugged[0].tracer = 77;
+  EXPECT_FALSE(find_culprit(debugged));
+}
+
+TEST(LaunchStatusTest, ShowsEveryRankOnAllNodes) {
+  Nodes nodes(2);
+  Program& first =
+      nodes.start(0, 2, {"--rdzv_id=shown"}, worker("heartbeat 31 phase 0 evaluation wait"));
+  nodes.start(1, 1, {"--rdzv_id=shown"}, worker("heartbeat 32 waiting 8 all_reduce wait"));
+  std::string text;
+  ASSERT_TRUE(eventually([&] {
+    text = run_program({kLauncher, "status", "shown"}).out;
+    return text.find("all_reduce") != std::string::npos &&
+           text.find("evaluation") != std::string::npos;
+  }));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("job shown ("), HasSubstr("attempt 0, 2 nodes: runs\n"),
+                    ContainsRegex("    0 .* sleeping +31 .* evaluation\n"),
+                    ContainsRegex("    1 .* sleeping +31 .* evaluation\n"),
+                    ContainsRegex("    2 .* sleeping +32 .* waits in collective 8: all_reduce\n")));
+  // Both launchers run here, and are one job.
+  EXPECT_EQ(text.find("job shown"), text.rfind("job shown"));
+  EXPECT_THAT(run_program({kLauncher, "status", std::to_string(first.pid())}).out,
+              HasSubstr("job shown"));
+  first.send_signal(SIGTERM);
+  nodes.wait();
+}
+
+TEST(LaunchStatusTest, TheDocumentationsSnippetReportsSteps) {
+  std::ifstream file(std::string(SYNCBN_SOURCE_DIR) + "/docs/launch.md");
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  const std::string begin = "```python\n";
+  const size_t first = page.find(begin) + begin.size();
+  Nodes nodes(1);
+  nodes.folder().write("snippet.py", page.substr(first, page.find("```", first) - first) +
+                                         "heartbeat(17)\ntime.sleep(1000)\n");
+  Program& job = start_alone(nodes, 1, {"--rdzv_id=snippet"}, {"snippet.py"});
+  std::string text;
+  EXPECT_TRUE(eventually([&] {
+    text = run_program({kLauncher, "status", "snippet"}).out;
+    return text.find(" 17 ") != std::string::npos;
+  })) << text
+      << job.err();
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
+}
+
+TEST(LaunchStatusTest, SaysThatThereIsNoSuchJob) {
+  const auto result = run_program({kLauncher, "status", "no-such-job"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("is process or job 'no-such-job'"));
+}
+
+TEST(LaunchStatusTest, OneNodeAnswersAlone) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 2, {"--rdzv_id=alone"}, worker("wait"));
+  std::string text;
+  EXPECT_TRUE(eventually([&] {
+    text = run_program({kLauncher, "status", "alone"}).out;
+    const size_t first = text.find("sleeping");
+    return first != std::string::npos && text.find("sleeping", first + 1) != std::string::npos;
+  })) << text;
+  EXPECT_THAT(text, ContainsRegex("    0 .* sleeping +- +- +\n"));
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,72 @@
+#include <gmock/gmock.h>
+
+#include "job/restart_policy.h"
+
+namespace syncbn::launch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const RestartPolicy::Clock::time_point kStart{std::chrono::hours(1)};
+
+TEST(RestartPolicyTest, CountsTheRestartsOfTheRun) {
+  RestartPolicy policy(2, seconds(0));
+  for (int i = 0; i < 2; ++i) {
+    policy.failed({"rank 0 failed (exit code 1)", std::nullopt});
+    EXPECT_EQ(policy.refusal(kStart + seconds(i)), "");
+    policy.restart(kStart + seconds(i));
+  }
+  EXPECT_EQ(policy.refusal(kStart + std::chrono::hours(99)),
+            "no restart is left (--max_restarts=2)");
+}
+
+TEST(RestartPolicyTest, CountsTheRestartsWithinATime) {
+  RestartPolicy policy(2, std::chrono::hours(1));
+  policy.restart(kStart);
+  policy.restart(kStart + std::chrono::minutes(50));
+  EXPECT_EQ(policy.refusal(kStart + std::chrono::minutes(59)),
+            "no restart is left (--max_restarts=2 within 1 h 0 min)");
+  EXPECT_EQ(policy.refusal(kStart + std::chrono::minutes(61)), "");
+  policy.restart(kStart + std::chrono::minutes(61));
+  EXPECT_THAT(policy.refusal(kStart + std::chrono::minutes(62)), HasSubstr("no restart is left"));
+}
+
+TEST(RestartPolicyTest, WaitsLongerAfterEachQuickFailureAndNotAfterALateOne) {
+  RestartPolicy policy(100, seconds(0));
+  std::vector<int64_t> waits;
+  for (int i = 0; i < 9; ++i) {
+    policy.attempt_started(kStart);
+    waits.push_back(policy.restart(kStart + seconds(1)).count());
+  }
+  EXPECT_THAT(waits, ElementsAre(0, 500, 1000, 2000, 4000, 8000, 16'000, 30'000, 30'000));
+  policy.attempt_started(kStart);
+  EXPECT_EQ(policy.restart(kStart + seconds(61)), milliseconds(0));
+  policy.attempt_started(kStart);
+  EXPECT_EQ(policy.restart(kStart + seconds(1)), milliseconds(0));
+}
+
+TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
+  RestartPolicy policy(100, seconds(0));
+  const FailureCause same{"rank 1 failed (exit code 1)", 7};
+  policy.failed(same);
+  policy.failed(same);
+  EXPECT_EQ(policy.refusal(kStart), "");
+  policy.failed({"rank 1 failed (exit code 1)", 8});  // at another step
+  policy.failed(same);
+  policy.failed({"rank 0 failed (exit code 1)", 7});  // another rank
+  policy.failed(same);
+  policy.failed(same);
+  EXPECT_EQ(policy.refusal(kStart), "");
+  policy.failed(same);
+  EXPECT_EQ(policy.refusal(kStart),
+            "rank 1 failed (exit code 1) 3 times in a row at step 7: a restart does not help");
+  // Without a step nothing tells whether it is the same.
+  for (int i = 0; i < 5; ++i) policy.failed({"rank 1 failed (exit code 1)", std::nullopt});
+  EXPECT_EQ(policy.refusal(kStart), "");
+}
+
+}  // namespace
+}  // namespace syncbn::launch

@@ -1,0 +1,309 @@
+// What strangers who reach the port of node 0 can do, and what launchers without the job's token
+// cannot.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <poll.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/handshake.h"
+#include "launch/launcher.h"
+#include "launch/nodes.h"
+#include "store/store_client.h"
+#include "support/connection.h"
+#include "support/eventually.h"
+
+namespace syncbn::test {
+namespace {
+
+using launch::Handshake;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kToken = "0123456789abcdef-the-token-of-this-test";
+
+std::vector<std::string> until_go() {
+  return shell("touch up$RANK; while [ ! -e go ]; do sleep 0.01; done");
+}
+
+/// A token file in the folder of `nodes`; returns the option.
+std::string token_option(const Nodes& nodes, const std::string& token, unsigned mode = 0600) {
+  const std::string name = "token-" + std::to_string(token.size()) + "-" + std::to_string(mode);
+  const std::string path = nodes.folder().write(name, token + "\n");
+  std::filesystem::permissions(path, std::filesystem::perms(mode));
+  return "--token_file=" + path;
+}
+
+std::string hello(const std::string& host) {
+  return R"({"type":"hello","job":"none","node":1,"leads":false,"nodes":"2","nproc":1,)"
+         R"("role":"default","host":")" +
+         host + R"(","max_restarts":0})" + "\n";
+}
+
+/// What the other side sends until it closes, or until `size` bytes are there; at most 10 s.
+std::string receive(const base::UniqueFd& fd, size_t size = SIZE_MAX) {
+  std::string text;
+  const auto deadline = Clock::now() + std::chrono::seconds(10);
+  while (text.size() < size && Clock::now() < deadline) {
+    pollfd ready{fd.get(), POLLIN, 0};
+    if (::poll(&ready, 1, 100) <= 0) continue;
+    char byte = 0;
+    if (::recv(fd.get(), &byte, 1, 0) <= 0) break;
+    text += byte;
+  }
+  return text;
+}
+
+std::string receive_line(const base::UniqueFd& fd) {
+  std::string line;
+  for (std::string byte; byte != "\n"; line += byte) {
+    byte = receive(fd, 1);
+    if (byte.empty()) break;
+  }
+  if (!line.empty()) line.pop_back();
+  return line;
+}
+
+/// Whether a process listens at the port of this address.
+bool accepts(const char* address, int port) {
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(static_cast<uint16_t>(port));
+  ::inet_pton(AF_INET, address, &to.sin_addr);
+  const base::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return ::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0;
+}
+
+TEST(LaunchSecurityTest, NoStrangerEndsAJobWithSuccess) {
+  for (const char* type : {"end", "failed"}) {
+    Nodes nodes(2);
+    Program& lead = nodes.start(0, 1, {}, until_go());
+    const base::UniqueFd stranger = connect_to(nodes.port());
+    ASSERT_TRUE(send_to(stranger, "syncbn-agent 2\n" + hello("stranger")));
+    ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
+    send_to(stranger, fmt::format(R"({{"type":"{}","attempt":0,"exit_code":0,"may_restart":false,)"
+                                  R"("what":"done"}})"
+                                  "\n",
+                                  type));
+    const auto result = lead.wait();
+    EXPECT_EQ(result.exit_code, 75);
+    EXPECT_THAT(result.err, HasSubstr("node 1 (stranger) reported the exit code 0 as a failure"));
+  }
+}
+
+TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, until_go());
+  const base::UniqueFd stranger = connect_to(nodes.port());
+  ASSERT_TRUE(
+      send_to(stranger, "syncbn-agent 2\n" + hello(R"(a\nsyncbn-launch: forged host\u001b[2J)")));
+  ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
+  send_to(stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
+                    R"("what":"b\r\nsyncbn-launch: forged cause"})"
+                    "\n"
+                    R"({"type":"ended","attempt":0})"
+                    "\n");
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("forged host"), HasSubstr("forged cause"),
+                                Not(HasSubstr("\nsyncbn-launch: forged")), Not(HasSubstr("\x1b"))));
+}
+
+TEST(LaunchSecurityTest, IdleConnectionsAreDroppedAtTheirDeadlineAndKeepNobodyOut) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, until_go());
+  std::vector<base::UniqueFd> idle;
+  for (int i = 0; i < 1000; ++i) {
+    idle.push_back(connect_to(nodes.port()));
+    ASSERT_TRUE(idle.back());
+  }
+  const auto begin = Clock::now();
+  nodes.start(1, 1, {}, until_go());
+  ASSERT_TRUE(lead.wait_until([&] { return nodes.has("up0") && nodes.has("up1"); }));
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(6));
+  // The deadline is 10 s.
+  for (const auto& fd : idle) EXPECT_EQ(receive(fd), "");
+  const auto seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  EXPECT_LT(seconds, 20);
+  nodes.folder().write("go", "");
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST(LaunchSecurityTest, AFullStoreIsNamed) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {"--rdzv_conf=store_mib=4"}, until_go());
+  connect_to(nodes.port());
+  const auto soon = Clock::now() + std::chrono::seconds(30);
+  auto client = launch::StoreClient::connect("127.0.0.1", nodes.port(), soon);
+  EXPECT_THROW(
+      {
+        for (int i = 0; i < 40; ++i) {
+          client.set("key" + std::to_string(i), std::string(1 << 20, 'x'), soon);
+        }
+        client.get("key0", soon);
+      },
+      base::UnavailableError);
+  ASSERT_TRUE(lead.wait_until([&] { return !lead.err().empty(); }));
+  EXPECT_THAT(lead.err(),
+              AllOf(HasSubstr("the workers' store is full"), HasSubstr("a client at 127.0.0.1"),
+                    HasSubstr("--rdzv_conf=store_mib=N raises the limit")));
+  nodes.start(1, 1, {}, {"true"});
+  nodes.folder().write("go", "");
+  EXPECT_EQ(lead.wait().exit_code, 0);
+}
+
+TEST(LaunchSecurityTest, NodeZeroListensOnlyWhereItIsTold) {
+  const auto reachable = [](const std::vector<std::string>& options) {
+    Nodes nodes(2);
+    Program& lead = nodes.start(0, 1, options, {"true"});
+    connect_to(nodes.port());
+    const bool result = accepts("127.0.0.2", nodes.port());
+    lead.send_signal(SIGTERM);
+    EXPECT_EQ(lead.wait().exit_code, 143);
+    return result;
+  };
+  // TEST-NET-1: an address that no host has.
+  EXPECT_TRUE(reachable({"--master_addr=192.0.2.1"}));
+  EXPECT_FALSE(reachable({"--master_addr=127.0.0.1"}));
+  EXPECT_FALSE(reachable({"--master_addr=192.0.2.1", "--listen=127.0.0.1"}));
+  EXPECT_FALSE(reachable({"--master_addr=192.0.2.1", "--listen=lo"}));
+  const auto result = launch({"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
+                              "--listen=no-such-interface", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--listen=no-such-interface: neither an address nor"));
+}
+
+TEST(LaunchTokenTest, LaunchersWithTheTokenFormAJobAndNoLogHasIt) {
+  Nodes nodes(2);
+  const std::string option = token_option(nodes, kToken);
+  const std::string events = (nodes.folder() / "events.jsonl").string();
+  std::vector<Program*> programs;
+  for (const int rank : {0, 1}) {
+    programs.push_back(
+        &nodes.start(rank, 1, {option, "--event_log_handler=json:" + events},
+                     shell("env > env$RANK; touch up$RANK; while [ ! -e go ]; do sleep 0.01; "
+                           "done")));
+  }
+  ASSERT_TRUE(programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); }));
+  for (Program* program : programs) {
+    std::ifstream file(fmt::format("/proc/{}/cmdline", program->pid()));
+    const std::string words((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_THAT(words, Not(HasSubstr(kToken)));
+  }
+  nodes.folder().write("go", "");
+  for (const auto& result : nodes.wait()) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.err, Not(HasSubstr(kToken)));
+  }
+  for (const std::string name : {"env0", "env1", "events.jsonl"}) {
+    std::ifstream file(nodes.folder() / name);
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    EXPECT_THAT(text, AllOf(Not(HasSubstr(kToken)), Not(::testing::IsEmpty()))) << name;
+  }
+}
+
+TEST(LaunchTokenTest, TheVariableIsATokenAndWorkersDoNotGetIt) {
+  const auto result =
+      launch({"sh", "-c", "echo token=$SYNCBN_TOKEN"}, {.env = {{"SYNCBN_TOKEN", kToken}}});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "token=\n");
+}
+
+TEST(LaunchTokenTest, AnotherOrNoTokenIsRefusedOnEitherSide) {
+  struct Case {
+    std::string leads;
+    std::string joins;
+    const char* what;
+  };
+  const std::string other = std::string(kToken) + "x";
+  for (const Case& one :
+       {Case{kToken, other, "its token (--token_file, SYNCBN_TOKEN) is another"},
+        Case{kToken, "", "it has no token, and this job needs one"},
+        Case{"", kToken, "it has a token (--token_file, SYNCBN_TOKEN), and node"}}) {
+    Nodes nodes(2);
+    const auto options = [&](const std::string& token) {
+      return token.empty() ? std::vector<std::string>()
+                           : std::vector<std::string>{token_option(nodes, token)};
+    };
+    Program& lead = nodes.start(0, 1, options(one.leads), {"true"});
+    const auto refused = nodes.start(1, 1, options(one.joins), {"true"}).wait();
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_THAT(refused.err, HasSubstr(one.what));
+    ASSERT_TRUE(lead.wait_until([&] { return !lead.err().empty(); }));
+    EXPECT_THAT(lead.err(), AllOf(HasSubstr("refused a launcher at 127.0.0.1: "),
+                                  HasSubstr(one.what), Not(HasSubstr(kToken))));
+    EXPECT_EQ(nodes.start(1, 1, options(one.leads), {"true"}).wait().exit_code, 0);
+    EXPECT_EQ(lead.wait().exit_code, 0);
+  }
+}
+
+TEST(LaunchTokenTest, ARecordedProofIsWorthless) {
+  Nodes nodes(2);
+  const std::string option = token_option(nodes, kToken);
+  Program& lead = nodes.start(0, 1, {option}, {"true"});
+  Handshake handshake(Handshake::Side::kLauncher, kToken);
+  const std::string greeting = handshake.begin();
+  std::string proof;
+  {
+    const base::UniqueFd first = connect_to(nodes.port());
+    send_to(first, greeting);
+    proof = handshake.take(receive_line(first));
+    send_to(first, proof);
+    EXPECT_EQ(handshake.take(receive_line(first)), "");
+    EXPECT_TRUE(handshake.is_done()) << handshake.failure();
+  }
+  const base::UniqueFd second = connect_to(nodes.port());
+  send_to(second, greeting + proof + hello("replayer"));
+  EXPECT_THAT(receive_line(second), HasSubstr("challenge "));
+  EXPECT_THAT(receive_line(second), HasSubstr("refused its token"));
+  EXPECT_EQ(nodes.start(1, 1, {option}, {"true"}).wait().exit_code, 0);
+  EXPECT_EQ(lead.wait().exit_code, 0);
+}
+
+// A stranger at the master's address, who does not know the token, gets nothing but a greeting.
+TEST(LaunchTokenTest, AStrangerInPlaceOfNodeZeroIsRefused) {
+  Handshake launcher(Handshake::Side::kLauncher, kToken);
+  launcher.begin();
+  EXPECT_THAT(launcher.take("challenge " + std::string(64, 'a')), HasSubstr("proof "));
+  EXPECT_EQ(launcher.take("proof " + std::string(64, 'b')), "");
+  EXPECT_FALSE(launcher.is_done());
+  EXPECT_THAT(launcher.failure(), HasSubstr("is another"));
+  Handshake other(Handshake::Side::kLauncher, kToken);
+  other.begin();
+  EXPECT_EQ(other.take(R"({"type":"welcome"})"), "");
+  EXPECT_FALSE(other.is_done());
+}
+
+TEST(LaunchTokenTest, ATokenFileThatOthersCanReadIsRefused) {
+  Nodes nodes(2);
+  for (const unsigned mode : {0644U, 0640U, 0604U, 0660U}) {
+    const auto result = launch({token_option(nodes, kToken, mode), "true"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("others can read it (mode {:03o})", mode)),
+                                  HasSubstr("chmod 600")));
+  }
+  EXPECT_THAT(launch({token_option(nodes, "short"), "true"}).err,
+              HasSubstr("a token has 16 to 4096 bytes, and this one has 5"));
+  EXPECT_THAT(launch({"--token_file=/no/such/file", "true"}).err,
+              HasSubstr("--token_file=/no/such/file: No such file"));
+}
+
+// As a process substitution or a service manager passes it.
+TEST(LaunchTokenTest, AnInheritedDescriptorIsATokenFile) {
+  const auto result = run_program(
+      {"bash", "-c",
+       fmt::format("exec {} --token_file=/dev/fd/3 true 3< <(echo {})", kLauncher, kToken)});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+}  // namespace
+}  // namespace syncbn::test

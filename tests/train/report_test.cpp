@@ -1,0 +1,539 @@
+// The pages of `train report` and `train compare`, and how a headless browser opens them.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/data/image.h>
+#include <syncbn/train/report.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <thread>
+
+#include "mistakes.h"
+#include "report/confusion.h"
+#include "report/embedded_picture.h"
+#include "report/number_table.h"
+#include "report_writer.h"
+#include "support/program.h"
+#include "support/skip.h"
+#include "support/temp_folder.h"
+#include "support/text.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kMaxPageBytes = 3'000'000;
+
+// ---- folders of runs
+// -----------------------------------------------------------------------------
+
+struct FakeRun {
+  std::string task = "classification";
+  double lr = 0.1;
+  int64_t seed = 0;
+  int64_t epochs = 5;
+  int64_t steps_per_epoch = 20;
+  double best = 0.9;
+  bool is_finished = true;
+};
+
+std::string config_of(const FakeRun& run) {
+  return fmt::format(
+      "seed: {}\nepochs: {}\nbatch_size: 8\nmodel:\n  type: digits\n  width: 16\ntask:\n  type: "
+      "{}\n"
+      "data:\n  type: digits\noptimizer:\n  type: sgd\n  lr: {}\n  momentum: 0\nrun_dir: "
+      "\"${{here}}\"\n"
+      "checkpoint:\n  keep_best:\n    metric: \"\"\n    mode: auto\n",
+      run.seed, run.epochs, run.task, run.lr);
+}
+
+std::string log_of(const FakeRun& run) {
+  std::string log = R"({"event":"start","time":100,"format_version":1,"world_size":2,"step":0})";
+  log += '\n';
+  for (int64_t epoch = 1; epoch <= run.epochs; ++epoch) {
+    const double progress = static_cast<double>(epoch) / static_cast<double>(run.epochs);
+    for (int64_t i = 1; i <= run.steps_per_epoch; ++i) {
+      const int64_t step = (epoch - 1) * run.steps_per_epoch + i;
+      log += fmt::format(
+          R"({{"event":"step","time":{},"epoch":{},"step":{},"loss":{},"lr":{},"data_wait_seconds":1e-05}})"
+          "\n",
+          100 + step, epoch, step, 2.0 / static_cast<double>(step), run.lr * (1 - progress));
+    }
+    log += fmt::format(
+        R"({{"event":"epoch","time":200,"epoch":{},"step":{},"lr":0.1,"train_loss":{},"test_loss":null,"test_accuracy":{},"test_accuracy_a<b":{},"test_accuracy_cat":null,"images_per_second":1234.5,"data_wait_share":0.01,"seconds":{}}})"
+        "\n",
+        epoch, epoch * run.steps_per_epoch, 1 - progress, run.best * progress, 0.5 * progress,
+        2 * epoch);
+  }
+  return log;
+}
+
+class ReportTest : public ::testing::Test {
+ protected:
+  fs::path add_run(const std::string& name, const FakeRun& run = {}) {
+    fs::create_directories(folder_ / name);
+    folder_.write(name + "/config.yaml", config_of(run));
+    folder_.write(name + "/log.jsonl", log_of(run));
+    folder_.write(name + "/confusion.csv",
+                  "label/answer,a<b,\"c,\"\"d\"\"\"\na<b,5,1\n\"c,\"\"d\"\"\",0,6\n");
+    if (run.is_finished) {
+      const Json result = {{"best_test_accuracy", run.best},
+                           {"best_mode", "max"},
+                           {"best_epoch", run.epochs},
+                           {"test_accuracy", run.best},
+                           {"train_loss", 0.0},
+                           {"epochs", run.epochs},
+                           {"seconds", 2.0 * static_cast<double>(run.epochs)},
+                           {"world_size", 2}};
+      folder_.write(name + "/result.json", result.dump());
+    }
+    return folder_ / name;
+  }
+
+  void add_picture(const fs::path& run, const std::string& name, int64_t step, int64_t side) const {
+    data::Image image(side, side, 3);
+    uint32_t state = static_cast<uint32_t>(step) + 1;
+    for (uint8_t& value : image.pixels) {
+      state = state * 1664525 + 1013904223;
+      value = static_cast<uint8_t>(state >> 24);
+    }
+    base::write_file_atomically(run / "pictures" / fmt::format("{}-{:012}.png", name, step),
+                                data::encode_png(image));
+  }
+
+  test::TempFolder folder_;
+};
+
+/// HasSubstr() would print a whole page.
+bool has(const std::string& page, const std::string& part) {
+  return page.find(part) != std::string::npos;
+}
+
+/// What a page shows.
+Json data_in(const std::string& page) {
+  const std::string begin = R"(<script type="application/json" id="data">)";
+  const size_t first = page.find(begin) + begin.size();
+  return Json::parse(page.substr(first, page.find("</script>", first) - first));
+}
+
+std::string refusal(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const base::UserError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// ---- parts
+// ---------------------------------------------------------------------------------------
+
+TEST(NumberTableTest, ThinnedRowsAreMeansWithTheRangeOfTheLoss) {
+  NumberTable table;
+  for (int i = 1; i <= 6; ++i) {
+    table.add({{"event", "step"}, {"step", i}, {"loss", i == 2 ? Json(nullptr) : Json(i * i)}});
+  }
+  EXPECT_EQ(table.thinned(6).json().dump(), R"({"step":[1,2,3,4,5,6],"loss":[1,null,9,16,25,36]})");
+  EXPECT_EQ(table.thinned(2).json().dump(),
+            R"({"step":[3,6],"loss":[5,25.6667],"loss_min":[1,16],"loss_max":[9,36]})");
+}
+
+TEST(NumberTableTest, RowsMayHaveOtherKeys) {
+  NumberTable table;
+  table.add({{"a", 1.5}});
+  table.add({{"b", 2}, {"a", 3}});
+  table.add({{"text", "x"}});
+  EXPECT_EQ(table.json().dump(), R"({"a":[1.5,3,null],"b":[null,2,null]})");
+  EXPECT_EQ(last_number(*table.find("a")), 3);
+  EXPECT_EQ(table.find("text"), nullptr);
+}
+
+TEST(EmbeddedPictureTest, Base64IsThatOfRfc4648) {
+  EXPECT_EQ(base64(""), "");
+  EXPECT_EQ(base64("f"), "Zg==");
+  EXPECT_EQ(base64("fo"), "Zm8=");
+  EXPECT_EQ(base64("foobar"), "Zm9vYmFy");
+  EXPECT_EQ(base64("\xff\xef\xbe"), "/+++");
+}
+
+TEST_F(ReportTest, PicturesAreMadeSmallEnough) {
+  add_picture(folder_.path(), "samples", 7, 400);
+  const auto files = pictures_of(folder_.path(), 5);
+  ASSERT_EQ(files.size(), 1U);
+  EXPECT_EQ(files[0].step, 7);
+  const EmbeddedPicture whole = embedded_picture(files[0].path, 10'000'000);
+  EXPECT_THAT(whole.address, ::testing::StartsWith("data:image/png;base64,"));
+  const EmbeddedPicture small = embedded_picture(files[0].path, 20'000);
+  EXPECT_THAT(small.address, ::testing::StartsWith("data:image/jpeg;base64,"));
+  EXPECT_LE(small.address.size(), 20'000U * 4 / 3 + 40);
+  EXPECT_EQ(small.width, 400);
+}
+
+TEST_F(ReportTest, OfManyPicturesTheFirstTheLastAndSomeBetween) {
+  for (int64_t step = 1; step <= 9; ++step) add_picture(folder_.path(), "samples", step, 4);
+  std::vector<int64_t> steps;
+  for (const PictureFile& file : pictures_of(folder_.path(), 3)) steps.push_back(file.step);
+  EXPECT_THAT(steps, ::testing::ElementsAre(1, 5, 9));
+}
+
+TEST_F(ReportTest, ManyClassesGiveTheCommonestMistakes) {
+  std::string header = "label/answer";
+  for (int i = 0; i < 31; ++i) header += fmt::format(",c{}", i);
+  std::string text = header + "\n";
+  for (int i = 0; i < 31; ++i) {
+    text += fmt::format("c{}", i);
+    for (int k = 0; k < 31; ++k) text += i == k ? ",9" : (i == 3 && k == 4) ? ",7" : ",0";
+    text += "\n";
+  }
+  folder_.write("confusion.csv", text);
+  EXPECT_EQ(confusion_json(folder_ / "confusion.csv").dump(), R"({"mistakes":[["c3","c4",7,16]]})");
+  folder_.write("confusion.csv", "label/answer,a\na,x\n");
+  EXPECT_TRUE(confusion_json(folder_ / "confusion.csv").is_null());
+}
+
+// ---- train report
+// --------------------------------------------------------------------------------
+
+TEST_F(ReportTest, HasWhatTheFolderTells) {
+  const fs::path run = add_run("digits");
+  add_picture(run, "samples", 20, 8);
+  folder_.write("digits/environment.json", R"({"torch": "2.11.0", "hosts": ["a", "b"]})");
+  const std::string page = report_page(run);
+  EXPECT_EQ(page.find("http-equiv"), page.rfind("http-equiv"));
+  const Json data = data_in(page);
+  EXPECT_EQ(data["name"], "digits");
+  EXPECT_EQ(data["state"], "finished");
+  EXPECT_EQ(data["best"]["name"], "test_accuracy");
+  EXPECT_EQ(data["epochs"]["step"].dump(), "[20,40,60,80,100]");
+  EXPECT_EQ(data["steps"]["loss"].size(), 100U);
+  EXPECT_EQ(data["classes"].dump(), R"({"test_accuracy":{"a<b":0.5,"cat":null}})");
+  EXPECT_FALSE(data["epochs"].contains("test_accuracy_cat"));
+  EXPECT_EQ(data["confusion"].dump(), R"({"classes":["a<b","c,\"d\""],"rows":[[5,1],[0,6]]})");
+  EXPECT_EQ(data["pictures"]["samples"][0]["step"], 20);
+  EXPECT_EQ(data["environment"]["hosts"][1], "b");
+  // Only keys that are not at their defaults.
+  EXPECT_EQ(
+      data["settings"].dump(),
+      R"([["epochs","5","10"],["batch_size","8","null"],["model.type","digits",null],["data.type","digits",null]])");
+}
+
+TEST_F(ReportTest, NothingInTheFolderEndsTheScript) {
+  const fs::path run = add_run("a&b");
+  folder_.write("a&b/environment.json",
+                R"({"command": "</script><script>alert(1)</script>", "bad": "\u0000"})");
+  const std::string page = report_page(run);
+  EXPECT_THAT(page, Not(HasSubstr("alert(1)</script>")));
+  EXPECT_THAT(page, HasSubstr("<title>a&amp;b</title>"));
+  EXPECT_EQ(data_in(page)["environment"]["command"], "</script><script>alert(1)</script>");
+}
+
+TEST_F(ReportTest, OfARunThatTrainsTheBestSoFar) {
+  const Json data = data_in(report_page(add_run("run", {.epochs = 4, .is_finished = false})));
+  EXPECT_EQ(data["best"]["epoch"], 4);
+  EXPECT_EQ(data["best"]["value"], 0.9);
+  EXPECT_EQ(data["state"], "no end");  // its log is old
+}
+
+TEST_F(ReportTest, RefusesWhatIsNoRun) {
+  fs::create_directory(folder_ / "empty");
+  EXPECT_THAT(refusal([&] { report_page(folder_ / "none"); }), HasSubstr("none is no folder"));
+  EXPECT_THAT(refusal([&] { report_page(folder_ / "empty"); }), HasSubstr("empty holds no run"));
+  add_run("newer");
+  folder_.write("newer/log.jsonl", R"({"event":"start","time":1,"format_version":2})"
+                                   "\n");
+  EXPECT_THAT(refusal([&] { report_page(folder_ / "newer"); }),
+              AllOf(HasSubstr("newer version of train"), HasSubstr("format 2")));
+  EXPECT_THAT(refusal([] { report_command({}); }), HasSubstr("name the folder of a run"));
+  EXPECT_THAT(refusal([] { report_command({"--all"}); }), HasSubstr("unknown option --all"));
+}
+
+TEST_F(ReportTest, OfAVeryLongRunIsSmallAndQuick) {
+  const fs::path run = add_run("long", {.epochs = 500, .steps_per_epoch = 200});
+  add_picture(run, "samples", 0, 256);
+  const fs::path first = run / "pictures/samples-000000000000.png";
+  for (int64_t i = 1; i < 1000; ++i) {
+    const char* const name = i % 2 == 0 ? "samples" : "ema_samples";
+    fs::create_hard_link(first, run / fmt::format("pictures/{}-{:012}.png", name, i));
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string page = report_page(run);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(page.size(), kMaxPageBytes);
+  const Json data = data_in(page);
+  EXPECT_EQ(data["steps"]["step"].back(), 100'000);
+  EXPECT_EQ(data["pictures"]["samples"].size(), 16U);
+  RecordProperty("seconds", std::to_string(elapsed.count()));
+  fmt::print("100000 steps, 1000 pictures: {:.2f} s, {} bytes\n", elapsed.count(), page.size());
+  EXPECT_LT(elapsed.count(), 2 * 5);  // 2 s on an idle machine
+}
+
+TEST_F(ReportTest, WriterRenewsAndReportsAFullDiskOnce) {
+  const fs::path run = add_run("run");
+  { ReportWriter(run).renew(); }
+  EXPECT_THAT(base::read_file(run / "report.html"), HasSubstr("</html>"));
+  fs::remove(run / "report.html");
+  fs::create_symlink("/dev/full", run / "report.html");
+  ::testing::internal::CaptureStderr();
+  base::init_logging(0);
+  {
+    ReportWriter writer(run);
+    writer.renew();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    writer.renew();  // written when the writer closes
+  }
+  const std::string messages = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(test::count(messages, "no report: "), 1) << messages;
+  EXPECT_THAT(messages, AllOf(HasSubstr("No space left"), HasSubstr("; the run goes on")));
+}
+
+TEST(MistakesTest, TableNamesClasses) {
+  const std::vector<Mistake> mistakes = {{.sample = 7, .label = 1, .answer = 0, .loss = 2.5},
+                                         {.sample = 3, .label = 0, .answer = 2, .loss = 1}};
+  EXPECT_EQ(mistakes_table(mistakes, {"a,b", "cat"}),
+            "sample,label,answer,loss\n7,cat,\"a,b\",2.5\n3,\"a,b\",2,1\n");
+}
+
+// What `train` leaves for the page.
+TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
+  std::vector<std::string> mistakes;
+  for (const int ranks : {1, 2}) {
+    const fs::path run = folder_ / std::to_string(ranks);
+    const auto result = test::run_program(
+        {SYNCBN_BIN_DIR "/train", fmt::format("--nproc_per_node={}", ranks), "--config",
+         SYNCBN_SOURCE_DIR "/configs/digits.yaml", "--run_dir=" + run.string(), "--epochs=1",
+         fmt::format("--batch_size={}", 16 / ranks), "--sampler=distributed",
+         "--ddp.broadcast_buffers=true"},
+        {.env = {{"OMP_NUM_THREADS", "1"}}});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const Json data = data_in(base::read_file(run / "report.html"));
+    EXPECT_EQ(data["state"], "finished");
+    EXPECT_EQ(data["pictures"]["first_batch"][0]["width"], 8 * 8);
+    EXPECT_EQ(data["step_time"]["forward"].size(), static_cast<size_t>(ranks));
+    for (const char* part : {"whole", "data", "forward", "backward"}) {
+      EXPECT_GT(data["step_time"][part][0], 0) << part;
+    }
+    const Json worst = data["mistakes"];
+    ASSERT_FALSE(worst.is_null());
+    EXPECT_THAT(worst["address"].get<std::string>(), HasSubstr("data:image/png"));
+    double former = std::numeric_limits<double>::infinity();
+    std::string samples;
+    for (const Json& one : worst["list"]) {
+      EXPECT_NE(one[1], one[2]);
+      const double loss = std::stod(one[3].get<std::string>());
+      EXPECT_LE(loss, former);
+      former = loss;
+      samples += one[0].get<std::string>() + " ";
+    }
+    mistakes.push_back(samples);
+  }
+  EXPECT_EQ(mistakes[0].substr(0, 10), mistakes[1].substr(0, 10));
+}
+
+TEST_F(ReportTest, TrainLeavesNoPageWhereNoneIsWanted) {
+  const auto result = test::run_program(
+      {SYNCBN_BIN_DIR "/train", "--config", SYNCBN_SOURCE_DIR "/configs/digits.yaml",
+       "--run_dir=" + (folder_ / "run").string(), "--epochs=1", "--report=false"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(fs::exists(folder_ / "run" / "result.json"));
+  EXPECT_FALSE(fs::exists(folder_ / "run" / "report.html"));
+}
+
+// ---- train compare
+// -------------------------------------------------------------------------------
+
+std::string table_of(const std::vector<std::string>& args) {
+  ::testing::internal::CaptureStdout();
+  const int code = compare_command(args);
+  const std::string out = ::testing::internal::GetCapturedStdout();
+  EXPECT_EQ(code, base::kExitOk);
+  return out;
+}
+
+TEST_F(ReportTest, CompareShowsKeysThatDifferAndTheBestFirst) {
+  const std::string a = add_run("a", {.lr = 0.1, .best = 0.8});
+  const std::string b = add_run("b", {.lr = 0.2, .best = 0.9});
+  const std::string c = add_run("c", {.lr = 0.4, .epochs = 3, .best = 0.7, .is_finished = false});
+  EXPECT_EQ(table_of({a, b, c}),
+            "run  epochs  optimizer.lr  best_test_accuracy  best_epoch  test_accuracy  train_loss  "
+            "epochs  seconds     state\n"
+            "  b       5           0.2              0.9000           5         0.9000      0.0000  "
+            "     5   10.0 s  finished\n"
+            "  a       5           0.1              0.8000           5         0.8000      0.0000  "
+            "     5   10.0 s  finished\n"
+            "  c       3           0.4              0.7000           3         0.7000      0.0000  "
+            "     3    6.0 s    no end\n");
+}
+
+TEST_F(ReportTest, CompareGroupsSeeds) {
+  std::vector<std::string> runs;
+  for (int64_t seed = 0; seed < 3; ++seed) {
+    runs.push_back(add_run(fmt::format("s{}", seed),
+                           {.seed = seed, .best = 0.8 + 0.1 * static_cast<double>(seed - 1)}));
+  }
+  runs.push_back(add_run("other", {.lr = 0.2, .seed = 0, .best = 0.5}));
+  EXPECT_EQ(table_of(runs),
+            "          run  optimizer.lr     seed  best_test_accuracy  best_epoch    test_accuracy "
+            " train_loss  seconds     state\n"
+            "s0 and 2 more           0.1  3 seeds     0.8000 ± 0.1000           5  0.8000 ± 0.1000 "
+            "     0.0000   10.0 s  finished\n"
+            "        other           0.2        0              0.5000           5           0.5000 "
+            "     0.0000   10.0 s  finished\n");
+}
+
+TEST_F(ReportTest, CompareRefusesWhatCannotBeCompared) {
+  const std::string a = add_run("a");
+  const std::string b = add_run("b", {.task = "segmentation"});
+  EXPECT_THAT(refusal([&] {
+                compare_command({a, b});
+              }),
+              AllOf(HasSubstr("a run of task classification"), HasSubstr("one of segmentation")));
+  EXPECT_THAT(refusal([&] { compare_command({a, a + "/"}); }), HasSubstr("is given twice"));
+  EXPECT_THAT(refusal([&] { compare_command({a, folder_.path()}); }), HasSubstr("holds no run"));
+  EXPECT_THAT(refusal([] { compare_command({}); }), HasSubstr("name the folders of runs"));
+  EXPECT_THAT(refusal([&] { compare_command({a, "--htm"}); }), HasSubstr("--htm"));
+}
+
+TEST_F(ReportTest, CompareOfAHundredRunsIsQuick) {
+  std::vector<std::string> args;
+  for (int64_t i = 0; i < 100; ++i) {
+    args.push_back(
+        add_run(fmt::format("r{}", i),
+                {.lr = 0.01 * static_cast<double>(1 + i / 5), .seed = i % 5, .epochs = 90}));
+  }
+  args.push_back("--html=" + (folder_ / "all.html").string());
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string table = table_of(args);
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  EXPECT_EQ(std::ranges::count(table, '\n'), 21);
+  fmt::print("100 runs: {:.2f} s\n", elapsed.count());
+  EXPECT_LT(elapsed.count(), 2 * 5);  // 2 s on an idle machine
+}
+
+// ---- in a browser
+// --------------------------------------------------------------------------------
+
+std::string browser() {
+  for (const char* name : {"chromium", "chromium-browser", "google-chrome"}) {
+    const auto found =
+        test::run_program({"/bin/sh", "-c", fmt::format("command -v {} || true", name)});
+    if (!found.out.empty()) return name;
+  }
+  return "";
+}
+
+struct Opened {
+  std::string dom;            ///< after its scripts
+  std::string messages = {};  ///< of the console
+  std::string requests = {};  ///< addresses that were asked for over a network
+};
+
+Opened open(const fs::path& page, const fs::path& scratch) {
+  const fs::path net = scratch / "net.json";
+  const auto result = test::run_program(
+      {browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+       "--disable-background-networking", "--disable-component-update", "--disable-sync",
+       "--no-first-run", "--user-data-dir=" + (scratch / "profile").string(),
+       "--log-net-log=" + net.string(), "--enable-logging=stderr", "--virtual-time-budget=2000",
+       "--dump-dom", "file://" + page.string()});
+  Opened opened{.dom = result.out};
+  const auto add_matches = [](const std::string& text, const std::string& pattern,
+                              std::string& to) {
+    const std::regex regex(pattern);
+    for (std::sregex_iterator i(text.begin(), text.end(), regex), end; i != end; ++i) {
+      to += i->str() + "\n";
+    }
+  };
+  add_matches(result.err, ":CONSOLE[^\n]*", opened.messages);
+  // Chromium asks its own servers, whatever page is open.
+  add_matches(
+      base::read_file(net),
+      R"("url":"(http|ws)s?://(?!(clients2|accounts)\.google\.com/|update\.googleapis\.com/)[^"]*")",
+      opened.requests);
+  return opened;
+}
+
+class PageTest : public ReportTest {
+ protected:
+  void SetUp() override { SYNCBN_SKIP_UNLESS(!browser().empty(), "chromium"); }
+
+  Opened opened(const fs::path& page) const {
+    Opened result = open(page, folder_.path());
+    EXPECT_EQ(result.messages, "");
+    EXPECT_EQ(result.requests, "");
+    EXPECT_TRUE(has(result.dom, "</html>"));
+    return result;
+  }
+};
+
+TEST_F(PageTest, ReportOpensWithoutAnErrorOrARequest) {
+  const fs::path run = add_run("digits");
+  for (int64_t step : {20, 40}) add_picture(run, "samples", step, 64);
+  folder_.write("digits/environment.json", R"({"torch": "2.11.0", "hosts": [{"name": "a"}]})");
+  const std::string dom = opened(write_report(run)).dom;
+  for (const char* heading : {">Curves</h2>", ">Classes</h2>", ">Pictures</h2>",
+                              ">Configuration</h2>", ">Environment</h2>", ">Result</h2>",
+                              ">Confusion matrix</h3>", ">By class, the worst first</h3>"}) {
+    EXPECT_TRUE(has(dom, heading)) << heading;
+  }
+  EXPECT_TRUE(has(dom, "<canvas"));
+  EXPECT_TRUE(has(dom, R"(type="range")"));
+}
+
+TEST_F(PageTest, KeysMoveTheCursorOfACurve) {
+  std::string page = report_page(add_run("digits"));
+  const std::string script = R"(<script>
+    const area = document.querySelector(".plot");
+    for (const key of ["End", "ArrowLeft", "+"]) area.dispatchEvent(new KeyboardEvent("keydown", {key}));
+    setTimeout(() => document.title = document.querySelector(".position").textContent + ", of " +
+        charts.map(({ plot }) => Math.round(plot.scales.x.min)).join(" "), 50);
+    </script></body>)";
+  page.replace(page.rfind("</body>"), 7, script);
+  folder_.write("keys.html", page);
+  const std::string dom = opened(folder_ / "keys.html").dom;
+  // All charts show the second half.
+  const size_t title = dom.find("<title>");
+  EXPECT_THAT(dom.substr(title, 80), HasSubstr("step 99, epoch 5, of 50 50 50 50"));
+}
+
+TEST_F(PageTest, ReportOfARunWithoutAnEpochOpens) {
+  const fs::path run = add_run("young", {.epochs = 0, .is_finished = false});
+  fs::remove(run / "confusion.csv");
+  EXPECT_TRUE(has(opened(write_report(run)).dom, ">Configuration</h2>"));
+}
+
+TEST_F(PageTest, ComparisonOpensWithoutAnErrorOrARequest) {
+  const std::string a = add_run("a", {.seed = 0, .best = 0.8});
+  const std::string b = add_run("b", {.seed = 1, .best = 0.9});
+  const std::string c = add_run("c", {.lr = 0.3, .epochs = 3, .is_finished = false});
+  table_of({a, b, c, "--html", folder_ / "page.html"});
+  const std::string dom = opened(folder_ / "page.html").dom;
+  EXPECT_TRUE(has(dom, "<th scope=\"col\" class=\"left\">optimizer.lr</th>"));
+  EXPECT_TRUE(has(dom, "a and 1 more</td>"));
+  EXPECT_TRUE(has(dom, "<canvas"));
+}
+
+// The tests above notice what they are for.
+TEST_F(PageTest, ABrowserReportsErrorsAndRequests) {
+  const std::string page = folder_.write(
+      "bad.html", "<html><script>nothing();</script><img src='http://127.0.0.1:9/a.png'></html>");
+  const Opened result = open(page, folder_.path());
+  EXPECT_THAT(result.messages, HasSubstr("nothing is not defined"));
+  EXPECT_THAT(result.requests, HasSubstr("127.0.0.1:9"));
+}
+
+}  // namespace
+}  // namespace syncbn::train
