@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
 #include <syncbn/train/checkpoint.h>
 
@@ -14,6 +15,8 @@
 
 namespace syncbn::test {
 namespace {
+
+using ::testing::HasSubstr;
 
 /// Trains a narrow digits network with as many workers as asked for, just long enough to learn it:
 /// on the pretended machine kernels run in an emulator, ten times as slowly as on the CPU.
@@ -95,6 +98,43 @@ TEST(GpuResumeTest, ARunMovesBetweenGpusAndCpus) {
       }
     }
   }
+}
+
+TEST(GpuGraphTrainingTest, ARunAndOneThatResumesEndWithTheBitsOfEagerOnes) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
+  const TempFolder folder;
+  // An epoch has 181 steps, of which the last one is eager.
+  train_steps(200, folder / "eager", {}, {});
+  train_steps(190, folder / "graph", {"--cuda_graph"}, {});
+  train_steps(200, folder / "graph", {"--cuda_graph", "--resume", "auto"}, {});
+  ASSERT_FALSE(HasFailure());
+  const train::Checkpoint eager = last_of(folder / "eager");
+  const train::Checkpoint graph = last_of(folder / "graph");
+  for (const auto& [name, tensor] : eager.model) {
+    EXPECT_TRUE(graph.model.at(name).equal(tensor)) << name;
+  }
+  for (const auto& [name, tensors] : eager.optimizer) {
+    for (const auto& [key, tensor] : tensors) {
+      EXPECT_TRUE(graph.optimizer.at(name).at(key).equal(tensor)) << name << " " << key;
+    }
+  }
+}
+
+TEST(GpuGraphTrainingTest, WhatAGraphCannotRepeatIsRefusedByName) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
+  const auto message_with = [](std::vector<std::string> more, const Env& env = {}) {
+    const TempFolder folder;
+    more.insert(more.end(), {"--config", shipped_config("digits.yaml"), "--run_dir", folder / "run",
+                             "--cuda_graph"});
+    const ProgramResult result = run_train(more, env);
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(message_with({}, kOnCpus), HasSubstr("cuda_graph: a graph cannot repeat steps with "
+                                                   "training on the CPU"));
+  EXPECT_THAT(message_with({"--optimizer", "rmsprop"}), HasSubstr("without fused operators"));
+  EXPECT_THAT(message_with({"--ddp.find_unused_parameters"}),
+              HasSubstr("ddp.find_unused_parameters"));
 }
 
 // The driver does not tell the utilization of a part of a GPU (MIG).

@@ -3,6 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
@@ -12,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <thread>
 #include <utility>
 
 namespace syncbn::train {
@@ -108,41 +110,84 @@ Wishes Wishes::of_row(const at::Tensor& row) {
 // The columns of a vote: what is on the device, and what the host says.
 enum : int64_t { kLoss, kFoundInf, kSamples, kWishes };
 
+namespace {
+
+at::Tensor row_of(const at::Tensor& loss, const at::Tensor& found_inf) {
+  return at::stack({loss.detach().to(at::kDouble), found_inf.to(at::kDouble)});
+}
+
+at::Tensor row_of(const Wishes& wishes, int64_t samples) {
+  return at::cat({at::tensor({static_cast<double>(samples)}, at::kDouble), wishes.row()});
+}
+
+/// The rows of all ranks. Sets `found_inf` to 1 if a loss is not finite.
+/// @param is_bad set to whether one is
+// For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
+at::Tensor exchange(const at::Tensor& row, at::Tensor& found_inf, at::Tensor& is_bad) {
+  const at::Tensor all = at::stack(dist::all_gather(row));
+  is_bad = all.select(1, kLoss).isfinite().all().logical_not();
+  found_inf.logical_or_(is_bad);
+  return all;
+}
+
+}  // namespace
+
+at::Tensor StepVote::exchange_losses(const at::Tensor& loss, at::Tensor& found_inf,
+                                     at::Tensor& is_bad) {
+  const at::NoGradGuard no_grad;
+  return exchange(row_of(loss, found_inf), found_inf, is_bad);
+}
+
+void StepVote::cast_exchanged(const Wishes& wishes, const at::Tensor& losses, int64_t samples) {
+  wishes_ = dist::all_gather_async(row_of(wishes, samples));
+  votes_ = at::empty_like(losses, losses.options().device(at::kCPU).pinned_memory(true));
+  votes_.copy_(losses, /*non_blocking=*/true);
+  const c10::impl::VirtualGuardImpl device(losses.device().type());
+  copied_.emplace(losses.device().type());
+  copied_->record(device.getStream(losses.device()));
+}
+
 at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
                           at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
-  const at::Tensor own_loss = at::stack({loss.detach().to(at::kDouble), found_inf.to(at::kDouble)});
-  const at::Tensor own_wishes =
-      at::cat({at::tensor({static_cast<double>(samples)}, at::kDouble), wishes.row()});
-  const bool on_cpu = loss.is_cpu();
-  if (!on_cpu) wishes_ = dist::all_gather_async(own_wishes);
-  // For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
-  const at::Tensor all =
-      at::stack(dist::all_gather(on_cpu ? at::cat({own_loss, own_wishes}) : own_loss));
-  at::Tensor is_bad = all.select(1, kLoss).isfinite().all().logical_not();
-  found_inf.logical_or_(is_bad);
-  if (on_cpu) {
-    votes_ = all;
-    return is_bad;
+  at::Tensor is_bad;
+  if (loss.is_cpu()) {
+    votes_ =
+        exchange(at::cat({row_of(loss, found_inf), row_of(wishes, samples)}), found_inf, is_bad);
+  } else {
+    cast_exchanged(wishes, exchange_losses(loss, found_inf, is_bad), samples);
   }
-  votes_ = at::empty_like(all, all.options().device(at::kCPU).pinned_memory(true));
-  votes_.copy_(all, /*non_blocking=*/true);
-  const c10::impl::VirtualGuardImpl device(all.device().type());
-  copied_.emplace(all.device().type());
-  copied_->record(device.getStream(all.device()));
   return is_bad;
+}
+
+// Polls, since a wait inside CUDA has no end if another rank is stuck.
+void StepVote::wait_for_device() const {
+  constexpr std::chrono::microseconds kInterval{20};
+  // An exchange that is not part of a graph has the same timeout, and a better message.
+  constexpr std::chrono::seconds kGrace{3};
+  const auto deadline = std::chrono::steady_clock::now() + timeout_ + kGrace;
+  while (!copied_->query()) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      dist::throw_if_aborted();
+      throw base::UnavailableError(fmt::format(
+          "rank {}: the GPU has not ended a step within {} s (timeout); another rank probably "
+          "ended or is stuck: its own message, if any, says why",
+          dist::rank(), std::chrono::duration<double>(timeout_ + kGrace).count()));
+    }
+    std::this_thread::sleep_for(kInterval);
+  }
+  dist::throw_if_aborted();
 }
 
 std::optional<StepVote::Result> StepVote::take() {
   if (!votes_.defined()) return std::nullopt;
-  if (copied_) {
-    copied_->synchronize();
-    dist::throw_if_aborted();
-  }
+  // First, since it notices that a rank has died. A graph that waits for that rank never ends.
+  const at::Tensor from_hosts = wishes_ ? at::stack(wishes_->tensors()) : at::Tensor();
+  wishes_.reset();
+  if (copied_) wait_for_device();
   copied_.reset();
   at::Tensor all = std::exchange(votes_, {});
-  if (wishes_) all = at::cat({all, at::stack(wishes_->tensors())}, 1);
-  wishes_.reset();
+  if (from_hosts.defined()) all = at::cat({all, from_hosts}, 1);
   Result result{.wishes = Wishes::of_row(all.narrow(1, kWishes, all.size(1) - kWishes).amax(0))};
   for (int64_t rank = all.size(0) - 1; rank >= 0; --rank) {
     const double* const vote = all.const_data_ptr<double>() + rank * all.size(1);

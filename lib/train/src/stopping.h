@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -71,6 +72,21 @@ class StepVote {
     double loss() const { return loss_sum / static_cast<double>(samples); }
   };
 
+  /// @param timeout of a wait for the device
+  explicit StepVote(std::chrono::milliseconds timeout = std::chrono::minutes(30))
+      : timeout_(timeout) {}
+
+  /// What the ranks' devices exchange in a vote: [ranks, 2], float64, on the device. Every rank
+  /// calls it. A CUDA graph can repeat it.
+  /// @param loss, found_inf as cast() takes them
+  /// @param is_bad what cast() returns
+  static at::Tensor exchange_losses(const at::Tensor& loss, at::Tensor& found_inf,
+                                    at::Tensor& is_bad);
+
+  /// The rest of a vote on GPUs: every rank calls it once a step, after exchange_losses().
+  /// @param losses of exchange_losses(), which the device may still compute
+  void cast_exchanged(const Wishes& wishes, const at::Tensor& losses, int64_t samples);
+
   /// Every rank calls it once a step.
   /// @param loss the mean over `samples`, a scalar
   /// @param found_inf a float32 scalar: 1 if gradients are not finite. Becomes 1 on all ranks if
@@ -81,9 +97,13 @@ class StepVote {
                   at::Tensor& found_inf);
 
   /// The result of the last cast(), once; waits for the device to get there.
+  /// @throws base::UnavailableError when a peer fails, or the device has not got there in time.
   std::optional<Result> take();
 
  private:
+  void wait_for_device() const;
+
+  const std::chrono::milliseconds timeout_;
   at::Tensor votes_;                  ///< on the CPU: a row for each rank
   std::optional<c10::Event> copied_;  ///< on a GPU: that votes_ has come from there
   dist::WorkPtr wishes_;              ///< on a GPU: the columns of votes_ that the hosts exchange

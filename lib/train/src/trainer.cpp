@@ -2,6 +2,8 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
@@ -22,7 +24,9 @@
 #include <exception>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "best_results.h"
 #include "checkpoint_writer.h"
@@ -69,6 +73,32 @@ std::string with_seed(const std::string& config_text, int64_t seed) {
   return config::to_yaml(config);
 }
 
+/// @throws base::UserError if `cuda_graph` asks for what a graph cannot repeat.
+void check_graph(const Config& config, const Inputs& inputs, const Task& task,
+                 const Optimizer& optimizer) {
+  if (!config.cuda_graph) return;
+  const std::vector<std::pair<const char*, bool>> obstacles = {
+      {"training on the CPU", !dist::device().is_cuda()},
+      {"backend gloo, which exchanges gradients on the host", config.backend == "gloo"},
+      {"parallel.mode data_parallel, whose replicas run on threads",
+       config.parallel.mode == "data_parallel"},
+      {"images of different sizes", inputs.train_set->sizes_vary()},
+      {"loader.on_error skip, after which batches are smaller", config.loader.on_error == "skip"},
+      {"a task that trains parts of the network in turn", task.turns().size() > 1},
+      {"activation_checkpointing, which stores the state of random numbers",
+       config.activation_checkpointing},
+      {"ddp.find_unused_parameters, which searches on the host", config.ddp.find_unused_parameters},
+      {"ddp.comm_hook, whose steps differ", config.ddp.comm_hook != "none"},
+      {"this optimizer without fused operators, which decides on the host",
+       !optimizer.steps_on_device()},
+  };
+  for (const auto& [obstacle, is_there] : obstacles) {
+    if (!is_there) continue;
+    throw base::UserError(fmt::format(
+        "cuda_graph: a graph cannot repeat steps with {}; set cuda_graph to false", obstacle));
+  }
+}
+
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -96,6 +126,7 @@ class Trainer {
         step_(config, *task_, to_device_, model_, replicas()),
         evaluator_(config, inputs, *model_, to_device_, loader_options()),
         schedule_(make_schedule(config)) {
+    report_on_rank_0([&] { check_graph(config, inputs, *task_, step_.optimizer()); });
     // The checkpoint is as large as the model: this releases it after the constructor.
     std::string resumed = std::exchange(resume_.checkpoint, {});
     if (is_of_python(resumed)) resumed = on_rank_0([&] { return converted_python_run(); });
@@ -212,6 +243,7 @@ class Trainer {
       if (!item.value().requires_grad()) checkpoint.optimizer.erase(item.key());
     }
     step_.optimizer().load(checkpoint.optimizer);
+    step_.forget_graph();
     loader_.resume(checkpoint.sampler);
     schedule_->load(checkpoint.schedule);
     if (step_.scaler() != nullptr && !checkpoint.scaler.empty()) {
@@ -425,7 +457,8 @@ class Trainer {
     const double former_lr = std::exchange(record.lr, scheduled_lr());
     picture_first_batch(batch);
     data::SampleRandom random = random_of_batch();
-    const auto former = step_.run(batch, record.lr, random, wishes());
+    const bool is_regular = config_.loader.drop_last || loader_.batches_left() > 0;
+    const auto former = step_.run(batch, record.lr, random, wishes(), is_regular);
     if (former && (!step_.accepts(*former) || bad_in_row_ >= kMaxBadInRow)) {
       recover(*former, former_lr);
       return Outcome::kRestored;
@@ -944,6 +977,13 @@ int train(const Config& config, const std::string& config_text, const std::strin
                                                                   !inputs.train_set->sizes_vary()));
   context.setAllowTF32CuBLAS(config.tf32);
   context.setAllowTF32CuDNN(config.tf32);
+  // A graph is captured on a stream other than the default one, and what it differentiates has to
+  // begin its life there.
+  std::optional<c10::StreamGuard> stream;
+  if (config.cuda_graph && dist::device().is_cuda()) {
+    stream.emplace(
+        c10::impl::VirtualGuardImpl(dist::device().type()).getStreamFromGlobalPool(dist::device()));
+  }
   auto trainer = explain_out_of_memory(MemoryUse::kSetup,
                                        [&] { return Trainer(config, config_text, name, inputs); });
   return explain_out_of_memory(MemoryUse::kLater, [&] { return trainer.run(); });

@@ -18,6 +18,13 @@
 namespace syncbn::train {
 namespace {
 
+/// Whether a step may be captured after so many: c10d's logger reads timers in the first 10 steps
+/// and in every 100th, which a graph does not allow.
+bool is_without_timers(int64_t steps) {
+  const int64_t place = steps % 100;
+  return place > 10 && place < 99;
+}
+
 dist::DdpOptions ddp_options(const DdpConfig& config, std::vector<std::string> ignored) {
   return {.broadcast_buffers = config.broadcast_buffers,
           .find_unused_parameters = config.find_unused_parameters,
@@ -149,12 +156,13 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
       optimizer_(
           report_on_rank_0([&] { return config.optimizer.make(trainable_parameters(*model_)); })),
       scaler_(make_scaler(config, device_)),
-      ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr) {
+      ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),
+      vote_(milliseconds(config.timeout)) {
   for (const std::string& prefix : task.turns()) {
     report_on_rank_0([&] { check_trains(prefix, *model_); });
     turns_.push_back(std::make_unique<Turn>(config, model_, prefix));
   }
-  take_counts();
+  counts_ = at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device_));
 }
 
 TrainingStep::Turn::Turn(const Config& config, const std::shared_ptr<models::Model>& model,
@@ -169,30 +177,35 @@ TrainingStep::Turn::Turn(const Config& config, const std::shared_ptr<models::Mod
 }
 
 std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, double lr,
-                                                  data::SampleRandom& random,
-                                                  const Wishes& wishes) {
-  save_former();
-  for (const auto& turn : turns_) turn->ddp.zero_grad();
+                                                  data::SampleRandom& random, const Wishes& wishes,
+                                                  bool is_regular) {
   data::Batch on_device = to_device_(batch);
   if (batch.size() > 0) on_device = task_.augment(on_device, random);
+  const bool can_capture = has_run_eagerly_ && is_without_timers(reducer_steps_);
+  if (config_.cuda_graph && is_regular && (captured_ || can_capture)) {
+    return run_captured(on_device, lr, wishes);
+  }
+  ++reducer_steps_;
+  has_run_eagerly_ = true;
+  return run_eagerly(on_device, lr, wishes);
+}
+
+std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& batch, double lr,
+                                                          const Wishes& wishes) {
+  save_former();
+  for (const auto& turn : turns_) turn->ddp.zero_grad();
   std::optional<StepVote::Result> former;
   at::Tensor loss;
   at::Tensor found_inf = at::zeros({}, at::TensorOptions(at::kFloat).device(device_));
   for (size_t i = 0; i < turns_.size(); ++i) {
     Turn& turn = *turns_[i];
-    const at::Tensor turn_loss = backward(i, on_device);
+    const at::Tensor turn_loss = backward(i, batch);
     loss = loss.defined() ? loss + turn_loss : turn_loss;
     if (i == 0) {
       former = vote_.take();
       if (former && !accepts(*former)) return former;
     }
-    const Tensors gradients = gradients_of(turn.parameters);
-    if (scaler_) {
-      scaler_->unscale(gradients, found_inf);
-    } else {
-      check(gradients, found_inf);
-    }
-    clip(turn.parameters, gradients);
+    prepare_gradients(turn, found_inf);
     const bool is_last = i + 1 == turns_.size();
     at::Tensor is_bad_loss;
     if (is_last) is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
@@ -203,6 +216,71 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
   }
   if (scaler_) scaler_->update(found_inf);
   return former;
+}
+
+std::optional<StepVote::Result> TrainingStep::run_captured(const data::Batch& batch, double lr,
+                                                           const Wishes& wishes) {
+  optimizer_->place_lr(lr);
+  if (!captured_) capture(batch);
+  data::Batch& input = captured_->batch;
+  if (batch.data.sizes() != input.data.sizes() || batch.target.sizes() != input.target.sizes()) {
+    throw base::UserError(
+        fmt::format("cuda_graph: rank {} has a batch of shape {}, and its graph was captured with "
+                    "{}; set cuda_graph to false",
+                    dist::rank(), c10::str(batch.data.sizes()), c10::str(input.data.sizes())));
+  }
+  input.data.copy_(batch.data);
+  input.target.copy_(batch.target);
+  captured_->graph->replay();
+  // Only now: the device has work while the host waits for the vote of the step before.
+  auto former = vote_.take();
+  if (former && !accepts(*former)) return former;
+  vote_.cast_exchanged(wishes, captured_->losses, batch.size());
+  return former;
+}
+
+void TrainingStep::capture(const data::Batch& batch) {
+  ++reducer_steps_;
+  CapturedStep& step = captured_.emplace();
+  step.batch = {.data = at::empty_like(batch.data), .target = at::empty_like(batch.target)};
+  step.graph = dist::make_cuda_graph();
+  try {
+    step.graph->capture([&] { step.losses = run_on_device(step.batch); });
+  } catch (const c10::Error& error) {
+    throw base::UserError(
+        fmt::format("cuda_graph: this step cannot be captured ({}); set cuda_graph to false",
+                    error.what_without_backtrace()));
+  }
+}
+
+at::Tensor TrainingStep::run_on_device(const data::Batch& batch) {
+  Turn& turn = *turns_.front();
+  save_former();
+  turn.ddp.zero_grad();
+  at::Tensor found_inf = at::zeros({}, at::TensorOptions(at::kFloat).device(device_));
+  const at::Tensor loss = backward(0, batch);
+  prepare_gradients(turn, found_inf);
+  at::Tensor is_bad_loss;
+  at::Tensor losses = StepVote::exchange_losses(loss, found_inf, is_bad_loss);
+  optimizer_->step_on_device(found_inf);
+  restore_former(scaler_ ? is_bad_loss : found_inf);
+  if (scaler_) scaler_->update(found_inf);
+  return losses;
+}
+
+void TrainingStep::forget_graph() {
+  captured_.reset();
+  has_run_eagerly_ = false;
+}
+
+void TrainingStep::prepare_gradients(const Turn& turn, at::Tensor& found_inf) const {
+  const Tensors gradients = gradients_of(turn.parameters);
+  if (scaler_) {
+    scaler_->unscale(gradients, found_inf);
+  } else {
+    check(gradients, found_inf);
+  }
+  clip(turn.parameters, gradients);
 }
 
 at::Tensor TrainingStep::backward(size_t turn, const data::Batch& batch) {
@@ -340,8 +418,10 @@ StepTime TrainingStep::take_times(int64_t steps) {
 }
 
 at::Tensor TrainingStep::take_counts() {
-  return std::exchange(
-      counts_, at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device_)));
+  const at::NoGradGuard no_grad;
+  const at::Tensor taken = counts_.clone();
+  counts_.zero_();  // in its place: a graph adds to it
+  return taken;
 }
 
 }  // namespace syncbn::train

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <syncbn/data/random.h>
+#include <syncbn/dist/cuda_graph.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/models/model.h>
 #include <syncbn/train/config.h>
@@ -51,10 +52,19 @@ class TrainingStep {
   /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
   /// device to finish.
   /// @param random of this batch and rank
+  /// @param is_regular the same on all ranks: the batch has the run's size. With `cuda_graph` such
+  ///   steps are one launch, after a warm-up.
   /// @return the vote of the step before, if that was not taken yet. If a loss was not finite there
-  ///   and the run does not skip such steps, this step has changed no parameter.
+  ///   and the run does not skip such steps, this step has changed no parameter, or was a launch of
+  ///   the graph: then the run must not continue from here.
+  /// @throws base::UserError if a step cannot be captured in a graph.
   std::optional<StepVote::Result> run(const data::Batch& batch, double lr,
-                                      data::SampleRandom& random, const Wishes& wishes);
+                                      data::SampleRandom& random, const Wishes& wishes,
+                                      bool is_regular = true);
+
+  /// Call this after the state of the optimizer was loaded, or a step of the run is not its next:
+  /// the next graph is captured anew.
+  void forget_graph();
 
   /// The vote of the last step; waits for it.
   std::optional<StepVote::Result> finish() { return vote_.take(); }
@@ -99,6 +109,22 @@ class TrainingStep {
     dist::DistributedDataParallel<models::Model> ddp;
   };
 
+  /// A step as one launch.
+  struct CapturedStep {
+    std::unique_ptr<dist::CudaGraph> graph;
+    data::Batch batch;  ///< that every launch trains on
+    at::Tensor losses;  ///< StepVote::exchange_losses() of the last launch
+  };
+
+  std::optional<StepVote::Result> run_eagerly(const data::Batch& batch, double lr,
+                                              const Wishes& wishes);
+  std::optional<StepVote::Result> run_captured(const data::Batch& batch, double lr,
+                                               const Wishes& wishes);
+  void capture(const data::Batch& batch);
+  /// What a graph repeats. Returns StepVote::exchange_losses().
+  at::Tensor run_on_device(const data::Batch& batch);
+  /// Makes ready for the update what a backward has left, and looks for what is not finite.
+  void prepare_gradients(const Turn& turn, at::Tensor& found_inf) const;
   /// Adds the gradients of a batch; returns its mean loss.
   at::Tensor backward(size_t turn, const data::Batch& batch);
   at::Tensor backward_part(size_t turn, const data::Batch& batch, double share);
@@ -124,7 +150,11 @@ class TrainingStep {
   Tensors former_;  ///< values ahead of the step, of undone_by_skip()
   at::Tensor counts_;
   LapTimer timer_;
-  StepTime times_;  ///< sums since the last take_times()
+  StepTime times_;             ///< sums since the last take_times()
+  int64_t reducer_steps_ = 0;  ///< that DistributedDataParallel knows of: eager and captured ones
+  /// Since the graph was forgotten: an eager step makes what the optimizer's state lacks.
+  bool has_run_eagerly_ = false;
+  std::optional<CapturedStep> captured_;
 };
 
 }  // namespace syncbn::train

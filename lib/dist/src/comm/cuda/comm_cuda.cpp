@@ -21,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "cuda/graph_cuda.h"
 #include "groups/cuda_support.h"
 
 namespace syncbn::dist::detail {
@@ -139,7 +140,9 @@ std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
   // Longer than any call: the watchdog's timeout is the PeerMonitor's.
   constexpr std::chrono::hours kNever{24 * 365};
   // While the process exits, calls of CUDA fail, and the watchdog would turn that into SIGABRT.
-  if (group.is_monitored) ::setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", /*overwrite=*/0);
+  if (group.is_monitored || group.world_size == 1) {
+    ::setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", /*overwrite=*/0);
+  }
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = group.is_monitored ? kNever : group.timeout;
   options->group_name = group.name;
@@ -202,7 +205,8 @@ void set_device(int device) {
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
 }
 
-constexpr CudaSupport kCudaSupport{why_unusable, device_count, pci_address, set_device, make_nccl};
+constexpr CudaSupport kCudaSupport{why_unusable, device_count, pci_address,
+                                   set_device,   make_nccl,    make_graph};
 
 }  // namespace
 }  // namespace syncbn::dist::detail

@@ -6,6 +6,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <syncbn/dist/cuda_graph.h>
 #include <syncbn/dist/process_group.h>
 
 #include "transport/transport.h"
@@ -38,6 +39,7 @@ struct CudaSupport {
   std::string (*pci_address)(int device);                           ///< "0000:dc:00.0"
   void (*set_device)(int device);                                   ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const NcclGroup& group);  ///< does not connect yet
+  std::unique_ptr<CudaGraph> (*make_graph)();
 };
 
 /// Loads the library once; null when it is not installed or does not load here.

@@ -1,0 +1,151 @@
+// Run on a machine with GPUs: ctest -L gpu.
+#include <ATen/Functions.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <syncbn/data/synthetic.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/models/weights.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dist/gpus.h"
+#include "fake_cuda/counts.h"
+#include "support/from_yaml.h"
+#include "support/skip.h"
+#include "training_step.h"
+
+namespace syncbn::train {
+namespace {
+
+using fake_cuda::Count;
+
+constexpr int kWarmUp = 11;
+constexpr int kSteps = kWarmUp + 20;
+constexpr int kSmallStep = 20;  // the last one of an epoch, with a smaller batch
+constexpr int64_t kBatch = 8;
+constexpr int64_t kSide = 8;
+
+struct Variant {
+  const char* name;
+  models::Norm norm;
+  const char* optimizer;
+  const char* amp = "none";
+  int64_t accumulate = 1;
+  const char* on_nan = "stop";
+  std::optional<double> clip = {};
+};
+
+const std::vector<Variant> kVariants = {
+    {"SyncSgd", models::Norm::kSync, "{type: sgd, momentum: 0.9, weight_decay: 1e-4}"},
+    {"LocalAdamw", models::Norm::kLocal, "{type: adamw}", "bf16", 1, "stop", 0.5},
+    {"SyncScaled", models::Norm::kSync, "{type: adam, layer_decay: 0.7}", "fp16", 2, "skip"},
+};
+
+data::Batch batch_of(int step, int rank) {
+  const int64_t size = step == kSmallStep ? 3 : kBatch;
+  const at::Tensor images = at::arange(size * kSide * kSide, at::kLong)
+                                .mul(step * 7 + rank * 3 + 5)
+                                .remainder(251)
+                                .to(at::kByte)
+                                .view({size, 1, kSide, kSide});
+  return {.data = images.pin_memory(),
+          .target = at::arange(size, at::kLong).add(step + rank).remainder(10).pin_memory()};
+}
+
+/// On the pretended machine: a step is one launch, beside the kernel for its batch, and the host
+/// does not wait.
+void expect_one_launch(const fake_cuda::Counts& counts) {
+  EXPECT_EQ(counts[Count::kGraphs], 1U);
+  EXPECT_EQ(counts[Count::kKernels], 1U);
+  EXPECT_EQ(counts[Count::kCollectives], 0U);
+  EXPECT_EQ(counts.host_waits(), 0U);
+}
+
+struct Trained {
+  std::vector<at::Tensor> state;  ///< of network and optimizer
+  std::vector<double> losses;
+};
+
+Trained train(const Variant& variant, bool with_graph, int rank) {
+  const c10::impl::VirtualGuardImpl device(at::kCUDA);
+  const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
+  at::manual_seed(1);
+  auto model = test::from_yaml<models::ModelKind>("{type: digits, width: 4}", "model")
+                   .make(models::ModelArgs{
+                       .num_classes = 10, .sample_shape = {1, kSide, kSide}, .norm = variant.norm});
+  model->to(dist::device());
+  const auto task = test::from_yaml<TaskKind>("{type: classification}", "task")
+                        .make(*data::make_synthetic({.classes = 10}, data::Split::kTrain));
+  task->attach(*model);
+  Config config;
+  config.optimizer = test::from_yaml<OptimizerKind>(variant.optimizer, "optimizer");
+  config.amp = variant.amp;
+  config.accumulate = variant.accumulate;
+  config.on_nan = variant.on_nan;
+  config.clip.norm = variant.clip;
+  config.sync_batchnorm = variant.norm == models::Norm::kSync;
+  config.cuda_graph = with_graph;
+  const BatchToDevice to_device({.device = dist::device(),
+                                 .pinned = true,
+                                 .normalization = {{0.5}, {0.3}},
+                                 .image_type = chosen_precision(config, dist::device())});
+  TrainingStep step(config, *task, to_device, model);
+  step.train();
+  Trained trained;
+  for (int i = 0; i < kSteps; ++i) {
+    const data::Batch batch = batch_of(i, rank);
+    const bool is_counted = fake_cuda::counters() != nullptr;
+    const auto before = is_counted ? fake_cuda::counts() : fake_cuda::Counts();
+    data::SampleRandom random(0, 0, i);
+    const bool is_regular = i != kSmallStep;
+    const auto former = step.run(batch, 0.05 / (1 + i), random, {}, is_regular);
+    if (former) trained.losses.push_back(former->loss_sum);
+    // The first one captures.
+    if (is_counted && with_graph && is_regular && i > kWarmUp) {
+      expect_one_launch(fake_cuda::counts() - before);
+    }
+  }
+  trained.losses.push_back(step.finish().value().loss_sum);
+  for (const auto& item : models::state_dict(*model)) trained.state.push_back(item.value().cpu());
+  for (const auto& [name, tensors] : step.optimizer().state()) {
+    for (const auto& [key, tensor] : tensors) trained.state.push_back(tensor.cpu());
+  }
+  trained.state.push_back(step.take_counts().cpu());
+  return trained;
+}
+
+class GpuGraphTest : public ::testing::TestWithParam<Variant> {};
+
+void expect_same_bits(const Variant& variant, int ranks) {
+  test::run_ranks(ranks, [&](int rank) {
+    dist::init_process_group();
+    const Trained eager = train(variant, /*with_graph=*/false, rank);
+    const Trained captured = train(variant, /*with_graph=*/true, rank);
+    EXPECT_EQ(captured.losses, eager.losses);
+    ASSERT_EQ(captured.state.size(), eager.state.size());
+    for (size_t i = 0; i < eager.state.size(); ++i) {
+      EXPECT_TRUE(captured.state[i].equal(eager.state[i])) << i;
+    }
+    dist::destroy_process_group();
+  });
+}
+
+TEST_P(GpuGraphTest, StepsOfOneRankHaveTheBitsOfEagerOnes) {
+  SYNCBN_SKIP_UNLESS(test::gpus() > 0, "gpu");
+  expect_same_bits(GetParam(), 1);
+}
+
+TEST_P(GpuGraphTest, StepsOfTwoRanksHaveTheBitsOfEagerOnes) {
+  SYNCBN_SKIP_UNLESS(test::gpus() > 1, "two-gpus");
+  expect_same_bits(GetParam(), 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Variants, GpuGraphTest, ::testing::ValuesIn(kVariants),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace syncbn::train
