@@ -3,7 +3,9 @@
 //
 // These prepare what is measured, in bf16 and channels-last:
 //   network BATCH SIZE sync|local   a step of ResNet-50, alone, for images of SIZE pixels
-//   layers BATCH SIZE               SyncBatchNorm + ReLU of ResNet-50's layers, the exchange forced
+//   layers BATCH DIVISOR            SyncBatchNorm + ReLU of ResNet-50's layers, the exchange
+//   forced;
+//                                   channels and sizes are divided
 //   layer BATCH CHANNELS SIZE rows|planes
 //   graph                           records what was prepared last as a CUDA graph
 // And these measure it:
@@ -180,11 +182,11 @@ std::vector<Layer> make_layers(int count, int64_t batch, int64_t channels, int64
   return layers;
 }
 
-Pass resnet50_layers(int64_t batch, int64_t image_size, const dist::ProcessGroupPtr& group) {
+Pass resnet50_layers(int64_t batch, int64_t divisor, const dist::ProcessGroupPtr& group) {
   std::vector<Layer> all;
   for (const auto& [channels, size, count] : kResnet50Layers) {
-    for (Layer& layer :
-         make_layers(count, batch, channels, size * image_size / 224, kRows, group)) {
+    for (Layer& layer : make_layers(count, batch, channels / divisor,
+                                    (size + divisor - 1) / divisor, kRows, group)) {
       all.push_back(std::move(layer));
     }
   }
@@ -297,8 +299,9 @@ class Worker {
       words >> batch >> size >> kind;
       pass_ = network(batch, size, kind == "sync");
     } else if (command == "layers") {
-      words >> batch >> size;
-      pass_ = resnet50_layers(batch, size, group_);
+      int64_t divisor = 1;
+      words >> batch >> divisor;
+      pass_ = resnet50_layers(batch, divisor, group_);
     } else if (command == "layer") {
       int64_t channels = 0;
       words >> batch >> channels >> size >> kind;

@@ -1,7 +1,7 @@
 """What gpu_worker.cpp is, in Python: the same network, layers and commands with torch alone.
 
   network BATCH SIZE eager|compiled   a step of ResNet-50
-  layers BATCH SIZE sync|cudnn        SyncBatchNorm with the exchange forced, or BatchNorm2d; + ReLU
+  layers BATCH DIVISOR sync|cudnn     SyncBatchNorm with the exchange forced, or BatchNorm2d; + ReLU
   time COUNT, trace COUNT             as there
 """
 
@@ -53,10 +53,11 @@ def exchanged(norm, values):
                                norm.momentum, dist.group.WORLD, 1)
 
 
-def layers(batch, size, kind):
+def layers(batch, divisor, kind):
     every = []
-    for channels, height, count in LAYERS:
-        shape = int(batch), channels, height * int(size) // 224, torch.bfloat16
+    for channels, size, count in LAYERS:
+        channels //= int(divisor)
+        shape = int(batch), channels, -(-size // int(divisor)), torch.bfloat16
         values, gradient = images(*shape).requires_grad_(), images(*shape)
         every += [(torch.nn.BatchNorm2d(channels).cuda(), values, gradient) for _ in range(count)]
 

@@ -43,10 +43,15 @@ def theirs(arguments):
     return Job([arguments.python, str(ROOT / "bench/gpu/gpu_worker.py")], ranks=1)
 
 
+def warm_up(arguments):
+    """Passes ahead of a measurement."""
+    return 1 if arguments.tiny else 3
+
+
 def compare(name, jobs, count, arguments, target, at_least):
     """A row: the ratio is Python's time / ours if it is to be at least `target`, else ours / Python's."""
     for job in jobs:
-        job.ask("time", max(count, 3))
+        job.ask("time", max(count, warm_up(arguments)))
     pairs = by_turns(jobs, arguments.pairs, "time", count)
     ratios = [b["seconds"] / a["seconds"] if at_least else a["seconds"] / b["seconds"] for a, b in pairs]
     ratio, low, high = median_and_interval(ratios)
@@ -54,8 +59,8 @@ def compare(name, jobs, count, arguments, target, at_least):
             "milliseconds": [1000 * statistics.median(pair[side]["seconds"] for pair in pairs) for side in (0, 1)]}
 
 
-def trace(job, passes=3):
-    answer = job.ask("trace", passes)
+def trace(job, arguments):
+    answer = job.ask("trace", warm_up(arguments))
     return {key: answer[key] for key in ("launches", "copies", "waits")}
 
 
@@ -76,30 +81,29 @@ def step(batch, arguments, kind="eager", graph=False):
                 f"{', CUDA graph' if graph else ''} / {kind} Python")
         result["rows"].append(compare(name, [job, other], COUNTS[shape][0], arguments, target, at_least=True))
         if not graph and kind == "eager":
-            result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {norm}", **trace(job)})
+            result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {norm}", **trace(job, arguments)})
         job.end()
     if not arguments.tiny and not graph:
-        result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {kind} Python", **trace(other)})
+        result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {kind} Python", **trace(other, arguments)})
     other.end()
     return result
 
 
 def layers(batch, arguments):
-    size = 32 if arguments.tiny else 224
-    shape = 2 if arguments.tiny else batch
+    shape, divisor = (2, 8) if arguments.tiny else (batch, 1)
     result = {"rows": [], "traces": []}
     job = ours(arguments)
-    job.ask("layers", shape, size)
+    job.ask("layers", shape, divisor)
     kinds = {"sync": ("torch's SyncBatchNorm", 0.5 if batch == 32 else 0.7), "cudnn": ("torch's BatchNorm2d", 1.1)}
     for kind, (what, target) in kinds.items():
         other = theirs(arguments)
-        other.ask("layers", shape, size, kind)
+        other.ask("layers", shape, divisor, kind)
         result["rows"].append(compare(f"SyncBatchNorm + ReLU, batch {batch} / {what} + ReLU", [job, other],
                                       COUNTS[shape][1], arguments, target, at_least=False))
         if not arguments.tiny:
-            result["traces"].append(per_layer(f"{what} + ReLU", trace(other)))
+            result["traces"].append(per_layer(f"{what} + ReLU", trace(other, arguments)))
         other.end()
-    result["traces"].insert(0, per_layer("SyncBatchNorm + ReLU", trace(job)))
+    result["traces"].insert(0, per_layer("SyncBatchNorm + ReLU", trace(job, arguments)))
     job.end()
     return result
 

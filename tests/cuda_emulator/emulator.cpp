@@ -58,6 +58,8 @@ namespace {
 constexpr int kWarp = 32;
 constexpr size_t kStack = size_t{128} << 10;
 constexpr uint64_t kCanary = 0xC0FFEE0DDBA11CAFu;
+/// Exchanges of a warp before another has its turn, on average.
+constexpr size_t kTurns = 16;
 /// Blocks that take turns.
 constexpr size_t kResident = 4;
 
@@ -95,9 +97,11 @@ class Fiber {
 #ifdef CUDA_EMULATOR_ASAN
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
-    if (*reinterpret_cast<uint64_t*>(stack_) != kCanary) {
-      throw std::logic_error("a kernel needs more stack than the emulator has");
-    }
+  }
+
+  void require_intact() const {
+    if (*reinterpret_cast<const uint64_t*>(stack_) == kCanary) return;
+    throw std::logic_error("a kernel needs more stack than the emulator has");
   }
 
   void leave() {
@@ -252,10 +256,9 @@ class Run {
     if (warp.arrived != mask) return switch_away(Thread::State::kAtWarp);
     warp.arrived = 0;
     ++warp.turn;
-    for (Thread& thread : current->block->threads) {
-      if (thread.warp == &warp && thread.state == Thread::State::kAtWarp) {
-        thread.state = Thread::State::kReady;
-      }
+    Thread* const lanes = current - lane;  // a block's threads lie side by side
+    for (unsigned other = 0; other < kWarp; ++other) {
+      if ((mask >> other & 1u) != 0) lanes[other].state = Thread::State::kReady;
     }
   }
 
@@ -285,14 +288,20 @@ class Run {
     return block;
   }
 
-  /// Runs the threads of a warp that are ready, from a random one on.
+  /// Runs a random warp for a random number of turns.
   bool run_some_warp(Block& block) {
     const size_t first = random_() % block.warps.size();
     for (size_t i = 0; i < block.warps.size(); ++i) {
-      if (run_warp(block, (first + i) % block.warps.size())) return true;
+      const size_t warp = (first + i) % block.warps.size();
+      if (!run_warp(block, warp)) continue;
+      // Short turns would move the stacks of all warps through the processor's caches.
+      while (random_() % kTurns != 0 && run_warp(block, warp)) {
+      }
+      return true;
     }
     return false;
   }
+  /// Runs its threads that are ready, from a random one on.
   bool run_warp(Block& block, size_t warp) {
     const size_t begin = warp * kWarp;
     const size_t lanes = std::min(block.threads.size() - begin, size_t{kWarp});
@@ -311,6 +320,7 @@ class Run {
     threadIdx = thread.index;
     blockIdx = thread.block->index;
     thread.fiber->enter();
+    if (thread.state == Thread::State::kDone) thread.fiber->require_intact();
     current = nullptr;
     if (error_) std::rethrow_exception(error_);
   }

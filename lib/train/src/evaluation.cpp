@@ -35,13 +35,11 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   } catch (const base::UserError&) {
     damage = std::current_exception();
   }
-  at::Tensor all = at::tensor(
-      {int64_t{damage ? 1 : 0}, int64_t{own.stop_signal}, int64_t{own.wants_stop ? 1 : 0}});
+  at::Tensor all = at::cat({own.row(), at::tensor({damage ? 1.0 : 0.0}, at::kDouble)});
   dist::all_reduce(all, c10d::ReduceOp::MAX);
-  const auto* const values = all.const_data_ptr<int64_t>();
   if (damage) std::rethrow_exception(damage);
-  if (values[0] > 0) throw QuietExit{base::kExitUsage};
-  return {.stop_signal = static_cast<int>(values[1]), .wants_stop = values[2] > 0};
+  if (all[-1].item<bool>()) throw QuietExit{base::kExitUsage};
+  return Wishes::of_row(all);
 }
 
 /// The values of all ranks.

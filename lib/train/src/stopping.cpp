@@ -9,7 +9,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -95,18 +94,26 @@ bool StepVote::Result::is_finite() const {
   return std::isfinite(loss_sum);
 }
 
+at::Tensor Wishes::row() const {
+  return at::tensor(
+      {static_cast<double>(stop_signal), wants_save ? 1.0 : 0.0, wants_stop ? 1.0 : 0.0},
+      at::kDouble);
+}
+
+Wishes Wishes::of_row(const at::Tensor& row) {
+  const auto* const values = row.const_data_ptr<double>();
+  return {static_cast<int>(values[0]), values[1] != 0, values[2] != 0};
+}
+
 // The columns of a vote: what is on the device, and what the host says.
-enum : int64_t { kLoss, kFoundInf, kLossColumns };
-enum : int64_t { kSignal, kSave, kStop, kSamples };
+enum : int64_t { kLoss, kFoundInf, kSamples, kWishes };
 
 at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
                           at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
   const at::Tensor own_loss = at::stack({loss.detach().to(at::kDouble), found_inf.to(at::kDouble)});
   const at::Tensor own_wishes =
-      at::tensor({static_cast<double>(wishes.stop_signal), wishes.wants_save ? 1.0 : 0.0,
-                  wishes.wants_stop ? 1.0 : 0.0, static_cast<double>(samples)},
-                 at::kDouble);
+      at::cat({at::tensor({static_cast<double>(samples)}, at::kDouble), wishes.row()});
   const bool on_cpu = loss.is_cpu();
   if (!on_cpu) wishes_ = dist::all_gather_async(own_wishes);
   // For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
@@ -136,17 +143,12 @@ std::optional<StepVote::Result> StepVote::take() {
   at::Tensor all = std::exchange(votes_, {});
   if (wishes_) all = at::cat({all, at::stack(wishes_->tensors())}, 1);
   wishes_.reset();
-  Result result;
+  Result result{.wishes = Wishes::of_row(all.narrow(1, kWishes, all.size(1) - kWishes).amax(0))};
   for (int64_t rank = all.size(0) - 1; rank >= 0; --rank) {
     const double* const vote = all.const_data_ptr<double>() + rank * all.size(1);
-    const double* const asked = vote + kLossColumns;
-    Wishes& wishes = result.wishes;
-    wishes.stop_signal = std::max(wishes.stop_signal, static_cast<int>(asked[kSignal]));
-    wishes.wants_save = wishes.wants_save || asked[kSave] != 0;
-    wishes.wants_stop = wishes.wants_stop || asked[kStop] != 0;
     result.overflowed = result.overflowed || vote[kFoundInf] != 0;
-    result.samples += static_cast<int64_t>(asked[kSamples]);
-    result.loss_sum += asked[kSamples] * vote[kLoss];
+    result.samples += static_cast<int64_t>(vote[kSamples]);
+    result.loss_sum += vote[kSamples] * vote[kLoss];
     if (!std::isfinite(vote[kLoss])) result.first_bad_rank = rank;
   }
   return result;

@@ -48,6 +48,10 @@ struct Wishes {
   bool wants_save = false;  ///< a checkpoint is due by rank 0's clock
   bool wants_stop = false;  ///< the run's time is up
 
+  /// [3], float64. The largest numbers of several rows are the wishes of any of these ranks.
+  at::Tensor row() const;
+  static Wishes of_row(const at::Tensor& row);
+
   bool ends_run() const { return stop_signal != 0 || wants_stop; }
 };
 

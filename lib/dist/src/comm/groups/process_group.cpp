@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <future>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -33,6 +32,7 @@
 #include "rendezvous/rendezvous.h"
 #include "transport/gloo.h"
 #include "transport/handshake.h"
+#include "transport/wait_while.h"
 
 C10_DECLARE_int(caffe2_log_level);
 
@@ -102,21 +102,19 @@ constexpr std::chrono::milliseconds kPollInterval{5};
 /// it may never end.
 void connect_within(std::chrono::milliseconds limit, const World& world,
                     const std::vector<int>& ranks, const std::shared_ptr<Transport>& transport) {
-  std::packaged_task<void()> task([transport] { transport->connect(); });
-  std::future<void> done = task.get_future();
-  std::thread(std::move(task)).detach();
   const auto deadline = std::chrono::steady_clock::now() + limit;
-  while (done.wait_for(kPollInterval) != std::future_status::ready) {
-    const std::string end = world.monitor->end_among(ranks, std::chrono::milliseconds(0));
-    if (!end.empty()) throw std::runtime_error(end);
-    if (std::chrono::steady_clock::now() > deadline) {
-      throw std::runtime_error(fmt::format(
-          "NCCL has not connected within {} ms: a rank is stopped, or the network between "
-          "GPUs does not work (NCCL_DEBUG=INFO says more)",
-          limit.count()));
-    }
-  }
-  done.get();
+  const bool connected = wait_while([transport] { transport->connect(); }, kPollInterval,
+                                    [&] {
+                                      const std::string end = world.monitor->end_among(
+                                          ranks, std::chrono::milliseconds(0));
+                                      if (!end.empty()) throw std::runtime_error(end);
+                                      return std::chrono::steady_clock::now() < deadline;
+                                    });
+  if (connected) return;
+  throw std::runtime_error(
+      fmt::format("NCCL has not connected within {} ms: a rank is stopped, or the network between "
+                  "GPUs does not work (NCCL_DEBUG=INFO says more)",
+                  limit.count()));
 }
 
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
@@ -421,7 +419,7 @@ void throw_if_aborted() {
   if (!detail::world()) return;
   for (const detail::MadeGroup& made : detail::world()->made) {
     const auto group = made.group.lock();
-    if (group) detail::backend_of(group)->require_not_aborted();
+    if (group) detail::backend_of(group)->require_no_failure();
   }
 }
 

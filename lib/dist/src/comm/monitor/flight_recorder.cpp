@@ -75,16 +75,18 @@ bool FlightRecorder::Entry::is_pending() {
 }
 
 void FlightRecorder::abort(const Call& call) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (!aborted_) aborted_ = call;
-  }
+  set_failed(call);
   abort_();
 }
 
-std::optional<Call> FlightRecorder::aborted() const {
+void FlightRecorder::set_failed(const Call& call) {
   const std::lock_guard lock(mutex_);
-  return aborted_;
+  if (!failed_ || failed_->sequence == 0) failed_ = call;
+}
+
+std::optional<Call> FlightRecorder::failed() const {
+  const std::lock_guard lock(mutex_);
+  return failed_;
 }
 
 void FlightRecorder::begin(const Call& call, std::function<bool()> is_done, Timeout timeout) {
@@ -117,7 +119,7 @@ void FlightRecorder::succeed(const Call& call) {
 }
 
 void FlightRecorder::fail(const Call& call) {
-  set_failed();
+  set_failed(call);
   refuse(call);
 }
 

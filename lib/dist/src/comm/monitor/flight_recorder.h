@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -80,10 +79,8 @@ class FlightRecorder {
   const std::string& group() const { return group_; }
   const std::vector<int>& ranks() const { return ranks_; }
   bool has_member(int rank) const;
-  /// @param call cannot complete
+  /// Aborts the group, since the call cannot succeed.
   void abort(const Call& call);
-  /// The call of the first abort(), if there was any.
-  std::optional<Call> aborted() const;
 
   /// Again for the same call: replaces what it was begun with.
   /// @param is_done whether the call has ended; empty if only succeed() and fail() end it. May be
@@ -95,10 +92,11 @@ class FlightRecorder {
   /// The call did not start: its arguments were refused, and the group goes on.
   void refuse(const Call& call);
 
-  /// Whether a call has failed, on this rank or, as far as the PeerMonitor knows, on another: ranks
-  /// may be out of step.
-  bool has_failed() const { return has_failed_; }
-  void set_failed() { has_failed_ = true; }
+  /// A call has failed, so later ones must: ranks may be out of step.
+  /// @param call not given: one of another rank
+  void set_failed(const Call& call = {});
+  /// The call that failed first; number 0: one of another rank.
+  std::optional<Call> failed() const;
 
   std::vector<Pending> pending();
   /// A collective; empty if it was not called, or is no longer kept.
@@ -128,8 +126,7 @@ class FlightRecorder {
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;
   std::list<Entry> transfers_;  ///< pending sends and recvs
-  std::atomic<bool> has_failed_ = false;
-  std::optional<Call> aborted_;
+  std::optional<Call> failed_;
 };
 
 }  // namespace syncbn::dist::detail

@@ -8,13 +8,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <future>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include "monitor/plain_message.h"
 #include "transport/shared_memory.h"
+#include "transport/wait_while.h"
 
 namespace syncbn::dist::detail {
 
@@ -43,10 +43,10 @@ struct Label {
   std::weak_ptr<PeerMonitor> monitor;
   std::shared_ptr<Transport> cuda;  ///< may be null
 
-  /// For an exception being handled that ended the call: adds the call and the cause.
+  /// Adds the call and the cause.
+  /// @param why the call failed; not given: an exception is being handled that says so.
   /// @throws PeerError, or base::UserError if the ranks made different calls.
-  [[noreturn]] void rethrow() const {
-    const std::string why = reason();
+  [[noreturn]] void rethrow(const std::string& why = reason()) const {
     log->fail(call);
     PeerMonitor::Cause cause;
     if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
@@ -76,11 +76,7 @@ struct Label {
   [[noreturn]] void leave() const {
     int exit_code = base::kExitUnavailable;
     try {
-      try {
-        throw std::runtime_error("it was aborted");
-      } catch (const std::exception&) {
-        rethrow();
-      }
+      rethrow("it was aborted");
     } catch (const base::Error& error) {
       exit_code = error.exit_code();
       base::write_stderr(fmt::format("{}: error: {}; NCCL does not return, so this process ends\n",
@@ -184,12 +180,6 @@ class AnnotatedWork : public c10d::Work {
   const bool by_gloo_;
 };
 
-/// A call after a failure sends nothing: other ranks would take it for a success.
-/// @throws std::runtime_error
-void require_no_failure(const FlightRecorder& log) {
-  if (log.has_failed()) throw std::runtime_error("an earlier call of the group has failed");
-}
-
 /// Whether isCompleted() of Gloo's work is false until wait() was called.
 bool completes_only_in_wait(c10d::OpType type) {
   switch (type) {
@@ -224,7 +214,7 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
   abort_->set_last_resort([label, log = std::weak_ptr(log_)]() mutable {
     label.log = log.lock();
     if (!label.log) return;
-    if (const auto failed = label.log->aborted()) label.call = *failed;
+    if (const auto failed = label.log->failed()) label.call = *failed;
     label.leave();
   });
   setTimeout(timeout);
@@ -261,34 +251,29 @@ void Backend::abort() {
 }
 
 void Backend::close_cuda() {
-  if (!cuda_ || std::exchange(cuda_closed_, true) || log_->aborted()) return;
-  if (std::uncaught_exceptions() > 0) return abort_->start();  // the others may not come
+  if (!cuda_ || std::exchange(cuda_closed_, true)) return;
+  // The others may not come.
+  if (std::uncaught_exceptions() > 0 || log_->failed()) return abort_->start();
   // A rank that has left closes its connection once its own communicators are destroyed.
   constexpr std::chrono::seconds kGrace{2};
-  std::packaged_task<void()> task([cuda = cuda_] { cuda->shutdown(); });
-  std::future<void> done = task.get_future();
-  std::thread(std::move(task)).detach();
   const auto deadline = std::chrono::steady_clock::now() + timeout_.load();
-  while (done.wait_for(std::chrono::milliseconds(20)) != std::future_status::ready) {
-    const auto alive = monitor_.lock();
-    const bool lost = alive && alive->has_lost(members_.ranks, kGrace);
-    if (lost || log_->aborted() || std::chrono::steady_clock::now() > deadline) return;
-  }
-  done.get();
+  wait_while([cuda = cuda_] { cuda->shutdown(); }, std::chrono::milliseconds(20),
+             [&] {
+               const auto alive = monitor_.lock();
+               const bool lost = alive && alive->has_lost(members_.ranks, kGrace);
+               return !lost && !log_->failed() && std::chrono::steady_clock::now() < deadline;
+             });
 }
 
 void Backend::report_mismatch(const std::string& what) {
   if (const auto alive = monitor_.lock()) alive->report_mismatch(*log_, what);
 }
 
-void Backend::require_not_aborted() const {
-  const auto failed = log_->aborted();
-  if (!failed) return;
-  try {
-    throw std::runtime_error("the group was aborted");
-  } catch (const std::exception&) {
-    label_of(*failed).rethrow();
-  }
+void Backend::require_no_failure(const Call* next) const {
+  std::optional<Call> failed = log_->failed();
+  if (failed && failed->sequence == 0)
+    failed = next != nullptr ? std::optional(*next) : std::nullopt;
+  if (failed) label_of(*failed).rethrow("an earlier call of the group has failed");
 }
 
 bool Backend::shares_memory() const {
@@ -335,6 +320,12 @@ namespace {
   label.rethrow_refusal();
 }
 
+/// Out of memory, or of a kernel that ran before: not about the call's arguments.
+bool is_of_device(const c10::Error& error) {
+  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr;
+}
+
 }  // namespace
 
 template <class Method, class... Arguments>
@@ -360,28 +351,20 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   Label label = label_of(call);
   WorkPtr work;
   try {
-    if (on_streams) {
-      require_not_aborted();
-      const GroupAbort::InCall in_call(*abort_);
-      if (!call.is_collective()) log_->begin(call, nullptr);  // it may connect two ranks
-      work = (transport.prepare(call).*method)(arguments...);
-    } else {
-      require_no_failure(*log_);
-      work = (transport.prepare(call).*method)(arguments...);
-    }
+    require_no_failure(&call);
+    const GroupAbort::InCall in_call(*abort_);
+    // The first between two ranks over NCCL connects them.
+    if (!call.is_collective()) log_->begin(call, nullptr);
+    work = (transport.prepare(call).*method)(arguments...);
   } catch (const base::Error&) {
-    throw;
-  } catch (const c10::OutOfMemoryError&) {
-    log_->fail(call);
-    throw;
-  } catch (const c10::AcceleratorError&) {  // of a kernel that ran before
-    log_->fail(call);
     throw;
   } catch (const c10::DistError& error) {
     if (!on_streams || is_misuse_of_nccl(error)) refuse(label);
     label.rethrow();
-  } catch (const c10::Error&) {
-    refuse(label);
+  } catch (const c10::Error& error) {
+    if (!is_of_device(error)) refuse(label);
+    log_->fail(call);
+    throw;
   } catch (const std::exception&) {
     label.rethrow();
   }
@@ -442,10 +425,10 @@ void Backend::run_blocking(Call call, const Body& body) {
   require_usable();
   NamedAs::apply_to(call);
   start_queue_->drain();
+  std::unique_lock lock(start_mutex_);
+  call.sequence = sequence_ + 1;
+  require_no_failure(&call);
   try {
-    std::unique_lock lock(start_mutex_);
-    call.sequence = sequence_ + 1;
-    require_no_failure(*log_);
     body(call, [&] {
       log_->begin(call, nullptr);
       ++sequence_;

@@ -87,9 +87,11 @@ class Backend : public c10d::Backend {
   void abort() override;
   /// Tells the other ranks that the ranks made different calls, and aborts the group.
   void report_mismatch(const std::string& what);
-  /// @throws as the call that failed first, if the group was aborted. For results of calls on GPUs,
-  ///   which an abort leaves undefined.
-  void require_not_aborted() const;
+  /// @param next the call to make; null: only calls that were made count.
+  /// @throws as the call that failed first, if one has: results of calls on GPUs are undefined
+  /// then,
+  ///   and other ranks would take what `next` sends for a success.
+  void require_no_failure(const Call* next = nullptr) const;
   /// Destroys NCCL's communicators, for which the other ranks must do the same. Stops waiting for
   /// them if one has ended, after an error, and after the group's timeout.
   void close_cuda();

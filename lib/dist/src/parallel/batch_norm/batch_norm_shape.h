@@ -22,10 +22,10 @@ struct Shape {
   explicit Shape(const at::Tensor& input)
       : n(input.size(0)),
         c(input.size(1)),
-        rows(input.dim() == 2),
         large(input.numel() * static_cast<int64_t>(sizeof(float)) >= kLargeBytes),
         compute_type(input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat) {
     for (int64_t dim = 2; dim < input.dim(); ++dim) s *= input.size(dim);
+    rows = s == 1;
     const at::MemoryFormat suggested = input.suggest_memory_format();
     if (suggested == at::MemoryFormat::ChannelsLast ||
         suggested == at::MemoryFormat::ChannelsLast3d) {

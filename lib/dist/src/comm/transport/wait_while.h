@@ -1,0 +1,27 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <future>
+#include <thread>
+#include <utility>
+
+namespace syncbn::dist::detail {
+
+/// Runs a task that may never end on a thread of its own, and waits for it.
+/// @param goes_on is asked every `interval` whether to wait on; may throw
+/// @return false if it said no; the task, which must own what it uses, runs on
+/// @throws what the task throws
+inline bool wait_while(std::function<void()> task, std::chrono::milliseconds interval,
+                       const std::function<bool()>& goes_on) {
+  std::packaged_task<void()> packaged(std::move(task));
+  std::future<void> done = packaged.get_future();
+  std::thread(std::move(packaged)).detach();
+  while (done.wait_for(interval) != std::future_status::ready) {
+    if (!goes_on()) return false;
+  }
+  done.get();
+  return true;
+}
+
+}  // namespace syncbn::dist::detail
