@@ -16,6 +16,9 @@ function(_syncbn_cuda_obstacle out)
     set(${out} "the libtorch in ${SyncbnLibtorch_ROOT} was built without CUDA" PARENT_SCOPE)
   elseif(NOT SYNCBN_NVCC)
     set(${out} "nvcc was not found: set CUDACXX to it, or CUDA_HOME to the toolkit" PARENT_SCOPE)
+  elseif(NOT _syncbn_nvcc_major STREQUAL _syncbn_cudart_major)
+    set(${out} "${SYNCBN_NVCC} is of CUDA ${_syncbn_nvcc_major}, and torch uses CUDA ${_syncbn_cudart_major}: set CUDACXX to an nvcc of that version"
+        PARENT_SCOPE)
   elseif(SYNCBN_CUDA STREQUAL "AUTO" AND _syncbn_torch_cuda_lacks)
     list(JOIN _syncbn_torch_cuda_lacks ", " lacks)
     set(${out} "torch's own GPU library lacks ${lacks}: scripts/setup --python installs all of torch"
@@ -43,6 +46,13 @@ if(NOT SYNCBN_CUDA STREQUAL "OFF")
                   OUTPUT_VARIABLE _syncbn_ldd ERROR_QUIET)
   string(REGEX MATCHALL "[^ \t\n]+ => not found" _syncbn_torch_cuda_lacks "${_syncbn_ldd}")
   list(TRANSFORM _syncbn_torch_cuda_lacks REPLACE " => not found" "")
+
+  # Structures of the runtime differ from one major version to the next.
+  string(REGEX MATCH "libcudart\\.so\\.([0-9]+)" _syncbn_cudart "${_syncbn_ldd}")
+  set(_syncbn_cudart_major "${CMAKE_MATCH_1}")
+  execute_process(COMMAND ${SYNCBN_NVCC} --version OUTPUT_VARIABLE _syncbn_nvcc_version ERROR_QUIET)
+  string(REGEX MATCH "release ([0-9]+)" _syncbn_nvcc_release "${_syncbn_nvcc_version}")
+  set(_syncbn_nvcc_major "${CMAKE_MATCH_1}")
 
   _syncbn_cuda_obstacle(_syncbn_obstacle)
   if(NOT _syncbn_obstacle)

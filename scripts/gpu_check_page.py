@@ -26,7 +26,9 @@ pre { background: var(--panel); padding: .75rem; overflow-x: auto; font-size: 12
 .aim { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--text); }
 """
 CLASSES = {"ok": "good", "met": "good", "failed": "bad", "missed": "bad"}
-NEVER = ["8 GPUs: a synchronised step / an unsynchronised one, exchange / NCCL's latency, scaling"]
+# What needs more GPUs than a machine may have, by their number.
+NEVER = {2: "2 GPUs: exchanges over NCCL, training on several ranks, ranks that fail (dist_gpu_faults_test)",
+         8: "8 GPUs: a synchronised step / an unsynchronised one, exchange / NCCL's latency, scaling"}
 
 
 def cell(value, kind=""):
@@ -158,7 +160,8 @@ def not_run(report):
     rows = [(f"stage {stage}", "") for stage in report["stages"] if stage not in started]
     rows += [(escape(name), escape(part.get("note") or "")) for name, part in report["parts"].items()
              if part["status"] in ("unfinished", "not here")]
-    return table(["", "why"], rows + [(entry, "needs 8 GPUs") for entry in NEVER if report["machine"]["gpus"] < 8])
+    return table(["", "why"], rows + [(entry, f"needs {gpus} GPUs") for gpus, entry in NEVER.items()
+                                      if report["machine"]["gpus"] < gpus])
 
 
 def failures(report):

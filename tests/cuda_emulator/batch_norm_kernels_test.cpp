@@ -330,7 +330,7 @@ class KernelCheck {
                                    .relu_mask = case_.relu ? rank.mask.data() : nullptr,
                                    .input = rank.x.data(),
                                    .grad_input = rank.dx.data(),
-                                   .kept = case_.residual ? rank.kept.data() : nullptr,
+                                   .masked_gradient = case_.residual ? rank.kept.data() : nullptr,
                                    .moments = rank.merged.data(),
                                    .invstd = rank.invstd.data(),
                                    .sums = sums.data(),

@@ -5,6 +5,8 @@
 #include <syncbn/dist/process_group.h>
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "data/noise.h"
 #include "dist/gpus.h"
@@ -14,13 +16,16 @@
 namespace syncbn::data {
 namespace {
 
-/// All batches of an epoch on the GPU. Checks that they were in pinned memory.
+/// All batches of an epoch on the GPU. Checks that they were in pinned memory. Waits for no copy
+/// before the loader makes the next batches: it must not take the memory of batches that are still
+/// copied.
 void expect_pinned_and_the_same(const std::shared_ptr<const Dataset>& dataset) {
   LoaderOptions options{.batch_size = 4, .num_workers = 2};
   Loader plain(dataset, options);
   options.pin_memory = true;
   Loader pinned(dataset, options);
   for (Loader* loader : {&plain, &pinned}) loader->start_epoch(0);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // with what they should be
   while (const auto batch = pinned.next()) {
     EXPECT_TRUE(batch->data.is_pinned());
     EXPECT_TRUE(batch->target.is_pinned());
@@ -28,9 +33,10 @@ void expect_pinned_and_the_same(const std::shared_ptr<const Dataset>& dataset) {
     const auto on_gpu = [](const at::Tensor& tensor) {
       return tensor.to(dist::device(), /*non_blocking=*/true);
     };
-    EXPECT_TRUE(on_gpu(batch->data).cpu().equal(expected->data));
-    EXPECT_TRUE(on_gpu(batch->target).cpu().equal(expected->target));
+    copies.emplace_back(on_gpu(batch->data), expected->data);
+    copies.emplace_back(on_gpu(batch->target), expected->target);
   }
+  for (const auto& [copy, expected] : copies) EXPECT_TRUE(copy.cpu().equal(expected));
 }
 
 TEST(GpuLoaderTest, BatchesAreInPinnedMemoryAndUnchanged) {

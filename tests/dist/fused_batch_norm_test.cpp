@@ -1,6 +1,8 @@
 // ReLU and addition fused into SyncBatchNorm, against the same apart.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
@@ -20,6 +22,7 @@
 #include "dist/device.h"
 #include "dist/tensors.h"
 #include "support/multiproc.h"
+#include "support/thrown.h"
 
 namespace {
 
@@ -169,6 +172,17 @@ TEST(FusedBatchNormOnCpuTest, TheOutputMayBeChangedInPlace) {
       EXPECT_TRUE(changed.grad().equal(kept.grad()));
     });
   }
+}
+
+TEST_F(FusedBatchNormTest, AResidualOnAnotherDeviceIsRefused) {
+  run_ranks(1, [](int) {
+    init_on_device();
+    auto layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3)));
+    const at::Tensor input = test::randn({4, 3});
+    EXPECT_THAT(
+        test::message_of<syncbn::base::UserError>([&] { layer(input, input.to(at::kMeta)); }),
+        ::testing::HasSubstr("the residual is on meta, the input on "));
+  });
 }
 
 // Of the residual alone: no gradient of the input, no second pass.

@@ -1,7 +1,7 @@
 // gpu_fault_worker FAULT PLACE RANK FOLDER: trains a small network over NCCL. In the first attempt,
-// RANK suffers FAULT (throw, kill, memory, stop, none) in PLACE (set-up, forward, backward,
-// checkpoint). FOLDER/fault and FOLDER/restart are written at the time of the fault and of the
-// second attempt.
+// RANK suffers FAULT (throw, kill, memory, stop, none) in PLACE (set-up; forward, backward or
+// checkpoint of the fourth step; first-forward, first-backward). FOLDER/fault and FOLDER/restart
+// are written at the time of the fault and of the second attempt.
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -79,19 +79,21 @@ int train(const Plan& plan) {
   double loss = 0;
   constexpr int kSteps = 6;
   constexpr int kFaultyStep = 3;
+  const auto reach = [&plan](int step, const std::string& place) {
+    if (step == 0) plan.reach("first-" + place);
+    if (step == kFaultyStep) plan.reach(place);
+  };
   for (int step = 0; step < kSteps; ++step) {
-    const bool is_faulty = step == kFaultyStep;
     const at::Tensor input = at::randn({6, 4}).to(dist::device());
-    if (is_faulty) plan.reach("forward");
+    reach(step, "forward");
     const at::Tensor output = ddp(input);
-    if (is_faulty) {
-      output.register_hook([&plan](const at::Tensor& /*gradient*/) { plan.reach("backward"); });
-    }
+    output.register_hook(
+        [&reach, step](const at::Tensor& /*gradient*/) { reach(step, "backward"); });
     const at::Tensor mean = output.pow(2).mean();
     mean.backward();
     descend(*net);
     loss = mean.item<double>();
-    if (is_faulty) {
+    if (step == kFaultyStep) {
       const at::Tensor saved = net->parameters().front().cpu();
       dist::throw_if_aborted();
       plan.reach("checkpoint");

@@ -1,4 +1,4 @@
-// Ranks on pretended GPUs (tests/fake_cuda) that fail. Its NCCL does not notice that a peer has
+// Ranks on GPUs that fail. The pretended NCCL (tests/fake_cuda) does not notice that a peer has
 // died, and waits for it on the GPU: the worst that NCCL does.
 
 #include <fmt/format.h>
@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -24,9 +25,11 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 
+#include "dist/gpus.h"
 #include "support/environment_guard.h"
 #include "support/multiproc.h"
 #include "support/program.h"
+#include "support/skip.h"
 #include "support/temp_folder.h"
 #include "support/thrown.h"
 
@@ -39,6 +42,7 @@ using std::chrono::seconds;
 using syncbn::base::kExitUnavailable;
 using syncbn::base::kExitUsage;
 using syncbn::base::UserError;
+using syncbn::test::gpus;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
 using syncbn::test::run_program;
@@ -86,8 +90,10 @@ std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
 class GpuFaultTest : public ::testing::TestWithParam<Fault> {};
 
 TEST_P(GpuFaultTest, EndsAllWorkersInTimeAndTheRestartTrains) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   const Fault fault = GetParam();
   const bool stops = std::string(fault.what) == "stop";
+  const syncbn::test::Environment connects_late("FAKE_NCCL_RUNTIME_CONNECT", "1");
   const syncbn::test::TempFolder folder;
   const auto launched = run_program(
       {SYNCBN_BIN_DIR "/syncbn-launch", "--standalone", "--nproc_per_node=2", "--max_restarts=1",
@@ -118,6 +124,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"kill", "set-up", kKilled}, Fault{"kill", "forward", kKilled},
                       Fault{"kill", "backward", kKilled}, Fault{"kill", "checkpoint", kKilled},
                       Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
+                      Fault{"throw", "first-forward", kThrew},
+                      Fault{"kill", "first-backward", kKilled},
+                      Fault{"stop", "first-forward", kStopped},
                       Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
                       Fault{"stop", "set-up", kStopped}, Fault{"stop", "forward", kStopped},
                       Fault{"stop", "backward", kStopped}, Fault{"stop", "checkpoint", kStopped}),
@@ -139,13 +148,16 @@ RankResult rank_0_beside_a_killed_one(const std::function<void(at::Tensor&)>& bo
 }
 
 TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  const syncbn::test::Environment job("SYNCBN_JOB_ID", "job7");
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
     const auto begin = Clock::now();
     dist::all_reduce(value);
     const std::string message = message_of<dist::PeerError>([&] { wait_for(value); });
     EXPECT_THAT(message,
                 AllOf(HasSubstr("rank 0 of 2 on "), HasSubstr("all_reduce #2 of group"),
-                      HasSubstr("rank 1 ("), HasSubstr(") died"), HasSubstr("(NCCL's calls: ")));
+                      HasSubstr("rank 1 ("), HasSubstr(") died"), HasSubstr("(NCCL's calls: "),
+                      HasSubstr("torch/comm_lib_trace_job7_rank_0)")));
     // Later calls fail for the same reason, and the group can still be left.
     EXPECT_EQ(message_of<dist::PeerError>([&] { dist::all_reduce(value); }), message);
     dist::destroy_process_group();
@@ -154,7 +166,7 @@ TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) 
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
-TEST(GpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
+TEST(PretendedGpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
   const syncbn::test::Environment sockets("FAKE_NCCL_DEAD_PEER", "remote_error");
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
     dist::all_reduce(value);
@@ -166,7 +178,7 @@ TEST(GpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
-TEST(GpuFailureTest, AbortsThatWaitForEachOtherEnd) {
+TEST(PretendedGpuFailureTest, AbortsThatWaitForEachOtherEnd) {
   const syncbn::test::Environment waits("FAKE_NCCL_ABORT", "device");
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
     dist::SyncBatchNorm norm(dist::SyncBatchNormOptions(3).name("norm"));
@@ -177,7 +189,7 @@ TEST(GpuFailureTest, AbortsThatWaitForEachOtherEnd) {
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
-TEST(GpuFailureTest, AProcessThatNcclDoesNotLetGoSaysWhyAndEnds) {
+TEST(PretendedGpuFailureTest, AProcessThatNcclDoesNotLetGoSaysWhyAndEnds) {
   const syncbn::test::Environment hangs("FAKE_NCCL_ABORT", "hang");
   const auto begin = Clock::now();
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
@@ -192,6 +204,7 @@ TEST(GpuFailureTest, AProcessThatNcclDoesNotLetGoSaysWhyAndEnds) {
 }
 
 TEST(GpuFailureTest, ATimeoutOfACallHoldsAndNamesTheRankThatIsMissing) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [](int rank) {
     dist::init_process_group({.backend = "nccl"});
     at::Tensor value = ones({3});
@@ -210,7 +223,30 @@ TEST(GpuFailureTest, ATimeoutOfACallHoldsAndNamesTheRankThatIsMissing) {
   });
 }
 
+TEST(GpuFailureTest, ATimeoutOfAWaitAbortsTheGroup) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3});
+    dist::all_reduce(value);
+    wait_for(value);
+    if (rank == 1) {
+      std::this_thread::sleep_for(seconds(5));
+      ::_exit(0);
+    }
+    const auto begin = Clock::now();
+    const auto work = dist::all_reduce_async(value);
+    EXPECT_THAT(message_of<dist::PeerError>([&] { work->wait(seconds(1)); }),
+                AllOf(HasSubstr("all_reduce #2 of group"), HasSubstr("timed out after 1000 ms"),
+                      HasSubstr("has not called it")));
+    EXPECT_THROW(dist::throw_if_aborted(), dist::PeerError);
+    static_cast<void>(value.cpu());  // the kernel has ended
+    EXPECT_LT(Clock::now() - begin, seconds(4));
+  });
+}
+
 TEST(GpuFailureTest, AGroupIsLeftThoughAPeerEndsWithoutLeaving) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [](int rank) {
     dist::init_process_group({.backend = "nccl"});
     at::Tensor value = ones({3});
@@ -220,6 +256,77 @@ TEST(GpuFailureTest, AGroupIsLeftThoughAPeerEndsWithoutLeaving) {
     const auto begin = Clock::now();
     dist::destroy_process_group();
     EXPECT_LT(Clock::now() - begin, seconds(6));
+  });
+}
+
+TEST(PretendedGpuFailureTest, ADeadRankIsNamedThoughTheGpuDoesNotAnswer) {
+  const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
+    ::setenv("FAKE_CUDA_QUERY_HANGS", "1", 1);
+    dist::all_reduce(value);
+    EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }), HasSubstr(") died"));
+    ::_exit(::testing::Test::HasFailure() ? 1 : 0);  // libtorch's watchdog hangs as well
+  });
+  EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
+}
+
+TEST(PretendedGpuFailureTest, AnErrorWithinNcclIsToldInItsWords) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3});
+    dist::all_reduce(value);
+    wait_for(value);
+    if (rank == 1) {
+      std::this_thread::sleep_for(seconds(6));
+      ::_exit(0);
+    }
+    dist::all_reduce(value);
+    const auto begin = Clock::now();
+    ::setenv("FAKE_NCCL_ASYNC_ERROR", "1", 1);
+    EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }),
+                AllOf(HasSubstr("all_reduce #2 of group"),
+                      HasSubstr("NCCL error: unhandled system error"), HasSubstr("error 12")));
+    EXPECT_LT(Clock::now() - begin, seconds(5));
+  });
+}
+
+TEST(PretendedGpuFailureTest, AFailureOfNcclOnThisRankIsNotBlamedOnOthers) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3});
+    dist::all_reduce(value);
+    wait_for(value);
+    if (rank == 1) {
+      std::this_thread::sleep_for(seconds(4));
+      ::_exit(0);
+    }
+    ::setenv("FAKE_NCCL_CUDA_ERROR", "1", 1);
+    EXPECT_THAT(message_of<syncbn::base::InternalError>([&] { dist::all_reduce(value); }),
+                AllOf(HasSubstr("NCCL failed on this rank: "), HasSubstr("out of memory"),
+                      Not(HasSubstr("Another rank"))));
+  });
+}
+
+TEST(PretendedGpuFailureTest, RanksThatLeaveLetTheirCallsEnd) {
+  const syncbn::test::Environment devices("FAKE_CUDA_DEVICES", "3");
+  run_ranks(3, [](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = ones({3});
+    dist::all_reduce(value);
+    wait_for(value);
+    if (rank == 2) std::this_thread::sleep_for(seconds(1));
+    dist::all_reduce(value);
+    dist::destroy_process_group();
+    EXPECT_EQ(value[0].item<float>(), 9);
+  });
+}
+
+TEST(PretendedGpuFailureTest, AGpuThatIsOlderThanTheKernelsIsRefused) {
+  const syncbn::test::Environment old("FAKE_CUDA_CAPABILITY", "75");
+  run_ranks(1, [](int) {
+    EXPECT_THAT(
+        message_of<UserError>([] { dist::init_process_group(); }),
+        HasSubstr(
+            "GPU 0 has compute capability 7.5, and this program was built for 8.0 and later"));
   });
 }
 
@@ -247,6 +354,7 @@ dist::SyncBatchNorm layer(const char* name, int64_t channels) {
 }
 
 TEST(GpuDisagreementTest, LayersOfDifferentWidthsAreNamed) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   expect_disagreement(
       [](int rank) {
         auto norm = layer("norm", 3 + rank);
@@ -257,6 +365,7 @@ TEST(GpuDisagreementTest, LayersOfDifferentWidthsAreNamed) {
 }
 
 TEST(GpuDisagreementTest, DifferentLayersOfTheSameShapeAreNamed) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   expect_disagreement(
       [](int rank) {
         auto first = layer(rank == 0 ? "left" : "right", 3);
@@ -269,6 +378,7 @@ TEST(GpuDisagreementTest, DifferentLayersOfTheSameShapeAreNamed) {
 }
 
 TEST(GpuDisagreementTest, DifferentDtypesOfALayerAreNamed) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   expect_disagreement(
       [](int rank) {
         auto norm = layer("norm", 3);
@@ -279,6 +389,7 @@ TEST(GpuDisagreementTest, DifferentDtypesOfALayerAreNamed) {
 }
 
 TEST(GpuDisagreementTest, DifferentCollectivesAreNamed) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   expect_disagreement(
       [](int rank) {
         at::Tensor value = ones({3 + rank});
@@ -289,6 +400,7 @@ TEST(GpuDisagreementTest, DifferentCollectivesAreNamed) {
 }
 
 TEST(GpuDisagreementTest, WhatNcclRefusesIsTheUsersMistake) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [](int /*rank*/) {
     dist::init_process_group({.backend = "nccl"});
     at::Tensor value = ones({3}, at::kLong);

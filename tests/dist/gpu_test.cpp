@@ -11,9 +11,11 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/Context.h>
@@ -25,6 +27,9 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
@@ -151,6 +156,10 @@ TEST(GpuTest, KernelsAgreeWithTheCpus) {
     expect_kernels_agree({{8, 6, 20, 30}, at::kBFloat16, false, 5e-2});
     expect_kernels_agree({{16, 7}, at::kFloat, false, 1e-4});
     expect_kernels_agree({{4, 7, 33}, at::kFloat, false, 1e-4});
+    // Several blocks merge what they found in a tile.
+    expect_kernels_agree({{16, 128, 7, 7}, at::kBFloat16, true, 5e-2});
+    expect_kernels_agree({{16, 4, 56, 56}, at::kHalf, false, 1e-2});
+    expect_kernels_agree({{8, 72, 9, 9}, at::kDouble, true, 1e-4});
   });
 }
 
@@ -401,6 +410,39 @@ TEST(GpuTest, AModuleOnTwoGpusOfARankTrainsAsOnTheCpu) {
     for (size_t i = 0; i < expected.size(); ++i) {
       EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-4, 1e-4)) << i;
     }
+  });
+}
+
+// Each context takes half a gigabyte, and all ranks of a host would have one on the first GPU.
+TEST(GpuTest, ARankHasNoContextOnTheGpuOfAnother) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
+    // The monitor asks every 250 ms whether a call is complete.
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
+    dist::all_reduce(value);
+    EXPECT_EQ(value[0].item<float>(), 2);
+    EXPECT_TRUE(c10::cuda::hasPrimaryContext(static_cast<at::DeviceIndex>(rank)));
+    EXPECT_FALSE(c10::cuda::hasPrimaryContext(static_cast<at::DeviceIndex>(1 - rank)));
+    dist::destroy_process_group();
+  });
+}
+
+TEST(GpuTest, AsynchronousCallsReadWhatTheCallersStreamWrites) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(dist::device()));
+    for (int i = 0; i < 20; ++i) {
+      at::Tensor value = at::zeros({1 << 20}, at::TensorOptions().device(dist::device()));
+      for (int j = 0; j < 20; ++j) value += i;  // still runs when the call starts
+      Tensors received{at::zeros_like(value)};
+      dist::all_to_all_async(received, {value})->wait();
+      EXPECT_EQ(received[0].amin().item<float>(), 20 * i);
+    }
+    dist::destroy_process_group();
   });
 }
 

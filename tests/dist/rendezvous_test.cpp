@@ -551,11 +551,11 @@ TEST(InterfaceTest, TheEnvironmentMayNameSeveral) {
 TEST(InterfaceTest, NcclIsToldUnlessTheUserHasSaidIt) {
   run_ranks(1, [](int) {
     ::unsetenv("NCCL_SOCKET_IFNAME");
-    dist::detail::tell_nccl_interface("");
+    dist::detail::set_nccl_environment("");
     EXPECT_EQ(std::getenv("NCCL_SOCKET_IFNAME"), nullptr);
-    dist::detail::tell_nccl_interface("eth1");
+    dist::detail::set_nccl_environment("eth1");
     EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "=eth1");
-    dist::detail::tell_nccl_interface("eth2");
+    dist::detail::set_nccl_environment("eth2");
     EXPECT_STREQ(std::getenv("NCCL_SOCKET_IFNAME"), "=eth1");
   });
 }

@@ -74,15 +74,17 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
   const auto model = make_model(config, *inputs.train_set, seed);
   choose_threads(config, *model, *inputs.train_set, inputs.batch_size);
   const auto task = make_task(config, *inputs.train_set, *model);
-  const BatchToDevice to_device = batch_to_device(config, *model, *inputs.train_set);
+  const data::LoaderOptions loader_options =
+      config.loader.options(inputs.batch_size, dist::device());
+  const BatchToDevice to_device =
+      batch_to_device(config, *model, *inputs.train_set, loader_options.pin_memory);
   const int64_t work = multiply_adds(*model, inputs.train_set->sample_shape());
   int64_t parameters = 0;
   for (const at::Tensor& parameter : model->parameters()) parameters += parameter.numel();
 
   TrainingStep step(config, *task, to_device, model,
                     make_replicas(config, *inputs.train_set, *task, model));
-  data::Loader loader(inputs.train_set, inputs.make_sampler(seed),
-                      config.loader.options(inputs.batch_size, dist::device()));
+  data::Loader loader(inputs.train_set, inputs.make_sampler(seed), loader_options);
   const Cost cost = measure(step, loader, step.optimizer().base_lr());
   if (!is_rank_0()) return base::kExitOk;
   const auto samples = static_cast<double>(inputs.batch_size * dist::world_size());

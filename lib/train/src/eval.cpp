@@ -69,9 +69,11 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   const SavedNetwork network("eval", config, name);
   const std::string& path = network.path();
   const auto model = make_model(config, *inputs.eval_set, config.seed.value_or(0));
-  const BatchToDevice to_device = batch_to_device(config, *model, *inputs.eval_set);
-  const Evaluator evaluator(config, inputs, *model, to_device,
-                            config.loader.options(inputs.batch_size, dist::device()));
+  const data::LoaderOptions loader_options =
+      config.loader.options(inputs.batch_size, dist::device());
+  const BatchToDevice to_device =
+      batch_to_device(config, *model, *inputs.eval_set, loader_options.pin_memory);
+  const Evaluator evaluator(config, inputs, *model, to_device, loader_options);
   if (!tables.empty())
     do_on_rank_0([&] { check_tables(evaluator.task(), config.task.type(), tables); });
   const std::string split = to_string(inputs.eval_split);

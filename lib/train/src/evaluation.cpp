@@ -138,6 +138,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
   at::Tensor all = at::cat({sums, counts.to(at::kDouble)});
   dist::all_reduce(all);
   all = all.cpu();
+  dist::throw_if_aborted();  // the sums are undefined then
   const double* const values = all.const_data_ptr<double>();
   const std::vector<int64_t> all_counts(values + sums.numel(), values + all.numel());
   const std::vector<int64_t> all_records = gathered(records);

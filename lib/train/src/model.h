@@ -96,6 +96,6 @@ class BatchToDevice {
 /// Copies batches of a data set to the device of the default process group.
 /// @param pinned whether its batches are in pinned memory
 BatchToDevice batch_to_device(const Config& config, const models::Model& model,
-                              const data::Dataset& dataset, bool pinned = false);
+                              const data::Dataset& dataset, bool pinned);
 
 }  // namespace syncbn::train

@@ -159,10 +159,11 @@ int predict(const Config& config, const std::string& text, const std::string& na
   });
   network.load_into(*model, average);
   model->eval();
-  const BatchToDevice to_device = batch_to_device(config, *model, *images.set);
-  data::Loader loader =
-      each_once(images.set,
-                config.loader.options(config.local_batch_size(dist::world_size()), dist::device()));
+  const data::LoaderOptions loader_options =
+      config.loader.options(config.local_batch_size(dist::world_size()), dist::device());
+  const BatchToDevice to_device =
+      batch_to_device(config, *model, *images.set, loader_options.pin_memory);
+  data::Loader loader = each_once(images.set, loader_options);
   const at::NoGradGuard no_grad;
   RowsByImage rows;
   while (const auto batch = loader.next()) {

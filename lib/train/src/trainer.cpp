@@ -816,6 +816,7 @@ class Trainer {
     at::Tensor counts = step_.take_counts();
     dist::all_reduce(counts);
     counts = counts.cpu();
+    dist::throw_if_aborted();  // the counts are undefined then
     position_.epoch_counts.resize(static_cast<size_t>(task_->num_counts()));
     for (size_t i = 0; i < position_.epoch_counts.size(); ++i) {
       position_.epoch_counts[i] += counts.const_data_ptr<int64_t>()[i];

@@ -1,11 +1,15 @@
 // The stand-in for libcuda.so.1: the few functions of the driver that torch calls.
 #include <cuda.h>
+#include <dlfcn.h>
 
 extern "C" {
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice /*device*/, unsigned* flags, int* active) {
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  using HasContext = bool (*)(int device);
+  static const auto has_context =
+      reinterpret_cast<HasContext>(::dlsym(RTLD_DEFAULT, "fake_cuda_has_context"));
   *flags = 0;
-  *active = 1;
+  *active = has_context(device) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 

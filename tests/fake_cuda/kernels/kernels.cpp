@@ -19,9 +19,12 @@ Schedule next_schedule() {
   return {.seed = ++launches};
 }
 
-template <class Arguments, ValueType kType>
+template <class Arguments, ValueType kType, bool kRows>
 void run_kernel(dim3 grid, dim3 block, size_t /*shared_bytes*/, Arguments arguments) {
   const Layout& layout = arguments.shape.layout;
+  if (layout.rows != kRows) {
+    throw std::logic_error("a kernel of batch norm was launched for the other layout");
+  }
   if (grid.x != layout.tiles() || grid.y != static_cast<unsigned>(arguments.shape.slices) ||
       block.x != static_cast<unsigned>(layout.threads())) {
     throw std::logic_error("a kernel of batch norm has another grid than its arguments say");
@@ -33,13 +36,22 @@ void merge(dim3 /*grid*/, dim3 /*block*/, size_t /*shared_bytes*/, MergeArgument
   emulate(arguments, next_schedule());
 }
 
-/// @param name of a template of batch_norm_launch.cu, whose mangled name goes on with the type
+/// @param name of a template of batch_norm_launch.cu, whose mangled name goes on with type and
+/// layout
+template <class Arguments, bool kRows>
+void define_for_layout(const std::string& name) {
+  const std::string rows = kRows ? "Lb1E" : "Lb0E";
+  define_kernel(name + "If" + rows, run_kernel<Arguments, ValueType::kFloat, kRows>);
+  define_kernel(name + "Id" + rows, run_kernel<Arguments, ValueType::kDouble, kRows>);
+  define_kernel(name + "I6__half" + rows, run_kernel<Arguments, ValueType::kHalf, kRows>);
+  define_kernel(name + "I13__nv_bfloat16" + rows,
+                run_kernel<Arguments, ValueType::kBFloat16, kRows>);
+}
+
 template <class Arguments>
 void define_for_types(const std::string& name) {
-  define_kernel(name + "If", run_kernel<Arguments, ValueType::kFloat>);
-  define_kernel(name + "Id", run_kernel<Arguments, ValueType::kDouble>);
-  define_kernel(name + "I6__half", run_kernel<Arguments, ValueType::kHalf>);
-  define_kernel(name + "I13__nv_bfloat16", run_kernel<Arguments, ValueType::kBFloat16>);
+  define_for_layout<Arguments, false>(name);
+  define_for_layout<Arguments, true>(name);
 }
 
 template <data::cuda::ImageType kType>

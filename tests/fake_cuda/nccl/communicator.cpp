@@ -128,6 +128,9 @@ ncclResult_t ncclComm::run(std::function<ncclResult_t()> job) {
 }
 
 ncclResult_t ncclComm::state() const {
+  if (setting("FAKE_NCCL_ASYNC_ERROR") == "1") {
+    return fail(ncclSystemError, "NET/IB: Got completion with error 12 (vendor err 129)");
+  }
   const ncclResult_t now = state_;
   return now == ncclSuccess && Clock::now() < connected_at_.load() ? ncclInProgress : now;
 }
@@ -136,6 +139,16 @@ ncclResult_t ncclComm::connect() {
   if (is_blocking || has_connected_.exchange(true)) return ncclSuccess;
   connected_at_ = Clock::now() + kConnectTime;
   return ncclInProgress;
+}
+
+ncclResult_t ncclComm::meet_in_first_call(int kind) {
+  if (setting("FAKE_NCCL_RUNTIME_CONNECT") != "1" || ranks == 1) return ncclSuccess;
+  const unsigned bit = 1U << kind;
+  if ((have_met_.fetch_or(bit) & bit) != 0) return ncclSuccess;
+  return run([this] {
+    exchange(rank);
+    return ncclSuccess;
+  });
 }
 
 ncclResult_t ncclComm::join() {

@@ -50,6 +50,10 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   /// The first operation connects: from now on a non-blocking communicator is busy for a moment.
   ncclResult_t connect();
 
+  /// Since NCCL 2.22 the caller of the first collective of a kind connects the ranks: it waits for
+  /// them.
+  ncclResult_t meet_in_first_call(int kind);
+
   /// Waits for all ranks. @throws fake_nccl::Aborted
   ncclResult_t join();
   /// The other ranks' values of `own`, in the order of ranks. For calls of hosts.
@@ -119,6 +123,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   std::atomic<bool> is_finalized_{false};
   std::atomic<ncclResult_t> state_{ncclSuccess};
   std::atomic<bool> has_connected_{false};
+  std::atomic<unsigned> have_met_{0};  ///< a bit for each kind of collective
   std::atomic<std::chrono::steady_clock::time_point> connected_at_{};
   std::thread job_;
   std::mutex operation_mutex_;

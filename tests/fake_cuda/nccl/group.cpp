@@ -76,6 +76,14 @@ ncclResult_t Group::start_all() {
     const std::shared_ptr<ncclComm> communicator = one.communicator;
     const cudaStream_t stream = one.stream;
     const bool blocks = communicator->ranks > 1;
+    const ncclResult_t met =
+        one.collectives.empty()
+            ? ncclSuccess
+            : communicator->meet_in_first_call(static_cast<int>(one.collectives[0].first.kind));
+    if (met != ncclSuccess && met != ncclInProgress) {
+      result = worse(result, met);
+      continue;
+    }
     const auto work = [batch = std::move(one), held = communicator->hold()] {
       batch.communicator->operate([&batch] {
         for (const auto& [collective, factors] : batch.collectives) {

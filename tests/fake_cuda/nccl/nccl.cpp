@@ -88,6 +88,9 @@ ncclResult_t check_operation(ncclComm& communicator, ncclRedOp_t operation, cons
 ncclResult_t start(const Collective& call, ncclComm_t handle, cudaStream_t stream) {
   Communicator communicator;
   FAKE_NCCL_CHECK(find_ready(handle, call.name, communicator));
+  if (std::getenv("FAKE_NCCL_CUDA_ERROR") != nullptr) {
+    return fail(ncclUnhandledCudaError, "Cuda failure 2 'out of memory'");
+  }
   FAKE_NCCL_CHECK(check_root(*communicator, call.root, call.name));
   FAKE_NCCL_CHECK(check_type(call.type, call.name, call.reduces()));
   FAKE_NCCL_CHECK(check_operation(*communicator, call.operation, call.name));

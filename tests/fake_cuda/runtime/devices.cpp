@@ -21,10 +21,11 @@ fake_cuda::Counters fake_cuda_counters{};
 namespace fake_cuda {
 namespace {
 
+std::atomic<uint64_t> contexts{0};  ///< a bit for each device
+
 constexpr int kMultiprocessors = 132;
 constexpr int kWarpSize = 32;
 constexpr int kMaxThreadsPerBlock = 1024;
-constexpr int kMajor = 9;  // of the compute capability
 
 struct Error {
   cudaError_t code;
@@ -129,6 +130,11 @@ void count(Count which) {
   ++fake_cuda_counters.at(static_cast<size_t>(which));
 }
 
+/// Ten times the compute capability.
+int capability() {
+  return static_cast<int>(setting("FAKE_CUDA_CAPABILITY", 90));
+}
+
 int device_count() {
   return static_cast<int>(visible_devices().size());
 }
@@ -150,6 +156,11 @@ cudaError_t fail(cudaError_t error) {
 }
 
 cudaError_t ready() {
+  contexts |= uint64_t{1} << device_of_thread;
+  return ready_without_context();
+}
+
+cudaError_t ready_without_context() {
   static const int watches_forks = ::pthread_atfork(nullptr, nullptr, [] {
     if (was_used) forked_after_use = true;
   });
@@ -176,8 +187,13 @@ using fake_cuda::fail;
 
 extern "C" {
 
+/// For the stand-in for libcuda.so.1.
+bool fake_cuda_has_context(int device) {
+  return (fake_cuda::contexts >> device & 1U) != 0;
+}
+
 cudaError_t cudaGetDeviceCount(int* count) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready_without_context());
   *count = fake_cuda::device_count();
   return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -188,9 +204,10 @@ cudaError_t cudaGetDevice(int* device) {
 }
 
 cudaError_t cudaSetDevice(int device) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready_without_context());
   if (!fake_cuda::is_device(device)) return fail(cudaErrorInvalidDevice);
   fake_cuda::set_current_device(device);
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());  // since CUDA 12 it creates the context
   return cudaSuccess;
 }
 
@@ -202,7 +219,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[15] = static_cast<char>(number + 1);
   size_t free = 0;
   cudaMemGetInfo(&free, &properties->totalGlobalMem);
-  properties->major = fake_cuda::kMajor;
+  properties->major = fake_cuda::capability() / 10;
+  properties->minor = fake_cuda::capability() % 10;
   properties->multiProcessorCount = fake_cuda::kMultiprocessors;
   properties->warpSize = fake_cuda::kWarpSize;
   properties->sharedMemPerBlock = 48 << 10;
@@ -232,7 +250,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = fake_cuda::kMultiprocessors;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = fake_cuda::kMajor;
+      *value = fake_cuda::capability() / 10;
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = fake_cuda::capability() % 10;
       break;
     case cudaDevAttrWarpSize:
       *value = fake_cuda::kWarpSize;

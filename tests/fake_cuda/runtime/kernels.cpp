@@ -71,7 +71,7 @@ struct Configuration {
   size_t shared = 0;
   cudaStream_t stream = nullptr;
 };
-// Of launches with <<< >>> that this thread has begun.
+// Launches with <<< >>> that this thread has begun.
 thread_local std::vector<Configuration> configurations;
 
 }  // namespace

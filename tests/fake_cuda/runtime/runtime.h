@@ -30,8 +30,9 @@ void set_current_device(int device);
 /// Makes `error` what cudaGetLastError() returns in this thread.
 cudaError_t fail(cudaError_t error);
 /// What the calls that use a device begin with: the error that every call returns after a fork, or
-/// after a kernel failed.
+/// after a kernel failed. Creates a context on the current device, if there is none.
 cudaError_t ready();
+cudaError_t ready_without_context();
 /// Loses all devices: a kernel failed.
 void lose_devices(const std::string& reason);
 bool devices_are_lost();

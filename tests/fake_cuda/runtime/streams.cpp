@@ -1,4 +1,6 @@
 // Streams and events.
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -406,6 +408,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  while (fake_cuda::setting("FAKE_CUDA_QUERY_HANGS", 0) == 1) ::pause();
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
   FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_captured(event_of(event)));
   FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());

@@ -7,7 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <cstdlib>
+#include <exception>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -21,6 +21,7 @@
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "cuda/compute_capability.h"
 #include "cuda/graph_cuda.h"
 #include "groups/cuda_support.h"
 
@@ -54,6 +55,14 @@ class MonitoredNccl : public c10d::ProcessGroupNCCL {
     if (options_->split_from) c10::cuda::device_synchronize();
     initNCCLComm(std::to_string(device.index()), device, c10d::OpType::ALLREDUCE);
     getCommPtr();  // waits if the communicator does not block
+  }
+
+  /// @throws c10::DistBackendError in NCCL's words if its threads have found an error, such as a
+  ///   broken connection.
+  void throw_asynchronous_error(at::DeviceIndex device) {
+    std::shared_ptr<c10d::NCCLComm> communicator = getNCCLComm(std::to_string(device));
+    if (!communicator) return;
+    if (const auto error = checkForNCCLErrors(communicator)) std::rethrow_exception(error);
   }
 
   /// Returns the name of the file.
@@ -97,10 +106,15 @@ class Nccl : public Transport {
     }
     const auto* const of_nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work.get());
     if (of_nccl == nullptr) return Transport::completion_of(work);
-    return [event = WorkEvent::of(*of_nccl)] {
+    return [event = WorkEvent::of(*of_nccl), weak = c10::weak_intrusive_ptr(nccl_)] {
+      // The monitor's thread would create a context on the first GPU, which is another rank's.
+      const c10::cuda::CUDAGuard device(event->device_index());
       // Otherwise a query would break the capture of a graph by another thread.
       const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
-      return cudaEventQuery(*event) == cudaSuccess;
+      if (cudaEventQuery(*event) == cudaSuccess) return true;
+      const auto alive = weak.lock();
+      if (alive) alive->throw_asynchronous_error(event->device_index());
+      return false;
     };
   }
 
@@ -112,8 +126,10 @@ class Nccl : public Transport {
  private:
   /// Its queries may hang, as everything may after a failure.
   void write_record() {
-    std::packaged_task<std::string()> task(
-        [nccl = nccl_, rank = world_rank_] { return nccl->write_flight_record(rank); });
+    std::packaged_task<std::string()> task([nccl = nccl_, device = device_, rank = world_rank_] {
+      const c10::cuda::CUDAGuard guard(device);
+      return nccl->write_flight_record(rank);
+    });
     std::future<std::string> written = task.get_future();
     std::thread(std::move(task)).detach();
     if (written.wait_for(kRecordTime) != std::future_status::ready) return;
@@ -139,10 +155,6 @@ class Nccl : public Transport {
 std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
   // Longer than any call: the watchdog's timeout is the PeerMonitor's.
   constexpr std::chrono::hours kNever{24 * 365};
-  // While the process exits, calls of CUDA fail, and the watchdog would turn that into SIGABRT.
-  if (group.is_monitored || group.world_size == 1) {
-    ::setenv("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0", /*overwrite=*/0);
-  }
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = group.is_monitored ? kNever : group.timeout;
   options->group_name = group.name;
@@ -191,6 +203,18 @@ std::string why_unusable() {
   return "";
 }
 
+std::string why_too_old(int device) {
+  int major = 0;
+  int minor = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
+  const int built = lowest_compute_capability();
+  if (10 * major + minor >= built) return "";
+  return fmt::format(
+      "GPU {} has compute capability {}.{}, and this program was built for {}.{} and later", device,
+      major, minor, built / 10, built % 10);
+}
+
 std::string pci_address(int device) {
   std::array<char, 16> address{};
   C10_CUDA_CHECK(cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), device));
@@ -205,7 +229,7 @@ void set_device(int device) {
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
 }
 
-constexpr CudaSupport kCudaSupport{why_unusable, device_count, pci_address,
+constexpr CudaSupport kCudaSupport{why_unusable, device_count, why_too_old, pci_address,
                                    set_device,   make_nccl,    make_graph};
 
 }  // namespace

@@ -36,6 +36,8 @@ struct CudaSupport {
   /// Why CUDA or NCCL does not work here, such as a driver that is too old; empty if it does.
   std::string (*why_unusable)();
   int (*device_count)();
+  /// Why the kernels do not run on this GPU; empty if they do.
+  std::string (*why_too_old)(int device);
   std::string (*pci_address)(int device);                           ///< "0000:dc:00.0"
   void (*set_device)(int device);                                   ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const NcclGroup& group);  ///< does not connect yet

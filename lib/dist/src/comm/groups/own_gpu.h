@@ -17,7 +17,9 @@ struct OwnGpu {
 /// A process that sees one GPU uses that, as srun's --gpus-per-task=1 means it. Others use the one
 /// of their local rank.
 /// @param backend of InitOptions.
-/// @throws base::UserError for an unknown backend, or if there is no GPU for one that needs it.
+/// @throws base::UserError for an unknown backend, if there is no GPU for one that needs it, or if
+/// the
+///   GPU is older than those that this library was built for.
 OwnGpu find_own_gpu(const std::string& backend);
 
 }  // namespace syncbn::dist::detail

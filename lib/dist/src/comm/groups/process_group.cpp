@@ -398,7 +398,7 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   if (choice.backend != "gloo") {
     // libtorch's watchdog and monitor report what this library's messages say better.
     if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
-    detail::tell_nccl_interface(options.interface);
+    detail::set_nccl_environment(options.interface);
     detail::cuda_support()->set_device(gpu.index);
     made->device = {at::kCUDA, static_cast<at::DeviceIndex>(gpu.index)};
   }

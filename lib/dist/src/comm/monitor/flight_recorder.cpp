@@ -8,6 +8,8 @@
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "monitor/plain_message.h"
+
 namespace syncbn::dist::detail {
 namespace {
 
@@ -66,14 +68,6 @@ bool FlightRecorder::has_member(int rank) const {
   return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end();
 }
 
-bool FlightRecorder::Entry::is_pending() {
-  if (state != State::kPending) return false;
-  if (!is_done || !is_done()) return true;
-  state = State::kSucceeded;  // unless fail() says otherwise
-  is_done = nullptr;
-  return false;
-}
-
 void FlightRecorder::abort(const Call& call) {
   set_failed(call);
   abort_();
@@ -97,8 +91,9 @@ void FlightRecorder::begin(const Call& call, std::function<bool()> is_done, Time
     collectives_[call.sequence % kKept] = std::move(entry);
     return;
   }
-  transfers_.remove_if(
-      [&call](Entry& old) { return old.call.sequence == call.sequence || !old.is_pending(); });
+  transfers_.remove_if([&call](const Entry& old) {
+    return old.call.sequence == call.sequence || !old.is_pending();
+  });
   transfers_.push_back(std::move(entry));
 }
 
@@ -115,27 +110,63 @@ FlightRecorder::Entry* FlightRecorder::entry_of(const Call& call) {
 
 void FlightRecorder::succeed(const Call& call) {
   const std::lock_guard lock(mutex_);
-  if (Entry* entry = entry_of(call)) entry->state = State::kSucceeded;
+  Entry* const entry = entry_of(call);
+  if (entry == nullptr) return;
+  entry->state = State::kSucceeded;
+  entry->is_done = nullptr;
 }
 
 void FlightRecorder::fail(const Call& call) {
   set_failed(call);
-  refuse(call);
-}
-
-void FlightRecorder::refuse(const Call& call) {
   const std::lock_guard lock(mutex_);
   if (Entry* entry = entry_of(call)) entry->state = State::kFailed;
 }
 
-std::vector<FlightRecorder::Pending> FlightRecorder::pending() {
+void FlightRecorder::refuse(const Call& call) {
   const std::lock_guard lock(mutex_);
-  std::vector<Pending> result;
-  const auto add = [&result](Entry& entry) {
-    if (entry.is_pending()) result.push_back({entry.call, entry.since, entry.timeout});
+  if (!call.is_collective()) {
+    transfers_.remove_if(
+        [&call](const Entry& entry) { return entry.call.sequence == call.sequence; });
+  } else if (Entry* const entry = entry_of(call)) {
+    *entry = {};
+    last_ = call.sequence - 1;
+  }
+}
+
+std::vector<FlightRecorder::Entry> FlightRecorder::pending_entries() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> result;
+  const auto add = [&result](const Entry& entry) {
+    if (entry.is_pending()) result.push_back(entry);
   };
   for (uint64_t n = oldest(); n <= last_; ++n) add(collectives_[n % kKept]);
-  for (Entry& entry : transfers_) add(entry);
+  for (const Entry& entry : transfers_) add(entry);
+  return result;
+}
+
+void FlightRecorder::update() {
+  for (const Entry& entry : pending_entries()) {
+    if (!entry.is_done) continue;
+    try {
+      if (entry.is_done()) succeed(entry.call);
+    } catch (const std::exception& error) {
+      const std::lock_guard lock(mutex_);
+      if (!transport_error_) transport_error_ = {plain_message(error), entry.call, Clock::now()};
+      return;
+    }
+  }
+}
+
+std::optional<FlightRecorder::TransportError> FlightRecorder::transport_error() const {
+  const std::lock_guard lock(mutex_);
+  return transport_error_;
+}
+
+std::vector<FlightRecorder::Pending> FlightRecorder::pending() const {
+  std::vector<Pending> result;
+  for (const Entry& entry : pending_entries()) {
+    result.push_back({entry.call, entry.since, entry.timeout});
+  }
   return result;
 }
 
@@ -152,11 +183,12 @@ std::optional<Call> FlightRecorder::last_collective() const {
   return collectives_[last_ % kKept].call;
 }
 
-uint64_t FlightRecorder::completed() {
+uint64_t FlightRecorder::completed(bool with_running) const {
   const std::lock_guard lock(mutex_);
   for (uint64_t n = oldest(); n <= last_; ++n) {
-    Entry& entry = collectives_[n % kKept];
-    if (entry.is_pending() || entry.state == State::kFailed) return n - 1;
+    const Entry& entry = collectives_[n % kKept];
+    const bool runs_by_itself = with_running && entry.timeout.has_value();
+    if ((entry.is_pending() && !runs_by_itself) || entry.state == State::kFailed) return n - 1;
   }
   return last_;
 }

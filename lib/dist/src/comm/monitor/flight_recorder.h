@@ -64,7 +64,8 @@ class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  static constexpr size_t kKept = 64;  ///< number of collectives
+  /// Number of collectives: more than a step of ResNet-152 has in one group.
+  static constexpr size_t kKept = 512;
 
   struct Pending {
     Call call;
@@ -84,7 +85,7 @@ class FlightRecorder {
 
   /// Again for the same call: replaces what it was begun with.
   /// @param is_done whether the call has ended; empty if only succeed() and fail() end it. May be
-  ///   called by any thread.
+  ///   called by any thread. Throws if the transport has failed.
   /// @param timeout of a call for which no thread waits, so that the PeerMonitor has to.
   void begin(const Call& call, std::function<bool()> is_done, Timeout timeout = std::nullopt);
   void succeed(const Call& call);
@@ -98,12 +99,23 @@ class FlightRecorder {
   /// The call that failed first; number 0: one of another rank.
   std::optional<Call> failed() const;
 
-  std::vector<Pending> pending();
+  /// Asks which pending calls have ended. While it does so, no lock is held.
+  void update();
+  /// As of the last update().
+  std::vector<Pending> pending() const;
+  /// What `is_done` of a call has thrown first.
+  struct TransportError {
+    std::string what;
+    Call call;
+    Clock::time_point when;
+  };
+  std::optional<TransportError> transport_error() const;
   /// A collective; empty if it was not called, or is no longer kept.
   std::optional<Call> find(uint64_t sequence) const;
   std::optional<Call> last_collective() const;
-  /// Every collective up to this number has succeeded on this rank.
-  uint64_t completed();
+  /// Every collective up to this number has succeeded on this rank, as of the last update().
+  /// @param with_running or runs on a GPU, which needs no thread of this process
+  uint64_t completed(bool with_running = false) const;
 
  private:
   enum class State { kPending, kSucceeded, kFailed };
@@ -114,9 +126,10 @@ class FlightRecorder {
     Timeout timeout;
     State state = State::kPending;
 
-    bool is_pending();
+    bool is_pending() const { return state == State::kPending; }
   };
   Entry* entry_of(const Call& call);
+  std::vector<Entry> pending_entries() const;
   uint64_t oldest() const { return last_ > kKept ? last_ - kKept + 1 : 1; }
 
   const std::string group_;
@@ -126,6 +139,7 @@ class FlightRecorder {
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;
   std::list<Entry> transfers_;  ///< pending sends and recvs
+  std::optional<TransportError> transport_error_;
   std::optional<Call> failed_;
 };
 

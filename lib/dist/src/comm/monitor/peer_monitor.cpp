@@ -31,6 +31,9 @@ constexpr milliseconds kLeaveTime{5000};
 // After this a rank reports which call it is in. Not an error: other ranks may be slow.
 constexpr milliseconds kStuckTime{1000};
 
+// Upper bound on asking the GPU which calls have ended; a query takes a microsecond.
+constexpr milliseconds kQueryTime{100};
+
 // The answer of a rank that has made the same call.
 constexpr char kSameCall[] = "in";
 
@@ -44,6 +47,7 @@ constexpr char kLeft[] = "has left the group (destroy_process_group)";
 constexpr size_t kMaxStuck = 16;
 
 std::atomic<bool> skips_destructors{false};
+std::atomic<bool> skips_destructors_after_failure{false};
 
 std::weak_ptr<PeerMonitor>& living() {
   static auto* const instance = new std::weak_ptr<PeerMonitor>;
@@ -66,7 +70,7 @@ std::shared_ptr<PeerMonitor> PeerMonitor::join(c10d::Store& store, int rank, int
     ::on_exit(
         [](int status, void* /*unused*/) {
           leave_with(status);
-          if (status == 0 || !skips_destructors) return;
+          if (!skips_destructors && (status == 0 || !skips_destructors_after_failure)) return;
           std::fflush(nullptr);
           ::_exit(status);
         },
@@ -96,8 +100,12 @@ PeerMonitor::~PeerMonitor() {
   for (auto& [group, thread] : asking) thread.join();
 }
 
-void PeerMonitor::skip_destructors_after_failure() {
+void PeerMonitor::skip_destructors() {
   skips_destructors = true;
+}
+
+void PeerMonitor::skip_destructors_after_failure() {
+  skips_destructors_after_failure = true;
 }
 
 void PeerMonitor::leave_with(int exit_code) {
@@ -110,29 +118,35 @@ void PeerMonitor::leave_with(int exit_code) {
 void PeerMonitor::leave(const std::string& manner) {
   // A forked child is no rank, and a thread of its parent may have held the mutex.
   if (::getpid() != process_) return;
+  update_logs();
   std::vector<std::string> fields{manner};
   {
     const Lock lock(mutex_);
     if (std::exchange(has_left_, true)) return;
-    for (std::string& field : completed_now()) fields.push_back(std::move(field));
+    for (std::string& field : completed_now(/*with_running=*/false)) {
+      fields.push_back(std::move(field));
+    }
   }
   channel_.post(Message::kAll, "leave", std::move(fields));
   channel_.flush(kLeaveTime);
 }
 
 void PeerMonitor::announce_leave() {
+  update_logs();
   std::vector<std::string> fields{fmt::format("{} {}", self(), kLeft)};
   const Lock lock(mutex_);
-  for (std::string& field : completed_now()) fields.push_back(std::move(field));
+  for (std::string& field : completed_now(/*with_running=*/true)) {
+    fields.push_back(std::move(field));
+  }
   channel_.post(Message::kAll, "left", std::move(fields));
 }
 
 /// Pairs of a group and the number of its collectives in which this rank has done its part.
-std::vector<std::string> PeerMonitor::completed_now() {
+std::vector<std::string> PeerMonitor::completed_now(bool with_running) {
   std::vector<std::string> fields;
   for (const auto& log : logs_now()) {
     fields.push_back(log->group());
-    fields.push_back(std::to_string(log->completed()));
+    fields.push_back(std::to_string(log->completed(with_running)));
   }
   return fields;
 }
@@ -369,7 +383,17 @@ bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pendi
   });
 }
 
+void PeerMonitor::update_logs() {
+  Logs logs;
+  {
+    const Lock lock(mutex_);
+    logs = logs_now();
+  }
+  queries_.update(std::move(logs), kQueryTime);
+}
+
 void PeerMonitor::supervise() {
+  update_logs();
   std::vector<std::pair<std::shared_ptr<FlightRecorder>, Call>> to_abort;
   {
     const Lock lock(mutex_);
@@ -379,6 +403,7 @@ void PeerMonitor::supervise() {
       compare_with_stuck(*log, pending);
       report_stuck(*log, pending);
       give_up_overdue(log, pending);
+      report_transport_error(*log);
       const bool failed = failures_.count(log->group()) != 0;
       const auto first = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
         return failed || is_lost(*log, one);
@@ -387,6 +412,15 @@ void PeerMonitor::supervise() {
     }
   }
   for (const auto& [log, call] : to_abort) log->abort(call);
+}
+
+/// For calls on GPUs, which no thread waits for. If a rank has ended, that is the cause.
+void PeerMonitor::report_transport_error(const FlightRecorder& log) {
+  const auto error = log.transport_error();
+  if (!error || Clock::now() - error->when < kNewsTime || known_failure(log, error->call)) return;
+  report_failure(kGaveUp, log.group(),
+                 fmt::format("{} gave up {} #{}: {}", self(), error->call.name,
+                             error->call.sequence, error->what));
 }
 
 /// For calls on GPUs, which no thread waits for: what a waiting thread does after the timeout.

@@ -14,6 +14,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "monitor/completion_queries.h"
 #include "monitor/flight_recorder.h"
 #include "monitor/monitor_channel.h"
 
@@ -41,6 +42,9 @@ class PeerMonitor {
   /// quick_exit() call it with their code and 0. Does nothing if there is no monitor.
   static void leave_with(int exit_code);
 
+  /// From now on exit() ends the process once the leave notice is sent, without static destructors.
+  static void skip_destructors();
+
   /// From now on exit() with a code other than 0 ends the process once the leave notice is sent:
   /// while calls on GPUs are pending, threads of NCCL and libtorch crash in the static destructors.
   static void skip_destructors_after_failure();
@@ -51,7 +55,8 @@ class PeerMonitor {
   /// Monitors a group's calls as long as its recorder lives.
   void add(const std::shared_ptr<FlightRecorder>& log);
 
-  /// Tells the other ranks that this one makes no more calls. It stays connected.
+  /// Tells the other ranks that this one makes no more calls. It stays connected, and its calls
+  /// that run on a GPU go on.
   void announce_leave();
 
   /// Whether a process of these ranks has ended, or left, `grace` ago.
@@ -117,12 +122,14 @@ class PeerMonitor {
               std::chrono::milliseconds limit);
 
   void leave(const std::string& manner);
-  std::vector<std::string> completed_now();
+  std::vector<std::string> completed_now(bool with_running);
 
   // Called by the channel's thread.
   void on_message(const Message& message);
   void on_end(int rank, const std::string& where);
   void supervise();
+
+  void update_logs();
 
   // With the lock held.
   void answer(const Message& question);
@@ -132,6 +139,7 @@ class PeerMonitor {
   void report_failure(const std::string& type, const std::string& group, const std::string& what);
   Logs logs_now();
   void report_stuck(const FlightRecorder& log, const std::vector<FlightRecorder::Pending>& pending);
+  void report_transport_error(const FlightRecorder& log);
   void give_up_overdue(const std::shared_ptr<FlightRecorder>& log,
                        const std::vector<FlightRecorder::Pending>& pending);
   void compare_with_stuck(const FlightRecorder& log,
@@ -160,7 +168,8 @@ class PeerMonitor {
   uint64_t events_ = 0;
   bool has_left_ = false;
   std::map<std::string, std::thread> overdue_;  ///< by group: asks for the cause
-  MonitorChannel channel_;                      ///< last, because its thread uses the members above
+  CompletionQueries queries_;
+  MonitorChannel channel_;  ///< last, because its thread uses the members above
 };
 
 }  // namespace syncbn::dist::detail

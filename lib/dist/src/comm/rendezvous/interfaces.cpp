@@ -98,10 +98,23 @@ std::vector<std::string> chosen_addresses(const std::string& option) {
   return addresses;
 }
 
-void tell_nccl_interface(const std::string& option) {
-  if (option.empty() || base::env("NCCL_SOCKET_IFNAME")) return;
+void set_nccl_environment(const std::string& interface) {
+  const auto set = [](const char* name, const std::string& value) {
+    ::setenv(name, value.c_str(), /*overwrite=*/0);
+  };
   // Without the "=", NCCL would take it as a prefix of names.
-  ::setenv("NCCL_SOCKET_IFNAME", ("=" + option).c_str(), /*overwrite=*/1);
+  if (!interface.empty()) set("NCCL_SOCKET_IFNAME", "=" + interface);
+  // While the process exits, calls of CUDA fail, and libtorch's watchdog would turn that into
+  // SIGABRT.
+  set("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0");
+  // libtorch's own names in this folder are the same for all jobs.
+  const auto job = base::env("SYNCBN_JOB_ID");
+  const auto home = base::env("HOME");
+  const auto cache = base::env("XDG_CACHE_HOME");
+  if (job && (cache || home)) {
+    set("TORCH_FR_DUMP_TEMP_FILE",
+        fmt::format("{}/torch/comm_lib_trace_{}_rank_", cache ? *cache : *home + "/.cache", *job));
+  }
 }
 
 std::string outside_address() {

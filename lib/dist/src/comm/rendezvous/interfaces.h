@@ -12,8 +12,10 @@ namespace syncbn::dist::detail {
 /// @throws base::UserError, which lists this host's interfaces.
 std::vector<std::string> chosen_addresses(const std::string& option);
 
-/// Sets NCCL_SOCKET_IFNAME to `option`, unless that is empty or the user has set the variable.
-void tell_nccl_interface(const std::string& option);
+/// Sets what NCCL and libtorch read from the environment, unless the user has set it. Called before
+/// threads start, which may read the environment at any time.
+/// @param interface of InitOptions; may be empty
+void set_nccl_environment(const std::string& interface);
 
 /// This host's address on the default route, or else of an interface that is up and not loopback;
 /// for a host whose own name resolves to loopback. Empty if there is none.

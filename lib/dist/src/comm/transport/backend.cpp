@@ -1,6 +1,7 @@
 #include "transport/backend.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
@@ -30,6 +31,16 @@ std::string reason() {
   }
   const size_t place = text.starts_with("[/") ? text.find("] ") : std::string::npos;
   return place == std::string::npos ? text : text.substr(place + 2);
+}
+
+}  // namespace
+
+namespace {
+
+/// Whether it is an error of NCCL that no other rank causes.
+bool is_failure_of_this_rank(const std::string& why) {
+  return why.find("ncclUnhandledCudaError") != std::string::npos ||
+         why.find("ncclSystemError") != std::string::npos;
 }
 
 }  // namespace
@@ -66,6 +77,10 @@ struct Label {
     if (!cause.text.empty()) {
       throw PeerError(fmt::format("{}{}. That rank's own message, if any, says why{}", failed,
                                   cause.text, record));
+    }
+    if (is_failure_of_this_rank(why)) {
+      throw base::InternalError(
+          fmt::format("{}NCCL failed on this rank: {}{}", failed, why, record));
     }
     throw PeerError(fmt::format(
         "{}{}. Another rank probably ended or is stuck: its own message, if any, says why{}",
@@ -126,8 +141,9 @@ class AnnotatedWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     try {
+      if (!by_gloo_) return wait_on_stream(timeout);
       const bool done = inner_->wait(timeout);
-      if (by_gloo_) label_.log->succeed(label_.call);  // NCCL's only lets the stream wait
+      label_.log->succeed(label_.call);
       return done;
     } catch (...) {
       abort_and_rethrow();
@@ -155,14 +171,31 @@ class AnnotatedWork : public c10d::Work {
   }
 
  private:
+  /// Lets the current stream wait, and with a timeout this thread as well: libtorch's wait would
+  /// abort NCCL at the timeout, which may never return.
+  bool wait_on_stream(std::chrono::milliseconds timeout) {
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const bool done = inner_->wait(kNoTimeout);
+    if (timeout == kNoTimeout) return done;
+    while (!inner_->isCompleted()) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        throw std::runtime_error(fmt::format("timed out after {} ms", timeout.count()));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (label_.log->failed()) throw std::runtime_error("the group was aborted");
+    return true;
+  }
+
   /// For the exception of inner_->wait(): rethrows it with the call's name. Aborts an operation
   /// that still runs, because it would read or overwrite tensors that the caller may reuse.
   [[noreturn]] void abort_and_rethrow() {
     try {
       label_.rethrow();
     } catch (...) {
-      if (by_gloo_ && !inner_->isCompleted()) {
+      if (!inner_->isCompleted()) {
         label_.log->abort(label_.call);
+        if (!by_gloo_) throw;
         try {
           inner_->wait(kAbortTime);
         } catch (const std::exception&) {  // an aborted operation fails
@@ -257,12 +290,20 @@ void Backend::close_cuda() {
   // A rank that has left closes its connection once its own communicators are destroyed.
   constexpr std::chrono::seconds kGrace{2};
   const auto deadline = std::chrono::steady_clock::now() + timeout_.load();
-  wait_while([cuda = cuda_] { cuda->shutdown(); }, std::chrono::milliseconds(20),
-             [&] {
-               const auto alive = monitor_.lock();
-               const bool lost = alive && alive->has_lost(members_.ranks, kGrace);
-               return !lost && !log_->failed() && std::chrono::steady_clock::now() < deadline;
-             });
+  const auto has_time = [&] { return std::chrono::steady_clock::now() < deadline; };
+  const bool closed =
+      wait_while([cuda = cuda_] { cuda->shutdown(); }, std::chrono::milliseconds(20),
+                 [&] {
+                   const auto alive = monitor_.lock();
+                   const bool lost = alive && alive->has_lost(members_.ranks, kGrace);
+                   return !lost && !log_->failed() && has_time();
+                 });
+  if (closed) return;
+  PeerMonitor::skip_destructors();  // a thread is still inside NCCL
+  if (has_time()) return;
+  spdlog::warn("rank {} of {}: NCCL has not closed group '{}' within {} ms",
+               members_.ranks[static_cast<size_t>(rank_)], members_.world_size, group_name_,
+               timeout_.load().count());
 }
 
 void Backend::report_mismatch(const std::string& what) {
@@ -341,6 +382,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
     }
   };
   (add_option(arguments), ...);
+  if (timeout == c10d::kUnsetTimeout) timeout = timeout_;
   Transport& transport = transport_for(placed.tensor);
   const bool on_streams = transport.runs_on_streams();
   NamedAs::apply_to(call);
@@ -353,8 +395,8 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   try {
     require_no_failure(&call);
     const GroupAbort::InCall in_call(*abort_);
-    // The first between two ranks over NCCL connects them.
-    if (!call.is_collective()) log_->begin(call, nullptr);
+    // The first call of a kind over NCCL connects ranks, and waits for them here.
+    if (on_streams) log_->begin(call, nullptr, timeout);
     work = (transport.prepare(call).*method)(arguments...);
   } catch (const base::Error&) {
     throw;
@@ -368,7 +410,6 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   } catch (const std::exception&) {
     label.rethrow();
   }
-  if (timeout == c10d::kUnsetTimeout) timeout = timeout_;
   if (auto is_done = transport.completion_of(work)) {
     log_->begin(call, std::move(is_done), on_streams ? Timeout(timeout) : std::nullopt);
   } else {

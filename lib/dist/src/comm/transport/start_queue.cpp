@@ -3,13 +3,37 @@
 #include <syncbn/base/signal_mask.h>
 
 #include <utility>
+#include <vector>
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace syncbn::dist::detail {
+namespace {
+
+/// The same task on the calling thread's GPU and streams, which each thread has of its own.
+StartQueue::Task on_current_streams(StartQueue::Task task) {
+  if (!c10::impl::hasDeviceGuardImpl(at::kCUDA)) return task;
+  const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+  std::vector<c10::Stream> streams;
+  for (c10::DeviceIndex i = 0; i < cuda.deviceCount(); ++i) {
+    streams.push_back(cuda.getStream({at::kCUDA, i}));
+  }
+  if (streams.empty()) return task;
+  return [task = std::move(task), streams = std::move(streams), device = cuda.getDevice()] {
+    const c10::MultiStreamGuard on_streams(streams);
+    const c10::DeviceGuard on_device(device);
+    task();
+  };
+}
+
+}  // namespace
 
 void StartQueue::push(Task task) {
   const std::lock_guard lock(mutex_);
   ++pending_;
-  tasks_.push_back(std::move(task));
+  tasks_.push_back(on_current_streams(std::move(task)));
   if (!thread_.joinable()) {
     const base::SignalMask blocked;  // which the thread inherits
     thread_ = std::thread([self = shared_from_this()] { self->run(); });

@@ -23,7 +23,8 @@ class StartQueue : public std::enable_shared_from_this<StartQueue> {
   /// Cheap. Thread-safe, as all functions.
   bool is_idle() const { return pending_ == 0; }
 
-  /// @param task must not throw. It may wait for the collectives that it starts.
+  /// @param task must not throw. It may wait for the collectives that it starts. It runs on the
+  ///   caller's GPU and streams.
   void push(Task task);
 
   /// Waits until all tasks have run. Returns at once on the queue's own thread.

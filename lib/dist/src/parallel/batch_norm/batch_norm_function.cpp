@@ -49,6 +49,10 @@ void check_input(const BatchNormArguments& arguments) {
         fmt::format("SyncBatchNorm: the residual must have the sizes of the input {}, it has {}",
                     c10::str(input.sizes()), c10::str(arguments.residual.sizes())));
   }
+  if (arguments.residual.defined() && arguments.residual.device() != input.device()) {
+    throw base::UserError(fmt::format("SyncBatchNorm: the residual is on {}, the input on {}",
+                                      arguments.residual.device().str(), input.device().str()));
+  }
 }
 
 namespace {
@@ -83,7 +87,7 @@ struct Part {
   /// The node has the first part's, whichever thread makes it: autograd takes the highest number
   /// that is ready, and ranks must run the layers' backwards in the same order.
   const uint64_t sequence_number = at::sequence_number::get_and_increment();
-  /// Of its batch; then of all. Undefined without DataParallel.
+  /// Of this replica's batch, then of all replicas and ranks. Undefined without DataParallel.
   at::Tensor moments = {};
   std::shared_ptr<SyncBatchNormNode> node = {};  ///< null: no gradients are needed
   bool updated = false;

@@ -71,7 +71,7 @@ struct GradientSums {
 /// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
 /// None of the functions waits for the device. On GPUs each launches one kernel.
 struct BatchNormKernels {
-  /// Of this rank's values.
+  /// Moments of this rank's values.
   at::Tensor (*moments)(const at::Tensor& input);
 
   /// Merges W ranks' moments by Chan, Golub and LeVeque's formula ("Updating formulae and a

@@ -138,11 +138,12 @@ __device__ __forceinline__ void differentiate_input(const ElementwiseArguments& 
     const double count = arguments.moments[2 * channels];
     const double invstd = arguments.invstd[of.channel];
     const double scale = invstd * load(arguments.weight, of.channel, 1);
-    const double slope = -scale * invstd * invstd * arguments.sums[channels + of.channel] / count;
+    const double ratio = -invstd * invstd * arguments.sums[channels + of.channel] / count;
+    const double slope = ratio * scale;
     const A center = static_cast<A>(mean);
-    double offset = arguments.sums[of.channel] / count;
-    // Makes up for the rounding of the mean. With scale 0 the slope is 0 too.
-    if (scale != 0) offset += (mean - static_cast<double>(center)) * slope / scale;
+    // The second term makes up for the rounding of the mean.
+    const double offset =
+        arguments.sums[of.channel] / count + (mean - static_cast<double>(center)) * ratio;
     shared.center[of.group] = center;
     shared.scale[of.group] = static_cast<A>(scale);
     shared.offset[of.group] = static_cast<A>(offset);
@@ -170,7 +171,7 @@ __device__ __forceinline__ void differentiate_input(const ElementwiseArguments& 
 #pragma unroll
     for (int pack = 0; pack < kBatch; ++pack) {
       if (pack >= batch) continue;
-      Pack<T> grad_input, kept;
+      Pack<T> grad_input, masked_gradient;
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         const int of_channel = kRows ? i : 0;
@@ -178,11 +179,13 @@ __device__ __forceinline__ void differentiate_input(const ElementwiseArguments& 
         const A deviation = widen(packs[pack].x.values[i]) - center[of_channel];
         grad_input.values[i] = narrow<T>((dy - offset[of_channel]) * scale[of_channel] +
                                          deviation * slope[of_channel]);
-        kept.values[i] = narrow<T>(dy);
+        masked_gradient.values[i] = narrow<T>(dy);
       }
       const bool aligned = shape.layout.aligned;
       store_pack(arguments.grad_input, places[pack], aligned, grad_input);
-      if (arguments.kept != nullptr) store_pack(arguments.kept, places[pack], aligned, kept);
+      if (arguments.masked_gradient != nullptr) {
+        store_pack(arguments.masked_gradient, places[pack], aligned, masked_gradient);
+      }
     }
   }
 }

@@ -9,11 +9,11 @@
 #include <tuple>
 #include <vector>
 
-#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -113,7 +113,9 @@ LaunchShape launch_shape(const Shape& shape, int64_t blocks, std::vector<at::Ten
   for (const at::Tensor& tensor : tensors) {
     layout.aligned = layout.aligned && packs_are_aligned(layout, {data_or_null(tensor)});
   }
-  const int64_t processors = at::cuda::getCurrentDeviceProperties()->multiProcessorCount;
+  int processors = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount,
+                                        c10::cuda::current_device()));
   return {.layout = layout,
           .columns = layout.columns(),
           .slices = layout.slices(std::min(blocks * processors, kTickets)),
@@ -261,23 +263,24 @@ at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& inpu
   const at::Tensor x = dense(input, input, shape);
   const at::Tensor dy = dense(gradient.values, input, shape);
   at::Tensor dx = at::empty_like(x);
-  at::Tensor kept = dy;
+  at::Tensor masked_gradient = dy;
   const bool masks = keep && gradient.relu_mask.defined();
-  if (masks) kept = at::empty_like(dy);
+  if (masks) masked_gradient = at::empty_like(dy);
   if (x.numel() != 0) {
-    start(ElementwiseArguments{.shape = launch_shape(shape, kBlocks, {x, dy, dx, kept}),
+    start(ElementwiseArguments{.shape = launch_shape(shape, kBlocks, {x, dy, dx, masked_gradient}),
                                .gradient = dy.const_data_ptr(),
                                .relu_mask = mask_of(gradient),
                                .input = x.const_data_ptr(),
                                .grad_input = dx.mutable_data_ptr(),
-                               .kept = masks ? kept.mutable_data_ptr() : nullptr,
+                               .masked_gradient =
+                                   masks ? masked_gradient.mutable_data_ptr() : nullptr,
                                .moments = moments.const_data_ptr<double>(),
                                .invstd = invstd.const_data_ptr<double>(),
                                .sums = sums.const_data_ptr<double>(),
                                .weight = channel_values(weight)},
           value_type(x));
   }
-  if (keep) gradient = {kept, at::Tensor()};
+  if (keep) gradient = {masked_gradient, at::Tensor()};
   return dx;
 }
 

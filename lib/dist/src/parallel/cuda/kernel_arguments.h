@@ -141,7 +141,7 @@ struct ElementwiseArguments {
   const uint8_t* relu_mask = nullptr;  ///< null: no ReLU
   const void* input = nullptr;
   void* grad_input = nullptr;
-  void* kept = nullptr;  ///< the masked gradient; null: not wanted
+  void* masked_gradient = nullptr;  ///< null: not wanted
   const double* moments = nullptr;
   const double* invstd = nullptr;
   const double* sums = nullptr;  ///< [2C] over all ranks

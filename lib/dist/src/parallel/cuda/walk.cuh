@@ -34,8 +34,8 @@ class Walk<true> {
     left_ = has_any ? (layout.n - first + step - 1) / step : 0;
     place_.offset = first * layout.c + column * kPack;
     place_.mask = first * packs + column;
-    const int64_t behind = layout.c - column * kPack;
-    place_.valid = behind < kPack ? static_cast<int>(behind) : kPack;
+    const int64_t remaining = layout.c - column * kPack;
+    place_.valid = remaining < kPack ? static_cast<int>(remaining) : kPack;
     step_ = step * layout.c;
     mask_step_ = step * packs;
   }
@@ -75,9 +75,9 @@ class Walk<false> {
   __device__ Place next() {
     const int64_t plane = sample_ * channels_ + channel_;
     const int64_t begin = pack_ * kPack;
-    const int64_t behind = values_ - begin;
+    const int64_t remaining = values_ - begin;
     const Place place{plane * values_ + begin, plane * packs_ + pack_,
-                      behind < kPack ? static_cast<int>(behind) : kPack};
+                      remaining < kPack ? static_cast<int>(remaining) : kPack};
     sample_ += sample_step_;
     pack_ += pack_step_;
     if (pack_ >= packs_) {

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "monitor/flight_recorder.h"
+
+namespace syncbn::dist::detail {
+
+/// Calls FlightRecorder::update() on a thread of its own: while another thread holds the lock of a
+/// CUDA context, a query of an event never returns. Thread-safe.
+class CompletionQueries {
+ public:
+  using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
+
+  CompletionQueries() = default;
+  ~CompletionQueries();
+  CompletionQueries(const CompletionQueries&) = delete;
+  CompletionQueries& operator=(const CompletionQueries&) = delete;
+
+  /// Updates the recorders. Returns after `limit` at the latest, with what was known before.
+  void update(Logs logs, std::chrono::milliseconds limit);
+
+ private:
+  /// What the thread, which may outlive this object, shares with it.
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    Logs logs;  ///< to update; empty while the thread has nothing to do
+    bool stop = false;
+  };
+  static void run(const std::shared_ptr<State>& state);
+
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+  bool has_thread_ = false;
+};
+
+}  // namespace syncbn::dist::detail
