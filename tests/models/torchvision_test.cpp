@@ -19,7 +19,7 @@
 #include <string>
 #include <vector>
 
-#include "compute_threads.h"
+#include "step/compute_threads.h"
 #include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"

@@ -1,4 +1,4 @@
-#include "best_results.h"
+#include "checkpoints/best_results.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

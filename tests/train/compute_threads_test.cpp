@@ -1,4 +1,4 @@
-#include "compute_threads.h"
+#include "step/compute_threads.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "data_wait.h"
+#include "records/data_wait.h"
 
 #include <gtest/gtest.h>
 

@@ -9,9 +9,9 @@
 
 #include <vector>
 
+#include "step/training_step.h"
 #include "support/from_yaml.h"
 #include "support/multiproc.h"
-#include "training_step.h"
 
 namespace syncbn::train {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "dist/gpus.h"
 #include "fake_cuda/counts.h"
-#include "model.h"
+#include "step/model.h"
 #include "support/skip.h"
 
 namespace syncbn::train {

@@ -14,9 +14,9 @@
 
 #include "dist/gpus.h"
 #include "fake_cuda/counts.h"
+#include "step/training_step.h"
 #include "support/from_yaml.h"
 #include "support/skip.h"
-#include "training_step.h"
 
 namespace syncbn::train {
 namespace {

@@ -1,4 +1,4 @@
-#include "gradients.h"
+#include "step/gradients.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <sstream>
 
-#include "ema.h"
+#include "step/ema.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"

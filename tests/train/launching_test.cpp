@@ -1,4 +1,4 @@
-#include "launching.h"
+#include "commands/launching.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

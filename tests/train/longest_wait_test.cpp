@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "data/noise.h"
-#include "data_wait.h"
+#include "records/data_wait.h"
 #include "support/multiproc.h"
 #include "support/temp_folder.h"
 #include "support/text.h"

@@ -1,4 +1,4 @@
-#include "out_of_memory.h"
+#include "common/out_of_memory.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>

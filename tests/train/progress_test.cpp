@@ -1,4 +1,4 @@
-#include "progress.h"
+#include "records/progress.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // Runs of PyTorch's scripts go on here, and back, with the same bits in float64.
-#include "python_run.h"
+#include "checkpoints/python_run.h"
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -15,8 +15,8 @@
 
 #include <memory>
 
-#include "model.h"
-#include "resume.h"
+#include "checkpoints/resume.h"
+#include "step/model.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"

@@ -16,11 +16,11 @@
 #include <regex>
 #include <thread>
 
-#include "mistakes.h"
+#include "records/mistakes.h"
 #include "report/confusion.h"
 #include "report/embedded_picture.h"
 #include "report/number_table.h"
-#include "report_writer.h"
+#include "report/report_writer.h"
 #include "support/program.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"

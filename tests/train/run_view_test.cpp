@@ -1,4 +1,4 @@
-#include "run_view.h"
+#include "commands/run_view.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <cmath>
 #include <memory>
 
-#include "run_folder.h"
+#include "records/run_folder.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::train {

@@ -1,4 +1,4 @@
-#include "stopping.h"
+#include "step/stopping.h"
 
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>

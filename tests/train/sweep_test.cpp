@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
 
+#include "commands/sweep_plan.h"
+#include "commands/sweep_table.h"
 #include "support/temp_folder.h"
-#include "sweep_plan.h"
-#include "sweep_table.h"
 
 namespace syncbn::train {
 namespace {

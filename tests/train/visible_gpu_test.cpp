@@ -1,4 +1,4 @@
-#include "visible_gpu.h"
+#include "common/visible_gpu.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -16,9 +16,9 @@
 #include <string>
 #include <utility>
 
-#include "mistakes.h"
-#include "stopping.h"
-#include "training_step.h"
+#include "records/mistakes.h"
+#include "step/stopping.h"
+#include "step/training_step.h"
 
 namespace syncbn::train {
 

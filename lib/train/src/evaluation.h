@@ -12,9 +12,9 @@
 #include <syncbn/train/inputs.h>
 #include <syncbn/train/task.h>
 
-#include "mistakes.h"
-#include "model.h"
-#include "stopping.h"
+#include "records/mistakes.h"
+#include "step/model.h"
+#include "step/stopping.h"
 
 namespace syncbn::train {
 

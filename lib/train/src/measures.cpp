@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/join_some.h"
 #include "evaluation.h"
-#include "join_some.h"
 
 namespace syncbn::train {
 

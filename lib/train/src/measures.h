@@ -7,7 +7,7 @@
 #include <syncbn/train/config.h>
 #include <syncbn/train/task.h>
 
-#include "run_folder.h"
+#include "records/run_folder.h"
 
 namespace syncbn::train {
 

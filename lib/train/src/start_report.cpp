@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "training_step.h"
+#include "step/training_step.h"
 
 namespace syncbn::train {
 namespace {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <tuple>
 
-#include "mean_of_present.h"
+#include "common/mean_of_present.h"
 
 namespace syncbn::train {
 namespace {

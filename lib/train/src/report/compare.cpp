@@ -18,8 +18,8 @@
 
 #include "report/assets.h"
 #include "report/page.h"
+#include "report/result_table.h"
 #include "report/run_records.h"
-#include "result_table.h"
 
 namespace syncbn::train {
 namespace {

@@ -12,7 +12,7 @@
 #include <optional>
 #include <span>
 
-#include "run_folder.h"
+#include "records/run_folder.h"
 
 namespace syncbn::train {
 namespace {

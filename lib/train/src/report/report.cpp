@@ -13,15 +13,15 @@
 #include <cmath>
 #include <string_view>
 
-#include "contact_sheet.h"
-#include "log_record.h"
+#include "records/contact_sheet.h"
+#include "records/log_record.h"
+#include "records/run_folder.h"
 #include "report/assets.h"
 #include "report/confusion.h"
 #include "report/csv.h"
 #include "report/embedded_picture.h"
 #include "report/page.h"
 #include "report/run_records.h"
-#include "run_folder.h"
 
 namespace syncbn::train {
 namespace {

@@ -9,8 +9,8 @@
 #include <limits>
 #include <string_view>
 
-#include "log_record.h"
-#include "run_folder.h"
+#include "records/log_record.h"
+#include "records/run_folder.h"
 
 namespace syncbn::train {
 namespace {

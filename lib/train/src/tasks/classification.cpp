@@ -10,8 +10,8 @@
 #include <optional>
 #include <utility>
 
-#include "csv_field.h"
-#include "mean_of_present.h"
+#include "common/csv_field.h"
+#include "common/mean_of_present.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "detection/average_precision.h"
-#include "pictures.h"
+#include "records/pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {

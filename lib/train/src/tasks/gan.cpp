@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "pictures.h"
+#include "records/pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {

@@ -10,8 +10,8 @@
 #include <map>
 #include <utility>
 
-#include "mean_of_present.h"
-#include "pictures.h"
+#include "common/mean_of_present.h"
+#include "records/pictures.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {

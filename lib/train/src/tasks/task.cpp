@@ -10,8 +10,8 @@
 #include <limits>
 #include <utility>
 
-#include "csv_field.h"
-#include "join_some.h"
+#include "common/csv_field.h"
+#include "common/join_some.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {

@@ -1,0 +1,39 @@
+#include "checkpoints/best_results.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "records/run_folder.h"
+
+namespace syncbn::train {
+
+BestChange add_result(std::vector<Checkpoint::Best>& best, const Checkpoint::Best& result,
+                      int64_t count, bool higher_is_better) {
+  BestChange change;
+  const double value = result.value;
+  if (std::isnan(value)) return change;
+  const auto is_better = [&](double a, double b) { return higher_is_better ? a > b : a < b; };
+  const auto place = std::ranges::find_if(
+      best, [&](const Checkpoint::Best& other) { return is_better(value, other.value); });
+  change.is_best = place == best.begin();
+  if (place == best.end() && std::ssize(best) >= std::max<int64_t>(count, 1)) return change;
+  if (change.is_best && count > 1 && !best.empty()) {
+    change.aside = best.front().file = RunFolder::best_name(best.front().step);
+  }
+  const std::string file = change.is_best ? RunFolder::kBest : RunFolder::best_name(result.step);
+  best.insert(place, result)->file = file;
+  if (count > 0) change.write = file;
+  if (std::ssize(best) > std::max<int64_t>(count, 1)) {
+    // best.pt is replaced, not removed.
+    if (best.back().file != RunFolder::kBest) change.remove = best.back().file;
+    best.pop_back();
+  }
+  return change;
+}
+
+bool improves(double value, std::optional<double> former, bool higher_is_better, double min_delta) {
+  if (std::isnan(value) || !former) return !std::isnan(value);
+  return higher_is_better ? value > *former + min_delta : value < *former - min_delta;
+}
+
+}  // namespace syncbn::train

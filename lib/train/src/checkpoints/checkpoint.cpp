@@ -1,0 +1,279 @@
+#include <syncbn/train/checkpoint.h>
+
+#include <ATen/core/jit_type.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <utility>
+
+#include "checkpoints/sealed_archive.h"
+
+namespace syncbn::train {
+namespace {
+
+constexpr int64_t kOrderVersion = 2;  // the first SamplerState that has an order
+
+at::Tensor own_copy(const at::Tensor& tensor) {
+  const at::Tensor host = on_host(tensor);
+  return host.is_alias_of(tensor) ? host.clone() : host;
+}
+
+Dict to_dict(const std::map<std::string, at::Tensor>& tensors) {
+  Dict dict = make_dict();
+  for (const auto& [name, tensor] : tensors) put(dict, name, on_host(tensor));
+  return dict;
+}
+
+Dict to_dict(const std::map<std::string, double>& numbers) {
+  Dict dict = make_dict();
+  for (const auto& [name, number] : numbers) put(dict, name, number);
+  return dict;
+}
+
+Dict to_dict(const OptimizerState& state) {
+  Dict dict = make_dict();
+  for (const auto& [name, tensors] : state) put(dict, name, to_dict(tensors));
+  return dict;
+}
+
+Dict to_dict(const data::SamplerState& state) {
+  Dict dict = make_dict();
+  put(dict, "version", state.version);
+  put(dict, "seed", state.seed);
+  put(dict, "epoch", state.epoch);
+  put(dict, "consumed", state.consumed);
+  put(dict, "fingerprint", state.fingerprint);
+  if (state.version >= kOrderVersion) put(dict, "order", state.order);
+  return dict;
+}
+
+c10::IValue to_list(const std::vector<at::Tensor>& tensors) {
+  // Generic, since Python's weights_only refuses typed lists.
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const at::Tensor& tensor : tensors) list.push_back(on_host(tensor));
+  return list;
+}
+
+c10::IValue to_list(const std::vector<int64_t>& numbers) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const int64_t number : numbers) list.push_back(number);
+  return list;
+}
+
+c10::IValue to_list(const std::vector<std::string>& texts) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const std::string& text : texts) list.push_back(text);
+  return list;
+}
+
+c10::IValue to_list(const std::vector<Checkpoint::Best>& all) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const Checkpoint::Best& best : all) {
+    Dict dict = make_dict();
+    put(dict, "value", best.value);
+    put(dict, "epoch", best.epoch);
+    put(dict, "step", best.step);
+    put(dict, "file", best.file);
+    list.push_back(dict);
+  }
+  return list;
+}
+
+/// Reads a dictionary. Throws libtorch's exceptions if a key is missing or has another type.
+class Reader {
+ public:
+  explicit Reader(const c10::IValue& value) : dict_(value.toGenericDict()) {}
+
+  c10::IValue get(const std::string& key) const { return dict_.at(c10::IValue(key)); }
+  bool has(const std::string& key) const { return dict_.contains(c10::IValue(key)); }
+  int64_t integer(const std::string& key) const { return get(key).toInt(); }
+  double number(const std::string& key) const { return get(key).toDouble(); }
+  std::string text(const std::string& key) const { return get(key).toStringRef(); }
+  Reader section(const std::string& key) const { return Reader(get(key)); }
+
+  std::map<std::string, at::Tensor> tensors() const {
+    std::map<std::string, at::Tensor> all;
+    for (const auto& entry : dict_) all[entry.key().toStringRef()] = entry.value().toTensor();
+    return all;
+  }
+
+  std::map<std::string, double> numbers() const {
+    std::map<std::string, double> all;
+    for (const auto& entry : dict_) all[entry.key().toStringRef()] = entry.value().toDouble();
+    return all;
+  }
+
+  OptimizerState state() const {
+    OptimizerState all;
+    for (const auto& entry : dict_) {
+      all[entry.key().toStringRef()] = Reader(entry.value()).tensors();
+    }
+    return all;
+  }
+
+ private:
+  Dict dict_;
+};
+
+data::SamplerState read_sampler(const Reader& reader) {
+  data::SamplerState state;
+  state.version = reader.integer("version");
+  state.seed = reader.integer("seed");
+  state.epoch = reader.integer("epoch");
+  state.consumed = reader.integer("consumed");
+  state.fingerprint = reader.integer("fingerprint");
+  if (state.version >= kOrderVersion) state.order = reader.text("order");
+  return state;
+}
+
+std::vector<Checkpoint::Best> read_best(const Reader& reader) {
+  std::vector<Checkpoint::Best> all;
+  if (reader.has("best")) {
+    for (const c10::IValue& entry : reader.get("best").toListRef()) {
+      const Reader best(entry);
+      all.push_back({.value = best.number("value"),
+                     .epoch = best.integer("epoch"),
+                     .step = best.has("step") ? best.integer("step") : 0,
+                     .file = best.text("file")});
+    }
+  } else if (reader.number("best_accuracy") >= 0) {  // of version 0.2
+    all.push_back({.value = reader.number("best_accuracy"),
+                   .epoch = reader.integer("best_epoch"),
+                   .file = "best.pt"});
+  }
+  return all;
+}
+
+Checkpoint read_checkpoint(const Reader& reader) {
+  Checkpoint checkpoint;
+  checkpoint.model = reader.section("model").tensors();
+  if (reader.has("ema")) checkpoint.ema = reader.section("ema").tensors();
+  checkpoint.has_optimizer = reader.has("optimizer");
+  if (checkpoint.has_optimizer) checkpoint.optimizer = reader.section("optimizer").state();
+  if (reader.has("scaler")) checkpoint.scaler = reader.section("scaler").tensors();
+  if (reader.has("schedule")) checkpoint.schedule = reader.section("schedule").numbers();
+  if (reader.has("lr_scale")) checkpoint.lr_scale = reader.number("lr_scale");
+  if (reader.has("restores")) checkpoint.restores = reader.integer("restores");
+  checkpoint.step = reader.integer("step");
+  checkpoint.sampler = read_sampler(reader.section("sampler"));
+  checkpoint.epoch_loss = reader.number("epoch_loss");
+  checkpoint.epoch_samples = reader.integer("epoch_samples");
+  checkpoint.world_size = reader.integer("world_size");
+  for (const c10::IValue& state : reader.get("rng_states").toListRef()) {
+    checkpoint.rng_states.push_back(state.toTensor());
+  }
+  if (reader.has("rank_buffers")) {
+    for (const c10::IValue& buffers : reader.get("rank_buffers").toListRef()) {
+      checkpoint.rank_buffers.push_back(buffers.toTensor());
+    }
+  }
+  if (reader.has("epoch_counts")) {
+    for (const c10::IValue& count : reader.get("epoch_counts").toListRef()) {
+      checkpoint.epoch_counts.push_back(count.toInt());
+    }
+  }
+  checkpoint.best = read_best(reader);
+  if (reader.has("best_metric")) checkpoint.best_metric = reader.text("best_metric");
+  if (reader.has("improved_to")) checkpoint.improved_to = reader.number("improved_to");
+  if (reader.has("stale_evaluations")) {
+    checkpoint.stale_evaluations = reader.integer("stale_evaluations");
+  }
+  checkpoint.seconds = reader.number("seconds");
+  if (reader.has("epoch_line")) checkpoint.epoch_line = reader.text("epoch_line");
+  checkpoint.config = reader.text("config");
+  if (reader.has("classes")) {
+    for (const c10::IValue& name : reader.get("classes").toListRef()) {
+      checkpoint.classes.push_back(name.toStringRef());
+    }
+  }
+  if (reader.has("category_ids")) {
+    for (const c10::IValue& id : reader.get("category_ids").toListRef()) {
+      checkpoint.category_ids.push_back(id.toInt());
+    }
+  }
+  return checkpoint;
+}
+
+Dict to_dict(const Checkpoint& checkpoint) {
+  Dict dict = make_dict();
+  put(dict, "format", std::string(Checkpoint::kFormat));
+  put(dict, "format_version", Checkpoint::kFormatVersion);
+  put(dict, "model", to_dict(checkpoint.model));
+  if (!checkpoint.ema.empty()) put(dict, "ema", to_dict(checkpoint.ema));
+  if (checkpoint.has_optimizer) put(dict, "optimizer", to_dict(checkpoint.optimizer));
+  if (!checkpoint.scaler.empty()) put(dict, "scaler", to_dict(checkpoint.scaler));
+  if (!checkpoint.schedule.empty()) put(dict, "schedule", to_dict(checkpoint.schedule));
+  put(dict, "lr_scale", checkpoint.lr_scale);
+  put(dict, "restores", checkpoint.restores);
+  put(dict, "step", checkpoint.step);
+  put(dict, "sampler", to_dict(checkpoint.sampler));
+  put(dict, "epoch_loss", checkpoint.epoch_loss);
+  put(dict, "epoch_samples", checkpoint.epoch_samples);
+  put(dict, "epoch_counts", to_list(checkpoint.epoch_counts));
+  put(dict, "world_size", checkpoint.world_size);
+  put(dict, "rng_states", to_list(checkpoint.rng_states));
+  if (!checkpoint.rank_buffers.empty()) {
+    put(dict, "rank_buffers", to_list(checkpoint.rank_buffers));
+  }
+  put(dict, "best_metric", checkpoint.best_metric);
+  put(dict, "best", to_list(checkpoint.best));
+  if (checkpoint.improved_to) put(dict, "improved_to", *checkpoint.improved_to);
+  put(dict, "stale_evaluations", checkpoint.stale_evaluations);
+  put(dict, "seconds", checkpoint.seconds);
+  put(dict, "epoch_line", checkpoint.epoch_line);
+  put(dict, "config", checkpoint.config);
+  put(dict, "classes", to_list(checkpoint.classes));
+  if (!checkpoint.category_ids.empty()) {
+    put(dict, "category_ids", to_list(checkpoint.category_ids));
+  }
+  return dict;
+}
+
+}  // namespace
+
+std::string serialize(const Checkpoint& checkpoint) {
+  return sealed_archive(to_dict(checkpoint));
+}
+
+void write_checkpoint(const Checkpoint& checkpoint, const std::filesystem::path& path) {
+  write_sealed_archive(to_dict(checkpoint), path);
+}
+
+Checkpoint copy_to_host(const Checkpoint& checkpoint) {
+  Checkpoint copy = checkpoint;
+  for (auto* tensors : {&copy.model, &copy.ema, &copy.scaler}) {
+    for (auto& [name, tensor] : *tensors) tensor = own_copy(tensor);
+  }
+  for (auto& [parameter, tensors] : copy.optimizer) {
+    for (auto& [name, tensor] : tensors) tensor = own_copy(tensor);
+  }
+  for (auto* tensors : {&copy.rng_states, &copy.rank_buffers}) {
+    for (at::Tensor& tensor : *tensors) tensor = own_copy(tensor);
+  }
+  return copy;
+}
+
+Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
+  int64_t version = 0;
+  try {
+    if (!is_sealed(bytes)) throw base::UserError("wrong checksum");
+    const Reader reader(open_archive(bytes));
+    if (reader.text("format") != Checkpoint::kFormat) throw base::UserError("another format");
+    version = reader.integer("format_version");
+    if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
+  } catch (const std::exception&) {
+    // Replaces libtorch's message, which names its own source lines.
+    throw base::UserError(
+        fmt::format("{} is not a whole checkpoint of train ({}): it is {}", name,
+                    base::format_bytes(bytes.size()),
+                    is_of_python(bytes) ? "of Python's torch.save; to begin with its weights, set "
+                                          "init=" +
+                                              name
+                                        : "damaged, truncated or another program's"));
+  }
+  throw base::UserError(fmt::format("{} has checkpoint format {}; this program reads {}", name,
+                                    version, Checkpoint::kFormatVersion));
+}
+
+}  // namespace syncbn::train

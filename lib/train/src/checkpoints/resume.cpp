@@ -1,0 +1,211 @@
+#include "checkpoints/resume.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/train/checkpoint.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <random>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "checkpoints/python_run.h"
+#include "checkpoints/sealed_archive.h"
+#include "common/rank_0.h"
+#include "records/run_folder.h"
+
+namespace syncbn::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kKeysThatMayChange[] = {"run_dir",
+                                                   "resume",
+                                                   "overwrite",
+                                                   "epochs",
+                                                   "start_epoch",
+                                                   "init",
+                                                   "init_key",
+                                                   "init_into",
+                                                   "init_skip",
+                                                   "threads",
+                                                   "timeout",
+                                                   "connect_timeout",
+                                                   "nccl.high_priority",
+                                                   "nccl.min_ctas",
+                                                   "nccl.max_ctas",
+                                                   "nccl.blocking",
+                                                   "device",
+                                                   "backend",
+                                                   "log_interval",
+                                                   "report",
+                                                   "tensorboard.histograms",
+                                                   "loader.num_workers",
+                                                   "loader.prefetch",
+                                                   "loader.pin_memory",
+                                                   "loader.timeout",
+                                                   "max_steps",
+                                                   "max_time",
+                                                   "early_stop.patience",
+                                                   "early_stop.min_delta",
+                                                   "checkpoint.every",
+                                                   "checkpoint.on",
+                                                   "checkpoint.keep_last",
+                                                   "checkpoint.keep_best.count"};
+
+/// The folder of the previous attempt, if the launcher has restarted the workers.
+std::optional<fs::path> previous_folder(const Config& config, const std::string& name) {
+  const auto attempt = base::env_int("SYNCBN_ATTEMPT", 0, std::numeric_limits<int>::max());
+  const auto job = base::env("SYNCBN_JOB_ID");
+  if (attempt.value_or(0) == 0 || !job) return std::nullopt;
+  return RunFolder::of_job(*job, config.run_dir, name);
+}
+
+/// A checkpoint that was found on this node's disk.
+struct Found {
+  std::string bytes = {};  ///< empty: none
+  std::string path = {};
+  int64_t step = -1;
+  int64_t seed = 0;
+  std::vector<fs::path> damaged = {};  ///< newer ones
+  std::string damage = {};             ///< of the newest of them
+};
+
+/// Reports a damaged checkpoint before a model is made.
+Found read_whole(const fs::path& file) {
+  Found found{.bytes = base::read_file(file), .path = file.string()};
+  if (is_of_python(found.bytes) && is_python_run(file)) {
+    found.step = 0;
+    return found;
+  }
+  const Checkpoint checkpoint = parse_checkpoint(found.bytes, found.path);
+  found.step = checkpoint.step;
+  found.seed = checkpoint.sampler.seed;
+  return found;
+}
+
+/// The newest whole checkpoint in `folder`.
+Found newest_whole(const fs::path& folder) {
+  Found without;
+  for (const fs::path& file : RunFolder::checkpoints(folder)) {
+    try {
+      Found found = read_whole(file);
+      found.damaged = std::move(without.damaged);
+      found.damage = std::move(without.damage);
+      return found;
+    } catch (const base::UserError& error) {
+      if (without.damage.empty()) without.damage = error.what();
+      without.damaged.push_back(file);
+    }
+  }
+  return without;
+}
+
+void set_aside(const std::vector<fs::path>& damaged, const std::string& resumed) {
+  for (const fs::path& file : damaged) {
+    const fs::path aside = file.string() + ".damaged";
+    std::error_code ignored;
+    fs::rename(file, aside, ignored);
+    spdlog::warn("{} is damaged: it is now {}, and the run resumes from {}", file.string(),
+                 aside.string(), resumed);
+  }
+}
+
+/// What a keeper finds on its own disk.
+struct OwnState {
+  Found checkpoint;
+  fs::path folder;
+  bool continues_folder = false;
+};
+
+OwnState own_state(const Config& config, const std::string& name) {
+  OwnState own;
+  const auto previous = previous_folder(config, name);
+  const fs::path wanted = previous ? *previous : RunFolder::newest(config.run_dir, name);
+  // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
+  if (previous || config.resume == "auto") own.checkpoint = newest_whole(wanted);
+  std::optional<fs::path> folder = wanted;
+  const bool found_any = !own.checkpoint.bytes.empty() || !own.checkpoint.damage.empty();
+  if (!found_any && config.resume != "auto" && !config.resume.empty()) {
+    own.folder = wanted;
+    if (!is_rank_0()) return own;  // the file needs to be on rank 0's node only
+    own.checkpoint = read_whole(config.resume);
+    // A run of Python's goes on in a new folder.
+    folder = is_of_python(own.checkpoint.bytes)
+                 ? std::nullopt
+                 : RunFolder::of_checkpoint(config.resume, config.run_dir, name);
+  }
+  own.continues_folder = folder && (!own.checkpoint.bytes.empty() || config.resume == "auto");
+  own.folder = previous || own.continues_folder
+                   ? folder.value_or(wanted)
+                   : RunFolder::choose(config.run_dir, name, /*resume=*/false, config.overwrite);
+  return own;
+}
+
+/// The first rank with the highest number.
+int rank_of_highest(int64_t number) {
+  const auto all = dist::all_gather_bytes(std::to_string(number));
+  const auto value = [](const std::string& text) { return std::stoll(text); };
+  return static_cast<int>(std::ranges::max_element(all, {}, value) - all.begin());
+}
+
+}  // namespace
+
+ResumeState find_resume_state(const Config& config, const std::string& name,
+                              const Keepers& keepers) {
+  OwnState own;
+  keepers.each([&] { own = own_state(config, name); });
+  const int source = rank_of_highest(own.checkpoint.step);
+  const auto shared = [&](const std::string& text) { return dist::broadcast_bytes(text, source); };
+  ResumeState state{.checkpoint = shared(own.checkpoint.bytes),
+                    .checkpoint_path = shared(own.checkpoint.path),
+                    .folder = shared(own.folder.string()),
+                    .continues_folder = shared(own.continues_folder ? "yes" : "") == "yes"};
+  const std::string resumed =
+      state.checkpoint_path + (source == dist::rank() ? "" : fmt::format(" of rank {}", source));
+  keepers.each([&] {
+    const Found& found = own.checkpoint;
+    if (state.checkpoint.empty() && !found.damage.empty()) throw base::UserError(found.damage);
+    set_aside(found.damaged, resumed);
+  });
+  const int64_t drawn = own.checkpoint.bytes.empty() ? std::random_device()() : own.checkpoint.seed;
+  state.seed = config.seed.value_or(std::stoll(shared(std::to_string(drawn))));
+  if (state.continues_folder) {
+    keepers.copy_missing(state.folder, RunFolder::history(state.folder), source);
+    return state;
+  }
+  keepers.each([&] {
+    // What is free on one node may hold a run on another.
+    if (own.folder == state.folder) return;
+    RunFolder::choose(state.folder, name, /*resume=*/false, config.overwrite);
+  });
+  return state;
+}
+
+std::vector<std::string> changed_settings(const config::Value& checkpoint,
+                                          const config::Value& now) {
+  std::vector<std::string> changed;
+  for (const config::Change& change : config::changes(checkpoint, now)) {
+    if (change.path == "optimizer.type") {
+      throw base::UserError(fmt::format(
+          "it was made with optimizer.type {} and this configuration has {}, which cannot use its "
+          "state; set it back, or start a new run without --resume",
+          change.before, change.after));
+    }
+    if (std::ranges::find(kKeysThatMayChange, change.path) != std::end(kKeysThatMayChange)) {
+      continue;
+    }
+    changed.push_back(change.str());
+  }
+  return changed;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,365 @@
+#include <syncbn/train/command.h>
+
+#include <ATen/Parallel.h>
+#include <fmt/core.h>
+#include <signal.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/heap.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/threads.h>
+#include <syncbn/config/command_line.h>
+#include <syncbn/config/json_schema.h>
+#include <syncbn/config/layers.h>
+#include <syncbn/config/reference.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/dist/peer_error.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/train/config.h>
+#include <syncbn/train/report.h>
+#include <syncbn/train/trainer.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <thread>
+
+#include "commands/dry_run.h"
+#include "commands/eval.h"
+#include "commands/export.h"
+#include "commands/launching.h"
+#include "commands/predict.h"
+#include "commands/resolved_config.h"
+#include "commands/sweep.h"
+#include "commands/watch.h"
+#include "common/agreement.h"
+#include "common/out_of_memory.h"
+#include "common/revision.h"
+#include "common/visible_gpu.h"
+#include "step/compute_threads.h"
+#include "step/stopping.h"
+
+namespace syncbn::train {
+namespace {
+
+constexpr const char* kUsage =
+    "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
+    "       train eval [--split test] [--tables FOLDER] --config runs/NAME/config.yaml\n"
+    "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
+    "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
+    "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
+    "       train report runs/NAME...\n"
+    "       train compare runs/NAME... [--html FILE]\n"
+    "       train watch runs/NAME\n"
+    "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
+    "Trains the network that a configuration describes. Every key of the configuration can be\n"
+    "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
+
+// How long ranks that exit quietly wait first. When one rank exits, the launcher ends the others:
+// the rank that reports the error needs time to do so.
+constexpr auto kQuietExitDelay = std::chrono::seconds(10);
+
+// The launcher takes up to a second to end the others.
+constexpr auto kPeerErrorDelay = std::chrono::seconds(2);
+
+const std::vector<config::ProgramOption> kOptions = {
+    {"config", "FILE", "the configuration, in YAML; of several, each is written over the former"},
+    {"print_config", "", "print all keys, where each value was written, and exit"},
+    {"print_reference", "", "print all keys as a Markdown document and exit"},
+    {"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"},
+    {"nproc_per_node", "N",
+     "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
+     "also its --nnodes, --node_rank, --master_addr and --master_port"},
+    {"color", "WHEN",
+     "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
+     "never"},
+    {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
+    {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
+    {"tables", "FOLDER",
+     "of eval: the folder to write tables of the results to, such as confusion.csv"},
+    {"format", "FORMAT",
+     "of export: torch, safetensors, torchscript (the default) or onnx; torchvision-run or "
+     "imagenet-run, a checkpoint for the --resume of PyTorch's scripts"},
+    {"output", "PATH",
+     "of export: the file to write (NAME.pth, .safetensors, .pt or .onnx if not given); of "
+     "predict: the folder (predictions)"},
+    {"ema", "", "of export and predict: the moving average of the weights"},
+    {"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"},
+    {"version", "", "print the version and exit"},
+    // torch.distributed.launch passes it. LOCAL_RANK has the same value.
+    {"local_rank", "N", ""},
+};
+
+struct RankEnv {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+};
+
+std::optional<int> int_from_environment(const char* name, int64_t min) {
+  const auto value = base::env_int(name, min, std::numeric_limits<int>::max());
+  return value ? std::optional(static_cast<int>(*value)) : std::nullopt;
+}
+
+RankEnv read_rank_env(int local_rank) {
+  const auto rank = int_from_environment("RANK", 0);
+  const auto world_size = int_from_environment("WORLD_SIZE", 1);
+  if (rank.has_value() != world_size.has_value()) {
+    throw base::UserError(fmt::format(
+        "the environment sets {} but not {}; start the program with syncbn-launch, which sets "
+        "both, or unset it to train with one rank",
+        rank ? fmt::format("RANK={}", *rank) : fmt::format("WORLD_SIZE={}", *world_size),
+        rank ? "WORLD_SIZE" : "RANK"));
+  }
+  const RankEnv env{rank.value_or(0), world_size.value_or(1), local_rank};
+  if (env.rank >= env.world_size) {
+    throw base::UserError(
+        fmt::format("RANK={} is not below WORLD_SIZE={}", env.rank, env.world_size));
+  }
+  return env;
+}
+
+/// For work before the ranks are connected. Local rank 0 reports its mistake at once. The other
+/// ranks cannot know whether they share it: they wait before they report theirs, and the launcher
+/// ends them meanwhile if local rank 0 has failed.
+template <class Work>
+auto local_rank_0_first(int local_rank, const Work& work) {
+  try {
+    return work();
+  } catch (const base::UserError&) {
+    if (local_rank != 0) std::this_thread::sleep_for(kQuietExitDelay);
+    throw;
+  }
+}
+
+struct GroupGuard {
+  // After an exception the process ends soon, and its exit code tells the other ranks more than
+  // that it has left the group: they would repeat what this rank reports.
+  ~GroupGuard() {
+    if (std::uncaught_exceptions() == 0) dist::destroy_process_group();
+  }
+};
+
+// Commands of the ranks of a job, as training is.
+constexpr const char* kEval = "eval";
+constexpr const char* kPredict = "predict";
+
+/// A command of one process.
+struct SingleCommand {
+  const char* name;
+  /// @param args what follows the command's name
+  int (*run)(const std::vector<std::string>& args);
+};
+
+constexpr SingleCommand kSingleCommands[] = {
+    {"compare", compare_command},
+    {"export", [](const auto& args) { return export_checkpoint(args, kOptions); }},
+    {"report", report_command},
+    {"sweep", [](const auto& args) { return sweep(translate_imagenet_options(args), kOptions); }},
+    {"watch", [](const auto& args) { return watch(args, kOptions); }},
+};
+
+const SingleCommand* find_single(const std::string& name) {
+  const auto* const found = std::ranges::find(kSingleCommands, name, &SingleCommand::name);
+  return found == std::end(kSingleCommands) ? nullptr : found;
+}
+
+/// The samples that `train eval` is about.
+data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
+  const std::string wanted = line.value("split").value_or("test");
+  for (const auto split : {data::Split::kTrain, data::Split::kVal, data::Split::kTest}) {
+    if (to_string(split) == wanted) return split;
+  }
+  faults.add({}, fmt::format("--split: expected train, val or test, got '{}'", wanted));
+  return data::Split::kTest;
+}
+
+void choose_colours(const config::CommandLine& line, config::Faults& faults) {
+  const std::string when = line.value("color").value_or("auto");
+  if (when == "always" || when == "never") {
+    base::set_log_colours(when == "always");
+  } else if (when != "auto") {
+    faults.add({}, fmt::format("--color: expected auto, always or never, got '{}'", when));
+  }
+}
+
+/// Removes `predict FOLDER` from the front of the command line.
+std::string take_folder(std::vector<std::string>& args) {
+  if (args.size() < 2 || args[1].empty() || args[1].starts_with('-')) {
+    throw base::UserError(
+        "predict: name the folder of the images first: train predict FOLDER --config FILE");
+  }
+  const std::string folder = args[1];
+  args.erase(args.begin(), args.begin() + 2);
+  return folder;
+}
+
+/// Whether all ranks of this node can have their threads at the same time.
+void check_threads_of_all(const LoaderConfig& loader) {
+  constexpr int kGroupThreads = 8;  // store, Gloo, peer monitor, shared memory
+  constexpr int kLoaders = 2;       // of the training and the test set
+  const int threads = at::get_num_threads();
+  const int workers = static_cast<int>(loader.num_workers.value.value_or(threads));
+  const int ranks = std::min(int_from_environment("LOCAL_WORLD_SIZE", 1).value_or(1), 4096);
+  base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
+}
+
+/// @param topic "": the whole
+std::string help_of(const std::string& topic) {
+  const bool is_whole =
+      topic.empty() || topic == kEval || topic == kPredict || find_single(topic) != nullptr;
+  return is_whole ? config::help_text(kUsage, kOptions, config_fields())
+                  : config::help_text(topic, config_fields());
+}
+
+int run(const std::vector<std::string>& given, const RankEnv& env) {
+  ResolvedConfig resolved;
+  Inputs inputs;
+  bool evaluates = false;
+  std::string images;  // to predict
+  config::CommandLine line;
+  bool is_dry = false;
+  try {
+    config::Faults faults;
+    auto args = translate_imagenet_options(given);
+    evaluates = !args.empty() && args.front() == kEval;
+    if (evaluates) args.erase(args.begin());
+    if (!args.empty() && args.front() == kPredict) images = take_folder(args);
+    const auto print = [&](const std::string& text) {
+      if (env.local_rank == 0) base::write_stdout(text);
+      return base::kExitOk;
+    };
+    line = config::parse_command_line(args, kOptions, config_fields(), faults);
+    choose_colours(line, faults);
+    if (line.has("nproc_per_node")) {
+      faults.add({},
+                 "--nproc_per_node: this process is a rank already (RANK is set); give the "
+                 "option to the launcher alone");
+    }
+    if (line.has("version")) {
+      return print(fmt::format("train {}{}{}, libtorch {}\n", SYNCBN_VERSION, *kRevision ? " " : "",
+                               kRevision, TORCH_VERSION));
+    }
+    if (line.has("print_reference")) return print(config_reference());
+    if (line.has("print_schema")) return print(config_json_schema());
+    is_dry = line.has("dry_run");
+    const data::Split split = split_of(line, faults);
+    for (const char* option : {"split", "tables"}) {
+      if (line.has(option) && !evaluates) {
+        faults.add({}, fmt::format("--{}: only for train eval", option));
+      }
+    }
+    if (line.has("format")) faults.add({}, "--format: only for train export");
+    for (const char* option : {"output", "ema"}) {
+      if (line.has(option) && images.empty()) {
+        faults.add({}, fmt::format("--{}: only for train export and predict", option));
+      }
+    }
+    resolved = resolve_config(line, faults);
+    if (line.has("print_config")) {
+      const auto all = config::Schema<Config>::get().write(resolved.config);
+      return print(config::to_yaml(all, resolved.origins));
+    }
+    spare_waiting_threads(resolved.config, given);
+    if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
+    if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
+    if (images.empty()) {
+      inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
+        return evaluates ? load_split(resolved.config, split, env.world_size)
+                         : load_inputs(resolved.config, env.rank, env.world_size);
+      });
+    }
+  } catch (const base::UserError& error) {
+    if (env.local_rank == 0) throw;
+    // Without a launcher, nobody ends the ranks that would repeat local rank 0's message.
+    if (!base::env("TORCHELASTIC_RUN_ID")) throw QuietExit{error.exit_code()};
+    std::this_thread::sleep_for(kQuietExitDelay);
+    throw;
+  }
+  const Config& config = resolved.config;
+  local_rank_0_first(env.local_rank, [&] {
+    if (const auto gpu = config.gpu()) see_only_gpu(*gpu);
+    // cuBLAS reads it at its first use, and is not deterministic without.
+    if (config.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    dist::init_process_group({.backend = config.chosen_backend(),
+                              .timeout = milliseconds(config.timeout),
+                              .connect_timeout = milliseconds(config.connect_timeout),
+                              .nccl = config.nccl.options()});
+  });
+  const GroupGuard guard;
+  if (!images.empty()) {
+    return predict(config, resolved.text, resolved.name, images,
+                   line.value("output").value_or("predictions"), line.has("ema"));
+  }
+  check_agreement(resolved.text, inputs);
+  if (evaluates) {
+    return evaluate_checkpoint(config, resolved.name, inputs, line.value("tables").value_or(""));
+  }
+  if (is_dry) return dry_run(config, resolved.name, inputs);
+  return train(config, resolved.text, resolved.name, inputs);
+}
+
+}  // namespace
+
+int run_command(const std::vector<std::string>& given) {
+  const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
+  if (const auto topic = config::help_topic(given)) {
+    base::init_logging(0);
+    return local_rank_0_first(local_rank, [&] {
+      if (local_rank == 0) base::write_stdout(help_of(*topic));
+      return base::kExitOk;
+    });
+  }
+  if (const auto* command = given.empty() ? nullptr : find_single(given.front())) {
+    base::init_logging(0);
+    return local_rank_0_first(local_rank, [&] {
+      return command->run({given.begin() + 1, given.end()});
+    });
+  }
+  if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
+  leave_at_early_signals();
+  base::keep_freed_memory();
+  ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
+  const RankEnv env = local_rank_0_first(local_rank, [&] {
+    const RankEnv found = read_rank_env(local_rank);
+    base::init_logging(found.rank);
+    return found;
+  });
+  try {
+    return run(given, env);
+  } catch (const dist::PeerError&) {
+    // If that rank has ended, so does this one by its launcher, and only the other's message
+    // counts.
+    if (const int signal = StopSignals::received(); signal != 0) ::raise(signal);
+    if (base::env("TORCHELASTIC_RUN_ID")) std::this_thread::sleep_for(kPeerErrorDelay);
+    throw;
+  } catch (const QuietExit& leave) {
+    std::this_thread::sleep_for(kQuietExitDelay);
+    return leave.exit_code;
+  }
+}
+
+std::vector<config::FieldInfo> config_fields() {
+  std::vector<config::FieldInfo> fields;
+  config::Schema<Config>::get().info("", fields);
+  return fields;
+}
+
+std::string config_json_schema() {
+  return config::json_schema(config::Schema<Config>::get(), "A configuration of syncbn's train");
+}
+
+std::string config_reference() {
+  return "# Configuration\n\n"
+         "Every key of a configuration file of `train`. On the command line each can be set as "
+         "`--KEY VALUE`.\n"
+         "This page is made by `train --print_reference`.\n\n" +
+         config::markdown_reference(config_fields());
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,92 @@
+#include "commands/resolved_config.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/layers.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/train/command.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "records/run_folder.h"
+
+namespace syncbn::train {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The file without its extension, or the folder of a run whose config.yaml it is.
+std::string name_of(const fs::path& file) {
+  const fs::path folder = fs::absolute(file).lexically_normal().parent_path();
+  const bool is_of_run = file.filename() == RunFolder::kConfig && RunFolder::is_run(folder);
+  return is_of_run ? folder.filename().string() : file.stem().string();
+}
+
+/// The files of --config; of a folder, the config.yaml in it.
+std::vector<std::string> files_of(const config::CommandLine& line) {
+  std::vector<std::string> files = line.values("config");
+  for (std::string& file : files) {
+    std::error_code ignored;
+    if (fs::is_directory(file, ignored)) file = fs::path(file) / RunFolder::kConfig;
+  }
+  return files;
+}
+
+bool is_weights(const fs::path& file) {
+  const std::string extension = file.extension().string();
+  return extension == ".pt" || extension == ".pth" || extension == ".safetensors";
+}
+
+/// Says of a file that cannot be a configuration what it may be instead.
+void check_file(const fs::path& file) {
+  std::error_code ignored;
+  if (!fs::exists(file, ignored)) {
+    std::vector<std::string> others;
+    const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
+    for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+      const fs::path name = entry.path().filename();
+      if (name.extension() == ".yaml" || name.extension() == ".yml") others.push_back(name);
+    }
+    throw base::UserError(fmt::format("cannot read {}: No such file{}", file.string(),
+                                      base::did_you_mean(file.filename().string(), others)));
+  }
+  if (is_weights(file)) {
+    throw base::UserError(fmt::format(
+        "--config: {} holds weights; name a YAML file, such as the config.yaml of a run's folder, "
+        "and the weights by --resume (to go on with the run) or --init (to begin with them)",
+        file.string()));
+  }
+}
+
+}  // namespace
+
+ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults) {
+  const std::vector<std::string> files = files_of(line);
+  if (files.empty() || std::ranges::count(files, "") > 0) {
+    faults.throw_if_any();  // such as a --config without a value
+    faults.add({}, files.empty()
+                       ? "no configuration is given; name one with --config FILE (see --help)"
+                       : "--config names no file; give it one: --config FILE (see --help)");
+    faults.throw_if_any();
+  }
+  for (const std::string& file : files) check_file(file);
+  ResolvedConfig resolved;
+  resolved.name = name_of(files.back());
+  resolved.origins = config::load_files({files.begin(), files.end()}, faults);
+  config::merge(line.overrides, resolved.origins, faults);
+  config::resolve_references(resolved.origins, config_fields(), faults);
+  config::Schema<Config>::get().read(resolved.origins, resolved.config, "", faults);
+  faults.throw_if_any();
+  config::Value all = config::Schema<Config>::get().write(resolved.config);
+  config::escape_references(all);
+  resolved.text = config::to_yaml(all);
+  return resolved;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "records/log_record.h"
+
+namespace syncbn::train {
+
+/// At most `width` characters: the highest value is a full block, the lowest an eighth of one. Of
+/// more values than that, a character shows the mean of some. NaN is blank.
+std::string sparkline(const std::vector<double>& values, int width);
+
+/// What the folder of a run tells about it, while it runs and afterwards. Not thread-safe.
+class RunView {
+ public:
+  /// @throws base::UserError when the folder is not a run's.
+  explicit RunView(std::filesystem::path folder);
+
+  /// Reads what is new.
+  void update();
+
+  /// Whether nothing more is to come: the run has ended, or nothing has written to the folder for a
+  /// while (between two attempts of a job, nothing does either).
+  bool is_over() const;
+
+  /// At most `rows` lines of less than `columns` columns: the state, progress and time left, and a
+  /// sparkline for each number that the run logs.
+  std::vector<std::string> screen(int columns, int rows, bool colours) const;
+
+  /// A line for each epoch since the last call, and one for the end of the run.
+  std::vector<std::string> news();
+
+ private:
+  struct Series {
+    std::string name;
+    std::vector<double> values;
+  };
+  enum class State { kRunning, kFinished, kStopped };
+
+  void read_line(const std::string& line);
+  void add(const LogRecord& record);
+  Series& series(const std::string& name);
+  State state() const;
+  std::string state_text() const;
+  std::string progress(int columns) const;
+
+  std::filesystem::path folder_;
+  int64_t epochs_ = 0;  ///< of the configuration; 0: unknown
+  bool is_locked_ = false;
+  double now_ = 0;  ///< seconds since 1970, at the last update()
+
+  // The log, as far as it is read.
+  ino_t file_ = 0;
+  std::streamoff read_ = 0;
+  std::vector<Series> series_;
+  std::map<std::string, size_t> numbers_;  ///< of series_
+  std::optional<std::string> end_;         ///< the reason, once the last attempt has ended
+  int64_t ranks_ = 0;
+  int64_t first_step_ = 0;   ///< where the last attempt began
+  int64_t total_steps_ = 0;  ///< 0: unknown
+  double started_ = 0;       ///< the last attempt, in seconds since 1970
+  double written_ = 0;       ///< the last line
+  LogRecord last_;
+  std::optional<double> last_loss_;
+  std::vector<LogRecord> new_epochs_;
+  bool has_told_end_ = false;
+};
+
+}  // namespace syncbn::train

@@ -1,0 +1,109 @@
+#include "common/agreement.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/process_group.h>
+#include <torch/version.h>
+
+#include <functional>
+#include <map>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "common/rank_0.h"
+#include "common/revision.h"
+
+namespace syncbn::train {
+namespace {
+
+constexpr size_t kMaxShown = 10;
+
+config::Value description(const std::string& config_text, const Inputs& inputs) {
+  config::Value all = config::parse_yaml(config_text, "config");
+  const auto set = [&](const char* key, std::string text) {
+    all.set(key, config::Value::of_scalar(std::move(text), /*quoted=*/true));
+  };
+  set("host", base::hostname());
+  set("build of train", fmt::format("{} {}", SYNCBN_VERSION, kRevision));
+  set("version of libtorch", TORCH_VERSION);
+  set("training data", fmt::format("{:016x}", inputs.train_set->fingerprint()));
+  set("evaluation data", fmt::format("{:016x}", inputs.eval_set->fingerprint()));
+  return all;
+}
+
+/// The description without what may differ.
+std::string shared_part(const config::Value& all, const std::string& path = "") {
+  std::string out;
+  for (const config::Value::Member& member : all.members) {
+    const std::string key = path.empty() ? member.key : path + "." + member.key;
+    if (may_differ(key) || key == "host") continue;
+    out += member.value.kind == config::Value::Kind::kMap
+               ? shared_part(member.value, key)
+               : fmt::format("{}={}", key, config::to_yaml(member.value));
+  }
+  return out;
+}
+
+/// "learning rate 0.1 on rank 0 (a), 0.2 on rank 3 (b)": a line for each difference, with the first
+/// rank that has it.
+std::string differences(const std::vector<std::string>& of_ranks) {
+  const config::Value first = config::parse_yaml(of_ranks.front(), "rank 0");
+  std::map<std::string, std::string> lines;
+  for (size_t rank = 1; rank < of_ranks.size(); ++rank) {
+    const config::Value other = config::parse_yaml(of_ranks[rank], "rank");
+    for (const auto& [key, here, there] : config::changes(first, other)) {
+      if (may_differ(key) || key == "host") continue;
+      lines.emplace(
+          key, fmt::format("{}: {} on rank 0 ({}), {} on rank {} ({})", key, here,
+                           first.find("host")->scalar, there, rank, other.find("host")->scalar));
+    }
+  }
+  std::vector<std::string> shown;
+  for (const auto& [key, line] : lines) {
+    if (shown.size() < kMaxShown) shown.push_back(line);
+  }
+  if (lines.size() > shown.size()) {
+    shown.push_back(fmt::format("and {} more", lines.size() - shown.size()));
+  }
+  return base::join(shown, "\n  ");
+}
+
+}  // namespace
+
+bool may_differ(std::string_view key) {
+  for (const std::string_view local :
+       {"run_dir", "resume", "overwrite", "init", "init_key", "device", "threads", "log_interval",
+        "report", "timeout", "connect_timeout", "loader.num_workers", "loader.prefetch",
+        "loader.pin_memory", "loader.timeout",
+        // The data's fingerprint is compared instead.
+        "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",
+        "data.val_images", "data.val_masks", "data.test_images", "data.test_masks",
+        "data.train_annotations", "data.val_annotations", "data.test_annotations", "data.root",
+        "data.cache_dir"}) {
+    if (key == local) return true;
+  }
+  return false;
+}
+
+void check_agreement(const std::string& config_text, const Inputs& inputs) {
+  const config::Value all = description(config_text, inputs);
+  const size_t hash = std::hash<std::string>()(shared_part(all));
+  bool agree = true;
+  for (const std::string& other : dist::all_gather_bytes(std::to_string(hash))) {
+    agree = agree && other == std::to_string(hash);
+  }
+  if (agree) return;
+  const std::vector<std::string> of_ranks = dist::gather_bytes(config::to_yaml(all), 0);
+  do_on_rank_0([&] {
+    throw base::UserError(
+        "the ranks were not started alike; start all with the same command and "
+        "the same files:\n  " +
+        differences(of_ranks));
+  });
+}
+
+}  // namespace syncbn::train

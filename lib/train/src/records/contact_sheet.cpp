@@ -1,0 +1,29 @@
+#include "records/contact_sheet.h"
+
+#include <syncbn/data/image_ops.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "records/pictures.h"
+
+namespace syncbn::train {
+
+std::optional<data::Image> contact_sheet(const data::Batch& batch,
+                                         const data::Normalization& normalization) {
+  constexpr int64_t kMaxImages = 32;
+  constexpr int64_t kMaxWidth = 128 * kSheetColumns;
+  const bool are_images =
+      batch.data.dim() == 4 && (batch.data.size(1) == 1 || batch.data.size(1) == 3);
+  if (!are_images || batch.size() == 0) return std::nullopt;
+  std::vector<at::Tensor> tiles;
+  for (int64_t i = 0; i < std::min(batch.size(), kMaxImages); ++i) {
+    tiles.push_back(thumbnail(batch, i, normalization).pixels);
+  }
+  const data::Image sheet = tiled(tiles, kSheetColumns);
+  if (sheet.width <= kMaxWidth) return sheet;
+  return data::resize(sheet, kMaxWidth,
+                      std::max<int64_t>(1, sheet.height * kMaxWidth / sheet.width));
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <syncbn/config/value.h>
+#include <syncbn/data/image.h>
+
+#include "records/log_record.h"
+
+namespace syncbn::train {
+
+/// How often values of a tensor lie in each of some ranges.
+struct Histogram {
+  double min = 0;
+  double max = 0;
+  double count = 0;
+  double sum = 0;
+  double sum_of_squares = 0;
+  std::vector<double> limits = {};  ///< upper ends of the ranges
+  std::vector<double> counts = {};  ///< in the ranges
+};
+
+/// What TensorBoard shows of a run: a file of TFRecords, each an Event of tensorflow/core/util/
+/// event.proto. Not thread-safe.
+class EventFile {
+ public:
+  /// Names a new file in the folder. The first write() makes it.
+  explicit EventFile(const std::filesystem::path& folder);
+
+  /// The files of a folder, those of its earlier runs too.
+  static std::vector<std::filesystem::path> all_in(const std::filesystem::path& folder);
+
+  /// TensorBoard drops what the files so far have about `step` and later ones.
+  void restart_at(int64_t step);
+
+  /// A curve for each value: "train/loss" for "train_loss" and so on for "val" and "test", and
+  /// "EVENT/NAME" for other names.
+  void add(const LogRecord& record);
+
+  /// @param png the image as a file
+  void add_image(const std::string& tag, int64_t step, const data::Image& image,
+                 std::string_view png);
+
+  void add_histogram(const std::string& tag, int64_t step, const Histogram& histogram);
+
+  /// The configuration, for TensorBoard's table of hyperparameters.
+  void begin_session(const config::Value& config);
+  /// Marks the run as finished there.
+  void end_session();
+
+  /// Writes what was added since the last call. @throws as base::throw_file_error()
+  void write();
+
+ private:
+  void add_event(double time, int64_t step, uint32_t kind, std::string_view payload);
+  void add_hyperparameters(std::string_view tag, uint32_t kind, std::string_view payload);
+
+  std::filesystem::path file_;
+  std::string records_;  ///< not written yet
+};
+
+}  // namespace syncbn::train

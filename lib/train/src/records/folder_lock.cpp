@@ -1,0 +1,55 @@
+#include "records/folder_lock.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace syncbn::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* kFile = ".lock";
+
+/// Of the whole file, and of its open description: closing another descriptor of the file, as
+/// is_locked() does, does not release it.
+struct flock whole_file() {
+  struct flock lock {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return lock;
+}
+
+}  // namespace
+
+base::UniqueFd lock_folder(const fs::path& folder, const std::string& advice) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    base::throw_file_error(fmt::format("cannot create the folder {}", folder.string()),
+                           error.value());
+  }
+  const fs::path file = folder / kFile;
+  base::UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!fd) base::throw_file_error(fmt::format("cannot create {}", file.string()), errno);
+  struct flock lock = whole_file();
+  const bool is_held =
+      ::fcntl(fd.get(), F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES);
+  if (is_held) {
+    throw base::UserError(
+        fmt::format("another process is writing to {}; {}", folder.string(), advice));
+  }
+  return fd;
+}
+
+bool is_locked(const fs::path& folder) {
+  const base::UniqueFd fd(::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC));
+  struct flock lock = whole_file();
+  return fd && ::fcntl(fd.get(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "records/log_record.h"
+
+namespace syncbn::train {
+
+/// metrics.csv: a row for each line of log.jsonl about a step or an epoch. A new column goes to the
+/// right end of all rows. Not thread-safe.
+class MetricsTable {
+ public:
+  /// Begins the file anew, with the first write().
+  explicit MetricsTable(std::filesystem::path file);
+
+  void add(const LogRecord& record);
+
+  /// Writes the rows since the last call. @throws as base::throw_file_error()
+  void write();
+
+ private:
+  std::string header() const;
+  /// Writes all rows again, with so many empty fields more.
+  void widen(size_t added);
+
+  std::filesystem::path file_;
+  std::vector<std::string> columns_;
+  std::map<std::string, size_t> numbers_;  ///< of the columns
+  std::string rows_;                       ///< not written yet
+};
+
+}  // namespace syncbn::train

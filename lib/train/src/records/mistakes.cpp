@@ -1,0 +1,73 @@
+#include "records/mistakes.h"
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <syncbn/dist/collectives.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "common/csv_field.h"
+
+namespace syncbn::train {
+namespace {
+
+std::vector<Mistake> mistakes_of(const std::vector<at::Tensor>& verdicts,
+                                 const std::vector<int64_t>& samples) {
+  std::vector<Mistake> all;
+  if (verdicts.empty()) return all;
+  const at::Tensor host = at::cat(verdicts).cpu().contiguous();
+  const double* values = host.const_data_ptr<double>();
+  for (size_t i = 0; i < samples.size(); ++i, values += 3) {
+    if (values[1] == values[2]) continue;
+    all.push_back({.sample = samples[i],
+                   .label = static_cast<int64_t>(values[1]),
+                   .answer = static_cast<int64_t>(values[2]),
+                   .loss = values[0]});
+  }
+  return all;
+}
+
+void keep_worst(std::vector<Mistake>& mistakes) {
+  constexpr size_t kMaxMistakes = 24;
+  std::ranges::sort(mistakes, [](const Mistake& a, const Mistake& b) {
+    return a.loss != b.loss ? a.loss > b.loss : a.sample < b.sample;
+  });
+  if (mistakes.size() > kMaxMistakes) mistakes.resize(kMaxMistakes);
+}
+
+}  // namespace
+
+std::vector<Mistake> worst_mistakes(const std::vector<at::Tensor>& verdicts,
+                                    const std::vector<int64_t>& samples) {
+  std::vector<Mistake> own = mistakes_of(verdicts, samples);
+  // A network that has diverged has no order of losses.
+  std::erase_if(own, [](const Mistake& one) { return std::isnan(one.loss); });
+  keep_worst(own);
+  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Mistake));
+  std::vector<Mistake> all;
+  for (const std::string& part : dist::all_gather_bytes(bytes)) {
+    std::vector<Mistake> others(part.size() / sizeof(Mistake));
+    std::memcpy(others.data(), part.data(), part.size());
+    all.insert(all.end(), others.begin(), others.end());
+  }
+  keep_worst(all);
+  return all;
+}
+
+std::string mistakes_table(const std::vector<Mistake>& mistakes,
+                           const std::vector<std::string>& names) {
+  const auto name_at = [&](int64_t label) {
+    const bool has = label >= 0 && label < std::ssize(names);
+    return has ? csv_field(names[static_cast<size_t>(label)]) : std::to_string(label);
+  };
+  std::string text = "sample,label,answer,loss\n";
+  for (const Mistake& one : mistakes) {
+    text += fmt::format("{},{},{},{:.6g}\n", one.sample, name_at(one.label), name_at(one.answer),
+                        one.loss);
+  }
+  return text;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,115 @@
+#include "records/progress.h"
+
+#include <fcntl.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+namespace syncbn::train {
+namespace {
+
+constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
+
+uint64_t monotonic_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
+}
+
+base::UniqueFd adopt() {
+  const auto number = base::env_int("SYNCBN_AGENT_FD", 0, std::numeric_limits<int>::max());
+  if (!number) return {};
+  ::unsetenv("SYNCBN_AGENT_FD");
+  const int fd = static_cast<int>(*number);
+  // The variable may be stale: the descriptor then is closed, or another file, perhaps read-only.
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0 || (flags & O_ACCMODE) == O_RDONLY) return {};
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  ::fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+  return base::UniqueFd(fd);
+}
+
+}  // namespace
+
+AgentChannel::AgentChannel(int rank) : rank_(rank), fd_(adopt()) {
+  send(SYNCBN_AGENT_HELLO);
+}
+
+void AgentChannel::heartbeat(uint64_t steps) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!fd_ || now - last_heartbeat_ < kHeartbeatInterval) return;
+  last_heartbeat_ = now;
+  send(SYNCBN_AGENT_HEARTBEAT, steps);
+}
+
+syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, uint64_t total,
+                                       const std::string& text) {
+  syncbn_agent_record record{};
+  record.magic = SYNCBN_AGENT_MAGIC;
+  record.version = SYNCBN_AGENT_VERSION;
+  record.kind = static_cast<uint16_t>(kind);
+  record.rank = rank_;
+  record.time_ns = monotonic_ns();
+  record.done = done;
+  record.total = total;
+  base::utf8_prefix(text, sizeof(record.text) - 1).copy(record.text, sizeof(record.text));
+  if (fd_ && ::write(fd_.get(), &record, sizeof(record)) < 0) {
+    // A full pipe may have room later. Any other error means that the launcher has left.
+    if (errno != EAGAIN && errno != EINTR) fd_.reset();
+  }
+  return record;
+}
+
+// With LOCAL_RANK set another launcher started this worker: other ranks may write to the terminal.
+Progress::Progress(AgentChannel& channel, std::optional<std::chrono::milliseconds> line_interval)
+    : channel_(channel),
+      draws_(!channel && !base::env("LOCAL_RANK") && ::isatty(STDERR_FILENO) == 1),
+      line_interval_(line_interval) {
+  if (draws_ || (channel && base::env("SYNCBN_AGENT_BAR"))) line_interval_.reset();
+}
+
+void Progress::show(int64_t done, int64_t total, const std::function<std::string()>& text) {
+  const auto now = Clock::now();
+  if (now - last_ < base::ProgressBar::kPeriod) return;
+  last_ = now;
+  const std::string shown = text();
+  update(channel_.send(SYNCBN_AGENT_PROGRESS, static_cast<uint64_t>(done),
+                       static_cast<uint64_t>(total), shown),
+         now);
+  if (line_interval_ && now - last_line_ >= *line_interval_) log(done, total, shown);
+}
+
+void Progress::log(int64_t done, int64_t total, const std::string& text) {
+  const auto now = Clock::now();
+  last_line_ = now;
+  base::ProgressState state = bar_.state(now);
+  state.done = static_cast<uint64_t>(done);
+  state.total = static_cast<uint64_t>(total);
+  state.text = text;
+  // As init_logging() has it.
+  lines_ += (lines_.empty() ? "" : "\nI ") + base::progress_line(state);
+  if (now - written_ >= base::ProgressBar::kPeriod) clear();
+}
+
+void Progress::clear() {
+  const auto now = Clock::now();
+  update(channel_.send(SYNCBN_AGENT_CLEAR), now);
+  if (lines_.empty()) return;
+  written_ = now;
+  spdlog::info("{}", std::exchange(lines_, {}));
+}
+
+void Progress::update(const syncbn_agent_record& record, Clock::time_point now) {
+  bar_.update(record, now);
+  if (draws_ && bar_.due())
+    base::write_stderr("\r\x1b[K" + bar_.draw(base::terminal_columns(), now));
+}
+
+}  // namespace syncbn::train

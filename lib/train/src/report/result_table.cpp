@@ -1,0 +1,110 @@
+#include "report/result_table.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+
+namespace syncbn::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Row = std::vector<std::string>;
+
+/// "best_test_accuracy"; empty if no metric tells the best. The value is no number if there was
+/// none in any evaluation, and text where it is that of several runs.
+std::string best_column(const Json& result) {
+  std::string found;
+  for (const auto& [name, value] : result.items()) {
+    const bool is_best = name.starts_with("best_") && name != "best_epoch" && name != "best_mode" &&
+                         (value.is_number() || value.is_string());
+    if (is_best) found = name;
+  }
+  return found;
+}
+
+/// The columns besides the values.
+std::vector<std::string> columns_of(const std::vector<ResultRow>& rows) {
+  for (const ResultRow& row : rows) {
+    if (row.result.empty()) continue;
+    std::vector<std::string> names;
+    const std::string best = best_column(row.result);
+    if (!best.empty()) {
+      names = {best, "best_epoch"};
+      const std::string last = best.substr(best.find('_') + 1);
+      if (row.result.contains(last)) names.push_back(last);
+    }
+    for (const auto& [name, value] : row.result.items()) {
+      const bool is_loss = name.ends_with("_loss") && name.find("ema_") == name.npos;
+      if (is_loss && std::ranges::count(names, name) == 0) names.push_back(name);
+    }
+    // Runs that are not alike in these are not to be compared.
+    for (const char* name : {"epochs", "world_size"}) {
+      const auto is_other = [&](const ResultRow& other) {
+        return !other.result.empty() &&
+               other.result.value(name, Json()) != row.result.value(name, Json());
+      };
+      if (std::ranges::any_of(rows, is_other)) names.emplace_back(name);
+    }
+    names.emplace_back("seconds");
+    return names;
+  }
+  return {};
+}
+
+/// In characters, not bytes.
+size_t width_of(const std::string& text) {
+  return static_cast<size_t>(
+      std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
+}
+
+std::string aligned(const std::vector<Row>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const Row& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+  }
+  std::string text;
+  for (const Row& row : rows) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) line += fmt::format("{:>{}}  ", row[i], widths[i]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+double rank_of(const Json& result) {
+  const std::string name = best_column(result);
+  if (name.empty() || !result[name].is_number()) return std::numeric_limits<double>::infinity();
+  const bool is_lower = result.contains("best_mode") && result["best_mode"] == "min";
+  return is_lower ? result[name].get<double>() : -result[name].get<double>();
+}
+
+std::string shown_result(const std::string& column, const Json& value) {
+  if (column == "seconds" && value.is_number()) return base::format_seconds(value);
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return fmt::format("{:.4f}", value.get<double>());
+  return value.is_null() ? "nan" : value.dump();
+}
+
+std::string result_table(const std::vector<std::string>& names, std::vector<ResultRow> rows) {
+  std::ranges::stable_sort(rows, {}, &ResultRow::rank);
+  const std::vector<std::string> columns = columns_of(rows);
+  std::vector<Row> texts = {names};
+  texts.front().insert(texts.front().end(), columns.begin(), columns.end());
+  texts.front().emplace_back("state");
+  for (const ResultRow& row : rows) {
+    Row text;
+    for (const std::string& value : row.values) text.push_back(base::printable(value));
+    for (const std::string& column : columns) {
+      text.push_back(row.result.contains(column) ? shown_result(column, row.result[column]) : "");
+    }
+    text.push_back(row.state);
+    texts.push_back(std::move(text));
+  }
+  return aligned(texts);
+}
+
+}  // namespace syncbn::train

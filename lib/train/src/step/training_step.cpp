@@ -1,0 +1,427 @@
+#include "step/training_step.h"
+
+#include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/comm_hooks.h>
+#include <syncbn/dist/process_group.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "common/rank_0.h"
+
+namespace syncbn::train {
+namespace {
+
+/// Whether a step may be captured after so many: c10d's logger reads timers in the first 10 steps
+/// and in every 100th, which a graph does not allow.
+bool is_without_timers(int64_t steps) {
+  const int64_t place = steps % 100;
+  return place > 10 && place < 99;
+}
+
+dist::DdpOptions ddp_options(const DdpConfig& config, std::vector<std::string> ignored) {
+  return {.broadcast_buffers = config.broadcast_buffers,
+          .find_unused_parameters = config.find_unused_parameters,
+          .gradient_as_bucket_view = config.gradient_as_bucket_view,
+          .static_graph = config.static_graph,
+          .bucket_cap_mb = config.bucket_cap_mb,
+          .parameters_to_ignore = std::move(ignored)};
+}
+
+dist::CommHook comm_hook(const std::string& name) {
+  if (name == "fp16") return dist::fp16_compress_hook();
+  if (name == "bf16") return dist::bf16_compress_hook();
+  return dist::power_sgd_hook();
+}
+
+std::unique_ptr<GradScaler> make_scaler(const Config& config, at::Device device) {
+  if (chosen_precision(config, device) != at::kHalf) return nullptr;
+  return std::make_unique<GradScaler>(
+      GradScaler::Options{.init_scale = config.scaler.init_scale,
+                          .growth_factor = config.scaler.growth_factor,
+                          .backoff_factor = config.scaler.backoff_factor,
+                          .growth_interval = config.scaler.growth_interval},
+      device);
+}
+
+/// The names of the trainable parameters that do not begin with `prefix`.
+std::vector<std::string> others_than(const std::string& prefix, const models::Model& model) {
+  std::vector<std::string> names;
+  for (const auto& [name, parameter] : trainable_parameters(model)) {
+    if (!name.starts_with(prefix)) names.push_back(name);
+  }
+  return names;
+}
+
+/// Parameters that get no gradients while it lives.
+class Untrained {
+ public:
+  explicit Untrained(const Tensors& parameters) : parameters_(parameters) { set(false); }
+  ~Untrained() { set(true); }
+  Untrained(const Untrained&) = delete;
+  Untrained& operator=(const Untrained&) = delete;
+
+ private:
+  void set(bool trains) {
+    for (const at::Tensor& parameter : parameters_) parameter.set_requires_grad(trains);
+  }
+
+  const Tensors& parameters_;
+};
+
+/// `parts` of a batch, of which the last ones may be empty.
+std::vector<data::Batch> split(const data::Batch& batch, int64_t parts) {
+  if (parts == 1) return {batch};
+  std::vector<data::Batch> all;
+  const std::vector<at::Tensor> inputs = batch.data.tensor_split(parts);
+  const std::vector<at::Tensor> targets = batch.target.tensor_split(parts);
+  auto random = batch.randoms.begin();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto end = random + std::min(inputs[i].size(0), batch.randoms.end() - random);
+    all.push_back({.data = inputs[i], .target = targets[i], .randoms = {random, end}});
+    random = end;
+  }
+  return all;
+}
+
+/// 0, with a graph to every output: backward then reaches all parameters.
+at::Tensor zero_loss(const Task::Outputs& outputs) {
+  at::Tensor zero = outputs.front().sum() * 0;
+  for (size_t i = 1; i < outputs.size(); ++i) zero = zero + outputs[i].sum() * 0;
+  return zero;
+}
+
+/// @throws base::UserError if no parameter of a turn of the step learns.
+void check_trains(const std::string& prefix, const models::Model& model) {
+  const NamedTensors parameters = trainable_parameters(model);
+  const bool trains = std::ranges::any_of(
+      parameters, [&](const auto& one) { return one.first.starts_with(prefix); });
+  if (trains) return;
+  throw base::UserError(
+      fmt::format("freeze: all parameters of the {} are frozen, and a step trains it in a turn of "
+                  "its own; leave some out",
+                  prefix));
+}
+
+}  // namespace
+
+at::ScalarType chosen_precision(const Config& config, at::Device device) {
+  if (config.amp == "bf16") return at::kBFloat16;
+  if (config.amp == "fp16") return at::kHalf;
+  const bool takes_bf16 = config.amp == "auto" && device.is_cuda() &&
+                          at::detail::getCUDAHooks().supportsBFloat16ConvolutionWithCuDNNv8();
+  return takes_bf16 ? at::kBFloat16 : at::kFloat;
+}
+
+Autocast::Autocast(const Config& config, at::Device device)
+    : device_(device.type()),
+      was_enabled_(at::autocast::is_autocast_enabled(device_)),
+      former_type_(at::autocast::get_autocast_dtype(device_)) {
+  const at::ScalarType precision = chosen_precision(config, device);
+  if (precision == at::kFloat) return;
+  at::autocast::set_autocast_enabled(device_, true);
+  at::autocast::set_autocast_dtype(device_, precision);
+  at::autocast::increment_nesting();
+}
+
+Autocast::~Autocast() {
+  if (at::autocast::is_autocast_enabled(device_) == was_enabled_) return;
+  // Casts of parameters are kept until the outermost region ends.
+  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(device_, was_enabled_);
+  at::autocast::set_autocast_dtype(device_, former_type_);
+}
+
+Task::Outputs full_precision(Task::Outputs outputs) {
+  for (at::Tensor& output : outputs) {
+    if (at::isReducedFloatingType(output.scalar_type())) output = output.to(at::kFloat);
+  }
+  return outputs;
+}
+
+TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
+                           std::shared_ptr<models::Model> model, std::shared_ptr<Replicas> replicas)
+    : config_(config),
+      task_(task),
+      to_device_(to_device),
+      model_(std::move(model)),
+      replicas_(std::move(replicas)),
+      device_(dist::device()),
+      optimizer_(
+          report_on_rank_0([&] { return config.optimizer.make(trainable_parameters(*model_)); })),
+      scaler_(make_scaler(config, device_)),
+      ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),
+      vote_(milliseconds(config.timeout)) {
+  for (const std::string& prefix : task.turns()) {
+    report_on_rank_0([&] { check_trains(prefix, *model_); });
+    turns_.push_back(std::make_unique<Turn>(config, model_, prefix));
+  }
+  counts_ = at::zeros({task_.num_counts()}, at::TensorOptions(at::kLong).device(device_));
+}
+
+TrainingStep::Turn::Turn(const Config& config, const std::shared_ptr<models::Model>& model,
+                         const std::string& prefix)
+    : ddp(model, ddp_options(config.ddp, others_than(prefix, *model))) {
+  for (const auto& [name, parameter] : trainable_parameters(*model)) {
+    (name.starts_with(prefix) ? parameters : others).push_back(parameter);
+  }
+  if (config.ddp.comm_hook != "none") {
+    ddp.register_comm_hook(comm_hook(config.ddp.comm_hook), config.ddp.comm_hook);
+  }
+}
+
+std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, double lr,
+                                                  data::SampleRandom& random, const Wishes& wishes,
+                                                  bool is_regular) {
+  data::Batch on_device = to_device_(batch);
+  if (batch.size() > 0) on_device = task_.augment(on_device, random);
+  const bool can_capture = has_run_eagerly_ && is_without_timers(reducer_steps_);
+  if (config_.cuda_graph && is_regular && (captured_ || can_capture)) {
+    return run_captured(on_device, lr, wishes);
+  }
+  ++reducer_steps_;
+  has_run_eagerly_ = true;
+  return run_eagerly(on_device, lr, wishes);
+}
+
+std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& batch, double lr,
+                                                          const Wishes& wishes) {
+  save_former();
+  for (const auto& turn : turns_) turn->ddp.zero_grad();
+  std::optional<StepVote::Result> former;
+  at::Tensor loss;
+  at::Tensor found_inf = at::zeros({}, at::TensorOptions(at::kFloat).device(device_));
+  for (size_t i = 0; i < turns_.size(); ++i) {
+    Turn& turn = *turns_[i];
+    const at::Tensor turn_loss = backward(i, batch);
+    loss = loss.defined() ? loss + turn_loss : turn_loss;
+    if (i == 0) {
+      former = vote_.take();
+      if (former && !accepts(*former)) return former;
+    }
+    prepare_gradients(turn, found_inf);
+    const bool is_last = i + 1 == turns_.size();
+    at::Tensor is_bad_loss;
+    if (is_last) is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
+    // It leaves parameters alone that have no gradient: those of other turns.
+    optimizer_->step(lr, found_inf);
+    if (is_last) restore_former(scaler_ ? is_bad_loss : found_inf);
+    if (!is_last) turn.ddp.zero_grad();
+  }
+  if (scaler_) scaler_->update(found_inf);
+  return former;
+}
+
+std::optional<StepVote::Result> TrainingStep::run_captured(const data::Batch& batch, double lr,
+                                                           const Wishes& wishes) {
+  optimizer_->place_lr(lr);
+  if (!captured_) capture(batch);
+  data::Batch& input = captured_->batch;
+  if (batch.data.sizes() != input.data.sizes() || batch.target.sizes() != input.target.sizes()) {
+    throw base::UserError(
+        fmt::format("cuda_graph: rank {} has a batch of shape {}, and its graph was captured with "
+                    "{}; set cuda_graph to false",
+                    dist::rank(), c10::str(batch.data.sizes()), c10::str(input.data.sizes())));
+  }
+  input.data.copy_(batch.data);
+  input.target.copy_(batch.target);
+  captured_->graph->replay();
+  // Only now: the device has work while the host waits for the vote of the step before.
+  auto former = vote_.take();
+  if (former && !accepts(*former)) return former;
+  vote_.cast_exchanged(wishes, captured_->losses, batch.size());
+  return former;
+}
+
+void TrainingStep::capture(const data::Batch& batch) {
+  ++reducer_steps_;
+  CapturedStep& step = captured_.emplace();
+  step.batch = {.data = at::empty_like(batch.data), .target = at::empty_like(batch.target)};
+  step.graph = dist::make_cuda_graph();
+  try {
+    step.graph->capture([&] { step.losses = run_on_device(step.batch); });
+  } catch (const c10::Error& error) {
+    throw base::UserError(
+        fmt::format("cuda_graph: this step cannot be captured ({}); set cuda_graph to false",
+                    error.what_without_backtrace()));
+  }
+}
+
+at::Tensor TrainingStep::run_on_device(const data::Batch& batch) {
+  Turn& turn = *turns_.front();
+  save_former();
+  turn.ddp.zero_grad();
+  at::Tensor found_inf = at::zeros({}, at::TensorOptions(at::kFloat).device(device_));
+  const at::Tensor loss = backward(0, batch);
+  prepare_gradients(turn, found_inf);
+  at::Tensor is_bad_loss;
+  at::Tensor losses = StepVote::exchange_losses(loss, found_inf, is_bad_loss);
+  optimizer_->step_on_device(found_inf);
+  restore_former(scaler_ ? is_bad_loss : found_inf);
+  if (scaler_) scaler_->update(found_inf);
+  return losses;
+}
+
+void TrainingStep::forget_graph() {
+  captured_.reset();
+  has_run_eagerly_ = false;
+}
+
+void TrainingStep::prepare_gradients(const Turn& turn, at::Tensor& found_inf) const {
+  const Tensors gradients = gradients_of(turn.parameters);
+  if (scaler_) {
+    scaler_->unscale(gradients, found_inf);
+  } else {
+    check(gradients, found_inf);
+  }
+  clip(turn.parameters, gradients);
+}
+
+at::Tensor TrainingStep::backward(size_t turn, const data::Batch& batch) {
+  const Untrained untrained(turns_[turn]->others);
+  const std::vector<data::Batch> parts = split(batch, config_.accumulate);
+  if (parts.size() == 1) return backward_part(turn, batch, 1);
+  const auto samples = static_cast<double>(batch.size());
+  at::Tensor loss;
+  // With fewer samples than parts, the last parts are empty (all of them where every sample was
+  // damaged). They run first, since the exchange of gradients is part of the last backward.
+  for (size_t i = parts.size(); i-- > 0;) {
+    const int64_t size = parts[i].size();
+    // An empty part still takes part in the other ranks' statistics.
+    if (size == 0 && i > 0 && !config_.sync_batchnorm) continue;
+    const double share = size > 0 ? static_cast<double>(size) / samples : 0;
+    const auto add = [&] {
+      const at::Tensor part_loss = backward_part(turn, parts[i], share) * share;
+      loss = loss.defined() ? loss + part_loss : part_loss;
+    };
+    if (i > 0) {
+      const auto no_sync = turns_[turn]->ddp.no_sync();
+      add();
+    } else {
+      add();
+    }
+  }
+  return loss;
+}
+
+at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, double share) {
+  at::Tensor loss;
+  timer_.start();
+  {
+    const Autocast autocast(config_, device_);
+    const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
+        [&](models::Model& model) { return forward(model, turn, batch); }));
+    loss = batch.size() > 0 ? task_.loss(outputs, batch.target) : zero_loss(outputs);
+    if (batch.size() > 0 && turn == 0 && task_.counts_training()) {
+      const at::NoGradGuard no_grad;
+      counts_.add_(task_.counts(outputs, batch.target));
+    }
+  }
+  timer_.add_lap(times_.forward);
+  const at::Tensor weighted = share == 1 ? loss : loss * share;
+  (scaler_ ? scaler_->scale(weighted) : weighted).backward();
+  timer_.add_lap(times_.backward);
+  return loss.detach();
+}
+
+Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
+                                    const data::Batch& batch) const {
+  if (!replicas_) return task_.forward(model, turn, batch);
+  // What tensors cannot be divided with is found by the positions of a replica's samples.
+  const at::Tensor positions = at::arange(batch.size());
+  return replicas_->invoke(
+      [&](models::Model& replica, const at::Tensor& data, const at::Tensor& own) {
+        const int64_t size = own.numel();
+        const int64_t first = size > 0 ? own[0].item<int64_t>() : 0;
+        data::Batch part{.data = data, .target = batch.target.narrow(0, first, size)};
+        if (batch.sizes.defined()) part.sizes = batch.sizes.narrow(0, first, size);
+        const auto slice = [&](const auto& all) {
+          using List = std::decay_t<decltype(all)>;
+          return all.empty() ? List() : List(all.begin() + first, all.begin() + first + size);
+        };
+        part.indices = slice(batch.indices);
+        part.randoms = slice(batch.randoms);
+        return task_.forward(replica, turn, part);
+      },
+      batch.data, positions);
+}
+
+void TrainingStep::check(const Tensors& gradients, at::Tensor& found_inf) const {
+  Tensors dense;
+  for (const at::Tensor& gradient : gradients) {
+    dense.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+  }
+  if (dense.empty()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor norms = at::stack(at::_foreach_norm(dense, 1));
+  found_inf.logical_or_(norms.isfinite().all().logical_not());
+}
+
+void TrainingStep::clip(const Tensors& parameters, const Tensors& gradients) const {
+  if (gradients.empty()) return;
+  if (config_.clip.norm) clip_norm(gradients, *config_.clip.norm);
+  if (config_.clip.value) clip_value(gradients, *config_.clip.value);
+  if (config_.clip.adaptive) clip_adaptive(parameters, *config_.clip.adaptive);
+}
+
+/// What a step changes besides parameters, if it may turn out that it must not.
+Tensors TrainingStep::undone_by_skip() const {
+  if (config_.on_nan != "skip") return {};
+  Tensors all = model_->buffers();
+  all.push_back(counts_);
+  return all;
+}
+
+void TrainingStep::save_former() {
+  former_.clear();
+  for (const at::Tensor& tensor : undone_by_skip()) former_.push_back(tensor.detach().clone());
+}
+
+void TrainingStep::restore_former(const at::Tensor& is_bad) {
+  const at::NoGradGuard no_grad;
+  const Tensors all = undone_by_skip();
+  for (size_t i = 0; i < all.size(); ++i) {
+    all[i].copy_(at::where(is_bad != 0, former_[i], all[i]));
+  }
+}
+
+void TrainingStep::update_average(int64_t step, bool copies) {
+  if (ema_) ema_->update(step, copies);
+}
+
+StepTime TrainingStep::take_times(int64_t steps) {
+  StepTime sampled;  // means over the steps that the Reducer measures
+  const auto seconds = [](std::chrono::nanoseconds duration) {
+    return std::chrono::duration<double>(duration).count();
+  };
+  for (const auto& turn : turns_) {
+    const dist::DdpStats stats = turn->ddp.stats();
+    sampled.forward += seconds(stats.forward_compute_time);
+    sampled.backward += seconds(stats.backward_compute_time);
+    sampled.exchange +=
+        seconds(stats.backward_comm_time - stats.backward_compute_comm_overlap_time);
+  }
+  const StepTime sums = std::exchange(times_, {});
+  if (device_.is_cuda()) return sampled;
+  const double both = sums.backward / static_cast<double>(steps);
+  const double sampled_both = sampled.backward + sampled.exchange;
+  const double exchange = sampled_both > 0 ? both * sampled.exchange / sampled_both : 0;
+  return {.forward = sums.forward / static_cast<double>(steps),
+          .backward = both - exchange,
+          .exchange = exchange};
+}
+
+at::Tensor TrainingStep::take_counts() {
+  const at::NoGradGuard no_grad;
+  const at::Tensor taken = counts_.clone();
+  counts_.zero_();  // in its place: a graph adds to it
+  return taken;
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,160 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <syncbn/data/random.h>
+#include <syncbn/dist/cuda_graph.h>
+#include <syncbn/dist/ddp.h>
+#include <syncbn/models/model.h>
+#include <syncbn/train/config.h>
+#include <syncbn/train/optimizer.h>
+#include <syncbn/train/task.h>
+
+#include "records/step_time.h"
+#include "step/ema.h"
+#include "step/gradients.h"
+#include "step/model.h"
+#include "step/stopping.h"
+
+namespace syncbn::train {
+
+/// The type of convolutions and matrix products: that of the key `amp`, which for auto is bf16 on
+/// GPUs that have it.
+at::ScalarType chosen_precision(const Config& config, at::Device device);
+
+/// Runs the network in mixed precision while it lives, if the configuration asks for it.
+class Autocast {
+ public:
+  Autocast(const Config& config, at::Device device);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const at::DeviceType device_;
+  const bool was_enabled_;
+  const at::ScalarType former_type_;
+};
+
+/// A network's outputs, in float32 where mixed precision left them in 16 bits: losses need more.
+Task::Outputs full_precision(Task::Outputs outputs);
+
+/// One step of training: forward, backward and update. Not thread-safe.
+class TrainingStep {
+ public:
+  /// @param replicas around the model; null: the rank has one device
+  TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
+               std::shared_ptr<models::Model> model, std::shared_ptr<Replicas> replicas = nullptr);
+
+  /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
+  /// device to finish.
+  /// @param random of this batch and rank
+  /// @param is_regular the same on all ranks: the batch has the run's size. With `cuda_graph` such
+  ///   steps are one launch, after a warm-up.
+  /// @return the vote of the step before, if that was not taken yet. If a loss was not finite there
+  ///   and the run does not skip such steps, this step has changed no parameter, or was a launch of
+  ///   the graph: then the run must not continue from here.
+  /// @throws base::UserError if a step cannot be captured in a graph.
+  std::optional<StepVote::Result> run(const data::Batch& batch, double lr,
+                                      data::SampleRandom& random, const Wishes& wishes,
+                                      bool is_regular = true);
+
+  /// Call this after the state of the optimizer was loaded, or a step of the run is not its next:
+  /// the next graph is captured anew.
+  void forget_graph();
+
+  /// The vote of the last step; waits for it.
+  std::optional<StepVote::Result> finish() { return vote_.take(); }
+
+  /// Whether the run goes on after a step like this.
+  bool accepts(const StepVote::Result& result) const {
+    return is_good(result) || config_.on_nan == "skip";
+  }
+  /// Whether losses and gradients were finite. A scaler expects gradients to overflow at times.
+  bool is_good(const StepVote::Result& result) const {
+    return result.is_finite() && (scaler_ || !result.overflowed);
+  }
+
+  /// Call this after each step that is part of the run.
+  /// @param step steps of the run so far, this one included
+  void update_average(int64_t step, bool copies);
+
+  /// The passes of this rank since the last call, without `whole` and `data`. How much of the
+  /// exchange of gradients backward hides is what c10d's Reducer measures in some steps; on GPUs,
+  /// whose work the host does not see, all of it is.
+  StepTime take_times(int64_t steps);
+
+  /// Prepares the network for training.
+  void train() { set_training(config_, *model_); }
+
+  /// This rank's counts (Task::counts()) since the last call: [K], int64.
+  at::Tensor take_counts();
+
+  Optimizer& optimizer() { return *optimizer_; }
+  const Optimizer& optimizer() const { return *optimizer_; }
+  Ema* ema() { return ema_.get(); }               ///< null: none
+  GradScaler* scaler() { return scaler_.get(); }  ///< null: none
+
+ private:
+  /// What the task trains in a turn.
+  struct Turn {
+    Turn(const Config& config, const std::shared_ptr<models::Model>& model,
+         const std::string& prefix);
+
+    Tensors parameters;
+    Tensors others;  ///< trainable parameters of other turns
+    dist::DistributedDataParallel<models::Model> ddp;
+  };
+
+  /// A step as one launch.
+  struct CapturedStep {
+    std::unique_ptr<dist::CudaGraph> graph;
+    data::Batch batch;  ///< that every launch trains on
+    at::Tensor losses;  ///< StepVote::exchange_losses() of the last launch
+  };
+
+  std::optional<StepVote::Result> run_eagerly(const data::Batch& batch, double lr,
+                                              const Wishes& wishes);
+  std::optional<StepVote::Result> run_captured(const data::Batch& batch, double lr,
+                                               const Wishes& wishes);
+  void capture(const data::Batch& batch);
+  /// What a graph repeats. Returns StepVote::exchange_losses().
+  at::Tensor run_on_device(const data::Batch& batch);
+  /// Makes ready for the update what a backward has left, and looks for what is not finite.
+  void prepare_gradients(const Turn& turn, at::Tensor& found_inf) const;
+  /// Adds the gradients of a batch; returns its mean loss.
+  at::Tensor backward(size_t turn, const data::Batch& batch);
+  at::Tensor backward_part(size_t turn, const data::Batch& batch, double share);
+  Task::Outputs forward(models::Model& model, size_t turn, const data::Batch& batch) const;
+  void clip(const Tensors& parameters, const Tensors& gradients) const;
+  /// Sets `found_inf` to 1 if a gradient is not finite.
+  void check(const Tensors& gradients, at::Tensor& found_inf) const;
+  Tensors undone_by_skip() const;
+  void save_former();
+  void restore_former(const at::Tensor& is_bad);
+
+  const Config& config_;
+  const Task& task_;
+  const BatchToDevice& to_device_;
+  const std::shared_ptr<models::Model> model_;
+  const std::shared_ptr<Replicas> replicas_;  ///< null: none
+  const at::Device device_;
+  const std::unique_ptr<Optimizer> optimizer_;  ///< of all turns
+  std::vector<std::unique_ptr<Turn>> turns_;
+  const std::unique_ptr<GradScaler> scaler_;
+  const std::unique_ptr<Ema> ema_;
+  StepVote vote_;
+  Tensors former_;  ///< values ahead of the step, of undone_by_skip()
+  at::Tensor counts_;
+  LapTimer timer_;
+  StepTime times_;             ///< sums since the last take_times()
+  int64_t reducer_steps_ = 0;  ///< that DistributedDataParallel knows of: eager and captured ones
+  /// Since the graph was forgotten: an eager step makes what the optimizer's state lacks.
+  bool has_run_eagerly_ = false;
+  std::optional<CapturedStep> captured_;
+};
+
+}  // namespace syncbn::train
