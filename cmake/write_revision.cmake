@@ -14,7 +14,7 @@ if(code EQUAL 0)
   endif()
 endif()
 file(CONFIGURE OUTPUT "${OUT}" CONTENT [[
-#include "revision.h"
+#include "common/revision.h"
 
 namespace syncbn::train {
 const char* const kRevision = "@revision@";
