@@ -131,7 +131,7 @@ TEST(GpuGraphTrainingTest, WhatAGraphCannotRepeatIsRefusedByName) {
     return result.err;
   };
   EXPECT_THAT(message_with({}, kOnCpus), HasSubstr("cuda_graph: a graph cannot repeat steps with "
-                                                   "training on the CPU"));
+                                                   "tensors on the CPU"));
   EXPECT_THAT(message_with({"--optimizer", "rmsprop"}), HasSubstr("without fused operators"));
   EXPECT_THAT(message_with({"--ddp.find_unused_parameters"}),
               HasSubstr("ddp.find_unused_parameters"));

@@ -245,7 +245,7 @@ TEST_F(ReportTest, OfARunThatTrainsTheBestSoFar) {
   const Json data = data_in(report_page(add_run("run", {.epochs = 4, .is_finished = false})));
   EXPECT_EQ(data["best"]["epoch"], 4);
   EXPECT_EQ(data["best"]["value"], 0.9);
-  EXPECT_EQ(data["state"], "no end");  // its log is old
+  EXPECT_EQ(data["state"], "no end");  // no process has locked its folder
 }
 
 TEST_F(ReportTest, RefusesWhatIsNoRun) {
@@ -369,13 +369,13 @@ TEST_F(ReportTest, CompareShowsKeysThatDifferAndTheBestFirst) {
   const std::string c = add_run("c", {.lr = 0.4, .epochs = 3, .best = 0.7, .is_finished = false});
   EXPECT_EQ(table_of({a, b, c}),
             "run  epochs  optimizer.lr  best_test_accuracy  best_epoch  test_accuracy  train_loss  "
-            "epochs  seconds     state\n"
+            "seconds     state\n"
             "  b       5           0.2              0.9000           5         0.9000      0.0000  "
-            "     5   10.0 s  finished\n"
+            " 10.0 s  finished\n"
             "  a       5           0.1              0.8000           5         0.8000      0.0000  "
-            "     5   10.0 s  finished\n"
+            " 10.0 s  finished\n"
             "  c       3           0.4              0.7000           3         0.7000      0.0000  "
-            "     3    6.0 s    no end\n");
+            "  6.0 s    no end\n");
 }
 
 TEST_F(ReportTest, CompareGroupsSeeds) {

@@ -78,7 +78,7 @@ void check_graph(const Config& config, const Inputs& inputs, const Task& task,
                  const Optimizer& optimizer) {
   if (!config.cuda_graph) return;
   const std::vector<std::pair<const char*, bool>> obstacles = {
-      {"training on the CPU", !dist::device().is_cuda()},
+      {"tensors on the CPU", !dist::device().is_cuda()},
       {"backend gloo, which exchanges gradients on the host", config.backend == "gloo"},
       {"parallel.mode data_parallel, whose replicas run on threads",
        config.parallel.mode == "data_parallel"},
@@ -325,7 +325,10 @@ class Trainer {
                           owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->write_environment(environment);
-    folder_->log_start(dist::world_size(), position_.step, resumed, total_steps());
+    // The loader of a run that begins has not started its first epoch.
+    const int64_t done =
+        continues_epoch_ ? batches_done() : position_.sampler.epoch * loader_.num_batches();
+    folder_->log_start(dist::world_size(), position_.step, resumed, total_steps_after(done));
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
     if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
@@ -550,8 +553,11 @@ class Trainer {
     return fmt::format("the loss of rank {} is", result.first_bad_rank);
   }
 
-  int64_t total_steps() const {
-    const int64_t total = position_.step + config_.epochs * loader_.num_batches() - batches_done();
+  int64_t total_steps() const { return total_steps_after(batches_done()); }
+
+  /// @param done batches of the run
+  int64_t total_steps_after(int64_t done) const {
+    const int64_t total = position_.step + config_.epochs * loader_.num_batches() - done;
     return std::min(total, config_.max_steps.value_or(total));
   }
 

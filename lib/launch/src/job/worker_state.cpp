@@ -282,6 +282,7 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& workers, double s
 }
 
 std::string table_of(const std::vector<WorkerState>& workers) {
+  constexpr int kDoingWidth = 40;
   size_t host_width = 4;
   for (const WorkerState& one : workers) host_width = std::max(host_width, one.host.size());
   std::string text =
@@ -290,10 +291,11 @@ std::string table_of(const std::vector<WorkerState>& workers) {
   for (const WorkerState& one : workers) {
     const std::string wait =
         one.collective > 0 ? fmt::format("waits in collective {}: ", one.collective) : "";
-    text += fmt::format(
-        "{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}{}\n", one.rank, one.host, host_width,
-        one.pid, process_of(one), one.reports ? std::to_string(one.steps) : "-",
-        one.reports ? base::format_seconds(one.idle_seconds) : "-", wait, one.doing);
+    text += fmt::format("{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}{}\n", one.rank, one.host,
+                        host_width, one.pid, process_of(one),
+                        one.reports ? std::to_string(one.steps) : "-",
+                        one.reports ? base::format_seconds(one.idle_seconds) : "-", wait,
+                        base::truncated(one.doing, kDoingWidth));
   }
   return text;
 }

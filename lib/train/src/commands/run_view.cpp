@@ -60,6 +60,12 @@ std::string spaced(std::string name) {
   return name;
 }
 
+/// The end of a name that is too long: "test accuracy cat" and "test accuracy dog" begin alike.
+std::string name_in(const std::string& name, int width) {
+  const auto room = static_cast<size_t>(std::max(width, 1));
+  return name.size() <= room ? name : "…" + name.substr(name.size() - room + 1);
+}
+
 }  // namespace
 
 std::string sparkline(const std::vector<double>& values, int width) {
@@ -223,8 +229,8 @@ std::vector<std::string> RunView::screen(int columns, int rows, bool colours) co
   const int name = std::min(static_cast<int>(widest), std::max(columns / 3, 1));
   for (size_t i = 0; i < shown; ++i) {
     const Series& one = series_[i];
-    const std::string text = fmt::format("{:<{}} {:>{}.4g} ", base::truncated(one.name, name), name,
-                                         one.values.back(), kValue);
+    const std::string text =
+        fmt::format("{:<{}} {:>{}.4g} ", name_in(one.name, name), name, one.values.back(), kValue);
     const int left = columns - 1 - static_cast<int>(text.size());
     lines.push_back(base::truncated(text, columns - 1) +
                     coloured(kCyan, sparkline(one.values, left)));

@@ -16,6 +16,7 @@
 #include <span>
 #include <utility>
 
+#include "records/run_folder.h"
 #include "report/assets.h"
 #include "report/page.h"
 #include "report/result_table.h"
@@ -74,6 +75,24 @@ ComparedRun read_compared(const fs::path& folder) {
   return run;
 }
 
+/// A folder that is no run, as that of a sweep, stands for the runs in it.
+std::vector<std::string> folders_of_runs(const std::vector<std::string>& given) {
+  std::vector<std::string> folders;
+  for (const std::string& one : given) {
+    std::vector<std::string> inner;
+    std::error_code ignored;
+    if (!RunFolder::is_run(one)) {
+      for (const auto& entry : fs::directory_iterator(one, ignored)) {
+        if (RunFolder::is_run(entry.path())) inner.push_back(entry.path().string());
+      }
+    }
+    std::ranges::sort(inner);
+    if (inner.empty()) inner = {one};
+    folders.insert(folders.end(), inner.begin(), inner.end());
+  }
+  return folders;
+}
+
 std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
   std::vector<ComparedRun> runs;
   for (const std::string& folder : folders) {
@@ -85,6 +104,11 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
     runs.push_back(read_compared(folder));
     const std::string first = runs.front().records.setting("task.type");
     const std::string task = runs.back().records.setting("task.type");
+    if (task.empty()) {
+      throw base::UserError(
+          fmt::format("compare: {} does not say what it has trained: it has no {}", folder,
+                      RunFolder::kConfig));
+    }
     if (task == first) continue;
     throw base::UserError(
         fmt::format("compare: {} is a run of task {} and {} one of {}; compare runs of one task",
@@ -239,7 +263,7 @@ int compare_command(const std::vector<std::string>& args) {
   if (folders.empty()) {
     throw base::UserError("compare: name the folders of runs: train compare runs/a runs/b");
   }
-  const std::vector<ComparedRun> runs = read_all(folders);
+  const std::vector<ComparedRun> runs = read_all(folders_of_runs(folders));
   const std::vector<std::string> keys = differing_keys(runs);
   const auto groups = groups_of(runs, keys);
   const auto shown = std::span(keys).first(std::min(keys.size(), kMaxKeys));
@@ -257,6 +281,7 @@ int compare_command(const std::vector<std::string>& args) {
     const std::string title = base::counted(std::ssize(runs), "run");
     base::write_file_atomically(*html,
                                 page(title, compared_json(runs, keys, groups), assets::kCompareJs));
+    base::write_stdout(fmt::format("wrote {}\n", *html));
   }
   return base::kExitOk;
 }

@@ -23,8 +23,9 @@ std::string best_column(const Json& result) {
   return found;
 }
 
-/// The columns besides the values.
-std::vector<std::string> columns_of(const std::vector<ResultRow>& rows) {
+/// The columns besides the `values`.
+std::vector<std::string> columns_of(const std::vector<ResultRow>& rows,
+                                    const std::vector<std::string>& values) {
   for (const ResultRow& row : rows) {
     if (row.result.empty()) continue;
     std::vector<std::string> names;
@@ -44,7 +45,8 @@ std::vector<std::string> columns_of(const std::vector<ResultRow>& rows) {
         return !other.result.empty() &&
                other.result.value(name, Json()) != row.result.value(name, Json());
       };
-      if (std::ranges::any_of(rows, is_other)) names.emplace_back(name);
+      const bool is_there = std::ranges::count(values, name) > 0;
+      if (!is_there && std::ranges::any_of(rows, is_other)) names.emplace_back(name);
     }
     names.emplace_back("seconds");
     return names;
@@ -91,7 +93,7 @@ std::string shown_result(const std::string& column, const Json& value) {
 
 std::string result_table(const std::vector<std::string>& names, std::vector<ResultRow> rows) {
   std::ranges::stable_sort(rows, {}, &ResultRow::rank);
-  const std::vector<std::string> columns = columns_of(rows);
+  const std::vector<std::string> columns = columns_of(rows, names);
   std::vector<Row> texts = {names};
   texts.front().insert(texts.front().end(), columns.begin(), columns.end());
   texts.front().emplace_back("state");

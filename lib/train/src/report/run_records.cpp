@@ -9,7 +9,7 @@
 #include <limits>
 #include <string_view>
 
-#include "records/log_record.h"
+#include "records/folder_lock.h"
 #include "records/run_folder.h"
 
 namespace syncbn::train {
@@ -34,7 +34,6 @@ Value field_of(const Json& json, const char* key, const Value& otherwise) {
 
 void read_line(const Json& line, RunRecords& run) {
   const auto event = field_of<std::string>(line, "event", "");
-  run.written = field_of(line, "time", run.written);
   if (event == "epoch") run.epochs.add(line);
   if (event == "step") run.steps.add(line);
   if (event == "start") {
@@ -98,8 +97,7 @@ std::string RunRecords::state() const {
     const auto reason = field_of<std::string>(end, "reason", "");
     return reason == "finished" ? reason : "stopped by " + reason;
   }
-  constexpr double kSilence = 600;  // seconds; evaluations may be long
-  return unix_time() - written > kSilence ? "no end" : "running";
+  return is_locked(folder) ? "running" : "no end";
 }
 
 std::string RunRecords::setting(const std::string& path) const {

@@ -24,10 +24,8 @@ struct RunRecords {
   nlohmann::ordered_json start;      ///< the log's last line of this event, or null
   nlohmann::ordered_json end;        ///< the same, if no start follows it
   nlohmann::ordered_json result;     ///< result.json, or null
-  double written = 0;                ///< when the log got its last line: seconds since 1970
 
-  /// "finished", "stopped by SIGTERM", "running", or "no end" if the log was not written to for
-  /// some minutes.
+  /// "finished", "stopped by SIGTERM", "running", or "no end" if no process writes to the folder.
   std::string state() const;
 
   /// The value of a key, "task.type"; empty without it.

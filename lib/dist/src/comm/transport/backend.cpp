@@ -33,10 +33,6 @@ std::string reason() {
   return place == std::string::npos ? text : text.substr(place + 2);
 }
 
-}  // namespace
-
-namespace {
-
 /// Whether it is an error of NCCL that no other rank causes.
 bool is_failure_of_this_rank(const std::string& why) {
   return why.find("ncclUnhandledCudaError") != std::string::npos ||
@@ -312,8 +308,9 @@ void Backend::report_mismatch(const std::string& what) {
 
 void Backend::require_no_failure(const Call* next) const {
   std::optional<Call> failed = log_->failed();
-  if (failed && failed->sequence == 0)
+  if (failed && failed->sequence == 0) {  // another rank's
     failed = next != nullptr ? std::optional(*next) : std::nullopt;
+  }
   if (failed) label_of(*failed).rethrow("an earlier call of the group has failed");
 }
 
