@@ -84,6 +84,7 @@ std::string render_progress(const ProgressState& state, int columns) {
   parts.push_back({times_of(state), kTimes});
 
   std::vector<Part*> by_rank;
+  by_rank.reserve(parts.size());
   for (Part& part : parts) by_rank.push_back(&part);
   std::ranges::sort(by_rank, {}, &Part::rank);
   int left = columns - 1;

@@ -74,7 +74,7 @@ base::HeldPort hold_port(int port) {
 
 std::string listen_address(const LaunchOptions& options) {
   if (options.listen.empty()) return is_loopback(options.master_addr) ? options.master_addr : "";
-  const std::string address = address_of_interface(options.listen);
+  std::string address = address_of_interface(options.listen);
   if (!address.empty()) return address;
   if (is_local_address(options.listen)) return options.listen;
   throw base::UserError(fmt::format(

@@ -26,7 +26,8 @@ void WorkerProgress::update(const syncbn_agent_record& record, Clock::time_point
   if (std::exchange(collective_, 0) > 0) doing_.clear();
   if (record.kind != SYNCBN_AGENT_HEARTBEAT) doing_ = record.text;
   allowance_ = std::chrono::milliseconds(
-      record.kind == SYNCBN_AGENT_PHASE ? std::min<uint64_t>(record.done, 7 * 86'400'000) : 0);
+      record.kind == SYNCBN_AGENT_PHASE ? std::min<uint64_t>(record.done, uint64_t{7} * 86'400'000)
+                                        : 0);
 }
 
 std::optional<WorkerProgress::Clock::duration> WorkerProgress::stalled_for(
