@@ -187,4 +187,17 @@ TEST(FlightRecorderTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
   }
 }
 
+TEST(FlightRecorderTest, ARefusedCallLeavesNothingBehind) {
+  detail::FlightRecorder log("group", {0, 1}, [] {});
+  detail::Call call;
+  for (call.sequence = 1; call.sequence <= 600; ++call.sequence) {  // more than it keeps
+    log.begin(call, nullptr);
+    log.succeed(call);
+  }
+  log.begin(call, nullptr);
+  log.refuse(call);
+  EXPECT_TRUE(log.pending().empty());
+  EXPECT_EQ(log.completed(), 600);
+}
+
 }  // namespace

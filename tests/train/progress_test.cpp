@@ -73,6 +73,32 @@ TEST_F(AgentChannelTest, CutsLongTextBetweenCharacters) {
   EXPECT_EQ(std::string(received().back().text), std::string(214, 'x'));
 }
 
+TEST_F(AgentChannelTest, ItsEndReportsTheLastSteps) {
+  {
+    AgentChannel channel(0);
+    channel.heartbeat(1);
+    channel.heartbeat(2);
+    channel.heartbeat(3);
+  }
+  const auto records = received();
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[1].done, 1u);
+  EXPECT_EQ(records[2].done, 3u);
+}
+
+TEST_F(AgentChannelTest, APhaseAsksForTimeAndTellsThatItGoesOn) {
+  AgentChannel channel(0);
+  channel.phase("evaluation", std::chrono::minutes(2));
+  channel.phase_goes_on("evaluation");
+  channel.phase_goes_on("evaluation");  // at most once a second
+  const auto records = received();
+  ASSERT_EQ(records.size(), 3u);
+  EXPECT_EQ(records[1].kind, SYNCBN_AGENT_PHASE);
+  EXPECT_EQ(records[1].done, 120'000u);
+  EXPECT_EQ(records[2].done, 0u);
+  EXPECT_STREQ(records[2].text, "evaluation");
+}
+
 TEST_F(AgentChannelTest, SendsHeartbeatsAtMostOnceASecond) {
   AgentChannel channel(0);
   for (uint64_t step = 1; step <= 100; ++step) channel.heartbeat(step);

@@ -201,8 +201,10 @@ TEST_F(ReportTest, ManyClassesGiveTheCommonestMistakes) {
   }
   folder_.write("confusion.csv", text);
   EXPECT_EQ(confusion_json(folder_ / "confusion.csv").dump(), R"({"mistakes":[["c3","c4",7,16]]})");
-  folder_.write("confusion.csv", "label/answer,a\na,x\n");
-  EXPECT_TRUE(confusion_json(folder_ / "confusion.csv").is_null());
+  for (const char* damaged : {"label/answer,a\na,x\n", "label/answer,a\nb,1\n"}) {
+    folder_.write("confusion.csv", damaged);
+    EXPECT_TRUE(confusion_json(folder_ / "confusion.csv").is_null());
+  }
 }
 
 // ---- train report

@@ -107,10 +107,12 @@ TEST_F(RunViewTest, BeginsAnewWithALogThatWasRewound) {
   epoch(1, 0.5);
   epoch(2, 0.25);
   RunView view(path_);
+  EXPECT_THAT(view.news(), ::testing::SizeIs(2));
   run_.reset();
   start(/*resume=*/true, /*step=*/10);
   epoch(2, 0.125);
   view.update();
+  EXPECT_THAT(view.news(), ElementsAre(HasSubstr("train loss 0.125")));
   EXPECT_THAT(view.screen(80, 23, false), ::testing::Contains("train loss            0.125 █▁"));
 }
 

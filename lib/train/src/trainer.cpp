@@ -65,6 +65,9 @@ using config::Duration;
 
 constexpr int64_t kLogInterval = 10;  // steps, with log_interval: auto
 constexpr int64_t kMaxRestores = 3;
+// For --hang_timeout of the launcher: what these phases may take beyond it.
+constexpr std::chrono::minutes kPhaseAllowance{10};
+constexpr const char* kEvaluation = "evaluation";
 constexpr int64_t kMaxBadInRow = 100;  // with on_nan: skip
 
 std::string with_seed(const std::string& config_text, int64_t seed) {
@@ -724,9 +727,11 @@ class Trainer {
   /// False: as evaluate().
   bool add_results(EpochRecord& record, const std::string& prefix) {
     const auto now = [&] { return wishes(); };
+    channel_.phase(kEvaluation, kPhaseAllowance);
     prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
                        resume_.seed, now);
     const Evaluation result = evaluator_.evaluate(now, [&](int64_t batch, int64_t batches) {
+      channel_.phase_goes_on(kEvaluation);
       if (!is_rank_0()) return;
       progress_.show(position_.step, total_steps(), [&] {
         return fmt::format("epoch {}/{}  {} {}/{}  {}{}", record.epoch, config_.epochs,
@@ -784,7 +789,12 @@ class Trainer {
     data::SampleRandom random = random_of_batch();
     const data::Batch augmented = task_->augment(to_device_(batch), random);
     const auto sheet = contact_sheet(augmented, inputs_.train_set->normalization());
-    if (sheet) folder_->write_picture("first_batch", 0, *sheet);
+    if (!sheet) return;
+    try {
+      folder_->write_picture("first_batch", 0, *sheet);
+    } catch (const base::Error& error) {  // a picture is not worth the run
+      spdlog::warn("{}", error.what());
+    }
   }
 
   void renew_report() {
@@ -834,6 +844,7 @@ class Trainer {
   /// @param last write last.pt, besides what `change` asks for
   void save(const data::SamplerState& sampler, const BestChange& change = {}, bool last = true) {
     if (!last && !change.write) return;
+    channel_.phase("checkpoint", kPhaseAllowance);
     if (sampler.consumed > 0) collect_counts();
     const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
     const auto rng_states = dist::all_gather(own);

@@ -30,6 +30,15 @@ ImageType image_type(at::ScalarType type) {
 at::Tensor normalize(const at::Tensor& images, at::ArrayRef<double> mean, at::ArrayRef<double> std,
                      const std::optional<at::Tensor>& sizes, at::ScalarType type,
                      at::MemoryFormat memory_format) {
+  const auto channels = static_cast<int64_t>(mean.size());
+  TORCH_CHECK(
+      images.is_cuda() && images.scalar_type() == at::kByte && images.dim() == 4 &&
+          channels <= kMaxChannels && images.size(1) == channels && std.size() == mean.size(),
+      "normalize: expected bytes of [samples, channels, height, width] on a GPU, and a mean "
+      "and deviation for each of at most ",
+      kMaxChannels, " channels");
+  TORCH_CHECK(!sizes || (sizes->is_cuda() && sizes->scalar_type() == at::kLong),
+              "normalize: expected sizes as int64 on a GPU");
   const c10::cuda::CUDAGuard guard(images.device());
   const bool from_channels_last = images.is_contiguous(at::MemoryFormat::ChannelsLast);
   const at::Tensor dense = from_channels_last ? images : images.contiguous();

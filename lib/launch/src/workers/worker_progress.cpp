@@ -24,6 +24,7 @@ void WorkerProgress::update(const syncbn_agent_record& record, Clock::time_point
   if (record.kind == SYNCBN_AGENT_PROGRESS) bar_ = record.done;
   since_ = now;
   if (std::exchange(collective_, 0) > 0) doing_.clear();
+  if (std::exchange(in_phase_, record.kind == SYNCBN_AGENT_PHASE)) doing_.clear();
   if (record.kind != SYNCBN_AGENT_HEARTBEAT) doing_ = record.text;
   allowance_ = std::chrono::milliseconds(
       record.kind == SYNCBN_AGENT_PHASE ? std::min<uint64_t>(record.done, uint64_t{7} * 86'400'000)

@@ -39,6 +39,7 @@ class WorkerProgress {
   uint64_t reported_ns_ = 0;
   uint64_t collective_ = 0;
   std::string doing_;
+  bool in_phase_ = false;                  ///< which `doing_` names
   std::chrono::milliseconds allowance_{};  ///< that the worker has asked for, until its next record
   Clock::time_point since_;                ///< its last progress
   Clock::duration longest_step_{};

@@ -55,9 +55,10 @@ int64_t epochs_of(const std::filesystem::path& folder) {
   return epochs == nullptr ? 0 : base::parse_number<int64_t>(epochs->scalar).value_or(0);
 }
 
+/// A name of the log, without control characters, as it is shown.
 std::string spaced(std::string name) {
   std::ranges::replace(name, '_', ' ');
-  return name;
+  return base::printable(name);
 }
 
 /// The end of a name that is too long: "test accuracy cat" and "test accuracy dog" begin alike.
@@ -157,7 +158,12 @@ void RunView::add(const LogRecord& record) {
     if (record.event == "epoch") series(spaced(name)).values.push_back(value);
   }
   last_ = record;
-  if (record.event == "epoch") new_epochs_.push_back(record);
+  // A log that was rewound has some epochs again.
+  const std::pair now(record.time, record.epoch);
+  if (record.event == "epoch" && now > newest_) {
+    new_epochs_.push_back(record);
+    newest_ = now;
+  }
 }
 
 RunView::Series& RunView::series(const std::string& name) {
@@ -185,7 +191,8 @@ std::string RunView::state_text() const {
     case State::kFinished:
       return "finished";
     default:
-      return end_ ? "stopped: " + *end_ : "stopped without a last line: killed, or its host failed";
+      return end_ ? "stopped: " + base::printable(*end_)
+                  : "stopped without a last line: killed, or its host failed";
   }
 }
 
@@ -214,7 +221,7 @@ std::vector<std::string> RunView::screen(int columns, int rows, bool colours) co
                              : state() == State::kFinished ? kGreen
                                                            : kRed;
   const std::filesystem::path name_of_run = folder_.has_filename() ? folder_.filename() : folder_;
-  std::string head = fmt::format("{}  {}", name_of_run.string(), state_text());
+  std::string head = fmt::format("{}  {}", base::printable(name_of_run.string()), state_text());
   if (ranks_ > 0) head += "  " + base::counted(ranks_, "rank");
   std::vector<std::string> lines = {coloured(colour, base::truncated(head, columns - 1)),
                                     progress(columns)};

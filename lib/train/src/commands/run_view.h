@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "records/log_record.h"
@@ -70,6 +71,7 @@ class RunView {
   LogRecord last_;
   std::optional<double> last_loss_;
   std::vector<LogRecord> new_epochs_;
+  std::pair<double, int64_t> newest_;  ///< time and number of the last of all new_epochs_
   bool has_told_end_ = false;
 };
 

@@ -42,11 +42,31 @@ AgentChannel::AgentChannel(int rank) : rank_(rank), fd_(adopt()) {
   send(SYNCBN_AGENT_HELLO);
 }
 
+AgentChannel::~AgentChannel() {
+  if (!has_reported_) send(SYNCBN_AGENT_HEARTBEAT, steps_);
+}
+
 void AgentChannel::heartbeat(uint64_t steps) {
+  steps_ = steps;
+  has_reported_ = is_due();
+  if (has_reported_) send(SYNCBN_AGENT_HEARTBEAT, steps);
+}
+
+void AgentChannel::phase(const std::string& text, std::chrono::minutes allowance) {
+  if (!fd_) return;
+  const std::chrono::milliseconds time = allowance;
+  send(SYNCBN_AGENT_PHASE, static_cast<uint64_t>(time.count()), /*total=*/0, text);
+}
+
+void AgentChannel::phase_goes_on(const std::string& text) {
+  if (is_due()) phase(text, std::chrono::minutes(0));
+}
+
+bool AgentChannel::is_due() {
   const auto now = std::chrono::steady_clock::now();
-  if (!fd_ || now - last_heartbeat_ < kHeartbeatInterval) return;
+  if (!fd_ || now - last_heartbeat_ < kHeartbeatInterval) return false;
   last_heartbeat_ = now;
-  send(SYNCBN_AGENT_HEARTBEAT, steps);
+  return true;
 }
 
 syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, uint64_t total,

@@ -19,18 +19,34 @@ class AgentChannel {
   /// Adopts the descriptor named in the environment and says hello.
   explicit AgentChannel(int rank);
 
+  /// Reports the last steps: a launcher compares where failures happen.
+  ~AgentChannel();
+  AgentChannel(const AgentChannel&) = delete;
+  AgentChannel& operator=(const AgentChannel&) = delete;
+
   explicit operator bool() const { return static_cast<bool>(fd_); }
 
   /// Reports `steps` finished steps, at most once a second.
   void heartbeat(uint64_t steps);
 
+  /// Reports what this worker does instead of steps. The next record may take `allowance` longer
+  /// than usual.
+  void phase(const std::string& text, std::chrono::minutes allowance);
+
+  /// Reports that the phase goes on, at most once a second.
+  void phase_goes_on(const std::string& text);
+
   syncbn_agent_record send(syncbn_agent_kind kind, uint64_t done = 0, uint64_t total = 0,
                            const std::string& text = {});
 
  private:
+  bool is_due();  ///< and counts the record that follows
+
   int rank_;
   base::UniqueFd fd_;
   std::chrono::steady_clock::time_point last_heartbeat_;
+  uint64_t steps_ = 0;
+  bool has_reported_ = true;  ///< `steps_`
 };
 
 /// Rank 0's progress: a bar that the launcher draws or, without one, this process; where there is

@@ -33,6 +33,7 @@ std::vector<Cell> cells_of(const std::vector<Row>& rows) {
   const bool is_list = header == Row{"label", "answer", "count"};
   for (size_t i = 1; i < rows.size(); ++i) {
     if (rows[i].size() != header.size()) return {};
+    if (!is_list && std::ranges::find(header, rows[i][0]) == header.end()) return {};
     for (size_t k = is_list ? 2 : 1; k < header.size(); ++k) {
       const auto count = base::parse_number<int64_t>(rows[i][k]);
       if (!count) return {};

@@ -104,8 +104,8 @@ Json pictures_json(const fs::path& folder) {
                                      {"width", picture.width},
                                      {"height", picture.height},
                                      {"address", picture.address}});
-    } catch (const base::UserError&) {
-      // Someone else's file, or one that was just removed: the page does without.
+    } catch (const base::Error&) {
+      // Someone else's file, one too large, or one that was just removed: the page does without.
     }
   }
   return pictures;

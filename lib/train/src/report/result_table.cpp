@@ -95,7 +95,7 @@ std::string result_table(const std::vector<std::string>& names, std::vector<Resu
   std::ranges::stable_sort(rows, {}, &ResultRow::rank);
   const std::vector<std::string> columns = columns_of(rows, names);
   std::vector<Row> texts = {names};
-  texts.front().insert(texts.front().end(), columns.begin(), columns.end());
+  for (const std::string& column : columns) texts.front().push_back(base::printable(column));
   texts.front().emplace_back("state");
   for (const ResultRow& row : rows) {
     Row text;
@@ -103,7 +103,7 @@ std::string result_table(const std::vector<std::string>& names, std::vector<Resu
     for (const std::string& column : columns) {
       text.push_back(row.result.contains(column) ? shown_result(column, row.result[column]) : "");
     }
-    text.push_back(row.state);
+    text.push_back(base::printable(row.state));
     texts.push_back(std::move(text));
   }
   return aligned(texts);

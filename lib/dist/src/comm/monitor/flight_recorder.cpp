@@ -111,7 +111,7 @@ FlightRecorder::Entry* FlightRecorder::entry_of(const Call& call) {
 void FlightRecorder::succeed(const Call& call) {
   const std::lock_guard lock(mutex_);
   Entry* const entry = entry_of(call);
-  if (entry == nullptr) return;
+  if (entry == nullptr || !entry->is_pending()) return;  // it may have failed meanwhile
   entry->state = State::kSucceeded;
   entry->is_done = nullptr;
 }
@@ -128,7 +128,8 @@ void FlightRecorder::refuse(const Call& call) {
     transfers_.remove_if(
         [&call](const Entry& entry) { return entry.call.sequence == call.sequence; });
   } else if (Entry* const entry = entry_of(call)) {
-    *entry = {};
+    // Its slot is also that of call `sequence - kKept`, which has ended long ago.
+    *entry = {.state = State::kSucceeded};
     last_ = call.sequence - 1;
   }
 }
