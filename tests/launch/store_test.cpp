@@ -452,6 +452,28 @@ TEST(StoreServerTest, ClosesWhoFillsItAndSaysSoOnce) {
   });
 }
 
+TEST(StoreServerTest, ClosesWhoAskForMoreThanFitsAndDoNotRead) {
+  ServingStore store;
+  const RawClient other(store.port());
+  const std::string value(size_t{8} << 20, 'x');
+  other.set("k", value);
+  std::deque<RawConnection> lazy;
+  for (int i = 0; i < 20; ++i) {
+    lazy.push_back(greeted(store));
+    sync(lazy.back());
+  }
+  for (const RawConnection& one : lazy) {
+    one.send(keys_query(Query::kMultiGet, std::vector<std::string>(6, "/k")));
+  }
+  other.add("n", 1);  // behind all of them
+  store.run([](StoreServer& server) {
+    EXPECT_LE(server.clients(), 3U) << "48 MiB for each, and 64 MiB in all";
+    EXPECT_THAT(server.take_notices(), ElementsAre(HasSubstr("the workers' store is full")));
+  });
+  lazy.clear();
+  EXPECT_EQ(other.get("k"), value);
+}
+
 TEST(StoreServerTest, WhatIsRemovedMakesRoom) {
   const ServingStore store({}, size_t{1} << 20);
   const RawClient client(store.port());

@@ -1,14 +1,15 @@
 #include <syncbn/base/random.h>
 
 #include <fmt/format.h>
-
-#include <random>
+#include <syncbn/base/error.h>
+#include <sys/random.h>
 
 namespace syncbn::base {
 
 uint64_t random_bits() {
-  std::random_device random;
-  return uint64_t{random()} << 32 | random();
+  uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof(bits), 0) != sizeof(bits)) throw_errno("cannot get random bits");
+  return bits;
 }
 
 std::string random_id() {

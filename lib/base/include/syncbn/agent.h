@@ -30,8 +30,8 @@ enum syncbn_agent_kind {
   SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to show beside the bar */
   SYNCBN_AGENT_CLEAR = 4,     /* hide the progress bar until the next PROGRESS */
   SYNCBN_AGENT_WAITING = 5, /* has waited for other ranks for a while (say, a second) in collective
-                               number `done`, from 1, whose name is `text`. The next record of
-                               another kind but CLEAR ends the wait */
+                               number `done`, from 1, whose name is `text`. A later PHASE, or a
+                               HEARTBEAT or PROGRESS with another `done`, ends the wait */
   SYNCBN_AGENT_PHASE = 6    /* `text` is what it does now, such as "evaluation"; the next record may
                                take `done` milliseconds longer than usual */
 };

@@ -4,6 +4,7 @@
 #include <linux/close_range.h>
 #include <syncbn/base/error.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -53,6 +54,17 @@ size_t max_newcomers() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 256;
   return std::max<size_t>(1, limit.rlim_cur / 4);
+}
+
+base::UniqueFd open_spare() {
+  return base::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
+
+void drop_connection(int listener, base::UniqueFd& spare) {
+  if (!spare) spare = open_spare();
+  spare.reset();
+  base::UniqueFd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)).reset();
+  spare = open_spare();
 }
 
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {

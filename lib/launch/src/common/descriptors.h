@@ -32,6 +32,12 @@ void close_listed(unsigned first, unsigned last, unsigned flags);
 /// that this process may open, because it needs the others itself.
 size_t max_newcomers();
 
+/// A descriptor to give to drop_connection().
+base::UniqueFd open_spare();
+/// Accepts and closes a connection although no descriptor is free: poll() would report it again and
+/// again. @param spare closed for that, and opened again.
+void drop_connection(int listener, base::UniqueFd& spare);
+
 using ReadBuffer = std::array<char, 65536>;
 /// Reads from a non-blocking pipe into `buffer` and returns what it read, perhaps nothing. Closes
 /// `fd` at the end of the stream.

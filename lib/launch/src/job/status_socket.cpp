@@ -2,34 +2,39 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <syncbn/base/channel.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <utility>
 
+#include "common/descriptors.h"
+#include "common/json_messages.h"
 #include "job/worker_state.h"
 
 namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::json;
+using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kName = "syncbn-launch/";  // then the process
 constexpr size_t kMaxAsking = 16;
-
-base::UniqueFd make_socket() {
-  return base::UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-}
+constexpr size_t kMaxAnswer = size_t{64} << 20;
+constexpr std::chrono::seconds kPatience{5};
 
 // An abstract address: its first byte is 0.
 socklen_t address_of(pid_t pid, sockaddr_un& address) {
@@ -39,9 +44,12 @@ socklen_t address_of(pid_t pid, sockaddr_un& address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-void limit_time(int fd, int option) {
-  const timeval patience{.tv_sec = 5, .tv_usec = 0};
-  ::setsockopt(fd, SOL_SOCKET, option, &patience, sizeof(patience));
+// The user at the other end.
+std::optional<uid_t> user_of(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return std::nullopt;
+  return peer.uid;
 }
 
 // Lines of /proc/net/unix end with the socket's name, "@" in place of the 0.
@@ -58,37 +66,60 @@ std::set<pid_t> launchers() {
   return pids;
 }
 
-// The answer of a launcher; discarded if it gives none.
-Json ask(pid_t pid) {
-  const base::UniqueFd fd = make_socket();
+struct Asked {
+  pid_t pid;
+  base::Channel channel;
+};
+
+// Anybody may take an abstract address: only a launcher of this user is asked, by root any.
+base::UniqueFd connect_to(pid_t pid) {
+  base::UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
   const socklen_t size = address_of(pid, address);
-  limit_time(fd.get(), SO_RCVTIMEO);
   if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return {};
-  std::string text;
-  std::array<char, 65536> buffer;
-  for (ssize_t got = 0; (got = ::read(fd.get(), buffer.data(), buffer.size())) > 0;) {
-    text.append(buffer.data(), static_cast<size_t>(got));
+  const auto user = user_of(fd.get());
+  return user && (*user == ::geteuid() || ::geteuid() == 0) ? std::move(fd) : base::UniqueFd();
+}
+
+// Asks all at once, so that one that is stopped does not take the time of the others.
+std::vector<Asked> ask_launchers() {
+  std::vector<Asked> all;
+  for (const pid_t pid : launchers()) {
+    if (base::UniqueFd fd = connect_to(pid)) all.push_back({pid, base::Channel(std::move(fd))});
   }
-  return Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto deadline = Clock::now() + kPatience;
+  while (Clock::now() < deadline) {
+    std::vector<pollfd> polls;
+    for (const Asked& one : all) {
+      if (!one.channel.has_ended()) polls.push_back({one.channel.fd(), POLLIN, 0});
+    }
+    if (polls.empty()) break;
+    ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
+    for (auto& [pid, channel] : all) {
+      if (!channel.has_ended()) channel.receive();
+      if (channel.input().size() > kMaxAnswer) channel.fail(EMSGSIZE);
+    }
+  }
+  return all;
 }
 
 std::string render(const Json& job) {
   std::vector<WorkerState> workers;
   for (const Json& worker : job.at("workers")) workers.push_back(WorkerState::of(worker));
   std::string text = fmt::format(
-      "job {} ({}), launcher {}, attempt {}, {}: {}\n", job.at("run_id").get<std::string>(),
-      job.at("job_id").get<std::string>(), job.at("pid").get<pid_t>(), job.at("attempt").get<int>(),
-      base::counted(job.at("nodes").get<int>(), "node"), job.at("state").get<std::string>());
+      "job {} ({}), launcher {}, attempt {}, {}: {}\n", shown_text(job, "run_id"),
+      shown_text(job, "job_id"), job.at("pid").get<pid_t>(), job.at("attempt").get<int>(),
+      base::counted(job.at("nodes").get<int>(), "node"), shown_text(job, "state"));
   for (const Json& node : job.at("silent")) {
-    text += fmt::format("{} does not answer\n", node.get<std::string>());
+    text += fmt::format("{} does not answer\n", base::printable(node.get<std::string>()));
   }
   return workers.empty() ? text : text + table_of(workers);
 }
 
 }  // namespace
 
-StatusServer::StatusServer() : listener_(make_socket()) {
+StatusServer::StatusServer()
+    : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), spare_(open_spare()) {
   sockaddr_un address{};
   const socklen_t size = address_of(::getpid(), address);
   if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
@@ -101,18 +132,17 @@ bool StatusServer::handle() {
   pollfd ready{fd(), POLLIN, 0};
   if (::poll(&ready, 1, 0) <= 0) return false;
   base::UniqueFd one(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC));
-  ucred peer{};
-  socklen_t size = sizeof(peer);
-  const bool is_known = ::getsockopt(one.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0;
-  const bool may_ask = is_known && (peer.uid == ::geteuid() || peer.uid == 0);
-  if (!may_ask || asking_.size() >= kMaxAsking) return false;
+  if (!one && (errno == EMFILE || errno == ENFILE)) drop_connection(fd(), spare_);
+  const auto user = user_of(one.get());
+  if (!user || (*user != ::geteuid() && *user != 0) || asking_.size() >= kMaxAsking) return false;
   asking_.push_back(std::move(one));
   return true;
 }
 
 void StatusServer::answer(const std::string& text) {
   for (const base::UniqueFd& one : asking_) {
-    limit_time(one.get(), SO_SNDTIMEO);
+    const timeval patience{.tv_sec = kPatience.count(), .tv_usec = 0};
+    ::setsockopt(one.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
     std::string_view rest = text;
     while (!rest.empty()) {
       const ssize_t sent = ::send(one.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
@@ -134,21 +164,34 @@ std::string status_text(const RunContext& context, const Json& workers, const st
 void print_status(const std::string& which) {
   std::set<std::string> shown;
   std::string text;
-  for (const pid_t pid : launchers()) {
-    const Json job = ask(pid);
+  std::vector<std::string> silent;
+  for (const auto& [pid, channel] : ask_launchers()) {
+    if (!channel.has_ended()) {
+      silent.push_back(
+          fmt::format("launcher {} does not answer (stopped? kill -CONT {})", pid, pid));
+      continue;
+    }
+    const Json job = Json::parse(channel.input(), nullptr, /*allow_exceptions=*/false);
     if (!job.is_object()) continue;
-    const bool is_meant = which.empty() || which == std::to_string(pid) ||
-                          which == job.value("run_id", "") || which == job.value("job_id", "");
-    // Launchers of one job tell the same.
-    if (!is_meant || !shown.insert(job.value("job_id", "")).second) continue;
-    text += (text.empty() ? "" : "\n") + render(job);
+    try {
+      const bool is_meant = which.empty() || which == std::to_string(pid) ||
+                            which == job.value("run_id", "") || which == job.value("job_id", "");
+      // Launchers of one job tell the same.
+      if (!is_meant || shown.contains(job.value("job_id", ""))) continue;
+      text += (text.empty() ? "" : "\n") + render(job);
+      shown.insert(job.value("job_id", ""));
+    } catch (const Json::exception&) {  // not a launcher, or one of another version
+    }
   }
-  if (!text.empty()) return base::write_stdout(text);
-  throw base::UserError(which.empty()
-                            ? "no syncbn-launch of this user runs on this machine"
-                            : fmt::format("no syncbn-launch of this user on this machine is "
-                                          "process or job '{}'",
-                                          which));
+  base::write_stdout(text);
+  if (!which.empty() && !text.empty()) return;
+  if (!silent.empty()) throw base::UnavailableError(base::join(silent, "; "));
+  if (!text.empty()) return;
+  throw base::UserError(
+      which.empty() ? "no syncbn-launch of this user runs on this machine"
+                    : fmt::format("no launcher of this user has process id or job '{}'; run "
+                                  "`syncbn-launch status` to list them",
+                                  which));
 }
 
 }  // namespace syncbn::launch

@@ -26,6 +26,7 @@ class StatusServer {
 
  private:
   base::UniqueFd listener_;
+  base::UniqueFd spare_;  ///< for drop_connection()
   std::vector<base::UniqueFd> asking_;
 };
 
@@ -35,8 +36,9 @@ std::string status_text(const RunContext& context, const nlohmann::json& workers
                         const std::string& state, const nlohmann::json& silent);
 
 /// Prints what the workers of each launcher of this user on this machine do.
-/// @param which a launcher's process or a job's name or id; empty: all. @throws base::UserError if
-/// there is no such launcher.
+/// @param which a launcher's process or a job's name or id; empty: all.
+/// @throws base::UserError if there is no such launcher.
+/// @throws base::UnavailableError if one that may be meant does not answer.
 void print_status(const std::string& which);
 
 }  // namespace syncbn::launch

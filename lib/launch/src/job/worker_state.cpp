@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
 #include <tuple>
 
 #include "common/descriptors.h"
@@ -79,6 +80,11 @@ const WorkerState* outlier(const std::vector<WorkerState>& workers, const Key& k
   return nullptr;
 }
 
+std::vector<WorkerState> those_that_run(std::vector<WorkerState> workers) {
+  std::erase_if(workers, [](const auto& one) { return one.process == '?' || one.process == 'Z'; });
+  return workers;
+}
+
 // Whether `one` is behind `other` by their records, of which a program may send as few as one a
 // second.
 bool is_behind(const WorkerState& one, const WorkerState& other) {
@@ -89,7 +95,8 @@ bool is_behind(const WorkerState& one, const WorkerState& other) {
                            other.reported_ns - one.reported_ns > kRecordPeriod);
 }
 
-// Runs a program and returns what it writes to stdout, or "" if it fails or takes too long.
+// Runs a program and returns what it writes to stdout, or "" if it fails. If that is much or takes
+// long, it is what has come so far.
 std::string output_of(const std::vector<std::string>& words, Clock::time_point deadline) {
   Pipe pipe = Pipe::make();
   posix_spawn_file_actions_t actions;
@@ -120,10 +127,16 @@ std::string output_of(const std::vector<std::string>& words, Clock::time_point d
          base::poll_until(pipe.reader.get(), POLLIN, deadline)) {
     text += read_some(pipe.reader, buffer);
   }
-  if (pipe.reader) ::kill(pid, SIGKILL);
+  const bool is_cut = static_cast<bool>(pipe.reader);
+  siginfo_t end{};
+  while (!is_cut && Clock::now() < deadline && end.si_pid == 0 &&
+         ::waitid(P_PID, static_cast<id_t>(pid), &end, WEXITED | WNOHANG | WNOWAIT) == 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ::kill(pid, SIGKILL);  // without effect on the zombie of a program that has ended
   int status = 0;
   ::waitpid(pid, &status, 0);
-  return status == 0 ? text : "";
+  return is_cut || status == 0 ? text : "";
 }
 
 // The worker with a debugger; null: none has one.
@@ -195,8 +208,7 @@ void look_at_process(WorkerState& worker) {
 }
 
 std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all) {
-  std::vector<WorkerState> workers = all;
-  std::erase_if(workers, [](const auto& one) { return one.process == '?' || one.process == 'Z'; });
+  const std::vector<WorkerState> workers = those_that_run(all);
   if (workers.empty() || find_debugged(workers) != nullptr) return std::nullopt;
   const auto culprit = [](const WorkerState& worker, std::string why, bool is_sure) {
     return Culprit{worker.rank, worker.host, std::move(why), is_sure};
@@ -244,31 +256,37 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all) {
                                                                : "in system call " + one->place),
                    false);
   }
-  if (workers.size() == 1) return culprit(workers[0], "is the only one", true);
   return std::nullopt;
 }
 
 nlohmann::json Hang::json() const {
-  return {{"rank", rank}, {"text", text}};
+  return {{"rank", rank}, {"text", text}, {"stops_time", stops_time}};
 }
 
 Hang Hang::of(const nlohmann::json& json) {
-  return {json.at("rank"), shown_text(json, "text")};
+  return {json.at("rank"), shown_text(json, "text"), json.at("stops_time")};
 }
 
-std::optional<Hang> judge_hang(const std::vector<WorkerState>& workers, double seconds, bool ends) {
+std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double seconds, bool ends) {
+  const std::vector<WorkerState> workers = those_that_run(all);
   const std::string time = base::format_seconds(seconds);
   if (const WorkerState* one = find_debugged(workers)) {
     if (!ends) return std::nullopt;
     return Hang{.text = fmt::format(
                     "no progress for {}, but a debugger (pid {}) is attached to rank {} ({}): "
                     "--hang_timeout waits for it",
-                    time, one->tracer, one->rank, one->host)};
+                    time, one->tracer, one->rank, one->host),
+                .stops_time = true};
   }
   const auto culprit = find_culprit(workers);
   if (!culprit) {
     const auto idlest = std::ranges::max_element(workers, {}, &WorkerState::idle_seconds);
     if (!ends || idlest == workers.end()) return std::nullopt;
+    if (workers.size() == 1) {
+      return Hang{idlest->rank, fmt::format("rank {} ({}, pid {}) is the only worker that still "
+                                            "runs, and makes no progress for {}",
+                                            idlest->rank, idlest->host, idlest->pid, time)};
+    }
     return Hang{idlest->rank,
                 fmt::format("no rank makes progress for {}, and nothing shows which one "
                             "holds up the others; ending rank {} ({})",
@@ -307,18 +325,23 @@ std::string describe_threads(pid_t pid, double seconds) {
   const std::string number = std::to_string(pid);
   const std::string program = fs::path(line_of(fmt::format("/proc/{}/comm", pid))).string();
   std::string text;
+  std::string hint;
   if (program.starts_with("python")) {
     text = output_of({"py-spy", "dump", "--nonblocking", "--pid", number}, deadline);
+    if (text.empty()) {
+      hint = "(py-spy shows the lines of Python, but is not in PATH or may not attach)\n";
+    }
   }
   if (text.empty()) text = output_of({"eu-stack", "-p", number}, deadline);
   if (text.empty()) {
-    text = output_of({"gdb", "-p", number, "-batch", "-nx", "-ex", "set debuginfod enabled off",
-                      "-ex", "thread apply all backtrace 30"},
+    // Auto-loading explains at length which files it has refused.
+    text = output_of({"gdb", "-iex", "set auto-load off", "-p", number, "-batch", "-nx", "-ex",
+                      "set debuginfod enabled off", "-ex", "thread apply all backtrace 30"},
                      deadline);
   }
   if (text.empty()) text = kernel_view(pid);
   text.resize(std::min(text.size(), kMaxStackBytes));
-  return base::printable(text, "\n\t");
+  return hint + base::printable(text, "\n\t");
 }
 
 }  // namespace syncbn::launch

@@ -50,8 +50,9 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers);
 
 /// What to say and do about workers that make no progress.
 struct Hang {
-  int rank = -1;     ///< the worker to end; -1: none
-  std::string text;  ///< one line
+  int rank = -1;            ///< the worker to end; -1: none
+  std::string text;         ///< one line
+  bool stops_time = false;  ///< --hang_timeout begins anew, because of a debugger
 
   nlohmann::json json() const;
   /// @throws nlohmann's exceptions if `json` has a different form.

@@ -353,6 +353,7 @@ void Coordinator::start_when_complete() {
 }
 
 void Coordinator::start_attempt() {
+  if (inquiry_) conclude_inquiry();  // about the last attempt: only `status` gets an answer
   state_ = State::kRunning;
   policy_.attempt_started(Clock::now());
   failed_ = false;

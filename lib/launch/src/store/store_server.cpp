@@ -51,10 +51,6 @@ bool adds_to_store(std::string_view query) {
   }
 }
 
-base::UniqueFd open_spare() {
-  return base::UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-}
-
 }  // namespace
 
 struct StoreServer::Connection {
@@ -123,7 +119,8 @@ bool StoreServer::accept_connections() {
   for (size_t i = 0; i < kMaxEvents; ++i) {
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd) {
-      if (errno == EMFILE || errno == ENFILE) drop_newcomer();
+      // Clients retry.
+      if (errno == EMFILE || errno == ENFILE) drop_connection(listener_.get(), spare_);
       return false;
     }
     make_room();
@@ -170,14 +167,6 @@ void StoreServer::set_timer() {
     time.it_value = {.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000};
   }
   ::timerfd_settime(timer_.get(), 0, &time, nullptr);
-}
-
-// Without a free descriptor, poll() would report this connection again and again. Clients retry.
-void StoreServer::drop_newcomer() {
-  if (!spare_) spare_ = open_spare();
-  spare_.reset();
-  base::UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
-  spare_ = open_spare();
 }
 
 void StoreServer::handle_connection(uint64_t id, uint32_t events) {
@@ -249,9 +238,12 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
   }
   if (adds_to_store(query) && !has_room(connection)) return false;
   std::string answer;
-  const bool is_allowed = answers_.answer(connection.id, query, answer);
+  if (!answers_.answer(connection.id, query, answer)) return false;
   connection.channel.queue(answer);
-  return is_allowed;
+  if (connection.channel.unsent() > kFreeBuffer) connection.channel.flush();
+  count_buffers(connection);
+  // Otherwise many that ask for large values and do not read them would take all memory.
+  return connection.buffered <= kFreeBuffer || buffered_ <= max_bytes_ || has_room(connection);
 }
 
 void StoreServer::flush(Connection& connection) {
@@ -276,7 +268,7 @@ bool StoreServer::has_room(const Connection& connection) {
   if (!std::exchange(said_full_, true)) {
     notices_.push_back(fmt::format(
         "the workers' store is full: {} of at most {} are in use, and a client at {} "
-        "adds more, which closes its connection (--rdzv_conf=store_mib=N raises the limit)",
+        "needs more, which closes its connection (--rdzv_conf=store_mib=N raises the limit)",
         base::format_bytes(answers_.bytes() + buffered_), base::format_bytes(max_bytes_),
         base::peer_address(connection.channel.fd())));
   }

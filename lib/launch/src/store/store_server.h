@@ -36,8 +36,9 @@ class StoreServer {
     std::function<bool(int client)> admits = {};
   };
 
-  /// @param max_bytes upper bound on the memory of keys, values, waits and unfinished queries: the
-  /// server closes the connection of a client that would exceed it, and says so in a notice.
+  /// @param max_bytes upper bound on the memory of keys, values, waits and unfinished queries, and
+  /// on that of unread answers: the server closes the connection of a client that would exceed it,
+  /// and says so in a notice.
   /// @throws base::UnavailableError if no descriptors are left.
   StoreServer(base::UniqueFd listener, size_t max_bytes, Hooks hooks);
   ~StoreServer();
@@ -73,7 +74,6 @@ class StoreServer {
   void make_room();
   void drop_late_newcomers();
   void set_timer();
-  void drop_newcomer();
   void handle_connection(uint64_t id, uint32_t events);
   bool answer_queries(Connection& connection);
   bool answer(Connection& connection, std::string_view query);

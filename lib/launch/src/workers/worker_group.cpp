@@ -371,6 +371,7 @@ void WorkerGroup::check_progress() {
   continue_keeper();
   if (ending_ || first_failure_ || now < next_stall_report_) return;
   const auto timeout = run_.options.hang_timeout;
+  warn_of_silence();
   Clock::duration longest{};
   for (const Worker& worker : workers_) {
     if (!worker.running) continue;
@@ -381,7 +382,7 @@ void WorkerGroup::check_progress() {
     }
     run_.output.say(
         fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout is {}: "
-                    "a somewhat longer step would end the job",
+                    "raise --hang_timeout to at least twice the longest step",
                     worker.rank, base::format_seconds(step), base::format_seconds(timeout)));
   }
   const bool ends = timeout.count() > 0 && longest >= timeout;
@@ -390,6 +391,17 @@ void WorkerGroup::check_progress() {
   const double seconds = std::chrono::duration<double>(longest).count();
   if (run_.cluster != nullptr) return run_.cluster->report_stall(seconds, ends);
   if (const auto hang = judge_hang(states(), seconds, ends)) handle_hang(*hang);
+}
+
+// Often only rank 0 reports: the other nodes do not warn.
+void WorkerGroup::warn_of_silence() {
+  const auto timeout = run_.options.hang_timeout;
+  if (timeout.count() == 0 || Clock::now() - started_ < timeout || context_.ranks.base > 0) return;
+  const auto reports = [](const Worker& one) { return one.progress.reports(); };
+  if (std::ranges::any_of(workers_, reports) || std::exchange(warned_of_silence_, true)) return;
+  run_.output.say(
+      "syncbn-launch: warning: no worker reports its steps, so --hang_timeout sees nothing; "
+      "docs/launch.md shows how a program reports them");
 }
 
 // A stopped keeper does not report the ends of workers.
@@ -419,11 +431,7 @@ void WorkerGroup::handle_hang(const Hang& hang) {
   if (ending_ || first_failure_) return;
   say_for_job(hang.text);
   hang_was_named_ = true;
-  if (hang.rank < 0) {
-    // A debugger stops the time. A rank that is only named goes on.
-    if (run_.options.hang_timeout.count() > 0) forgive_silence();
-    return;
-  }
+  if (hang.stops_time) forgive_silence();
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].rank == hang.rank && workers_[i].running) end_hanging(i, hang.text);
   }

@@ -73,6 +73,7 @@ class WorkerGroup {
   std::vector<WorkerState> states() const;
   void answer_status();
   void check_progress();
+  void warn_of_silence();
   void continue_keeper();
   void forgive_own_silence();
   void forgive_silence();
@@ -120,6 +121,7 @@ class WorkerGroup {
   Clock::time_point next_stall_report_;
   bool hang_was_named_ = false;
   bool warned_of_timeout_ = false;
+  bool warned_of_silence_ = false;
   bool ending_ = false;
   bool killed_ = false;
   Left left_ = Left::kWorkers;

@@ -5,7 +5,7 @@
 
 namespace syncbn::base {
 
-/// 64 bits from std::random_device.
+/// 64 bits from getrandom(2), fit for secrets. @throws UnavailableError if the system has none.
 uint64_t random_bits();
 
 /// A unique identifier: random_bits() as sixteen hexadecimal digits.
