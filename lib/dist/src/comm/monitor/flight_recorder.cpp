@@ -129,7 +129,8 @@ void FlightRecorder::refuse(const Call& call) {
         [&call](const Entry& entry) { return entry.call.sequence == call.sequence; });
   } else if (Entry* const entry = entry_of(call)) {
     // Its slot is also that of call `sequence - kKept`, which has ended long ago.
-    *entry = {.state = State::kSucceeded};
+    *entry = {};
+    entry->state = State::kSucceeded;
     last_ = call.sequence - 1;
   }
 }
