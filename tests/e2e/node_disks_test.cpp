@@ -55,6 +55,7 @@ class NodeDisksTest : public ::testing::Test {
     for (const auto& entry : fs::directory_iterator(disk_(folder))) {
       // Event files are named after the time at which a process began one.
       const std::string name = entry.path().filename();
+      if (name == "pictures") continue;  // of the first step: a lost disk had it
       names.push_back(name.starts_with("events.out.tfevents.") ? "events" : name);
     }
     // A disk that was not lost has those of both attempts.
