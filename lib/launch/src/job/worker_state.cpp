@@ -1,5 +1,6 @@
 #include "job/worker_state.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
