@@ -162,9 +162,9 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
            .is_monitored = world.monitor && all_ours,
            .options = nccl,
            .parent = size == world.place.world_size ? world.connected_nccl : nullptr});
+      PeerMonitor::skip_destructors_after_failure();
       // Ranks of Python connect in their first collective.
       if (world.monitor && all_ours) {
-        PeerMonitor::skip_destructors_after_failure();
         connect_within(std::min(timeout, world.connect_timeout), world, ranks, cuda);
         if (name == kDefaultGroupName) world.connected_nccl = cuda;
       }

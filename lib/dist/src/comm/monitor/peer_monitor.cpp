@@ -66,19 +66,7 @@ std::shared_ptr<PeerMonitor> PeerMonitor::join(c10d::Store& store, int rank, int
                                              world_size, error.what_without_backtrace()));
   }
   living() = monitor;
-  static const bool once = [] {
-    ::on_exit(
-        [](int status, void* /*unused*/) {
-          leave_with(status);
-          if (!skips_destructors && (status == 0 || !skips_destructors_after_failure)) return;
-          std::fflush(nullptr);
-          ::_exit(status);
-        },
-        nullptr);
-    std::at_quick_exit([] { leave_with(0); });
-    return true;
-  }();
-  (void)once;
+  handle_exit();
   return monitor;
 }
 
@@ -100,11 +88,29 @@ PeerMonitor::~PeerMonitor() {
   for (auto& [group, thread] : asking) thread.join();
 }
 
+void PeerMonitor::handle_exit() {
+  static const bool once = [] {
+    ::on_exit(
+        [](int status, void* /*unused*/) {
+          leave_with(status);
+          if (!skips_destructors && (status == 0 || !skips_destructors_after_failure)) return;
+          std::fflush(nullptr);
+          ::_exit(status);
+        },
+        nullptr);
+    std::at_quick_exit([] { leave_with(0); });
+    return true;
+  }();
+  (void)once;
+}
+
 void PeerMonitor::skip_destructors() {
+  handle_exit();
   skips_destructors = true;
 }
 
 void PeerMonitor::skip_destructors_after_failure() {
+  handle_exit();
   skips_destructors_after_failure = true;
 }
 

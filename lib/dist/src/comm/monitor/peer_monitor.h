@@ -82,6 +82,9 @@ class PeerMonitor {
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
   using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
+
+  /// Once: what exit() does first, with a monitor or, in a group of one, without.
+  static void handle_exit();
   using Completed = std::map<std::string, uint64_t>;
 
   struct LeaveNotice {
