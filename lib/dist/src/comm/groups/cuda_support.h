@@ -26,7 +26,7 @@ struct NcclGroup {
   /// ends the process.
   bool is_monitored = false;
   NcclOptions options = {};
-  /// A connected group over the same ranks, whose communicator all of them split; null: none.
+  /// A connected group of the same ranks, whose communicator is split; null: a new communicator.
   std::shared_ptr<Transport> parent;
 };
 
