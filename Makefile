@@ -43,7 +43,11 @@ install: configure ## install to PREFIX (default /usr/local)
 	@scripts/build product
 	@cmake --install build --prefix $(PREFIX)
 
+docs: ## build the documentation as one site, with search, into build-docs/site
+	@command -v doxygen >/dev/null || scripts/setup --dev
+	@scripts/docs
+
 clean: ## remove build folders (not .venv)
 	rm -rf build build-*
 
-.PHONY: help configure demo build test fault-test bench format lint check-all install clean
+.PHONY: help configure demo build test fault-test bench format lint check-all install docs clean

@@ -7,7 +7,7 @@
 #   1. Torch_ROOT or Torch_DIR (cache or environment), then CMAKE_PREFIX_PATH (likewise);
 #   2. what an earlier configure of this build folder found;
 #   3. SyncbnLibtorch_HINTS, which syncbn's own CMake package sets to the libtorch it was built with;
-#   4. the torch that the active Python (python3) has;
+#   4. the torch that Python_EXECUTABLE (set by scikit-build-core) or the active Python (python3) has;
 #   5. the project's own .venv, where scripts/setup puts it.
 # A libtorch named in 1 must be a supported one; in 4 and 5 others are passed over.
 #
@@ -101,7 +101,7 @@ function(_syncbn_find_torch out_root out_problem)
   endforeach()
 
   # 4. and 5. Python's.
-  foreach(python python3 ${PROJECT_SOURCE_DIR}/.venv/bin/python3)
+  foreach(python ${Python_EXECUTABLE} python3 ${PROJECT_SOURCE_DIR}/.venv/bin/python3)
     _syncbn_torch_of_python(${python} folder)
     if(folder)
       _syncbn_torch_version(${folder} version)
@@ -142,6 +142,10 @@ if(SyncbnLibtorch_VERSION AND SyncbnLibtorch_VERSION VERSION_LESS _syncbn_torch_
   set(_syncbn_torch_problem
       "${SyncbnLibtorch_ROOT} is libtorch ${SyncbnLibtorch_VERSION}, which is too old.")
   set(_syncbn_torch_library "")
+endif()
+
+if(SKBUILD AND NOT _syncbn_torch_problem)
+  set(_syncbn_torch_problem "Run pip with --no-build-isolation: only then does the build see the installed torch.")
 endif()
 
 include(FindPackageHandleStandardArgs)

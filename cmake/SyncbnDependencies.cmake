@@ -34,7 +34,11 @@ FetchContent_Declare(
 # Neither Debian's package nor its own build makes a target. Headers only, for ONNX files: the
 # protobuf headers in libtorch's include folder would shadow those of another version.
 find_path(PROTOZERO_INCLUDE_DIR protozero/pbf_writer.hpp)
-if(SYNCBN_WITH_TORCH AND NOT PROTOZERO_INCLUDE_DIR)
+set(SYNCBN_READS_DATA ${SYNCBN_WITH_TORCH})
+if(SYNCBN_PYTHON STREQUAL "ONLY")
+  set(SYNCBN_READS_DATA FALSE)
+endif()
+if(SYNCBN_READS_DATA AND NOT PROTOZERO_INCLUDE_DIR)
   FetchContent_Declare(
     protozero
     GIT_REPOSITORY https://github.com/mapbox/protozero.git GIT_TAG v1.7.1 GIT_SHALLOW ON
@@ -77,8 +81,11 @@ block()
   set(BENCHMARK_ENABLE_TESTING OFF)
   set(BENCHMARK_ENABLE_INSTALL OFF)
   set(BENCHMARK_ENABLE_WERROR OFF)
-  FetchContent_MakeAvailable(fmt spdlog CLI11 yaml-cpp nlohmann_json)
-  if(SYNCBN_WITH_TORCH)
+  FetchContent_MakeAvailable(fmt spdlog)
+  if(NOT SYNCBN_PYTHON STREQUAL "ONLY")
+    FetchContent_MakeAvailable(CLI11 yaml-cpp nlohmann_json)
+  endif()
+  if(SYNCBN_READS_DATA)
     FetchContent_MakeAvailable(ZLIB libdeflate)
     if(NOT PROTOZERO_INCLUDE_DIR)
       FetchContent_MakeAvailable(protozero)
@@ -111,7 +118,7 @@ endif()
 
 find_package(Threads REQUIRED)
 # Not fetched: libjpeg-turbo refuses to be built within another project.
-if(SYNCBN_WITH_TORCH OR SYNCBN_BUILD_FUZZERS)
+if(SYNCBN_READS_DATA OR SYNCBN_BUILD_FUZZERS)
   find_package(JPEG)
   find_package(PNG)
   if(NOT JPEG_FOUND OR NOT PNG_FOUND)

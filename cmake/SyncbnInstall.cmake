@@ -1,4 +1,7 @@
 # Installation, and the CMake package for other programs (find_package(syncbn CONFIG)).
+#
+# Components, of which packages are made: launcher, program (train), runtime (what train needs; the default,
+# CMAKE_INSTALL_DEFAULT_COMPONENT_NAME), development (headers, static libraries), libtorch (the copy).
 include(CMakePackageConfigHelpers)
 
 get_property(_libraries GLOBAL PROPERTY SYNCBN_LIBRARIES)
@@ -30,15 +33,18 @@ if(SYNCBN_WITH_TORCH)
          ${SyncbnLibtorch_ROOT}/lib/libc10.so ${SyncbnLibtorch_ROOT}/lib/libgomp*.so*
          ${SyncbnLibtorch_ROOT}/../nvidia/*/lib/libcudart.so.*
          ${SyncbnLibtorch_ROOT}/../nvidia/*/lib/libcupti.so.*)
-    install(FILES ${_torch_runtime} DESTINATION ${_bundle_dir}/lib)
+    install(FILES ${_torch_runtime} DESTINATION ${_bundle_dir}/lib COMPONENT libtorch)
     install(
       DIRECTORY ${SyncbnLibtorch_ROOT}/include
       DESTINATION ${_bundle_dir}
+      COMPONENT libtorch
       PATTERN include/fmt EXCLUDE)
-    install(CODE "message(STATUS \"libtorch ${SyncbnLibtorch_VERSION} lies in the clone, so the installation gets a copy of its headers and CPU libraries (${_bundle_dir})\")")
+    install(CODE "message(STATUS \"libtorch ${SyncbnLibtorch_VERSION} lies in the clone, so the installation gets a copy of its headers and CPU libraries (${_bundle_dir})\")"
+            COMPONENT libtorch)
     if(SYNCBN_HAVE_CUDA)
       list(APPEND _torch_rpath ${SyncbnLibtorch_ROOT}/lib)
-      install(CODE "message(WARNING \"GPU runs of the installed programs need ${SyncbnLibtorch_ROOT}, which lies in the clone: keep it, or configure with Torch_ROOT elsewhere\")")
+      install(CODE "message(WARNING \"GPU runs of the installed programs need ${SyncbnLibtorch_ROOT}, which lies in the clone: keep it, or configure with Torch_ROOT elsewhere\")"
+              COMPONENT libtorch)
     endif()
   else()
     list(APPEND _torch_rpath ${SyncbnLibtorch_ROOT}/lib)
@@ -58,7 +64,12 @@ endif()
 install(TARGETS syncbn-launch RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT launcher)
 list(REMOVE_ITEM _programs syncbn-launch)
 if(_programs)
-  install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  install(TARGETS ${_programs} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+endif()
+if(SYNCBN_WITH_TORCH)
+  string(REPLACE "$ORIGIN/../" "$ORIGIN/../../" _libexec_rpath "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_rpath}")
+  set_target_properties(train_program PROPERTIES INSTALL_RPATH "${_libexec_rpath}")
+  install(TARGETS train_program RUNTIME DESTINATION libexec/syncbn COMPONENT program)
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
         DESTINATION ${CMAKE_INSTALL_DATADIR}/syncbn/configs FILES_MATCHING PATTERN "*.yaml")
@@ -89,12 +100,14 @@ endif()
 install(
   TARGETS ${_libraries}
   EXPORT syncbnTargets
-  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-foreach(_dir IN LISTS _header_dirs)
-  install(DIRECTORY ${_dir}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+get_property(_written_header_dirs GLOBAL PROPERTY SYNCBN_WRITTEN_HEADER_DIRS)
+foreach(_dir IN LISTS _header_dirs _written_header_dirs)
+  install(DIRECTORY ${_dir}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development
+          FILES_MATCHING PATTERN "*.h")
 endforeach()
-install(EXPORT syncbnTargets NAMESPACE syncbn:: DESTINATION ${_package_dir})
+install(EXPORT syncbnTargets NAMESPACE syncbn:: DESTINATION ${_package_dir} COMPONENT development)
 configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/syncbnConfig.cmake.in ${PROJECT_BINARY_DIR}/syncbnConfig.cmake
   INSTALL_DESTINATION ${_package_dir})
@@ -104,4 +117,6 @@ install(
   FILES ${PROJECT_BINARY_DIR}/syncbnConfig.cmake ${PROJECT_BINARY_DIR}/syncbnConfigVersion.cmake
         ${PROJECT_SOURCE_DIR}/cmake/FindSyncbnLibtorch.cmake
         ${PROJECT_SOURCE_DIR}/cmake/Findlibdeflate.cmake
-  DESTINATION ${_package_dir})
+        ${PROJECT_SOURCE_DIR}/cmake/SyncbnPlugin.cmake
+  DESTINATION ${_package_dir}
+  COMPONENT development)

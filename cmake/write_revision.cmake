@@ -1,6 +1,7 @@
-# Writes revision.cpp, which tells what source the program was built from: the commit, and a hash of what was changed
-# since. Empty outside of a git checkout. The file is left alone if it is up to date.
-#   cmake -D SOURCE=... -D OUT=.../revision.cpp -P write_revision.cmake
+# Writes what a program and its plug-ins were built from, to files that are left alone if they are up to date:
+#   cmake -D SOURCE=... -D OUT=folder -P write_revision.cmake
+
+# revision.cpp: the commit, and a hash of what was changed since. Empty outside of a git checkout.
 set(revision "")
 execute_process(COMMAND git -C "${SOURCE}" rev-parse --short=12 HEAD OUTPUT_VARIABLE commit
                 OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE code)
@@ -13,10 +14,27 @@ if(code EQUAL 0)
     string(APPEND revision "-${hash}")
   endif()
 endif()
-file(CONFIGURE OUTPUT "${OUT}" CONTENT [[
+file(CONFIGURE OUTPUT "${OUT}/revision.cpp" CONTENT [[
 #include "common/revision.h"
 
 namespace syncbn::train {
 const char* const kRevision = "@revision@";
 }
+]] @ONLY)
+
+# headers_digest.h: of the public headers, since classes may change between two versions.
+file(GLOB_RECURSE headers RELATIVE "${SOURCE}" "${SOURCE}/lib/*/include/*.h")
+list(SORT headers)
+set(digests "")
+foreach(header IN LISTS headers)
+  file(SHA256 "${SOURCE}/${header}" digest)
+  string(APPEND digests "${header} ${digest}\n")
+endforeach()
+string(SHA256 digest "${digests}")
+string(SUBSTRING "${digest}" 0 12 digest)
+file(CONFIGURE OUTPUT "${OUT}/include/syncbn/train/headers_digest.h" CONTENT [[
+#pragma once
+
+// The build writes this file: a digest of all public headers, for SYNCBN_PLUGIN_ABI.
+#define SYNCBN_DETAIL_HEADERS_DIGEST "@digest@"
 ]] @ONLY)

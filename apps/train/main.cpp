@@ -1,10 +1,12 @@
-#include <syncbn/base/log.h>
 #include <syncbn/train/command.h>
+#include <sys/prctl.h>
 
-#include <string>
-#include <vector>
+#include <cerrno>
 
 int main(int argc, char** argv) {
-  const std::vector<std::string> args(argv + 1, argv + argc);
-  return syncbn::base::run_main("train", [&] { return syncbn::train::run_command(args); });
+  // What top, pgrep and messages show: users start bin/train.
+  static char name[] = "train";
+  ::prctl(PR_SET_NAME, name);
+  program_invocation_short_name = name;
+  return syncbn::train::run_main(argc, argv);
 }

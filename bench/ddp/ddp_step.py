@@ -202,9 +202,11 @@ class Job:
 
 
 def main():
-    model, batch, size, memory_format, fused = sys.argv[1:]
+    model, batch, size, memory_format, fused, backend = [*sys.argv[1:], "gloo"][:6]
+    if backend == "syncbn":
+        import syncbn  # noqa: F401
     begin = time.perf_counter()
-    dist.init_process_group("gloo")
+    dist.init_process_group(backend)
     init_seconds = time.perf_counter() - begin
     job = Job(model, int(batch), int(size), memory_format, fused == "1")
     job.init_seconds = init_seconds

@@ -9,7 +9,8 @@ Both jobs live at the same time, one computes while the other waits for its next
 slice of steps of each; the ratio ours / Python's is that of a pair, its median and an interval of
 95 % or more (order statistics) are printed. "same": both contiguous, both with the fused optimizer;
 "defaults": what `train` chooses against what Python does when told nothing; "sync": the same, ours with SyncBatchNorm and
-Python's with the batch norm of each rank. "overlap" is backward with the exchange
+Python's with the batch norm of each rank; "python": Python on both sides, ours over the backend syncbn (target
+syncbn_python) and Python's over Gloo. "overlap" is backward with the exchange
 of gradients over backward without it (no_sync), "bus" the bandwidth of an all_reduce, 2 (n - 1) / n
 bytes a byte, "memory" a rank's peak. One thread a rank.
 """
@@ -31,7 +32,8 @@ MODELS = {"digits": (8, 8, 300, 50), "resnet18": (32, 32, 2, 1), "resnet50": (4,
 # case: memory format and fused optimizer (and batch norm) of ours, of Python's
 CASES = {"same": (("contiguous", "1"), ("contiguous", "1")),
          "defaults": (("default", "1"), ("contiguous", "0")),
-         "sync": (("default", "1", "sync"), ("contiguous", "0"))}
+         "sync": (("default", "1", "sync"), ("contiguous", "0")),
+         "python": (("contiguous", "1", "syncbn"), ("contiguous", "1", "gloo"))}
 ALL_REDUCE = {"4 KiB": (4096, 200), "1 MiB": (1 << 20, 30), "25 MiB": (25 << 20, 5)}
 SAME_LOSS = 1e-3  # of the first slices, relative: both compute the same
 
@@ -40,8 +42,9 @@ def compare(model, case, arguments):
     batch, size, steps, warm_up = MODELS[model]
     ours, theirs = CASES[case]
     shape = [model, str(batch), str(size)]
-    jobs = [Job([arguments.worker, *shape, *ours]),
-            Job([arguments.python, str(ROOT / "bench/ddp/ddp_step.py"), *shape, *theirs])]
+    in_python = [arguments.python, str(ROOT / "bench/ddp/ddp_step.py"), *shape]
+    jobs = [Job([*(in_python if case == "python" else [arguments.worker, *shape]), *ours]),
+            Job([*in_python, *theirs])]
     first = [job.ask("steps", warm_up) for job in jobs]
     is_other = abs(first[0]["loss"] - first[1]["loss"]) > SAME_LOSS * abs(first[1]["loss"])
     if is_other and case != "sync":
@@ -101,6 +104,7 @@ def main():
     parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
     parser.add_argument("--json")
     arguments = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "build/python"), *filter(None, [os.environ.get("PYTHONPATH")])])
     print(f"{'':34}{'ours':>10}{'Python':>10}{'ratio':>11}  interval      overlap of both  memory")
     results = []
     for model in arguments.model:

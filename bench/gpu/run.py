@@ -7,7 +7,8 @@ Parts: step-256, step-32       a step of ResNet-50 (bf16, channels-last), eager 
        graph-32                the same, ours replayed as a CUDA graph
        compiled-256            the same beside torch.compile
        layers-256, layers-32   SyncBatchNorm + ReLU of ResNet-50's 53 layers, forward and backward, with the
-                               exchange forced: our time / torch's SyncBatchNorm's, and / torch's BatchNorm2d's
+                               exchange forced (an all-gather of NCCL; layers are not compared): our time /
+                               torch's SyncBatchNorm's, and / torch's BatchNorm2d's
        kernels                 each of our kernels' bandwidth / that of a copy within the GPU
 
 Ratios are medians over pairs of slices, with an interval of 95 % or more (order statistics). --tiny: sizes

@@ -354,6 +354,13 @@ TEST(TextTest, CutsNoCharacterOfUtf8) {
   EXPECT_EQ(utf8_prefix("\u20ac", 2), "");
 }
 
+TEST(TextTest, ShortensTextToColumnsAndListsToTheirFirstParts) {
+  EXPECT_EQ(shortened("äöü", 3), "äöü");
+  EXPECT_EQ(shortened("äöüß", 3), "äö…");
+  EXPECT_EQ(join_some({"a", "b"}, ", ", 2), "a, b");
+  EXPECT_EQ(join_some({"a", "b", "c", "d"}, ", ", 2), "a, b, and 2 more");
+}
+
 TEST(RandomTest, IdentifiersAreSixteenDigitsAndDiffer) {
   EXPECT_EQ(random_id().size(), 16u);
   EXPECT_NE(random_id(), random_id());

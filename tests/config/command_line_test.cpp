@@ -226,8 +226,8 @@ TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {
   EXPECT_THAT(help, HasSubstr("usage: car\n\nOptions:\n  --config FILE"));
   EXPECT_THAT(help, ::testing::Not(HasSubstr("--local_rank")));
   EXPECT_THAT(help, HasSubstr("\nKeys of the configuration:\n  --name text"));
-  EXPECT_THAT(help, HasSubstr("\n  --wheel                         .radius, .bolts, .pressures\n"));
-  EXPECT_THAT(help, HasSubstr("\n  --engine                        diesel, electric"));
+  EXPECT_THAT(help, HasSubstr("\n  --wheel                   .radius, .bolts, .pressures\n"));
+  EXPECT_THAT(help, HasSubstr("\n  --engine                  diesel, electric"));
   EXPECT_THAT(help, ::testing::Not(HasSubstr("from hub to rim")));
   EXPECT_THAT(help, ::testing::Not(::testing::ContainsRegex(" \n")));
   size_t longest = 0;
@@ -258,6 +258,36 @@ TEST(CommandLineTest, HelpExplainsASectionATypeOrAKey) {
   EXPECT_THAT(
       [] { help_text("weel", car_fields()); },
       ThrowsMessage<base::UserError>(HasSubstr("--help weel: there is no such key or section")));
+}
+
+TEST(ListTextTest, ShowsAlternativesWithTheirOptionsAndOrigin) {
+  Registry<int> registry("lamp");
+  registry.add<DieselOptions>("oil", "smells", [](const DieselOptions&) { return 1; });
+  registry.set_origin("");
+  for (const char* name : {"arc", "neon"}) {
+    registry.add<ElectricOptions>(name, "hums", [](const ElectricOptions&) { return 2; });
+  }
+  registry.set_origin("libneon.so");
+  EXPECT_EQ(list_text(registry),
+            "arc, neon                 hums [libneon.so]\n"
+            "  range integer             how far it goes (at least 1; in km; default 300)\n"
+            "  plug text                 how it is charged (default ccs)\n"
+            "\n"
+            "oil                       smells\n"
+            "  litres number             displacement (above 0; default 2)\n");
+}
+
+TEST(RegistryTest, RefusesANameThatIsTaken) {
+  Registry<int> registry("lamp");
+  const auto add = [&] {
+    registry.add<DieselOptions>("oil", "smells", [](const DieselOptions&) { return 1; });
+  };
+  add();
+  EXPECT_THAT(add, ThrowsMessage<base::UserError>("the lamp 'oil' is registered already; choose "
+                                                  "another name"));
+  registry.set_origin("liblamp.so");
+  registry.set_origin("");
+  EXPECT_THAT(add, ThrowsMessage<base::UserError>(HasSubstr("already, by liblamp.so; choose")));
 }
 
 }  // namespace

@@ -70,7 +70,7 @@ struct ElectricOptions {
 
 inline EngineKind::Registry& EngineKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("engine");
     made.add<DieselOptions>("diesel", "burns oil", [](const DieselOptions& options, int speed) {
       return fmt::format("diesel {} l at {}", options.litres, speed);
     });

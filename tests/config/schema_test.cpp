@@ -57,27 +57,27 @@ TEST(SchemaTest, AutoStandsForAValueThatTheProgramChooses) {
 
 TEST(SchemaTest, SaysAllFaultsAtOnceWithTheirPlaces) {
   CarOptions car;
-  EXPECT_THAT(read("dors: 4\n"
-                   "colour: gren\n"
-                   "doors: 6\n"
-                   "seats: many\n"
-                   "sunroof: 1\n"
-                   "wheel:\n"
-                   "  radius: 0\n"
-                   "  bolts: 4\n"
-                   "engine:\n"
-                   "  type: desel\n",
-                   car),
-              ElementsAre("car.yaml:1:1: unknown key 'dors'; did you mean 'doors'?",
-                          "car.yaml:2:9: colour: must be one of red, green, got 'gren'; did you "
-                          "mean 'green'?",
-                          "car.yaml:3:8: doors: must be at least 2, at most 5, got 6",
-                          "car.yaml:4:8: seats: expected an integer, got 'many'",
-                          "car.yaml:5:10: sunroof: expected true or false, got '1'",
-                          "car.yaml:7:11: wheel.radius: must be above 0, got 0",
-                          "car.yaml:8:10: wheel.bolts: expected a list, as [4], got '4'",
-                          "car.yaml:10:9: engine: unknown type 'desel'; did you mean 'diesel'? "
-                          "(known: diesel, electric)"));
+  EXPECT_THAT(
+      read("dors: 4\n"
+           "colour: gren\n"
+           "doors: 6\n"
+           "seats: many\n"
+           "sunroof: 1\n"
+           "wheel:\n"
+           "  radius: 0\n"
+           "  bolts: 4\n"
+           "engine:\n"
+           "  type: desel\n",
+           car),
+      ElementsAre("car.yaml:1:1: unknown key 'dors'; did you mean 'doors'?",
+                  "car.yaml:2:9: colour: must be one of red, green, got 'gren'; did you "
+                  "mean 'green'?",
+                  "car.yaml:3:8: doors: must be at least 2, at most 5, got 6",
+                  "car.yaml:4:8: seats: expected an integer, got 'many'",
+                  "car.yaml:5:10: sunroof: expected true or false, got '1'",
+                  "car.yaml:7:11: wheel.radius: must be above 0, got 0",
+                  "car.yaml:8:10: wheel.bolts: expected a list, as [4], got '4'",
+                  "car.yaml:10:9: engine.type: unknown type 'desel'; did you mean 'diesel'?"));
 }
 
 TEST(SchemaTest, RefusesNumbersOfTheWrongSort) {
@@ -121,7 +121,7 @@ TEST(SchemaTest, CutsLongValuesInMessages) {
     EXPECT_LT(fault.size(), 180u) << fault;
   }
   // Never within a character of two bytes.
-  EXPECT_EQ(shortened(std::string(59, 'x') + "\u00e4"), std::string(59, 'x') + "…");
+  EXPECT_EQ(shortened(std::string(58, 'x') + "äää"), std::string(58, 'x') + "ä…");
 }
 
 TEST(SchemaTest, CountsTheValuesOfAListOfFixedLength) {

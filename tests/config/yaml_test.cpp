@@ -148,6 +148,15 @@ TEST(YamlTest, RefusesDeepNesting) {
   }
 }
 
+// Refused before yaml-cpp makes nodes of them: these took 54 MiB.
+TEST(YamlTest, RefusesManyValues) {
+  for (const char* value : {"a,", "1,", "*x,"}) {
+    std::string text = "x: &x 1\ny: {";
+    for (int i = 0; i < 50'000; ++i) text += value;
+    EXPECT_THAT(error_of(text + "}"), HasSubstr("too large")) << value;
+  }
+}
+
 TEST(YamlTest, RefusesLargeFiles) {
   const syncbn::test::TempFolder folder;
   const auto path = folder / "big.yaml";
@@ -191,6 +200,14 @@ TEST(YamlTest, WritesWhatItReadsBack) {
       "  deeper:\n"
       "    lr: 0.1\n";
   EXPECT_EQ(to_yaml(parse_yaml(text, "a.yaml")), text);
+}
+
+TEST(YamlTest, ATypeAloneIsASectionWithThisType) {
+  const auto loss = [](const char* text) { return parse_yaml(text, "x"); };
+  EXPECT_THAT(changes(loss("loss: bce"), loss("loss: {type: bce}")), ::testing::IsEmpty());
+  const auto other = changes(loss("loss: bce"), loss("loss: {type: cross_entropy}"));
+  ASSERT_EQ(other.size(), 1U);
+  EXPECT_EQ(other[0].path, "loss.type");
 }
 
 TEST(YamlTest, FindsTheKeysThatChanged) {

@@ -73,8 +73,9 @@ struct KernelCase {
   double eps = 1e-5;
   bool residual = false, relu = false, cumulative = false;
   bool constant_channel = false;
-  int64_t blocks = 8;  ///< that a launch aims at
-  uint64_t seed = 0;   ///< of values and of schedules
+  bool sorted = false;  ///< values of a rank ascend, so the mean of a thread's values moves
+  int64_t blocks = 8;   ///< that a launch aims at
+  uint64_t seed = 0;    ///< of values and of schedules
 };
 
 /// Statistics over all ranks, per channel.
@@ -102,6 +103,10 @@ class KernelCheck {
         rank.dy.push_back(rounded<T>(normal(random_)));
         rank.residual.push_back(rounded<T>(normal(random_)));
       }
+      if (c.sorted) {
+        std::sort(rank.x.begin(), rank.x.end(),
+                  [](const T& a, const T& b) { return widen(a) < widen(b); });
+      }
       rank.y.assign(at(count), rounded<T>(-7));
       rank.dx = rank.kept = rank.y;
       const int64_t run = c.rows ? c.c : c.s;
@@ -120,12 +125,13 @@ class KernelCheck {
     for (Rank& rank : ranks_) forward(rank);
     exact_sums();
     for (Rank& rank : ranks_) reduce(rank);
-    Doubles sums(at(2 * case_.c));
+    Doubles sums(at(2 * case_.c)), rows;
     for (const Rank& rank : ranks_) {
       for (size_t i = 0; i < sums.size(); ++i) sums[i] += rank.sums[i];
+      rows.insert(rows.end(), rank.sums.begin(), rank.sums.end());
     }
     if (exact_.count > 0) expect_sums(sums);
-    for (Rank& rank : ranks_) elementwise(rank, sums);
+    for (Rank& rank : ranks_) elementwise(rank, rows);
   }
 
  private:
@@ -324,6 +330,7 @@ class KernelCheck {
     }
   }
 
+  /// @param sums of all ranks
   void elementwise(Rank& rank, const Doubles& sums) {
     ElementwiseArguments arguments{.shape = shape(rank),
                                    .gradient = rank.dy.data(),
@@ -334,6 +341,7 @@ class KernelCheck {
                                    .moments = rank.merged.data(),
                                    .invstd = rank.invstd.data(),
                                    .sums = sums.data(),
+                                   .ranks = static_cast<int64_t>(ranks_.size()),
                                    .weight = {weight_.data()}};
     emulate(arguments, TypeOf<T>::kType, schedule());
     Exacts exact;
@@ -487,6 +495,23 @@ TEST(CudaKernelsTest, LargeMeansTinyDeviationsAndNoEps) {
       KernelCheck<float>(tiny).run();
       KernelCheck<double>(tiny).run();
     }
+  }
+}
+
+TEST(CudaKernelsTest, AThreadOfManyChunks) {
+  for (const bool sorted : {false, true}) {
+    KernelCase c{.rows = false,
+                 .c = 1,
+                 .s = 256 * 32 * 60,
+                 .shares = {1},
+                 .mean = 1e3,
+                 .deviation = 0.1,
+                 .eps = 0,
+                 .sorted = sorted,
+                 .blocks = 1};
+    KernelCheck<float>(c).run();
+    c.mean = 3;
+    expect_accurate(c);
   }
 }
 

@@ -4,9 +4,12 @@
 #include <vector_types.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 // NOLINTBEGIN(bugprone-reserved-identifier): the names are CUDA's.
 
@@ -57,6 +60,15 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
 // One thread of the host runs all threads of a launch, so every access is atomic and in order.
 
 inline void __threadfence() {
+  cuda_emulator::pause();
+}
+/// Other threads and processes of the host run kernels as well.
+inline void __threadfence_system() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  cuda_emulator::pause();
+}
+inline void __nanosleep(unsigned nanoseconds) {
+  std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds));
   cuda_emulator::pause();
 }
 template <class T>

@@ -154,8 +154,8 @@ TEST(LoaderWorkersTest, NamesADamagedSampleAndContinuesAfterItsBatch) {
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(0, 1, 2, 3));
     EXPECT_THAT(
         [&] { loader.next(); },
-        ThrowsMessage<base::UserError>(
-            "sample 5 (file-5): it is damaged (loader.on_error: skip leaves such samples out)"));
+        ThrowsMessage<base::UserError>("sample 5 (file-5): it is damaged (`train check` names all "
+                                       "such samples, loader.on_error: skip leaves them out)"));
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(8, 9, 10, 11));
     EXPECT_FALSE(loader.next().has_value());
   }

@@ -137,6 +137,8 @@ TEST_F(TarShardsTest, RefusesUnsafeMembers) {
   refuse(member("x", "../" + std::string(200, 'a') + ".jpg", 'L') + member("1.jpg", image_), "../",
          "'..'");
   refuse(member("x", "15 path=/1.jpg\n", 'x') + member("1.jpg", image_), "/1.jpg", "absolute");
+  refuse(member("x", "11 size=-1\n", 'x') + member("1.jpg", image_), "x",
+         "is negative or not a number");
 }
 
 TEST_F(TarShardsTest, RefusesIncompleteSamples) {

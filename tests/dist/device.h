@@ -63,7 +63,7 @@ inline uint64_t exchanges(const dist::ProcessGroupPtr& group = {}, at::Device wh
   if (!over) return 0;
   dist::detail::Backend& backend = *dist::detail::backend_of(over);
   const uint64_t calls = backend.sequence();
-  if (where.is_cpu()) return calls;
+  if (where.is_cpu() || backend.gathers_by_peers(1)) return calls;
   // Ahead of the last of a batch on GPUs goes a call with the headers of all.
   return calls - calls / (backend.in_flight_headers().batch() + 1);
 }

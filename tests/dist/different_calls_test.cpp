@@ -3,11 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/call_trace.h>
 #include <syncbn/dist/process_group.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -32,6 +34,7 @@ using syncbn::test::message_of;
 using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 void sum_over_ranks(int64_t size = 3) {
   Tensor tensor = at::ones({size});
@@ -163,7 +166,7 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
     for (const auto& monitor : monitors) {
       logs.push_back(
           std::make_shared<detail::FlightRecorder>("group", std::vector<int>{0, 1, 2, 3}, [] {}));
-      logs.back()->begin(call, [] { return false; });
+      logs.back()->begin(call);
       monitor->add(logs.back());
     }
     EXPECT_TRUE(syncbn::test::eventually([&] { return heard > 0; }));
@@ -177,7 +180,7 @@ TEST(FlightRecorderTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
   detail::Call call;
   for (const bool succeeds : {true, false}) {
     ++call.sequence;
-    log.begin(call, nullptr);
+    log.begin(call);
     ASSERT_EQ(log.pending().size(), 1);
     EXPECT_EQ(log.pending()[0].call.sequence, call.sequence);
     EXPECT_EQ(log.completed(), call.sequence - 1);
@@ -191,13 +194,45 @@ TEST(FlightRecorderTest, ARefusedCallLeavesNothingBehind) {
   detail::FlightRecorder log("group", {0, 1}, [] {});
   detail::Call call;
   for (call.sequence = 1; call.sequence <= 600; ++call.sequence) {  // more than it keeps
-    log.begin(call, nullptr);
+    log.begin(call);
     log.succeed(call);
   }
-  log.begin(call, nullptr);
+  log.begin(call);
   log.refuse(call);
   EXPECT_TRUE(log.pending().empty());
   EXPECT_EQ(log.completed(), 600);
+}
+
+TEST(FlightRecorderTest, ACallOnAGpuIsTracedWhenItIsQueued) {
+  dist::CallTrace trace;
+  detail::FlightRecorder log("group", {0, 1}, [] {});
+  detail::Call call;
+  for (call.sequence = 1; call.sequence <= 2; ++call.sequence) {
+    log.begin(call, std::chrono::milliseconds(1000));
+    EXPECT_THAT(trace.take(), IsEmpty());
+    const bool is_asked = call.sequence == 1;
+    log.set_completion(call, is_asked ? std::function<bool()>([] { return true; }) : nullptr);
+    EXPECT_EQ(trace.take().size(), 1);
+    EXPECT_EQ(log.pending().size(), is_asked ? 1 : 0);
+    log.update();
+    EXPECT_THAT(log.pending(), IsEmpty());
+    EXPECT_THAT(trace.take(), IsEmpty());
+  }
+}
+
+TEST(FlightRecorderTest, ATraceThatNobodyReadsIsBounded) {
+  dist::CallTrace trace;
+  detail::FlightRecorder log("group", {0, 1}, [] {});
+  detail::Call call;
+  const auto make_call = [&] {
+    ++call.sequence;
+    log.begin(call);
+    log.succeed(call);
+  };
+  for (size_t n = 0; n < dist::CallTrace::kMaxCalls + 10; ++n) make_call();
+  EXPECT_EQ(trace.take().size(), dist::CallTrace::kMaxCalls);
+  make_call();
+  EXPECT_EQ(trace.take().size(), 1);
 }
 
 }  // namespace

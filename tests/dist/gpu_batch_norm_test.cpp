@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/dist/batch_norm_statistics.h>
 #include <syncbn/dist/checkpoint.h>
+#include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
@@ -19,12 +20,15 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
 
 #include "dist/device.h"
 #include "dist/gpus.h"
 #include "dist/tensors.h"
 #include "fake_cuda/counts.h"
+#include "fake_cuda/nccl_settings.h"
 #include "groups/world.h"
+#include "support/environment_guard.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 
@@ -255,7 +259,9 @@ void expect_four_launches() {
                                    c10::toString(parameters), fused ? "fused" : "not fused"));
           const LayerCounts counts(type, parameters, format, fused);
           for (const fake_cuda::Counts& part : {counts.forward, counts.backward}) {
-            EXPECT_EQ(part[Count::kKernels], 2u);
+            // The exchange is one kernel; NCCL is not asked.
+            EXPECT_EQ(part[Count::kKernels], dist::world_size() > 1 ? 3u : 2u);
+            EXPECT_EQ(part[Count::kCollectives], 0u);
             EXPECT_EQ(part[Count::kOperators], 0u);
             EXPECT_EQ(part[Count::kMemsets], 0u);
             EXPECT_EQ(part[Count::kHostToDevice] + part[Count::kDeviceToHost] +
@@ -276,10 +282,94 @@ TEST(GpuLaunchesTest, ALayerLaunchesTwoKernelsForwardAndTwoBackward) {
   });
 }
 
-TEST(GpuLaunchesTest, ALayerOfTwoRanksLaunchesNoMoreBesideItsExchanges) {
+TEST(GpuLaunchesTest, ALayerOfTwoRanksLaunchesOneKernelMoreForEachExchange) {
   run_ranks(2, [](int) {
     dist::init_process_group();
     expect_four_launches();
+  });
+}
+
+/// The output and all gradients of three steps, with a group that exchanges as the options say.
+Tensors results_of_steps(const dist::NcclOptions& nccl, bool has_peers) {
+  const auto group = dist::new_group({0, 1}, std::nullopt, nccl);
+  EXPECT_EQ(dist::detail::backend_of(group)->gathers_by_peers(9), has_peers);
+  at::manual_seed(5 + dist::rank());
+  SyncBatchNorm layer(SyncBatchNormOptions(4).process_group(group));
+  layer->to(dist::device());
+  Tensors results;
+  for (int step = 0; step < 3; ++step) {
+    const at::Tensor input =
+        (at::randn({3 + dist::rank(), 4, 5, 5}) * 7).to(dist::device()).requires_grad_();
+    const at::Tensor output = layer(input);
+    (output * output.detach()).sum().backward();
+    results.insert(results.end(), {output.detach().cpu(), input.grad().cpu()});
+  }
+  for (const at::Tensor& buffer : layer->buffers()) results.push_back(buffer.cpu());
+  results.push_back(layer->weight.grad().cpu());
+  return results;
+}
+
+TEST(GpuBatchNormTest, ExchangesThroughPeerMemoryGiveTheBitsOfNccl) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    const Tensors by_peers = results_of_steps({}, true);
+    const Tensors by_nccl = results_of_steps({.peer_memory = false}, false);
+    ASSERT_EQ(by_peers.size(), by_nccl.size());
+    for (size_t i = 0; i < by_peers.size(); ++i) EXPECT_TRUE(by_peers[i].equal(by_nccl[i])) << i;
+    dist::destroy_process_group();
+  });
+}
+
+TEST(GpuLaunchesTest, GpusThatDoNotReachEachOtherExchangeByNccl) {
+  const syncbn::test::Environment none("FAKE_CUDA_PEERS", "0");
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    const fake_cuda::Counts before = fake_cuda::counts();
+    results_of_steps({}, false);
+    EXPECT_EQ((fake_cuda::counts() - before)[fake_cuda::Count::kCollectives], 6u);
+    dist::destroy_process_group();
+  });
+}
+
+TEST(GpuLaunchesTest, OptionsReachNccl) {
+  run_ranks(2, [](int) {
+    dist::init_process_group(
+        {.backend = "nccl", .nccl = {.min_ctas = 3, .max_ctas = 5, .blocking = false}});
+    const fake_nccl::Settings settings = fake_nccl::settings();
+    EXPECT_EQ(settings.blocking, 0);
+    EXPECT_EQ(settings.min_ctas, 3);
+    EXPECT_EQ(settings.max_ctas, 5);
+    dist::destroy_process_group();
+  });
+}
+
+/// @return how many buffers NCCL was told of
+uint64_t registrations_of_training(bool register_buckets, Tensors& gradients) {
+  const auto group = dist::new_group({0, 1}, std::nullopt,
+                                     dist::NcclOptions{.register_buckets = register_buckets});
+  const fake_cuda::Counts before = fake_cuda::counts();
+  at::manual_seed(1);
+  torch::nn::Linear net(4, 3);
+  net->to(dist::device());
+  dist::DistributedDataParallel<torch::nn::LinearImpl> ddp(
+      net, dist::DdpOptions{.gradient_as_bucket_view = true, .process_group = group});
+  for (int step = 0; step < 3; ++step) {
+    ddp(at::ones({2, 4}, dist::device()) * (1 + dist::rank())).sum().backward();
+  }
+  for (const at::Tensor& parameter : net->parameters()) gradients.push_back(parameter.grad().cpu());
+  return (fake_cuda::counts() - before)[fake_cuda::Count::kRegistrations];
+}
+
+TEST(GpuLaunchesTest, BucketsAreRegisteredWithNcclIfAsked) {
+  run_ranks(2, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    Tensors plain;
+    EXPECT_EQ(registrations_of_training(false, plain), 0u);
+    Tensors registered;
+    EXPECT_GT(registrations_of_training(true, registered), 0u);
+    for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(registered.at(i).equal(plain[i])) << i;
+    dist::destroy_process_group();
   });
 }
 
@@ -287,7 +377,7 @@ TEST(GpuLaunchesTest, ALayerOfTwoRanksLaunchesNoMoreBesideItsExchanges) {
 TEST(GpuBatchNormTest, HeadersOfExchangesAreComparedOnceForSixteen) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [](int) {
-    dist::init_process_group({.backend = "nccl"});
+    dist::init_process_group({.backend = "nccl", .nccl = {.peer_memory = false}});
     SyncBatchNorm layer(SyncBatchNormOptions(4).process_group(dist::default_group()));
     layer->to(dist::device());
     const at::Tensor input =

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/flight_record.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/comm_hooks.h>
 #include <syncbn/dist/ddp.h>
@@ -12,7 +13,9 @@
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <chrono>
+#include <fstream>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -42,6 +45,7 @@
 #include "support/environment_guard.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
+#include "support/temp_folder.h"
 #include "support/thrown.h"
 
 namespace {
@@ -140,9 +144,9 @@ void expect_kernels_agree(const KernelCase& c) {
   const at::Tensor weight = at::randn({channels});
   const at::Tensor dx = cpu.backward_elementwise(gradient, x, weight, forward.moments,
                                                  forward.invstd, sums.sums, /*keep=*/true);
-  const at::Tensor dx_on_gpu =
-      cuda.backward_elementwise(gradient_on_gpu, on_gpu(x), on_gpu(weight), on_gpu(forward.moments),
-                                on_gpu(forward.invstd), on_gpu(sums.sums), /*keep=*/true);
+  const at::Tensor dx_on_gpu = cuda.backward_elementwise(
+      gradient_on_gpu, on_gpu(x), on_gpu(weight), on_gpu(forward.moments), on_gpu(forward.invstd),
+      on_gpu(sums.sums).unsqueeze(0), /*keep=*/true);
   EXPECT_TRUE(close(dx_on_gpu.cpu(), dx, c.tolerance, c.tolerance));
   EXPECT_TRUE(close(gradient_on_gpu.values.cpu(), gradient.values, 0, 0));
 }
@@ -468,6 +472,27 @@ TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
     dist::init_process_group({.backend = "nccl"});
     EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
   });
+}
+
+// A world of one has no monitor, as groups with Python ranks.
+TEST(GpuTest, WithoutAMonitorACallCountsAsEndedOnceItIsQueued) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  const syncbn::test::TempFolder folder;
+  const syncbn::test::Environment recorded("SYNCBN_FLIGHT_FOLDER", folder.path().string());
+  run_ranks(1, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
+    for (int i = 0; i < 3; ++i) dist::all_reduce(value);
+    dist::destroy_process_group();
+  });
+  using syncbn::base::FlightLayout;
+  const auto record = std::make_unique<FlightLayout>();
+  std::ifstream(folder / "rank-0.flight")
+      .read(reinterpret_cast<char*>(record.get()), sizeof(*record));
+  for (size_t n = 1; n <= 3; ++n) {
+    EXPECT_EQ(record->calls[n].number, n);
+    EXPECT_EQ(record->calls[n].state, FlightLayout::kSucceeded);
+  }
 }
 
 TEST(GpuTest, AnOlderNcclThanTheHeadersIsRefusedAndWithAutoWarnedOf) {

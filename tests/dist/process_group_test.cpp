@@ -13,7 +13,9 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
 
@@ -219,6 +221,17 @@ TEST(ProcessGroupTest, RefusedArgumentsAreTheCallersMistake) {
   });
 }
 
+TEST(ProcessGroupTest, ReduceScattersSeveralTensorsInOneCall) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    std::vector<at::Tensor> inputs{at::arange(4.0), at::arange(6.0) + rank};
+    std::vector<at::Tensor> outputs{at::empty({2}), at::empty({3})};
+    dist::default_group()->reduce_scatter_tensor_coalesced(outputs, inputs)->wait();
+    EXPECT_TRUE(outputs[0].equal(2 * at::arange(4.0).narrow(0, 2 * rank, 2)));
+    EXPECT_TRUE(outputs[1].equal(2 * at::arange(6.0).narrow(0, 3 * rank, 3) + 1));
+  });
+}
+
 TEST(ProcessGroupTest, AGroupThatWasDestroyedRefusesCalls) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
@@ -229,6 +242,17 @@ TEST(ProcessGroupTest, AGroupThatWasDestroyedRefusesCalls) {
     EXPECT_THAT(
         message_of<UserError>([&] { dist::all_reduce(tensor, c10d::ReduceOp::SUM, group); }),
         HasSubstr("was shut down"));
+  });
+}
+
+TEST(ProcessGroupTest, GroupsMadeForPythonAreDestroyedFromCpp) {
+  run_ranks(1, [](int) {
+    dist::detail::init_process_group(c10::make_intrusive<c10d::HashStore>(),
+                                     {.rank = 0, .world_size = 1}, std::nullopt);
+    const auto joined = dist::detail::join_group("joined", {0}, milliseconds(1000));
+    dist::destroy_process_group();
+    EXPECT_FALSE(dist::is_initialized());
+    EXPECT_THAT(message_of<UserError>([&] { joined->barrier(); }), HasSubstr("was shut down"));
   });
 }
 

@@ -344,6 +344,29 @@ TEST(SharedMemoryTest, ACallbackMayCallTheNextCollectiveAndWaitForIt) {
   });
 }
 
+// As in PowerSGD's hook for DistributedDataParallel.
+TEST(SharedMemoryTest, ACallbackMayWaitForTheFutureOfACollectiveThatItCalls) {
+  run_ranks(2, [](int) {
+    dist::init_process_group();
+    const auto group = dist::default_group();
+    const auto sum_again = [&group](c10::ivalue::Future& summed) {
+      Tensors tensors{summed.value().toTensorVector()[0]};
+      const auto again = group->allreduce(tensors)->getFuture();
+      again->waitAndThrow();
+      return again->value();
+    };
+    const auto type = c10::ListType::create(c10::TensorType::get());
+    for (const int64_t elements : {3, 300'000}) {
+      Tensors tensors{at::ones({elements})};
+      const auto done =
+          group->allreduce(tensors)->getFuture()->then(sum_again, type)->then(sum_again, type);
+      done->waitAndThrow();
+      EXPECT_TRUE(tensors[0].equal(at::full({elements}, 8.0)));
+    }
+    expect_all_shared();
+  });
+}
+
 TEST(SharedMemoryTest, ALargeAndASmallAllReduceAreNamedAsDifferentCalls) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

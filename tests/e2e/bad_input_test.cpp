@@ -60,6 +60,23 @@ TEST_F(BadInputTest, AsksForAConfiguration) {
   expect_one_message(run_train({}), base::kExitUsage, "--config FILE");
 }
 
+TEST_F(BadInputTest, NamesAPathInPlaceOfARun) {
+  expect_one_message(run_train({"eval", "runs/none"}), base::kExitUsage,
+                     "eval: runs/none does not exist; name a run's folder or a YAML file");
+  expect_one_message(run_train({inputs_.path()}), base::kExitUsage, "is no run and no YAML file");
+  expect_one_message(run_train({"predict", "runs/none", inputs_.path()}), base::kExitUsage,
+                     "is no run and no YAML file; the images come first");
+  // A folder of runs is compare's business.
+  expect_one_message(run_train({"compare", inputs_.path()}), base::kExitUsage, "holds no run");
+}
+
+TEST_F(BadInputTest, KnowsWhatOtherProgramsCallAKey) {
+  expect_one_message(train_with("\nlearning_rate: 0.1\n"), base::kExitUsage,
+                     "unknown key 'learning_rate'; did you mean 'optimizer.lr'?");
+  expect_one_message(run_train({"--config=" + shipped_config("digits.yaml"), "--num_epochs=3"}),
+                     base::kExitUsage, "unknown option '--num_epochs'; did you mean '--epochs'?");
+}
+
 TEST_F(BadInputTest, NamesTheChainToABaseThatIsNotThere) {
   base::write_file_atomically(inputs_ / "base.yaml", "base: nowhere.yaml\n");
   base::write_file_atomically(inputs_ / "bad.yaml", "base: base.yaml\n");
@@ -76,7 +93,7 @@ TEST_F(BadInputTest, NamesAVariableThatIsNotSet) {
 TEST_F(BadInputTest, RefusesALargeConfiguration) {
   base::write_file_atomically(inputs_ / "bad.yaml", std::string(2 << 20, '#'));
   expect_one_message(train_on(inputs_ / "bad.yaml"), base::kExitUsage,
-                     "bad.yaml is larger than 1.0 MB");
+                     "bad.yaml is larger than 131.1 kB");
 }
 
 TEST_F(BadInputTest, PlacesAYamlSyntaxError) {

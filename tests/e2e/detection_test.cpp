@@ -248,6 +248,12 @@ TEST_F(DetectionTest, ImagesAndBoxesWithoutContentAreSaidOnce) {
   EXPECT_EQ(count(refused.err, "has no box to learn from"), 1) << refused.err;
 }
 
+TEST_F(DetectionTest, CheckReadsImagesWithBoxes) {
+  const auto whole = run_train({"check", "shapes.yaml"}, {}, folder_.path());
+  EXPECT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_EQ(count(whole.out, "all can be used"), 2) << whole.out;
+}
+
 TEST_F(DetectionTest, ATaskOrNetworkForOtherDataIsRefused) {
   const auto expect_refused = [&](const std::string& option, const std::string& message) {
     const auto result = train(2, {option});

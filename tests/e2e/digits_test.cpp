@@ -149,8 +149,11 @@ TEST(TrainProgramTest, HelpListsEveryKey) {
   for (const char* key : {"--config FILE", "--epochs integer", "--ddp  ", "adam, adamw, "}) {
     EXPECT_THAT(whole, HasSubstr(key));
   }
-  EXPECT_EQ(run_train({"sweep", "-h"}).out, whole);
-  EXPECT_EQ(run_train({"--help", "eval"}).out, whole);
+  EXPECT_THAT(run_train({"sweep", "-h"}).out, HasSubstr("usage: train sweep "));
+  EXPECT_THAT(run_train({"--help", "eval"}).out, HasSubstr("usage: train eval "));
+  EXPECT_THAT(
+      run_train({"--help", "profile"}).out,
+      ::testing::AllOf(HasSubstr("usage: train profile "), HasSubstr("--profile.steps integer")));
   for (const auto& [section, key] : std::vector<std::pair<std::string, std::string>>{
            {"optimizer", "--optimizer.lr number"},
            {"optimizer", "optimizer, type: adamw"},
@@ -162,6 +165,30 @@ TEST(TrainProgramTest, HelpListsEveryKey) {
   const auto unknown = run_train({"--help=optimzer"});
   EXPECT_EQ(unknown.exit_code, base::kExitUsage);
   EXPECT_THAT(unknown.err, HasSubstr("did you mean 'optimizer'?"));
+}
+
+TEST(TrainProgramTest, HelpNeedsNoLibtorch) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "bin");
+  const std::string alone = folder / "bin/train";  // without what loads libtorch
+  std::filesystem::copy_file(program("train"), alone);
+  const std::string whole = std::filesystem::path(program("train")).parent_path().parent_path() /
+                            "libexec/syncbn/train_program";
+  using Words = std::vector<std::string>;
+  for (const Words& args :
+       std::vector<Words>{{"--help"}, {"-h"}, {"--help", "optimizer"}, {"watch", "--help"}}) {
+    const auto help_by = [&](const std::string& program) {
+      Words words = {program};
+      words.insert(words.end(), args.begin(), args.end());
+      const ProgramResult result = run_program(words);
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      return result.out;
+    };
+    EXPECT_EQ(help_by(alone), help_by(whole));
+  }
+  const ProgramResult other = run_program({alone, "--version"});
+  EXPECT_EQ(other.exit_code, base::kExitCannotExecute);
+  EXPECT_THAT(other.err, HasSubstr("libexec/syncbn/train_program: No such file or directory"));
 }
 
 }  // namespace

@@ -67,6 +67,11 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   EXPECT_EQ(export_run({"--format=safetensors", "--output=x/torch", "--overwrite"}).exit_code, 0);
   EXPECT_EQ(base::read_file(path_of("x/torch")), base::read_file(path_of("x/safetensors")));
   EXPECT_EQ(export_run({"--format=onnx"}).out, "run.onnx\n");
+  EXPECT_THAT(export_run({"--output=y.onnx"}).err, HasSubstr("run/best.pt as onnx"));
+  EXPECT_EQ(base::read_file(path_of("y.onnx")), base::read_file(path_of("run.onnx")));
+  const auto other = export_run({"--output=z.onnx", "--format=torch"});
+  EXPECT_EQ(other.exit_code, base::kExitUsage);
+  EXPECT_THAT(other.err, HasSubstr("--output: z.onnx is for onnx, and --format is torch"));
 }
 
 TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
@@ -82,7 +87,7 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
          "imagenet-run, got 'tflite'");
   expect({"--output=run/config.yaml/x.pt"}, "cannot create the folder run/config.yaml");
   expect({"--ema"}, "--ema: it has no moving average");
-  expect({"--split=test"}, "--split: not for train export");
+  expect({"--split=test"}, "--split: only for train eval");
   expect({"--model.width=8"}, "cannot export " + path_of("run"));
   expect({"--resume=missing.pt"}, "missing.pt");
   const auto on_ranks = launch_train(2, {"export", "--config=" + path_of("run/config.yaml")});

@@ -9,6 +9,7 @@
 #include <syncbn/train/checkpoint.h>
 
 #include <string>
+#include <vector>
 
 #include "e2e/train_program.h"
 #include "support/skip.h"
@@ -69,6 +70,20 @@ train::Checkpoint last_of(const std::string& run_dir) {
   return train::parse_checkpoint(base::read_file(path), path);
 }
 
+void expect_same_bits(const train::Checkpoint& one, const train::Checkpoint& other) {
+  const auto expect_same = [](const auto& tensors, const auto& others) {
+    ASSERT_EQ(tensors.size(), others.size());
+    for (const auto& [name, tensor] : others) EXPECT_TRUE(tensors.at(name).equal(tensor)) << name;
+  };
+  expect_same(one.model, other.model);
+  expect_same(one.ema, other.ema);
+  ASSERT_EQ(one.optimizer.size(), other.optimizer.size());
+  for (const auto& [name, tensors] : other.optimizer) {
+    SCOPED_TRACE(name);
+    expect_same(one.optimizer.at(name), tensors);
+  }
+}
+
 /// Devices differ by roundings, which a few steps multiply.
 void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& name) {
   EXPECT_TRUE(at::allclose(a, b, /*rtol=*/1e-3, /*atol=*/1e-4))
@@ -108,16 +123,40 @@ TEST(GpuGraphTrainingTest, ARunAndOneThatResumesEndWithTheBitsOfEagerOnes) {
   train_steps(190, folder / "graph", {"--cuda_graph"}, {});
   train_steps(200, folder / "graph", {"--cuda_graph", "--resume", "auto"}, {});
   ASSERT_FALSE(HasFailure());
-  const train::Checkpoint eager = last_of(folder / "eager");
-  const train::Checkpoint graph = last_of(folder / "graph");
-  for (const auto& [name, tensor] : eager.model) {
-    EXPECT_TRUE(graph.model.at(name).equal(tensor)) << name;
+  expect_same_bits(last_of(folder / "graph"), last_of(folder / "eager"));
+}
+
+TEST(GpuGraphTrainingTest, OptionsThatAGraphRepeatsGiveTheBitsOfEagerSteps) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
+  const std::vector<std::vector<std::string>> options = {
+      {"--ema.decay", "0.9"}, {"--task.mixup", "0.3"}, {"--ddp.static_graph"}};
+  for (const auto& option : options) {
+    SCOPED_TRACE(option.front());
+    const TempFolder folder;
+    train_steps(30, folder / "eager", option, {});
+    std::vector<std::string> with_graph = option;
+    with_graph.emplace_back("--cuda_graph");
+    train_steps(30, folder / "graph", with_graph, {});
+    ASSERT_FALSE(HasFailure());
+    expect_same_bits(last_of(folder / "graph"), last_of(folder / "eager"));
   }
-  for (const auto& [name, tensors] : eager.optimizer) {
-    for (const auto& [key, tensor] : tensors) {
-      EXPECT_TRUE(graph.optimizer.at(name).at(key).equal(tensor)) << name << " " << key;
-    }
-  }
+}
+
+// The first steps of such a rate end in NaN.
+TEST(GpuGraphTrainingTest, ARestoredRunCapturesAnew) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
+  const TempFolder folder;
+  train_steps(15, folder / "eager", {}, {});
+  train_steps(15, folder / "graph", {"--cuda_graph"}, {});
+  const std::vector<std::string> more = {"--resume", "auto",    "--optimizer.lr", "1e6",
+                                         "--on_nan", "restore", "--restore_lr",   "1e-7"};
+  train_steps(45, folder / "eager", more, {});
+  std::vector<std::string> with_graph = more;
+  with_graph.emplace_back("--cuda_graph");
+  train_steps(45, folder / "graph", with_graph, {});
+  ASSERT_FALSE(HasFailure());
+  EXPECT_EQ(last_of(folder / "graph").restores, 1);
+  expect_same_bits(last_of(folder / "graph"), last_of(folder / "eager"));
 }
 
 TEST(GpuGraphTrainingTest, WhatAGraphCannotRepeatIsRefusedByName) {

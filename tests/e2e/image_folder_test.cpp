@@ -135,20 +135,33 @@ torch.save({"model": run["model"], "model_ema": average}, sys.argv[1] + "/python
   }
   EXPECT_NE(base::read_file(folder_ / "average/predictions.csv"), csv);
 
+  const std::string run = "--config=run/config.yaml";
+  const auto one =
+      launch_train(2, {"predict", "test/colour/0.jpg", run, "--output=one"}, folder_.path());
+  EXPECT_EQ(one.exit_code, 0);
+  EXPECT_THAT(one.out, ContainsRegex("0.jpg,(grey|colour),0\\.[0-9]{6}\n"));
+  EXPECT_THAT(base::read_file(folder_ / "one/predictions.csv"),
+              ContainsRegex("^file,class,probability\n0.jpg,(grey|colour),0\\.[0-9]{6}\n$"));
+
   const auto refused = [&](const std::vector<std::string>& args, const std::string& message) {
     const auto result = launch_train(2, args, folder_.path());
     EXPECT_EQ(result.exit_code, base::kExitUsage);
     EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
     EXPECT_THAT(result.err, HasSubstr(message));
   };
-  const std::string run = "--config=run/config.yaml";
-  refused({"predict", run}, "predict: name the folder of the images first");
+  refused({"predict", run}, "predict: name an image, or a folder of images, first");
   refused({"predict", "test", run, "--output=of1"}, "of1 exists; choose another --output");
-  refused({"predict", "nowhere", run}, "cannot read the folder 'nowhere'");
+  refused({"predict", "nowhere", run}, "there is no file or folder nowhere");
+  base::write_file_atomically(folder_ / "test/grey/a.webp", "");
+  EXPECT_THAT(predict(1, "others", "--seed=0").err,
+              HasSubstr("1 file left out: neither JPEG nor PNG, such as grey/a.webp"));
   refused({"predict", "of1", run}, "there are no JPEG or PNG files in 'of1'");
-  refused({run, "--ema"}, "--ema: only for train export and predict");
+  refused({run, "--ema"}, "--ema: only for train export, train predict");
   base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
   refused({"predict", "test", run}, "none.png': it is neither JPEG nor PNG");
+  std::filesystem::remove_all(folder_ / "test");
+  const auto exported = launch_train(1, {"export", run, "--output=network.pt"}, folder_.path());
+  EXPECT_EQ(exported.exit_code, 0) << exported.err;
 }
 
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
@@ -159,17 +172,46 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
   EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
 }
 
+TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
+  const auto check = [&] {
+    return run_train({"check", "--config=images.yaml"}, {}, folder_.path());
+  };
+  const auto whole = check();
+  EXPECT_EQ(whole.exit_code, 0) << whole.err;
+  EXPECT_EQ(
+      whole.out,
+      "train: 16 samples, 2 classes, from 8 (colour) to 8 (grey) samples each; all can be used\n"
+      "test: 16 samples, 2 classes, from 8 (colour) to 8 (grey) samples each; all can be used\n");
+
+  base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
+  base::write_file_atomically(folder_ / "test/colour/none.png", "no image");
+  // The end of a file, which no crop of these transforms would read.
+  const std::string image = base::read_file(folder_ / "train/colour/0.jpg");
+  base::write_file_atomically(folder_ / "train/colour/0.jpg", image.substr(0, image.size() - 40));
+  const auto damaged = check();
+  EXPECT_EQ(damaged.exit_code, base::kExitUsage);
+  for (const auto& [index, file] : {std::pair(0, "train/colour/0.jpg"),
+                                    {16, "train/grey/none.png"},
+                                    {8, "test/colour/none.png"}}) {
+    EXPECT_EQ(
+        count(damaged.err, fmt::format("left out: sample {}: cannot decode '{}'", index, file)), 1);
+  }
+  EXPECT_THAT(damaged.err, HasSubstr("check: 3 samples cannot be used; mend or remove the files"));
+}
+
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudget) {
   base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
   const std::vector<std::string> skip = {"--loader.on_error", "skip"};
   const auto within = train("within", {skip[0], skip[1], "--loader.error_budget", "0.2"});
   EXPECT_EQ(within.exit_code, 0) << within.err;
-  EXPECT_THAT(within.err, ContainsRegex("left out: sample [0-9]+ .*none.png"));
+  EXPECT_THAT(within.err, ContainsRegex("left out: sample [0-9]+: .*none.png"));
   const auto beyond = train("beyond", skip);
   EXPECT_EQ(beyond.exit_code, base::kExitUsage) << beyond.err;
   EXPECT_THAT(
       beyond.err,
       HasSubstr("could not be read, more than the 5 % that may be left out (error_budget)"));
+  EXPECT_THAT(base::read_file(folder_ / "beyond/log.jsonl"),
+              ContainsRegex(R"("event":"end",[^\n]*"reason":"an error: )"));
 }
 
 TEST_F(ImageFolderTrainingTest, ABatchWithoutAnySampleLeftDoesNotEndTheRun) {
@@ -184,7 +226,7 @@ TEST_F(ImageFolderTrainingTest, ABatchWithoutAnySampleLeftDoesNotEndTheRun) {
     args.insert(args.end(), more.begin(), more.end());
     const auto result = train(run, args);
     EXPECT_EQ(result.exit_code, 0) << run << result.err;
-    EXPECT_THAT(result.err, ContainsRegex("left out: sample [0-9]+ .*none.png")) << run;
+    EXPECT_THAT(result.err, ContainsRegex("left out: sample [0-9]+: .*none.png")) << run;
     EXPECT_EQ(result_of(folder_ / run)["steps"], 9) << run;
     EXPECT_GT(result_of(folder_ / run)["train_loss"], 0) << run;
   }
@@ -213,7 +255,7 @@ TEST_F(ImageFolderTrainingTest, AnEpochIsNotLostToATestImageThatCannotBeRead) {
       train("run", {"--resume", "auto", "--loader.on_error", "skip", "--loader.error_budget", "1"});
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_THAT(resumed.err, HasSubstr("at epoch 2, step 2"));
-  EXPECT_THAT(resumed.err, ContainsRegex("left out: sample [0-9]+ .*none.png"));
+  EXPECT_THAT(resumed.err, ContainsRegex("left out: sample [0-9]+: .*none.png"));
   EXPECT_EQ(result_of(folder_ / "run")["epochs"], 2);
 }
 

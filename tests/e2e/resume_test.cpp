@@ -143,7 +143,7 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   }
   EXPECT_EQ(count(results[0].err, "stopped by SIGTERM"), 1) << results[0].err;
   EXPECT_FALSE(std::filesystem::exists(folder_ / "parts/result.json"));
-  run_ranks_of_train(2, args("parts", {"--resume", folder_ / "parts/last.pt"}));
+  run_ranks_of_train(2, args("parts", {"--resume", folder_ / "parts"}));
   ASSERT_FALSE(HasFailure());
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
 }

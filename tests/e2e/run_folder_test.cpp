@@ -267,7 +267,7 @@ TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
   refused({"watch"}, "watch: name the folder of a run first");
   refused({"watch", folder.path()}, "it has no log.jsonl");
   refused({"watch", folder / "run", "--color=blue"}, "expected auto, always or never, got 'blue'");
-  refused({"watch", folder / "run", "--dry_run"}, "watch: --dry_run is for a run itself");
+  refused({"watch", folder / "run", "--dry_run"}, "--dry_run: only for train");
 }
 
 TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {

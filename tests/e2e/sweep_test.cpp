@@ -155,7 +155,7 @@ TEST_F(SweepTest, MistakesAreReportedOnceBeforeTheFirstRun) {
            {{"--bind=cores", "seed=0..5"}, "sweep: --bind needs --nproc_per_node=N as well"},
            {{"seed=1,01", "optimizer.lr=0.1"}, "sweep: seed=1 and seed=01 are the same run"},
            {{"--resume=a.pt", "seed=0..5"}, "sweep: resume: each run of a sweep resumes its own"},
-           {{"--dry_run", "seed=0..5"}, "sweep: --dry_run is for a single run"},
+           {{"--dry_run", "seed=0..5"}, "--dry_run: only for train"},
            {{"seed=5"}, "sweep: no key has several values"}}) {
     const ProgramResult result = sweep(bad.words);
     EXPECT_EQ(result.exit_code, 2) << result.err;

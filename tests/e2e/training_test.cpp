@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "e2e/train_program.h"
+#include "launch/launcher.h"
 #include "launch/leftovers.h"
 #include "launch/on_terminal.h"
 #include "support/multiproc.h"
@@ -549,8 +550,9 @@ TEST_F(TrainingTest, EvaluatesACheckpoint) {
 }
 
 TEST_F(TrainingTest, ReportsEachClassTheSameOnAnyNumberOfRanks) {
-  const auto trained = launch_train(2, args("run", {"--epochs=2", "--ema.decay=0.9",
-                                                    "--checkpoint.keep_best.metric=accuracy_8"}));
+  const auto trained = launch_train(
+      2, args("run", {"--epochs=2", "--ema.decay=0.9", "--checkpoint.keep_best.metric=accuracy_8",
+                      "--metrics=[top_k, calibration_error]"}));
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   EXPECT_FALSE(result_of(folder_ / "run").contains("train_accuracy_8"));
   const auto eval = [&](int ranks, const std::vector<std::string>& more) {
@@ -576,6 +578,9 @@ TEST_F(TrainingTest, ReportsEachClassTheSameOnAnyNumberOfRanks) {
     EXPECT_EQ(json, line_of_one) << ranks;
   }
   const auto expected = nlohmann::json::parse(line_of_one);
+  EXPECT_GE(expected["top_3_accuracy"], expected["accuracy"]);
+  EXPECT_GT(expected["calibration_error"], 0);
+  EXPECT_TRUE(expected.contains("ema_calibration_error"));
   std::istringstream table(base::read_file(folder_ / "run/confusion.csv"));
   std::string line;
   std::getline(table, line);
@@ -646,7 +651,12 @@ TEST_F(TrainingTest, ThreadsThatWaitSleepSoonUnlessTheUserSetsHowTheyWait) {
 
 TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   const auto lonely = start_train(args("run"), rank_env(0, 2, free_port()));
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  // It may come before the program is loaded.
+  const auto is_heeded = [&] {
+    return has_signal(signal_set(lonely->pid(), "SigBlk:"), SIGUSR1) ||
+           has_signal(signal_set(lonely->pid(), "SigCgt:"), SIGUSR1);
+  };
+  ASSERT_TRUE(lonely->wait_until(is_heeded));
   lonely->send_signal(SIGUSR1);
   EXPECT_EQ(lonely->wait().exit_code, base::kExitPreempted);
 }

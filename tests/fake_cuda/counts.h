@@ -13,11 +13,12 @@
 namespace fake_cuda {
 
 enum class Count : uint8_t {
-  kKernels,      ///< launches of kernels that have a stand-in (define_kernel())
-  kOperators,    ///< of ATen; a GPU launches one kernel or more for each
-  kCollectives,  ///< of NCCL; a group of sends and receives is one
-  kSplits,       ///< communicators that ncclCommSplit has made
-  kGraphs,       ///< launches of graphs; what a graph holds is counted when it is captured
+  kKernels,        ///< launches of kernels that have a stand-in (define_kernel())
+  kOperators,      ///< of ATen; a GPU launches one kernel or more for each
+  kCollectives,    ///< of NCCL; a group of sends and receives is one
+  kSplits,         ///< communicators that ncclCommSplit has made
+  kRegistrations,  ///< of buffers with a communicator
+  kGraphs,         ///< launches of graphs; what a graph holds is counted when it is captured
   kMemsets,
   kHostToDevice,  ///< copies, by where the bytes come from and go to
   kDeviceToHost,

@@ -42,7 +42,8 @@ using Launch = std::function<Work(dim3 grid, dim3 block, size_t shared_bytes, vo
 
 /// Defines what stands in for the __global__ functions whose mangled name contains `name`. Without
 /// one, a launch fails with cudaErrorInvalidDeviceFunction. The latest definition holds.
-void define_launch(std::string name, Launch launch);
+/// @param blocks as in enqueue()
+void define_launch(std::string name, Launch launch, bool blocks = false);
 
 /// Replaces the device pointers among `size` bytes at `bytes` by host(). No other value lies in
 /// the address range that is reserved for devices.
@@ -51,10 +52,12 @@ void translate_pointers(void* bytes, size_t size);
 /// Defines a stand-in by a function with the parameters of the kernel. It runs on the stream, and
 /// gets pointers (also those inside structs) that the host can follow.
 template <class... Parameters>
-void define_kernel(std::string name, void (*body)(dim3 grid, dim3 block, size_t shared_bytes,
-                                                  Parameters... parameters)) {
+void define_kernel(std::string name,
+                   void (*body)(dim3 grid, dim3 block, size_t shared_bytes,
+                                Parameters... parameters),
+                   bool blocks = false) {
   static_assert((std::is_trivially_copyable_v<Parameters> && ...));
-  define_launch(std::move(name), [body](dim3 grid, dim3 block, size_t shared_bytes, void** given) {
+  Launch launch = [body](dim3 grid, dim3 block, size_t shared_bytes, void** given) {
     std::tuple<Parameters...> copies;
     std::apply(
         [given](auto&... copy) {
@@ -66,7 +69,8 @@ void define_kernel(std::string name, void (*body)(dim3 grid, dim3 block, size_t 
     return [=] {
       std::apply([&](auto... copy) { body(grid, block, shared_bytes, copy...); }, copies);
     };
-  });
+  };
+  define_launch(std::move(name), std::move(launch), blocks);
 }
 
 }  // namespace fake_cuda

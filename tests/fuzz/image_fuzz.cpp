@@ -3,8 +3,9 @@
 #include <syncbn/data/image.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <span>
+
+#include "require.h"
 
 namespace {
 
@@ -12,10 +13,6 @@ using syncbn::data::Box;
 using syncbn::data::DecodeOptions;
 using syncbn::data::Image;
 using syncbn::data::ImageDecoder;
-
-void require(bool holds) {
-  if (!holds) std::abort();
-}
 
 /// `body`, whose UserError is as good an end as any.
 template <class Body>

@@ -45,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     const auto file = weights::MappedFile::open("/proc/self/fd/" + std::to_string(fd));
     if (weights::is_torch_file(file->bytes())) {
-      weights::Values values;
+      weights::Values values(size);
       read_all(weights::read_torch_file(*file, values));
     } else {
       for (const auto& item : weights::read_safetensors(*file)) read(item.value());

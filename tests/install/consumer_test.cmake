@@ -57,14 +57,14 @@ if(NOT status EQUAL 0)
 endif()
 
 file(COPY ${SOURCE}/examples DESTINATION ${WORK})
-foreach(example consumer buffer_broadcast model_parallel ring_all_reduce)
+foreach(example consumer buffer_broadcast model_parallel own_experiment ring_all_reduce)
   run(${without_clone}
     ${CMAKE_COMMAND} -S ${WORK}/examples/${example} -B ${WORK}/${example} -G ${GENERATOR}
     -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_BUILD_TYPE=Release -D CMAKE_CXX_COMPILER=${CXX})
   run(${without_clone} ${CMAKE_COMMAND} --build ${WORK}/${example})
 endforeach()
 
-foreach(file bin/train lib/libsyncbn_dist.so ../consumer/two_moons ../buffer_broadcast/buffer_broadcast)
+foreach(file bin/train libexec/syncbn/train_program lib/libsyncbn_dist.so ../consumer/two_moons ../buffer_broadcast/buffer_broadcast)
   run(${without_clone} ldd ${WORK}/prefix/${file})
   foreach(folder IN LISTS hidden)
     string(FIND "${output}" ${folder}/ place)
@@ -86,5 +86,25 @@ expect("sum over 2 ranks: 6 8 10 12, as by dist::all_reduce")
 run(${launch} ${WORK}/prefix/bin/train --config ${WORK}/prefix/share/syncbn/configs/digits.yaml
     --epochs 1)
 expect("test accuracy")
+
+# A network, a data set and a metric of one's own: as a plug-in, and in a program.
+set(own ${WORK}/own_experiment)
+set(dots --config ${WORK}/examples/own_experiment/dots.yaml --data.size=400)
+set(plugin --plugins=[${own}/libown_experiment.so])
+run(${launch} ${WORK}/prefix/bin/train ${dots} ${plugin} --run_dir ${WORK}/by_plugin)
+expect("dots: 400 training and 400 test samples, 2 ranks")
+run(${launch} ${own}/own_trainer ${dots} --run_dir ${WORK}/by_own_main)
+foreach(run by_plugin by_own_main)
+  file(STRINGS ${WORK}/${run}/metrics.csv header LIMIT_COUNT 1)
+  if(NOT header MATCHES "test_off_by_1")
+    fail("the metric is not in ${run}/metrics.csv: ${header}")
+  endif()
+endforeach()
+run(${without_clone} ${WORK}/prefix/bin/train eval --config ${WORK}/by_plugin)
+expect("\"off_by_1\":")
+run(${without_clone} ${WORK}/prefix/bin/train --list metrics ${plugin})
+expect("off_by .*libown_experiment.so.*distance integer .*default 1")
+run(${without_clone} ${own}/own_trainer --list models)
+expect("counter .*width integer .*default 16")
 
 file(REMOVE_RECURSE ${WORK})

@@ -1,7 +1,7 @@
 // A worker that executes its arguments in order. Over the agent channel: "progress DONE TOTAL
 // TEXT", "clear", "garbage BYTES", "heartbeat STEPS", "steps COUNT MILLISECONDS" (heartbeats from 1
-// on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT". Others: "print LINE"; "nap"; "wait"
-// (for a signal); "fail CODE".
+// on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT", "timeout MILLISECONDS". Others: "print
+// LINE"; "nap"; "wait" (for a signal); "fail CODE".
 #include <fcntl.h>
 #include <syncbn/agent.h>
 #include <time.h>
@@ -58,6 +58,8 @@ int main(int argc, char** argv) {
         ::usleep(static_cast<useconds_t>(std::atoi(argv[i + 2])) * 1000);
       }
       i += 2;
+    } else if (word == "timeout" && i + 1 < argc) {
+      sent = send_record(SYNCBN_AGENT_TIMEOUT, std::strtoull(argv[++i], nullptr, 10), 0, "");
     } else if ((word == "waiting" || word == "phase") && i + 2 < argc) {
       sent = send_record(word == "phase" ? SYNCBN_AGENT_PHASE : SYNCBN_AGENT_WAITING,
                          std::strtoull(argv[i + 1], nullptr, 10), 0, argv[i + 2]);

@@ -196,7 +196,7 @@ TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
 
 /// What a launcher says first.
 std::string hello(const char* node, const char* nproc) {
-  return std::string("syncbn-agent 2\n") +
+  return std::string("syncbn-agent 3\n") +
          fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
                      R"("nproc":{},"role":"default","host":"stranger","max_restarts":0,)"
                      R"("auth":""}})",
@@ -245,8 +245,8 @@ TEST(LaunchClusterFaultTest, NonsenseFromALauncherIsRefused) {
   std::vector<base::UniqueFd> strangers;
   for (const std::string& text :
        {hello("7", "1"), hello("1", "0"), hello("1", "2000000000"), hello("1", "\"x\""),
-        std::string("syncbn-agent 2\n{\"type\":\"hello\",\"node\":1}\n"),
-        std::string("syncbn-agent 2\n{\"type\":\"failed\"}\n"),
+        std::string("syncbn-agent 3\n{\"type\":\"hello\",\"node\":1}\n"),
+        std::string("syncbn-agent 3\n{\"type\":\"failed\"}\n"),
         std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1 << 20, 'x')}) {
     strangers.push_back(connect_to(nodes.port()));
     send_to(strangers.back(), text);

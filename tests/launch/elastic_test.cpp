@@ -44,6 +44,17 @@ class LaunchElasticTest : public ::testing::Test {
             "$TORCHELASTIC_RESTART_COUNT; touch up$RANK.$WORLD_SIZE; "
             "while [ ! -e go ]; do sleep 0.01; done"};
   }
+  /// A node with one worker, which fails at once on the node "bad", and elsewhere waits for "go".
+  Program& start_named(const std::string& nnodes, const std::string& name, int exclude_failing,
+                       int max_restarts = 10) {
+    return start(nnodes,
+                 {fmt::format("--max_restarts={}", max_restarts), "--local_addr=" + name,
+                  fmt::format("--exclude_failing={}", exclude_failing)},
+                 {"sh", "-c",
+                  fmt::format("echo worker $RANK/$WORLD_SIZE on {0}; touch up$RANK.$WORLD_SIZE; "
+                              "[ {0} = bad ] && exit 9; while [ ! -e go ]; do sleep 0.01; done",
+                              name)});
+  }
   /// until_go() has begun on so many nodes of one worker each.
   void wait_for_world(Program& program, int size) {
     ASSERT_TRUE(program.wait_until([&] {
@@ -208,6 +219,49 @@ TEST_F(LaunchElasticTest, FailuresOfWorkersCountAndChangesOfNodesDoNot) {
                                   Not(HasSubstr("restarts 2"))));
     EXPECT_THAT(result.err, HasSubstr("restart 1 of 1"));
   }
+}
+
+TEST_F(LaunchElasticTest, ANodeThatFailsAgainAndAgainIsLeftOut) {
+  conf_ = "last_call_timeout=1000";
+  Program& lead = start_named("1:2", "good", 2);
+  Program& bad = start_named("1:2", "bad", 2);
+  EXPECT_EQ(bad.wait().exit_code, 75);
+  EXPECT_THAT(bad.err(), HasSubstr("bad has failed 2 times in this job, which goes on without it "
+                                   "(--exclude_failing=2)"));
+  wait_for_world(lead, 1);
+  // It is not admitted again, and another one is.
+  EXPECT_EQ(start_named("1:2", "bad", 2).wait().exit_code, 2);
+  std::filesystem::remove(folder_ / "up0.2");
+  Program& other = start_named("1:2", "other", 2);
+  wait_for_world(lead, 2);
+  go();
+  EXPECT_EQ(lead.wait().exit_code, 0) << lead.err();
+  EXPECT_EQ(other.wait().exit_code, 0) << other.err();
+  EXPECT_THAT(lead.err(), AllOf(HasSubstr("node 1 (bad) is left out: node 1 (bad): rank 1 failed"),
+                                HasSubstr("restart 1 of 10"), Not(HasSubstr("restart 2 of 10"))));
+}
+
+TEST_F(LaunchElasticTest, AStandbyTakesThePlaceOfANodeThatIsLeftOut) {
+  conf_ = "last_call_timeout=1000";
+  Program& lead = start_named("1:2", "good", 3);
+  Program& bad = start_named("1:2", "bad", 3);
+  wait_for_world(lead, 2);
+  Program& standby = start_named("1:2", "standby", 3);
+  EXPECT_EQ(bad.wait().exit_code, 75);
+  ASSERT_TRUE(standby.wait_until([&] {
+    return standby.out().find("worker 1/2 on standby") != std::string::npos;
+  })) << standby.err();
+  go();
+  EXPECT_EQ(lead.wait().exit_code, 0) << lead.err();
+  EXPECT_EQ(standby.wait().exit_code, 0) << standby.err();
+}
+
+TEST_F(LaunchElasticTest, TheFewestNodesAreKeptHoweverOftenTheyFail) {
+  Program& lead = start_named("2:3", "good", 1, /*max_restarts=*/1);
+  Program& bad = start_named("2:3", "bad", 1, /*max_restarts=*/1);
+  EXPECT_EQ(bad.wait().exit_code, 9);
+  EXPECT_EQ(lead.wait().exit_code, 9);
+  EXPECT_THAT(lead.err(), Not(HasSubstr("left out")));
 }
 
 // Workers often see sooner than the launchers that others are gone, and fail.

@@ -5,7 +5,9 @@
 #include <syncbn/base/error.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <fstream>
+#include <vector>
 
 #include "support/temp_folder.h"
 
@@ -53,7 +55,21 @@ TEST_F(LogFolderTest, AnErrorFileThatIsALinkIsNotFollowed) {
   EXPECT_EQ(folder.error_message(0), "");
 }
 
+TEST_F(LogFolderTest, OnlyTheLatestAttemptsFileStays) {
+  LogFolder folder(options_);
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    folder.begin_attempt(attempt);
+    std::ofstream(folder.attempt() / "flight.jsonl") << attempt;
+    std::ofstream(folder.error_file(0)) << "kept";
+    folder.remove_former("flight.jsonl");
+  }
+  const auto has = [&](const std::string& path) { return fs::exists(folder.path() / path); };
+  EXPECT_FALSE(has("attempt_0/flight.jsonl") || has("attempt_1/flight.jsonl"));
+  EXPECT_TRUE(has("attempt_2/flight.jsonl") && has("attempt_0/error_0.json"));
+}
+
 TEST_F(LogFolderTest, EachAttemptHasItsOwn) {
+  options_.redirects.all.err = true;
   LogFolder folder(options_);
   folder.begin_attempt(0);
   EXPECT_EQ(folder.attempt(), folder.path() / "attempt_0");
@@ -64,6 +80,39 @@ TEST_F(LogFolderTest, EachAttemptHasItsOwn) {
   EXPECT_FALSE(fs::exists(folder.of_worker(5)));
   EXPECT_EQ(folder.error_message(0), "");
   EXPECT_TRUE(fs::exists(folder.path() / "attempt_0/0/error.json"));
+}
+
+TEST_F(LogFolderTest, WorkersWithoutLogsHaveNoFoldersOfTheirOwn) {
+  LogFolder folder(options_);
+  folder.begin_attempt(0);
+  EXPECT_EQ(folder.error_file(4), folder.attempt() / "error_4.json");
+  EXPECT_TRUE(fs::is_empty(folder.attempt()));
+}
+
+TEST_F(LogFolderTest, RunsThatFailAgainAndAgainKeepTheLatestOnly) {
+  LogFolder running(options_);  // the oldest; it is in use
+  running.keep();
+  options_.redirects.all.err = true;
+  const fs::path logs = LogFolder(options_).path();
+  options_.redirects.all.err = false;
+  const fs::path of_others = temp_ / "syncbn-launch-source";
+  fs::create_directory(of_others);
+  fs::last_write_time(of_others, fs::file_time_type::clock::now() - std::chrono::hours(1));
+  std::vector<fs::path> kept;
+  for (size_t run = 0; run < LogFolder::kMaxKept + 3; ++run) {
+    LogFolder folder(options_);
+    folder.begin_attempt(0);
+    std::ofstream(folder.attempt() / "flight.jsonl") << run;
+    kept.push_back(folder.path());
+    fs::last_write_time(folder.path(), fs::file_time_type::clock::now() -
+                                           std::chrono::seconds(1000 - static_cast<int>(run)));
+    folder.keep();
+  }
+  for (size_t run = 0; run < kept.size(); ++run) {
+    EXPECT_EQ(fs::exists(kept[run] / "attempt_0/flight.jsonl"), run >= 3) << run;
+  }
+  EXPECT_TRUE(fs::exists(running.path()) && fs::exists(logs));
+  EXPECT_TRUE(fs::exists(of_others));
 }
 
 TEST_F(LogFolderTest, ATemporaryOneGoesUnlessItIsKept) {

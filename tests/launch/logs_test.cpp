@@ -165,7 +165,7 @@ TEST(LaunchLogsTest, ARunThatFailsKeepsTheErrorFileThatItsReportNames) {
   const auto result =
       launch({"sh", "-c", kFailsOnceWithAnErrorFile}, {.env = {{"TMPDIR", folder.path()}}});
   EXPECT_EQ(result.exit_code, 1);
-  const fs::path file = only_folder(folder.path()) / "attempt_0/0/error.json";
+  const fs::path file = only_folder(folder.path()) / "attempt_0/error_0.json";
   EXPECT_EQ(text_of(file), "bad\n");
   EXPECT_THAT(result.err, HasSubstr("(from " + file.string() + ")"));
 }

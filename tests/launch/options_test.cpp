@@ -204,6 +204,21 @@ TEST(LaunchOptionsTest, NumbersAreDecimalAndTheLastOneCounts) {
   EXPECT_EQ(parse({"--max_restarts=1", "--max_restarts=2", "prog"}).max_restarts, 2);
   EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).max_restarts, 5);
   EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).restart_window, std::chrono::seconds(600));
+  using std::chrono::milliseconds;
+  for (const auto& [typed, time] :
+       std::map<std::string, milliseconds>{{"5", milliseconds(5000)},
+                                           {"0.5", milliseconds(500)},
+                                           {"500ms", milliseconds(500)},
+                                           {"5s", milliseconds(5000)},
+                                           {"2m", milliseconds(120'000)},
+                                           {"2min", milliseconds(120'000)},
+                                           {"1.5h", milliseconds(5'400'000)},
+                                           {"1d", milliseconds(86'400'000)}}) {
+    const char* const text = typed.c_str();
+    EXPECT_EQ(parse({"--hang_timeout", text, "prog"}).hang_timeout, time) << typed;
+    EXPECT_EQ(parse({"--shutdown_timeout", text, "prog"}).shutdown_timeout, time) << typed;
+  }
+  EXPECT_EQ(parse({"--rdzv_conf=join_timeout=10min", "prog"}).join_timeout, milliseconds(600'000));
 }
 
 // Names that are ours alone do not make torchrun's abbreviations ambiguous.
@@ -293,6 +308,7 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(error_of({"--no", "prog"}),
               AllOf(HasSubstr("ambiguous"), HasSubstr("--node_rank"), HasSubstr("--no_python")));
   EXPECT_THAT(error_of({"-z", "prog"}), HasSubstr("unknown option -z"));
+  EXPECT_THAT(error_of({"-np", "4", "prog"}), HasSubstr("--nproc_per_node=N"));
   EXPECT_THAT(error_of({"--nnodes"}), HasSubstr("--nnodes needs a value"));
   for (const char* bad : {"0", "x", "2:1", "1:2:3", "1:", ":2"}) {
     EXPECT_THAT(error_of({"--nnodes", bad, "prog"}),
@@ -326,12 +342,22 @@ TEST(LaunchOptionsTest, NamesWhatIsWrong) {
   EXPECT_THAT(error_of({"--signals_to_handle=SIGTERM,SIGFOO", "prog"}), HasSubstr("'SIGFOO'"));
   EXPECT_THAT(error_of({"-m", "--no_python", "prog"}), HasSubstr("leave one of them out"));
   EXPECT_THAT(error_of({"--use_env", "--no_use_env", "prog"}), HasSubstr("exclude"));
-  EXPECT_THAT(error_of({"--shutdown_timeout=nan", "prog"}), HasSubstr("got 'nan'"));
+  for (const char* bad : {"nan", "", "-1", "1w", "m", "1.5.2s", "25h", "1e3"}) {
+    EXPECT_THAT(error_of({"--shutdown_timeout", bad, "prog"}),
+                AllOf(HasSubstr("--shutdown_timeout"), HasSubstr(*bad == 0 ? "value" : "a time")))
+        << bad;
+  }
+  EXPECT_THAT(error_of({"--ssh_timeout=0.05", "--hosts=a", "prog"}),
+              HasSubstr("--ssh_timeout=0.05: expected a time from 0.1 s to 86400 s"));
+  EXPECT_THAT(error_of({"--rdzv_conf=keep_alive_interval=500ms", "prog"}),
+              HasSubstr("keep_alive_interval=500ms: expected a time from 1 s"));
+  EXPECT_THAT(error_of({"--exclude_failing=3", "prog"}), HasSubstr("needs --nnodes=MIN:MAX"));
   EXPECT_THAT(error_of({"--standalone=maybe", "prog"}),
               AllOf(HasSubstr("--standalone"), HasSubstr("maybe")));
   EXPECT_THAT(error_of({"--rdzv_conf=is_host=", "prog"}),
               HasSubstr("--rdzv_conf=is_host=: is_host is true or false, got ''"));
-  EXPECT_THAT(error_of({"--rdzv_conf=join_timeout=", "prog"}), HasSubstr("got ''"));
+  EXPECT_THAT(error_of({"--rdzv_conf=join_timeout=", "prog"}),
+              HasSubstr("--rdzv_conf=join_timeout=: join_timeout=: expected a time from 1 s"));
   EXPECT_THAT(error_of({"--master_port=70000", "prog"}), HasSubstr("--master_port"));
   EXPECT_THAT(error_of({}), HasSubstr("no program given"));
 }

@@ -9,13 +9,17 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/handshake.h"
+#include "common/message_seal.h"
 #include "launch/launcher.h"
 #include "launch/nodes.h"
+#include "nodes/master_port.h"
 #include "store/store_client.h"
 #include "support/connection.h"
 #include "support/eventually.h"
@@ -24,6 +28,7 @@ namespace syncbn::test {
 namespace {
 
 using launch::Handshake;
+using launch::MessageSeal;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -88,7 +93,7 @@ TEST(LaunchSecurityTest, NoStrangerEndsAJobWithSuccess) {
     Nodes nodes(2);
     Program& lead = nodes.start(0, 1, {}, until_go());
     const base::UniqueFd stranger = connect_to(nodes.port());
-    ASSERT_TRUE(send_to(stranger, "syncbn-agent 2\n" + hello("stranger")));
+    ASSERT_TRUE(send_to(stranger, "syncbn-agent 3\n" + hello("stranger")));
     ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
     send_to(stranger, fmt::format(R"({{"type":"{}","attempt":0,"exit_code":0,"may_restart":false,)"
                                   R"("what":"done"}})"
@@ -105,7 +110,7 @@ TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
   Program& lead = nodes.start(0, 1, {}, until_go());
   const base::UniqueFd stranger = connect_to(nodes.port());
   ASSERT_TRUE(
-      send_to(stranger, "syncbn-agent 2\n" + hello(R"(a\nsyncbn-launch: forged host\u001b[2J)")));
+      send_to(stranger, "syncbn-agent 3\n" + hello(R"(a\nsyncbn-launch: forged host\u001b[2J)")));
   ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
   send_to(stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
                     R"("what":"b\r\nsyncbn-launch: forged cause"})"
@@ -161,6 +166,43 @@ TEST(LaunchSecurityTest, AFullStoreIsNamed) {
   EXPECT_EQ(lead.wait().exit_code, 0);
 }
 
+TEST(LaunchSecurityTest, ManyStrangersDoNotSilenceWhatConcernsTheJob) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {"--rdzv_conf=store_mib=1"}, until_go());
+  for (int i = 0; i < 25; ++i) {
+    const base::UniqueFd stranger = connect_to(nodes.port());
+    ASSERT_TRUE(send_to(stranger, "syncbn-agent 1\n"));
+    receive_line(stranger);
+  }
+  const auto soon = Clock::now() + std::chrono::seconds(30);
+  auto client = launch::StoreClient::connect("127.0.0.1", nodes.port(), soon);
+  EXPECT_THROW(
+      {
+        client.set("key", std::string(2 << 20, 'x'), soon);
+        client.get("key", soon);
+      },
+      base::UnavailableError);
+  ASSERT_TRUE(lead.wait_until(
+      [&] { return lead.err().find("the workers' store is full") != std::string::npos; }));
+  EXPECT_THAT(lead.err(), HasSubstr("(further ones are not shown)"));
+}
+
+TEST(LaunchSecurityTest, ANewcomerDoesNotSendMoreThanAHelloNeeds) {
+  Nodes nodes(2);
+  nodes.start(0, 1, {}, {"true"});
+  const base::UniqueFd stranger = connect_to(nodes.port());
+  ASSERT_TRUE(send_to(stranger, "syncbn-agent 3\n"));
+  // The connection is closed at 64 KiB; before, 4 MiB were stored.
+  size_t sent = 0;
+  while (sent < (size_t{3} << 20) && send_to(stranger, std::string(16 << 10, 'x'))) {
+    sent += 16 << 10;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_LT(sent, size_t{1} << 20);
+  nodes.start(1, 1, {}, {"true"});
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
 TEST(LaunchSecurityTest, NodeZeroListensOnlyWhereItIsTold) {
   const auto reachable = [](const std::vector<std::string>& options) {
     Nodes nodes(2);
@@ -174,6 +216,7 @@ TEST(LaunchSecurityTest, NodeZeroListensOnlyWhereItIsTold) {
   // TEST-NET-1: an address that no host has.
   EXPECT_TRUE(reachable({"--master_addr=192.0.2.1"}));
   EXPECT_FALSE(reachable({"--master_addr=127.0.0.1"}));
+  EXPECT_FALSE(reachable({"--master_addr=localhost"}));
   EXPECT_FALSE(reachable({"--master_addr=192.0.2.1", "--listen=127.0.0.1"}));
   EXPECT_FALSE(reachable({"--master_addr=192.0.2.1", "--listen=lo"}));
   const auto result = launch({"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
@@ -281,6 +324,91 @@ TEST(LaunchTokenTest, AStrangerInPlaceOfNodeZeroIsRefused) {
   other.begin();
   EXPECT_EQ(other.take(R"({"type":"welcome"})"), "");
   EXPECT_FALSE(other.is_done());
+}
+
+/// The seals of both ends of a new connection: the launcher's, then the coordinator's.
+std::pair<MessageSeal, MessageSeal> seals_of_connection() {
+  Handshake launcher(Handshake::Side::kLauncher, kToken);
+  Handshake coordinator(Handshake::Side::kCoordinator, kToken);
+  std::string line = launcher.begin();
+  for (Handshake* side = &coordinator; !line.empty();) {
+    line = side->take(line.substr(0, line.size() - 1));
+    side = side == &coordinator ? &launcher : &coordinator;
+  }
+  EXPECT_TRUE(launcher.is_done() && coordinator.is_done());
+  return {launcher.seal(), coordinator.seal()};
+}
+
+TEST(LaunchTokenTest, ASealProvesTextOrderAndSender) {
+  auto [launcher, coordinator] = seals_of_connection();
+  const std::string first = launcher.seal("one");
+  const std::string second = launcher.seal("two");
+  EXPECT_EQ(coordinator.open(second), std::nullopt);  // reordered, or the first was dropped
+  EXPECT_EQ(coordinator.open(first), "one");
+  EXPECT_EQ(coordinator.open(first), std::nullopt);  // repeated
+  for (size_t at = 0; at < second.size(); ++at) {
+    std::string changed = second;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    EXPECT_EQ(coordinator.open(changed), std::nullopt) << at;
+  }
+  EXPECT_EQ(coordinator.open("two"), std::nullopt);
+  EXPECT_EQ(launcher.open(first), std::nullopt);  // sent back to where it came from
+  EXPECT_EQ(coordinator.open(second), "two");
+  auto [of_launcher, of_coordinator] = seals_of_connection();
+  EXPECT_EQ(of_coordinator.open(first), std::nullopt);  // of another connection
+}
+
+/// What a man in the middle does to one of the lines that he passes on.
+enum class Attack { kChange, kRepeat, kDrop, kReorder };
+
+/// Passes on lines from one socket to another until either ends, and attacks the line with that
+/// number, from 0 on.
+void pass_on(const base::UniqueFd& from, const base::UniqueFd& to, std::optional<Attack> attack,
+             int attacked) {
+  std::string held;
+  for (int number = 0;; ++number) {
+    std::string line = receive_line(from);
+    if (line.empty()) break;
+    line += "\n";
+    if (number == attacked && attack == Attack::kChange) line[line.size() - 3] ^= 1;
+    if (number == attacked && attack == Attack::kRepeat) send_to(to, line);
+    if (number == attacked && attack == Attack::kReorder) held = line;
+    if (number == attacked && (attack == Attack::kDrop || attack == Attack::kReorder)) continue;
+    if (!send_to(to, line + std::exchange(held, ""))) break;
+  }
+  ::shutdown(from.get(), SHUT_RDWR);
+  ::shutdown(to.get(), SHUT_RDWR);
+}
+
+TEST(LaunchTokenTest, AManInTheMiddleIsNoticedOnEitherSide) {
+  for (const Attack attack : {Attack::kChange, Attack::kRepeat, Attack::kDrop, Attack::kReorder}) {
+    for (const bool attacks_launcher : {true, false}) {
+      Nodes nodes(2);
+      const std::vector<std::string> options{token_option(nodes, kToken),
+                                             "--rdzv_conf=keep_alive_interval=1"};
+      Program& lead = nodes.start(0, 1, options, until_go());
+      const int port = free_port();
+      const base::UniqueFd listener = launch::listen_on(port, "127.0.0.1");
+      std::vector<std::string> through = options;
+      through.push_back(fmt::format("--master_port={}", port));
+      Program& joins = nodes.start(1, 1, through, until_go());
+      const base::UniqueFd launcher(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const base::UniqueFd coordinator = connect_to(nodes.port());
+      // Two lines are the handshake's; hello or welcome is the third.
+      constexpr int kAttacked = 4;
+      const auto attack_on = [&](bool is_this) {
+        return is_this ? std::optional<Attack>(attack) : std::nullopt;
+      };
+      std::jthread down(
+          [&] { pass_on(coordinator, launcher, attack_on(attacks_launcher), kAttacked); });
+      pass_on(launcher, coordinator, attack_on(!attacks_launcher), kAttacked);
+      down.join();
+      EXPECT_THAT((attacks_launcher ? joins : lead).wait().err,
+                  HasSubstr("sent a message that is damaged or not its own"));
+      EXPECT_EQ(lead.wait().exit_code, 75);
+      EXPECT_EQ(joins.wait().exit_code, 75);
+    }
+  }
 }
 
 TEST(LaunchTokenTest, ATokenFileThatOthersCanReadIsRefused) {

@@ -17,7 +17,8 @@ import torch
 import torchvision
 
 TOLERANCE = 1e-5  # of the largest output
-INFO = {"classes": ["ant", "bee", "cat", "dog"], "mean": [0.5, 0.25, 0.125], "std": [0.5, 1, 2]}
+INFO = {"classes": ["ant", "bee", "cat", "dog"], "mean": [0.5, 0.25, 0.125], "std": [0.5, 1, 2],
+        "transforms": [{"type": "resize", "size": 40}]}
 torch.set_num_threads(1)
 
 
@@ -71,6 +72,7 @@ def compare(path, name):
 
     saved = torch.load(path + ".pth", weights_only=True)
     state = saved.pop("model")
+    saved["transforms"] = json.loads(saved["transforms"])
     check_info("torch", saved)
     if name in torchvision.models.list_models():
         model = torchvisions(name)

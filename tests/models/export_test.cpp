@@ -36,7 +36,8 @@ constexpr size_t kParts = 12;  // which ctest runs side by side
 const ExportInfo kInfo = {.classes = {"ant", "bee", "cat", "dog"},
                           .mean = {0.5, 0.25, 0.125},
                           .std = {0.5, 1, 2},
-                          .size = {3, kSide, kSide}};
+                          .size = {3, kSide, kSide},
+                          .transforms = R"([{"type":"resize","size":40}])"};
 
 std::shared_ptr<Model> make(const std::string& name, int64_t side = kSide) {
   return test::from_yaml<ModelKind>(name, "model")

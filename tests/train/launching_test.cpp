@@ -19,14 +19,14 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
   const test::TempFolder folder;
   const std::string data = folder.path().string();
   std::filesystem::create_directory(folder.path() / "train");
-  EXPECT_THAT(
-      translate_imagenet_options({"--config", "x.yaml", "-a", "resnet50", "-j", "4", "-b", "256",
-                                  "--lr", "0.1", "--wd=1e-4", "--print-freq", "5", "--epochs", "3",
-                                  data}),
-      ElementsAre("--config", "x.yaml", "--model=resnet50", "--loader.num_workers=4",
-                  "--global_batch_size=256", "--optimizer.lr=0.1", "--optimizer.weight_decay=1e-4",
-                  "--log_interval=5", "--epochs", "3", "--data.type=image_folder",
-                  "--data.train=" + data + "/train", "--data.val=" + data + "/val"));
+  EXPECT_THAT(translate_imagenet_options({"--config", "x.yaml", "-a", "resnet50", "-j", "4", "-b",
+                                          "256", "--lr", "0.1", "--wd=1e-4", "--print-freq", "5",
+                                          "--epochs", "3", data}),
+              ElementsAre("--config", "x.yaml", "--model=resnet50", "--loader.num_workers=4",
+                          "--batch_size=null", "--global_batch_size=256", "--optimizer.lr=0.1",
+                          "--optimizer.weight_decay=1e-4", "--log_interval=5", "--epochs", "3",
+                          "--data.type=image_folder", "--data.train=" + data + "/train",
+                          "--data.val=" + data + "/val"));
   EXPECT_THAT(translate_imagenet_options({"--dist-url", "tcp://[::1]:23456", "--world-size", "2",
                                           "--rank", "1", "--multiprocessing-distributed"}),
               ElementsAre("--master_addr=[::1]", "--master_port=23456", "--nnodes=2",

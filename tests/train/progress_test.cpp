@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -81,9 +82,9 @@ TEST_F(AgentChannelTest, ItsEndReportsTheLastSteps) {
     channel.heartbeat(3);
   }
   const auto records = received();
-  ASSERT_EQ(records.size(), 3u);
-  EXPECT_EQ(records[1].done, 1u);
-  EXPECT_EQ(records[2].done, 3u);
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_EQ(records[2].done, 1u);
+  EXPECT_EQ(records[3].done, 3u);
 }
 
 TEST_F(AgentChannelTest, APhaseAsksForTimeAndTellsThatItGoesOn) {
@@ -103,10 +104,25 @@ TEST_F(AgentChannelTest, SendsHeartbeatsAtMostOnceASecond) {
   AgentChannel channel(0);
   for (uint64_t step = 1; step <= 100; ++step) channel.heartbeat(step);
   const auto records = received();
-  ASSERT_GE(records.size(), 2u);
+  ASSERT_GE(records.size(), 3u);
   EXPECT_LT(records.size(), 50u);
-  EXPECT_EQ(records[1].kind, SYNCBN_AGENT_HEARTBEAT);
-  EXPECT_EQ(records[1].done, 1u);
+  EXPECT_EQ(records[2].kind, SYNCBN_AGENT_HEARTBEAT);
+  EXPECT_EQ(records[2].done, 1u);
+}
+
+TEST_F(AgentChannelTest, TheFirstStepAsksForAHangTimeout) {
+  using std::chrono::milliseconds;
+  using std::chrono::minutes;
+  EXPECT_EQ(AgentChannel::hang_timeout(milliseconds(3)), minutes(10));
+  EXPECT_EQ(AgentChannel::hang_timeout(minutes(2)), minutes(40));
+  AgentChannel channel(0);
+  channel.phase("evaluation", minutes(0));  // before the first step there is no timeout
+  for (const auto& record : received()) EXPECT_NE(record.kind, SYNCBN_AGENT_TIMEOUT);
+  for (uint64_t step = 1; step <= 100; ++step) channel.heartbeat(step);
+  const auto records = received();
+  EXPECT_EQ(records.at(0).kind, SYNCBN_AGENT_TIMEOUT);
+  EXPECT_EQ(records.at(0).done, 600'000u);
+  for (size_t i = 1; i < records.size(); ++i) EXPECT_NE(records[i].kind, SYNCBN_AGENT_TIMEOUT);
 }
 
 TEST_F(AgentChannelTest, DropsWhatAFullPipeCannotTake) {
@@ -173,9 +189,13 @@ TEST(AgentChannelWithoutLauncherTest, DoesNothing) {
   channel.send(SYNCBN_AGENT_CLEAR);
 }
 
-TEST(AgentChannelWithoutLauncherTest, IgnoresADescriptorThatIsNotThere) {
+TEST(AgentChannelWithoutLauncherTest, IgnoresADescriptorThatIsNotThereOrNoPipe) {
   ::setenv("SYNCBN_AGENT_FD", "987", 1);
   EXPECT_FALSE(AgentChannel(0));
+  const base::UniqueFd file(::memfd_create("somebody's", MFD_CLOEXEC));
+  ::setenv("SYNCBN_AGENT_FD", std::to_string(file.get()).c_str(), 1);
+  EXPECT_FALSE(AgentChannel(0));
+  EXPECT_EQ(::lseek(file.get(), 0, SEEK_END), 0) << "nothing is written to it";
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ TEST_F(RunViewTest, FollowsARunToItsEnd) {
   EXPECT_THAT(lines[1], StartsWith("[##........]  20/100   20 %  epoch 2/10  loss 0.7500  0:0"));
   EXPECT_THAT(lines, ::testing::Contains("step loss              0.75 ▄"));
   EXPECT_THAT(lines, ::testing::Contains("train loss             0.25 █▁"));
-  EXPECT_THAT(lines, ::testing::Contains("val accuracy           0.75 ▁█"));
+  EXPECT_THAT(lines, ::testing::Contains("val accuracy        75.00 % ▁█"));
   EXPECT_THAT(view.news(), ElementsAre(StartsWith("epoch 1  step 10  lr 0.1  train loss 0.5"),
                                        StartsWith("epoch 2  step 20  lr 0.1  train loss 0.25")));
   EXPECT_THAT(view.news(), ElementsAre());
@@ -82,6 +82,18 @@ TEST_F(RunViewTest, FollowsARunToItsEnd) {
   EXPECT_THAT(view.screen(80, 23, false)[0], "digits  finished  2 ranks");
   EXPECT_THAT(view.screen(80, 23, true)[0], HasSubstr("\x1b[32m"));
   EXPECT_THAT(view.news(), ElementsAre("finished"));
+}
+
+TEST_F(RunViewTest, ShowsSharesInPercent) {
+  start();
+  EpochRecord record{.epoch = 1, .step = 10};
+  record.eval_split = "val";
+  record.eval = {{"miou", 0.5}, {"accuracy_cat", 0.25}, {"distance", 0.125}};
+  run_->append(RunFolder::line_of(record));
+  const auto lines = RunView(path_).screen(80, 23, false);
+  EXPECT_THAT(lines, ::testing::Contains("val miou            50.00 % ▄"));
+  EXPECT_THAT(lines, ::testing::Contains("val accuracy cat    25.00 % ▄"));
+  EXPECT_THAT(lines, ::testing::Contains("val distance          0.125 ▄"));
 }
 
 TEST_F(RunViewTest, SaysWhyARunHasEnded) {

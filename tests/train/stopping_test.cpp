@@ -46,6 +46,9 @@ TEST(StepVoteTest, AWishOrABadLossOfOneRankReachesAllRanks) {
     EXPECT_FALSE(result.wishes.wants_stop);
     result = vote_on(vote, {.wants_stop = rank == 2}, fine);
     EXPECT_TRUE(result.wishes.wants_stop);
+    EXPECT_EQ(result.wishes.profile_steps, 0);
+    result = vote_on(vote, {.profile_steps = rank == 0 ? 3 : 0}, fine);
+    EXPECT_EQ(result.wishes.profile_steps, 3);
 
     result = vote_on(vote, {}, fine, 1, /*overflows=*/true);
     EXPECT_TRUE(result.overflowed);

@@ -121,9 +121,9 @@ TEST_F(SweepTableTest, BestIsOnTopAndWhatHasNoResultLast) {
           "seconds": 100.0, "seed": 10})",
       "finished");
   EXPECT_EQ(sweep_table(plan_, results_),
-            "seed  best_val_top1  best_epoch  val_loss     seconds        state\n"
-            "  10         0.7500           3       nan  1 min 40 s     finished\n"
-            "   8         0.2500           1    2.5000       1.2 s     finished\n"
+            "seed  best_val_top1  best_epoch  val_loss     seconds  state\n"
+            "  10         0.7500           3       nan  1 min 40 s  finished\n"
+            "   8         0.2500           1    2.5000       1.2 s  finished\n"
             "   9                                                   failed (75)\n");
 }
 
@@ -141,17 +141,17 @@ TEST_F(SweepTableTest, ShowsWhatMakesResultsIncomparable) {
       "finished");
   add(R"({"best_val_top1": 0.25, "best_epoch": 1, "epochs": 2, "world_size": 1})", "finished");
   add("{damaged", "finished");
-  EXPECT_EQ(
-      sweep_table(plan_, results_),
-      "seed  best_val_top1  best_epoch  world_size  seconds                          state\n"
-      "   8         0.5000           1           2                                finished\n"
-      "   9         0.2500           1           1                                finished\n"
-      "  10                                                  finished, result.json damaged\n");
+  EXPECT_EQ(sweep_table(plan_, results_),
+            "seed  best_val_top1  best_epoch  world_size  seconds  state\n"
+            "   8         0.5000           1           2           finished\n"
+            "   9         0.2500           1           1           finished\n"
+            "  10                                                  finished, result.json missing "
+            "or damaged\n");
 }
 
 TEST_F(SweepTableTest, OnlyFinishedRunsHaveResults) {
   add(R"({"best_val_top1": 0.5, "best_epoch": 1})", "not run");
-  EXPECT_EQ(sweep_table(plan_, results_), "seed    state\n   8  not run\n");
+  EXPECT_EQ(sweep_table(plan_, results_), "seed  state\n   8  not run\n");
 }
 
 TEST_F(SweepTableTest, CsvHasEveryValueInTheOrderOfTheRuns) {
@@ -174,7 +174,7 @@ TEST_F(SweepTableTest, CsvHasEveryValueInTheOrderOfTheRuns) {
 TEST_F(SweepTableTest, WithoutAnyResultThereAreStates) {
   for (int i = 0; i < 3; ++i) add("", "not run");
   EXPECT_EQ(sweep_table(plan_, results_),
-            "seed    state\n   8  not run\n   9  not run\n  10  not run\n");
+            "seed  state\n   8  not run\n   9  not run\n  10  not run\n");
 }
 
 }  // namespace

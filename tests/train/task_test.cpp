@@ -383,7 +383,7 @@ TEST(ClassificationReportTest, WithThousandsOfClassesTheTableListsCells) {
   EXPECT_EQ(matrix.value("accuracy_n1199"), 1);
   EXPECT_EQ(matrix.remark,
             "mean_class_accuracy leaves out classes that no sample has: n1, n2, n3, n4, n5, n6, "
-            "n7, n8, n9, n10 and 1188 more");
+            "n7, n8, n9, n10, and 1188 more");
   const Report list = report_of(2500);
   EXPECT_EQ(list.table, "label,answer,count\nn0,n5,2\nn2499,n2499,1\n");
   EXPECT_EQ(list.value("mean_class_accuracy"), 0.5);

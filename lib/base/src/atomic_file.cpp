@@ -139,6 +139,11 @@ void throw_file_error(const std::string& what, int error) {
   throw UnavailableError(message);
 }
 
+bool exists(const fs::path& path) {
+  std::error_code ignored;
+  return fs::exists(path, ignored);
+}
+
 std::string read_file(const fs::path& path, size_t max_bytes) {
   std::error_code error;
   if (fs::is_directory(path, error)) {

@@ -6,15 +6,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <utility>
 
 namespace syncbn::base {
 namespace {
-
-// Bounds one call of receive(), so that one peer cannot keep the others waiting.
-constexpr size_t kMaxAtOnce = size_t{256} << 10;
 
 /// A socket raises no SIGPIPE after its peer has closed; for pipes, the program must ignore
 /// SIGPIPE.
@@ -60,10 +58,11 @@ void Channel::break_output(int error) {
   ::shutdown(fd(), SHUT_RDWR);  // wakes the owner's poll()
 }
 
-void Channel::receive() {
+void Channel::receive(size_t max) {
   std::array<char, 65536> buffer;
-  for (size_t total = 0; !ended_ && total < kMaxAtOnce;) {
-    const ssize_t got = ::read(fd(), buffer.data(), buffer.size());
+  for (size_t total = 0; !ended_ && total < max;) {
+    const size_t wanted = std::min(buffer.size(), max - total);
+    const ssize_t got = ::read(fd(), buffer.data(), wanted);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) break;
     if (got < 0 && error_ == 0) error_ = errno;
@@ -72,7 +71,7 @@ void Channel::receive() {
     input_.append({buffer.data(), static_cast<size_t>(got)});
     total += static_cast<size_t>(got);
     // Nothing is left now; the next call sees the end, if there is one.
-    if (static_cast<size_t>(got) < buffer.size()) break;
+    if (static_cast<size_t>(got) < wanted) break;
   }
 }
 

@@ -92,6 +92,10 @@ int run_main(const std::string& program, const std::function<int()>& body) {
     write_stderr(fmt::format("{}: {}: {}\n", program, kind, printable(message_of(error), "\n\t")));
     if (is_ours) write_stderr(fmt::format("{}: this is a bug; please report it\n", program));
     return exit_code;
+  } catch (...) {
+    write_stderr(
+        fmt::format("{}: uncaught exception: it does not derive from std::exception\n", program));
+    return kExitInternal;
   }
 }
 

@@ -17,13 +17,6 @@ std::string clock_format(std::chrono::duration<double> duration) {
   return fmt::format("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
 }
 
-int columns_of(std::string_view text) {
-  return static_cast<int>(std::ranges::count_if(text, [](char byte) {
-    constexpr unsigned kContinuation = 0x80, kMask = 0xc0;  // of UTF-8's bytes after the first
-    return (static_cast<unsigned char>(byte) & kMask) != kContinuation;
-  }));
-}
-
 constexpr std::string_view kBetween = "  ";
 
 std::vector<std::string> parts_of(std::string_view text) {

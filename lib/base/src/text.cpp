@@ -27,6 +27,11 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+bool begins_character(char byte) {
+  constexpr unsigned kContinuation = 0x80, kMask = 0xc0;  // of UTF-8's bytes after the first
+  return (static_cast<unsigned char>(byte) & kMask) != kContinuation;
+}
+
 // The size of the UTF-8 character at the start of the text; 0 if it is not valid UTF-8.
 size_t character_size(std::string_view text) {
   const auto byte = [text](size_t at) { return static_cast<unsigned char>(text[at]); };
@@ -35,7 +40,7 @@ size_t character_size(std::string_view text) {
   const size_t size = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
   if (first < 0xc2 || first > 0xf4 || text.size() < size) return 0;
   for (size_t at = 1; at < size; ++at) {
-    if ((byte(at) & 0xc0) != 0x80) return 0;
+    if (begins_character(text[at])) return 0;
   }
   const unsigned char second = byte(1);
   // Overlong forms, surrogates, and code points above U+10FFFF.
@@ -96,6 +101,15 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
   return fmt::format("{}", fmt::join(parts, separator));
 }
 
+std::string join_some(std::vector<std::string> parts, std::string_view separator, size_t max) {
+  if (parts.size() > max) {
+    const size_t more = parts.size() - max;
+    parts.resize(max);
+    parts.push_back(fmt::format("and {} more", more));
+  }
+  return join(parts, separator);
+}
+
 std::string counted(int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
@@ -120,20 +134,27 @@ std::string printable(std::string_view text, std::string_view kept) {
 
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return text;
-  while (max_bytes > 0 && (static_cast<unsigned char>(text[max_bytes]) & 0xc0) == 0x80) --max_bytes;
+  while (max_bytes > 0 && !begins_character(text[max_bytes])) --max_bytes;
   return text.substr(0, max_bytes);
+}
+
+int columns_of(std::string_view text) {
+  return static_cast<int>(std::ranges::count_if(text, begins_character));
 }
 
 std::string truncated(std::string text, int columns) {
   int seen = 0;
   for (size_t i = 0; i < text.size(); ++i) {
-    const bool begins_character = (static_cast<unsigned char>(text[i]) & 0xC0) != 0x80;
-    if (begins_character && seen++ == columns) {
+    if (begins_character(text[i]) && seen++ == columns) {
       text.resize(i);
       break;
     }
   }
   return text;
+}
+
+std::string shortened(const std::string& text, int columns) {
+  return columns_of(text) <= columns ? text : truncated(text, columns - 1) + "…";
 }
 
 std::string format_seconds(double seconds) {

@@ -3,20 +3,21 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/component.h>
 #include <syncbn/config/layers.h>
 #include <syncbn/config/reference.h>
+#include <syncbn/config/wrapped.h>
 #include <syncbn/config/yaml.h>
 
 #include <algorithm>
 #include <cstring>
-#include <sstream>
 
 namespace syncbn::config {
 namespace {
 
 constexpr const char* kType = ".type";
-constexpr size_t kHelpColumn = 34;
-constexpr size_t kHelpWidth = 100;
+constexpr size_t kHelpColumn = 28;
+constexpr size_t kHelpWidth = 80;
 
 std::optional<FieldInfo> find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
   // A section with a type may be set by its type alone.
@@ -119,6 +120,8 @@ class Parser {
     const auto own = std::ranges::find(options_, name, &ProgramOption::name);
     if (own != options_.end() && is_option) {
       parse_program_option(*own, option, attached);
+    } else if (own != options_.end()) {
+      faults_.add({}, fmt::format("'{0}' is an option, not a key; write --{0}", shortened(arg)));
     } else if (const auto field = find_key(name, fields_)) {
       parse_override(*field, option, attached);
     } else {
@@ -201,30 +204,12 @@ class Parser {
   size_t next_ = 0;
 };
 
-/// Wraps `text` to the width of the help column.
-std::string wrapped(const std::string& text) {
-  std::string out;
-  size_t column = kHelpColumn;
-  std::istringstream words(text);
-  for (std::string word; words >> word;) {
-    if (!out.empty() && column + 1 + word.size() > kHelpWidth) {
-      out.append(1, '\n').append(kHelpColumn, ' ');
-      column = kHelpColumn;
-    } else if (!out.empty()) {
-      out += ' ';
-      ++column;
-    }
-    out += word;
-    column += word.size();
-  }
-  return out;
-}
-
 std::string help_line(const std::string& name, const std::string& text) {
   if (text.empty()) return fmt::format("  {}\n", name);
   // After a name that is too long for its column, the help starts on the next line.
   const std::string gap = name.size() + 4 > kHelpColumn ? "\n" + std::string(kHelpColumn, ' ') : "";
-  return fmt::format("  {:<{}}{}{}\n", name, kHelpColumn - 2, gap, wrapped(text));
+  return fmt::format("  {:<{}}{}{}\n", name, kHelpColumn - 2, gap,
+                     wrapped(text, kHelpColumn, kHelpWidth));
 }
 
 std::string describe(const FieldInfo& field) {
@@ -266,18 +251,29 @@ std::string section_lines(const std::vector<FieldInfo>& fields) {
     }
   }
   std::string out;
-  for (auto& [section, parts] : sections) {
-    const size_t more = parts.size() - std::min(parts.size(), kShown);
-    if (more > 0) {
-      parts.resize(kShown);
-      parts.push_back(fmt::format("and {} more", more));
-    }
-    out += help_line("--" + section, base::join(parts, ", "));
+  for (const auto& [section, parts] : sections) {
+    out += help_line("--" + section, base::join_some(parts, ", ", kShown));
   }
   return out;
 }
 
 }  // namespace
+
+std::string list_text(const RegistryBase& registry) {
+  std::string out;
+  for (const auto& [entry, names] : registry.groups()) {
+    if (!out.empty()) out += "\n";
+    const std::string origin = entry->origin.value_or("");
+    const std::string by = origin.empty() ? "" : fmt::format(" [{}]", origin);
+    out += help_line(base::join(names, ", "), entry->help + by).substr(2);
+    std::vector<FieldInfo> fields;
+    entry->schema().info("", fields);
+    for (const FieldInfo& field : fields) {
+      out += help_line(field.path + " " + field.type, describe(field));
+    }
+  }
+  return out;
+}
 
 std::optional<std::string> CommandLine::value(const std::string& name) const {
   const auto last = std::find_if(program.rbegin(), program.rend(),
@@ -307,6 +303,7 @@ std::string help_text(const std::string& usage, const std::vector<ProgramOption>
     const std::string value = option.value_name.empty() ? "" : " " + option.value_name;
     out += help_line("--" + option.name + value, option.help);
   }
+  if (fields.empty()) return out;
   out += "\nKeys of the configuration:\n";
   for (const FieldInfo& field : fields) {
     if (field.path.find('.') == field.path.npos) out += help_of(field);

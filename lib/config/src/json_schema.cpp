@@ -10,7 +10,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json to_json(const Value& value) {
+Json json_of(const Value& value) {
   switch (value.kind) {
     case Value::Kind::kNull:
       return nullptr;
@@ -23,12 +23,12 @@ Json to_json(const Value& value) {
     }
     case Value::Kind::kList: {
       Json list = Json::array();
-      for (const Value& item : value.list) list.push_back(to_json(item));
+      for (const Value& item : value.list) list.push_back(json_of(item));
       return list;
     }
     case Value::Kind::kMap: {
       Json map = Json::object();
-      for (const Value::Member& member : value.members) map[member.key] = to_json(member.value);
+      for (const Value::Member& member : value.members) map[member.key] = json_of(member.value);
       return map;
     }
   }
@@ -39,7 +39,7 @@ Json to_json(const Value& value) {
 
 std::string json_schema(const SchemaBase& schema, const std::string& title) {
   Definitions definitions;
-  const Json body = to_json(schema.json_schema(definitions));
+  const Json body = json_of(schema.json_schema(definitions));
   Json out = {{"$schema", "https://json-schema.org/draft/2020-12/schema"}, {"title", title}};
   out.update(body);
   const Json text = {{"type", "string"}};
@@ -47,8 +47,12 @@ std::string json_schema(const SchemaBase& schema, const std::string& title) {
       {"description", "files that this one is written over, relative to it"},
       {"anyOf", {text, {{"type", "array"}, {"items", text}}}}};
   out["$defs"]["reference"] = {{"type", "string"}, {"pattern", "\\$\\{"}};
-  for (const auto& [name, definition] : definitions) out["$defs"][name] = to_json(definition);
+  for (const auto& [name, definition] : definitions) out["$defs"][name] = json_of(definition);
   return out.dump(1) + "\n";
+}
+
+std::string to_json(const Value& value) {
+  return json_of(value).dump();
 }
 
 }  // namespace syncbn::config

@@ -1,6 +1,7 @@
 #include <syncbn/config/layers.h>
 
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -149,7 +150,7 @@ class FileLoader {
     const auto is_file = [&](const fs::path& other) { return fs::equivalent(file, other, error); };
     if (std::ranges::any_of(chain_, is_file)) fail(file.string() + " is based on itself");
     if (++files_ > kMaxFiles) fail(fmt::format("more than {} files", kMaxFiles));
-    if (!fs::exists(file, error)) fail(fmt::format("there is no file {}", file.string()));
+    if (!base::exists(file)) fail(fmt::format("there is no file {}", file.string()));
     if (fs::is_directory(file, error)) fail(fmt::format("{} is a folder", file.string()));
     load_over(file, config);
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 namespace syncbn::config {
 
@@ -113,8 +114,15 @@ bool Rules::check(const Value& value, const Mark& mark, const std::string& path,
 std::optional<std::string> nearest_key(const std::string& name,
                                        const std::vector<FieldInfo>& fields) {
   std::vector<std::string> paths;
+  const size_t dot = name.rfind('.');
+  const std::string section = dot == name.npos ? "" : name.substr(0, dot + 1);
+  const std::string last = name.substr(section.size());
   for (const FieldInfo& field : fields) {
     if (field.path.ends_with("." + name)) return field.path;
+  }
+  for (const FieldInfo& field : fields) {
+    const bool is_in = section.empty() || field.path.starts_with(section);
+    if (is_in && std::ranges::count(field.other_names, last) > 0) return field.path;
     paths.push_back(field.path);
     const std::string section = field.path.substr(0, field.path.find('.'));
     if (section != field.path && std::ranges::count(paths, section) == 0) paths.push_back(section);
@@ -259,19 +267,16 @@ Value ComponentBase::json_schema(const RegistryBase& registry, const std::string
   const std::string key = name.substr(begin, end - begin);
   Value reference = detail::map_of("$ref", text("#/$defs/" + key));
   if (!definitions.emplace(key, Value()).second) return reference;
-  std::vector<Value> names;
-  // Alternatives with the same options and help share a section.
-  std::vector<std::pair<const RegistryBase::Entry*, std::vector<Value>>> sections;
-  for (const auto& [type, entry] : registry.entries()) {
-    names.push_back(text(type));
-    auto section = std::ranges::find_if(sections, [&entry = entry](const auto& one) {
-      return &one.first->schema() == &entry.schema() && one.first->help == entry.help;
-    });
-    if (section == sections.end()) section = sections.insert(section, {&entry, {}});
-    section->second.push_back(text(type));
-  }
-  std::vector<Value> alternatives(1);
-  for (auto& [entry, types] : sections) {
+  const auto texts = [&](const std::vector<std::string>& names) {
+    std::vector<Value> values;
+    values.reserve(names.size());
+    for (const std::string& one : names) values.push_back(text(one));
+    return values;
+  };
+  std::vector<Value> alternatives = {
+      detail::map_of("enum", detail::list_of(texts(registry.names())))};
+  for (const auto& [entry, names] : registry.groups()) {
+    std::vector<Value> types = texts(names);
     Value section = entry->schema().json_schema(definitions);
     section.set("description", text(entry->help));
     Value allowed = types.size() == 1 ? detail::map_of("const", types.front())
@@ -279,9 +284,40 @@ Value ComponentBase::json_schema(const RegistryBase& registry, const std::string
     section.find("properties")->set("type", detail::or_reference(std::move(allowed)));
     alternatives.push_back(std::move(section));
   }
-  alternatives.front() = detail::map_of("enum", detail::list_of(std::move(names)));
   definitions[key] = detail::map_of("anyOf", detail::list_of(std::move(alternatives)));
   return reference;
+}
+
+std::vector<RegistryBase::Group> RegistryBase::groups() const {
+  std::vector<Group> all;
+  for (const auto& [name, entry] : entries_) {
+    const auto same = std::ranges::find_if(all, [&entry = entry](const Group& group) {
+      return &group.entry->schema() == &entry.schema() && group.entry->help == entry.help &&
+             group.entry->origin == entry.origin;
+    });
+    if (same == all.end()) {
+      all.push_back({&entry, {name}});
+    } else {
+      same->names.push_back(name);
+    }
+  }
+  return all;
+}
+
+void RegistryBase::set_origin(const std::string& origin) {
+  for (auto& [name, entry] : entries_) {
+    if (!entry.origin) entry.origin = origin;
+  }
+}
+
+void RegistryBase::add_entry(const std::string& type, Entry entry) {
+  const auto [present, is_new] = entries_.emplace(type, std::move(entry));
+  if (is_new) return;
+  const std::optional<std::string>& origin = present->second.origin;
+  const std::string by =
+      !origin ? "" : fmt::format(", by {}", origin->empty() ? "this program" : *origin);
+  throw base::UserError(
+      fmt::format("the {} '{}' is registered already{}; choose another name", noun_, type, by));
 }
 
 std::vector<std::string> RegistryBase::names() const {
@@ -321,9 +357,12 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
   }
   const auto entry = registry.entries().find(type->scalar);
   if (entry == registry.entries().end()) {
-    faults.add(type->mark,
-               fmt::format("{}: unknown type {}{} (known: {})", path, type->str(),
-                           base::did_you_mean(type->scalar, names), base::join(names, ", ")));
+    const std::string near = base::did_you_mean(type->scalar, names);
+    const std::string known =
+        fmt::format(" (known: {}; `plugins` adds types of one's own)", base::join(names, ", "));
+    faults.add(type->mark, fmt::format("{}: unknown type {}{}",
+                                       type == &value ? path : detail::at(path, "type"),
+                                       type->str(), near.empty() ? known : near));
     return false;
   }
   const Hint hint = [&](const std::string& key) -> std::string {
@@ -361,9 +400,17 @@ void ComponentBase::info(const RegistryBase& registry, const std::string& path,
   }
   out.push_back(std::move(field));
   for (const auto& [name, entry] : registry.entries()) {
-    const size_t first = out.size();
-    entry.schema().info(path, out);
-    for (size_t i = first; i < out.size(); ++i) out[i].only_for = "type: " + name;
+    std::vector<FieldInfo> own;
+    entry.schema().info(path, own);
+    for (FieldInfo& one : own) {
+      const bool is_direct = one.path.rfind('.') == path.size();
+      if (is_direct) one.only_for = "type: " + name;
+      // Several alternatives may have the same section in them.
+      const bool is_repeated = !is_direct && std::ranges::any_of(out, [&](const FieldInfo& other) {
+        return other.path == one.path && other.only_for == one.only_for;
+      });
+      if (!is_repeated) out.push_back(std::move(one));
+    }
   }
 }
 

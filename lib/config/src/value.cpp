@@ -23,11 +23,10 @@ std::string key_of(std::string option) {
 }  // namespace
 
 std::string shortened(std::string_view text) {
-  constexpr size_t kMaxBytes = 60;
-  const std::string_view prefix = base::utf8_prefix(text, kMaxBytes);
-  std::string out;
-  for (const char c : prefix) c == '\n' ? out.append("\\n") : out.append(1, c);
-  return prefix.size() < text.size() ? out + "…" : out;
+  constexpr int kColumns = 60;
+  std::string line;
+  for (const char c : text) c == '\n' ? line.append("\\n") : line.append(1, c);
+  return base::shortened(line, kColumns);
 }
 
 std::string Mark::str() const {
@@ -97,13 +96,7 @@ bool Faults::is_full() const {
 }
 
 void Faults::throw_if_any() const {
-  if (messages_.empty()) return;
-  std::vector<std::string> shown = messages_;
-  if (messages_.size() > kMaxShown) {
-    shown.resize(kMaxShown);
-    shown.push_back(fmt::format("and {} more", messages_.size() - kMaxShown));
-  }
-  throw base::UserError(base::join(shown, "\n  "));
+  if (!messages_.empty()) throw base::UserError(base::join_some(messages_, "\n  ", kMaxShown));
 }
 
 }  // namespace syncbn::config

@@ -4,17 +4,19 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cctype>
+#include <sstream>
 #include <string_view>
 
 namespace syncbn::config {
 namespace {
 
-constexpr size_t kMaxFileBytes = 1 << 20;
-// Limits for a file whose aliases expand without end.
+constexpr size_t kMaxFileBytes = 1 << 17;
+// They also limit a file in which aliases expand without end.
 constexpr int kMaxDepth = 100;
 constexpr int kMaxValues = 10'000;
 
@@ -69,6 +71,43 @@ bool has_wide_characters(std::string_view text) {
          text.starts_with("\0\0\xfe\xff"sv);
 }
 
+[[noreturn]] void fail_size(const Mark& mark) {
+  fail(mark, "nested too deep or too large (does an alias contain itself?)");
+}
+
+/// Refuses a text of too many values before yaml-cpp makes nodes of them, each a kilobyte or so.
+class SizeCheck : public YAML::EventHandler {
+ public:
+  explicit SizeCheck(Source source) : source_(std::move(source)) {}
+
+  void OnDocumentStart(const YAML::Mark& /*mark*/) override {}
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override { count(mark); }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t /*anchor*/) override { count(mark); }
+  void OnScalar(const YAML::Mark& mark, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                const std::string& /*value*/) override {
+    count(mark);
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& /*tag*/,
+                       YAML::anchor_t /*anchor*/, YAML::EmitterStyle::value /*style*/) override {
+    count(mark);
+  }
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark& mark, const std::string& /*tag*/, YAML::anchor_t /*anchor*/,
+                  YAML::EmitterStyle::value /*style*/) override {
+    count(mark);
+  }
+  void OnMapEnd() override {}
+
+ private:
+  void count(const YAML::Mark& mark) {
+    if (++values_ > 2 * kMaxValues) fail_size(mark_of(mark, source_));  // keys too
+  }
+
+  Source source_;
+  int values_ = 0;
+};
+
 class Converter {
  public:
   /// @param text what is converted, to look up marks; empty: not in UTF-8
@@ -77,9 +116,7 @@ class Converter {
   Value convert(const YAML::Node& node, int depth = 0) {
     Value value;
     value.mark = mark_of(node.Mark(), source_);
-    if (depth > kMaxDepth || ++values_ > kMaxValues) {
-      fail(value.mark, "nested too deep or too large (does an alias contain itself?)");
-    }
+    if (depth > kMaxDepth || ++values_ > kMaxValues) fail_size(value.mark);
     switch (node.Type()) {
       case YAML::NodeType::Undefined:
       case YAML::NodeType::Null:
@@ -233,6 +270,11 @@ std::string syntax_message(const YAML::Exception& error, std::string_view line) 
 
 void add_changes(const Value& before, const Value& after, const std::string& path,
                  std::vector<Change>& out) {
+  // `loss: bce` is short for `loss: {type: bce}`.
+  if (before.kind == Value::Kind::kScalar && after.kind == Value::Kind::kMap) {
+    const Value* const type = after.find("type");
+    if (type != nullptr) return add_changes(before, *type, path + ".type", out);
+  }
   if (before.kind != Value::Kind::kMap || after.kind != Value::Kind::kMap) {
     Change change{path, flow(before), flow(after)};
     if (change.before != change.after) out.push_back(std::move(change));
@@ -318,6 +360,10 @@ Value parse_yaml(const std::string& given, const std::string& source) {
   const std::string text =
       given.substr(given.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0);
   try {
+    std::istringstream stream(text);
+    SizeCheck check(name);
+    for (YAML::Parser parser(stream); parser.HandleNextDocument(check);) {
+    }
     const std::vector<YAML::Node> documents = YAML::LoadAll(text);
     if (documents.size() > 1) {
       fail(mark_of(documents[1].Mark(), name), "a second document ('---') starts; one is expected");

@@ -18,12 +18,14 @@
 #include <string_view>
 
 #include "common/processes.h"
+#include "job/explain.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
+#include "preflight/preflight.h"
 #include "ssh/head_plan.h"
 #include "ssh/ssh_head.h"
 #include "ssh/ssh_node.h"
@@ -56,9 +58,17 @@ base::HeldPort hold_master_port(RunContext& context) {
 // One node coordinates the others: node 0 or, if ranks are not given, the first launcher on the
 // endpoint's host. Returns its listening socket, or nothing on the other nodes.
 base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunContext& context) {
-  const bool may_lead = options.c10d
-                            ? options.is_host.value_or(is_local_address(context.master_addr))
-                            : options.node_rank == 0;
+  bool may_lead = options.node_rank == 0;
+  if (options.c10d) {
+    std::string reason;
+    may_lead = options.is_host ? *options.is_host : is_local_address(context.master_addr, reason);
+    if (!reason.empty()) {
+      base::write_stderr(fmt::format(
+          "syncbn-launch: cannot find {}: {}; if that is this machine, --rdzv_conf=is_host=1 tells "
+          "this launcher to lead\n",
+          context.master_addr, reason));
+    }
+  }
   if (!may_lead) return {};
   base::UniqueFd listener = listen_on(context.master_port, listen_address(options));
   // If ranks are not given, another launcher on this host may already listen.
@@ -133,8 +143,10 @@ int run(const LaunchOptions& options, SshNode* node) {
     base::write_stdout(render_plan(options, context, command));
     return base::kExitOk;
   }
-  announce_scheduler(options, context);
-  announce_threads(options, context);
+  if (!is_preflight(options)) {
+    announce_scheduler(options, context);
+    announce_threads(options, context);
+  }
   const std::string warning = local_rank_warning(options);
   if (!warning.empty() && options.message_scope != MessageScope::kOwnWorkers) {
     base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", warning));
@@ -154,6 +166,17 @@ int run_on_hosts(const LaunchOptions& options) {
   return base::kExitOk;
 }
 
+constexpr const char* kStatusHelp =
+    "usage: syncbn-launch status [PID | JOB]\n\n"
+    "Prints the program of a job and what each rank is doing now, on all nodes: for every\n"
+    "launcher that you have started on this machine, or for the one with this process or\n"
+    "job name.\n";
+constexpr const char* kExplainHelp =
+    "usage: syncbn-launch explain [--torch=FOLDER] FILE... | PID\n\n"
+    "Says in words which rank did not make which call. FILE is the flight.jsonl that a\n"
+    "launcher has left (give those of all nodes), and PID a launcher that runs. --torch\n"
+    "writes the records in the form of torch's fr_trace.\n";
+
 // Finds what run() would find, before any host has started. The head does not show the warning that
 // this prints; run() prints it again.
 void check_machine(const LaunchOptions& options) {
@@ -169,21 +192,40 @@ int run_as_node() {
   return options ? run(*options, &node) : node.exit_code();
 }
 
+int run_job(const LaunchOptions& options) {
+  return options.head.hosts.empty() ? run(options, nullptr) : run_on_hosts(options);
+}
+
 }  // namespace
 
 int launch(int argc, const char* const* argv) {
   open_standard_streams();
   raise_descriptor_limit();
+  limit_name_lookups();
   if (argc == 2 && std::string_view(argv[1]) == kFromHead) return run_as_node();
-  // A program of that name is ./status.
-  if ((argc == 2 || argc == 3) && std::string_view(argv[1]) == "status") {
-    print_status(argc == 3 ? argv[2] : "");
+  if (argc == 3 && std::string_view(argv[1]) == kPreflightWorker) {
+    return run_preflight_worker(argv[2]);
+  }
+  // Programs of these names are ./status and ./explain.
+  const std::string_view command = argc >= 2 ? argv[1] : "";
+  const std::string_view word = argc == 3 ? argv[2] : "";
+  const bool asks_for_help = word == "--help" || word == "-h";
+  if (command == "status" && argc <= 3) {
+    asks_for_help ? base::write_stdout(kStatusHelp) : print_status(std::string(word));
+    return base::kExitOk;
+  }
+  if (command == "explain") {
+    asks_for_help ? base::write_stdout(kExplainHelp) : explain({argv + 2, argv + argc});
     return base::kExitOk;
   }
   const std::optional<LaunchOptions> options = parse_options(argc, argv);
   if (!options) return base::kExitOk;
   if (!options->report.empty() && !options->dry_run) base::check_can_write(options->report);
-  return options->head.hosts.empty() ? run(*options, nullptr) : run_on_hosts(*options);
+  if (options->preflight && !options->dry_run) {
+    const int exit_code = run_job(preflight_job(*options));
+    if (exit_code != base::kExitOk) return exit_code;
+  }
+  return run_job(*options);
 }
 
 }  // namespace syncbn::launch

@@ -14,7 +14,7 @@ std::vector<at::Tensor> Model::forward_all(at::Tensor input) {
 
 ModelKind::Registry& ModelKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("model");
     made.add<DigitsNetOptions>("digits", "three convolutions and a linear layer, for tiny images",
                                [](const DigitsNetOptions& options, const ModelArgs& args) {
                                  return digits_net(args, options);

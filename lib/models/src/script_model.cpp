@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -60,8 +61,7 @@ void register_state(torch::nn::Module& module, const torch::jit::Module& script)
 
 /// The end of what TorchScript says, behind the lines of the code that it ran.
 std::string reason(const std::exception& error) {
-  const auto* const from_torch = dynamic_cast<const c10::Error*>(&error);
-  std::string text = from_torch != nullptr ? from_torch->what_without_backtrace() : error.what();
+  std::string text = dist::plain_message(error);
   while (text.ends_with('\n')) text.pop_back();
   return text.substr(text.rfind('\n') + 1);
 }

@@ -74,6 +74,11 @@ void NcclConfig::describe(config::Schema<NcclConfig>& schema) {
       .between(1, kMaxThreadBlocks);
   schema.field("blocking", &NcclConfig::blocking,
                "NCCL's functions return when they are done; otherwise libtorch polls");
+  schema.field("peer_memory", &NcclConfig::peer_memory,
+               "exchange statistics of SyncBatchNorm through the memory of the GPUs, where all of "
+               "them reach each other's");
+  schema.field("register_buckets", &NcclConfig::register_buckets,
+               "register the memory of DDP's gradient buckets with NCCL, which then copies less");
   schema.check([](const NcclConfig& nccl) -> std::optional<std::string> {
     if (!nccl.min_ctas || !nccl.max_ctas || *nccl.min_ctas <= *nccl.max_ctas) return std::nullopt;
     return fmt::format("min_ctas: {} is above max_ctas: {}", *nccl.min_ctas, *nccl.max_ctas);
@@ -84,7 +89,9 @@ dist::NcclOptions NcclConfig::options() const {
   return {.high_priority = high_priority,
           .min_ctas = min_ctas,
           .max_ctas = max_ctas,
-          .blocking = blocking};
+          .blocking = blocking,
+          .peer_memory = peer_memory,
+          .register_buckets = register_buckets};
 }
 
 void ParallelConfig::describe(config::Schema<ParallelConfig>& schema) {
@@ -108,7 +115,8 @@ void ClipConfig::describe(config::Schema<ClipConfig>& schema) {
   schema
       .field("norm", &ClipConfig::norm,
              "scale gradients so that the norm of all together is at most this; null: off")
-      .above(0);
+      .above(0)
+      .other_names({"max_norm", "grad_clip", "clip_grad", "clip_grad_norm"});
   schema
       .field("value", &ClipConfig::value,
              "limit each element of the gradients to at most this; null: off")
@@ -204,12 +212,27 @@ void TensorboardConfig::describe(config::Schema<TensorboardConfig>& schema) {
       .unit("epochs");
 }
 
+void ProfileConfig::describe(config::Schema<ProfileConfig>& schema) {
+  schema
+      .field("skip", &ProfileConfig::skip,
+             "steps before the first that is recorded, counted from the start of the program: the "
+             "first ones are slower")
+      .between(0, train::kMaxSteps)
+      .unit("steps");
+  schema
+      .field("steps", &ProfileConfig::steps,
+             "steps to record on all ranks, for a trace and a table of the slowest layers; 0: none")
+      .between(0, ProfileConfig::kMaxSteps)
+      .unit("steps");
+}
+
 void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
   schema
       .field("num_workers", &LoaderConfig::num_workers,
              "loader threads of each rank; auto: the host's cores divided by LOCAL_WORLD_SIZE, "
              "minus one, if samples are decoded, else 0; 0: the training thread loads samples")
-      .between(0, kMaxThreads);
+      .between(0, kMaxThreads)
+      .other_names({"workers"});
   schema.field("prefetch", &LoaderConfig::prefetch, "batches to prepare ahead, at most")
       .between(1, kMaxPrefetch)
       .unit("batches");
@@ -249,13 +272,18 @@ data::LoaderOptions LoaderConfig::options(int64_t batch_size, at::Device device)
 }
 
 void Config::describe(config::Schema<Config>& schema) {
+  schema.field("plugins", &Config::plugins,
+               "libraries to load first, with networks, data sets, and so on of your own, such as "
+               "build/libmine.so (docs/extending.md)");
   schema
       .field(
           "seed", &Config::seed,
           "seed of the initial parameters and of the order of samples; null: drawn, and recorded "
           "in the run's config.yaml")
       .at_least(0);
-  schema.field("epochs", &Config::epochs, "passes over the training data").between(1, kMaxEpochs);
+  schema.field("epochs", &Config::epochs, "passes over the training data")
+      .between(1, kMaxEpochs)
+      .other_names({"num_epochs", "max_epochs"});
   schema
       .field("start_epoch", &Config::start_epoch,
              "epochs that count as done when a run begins: the schedule and the order of samples "
@@ -263,6 +291,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .at_least(0)
       .unit("epochs");
   schema.field("batch_size", &Config::batch_size, "samples of each rank in a step")
+      .other_names({"batch", "bs"})
       .between(1, kMaxBatchSize)
       .unit("samples");
   schema
@@ -282,10 +311,11 @@ void Config::describe(config::Schema<Config>& schema) {
                "save and leave (exit code 85) this long after the job was started: 11h, 50min; "
                "null: no limit");
   schema.field("model", &Config::model, "the network").required();
-  schema.field(
-      "init", &Config::init,
-      "weights to begin with: a file of torch.save or safetensors, or the folder of a run; "
-      "empty: random values");
+  schema
+      .field("init", &Config::init,
+             "weights to begin with: a file of torch.save or safetensors, or the folder of a run; "
+             "empty: random values")
+      .other_names({"pretrained", "weights"});
   schema.field(
       "init_key", &Config::init_key,
       "the key of the network to take from a file with several: ema for the moving average of a "
@@ -302,6 +332,9 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("freeze_statistics", &Config::freeze_statistics,
                "frozen batch norm layers keep their running statistics, and use them in training");
   schema.field("task", &Config::task, "what the network is trained for");
+  schema.field("metrics", &Config::metrics,
+               "metrics of evaluations besides the task's, such as {type: top_k, k: 3} "
+               "(train --list metrics)");
   schema.field("sync_batchnorm", &Config::sync_batchnorm,
                "compute batch norm's statistics over all ranks' samples");
   schema
@@ -381,11 +414,15 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.field("report", &Config::report,
                "write the page report.html to the run's folder after evaluations");
   schema.field("tensorboard", &Config::tensorboard, "");
-  schema.field("run_dir", &Config::run_dir,
-               "folder for logs and checkpoints; empty: runs/NAME after the configuration's file, "
-               "or runs/NAME-2, -3, ... if that holds a run");
+  schema.field("profile", &Config::profile, "");
+  schema
+      .field("run_dir", &Config::run_dir,
+             "folder for logs and checkpoints; empty: runs/NAME after the configuration's file, "
+             "or runs/NAME-2, -3, ... if that holds a run")
+      .other_names({"output_dir", "out_dir"});
   schema.field("resume", &Config::resume,
-               "checkpoint to resume from; auto: run_dir's last.pt if it exists; empty: none");
+               "checkpoint to resume from, or the folder of a run; auto: run_dir's last.pt if it "
+               "exists; empty: none");
   schema.field("overwrite", &Config::overwrite, "replace the run that run_dir holds");
   schema.field("checkpoint", &Config::checkpoint, "");
   schema.field("deterministic", &Config::deterministic,
@@ -462,7 +499,7 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.batch_size.has_value() != config.global_batch_size.has_value()) return std::nullopt;
     return "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of "
-           "all ranks together)";
+           "all ranks together); the other is null";
   });
 }
 

@@ -12,10 +12,12 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "common/rank_0.h"
 #include "records/mistakes.h"
 #include "step/stopping.h"
 #include "step/training_step.h"
@@ -72,13 +74,12 @@ Task::Seen first_of(const data::Batch& batch, const Task::Outputs& outputs, int6
 
 }  // namespace
 
-data::Loader each_once(const std::shared_ptr<const data::Dataset>& set,
-                       data::LoaderOptions options) {
+data::Loader each_once(const std::shared_ptr<const data::Dataset>& set, data::LoaderOptions options,
+                       int64_t num_replicas, int64_t rank) {
   options.drop_last = false;
   if (set->sizes_vary()) options.batch_size = 1;
   data::Loader loader(
-      set,
-      std::make_shared<data::SequentialShardSampler>(set->size(), dist::world_size(), dist::rank()),
+      set, std::make_shared<data::SequentialShardSampler>(set->size(), num_replicas, rank),
       options);
   loader.start_epoch(0);
   return loader;
@@ -90,6 +91,7 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
       inputs_(inputs),
       model_(model),
       task_(make_task(config, *inputs.eval_set, model)),
+      added_(report_on_rank_0([&] { return AddedMetrics(config, *inputs.eval_set); })),
       to_device_(to_device),
       loader_options_(loader_options) {
   if (task_->evaluates_one_by_one()) loader_options_.batch_size = 1;
@@ -98,9 +100,12 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
 Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch) const {
   const at::NoGradGuard no_grad;
   model_.eval();
-  data::Loader loader = each_once(inputs_.eval_set, loader_options_);
+  data::Loader loader =
+      each_once(inputs_.eval_set, loader_options_, dist::world_size(), dist::rank());
   const at::Device device = dist::device();
-  at::Tensor counts = at::zeros({task_->num_counts()}, at::TensorOptions(at::kLong).device(device));
+  // The task's, and behind them those of the added metrics.
+  at::Tensor counts = at::zeros({task_->num_counts() + added_.num_counts()},
+                                at::TensorOptions(at::kLong).device(device));
   std::vector<at::Tensor> records;
   std::vector<at::Tensor> verdicts;
   std::vector<int64_t> samples;  // of the verdicts
@@ -123,7 +128,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
       const at::Tensor& target = on_device.target;
       sums.narrow(0, 0, 2).add_(task_->loss_sum(outputs, target));
       sums[2].add_(batch->size());
-      counts.add_(task_->counts(outputs, target));
+      counts.add_(at::cat({task_->counts(outputs, target), added_.counts(outputs, target)}));
       records.push_back(task_->records(outputs, target));
       if (const at::Tensor own = task_->verdicts(outputs, target); own.defined()) {
         verdicts.push_back(own);
@@ -140,10 +145,14 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
   all = all.cpu();
   dist::throw_if_aborted();  // the sums are undefined then
   const double* const values = all.const_data_ptr<double>();
-  const std::vector<int64_t> all_counts(values + sums.numel(), values + all.numel());
+  const double* const added = values + sums.numel() + task_->num_counts();
+  const std::vector<int64_t> all_counts(values + sums.numel(), added);
   const std::vector<int64_t> all_records = gathered(records);
+  std::vector<Metric> metrics = task_->metrics(all_counts, all_records);
+  std::ranges::move(added_.metrics(std::vector<int64_t>(added, values + all.numel())),
+                    std::back_inserter(metrics));
   return {.loss = values[0] / std::max(values[1], 1.0),
-          .metrics = task_->metrics(all_counts, all_records),
+          .metrics = std::move(metrics),
           .remark = task_->remark(all_counts, all_records),
           .tables = task_->tables(all_counts, all_records),
           .seen = std::move(seen),

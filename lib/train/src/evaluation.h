@@ -15,6 +15,7 @@
 #include "records/mistakes.h"
 #include "step/model.h"
 #include "step/stopping.h"
+#include "tasks/added_metrics.h"
 
 namespace syncbn::train {
 
@@ -40,11 +41,11 @@ using GetWishes = std::function<Wishes()>;
 /// Called before each batch of this rank, with the number of batches before it and that of all.
 using OnBatch = std::function<void(int64_t batch, int64_t batches)>;
 
-/// Reads each sample of a set once, divided between the ranks: by batches, or one at a time if
-/// sizes vary.
+/// Reads each sample of a set once, divided between `num_replicas` ranks: by batches, or one at a
+/// time if sizes vary.
 /// @param options of training; drop_last does not count
-data::Loader each_once(const std::shared_ptr<const data::Dataset>& set,
-                       data::LoaderOptions options);
+data::Loader each_once(const std::shared_ptr<const data::Dataset>& set, data::LoaderOptions options,
+                       int64_t num_replicas, int64_t rank);
 
 /// Evaluates a network on the run's evaluation split, divided between the ranks: each sample once.
 /// Not thread-safe.
@@ -68,6 +69,7 @@ class Evaluator {
   const Inputs& inputs_;
   models::Model& model_;
   const std::unique_ptr<Task> task_;  ///< of the evaluation split
+  const AddedMetrics added_;
   const BatchToDevice& to_device_;
   data::LoaderOptions loader_options_;
 };

@@ -2,19 +2,28 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "common/join_some.h"
 #include "evaluation.h"
 
 namespace syncbn::train {
 
-Measures::Measures(const Config& config, const Task& task) {
-  const std::vector<int64_t> none(static_cast<size_t>(task.num_counts()));
-  all_ = task.metrics(none, {});
+Measures::Measures(const Config& config, const Task& task, const AddedMetrics& added) {
+  const auto none = [](int64_t counts) {
+    return std::vector<int64_t>(static_cast<size_t>(counts));
+  };
+  all_ = task.metrics(none(task.num_counts()), {});
   all_.push_back({.name = "loss", .higher_is_better = false});
+  for (Metric& metric : added.metrics(none(added.num_counts()))) {
+    if (std::ranges::count(all_, metric.name, &Metric::name) > 0) {
+      throw base::UserError(
+          fmt::format("metrics: there are two called '{}'; leave one out", metric.name));
+    }
+    all_.push_back(std::move(metric));
+  }
   if (config.ema.decay > 0) {
     const std::vector<Metric> own = all_;
     for (Metric average : own) {
@@ -38,7 +47,7 @@ Measures::Measures(const Config& config, const Task& task) {
     for (const Metric& metric : all_) names.push_back(metric.name);
     throw base::UserError(
         fmt::format("checkpoint.keep_best.metric: there is no '{}'; choose from {}", keep.metric,
-                    join_some(names, ", ", kShown)));
+                    base::join_some(names, ", ", kShown)));
   }
   chosen_ = *found;
   if (keep.mode != "auto") chosen_->higher_is_better = keep.mode == "max";

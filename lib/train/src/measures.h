@@ -8,15 +8,16 @@
 #include <syncbn/train/task.h>
 
 #include "records/run_folder.h"
+#include "tasks/added_metrics.h"
 
 namespace syncbn::train {
 
 /// What an evaluation measures, and which measure chooses the best checkpoint.
 class Measures {
  public:
-  /// @throws base::UserError when checkpoint.keep_best.metric names none of them, or early_stop is
-  ///   set and no metric tells the best.
-  Measures(const Config& config, const Task& task);
+  /// @throws base::UserError when checkpoint.keep_best.metric names none of them, early_stop is set
+  ///   and no metric tells the best, or two have the same name.
+  Measures(const Config& config, const Task& task, const AddedMetrics& added);
 
   /// The measure by which the best checkpoint is chosen; nothing if none tells.
   const std::optional<Metric>& chosen() const { return chosen_; }

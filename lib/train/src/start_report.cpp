@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/yaml.h>
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "step/training_step.h"
@@ -34,6 +37,25 @@ std::string precision_part(const Config& config) {
     default:
       return "";
   }
+}
+
+/// The keys that are set and only count on GPUs.
+std::vector<std::string> gpu_keys(const Config& config) {
+  const auto text_of = [](const NcclConfig& nccl) {
+    return config::to_yaml(config::Schema<NcclConfig>::get().write(nccl));
+  };
+  const std::pair<const char*, bool> keys[] = {
+      {"tf32", config.tf32},
+      {"cuda_graph", config.cuda_graph},
+      {"cudnn_benchmark", config.cudnn_benchmark.value == true},
+      {"loader.pin_memory", config.loader.pin_memory.value == true},
+      {"nccl", text_of(config.nccl) != text_of({})},
+  };
+  std::vector<std::string> set;
+  for (const auto& [key, is_set] : keys) {
+    if (is_set) set.emplace_back(key);
+  }
+  return set;
 }
 
 }  // namespace
@@ -69,8 +91,10 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
     spdlog::warn("a batch of {} is more than the {} of a rank: an epoch is one step",
                  inputs.batch_size, base::counted(samples, "sample"));
   }
-  if (config.loader.pin_memory.value == true && !has_gpu) {
-    spdlog::warn("loader.pin_memory changes nothing: this run has no GPU");
+  const std::vector<std::string> idle = has_gpu ? std::vector<std::string>() : gpu_keys(config);
+  if (!idle.empty()) {
+    spdlog::warn("{} change{} nothing: this run has no GPU", base::join(idle, ", "),
+                 idle.size() == 1 ? "s" : "");
   }
 }
 

@@ -2,17 +2,21 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/program_file.h>
 #include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/data/sample_dataset.h>
 #include <syncbn/data/sampler.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
@@ -25,6 +29,7 @@
 #include <filesystem>
 #include <limits>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -39,6 +44,8 @@
 #include "common/rank_0.h"
 #include "evaluation.h"
 #include "measures.h"
+#include "profile/phases.h"
+#include "profile/profiler.h"
 #include "records/contact_sheet.h"
 #include "records/data_wait.h"
 #include "records/environment.h"
@@ -123,12 +130,14 @@ class Trainer {
         loader_(inputs.train_set, inputs.make_sampler(resume_.seed), loader_options()),
         model_(first_model()),
         task_(make_task(config, *inputs.train_set, *model_)),
-        measures_(report_on_rank_0([&] { return Measures(config, *task_); })),
+        measures_(report_on_rank_0(
+            [&] { return Measures(config, *task_, AddedMetrics(config, *inputs.train_set)); })),
         to_device_(batch_to_device(config, *model_, *inputs.train_set,
                                    /*pinned=*/loader_options().pin_memory)),
         step_(config, *task_, to_device_, model_, replicas()),
         evaluator_(config, inputs, *model_, to_device_, loader_options()),
-        schedule_(make_schedule(config)) {
+        schedule_(make_schedule(config)),
+        profiler_(config.profile, *model_) {
     report_on_rank_0([&] { check_graph(config, inputs, *task_, step_.optimizer()); });
     // The checkpoint is as large as the model: this releases it after the constructor.
     std::string resumed = std::exchange(resume_.checkpoint, {});
@@ -145,6 +154,19 @@ class Trainer {
   }
 
   int run() {
+    try {
+      return run_epochs();
+    } catch (const std::exception& error) {
+      note_failure(error);
+      throw;
+    }
+  }
+
+ private:
+  /// Why train_epoch() returns.
+  enum class Outcome { kEndOfEpoch, kStop, kRestored };
+
+  int run_epochs() {
     if (is_finished_) return base::kExitOk;
     EpochRecord record = last_epoch();
     next_ = position_.sampler;
@@ -167,9 +189,18 @@ class Trainer {
     return base::kExitOk;
   }
 
- private:
-  /// Why train_epoch() returns.
-  enum class Outcome { kEndOfEpoch, kStop, kRestored };
+  /// Writes down what ends the run. Other ranks may be gone.
+  void note_failure(const std::exception& error) {
+    if (!keepers_.is_one()) return;
+    try {
+      const std::string_view what = error.what();
+      folder_->log_end(fmt::format("an error: {}", what.substr(0, what.find('\n'))),
+                       position_.step);
+      renew_report();
+    } catch (const std::exception&) {
+      // The first error counts.
+    }
+  }
 
   double seconds() const { return position_.seconds + seconds_since(counted_from_); }
 
@@ -194,6 +225,17 @@ class Trainer {
     return config.schedule.make(ScheduleArgs{scaled_lr(step_.optimizer(), global_batch),
                                              config.epochs,
                                              std::max<int64_t>(loader_.num_batches(), 1)});
+  }
+
+  void report_frozen() const {
+    if (config_.freeze.empty()) return;
+    int64_t frozen = 0;
+    int64_t all = 0;
+    for (const at::Tensor& parameter : model_->parameters()) {
+      all += parameter.numel();
+      if (!parameter.requires_grad()) frozen += parameter.numel();
+    }
+    spdlog::info("{} of {} parameters are frozen", frozen, all);
   }
 
   // ---- resuming --------------------------------------------------------------------------------
@@ -228,8 +270,13 @@ class Trainer {
                    resume_.checkpoint_path, base::join(changed, ", "));
     }
     if (ranks != dist::world_size() && !is_over()) {
-      spdlog::warn("{} is of {} and this run has {}: it continues, but not bit for bit",
-                   resume_.checkpoint_path, base::counted(ranks, "rank"), dist::world_size());
+      // With batch_size a step has other samples, and with global_batch_size the same.
+      const int64_t batch = config_.batch_size.value_or(0);
+      spdlog::warn("{} is of {} and this run has {}: it continues, but not bit for bit{}",
+                   resume_.checkpoint_path, base::counted(ranks, "rank"), dist::world_size(),
+                   batch == 0 ? ""
+                              : fmt::format(", and a step has {} samples in place of {}",
+                                            batch * dist::world_size(), batch * ranks));
     }
     warn_of_another_rate(former);
   }
@@ -337,6 +384,7 @@ class Trainer {
     if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
     if (!is_rank_0()) return;
     report_start(config_, name_, inputs_, resume_.seed);
+    report_frozen();
     if (resumed) {
       spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
                    position_.sampler.epoch + 1, position_.step);
@@ -390,22 +438,27 @@ class Trainer {
     // A run that resumes after the epoch's last step has no step left to set it.
     record.lr = scheduled_lr();
     epoch_begin_ = Clock::now();
+    own_timer_.start();
     auto outcome = Outcome::kEndOfEpoch;
     const auto next_step = [&] {
-      const auto batch = loader_.next();
+      profiler_.begin_step(position_.step + 1);
+      const auto batch = next_batch();
       if (!batch) return false;
       data_wait_.add(loader_.wait_seconds());
       const auto left = train_step(*batch, record);
       if (left) outcome = *left;
+      if (profiler_.end_step()) write_profile();
       return !left;
     };
     bool continues =
         is_first_step_ ? explain_out_of_memory(MemoryUse::kFirstStep, next_step) : next_step();
     is_first_step_ = false;
     while (continues) continues = next_step();
+    profiler_.pause();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
     if (is_rank_0()) progress_.clear();
     const double trained = seconds_since(epoch_begin_);
+    const double own = own_timer_.seconds();
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
     record.epoch = position_.sampler.epoch + 1;
     record.step = position_.step;
@@ -417,12 +470,36 @@ class Trainer {
       StepTime time = step_.take_times(steps);
       time.whole = trained / static_cast<double>(steps);
       time.data = data_wait_.of_epoch(trained).seconds;
+      time.own = own / static_cast<double>(steps);
       const std::vector<StepTime> times = of_all_ranks(time);
       keepers_.each([&] { folder_->log_step_time(record.epoch, record.step, times); });
     }
     record.eval.clear();
     record.eval_split = eval_split();
     return outcome;
+  }
+
+  std::optional<data::Batch> next_batch() {
+    RECORD_USER_SCOPE(kLoaderPhase);
+    return loader_.next();
+  }
+
+  /// Writes the profile of the last steps. Every rank calls it.
+  void write_profile() {
+    channel_.phase("profile", kPhaseAllowance);
+    const auto lines = profiler_.write(is_rank_0() ? folder_->path() : fs::path());
+    if (!is_rank_0()) return;
+    progress_.clear();
+    for (const std::string& line : lines) spdlog::info("{}", line);
+    renew_report();
+  }
+
+  /// At the end of the run: a profile that has begun ends with it.
+  void end_profile() {
+    if (profiler_.has_steps()) return write_profile();
+    if (!profiler_.is_pending() || !is_rank_0()) return;
+    progress_.clear();
+    spdlog::warn("profile: the run ended before the first step to record; lower profile.skip");
   }
 
   /// Batches of the run up to the last that the loader returned, in this run's batch size. A run
@@ -455,6 +532,7 @@ class Trainer {
     const Duration& every = config_.checkpoint.every;
     own.wants_save = is_rank_0() && every.unit == Duration::Unit::kSeconds &&
                      seconds_since(saved_) >= every.count;
+    if (is_rank_0()) own.profile_steps = profiler_.requested(folder_->path());
     return own;
   }
 
@@ -472,7 +550,10 @@ class Trainer {
     ++position_.step;
     step_.update_average(position_.step, is_before(config_.ema.start));
     channel_.heartbeat(static_cast<uint64_t>(position_.step));
-    if (former) account(*former, position_.step - 1, former_lr);
+    if (former) {
+      account(*former, position_.step - 1, former_lr);
+      profiler_.request(former->wishes.profile_steps);
+    }
     if (reached_max_steps()) return Outcome::kEndOfEpoch;
     if (former && former->wishes.ends_run()) {
       stop_wishes_ = former->wishes;
@@ -578,8 +659,7 @@ class Trainer {
     keepers_.each([&] { writer_->wait(); });
     const std::string bytes = on_rank_0([&]() -> std::string {
       progress_.clear();
-      std::error_code ignored;
-      const bool has_last = fs::exists(folder_->last(), ignored);
+      const bool has_last = base::exists(folder_->last());
       if (config_.on_nan == "restore" && has_last && restores <= kMaxRestores) {
         return base::read_file(folder_->last());
       }
@@ -656,6 +736,12 @@ class Trainer {
     // An evaluation may be long: whatever ends it, the epoch's training is on disk.
     if (is_due) save(next_);
     if (!evaluate(record)) return false;
+    if (is_rank_0() && !std::isfinite(find(record.eval, "loss").value_or(0))) {
+      spdlog::warn(
+          "the {} loss is not finite: the network computes infinite or undefined numbers; lower "
+          "optimizer.lr, or set clip.norm",
+          record.eval_split);
+    }
     // An evaluation that only max_steps asks for leaves no trace: with a higher limit, the run goes
     // on as if it had not stopped. A run without a result gets a best.pt all the same.
     const bool is_regular = is_whole && evaluates_whole(record.epoch);
@@ -772,10 +858,13 @@ class Trainer {
   /// Writes mistakes.csv, and mistakes.png with their images in the same order.
   void write_mistakes(const std::vector<Mistake>& mistakes) {
     const data::Dataset& set = *inputs_.eval_set;
-    std::error_code ignored;
     // Of an earlier evaluation, they have to go.
-    if (mistakes.empty() && !fs::exists(folder_->path() / "mistakes.csv", ignored)) return;
-    folder_->replace_file("mistakes.csv", mistakes_table(mistakes, set.class_names()));
+    if (mistakes.empty() && !base::exists(folder_->path() / "mistakes.csv")) return;
+    const auto name_of = [&](int64_t sample) {
+      const auto* const samples = dynamic_cast<const data::SampleDataset*>(&set);
+      return samples != nullptr ? samples->name_of(sample) : "";
+    };
+    folder_->replace_file("mistakes.csv", mistakes_table(mistakes, set.class_names(), name_of));
     if (mistakes.empty()) return;
     std::vector<int64_t> samples;
     for (const Mistake& mistake : mistakes) samples.push_back(mistake.sample);
@@ -882,9 +971,31 @@ class Trainer {
 
   // ---- the end ---------------------------------------------------------------------------------
 
+  /// "build/bin/train eval runs/mine"
+  std::string command_line(const std::string& command) const {
+    std::error_code ignored;
+    const std::filesystem::path program = base::program_file();
+    const auto folder = std::filesystem::current_path(ignored);
+    std::string near = program.lexically_proximate(folder).string();
+    if (near.find('/') == near.npos) near.insert(0, "./");
+    return fmt::format("{}{} {}", near.starts_with("..") ? program.string() : near, command,
+                       folder_->path().string());
+  }
+
+  /// "build/bin/train runs/mine --nproc_per_node=2"
+  std::string resume_command() const {
+    const int64_t ranks = dist::world_size();
+    const auto of_node = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
+    if (of_node && *of_node < ranks) {
+      return fmt::format("the same command with --config {}", folder_->path().string());
+    }
+    return command_line("") + (ranks == 1 ? "" : fmt::format(" --nproc_per_node={}", ranks));
+  }
+
   /// @param sampler where the run continues
   int stop(const data::SamplerState& sampler) {
     save(sampler);
+    end_profile();
     const int signal = stop_wishes_.stop_signal;
     const std::string name = signal != 0 ? base::signal_name(signal) : "max_time";
     keepers_.each([&] {
@@ -894,13 +1005,14 @@ class Trainer {
     renew_report();
     if (is_rank_0()) {
       progress_.clear();
-      spdlog::warn("stopped by {} after step {}; to resume: the same command with --config {}",
-                   name, position_.step, (folder_->path() / RunFolder::kConfig).string());
+      spdlog::warn("stopped by {} after step {}; to resume: {}", name, position_.step,
+                   resume_command());
     }
     return signal == SIGINT ? base::kExitSignalBase + signal : base::kExitPreempted;
   }
 
   void finish(EpochRecord& record) {
+    end_profile();
     record.seconds = seconds();
     if (record.epoch == 0) record.epoch = position_.sampler.epoch, record.step = position_.step;
     const Metric metric = measures_.chosen().value_or(Metric());
@@ -937,8 +1049,7 @@ class Trainer {
                  shown(metric, value), shown(metric, best.value), best.epoch,
                  base::format_seconds(record.seconds));
     if (inputs_.eval_split == data::Split::kVal && inputs_.has_test_set) {
-      spdlog::info("to evaluate best.pt on the test split: train eval --config {}",
-                   (folder_->path() / RunFolder::kConfig).string());
+      spdlog::info("to evaluate best.pt on the test split: {}", command_line(" eval"));
     }
   }
 
@@ -962,6 +1073,7 @@ class Trainer {
   TrainingStep step_;
   const Evaluator evaluator_;
   const std::unique_ptr<Schedule> schedule_;
+  Profiler profiler_;
   std::unique_ptr<RunFolder> folder_;         ///< of a keeper
   std::unique_ptr<CheckpointWriter> writer_;  ///< of a keeper
   std::unique_ptr<ReportWriter> report_;      ///< of a keeper
@@ -975,6 +1087,7 @@ class Trainer {
   MemoryGauge memory_{device_};
   std::string headline_;           ///< of the last evaluation
   Clock::time_point epoch_begin_;  ///< of this epoch's training
+  OwnTimer own_timer_;             ///< of this epoch's training
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch

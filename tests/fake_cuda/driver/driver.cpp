@@ -23,6 +23,13 @@ CUresult cuCtxSetCurrent(CUcontext /*context*/) {
   return CUDA_SUCCESS;
 }
 
+/// GPUs of an NVSwitch, for which libtorch takes ncclMemAlloc().
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice /*device*/) {
+  *value = 1;
+  return attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED ? CUDA_SUCCESS
+                                                              : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 CUresult cuGetErrorString(CUresult error, const char** text) {
   *text = error == CUDA_SUCCESS ? "no error" : "error of the pretended driver";
   return CUDA_SUCCESS;

@@ -5,6 +5,7 @@
 
 #include "cuda_emulator/batch_norm_kernels.h"
 #include "cuda_emulator/normalize_kernel.h"
+#include "cuda_emulator/peer_gather_kernel.h"
 #include "fake_cuda.h"
 
 namespace fake_cuda {
@@ -64,12 +65,21 @@ void normalize(dim3 grid, dim3 block, size_t /*shared_bytes*/,
   data::cuda::emulate(arguments, kType, next_schedule().seed);
 }
 
+void gather_from_peers(dim3 grid, dim3 block, size_t /*shared_bytes*/,
+                       PeerGatherArguments arguments) {
+  if (grid.x != 1 || block.x != kPeerThreads) {
+    throw std::logic_error("the kernel that gathers from peers is one block");
+  }
+  emulate(arguments, next_schedule().seed);
+}
+
 const bool are_defined = [] {
   define_for_types<MomentsArguments>("moments_kernel");
   define_kernel("merge_kernel", merge);
   define_for_types<ForwardArguments>("forward_kernel");
   define_for_types<ReduceArguments>("reduce_kernel");
   define_for_types<ElementwiseArguments>("elementwise_kernel");
+  define_kernel("peer_gather_kernel", gather_from_peers, /*blocks=*/true);
   define_kernel("normalize_kernelIf", normalize<data::cuda::ImageType::kFloat>);
   define_kernel("normalize_kernelI6__half", normalize<data::cuda::ImageType::kHalf>);
   define_kernel("normalize_kernelI13__nv_bfloat16", normalize<data::cuda::ImageType::kBFloat16>);

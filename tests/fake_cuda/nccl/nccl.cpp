@@ -14,7 +14,13 @@
 #include "communicator.h"
 #include "fake_cuda.h"
 #include "group.h"
+#include "nccl_settings.h"
 #include "operations.h"
+
+/// Found by fake_nccl::settings().
+extern "C" {
+fake_nccl::Settings fake_nccl_settings;
+}
 
 namespace fake_nccl {
 namespace {
@@ -119,6 +125,7 @@ ncclResult_t transfer(bool sends, const void* buffer, size_t count, ncclDataType
 }
 
 ncclResult_t check_config(const ncclConfig_t& config) {
+  fake_nccl_settings = {config.blocking, config.minCTAs, config.maxCTAs};
   const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
   if (config.magic != initial.magic) {
     return fail(ncclInvalidArgument,
@@ -393,6 +400,7 @@ ncclResult_t ncclCommRegister(const ncclComm_t handle, void* buffer, size_t /*si
   Communicator communicator;
   FAKE_NCCL_CHECK(find(handle, "CommRegister", communicator));
   FAKE_NCCL_CHECK(check_buffer(*communicator, buffer, "CommRegister", "buff"));
+  fake_cuda::count(fake_cuda::Count::kRegistrations);
   *registration = buffer;
   return ncclSuccess;
 }

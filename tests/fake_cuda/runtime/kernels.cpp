@@ -21,18 +21,24 @@ class Kernels {
     names_.insert_or_assign(function, mangled_name);
   }
 
-  void define(std::string name, Launch launch) {
+  struct Definition {
+    std::string name;
+    Launch launch;
+    bool blocks = false;
+  };
+
+  void define(Definition definition) {
     const std::lock_guard lock(mutex_);
-    definitions_.emplace_back(std::move(name), std::move(launch));
+    definitions_.push_back(std::move(definition));
   }
 
-  /// Empty, with a line on stderr, if nothing stands in for the kernel.
-  Launch find(const void* function) {
+  /// Without launch, and with a line on stderr, if nothing stands in for the kernel.
+  Definition find(const void* function) {
     const std::lock_guard lock(mutex_);
     const auto name = names_.find(function);
     if (name != names_.end()) {
-      for (const auto& [part, launch] : std::views::reverse(definitions_)) {
-        if (name->second.find(part) != std::string::npos) return launch;
+      for (const Definition& definition : std::views::reverse(definitions_)) {
+        if (name->second.find(definition.name) != std::string::npos) return definition;
       }
     }
     std::fprintf(stderr, "fake_cuda: no stand-in for the kernel %s\n",
@@ -43,7 +49,7 @@ class Kernels {
  private:
   std::mutex mutex_;
   std::unordered_map<const void*, std::string> names_;
-  std::vector<std::pair<std::string, Launch>> definitions_;
+  std::vector<Definition> definitions_;
 };
 
 Kernels& kernels() {
@@ -59,10 +65,10 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments
   if (threads == 0 || threads > kMaxThreads || uint64_t{grid.x} * grid.y * grid.z == 0) {
     return cudaErrorInvalidConfiguration;
   }
-  const Launch found = kernels().find(function);
-  if (!found) return cudaErrorInvalidDeviceFunction;
+  const Kernels::Definition found = kernels().find(function);
+  if (!found.launch) return cudaErrorInvalidDeviceFunction;
   count(Count::kKernels);
-  return enqueue(stream, found(grid, block, shared, arguments));
+  return enqueue(stream, found.launch(grid, block, shared, arguments), found.blocks);
 }
 
 struct Configuration {
@@ -76,8 +82,8 @@ thread_local std::vector<Configuration> configurations;
 
 }  // namespace
 
-void define_launch(std::string name, Launch launch) {
-  kernels().define(std::move(name), std::move(launch));
+void define_launch(std::string name, Launch launch, bool blocks) {
+  kernels().define({std::move(name), std::move(launch), blocks});
 }
 
 }  // namespace fake_cuda

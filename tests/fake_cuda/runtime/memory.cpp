@@ -1,12 +1,17 @@
 // Memory and copies. Each device has a range of addresses without access, and as large a range that
 // holds its bytes.
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "runtime.h"
@@ -44,15 +49,11 @@ class Memory {
     Arena& on = arena(device);
     size = round_up(size, kPage);
     if (size > size_ - on.taken) return nullptr;
-    size_t offset = 0;
-    for (const auto& [begin, length] : on.used) {
-      if (begin - offset >= size) break;
-      offset = begin + length;
-    }
-    if (offset + size > span_) return nullptr;
-    char* const bytes = bytes_ + static_cast<size_t>(device) * span_ + offset;
+    const auto offset = gap(device, size);
+    if (!offset) return nullptr;
+    char* const bytes = bytes_ + static_cast<size_t>(device) * span_ + *offset;
     if (::mprotect(bytes, size, PROT_READ | PROT_WRITE) != 0) return nullptr;
-    on.used[offset] = size;
+    on.used[*offset] = size;
     on.taken += size;
     // NaN in every floating-point type: what nothing has written is seen.
     if (lags()) std::memset(bytes, 0xFF, size);
@@ -65,14 +66,63 @@ class Memory {
     if (!device) return false;
     const std::lock_guard lock(mutex_);
     Arena& on = arena(*device);
-    char* const begin = devices_ + static_cast<size_t>(*device) * span_;
-    const auto found = on.used.find(static_cast<size_t>(static_cast<char*>(pointer) - begin));
-    if (found == on.used.end()) return false;
-    void* const bytes = host(pointer);
-    ::madvise(bytes, found->second, MADV_DONTNEED);
-    ::mprotect(bytes, found->second, PROT_NONE);
+    const auto found = on.used.find(offset_of(*device, pointer));
+    if (found == on.used.end() || opened_.count(pointer) != 0) return false;
+    take_back(pointer, found->second);
     on.taken -= found->second;
     on.used.erase(found);
+    return true;
+  }
+
+  /// Moves an allocation to a file that other processes can map.
+  /// @return its descriptor; -1 if nothing was allocated at `pointer`
+  int share(void* pointer) {
+    const auto device = owner(pointer);
+    if (!device) return -1;
+    const std::lock_guard lock(mutex_);
+    const auto found = arena(*device).used.find(offset_of(*device, pointer));
+    if (found == arena(*device).used.end()) return -1;
+    int& file = shared_[pointer];
+    if (file > 0) return file;
+    const size_t size = found->second;
+    file = ::memfd_create("fake_cuda", MFD_CLOEXEC);
+    void* const bytes = host(pointer);
+    if (file < 0 || ::ftruncate(file, static_cast<off_t>(size)) != 0 ||
+        ::pwrite(file, bytes, size, 0) != static_cast<ssize_t>(size) ||
+        ::mmap(bytes, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) ==
+            MAP_FAILED) {
+      std::abort();
+    }
+    return file;
+  }
+
+  /// Maps what another process has shared, at addresses of `device`. It takes none of its memory.
+  /// @return null if `file` is none
+  void* open_shared(int device, int file) {
+    struct stat status {};
+    if (::fstat(file, &status) != 0) return nullptr;
+    const auto size = static_cast<size_t>(status.st_size);
+    const std::lock_guard lock(mutex_);
+    const auto offset = gap(device, size);
+    if (!offset) return nullptr;
+    char* const bytes = bytes_ + static_cast<size_t>(device) * span_ + *offset;
+    if (::mmap(bytes, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) ==
+        MAP_FAILED) {
+      return nullptr;
+    }
+    arena(device).used[*offset] = size;
+    opened_[bytes + all_devices()] = size;
+    return bytes + all_devices();
+  }
+
+  bool close_shared(void* pointer) {
+    const std::lock_guard lock(mutex_);
+    const auto found = opened_.find(pointer);
+    if (found == opened_.end()) return false;
+    take_back(pointer, found->second);
+    const int device = *owner(pointer);
+    arena(device).used.erase(offset_of(device, pointer));
+    opened_.erase(found);
     return true;
   }
 
@@ -110,6 +160,32 @@ class Memory {
     size_t taken = 0;
   };
 
+  /// The first addresses of a device that are free for `size` bytes.
+  std::optional<size_t> gap(int device, size_t size) {
+    size_t offset = 0;
+    for (const auto& [begin, length] : arena(device).used) {
+      if (begin - offset >= size) break;
+      offset = begin + length;
+    }
+    return offset + size <= span_ ? std::optional(offset) : std::nullopt;
+  }
+  size_t offset_of(int device, const void* pointer) const {
+    const char* const begin = devices_ + static_cast<size_t>(device) * span_;
+    return static_cast<size_t>(static_cast<const char*>(pointer) - begin);
+  }
+  /// Makes the bytes inaccessible, and ends their sharing.
+  void take_back(void* pointer, size_t size) {
+    void* const bytes = host(pointer);
+    const auto file = shared_.extract(pointer);
+    if (file.empty() && opened_.count(pointer) == 0) {
+      ::madvise(bytes, size, MADV_DONTNEED);
+      ::mprotect(bytes, size, PROT_NONE);
+      return;
+    }
+    ::mmap(bytes, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (!file.empty()) ::close(file.mapped());
+  }
+
   Arena& arena(int device) { return arenas_[static_cast<size_t>(device)]; }
   size_t all_devices() const { return arenas_.size() * span_; }
 
@@ -120,12 +196,20 @@ class Memory {
   char* devices_ = nullptr;
   std::vector<Arena> arenas_;
   std::map<char*, size_t> pinned_;
+  std::map<void*, int> shared_;     ///< the descriptors of what other processes may map
+  std::map<void*, size_t> opened_;  ///< the sizes of what others have shared
 };
 
 Memory& memory() {
   static auto* const memory = new Memory;
   return *memory;
 }
+
+/// What a cudaIpcMemHandle_t holds.
+struct SharedHandle {
+  pid_t process;
+  int file;
+};
 
 Count count_of_copy(const void* to, const void* from) {
   if (owner(from)) return owner(to) ? Count::kDeviceToDevice : Count::kDeviceToHost;
@@ -220,6 +304,36 @@ cudaError_t cudaFree(void* pointer) {
   fake_cuda::count(fake_cuda::Count::kDeviceWaits);
   fake_cuda::drain_device(*device);
   return memory().release(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
+  const fake_cuda::SharedHandle shared{::getpid(), memory().share(pointer)};
+  if (shared.file < 0) return fail(cudaErrorInvalidValue);
+  *handle = {};
+  std::memcpy(handle, &shared, sizeof shared);
+  return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned /*flags*/) {
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
+  if (fake_cuda::setting("FAKE_CUDA_PEERS", 1) == 0) return fail(cudaErrorPeerAccessUnsupported);
+  fake_cuda::SharedHandle shared{};
+  std::memcpy(&shared, &handle, sizeof shared);
+  if (shared.process == ::getpid()) return fail(cudaErrorDeviceUninitialized);  // CUDA's choice
+  const std::string path =
+      "/proc/" + std::to_string(shared.process) + "/fd/" + std::to_string(shared.file);
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (file < 0) return fail(cudaErrorInvalidValue);
+  *pointer = memory().open_shared(fake_cuda::current_device(), file);
+  ::close(file);
+  return *pointer != nullptr ? cudaSuccess : fail(cudaErrorMapBufferObjectFailed);
+}
+
+cudaError_t cudaIpcCloseMemHandle(void* pointer) {
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
+  return memory().close_shared(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {

@@ -40,9 +40,10 @@ void expect_counts(const fake_cuda::Counts& counts, const Expected& expected) {
   EXPECT_EQ(counts[Count::kDeviceToHost], 0U);
 }
 
-TEST(FakeTrainingTest, ASyncBatchNormLayerLaunchesAsOftenAsItSays) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+/// @param expected of a forward and of a backward
+void expect_counts_of_layer(const dist::NcclOptions& nccl, const Expected& expected) {
+  run_ranks(2, [&](int) {
+    dist::init_process_group({.nccl = nccl});
     dist::SyncBatchNorm layer(dist::SyncBatchNormOptions(3).fuse_relu(true));
     layer->to(dist::device());
     const at::Tensor input = at::randn({4, 3, 5, 5}).to(dist::device()).requires_grad_();
@@ -51,9 +52,14 @@ TEST(FakeTrainingTest, ASyncBatchNormLayerLaunchesAsOftenAsItSays) {
     // Without gradients there is nothing to add new ones to.
     for (const at::Tensor& leaf : {input, layer->weight, layer->bias}) leaf.mutable_grad().reset();
     at::Tensor output;
-    expect_counts(counts_of([&] { output = layer(input); }), {.launches = 2, .collectives = 1});
-    expect_counts(counts_of([&] { output.backward(gradient); }), {.launches = 2, .collectives = 1});
+    expect_counts(counts_of([&] { output = layer(input); }), expected);
+    expect_counts(counts_of([&] { output.backward(gradient); }), expected);
   });
+}
+
+TEST(FakeTrainingTest, ASyncBatchNormLayerLaunchesAsOftenAsItSays) {
+  expect_counts_of_layer({}, {.launches = 3, .collectives = 0});
+  expect_counts_of_layer({.peer_memory = false}, {.launches = 2, .collectives = 1});
 }
 
 TEST(FakeTrainingTest, AStepOfDdpWaitsForNothing) {

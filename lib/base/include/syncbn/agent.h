@@ -32,8 +32,10 @@ enum syncbn_agent_kind {
   SYNCBN_AGENT_WAITING = 5, /* has waited for other ranks for a while (say, a second) in collective
                                number `done`, from 1, whose name is `text`. A later PHASE, or a
                                HEARTBEAT or PROGRESS with another `done`, ends the wait */
-  SYNCBN_AGENT_PHASE = 6    /* `text` is what it does now, such as "evaluation"; the next record may
+  SYNCBN_AGENT_PHASE = 6,   /* `text` is what it does now, such as "evaluation"; the next record may
                                take `done` milliseconds longer than usual */
+  SYNCBN_AGENT_TIMEOUT = 7  /* without a --hang_timeout, this worker hangs if it makes no progress
+                               for `done` milliseconds; 0: never */
 };
 
 /* All numbers little-endian, as on every machine this runs on. */

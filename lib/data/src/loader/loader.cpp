@@ -327,15 +327,18 @@ Batch Loader::result_of(PendingBatch& pending) {
   std::ranges::sort(pending.faults, {}, &PendingBatch::Fault::place);
   for (const auto& [place, error] : pending.faults) {
     std::string text;
+    bool is_new = true;
     try {
       std::rethrow_exception(error);
     } catch (const base::UserError& fault) {
       if (maker_->samples() == nullptr) throw;
-      text = fmt::format("{}: {}", maker_->describe(pending.indices[static_cast<size_t>(place)]),
-                         fault.what());
+      const int64_t index = pending.indices[static_cast<size_t>(place)];
+      text = fmt::format("{}: {}", maker_->describe(index, fault.what()), fault.what());
+      is_new = damaged_.insert(index).second;
     }
     if (options_.on_error == LoaderOptions::OnError::kRaise) {
-      throw base::UserError(text + " (loader.on_error: skip leaves such samples out)");
+      throw base::UserError(
+          text + " (`train check` names all such samples, loader.on_error: skip leaves them out)");
     }
     ++skipped_;
     const double budget = options_.error_budget * static_cast<double>(order_.size());
@@ -345,7 +348,7 @@ Batch Loader::result_of(PendingBatch& pending) {
           "out (error_budget); the last is {}",
           skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget, text));
     }
-    spdlog::warn("left out: {}", text);
+    if (is_new) spdlog::warn("left out: {}", text);
     const bool is_empty = std::ssize(pending.faults) == std::ssize(pending.indices);
     if (is_empty && !options_.empty_batches) {
       throw base::UserError("no sample of a batch could be read; one is " + text);

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <system_error>
 
+#include <ATen/record_function.h>
+
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/signal_mask.h>
@@ -34,9 +36,10 @@ std::exception_ptr BatchMaker::run(PendingBatch& batch, int64_t job) const noexc
   return nullptr;
 }
 
-std::string BatchMaker::describe(int64_t index) const {
-  if (samples_ == nullptr) return fmt::format("sample {}", index);
-  return fmt::format("sample {} ({})", index, samples_->name_of(index));
+std::string BatchMaker::describe(int64_t index, std::string_view message) const {
+  const std::string name = samples_ == nullptr ? "" : samples_->name_of(index);
+  if (message.find(name) != message.npos) return fmt::format("sample {}", index);
+  return fmt::format("sample {} ({})", index, name);
 }
 
 struct WorkerPool::State {
@@ -126,7 +129,10 @@ void WorkerPool::State::work() {
     lock.unlock();
     // If there are more threads than processors, let those run that make the awaited batch.
     if (!is_urgent) std::this_thread::yield();
-    std::exception_ptr error = maker->run(*batch, job);
+    std::exception_ptr error = [&] {
+      RECORD_USER_SCOPE("load samples");
+      return maker->run(*batch, job);
+    }();
     lock.lock();
     running.erase(std::ranges::find(running, own));
     if (error) batch->faults.push_back({job, std::move(error)});

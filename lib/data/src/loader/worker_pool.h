@@ -5,6 +5,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -45,8 +46,8 @@ class BatchMaker {
   /// Runs one job, and returns its exception. Writes only to the job's own part of the batch.
   std::exception_ptr run(PendingBatch& batch, int64_t job) const noexcept;
 
-  /// "sample 17 (train/cat/3.jpg)"
-  std::string describe(int64_t index) const;
+  /// "sample 17 (train/cat/3.jpg)"; without the name if `message` has it.
+  std::string describe(int64_t index, std::string_view message = "") const;
 
  private:
   std::shared_ptr<const Dataset> dataset_;

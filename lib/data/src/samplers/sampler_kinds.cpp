@@ -126,14 +126,12 @@ void ShardSamplerOptions::describe(config::Schema<ShardSamplerOptions>& schema) 
   schema
       .field("buffer_size", &ShardSamplerOptions::buffer_size,
              "samples that are shuffled with each other, of all ranks together")
-      .at_least(1)
-      .at_most(kMaxBufferSize);
+      .between(1, kMaxBufferSize);
   schema
       .field("streams", &ShardSamplerOptions::streams,
              "positions at which shards are read in turn; a multiple of the number of ranks gives "
              "each rank its own")
-      .at_least(1)
-      .at_most(kMaxStreams);
+      .between(1, kMaxStreams);
 }
 
 void RepeatedAugmentationSamplerOptions::describe(
@@ -153,7 +151,7 @@ void ClassSkewedSamplerOptions::describe(config::Schema<ClassSkewedSamplerOption
 
 SamplerKind::Registry& SamplerKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("sampler");
     made.add<DistributedSamplerOptions>(
         "distributed", "evenly to all ranks, in the order of PyTorch's DistributedSampler",
         make_distributed);

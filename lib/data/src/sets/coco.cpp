@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 #include <syncbn/base/log.h>
@@ -134,8 +135,7 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
 void check_first_image(const CocoInstances& instances, const std::filesystem::path& images,
                        const std::string& annotations) {
   const auto first = images / instances.photos.front().file;
-  std::error_code unreadable;
-  if (std::filesystem::exists(first, unreadable)) return;
+  if (base::exists(first)) return;
   throw base::UserError(
       fmt::format("coco: '{}', the first image of '{}', does not exist; is '{}' "
                   "the folder of its images?",

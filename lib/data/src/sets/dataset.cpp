@@ -136,7 +136,7 @@ at::Tensor gather_labels(std::span<const int64_t> labels, std::span<const int64_
 
 DatasetKind::Registry& DatasetKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("data set");
     made.add<DigitsOptions>("digits", "UCI's handwritten digits, 1 x 8 x 8, ten classes",
                             load_digits);
     made.add<SyntheticOptions>("synthetic", "random images with a learnable class signal",

@@ -17,6 +17,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/program_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/data_files.h>
 
@@ -25,12 +26,12 @@ namespace syncbn::data {
 std::filesystem::path find_data_file(const std::string& name) {
   std::vector<std::string> folders;
   if (const auto folder = base::env("SYNCBN_DATA_DIR")) folders.push_back(*folder);
-  std::error_code unreadable;
-  const auto program = std::filesystem::read_symlink("/proc/self/exe", unreadable);
-  if (!unreadable) folders.push_back(program.parent_path().parent_path() / "share/syncbn/data");
+  const auto program = base::program_file();
+  if (!program.empty())
+    folders.push_back(program.parent_path().parent_path() / "share/syncbn/data");
   folders.emplace_back("./data");
   for (const std::filesystem::path folder : folders) {
-    if (std::filesystem::exists(folder / name, unreadable)) return folder / name;
+    if (base::exists(folder / name)) return folder / name;
   }
   throw base::UserError(fmt::format(
       "the data file '{}' was not found (looked in {}); set SYNCBN_DATA_DIR to the folder that "

@@ -172,8 +172,7 @@ void TarShardsOptions::describe(config::Schema<TarShardsOptions>& schema) {
   schema.field("test", &TarShardsOptions::test, "the test split's shards; empty: none");
   schema.field("classes", &TarShardsOptions::classes, "labels are below this")
       .required()
-      .at_least(1)
-      .at_most(1'000'000);
+      .between(1, 1'000'000);
   detail::describe_image_files(schema);
 }
 

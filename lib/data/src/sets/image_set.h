@@ -113,8 +113,7 @@ void describe_image_files(config::Schema<Options>& schema) {
   schema
       .field("max_scans", member_of<Options>(&ImageFileOptions::max_scans),
              "progressive JPEGs with more scans are refused")
-      .at_least(1)
-      .at_most(1'000'000);
+      .between(1, 1'000'000);
   schema.field("cache_dir", member_of<Options>(&ImageFileOptions::cache_dir),
                "where the index of the files is kept; empty: $XDG_CACHE_HOME/syncbn, or "
                "~/.cache/syncbn");

@@ -217,8 +217,7 @@ struct Idx {
 
 /// `folder`/`name`, or the same with .gz.
 fs::path plain_or_gz(const fs::path& folder, const std::string& name) {
-  std::error_code unreadable;
-  if (fs::exists(folder / name, unreadable)) return folder / name;
+  if (base::exists(folder / name)) return folder / name;
   return folder / (name + ".gz");
 }
 
@@ -346,16 +345,13 @@ void CsvImagesOptions::describe(config::Schema<CsvImagesOptions>& schema) {
   constexpr double kMaxSide = 4096;
   schema.field("path", &CsvImagesOptions::path, "the file, CSV or gzipped CSV").required();
   schema.field("height", &CsvImagesOptions::height, "height of the images")
-      .at_least(1)
-      .at_most(kMaxSide)
+      .between(1, kMaxSide)
       .unit("px");
   schema.field("width", &CsvImagesOptions::width, "width of the images")
-      .at_least(1)
-      .at_most(kMaxSide)
+      .between(1, kMaxSide)
       .unit("px");
   schema.field("classes", &CsvImagesOptions::classes, "labels are below this")
-      .at_least(1)
-      .at_most(1'000'000);
+      .between(1, 1'000'000);
   schema
       .field("test_fraction", &CsvImagesOptions::test_fraction,
              "share of each class that is held out as the test split")

@@ -116,10 +116,9 @@ class VocSegmentation : public MaskedImages {
                      {.classes = std::ssize(kVocClasses), .names = kVocClasses}),
         folder_(folder_of(options)),
         names_(read_names(folder_ / "ImageSets/Segmentation" / (list + ".txt"))) {
-    std::error_code unreadable;
     for (int64_t i = 0; i < size(); ++i) {
       for (const fs::path& file : {image_file(i), mask_file(i)}) {
-        if (fs::exists(file, unreadable)) continue;
+        if (base::exists(file)) continue;
         throw base::UserError(
             fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist",
                         file.string(), list));
@@ -183,15 +182,11 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
   schema.field("val_masks", &Options::val_masks, "the same for the validation split; empty: none");
   schema.field("test_images", &Options::test_images, "the same for the test split; empty: none");
   schema.field("test_masks", &Options::test_masks, "the same for the test split; empty: none");
-  schema.field("classes", &Options::classes, "labels are below this")
-      .required()
-      .at_least(1)
-      .at_most(256);
+  schema.field("classes", &Options::classes, "labels are below this").required().between(1, 256);
   schema.field("class_names", &Options::class_names,
                "names of the classes, by label; empty: their numbers");
   schema.field("ignore_index", &Options::ignore_index, "label of pixels that are ignored")
-      .at_least(0)
-      .at_most(255);
+      .between(0, 255);
   schema.check([](const Options& options) -> std::optional<std::string> {
     if (options.val_images.empty() != options.val_masks.empty()) {
       return "val_images and val_masks go together";

@@ -138,7 +138,8 @@ class TarReader {
     long_name_ = pax_value(text, "path");
     const std::string size = pax_value(text, "size");
     const auto number = base::parse_number<int64_t>(size);
-    if (!size.empty() && !number) fail(member.name, "the size in its header is not a number");
+    if (!size.empty() && number.value_or(-1) < 0)
+      fail(member.name, "the size in its header is negative or not a number");
     long_size_ = number.value_or(-1);
   }
 

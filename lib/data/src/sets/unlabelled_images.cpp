@@ -17,24 +17,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> images_below(const fs::path& folder) {
-  std::vector<fs::path> files;
+void list_files_below(const fs::path& folder, UnlabelledImages& found) {
   std::error_code error;
   auto entry = fs::recursive_directory_iterator(
       folder, fs::directory_options::follow_directory_symlink, error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     std::error_code ignored;
-    const bool is_file = entry->is_regular_file(ignored);
-    if (is_file && detail::is_decoded(entry->path().extension().string())) {
-      files.push_back(entry->path().lexically_relative(folder));
+    if (!entry->is_regular_file(ignored)) continue;
+    const fs::path file = entry->path().lexically_relative(folder);
+    if (detail::is_decoded(file.extension().string())) {
+      found.files.push_back(file);
+    } else if (!file.filename().string().starts_with('.')) {
+      found.others.push_back(file);
     }
   }
   if (error) {
     throw base::UserError(
         fmt::format("cannot read the folder '{}': {}", folder.string(), error.message()));
   }
-  std::ranges::sort(files);
-  return files;
+  std::ranges::sort(found.files);
+  std::ranges::sort(found.others);
 }
 
 /// `Base` is SampleDataset or BoxDataset.
@@ -117,11 +119,18 @@ void UnlabelledImagesOptions::describe(config::Schema<UnlabelledImagesOptions>& 
   detail::describe_image_files(schema);
 }
 
-UnlabelledImages load_unlabelled_images(const UnlabelledImagesOptions& options) {
+UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options) {
   UnlabelledImages made;
-  made.files = images_below(options.images);
-  if (made.files.empty()) {
-    throw base::UserError(fmt::format("there are no JPEG or PNG files in '{}'", options.images));
+  const fs::path images = options.images;
+  std::error_code ignored;
+  if (fs::is_regular_file(images, ignored)) {
+    made.files = {images.filename()};
+    options.images = images.parent_path().string();
+  } else if (!images.empty()) {
+    list_files_below(images, made);
+    if (made.files.empty()) {
+      throw base::UserError(fmt::format("there are no JPEG or PNG files in '{}'", options.images));
+    }
   }
   made.are_whole = detail::first_but_resize(options.test_transforms) == nullptr;
   if (options.category_ids.empty()) {

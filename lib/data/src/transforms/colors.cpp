@@ -27,8 +27,7 @@ class ColorJitter : public Transform {
       schema
           .field("hue", &Options::hue,
                  "rotation of the colour circle is -this to this, as a share of it")
-          .at_least(0)
-          .at_most(0.5);
+          .between(0, 0.5);
     }
   };
 

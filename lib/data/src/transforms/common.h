@@ -50,14 +50,12 @@ constexpr int64_t kMaxSide = 65'500;  // pixels; the limit of libjpeg
 /// Describes the members size, height and width: either size (of a square), or height and width.
 template <class Options>
 void describe_size(config::Schema<Options>& schema, const std::string& size_help) {
-  schema.field("size", &Options::size, size_help).at_least(1).at_most(kMaxSide).unit("px");
+  schema.field("size", &Options::size, size_help).between(1, kMaxSide).unit("px");
   schema.field("height", &Options::height, "together with width, instead of size")
-      .at_least(1)
-      .at_most(kMaxSide)
+      .between(1, kMaxSide)
       .unit("px");
   schema.field("width", &Options::width, "together with height, instead of size")
-      .at_least(1)
-      .at_most(kMaxSide)
+      .between(1, kMaxSide)
       .unit("px");
   schema.check([](const Options& options) -> std::optional<std::string> {
     const bool both = options.height && options.width;

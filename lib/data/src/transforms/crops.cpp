@@ -62,12 +62,11 @@ class RandomCrop : public Crop {
     static void describe(config::Schema<Options>& schema) {
       describe_size(schema, "side of the square that is cut out");
       schema.field("padding", &Options::padding, "border added on all sides before cropping")
-          .at_least(0)
-          .at_most(kMaxSide)
+          .between(0, kMaxSide)
           .unit("px");
       schema.field("pad_if_needed", &Options::pad_if_needed,
                    "add a border to images that are smaller than the crop");
-      schema.field("fill", &Options::fill, "value of the border's pixels").at_least(0).at_most(255);
+      schema.field("fill", &Options::fill, "value of the border's pixels").between(0, 255);
     }
   };
 

@@ -42,15 +42,13 @@ class RandomShortestSize : public Transform {
           .field("min_size", &Options::min_size,
                  "lengths of the shorter side, of which one is drawn")
           .required()
-          .at_least(1)
-          .at_most(kMaxSide)
+          .between(1, kMaxSide)
           .unit("px");
       schema
           .field("max_size", &Options::max_size,
                  "largest length of the longer side; if it would be longer, both sides are made "
                  "smaller")
-          .at_least(1)
-          .at_most(kMaxSide)
+          .between(1, kMaxSide)
           .unit("px");
       schema.check([](const Options& options) -> std::optional<std::string> {
         if (!options.min_size.empty()) return std::nullopt;
@@ -96,8 +94,7 @@ class ScaleJitter : public Transform {
                  "width and height into which the image fits at a scale of 1")
           .required()
           .length(2)
-          .at_least(1)
-          .at_most(kMaxSide)
+          .between(1, kMaxSide)
           .unit("px");
       schema.field("scale_range", &Options::scale_range, "smallest and largest scale")
           .length(2)
@@ -149,9 +146,8 @@ class RandomPhotometricDistort : public Transform {
           .field("hue", &Options::hue,
                  "smallest and largest rotation of the colour circle, as a share of it")
           .length(2)
-          .at_least(-0.5)
-          .at_most(0.5);
-      schema.field("p", &Options::p, "probability of each change").at_least(0).at_most(1);
+          .between(-0.5, 0.5);
+      schema.field("p", &Options::p, "probability of each change").between(0, 1);
       schema.check([](const Options& options) -> std::optional<std::string> {
         for (const auto& [range, name] : {std::pair(&options.brightness, "brightness"),
                                           {&options.contrast, "contrast"},
@@ -212,15 +208,13 @@ class RandomZoomOut : public Transform {
     double p = 0.5;
 
     static void describe(config::Schema<Options>& schema) {
-      schema.field("fill", &Options::fill, "value of the pixels around the image")
-          .at_least(0)
-          .at_most(255);
+      schema.field("fill", &Options::fill, "value of the pixels around the image").between(0, 255);
       schema
           .field("side_range", &Options::side_range,
                  "smallest and largest factor by which the sides become longer")
           .length(2)
           .at_least(1);
-      schema.field("p", &Options::p, "probability").at_least(0).at_most(1);
+      schema.field("p", &Options::p, "probability").between(0, 1);
       schema.check(
           [](const Options& options) { return check_ordered(options.side_range, "side_range"); });
     }

@@ -89,7 +89,7 @@ class Flip : public Transform {
     double p = 0.5;
 
     static void describe(config::Schema<Options>& schema) {
-      schema.field("p", &Options::p, "probability").at_least(0).at_most(1);
+      schema.field("p", &Options::p, "probability").between(0, 1);
     }
   };
 
@@ -157,17 +157,16 @@ class RandomErasing : public Transform {
     int64_t value = 0;
 
     static void describe(config::Schema<Options>& schema) {
-      schema.field("p", &Options::p, "probability").at_least(0).at_most(1);
+      schema.field("p", &Options::p, "probability").between(0, 1);
       schema.field("scale", &Options::scale, "smallest and largest share of the area")
           .length(2)
-          .at_least(0)
-          .at_most(1);
+          .between(0, 1);
       schema
           .field("ratio", &Options::ratio,
                  "smallest and largest height, as a multiple of the width")
           .length(2)
           .above(0);
-      schema.field("value", &Options::value, "value of erased pixels").at_least(0).at_most(255);
+      schema.field("value", &Options::value, "value of erased pixels").between(0, 255);
     }
   };
 

@@ -78,7 +78,7 @@ Box Transform::region(ImageSize size, SampleRandom&) const {
 
 TransformKind::Registry& TransformKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("transform");
     detail::add_crops(made);
     detail::add_geometry(made);
     detail::add_detection(made);

@@ -28,8 +28,9 @@ void close_descriptors(unsigned first, unsigned last, unsigned flags);
 /// What close_descriptors() does on such a kernel: looks through /proc/self/fd.
 void close_listed(unsigned first, unsigned last, unsigned flags);
 
-/// Upper bound on the connections that have not said what they are: a quarter of the descriptors
-/// that this process may open, because it needs the others itself.
+/// Upper bound on the connections that have not said what they are, as launchers or clients of the
+/// store: a quarter of the descriptors that this process may open. The store's other clients have
+/// another quarter, and this process needs the rest itself.
 size_t max_newcomers();
 
 /// A descriptor to give to drop_connection().

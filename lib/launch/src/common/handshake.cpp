@@ -20,7 +20,7 @@
 namespace syncbn::launch {
 namespace {
 
-constexpr std::string_view kGreeting = "syncbn-agent 2";
+constexpr std::string_view kGreeting = "syncbn-agent 3";
 constexpr std::string_view kWithToken = " token ";
 constexpr std::string_view kChallenge = "challenge ";
 constexpr std::string_view kProof = "proof ";
@@ -83,18 +83,17 @@ std::string Handshake::take(std::string_view line) {
   if (side_ == Side::kLauncher && coordinators_nonce_.empty()) {
     coordinators_nonce_ = after(kChallenge, line);
     if (is_nonce(coordinators_nonce_)) {
-      return fmt::format("{}{}\n", kProof, mac(Side::kLauncher));
+      return fmt::format("{}{}\n", kProof, proof(side_));
     }
     if (line.starts_with(kRefused)) return fail(quoted(after(kRefused, line)));
     return fail(fmt::format("it does not ask for the token, but sends '{}'", quoted(line)));
   }
-  const Side other = side_ == Side::kLauncher ? Side::kCoordinator : Side::kLauncher;
-  if (!base::equal_in_constant_time(after(kProof, line), mac(other))) {
+  if (!base::equal_in_constant_time(after(kProof, line), proof(other()))) {
     if (line.starts_with(kRefused)) return fail(quoted(after(kRefused, line)));
     return fail("its token (--token_file, SYNCBN_TOKEN) is another than this job's");
   }
   done_ = true;
-  return side_ == Side::kCoordinator ? fmt::format("{}{}\n", kProof, mac(side_)) : "";
+  return side_ == Side::kCoordinator ? fmt::format("{}{}\n", kProof, proof(side_)) : "";
 }
 
 std::string Handshake::take_greeting(std::string_view line) {
@@ -124,10 +123,19 @@ std::string Handshake::fail(const std::string& why) {
              : "";
 }
 
-std::string Handshake::mac(Side side) const {
+MessageSeal Handshake::seal() const {
+  if (token_.empty()) return {};
+  return {mac(side_, "messages"), mac(other(), "messages")};
+}
+
+std::string Handshake::proof(Side side) const {
+  return base::to_hex(mac(side, "proof"));
+}
+
+std::string Handshake::mac(Side side, std::string_view purpose) const {
   const char* const name = side == Side::kLauncher ? "launcher" : "coordinator";
-  return base::to_hex(base::hmac_sha256(
-      token_, fmt::format("{} {} {} {}", kGreeting, name, launchers_nonce_, coordinators_nonce_)));
+  return base::hmac_sha256(token_, fmt::format("{} {} {} {} {}", kGreeting, purpose, name,
+                                               launchers_nonce_, coordinators_nonce_));
 }
 
 std::string make_token() {

@@ -3,19 +3,21 @@
 #include <string>
 #include <string_view>
 
+#include "common/message_seal.h"
+
 namespace syncbn::launch {
 
 /// What a launcher and the coordinator exchange before anything else, as lines:
 ///
-///   launcher → coordinator   syncbn-agent 2           or, with a token: syncbn-agent 2 token NONCE
+///   launcher → coordinator   syncbn-agent 3           or, with a token: syncbn-agent 3 token NONCE
 ///   coordinator → launcher   challenge NONCE          only with a token, as all that follows
 ///   launcher → coordinator   proof MAC
 ///   coordinator → launcher   proof MAC
 ///
 /// Both have to know the job's token, which itself is never sent. A MAC is the HMAC-SHA256, by the
 /// token, of the sender's side and both nonces, which are new for each connection: a recorded proof
-/// is worthless. The first byte distinguishes a launcher from a client of the store. Not
-/// thread-safe.
+/// is worthless. Two more keys, one for each direction, prove the messages that follow. The first
+/// byte distinguishes a launcher from a client of the store. Not thread-safe.
 class Handshake {
  public:
   enum class Side { kLauncher, kCoordinator };
@@ -30,13 +32,18 @@ class Handshake {
 
   /// Whether messages may follow.
   bool is_done() const { return done_; }
+  /// The seal of the messages that follow. Without a token it proves nothing.
+  MessageSeal seal() const;
   /// Why the handshake has failed, or "".
   const std::string& failure() const { return failure_; }
 
  private:
   std::string take_greeting(std::string_view line);
   std::string fail(const std::string& why);
-  std::string mac(Side side) const;
+  Side other() const { return side_ == Side::kLauncher ? Side::kCoordinator : Side::kLauncher; }
+  /// The HMAC of both nonces, for a side's proof or as the key of its messages.
+  std::string mac(Side side, std::string_view purpose) const;
+  std::string proof(Side side) const;
 
   Side side_;
   std::string token_;

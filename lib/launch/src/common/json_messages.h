@@ -6,14 +6,24 @@
 #include <optional>
 #include <string>
 
+#include "common/message_seal.h"
+
 namespace syncbn::launch {
 
 /// Launchers talk in lines of JSON: objects with a "type". Bytes that are not UTF-8 are replaced.
-void send_message(base::Channel& channel, const nlohmann::json& message);
+/// @param seal of this connection; null: there is none.
+void send_message(base::Channel& channel, const nlohmann::json& message,
+                  MessageSeal* seal = nullptr);
 
-/// The next message, if it is complete. Anything else ends the channel with EBADMSG, and a message
-/// above `max_size` bytes with EMSGSIZE.
-std::optional<nlohmann::json> next_message(base::Channel& channel, size_t max_size = SIZE_MAX);
+/// The next message, if it is complete. Anything else, and what `seal` does not prove, ends the
+/// channel with EBADMSG, and a message above `max_size` bytes with EMSGSIZE.
+std::optional<nlohmann::json> next_message(base::Channel& channel, size_t max_size = SIZE_MAX,
+                                           MessageSeal* seal = nullptr);
+
+/// What ends a channel with EBADMSG.
+inline constexpr const char* kBadMessage =
+    "a message that is damaged or not its own: another program writes into the connection, or a "
+    "proxy changes it";
 
 /// The text at `key`, as it may be shown or logged: one line, without control characters, and at
 /// most 1,000 bytes. @throws nlohmann's exceptions if there is none.

@@ -22,7 +22,7 @@ class RestartPolicy {
   static constexpr int kMaxSame = 3;
 
   /// @param max_restarts within `window`; within the run if that is 0.
-  RestartPolicy(int max_restarts, std::chrono::seconds window)
+  RestartPolicy(int max_restarts, std::chrono::milliseconds window)
       : max_restarts_(max_restarts), window_(window) {}
 
   void attempt_started(Clock::time_point now) { started_ = now; }
@@ -37,7 +37,7 @@ class RestartPolicy {
   static constexpr std::chrono::seconds kQuick{60};
 
   const int max_restarts_;
-  const std::chrono::seconds window_;
+  const std::chrono::milliseconds window_;
   std::deque<Clock::time_point> restarts_;
   Clock::time_point started_;
   FailureCause last_;

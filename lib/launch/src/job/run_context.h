@@ -29,6 +29,7 @@ struct Assignment {
 /// What all workers of this node share during one attempt.
 struct RunContext : Assignment {
   std::string run_id = "none";
+  std::string program;               ///< with its arguments, as in a shell
   int64_t started = 0;               ///< when the launcher was, in seconds since 1970
   std::vector<Cpus> cpus;            ///< by local rank; empty: workers are not bound
   std::vector<int> omp_num_threads;  ///< by local rank; empty: OMP_NUM_THREADS stays as it is

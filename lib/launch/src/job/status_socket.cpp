@@ -33,6 +33,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kName = "syncbn-launch/";  // then the process
 constexpr size_t kMaxAsking = 16;
+constexpr int kMaxProgram = 200;  // columns of the line that names it
 constexpr size_t kMaxAnswer = size_t{64} << 20;
 constexpr std::chrono::seconds kPatience{5};
 
@@ -110,6 +111,7 @@ std::string render(const Json& job) {
       "job {} ({}), launcher {}, attempt {}, {}: {}\n", shown_text(job, "run_id"),
       shown_text(job, "job_id"), job.at("pid").get<pid_t>(), job.at("attempt").get<int>(),
       base::counted(job.at("nodes").get<int>(), "node"), shown_text(job, "state"));
+  text += fmt::format("program: {}\n", base::shortened(shown_text(job, "program"), kMaxProgram));
   for (const Json& node : job.at("silent")) {
     text += fmt::format("{} does not answer\n", base::printable(node.get<std::string>()));
   }
@@ -155,9 +157,10 @@ void StatusServer::answer(const std::string& text) {
 
 std::string status_text(const RunContext& context, const Json& workers, const std::string& state,
                         const Json& silent) {
-  return Json{{"run_id", context.run_id},   {"job_id", context.job_id}, {"pid", ::getpid()},
-              {"attempt", context.attempt}, {"nodes", context.nodes},   {"state", state},
-              {"workers", workers},         {"silent", silent}}
+  return Json{
+      {"run_id", context.run_id},   {"job_id", context.job_id}, {"pid", ::getpid()},
+      {"attempt", context.attempt}, {"nodes", context.nodes},   {"state", state},
+      {"workers", workers},         {"silent", silent},         {"program", context.program}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
@@ -23,6 +24,7 @@
 
 #include "common/descriptors.h"
 #include "common/json_messages.h"
+#include "job/call_waits.h"
 
 namespace syncbn::launch {
 namespace {
@@ -84,6 +86,46 @@ const WorkerState* outlier(const std::vector<WorkerState>& workers, const Key& k
 std::vector<WorkerState> those_that_run(std::vector<WorkerState> workers) {
   std::erase_if(workers, [](const auto& one) { return one.process == '?' || one.process == 'Z'; });
   return workers;
+}
+
+// As runs of [first, count, step]: groups of large worlds are mostly rows or columns of a mesh.
+nlohmann::json runs_of(const std::vector<int>& ranks) {
+  nlohmann::json runs = nlohmann::json::array();
+  for (size_t first = 0, end; first < ranks.size(); first = end) {
+    end = first + 1;
+    const int step = end < ranks.size() ? ranks[end] - ranks[first] : 1;
+    while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
+    runs.push_back({ranks[first], end - first, step});
+  }
+  return runs;
+}
+
+std::vector<int> ranks_in_runs(const nlohmann::json& runs) {
+  std::vector<int> ranks;
+  for (const nlohmann::json& run : runs) {
+    int64_t rank = run.at(0).get<int>();
+    const auto count = run.at(1).get<uint64_t>();
+    const int64_t step = run.at(2).get<int>();
+    for (uint64_t i = 0; i < count && rank >= 0 && rank < kMaxRanks; ++i, rank += step) {
+      if (ranks.size() == kMaxRanks) return ranks;
+      ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  return ranks;
+}
+
+nlohmann::json json_of(const WorkerState::Wait& wait) {
+  return {{"group", wait.group}, {"sequence", wait.sequence}, {"peer", wait.peer},
+          {"call", wait.call},   {"seconds", wait.seconds},   {"ranks", runs_of(wait.ranks)}};
+}
+
+WorkerState::Wait wait_of(const nlohmann::json& json) {
+  return {.group = json.at("group"),
+          .sequence = json.at("sequence"),
+          .peer = json.at("peer"),
+          .call = shown_text(json, "call"),
+          .seconds = json.at("seconds"),
+          .ranks = ranks_in_runs(json.at("ranks"))};
 }
 
 // Whether `one` is behind `other` by their records, of which a program may send as few as one a
@@ -166,6 +208,8 @@ std::string kernel_view(pid_t pid) {
 }  // namespace
 
 nlohmann::json WorkerState::json() const {
+  nlohmann::json waits_json = nlohmann::json::array();
+  for (const Wait& wait : waits) waits_json.push_back(json_of(wait));
   return {{"rank", rank},
           {"host", host},
           {"pid", pid},
@@ -177,11 +221,18 @@ nlohmann::json WorkerState::json() const {
           {"reported_ns", reported_ns},
           {"collective", collective},
           {"doing", doing},
-          {"idle_seconds", idle_seconds}};
+          {"idle_seconds", idle_seconds},
+          {"allowed_seconds", allowed_seconds},
+          {"calls", calls},
+          {"own_seconds", own_seconds},
+          {"waits", waits_json},
+          {"called", called}};
 }
 
 WorkerState WorkerState::of(const nlohmann::json& json) {
   const std::string process = json.at("process");
+  std::vector<Wait> waits;
+  for (const nlohmann::json& wait : json.at("waits")) waits.push_back(wait_of(wait));
   return {.rank = json.at("rank"),
           .host = shown_text(json, "host"),
           .pid = json.at("pid"),
@@ -193,7 +244,53 @@ WorkerState WorkerState::of(const nlohmann::json& json) {
           .reported_ns = json.at("reported_ns"),
           .collective = json.at("collective"),
           .doing = shown_text(json, "doing"),
-          .idle_seconds = json.at("idle_seconds")};
+          .idle_seconds = json.at("idle_seconds"),
+          .allowed_seconds = json.at("allowed_seconds"),
+          .calls = json.at("calls"),
+          .own_seconds = json.at("own_seconds"),
+          .waits = std::move(waits),
+          .called = json.at("called")};
+}
+
+nlohmann::json json_of(const std::vector<WorkerState>& workers) {
+  nlohmann::json all = nlohmann::json::array();
+  for (const WorkerState& worker : workers) all.push_back(worker.json());
+  return all;
+}
+
+nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes) {
+  nlohmann::json all = json_of(workers);
+  const auto replace = nlohmann::json::error_handler_t::replace;
+  if (all.dump(-1, ' ', false, replace).size() <= max_bytes) return all;
+  for (WorkerState& worker : workers) {
+    worker.waits.clear();
+    worker.called.clear();
+  }
+  return json_of(workers);
+}
+
+void describe_calls(const RankRecord& record, WorkerState& worker) {
+  // As lib/dist's peer monitor: a call that takes less is not held up.
+  constexpr double kWaits = 1;  // s
+  constexpr size_t kMaxWaits = 4;
+  const auto now = static_cast<double>(base::monotonic_ns());
+  for (const RankRecord::Group& group : record.groups) worker.called[group.name] = group.last;
+  for (const RankRecord::Call& call : record.calls) {
+    if (call.group >= record.groups.size()) continue;
+    const RankRecord::Group& group = record.groups[call.group];
+    // A send or recv waits for its peer only once a thread waits for it.
+    const uint64_t since = call.is_collective() ? call.begin : call.awaited;
+    if (since == 0) continue;
+    const double seconds = (now - static_cast<double>(since)) / 1e9;
+    if (call.end != 0 || seconds < kWaits || worker.waits.size() == kMaxWaits) continue;
+    const bool is_of_all = group.ranks.size() == static_cast<size_t>(record.world_size);
+    worker.waits.push_back({.group = group.name,
+                            .sequence = call.sequence,
+                            .peer = call.peer,
+                            .call = record.name_of(call),
+                            .seconds = seconds,
+                            .ranks = is_of_all ? std::vector<int>() : group.ranks});
+  }
 }
 
 void look_at_process(WorkerState& worker) {
@@ -208,7 +305,7 @@ void look_at_process(WorkerState& worker) {
   }
 }
 
-std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all) {
+std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all, double min_wait) {
   const std::vector<WorkerState> workers = those_that_run(all);
   if (workers.empty() || find_debugged(workers) != nullptr) return std::nullopt;
   const auto culprit = [](const WorkerState& worker, std::string why, bool is_sure) {
@@ -221,6 +318,7 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all) {
                      true);
     }
   }
+  if (auto one = culprit_by_calls(workers, min_wait)) return one;
   // A rank that waits in a collective is not the one that is waited for, unless its is the
   // earliest.
   const auto is_waiting = [](const WorkerState& one) { return one.collective > 0; };
@@ -279,10 +377,19 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
                     time, one->tracer, one->rank, one->host),
                 .stops_time = true};
   }
-  const auto culprit = find_culprit(workers);
+  const auto culprit = find_culprit(workers, seconds / 2);
+  const auto worker =
+      culprit ? std::ranges::find(workers, culprit->rank, &WorkerState::rank) : workers.end();
+  // Such as an evaluation that only one rank makes.
+  const auto is_busy = [&](const WorkerState& one) {
+    return one.allowed_seconds > 0 || (one.reports && one.idle_seconds < seconds / 2);
+  };
+  if (culprit && is_busy(*worker) && worker->process != 'T') return std::nullopt;
   if (!culprit) {
     const auto idlest = std::ranges::max_element(workers, {}, &WorkerState::idle_seconds);
-    if (!ends || idlest == workers.end()) return std::nullopt;
+    // Without steps, a program may compute for as long as it likes.
+    const bool has_steps = idlest != workers.end() && idlest->steps > 0;
+    if (!ends || !has_steps) return std::nullopt;
     if (workers.size() == 1) {
       return Hang{idlest->rank, fmt::format("rank {} ({}, pid {}) is the only worker that still "
                                             "runs, and makes no progress for {}",
@@ -294,7 +401,6 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
                             time, idlest->rank, idlest->host)};
   }
   if (!ends && !culprit->is_sure) return std::nullopt;
-  const auto worker = std::ranges::find(workers, culprit->rank, &WorkerState::rank);
   return Hang{ends ? culprit->rank : -1,
               fmt::format("rank {} ({}, pid {}) {} the others: no progress for {}; it {}",
                           culprit->rank, culprit->host, worker->pid,
@@ -302,20 +408,24 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
 }
 
 std::string table_of(const std::vector<WorkerState>& workers) {
-  constexpr int kDoingWidth = 40;
+  constexpr int kDoingWidth = 60;
   size_t host_width = 4;
   for (const WorkerState& one : workers) host_width = std::max(host_width, one.host.size());
   std::string text =
       fmt::format("{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}\n", "rank", "host", host_width,
                   "pid", "process", "step", "last record", "doing");
   for (const WorkerState& one : workers) {
-    const std::string wait =
+    std::string wait =
         one.collective > 0 ? fmt::format("waits in collective {}: ", one.collective) : "";
+    if (!one.waits.empty()) {
+      wait = fmt::format("waits in {} for {}{}", one.waits[0].call,
+                         base::format_seconds(one.waits[0].seconds), one.doing.empty() ? "" : "; ");
+    }
     text += fmt::format("{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}{}\n", one.rank, one.host,
                         host_width, one.pid, process_of(one),
                         one.reports ? std::to_string(one.steps) : "-",
                         one.reports ? base::format_seconds(one.idle_seconds) : "-", wait,
-                        base::truncated(one.doing, kDoingWidth));
+                        base::shortened(one.doing, kDoingWidth));
   }
   return text;
 }

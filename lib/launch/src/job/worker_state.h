@@ -2,11 +2,15 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "job/rank_record.h"
 
 namespace syncbn::launch {
 
@@ -21,15 +25,40 @@ struct WorkerState {
       {};                ///< the system call in which its main thread is, as a number; or "running"
   bool reports = false;  ///< it has sent records over the agent channel
   uint64_t steps = 0;    ///< since the start of the run
-  uint64_t reported_ns = 0;  ///< when it told of these steps, on its host's CLOCK_MONOTONIC
-  uint64_t collective = 0;   ///< the number of the one in which it waits for others; 0: none
-  std::string doing = {};    ///< in its own words, such as "evaluation"
-  double idle_seconds = 0;   ///< since its last progress
+  uint64_t reported_ns = 0;    ///< when it told of these steps, on its host's CLOCK_MONOTONIC
+  uint64_t collective = 0;     ///< the number of the one in which it waits for others; 0: none
+  std::string doing = {};      ///< in its own words, such as "evaluation"
+  double idle_seconds = 0;     ///< since its last progress
+  double allowed_seconds = 0;  ///< more that it has asked for
+
+  uint64_t calls = 0;      ///< of lib/dist, since its start
+  double own_seconds = 0;  ///< in which no thread waited for one
+
+  /// A call of lib/dist in which it has waited for a second.
+  struct Wait {
+    std::string group;
+    uint64_t sequence = 0;  ///< of a collective, in its group
+    int peer = -1;          ///< of a send or recv; -1: a collective
+    std::string call;       ///< "all_reduce #41 of group 'default_pg'"
+    double seconds = 0;
+    std::vector<int> ranks;  ///< the group's; empty: all
+  };
+  std::vector<Wait> waits = {};  ///< the first few
+  /// By group, the number of the last collective that it has called. Empty for programs without
+  /// lib/dist.
+  std::map<std::string, uint64_t> called = {};
 
   nlohmann::json json() const;
   /// @throws nlohmann's exceptions if `json` has a different form.
   static WorkerState of(const nlohmann::json& json);
 };
+
+nlohmann::json json_of(const std::vector<WorkerState>& workers);
+/// The same without calls if it would take more than `max_bytes` with them.
+nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes);
+
+/// Fills `waits` and `called`.
+void describe_calls(const RankRecord& record, WorkerState& worker);
 
 /// Fills `process`, `tracer` and `place` from /proc.
 void look_at_process(WorkerState& worker);
@@ -43,10 +72,11 @@ struct Culprit {
 };
 
 /// Which of the workers of all nodes holds up the others; empty if nothing distinguishes them, or
-/// if a debugger is attached to one. A stopped process comes first; then, by their records, one
-/// that does not wait in a collective, waits in an earlier one or has made fewer steps than others
+/// if a debugger is attached to one. A stopped process comes first; then one that has not come to a
+/// call of lib/dist in which others wait; then, by their records over the agent channel, one that
+/// does not wait in a collective, waits in an earlier one or has made fewer steps than others
 /// at the same time; then one whose main thread is elsewhere than those of all others.
-std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers);
+std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers, double min_wait = 0);
 
 /// What to say and do about workers that make no progress.
 struct Hang {

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -31,6 +32,8 @@ constexpr size_t kMaxHandshakeAnswer = 4096;
 constexpr seconds kResolvePeriod{1};
 // Time limit for a connection attempt if the host has several addresses.
 constexpr seconds kAddressPatience{2};
+// Time for node 0 to open its port again after --preflight.
+constexpr seconds kReopenPatience{10};
 // Time limits for reporting to node 0 that this node cannot start.
 constexpr seconds kReportConnectTimeout{2};
 constexpr seconds kReportTimeout{10};
@@ -55,7 +58,8 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       next_alive_(Clock::now() + options.alive_period),
       heard_(Clock::now()),
       alive_period_(options.alive_period),
-      silence_(options.alive_period * options.alive_misses) {
+      silence_(options.alive_period * options.alive_misses),
+      reopened_by_(Clock::now() + kReopenPatience) {
   if (!listener) return;
   if (!is_local_address(options.master_addr)) {
     // Not an error: others may reach it through a service or a router.
@@ -156,6 +160,7 @@ void Cluster::finish_connecting() {
   heard_ = Clock::now();
   handshake_ = Handshake(Handshake::Side::kLauncher, options_.token);
   link_->send(handshake_.begin());
+  seal_ = {};
   if (handshake_.is_done()) send_hello();
 }
 
@@ -176,7 +181,7 @@ void Cluster::send_hello() {
 
 void Cluster::send(const Json& message) {
   if (!link_) return;
-  send_message(*link_, message);
+  send_message(*link_, message, &seal_);
   watch();
 }
 
@@ -189,7 +194,7 @@ void Cluster::handle_messages() {
   link_->receive();
   shake_hands();
   while (!finish_ && handshake_.is_done()) {
-    const auto message = next_message(*link_);
+    const auto message = next_message(*link_, SIZE_MAX, &seal_);
     if (!message) break;
     heard_ = Clock::now();
     accepted_ = true;
@@ -217,7 +222,9 @@ void Cluster::shake_hands() {
           fmt::format("node 0 at {}:{} and this launcher do not agree on the job's token: {}",
                       options_.master_addr, port_, handshake_.failure()));
     }
-    if (handshake_.is_done()) send_hello();
+    if (!handshake_.is_done()) continue;
+    seal_ = handshake_.seal();
+    send_hello();
   }
 }
 
@@ -303,9 +310,17 @@ void Cluster::handle_torchrun() {
 }
 
 void Cluster::lose_coordinator() {
+  // After the check of --preflight node 0 closes its port and opens it again.
+  if (!accepted_ && options_.preflight && Clock::now() < reopened_by_) {
+    link_.reset();
+    next_try_ = Clock::now() + kRetryPeriod;
+    return;
+  }
   if (!accepted_ && !no_start_ && find_torchrun()) return;
+  const std::string lost =
+      link_->error() == EBADMSG ? fmt::format("sent {}", kBadMessage) : "is gone";
   const std::string why =
-      accepted_ ? "is gone"
+      accepted_ ? lost
                 : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
                               link_->has_ended() ? "closed the connection" : "does not answer");
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
@@ -377,9 +392,8 @@ void Cluster::report_end() {
 }
 
 void Cluster::report_workers(const std::vector<WorkerState>& workers) {
-  Json all = Json::array();
-  for (const WorkerState& worker : workers) all.push_back(worker.json());
-  send({{"type", "workers"}, {"workers", std::move(all)}});
+  constexpr size_t kFrame = 200;  // bytes of the message around them
+  send({{"type", "workers"}, {"workers", json_of(workers, Peers::kMaxMessage - kFrame)}});
 }
 
 void Cluster::report_stall(double seconds, bool ends) {

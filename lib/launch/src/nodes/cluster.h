@@ -124,6 +124,7 @@ class Cluster {
   size_t next_address_ = 0;  ///< index of the next address of host_ to try
   bool resolve_error_said_ = false;
   Handshake handshake_;    ///< of the current connection
+  MessageSeal seal_;       ///< once the handshake is done
   bool accepted_ = false;  ///< the coordinator has answered
 
   Clock::time_point join_deadline_;
@@ -136,6 +137,7 @@ class Cluster {
   int attempt_ = 0;
   std::chrono::milliseconds alive_period_;
   std::chrono::milliseconds silence_;
+  const Clock::time_point reopened_by_;
   bool is_asked_ = false;
   bool holds_ = false;
   std::optional<Hang> hang_;

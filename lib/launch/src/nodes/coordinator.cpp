@@ -45,7 +45,8 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
 
 void Coordinator::handle() {
   store_.handle();
-  for (const std::string& notice : store_.take_notices()) note_stranger(notice);
+  for (const std::string& notice : store_.take_notices()) notices_.push_back(notice);
+  for (const std::string& refusal : store_.take_refusals()) note_stranger(refusal);
   // torchrun's agents cannot prove that they know a token.
   if (state_ == State::kJoining && !options_.c10d && options_.token.empty()) {
     torchrun_nodes_.find([this](int node) { return peers_.nodes().contains(node); });
@@ -153,6 +154,7 @@ int Coordinator::rank_for(int wanted, bool leads) const {
 
 std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) const {
   if (node.rank >= 0) return "a launcher sent two hellos";
+  if (excludes(hello.host) && present() >= options_.nnodes.min) return exclusion(hello.host);
   if (hello.job != options_.run_id) {
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);
@@ -207,12 +209,15 @@ void Coordinator::pause() {
 
 void Coordinator::lost(PeerLauncher& node) {
   const std::string name = node.name();
+  const std::string host = node.host;
   const bool takes_part = node.takes_part;
   const bool has_left = node.leaving || node.ended;
+  if (node.excluded) node.refuse(base::kExitUnavailable, exclusion(host));
   peers_.remove(node.rank);
   // It may join again.
   if (state_ == State::kJoining) return start_when_complete();
   if (state_ != State::kRunning || !takes_part) return;
+  if (!has_left) ++failures_[host];
   // Its keeper kills its workers. If they have already succeeded, nothing is lost.
   if (!has_left && options_.nodes_may_change()) change_nodes(name + " is lost");
   if (!has_left && !options_.nodes_may_change()) {
@@ -263,8 +268,7 @@ void Coordinator::inquire() {
 void Coordinator::conclude_inquiry() {
   Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
   std::ranges::sort(inquiry.workers, {}, &WorkerState::rank);
-  Json workers = Json::array();
-  for (const WorkerState& worker : inquiry.workers) workers.push_back(worker.json());
+  const Json workers = json_of(inquiry.workers);
   Json silent = Json::array();
   for (const int rank : inquiry.open) {
     if (peers_.nodes().contains(rank)) silent.push_back(peers_.nodes().at(rank)->name());
@@ -276,7 +280,11 @@ void Coordinator::conclude_inquiry() {
   }
   const bool is_ending = state_ != State::kRunning || failed_ || !node_change_.empty();
   // A launcher that does not answer is stopped or lost, which the heartbeats will show.
-  if (!inquiry.no_progress || is_ending || !inquiry.open.empty()) return;
+  if (is_ending || !inquiry.open.empty()) return;
+  if (inquiry.compares_speed) {
+    for (const std::string& line : stragglers_.add(inquiry.workers)) notices_.push_back(line);
+  }
+  if (!inquiry.no_progress) return;
   const bool is_paused = std::ranges::any_of(
       peers_.nodes(), [](const auto& one) { return one.second->takes_part && one.second->paused; });
   if (is_paused) return peers_.send_to_nodes({{"type", "hold"}});
@@ -287,6 +295,12 @@ void Coordinator::conclude_inquiry() {
 void Coordinator::handle_times() {
   const auto now = Clock::now();
   if (inquiry_ && now >= inquiry_->deadline) conclude_inquiry();
+  const bool compares = state_ == State::kRunning && options_.straggler_interval.count() > 0;
+  if (compares && now >= next_comparison_) {
+    next_comparison_ = now + options_.straggler_interval;
+    inquire();
+    inquiry_->compares_speed = true;
+  }
   if (restart_at_ && now >= *restart_at_) {
     restart_at_.reset();
     if (state_ == State::kJoining && present() >= options_.nnodes.min) start_attempt();
@@ -309,6 +323,7 @@ void Coordinator::handle_times() {
   due_ = next_alive_;
   if (restart_at_) due_ = std::min(due_, *restart_at_);
   if (inquiry_) due_ = std::min(due_, inquiry_->deadline);
+  if (compares) due_ = std::min(due_, next_comparison_);
   const auto barrier = torchrun_nodes_.barrier_deadline();
   if (state_ == State::kLeaving && barrier) due_ = std::min(due_, *barrier);
   if (state_ != State::kJoining) return;
@@ -356,6 +371,8 @@ void Coordinator::start_attempt() {
   if (inquiry_) conclude_inquiry();  // about the last attempt: only `status` gets an answer
   state_ = State::kRunning;
   policy_.attempt_started(Clock::now());
+  stragglers_ = {};
+  next_comparison_ = Clock::now() + options_.straggler_interval;
   failed_ = false;
   node_change_.clear();
   last_call_.reset();
@@ -399,6 +416,7 @@ void Coordinator::fail(int exit_code, bool may_restart, const std::string& text,
                        std::optional<uint64_t> step) {
   // Later failures follow from the first one, or from the change of nodes.
   if (failed_ || !node_change_.empty()) return;
+  if (may_restart && leaves_out(node, text)) return;
   failed_ = true;
   exit_code_ = exit_code;
   failure_text_ = text;
@@ -408,6 +426,31 @@ void Coordinator::fail(int exit_code, bool may_restart, const std::string& text,
   if (may_restart && options_.max_restarts > 0 && !refusal.empty()) notices_.push_back(refusal);
   failed_node_ = node;
   stop_attempt(text);
+}
+
+bool Coordinator::excludes(const std::string& host) const {
+  const auto found = failures_.find(host);
+  return options_.exclude_failing > 0 && found != failures_.end() &&
+         found->second >= options_.exclude_failing;
+}
+
+std::string Coordinator::exclusion(const std::string& host) const {
+  return fmt::format(
+      "{} has failed {} in this job, which goes on without it (--exclude_failing={})", host,
+      base::counted(failures_.at(host), "time"), options_.exclude_failing);
+}
+
+// Returns whether the job goes on without the node whose worker has failed.
+bool Coordinator::leaves_out(int rank, const std::string& text) {
+  const auto found = peers_.nodes().find(rank);
+  if (found == peers_.nodes().end()) return false;
+  PeerLauncher& node = *found->second;
+  ++failures_[node.host];
+  // Node 0 leads.
+  if (!excludes(node.host) || rank == 0 || present() <= options_.nnodes.min) return false;
+  node.leaving = node.excluded = true;
+  change_nodes(fmt::format("{} is left out: {}; {}", node.name(), text, exclusion(node.host)));
+  return true;
 }
 
 void Coordinator::stop_attempt(const std::string& text) {

@@ -4,6 +4,7 @@
 #include <syncbn/launch/options.h>
 
 #include <chrono>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <set>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "job/restart_policy.h"
+#include "job/stragglers.h"
 #include "job/torchrun_protocol.h"
 #include "job/worker_state.h"
 #include "nodes/master_port.h"
@@ -94,6 +96,10 @@ class Coordinator {
   /// @param step of the worker that failed, if known.
   void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode,
             std::optional<uint64_t> step = std::nullopt);
+  /// Whether launchers on that host cannot join, because it has failed too often.
+  bool excludes(const std::string& host) const;
+  std::string exclusion(const std::string& host) const;
+  bool leaves_out(int rank, const std::string& text);
   void stop_attempt(const std::string& text);
   void finish(int exit_code, const std::string& text);
   void send_finish(PeerLauncher& node);
@@ -138,8 +144,12 @@ class Coordinator {
     std::set<int> asking = {};               ///< nodes that want the answer, for `status`
     std::optional<double> no_progress = {};  ///< seconds that a worker has made none
     bool ends_culprit = false;
+    bool compares_speed = false;
   };
   std::optional<Inquiry> inquiry_;
+  std::map<std::string, int> failures_;  ///< by host: of its workers, and losses of its launcher
+  StragglerWatch stragglers_;            ///< of this attempt
+  Clock::time_point next_comparison_;    ///< of the ranks' speed
   std::vector<std::string> notices_;
   int strangers_noted_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <resolv.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
@@ -73,7 +74,11 @@ base::HeldPort hold_port(int port) {
 }
 
 std::string listen_address(const LaunchOptions& options) {
-  if (options.listen.empty()) return is_loopback(options.master_addr) ? options.master_addr : "";
+  if (options.listen.empty()) {
+    // Any other name may be a loopback address on this host only, as a host's own is on Debian.
+    if (options.master_addr == "localhost") return "127.0.0.1";
+    return is_loopback(options.master_addr) ? options.master_addr : "";
+  }
   std::string address = address_of_interface(options.listen);
   if (!address.empty()) return address;
   if (is_local_address(options.listen)) return options.listen;
@@ -110,9 +115,20 @@ std::vector<std::string> own_addresses() {
   return all;
 }
 
+void limit_name_lookups() {
+  // The C library keeps what a program has changed.
+  if (::res_init() != 0) return;
+  _res.retrans = 2;  // seconds
+  _res.retry = 2;
+}
+
 bool is_local_address(const std::string& host) {
   std::string ignored;
-  const base::AddressList addresses = base::resolve(host, 0, ignored);
+  return is_local_address(host, ignored);
+}
+
+bool is_local_address(const std::string& host, std::string& reason) {
+  const base::AddressList addresses = base::resolve(host, 0, reason);
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     // Only an address of this machine can be bound.
     const base::UniqueFd probe(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));

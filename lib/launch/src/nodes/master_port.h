@@ -21,14 +21,20 @@ base::HeldPort hold_port(int port);
 base::UniqueFd listen_on(int port, const std::string& address);
 
 /// The numeric address at which node 0 listens: that of --listen, or a loopback address in
-/// --master_addr; empty: all addresses. @throws base::UserError if --listen is neither an address
-/// nor an interface of this machine.
+/// --master_addr, also as "localhost"; empty: all addresses. @throws base::UserError if --listen is
+/// neither an address nor an interface of this machine.
 std::string listen_address(const LaunchOptions& options);
 
 /// The numeric addresses of this machine's network interfaces, loopback excepted.
 std::vector<std::string> own_addresses();
 
-/// Whether `host` is an address of this machine. False when it cannot be resolved.
+/// Shortens the time that name lookups of this process wait for a name server that does not answer
+/// to 4 s, from 10 s: launchers look up again and again, and say so after the first time.
+void limit_name_lookups();
+
+/// Whether `host` is an address of this machine. False when it cannot be resolved; then `reason`
+/// says why.
+bool is_local_address(const std::string& host, std::string& reason);
 bool is_local_address(const std::string& host);
 
 }  // namespace syncbn::launch

@@ -4,6 +4,7 @@
 #include <syncbn/base/error.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -11,9 +12,12 @@
 
 namespace syncbn::launch {
 
-// In bytes. A longer message is not from a launcher.
-static constexpr size_t kMaxMessage = 4 << 20;
 static constexpr size_t kMaxHandshakeLine = 256;
+// Before its hello a newcomer is a stranger.
+static constexpr size_t kMaxHello = size_t{64} << 10;
+// Upper bound on what all newcomers together have sent and not completed. Those that have sent less
+// than a line of the handshake stay.
+static constexpr size_t kMaxUnread = size_t{64} << 20;
 
 nlohmann::json Hello::json() const {
   return {{"type", "hello"},
@@ -50,7 +54,7 @@ std::string PeerLauncher::name() const {
 
 void PeerLauncher::refuse(int exit_code, const std::string& why) {
   refused = true;
-  send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}});
+  send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}}, &seal);
 }
 
 Peers::Peers(std::string token, std::chrono::milliseconds silence, int other)
@@ -66,12 +70,16 @@ void Peers::add_newcomer(base::Channel channel) {
 }
 
 void Peers::handle(const Sink& sink) {
+  size_t unread = 0;
   // `sink` may call register_node(), which moves a newcomer to nodes_.
   for (size_t i = 0; i < newcomers_.size();) {
     PeerLauncher* const peer = newcomers_[i].get();
     handle_one(*peer, sink);
     if (i == newcomers_.size() || newcomers_[i].get() != peer) continue;
-    if (is_gone(*peer, /*excuses_pauses=*/false)) {
+    const size_t size = peer->channel.input().size();
+    unread += size;
+    const bool is_too_much = unread > kMaxUnread && size > kMaxHandshakeLine;
+    if (is_too_much || is_gone(*peer, /*excuses_pauses=*/false)) {
       newcomers_.erase(newcomers_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;
@@ -82,11 +90,13 @@ void Peers::handle(const Sink& sink) {
 
 void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
   peer.channel.flush();
-  peer.channel.receive();
+  const bool is_newcomer = peer.rank < 0;
+  peer.channel.receive(is_newcomer ? kMaxHello : base::Channel::kMaxAtOnce);
   shake_hands(peer);
   try {
     while (peer.handshake.is_done() && !peer.refused) {
-      const auto message = next_message(peer.channel, kMaxMessage);
+      const auto message =
+          next_message(peer.channel, peer.rank < 0 ? kMaxHello : kMaxMessage, &peer.seal);
       if (!message) break;
       sink(peer, *message);
       if (peer.rank < 0) continue;  // messages do not extend the time until its hello
@@ -95,6 +105,9 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
     }
   } catch (const nlohmann::json::exception&) {
     peer.refuse(base::kExitInternal, "node 0 does not understand a message of this launcher");
+  }
+  if (peer.rank >= 0 && peer.channel.error() == EBADMSG && !std::exchange(peer.refused, true)) {
+    refusals_.push_back(fmt::format("{} sent {}; it counts as lost", peer.name(), kBadMessage));
   }
   if (peer.refused) peer.channel.consume(peer.channel.input().size());
   watch(peer);
@@ -105,6 +118,7 @@ void Peers::shake_hands(PeerLauncher& peer) {
     const auto line = peer.channel.next_line(kMaxHandshakeLine);
     if (!line) return;
     peer.channel.send(peer.handshake.take(*line));
+    if (peer.handshake.is_done()) peer.seal = peer.handshake.seal();
     if (peer.handshake.failure().empty()) continue;
     peer.refuse(base::kExitUsage, peer.handshake.failure());
     refusals_.push_back(
@@ -140,7 +154,7 @@ void Peers::register_node(PeerLauncher& newcomer) {
 }
 
 void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
-  send_message(node.channel, message);
+  send_message(node.channel, message, &node.seal);
   watch(node);
 }
 

@@ -50,6 +50,7 @@ struct PeerLauncher {
   short watched = POLLIN;  ///< the events that wake Peers
   std::string address;     ///< of the other end
   Handshake handshake;
+  MessageSeal seal;      ///< once the handshake is done
   bool refused = false;  ///< what it sends from now on is ignored
   int rank = -1;         ///< node rank; -1: it has not sent its hello
   int nproc = 0;
@@ -59,6 +60,7 @@ struct PeerLauncher {
   bool takes_part = false;                 ///< in this attempt
   bool ended = false;                      ///< its workers have ended in this attempt
   bool leaving = false;                    ///< it leaves the job; the others go on
+  bool excluded = false;                   ///< it has not chosen to leave
   bool paused = false;                     ///< stopped, as by Ctrl-Z
   Clock::time_point heard = Clock::now();  ///< its last message, or when it connected
 
@@ -75,6 +77,9 @@ class Peers {
  public:
   using Nodes = std::map<int, std::unique_ptr<PeerLauncher>>;  ///< by node rank
   using Sink = std::function<void(PeerLauncher&, const nlohmann::json&)>;
+
+  /// In bytes. A longer message is not from a launcher.
+  static constexpr size_t kMaxMessage = size_t{4} << 20;
 
   /// @param token that launchers have to know; empty: none.
   /// @param silence time without messages after which a peer counts as gone.

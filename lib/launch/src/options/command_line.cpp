@@ -92,7 +92,12 @@ const config::FieldInfo& CommandLine::field_of_letter(const std::string& word) c
     const bool fits = !field.letter.empty() && word.starts_with(field.letter);
     if (fits && (word.size() == 2 || !field.is_switch())) return field;
   }
-  throw base::UserError(fmt::format("unknown option {}; see syncbn-launch --help", word));
+  const bool is_of_mpirun = word.starts_with("-n");  // -n 4, -np 4
+  throw base::UserError(
+      fmt::format("unknown option {}; {}", word,
+                  is_of_mpirun ? "the number of workers is --nproc_per_node=N, and that of nodes "
+                                 "--nnodes=N"
+                               : "see syncbn-launch --help"));
 }
 
 const config::FieldInfo& CommandLine::field_of_name(const std::string& word) const {

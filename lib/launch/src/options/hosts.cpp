@@ -17,6 +17,7 @@
 #include "common/words.h"
 #include "options/command_line.h"
 #include "options/option_table.h"
+#include "options/option_values.h"
 
 namespace syncbn::launch {
 namespace {
@@ -281,14 +282,15 @@ HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line
                                                             : read_host_file(typed.hostfile),
                             typed.include, typed.exclude);
   head.ssh = ssh_command(typed);
-  head.ssh_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.ssh_seconds * 1000));
+  head.ssh_timeout = read_time("--ssh_timeout", typed.ssh_timeout_text,
+                               std::chrono::milliseconds(100), std::chrono::hours(24));
   head.launcher = typed.ssh_launcher;
   head.ssh_all = typed.ssh_all;
   head.exports = read_exports(typed.exports);
   std::vector<std::string> own = head_only_options();
   own.insert(own.end(), kPlaceOptions.begin(), kPlaceOptions.end());
-  own.insert(own.end(),
-             {"--master_addr", "--master_port", "--report", "--dry_run", "--token_file"});
+  own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run", "--preflight",
+                         "--token_file"});
   head.node_options = line.options(own);
   head.launcher_name = launcher_name;
   return head;

@@ -1,9 +1,12 @@
 #include "options/option_help.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/wrapped.h>
 
+#include <algorithm>
 #include <array>
 #include <string_view>
 
@@ -13,17 +16,18 @@ namespace syncbn::launch {
 namespace {
 
 constexpr const char* kSummary =
-    "Starts the workers of a distributed training run on this machine and stays with\n"
-    "them to their end.";
+    "Starts the workers of a distributed training run on this machine and stays with them to their "
+    "end.";
 
 // What holds for all options.
 constexpr const char* kNotes =
-    R"(Everything after the program's name goes to the program, with $local_rank and ${local_rank}
-replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands beside
-the link by which the launcher was called, or in PATH; another name without a slash is looked for beside
-syncbn-launch, then in PATH. Options may be written with dashes, and shortened as
-long as they stay unambiguous. Under srun or mpirun, one launcher per node, and in indexed Kubernetes jobs
-nodes, node rank and master are taken from the environment unless given.)";
+    "Everything after the program's name goes to the program, with $local_rank and ${local_rank} "
+    "replaced, and $$ by $. NAME.py runs as python3 -u, where python3 is $PYTHON_EXEC, or stands "
+    "beside the link by which the launcher was called, or in PATH; another name without a slash is "
+    "looked for beside syncbn-launch, then in PATH. Options may be written with dashes, and "
+    "shortened as long as they stay unambiguous. Under srun or mpirun, one launcher per node, and "
+    "in indexed Kubernetes jobs nodes, node rank and master are taken from the environment unless "
+    "given.";
 
 struct Example {
   const char* what;
@@ -46,6 +50,8 @@ constexpr std::array kExamples{
             "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
     Example{"What every rank of the jobs on this machine does now, on all their nodes",
             "syncbn-launch status"},
+    Example{"Which ranks did not come to which collectives, from the file that a failed job names",
+            "syncbn-launch explain FILE"},
 };
 
 // The entries of all options, with a heading before each group.
@@ -63,8 +69,8 @@ std::string by_group(const std::vector<config::FieldInfo>& options, Heading head
 
 constexpr size_t kColumn = 28;  // where the help of an option begins
 
-// "  -r,--redirects STREAMS    Streams ..." and "(default 0, environment PET_REDIRECTS)".
-std::string help_entry(const config::FieldInfo& option) {
+// "  -r,--redirects STREAMS    Streams ... (default 0, environment PET_REDIRECTS)".
+std::string help_entry(const config::FieldInfo& option, size_t columns) {
   std::string name = "  " + option.letter + (option.letter.empty() ? "--" : ",--") + option.path;
   if (!option.value_name.empty()) name += " " + option.value_name;
   const std::string indent(kColumn, ' ');
@@ -74,11 +80,8 @@ std::string help_entry(const config::FieldInfo& option) {
   if (!option.default_value.empty()) notes.push_back("default " + option.default_value);
   if (!option.environment.empty()) notes.push_back("environment " + option.environment.front());
   std::string help = option.help;
-  if (!notes.empty()) help += fmt::format("\n({})", base::join(notes, ", "));
-  for (size_t end = help.find('\n'); end != help.npos; end = help.find('\n', end + 1)) {
-    help.insert(end + 1, indent);
-  }
-  return name + help + "\n";
+  if (!notes.empty()) help += fmt::format(" ({})", base::join(notes, ", "));
+  return name + config::wrapped(help, kColumn, columns) + "\n";
 }
 
 // Escapes text for troff: dashes stay ASCII, so that they can be copied, and no line is taken for a
@@ -147,11 +150,15 @@ std::string worker_environment() {
 }  // namespace
 
 std::string help_text(const std::vector<config::FieldInfo>& options) {
+  const auto columns = static_cast<size_t>(std::clamp(base::terminal_columns(), 50, 80));
   const auto heading = [](const std::string& group) { return fmt::format("\n{}:\n", group); };
-  std::string text = fmt::format("{}\n\nUsage: {}\n{}\n{}\n\nExamples:\n", kSummary, kUsage,
-                                 by_group(options, heading, help_entry), kNotes);
+  const auto entry = [&](const config::FieldInfo& option) { return help_entry(option, columns); };
+  std::string text =
+      fmt::format("{}\n\nUsage: {}\n{}\n{}\n\nExamples:\n", config::wrapped(kSummary, 0, columns),
+                  kUsage, by_group(options, heading, entry), config::wrapped(kNotes, 0, columns));
   for (const Example& example : kExamples) {
-    text += fmt::format("  {}:\n    {}\n", example.what, example.command);
+    text += fmt::format("  {}:\n    {}\n", config::wrapped(example.what, 2, columns - 1),
+                        example.command);
   }
   return text;
 }

@@ -28,14 +28,14 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
 
   schema.group("Workers");
   torchruns("nproc_per_node", &Typed::nproc_per_node_text, "N|cpu|gpu|auto",
-            "Workers on this machine: a number, cpu (one per core),\n"
+            "Workers on this machine: a number, cpu (one per core), "
             "gpu (one per GPU), auto (gpu where there is one, else cpu)")
       .environment({"PET_NPROC_PER_NODE", "PET_N_PROC_PER_NODE"});
   torchruns("role", &Typed::role, "NAME", "What the workers find as ROLE_NAME");
   torchruns("virtual_local_rank", &Typed::virtual_local_rank, "",
             "Each worker has LOCAL_RANK=0 and sees its GPU as the only one");
   torchruns("numa_binding", &Typed::numa_binding, "",
-            "Bind each worker to the cores near its GPU (without GPUs, spread\n"
+            "Bind each worker to the cores near its GPU (without GPUs, spread "
             "evenly): of the NUMA node, of its socket, or to a share of the node's")
       .one_of({"node", "socket", "exclusive"});
   ours("bind", &Typed::bind, "", "cores: bind each worker to its own share of this machine's cores")
@@ -44,7 +44,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
 
   schema.group("Nodes");
   torchruns("nnodes", &Typed::nnodes_text, "N|MIN:MAX",
-            "Number of machines, or of launchers; with c10d a range, within which\n"
+            "Number of machines, or of launchers; with c10d a range, within which "
             "they may come and go: all workers then begin again");
   torchruns("node_rank", &Typed::node_rank, "N", "This machine's number, from 0; with --nnodes")
       .between(0, 65535)
@@ -52,38 +52,38 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   torchruns("master_addr", &Typed::master_addr, "HOST",
             "Host name or address of node 0; on one machine 127.0.0.1");
   torchruns("master_port", &Typed::master_port, "PORT",
-            "TCP port on node 0 for the workers' store; with one machine a\n"
-            "free one is chosen, else 29500 (c10d: 29400); 0 asks for a free\n"
+            "TCP port on node 0 for the workers' store; with one machine a "
+            "free one is chosen, else 29500 (c10d: 29400); 0 asks for a free "
             "one")
       .between(0, 65535);
   torchruns("standalone", &Typed::standalone, "", "One machine, apart from all other jobs on it");
   torchruns("rdzv_backend", &Typed::rdzv_backend, "",
-            "static: node 0 leads, at --master_addr; c10d: the host of\n"
+            "static: node 0 leads, at --master_addr; c10d: the host of "
             "--rdzv_endpoint leads, and nodes need no --node_rank")
       .one_of({"static", "c10d"});
   torchruns("rdzv_endpoint", &Typed::rdzv_endpoint, "ADDRESS",
-            "HOST:PORT where nodes meet; with static in place of --master_addr and\n--master_port");
+            "HOST:PORT where nodes meet; with static in place of --master_addr and --master_port");
   torchruns("rdzv_id", &Typed::run_id, "ID", "Name of the job, the same on all nodes");
   torchruns("rdzv_conf", &Typed::rdzv_conf, "K=V,...",
-            "Whole seconds: join_timeout for all nodes to arrive (600),\n"
-            "last_call_timeout for more than MIN (30), keep_alive_interval (5);\n"
-            "keep_alive_max_attempt (3) until a silent node is lost; is_host;\n"
-            "store_mib, the store's memory (64, and 1 for 4 workers); others of\n"
+            "Times: join_timeout for all nodes to arrive (600), "
+            "last_call_timeout for more than MIN (30), keep_alive_interval (5); "
+            "keep_alive_max_attempt (3) until a silent node is lost; is_host; "
+            "store_mib, the store's memory (64, and 1 for 4 workers); others of "
             "torchrun's settings are accepted");
   ours("token_file", &Typed::token_file, "FILE",
-       "A secret of at least 16 bytes, the same on all nodes: launchers\n"
-       "without it are refused. Or the variable SYNCBN_TOKEN; over ssh the\n"
+       "A secret of at least 16 bytes, the same on all nodes: launchers "
+       "without it are refused. Or the variable SYNCBN_TOKEN; over ssh the "
        "launcher makes one itself")
       .shown_default("");
   ours("listen", &Typed::listen, "ADDRESS",
-       "Address or network interface at which node 0 listens; all, unless\n"
+       "Address or network interface at which node 0 listens; all, unless "
        "--master_addr is a loopback address");
   torchruns("local_addr", &Typed::local_addr, "HOST",
             "Name of this machine in messages to the other nodes");
 
   schema.group(kSshGroup);
   ours("hosts", &Typed::hosts, "HOSTS",
-       "Start workers on these machines, from here: a:4,user@b:4;\n"
+       "Start workers on these machines, from here: a:4,user@b:4; "
        "without a number as many as --nproc_per_node says there")
       .letter("-H");
   ours("hostfile", &Typed::hostfile, "FILE",
@@ -91,7 +91,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   schema.field("include", &Typed::include, "Use only these hosts").value_name("HOSTS");
   schema.field("exclude", &Typed::exclude, "Do not use these hosts").value_name("HOSTS");
   ours("export", &Typed::exports, "NAMES",
-       "Variables that the workers on other hosts get besides those in\n"
+       "Variables that the workers on other hosts get besides those in "
        "docs/ssh.md: NAME,PREFIX_*; !NAME leaves one out");
   ours("ssh_port", &Typed::ssh_port, "PORT", "Where sshd listens").between(1, 65535);
   ours("ssh_user", &Typed::ssh_user, "NAME", "Log in as this user");
@@ -101,32 +101,42 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   ours("ssh_command", &Typed::ssh_command, "WORDS", "What to run in place of ssh");
   ours("ssh_launcher", &Typed::ssh_launcher, "PATH",
        "syncbn-launch on the other hosts; where it is here unless given");
-  ours("ssh_timeout", &Typed::ssh_seconds, "SECONDS",
-       "Time for all hosts to say that they are ready")
-      .between(0.1, 86400.0);
+  ours("ssh_timeout", &Typed::ssh_timeout_text, "TIME",
+       "Time for all hosts to say that they are ready");
   schema.field(
       "ssh_all", &Typed::ssh_all,
-      "Use ssh for this machine as well; else a host that is this machine\nis started directly");
+      "Use ssh for this machine as well; else a host that is this machine is started directly");
 
   schema.group("Failures and ending");
   torchruns("max_restarts", &Typed::max_restarts_text, "N|N/TIME",
-            "Start all workers again, up to N times, when one has failed;\n"
-            "5/1h: up to 5 times within any hour (s, min, h, d). Exit code 2, a\n"
-            "usage error, ends the run at once, as does a rank that fails three\n"
-            "times in a row in the same way at the same step");
+            "Start all workers again, up to N times, when one has failed; "
+            "5/1h: up to 5 times within any hour. Exit code 2, a usage error, "
+            "ends the run at once, as does a rank that fails three times in a "
+            "row in the same way at the same step");
+  ours("exclude_failing", &Typed::exclude_failing, "N",
+       "Go on without a node whose workers have failed N times, or which "
+       "was lost so often, while --nnodes=MIN:MAX leaves MIN; 0: never")
+      .between(0, 1000000);
   torchruns("signals_to_handle", &Typed::signals_to_handle, "NAMES",
-            "Signals that end the workers, and then the launcher; SIGUSR1\n"
+            "Signals that end the workers, and then the launcher; SIGUSR1 "
             "and SIGUSR2 always pass through to the workers");
-  ours("shutdown_timeout", &Typed::shutdown_seconds, "SECONDS",
-       "Time that workers have to end after a signal, before they are\n"
-       "killed; and time that processes they started have to end once\n"
-       "all workers have succeeded")
-      .between(0.0, 86400.0);
+  ours("shutdown_timeout", &Typed::shutdown_text, "TIME",
+       "Time that workers have to end after a signal, before they are "
+       "killed; and time that processes they started have to end once "
+       "all workers have succeeded. Seconds, or 500ms, 30s, 5m, 2h, 1d");
+  ours("hang_timeout", &Typed::hang_text, "TIME",
+       "End the rank that holds up the others when a worker that reports "
+       "its steps (train does) has made none for so long, or waits so "
+       "long in a collective; 0: never. Without it, as the program asks: "
+       "train asks for 10 minutes, or more if its steps are long");
+  ours("straggler_interval", &Typed::straggler_text, "TIME",
+       "How often to compare how long the ranks take between collectives: "
+       "one that takes 1.3 times the median's time in three intervals in a "
+       "row is named once; 0: never");
 
-  ours("hang_timeout", &Typed::hang_seconds, "SECONDS",
-       "End the rank that holds up the others when a worker that reports\n"
-       "its steps (train does) has made none for so long; 0: never")
-      .between(0.0, 604800.0);
+  ours("preflight", &Typed::preflight, "",
+       "Measure all nodes and the network between them first, name outliers, "
+       "and end with code 75 if the job would fail");
 
   schema.group("Program");
   torchruns("module", &Typed::module, "", "The program is a Python module, as in python -m")
@@ -134,26 +144,26 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   torchruns("no_python", &Typed::no_python, "", "Run NAME.py as it is, without Python before it");
   torchruns("run_path", &Typed::run_path, "", "Run the Python script NAME through runpy.run_path");
   ours("stdin", &Typed::stdin_text, "RANK|none",
-       "The worker that reads the launcher's input; the others find\nits end at once");
+       "The worker that reads the launcher's input; the others find its end at once");
   schema.field("use_env", &Typed::use_env, "Tell the local rank by LOCAL_RANK only; the default");
   schema.field(
       "no_use_env", &Typed::no_use_env,
-      "Tell the local rank also by an argument, as\npython -m torch.distributed.launch does");
+      "Tell the local rank also by an argument, as python -m torch.distributed.launch does");
   schema.field("local_rank_arg", &Typed::rank_argument, "That argument's name; =RANK is appended")
       .value_name("NAME");
   schema.field("dry_run", &Typed::dry_run, "Print what would be started, and start nothing");
 
   schema.group("Output");
   ours("prefix", &Typed::prefix_text, "on|off|TEXT",
-       "What stands before each line of several workers; TEXT may hold\n"
+       "What stands before each line of several workers; TEXT may hold "
        "${host}, ${rank}, ${local_rank}, ${role_name}, ${time}")
       .shown_default("on, \"[${host}:${rank}] \"")
       .environment({"SYNCBN_PREFIX", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"});
   torchruns("log_dir", &Typed::log_dir, "FOLDER",
-            "Where log files go; a folder is made in it for each run:\n"
+            "Where log files go; a folder is made in it for each run: "
             "ID_xxxxxx/attempt_0/LOCAL_RANK/stdout.log, stderr.log, error.json");
   torchruns("redirects", &Typed::redirects_text, "STREAMS",
-            "Streams that go to log files instead of here: 1 stdout,\n"
+            "Streams that go to log files instead of here: 1 stdout, "
             "2 stderr, 3 both, or for some local ranks: 0:3,1:2")
       .letter("-r");
   torchruns("tee", &Typed::tee_text, "STREAMS", "Streams that go to log files as well as here")
@@ -165,10 +175,10 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   torchruns("duplicate_stderr_filters", &Typed::stderr_filters_text, "TEXTS",
             "Copy lines of stderr with one of these texts to filtered_stderr.log");
   ours("report", &Typed::report, "FILE",
-       "Write how the run ended, and the first failure, to this file as\nJSON");
+       "Write how the run ended, and the first failure, to this file as JSON");
   torchruns("event_log_handler", &Typed::event_log_handler, "null|console|json|json:FILE",
-            "Write each start, end, failure and restart as a line of JSON:\n"
-            "to stderr, to events.jsonl in the log folder, or to the end of a\n"
+            "Write each start, end, failure and restart as a line of JSON: "
+            "to stderr, to events.jsonl in the log folder, or to the end of a "
             "file; every node has its own");
 
   schema.group(kAcceptedGroup);

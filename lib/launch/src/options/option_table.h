@@ -22,8 +22,9 @@ struct TypedOptions : LaunchOptions {
   std::string rdzv_conf;
   std::string token_file;
   std::string max_restarts_text = "0";
-  double shutdown_seconds = 30;
-  double hang_seconds = 0;
+  std::string shutdown_text = "30";
+  std::string hang_text;
+  std::string straggler_text = "30";
   std::string prefix_text = "on";
   std::string redirects_text = "0";
   std::string tee_text = "0";
@@ -45,7 +46,7 @@ struct TypedOptions : LaunchOptions {
   std::string ssh_options;
   std::string ssh_command = "ssh";
   std::string ssh_launcher;
-  double ssh_seconds = 20;
+  std::string ssh_timeout_text = "20";
   bool ssh_all = false;
   std::string exports;
   std::string without_effect;  ///< options that only torchrun needs

@@ -12,7 +12,9 @@
 #include <algorithm>
 #include <array>
 #include <climits>
+#include <cmath>
 #include <map>
+#include <optional>
 #include <string_view>
 
 #include "common/words.h"
@@ -20,6 +22,21 @@
 
 namespace syncbn::launch {
 namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kDay = std::chrono::hours(24);
+
+std::optional<milliseconds> parse_time(std::string_view typed) {
+  static const std::map<std::string_view, double> kUnits{
+      {"", 1e3}, {"ms", 1}, {"s", 1e3}, {"m", 60e3}, {"min", 60e3}, {"h", 3600e3}, {"d", 86400e3}};
+  constexpr double kMax = 1e15;  // milliseconds
+  const size_t unit = std::min(typed.find_first_not_of("0123456789."), typed.size());
+  const auto number = base::parse_number<double>(typed.substr(0, unit));
+  const auto factor = kUnits.find(typed.substr(unit));
+  if (!number || factor == kUnits.end() || *number * factor->second > kMax) return std::nullopt;
+  return milliseconds(std::llround(*number * factor->second));
+}
 
 std::vector<int> read_signals(const std::string& typed) {
   std::vector<int> signals;
@@ -61,6 +78,18 @@ void check_spelling_of_setting(const std::string& typed, const std::string& name
 }
 
 }  // namespace
+
+milliseconds read_time(const std::string& option, const std::string& typed, milliseconds min,
+                       milliseconds max) {
+  const auto time = parse_time(typed);
+  if (time && *time >= min && *time <= max) return *time;
+  const auto seconds = [](milliseconds one) { return std::chrono::duration<double>(one).count(); };
+  throw base::UserError(
+      fmt::format("{}={}: expected a time from {:.10g} s to {:.10g} s, in seconds or with a unit, "
+                  "as 500ms, 90s, 5m, "
+                  "2h, 1d",
+                  option, typed, seconds(min), seconds(max)));
+}
 
 int count_workers(const std::string& typed, bool virtual_local_rank) {
   if (typed == "cpu") return base::usable_cpus();
@@ -213,16 +242,20 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
                                         typed, name, min,
                                         max == INT_MAX ? "" : fmt::format(" to {}", max), value));
     };
-    constexpr int kDay = 86'400;
+    const auto time = [&](milliseconds min, milliseconds max) {
+      return read_time(fmt::format("--rdzv_conf={}: {}", typed, name), value, min, max);
+    };
+    constexpr milliseconds kMaxTime = 3650 * kDay;
+    constexpr milliseconds kSecond{1000};
     constexpr int kMaxMisses = 10'000;
     constexpr int kMaxMib = 1 << 20;
     // torchrun reads `timeout` in a static rendezvous only.
     if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
-      options.join_timeout = std::chrono::seconds(number(1));
+      options.join_timeout = time(kSecond, kMaxTime);
     } else if (name == "last_call_timeout") {
-      options.last_call = std::chrono::seconds(number(0));
+      options.last_call = time(milliseconds(0), kMaxTime);
     } else if (name == "keep_alive_interval") {
-      options.alive_period = std::chrono::seconds(number(1, kDay));
+      options.alive_period = time(kSecond, kDay);
     } else if (name == "keep_alive_max_attempt") {
       options.alive_misses = number(1, kMaxMisses);
     } else if (name == "store_mib") {
@@ -241,17 +274,13 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
 
 void read_restarts(const std::string& typed, LaunchOptions& options) {
   constexpr int kMax = 1'000'000;
-  static const std::map<std::string, int> kUnits{{"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86'400}};
   const size_t slash = std::min(typed.find('/'), typed.size());
   const auto count = base::parse_number<int>(typed.substr(0, slash));
   bool is_valid = count && *count >= 0 && *count <= kMax;
   if (slash < typed.size()) {
-    const std::string time = typed.substr(slash + 1);
-    const size_t unit = std::min(time.find_first_not_of("0123456789"), time.size());
-    const auto number = base::parse_number<int>(time.substr(0, unit));
-    const auto seconds = kUnits.find(time.substr(unit));
-    is_valid = is_valid && number && *number >= 1 && *number <= kMax && seconds != kUnits.end();
-    if (is_valid) options.restart_window = std::chrono::seconds(int64_t{*number} * seconds->second);
+    const auto window = parse_time(std::string_view(typed).substr(slash + 1));
+    is_valid = is_valid && window && *window >= std::chrono::seconds(1);
+    if (is_valid) options.restart_window = *window;
   }
   if (!is_valid) {
     throw base::UserError(fmt::format(
@@ -264,8 +293,12 @@ void read_restarts(const std::string& typed, LaunchOptions& options) {
 void read_ending(const TypedOptions& typed, LaunchOptions& options) {
   options.ending_signals = read_signals(options.signals_to_handle);
   options.shutdown_timeout =
-      std::chrono::milliseconds(static_cast<int64_t>(typed.shutdown_seconds * 1000));
-  options.hang_timeout = std::chrono::milliseconds(static_cast<int64_t>(typed.hang_seconds * 1000));
+      read_time("--shutdown_timeout", typed.shutdown_text, milliseconds(0), kDay);
+  options.straggler_interval =
+      read_time("--straggler_interval", typed.straggler_text, milliseconds(0), kDay);
+  if (!typed.hang_text.empty()) {
+    options.hang_timeout = read_time("--hang_timeout", typed.hang_text, milliseconds(0), 7 * kDay);
+  }
 }
 
 void read_master_addr(LaunchOptions& options) {

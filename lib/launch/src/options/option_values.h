@@ -2,6 +2,7 @@
 
 #include <syncbn/launch/options.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace syncbn::launch {
 // Each function reads the value of the option that it is named after.
 // @throws base::UserError that names the option and its value.
 
+/// A time: seconds, or a number with a unit, as 500ms, 30s, 5m or 5min, 2h, 1d.
+std::chrono::milliseconds read_time(const std::string& option, const std::string& typed,
+                                    std::chrono::milliseconds min, std::chrono::milliseconds max);
 /// --nproc_per_node: a number, or the number of cores or GPUs.
 int count_workers(const std::string& typed, bool virtual_local_rank);
 /// --bind and --numa_binding.

@@ -53,6 +53,12 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
                     "the static backend all nodes are known from the start",
                     options.nnodes.min, nnodes));
   }
+  if (options.exclude_failing > 0 && options.nnodes.min == nnodes) {
+    throw base::UserError(fmt::format(
+        "--exclude_failing={} needs --nnodes=MIN:MAX and --rdzv_backend=c10d: a job of {} cannot "
+        "go on with fewer",
+        options.exclude_failing, base::counted(nnodes, "node")));
+  }
   if (options.node_rank >= nnodes) {
     throw base::UserError(fmt::format(
         "--node_rank={} needs more nodes than --nnodes={}: the ranks of nodes begin at 0",
@@ -148,6 +154,8 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
   if (!line.is_typed("--master_addr")) options.master_addr.clear();
   if (!line.is_typed("--master_port")) options.master_port.reset();
   read_master_addr(options);
+  options.given = line.options();
+  options.called_as = launcher_name;
   options.token = read_token(typed.token_file);
   if (options.token.empty()) options.token = make_token();
   options.head = read_head_options(typed, line, launcher_name);

@@ -85,6 +85,9 @@ std::string render_report(const FailureReport& report) {
     line("stderr", lines == 1 ? "(its last line)" : fmt::format("(its last {} lines)", lines));
     text += indented(base::join(report.stderr_tail, "\n"));
   }
+  if (!report.flight_file.empty()) {
+    line("collectives", fmt::format("syncbn-launch explain {}", report.flight_file));
+  }
   if (!report.failed_too.empty()) line("failed too", base::join(report.failed_too, ", "));
   if (!report.ended.empty()) line("then ended", base::join(report.ended, ", "));
   return text;
@@ -106,6 +109,7 @@ nlohmann::ordered_json json_of_failure(const FailureReport& failure) {
           {"stderr_tail", failure.stderr_tail},
           {"error_message", failure.error_message},
           {"error_file", failure.error_message.empty() ? "" : failure.error_file},
+          {"flight_file", failure.flight_file},
           {"failed_too", failure.failed_too},
           {"ended", failure.ended}};
 }

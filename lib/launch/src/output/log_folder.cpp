@@ -5,14 +5,17 @@
 #include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <deque>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 namespace syncbn::launch {
 namespace {
@@ -38,6 +41,14 @@ bool writes_logs(const LaunchOptions& options) {
          !options.duplicate_stdout_filters.empty() || !options.duplicate_stderr_filters.empty();
 }
 
+// Locks a folder that this user owns; empty if it cannot.
+base::UniqueFd lock_folder(const fs::path& path, int kind) {
+  base::UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat what {};
+  const bool is_ours = fd && ::fstat(fd.get(), &what) == 0 && what.st_uid == ::geteuid();
+  return is_ours && ::flock(fd.get(), kind) == 0 ? std::move(fd) : base::UniqueFd();
+}
+
 // Empty unless the file is a regular one: a worker may have put a pipe, a folder or a link to
 // another user's file there.
 std::string read_regular(const fs::path& path, uintmax_t start, size_t max_bytes) {
@@ -60,7 +71,8 @@ LogFolder::LogFolder(const LaunchOptions& options)
       wanted_(!discards_ && writes_logs(options)),
       keep_(wanted_) {
   if (temporary_) {
-    template_ = base::env("TMPDIR").value_or("/tmp") + "/syncbn-launch-XXXXXX";
+    template_ = base::env("TMPDIR").value_or("/tmp") +
+                (wanted_ ? "/syncbn-launch-XXXXXX" : "/syncbn-launch-errors-XXXXXX");
   } else {
     make_folders(options.log_dir);
     std::string name = options.run_id.substr(0, 100);
@@ -83,6 +95,36 @@ void LogFolder::make() {
         errno);
   }
   folder_ = name;
+  lock_ = lock_folder(folder_, LOCK_SH);
+}
+
+void LogFolder::keep() {
+  const bool is_first = !std::exchange(keep_, true);
+  if (is_first && temporary_) remove_oldest_kept();
+}
+
+void LogFolder::remove_oldest_kept() const {
+  const fs::path form = template_;
+  const std::string name = form.filename();
+  const std::string prefix = name.substr(0, name.find("XXXXXX"));
+  struct Kept {
+    fs::file_time_type written;
+    fs::path path;
+  };
+  std::vector<Kept> all;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(form.parent_path(), error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string other = entry->path().filename();
+    if (other.size() != name.size() || !other.starts_with(prefix)) continue;
+    std::error_code ignored;
+    const auto written = fs::last_write_time(entry->path(), ignored);
+    if (lock_folder(entry->path(), LOCK_EX | LOCK_NB)) all.push_back({written, entry->path()});
+  }
+  std::ranges::sort(all, std::ranges::greater(), &Kept::written);
+  for (size_t i = kMaxKept - 1; i < all.size(); ++i) {
+    if (lock_folder(all[i].path, LOCK_EX | LOCK_NB)) fs::remove_all(all[i].path, error);
+  }
 }
 
 void LogFolder::remove() const {
@@ -90,16 +132,27 @@ void LogFolder::remove() const {
   if (temporary_ && !keep_) fs::remove_all(folder_, ignored);
 }
 
+void LogFolder::remove_former(const char* name) const {
+  std::error_code ignored;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder_, error);
+       !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (entry->path() != attempt_) fs::remove(entry->path() / name, ignored);
+  }
+}
+
 void LogFolder::clean_up() {
   if (keep_) return;
   remove();
+  lock_.reset();
   folder_.clear();
 }
 
 void LogFolder::begin_attempt(int number) {
   if (folder_.empty()) make();
   attempt_ = folder_ / fmt::format("attempt_{}", number);
-  for (int rank = 0; rank < nproc_per_node_; ++rank) make_folders(of_worker(rank));
+  make_folders(attempt_);
+  for (int rank = 0; wanted_ && rank < nproc_per_node_; ++rank) make_folders(of_worker(rank));
 }
 
 fs::path LogFolder::of_worker(int local_rank) const {
@@ -107,7 +160,9 @@ fs::path LogFolder::of_worker(int local_rank) const {
 }
 
 fs::path LogFolder::error_file(int local_rank) const {
-  return of_worker(local_rank) / "error.json";
+  // Making a folder for each worker takes longer than starting it.
+  return wanted_ ? of_worker(local_rank) / "error.json"
+                 : attempt_ / fmt::format("error_{}.json", local_rank);
 }
 
 fs::path LogFolder::file(const fs::path& folder, const char* name) const {

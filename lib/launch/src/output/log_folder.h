@@ -14,7 +14,7 @@ namespace syncbn::launch {
 /// error.json, where torch's @record leaves a worker's exception (TORCHELASTIC_ERROR_FILE).
 ///
 /// Without a log_dir the folder is in TMPDIR. It is removed at the end unless the options ask for
-/// logs or a report refers to an error file (keep()). With log_dir=/dev/null logs are dropped.
+/// logs or a report refers to a file in it (keep()). With log_dir=/dev/null logs are dropped.
 class LogFolder {
  public:
   /// @throws base::UserError if the path does not allow a folder, base::UnavailableError if the
@@ -51,7 +51,15 @@ class LogFolder {
 
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
-  void keep() { keep_ = true; }
+  /// Removes the files of this name of former attempts.
+  void remove_former(const char* name) const;
+
+  /// Folders that runs without logs have kept in TMPDIR. A service that starts a failing job again
+  /// and again leaves one each time.
+  static constexpr size_t kMaxKept = 32;
+  /// Keeps the folder. Of those without logs that this user's former runs have kept, the oldest are
+  /// removed.
+  void keep();
   /// Undoes keep() after a run that succeeded in the end.
   void release_errors() { keep_ = wanted_; }
   /// Removes the folder if it is temporary and not kept.
@@ -59,6 +67,7 @@ class LogFolder {
 
  private:
   void make();
+  void remove_oldest_kept() const;
 
   int nproc_per_node_;
   bool discards_;
@@ -67,6 +76,7 @@ class LogFolder {
   bool keep_;
   std::string template_;  ///< for mkdtemp
   std::filesystem::path folder_;
+  base::UniqueFd lock_;  ///< tells other launchers that the folder is in use
   std::filesystem::path attempt_;
 };
 

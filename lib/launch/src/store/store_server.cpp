@@ -31,6 +31,8 @@ constexpr uint64_t kTimerId = UINT64_MAX;
 constexpr size_t kMaxEvents = 64;
 // The server reads no further queries of a client that leaves this many bytes of answers unread.
 constexpr size_t kMaxUnsent = size_t{1} << 20;
+// Upper bound on the bytes that the server reads from a connection before it knows what that is.
+constexpr size_t kMaxGreeting = size_t{4} << 10;
 // A client whose unfinished query and unread answers are smaller stays when the memory is used up.
 constexpr size_t kFreeBuffer = size_t{64} << 10;
 
@@ -125,7 +127,7 @@ bool StoreServer::accept_connections() {
     }
     make_room();
     // Clients connect again. The launcher needs the other descriptors.
-    if (connections_.size() >= 3 * max_newcomers_) continue;
+    if (connections_.size() >= 2 * max_newcomers_) continue;
     base::detect_lost_host(fd.get());
     auto connection = std::make_unique<Connection>();
     connection->id = ++last_id_;
@@ -178,7 +180,7 @@ void StoreServer::handle_connection(uint64_t id, uint32_t events) {
   // Bytes that arrived before the connection was lost are still processed.
   const bool readable = (events & connection.watched & EPOLLIN) != 0;
   base::Channel& channel = connection.channel;
-  if (readable) channel.receive();
+  if (readable) channel.receive(connection.greeted ? base::Channel::kMaxAtOnce : kMaxGreeting);
   if (!readable && lost) {
     remove(connection);
     return;
@@ -228,7 +230,7 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
     newcomers_.erase(connection.id);
     const int client = connection.channel.fd();
     if (hooks_.admits && !hooks_.admits(client)) {
-      notices_.push_back(
+      refusals_.push_back(
           fmt::format("refused a client of the workers' store at {}: no launcher with the job's "
                       "token has joined from there",
                       base::peer_address(client)));

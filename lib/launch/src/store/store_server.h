@@ -52,6 +52,8 @@ class StoreServer {
 
   /// Lines for the user.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
+  /// Lines about clients that are kept out, of which there may be many.
+  std::vector<std::string> take_refusals() { return std::exchange(refusals_, {}); }
 
   void set(std::string_view key, std::string value);
   std::optional<std::string> get(std::string_view key) const;
@@ -99,6 +101,7 @@ class StoreServer {
   StoreAnswers answers_;
   bool said_full_ = false;  ///< in this attempt
   std::vector<std::string> notices_;
+  std::vector<std::string> refusals_;
 };
 
 }  // namespace syncbn::launch

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -10,6 +11,9 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <utility>
+
+#include "job/flight_file.h"
 
 namespace syncbn::launch {
 namespace {
@@ -106,6 +110,30 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
     }
   }
   return report;
+}
+
+std::string write_flight_file(const std::string& why, const RunContext& context,
+                              const std::vector<Worker>& workers, LogFolder& logs, Output& output) {
+  constexpr const char* kName = "flight.jsonl";
+  FlightFile file{.job = context.job_id,
+                  .attempt = context.attempt,
+                  .world_size = context.ranks.world_size,
+                  .why = why};
+  for (const Worker& worker : workers) {
+    auto record = worker.calls.read();
+    if (record && !record->calls.empty()) file.add(std::move(*record));
+  }
+  const auto path = logs.file(logs.attempt(), kName);
+  if (file.records.empty() || path == "/dev/null") return "";
+  try {
+    base::write_file_atomically(path, file.text());
+  } catch (const base::Error& error) {
+    output.say(fmt::format("syncbn-launch: warning: {}", error.what()));
+    return "";
+  }
+  if (!logs.is_wanted()) logs.remove_former(kName);
+  logs.keep();
+  return path;
 }
 
 }  // namespace syncbn::launch

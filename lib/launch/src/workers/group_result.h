@@ -13,6 +13,7 @@
 
 #include "common/processes.h"
 #include "job/restart_policy.h"
+#include "job/run_context.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
 #include "output/output.h"
@@ -53,6 +54,7 @@ struct Worker {
   base::UniqueFd agent;  ///< the launcher's end of the agent channel
   AgentReader records;
   WorkerProgress progress;
+  RankMemory calls;  ///< its flight record
 
   /// How it ended, such as "exit code 1". Only after its end.
   std::string end_in_words() const {
@@ -83,5 +85,10 @@ GroupResult start_failure(const Worker& worker, const std::string& file);
 /// report refers to an error file in it.
 FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& workers,
                         LogFolder& logs, const Output& output, const OomWatch& oom);
+
+/// Writes the workers' flight records to the log folder, of which only the latest attempt's stay
+/// if the options ask for no logs. Returns the file, or "" if there are none.
+std::string write_flight_file(const std::string& why, const RunContext& context,
+                              const std::vector<Worker>& workers, LogFolder& logs, Output& output);
 
 }  // namespace syncbn::launch

@@ -134,7 +134,7 @@ class KeeperProcess {
     ::dup2(spec.stderr_fd, STDERR_FILENO);
     // Not closed at once: the socket has to report a failed exec.
     close_descriptors(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
-    if (spec.agent_fd >= 0) ::fcntl(spec.agent_fd, F_SETFD, 0);
+    for (const int fd : spec.inherited) ::fcntl(fd, F_SETFD, 0);
     const auto argv = pointers(spec.argv);
     const auto env = pointers(spec.env);
     reset_signals();

@@ -22,7 +22,7 @@ struct WorkerSpec {
   int stdin_fd = -1;  ///< -1: /dev/null
   int stdout_fd = -1;
   int stderr_fd = -1;
-  int agent_fd = -1;                         ///< has the same number in the process
+  std::vector<int> inherited = {};           ///< have the same numbers in the process
   std::vector<unsigned long> cpu_mask = {};  ///< of cpu_mask(); empty: the launcher's own
 };
 

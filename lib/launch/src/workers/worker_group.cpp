@@ -6,6 +6,8 @@
 #include <syncbn/agent.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/flight_record.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,15 +39,6 @@ constexpr std::chrono::seconds kUsageErrorPatience{1};
 // free, the others cannot act on a signal.
 constexpr std::chrono::seconds kOutOfMemoryPatience{3};
 
-// How often the launcher looks whether the workers make progress.
-constexpr std::chrono::milliseconds kCheckPeriod{500};
-
-// A rank for which others wait is named after this time, even without --hang_timeout.
-constexpr std::chrono::seconds kNameAfter{30};
-
-// Time between two questions who holds up the others.
-constexpr std::chrono::seconds kStallReportPeriod{2};
-
 // Upper bound on the time for a debugger to print the threads of a worker.
 constexpr std::chrono::seconds kStackPatience{5};
 
@@ -64,6 +57,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunContext& context)
     : run_(run),
       context_(context),
       workers_(static_cast<size_t>(run_.options.nproc_per_node)),
+      watch_(run_.options, run_.output, run_.cluster, workers_),
       started_(Clock::now()) {}
 
 GroupResult WorkerGroup::run() {
@@ -73,8 +67,8 @@ GroupResult WorkerGroup::run() {
     handle_signals();
     handle_cluster();
     answer_status();
-    forgive_own_silence();  // before the records that have waited for this process
-    read_outputs();         // before the events: a worker's output, then its end
+    watch_.forgive_own_silence();  // before the records that have waited for this process
+    read_outputs();                // before the events: a worker's output, then its end
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
     check_progress();
@@ -117,6 +111,12 @@ void WorkerGroup::start() {
     Variables variables = worker_variables(run_.options, context_, local_rank);
     variables["TORCHELASTIC_ERROR_FILE"] = run_.logs.error_file(local_rank);
     variables["SYNCBN_AGENT_FD"] = std::to_string(agent.writer.get());
+    worker.calls = RankMemory::make();
+    std::vector<int> inherited{agent.writer.get()};
+    if (worker.calls.fd() >= 0) {
+      inherited.push_back(worker.calls.fd());
+      variables[base::FlightRecord::kDescriptor] = std::to_string(worker.calls.fd());
+    }
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
     if (::isatty(STDERR_FILENO) == 1) variables["SYNCBN_AGENT_BAR"] = "1";
 
@@ -128,13 +128,12 @@ void WorkerGroup::start() {
          .stdin_fd = worker.rank == run_.options.stdin_rank && may_read_input() ? STDIN_FILENO : -1,
          .stdout_fd = out.get(),
          .stderr_fd = err.get(),
-         .agent_fd = agent.writer.get()});
+         .inherited = std::move(inherited)});
     if (!context_.cpus.empty()) specs.back().cpu_mask = cpu_mask(context_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
   }
   keeper_ = std::make_unique<Keeper>(specs, [this] { run_.logs.remove(); });
-  if (run_.options.hang_timeout.count() > 0) next_check_ = Clock::now() + kCheckPeriod;
 }
 
 base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::UniqueFd& reader) {
@@ -156,20 +155,22 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
 void WorkerGroup::wait_for_events() {
   std::vector<pollfd> polls{{run_.signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
   for (const int fd : run_.output.waits_for()) polls.push_back({fd, POLLOUT, 0});
-  for (const Worker& worker : workers_) {
-    worker.pipes.add_to(polls, run_.output);
-    if (worker.agent) polls.push_back({worker.agent.get(), POLLIN, 0});
-  }
+  const auto outputs = static_cast<std::ptrdiff_t>(polls.size());
+  for (const Worker& worker : workers_) worker.pipes.add_to(polls, run_.output);
+  watch_.add_to(polls);
+  const auto outputs_end = static_cast<std::ptrdiff_t>(polls.size());
   polls.push_back({run_.status.fd(), POLLIN, 0});
   if (run_.cluster != nullptr) polls.push_back({run_.cluster->fd(), POLLIN, 0});
-  auto wake = Clock::time_point::max();
-  if (run_.cluster != nullptr) wake = run_.cluster->due();
-  for (const auto& time :
-       {end_at_, announce_at_, deadline_, next_check_, progress_.due(), run_.output.due()}) {
+  auto wake = watch_.due();
+  if (run_.cluster != nullptr) wake = std::min(wake, run_.cluster->due());
+  for (const auto& time : {end_at_, announce_at_, deadline_, run_.output.due()}) {
     if (time) wake = std::min(wake, *time);
   }
-  const int timeout_ms = wake == Clock::time_point::max() ? -1 : base::milliseconds_until(wake);
-  ::poll(polls.data(), polls.size(), timeout_ms);
+  ::poll(polls.data(), polls.size(), base::milliseconds_until(wake));
+  // Each worker that starts wakes this process, and all workers have three pipes.
+  outputs_are_due_ = Clock::now() >= watch_.due() ||
+                     std::any_of(polls.begin() + outputs, polls.begin() + outputs_end,
+                                 [](const pollfd& one) { return one.revents != 0; });
   // Cluster::handle() looks at every node, so it is not called for each line of a worker.
   cluster_is_due_ =
       run_.cluster != nullptr && (polls.back().revents != 0 || Clock::now() >= run_.cluster->due());
@@ -207,8 +208,8 @@ void WorkerGroup::handle_cluster() {
   if (run_.cluster == nullptr) return;
   if (cluster_is_due_) run_.cluster->handle();
   for (const std::string& notice : run_.cluster->take_notices()) say_for_job(notice);
-  if (run_.cluster->take_inquiry()) run_.cluster->report_workers(states());
-  if (run_.cluster->take_hold()) forgive_silence();
+  if (run_.cluster->take_inquiry()) run_.cluster->report_workers(watch_.states());
+  if (run_.cluster->take_hold()) watch_.forgive_silence();
   if (const auto hang = run_.cluster->take_hang()) handle_hang(*hang);
   // Even if handle() was not due: the reason may have arrived together with the start.
   if (ending_ || first_failure_ || run_.cluster->stop_reason().empty()) return;
@@ -257,6 +258,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
       break;
     case KeeperEvent::Kind::kExited:
       worker.pipes.drain(sink(index));  // its last lines belong before messages about its end
+      watch_.read(worker);              // the step at which it failed
       worker.wait_status = event.value;
       worker_ended(index);
       break;
@@ -309,14 +311,10 @@ void WorkerGroup::log_end(size_t index, const std::string& error) {
 
 void WorkerGroup::read_outputs() {
   run_.output.flush();
-  for (size_t i = 0; i < workers_.size(); ++i) {
+  for (size_t i = 0; outputs_are_due_ && i < workers_.size(); ++i) {
     workers_[i].pipes.read(run_.output, sink(i));
-    read_records(i);
   }
-  const auto due = progress_.due();
-  if (due && Clock::now() >= *due) {
-    run_.output.set_bar(progress_.draw(base::terminal_columns(), Clock::now()));
-  }
+  if (outputs_are_due_) watch_.read_all();
   run_.output.show_partial_lines();
 }
 
@@ -324,27 +322,6 @@ OutputPipes::Sink WorkerGroup::sink(size_t index) {
   return [this, index](Stream stream, std::string_view bytes) {
     run_.output.write(index, stream, bytes);
   };
-}
-
-void WorkerGroup::read_records(size_t index) {
-  Worker& worker = workers_[index];
-  ReadBuffer buffer;
-  worker.records.feed(read_some(worker.agent, buffer), [&](const syncbn_agent_record& record) {
-    worker.progress.update(record, Clock::now());
-    if (!next_check_) next_check_ = Clock::now() + kCheckPeriod;
-    if (worker.rank == 0) progress_.update(record, Clock::now());
-  });
-}
-
-std::vector<WorkerState> WorkerGroup::states() const {
-  std::vector<WorkerState> all;
-  for (const Worker& worker : workers_) {
-    WorkerState state{.rank = worker.rank, .host = base::hostname(), .pid = worker.pid};
-    if (worker.running) look_at_process(state);
-    worker.progress.describe(state, Clock::now());
-    all.push_back(std::move(state));
-  }
-  return all;
 }
 
 void WorkerGroup::answer_status() {
@@ -358,50 +335,14 @@ void WorkerGroup::answer_status() {
     return;
   }
   if (!is_asked) return;
-  nlohmann::json workers = nlohmann::json::array();
-  for (const WorkerState& worker : states()) workers.push_back(worker.json());
-  run_.status.answer(
-      status_text(context_, workers, ending_ ? "ends" : "runs", nlohmann::json::array()));
+  run_.status.answer(status_text(context_, json_of(watch_.states()), ending_ ? "ends" : "runs",
+                                 nlohmann::json::array()));
 }
 
 void WorkerGroup::check_progress() {
-  const auto now = Clock::now();
-  if (!next_check_ || now < *next_check_) return;
-  next_check_ = now + kCheckPeriod;
+  if (!watch_.is_due()) return;
   continue_keeper();
-  if (ending_ || first_failure_ || now < next_stall_report_) return;
-  const auto timeout = run_.options.hang_timeout;
-  warn_of_silence();
-  Clock::duration longest{};
-  for (const Worker& worker : workers_) {
-    if (!worker.running) continue;
-    longest = std::max(longest, worker.progress.stalled_for(now).value_or(Clock::duration{}));
-    const auto step = worker.progress.longest_step();
-    if (timeout.count() == 0 || step < timeout / 2 || std::exchange(warned_of_timeout_, true)) {
-      continue;
-    }
-    run_.output.say(
-        fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout is {}: "
-                    "raise --hang_timeout to at least twice the longest step",
-                    worker.rank, base::format_seconds(step), base::format_seconds(timeout)));
-  }
-  const bool ends = timeout.count() > 0 && longest >= timeout;
-  if (!ends && (hang_was_named_ || longest < kNameAfter)) return;
-  next_stall_report_ = now + kStallReportPeriod;
-  const double seconds = std::chrono::duration<double>(longest).count();
-  if (run_.cluster != nullptr) return run_.cluster->report_stall(seconds, ends);
-  if (const auto hang = judge_hang(states(), seconds, ends)) handle_hang(*hang);
-}
-
-// Often only rank 0 reports: the other nodes do not warn.
-void WorkerGroup::warn_of_silence() {
-  const auto timeout = run_.options.hang_timeout;
-  if (timeout.count() == 0 || Clock::now() - started_ < timeout || context_.ranks.base > 0) return;
-  const auto reports = [](const Worker& one) { return one.progress.reports(); };
-  if (std::ranges::any_of(workers_, reports) || std::exchange(warned_of_silence_, true)) return;
-  run_.output.say(
-      "syncbn-launch: warning: no worker reports its steps, so --hang_timeout sees nothing; "
-      "docs/launch.md shows how a program reports them");
+  if (const auto hang = watch_.check(/*judges=*/!ending_ && !first_failure_)) handle_hang(*hang);
 }
 
 // A stopped keeper does not report the ends of workers.
@@ -414,24 +355,10 @@ void WorkerGroup::continue_keeper() {
   ::kill(state.pid, SIGCONT);
 }
 
-// If this process did not run, because it was stopped or the machine slept, the workers perhaps did
-// not run either.
-void WorkerGroup::forgive_own_silence() {
-  const auto now = Clock::now();
-  if (!next_check_ || now - *next_check_ <= kCheckPeriod) return;
-  for (Worker& worker : workers_) worker.progress.forgive(now - *next_check_);
-  next_check_ = now;
-}
-
-void WorkerGroup::forgive_silence() {
-  for (Worker& worker : workers_) worker.progress.forgive_all(Clock::now());
-}
-
 void WorkerGroup::handle_hang(const Hang& hang) {
   if (ending_ || first_failure_) return;
   say_for_job(hang.text);
-  hang_was_named_ = true;
-  if (hang.stops_time) forgive_silence();
+  watch_.hang_was_named(hang);
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].rank == hang.rank && workers_[i].running) end_hanging(i, hang.text);
   }
@@ -551,17 +478,32 @@ void WorkerGroup::announce_wait() {
 }
 
 GroupResult WorkerGroup::result() {
+  const auto write = [this](const std::string& why) {
+    return write_flight_file(why, context_, workers_, run_.logs, run_.output);
+  };
   if (first_failure_) {
     const Worker& worker = workers_[first_failure_->worker];
     if (worker.start_error) return start_failure(worker, run_.command.file);
-    return {.exit_code = exit_code_of(*worker.wait_status),
-            .failure = report_of(*first_failure_, workers_, run_.logs, run_.output, oom_),
-            .signal = ended_by_signal_,
-            .cause = cause_of(worker)};
+    GroupResult result{
+        .exit_code = exit_code_of(*worker.wait_status),
+        .failure = report_of(*first_failure_, workers_, run_.logs, run_.output, oom_),
+        .signal = ended_by_signal_,
+        .cause = cause_of(worker)};
+    if (restart_may_help(*worker.wait_status)) {  // else it has said what was wrong
+      result.failure->flight_file =
+          write(worker.hang.empty() ? fmt::format("{} on {}", result.cause.what, base::hostname())
+                                    : worker.hang);
+    }
+    return result;
   }
+  // Without a folder that the user has asked for, nobody would look for the file.
+  const bool is_wanted = run_.logs.is_wanted();
   if (ended_by_signal_) {
+    if (is_wanted) write("ended by " + base::signal_name(*ended_by_signal_));
     return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};
   }
+  const std::string stop = run_.cluster != nullptr ? run_.cluster->stop_reason() : "";
+  if (is_wanted && !stop.empty()) write(stop);
   return {.of_job = stopped_for_};
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <syncbn/base/progress_bar.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
@@ -23,6 +22,7 @@
 #include "workers/group_result.h"
 #include "workers/keeper.h"
 #include "workers/program.h"
+#include "workers/progress_watch.h"
 
 namespace syncbn::launch {
 
@@ -65,18 +65,12 @@ class WorkerGroup {
   void handle_cluster();
   void handle_event(const KeeperEvent& event);
   void read_outputs();
-  void read_records(size_t worker);
   OutputPipes::Sink sink(size_t worker);
   void handle_deadlines();
 
-  /// What the workers of this node do.
-  std::vector<WorkerState> states() const;
   void answer_status();
   void check_progress();
-  void warn_of_silence();
   void continue_keeper();
-  void forgive_own_silence();
-  void forgive_silence();
   void handle_hang(const Hang& hang);
   void end_hanging(size_t worker, const std::string& text);
   /// Why `worker` has failed, with its step unless it was killed from outside.
@@ -108,8 +102,8 @@ class WorkerGroup {
   const Run run_;
   const RunContext& context_;
   const OomWatch oom_;
-  base::ProgressBar progress_;
   std::vector<Worker> workers_;
+  ProgressWatch watch_;
   std::unique_ptr<Keeper> keeper_;
 
   Clock::time_point started_;
@@ -117,11 +111,7 @@ class WorkerGroup {
   std::optional<int> ended_by_signal_;
   std::string stopped_for_;  ///< the failure of another node, once printed
   bool cluster_is_due_ = false;
-  std::optional<Clock::time_point> next_check_;  ///< of progress, once a worker has reported any
-  Clock::time_point next_stall_report_;
-  bool hang_was_named_ = false;
-  bool warned_of_timeout_ = false;
-  bool warned_of_silence_ = false;
+  bool outputs_are_due_ = false;
   bool ending_ = false;
   bool killed_ = false;
   Left left_ = Left::kWorkers;

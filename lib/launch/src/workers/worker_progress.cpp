@@ -8,6 +8,13 @@ namespace syncbn::launch {
 void WorkerProgress::update(const syncbn_agent_record& record, Clock::time_point now) {
   if (!std::exchange(reports_, true)) since_ = now;
   if (record.kind == SYNCBN_AGENT_CLEAR) return;
+  // Bounds what a worker may ask for.
+  constexpr uint64_t kMaxTime = uint64_t{7} * 86'400'000;  // ms
+  const std::chrono::milliseconds time(std::min(record.done, kMaxTime));
+  if (record.kind == SYNCBN_AGENT_TIMEOUT) {
+    timeout_ = time;
+    return;
+  }
   reported_ns_ = record.time_ns;
   if (record.kind == SYNCBN_AGENT_WAITING) {
     collective_ = record.done;
@@ -26,14 +33,17 @@ void WorkerProgress::update(const syncbn_agent_record& record, Clock::time_point
   if (std::exchange(collective_, 0) > 0) doing_.clear();
   if (std::exchange(in_phase_, record.kind == SYNCBN_AGENT_PHASE)) doing_.clear();
   if (record.kind != SYNCBN_AGENT_HEARTBEAT) doing_ = record.text;
-  allowance_ = std::chrono::milliseconds(
-      record.kind == SYNCBN_AGENT_PHASE ? std::min<uint64_t>(record.done, uint64_t{7} * 86'400'000)
-                                        : 0);
+  allowance_ = record.kind == SYNCBN_AGENT_PHASE ? time : std::chrono::milliseconds(0);
+}
+
+void WorkerProgress::update(const RankMemory::Counts& calls, Clock::time_point now) {
+  if (calls.started != calls_.started || calls.ended != calls_.ended) since_ = now;
+  calls_ = calls;
 }
 
 std::optional<WorkerProgress::Clock::duration> WorkerProgress::stalled_for(
     Clock::time_point now) const {
-  if (steps_ == 0) return std::nullopt;
+  if (steps_ == 0 && calls_.started == calls_.ended) return std::nullopt;
   return now - since_ - allowance_;
 }
 
@@ -43,7 +53,11 @@ void WorkerProgress::describe(WorkerState& worker, Clock::time_point now) const 
   worker.reported_ns = reported_ns_;
   worker.collective = collective_;
   worker.doing = doing_;
-  if (reports_) worker.idle_seconds = std::chrono::duration<double>(now - since_).count();
+  using Seconds = std::chrono::duration<double>;
+  if (reports_) worker.idle_seconds = Seconds(now - since_).count();
+  worker.calls = calls_.started;
+  worker.own_seconds = calls_.own_seconds;
+  worker.allowed_seconds = std::max(0.0, Seconds(allowance_ - (now - since_)).count());
 }
 
 }  // namespace syncbn::launch

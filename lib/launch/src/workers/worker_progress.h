@@ -7,23 +7,30 @@
 #include <optional>
 #include <string>
 
+#include "job/rank_record.h"
 #include "job/worker_state.h"
 
 namespace syncbn::launch {
 
-/// What a worker's records over the agent channel tell about its progress. Not thread-safe.
+/// What a worker's records over the agent channel, and its calls of lib/dist, tell about its
+/// progress. Not thread-safe.
 class WorkerProgress {
  public:
   using Clock = std::chrono::steady_clock;
 
   void update(const syncbn_agent_record& record, Clock::time_point now);
+  /// A call that begins or ends is progress.
+  void update(const RankMemory::Counts& calls, Clock::time_point now);
 
   /// Whether it has sent any record.
   bool reports() const { return reports_; }
   /// Steps since the start of the run; empty if it has sent no record.
   std::optional<uint64_t> step() const { return reports_ ? std::optional(steps_) : std::nullopt; }
-  /// How long it has made no progress, less what it has asked for; empty before its first step.
+  /// How long it has made no progress, less what it has asked for; empty before its first step,
+  /// unless it is in a call.
   std::optional<Clock::duration> stalled_for(Clock::time_point now) const;
+  /// How long it may make no progress, by its own account; 0: as long as it likes.
+  std::chrono::milliseconds timeout() const { return timeout_; }
   /// The longest time between two records of progress, less what it had asked for.
   Clock::duration longest_step() const { return longest_step_; }
   /// Takes back that much of the time without progress.
@@ -38,10 +45,12 @@ class WorkerProgress {
   uint64_t bar_ = 0;  ///< done of the last PROGRESS
   uint64_t reported_ns_ = 0;
   uint64_t collective_ = 0;
+  RankMemory::Counts calls_;
   std::string doing_;
   bool in_phase_ = false;                  ///< which `doing_` names
   std::chrono::milliseconds allowance_{};  ///< that the worker has asked for, until its next record
-  Clock::time_point since_;                ///< its last progress
+  std::chrono::milliseconds timeout_{};
+  Clock::time_point since_;  ///< its last progress
   Clock::duration longest_step_{};
 };
 

@@ -26,7 +26,9 @@ using Json = nlohmann::ordered_json;
 Json json_of(const ExportInfo& info) {
   std::vector<std::string> classes;
   for (const std::string& name : info.classes) classes.push_back(base::printable(name));
-  return {{"classes", classes}, {"mean", info.mean}, {"std", info.std}, {"size", info.size}};
+  Json json = {{"classes", classes}, {"mean", info.mean}, {"std", info.std}, {"size", info.size}};
+  if (!info.transforms.empty()) json["transforms"] = Json::parse(info.transforms);
+  return json;
 }
 
 /// The members, each as JSON.
@@ -62,6 +64,7 @@ void write_torch(const Model& model, const ExportInfo& info, const Sink& sink) {
   put(dict, "mean", list_of(info.mean));
   put(dict, "std", list_of(info.std));
   put(dict, "size", list_of(info.size));
+  if (!info.transforms.empty()) put(dict, "transforms", info.transforms);
   write_torch_archive(dict, sink);
 }
 

@@ -26,7 +26,13 @@ using Items = std::vector<const Value*>;
 
 constexpr size_t kMaxValues = 1'000'000;
 constexpr size_t kMaxContent = 16'000'000;
+// What small files may have. The weights of a tensor take about 20 values, and more bytes than
+// that.
+constexpr size_t kFreeValues = 64'000;
+constexpr size_t kFreeContent = 500'000;
+constexpr size_t kBytesOfValue = 16;
 constexpr size_t kMaxDims = 64;
+constexpr size_t kMaxMarks = 1000;  // containers that are open at the same time
 
 /// The opcodes of Python's pickletools that torch.save's protocol 2 and protocols up to 5 use.
 enum Opcode : unsigned char {
@@ -174,15 +180,19 @@ at::ScalarType storage_type(const std::string& name) {
   return found->second;
 }
 
+Values::Values(size_t file_bytes)
+    : max_values_(std::min(kMaxValues, kFreeValues + file_bytes / kBytesOfValue)),
+      max_content_(std::min(kMaxContent, kFreeContent + file_bytes)) {}
+
 Value& Values::add(Value value) {
-  if (all_.size() >= kMaxValues) fail(fmt::format("has more than {} values", kMaxValues));
+  if (all_.size() >= max_values_) fail(fmt::format("has more than {} values", max_values_));
   charge(value.items.size() + value.text.size());
   return all_.emplace_back(std::move(value));
 }
 
 void Values::charge(size_t content) {
   content_ += content;
-  if (content_ > kMaxContent) fail("would take too much memory");
+  if (content_ > max_content_) fail("would take too much memory");
 }
 
 Unpickler::Unpickler(std::string_view bytes, Values& values, LoadStorage load_storage)
@@ -260,7 +270,7 @@ void Unpickler::extend(Kind kind, const Items& items) {
 }
 
 void Unpickler::put(uint64_t place) {
-  constexpr size_t kEntry = 8;  // of memo_, in items
+  constexpr size_t kEntry = 24;  // of memo_: a node of the table, as content
   Value* const top = pop();
   values_.charge(kEntry);
   memo_[place] = top;
@@ -344,7 +354,7 @@ bool Unpickler::step(unsigned char code) {
     case kStop:
       return false;
     case kMark:
-      values_.charge(1);
+      if (marks_.size() >= kMaxMarks) fail("is nested too deeply");
       marks_.push_back(stack_.size());
       break;
     case kPop:

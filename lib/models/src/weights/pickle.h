@@ -45,18 +45,23 @@ struct Value {
   const Value* find(std::string_view key) const;
 };
 
-/// Owns values.
+/// Owns values. Their number grows with the file, so that a small one cannot take much memory.
 class Values {
  public:
-  /// @throws base::UserError beyond a million, and as charge().
+  /// @param file_bytes of the file that they are read from
+  explicit Values(size_t file_bytes);
+
+  /// @throws base::UserError beyond 64,000 and one in 16 bytes of the file, and as charge().
   Value& add(Value value);
 
   /// Counts what values hold besides themselves: items, bytes of text. A file of a few bytes can
   /// ask for copies of copies.
-  /// @throws base::UserError beyond 16 million.
+  /// @throws base::UserError beyond 500,000 and one for each byte of the file.
   void charge(size_t content);
 
  private:
+  size_t max_values_;
+  size_t max_content_;
   size_t content_ = 0;
   std::deque<Value> all_;
 };

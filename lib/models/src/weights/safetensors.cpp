@@ -20,8 +20,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr uint64_t kMaxHeader = uint64_t{16} << 20;  // bytes; a large model's is below 1 MiB
+constexpr uint64_t kMaxHeader = uint64_t{4} << 20;  // bytes; a large model's is below 1 MiB
 constexpr size_t kMaxSizes = 64;
+constexpr size_t kMaxEntryValues = 100;  // of JSON: type, sizes and offsets
+constexpr int kMaxDepth = 3;             // of JSON: header, entry, sizes
 constexpr size_t kAlignment = 8;
 constexpr const char* kMetadata = "__metadata__";
 
@@ -104,6 +106,34 @@ void arrange(std::vector<Entry>& entries, uint64_t size) {
   }
 }
 
+/// Parses entry by entry: JSON values take many times the memory of their text.
+std::vector<Entry> parse_header(std::string_view text) {
+  std::vector<Entry> entries;
+  std::string name;
+  size_t values = 0;
+  const auto visit = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    using Event = Json::parse_event_t;
+    if (depth > kMaxDepth) refuse("its header is nested deeper than the format has it");
+    if (event == Event::key) {
+      if (depth > 1) return true;
+      name = parsed.get<std::string>();
+      values = 0;
+      return true;
+    }
+    if (depth == 0 || name == kMetadata) return depth == 0;
+    if (++values > kMaxEntryValues) {
+      refuse(fmt::format("the entry of its tensor '{}' is too long", base::printable(name)));
+    }
+    const bool is_whole = event != Event::object_start && event != Event::array_start;
+    if (depth > 1 || !is_whole) return true;
+    entries.push_back(parse_entry(name, parsed));
+    return false;
+  };
+  const Json header = Json::parse(text, visit, /*allow_exceptions=*/false);
+  if (!header.is_object()) refuse("its header is not JSON");
+  return entries;
+}
+
 }  // namespace
 
 StateDict read_safetensors(const MappedFile& file) {
@@ -114,14 +144,8 @@ StateDict read_safetensors(const MappedFile& file) {
     refuse(fmt::format("its header has {} bytes; at most {} are read", size, kMaxHeader));
   }
   if (size > bytes.size() - sizeof(uint64_t)) refuse("it is truncated");
-  const Json header = Json::parse(bytes.substr(sizeof(uint64_t), size), nullptr,
-                                  /*allow_exceptions=*/false);
-  if (!header.is_object()) refuse("its header is not JSON");
+  std::vector<Entry> entries = parse_header(bytes.substr(sizeof(uint64_t), size));
   const std::string_view data = bytes.substr(sizeof(uint64_t) + size);
-  std::vector<Entry> entries;
-  for (const auto& [name, json] : header.items()) {
-    if (name != kMetadata) entries.push_back(parse_entry(name, json));
-  }
   arrange(entries, data.size());
   StateDict all;
   for (const Entry& entry : entries) {
@@ -132,6 +156,9 @@ StateDict read_safetensors(const MappedFile& file) {
       strides[i - 1] = strides[i] * std::max<int64_t>(entry.shape[i], 1);
     }
     tensor.set_(file.storage(part, c10::elementSize(entry.dtype)), 0, entry.shape, strides);
+    if (all.contains(entry.name)) {
+      refuse(fmt::format("it has two tensors '{}'", base::printable(entry.name)));
+    }
     all.insert(entry.name, tensor);
   }
   return all;

@@ -115,7 +115,7 @@ const Value& read_legacy(const MappedFile& file, Values& values) {
   const std::string_view saved = rest;
   // Where the storages are is known only after what they are part of. The first pass finds their
   // sizes.
-  Values discarded;
+  Values discarded(file.bytes().size());
   {
     Unpickler first(rest, discarded, [&](const Value& value) {
       const StorageId id = parse_id(value);

@@ -81,7 +81,7 @@ c10::IValue read_torch_values(const std::filesystem::path& path) {
     if (!detail::is_torch_file(file->bytes())) {
       throw base::UserError("it is not a file of torch.save");
     }
-    detail::Values values;
+    detail::Values values(file->bytes().size());
     return Converter().convert(detail::read_torch_file(*file, values));
   } catch (const base::UserError& error) {
     throw base::UserError(fmt::format("cannot read {}: {}", path.string(), error.what()));

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/models/model.h>
@@ -150,15 +151,10 @@ void check_wildcards(const std::vector<std::string>& wildcards, const StateDict&
   }
 }
 
-/// "  missing: a, b, c and 4 more\n".
+/// "\n  missing: a, b, c, and 4 more".
 std::string line(const char* what, const std::vector<std::string>& names) {
   constexpr size_t kShown = 10;
-  if (names.empty()) return "";
-  const std::vector<std::string> shown(
-      names.begin(), names.begin() + static_cast<ptrdiff_t>(std::min(names.size(), kShown)));
-  return fmt::format(
-      "\n  {}: {}{}", what, fmt::join(shown, ", "),
-      names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : "");
+  return names.empty() ? "" : fmt::format("\n  {}: {}", what, base::join_some(names, ", ", kShown));
 }
 
 }  // namespace
@@ -167,7 +163,7 @@ std::string weights_file(const std::string& path) {
   std::error_code ignored;
   if (!fs::is_directory(path, ignored)) return path;
   for (const char* name : {"best.pt", "last.pt"}) {
-    if (fs::exists(fs::path(path) / name, ignored)) return (fs::path(path) / name).string();
+    if (base::exists(fs::path(path) / name)) return (fs::path(path) / name).string();
   }
   throw base::UserError(fmt::format(
       "weights {}: this folder has no best.pt and no last.pt: it is not a run of train", path));
@@ -190,7 +186,7 @@ StateDict read_state_dict(const std::string& path, const std::string& key) {
       }
       return without_prefixes(detail::read_safetensors(*file));
     }
-    detail::Values values;
+    detail::Values values(file->bytes().size());
     return without_prefixes(tensors_of(choose(detail::read_torch_file(*file, values), key)));
   } catch (const base::UserError& error) {
     throw base::UserError(fmt::format("weights {}: {}", name.string(), error.what()));

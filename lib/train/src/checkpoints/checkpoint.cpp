@@ -48,35 +48,29 @@ Dict to_dict(const data::SamplerState& state) {
   return dict;
 }
 
-c10::IValue to_list(const std::vector<at::Tensor>& tensors) {
+at::Tensor to_item(const at::Tensor& tensor) {
+  return on_host(tensor);
+}
+
+Dict to_item(const Checkpoint::Best& best) {
+  Dict dict = make_dict();
+  put(dict, "value", best.value);
+  put(dict, "epoch", best.epoch);
+  put(dict, "step", best.step);
+  put(dict, "file", best.file);
+  return dict;
+}
+
+template <class T>
+const T& to_item(const T& item) {
+  return item;
+}
+
+template <class T>
+c10::IValue to_list(const std::vector<T>& items) {
   // Generic, since Python's weights_only refuses typed lists.
   c10::impl::GenericList list(c10::AnyType::get());
-  for (const at::Tensor& tensor : tensors) list.push_back(on_host(tensor));
-  return list;
-}
-
-c10::IValue to_list(const std::vector<int64_t>& numbers) {
-  c10::impl::GenericList list(c10::AnyType::get());
-  for (const int64_t number : numbers) list.push_back(number);
-  return list;
-}
-
-c10::IValue to_list(const std::vector<std::string>& texts) {
-  c10::impl::GenericList list(c10::AnyType::get());
-  for (const std::string& text : texts) list.push_back(text);
-  return list;
-}
-
-c10::IValue to_list(const std::vector<Checkpoint::Best>& all) {
-  c10::impl::GenericList list(c10::AnyType::get());
-  for (const Checkpoint::Best& best : all) {
-    Dict dict = make_dict();
-    put(dict, "value", best.value);
-    put(dict, "epoch", best.epoch);
-    put(dict, "step", best.step);
-    put(dict, "file", best.file);
-    list.push_back(dict);
-  }
+  for (const T& item : items) list.push_back(to_item(item));
   return list;
 }
 
@@ -91,6 +85,14 @@ class Reader {
   double number(const std::string& key) const { return get(key).toDouble(); }
   std::string text(const std::string& key) const { return get(key).toStringRef(); }
   Reader section(const std::string& key) const { return Reader(get(key)); }
+  /// Empty if the key is missing.
+  template <class T>
+  std::vector<T> list(const std::string& key) const {
+    std::vector<T> all;
+    if (!has(key)) return all;
+    for (const c10::IValue& item : get(key).toListRef()) all.push_back(item.to<T>());
+    return all;
+  }
 
   std::map<std::string, at::Tensor> tensors() const {
     std::map<std::string, at::Tensor> all;
@@ -160,19 +162,10 @@ Checkpoint read_checkpoint(const Reader& reader) {
   checkpoint.epoch_loss = reader.number("epoch_loss");
   checkpoint.epoch_samples = reader.integer("epoch_samples");
   checkpoint.world_size = reader.integer("world_size");
-  for (const c10::IValue& state : reader.get("rng_states").toListRef()) {
-    checkpoint.rng_states.push_back(state.toTensor());
-  }
-  if (reader.has("rank_buffers")) {
-    for (const c10::IValue& buffers : reader.get("rank_buffers").toListRef()) {
-      checkpoint.rank_buffers.push_back(buffers.toTensor());
-    }
-  }
-  if (reader.has("epoch_counts")) {
-    for (const c10::IValue& count : reader.get("epoch_counts").toListRef()) {
-      checkpoint.epoch_counts.push_back(count.toInt());
-    }
-  }
+  reader.get("rng_states");  // without it a run would go on with other random numbers
+  checkpoint.rng_states = reader.list<at::Tensor>("rng_states");
+  checkpoint.rank_buffers = reader.list<at::Tensor>("rank_buffers");
+  checkpoint.epoch_counts = reader.list<int64_t>("epoch_counts");
   checkpoint.best = read_best(reader);
   if (reader.has("best_metric")) checkpoint.best_metric = reader.text("best_metric");
   if (reader.has("improved_to")) checkpoint.improved_to = reader.number("improved_to");
@@ -182,16 +175,8 @@ Checkpoint read_checkpoint(const Reader& reader) {
   checkpoint.seconds = reader.number("seconds");
   if (reader.has("epoch_line")) checkpoint.epoch_line = reader.text("epoch_line");
   checkpoint.config = reader.text("config");
-  if (reader.has("classes")) {
-    for (const c10::IValue& name : reader.get("classes").toListRef()) {
-      checkpoint.classes.push_back(name.toStringRef());
-    }
-  }
-  if (reader.has("category_ids")) {
-    for (const c10::IValue& id : reader.get("category_ids").toListRef()) {
-      checkpoint.category_ids.push_back(id.toInt());
-    }
-  }
+  checkpoint.classes = reader.list<std::string>("classes");
+  checkpoint.category_ids = reader.list<int64_t>("category_ids");
   return checkpoint;
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoints/checkpoint_writer.h"
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/dist/process_group.h>
 
 #include <filesystem>
@@ -41,7 +42,7 @@ void CheckpointWriter::write(Checkpoint checkpoint, const BestChange& change, bo
   const fs::path& folder = folder_.path();
   if (change.write) {
     std::error_code ignored;
-    if (change.aside && !fs::exists(folder / *change.aside, ignored)) {
+    if (change.aside && !base::exists(folder / *change.aside)) {
       fs::rename(folder / RunFolder::kBest, folder / *change.aside, ignored);
     }
     auto rank_buffers = std::exchange(checkpoint.rank_buffers, {});

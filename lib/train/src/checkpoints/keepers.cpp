@@ -44,8 +44,7 @@ void Keepers::copy_missing(const fs::path& folder, const std::vector<std::string
   std::istringstream names(dist::broadcast_bytes(base::join(files, "\n"), source));
   for (std::string name; std::getline(names, name);) {
     const fs::path file = folder / name;
-    std::error_code ignored;
-    const bool lacks = is_one_ && !fs::exists(file, ignored);
+    const bool lacks = is_one_ && !base::exists(file);
     const auto all = dist::all_gather_bytes(lacks ? "lacks" : "");
     if (std::ranges::count(all, "lacks") == 0) continue;
     std::string bytes;
@@ -64,8 +63,7 @@ void Keepers::leave_if_shared(const fs::path& folder) {
   each([&] { base::write_file_atomically(token(dist::rank()), ""); });
   bool stays = is_one_;
   for (int rank = 0; rank < dist::rank(); ++rank) {
-    std::error_code ignored;
-    stays = stays && !fs::exists(token(rank), ignored);
+    stays = stays && !base::exists(token(rank));
   }
   dist::barrier();
   std::error_code ignored;

@@ -13,12 +13,12 @@
 #include <limits>
 #include <optional>
 #include <random>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "checkpoints/python_run.h"
 #include "checkpoints/sealed_archive.h"
+#include "common/config_keys.h"
 #include "common/rank_0.h"
 #include "records/run_folder.h"
 
@@ -26,40 +26,6 @@ namespace syncbn::train {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::string_view kKeysThatMayChange[] = {"run_dir",
-                                                   "resume",
-                                                   "overwrite",
-                                                   "epochs",
-                                                   "start_epoch",
-                                                   "init",
-                                                   "init_key",
-                                                   "init_into",
-                                                   "init_skip",
-                                                   "threads",
-                                                   "timeout",
-                                                   "connect_timeout",
-                                                   "nccl.high_priority",
-                                                   "nccl.min_ctas",
-                                                   "nccl.max_ctas",
-                                                   "nccl.blocking",
-                                                   "device",
-                                                   "backend",
-                                                   "log_interval",
-                                                   "report",
-                                                   "tensorboard.histograms",
-                                                   "loader.num_workers",
-                                                   "loader.prefetch",
-                                                   "loader.pin_memory",
-                                                   "loader.timeout",
-                                                   "max_steps",
-                                                   "max_time",
-                                                   "early_stop.patience",
-                                                   "early_stop.min_delta",
-                                                   "checkpoint.every",
-                                                   "checkpoint.on",
-                                                   "checkpoint.keep_last",
-                                                   "checkpoint.keep_best.count"};
 
 /// The folder of the previous attempt, if the launcher has restarted the workers.
 std::optional<fs::path> previous_folder(const Config& config, const std::string& name) {
@@ -137,11 +103,14 @@ OwnState own_state(const Config& config, const std::string& name) {
   if (!found_any && config.resume != "auto" && !config.resume.empty()) {
     own.folder = wanted;
     if (!is_rank_0()) return own;  // the file needs to be on rank 0's node only
-    own.checkpoint = read_whole(config.resume);
+    const fs::path file = RunFolder::is_run(config.resume)
+                              ? fs::path(config.resume) / RunFolder::kLast
+                              : fs::path(config.resume);
+    own.checkpoint = read_whole(file);
     // A run of Python's goes on in a new folder.
     folder = is_of_python(own.checkpoint.bytes)
                  ? std::nullopt
-                 : RunFolder::of_checkpoint(config.resume, config.run_dir, name);
+                 : RunFolder::of_checkpoint(file, config.run_dir, name);
   }
   own.continues_folder = folder && (!own.checkpoint.bytes.empty() || config.resume == "auto");
   own.folder = previous || own.continues_folder
@@ -200,10 +169,7 @@ std::vector<std::string> changed_settings(const config::Value& checkpoint,
           "state; set it back, or start a new run without --resume",
           change.before, change.after));
     }
-    if (std::ranges::find(kKeysThatMayChange, change.path) != std::end(kKeysThatMayChange)) {
-      continue;
-    }
-    changed.push_back(change.str());
+    if (!may_change(change.path)) changed.push_back(change.str());
   }
   return changed;
 }

@@ -37,9 +37,8 @@ fs::path checkpoint_file(const std::string& command, const Config& config,
                          const std::string& name) {
   if (!config.resume.empty() && config.resume != "auto") return models::weights_file(config.resume);
   const fs::path folder = RunFolder::newest(config.run_dir, name);
-  std::error_code ignored;
   for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
-    if (fs::exists(folder / file, ignored)) return folder / file;
+    if (base::exists(folder / file)) return folder / file;
   }
   throw base::UserError(fmt::format(
       "{}: {} has no checkpoint; name a file with --resume, or a run's folder with --run_dir",

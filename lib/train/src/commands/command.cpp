@@ -5,8 +5,10 @@
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/heap.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/base/threads.h>
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/json_schema.h>
@@ -29,16 +31,14 @@
 #include <optional>
 #include <thread>
 
-#include "commands/dry_run.h"
-#include "commands/eval.h"
-#include "commands/export.h"
+#include "commands/commands.h"
 #include "commands/launching.h"
-#include "commands/predict.h"
+#include "commands/program_options.h"
 #include "commands/resolved_config.h"
-#include "commands/sweep.h"
-#include "commands/watch.h"
 #include "common/agreement.h"
 #include "common/out_of_memory.h"
+#include "common/plugins.h"
+#include "common/rank_0.h"
 #include "common/revision.h"
 #include "common/visible_gpu.h"
 #include "step/compute_threads.h"
@@ -47,53 +47,8 @@
 namespace syncbn::train {
 namespace {
 
-constexpr const char* kUsage =
-    "usage: train [--nproc_per_node N] --config FILE [--KEY VALUE]...\n"
-    "       train eval [--split test] [--tables FOLDER] --config runs/NAME/config.yaml\n"
-    "       train predict FOLDER --config runs/NAME/config.yaml [--output FOLDER]\n"
-    "       train export [--format onnx] --config runs/NAME/config.yaml [--KEY VALUE]...\n"
-    "       train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...\n"
-    "       train report runs/NAME...\n"
-    "       train compare runs/NAME... [--html FILE]\n"
-    "       train watch runs/NAME\n"
-    "       syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...\n\n"
-    "Trains the network that a configuration describes. Every key of the configuration can be\n"
-    "set on the command line as well: --epochs 3 --optimizer.lr=0.05 --optimizer.type adamw";
-
-// How long ranks that exit quietly wait first. When one rank exits, the launcher ends the others:
-// the rank that reports the error needs time to do so.
-constexpr auto kQuietExitDelay = std::chrono::seconds(10);
-
 // The launcher takes up to a second to end the others.
 constexpr auto kPeerErrorDelay = std::chrono::seconds(2);
-
-const std::vector<config::ProgramOption> kOptions = {
-    {"config", "FILE", "the configuration, in YAML; of several, each is written over the former"},
-    {"print_config", "", "print all keys, where each value was written, and exit"},
-    {"print_reference", "", "print all keys as a Markdown document and exit"},
-    {"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"},
-    {"nproc_per_node", "N",
-     "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes "
-     "also its --nnodes, --node_rank, --master_addr and --master_port"},
-    {"color", "WHEN",
-     "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
-     "never"},
-    {"dry_run", "", "take a few steps, tell what the run would cost, and exit"},
-    {"split", "SPLIT", "of eval: the samples to evaluate a checkpoint on: train, val or test"},
-    {"tables", "FOLDER",
-     "of eval: the folder to write tables of the results to, such as confusion.csv"},
-    {"format", "FORMAT",
-     "of export: torch, safetensors, torchscript (the default) or onnx; torchvision-run or "
-     "imagenet-run, a checkpoint for the --resume of PyTorch's scripts"},
-    {"output", "PATH",
-     "of export: the file to write (NAME.pth, .safetensors, .pt or .onnx if not given); of "
-     "predict: the folder (predictions)"},
-    {"ema", "", "of export and predict: the moving average of the weights"},
-    {"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"},
-    {"version", "", "print the version and exit"},
-    // torch.distributed.launch passes it. LOCAL_RANK has the same value.
-    {"local_rank", "N", ""},
-};
 
 struct RankEnv {
   int rank = 0;
@@ -157,11 +112,13 @@ struct SingleCommand {
 };
 
 constexpr SingleCommand kSingleCommands[] = {
+    {"check", check},
     {"compare", compare_command},
-    {"export", [](const auto& args) { return export_checkpoint(args, kOptions); }},
+    {"export", export_checkpoint},
+    {"profile", profile_command},
     {"report", report_command},
-    {"sweep", [](const auto& args) { return sweep(translate_imagenet_options(args), kOptions); }},
-    {"watch", [](const auto& args) { return watch(args, kOptions); }},
+    {"sweep", [](const auto& args) { return sweep(translate_imagenet_options(args)); }},
+    {"watch", watch},
 };
 
 const SingleCommand* find_single(const std::string& name) {
@@ -179,24 +136,31 @@ data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
   return data::Split::kTest;
 }
 
-void choose_colours(const config::CommandLine& line, config::Faults& faults) {
-  const std::string when = line.value("color").value_or("auto");
-  if (when == "always" || when == "never") {
-    base::set_log_colours(when == "always");
-  } else if (when != "auto") {
-    faults.add({}, fmt::format("--color: expected auto, always or never, got '{}'", when));
+/// Removes `eval` or `predict` from the front of the command line; kTraining without such a word.
+std::string take_command(std::vector<std::string>& args) {
+  const std::string first = args.empty() ? "" : args.front();
+  if (first == kEval || first == kPredict) {
+    args.erase(args.begin());
+    return first;
   }
+  const bool is_word = !first.starts_with('-') && first.find('=') == first.npos;
+  const std::string advice = is_word ? did_you_mean_command(first) : "";
+  if (!advice.empty()) {
+    throw base::UserError(
+        fmt::format("train has no command '{}'{}", base::printable(first), advice));
+  }
+  return kTraining;
 }
 
-/// Removes `predict FOLDER` from the front of the command line.
-std::string take_folder(std::vector<std::string>& args) {
-  if (args.size() < 2 || args[1].empty() || args[1].starts_with('-')) {
+/// Removes what `predict` is asked about from the front of its arguments.
+std::string take_images(std::vector<std::string>& args) {
+  if (args.empty() || args[0].empty() || args[0].starts_with('-')) {
     throw base::UserError(
-        "predict: name the folder of the images first: train predict FOLDER --config FILE");
+        "predict: name an image, or a folder of images, first: train predict IMAGES runs/NAME");
   }
-  const std::string folder = args[1];
-  args.erase(args.begin(), args.begin() + 2);
-  return folder;
+  const std::string images = args[0];
+  args.erase(args.begin());
+  return images;
 }
 
 /// Whether all ranks of this node can have their threads at the same time.
@@ -209,15 +173,16 @@ void check_threads_of_all(const LoaderConfig& loader) {
   base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
 }
 
-/// @param topic "": the whole
-std::string help_of(const std::string& topic) {
-  const bool is_whole =
-      topic.empty() || topic == kEval || topic == kPredict || find_single(topic) != nullptr;
-  return is_whole ? config::help_text(kUsage, kOptions, config_fields())
-                  : config::help_text(topic, config_fields());
+/// Registers what this program and its plug-ins add to networks, data sets, and so on.
+void register_own(const std::vector<std::string>& given, const RegisterAll& register_all) {
+  if (register_all) register_from("", register_all);
+  // Their keys are not known before they are loaded: the command line is read again afterwards.
+  config::Faults ignored;
+  load_plugins(parse_arguments(kTraining, given, ignored));
 }
 
-int run(const std::vector<std::string>& given, const RankEnv& env) {
+int run(const std::vector<std::string>& given, const RankEnv& env,
+        const RegisterAll& register_all) {
   ResolvedConfig resolved;
   Inputs inputs;
   bool evaluates = false;
@@ -225,17 +190,18 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
   config::CommandLine line;
   bool is_dry = false;
   try {
+    register_own(given, register_all);
     config::Faults faults;
     auto args = translate_imagenet_options(given);
-    evaluates = !args.empty() && args.front() == kEval;
-    if (evaluates) args.erase(args.begin());
-    if (!args.empty() && args.front() == kPredict) images = take_folder(args);
+    const std::string command = take_command(args);
+    evaluates = command == kEval;
+    if (command == kPredict) images = take_images(args);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
     };
-    line = config::parse_command_line(args, kOptions, config_fields(), faults);
-    choose_colours(line, faults);
+    line = parse_arguments(command, args, faults);
+    if (const auto colours = colours_of(line, faults)) base::set_log_colours(*colours);
     if (line.has("nproc_per_node")) {
       faults.add({},
                  "--nproc_per_node: this process is a rank already (RANK is set); give the "
@@ -245,21 +211,12 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
       return print(fmt::format("train {}{}{}, libtorch {}\n", SYNCBN_VERSION, *kRevision ? " " : "",
                                kRevision, TORCH_VERSION));
     }
+    if (line.has("list")) return print(list_of(*line.value("list")));
     if (line.has("print_reference")) return print(config_reference());
+    if (line.has("print_help_texts")) return print(help_texts());
     if (line.has("print_schema")) return print(config_json_schema());
     is_dry = line.has("dry_run");
     const data::Split split = split_of(line, faults);
-    for (const char* option : {"split", "tables"}) {
-      if (line.has(option) && !evaluates) {
-        faults.add({}, fmt::format("--{}: only for train eval", option));
-      }
-    }
-    if (line.has("format")) faults.add({}, "--format: only for train export");
-    for (const char* option : {"output", "ema"}) {
-      if (line.has(option) && images.empty()) {
-        faults.add({}, fmt::format("--{}: only for train export and predict", option));
-      }
-    }
     resolved = resolve_config(line, faults);
     if (line.has("print_config")) {
       const auto all = config::Schema<Config>::get().write(resolved.config);
@@ -286,6 +243,9 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
     if (const auto gpu = config.gpu()) see_only_gpu(*gpu);
     // cuBLAS reads it at its first use, and is not deterministic without.
     if (config.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
+    // The profiler of libtorch with CUDA calls it an error that there is no GPU.
+    if (base::count_gpus_at_hand().value_or(0) == 0)
+      ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
     dist::init_process_group({.backend = config.chosen_backend(),
                               .timeout = milliseconds(config.timeout),
                               .connect_timeout = milliseconds(config.connect_timeout),
@@ -306,23 +266,32 @@ int run(const std::vector<std::string>& given, const RankEnv& env) {
 
 }  // namespace
 
-int run_command(const std::vector<std::string>& given) {
+int run_main(int argc, char** argv, const RegisterAll& register_all) {
+  const std::vector<std::string> given(argv + 1, argv + argc);
+  return base::run_main("train", [&] { return run_command(given, register_all); });
+}
+
+int run_command(const std::vector<std::string>& given, const RegisterAll& register_all) {
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
   if (const auto topic = config::help_topic(given)) {
     base::init_logging(0);
     return local_rank_0_first(local_rank, [&] {
-      if (local_rank == 0) base::write_stdout(help_of(*topic));
+      register_own(given, register_all);
+      if (local_rank == 0) base::write_stdout(help_of(given, *topic));
       return base::kExitOk;
     });
   }
   if (const auto* command = given.empty() ? nullptr : find_single(given.front())) {
+    take_held_signals();
     base::init_logging(0);
     return local_rank_0_first(local_rank, [&] {
-      return command->run({given.begin() + 1, given.end()});
+      const std::vector<std::string> args(given.begin() + 1, given.end());
+      register_own(args, register_all);
+      return command->run(args);
     });
   }
-  if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   leave_at_early_signals();
+  if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
   base::keep_freed_memory();
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const RankEnv env = local_rank_0_first(local_rank, [&] {
@@ -331,7 +300,7 @@ int run_command(const std::vector<std::string>& given) {
     return found;
   });
   try {
-    return run(given, env);
+    return run(given, env, register_all);
   } catch (const dist::PeerError&) {
     // If that rank has ended, so does this one by its launcher, and only the other's message
     // counts.

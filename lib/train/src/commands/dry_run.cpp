@@ -1,4 +1,4 @@
-#include "commands/dry_run.h"
+#include "commands/commands.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/log.h>
@@ -72,6 +72,7 @@ Cost measure(TrainingStep& step, data::Loader& loader, double lr) {
 int dry_run(const Config& config, const std::string& name, const Inputs& inputs) {
   const int64_t seed = config.seed.value_or(0);
   const auto model = make_model(config, *inputs.train_set, seed);
+  init_model(config, *model);
   choose_threads(config, *model, *inputs.train_set, inputs.batch_size);
   const auto task = make_task(config, *inputs.train_set, *model);
   const data::LoaderOptions loader_options =

@@ -1,4 +1,4 @@
-#include "commands/eval.h"
+#include "commands/commands.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
@@ -13,8 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/saved_network.h"
-#include "common/agreement.h"
-#include "common/join_some.h"
+#include "common/config_keys.h"
 #include "common/rank_0.h"
 #include "evaluation.h"
 #include "records/progress.h"
@@ -98,7 +97,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
       if (std::isnan(metric.value)) continue;
       parts.push_back(fmt::format("{}{} {}", prefix, metric.name, shown(metric, metric.value)));
     }
-    text += "  " + join_some(parts, "  ", kShownResults);
+    text += "  " + base::join_some(parts, "  ", kShownResults);
     if (!result.remark.empty()) remark = result.remark;
     if (tables.empty()) return;
     do_on_rank_0([&] {

@@ -1,4 +1,4 @@
-#include "commands/export.h"
+#include "commands/commands.h"
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -8,6 +8,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/json_schema.h>
 #include <syncbn/models/export.h>
 #include <syncbn/models/gan.h>
 #include <syncbn/models/weights.h>
@@ -25,7 +26,9 @@
 #include "checkpoints/python_run.h"
 #include "checkpoints/saved_network.h"
 #include "checkpoints/sealed_archive.h"
+#include "commands/program_options.h"
 #include "commands/resolved_config.h"
+#include "commands/unlabelled.h"
 #include "common/naming.h"
 #include "records/run_folder.h"
 #include "step/compute_threads.h"
@@ -70,18 +73,31 @@ void set_format(const std::string& name, Request& request, config::Faults& fault
   }
 }
 
-Request parse(const std::vector<std::string>& args,
-              const std::vector<config::ProgramOption>& options) {
-  config::Faults faults;
-  const auto line = config::parse_command_line(args, options, config_fields(), faults);
-  constexpr std::string_view kKnown[] = {"config", "format", "output", "ema"};
-  for (const auto& setting : line.program) {
-    if (std::ranges::count(kKnown, setting.name) > 0) continue;
-    faults.add({}, fmt::format("--{}: not for train export", setting.name));
+/// The format whose extension this is, if only one has it; .pt and .pth are ambiguous.
+std::optional<std::string> format_by_ending(const std::string& ending) {
+  for (const auto format : {models::ExportFormat::kOnnx, models::ExportFormat::kSafetensors}) {
+    if (ending == models::extension(format)) {
+      return models::export_formats()[static_cast<size_t>(format)];
+    }
   }
+  return std::nullopt;
+}
+
+Request parse(const std::vector<std::string>& args) {
+  config::Faults faults;
+  const auto line = parse_arguments("export", args, faults);
   Request request;
-  set_format(line.value("format").value_or("torchscript"), request, faults);
   request.output = line.value("output");
+  const std::string ending = fs::path(request.output.value_or("")).extension();
+  const auto of_ending = format_by_ending(ending);
+  set_format(line.value("format").value_or(of_ending.value_or("torchscript")), request, faults);
+  if (of_ending && line.value("format") && *line.value("format") != *of_ending) {
+    faults.add(
+        {},
+        fmt::format(
+            "--output: {} is for {}, and --format is {}; name another file, or leave out --format",
+            *request.output, *of_ending, *line.value("format")));
+  }
   request.takes_average = line.has("ema");
   if (request.script && request.takes_average) {
     faults.add({}, "--ema: a run is exported with its network and its average");
@@ -90,8 +106,38 @@ Request parse(const std::vector<std::string>& args,
   return request;
 }
 
-/// For the shape of the images, the classes and the normalisation.
-std::shared_ptr<const data::Dataset> any_split(const Config& config) {
+/// A checkpoint's file.
+struct Saved {
+  std::string path;
+  std::optional<Checkpoint> own;  ///< nothing: it is Python's
+};
+
+Saved read_saved(const Request& request) {
+  const Config& config = request.resolved.config;
+  const std::string& name = request.resolved.name;
+  const bool is_named = !config.resume.empty() && config.resume != "auto";
+  // Python's scripts resume the last epoch, not the best.
+  const fs::path path = request.script && !is_named
+                            ? RunFolder::newest(config.run_dir, name) / RunFolder::kLast
+                            : checkpoint_file("export", config, name);
+  Saved saved{.path = path.string(), .own = {}};
+  naming("cannot export " + saved.path, [&] {
+    const std::string bytes = base::read_file(path);
+    if (request.script || !is_of_python(bytes)) saved.own = parse_checkpoint(bytes, saved.path);
+  });
+  return saved;
+}
+
+/// For the shape of the images, the classes and the normalisation. No image is read where the
+/// checkpoint knows its classes.
+std::shared_ptr<const data::Dataset> dataset_of(const Config& config, const Saved& saved) {
+  // What a plug-in's samples look like, only its data set knows.
+  const auto& entry = data::DatasetKind::registry().entries().at(config.data.type());
+  const bool is_ours = entry.origin.value_or("").empty();
+  const auto options =
+      saved.own && is_ours ? unlabelled_options(config, &*saved.own) : std::nullopt;
+  if (options && !lacks_classes(config, *options))
+    return data::load_unlabelled_images(*options).set;
   for (const auto split : {data::Split::kTest, data::Split::kVal, data::Split::kTrain}) {
     if (auto set = config.data.make(split)) return set;
   }
@@ -104,20 +150,23 @@ std::shared_ptr<models::Model> make_network(const Config& config, const data::Da
 }
 
 /// Fills the network with the weights of a file, ours or Python's.
-/// @return the names of the classes, if the file has them
-std::vector<std::string> load_weights(const std::string& path, bool takes_average,
-                                      models::Model& model) {
-  const std::string bytes = base::read_file(path);
-  if (is_of_python(bytes)) {
-    models::load_state_dict(model, models::read_state_dict(path, takes_average ? "model_ema" : ""));
-    return {};
+void load_weights(const Saved& saved, bool takes_average, models::Model& model) {
+  if (!saved.own) {
+    models::load_state_dict(model,
+                            models::read_state_dict(saved.path, takes_average ? "model_ema" : ""));
+    return;
   }
-  const Checkpoint checkpoint = parse_checkpoint(bytes, path);
-  if (takes_average && checkpoint.ema.empty()) {
+  if (takes_average && saved.own->ema.empty()) {
     throw base::UserError("--ema: it has no moving average; the run had ema.decay: 0");
   }
-  load_model(takes_average ? checkpoint.ema : checkpoint.model, model);
-  return checkpoint.classes;
+  load_model(takes_average ? saved.own->ema : saved.own->model, model);
+}
+
+/// data.test_transforms as JSON; empty for data without.
+std::string transforms_of(const Config& config) {
+  const config::Value all = config::Schema<Config>::get().write(config);
+  const config::Value* const transforms = all.find("data")->find("test_transforms");
+  return transforms == nullptr ? "" : config::to_json(*transforms);
 }
 
 void refuse_existing(const fs::path& path, bool overwrite) {
@@ -127,51 +176,39 @@ void refuse_existing(const fs::path& path, bool overwrite) {
       "export: {} exists; choose another --output, or replace it with --overwrite", path.string()));
 }
 
-/// Writes a run for --resume of a script of Python's. @return the checkpoint that it was written of
-std::string export_run(const std::string& output, PythonScript script,
-                       const ResolvedConfig& resolved, models::Model& model) {
-  const Config& config = resolved.config;
-  const bool is_named = !config.resume.empty() && config.resume != "auto";
-  const std::string path =
-      is_named ? config.resume
-               : (RunFolder::newest(config.run_dir, resolved.name) / RunFolder::kLast).string();
-  naming("cannot export " + path, [&] {
-    const Checkpoint checkpoint = parse_checkpoint(base::read_file(path), path);
-    const models::Dict run = to_python_run(checkpoint, script, config, model);
-    models::write_parts(output,
-                        [&](const models::Sink& sink) { models::write_torch_archive(run, sink); });
-  });
-  return path;
+/// Writes a run for --resume of a script of Python's.
+void export_run(const std::string& output, const Request& request, const Checkpoint& checkpoint,
+                models::Model& model) {
+  const models::Dict run =
+      to_python_run(checkpoint, *request.script, request.resolved.config, model);
+  models::write_parts(output,
+                      [&](const models::Sink& sink) { models::write_torch_archive(run, sink); });
 }
 
-/// Writes a network. @return the checkpoint that it was read from
-std::string export_network(const std::string& output, const Request& request,
-                           const data::Dataset& dataset, models::Model& model) {
-  const std::string checkpoint =
-      checkpoint_file("export", request.resolved.config, request.resolved.name).string();
-  models::ExportInfo info{.classes = {},
-                          .mean = dataset.normalization().mean,
-                          .std = dataset.normalization().std,
-                          .size = dataset.sample_shape()};
-  naming("cannot export " + checkpoint,
-         [&] { info.classes = load_weights(checkpoint, request.takes_average, model); });
-  if (info.classes.empty()) info.classes = dataset.class_names();
+/// Writes a network.
+void export_network(const std::string& output, const Request& request, const Saved& saved,
+                    const data::Dataset& dataset, models::Model& model) {
   const bool is_whole = request.format == models::ExportFormat::kTorchScript ||
                         request.format == models::ExportFormat::kOnnx;
   if (is_whole && dynamic_cast<const models::Gan*>(&model) != nullptr) {
     throw base::UserError(
         "export: two networks in one have no single input; choose --format torch or safetensors");
   }
-  models::export_model(output, request.format, model, info);
-  return checkpoint;
+  naming("cannot export " + saved.path, [&] { load_weights(saved, request.takes_average, model); });
+  const bool names_classes = saved.own && !saved.own->classes.empty();
+  models::export_model(output, request.format, model,
+                       {.classes = names_classes ? saved.own->classes : dataset.class_names(),
+                        .mean = dataset.normalization().mean,
+                        .std = dataset.normalization().std,
+                        .size = dataset.sample_shape(),
+                        .transforms = transforms_of(request.resolved.config)});
 }
 
 }  // namespace
 
-int export_checkpoint(const std::vector<std::string>& args,
-                      const std::vector<config::ProgramOption>& options) {
+int export_checkpoint(const std::vector<std::string>& args) {
   refuse_ranks();
-  const Request request = parse(args, options);
+  const Request request = parse(args);
   const Config& config = request.resolved.config;
   std::vector<std::string> words = {"export"};
   words.insert(words.end(), args.begin(), args.end());
@@ -183,12 +220,15 @@ int export_checkpoint(const std::vector<std::string>& args,
   const std::string extension = request.script ? ".pth" : models::extension(request.format);
   const std::string output = request.output.value_or(request.resolved.name + extension);
   refuse_existing(output, config.overwrite);
-  const auto dataset = any_split(config);
+  const Saved saved = read_saved(request);
+  const auto dataset = dataset_of(config, saved);
   const auto model = make_network(config, *dataset);
-  const std::string checkpoint = request.script
-                                     ? export_run(output, *request.script, request.resolved, *model)
-                                     : export_network(output, request, *dataset, *model);
-  spdlog::info("exported {} as {}", checkpoint, format);
+  if (request.script) {
+    naming("cannot export " + saved.path, [&] { export_run(output, request, *saved.own, *model); });
+  } else {
+    export_network(output, request, saved, *dataset, *model);
+  }
+  spdlog::info("exported {} as {}", saved.path, format);
   base::write_stdout(output + "\n");
   return base::kExitOk;
 }

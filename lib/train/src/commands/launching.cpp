@@ -1,7 +1,9 @@
 #include "commands/launching.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/program_file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -75,7 +77,10 @@ const std::map<std::string, Translation>& imagenet_values() {
       {"arch", key("model")},
       {"j", key("loader.num_workers")},
       {"workers", key("loader.num_workers")},
-      {"b", key("global_batch_size")},
+      {"b",
+       [](const std::string& samples) {  // the file may set batch_size
+         return Words{"--batch_size=null", "--global_batch_size=" + samples};
+       }},
       {"lr", key("optimizer.lr")},
       {"learning_rate", key("optimizer.lr")},
       {"momentum", key("optimizer.momentum")},
@@ -193,11 +198,6 @@ LaunchRequest split_launch_options(const Words& args) {
   return parts;
 }
 
-fs::path own_program() {
-  std::error_code ignored;
-  return fs::read_symlink("/proc/self/exe", ignored);
-}
-
 void launch_if_asked(const Words& args) {
   const LaunchRequest parts = split_launch_options(args);
   if (!parts.asks && !parts.launcher.empty()) {
@@ -208,10 +208,9 @@ void launch_if_asked(const Words& args) {
                     first.substr(0, first.find('='))));
   }
   if (!parts.asks) return;
-  const fs::path program = own_program();
+  const fs::path program = base::program_file();
   const fs::path beside = program.parent_path() / "syncbn-launch";
-  std::error_code ignored;
-  Words words = {fs::exists(beside, ignored) ? beside.string() : "syncbn-launch"};
+  Words words = {base::exists(beside) ? beside.string() : "syncbn-launch"};
   words.insert(words.end(), parts.launcher.begin(), parts.launcher.end());
   // Its result is a line of JSON.
   if (!parts.program.empty() && parts.program.front() == "eval") words.emplace_back("--prefix=off");

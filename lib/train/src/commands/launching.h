@@ -1,6 +1,5 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -26,8 +25,5 @@ LaunchRequest split_launch_options(const std::vector<std::string>& args);
 /// @throws base::UserError if syncbn-launch cannot be found or executed, and for the launcher's
 ///   options without --nproc_per_node.
 void launch_if_asked(const std::vector<std::string>& args);
-
-/// The file of this program.
-std::filesystem::path own_program();
 
 }  // namespace syncbn::train

@@ -1,4 +1,4 @@
-#include "commands/predict.h"
+#include "commands/commands.h"
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
@@ -6,7 +6,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
-#include <syncbn/config/yaml.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/unlabelled_images.h>
@@ -18,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/saved_network.h"
+#include "commands/unlabelled.h"
 #include "common/agreement.h"
 #include "common/rank_0.h"
 #include "evaluation.h"
@@ -54,34 +54,16 @@ void take_classes_of_training_data(const Config& config, data::UnlabelledImagesO
   options.category_ids = data::category_ids(*set);
 }
 
-/// Reads images as the configuration's data set reads those to evaluate on, with the classes of the
-/// checkpoint.
 data::UnlabelledImages find_images(const Config& config, const SavedNetwork& network,
                                    const std::string& folder) {
-  const config::Value all = config::Schema<Config>::get().write(config);
-  config::Value section = *all.find("data");
-  if (section.find("test_transforms") == nullptr) {
+  auto known = unlabelled_options(config, network.checkpoint());
+  if (!known) {
     throw base::UserError(fmt::format(
         "predict: data of type {} has no test_transforms, which say how image files become samples",
         config.data.type()));
   }
-  data::UnlabelledImagesOptions options;
-  options.labels_pixels = config.task.type() == "segmentation";
-  if (const Checkpoint* const checkpoint = network.checkpoint()) {
-    options.class_names = checkpoint->classes;
-    options.category_ids = checkpoint->category_ids;
-  }
-  options.classes = std::ssize(options.class_names);
-  const bool lacks_ids = config.task.type() == "detection" && options.category_ids.empty();
-  if (options.classes == 0 || lacks_ids) take_classes_of_training_data(config, options);
-  config::Value known = config::Value::of_map();
-  for (const char* key :
-       {"test_transforms", "mean", "std", "exif_orientation", "max_pixels", "max_scans"}) {
-    if (const config::Value* value = section.find(key)) known.set(key, *value);
-  }
-  config::Faults faults;
-  config::Schema<data::UnlabelledImagesOptions>::get().read(known, options, "data", faults);
-  faults.throw_if_any();
+  data::UnlabelledImagesOptions& options = *known;
+  if (lacks_classes(config, options)) take_classes_of_training_data(config, options);
   options.images = folder;
   auto images = data::load_unlabelled_images(options);
   if (options.labels_pixels && !images.are_whole) {
@@ -131,25 +113,45 @@ RowsByImage gather_rows(const RowsByImage& own) {
   return all;
 }
 
+void check_images(const fs::path& images) {
+  if (base::exists(images)) return;
+  throw base::UserError(fmt::format("predict: there is no file or folder {}", images.string()));
+}
+
 void check_output(const fs::path& output, bool overwrite) {
-  std::error_code ignored;
-  if (overwrite || !fs::exists(output, ignored)) return;
+  if (overwrite || !base::exists(output)) return;
   throw base::UserError(fmt::format(
       "predict: {} exists; choose another --output, or replace files in it with --overwrite",
       output.string()));
+}
+
+/// One image's answer is short; those of many are for the file.
+void show_answer(const RowsByImage& all, const std::string& separator) {
+  constexpr size_t kMaxRows = 10;
+  if (all.size() != 1 || all.begin()->second.size() > kMaxRows) return;
+  std::string text = base::join(all.begin()->second, separator);
+  if (!text.ends_with('\n')) text += '\n';
+  base::write_stdout(text);
 }
 
 }  // namespace
 
 int predict(const Config& config, const std::string& text, const std::string& name,
             const std::string& folder, const std::string& output, bool average) {
-  do_on_rank_0([&] { check_output(output, config.overwrite); });
+  do_on_rank_0([&] {
+    check_images(folder);
+    check_output(output, config.overwrite);
+  });
   const SavedNetwork network("predict", config, name);
   data::UnlabelledImages images;
   on_each_rank([&] { images = find_images(config, network, folder); });
   Inputs inputs;
   inputs.train_set = inputs.eval_set = images.set;
   check_agreement(text, inputs);
+  if (is_rank_0() && !images.others.empty()) {
+    spdlog::warn("{} left out: neither JPEG nor PNG, such as {}",
+                 base::counted(std::ssize(images.others), "file"), images.others.front().string());
+  }
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
   const auto task = make_task(config, *images.set, *model);
   report_on_rank_0([&] {
@@ -163,7 +165,7 @@ int predict(const Config& config, const std::string& text, const std::string& na
       config.loader.options(config.local_batch_size(dist::world_size()), dist::device());
   const BatchToDevice to_device =
       batch_to_device(config, *model, *images.set, loader_options.pin_memory);
-  data::Loader loader = each_once(images.set, loader_options);
+  data::Loader loader = each_once(images.set, loader_options, dist::world_size(), dist::rank());
   const at::NoGradGuard no_grad;
   RowsByImage rows;
   while (const auto batch = loader.next()) {
@@ -193,6 +195,7 @@ int predict(const Config& config, const std::string& text, const std::string& na
   if (is_rank_0()) {
     spdlog::info("{}: {}, by {}", (fs::path(output) / file.name).string(),
                  base::counted(std::ssize(all), "image"), network.path());
+    if (!file.name.empty()) show_answer(all, file.separator);
   }
   return base::kExitOk;
 }

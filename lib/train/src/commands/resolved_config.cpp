@@ -1,6 +1,7 @@
 #include "commands/resolved_config.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/layers.h>
@@ -13,6 +14,7 @@
 #include <system_error>
 #include <vector>
 
+#include "common/plugins.h"
 #include "records/run_folder.h"
 
 namespace syncbn::train {
@@ -46,7 +48,7 @@ bool is_weights(const fs::path& file) {
 /// Says of a file that cannot be a configuration what it may be instead.
 void check_file(const fs::path& file) {
   std::error_code ignored;
-  if (!fs::exists(file, ignored)) {
+  if (!base::exists(file)) {
     std::vector<std::string> others;
     const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
     for (const auto& entry : fs::directory_iterator(folder, ignored)) {
@@ -66,13 +68,29 @@ void check_file(const fs::path& file) {
 
 }  // namespace
 
+void load_plugins(const config::CommandLine& line) {
+  config::Faults ignored;
+  config::Value all;
+  try {
+    const std::vector<std::string> files = files_of(line);
+    all = config::load_files({files.begin(), files.end()}, ignored);
+  } catch (const base::UserError&) {
+    return;
+  }
+  config::merge(line.overrides, all, ignored);
+  config::resolve_references(all, config_fields(), ignored);
+  if (const config::Value* const wanted = all.find("plugins")) load_plugins(*wanted);
+}
+
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults) {
   const std::vector<std::string> files = files_of(line);
   if (files.empty() || std::ranges::count(files, "") > 0) {
     faults.throw_if_any();  // such as a --config without a value
-    faults.add({}, files.empty()
-                       ? "no configuration is given; name one with --config FILE (see --help)"
-                       : "--config names no file; give it one: --config FILE (see --help)");
+    faults.add(
+        {}, files.empty()
+                ? "no configuration is given; name a YAML file or a run's folder: --config FILE, "
+                  "runs/NAME (see --help)"
+                : "--config names no file; give it one: --config FILE (see --help)");
     faults.throw_if_any();
   }
   for (const std::string& file : files) check_file(file);

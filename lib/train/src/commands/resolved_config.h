@@ -16,6 +16,12 @@ struct ResolvedConfig {
   std::string name;       ///< of the last file, without its folder and ending
 };
 
+/// Loads the plug-ins that the files of --config and the command line name, ahead of everything
+/// that depends on what they register. Leaves other mistakes to resolve_config().
+/// @param line read without the plug-ins, so without their keys
+/// @throws what the other load_plugins() throws
+void load_plugins(const config::CommandLine& line);
+
 /// @throws base::UserError with all mistakes, those in `faults` included.
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults);
 

@@ -1,18 +1,17 @@
 #include "commands/run_view.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/progress_bar.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 
 #include "records/folder_lock.h"
@@ -61,10 +60,27 @@ std::string spaced(std::string name) {
   return base::printable(name);
 }
 
+/// A number of the log for people, by its name with spaces.
+std::string number_text(const std::string& name, double value) {
+  const std::string words = " " + name + " ";
+  const auto has = [&](std::string_view word) {
+    return words.find(fmt::format(" {} ", word)) != words.npos;
+  };
+  const auto has_ending = [&](std::string_view word) {
+    return words.find(fmt::format("{} ", word)) != words.npos;
+  };
+  if (!std::isfinite(value)) return fmt::format("{}", value);
+  if (has("bytes")) return base::format_bytes(static_cast<uint64_t>(std::max(0.0, value)));
+  if (std::ranges::any_of(kShareWords, has_ending)) return fmt::format("{:.2f} %", 100 * value);
+  if (has("seconds")) return base::format_seconds(value);
+  return fmt::format("{:.4g}", value);
+}
+
 /// The end of a name that is too long: "test accuracy cat" and "test accuracy dog" begin alike.
 std::string name_in(const std::string& name, int width) {
-  const auto room = static_cast<size_t>(std::max(width, 1));
-  return name.size() <= room ? name : "…" + name.substr(name.size() - room + 1);
+  const int excess = base::columns_of(name) - std::max(width, 1);
+  if (excess <= 0) return name;
+  return "…" + name.substr(base::truncated(name, excess + 1).size());
 }
 
 }  // namespace
@@ -90,12 +106,12 @@ std::string sparkline(const std::vector<double>& values, int width) {
   return line;
 }
 
-RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)) {
+RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)), log_(folder_) {
   std::error_code ignored;
   if (!std::filesystem::is_directory(folder_, ignored)) {
     throw base::UserError(fmt::format("watch: there is no folder {}", folder_.string()));
   }
-  if (!std::filesystem::exists(RunFolder::log(folder_), ignored)) {
+  if (!base::exists(RunFolder::log(folder_))) {
     throw base::UserError(
         fmt::format("watch: {} is not the folder of a run: it has no {}; name one that train wrote "
                     "to, such as runs/digits",
@@ -109,44 +125,25 @@ void RunView::update() {
   // First: a run that ends in between has written its last line by then.
   is_locked_ = is_locked(folder_);
   now_ = unix_time();
-  struct stat status {};
-  const std::filesystem::path log = RunFolder::log(folder_);
-  if (::stat(log.c_str(), &status) != 0) return;  // someone has removed the folder
-  // A run that resumes replaces the log by a shorter one.
-  if (status.st_ino != file_ || status.st_size < read_) {
-    read_ = 0;
+  if (log_.is_replaced()) {
     series_.clear();
     numbers_.clear();
   }
-  file_ = status.st_ino;
-  written_ = static_cast<double>(status.st_mtim.tv_sec);
-  std::ifstream file(log);
-  file.seekg(read_);
-  // The last line may not be whole yet.
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    read_ = file.tellg();
-    read_line(line);
-  }
+  log_.read(ReadSteps::kYes, [this](const nlohmann::ordered_json& line) { take(line); });
 }
 
-void RunView::read_line(const std::string& line) {
-  if (const auto record = parse_record(line)) return add(*record);
-  const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return;
-  try {
-    const std::string event = json.value("event", "");
-    if (event == "end") end_ = json.value("reason", "");
-    if (event != "start") return;
-    end_.reset();
-    has_told_end_ = false;
-    ranks_ = json.value("world_size", int64_t{0});
-    first_step_ = json.value("step", int64_t{0});
-    total_steps_ = json.value("total_steps", int64_t{0});
-    started_ = json.value("time", 0.0);
-    last_ = {.event = event, .time = started_, .step = first_step_};
-  } catch (const nlohmann::json::type_error&) {
-    // Something else wrote this line.
-  }
+void RunView::take(const nlohmann::ordered_json& line) {
+  if (const auto record = record_of(line)) return add(*record);
+  const auto event = field_of<std::string>(line, "event", "");
+  if (event == "end") end_ = field_of<std::string>(line, "reason", "");
+  if (event != "start") return;
+  end_.reset();
+  has_told_end_ = false;
+  ranks_ = field_of<int64_t>(line, "world_size", 0);
+  first_step_ = field_of<int64_t>(line, "step", 0);
+  total_steps_ = field_of<int64_t>(line, "total_steps", 0);
+  started_ = field_of(line, "time", 0.0);
+  last_ = {.event = event, .time = started_, .step = first_step_};
 }
 
 void RunView::add(const LogRecord& record) {
@@ -172,19 +169,26 @@ RunView::Series& RunView::series(const std::string& name) {
   return series_[found->second];
 }
 
+bool RunView::is_of_class(const Series& one) const {
+  for (size_t end = one.name.find(' '); end != one.name.npos; end = one.name.find(' ', end + 1)) {
+    if (numbers_.contains(one.name.substr(0, end))) return true;
+  }
+  return false;
+}
+
 RunView::State RunView::state() const {
   if (is_locked_) return State::kRunning;
   return end_ == "finished" ? State::kFinished : State::kStopped;
 }
 
 bool RunView::is_over() const {
-  return !is_locked_ && (end_ || now_ - written_ > kQuiet);
+  return !is_locked_ && (end_ || now_ - log_.changed() > kQuiet);
 }
 
 std::string RunView::state_text() const {
   switch (state()) {
     case State::kRunning: {
-      const double quiet = now_ - written_;
+      const double quiet = now_ - log_.changed();
       return quiet < kQuiet ? "running"
                             : "running, no line for " + base::format_seconds(std::floor(quiet));
     }
@@ -227,18 +231,22 @@ std::vector<std::string> RunView::screen(int columns, int rows, bool colours) co
                                     progress(columns)};
   lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(rows, 1))));
 
+  // "test accuracy cat" comes after all that is not of a class.
+  std::vector<const Series*> ordered;
+  for (const Series& one : series_) ordered.push_back(&one);
+  std::ranges::stable_partition(ordered, [this](const Series* one) { return !is_of_class(*one); });
   const size_t room = static_cast<size_t>(std::max(rows, 1)) - lines.size();
   const bool fit = series_.size() <= room;
   const size_t shown = fit ? series_.size() : room - std::min<size_t>(room, 1);
   constexpr int kValue = 9;
-  size_t widest = 0;
-  for (const Series& one : series_) widest = std::max(widest, one.name.size());
-  const int name = std::min(static_cast<int>(widest), std::max(columns / 3, 1));
+  int widest = 0;
+  for (const Series& one : series_) widest = std::max(widest, base::columns_of(one.name));
+  const int name = std::min(widest, std::max(columns / 3, 1));
   for (size_t i = 0; i < shown; ++i) {
-    const Series& one = series_[i];
-    const std::string text =
-        fmt::format("{:<{}} {:>{}.4g} ", name_in(one.name, name), name, one.values.back(), kValue);
-    const int left = columns - 1 - static_cast<int>(text.size());
+    const Series& one = *ordered[i];
+    const std::string text = fmt::format("{:<{}} {:>{}} ", name_in(one.name, name), name,
+                                         number_text(one.name, one.values.back()), kValue);
+    const int left = columns - 1 - base::columns_of(text);
     lines.push_back(base::truncated(text, columns - 1) +
                     coloured(kCyan, sparkline(one.values, left)));
   }
@@ -255,7 +263,8 @@ std::vector<std::string> RunView::news() {
     std::vector<std::string> parts = {fmt::format("epoch {}", epoch.epoch),
                                       fmt::format("step {}", epoch.step)};
     for (const auto& [name, value] : epoch.values) {
-      parts.push_back(fmt::format("{} {:.4g}", spaced(name), value));
+      const std::string shown = spaced(name);
+      parts.push_back(shown + " " + number_text(shown, value));
     }
     lines.push_back(base::join(parts, "  "));
   }

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "records/log_record.h"
+#include "records/run_log.h"
 
 namespace syncbn::train {
 
@@ -45,9 +44,11 @@ class RunView {
   };
   enum class State { kRunning, kFinished, kStopped };
 
-  void read_line(const std::string& line);
+  void take(const nlohmann::ordered_json& line);
   void add(const LogRecord& record);
   Series& series(const std::string& name);
+  /// Whether its name continues another's.
+  bool is_of_class(const Series& one) const;
   State state() const;
   std::string state_text() const;
   std::string progress(int columns) const;
@@ -58,8 +59,7 @@ class RunView {
   double now_ = 0;  ///< seconds since 1970, at the last update()
 
   // The log, as far as it is read.
-  ino_t file_ = 0;
-  std::streamoff read_ = 0;
+  RunLog log_;
   std::vector<Series> series_;
   std::map<std::string, size_t> numbers_;  ///< of series_
   std::optional<std::string> end_;         ///< the reason, once the last attempt has ended
@@ -67,7 +67,6 @@ class RunView {
   int64_t first_step_ = 0;   ///< where the last attempt began
   int64_t total_steps_ = 0;  ///< 0: unknown
   double started_ = 0;       ///< the last attempt, in seconds since 1970
-  double written_ = 0;       ///< the last line
   LogRecord last_;
   std::optional<double> last_loss_;
   std::vector<LogRecord> new_epochs_;

@@ -1,4 +1,4 @@
-#include "commands/sweep.h"
+#include "commands/commands.h"
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -6,6 +6,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/program_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/command.h>
@@ -24,6 +25,7 @@
 
 #include "checkpoints/resume.h"
 #include "commands/launching.h"
+#include "commands/program_options.h"
 #include "commands/resolved_config.h"
 #include "commands/sweep_plan.h"
 #include "commands/sweep_table.h"
@@ -63,13 +65,6 @@ void refuse_what_cannot_be(const LaunchRequest& request) {
     if (!request.asks) {
       throw base::UserError(fmt::format("sweep: {} needs --nproc_per_node=N as well", name));
     }
-  }
-}
-
-void refuse_other_commands(const config::CommandLine& line) {
-  for (const auto& setting : line.program) {
-    if (setting.name == "config") continue;
-    throw base::UserError(fmt::format("sweep: --{} is for a single run", setting.name));
   }
 }
 
@@ -116,8 +111,7 @@ void add_lines(const std::string& text, std::vector<std::string>& lines) {
 }
 
 /// Reads every run's configuration, and reports all mistakes, each once.
-std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request,
-                         const std::vector<config::ProgramOption>& options) {
+std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request) {
   std::vector<Run> runs;
   std::vector<std::string> mistakes;
   std::map<std::string, std::string> labels;  // by configuration
@@ -126,8 +120,7 @@ std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request,
     words.insert(words.end(), planned.settings.begin(), planned.settings.end());
     try {
       config::Faults faults;
-      const auto line = config::parse_command_line(words, options, config_fields(), faults);
-      refuse_other_commands(line);
+      const auto line = parse_arguments("sweep", words, faults);
       const ResolvedConfig resolved = resolve_config(line, faults);
       const Config& config = resolved.config;
       const std::string label = plan.label(planned);
@@ -153,12 +146,7 @@ std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request,
     }
   }
   constexpr size_t kShown = 10;
-  if (mistakes.size() > kShown) {
-    const size_t others = mistakes.size() - kShown;
-    mistakes.resize(kShown);
-    mistakes.push_back(fmt::format("and {} more", base::counted(others, "mistake")));
-  }
-  if (!mistakes.empty()) throw base::UserError(base::join(mistakes, "\n  "));
+  if (!mistakes.empty()) throw base::UserError(base::join_some(mistakes, "\n  ", kShown));
   return runs;
 }
 
@@ -252,7 +240,7 @@ int exit_code(int status) {
 /// Runs `train` with these arguments to its end.
 /// @param stop_signal the first signal that asked the sweep to stop, or 0
 int run_child(const Signals& signals, const std::vector<std::string>& args, int& stop_signal) {
-  const fs::path program = own_program();
+  const fs::path program = base::program_file();
   const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) {
@@ -319,11 +307,11 @@ int make(const SweepPlan& plan, std::vector<Run>& runs) {
 
 }  // namespace
 
-int sweep(const std::vector<std::string>& args, const std::vector<config::ProgramOption>& options) {
+int sweep(const std::vector<std::string>& args) {
   const LaunchRequest request = split_launch_options(args);
   refuse_what_cannot_be(request);
   const SweepPlan plan = plan_sweep(request.program);
-  std::vector<Run> runs = prepare(plan, request, options);
+  std::vector<Run> runs = prepare(plan, request);
   const fs::path folder = runs.front().result.folder.parent_path();
   const base::UniqueFd lock =
       lock_folder(folder, "wait for the end of that sweep, or choose another run_dir");

@@ -1,13 +1,13 @@
 #include "commands/sweep_table.h"
 
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "common/csv_field.h"
+#include "common/csv.h"
+#include "records/log_record.h"
 #include "records/run_folder.h"
 #include "report/result_table.h"
 
@@ -20,11 +20,10 @@ using Row = std::vector<std::string>;
 ResultRow read(const SweepResult& result) {
   ResultRow row{.values = result.run->values, .result = Json::object(), .state = result.state};
   if (result.state != kFinished) return row;  // it may be that of other settings
-  row.result = Json::parse(base::read_file(RunFolder::result(result.folder)), nullptr,
-                           /*allow_exceptions=*/false);
-  if (!row.result.is_object()) {
+  row.result = json_file(RunFolder::result(result.folder));
+  if (row.result.is_null()) {
     row.result = Json::object();
-    row.state = "finished, result.json damaged";
+    row.state = "finished, result.json missing or damaged";
   }
   row.rank = rank_of(row.result);
   return row;

@@ -1,4 +1,4 @@
-#include "commands/watch.h"
+#include "commands/commands.h"
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <thread>
 
+#include "commands/program_options.h"
 #include "commands/run_view.h"
 
 namespace syncbn::train {
@@ -69,25 +70,16 @@ int watch_in_lines(RunView& view, bool colours) {
 
 }  // namespace
 
-int watch(const std::vector<std::string>& args, const std::vector<config::ProgramOption>& options) {
+int watch(const std::vector<std::string>& args) {
   if (args.empty() || args[0].empty() || args[0].starts_with('-')) {
     throw base::UserError("watch: name the folder of a run first: train watch runs/NAME");
   }
   config::Faults faults;
-  const auto line = config::parse_command_line({args.begin() + 1, args.end()}, options, {}, faults);
-  for (const auto& setting : line.program) {
-    if (setting.name != "color") {
-      faults.add({}, fmt::format("watch: --{} is for a run itself", setting.name));
-    }
-  }
-  const std::string when = line.value("color").value_or("auto");
-  if (when != "auto" && when != "always" && when != "never") {
-    faults.add({}, fmt::format("--color: expected auto, always or never, got '{}'", when));
-  }
+  const auto line = parse_arguments("watch", {args.begin() + 1, args.end()}, faults);
+  const auto wanted = colours_of(line, faults);
   faults.throw_if_any();
   const bool is_terminal = ::isatty(STDOUT_FILENO) == 1;
-  const bool colours =
-      when == "always" || (when == "auto" && is_terminal && !base::env("NO_COLOR"));
+  const bool colours = wanted.value_or(is_terminal && !base::env("NO_COLOR"));
   RunView view(args[0]);
   return is_terminal ? watch_on_terminal(view, colours) : watch_in_lines(view, colours);
 }

@@ -10,10 +10,11 @@
 
 #include <functional>
 #include <map>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "common/config_keys.h"
+#include "common/plugins.h"
 #include "common/rank_0.h"
 #include "common/revision.h"
 
@@ -30,6 +31,11 @@ config::Value description(const std::string& config_text, const Inputs& inputs) 
   set("host", base::hostname());
   set("build of train", fmt::format("{} {}", SYNCBN_VERSION, kRevision));
   set("version of libtorch", TORCH_VERSION);
+  std::vector<std::string> plugins;
+  for (const Plugin& plugin : loaded_plugins()) {
+    plugins.push_back(fmt::format("{} {:.12}", plugin.file, plugin.sha256));
+  }
+  set("plug-ins", plugins.empty() ? "none" : base::join(plugins, ", "));
   set("training data", fmt::format("{:016x}", inputs.train_set->fingerprint()));
   set("evaluation data", fmt::format("{:016x}", inputs.eval_set->fingerprint()));
   return all;
@@ -62,32 +68,12 @@ std::string differences(const std::vector<std::string>& of_ranks) {
                            first.find("host")->scalar, there, rank, other.find("host")->scalar));
     }
   }
-  std::vector<std::string> shown;
-  for (const auto& [key, line] : lines) {
-    if (shown.size() < kMaxShown) shown.push_back(line);
-  }
-  if (lines.size() > shown.size()) {
-    shown.push_back(fmt::format("and {} more", lines.size() - shown.size()));
-  }
-  return base::join(shown, "\n  ");
+  std::vector<std::string> all;
+  for (const auto& [key, line] : lines) all.push_back(line);
+  return base::join_some(all, "\n  ", kMaxShown);
 }
 
 }  // namespace
-
-bool may_differ(std::string_view key) {
-  for (const std::string_view local :
-       {"run_dir", "resume", "overwrite", "init", "init_key", "device", "threads", "log_interval",
-        "report", "timeout", "connect_timeout", "loader.num_workers", "loader.prefetch",
-        "loader.pin_memory", "loader.timeout",
-        // The data's fingerprint is compared instead.
-        "data.path", "data.train", "data.val", "data.test", "data.train_images", "data.train_masks",
-        "data.val_images", "data.val_masks", "data.test_images", "data.test_masks",
-        "data.train_annotations", "data.val_annotations", "data.test_annotations", "data.root",
-        "data.cache_dir"}) {
-    if (key == local) return true;
-  }
-  return false;
-}
 
 void check_agreement(const std::string& config_text, const Inputs& inputs) {
   const config::Value all = description(config_text, inputs);

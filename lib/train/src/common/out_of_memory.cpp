@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/plain_message.h>
 
 #include <new>
 #include <optional>
@@ -15,9 +16,9 @@ namespace {
 
 /// " for 4096 bytes", or "" if the size is unknown. Nothing for errors of another kind.
 std::optional<std::string> missing_memory(MemoryUse use, const std::exception& error) {
-  if (const auto* of_torch = dynamic_cast<const c10::Error*>(&error)) {
+  if (dynamic_cast<const c10::Error*>(&error) != nullptr) {
     // The CPU's allocator throws a plain c10::Error.
-    const std::string text = of_torch->what_without_backtrace();
+    const std::string text = dist::plain_message(error);
     const bool on_cpu = text.find("DefaultCPUAllocator") != std::string::npos;
     if (!on_cpu && dynamic_cast<const c10::OutOfMemoryError*>(&error) == nullptr) {
       return std::nullopt;

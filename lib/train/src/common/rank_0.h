@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <string>
 
@@ -7,6 +8,10 @@
 #include <syncbn/train/trainer.h>
 
 namespace syncbn::train {
+
+/// How long ranks that exit quietly wait first. When one rank exits, the launcher ends the others:
+/// the rank that reports the error needs time to do so.
+inline constexpr auto kQuietExitDelay = std::chrono::seconds(10);
 
 bool is_rank_0();
 

@@ -53,7 +53,10 @@ struct CommonOptions {
 
 template <class Options>
 void describe_common(config::Schema<Options>& schema, const std::string& weight_decay) {
-  schema.field("lr", &Options::lr, "learning rate").above(0).at_most(kMaxRate);
+  schema.field("lr", &Options::lr, "learning rate")
+      .above(0)
+      .at_most(kMaxRate)
+      .other_names({"learning_rate"});
   schema
       .field("lr_batch", &Options::lr_batch,
              "batch size that lr is for: it is multiplied by global batch / lr_batch; null: lr is "

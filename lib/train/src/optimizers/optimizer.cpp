@@ -6,7 +6,7 @@ namespace syncbn::train {
 
 OptimizerKind::Registry& OptimizerKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("optimizer");
     add_sgd(made);
     add_adam(made);
     add_rmsprop(made);

@@ -137,7 +137,7 @@ void add(ScheduleKind::Registry& registry, const std::string& type, const std::s
 
 ScheduleKind::Registry& ScheduleKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("schedule");
     add<ConstantOptions>(made, "constant", "the optimizer's lr in all steps");
     add<StepOptions>(made, "step", "multiplied by gamma every step_size epochs");
     add<MultistepOptions>(made, "multistep", "multiplied by gamma at each milestone");

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/plugins.h"
 #include "common/rank_0.h"
 #include "common/revision.h"
 
@@ -111,6 +112,7 @@ Json software() {
 #else
               {"compiler", "GCC " __VERSION__}};
 #endif
+  for (const Plugin& plugin : loaded_plugins()) all["plugins"][plugin.file] = plugin.sha256;
   if (dist::device().is_cuda()) {
     const auto& hooks = at::detail::getCUDAHooks();
     const auto number = hooks.versionCUDART();  // CUDART_VERSION: 13000 for 13.0

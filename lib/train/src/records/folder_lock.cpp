@@ -5,7 +5,9 @@
 #include <syncbn/base/error.h>
 
 #include <cerrno>
+#include <chrono>
 #include <system_error>
+#include <thread>
 
 namespace syncbn::train {
 
@@ -14,6 +16,8 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* kFile = ".lock";
+// A process that was killed keeps its locks until the kernel has freed its memory.
+constexpr auto kPatience = std::chrono::seconds(3);
 
 /// Of the whole file, and of its open description: closing another descriptor of the file, as
 /// is_locked() does, does not release it.
@@ -37,11 +41,13 @@ base::UniqueFd lock_folder(const fs::path& folder, const std::string& advice) {
   base::UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (!fd) base::throw_file_error(fmt::format("cannot create {}", file.string()), errno);
   struct flock lock = whole_file();
-  const bool is_held =
-      ::fcntl(fd.get(), F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES);
-  if (is_held) {
-    throw base::UserError(
-        fmt::format("another process is writing to {}; {}", folder.string(), advice));
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (::fcntl(fd.get(), F_OFD_SETLK, &lock) != 0 && (errno == EAGAIN || errno == EACCES)) {
+    if (std::chrono::steady_clock::now() > deadline) {
+      throw base::UserError(
+          fmt::format("another process is writing to {}; {}", folder.string(), advice));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   }
   return fd;
 }

@@ -1,35 +1,36 @@
 #include "records/log_record.h"
 
+#include <syncbn/base/atomic_file.h>
+
 #include <chrono>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 namespace syncbn::train {
 
-std::optional<LogRecord> parse_record(const std::string& line) {
-  const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return std::nullopt;
-  const auto number = [&](const auto& key) {
-    const auto found = json.find(key);
-    return found != json.end() && found->is_number() ? found->template get<double>()
-                                                     : std::numeric_limits<double>::quiet_NaN();
-  };
-  const auto count = [&](const char* key) {
-    const auto found = json.find(key);
-    return found != json.end() && found->is_number_integer() ? found->template get<int64_t>()
-                                                             : int64_t{0};
-  };
-  const auto event = json.find("event");
-  if (event == json.end() || (*event != "step" && *event != "epoch")) return std::nullopt;
-  LogRecord record{.event = event->get<std::string>(),
-                   .time = number("time"),
-                   .epoch = count("epoch"),
-                   .step = count("step")};
-  for (const auto& [key, value] : json.items()) {
+std::optional<LogRecord> record_of(const nlohmann::ordered_json& line) {
+  constexpr double kAbsent = std::numeric_limits<double>::quiet_NaN();
+  const auto event = field_of<std::string>(line, "event", "");
+  if (event != "step" && event != "epoch") return std::nullopt;
+  LogRecord record{.event = event,
+                   .time = field_of(line, "time", kAbsent),
+                   .epoch = field_of<int64_t>(line, "epoch", 0),
+                   .step = field_of<int64_t>(line, "step", 0)};
+  for (const auto& [key, value] : line.items()) {
     if (key == "event" || key == "time" || key == "epoch" || key == "step") continue;
-    record.values.emplace_back(key, number(key));
+    record.values.emplace_back(key, value.is_number() ? value.get<double>() : kAbsent);
   }
   return record;
+}
+
+std::optional<LogRecord> parse_record(const std::string& line) {
+  return record_of(nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false));
+}
+
+nlohmann::ordered_json json_file(const std::filesystem::path& file) {
+  if (!base::exists(file)) return nullptr;
+  const std::string text = base::read_file(file);
+  auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json : nlohmann::ordered_json(nullptr);
 }
 
 double unix_time() {

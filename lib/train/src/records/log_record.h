@@ -1,8 +1,13 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,8 +23,29 @@ struct LogRecord {
   std::vector<std::pair<std::string, double>> values = {};
 };
 
-/// Nothing for a line that is cut off, or about something else.
+/// Nothing for a line about something else.
+std::optional<LogRecord> record_of(const nlohmann::ordered_json& line);
+/// Nothing for a line that is cut off, either.
 std::optional<LogRecord> parse_record(const std::string& line);
+
+/// What a line has for a key, or `otherwise` where it has nothing of this type.
+template <class Value>
+Value field_of(const nlohmann::ordered_json& line, const char* key, Value otherwise) {
+  const auto found = line.is_object() ? line.find(key) : line.end();
+  if (found == line.end()) return otherwise;
+  const bool is_of_type = std::is_same_v<Value, std::string> ? found->is_string()
+                          : std::is_integral_v<Value>        ? found->is_number_integer()
+                                                             : found->is_number();
+  return is_of_type ? found->template get<Value>() : otherwise;
+}
+
+/// The object in a JSON file; null without the file, or if it is damaged.
+nlohmann::ordered_json json_file(const std::filesystem::path& file);
+
+/// A number is a share in [0, 1], shown in percent, if its name ends with one of these words or has
+/// one with a "_" behind it: "val_miou", "test_accuracy_cat".
+inline constexpr std::array<std::string_view, 7> kShareWords = {
+    "accuracy", "iou", "ap", "share", "utilization", "precision", "recall"};
 
 /// Seconds since 1970, as records have them.
 double unix_time();

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "common/append_file.h"
-#include "common/csv_field.h"
+#include "common/csv.h"
 
 namespace syncbn::train {
 

@@ -8,7 +8,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "common/csv_field.h"
+#include "common/csv.h"
 
 namespace syncbn::train {
 namespace {
@@ -57,15 +57,16 @@ std::vector<Mistake> worst_mistakes(const std::vector<at::Tensor>& verdicts,
 }
 
 std::string mistakes_table(const std::vector<Mistake>& mistakes,
-                           const std::vector<std::string>& names) {
-  const auto name_at = [&](int64_t label) {
-    const bool has = label >= 0 && label < std::ssize(names);
-    return has ? csv_field(names[static_cast<size_t>(label)]) : std::to_string(label);
+                           const std::vector<std::string>& classes,
+                           const std::function<std::string(int64_t sample)>& name_of) {
+  const auto class_at = [&](int64_t label) {
+    const bool has = label >= 0 && label < std::ssize(classes);
+    return has ? csv_field(classes[static_cast<size_t>(label)]) : std::to_string(label);
   };
-  std::string text = "sample,label,answer,loss\n";
+  std::string text = "sample,label,answer,loss,name\n";
   for (const Mistake& one : mistakes) {
-    text += fmt::format("{},{},{},{:.6g}\n", one.sample, name_at(one.label), name_at(one.answer),
-                        one.loss);
+    text += fmt::format("{},{},{},{:.6g},{}\n", one.sample, class_at(one.label),
+                        class_at(one.answer), one.loss, csv_field(name_of(one.sample)));
   }
   return text;
 }

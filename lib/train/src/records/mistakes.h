@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,9 +24,11 @@ struct Mistake {
 std::vector<Mistake> worst_mistakes(const std::vector<at::Tensor>& verdicts,
                                     const std::vector<int64_t>& samples);
 
-/// mistakes.csv: sample,label,answer,loss.
-/// @param names of the classes
+/// mistakes.csv: sample,label,answer,loss,name.
+/// @param classes their names
+/// @param name_of the file or position of a sample
 std::string mistakes_table(const std::vector<Mistake>& mistakes,
-                           const std::vector<std::string>& names);
+                           const std::vector<std::string>& classes,
+                           const std::function<std::string(int64_t sample)>& name_of);
 
 }  // namespace syncbn::train

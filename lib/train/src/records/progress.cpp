@@ -1,12 +1,14 @@
 #include "records/progress.h"
 
 #include <fcntl.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
-#include <time.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
@@ -17,20 +19,17 @@ namespace {
 
 constexpr auto kHeartbeatInterval = std::chrono::seconds(1);
 
-uint64_t monotonic_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(now.tv_nsec);
-}
-
 base::UniqueFd adopt() {
   const auto number = base::env_int("SYNCBN_AGENT_FD", 0, std::numeric_limits<int>::max());
   if (!number) return {};
   ::unsetenv("SYNCBN_AGENT_FD");
   const int fd = static_cast<int>(*number);
-  // The variable may be stale: the descriptor then is closed, or another file, perhaps read-only.
+  // The variable may be stale: the descriptor then is closed, or another file.
   const int flags = ::fcntl(fd, F_GETFL);
-  if (flags < 0 || (flags & O_ACCMODE) == O_RDONLY) return {};
+  struct stat what {};
+  if (::fstat(fd, &what) != 0 || !S_ISFIFO(what.st_mode) || (flags & O_ACCMODE) == O_RDONLY) {
+    return {};
+  }
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   ::fcntl(fd, F_SETFL, flags | O_NONBLOCK);
   return base::UniqueFd(fd);
@@ -46,7 +45,23 @@ AgentChannel::~AgentChannel() {
   if (!has_reported_) send(SYNCBN_AGENT_HEARTBEAT, steps_);
 }
 
+std::chrono::milliseconds AgentChannel::hang_timeout(
+    std::chrono::steady_clock::duration longest_step) {
+  constexpr std::chrono::minutes kShortest(10);
+  constexpr int kSteps = 20;
+  return std::max<std::chrono::milliseconds>(
+      kShortest, std::chrono::duration_cast<std::chrono::milliseconds>(kSteps * longest_step));
+}
+
 void AgentChannel::heartbeat(uint64_t steps) {
+  if (!fd_) return;
+  const auto now = std::chrono::steady_clock::now();
+  const auto begin = std::exchange(step_begin_, now);
+  if (begin.time_since_epoch().count() > 0) longest_step_ = std::max(longest_step_, now - begin);
+  if (const auto timeout = hang_timeout(longest_step_); timeout > asked_timeout_) {
+    asked_timeout_ = timeout;
+    send(SYNCBN_AGENT_TIMEOUT, static_cast<uint64_t>(timeout.count()));
+  }
   steps_ = steps;
   has_reported_ = is_due();
   if (has_reported_) send(SYNCBN_AGENT_HEARTBEAT, steps);
@@ -55,6 +70,7 @@ void AgentChannel::heartbeat(uint64_t steps) {
 void AgentChannel::phase(const std::string& text, std::chrono::minutes allowance) {
   if (!fd_) return;
   const std::chrono::milliseconds time = allowance;
+  step_begin_ = {};
   send(SYNCBN_AGENT_PHASE, static_cast<uint64_t>(time.count()), /*total=*/0, text);
 }
 
@@ -76,7 +92,7 @@ syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, ui
   record.version = SYNCBN_AGENT_VERSION;
   record.kind = static_cast<uint16_t>(kind);
   record.rank = rank_;
-  record.time_ns = monotonic_ns();
+  record.time_ns = base::monotonic_ns();
   record.done = done;
   record.total = total;
   base::utf8_prefix(text, sizeof(record.text) - 1).copy(record.text, sizeof(record.text));

@@ -26,8 +26,12 @@ class AgentChannel {
 
   explicit operator bool() const { return static_cast<bool>(fd_); }
 
-  /// Reports `steps` finished steps, at most once a second.
+  /// Reports `steps` finished steps, at most once a second, and asks for hang_timeout().
   void heartbeat(uint64_t steps);
+
+  /// Without progress for this time a run hangs. Much longer than any step, so that a slow file
+  /// server, a busy machine or a compilation in a later step is none.
+  static std::chrono::milliseconds hang_timeout(std::chrono::steady_clock::duration longest_step);
 
   /// Reports what this worker does instead of steps. The next record may take `allowance` longer
   /// than usual.
@@ -46,7 +50,10 @@ class AgentChannel {
   base::UniqueFd fd_;
   std::chrono::steady_clock::time_point last_heartbeat_;
   uint64_t steps_ = 0;
-  bool has_reported_ = true;  ///< `steps_`
+  bool has_reported_ = true;                            ///< `steps_`
+  std::chrono::steady_clock::time_point step_begin_{};  ///< unknown after a phase
+  std::chrono::steady_clock::duration longest_step_{};
+  std::chrono::milliseconds asked_timeout_{};
 };
 
 /// Rank 0's progress: a bar that the launcher draws or, without one, this process; where there is

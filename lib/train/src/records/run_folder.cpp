@@ -6,13 +6,13 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -26,8 +26,10 @@
 #include <utility>
 
 #include "common/append_file.h"
+#include "profile/profile_files.h"
 #include "records/folder_lock.h"
 #include "records/log_record.h"
+#include "records/run_log.h"
 
 namespace syncbn::train {
 namespace {
@@ -65,35 +67,19 @@ fs::path numbered(const std::string& name, int number) {
 /// nothing. A config.yaml that no run wrote is someone's work. A folder that cannot be read counts
 /// as empty. The error shows when the run writes to it.
 bool holds_run(const fs::path& folder) {
-  const auto has = [&](const char* file) {
-    std::error_code ignored;
-    return fs::exists(folder / file, ignored);
-  };
+  const auto has = [&](const char* file) { return base::exists(folder / file); };
   return has(kResult) || has(RunFolder::kLast) || has(RunFolder::kBest) || is_locked(folder) ||
          (has(RunFolder::kConfig) && !RunFolder::is_run(folder));
 }
 
-/// The value of a key of a line of the log, or `otherwise` for a line that something else wrote.
-template <class Value>
-Value value_of(const Json& line, const char* key, const Value& otherwise) {
-  if (!line.is_object()) return otherwise;
-  const auto found = line.find(key);
-  if (found == line.end()) return otherwise;
-  const bool is_of_type =
-      std::is_arithmetic_v<Value> ? found->is_number_integer() : found->is_string();
-  return is_of_type ? found->template get<Value>() : otherwise;
-}
-
 /// Whether the folder's log says that this job was the last to start.
 bool was_started_by(const fs::path& folder, const std::string& job) {
-  std::ifstream log(folder / kLog);
   std::string last;
-  for (std::string line; std::getline(log, line);) {
-    const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (value_of<std::string>(json, "event", "") == "start") {
-      last = value_of<std::string>(json, "job", "");
+  RunLog(folder).read(ReadSteps::kNo, [&](const Json& line) {
+    if (field_of<std::string>(line, "event", "") == "start") {
+      last = field_of<std::string>(line, "job", "");
     }
-  }
+  });
   return !job.empty() && last == job;
 }
 
@@ -135,10 +121,7 @@ std::optional<int64_t> number_of(const fs::path& file, std::string_view prefix) 
   if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) return std::nullopt;
   const std::string digits =
       name.substr(prefix.size(), name.size() - prefix.size() - std::strlen(kSuffix));
-  int64_t number = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
-  return number;
+  return base::parse_number<int64_t>(digits);
 }
 
 /// The files "PREFIX-N.pt" of a folder, the highest N first.
@@ -233,15 +216,12 @@ std::optional<fs::path> RunFolder::of_job(const std::string& id, const std::stri
 }
 
 bool RunFolder::is_run(const fs::path& folder) {
-  std::error_code ignored;
-  return std::ranges::any_of(kFiles, [&](const char* file) {
-    return file != kConfig && fs::exists(folder / file, ignored);
-  });
+  return std::ranges::any_of(
+      kFiles, [&](const char* file) { return file != kConfig && base::exists(folder / file); });
 }
 
 bool RunFolder::has_result(const fs::path& folder) {
-  std::error_code ignored;
-  return fs::exists(result(folder), ignored);
+  return base::exists(result(folder));
 }
 
 fs::path RunFolder::result(const fs::path& folder) {
@@ -257,8 +237,7 @@ fs::path RunFolder::pictures(const fs::path& folder) {
 }
 
 std::optional<std::string> RunFolder::config_of(const fs::path& folder) {
-  std::error_code ignored;
-  if (!fs::exists(folder / RunFolder::kConfig, ignored)) return std::nullopt;
+  if (!base::exists(folder / RunFolder::kConfig)) return std::nullopt;
   return base::read_file(folder / RunFolder::kConfig);
 }
 
@@ -286,7 +265,9 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
   }
   std::error_code ignored;
   if (!resume) {
-    fs::remove_all(path_ / kPictures, ignored);
+    for (const char* folder : {kPictures, ProfileFiles::kFolder}) {
+      fs::remove_all(path_ / folder, ignored);
+    }
     for (const char* file : kOthers) fs::remove(path_ / file, ignored);
     for (const fs::path& file : EventFile::all_in(path_)) fs::remove(file, ignored);
   }
@@ -407,7 +388,7 @@ void RunFolder::rotate(int64_t step, int64_t keep_last) const {
     fs::create_hard_link(last(), kept, error);
     // Some file systems have no links. There may be no last.pt then either.
     const bool has_links = !error || error == std::errc::file_exists;
-    if (!has_links && fs::exists(last(), error)) {
+    if (!has_links && base::exists(last())) {
       base::write_file_atomically(kept, base::read_file(last()));
     }
   }
@@ -441,8 +422,7 @@ std::vector<std::string> RunFolder::history(const fs::path& folder) {
   for (const char* file : {kLog, kBest}) files.push_back(folder / file);
   std::vector<std::string> names;
   for (const fs::path& file : files) {
-    std::error_code ignored;
-    if (fs::exists(file, ignored)) names.push_back(file.filename());
+    if (base::exists(file)) names.push_back(file.filename());
   }
   return names;
 }
@@ -466,6 +446,7 @@ void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
 }
 
 void RunFolder::log_end(const std::string& reason, int64_t step) {
+  if (std::exchange(has_ended_, true)) return;
   const Json json = {{"event", "end"}, {"time", unix_time()}, {"reason", reason}, {"step", step}};
   if (reason == "finished") events_.end_session();
   append(json.dump());
@@ -481,6 +462,7 @@ void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<Ste
   add("forward", &StepTime::forward);
   add("exchange", &StepTime::exchange);
   add("backward", &StepTime::backward);
+  add("own", &StepTime::own);
   lines_ += json.dump() + "\n";
 }
 
@@ -533,8 +515,8 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
   std::string kept;
   const Json last = epoch_line.empty() ? Json::object() : Json::parse(epoch_line);
   const auto is_last = [&](const Json& line) {
-    return value_of<int64_t>(line, "epoch", 0) == value_of<int64_t>(last, "epoch", 0) &&
-           value_of<int64_t>(line, "step", 0) == value_of<int64_t>(last, "step", 0);
+    return field_of<int64_t>(line, "epoch", 0) == field_of<int64_t>(last, "epoch", 0) &&
+           field_of<int64_t>(line, "step", 0) == field_of<int64_t>(last, "step", 0);
   };
   bool has_epoch = epoch_line.empty();
   bool is_changed = false;
@@ -542,11 +524,11 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     // A full disk may have cut off the last line.
     const bool is_whole = json.is_object();
-    const auto event = value_of<std::string>(json, "event", "");
+    const auto event = field_of<std::string>(json, "event", "");
     const bool is_epoch = event == "epoch";
     const bool repeats = ((event == "step" || event == "step_time" || is_epoch) &&
-                          value_of<int64_t>(json, "step", 0) > step) ||
-                         (is_epoch && value_of<int64_t>(json, "epoch", 0) > epochs);
+                          field_of<int64_t>(json, "step", 0) > step) ||
+                         (is_epoch && field_of<int64_t>(json, "epoch", 0) > epochs);
     if (!is_whole || repeats) {
       is_changed = true;
       continue;

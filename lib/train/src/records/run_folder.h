@@ -60,7 +60,7 @@ class RunFolder {
   static constexpr const char* kConfig = "config.yaml";
   static constexpr const char* kLast = "last.pt";  ///< the checkpoint to resume from
   static constexpr const char* kBest = "best.pt";  ///< the network with the best result
-  /// A page about the run, which anyone may write to show it; see report/report.h.
+  /// A page about the run, which anyone may write to show it; see syncbn/train/report.h.
   static constexpr const char* kReport = "report.html";
 
   /// Of the log's lines: readers refuse higher ones. Lines may get further keys without another
@@ -160,6 +160,7 @@ class RunFolder {
   /// Makes the log that of a run after `step` and so many whole `epochs`: removes lines about later
   /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
+  /// Of several reasons, the first counts.
   void log_end(const std::string& reason, int64_t step);
   /// @param times of all ranks in this epoch
   void log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times);
@@ -195,6 +196,7 @@ class RunFolder {
   EventFile events_;
   std::string lines_;  ///< of the log, not written yet
   std::chrono::steady_clock::time_point written_;
+  bool has_ended_ = false;  ///< log_end() was called
 };
 
 }  // namespace syncbn::train

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <vector>
+
+#include <syncbn/dist/call_trace.h>
 
 namespace syncbn::train {
 
@@ -13,6 +16,9 @@ struct StepTime {
   double forward = 0;   ///< with the exchange of batch norm's statistics
   double backward = 0;  ///< the same
   double exchange = 0;  ///< of gradients, as far as backward does not hide it
+  /// In which no thread waited for other ranks: the rank with the most holds up the others. 0 on
+  /// GPUs, and without a launcher.
+  double own = 0;
 };
 
 /// Adds up times between two calls. Not thread-safe.
@@ -29,6 +35,17 @@ class LapTimer {
  private:
   using Clock = std::chrono::steady_clock;
   Clock::time_point begin_;
+};
+
+/// Measures StepTime::own. Not thread-safe.
+class OwnTimer {
+ public:
+  void start() { begin_ = dist::time_between_calls(); }
+  /// Seconds since start().
+  double seconds() const;
+
+ private:
+  std::optional<std::chrono::nanoseconds> begin_;
 };
 
 /// By rank. Every rank calls it.

@@ -16,6 +16,7 @@
 #include <span>
 #include <utility>
 
+#include "common/config_keys.h"
 #include "records/run_folder.h"
 #include "report/assets.h"
 #include "report/page.h"
@@ -30,8 +31,10 @@ using Json = nlohmann::ordered_json;
 using Settings = std::map<std::string, std::string>;
 
 constexpr const char* kSeed = "seed";
-constexpr size_t kMaxKeys = 12;     // in the table for a terminal
-constexpr size_t kMaxEpochs = 300;  // in a run's curves on the page
+constexpr const char* kRanks = "world_size";  // no key, but compared like one
+constexpr size_t kMaxKeys = 6;                // in the table for a terminal
+constexpr int kMaxCell = 24;                  // columns of a setting, such as a list of transforms
+constexpr size_t kMaxEpochs = 300;            // in a run's curves on the page
 
 /// A run beside others.
 struct ComparedRun {
@@ -54,16 +57,8 @@ Json result_so_far(const RunRecords& run) {
     if (!is_count) result[column.name] = std::isnan(last) ? Json(nullptr) : Json(last);
     if (column.name == "epoch") result["epochs"] = static_cast<int64_t>(last);
   }
-  if (run.start.contains("world_size")) result["world_size"] = run.start["world_size"];
+  if (run.start.contains(kRanks)) result[kRanks] = run.start[kRanks];
   return result;
-}
-
-/// Keys that say nothing about what was trained.
-bool is_incidental(const std::string& key) {
-  for (const char* one : {"run_dir", "resume", "overwrite", "report", "log_interval"}) {
-    if (key == one) return true;
-  }
-  return false;
 }
 
 ComparedRun read_compared(const fs::path& folder) {
@@ -72,6 +67,7 @@ ComparedRun read_compared(const fs::path& folder) {
     if (!is_incidental(key)) run.settings[key] = value;
   }
   run.result = run.records.result.is_null() ? result_so_far(run.records) : run.records.result;
+  if (run.result.contains(kRanks)) run.settings[kRanks] = run.result[kRanks].dump();
   return run;
 }
 
@@ -101,7 +97,15 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
       if (!fs::equivalent(folder, other.records.folder, ignored)) continue;
       throw base::UserError(fmt::format("compare: {} is given twice", folder));
     }
-    runs.push_back(read_compared(folder));
+    ComparedRun run = read_compared(folder);
+    const auto original = std::ranges::find_if(runs, [&](const ComparedRun& other) {
+      return !run.records.start.is_null() && other.records.start == run.records.start;
+    });
+    if (original != runs.end()) {
+      spdlog::warn("{} is a copy of {}, and left out", folder, original->records.folder.string());
+      continue;
+    }
+    runs.push_back(std::move(run));
     const std::string first = runs.front().records.setting("task.type");
     const std::string task = runs.back().records.setting("task.type");
     if (task.empty()) {
@@ -117,7 +121,8 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
   return runs;
 }
 
-/// The keys whose values are not the same in all runs, in alphabetical order.
+/// The keys whose values are not the same in all runs. Those that some runs do not have come last,
+/// since another type of data or network brings many of them, and ahead of these the data's.
 std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
   Settings all;
   for (const ComparedRun& run : runs) all.insert(run.settings.begin(), run.settings.end());
@@ -129,6 +134,12 @@ std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
     };
     if (std::ranges::any_of(runs, is_other)) keys.push_back(key);
   }
+  const auto place = [&](const std::string& key) {
+    const bool is_of_all = std::ranges::all_of(
+        runs, [&](const ComparedRun& run) { return run.settings.contains(key); });
+    return is_of_all ? (key.starts_with("data.") ? 1 : 0) : 2;
+  };
+  std::ranges::stable_sort(keys, {}, place);
   return keys;
 }
 
@@ -143,7 +154,7 @@ std::vector<std::vector<size_t>> groups_of(const std::vector<ComparedRun>& runs,
   std::map<std::vector<std::string>, size_t> places;
   std::vector<std::vector<size_t>> groups;
   for (size_t i = 0; i < runs.size(); ++i) {
-    std::vector<std::string> alike = {runs[i].result.value("world_size", Json()).dump()};
+    std::vector<std::string> alike;
     for (const std::string& key : keys) {
       if (key != kSeed) alike.push_back(setting_of(runs[i], key));
     }
@@ -206,7 +217,7 @@ ResultRow row_of(const std::vector<ComparedRun>& runs, const std::vector<size_t>
   for (const std::string& key : keys) {
     const bool are_several = key == kSeed && group.size() > 1;
     row.values.push_back(are_several ? base::counted(std::ssize(group), kSeed)
-                                     : setting_of(runs[group[0]], key));
+                                     : base::shortened(setting_of(runs[group[0]], key), kMaxCell));
   }
   std::vector<Json> results;
   double ranks = 0;
@@ -273,8 +284,9 @@ int compare_command(const std::vector<std::string>& args) {
   for (const auto& group : groups) rows.push_back(row_of(runs, group, shown));
   base::write_stdout(result_table(names, std::move(rows)));
   if (keys.size() > shown.size()) {
-    base::write_stdout(fmt::format("{} more differ: {}\n",
-                                   base::counted(std::ssize(keys) - std::ssize(shown), "key"),
+    const size_t more = keys.size() - shown.size();
+    base::write_stdout(fmt::format("{} more {}: {}\n", more,
+                                   more == 1 ? "key differs" : "keys differ",
                                    base::join({keys.begin() + kMaxKeys, keys.end()}, ", ")));
   }
   if (html) {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "report/csv.h"
+#include "common/csv.h"
 
 namespace syncbn::train {
 namespace {
@@ -68,8 +68,7 @@ Json mistakes(std::vector<Cell> cells) {
 }  // namespace
 
 Json confusion_json(const fs::path& file) {
-  std::error_code ignored;
-  if (!fs::exists(file, ignored)) return nullptr;
+  if (!base::exists(file)) return nullptr;
   const std::vector<Row> rows = csv_rows(base::read_file(file));
   if (rows.size() < 2 || rows.front().size() < 2) return nullptr;
   std::vector<Cell> cells = cells_of(rows);

@@ -1,8 +1,10 @@
 #include "report/page.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <syncbn/base/error.h>
 
+#include "records/log_record.h"
 #include "report/assets.h"
 
 namespace syncbn::train {
@@ -42,6 +44,7 @@ std::string page(const std::string& title, const nlohmann::ordered_json& data,
   // From the end to the beginning, so that no mark is looked for in what was put in.
   replace(html, "{{script}}", script);
   replace(html, "{{common}}", fmt::format("{}\n{}\n", assets::kFormatJs, assets::kCurvesJs));
+  replace(html, "{{shares}}", fmt::format("{}", fmt::join(kShareWords, "|")));
   replace(html, "{{uplot}}", assets::kUplotJs);
   replace(html, "{{data}}", script_json(data));
   replace(html, "{{licence}}", assets::kUplotLicence);

@@ -13,12 +13,14 @@
 #include <cmath>
 #include <string_view>
 
+#include "common/config_keys.h"
+#include "common/csv.h"
+#include "profile/profile_files.h"
 #include "records/contact_sheet.h"
 #include "records/log_record.h"
 #include "records/run_folder.h"
 #include "report/assets.h"
 #include "report/confusion.h"
-#include "report/csv.h"
 #include "report/embedded_picture.h"
 #include "report/page.h"
 #include "report/run_records.h"
@@ -59,11 +61,6 @@ Json take_classes(NumberTable& epochs) {
     }
   }
   return classes;
-}
-
-/// Whether the key is about files of the run, which differ between all runs.
-bool is_of_folder(const std::string& key) {
-  return key == "run_dir" || key == "resume" || key == "overwrite";
 }
 
 /// What a key is without a setting; nothing if it must be set.
@@ -113,8 +110,7 @@ Json pictures_json(const fs::path& folder) {
 
 /// A table of numbers by columns, null for an empty field.
 Json numbers_json(const fs::path& file) {
-  std::error_code ignored;
-  if (!fs::exists(file, ignored)) return nullptr;
+  if (!base::exists(file)) return nullptr;
   const auto rows = csv_rows(base::read_file(file));
   Json columns = Json::object();
   for (size_t i = 1; i < rows.size(); ++i) {
@@ -128,12 +124,11 @@ Json numbers_json(const fs::path& file) {
 
 /// The worst mistakes of the last evaluation: a sheet of their images, and what was wrong.
 Json mistakes_json(const fs::path& folder) {
-  std::error_code ignored;
-  if (!fs::exists(folder / "mistakes.csv", ignored)) return nullptr;
+  if (!base::exists(folder / "mistakes.csv")) return nullptr;
   Json list = Json::array();
   const auto rows = csv_rows(base::read_file(folder / "mistakes.csv"));
   for (size_t i = 1; i < rows.size(); ++i) {
-    if (rows[i].size() == 4) list.push_back(rows[i]);
+    if (rows[i].size() >= 4) list.push_back(rows[i]);
   }
   if (list.empty()) return nullptr;
   Json address;
@@ -143,13 +138,6 @@ Json mistakes_json(const fs::path& folder) {
     // The data has no images.
   }
   return {{"columns", kSheetColumns}, {"address", address}, {"list", list}};
-}
-
-Json json_file(const fs::path& file) {
-  std::error_code ignored;
-  if (!fs::exists(file, ignored)) return nullptr;
-  const Json json = Json::parse(base::read_file(file), nullptr, /*allow_exceptions=*/false);
-  return json.is_discarded() ? Json(nullptr) : json;
 }
 
 Json best_of(const RunRecords& run) {
@@ -180,6 +168,7 @@ std::string report_page(const fs::path& folder) {
                {"epochs", curves_of(run.epochs)},
                {"steps", curves_of(run.steps)},
                {"step_time", run.step_time},
+               {"profile", json_file(ProfileFiles(folder).summary())},
                {"classes", classes},
                {"confusion", confusion_json(folder / "confusion.csv")},
                {"precision_recall", numbers_json(folder / "precision_recall.csv")},

@@ -11,6 +11,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Row = std::vector<std::string>;
 
+constexpr int kMaxState = 40;  // columns: a run that failed has its error there
+
 /// "best_test_accuracy"; empty if no metric tells the best. The value is no number if there was
 /// none in any evaluation, and text where it is that of several runs.
 std::string best_column(const Json& result) {
@@ -54,23 +56,17 @@ std::vector<std::string> columns_of(const std::vector<ResultRow>& rows,
   return {};
 }
 
-/// In characters, not bytes.
-size_t width_of(const std::string& text) {
-  return static_cast<size_t>(
-      std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
 std::string aligned(const std::vector<Row>& rows) {
-  std::vector<size_t> widths(rows.front().size());
+  std::vector<int> widths(rows.front().size());
   for (const Row& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+    for (size_t i = 0; i < row.size(); ++i)
+      widths[i] = std::max(widths[i], base::columns_of(row[i]));
   }
   std::string text;
   for (const Row& row : rows) {
     std::string line;
-    for (size_t i = 0; i < row.size(); ++i) line += fmt::format("{:>{}}  ", row[i], widths[i]);
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
+    for (size_t i = 0; i + 1 < row.size(); ++i) line += fmt::format("{:>{}}  ", row[i], widths[i]);
+    text += line + row.back() + "\n";
   }
   return text;
 }
@@ -103,7 +99,7 @@ std::string result_table(const std::vector<std::string>& names, std::vector<Resu
     for (const std::string& column : columns) {
       text.push_back(row.result.contains(column) ? shown_result(column, row.result[column]) : "");
     }
-    text.push_back(base::printable(row.state));
+    text.push_back(base::shortened(base::printable(row.state), kMaxState));
     texts.push_back(std::move(text));
   }
   return aligned(texts);

@@ -1,8 +1,9 @@
 #include "report/run_records.h"
 
 #include <fmt/format.h>
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 
 #include <cmath>
@@ -10,6 +11,7 @@
 #include <string_view>
 
 #include "records/folder_lock.h"
+#include "records/log_record.h"
 #include "records/run_folder.h"
 
 namespace syncbn::train {
@@ -17,20 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
-
-constexpr std::string_view kStepLine = R"({"event":"step")";
-
-/// Json::value() throws where the key has another type.
-template <class Value>
-Value field_of(const Json& json, const char* key, const Value& otherwise) {
-  if (!json.is_object() || !json.contains(key)) return otherwise;
-  const Json& value = json[key];
-  if constexpr (std::is_same_v<Value, std::string>) {
-    return value.is_string() ? value.get<std::string>() : otherwise;
-  } else {
-    return value.is_number() ? value.get<Value>() : otherwise;
-  }
-}
 
 void read_line(const Json& line, RunRecords& run) {
   const auto event = field_of<std::string>(line, "event", "");
@@ -42,29 +30,6 @@ void read_line(const Json& line, RunRecords& run) {
   }
   if (event == "step_time") run.step_time = line;
   if (event == "end") run.end = line;
-}
-
-void read_log(const fs::path& folder, ReadSteps steps, RunRecords& run) {
-  std::error_code ignored;
-  if (!fs::exists(RunFolder::log(folder), ignored)) return;
-  const std::string text = base::read_file(RunFolder::log(folder));
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    begin = end + 1;
-    if (steps == ReadSteps::kNo && line.starts_with(kStepLine)) continue;
-    // A full disk may have cut a line off.
-    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object()) read_line(json, run);
-  }
-  for (NumberTable* table : {&run.epochs, &run.steps}) table->remove("time");
-}
-
-Json read_result(const fs::path& folder) {
-  if (!RunFolder::has_result(folder)) return nullptr;
-  Json json = Json::parse(base::read_file(RunFolder::result(folder)), nullptr,
-                          /*allow_exceptions=*/false);
-  return json.is_object() ? json : Json(nullptr);
 }
 
 /// The name of a folder that may be given as "." or "runs/x/".
@@ -154,7 +119,13 @@ RunRecords read_run(const fs::path& folder, ReadSteps steps) {
   RunRecords run;
   run.folder = folder;
   run.name = folder_name(folder);
-  read_log(folder, steps, run);
+  RunLog log(folder);
+  log.read(steps, [&](const Json& line) { read_line(line, run); });
+  if (log.damaged() > 0) {
+    spdlog::warn("{}: {} damaged and left out", RunFolder::log(folder).string(),
+                 base::counted(log.damaged(), "line") + (log.damaged() == 1 ? " is" : " are"));
+  }
+  for (NumberTable* table : {&run.epochs, &run.steps}) table->remove("time");
   const auto version = field_of<int64_t>(run.start, RunFolder::kFormatVersionKey, 1);
   if (version > RunFolder::kFormatVersion) {
     throw base::UserError(
@@ -162,7 +133,7 @@ RunRecords read_run(const fs::path& folder, ReadSteps steps) {
                     "version reads up to {}); use that version",
                     folder.string(), version, RunFolder::kFormatVersion));
   }
-  run.result = read_result(folder);
+  run.result = json_file(RunFolder::result(folder));
   if (const auto text = RunFolder::config_of(folder)) {
     run.config_text = *text;
     run.config = config::parse_yaml(*text, (folder / RunFolder::kConfig).string());

@@ -8,6 +8,7 @@
 
 #include <syncbn/config/value.h>
 
+#include "records/run_log.h"
 #include "report/number_table.h"
 
 namespace syncbn::train {
@@ -42,8 +43,6 @@ struct RunRecords {
   /// Nothing before the first evaluation, and for a task without such a metric.
   std::optional<Best> best() const;
 };
-
-enum class ReadSteps { kNo, kYes };
 
 /// @throws base::UserError for a folder that holds no run, or the run of a newer version of
 /// `train`.

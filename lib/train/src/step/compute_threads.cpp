@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/program_file.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -12,6 +13,8 @@
 #include <memory>
 #include <string_view>
 #include <system_error>
+
+#include "step/stopping.h"
 
 namespace syncbn::train {
 namespace {
@@ -82,13 +85,15 @@ void spare_waiting_threads(const Config& config, const std::vector<std::string>&
   if (error) return;
   // libgomp has read its environment, so the program starts anew.
   ::setenv("GOMP_SPINCOUNT", "10000", /*replace=*/0);
-  std::vector<std::string> words = {program};
+  std::vector<std::string> words = {base::program_file().string()};
   words.insert(words.end(), args.begin(), args.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  ::execv(argv[0], argv.data());
+  hold_early_signals();
+  ::execv(program.c_str(), argv.data());
   // Training is only slower on busy cores without it.
+  take_held_signals();
 }
 
 void choose_threads(const Config& config, models::Model& model, const data::Dataset& dataset,

@@ -12,6 +12,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/dist/collectives.h>
+#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/detector.h>
 #include <syncbn/models/memory_format.h>
@@ -169,6 +170,48 @@ std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Datase
   return made;
 }
 
+namespace {
+
+/// The plug-in that has the network; empty for our own.
+std::string plugin_of(const Config& config) {
+  return models::ModelKind::registry().entries().at(config.model.type()).origin.value_or("");
+}
+
+/// Asks a network for the outputs of one sample, so that its mistakes are found before the first
+/// step.
+void try_out(const Config& config, const models::ModelArgs& args, models::Model& model) {
+  std::vector<int64_t> shape = args.sample_shape;
+  shape.insert(shape.begin(), 1);
+  const at::NoGradGuard no_grad;
+  if (dist::device().is_cuda()) return;  // it may have operators for GPUs only, and is on the CPU
+  model.eval();
+  const at::Tensor outputs = model.forward(at::zeros(shape));
+  model.train();
+  if (config.task.type() != "classification" || outputs.dim() != 2) return;
+  if (outputs.size(1) == args.num_classes) return;
+  throw base::UserError(
+      fmt::format("it has {} outputs, and the data {} classes", outputs.size(1), args.num_classes));
+}
+
+std::shared_ptr<models::Model> made_by_plugin(const Config& config, const models::ModelArgs& args) {
+  return naming(fmt::format("model {} of {}", config.model.type(), plugin_of(config)), [&] {
+    try {
+      return explain_out_of_memory(MemoryUse::kSetup, [&] {
+        auto model = config.model.make(args);
+        if (model == nullptr) throw base::UserError("it is null");
+        try_out(config, args, *model);
+        return model;
+      });
+    } catch (const base::Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      throw base::UserError(dist::plain_message(error));
+    }
+  });
+}
+
+}  // namespace
+
 std::shared_ptr<models::Model> make_model(const Config& config, const data::Dataset& dataset,
                                           int64_t seed) {
   models::ModelArgs args = model_args(config, dataset);
@@ -177,7 +220,10 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   }
   at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
-    auto made = explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); });
+    auto made =
+        plugin_of(config).empty()
+            ? explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); })
+            : made_by_plugin(config, args);
     freeze(config.freeze, *made);
     return made;
   });

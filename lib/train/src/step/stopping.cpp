@@ -13,6 +13,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <thread>
 #include <utility>
 
@@ -22,6 +23,8 @@ namespace {
 using SystemClock = std::chrono::system_clock;
 
 const SystemClock::time_point g_loaded = SystemClock::now();
+
+constexpr auto kWarnings = {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 std::atomic<int> g_received{0};
 std::atomic<int64_t> g_received_at{0};  // in nanoseconds
@@ -45,6 +48,13 @@ void remember(int signal) {
   ::raise(signal);
 }
 
+sigset_t warnings() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : kWarnings) sigaddset(&set, signal);
+  return set;
+}
+
 void leave(int /*signal*/) {
   ::_exit(base::kExitPreempted);
 }
@@ -52,9 +62,20 @@ void leave(int /*signal*/) {
 }  // namespace
 
 void leave_at_early_signals() {
-  for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) {
+  for (const int signal : kWarnings) {
     if (::signal(signal, leave) == SIG_IGN) ::signal(signal, SIG_IGN);
   }
+  take_held_signals();
+}
+
+void hold_early_signals() {
+  const sigset_t held = warnings();
+  ::pthread_sigmask(SIG_BLOCK, &held, nullptr);
+}
+
+void take_held_signals() {
+  const sigset_t held = warnings();
+  ::pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
 }
 
 StopSignals::StopSignals() {
@@ -76,7 +97,12 @@ StopSignals::StopSignals() {
 }
 
 StopSignals::~StopSignals() {
-  for (const Former& former : former_) ::sigaction(former.signal, &former.action, nullptr);
+  const bool fails = std::uncaught_exceptions() > 0;
+  for (Former& former : former_) {
+    // The launcher ends the peers of a rank that has failed; they have saved nothing.
+    if (fails && former.action.sa_handler == leave) former.action.sa_handler = SIG_DFL;
+    ::sigaction(former.signal, &former.action, nullptr);
+  }
 }
 
 double seconds_of_job() {
@@ -97,14 +123,15 @@ bool StepVote::Result::is_finite() const {
 }
 
 at::Tensor Wishes::row() const {
-  return at::tensor(
-      {static_cast<double>(stop_signal), wants_save ? 1.0 : 0.0, wants_stop ? 1.0 : 0.0},
-      at::kDouble);
+  return at::tensor({static_cast<double>(stop_signal), wants_save ? 1.0 : 0.0,
+                     wants_stop ? 1.0 : 0.0, static_cast<double>(profile_steps)},
+                    at::kDouble);
 }
 
 Wishes Wishes::of_row(const at::Tensor& row) {
   const auto* const values = row.const_data_ptr<double>();
-  return {static_cast<int>(values[0]), values[1] != 0, values[2] != 0};
+  return {static_cast<int>(values[0]), values[1] != 0, values[2] != 0,
+          static_cast<int64_t>(values[3])};
 }
 
 // The columns of a vote: what is on the device, and what the host says.

@@ -18,6 +18,11 @@ namespace syncbn::train {
 /// base::kExitPreempted: there is nothing to save yet.
 void leave_at_early_signals();
 
+/// Keeps signals of leave_at_early_signals() until the program that execv() loads next calls
+/// take_held_signals(), as bin/train does.
+void hold_early_signals();
+void take_held_signals();
+
 /// How long the job has been running, in all attempts: since its launcher was started, or, without
 /// one, since this program was.
 double seconds_of_job();
@@ -45,11 +50,12 @@ class StopSignals {
 
 /// What a rank asks of all ranks at the end of a step.
 struct Wishes {
-  int stop_signal = 0;      ///< the signal that this rank received, or 0
-  bool wants_save = false;  ///< a checkpoint is due by rank 0's clock
-  bool wants_stop = false;  ///< the run's time is up
+  int stop_signal = 0;        ///< the signal that this rank received, or 0
+  bool wants_save = false;    ///< a checkpoint is due by rank 0's clock
+  bool wants_stop = false;    ///< the run's time is up
+  int64_t profile_steps = 0;  ///< that `train profile` asks for, or 0
 
-  /// [3], float64. The largest numbers of several rows are the wishes of any of these ranks.
+  /// [4], float64. The largest numbers of several rows are the wishes of any of these ranks.
   at::Tensor row() const;
   static Wishes of_row(const at::Tensor& row);
 

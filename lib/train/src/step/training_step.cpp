@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/comm_hooks.h>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "common/rank_0.h"
+#include "profile/phases.h"
 
 namespace syncbn::train {
 namespace {
@@ -179,8 +181,11 @@ TrainingStep::Turn::Turn(const Config& config, const std::shared_ptr<models::Mod
 std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, double lr,
                                                   data::SampleRandom& random, const Wishes& wishes,
                                                   bool is_regular) {
-  data::Batch on_device = to_device_(batch);
-  if (batch.size() > 0) on_device = task_.augment(on_device, random);
+  const data::Batch on_device = [&] {
+    RECORD_USER_SCOPE(kToDevicePhase);
+    const data::Batch moved = to_device_(batch);
+    return batch.size() > 0 ? task_.augment(moved, random) : moved;
+  }();
   const bool can_capture = has_run_eagerly_ && is_without_timers(reducer_steps_);
   if (config_.cuda_graph && is_regular && (captured_ || can_capture)) {
     return run_captured(on_device, lr, wishes);
@@ -208,7 +213,11 @@ std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& bat
     prepare_gradients(turn, found_inf);
     const bool is_last = i + 1 == turns_.size();
     at::Tensor is_bad_loss;
-    if (is_last) is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
+    if (is_last) {
+      RECORD_USER_SCOPE(kVotePhase);
+      is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
+    }
+    RECORD_USER_SCOPE(kOptimizerPhase);
     // It leaves parameters alone that have no gradient: those of other turns.
     optimizer_->step(lr, found_inf);
     if (is_last) restore_former(scaler_ ? is_bad_loss : found_inf);
@@ -314,6 +323,7 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
   at::Tensor loss;
   timer_.start();
   {
+    RECORD_USER_SCOPE(kForwardPhase);
     const Autocast autocast(config_, device_);
     const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
         [&](models::Model& model) { return forward(model, turn, batch); }));
@@ -325,6 +335,7 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
   }
   timer_.add_lap(times_.forward);
   const at::Tensor weighted = share == 1 ? loss : loss * share;
+  RECORD_USER_SCOPE(kBackwardPhase);
   (scaler_ ? scaler_->scale(weighted) : weighted).backward();
   timer_.add_lap(times_.backward);
   return loss.detach();

@@ -3,14 +3,15 @@
 #include <syncbn/base/error.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/batch_transforms.h>
+#include <syncbn/train/loss.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <optional>
+#include <memory>
 #include <utility>
 
-#include "common/csv_field.h"
+#include "common/csv.h"
 #include "common/mean_of_present.h"
 #include "tasks/tasks.h"
 
@@ -21,7 +22,7 @@ constexpr int64_t kTop = 5;  // classes of the second accuracy, if there are mor
 constexpr double kMaxAlpha = 100;
 
 struct ClassificationOptions {
-  std::string loss = "cross_entropy";
+  config::Component<LossKind> loss{"cross_entropy"};
   double label_smoothing = 0;
   std::vector<double> class_weights;
   double mixup = 0;
@@ -30,10 +31,7 @@ struct ClassificationOptions {
 
   static void describe(config::Schema<ClassificationOptions>& schema) {
     using Options = ClassificationOptions;
-    schema
-        .field("loss", &Options::loss,
-               "cross_entropy, or bce: binary cross entropy of each class, averaged over classes")
-        .one_of({"cross_entropy", "bce"});
+    schema.field("loss", &Options::loss, "how far an answer is from the label");
     schema
         .field("label_smoothing", &Options::label_smoothing,
                "share of the target that is spread evenly over all classes")
@@ -57,7 +55,9 @@ class Classification : public Task {
   Classification(ClassificationOptions options, const data::Dataset& dataset)
       : options_(std::move(options)),
         num_classes_(dataset.num_classes()),
-        weights_(options_.class_weights, num_classes_),
+        loss_(options_.loss.make(LossArgs{.num_classes = num_classes_,
+                                          .class_weights = options_.class_weights,
+                                          .label_smoothing = options_.label_smoothing})),
         names_(class_names(dataset)) {}
 
   void attach(models::Model& model) override { expect_predictions(LabelKind::kImages, model); }
@@ -74,21 +74,21 @@ class Classification : public Task {
 
   at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const override {
     return with_auxiliary(outputs, options_.aux_weight,
-                          [&](const at::Tensor& output) { return loss_of(output, target); });
+                          [&](const at::Tensor& output) { return loss_->mean(output, target); });
   }
 
   /// Each sample's loss counts in whole units, of which float64 holds exact sums: they do not
   /// depend on batches and ranks.
   at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
     constexpr double kUnits = 1 << 24;
-    const at::Tensor losses = losses_of(outputs.front(), target);
+    const at::Tensor losses = loss_->each(outputs.front(), target);
     const at::Tensor sum = (losses.to(at::kDouble) * kUnits).round().sum() / kUnits;
     return at::stack({sum, at::full_like(sum, losses.size(0))});
   }
 
   at::Tensor verdicts(const Outputs& outputs, const at::Tensor& target) const override {
     const at::Tensor& output = outputs.front();
-    return at::stack({losses_of(output, target).to(at::kDouble), target.to(at::kDouble),
+    return at::stack({loss_->each(output, target).to(at::kDouble), target.to(at::kDouble),
                       output.argmax(1).to(at::kDouble)},
                      1);
   }
@@ -163,8 +163,7 @@ class Classification : public Task {
 
   std::vector<Prediction> predict(const Outputs& outputs,
                                   std::span<const UnlabelledImage> images) const override {
-    const at::Tensor probabilities =
-        options_.loss == "bce" ? outputs.front().sigmoid() : outputs.front().softmax(1);
+    const at::Tensor probabilities = loss_->probabilities(outputs.front());
     const auto [highest, labels] = probabilities.to(at::kDouble).cpu().max(1);
     std::vector<Prediction> all;
     for (size_t i = 0; i < images.size(); ++i) {
@@ -203,50 +202,11 @@ class Classification : public Task {
     return recalls;
   }
 
-  /// Of each sample, without regularisation.
-  at::Tensor losses_of(const at::Tensor& output, const at::Tensor& target) const {
-    if (options_.loss != "bce") {
-      return at::cross_entropy_loss(output, target, {}, at::Reduction::None);
-    }
-    const at::Tensor wanted = shares(target).to(output.scalar_type());
-    return at::binary_cross_entropy_with_logits(output, wanted, {}, {}, at::Reduction::None)
-        .mean(1);
-  }
-
-  at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) const {
-    const at::Tensor weights = weights_.like(output);
-    if (options_.loss == "bce") {
-      return at::binary_cross_entropy_with_logits(
-          output, smoothed(shares(target)).to(output.scalar_type()), weights);
-    }
-    const auto reduced = [&](at::Reduction::Reduction reduction) {
-      return at::cross_entropy_loss(output, target, weights, reduction, /*ignore_index=*/-100,
-                                    options_.label_smoothing);
-    };
-    const bool may_divide_by_0 = std::ranges::count(options_.class_weights, 0) > 0;
-    if (!may_divide_by_0 || target.dim() > 1) return reduced(at::Reduction::Mean);
-    // A batch in which no sample has a weight changes nothing: nor do its smoothed targets.
-    const at::Tensor weight = weights.index_select(0, target).sum();
-    const at::Tensor sum = reduced(at::Reduction::Sum);
-    return at::where(weight > 0, sum / at::where(weight > 0, weight, 1), sum * 0);
-  }
-
   bool has_top() const { return num_classes_ > kTop; }
-
-  /// [B, num_classes]: each class's share of the target.
-  at::Tensor shares(const at::Tensor& target) const {
-    return target.dim() > 1 ? target : at::one_hot(target, num_classes_).to(at::kFloat);
-  }
-
-  at::Tensor smoothed(const at::Tensor& shares) const {
-    const double smoothing = options_.label_smoothing;
-    if (smoothing == 0) return shares;
-    return shares * (1 - smoothing) + smoothing / static_cast<double>(num_classes_);
-  }
 
   ClassificationOptions options_;
   int64_t num_classes_;
-  ClassWeights weights_;
+  std::unique_ptr<Loss> loss_;
   std::vector<std::string> names_;
 };
 

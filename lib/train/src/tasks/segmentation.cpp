@@ -5,9 +5,11 @@
 #include <syncbn/config/schema.h>
 #include <syncbn/data/sample_dataset.h>
 #include <syncbn/models/model.h>
+#include <syncbn/train/loss.h>
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <utility>
 
 #include "common/mean_of_present.h"
@@ -18,11 +20,13 @@ namespace syncbn::train {
 namespace {
 
 struct SegmentationOptions {
+  config::Component<LossKind> loss{"cross_entropy"};
   std::vector<double> class_weights;
   double aux_weight = 0.5;
   int64_t samples = 4;
 
   static void describe(config::Schema<SegmentationOptions>& schema) {
+    schema.field("loss", &SegmentationOptions::loss, "how far an answer is from the label");
     describe_loss_weights(schema);
     describe_samples(schema, "images of the evaluation split");
   }
@@ -35,32 +39,21 @@ class Segmentation : public Task {
         ignore_index_(dataset.ignore_index()),
         aux_weight_(options.aux_weight),
         samples_(options.samples),
-        weights_(options.class_weights, num_classes_),
+        loss_(options.loss.make(LossArgs{.num_classes = num_classes_,
+                                         .class_weights = options.class_weights,
+                                         .ignored_label = ignore_index_})),
         names_(class_names(dataset)) {}
 
   void attach(models::Model& model) override { expect_predictions(LabelKind::kPixels, model); }
 
-  /// The mean over the pixels of this rank's batch that are not ignored, each with the weight of
-  /// its class: PyTorch's cross entropy, but 0 for a batch without such pixels.
   at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const override {
-    at::Tensor weight = target.ne(ignore_index_);
-    const at::Tensor weights = weights_.like(outputs.front());
-    if (weights.defined()) {
-      const at::Tensor labels = target.masked_fill(target.eq(ignore_index_), 0).flatten();
-      weight = weights.index_select(0, labels) * weight.flatten();
-    }
-    const at::Tensor total = weight.sum();
-    const at::Tensor divisor = at::where(total > 0, total, 1);
-    return with_auxiliary(outputs, aux_weight_, [&](const at::Tensor& logits) {
-      return at::cross_entropy_loss(logits, target, weights, at::Reduction::Sum, ignore_index_) /
-             divisor;
-    });
+    return with_auxiliary(outputs, aux_weight_,
+                          [&](const at::Tensor& logits) { return loss_->mean(logits, target); });
   }
 
   at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
-    const at::Tensor sum =
-        at::cross_entropy_loss(outputs.front(), target, {}, at::Reduction::Sum, ignore_index_);
-    return at::stack({sum.to(at::kDouble), target.ne(ignore_index_).sum().to(at::kDouble)});
+    const at::Tensor sum = loss_->each(outputs.front(), target).sum(at::kDouble);
+    return at::stack({sum, target.ne(ignore_index_).sum().to(at::kDouble)});
   }
 
   int64_t num_counts() const override { return num_classes_ * num_classes_; }
@@ -189,7 +182,7 @@ class Segmentation : public Task {
   int64_t ignore_index_;
   double aux_weight_;
   int64_t samples_;
-  ClassWeights weights_;
+  std::unique_ptr<Loss> loss_;
   std::vector<std::string> names_;
 };
 

@@ -10,8 +10,7 @@
 #include <limits>
 #include <utility>
 
-#include "common/csv_field.h"
-#include "common/join_some.h"
+#include "common/csv.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -35,11 +34,6 @@ LabelText text_of(LabelKind kind) {
       return {"detection", "boxes with labels", "coco", "retinanet_resnet50_fpn"};
   }
   throw base::InternalError("task: unknown kind of labels");
-}
-
-LabelKind kind_of(const data::Dataset& dataset) {
-  if (dynamic_cast<const data::BoxDataset*>(&dataset) != nullptr) return LabelKind::kBoxes;
-  return data::labels_pixels(dataset) ? LabelKind::kPixels : LabelKind::kImages;
 }
 
 LabelKind kind_of(const models::Model& model) {
@@ -93,7 +87,7 @@ std::vector<Picture> Task::pictures(std::span<const Seen> /*seen*/,
 
 TaskKind::Registry& TaskKind::registry() {
   static Registry registry = [] {
-    Registry made;
+    Registry made("task");
     add_classification(made);
     add_detection(made);
     add_segmentation(made);
@@ -103,8 +97,13 @@ TaskKind::Registry& TaskKind::registry() {
   return registry;
 }
 
+LabelKind label_kind(const data::Dataset& dataset) {
+  if (dynamic_cast<const data::BoxDataset*>(&dataset) != nullptr) return LabelKind::kBoxes;
+  return data::labels_pixels(dataset) ? LabelKind::kPixels : LabelKind::kImages;
+}
+
 void expect_labels(LabelKind kind, const data::Dataset& dataset) {
-  const LabelKind own = kind_of(dataset);
+  const LabelKind own = label_kind(dataset);
   if (own == kind) return;
   throw base::UserError(
       fmt::format("task: {} needs {}, and this data has {}; set task to {}, or choose data such as "
@@ -138,7 +137,7 @@ std::string leaves_out(const std::string& metric, const std::string& thing,
   if (absent.empty()) return {};
   return fmt::format("{} leaves out {} that no {} has: {}", metric,
                      absent.size() == 1 ? "a class" : "classes", thing,
-                     join_some(absent, ", ", kShown));
+                     base::join_some(absent, ", ", kShown));
 }
 
 double share_of(int64_t part, int64_t whole) {

@@ -22,6 +22,8 @@ void add_gan(TaskKind::Registry& registry);
 /// What has a label.
 enum class LabelKind { kImages, kPixels, kBoxes };
 
+LabelKind label_kind(const data::Dataset& dataset);
+
 /// @throws base::UserError if the data has labels of another kind.
 void expect_labels(LabelKind kind, const data::Dataset& dataset);
 /// @throws base::UserError if the network predicts another kind; the message calls it "it".

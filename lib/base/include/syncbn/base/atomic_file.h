@@ -30,6 +30,9 @@ void check_can_write(const std::filesystem::path& path);
 /// (missing, not permitted, too long), UnavailableError if the disk failed.
 [[noreturn]] void throw_file_error(const std::string& what, int error);
 
+/// Whether there is a file or a folder; false where that cannot be found out.
+bool exists(const std::filesystem::path& path);
+
 /// Reads the whole file. @throws UserError naming the file if it cannot be read, or is larger than
 /// `max_bytes`.
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);

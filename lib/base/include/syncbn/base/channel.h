@@ -43,8 +43,10 @@ class Channel {
   }
   size_t unsent() const { return output_.size(); }
 
-  /// Appends what has arrived to the input, about 256 KiB at most: poll() reports the rest again.
-  void receive();
+  /// Default of receive()'s limit, so that one peer cannot keep the others waiting.
+  static constexpr size_t kMaxAtOnce = size_t{256} << 10;
+  /// Appends what has arrived to the input, `max` bytes at most: poll() reports the rest again.
+  void receive(size_t max = kMaxAtOnce);
   std::string_view input() const { return input_.view(); }
   void consume(size_t bytes);
   /// The next line of the input, without its newline; empty if it is not complete.

@@ -23,6 +23,9 @@ std::vector<std::string> words_of(std::string_view text);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
+/// join() of the first `max` parts, and how many are left out: "cat, dog, and 998 more".
+std::string join_some(std::vector<std::string> parts, std::string_view separator, size_t max);
+
 /// "1 rank", "2 ranks". @param noun in the singular; its plural takes an s.
 std::string counted(int64_t count, std::string_view noun);
 
@@ -48,8 +51,14 @@ std::optional<Number> parse_number(std::string_view text) {
 /// The longest prefix of `text` that has at most `max_bytes` and does not cut a UTF-8 character.
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes);
 
-/// The first `columns` characters of UTF-8 text; each counts as one column.
+/// The columns that UTF-8 text takes on a terminal; each character counts as one.
+int columns_of(std::string_view text);
+
+/// The first `columns` characters of UTF-8 text.
 std::string truncated(std::string text, int columns);
+
+/// UTF-8 text of at most `columns` characters, with "…" in place of the rest.
+std::string shortened(const std::string& text, int columns);
 
 /// "1.5 s", "320 ms", "2 min 5 s".
 std::string format_seconds(double seconds);

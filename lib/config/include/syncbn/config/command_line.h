@@ -45,6 +45,7 @@ CommandLine parse_command_line(const std::vector<std::string>& args,
 std::optional<std::string> help_topic(const std::vector<std::string>& args);
 
 /// The text of `--help`: program options, the keys that are in no section, and the sections.
+/// Without `fields`, the options alone.
 std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options,
                       const std::vector<FieldInfo>& fields);
 
@@ -52,5 +53,12 @@ std::string help_text(const std::string& usage, const std::vector<ProgramOption>
 /// "optimizer.adamw".
 /// @throws base::UserError when there is no such key.
 std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fields);
+
+class RegistryBase;
+
+/// A table of the alternatives that a configuration chooses from: names, help, the plug-in in
+/// brackets, and below each its options with their defaults. Alternatives with the same are one
+/// line.
+std::string list_text(const RegistryBase& registry);
 
 }  // namespace syncbn::config

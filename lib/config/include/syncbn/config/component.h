@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -25,12 +26,33 @@ class RegistryBase {
     std::string help;
     const SchemaBase& (*schema)();
     std::shared_ptr<void> (*make_options)();  ///< options with their defaults
+    /// The plug-in that registered it, "libmine.so"; "" for the program itself. Not set before
+    /// set_origin().
+    std::optional<std::string> origin = std::nullopt;
   };
 
   const std::map<std::string, Entry>& entries() const { return entries_; }
   std::vector<std::string> names() const;
 
+  /// Alternatives with the same options, help and origin.
+  struct Group {
+    const Entry* entry;
+    std::vector<std::string> names;
+  };
+  std::vector<Group> groups() const;
+
+  /// Sets the origin of the alternatives that have none yet.
+  void set_origin(const std::string& origin);
+
  protected:
+  /// @param noun what an alternative is, for messages: "model"
+  explicit RegistryBase(std::string noun) : noun_(std::move(noun)) {}
+
+  /// @throws base::UserError if there is an alternative of this name.
+  void add_entry(const std::string& type, Entry entry);
+
+ private:
+  std::string noun_;
   std::map<std::string, Entry> entries_;
 };
 
@@ -42,10 +64,14 @@ class Registry : public RegistryBase {
  public:
   using Product = Product_;
 
+  explicit Registry(std::string noun) : RegistryBase(std::move(noun)) {}
+
+  /// @param make called with const Options& and Args
+  /// @throws base::UserError if there is an alternative of this name.
   template <Described Options, class Make>
   void add(const std::string& type, const std::string& help, Make make) {
-    entries_[type] = {help, []() -> const SchemaBase& { return Schema<Options>::get(); },
-                      [] { return std::shared_ptr<void>(std::make_shared<Options>()); }};
+    add_entry(type, {help, []() -> const SchemaBase& { return Schema<Options>::get(); },
+                     [] { return std::shared_ptr<void>(std::make_shared<Options>()); }});
     makers_[type] = [make](const void* options, Args... args) -> Product {
       return make(*static_cast<const Options*>(options), std::forward<Args>(args)...);
     };

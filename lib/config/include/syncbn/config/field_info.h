@@ -26,6 +26,7 @@ struct FieldInfo {
   std::string group;                     ///< heading in help
   std::string value_name;                ///< "FILE", shown in help in place of the type
   std::string letter;                    ///< "-r"; empty: none
+  std::vector<std::string> other_names;  ///< what other programs call it, for hints
   std::vector<std::string> environment;  ///< variables that set it; the first that is set counts
 
   /// Whether a command line may name the field without a value.
@@ -33,7 +34,8 @@ struct FieldInfo {
   bool is_text() const { return type.starts_with("text"); }
 };
 
-/// The key that `name` probably means: one that ends in `.name`, or is spelled almost like it.
+/// The key that `name` probably means: one that ends in `.name`, is called so by other programs, or
+/// is spelled almost like it.
 std::optional<std::string> nearest_key(const std::string& name,
                                        const std::vector<FieldInfo>& fields);
 

@@ -12,4 +12,7 @@ namespace syncbn::config {
 /// Files that build on each other set any part of the keys, so none is required.
 std::string json_schema(const SchemaBase& schema, const std::string& title);
 
+/// A value as JSON, in one line.
+std::string to_json(const Value& value);
+
 }  // namespace syncbn::config

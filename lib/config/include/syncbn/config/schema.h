@@ -47,6 +47,7 @@ class Rules {
   // How help and a command line spell the field; FieldInfo explains them.
   Rules& value_name(std::string name) { return info_.value_name = std::move(name), *this; }
   Rules& letter(std::string dashed) { return info_.letter = std::move(dashed), *this; }
+  Rules& other_names(std::vector<std::string> v) { return info_.other_names = std::move(v), *this; }
   Rules& environment(std::vector<std::string> v) { return info_.environment = std::move(v), *this; }
   /// Shown in place of the default's value.
   Rules& shown_default(std::string text) { return shown_default_ = std::move(text), *this; }

@@ -5,6 +5,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include <syncbn/data/dataset.h>
@@ -133,6 +134,7 @@ class Loader {
   std::vector<int64_t> storage_order_;
   int64_t requested_ = 0;  ///< samples of storage_order_ that storage was asked for
   int64_t skipped_ = 0;
+  std::set<int64_t> damaged_;  ///< samples that a warning has named
   double wait_seconds_ = 0;
   std::vector<Batch> slots_;
   std::deque<std::shared_ptr<detail::PendingBatch>> pending_;

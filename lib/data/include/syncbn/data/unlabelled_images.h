@@ -13,7 +13,8 @@ namespace syncbn::data {
 
 /// The options of a set of image files, of which test_transforms, mean, std and the limits count.
 struct UnlabelledImagesOptions : ImageFileOptions {
-  std::string images;  ///< the folder
+  /// A folder, or one file; empty: none, for a set of no samples that tells their shape.
+  std::string images;
   int64_t classes = 0;
   std::vector<std::string> class_names;  ///< by label; empty: none
   /// Whether targets are of the shape [H, W], as in sets with masks.
@@ -28,14 +29,17 @@ struct UnlabelledImagesOptions : ImageFileOptions {
 struct UnlabelledImages {
   std::shared_ptr<const SampleDataset> set;
   std::vector<std::filesystem::path> files;  ///< by sample, below the folder, sorted
+  /// Files below the folder that are neither JPEG nor PNG by their names, sorted, without hidden
+  /// ones.
+  std::vector<std::filesystem::path> others;
   /// Whether samples show the whole of their images, in another resolution.
   bool are_whole = false;
   /// Of an image file, as it is decoded. @throws base::UserError if the file cannot be read.
   std::function<ImageSize(int64_t index)> original_size;
 };
 
-/// All JPEG and PNG files in the folder and the folders in it.
+/// The file, or all JPEG and PNG files in the folder and the folders in it.
 /// @throws base::UserError naming the folder if it cannot be read or has no such file
-UnlabelledImages load_unlabelled_images(const UnlabelledImagesOptions& options);
+UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options);
 
 }  // namespace syncbn::data

@@ -2,6 +2,7 @@
 
 #include <syncbn/dist/process_group_ptr.h>
 #include <syncbn/dist/work.h>
+#include <syncbn/dist/world_rank.h>
 
 #include <cstdint>
 #include <string>
@@ -13,8 +14,8 @@ namespace syncbn::dist {
 // until it is queued on the current stream). Call them from one thread at a time. Every rank of the
 // group calls the same collectives in the same order, with tensors of the same shape and dtype
 // unless documented otherwise. Tensors may have any strides and dtype; autograd does not record
-// collectives. {} is the default group. `root`, `source` and `destination` are ranks
-// of the group (in PyTorch they are ranks of the world: WorldRank(5), see world_rank.h).
+// collectives. {} is the default group. `root`, `source` and `destination` are ranks of the group,
+// or with WorldRank(5) ranks of the world, as in PyTorch.
 //
 // They throw base::UserError for invalid arguments, before anything is sent, and when ranks call
 // different collectives; PeerError when a rank exits or the timeout passes. The message names the
@@ -29,11 +30,11 @@ void all_reduce(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
                 const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
 /// Like all_reduce, with the result on rank `root` only; PyTorch also changes `tensor` elsewhere.
-void reduce(at::Tensor& tensor, int root, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+void reduce(at::Tensor& tensor, GroupRank root, c10d::ReduceOp op = c10d::ReduceOp::SUM,
             const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
 /// Overwrites `tensor` with that of rank `root`.
-void broadcast(at::Tensor& tensor, int root, const GroupOrDefault& group = {},
+void broadcast(at::Tensor& tensor, GroupRank root, const GroupOrDefault& group = {},
                Timeout timeout = std::nullopt);
 
 /// Returns every rank's tensor, in the order of ranks.
@@ -41,11 +42,11 @@ std::vector<at::Tensor> all_gather(const at::Tensor& tensor, const GroupOrDefaul
                                    Timeout timeout = std::nullopt);
 
 /// Like all_gather on rank `root`; returns nothing elsewhere.
-std::vector<at::Tensor> gather(const at::Tensor& tensor, int root, const GroupOrDefault& group = {},
-                               Timeout timeout = std::nullopt);
+std::vector<at::Tensor> gather(const at::Tensor& tensor, GroupRank root,
+                               const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
 /// Overwrites `tensor` with this rank's part. `parts`: one per rank on rank `root`, else none.
-void scatter(at::Tensor& tensor, const std::vector<at::Tensor>& parts, int root,
+void scatter(at::Tensor& tensor, const std::vector<at::Tensor>& parts, GroupRank root,
              const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
 /// all_gather into one tensor: `output` holds the ranks' tensors one after the other. It has
@@ -78,11 +79,11 @@ void all_to_all_single(at::Tensor& output, const at::Tensor& input,
 
 /// Sends `tensor` to rank `destination`, which calls recv() with the same number of elements, dtype
 /// and `tag`. Other ranks do not take part.
-void send(const at::Tensor& tensor, int destination, const GroupOrDefault& group = {}, int tag = 0,
-          Timeout timeout = std::nullopt);
+void send(const at::Tensor& tensor, GroupRank destination, const GroupOrDefault& group = {},
+          int tag = 0, Timeout timeout = std::nullopt);
 
 /// Overwrites `tensor` with the one that rank `source` sends.
-void recv(at::Tensor& tensor, int source, const GroupOrDefault& group = {}, int tag = 0,
+void recv(at::Tensor& tensor, GroupRank source, const GroupOrDefault& group = {}, int tag = 0,
           Timeout timeout = std::nullopt);
 
 /// Returns when every rank has called it.
@@ -92,8 +93,8 @@ void barrier(const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 // timeout applies to each of these.
 
 /// Returns the bytes of rank `root`; those of other ranks are ignored.
-std::string broadcast_bytes(const std::string& bytes, int root, const GroupOrDefault& group = {},
-                            Timeout timeout = std::nullopt);
+std::string broadcast_bytes(const std::string& bytes, GroupRank root,
+                            const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
 /// Returns every rank's bytes, in the order of ranks.
 std::vector<std::string> all_gather_bytes(const std::string& bytes,
@@ -101,12 +102,12 @@ std::vector<std::string> all_gather_bytes(const std::string& bytes,
                                           Timeout timeout = std::nullopt);
 
 /// Like all_gather_bytes on rank `root`; returns nothing elsewhere.
-std::vector<std::string> gather_bytes(const std::string& bytes, int root,
+std::vector<std::string> gather_bytes(const std::string& bytes, GroupRank root,
                                       const GroupOrDefault& group = {},
                                       Timeout timeout = std::nullopt);
 
 /// Returns this rank's part. `parts` has one part per rank on rank `root`, and is empty elsewhere.
-std::string scatter_bytes(const std::vector<std::string>& parts, int root,
+std::string scatter_bytes(const std::vector<std::string>& parts, GroupRank root,
                           const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
 // Asynchronous forms: they start the operation and return a Work; after its wait() the result is
@@ -117,9 +118,9 @@ std::string scatter_bytes(const std::vector<std::string>& parts, int root,
 
 WorkPtr all_reduce_async(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
                          const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
-WorkPtr reduce_async(at::Tensor& tensor, int root, c10d::ReduceOp op = c10d::ReduceOp::SUM,
+WorkPtr reduce_async(at::Tensor& tensor, GroupRank root, c10d::ReduceOp op = c10d::ReduceOp::SUM,
                      const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
-WorkPtr broadcast_async(at::Tensor& tensor, int root, const GroupOrDefault& group = {},
+WorkPtr broadcast_async(at::Tensor& tensor, GroupRank root, const GroupOrDefault& group = {},
                         Timeout timeout = std::nullopt);
 /// Work::tensors() returns the tensors.
 WorkPtr all_gather_async(const at::Tensor& tensor, const GroupOrDefault& group = {},
@@ -128,9 +129,9 @@ WorkPtr all_gather_into_tensor_async(at::Tensor& output, const at::Tensor& input
                                      const GroupOrDefault& group = {},
                                      Timeout timeout = std::nullopt);
 /// Work::tensors() returns the tensors.
-WorkPtr gather_async(const at::Tensor& tensor, int root, const GroupOrDefault& group = {},
+WorkPtr gather_async(const at::Tensor& tensor, GroupRank root, const GroupOrDefault& group = {},
                      Timeout timeout = std::nullopt);
-WorkPtr scatter_async(at::Tensor& tensor, const std::vector<at::Tensor>& parts, int root,
+WorkPtr scatter_async(at::Tensor& tensor, const std::vector<at::Tensor>& parts, GroupRank root,
                       const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 WorkPtr reduce_scatter_async(at::Tensor& output, const std::vector<at::Tensor>& parts,
                              c10d::ReduceOp op = c10d::ReduceOp::SUM,
@@ -149,9 +150,9 @@ WorkPtr barrier_async(const GroupOrDefault& group = {}, Timeout timeout = std::n
 
 /// send() that does not wait. A send ends when the other rank has called recv() or irecv(). One
 /// that nobody receives fails at its timeout, in wait(), and names the peer.
-WorkPtr isend(const at::Tensor& tensor, int destination, const GroupOrDefault& group = {},
+WorkPtr isend(const at::Tensor& tensor, GroupRank destination, const GroupOrDefault& group = {},
               int tag = 0, Timeout timeout = std::nullopt);
-WorkPtr irecv(at::Tensor& tensor, int source, const GroupOrDefault& group = {}, int tag = 0,
+WorkPtr irecv(at::Tensor& tensor, GroupRank source, const GroupOrDefault& group = {}, int tag = 0,
               Timeout timeout = std::nullopt);
 
 /// An operation of batch_isend_irecv().
@@ -179,13 +180,13 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops,
 
 // Work::bytes() returns the bytes.
 
-WorkPtr broadcast_bytes_async(const std::string& bytes, int root, const GroupOrDefault& group = {},
-                              Timeout timeout = std::nullopt);
+WorkPtr broadcast_bytes_async(const std::string& bytes, GroupRank root,
+                              const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 WorkPtr all_gather_bytes_async(const std::string& bytes, const GroupOrDefault& group = {},
                                Timeout timeout = std::nullopt);
-WorkPtr gather_bytes_async(const std::string& bytes, int root, const GroupOrDefault& group = {},
-                           Timeout timeout = std::nullopt);
-WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, int root,
+WorkPtr gather_bytes_async(const std::string& bytes, GroupRank root,
+                           const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
+WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, GroupRank root,
                             const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
 }  // namespace syncbn::dist

@@ -21,6 +21,12 @@ struct NcclOptions {
   std::optional<int> max_ctas = std::nullopt;
   /// Whether NCCL's functions return when they are done; otherwise libtorch polls.
   bool blocking = true;
+  /// SyncBatchNorm's statistics go through the memory of the GPUs if all of them reach each
+  /// other's, by one kernel in place of NCCL's; the results have the same bits.
+  bool peer_memory = true;
+  /// DistributedDataParallel's gradient buckets lie in memory that is registered with NCCL, which
+  /// then copies less: fewer of the GPU's multiprocessors take part in a call.
+  bool register_buckets = false;
 };
 
 /// Options of init_process_group().

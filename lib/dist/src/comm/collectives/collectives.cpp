@@ -733,22 +733,23 @@ WorkPtr all_reduce_async(Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault
   return launch(any(plan_all_reduce(tensor, std::move(op), group, timeout)));
 }
 
-void reduce(Tensor& tensor, int root, c10d::ReduceOp op, const GroupOrDefault& group,
+void reduce(Tensor& tensor, GroupRank root, c10d::ReduceOp op, const GroupOrDefault& group,
             Timeout timeout) {
-  complete(plan_reduce(tensor, root, std::move(op), group, timeout));
+  complete(plan_reduce(tensor, root.in(group), std::move(op), group, timeout));
 }
 
-WorkPtr reduce_async(Tensor& tensor, int root, c10d::ReduceOp op, const GroupOrDefault& group,
+WorkPtr reduce_async(Tensor& tensor, GroupRank root, c10d::ReduceOp op, const GroupOrDefault& group,
                      Timeout timeout) {
-  return launch(any(plan_reduce(tensor, root, std::move(op), group, timeout)));
+  return launch(any(plan_reduce(tensor, root.in(group), std::move(op), group, timeout)));
 }
 
-void broadcast(Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
-  complete(plan_broadcast(tensor, root, group, timeout));
+void broadcast(Tensor& tensor, GroupRank root, const GroupOrDefault& group, Timeout timeout) {
+  complete(plan_broadcast(tensor, root.in(group), group, timeout));
 }
 
-WorkPtr broadcast_async(Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_broadcast(tensor, root, group, timeout)));
+WorkPtr broadcast_async(Tensor& tensor, GroupRank root, const GroupOrDefault& group,
+                        Timeout timeout) {
+  return launch(any(plan_broadcast(tensor, root.in(group), group, timeout)));
 }
 
 Tensors all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout) {
@@ -769,22 +770,23 @@ WorkPtr all_gather_into_tensor_async(Tensor& output, const Tensor& input,
   return launch(any(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kLater)));
 }
 
-Tensors gather(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
-  return complete(plan_gather(tensor, root, group, timeout)).tensors;
+Tensors gather(const Tensor& tensor, GroupRank root, const GroupOrDefault& group, Timeout timeout) {
+  return complete(plan_gather(tensor, root.in(group), group, timeout)).tensors;
 }
 
-WorkPtr gather_async(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_gather(tensor, root, group, timeout)));
+WorkPtr gather_async(const Tensor& tensor, GroupRank root, const GroupOrDefault& group,
+                     Timeout timeout) {
+  return launch(any(plan_gather(tensor, root.in(group), group, timeout)));
 }
 
-void scatter(Tensor& tensor, const Tensors& parts, int root, const GroupOrDefault& group,
+void scatter(Tensor& tensor, const Tensors& parts, GroupRank root, const GroupOrDefault& group,
              Timeout timeout) {
-  complete(plan_scatter(tensor, parts, root, group, timeout));
+  complete(plan_scatter(tensor, parts, root.in(group), group, timeout));
 }
 
-WorkPtr scatter_async(Tensor& tensor, const Tensors& parts, int root, const GroupOrDefault& group,
-                      Timeout timeout) {
-  return launch(any(plan_scatter(tensor, parts, root, group, timeout)));
+WorkPtr scatter_async(Tensor& tensor, const Tensors& parts, GroupRank root,
+                      const GroupOrDefault& group, Timeout timeout) {
+  return launch(any(plan_scatter(tensor, parts, root.in(group), group, timeout)));
 }
 
 void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
@@ -832,22 +834,23 @@ WorkPtr all_to_all_single_async(Tensor& output, const Tensor& input,
                                            group, timeout)));
 }
 
-void send(const Tensor& tensor, int destination, const GroupOrDefault& group, int tag,
+void send(const Tensor& tensor, GroupRank destination, const GroupOrDefault& group, int tag,
           Timeout timeout) {
-  complete(plan_send(tensor, destination, group, tag, timeout));
+  complete(plan_send(tensor, destination.in(group), group, tag, timeout));
 }
 
-WorkPtr isend(const Tensor& tensor, int destination, const GroupOrDefault& group, int tag,
+WorkPtr isend(const Tensor& tensor, GroupRank destination, const GroupOrDefault& group, int tag,
               Timeout timeout) {
-  return launch(any(plan_send(tensor, destination, group, tag, timeout)));
+  return launch(any(plan_send(tensor, destination.in(group), group, tag, timeout)));
 }
 
-void recv(Tensor& tensor, int source, const GroupOrDefault& group, int tag, Timeout timeout) {
-  complete(plan_recv(tensor, source, group, tag, timeout));
+void recv(Tensor& tensor, GroupRank source, const GroupOrDefault& group, int tag, Timeout timeout) {
+  complete(plan_recv(tensor, source.in(group), group, tag, timeout));
 }
 
-WorkPtr irecv(Tensor& tensor, int source, const GroupOrDefault& group, int tag, Timeout timeout) {
-  return launch(any(plan_recv(tensor, source, group, tag, timeout)));
+WorkPtr irecv(Tensor& tensor, GroupRank source, const GroupOrDefault& group, int tag,
+              Timeout timeout) {
+  return launch(any(plan_recv(tensor, source.in(group), group, tag, timeout)));
 }
 
 std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const GroupOrDefault& group,
@@ -871,14 +874,14 @@ WorkPtr barrier_async(const GroupOrDefault& group, Timeout timeout) {
   return launch(any(plan_barrier(group, timeout)));
 }
 
-std::string broadcast_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
+std::string broadcast_bytes(const std::string& bytes, GroupRank root, const GroupOrDefault& group,
                             Timeout timeout) {
-  return complete(plan_broadcast_bytes(bytes, root, group, timeout)).bytes.front();
+  return complete(plan_broadcast_bytes(bytes, root.in(group), group, timeout)).bytes.front();
 }
 
-WorkPtr broadcast_bytes_async(const std::string& bytes, int root, const GroupOrDefault& group,
+WorkPtr broadcast_bytes_async(const std::string& bytes, GroupRank root, const GroupOrDefault& group,
                               Timeout timeout) {
-  return launch(any(plan_broadcast_bytes(bytes, root, group, timeout)));
+  return launch(any(plan_broadcast_bytes(bytes, root.in(group), group, timeout)));
 }
 
 std::vector<std::string> all_gather_bytes(const std::string& bytes, const GroupOrDefault& group,
@@ -891,24 +894,24 @@ WorkPtr all_gather_bytes_async(const std::string& bytes, const GroupOrDefault& g
   return launch(any(plan_all_gather_bytes(bytes, group, timeout, Waits::kLater)));
 }
 
-std::vector<std::string> gather_bytes(const std::string& bytes, int root,
+std::vector<std::string> gather_bytes(const std::string& bytes, GroupRank root,
                                       const GroupOrDefault& group, Timeout timeout) {
-  return complete(plan_gather_bytes(bytes, root, group, timeout)).bytes;
+  return complete(plan_gather_bytes(bytes, root.in(group), group, timeout)).bytes;
 }
 
-WorkPtr gather_bytes_async(const std::string& bytes, int root, const GroupOrDefault& group,
+WorkPtr gather_bytes_async(const std::string& bytes, GroupRank root, const GroupOrDefault& group,
                            Timeout timeout) {
-  return launch(any(plan_gather_bytes(bytes, root, group, timeout)));
+  return launch(any(plan_gather_bytes(bytes, root.in(group), group, timeout)));
 }
 
-std::string scatter_bytes(const std::vector<std::string>& parts, int root,
+std::string scatter_bytes(const std::vector<std::string>& parts, GroupRank root,
                           const GroupOrDefault& group, Timeout timeout) {
-  return complete(plan_scatter_bytes(parts, root, group, timeout)).bytes.front();
+  return complete(plan_scatter_bytes(parts, root.in(group), group, timeout)).bytes.front();
 }
 
-WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, int root,
+WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, GroupRank root,
                             const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_scatter_bytes(parts, root, group, timeout)));
+  return launch(any(plan_scatter_bytes(parts, root.in(group), group, timeout)));
 }
 
 }  // namespace syncbn::dist

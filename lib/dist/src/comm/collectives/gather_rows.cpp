@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/plain_message.h>
 
 #include <algorithm>
 #include <chrono>
@@ -15,7 +16,6 @@
 #include "groups/timeouts.h"
 #include "groups/world.h"
 #include "monitor/flight_recorder.h"
-#include "monitor/plain_message.h"
 #include "transport/no_sigpipe.h"
 
 namespace syncbn::dist::detail {

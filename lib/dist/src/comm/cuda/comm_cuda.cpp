@@ -3,16 +3,20 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
+#include <spdlog/spdlog.h>
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
 
+#include <ATen/cuda/MemPool.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
@@ -23,6 +27,7 @@
 
 #include "cuda/compute_capability.h"
 #include "cuda/graph_cuda.h"
+#include "cuda/peer_gather.h"
 #include "groups/cuda_support.h"
 
 namespace syncbn::dist::detail {
@@ -81,19 +86,76 @@ class Nccl : public Transport {
   Nccl(c10::intrusive_ptr<MonitoredNccl> nccl, const NcclGroup& group)
       : nccl_(std::move(nccl)),
         device_(at::kCUDA, static_cast<at::DeviceIndex>(group.device)),
+        store_(group.world_size > 1 ? group.store : nullptr),
+        uses_peer_memory_(group.options.peer_memory),
+        registers_buckets_(group.options.register_buckets),
+        name_(group.name),
         world_rank_(group.world_rank),
         is_monitored_(group.is_monitored) {}
 
   const c10::intrusive_ptr<MonitoredNccl>& group() const { return nccl_; }
-  c10d::Backend& prepare(const Call& /*call*/) override { return *nccl_; }
+  c10d::Backend& prepare(const Call& call) override {
+    if (call.content == 0 || !peers_) return *nccl_;
+    peers_->set_tag(tag_of(call));
+    return *peers_;
+  }
+  bool gathers_by_peers(int64_t numbers) const override {
+    return peers_ && numbers <= cuda::kMaxPeerRow;
+  }
   void set_timeout(std::chrono::milliseconds timeout) override {
     if (!is_monitored_) nccl_->setTimeout(timeout);
   }
-  void connect() override { nccl_->connect(device_); }
-  void shutdown() override { nccl_->shutdown(); }
+  void connect() override {
+    nccl_->connect(device_);
+    if (!store_) return;
+    std::string why_not;
+    peers_ = PeerGather::connect(store_, nccl_->getRank(), nccl_->getSize(), device_,
+                                 uses_peer_memory_, why_not);
+    if (nccl_->getRank() != 0) return;
+    spdlog::debug("group '{}': statistics of SyncBatchNorm are exchanged {}", name_,
+                  peers_ ? "through the memory of the GPUs"
+                         : fmt::format("by NCCL, since GPUs do not share memory: {}", why_not));
+  }
+  /// NCCL's shutdown waits for the other ranks: this one has released their memory by then.
+  void shutdown() override {
+    if (peers_) peers_->close_to_others();
+    nccl_->shutdown();
+  }
   bool runs_on_streams() const override { return true; }
 
+  void allocate_registered(c10::function_ref<void()> allocate) override {
+    if (!registers_buckets_) return allocate();
+    const c10::cuda::CUDAGuard guard(device_);
+    if (!pool_) {
+      using Allocator = c10::cuda::CUDACachingAllocator::CUDAAllocator;
+      // NCCL's own is for GPUs that an NVSwitch connects.
+      pool_ = std::make_unique<at::cuda::MemPool>(
+          nccl_->supportsTensorAlloc(device_.index())
+              ? std::static_pointer_cast<Allocator>(nccl_->getMemAllocator())
+              : nullptr);
+    }
+    struct Allocating {
+      at::cuda::MemPool& pool;
+      explicit Allocating(at::cuda::MemPool& pool) : pool(pool) {
+        c10::cuda::CUDACachingAllocator::beginAllocateToPool(
+            pool.device(), pool.id(),
+            [thread = std::this_thread::get_id()](cudaStream_t /*stream*/) {
+              return std::this_thread::get_id() == thread;
+            });
+      }
+      ~Allocating() {
+        c10::cuda::CUDACachingAllocator::endAllocateToPool(pool.device(), pool.id());
+      }
+    };
+    {
+      const Allocating in_pool(*pool_);
+      allocate();
+    }
+    nccl_->registerMemPool(pool_.get());
+  }
+
   void abort() override {
+    if (peers_) peers_->abort();
     // Never destroyed: the destructor waits for threads that may sleep for a minute after an error.
     static_cast<void>(c10::intrusive_ptr<MonitoredNccl>(nccl_).release());
     write_record();
@@ -104,14 +166,13 @@ class Nccl : public Transport {
     if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
       return nullptr;
     }
+    if (const auto* const gather = dynamic_cast<const PeerGatherWork*>(work.get())) {
+      return [end = gather->end()] { return has_ended(*end); };
+    }
     const auto* const of_nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work.get());
     if (of_nccl == nullptr) return Transport::completion_of(work);
     return [event = WorkEvent::of(*of_nccl), weak = c10::weak_intrusive_ptr(nccl_)] {
-      // The monitor's thread would create a context on the first GPU, which is another rank's.
-      const c10::cuda::CUDAGuard device(event->device_index());
-      // Otherwise a query would break the capture of a graph by another thread.
-      const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
-      if (cudaEventQuery(*event) == cudaSuccess) return true;
+      if (has_ended(*event)) return true;
       const auto alive = weak.lock();
       if (alive) alive->throw_asynchronous_error(event->device_index());
       return false;
@@ -124,6 +185,14 @@ class Nccl : public Transport {
   }
 
  private:
+  static bool has_ended(at::cuda::CUDAEvent& event) {
+    // The monitor's thread would create a context on the first GPU, which is another rank's.
+    const c10::cuda::CUDAGuard device(event.device_index());
+    // Otherwise a query would break the capture of a graph by another thread.
+    const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
+    return cudaEventQuery(event) == cudaSuccess;
+  }
+
   /// Its queries may hang, as everything may after a failure.
   void write_record() {
     std::packaged_task<std::string()> task([nccl = nccl_, device = device_, rank = world_rank_] {
@@ -145,7 +214,13 @@ class Nccl : public Transport {
   static constexpr std::chrono::milliseconds kRecordTime{500};
 
   const c10::intrusive_ptr<MonitoredNccl> nccl_;
+  c10::intrusive_ptr<PeerGather> peers_;  ///< may be null
   const at::Device device_;
+  const c10::intrusive_ptr<c10d::Store> store_;  ///< null: GPUs shall not share memory
+  const bool uses_peer_memory_;
+  const bool registers_buckets_;
+  std::unique_ptr<at::cuda::MemPool> pool_;  ///< of allocate_registered()
+  const std::string name_;
   const int world_rank_;
   const bool is_monitored_;
   mutable std::mutex record_mutex_;

@@ -65,7 +65,7 @@ std::string why_no_gpu() {
 
 }  // namespace
 
-OwnGpu find_own_gpu(const std::string& given) {
+OwnGpu find_own_gpu(const std::string& given, std::optional<int> index) {
   OwnGpu own;
   Offer& offer = own.offer;
   offer.backend = canonical_backend(given);
@@ -94,7 +94,7 @@ OwnGpu find_own_gpu(const std::string& given) {
   }
 
   const int devices = cuda_support()->device_count();
-  own.index = devices == 1 ? 0 : local_rank();
+  own.index = index.value_or(devices == 1 ? 0 : local_rank());
   if (own.index >= devices && offer.backend == "cuda:gloo") own.index %= devices;
   if (own.index < devices) {
     if (const std::string why = cuda_support()->why_too_old(own.index); !why.empty()) {

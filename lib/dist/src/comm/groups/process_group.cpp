@@ -7,6 +7,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/collectives.h>
+#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/world_rank.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@
 #include "groups/own_gpu.h"
 #include "groups/timeouts.h"
 #include "groups/world.h"
-#include "monitor/plain_message.h"
+#include "monitor/nccl_misuse.h"
 #include "rendezvous/group_store.h"
 #include "rendezvous/interfaces.h"
 #include "rendezvous/rendezvous.h"
@@ -62,6 +63,7 @@ struct World {
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
   std::shared_ptr<Transport> connected_nccl;            ///< of `group`; null: none, or not yet
+  std::map<std::string, ProcessGroupPtr> joined;        ///< of join_group(), by name
   ProcessGroupPtr statistics;                           ///< made at first use
   std::map<int, ProcessGroupPtr> statistics_subgroups;  ///< the same, by size
 };
@@ -214,10 +216,9 @@ void agree_on_members(const World& world, const std::vector<int>& ranks) {
   }
 }
 
-/// Every rank of the world calls it, in the same order. Null on ranks that are not members.
-ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
+/// Every member calls it, in the same order. Null on ranks that are not members.
+ProcessGroupPtr form_group(World& world, const std::string& name, const std::vector<int>& ranks,
                            std::chrono::milliseconds timeout, const NcclOptions& nccl) {
-  const std::string name = std::to_string(world.groups_made++);
   const auto self = std::find(ranks.begin(), ranks.end(), world.place.rank);
   const bool member = self != ranks.end();
   ProcessGroupPtr group;
@@ -227,6 +228,12 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
   leave_rendezvous(world.place, name, count_ours(world, ranks), member, world.connect_timeout,
                    [&] { return end_of_member(world, ranks, kPollInterval); });
   return group;
+}
+
+/// Every rank of the world calls it, in the same order. Null on ranks that are not members.
+ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
+                           std::chrono::milliseconds timeout, const NcclOptions& nccl) {
+  return form_group(world, std::to_string(world.groups_made++), ranks, timeout, nccl);
 }
 
 /// Waits until the other ranks have formed this rank's groups.
@@ -373,7 +380,11 @@ constexpr const char* kRegisteredAs = "syncbn";
 
 }  // namespace
 
-ProcessGroupPtr init_process_group(const InitOptions& given) {
+namespace {
+
+ProcessGroupPtr form_world(const InitOptions& given,
+                           const c10::intrusive_ptr<c10d::Store>& opened = nullptr,
+                           std::optional<int> gpu_index = std::nullopt) {
   if (detail::world()) {
     throw base::UserError(
         "init_process_group was called twice; call destroy_process_group() in between");
@@ -385,14 +396,14 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   // c10d logs a page of stack frames for each lost connection.
   if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   auto made = std::make_unique<detail::World>();
-  const detail::OwnGpu gpu = detail::find_own_gpu(options.backend);
+  const detail::OwnGpu gpu = detail::find_own_gpu(options.backend, gpu_index);
   const auto shared_memory = base::env_int("SYNCBN_SHARED_MEMORY", 0, 1);
   made->shared_memory = options.shared_memory && shared_memory.value_or(1) == 1;
   made->needs_shared_memory = options.shared_memory && shared_memory == 1 &&
                               base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20).value_or(1) > 1;
   made->timeout = options.timeout;
   made->nccl = options.nccl;
-  made->place = detail::rendezvous(options, gpu.offer);
+  made->place = detail::rendezvous(options, gpu.offer, opened);
   const detail::BackendChoice& choice = made->place.choice;
   if (!choice.message.empty()) spdlog::warn("{}", choice.message);
   if (choice.backend != "gloo") {
@@ -415,6 +426,29 @@ ProcessGroupPtr init_process_group(const InitOptions& given) {
   return detail::world()->group;
 }
 
+}  // namespace
+
+ProcessGroupPtr init_process_group(const InitOptions& options) {
+  return form_world(options);
+}
+
+ProcessGroupPtr detail::init_process_group(const c10::intrusive_ptr<c10d::Store>& opened,
+                                           const InitOptions& options, std::optional<int> gpu) {
+  ProcessGroupPtr group = form_world(options, opened, gpu);
+  backend_of(group)->before_shutdown(destroy_process_group);
+  return group;
+}
+
+ProcessGroupPtr detail::join_group(const std::string& name, const std::vector<int>& ranks,
+                                   std::chrono::milliseconds timeout) {
+  World& world = require_world();
+  ProcessGroupPtr group = form_group(world, name, ranks, timeout, world.nccl);
+  backend_of(group)->before_shutdown([name] {
+    if (detail::world()) detail::world()->joined.erase(name);
+  });
+  return world.joined[name] = group;
+}
+
 void destroy_process_group() {
   if (!detail::world()) return;
   if (detail::world()->process != ::getpid()) {
@@ -423,16 +457,17 @@ void destroy_process_group() {
     c10d::unregister_process_group(kRegisteredAs);
     return;
   }
-  detail::let_peers_connect(*detail::world());
-  detail::close_nccl(*detail::world());
-  // First, so that ranks that still wait for this one learn the cause of the lost connections.
-  detail::world()->monitor.reset();
+  // shutdown() of a group that Python made calls this function again, which then returns at once.
+  const std::unique_ptr<detail::World> world = std::move(detail::world());
   c10d::unregister_process_group(kRegisteredAs);
+  detail::let_peers_connect(*world);
+  detail::close_nccl(*world);
+  // First, so that ranks that still wait for this one learn the cause of the lost connections.
+  world->monitor.reset();
   // The user's modules and graphs may hold groups longer, but connections end here.
-  for (const detail::MadeGroup& made : detail::world()->made) {
+  for (const detail::MadeGroup& made : world->made) {
     if (const auto group = made.group.lock()) group->shutdown();
   }
-  detail::world().reset();
 }
 
 void throw_if_aborted() {

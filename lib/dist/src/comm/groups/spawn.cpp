@@ -13,6 +13,7 @@
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
+#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -38,7 +39,6 @@
 
 #include "groups/timeouts.h"
 #include "monitor/peer_monitor.h"
-#include "monitor/plain_message.h"
 
 namespace syncbn::dist {
 namespace {
@@ -200,7 +200,7 @@ void die_with_parent(pid_t parent) {
     fn(rank);
   } catch (const std::exception& error) {
     code = base::exit_code_of(error);
-    const std::string text = detail::plain_message(error).substr(0, kMaxMessage);
+    const std::string text = plain_message(error).substr(0, kMaxMessage);
     (void)!::write(message, text.data(), text.size());
   } catch (...) {
     code = base::kExitInternal;

@@ -9,6 +9,19 @@ namespace syncbn::dist::detail {
 /// The backend of a group of this library; null for a group made elsewhere.
 Backend* backend_of(const ProcessGroupPtr& group);
 
+/// As init_process_group(), over a store that the caller has opened. A creator of c10d's backends
+/// calls it; shutdown() of the group's backend is destroy_process_group().
+/// @param options with rank and world_size
+/// @param gpu as find_own_gpu()'s index
+ProcessGroupPtr init_process_group(const c10::intrusive_ptr<c10d::Store>& opened,
+                                   const InitOptions& options, std::optional<int> gpu);
+
+/// A group over the given ranks of the world, in this order, which its members alone call: unlike
+/// new_group(), which every rank calls. Held until shutdown() of its backend.
+/// @param name of its own among the groups of the world
+ProcessGroupPtr join_group(const std::string& name, const std::vector<int>& ranks,
+                           std::chrono::milliseconds timeout);
+
 /// A group's rank as messages name it: its rank in the world if known.
 int world_rank(const ProcessGroupPtr& group, int64_t rank);
 

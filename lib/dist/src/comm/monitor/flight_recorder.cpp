@@ -3,12 +3,12 @@
 #include <c10/util/accumulate.h>
 #include <c10/util/hash.h>
 #include <fmt/format.h>
+#include <syncbn/dist/plain_message.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
-
-#include "monitor/plain_message.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -20,12 +20,50 @@ const char* name_of_op(int reduce_op) {
   return index < kNames.size() ? kNames[index] : "another operation";
 }
 
+/// The name in torch's flight records, by which fr_trace knows the operation.
+const char* torch_name(const Call& call) {
+  switch (call.type) {
+    case c10d::OpType::BROADCAST:
+      return "broadcast";
+    case c10d::OpType::ALLREDUCE_COALESCED:
+      return "allreduce_coalesced";
+    case c10d::OpType::REDUCE:
+      return "reduce";
+    case c10d::OpType::ALLGATHER:
+      return "all_gather";
+    case c10d::OpType::_ALLGATHER_BASE:
+      return "_all_gather_base";
+    case c10d::OpType::ALLGATHER_COALESCED:
+      return "ALLGATHER_coalesced";
+    case c10d::OpType::GATHER:
+      return "gather";
+    case c10d::OpType::SCATTER:
+      return "scatter";
+    case c10d::OpType::REDUCE_SCATTER:
+      return "reduce_scatter";
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+      return "_reduce_scatter_base";
+    case c10d::OpType::ALLTOALL:
+    case c10d::OpType::ALLTOALL_BASE:
+      return "all_to_all";
+    case c10d::OpType::SEND:
+      return "send";
+    case c10d::OpType::RECV:
+      return "recv";
+    case c10d::OpType::BARRIER:
+      return "all_reduce_barrier";
+    default:
+      return "all_reduce";
+  }
+}
+
 }  // namespace
 
 uint16_t Call::fingerprint() const {
   size_t hash = c10::get_hash(static_cast<int>(type), static_cast<int>(dtype), root, reduce_op);
   for (const int64_t size : sizes) hash = c10::hash_combine(hash, static_cast<size_t>(size));
   hash = c10::hash_combine(hash, has_sizes ? sizes.size() : SIZE_MAX);
+  if (content != 0) hash = c10::hash_combine(hash, content);
   hash ^= hash >> 32;
   hash ^= hash >> 16;
   return static_cast<uint16_t>(hash);
@@ -46,7 +84,8 @@ std::string Call::describe() const {
 
 thread_local const NamedAs* NamedAs::current_ = nullptr;
 
-NamedAs::NamedAs(const char* name, at::IntArrayRef sizes) : name_(name), sizes_(sizes) {
+NamedAs::NamedAs(const char* name, at::IntArrayRef sizes, uint64_t content)
+    : name_(name), sizes_(sizes), content_(content) {
   if (current_ == nullptr) current_ = this;
 }
 
@@ -58,11 +97,22 @@ void NamedAs::apply_to(Call& call) {
   if (current_ == nullptr) return;
   call.name = current_->name_;
   call.sizes.assign(current_->sizes_.begin(), current_->sizes_.end());
+  call.content = current_->content_;
 }
 
 FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks,
-                               std::function<void()> abort)
-    : group_(std::move(group)), ranks_(std::move(ranks)), abort_(std::move(abort)) {}
+                               std::function<void()> abort,
+                               std::shared_ptr<base::FlightRecord> record)
+    : group_(std::move(group)),
+      ranks_(std::move(ranks)),
+      abort_(std::move(abort)),
+      record_(std::move(record)),
+      group_in_record_(record_ ? record_->add_group(group_, ranks_) : 0) {}
+
+FlightRecorder::~FlightRecorder() {
+  for (Entry& entry : collectives_) end(entry, State::kFailed);
+  for (Entry& entry : transfers_) end(entry, State::kFailed);
+}
 
 bool FlightRecorder::has_member(int rank) const {
   return std::find(ranks_.begin(), ranks_.end(), rank) != ranks_.end();
@@ -83,18 +133,95 @@ std::optional<Call> FlightRecorder::failed() const {
   return failed_;
 }
 
-void FlightRecorder::begin(const Call& call, std::function<bool()> is_done, Timeout timeout) {
+uint64_t FlightRecorder::begin_in_record(const Call& call) {
+  if (!record_) return 0;
+  return record_->begin({.kind = torch_name(call),
+                         .dtype = call.dtype == at::ScalarType::Undefined
+                                      ? ""
+                                      : std::string_view(c10::toString(call.dtype)),
+                         .name = call.name,
+                         .sequence = call.sequence,
+                         .peer = call.peer,
+                         .group = group_in_record_,
+                         .sizes = call.sizes.data(),
+                         .dimensions = call.sizes.size()});
+}
+
+uint64_t FlightRecorder::next_with(int peer, c10d::OpType type) const {
   const std::lock_guard lock(mutex_);
-  Entry entry{call, Clock::now(), std::move(is_done), timeout};
+  const auto found = transfers_by_rank_.find({peer, type});
+  return found == transfers_by_rank_.end() ? 1 : found->second.begun + 1;
+}
+
+FlightRecorder::TransfersByRank FlightRecorder::transfers() const {
+  const std::lock_guard lock(mutex_);
+  return transfers_by_rank_;
+}
+
+void FlightRecorder::begin(const Call& call, Timeout timeout, int64_t traced_since) {
+  const std::lock_guard lock(mutex_);
+  Entry entry{.call = call,
+              .since = Clock::now(),
+              .timeout = timeout,
+              .number = begin_in_record(call),
+              .traced_since = traced_since};
   if (call.is_collective()) {
     last_ = call.sequence;
-    collectives_[call.sequence % kKept] = std::move(entry);
+    Entry& slot = collectives_[call.sequence % kKept];
+    end(slot, State::kFailed);  // nobody has told its end
+    slot = std::move(entry);
     return;
   }
-  transfers_.remove_if([&call](const Entry& old) {
-    return old.call.sequence == call.sequence || !old.is_pending();
-  });
+  transfers_.remove_if([](const Entry& old) { return !old.is_pending(); });
+  Transfers& with_peer = transfers_by_rank_[{call.peer, call.type}];
+  ++with_peer.begun;
+  if (timeout) ++with_peer.done;
   transfers_.push_back(std::move(entry));
+}
+
+void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_done) {
+  const std::lock_guard lock(mutex_);
+  Entry* const entry = entry_of(call);
+  if (entry == nullptr || !entry->is_pending()) return;
+  if (entry->runs_on_gpu()) trace(*entry);  // it is queued
+  if (!is_done) return end(*entry, State::kSucceeded);
+  entry->is_done = std::move(is_done);
+}
+
+void FlightRecorder::await(const Call& call, bool is_blocked) {
+  const std::lock_guard lock(mutex_);
+  Entry* const entry = entry_of(call);
+  if (entry == nullptr || !entry->is_pending()) return;
+  if (is_blocked && entry->blocked_since == 0) entry->blocked_since = trace_time();
+  if (!std::exchange(entry->is_awaited, true) && record_) record_->await(entry->number);
+}
+
+void FlightRecorder::end(Entry& entry, State state) {
+  if (record_ && entry.number != 0 && entry.is_pending()) {
+    record_->end(
+        entry.number,
+        state == State::kFailed ? base::FlightLayout::kFailed : base::FlightLayout::kSucceeded,
+        entry.is_awaited);
+  }
+  if (entry.is_pending() && state == State::kSucceeded && !entry.runs_on_gpu()) trace(entry);
+  entry.state = state;
+  entry.is_done = nullptr;
+}
+
+void FlightRecorder::trace(const Entry& entry) const {
+  const int64_t end = trace_time();
+  if (entry.traced_since == 0 || end == 0) return;
+  const Call& call = entry.call;
+  const bool has_type = call.dtype != at::ScalarType::Undefined;
+  const auto size = has_type ? static_cast<int64_t>(c10::elementSize(call.dtype)) : 0;
+  add_to_trace({.name = call.name,
+                .group = group_,
+                .peer = call.peer,
+                .sequence = call.sequence,
+                .bytes = call.has_sizes ? call.elements() * size : 0,
+                .begin = entry.traced_since,
+                .end = end,
+                .waited_from = entry.blocked_since != 0 ? entry.blocked_since : -1});
 }
 
 FlightRecorder::Entry* FlightRecorder::entry_of(const Call& call) {
@@ -112,22 +239,29 @@ void FlightRecorder::succeed(const Call& call) {
   const std::lock_guard lock(mutex_);
   Entry* const entry = entry_of(call);
   if (entry == nullptr || !entry->is_pending()) return;  // it may have failed meanwhile
-  entry->state = State::kSucceeded;
-  entry->is_done = nullptr;
+  if (!call.is_collective() && !entry->timeout) {
+    ++transfers_by_rank_[{call.peer, call.type}].done;
+  }
+  end(*entry, State::kSucceeded);
 }
 
 void FlightRecorder::fail(const Call& call) {
   set_failed(call);
   const std::lock_guard lock(mutex_);
-  if (Entry* entry = entry_of(call)) entry->state = State::kFailed;
+  if (Entry* entry = entry_of(call)) end(*entry, State::kFailed);
 }
 
 void FlightRecorder::refuse(const Call& call) {
   const std::lock_guard lock(mutex_);
+  Entry* const entry = entry_of(call);
+  if (entry == nullptr) return;  // it had not begun
+  if (record_) record_->remove(entry->number);
   if (!call.is_collective()) {
-    transfers_.remove_if(
-        [&call](const Entry& entry) { return entry.call.sequence == call.sequence; });
-  } else if (Entry* const entry = entry_of(call)) {
+    Transfers& with_peer = transfers_by_rank_[{call.peer, call.type}];
+    --with_peer.begun;
+    if (entry->timeout) --with_peer.done;
+    transfers_.remove_if([&call](const Entry& one) { return one.call.sequence == call.sequence; });
+  } else {
     // Its slot is also that of call `sequence - kKept`, which has ended long ago.
     *entry = {};
     entry->state = State::kSucceeded;
@@ -189,8 +323,8 @@ uint64_t FlightRecorder::completed(bool with_running) const {
   const std::lock_guard lock(mutex_);
   for (uint64_t n = oldest(); n <= last_; ++n) {
     const Entry& entry = collectives_[n % kKept];
-    const bool runs_by_itself = with_running && entry.timeout.has_value();
-    if ((entry.is_pending() && !runs_by_itself) || entry.state == State::kFailed) return n - 1;
+    const bool is_excused = with_running && entry.runs_on_gpu();
+    if ((entry.is_pending() && !is_excused) || entry.state == State::kFailed) return n - 1;
   }
   return last_;
 }

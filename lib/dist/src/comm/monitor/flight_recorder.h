@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -15,7 +18,10 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <syncbn/base/flight_record.h>
 #include <syncbn/dist/collectives.h>
+
+#include "monitor/trace.h"
 
 namespace syncbn::dist::detail {
 
@@ -25,13 +31,16 @@ struct Call {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   /// The number of the collective in its group, from 1; sends and recvs are counted separately.
   uint64_t sequence = 0;
-  int peer = -1;       ///< of a send or recv, in the world; -1 for collectives
+  int peer = -1;  ///< of a send or recv, in the world; -1 for collectives
+  /// The number of the send to this peer, or of the recv from it, from 1.
+  uint64_t with_peer = 0;
   int tag = 0;         ///< of a send or recv
   int root = -1;       ///< in the group; -1: none
   int reduce_op = -1;  ///< c10d::ReduceOp's number; -1: none
   at::ScalarType dtype = at::ScalarType::Undefined;
   c10::SmallVector<int64_t, 5> sizes;  ///< of the tensor
   bool has_sizes = false;              ///< all ranks must have the same `sizes`
+  uint64_t content = 0;  ///< a hash of what the tensor means; 0: nothing that ranks compare
 
   bool is_collective() const { return peer < 0; }
   int64_t elements() const;
@@ -45,7 +54,8 @@ struct Call {
 /// the user called. The outermost one counts.
 class NamedAs {
  public:
-  NamedAs(const char* name, at::IntArrayRef sizes);
+  /// @param content as Call::content
+  NamedAs(const char* name, at::IntArrayRef sizes, uint64_t content = 0);
   ~NamedAs();
   NamedAs(const NamedAs&) = delete;
   NamedAs& operator=(const NamedAs&) = delete;
@@ -57,9 +67,12 @@ class NamedAs {
   static thread_local const NamedAs* current_;
   const char* const name_;
   const at::IntArrayRef sizes_;
+  const uint64_t content_;
 };
 
-/// The latest calls of this rank in one group. Thread-safe: the PeerMonitor's thread reads it.
+/// Records the calls of this rank in one group: the latest ones for the PeerMonitor's thread,
+/// which reads them here, and all of them for the process's base::FlightRecord and for a CallTrace.
+/// Thread-safe.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
@@ -75,7 +88,12 @@ class FlightRecorder {
 
   /// @param ranks the group's, in the world.
   /// @param abort makes all pending calls fail, and does not wait for that.
-  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> abort);
+  /// @param record also gets the calls, for the launcher and `syncbn-launch explain`; may be null.
+  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> abort,
+                 std::shared_ptr<base::FlightRecord> record = nullptr);
+  ~FlightRecorder();
+  FlightRecorder(const FlightRecorder&) = delete;
+  FlightRecorder& operator=(const FlightRecorder&) = delete;
 
   const std::string& group() const { return group_; }
   const std::vector<int>& ranks() const { return ranks_; }
@@ -83,11 +101,20 @@ class FlightRecorder {
   /// Aborts the group, since the call cannot succeed.
   void abort(const Call& call);
 
-  /// Again for the same call: replaces what it was begun with.
-  /// @param is_done whether the call has ended; empty if only succeed() and fail() end it. May be
-  ///   called by any thread. Throws if the transport has failed.
+  /// Call::with_peer of the next send to this rank, or recv from it.
+  uint64_t next_with(int peer, c10d::OpType type) const;
+  /// Only succeed() and fail() end the call, unless set_completion() follows.
   /// @param timeout of a call for which no thread waits, so that the PeerMonitor has to.
-  void begin(const Call& call, std::function<bool()> is_done, Timeout timeout = std::nullopt);
+  /// @param traced_since when the caller began, from trace_time().
+  void begin(const Call& call, Timeout timeout = std::nullopt, int64_t traced_since = trace_time());
+  /// The call has started.
+  /// @param is_done whether it has ended; empty: it counts as ended. May be called by any thread.
+  ///   Throws if the transport has failed.
+  void set_completion(const Call& call, std::function<bool()> is_done);
+  /// A thread waits for the call from now on.
+  /// @param is_blocked the thread does nothing else; otherwise it waits for a future, as DDP does
+  ///   at the end of its backward.
+  void await(const Call& call, bool is_blocked = true);
   void succeed(const Call& call);
   void fail(const Call& call);
   /// The call did not start: its arguments were refused, and the group goes on.
@@ -116,29 +143,49 @@ class FlightRecorder {
   /// Every collective up to this number has succeeded on this rank, as of the last update().
   /// @param with_running or runs on a GPU, which needs no thread of this process
   uint64_t completed(bool with_running = false) const;
+  /// The number of sends to, or recvs from, a rank.
+  struct Transfers {
+    uint64_t begun = 0;
+    uint64_t done = 0;  ///< succeeded, or run on a GPU
+  };
+  /// By the other rank and c10d::OpType.
+  using TransfersByRank = std::map<std::pair<int, c10d::OpType>, Transfers>;
+  TransfersByRank transfers() const;
 
  private:
   enum class State { kPending, kSucceeded, kFailed };
   struct Entry {
     Call call;
     Clock::time_point since;
-    std::function<bool()> is_done;
+    std::function<bool()> is_done = {};
     Timeout timeout;
     State state = State::kPending;
+    uint64_t number = 0;  ///< in the record; 0: not there
+    bool is_awaited = false;
+    int64_t traced_since = 0;   ///< Unix time, ns; 0: it is not traced
+    int64_t blocked_since = 0;  ///< a thread, in Work::wait(); 0: none
 
+    bool runs_on_gpu() const { return timeout.has_value(); }
     bool is_pending() const { return state == State::kPending; }
   };
   Entry* entry_of(const Call& call);
+  uint64_t begin_in_record(const Call& call);
+  void end(Entry& entry, State state);
+  /// Adds the call, which ends now, to the CallTrace, if there is one.
+  void trace(const Entry& entry) const;
   std::vector<Entry> pending_entries() const;
   uint64_t oldest() const { return last_ > kKept ? last_ - kKept + 1 : 1; }
 
   const std::string group_;
   const std::vector<int> ranks_;
   const std::function<void()> abort_;
+  const std::shared_ptr<base::FlightRecord> record_;
+  const size_t group_in_record_;
   mutable std::mutex mutex_;
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;
   std::list<Entry> transfers_;  ///< pending sends and recvs
+  TransfersByRank transfers_by_rank_;
   std::optional<TransportError> transport_error_;
   std::optional<Call> failed_;
 };

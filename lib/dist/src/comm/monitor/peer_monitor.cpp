@@ -147,12 +147,35 @@ void PeerMonitor::announce_leave() {
   channel_.post(Message::kAll, "left", std::move(fields));
 }
 
-/// Pairs of a group and the number of its collectives in which this rank has done its part.
+namespace {
+
+/// The name of the sends from one rank to another in Completed.
+std::string name_of_sends(const std::string& group, int from, int to) {
+  return fmt::format("{} {}>{}", group, from, to);
+}
+std::string name_of_recvs(const std::string& group, int from, int to) {
+  return fmt::format("{} {}<{}", group, to, from);
+}
+
+}  // namespace
+
+/// Pairs of a group and the number of its collectives in which this rank has done its part. With
+/// those that run, also pairs for its sends and recvs: the rank ends once they have.
 std::vector<std::string> PeerMonitor::completed_now(bool with_running) {
   std::vector<std::string> fields;
+  const auto add = [&fields](std::string name, uint64_t number) {
+    fields.push_back(std::move(name));
+    fields.push_back(std::to_string(number));
+  };
   for (const auto& log : logs_now()) {
-    fields.push_back(log->group());
-    fields.push_back(std::to_string(log->completed(with_running)));
+    add(log->group(), log->completed(with_running));
+    if (!with_running) continue;
+    for (const auto& [with, transfers] : log->transfers()) {
+      const auto& [peer, type] = with;
+      add(type == c10d::OpType::SEND ? name_of_sends(log->group(), rank(), peer)
+                                     : name_of_recvs(log->group(), peer, rank()),
+          transfers.done);
+    }
   }
   return fields;
 }
@@ -338,8 +361,16 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
 }
 
 /// Whether a call needs a rank that has ended.
-bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log, const Call& call) {
-  if (!call.is_collective()) return call.peer == rank;
+bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
+                           const Call& call) const {
+  if (!call.is_collective()) {
+    if (call.peer != rank) return false;
+    // What a rank that leaves has sent arrives, however late.
+    const auto transfers = end.completed.find(call.type == c10d::OpType::RECV
+                                                  ? name_of_sends(log.group(), rank, this->rank())
+                                                  : name_of_recvs(log.group(), this->rank(), rank));
+    return transfers == end.completed.end() || transfers->second < call.with_peer;
+  }
   const auto done = end.completed.find(log.group());
   return log.has_member(rank) && (done == end.completed.end() || done->second < call.sequence);
 }

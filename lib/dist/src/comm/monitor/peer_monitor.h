@@ -89,7 +89,7 @@ class PeerMonitor {
 
   struct LeaveNotice {
     std::string manner;
-    Completed completed;  ///< by group, the collectives in which the rank has done its part
+    Completed completed;  ///< see completed_now()
   };
   struct End {
     std::string what;  ///< "rank 2 (host, process 7) died"
@@ -148,7 +148,7 @@ class PeerMonitor {
   void compare_with_stuck(const FlightRecorder& log,
                           const std::vector<FlightRecorder::Pending>& pending);
   bool is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const;
-  static bool concerns(int rank, const End& end, const FlightRecorder& log, const Call& call);
+  bool concerns(int rank, const End& end, const FlightRecorder& log, const Call& call) const;
   std::optional<Failure> known_failure(const FlightRecorder& log, const Call& call) const;
   std::string ask_ranks(Lock& lock, const FlightRecorder& log, const Call& call);
 

@@ -175,17 +175,15 @@ BackendChoice agree_on_backend(c10d::Store& store, const Place& place, bool hold
 }
 
 std::string missing_ranks(c10d::Store& store, const Place& place) {
-  std::vector<std::string> missing;
   constexpr size_t kNamed = 8;
-  size_t count = 0;
+  std::vector<std::string> missing;
   const int size = place.world_size;
   for (int rank = first_absent(store, 0, size); rank < size;
        rank = first_absent(store, rank + 1, size)) {
-    if (is_python(store, rank)) continue;
-    if (++count <= kNamed) missing.push_back(std::to_string(rank));
+    if (!is_python(store, rank)) missing.push_back(std::to_string(rank));
   }
-  if (count > kNamed) missing.push_back(fmt::format("and {} more", count - kNamed));
-  return fmt::format("rank{} {}", count == 1 ? "" : "s", base::join(missing, ", "));
+  return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s",
+                     base::join_some(missing, ", ", kNamed));
 }
 
 }  // namespace

@@ -164,6 +164,46 @@ History& history() {
   return instance;
 }
 
+/// Hides the keys of earlier groups, since an agent's store outlives a group.
+c10::intrusive_ptr<c10d::Store> without_history(c10::intrusive_ptr<c10d::Store> store) {
+  const int earlier = history().groups;
+  if (earlier == 0) return store;
+  return c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), store);
+}
+
+/// The meeting point of a store that the caller has opened.
+Place place_of(const c10::intrusive_ptr<c10d::Store>& opened, const InitOptions& options) {
+  Place place;
+  place.rank = options.rank.value();
+  place.world_size = options.world_size.value();
+  place.agent_holds_store = true;
+  c10d::Store* store = opened.get();
+  while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store)) {
+    store = prefixed->getUnderlyingStore().get();
+  }
+  if (const auto* tcp = dynamic_cast<c10d::TCPStore*>(store)) {
+    place.master = {tcp->getHost(), tcp->getPort()};
+  } else if (const auto* file = dynamic_cast<c10d::FileStore*>(store)) {
+    place.file = file->getPath();
+  } else {
+    place.file = "(a store of the caller)";
+  }
+  return place;
+}
+
+/// Rank 0 counts as the one that holds an opened store: it may, and it then leaves last.
+JoinedStore join_opened_store(const c10::intrusive_ptr<c10d::Store>& opened, const Place& place,
+                              const std::string& outside, Clock::time_point deadline) {
+  JoinedStore result;
+  result.store = without_history(c10::make_intrusive<c10d::PrefixStore>("syncbn", opened));
+  result.held_here = place.rank == 0;
+  std::string reason;
+  const auto route =
+      place.file.empty() ? place.master.probe(deadline, outside, reason) : std::nullopt;
+  result.address = route ? route->own : "127.0.0.1";
+  return result;
+}
+
 /// Opens the file of `place`, or starts c10d's TCPStore on rank 0 (unless an agent holds it) and
 /// connects to it on the other ranks.
 /// @param outside this host's address for peers, if the name in `place` resolves to loopback only.
@@ -178,11 +218,7 @@ JoinedStore join_store(const Place& place, const std::string& outside, Clock::ti
   } else {
     result = connect_to(place, wait_for_store(place, outside, deadline, limit), limit);
   }
-  // Hides the keys of earlier groups, since an agent's store outlives a group.
-  if (const int earlier = history().groups; earlier > 0) {
-    result.store =
-        c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), result.store);
-  }
+  result.store = without_history(result.store);
   check_same_job(*result.store, place, !result.held_by_other, deadline);
   return result;
 }
@@ -236,8 +272,9 @@ std::string why_not_connected(const Rendezvous& place, const std::string& group,
 
 }  // namespace
 
-Rendezvous rendezvous(const InitOptions& options, Offer offer) {
-  const Place place = Place::find(options);
+Rendezvous rendezvous(const InitOptions& options, Offer offer,
+                      const c10::intrusive_ptr<c10d::Store>& opened) {
+  const Place place = opened ? place_of(opened, options) : Place::find(options);
   offer.rank = place.rank;
   const std::vector<std::string> chosen = chosen_addresses(options.interface);
   Rendezvous result;
@@ -259,7 +296,8 @@ Rendezvous rendezvous(const InitOptions& options, Offer offer) {
   const milliseconds limit = options.connect_timeout;
   const auto deadline = Clock::now() + limit;
   try {
-    const JoinedStore joined = join_new_store(place, outside, deadline, limit);
+    const JoinedStore joined = opened ? join_opened_store(opened, place, outside, deadline)
+                                      : join_new_store(place, outside, deadline, limit);
     Arrived arrived = arrive(*joined.store, place, offer, joined.held_here, deadline, limit);
     result.python_ranks = std::move(arrived.python_ranks);
     result.choice = std::move(arrived.choice);

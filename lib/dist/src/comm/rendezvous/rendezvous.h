@@ -29,7 +29,10 @@ struct Rendezvous {
 
 /// Opens the job's store and waits until every rank has arrived and a backend is chosen.
 /// @param offer its rank is found here.
-Rendezvous rendezvous(const InitOptions& options, Offer offer);
+/// @param opened a store that the caller has opened and all ranks share, or null. `options` then
+///   give rank and world_size, and their init_method is not used.
+Rendezvous rendezvous(const InitOptions& options, Offer offer,
+                      const c10::intrusive_ptr<c10d::Store>& opened = {});
 
 /// Every rank calls it after its part of making a group. The rank that holds the store waits until
 /// all members are connected, even if it is no member: they still read from the store.

@@ -6,6 +6,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/dist/peer_error.h>
+#include <syncbn/dist/plain_message.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,7 +14,7 @@
 #include <thread>
 #include <utility>
 
-#include "monitor/plain_message.h"
+#include "monitor/nccl_misuse.h"
 #include "transport/shared_memory.h"
 #include "transport/wait_while.h"
 
@@ -138,6 +139,7 @@ class AnnotatedWork : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override {
     try {
       if (!by_gloo_) return wait_on_stream(timeout);
+      label_.log->await(label_.call);
       const bool done = inner_->wait(timeout);
       label_.log->succeed(label_.call);
       return done;
@@ -151,6 +153,7 @@ class AnnotatedWork : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     auto future = inner_->getFuture();
     if (!by_gloo_) return future;
+    label_.log->await(label_.call, /*is_blocked=*/false);  // DDP waits for no more than this
     return future->then(
         [label = label_](c10::ivalue::Future& done) {
           if (done.hasError()) {
@@ -236,8 +239,10 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
       is_monitored_(monitor != nullptr),
       in_flight_headers_(cuda_ ? InFlightHeaders::kBatch : 1),
       abort_(std::make_shared<GroupAbort>(cpu_, cuda_)),
-      log_(std::make_shared<FlightRecorder>(group_name_, members_.ranks,
-                                            [abort = abort_] { abort->start(); })) {
+      log_(std::make_shared<FlightRecorder>(
+          group_name_, members_.ranks, [abort = abort_] { abort->start(); },
+          base::FlightRecord::of_process(members_.ranks[static_cast<size_t>(rank_)],
+                                         members_.world_size))) {
   Label label = label_of({});
   label.log.reset();  // it holds abort_
   abort_->set_last_resort([label, log = std::weak_ptr(log_)]() mutable {
@@ -268,7 +273,8 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void Backend::shutdown() {
-  shut_down_ = true;
+  if (const auto hook = std::exchange(before_shutdown_, nullptr)) hook();
+  if (shut_down_.exchange(true)) return;
   in_flight_headers_.clear();
   stop_threads();
   cpu_->shutdown();
@@ -366,6 +372,23 @@ bool is_of_device(const c10::Error& error) {
 
 }  // namespace
 
+namespace {
+
+/// Options of a call that returns its work: NCCL returns none for a call of Python's with
+/// async_op=False, and the flight recorder would not know when it ends.
+template <class Argument>
+decltype(auto) with_work(Argument& argument) {
+  if constexpr (requires { argument.asyncOp; }) {
+    auto options = argument;
+    options.asyncOp = true;
+    return options;
+  } else {
+    return (argument);
+  }
+}
+
+}  // namespace
+
 template <class Method, class... Arguments>
 Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... arguments) {
   require_usable();
@@ -387,15 +410,17 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   const std::lock_guard lock(start_mutex_);
   std::atomic<uint64_t>& calls = call.is_collective() ? sequence_ : transfers_;
   call.sequence = calls + 1;
+  if (!call.is_collective()) call.with_peer = log_->next_with(call.peer, call.type);
   Label label = label_of(call);
+  require_no_failure(&call);
   WorkPtr work;
   try {
-    require_no_failure(&call);
     const GroupAbort::InCall in_call(*abort_);
-    // The first call of a kind over NCCL connects ranks, and waits for them here.
-    if (on_streams) log_->begin(call, nullptr, timeout);
-    work = (transport.prepare(call).*method)(arguments...);
+    // Before it starts: the first call of a kind over NCCL connects ranks, and waits for them here.
+    log_->begin(call, on_streams ? Timeout(timeout) : std::nullopt);
+    work = (transport.prepare(call).*method)(with_work(arguments)...);
   } catch (const base::Error&) {
+    log_->refuse(call);
     throw;
   } catch (const c10::DistError& error) {
     if (!on_streams || is_misuse_of_nccl(error)) refuse(label);
@@ -407,11 +432,9 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   } catch (const std::exception&) {
     label.rethrow();
   }
-  if (auto is_done = transport.completion_of(work)) {
-    log_->begin(call, std::move(is_done), on_streams ? Timeout(timeout) : std::nullopt);
-  } else {
-    log_->succeed(call);
-  }
+  // Without a monitor, nobody would ask a GPU.
+  const bool has_completion = is_monitored_ || !on_streams;
+  log_->set_completion(call, has_completion ? transport.completion_of(work) : nullptr);
   ++calls;
   if (!on_streams && completes_only_in_wait(call.type)) {
     work = c10::make_intrusive<PolledWork>(label.rank, call.type, std::move(work), timeout_.load(),
@@ -458,6 +481,14 @@ bool Backend::gathers_in_one_hop(const at::Tensor& row) const {
   return row.is_cpu() && row.numel() != 0 && cpu_->gathers_in_one_hop(row.nbytes());
 }
 
+bool Backend::gathers_by_peers(int64_t numbers) const {
+  return cuda_ && cuda_->gathers_by_peers(numbers);
+}
+
+void Backend::allocate_registered(c10::function_ref<void()> allocate) {
+  (cuda_ ? *cuda_ : *cpu_).allocate_registered(allocate);
+}
+
 template <class Body>
 void Backend::run_blocking(Call call, const Body& body) {
   require_usable();
@@ -466,9 +497,12 @@ void Backend::run_blocking(Call call, const Body& body) {
   std::unique_lock lock(start_mutex_);
   call.sequence = sequence_ + 1;
   require_no_failure(&call);
+  // Before the others can have this rank's part.
+  const int64_t traced_since = trace_time();
   try {
     body(call, [&] {
-      log_->begin(call, nullptr);
+      log_->begin(call, std::nullopt, traced_since);
+      log_->await(call);
       ++sequence_;
       lock.unlock();
     });
@@ -554,6 +588,12 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
              &c10d::Backend::_allgather_base, output, input, options);
 }
 
+Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  return run(same_sizes(OpType::ALLGATHER_COALESCED, "all_gather (coalesced lists)", inputs),
+             &c10d::Backend::allgather_coalesced, outputs, inputs, options);
+}
+
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
   return run(same_sizes(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", inputs),
@@ -582,6 +622,12 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
                                                const c10d::ReduceScatterOptions& options) {
   return run(same_sizes(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter", input),
              &c10d::Backend::_reduce_scatter_base, output, input, options);
+}
+
+Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
+    Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
+  return run(same_sizes(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter (coalesced)", inputs),
+             &c10d::Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -63,9 +64,15 @@ class Backend : public c10d::Backend {
   /// As Transport::gathers_in_one_hop().
   bool gathers_in_one_hop(const at::Tensor& row) const;
   /// As Transport::gather_in_one_hop(). The fast path of SyncBatchNorm: it bypasses c10d's
-  /// dispatcher, so profilers do not see it.
+  /// dispatcher, so profilers of libtorch do not see it. A CallTrace does.
   /// @param timeout c10d::kUnsetTimeout: the group's.
   void gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout);
+
+  /// As Transport::gathers_by_peers(), for rows on GPUs.
+  bool gathers_by_peers(int64_t numbers) const;
+
+  /// As Transport::allocate_registered().
+  void allocate_registered(c10::function_ref<void()> allocate);
 
   /// As Transport::merge_in_tree(). It also bypasses the dispatcher.
   /// @param timeout c10d::kUnsetTimeout: the group's.
@@ -84,6 +91,8 @@ class Backend : public c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
   bool supportsCoalescing() const override { return false; }
   void shutdown() override;
+  /// @param hook called once, by the first shutdown(), before it closes anything
+  void before_shutdown(std::function<void()> hook) { before_shutdown_ = std::move(hook); }
   void abort() override;
   /// Tells the other ranks that the ranks made different calls, and aborts the group.
   void report_mismatch(const std::string& what);
@@ -106,6 +115,8 @@ class Backend : public c10d::Backend {
                     const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
                           const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
@@ -116,6 +127,8 @@ class Backend : public c10d::Backend {
                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits,
                         const c10d::AllToAllOptions& options) override;
@@ -148,6 +161,7 @@ class Backend : public c10d::Backend {
   InFlightHeaders in_flight_headers_;
   const pid_t process_ = ::getpid();
   std::atomic<bool> shut_down_{false};
+  std::function<void()> before_shutdown_;  ///< may be empty
   bool cuda_closed_ = false;
   const std::shared_ptr<GroupAbort> abort_;
   const std::shared_ptr<FlightRecorder> log_;

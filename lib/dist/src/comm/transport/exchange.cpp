@@ -51,6 +51,22 @@ void futex_wake(const std::atomic<uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+/// The number of nested callbacks of futures that this thread runs.
+thread_local size_t t_depth = 0;
+
+/// While one lives, this thread runs a callback of a task of this depth.
+class DepthGuard {
+ public:
+  explicit DepthGuard(size_t depth)
+      : former_(std::exchange(t_depth, std::max(t_depth, depth) + 1)) {}
+  ~DepthGuard() { t_depth = former_; }
+  DepthGuard(const DepthGuard&) = delete;
+  DepthGuard& operator=(const DepthGuard&) = delete;
+
+ private:
+  size_t former_;
+};
+
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -84,6 +100,7 @@ struct Exchange::Task {
   const uint64_t tag;
   const milliseconds timeout;
   const Clock::time_point deadline;
+  const size_t depth = t_depth;  ///< of callbacks within which it was started
 
   // Only for the thread that has the turn.
   int64_t step = 0;
@@ -155,12 +172,12 @@ void Exchange::stop() {
   abort();
   // A forked child has no such thread, and another thread may have held the mutex.
   if (::getpid() != process_) {
-    if (thread_.joinable()) thread_.detach();
-    return;
+    for (std::thread& thread : threads_) thread.detach();
+    return threads_.clear();
   }
   Lock lock(mutex_);
   stop_ = true;
-  work_.notify_one();
+  work_.notify_all();
   while (!queue_.empty()) {
     if (has_turn_) {
       done_.wait(lock);
@@ -169,9 +186,11 @@ void Exchange::stop() {
     }
   }
   lock.unlock();
-  if (!thread_.joinable()) return;
-  // A callback on this thread may have held the last reference to the group.
-  thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
+  for (std::thread& thread : threads_) {
+    // A callback on this thread may have held the last reference to the group.
+    thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
+  }
+  threads_.clear();
 }
 
 Exchange::WorkPtr Exchange::start(c10d::OpType type, uint64_t tag,
@@ -196,33 +215,66 @@ void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
   // For an operation of one step, the other ranks need nothing more from this one.
   if (is_first && !aborted_) publish(*task);
   queue_.push_back(task);
-  if (!is_awaited && (!is_first || task->operation->steps() > 1)) kick(lock);
+  if (!is_awaited && (!is_first || task->operation->steps() > 1)) kick(*task, lock);
 }
 
-/// Lets the background thread drive the queue.
-void Exchange::kick(const Lock& /*lock*/) {
+/// Lets a background thread drive the queue. Threads of lower depth may be in callbacks that wait
+/// for the task.
+void Exchange::kick(const Task& task, const Lock& /*lock*/) {
   kicked_ = true;
   if (stop_) return;
-  if (!thread_.joinable()) {
+  while (threads_.size() <= task.depth) {
     const base::SignalMask blocked;  // which the thread inherits
-    thread_ = std::thread([self = shared_from_this()] { self->run(); });
+    threads_.emplace_back(
+        [self = shared_from_this(), depth = threads_.size()] { self->run(depth); });
   }
   if (!has_turn_) work_.notify_one();
 }
 
-void Exchange::run() {
+void Exchange::run(size_t depth) {
   Lock lock(mutex_);
   for (;;) {
-    work_.wait(lock, [&] { return stop_ || (kicked_ && !has_turn_ && !queue_.empty()); });
-    if (stop_) return;
-    take_turn(lock, Clock::time_point::max());
+    TaskPtr done;
+    work_.wait(lock, [&] {
+      done = next_to_settle(depth);
+      return done || stop_ || (kicked_ && !has_turn_ && !queue_.empty());
+    });
+    if (done) {
+      settle(done, lock);
+    } else if (stop_) {
+      return;
+    } else {
+      take_turn(lock, Clock::time_point::max(), depth);
+    }
   }
+}
+
+Exchange::TaskPtr Exchange::next_to_settle(size_t depth) {
+  const auto next = std::find_if(unsettled_.begin(), unsettled_.end(),
+                                 [&](const TaskPtr& task) { return task->depth == depth; });
+  if (next == unsettled_.end()) return nullptr;
+  TaskPtr task = std::move(*next);
+  unsettled_.erase(next);
+  return task;
+}
+
+/// Runs the callbacks of a task that is done, without the mutex.
+void Exchange::settle(const TaskPtr& task, Lock& lock) {
+  WorkPtr work = std::move(task->work);
+  const auto future = task->future;
+  lock.unlock();
+  {
+    const DepthGuard in_callback(task->depth);
+    if (future) task->settle(future);
+    work.reset();
+  }
+  lock.lock();
 }
 
 bool Exchange::is_done(const TaskPtr& task) {
   const Lock lock(mutex_);
   // A caller that polls may never call wait().
-  if (!task->is_done) kick(lock);
+  if (!task->is_done) kick(*task, lock);
   return task->is_done;
 }
 
@@ -263,13 +315,15 @@ c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task)
   // If the other ranks have published already, this completes the task.
   const bool is_next = !has_turn_ && queue_.front() == task && task->operation->steps() == 1;
   if (is_next) take_turn(lock, Clock::now());
-  if (!task->is_done) kick(lock);
+  if (!task->is_done) kick(*task, lock);
   return future;
 }
 
 /// Advances the first operation of the queue without the mutex. Callbacks run after the turn, since
 /// they may wait for other operations. @return false if it is not done by `give_up`.
-bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
+/// @param depth of the background thread that calls it; none: another thread, which runs the
+///   callbacks itself.
+bool Exchange::take_turn(Lock& lock, Clock::time_point give_up, std::optional<size_t> depth) {
   const TaskPtr task = queue_.front();
   has_turn_ = true;
   lock.unlock();
@@ -292,12 +346,13 @@ bool Exchange::take_turn(Lock& lock, Clock::time_point give_up) {
   if (kicked_) work_.notify_one();
   done_.notify_all();
   if (!is_done) return false;
-  WorkPtr work = std::move(task->work);
-  const auto future = task->future;
-  lock.unlock();
-  if (future) task->settle(future);
-  work.reset();
-  lock.lock();
+  // After stop() the other threads may have ended.
+  if (depth && *depth != task->depth && task->future && !stop_) {
+    unsettled_.push_back(task);
+    work_.notify_all();
+  } else {
+    settle(task, lock);
+  }
   return true;
 }
 

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -25,7 +26,10 @@ bool have_cpus_for_all(const std::vector<Segment>& segments);
 /// Runs the operations of one group in the order in which they were started. start() never waits.
 /// The thread that waits for an operation drives it and those before it, so a small exchange needs
 /// no other thread; a background thread, started when first needed, drives operations of several
-/// steps and those that nobody waits for. Thread-safe.
+/// steps and those for which no thread waits. It also runs the callbacks of futures, in the order
+/// of the operations. A callback may wait for an operation that it starts: a second background
+/// thread drives those, and so on. Ranks have to start operations in the same order, those of
+/// callbacks included. Thread-safe.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -55,7 +59,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// Makes all pending and later operations fail.
   void abort() { aborted_ = true; }
 
-  /// abort(), and ends the thread. For the owner only.
+  /// abort(), and ends the threads. For the owner only.
   void stop();
 
  private:
@@ -63,14 +67,16 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   using Lock = std::unique_lock<std::mutex>;
   class Work;
 
-  /// @param is_awaited the caller will drive it in wait(); otherwise the background thread does.
+  /// @param is_awaited the caller will drive it in wait(); otherwise a background thread does.
   void enqueue(const TaskPtr& task, bool is_awaited);
   bool is_done(const TaskPtr& task);
   c10::intrusive_ptr<c10::ivalue::Future> future_of(const TaskPtr& task);
 
-  void kick(const Lock& lock);
-  void run();
-  bool take_turn(Lock& lock, Clock::time_point give_up);
+  void kick(const Task& task, const Lock& lock);
+  void run(size_t depth);
+  TaskPtr next_to_settle(size_t depth);
+  void settle(const TaskPtr& task, Lock& lock);
+  bool take_turn(Lock& lock, Clock::time_point give_up, std::optional<size_t> depth = {});
   bool advance(Task& task, Clock::time_point give_up);
   void publish(Task& task);
   void throw_if_aborted() const;
@@ -93,10 +99,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::condition_variable work_;
   std::deque<TaskPtr> queue_;
   bool has_turn_ = false;  ///< a thread advances the first of the queue, without the mutex
-  bool kicked_ = false;    ///< the background thread must drive the queue
+  bool kicked_ = false;    ///< a background thread must drive the queue
   bool stop_ = false;
   uint32_t step_ = 1;  ///< number of the group's step; only for the thread that has the turn
-  std::thread thread_;
+  std::vector<std::thread>
+      threads_;                    ///< by the depth of the operations for which they run callbacks
+  std::deque<TaskPtr> unsettled_;  ///< done, with callbacks for another thread
 };
 
 }  // namespace syncbn::dist::detail::shm

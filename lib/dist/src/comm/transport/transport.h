@@ -46,6 +46,14 @@ class Transport {
     throw base::InternalError("gather_in_one_hop() of a transport that has none");
   }
 
+  /// Whether all-gathers of rows of so many float64 numbers on GPUs go through memory that all
+  /// ranks reach, if their calls have a content. Equal on all ranks.
+  virtual bool gathers_by_peers(int64_t /*numbers*/) const { return false; }
+
+  /// Calls `allocate`, whose tensors on GPUs then lie in memory that is registered with NCCL, if
+  /// the group's options say so.
+  virtual void allocate_registered(c10::function_ref<void()> allocate) { allocate(); }
+
   /// Merges the rows of all ranks up a tree: blocking, with equal bits on all ranks.
   /// @param row [1, n] on the CPU, contiguous; may be overwritten.
   /// @param started called as soon as other calls may start.

@@ -12,8 +12,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "autograd_node.h"
 #include "batch_norm/batch_norm_kernels.h"
 #include "batch_norm/replica_scope.h"
 #include "batch_norm/statistics_scopes.h"
@@ -89,7 +91,7 @@ struct Part {
   const uint64_t sequence_number = at::sequence_number::get_and_increment();
   /// Of this replica's batch, then of all replicas and ranks. Undefined without DataParallel.
   at::Tensor moments = {};
-  std::shared_ptr<SyncBatchNormNode> node = {};  ///< null: no gradients are needed
+  NodePointer<SyncBatchNormNode> node = {};  ///< null: no gradients are needed
   bool updated = false;
 
   const at::Tensor& input() const { return arguments.input; }
@@ -124,13 +126,13 @@ void use_moments(std::span<Part* const> parts, const Exchange& exchange,
   for (Part* part : parts) part->updated = total > 1;
 }
 
-/// exchange.sum() with a gradient: every rank's value contributes to the sum on all ranks.
+/// The sum over ranks with a gradient: every rank's value contributes to the sum on all ranks.
 class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& own,
                             const c10::intrusive_ptr<Exchange>& exchange) {
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
-    return exchange->sum(own.clone());
+    return exchange->sums(own).sum(0);
   }
   static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
     const auto exchange =
@@ -310,11 +312,11 @@ class SyncBatchNormNode : public torch::autograd::Node {
                                        i + 1 == inputs.size() ? parameter_type : std::nullopt);
     }
     if (needs_input) {
-      const at::Tensor total = exchange_->sum(all.sums);
+      const at::Tensor sums = exchange_->sums(all.sums);
       for (size_t i = 0; i < inputs.size(); ++i) {
         const at::Device device = inputs[i].device();
         results[i] = kernels(i).backward_elementwise(gradients[i], inputs[i], on(device, weight),
-                                                     moments_[i], invstds_[i], on(device, total),
+                                                     moments_[i], invstds_[i], on(device, sums),
                                                      needs_residual(i));
       }
     }
@@ -360,11 +362,6 @@ c10::intrusive_ptr<Exchange> make_exchange(const Part& part, Timeout timeout) {
                                        part.group ? part.group() : nullptr, timeout);
 }
 
-std::shared_ptr<SyncBatchNormNode> make_node(std::span<Part* const> parts,
-                                             c10::intrusive_ptr<Exchange> exchange) {
-  return {new SyncBatchNormNode(parts, std::move(exchange)), torch::autograd::deleteNode};
-}
-
 /// The forward of a layer without replicas.
 Normalized normalize(Part& part, Timeout timeout) {
   const bool needs_gradients = SyncBatchNormNode::is_needed(std::array{&part});
@@ -385,7 +382,7 @@ Normalized normalize(Part& part, Timeout timeout) {
     result = kernels.forward(part.input(), moments.unsqueeze(0),
                              options_of(part.arguments, /*updates=*/false));
   }
-  if (needs_gradients) part.node = make_node(std::array{&part}, exchange);
+  if (needs_gradients) part.node = make_node<SyncBatchNormNode>(std::array{&part}, exchange);
   return result;
 }
 
@@ -405,7 +402,7 @@ void combine(std::span<Part* const> parts, Timeout timeout) {
   use_moments(parts, *exchange, moments);
   for (Part* part : parts) part->moments = moments.to(part->input().device());
   if (!needs_gradients) return;
-  const auto node = make_node(parts, exchange);
+  const auto node = make_node<SyncBatchNormNode>(parts, exchange);
   for (Part* part : parts) part->node = node;
 }
 
@@ -448,6 +445,11 @@ BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const Layer
   if (arguments.input._fw_grad(/*level=*/0).defined()) {
     throw base::UserError("SyncBatchNorm: it has no forward-mode derivative; use backward()");
   }
+  // For profilers, with the number of the node that part gets. The dispatcher does not know it.
+  RECORD_FUNCTION(
+      "syncbn::batch_norm",
+      std::vector<c10::IValue>({arguments.input, arguments.weight, arguments.running_mean}),
+      static_cast<int64_t>(at::sequence_number::peek()));
   Part part{.arguments = arguments, .layer = layer, .group = group};
   const ReplicaScope* const scope = group ? ReplicaScope::current() : nullptr;
   Normalized result =

@@ -95,7 +95,7 @@ struct BatchNormKernels {
 
   /// (g - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the gradient in
   /// Ioffe and Szegedy (2015), where mean_dy and mean_dy_xmu are sums / count.
-  /// @param sums over all ranks
+  /// @param sums [W, 2C] of the ranks; on CPUs added up, W = 1
   /// @param keep The caller needs g as well: replaces `gradient` by the masked one.
   at::Tensor (*backward_elementwise)(OutputGradient& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& moments,

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -99,10 +100,14 @@ at::Tensor merge_sums(const at::Tensor& rows) {
 /// The rows of all ranks, or one row if they are merged on the way.
 at::Tensor collect(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group,
                    Timeout timeout) {
-  const bool is_sum = step == JoinStep::kSums;
-  if (is_sum && !row.is_cpu()) return sum_rows(row, group, timeout);
+  // A few rows are added where they are needed, with the same bits through peer memory and NCCL.
+  // Many would take more memory and time than their sum.
+  constexpr int kMaxAdded = 16;
+  if (step == JoinStep::kSums && !row.is_cpu() && group->getSize() > kMaxAdded) {
+    return sum_rows(row, group, timeout);
+  }
   if (!merges_in_tree(row, group)) return gather_rows(row, group, timeout);
-  return merge_in_tree(row, group, is_sum ? merge_sums : merge_moments, timeout);
+  return merge_in_tree(row, group, step == JoinStep::kSums ? merge_sums : merge_moments, timeout);
 }
 
 /// Whether rows with different headers were merged on the way; equal on all ranks.
@@ -127,6 +132,23 @@ struct Exchange::Group {
   /// backend nor a PeerMonitor compares, rows of different sizes would overwrite memory or hang.
   bool must_agree(const at::Tensor& row) const {
     return row.is_cpu() && (backend == nullptr || !backend->is_monitored());
+  }
+
+  bool gathers_by_peers(const at::Tensor& row) const {
+    return !row.is_cpu() && backend != nullptr && backend->gathers_by_peers(row.size(1));
+  }
+  /// Whether headers travel between the processes. Peers compare them on the GPUs.
+  bool sends_headers(const at::Tensor& row) const {
+    return !row.is_cpu() && backend != nullptr && !gathers_by_peers(row);
+  }
+  /// Call::content for the call that exchanges the row. In a join() span, some ranks do not know
+  /// the layer.
+  uint64_t content_of(const at::Tensor& row, std::span<const double> header) const {
+    if (!gathers_by_peers(row)) return 0;
+    if (header.empty() || JoinStatistics::is_open_for(group._unsafe_get_target())) return 1;
+    base::Fnv1a hash;
+    hash.add_bytes({reinterpret_cast<const char*>(header.data()), header.size_bytes()});
+    return hash.value() | 1;
   }
 
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -252,7 +274,7 @@ at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
   if (state_->must_agree(row)) {
     const at::Tensor own = row_of({header, static_cast<double>(row.size(1))});
     compare(gather_one_by_one(own, group_, timeout_, layer_->called), 0);
-  } else if (!row.is_cpu() && state_->backend != nullptr) {
+  } else if (state_->sends_headers(row)) {
     InFlightHeaders& in_flight = state_->backend->in_flight_headers();
     for (const at::Tensor& headers :
          in_flight.send(row_of({header}), group_, timeout_, layer_->called)) {
@@ -265,7 +287,7 @@ at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
 at::Tensor Exchange::exchange(JoinStep step, const at::Tensor& values) const {
   const Header header = next_header();
   const at::Tensor row = prepare_row(values, header, step);
-  const NamedAs named(layer_->called, row.sizes());
+  const NamedAs named(layer_->called, row.sizes(), state_->content_of(row, header));
   const at::Tensor rows = collect(step, row, group_, timeout_);
   if (!row.is_cpu()) return rows;
   if (are_mixed(rows)) compare(gather_rows(row_of({header}), group_, timeout_), 0);
@@ -277,10 +299,10 @@ at::Tensor Exchange::moments(const at::Tensor& own) const {
   return group_ ? exchange(JoinStep::kMoments, own) : own.unsqueeze(0);
 }
 
-at::Tensor Exchange::sum(const at::Tensor& own) const {
-  if (!group_) return own;
+at::Tensor Exchange::sums(const at::Tensor& own) const {
+  if (!group_) return own.unsqueeze(0);
   const at::Tensor rows = exchange(JoinStep::kSums, own);
-  return rows.is_cpu() ? add_up(rows, own.numel()) : rows[0];
+  return rows.is_cpu() ? add_up(rows, own.numel()).unsqueeze(0) : rows;
 }
 
 void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group) {
@@ -294,12 +316,12 @@ void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& 
   }
   if (state->must_agree(row)) {
     gather_one_by_one(at::zeros({1, kHeader + 1}, at::kDouble), group, std::nullopt, "join()");
-  } else if (!row.is_cpu() && state->backend != nullptr) {
+  } else if (state->sends_headers(row)) {
     // This rank runs no layer, so it does not check the headers it receives.
     state->backend->in_flight_headers().send(at::zeros({1, kHeader}, at::kDouble), group,
                                              std::nullopt, "join()");
   }
-  const NamedAs named("join()", row.sizes());
+  const NamedAs named("join()", row.sizes(), state->content_of(row, {}));
   const at::Tensor rows = collect(step, row, group, std::nullopt);
   if (row.is_cpu() && are_mixed(rows)) gather_rows(at::zeros({1, kHeader}, at::kDouble), group);
 }

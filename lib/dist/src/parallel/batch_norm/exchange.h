@@ -43,9 +43,9 @@ class Exchange : public torch::CustomClassHolder {
   /// [2C+1] in, as BatchNormKernels::moments() returns them. Out what BatchNormKernels::merge()
   /// takes: a row of each rank, in the order of ranks, or one row if they were merged on the way.
   at::Tensor moments(const at::Tensor& own) const;
-  /// The sum of every rank's values: [n] float64 in, [n] out, the same bits on each rank.
-  /// @param own may be overwritten
-  at::Tensor sum(const at::Tensor& own) const;
+  /// [n] float64 in. Out rows whose sum is that of every rank's values: a row of each rank on up to
+  /// 16 GPUs, [W, n], otherwise one. The same bits on each rank.
+  at::Tensor sums(const at::Tensor& own) const;
 
  private:
   struct Names;

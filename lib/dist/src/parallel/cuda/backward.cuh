@@ -25,27 +25,27 @@ __device__ __forceinline__ Wide<T> masked(const GradientPack<T>& pack, int i) {
   return (pack.bits >> i & 1u) != 0 ? widen(pack.dy.values[i]) : Wide<T>(0);
 }
 
-/// A sum in double of chunks that are summed in A.
+/// A compensated sum of chunks, which are summed without compensation.
 template <class A>
 class ChunkedSum {
  public:
   __device__ void add(A value) { chunk_ += value; }
   __device__ void merge_chunk() {
-    total_ += static_cast<double>(chunk_);
+    total_ = cuda::add(total_, Compensated<A>{chunk_, 0});
     chunk_ = 0;
   }
-  __device__ double total() const { return total_; }
+  __device__ Compensated<A> total() const { return total_; }
 
  private:
   A chunk_ = 0;
-  double total_ = 0;
+  Compensated<A> total_ = {0, 0};
 };
 template <>
 class ChunkedSum<double> {
  public:
   __device__ void add(double value) { total_ += value; }
   __device__ void merge_chunk() {}
-  __device__ double total() const { return total_; }
+  __device__ Compensated<double> total() const { return {total_, 0}; }
 
  private:
   double total_ = 0;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void reduce_gradient(const ReduceArguments& arguments
   }
   merge_chunk();
 
-  ChannelSums parts[kChannels<kRows>];
+  ThreadSums<A> parts[kChannels<kRows>];
 #pragma unroll
   for (int i = 0; i < kChannels<kRows>; ++i) parts[i] = {dy[i].total(), dy_xmu[i].total()};
   reduce_tile<kRows>(
@@ -134,16 +134,22 @@ __device__ __forceinline__ void differentiate_input(const ElementwiseArguments& 
   const int64_t channels = shape.layout.c;
   const ChannelOfGroup of = channel_of_group<kRows>(shape, at);
   if (of.exists && is_first_lane()) {
+    // By one lane: merge_all() would take registers that double has not left.
+    ChannelSums sums{0, 0};
+    for (int64_t rank = 0; rank < arguments.ranks; ++rank) {
+      const double* const row = arguments.sums + rank * 2 * channels;
+      sums.dy += row[of.channel];
+      sums.dy_xmu += row[channels + of.channel];
+    }
     const double mean = arguments.moments[of.channel];
     const double count = arguments.moments[2 * channels];
     const double invstd = arguments.invstd[of.channel];
     const double scale = invstd * load(arguments.weight, of.channel, 1);
-    const double ratio = -invstd * invstd * arguments.sums[channels + of.channel] / count;
+    const double ratio = -invstd * invstd * sums.dy_xmu / count;
     const double slope = ratio * scale;
     const A center = static_cast<A>(mean);
     // The second term makes up for the rounding of the mean.
-    const double offset =
-        arguments.sums[of.channel] / count + (mean - static_cast<double>(center)) * ratio;
+    const double offset = sums.dy / count + (mean - static_cast<double>(center)) * ratio;
     shared.center[of.group] = center;
     shared.scale[of.group] = static_cast<A>(scale);
     shared.offset[of.group] = static_cast<A>(offset);

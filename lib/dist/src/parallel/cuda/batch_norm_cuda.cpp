@@ -277,6 +277,7 @@ at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& inpu
                                .moments = moments.const_data_ptr<double>(),
                                .invstd = invstd.const_data_ptr<double>(),
                                .sums = sums.const_data_ptr<double>(),
+                               .ranks = sums.size(0),
                                .weight = channel_values(weight)},
           value_type(x));
   }

@@ -5,34 +5,34 @@
 namespace syncbn::dist::detail::cuda {
 
 /// Welford's running mean and sum of squared deviations, in chunks: the sums of a chunk are taken
-/// about the mean so far, in the input's precision or float, and merged in double.
+/// about the mean so far.
 template <class A>
 class ChunkedWelford {
  public:
-  __device__ void start(A shift) { shift_ = shift; }
+  __device__ void start(A shift) { mean_.value = shift; }
   __device__ void add(A value) {
-    const A deviation = value - shift_;
+    const A deviation = value - mean_.value;
     sum_ += deviation;
     squares_ += deviation * deviation;
   }
   /// Ends a chunk of `count` values, before which there were `before`.
-  __device__ void merge_chunk(double before, double count) {
-    const double chunk_mean = static_cast<double>(sum_) / count;
-    const double m2 = static_cast<double>(squares_) - static_cast<double>(sum_) * chunk_mean;
-    const double delta = (static_cast<double>(shift_) - mean_) + chunk_mean;
-    const double share = count / (before + count);
-    mean_ = before == 0 ? static_cast<double>(shift_) + chunk_mean : mean_ + delta * share;
+  /// @param inverse 1 / count
+  /// @param share count / (before + count)
+  __device__ void merge_chunk(A before, A count, A inverse, A share) {
+    const A chunk_mean = sum_ * inverse;
+    const A m2 = squares_ - sum_ * chunk_mean;
     // Rounding can make the chunk's m2 slightly negative. NaN stays.
-    m2_ += (m2 < 0 ? 0 : m2) + (before == 0 ? 0 : delta * delta * before * share);
-    shift_ = static_cast<A>(mean_);
+    const ThreadMoments<A> chunk{sum_of(mean_.value, chunk_mean), m2 < 0 ? A(0) : m2, count};
+    const ThreadMoments<A> merged = merge(moments(before), chunk, share);
+    mean_ = merged.mean;
+    m2_ = merged.m2;
     sum_ = squares_ = 0;
   }
-  __device__ double mean() const { return mean_; }
-  __device__ double m2() const { return m2_; }
+  __device__ ThreadMoments<A> moments(A count) const { return {mean_, m2_, count}; }
 
  private:
-  A shift_ = 0, sum_ = 0, squares_ = 0;
-  double mean_ = 0, m2_ = 0;
+  Compensated<A> mean_ = {0, 0};
+  A m2_ = 0, sum_ = 0, squares_ = 0;
 };
 
 /// The row of this rank's statistics.
@@ -40,18 +40,20 @@ template <class T, bool kRows>
 __device__ __forceinline__ void compute_moments(const MomentsArguments& arguments,
                                                 ReductionShared<Moments, kRows>& shared) {
   constexpr int kBatch = kPacksInFlight<T>;
-  // 32 values per chunk: float rounds their sum by little, and merging
-  // costs little per value.
+  // 32 values per chunk: float rounds their sum by little, and merging costs little per value.
   constexpr int kBatchesOfChunk = (kRows ? 32 : 4) / kBatch;
   const LaunchShape& shape = arguments.shape;
   const Position at = position();
-  ChunkedWelford<Wide<T>> own[kChannels<kRows>];
-  double before = 0;
+  using A = Wide<T>;
+  ChunkedWelford<A> own[kChannels<kRows>];
+  A before = 0;
   int in_chunk = 0;
   const auto merge_chunk = [&] {
+    const A count = static_cast<A>(in_chunk);
+    const A inverse = 1 / count, share = count / (before + count);
 #pragma unroll
-    for (auto& channel : own) channel.merge_chunk(before, in_chunk);
-    before += in_chunk;
+    for (auto& channel : own) channel.merge_chunk(before, count, inverse, share);
+    before += count;
     in_chunk = 0;
   };
   Walk<kRows> walk(shape, at);
@@ -80,9 +82,9 @@ __device__ __forceinline__ void compute_moments(const MomentsArguments& argument
   }
   if (in_chunk > 0) merge_chunk();
 
-  Moments parts[kChannels<kRows>];
+  ThreadMoments<A> parts[kChannels<kRows>];
 #pragma unroll
-  for (int i = 0; i < kChannels<kRows>; ++i) parts[i] = {own[i].mean(), own[i].m2(), before};
+  for (int i = 0; i < kChannels<kRows>; ++i) parts[i] = own[i].moments(before);
   reduce_tile<kRows>(shape, at, parts, arguments.partials, shared,
                      [&](int64_t channel, const Moments& all) {
                        double* const row = arguments.row;

@@ -144,7 +144,8 @@ struct ElementwiseArguments {
   void* masked_gradient = nullptr;  ///< null: not wanted
   const double* moments = nullptr;
   const double* invstd = nullptr;
-  const double* sums = nullptr;  ///< [2C] over all ranks
+  const double* sums = nullptr;  ///< [ranks, 2C]
+  int64_t ranks = 1;
   ChannelValues weight = {};
 };
 

@@ -16,25 +16,67 @@ __device__ __forceinline__ double sum_lanes(double value) {
   return value;
 }
 
-// Two kinds of parts: each has shuffle(), the part of the lane whose number differs by the bit
-// `step`; merge() of two; and merge_all() by a group of lanes, of read(0) to read(count - 1).
+/// A sum, and what its value lacks of the exact one.
+template <class A>
+struct Compensated {
+  A value, error;
+};
+/// Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2). double needs no compensation.
+__device__ __forceinline__ Compensated<float> sum_of(float a, float b) {
+  const float sum = a + b;
+  const float of_b = sum - a;
+  return {sum, (a - (sum - of_b)) + (b - of_b)};
+}
+__device__ __forceinline__ Compensated<double> sum_of(double a, double b) {
+  return {a + b, 0};
+}
 
-__device__ __forceinline__ Moments shuffle(const Moments& own, int step) {
-  return {__shfl_xor_sync(kAllLanes, own.mean, step), __shfl_xor_sync(kAllLanes, own.m2, step),
+// Threads compute in A, float for all types but double: many GPUs have 64 float units for one of
+// double. Parts of warps, blocks and ranks are merged in double.
+//
+// Two kinds of parts. What a thread has of a channel (ThreadMoments, ThreadSums): merge() of two;
+// shuffle(), the part of the lane whose number differs by the bit `step`; and in_double(). What a
+// warp has (Moments, ChannelSums): merge_all() by a group of lanes, of read(0) to read(count - 1).
+
+__device__ __forceinline__ Compensated<float> shuffle(const Compensated<float>& own, int step) {
+  return {__shfl_xor_sync(kAllLanes, own.value, step), __shfl_xor_sync(kAllLanes, own.error, step)};
+}
+__device__ __forceinline__ Compensated<double> shuffle(const Compensated<double>& own, int step) {
+  return {__shfl_xor_sync(kAllLanes, own.value, step), 0};
+}
+
+template <class A>
+struct ThreadMoments {
+  Compensated<A> mean;
+  A m2, count;
+};
+
+template <class A>
+__device__ __forceinline__ ThreadMoments<A> shuffle(const ThreadMoments<A>& own, int step) {
+  return {shuffle(own.mean, step), __shfl_xor_sync(kAllLanes, own.m2, step),
           __shfl_xor_sync(kAllLanes, own.count, step)};
 }
 
-/// Chan, Golub and LeVeque (1979). Symmetric, so two lanes that merge each other's agree.
-__device__ __forceinline__ Moments merge(const Moments& a, const Moments& b) {
-  const double total = a.count + b.count;
-  if (total == 0) return a;
-  const double share = b.count / total;
-  const double delta = b.mean - a.mean;
-  // The larger one's mean is corrected, which rounds less; equal ones meet in the middle.
-  const double mean = a.count > b.count    ? a.mean + delta * share
-                      : a.count == b.count ? (a.mean + b.mean) / 2
-                                           : b.mean - delta * (a.count / total);
-  return {mean, a.m2 + b.m2 + delta * delta * a.count * share, total};
+/// Chan, Golub and LeVeque (1979).
+/// @param share b's count / the count of both
+template <class A>
+__device__ __forceinline__ ThreadMoments<A> merge(const ThreadMoments<A>& a,
+                                                  const ThreadMoments<A>& b, A share) {
+  const A delta = (b.mean.value - a.mean.value) + (b.mean.error - a.mean.error);
+  return {sum_of(a.mean.value, a.mean.error + delta * share),
+          a.m2 + b.m2 + delta * delta * a.count * share, a.count + b.count};
+}
+template <class A>
+__device__ __forceinline__ ThreadMoments<A> merge(const ThreadMoments<A>& a,
+                                                  const ThreadMoments<A>& b) {
+  if (a.count == 0) return b;
+  return b.count == 0 ? a : merge(a, b, b.count / (a.count + b.count));
+}
+
+template <class A>
+__device__ __forceinline__ Moments in_double(const ThreadMoments<A>& part) {
+  return {static_cast<double>(part.mean.value) + static_cast<double>(part.mean.error),
+          static_cast<double>(part.m2), static_cast<double>(part.count)};
 }
 
 /// Parts of count 0 may hold NaN: they are skipped. A single part stays as it is.
@@ -58,19 +100,42 @@ __device__ __forceinline__ Moments merge_all(const Moments&, int64_t count, Read
   return all;
 }
 
-__device__ __forceinline__ ChannelSums shuffle(const ChannelSums& own, int step) {
-  return {__shfl_xor_sync(kAllLanes, own.dy, step), __shfl_xor_sync(kAllLanes, own.dy_xmu, step)};
+template <class A>
+__device__ __forceinline__ Compensated<A> add(const Compensated<A>& a, const Compensated<A>& b) {
+  const Compensated<A> sum = sum_of(a.value, b.value);
+  return {sum.value, sum.error + (a.error + b.error)};
 }
 
-__device__ __forceinline__ ChannelSums merge(const ChannelSums& a, const ChannelSums& b) {
-  return {a.dy + b.dy, a.dy_xmu + b.dy_xmu};
+template <class A>
+struct ThreadSums {
+  Compensated<A> dy, dy_xmu;
+};
+
+template <class A>
+__device__ __forceinline__ ThreadSums<A> shuffle(const ThreadSums<A>& own, int step) {
+  return {shuffle(own.dy, step), shuffle(own.dy_xmu, step)};
+}
+
+template <class A>
+__device__ __forceinline__ ThreadSums<A> merge(const ThreadSums<A>& a, const ThreadSums<A>& b) {
+  return {add(a.dy, b.dy), add(a.dy_xmu, b.dy_xmu)};
+}
+
+template <class A>
+__device__ __forceinline__ ChannelSums in_double(const ThreadSums<A>& part) {
+  const auto sum = [](const Compensated<A>& one) {
+    return static_cast<double>(one.value) + static_cast<double>(one.error);
+  };
+  return {sum(part.dy), sum(part.dy_xmu)};
 }
 
 template <class Read>
 __device__ __forceinline__ ChannelSums merge_all(const ChannelSums&, int64_t count, Read read) {
   ChannelSums all{0, 0};
   for (int64_t i = static_cast<int>(threadIdx.x) % kLanes; i < count; i += kLanes) {
-    all = merge(all, read(i));
+    const ChannelSums part = read(i);
+    all.dy += part.dy;
+    all.dy_xmu += part.dy_xmu;
   }
   return {sum_lanes(all.dy), sum_lanes(all.dy_xmu)};
 }
@@ -127,19 +192,19 @@ struct ReductionShared {
 
 /// Merges what all threads have of the channels of a tile. In the tile's last block, one lane per
 /// channel calls finish(channel, part).
-template <bool kRows, class Part, class Finish>
+template <bool kRows, class ThreadPart, class Part, class Finish>
 __device__ __forceinline__ void reduce_tile(const LaunchShape& shape, const Position& at,
-                                            Part (&own)[kChannels<kRows>], Part* partials,
+                                            ThreadPart (&own)[kChannels<kRows>], Part* partials,
                                             ReductionShared<Part, kRows>& shared, Finish finish) {
   for (int step = shape.columns; step < kWarp; step *= 2) {
 #pragma unroll
-    for (Part& part : own) part = merge(part, shuffle(part, step));
+    for (ThreadPart& part : own) part = merge(part, shuffle(part, step));
   }
   const int lane = at.thread % kWarp;
   if (lane < shape.columns) {
 #pragma unroll
     for (int i = 0; i < kChannels<kRows>; ++i) {
-      shared.parts[at.thread / kWarp][lane * kChannels<kRows> + i] = own[i];
+      shared.parts[at.thread / kWarp][lane * kChannels<kRows> + i] = in_double(own[i]);
     }
   }
   __syncthreads();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/data_parallel.h>
+#include <syncbn/dist/plain_message.h>
 
 #include <algorithm>
 
@@ -11,7 +12,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "batch_norm/named_layers.h"
-#include "monitor/plain_message.h"
 
 namespace syncbn::dist::detail {
 namespace {

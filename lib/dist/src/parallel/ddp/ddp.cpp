@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "ddp/ddp_state.h"
+#include "groups/world.h"
 
 namespace syncbn::dist {
 namespace detail {
@@ -89,6 +90,17 @@ std::shared_ptr<c10d::Reducer> make_reducer(const DdpState& state) {
       tensors, std::move(buckets), state.group, std::move(sparse), cap,
       options.find_unused_parameters, options.gradient_as_bucket_view, std::move(names), first_cap,
       options.skip_all_reduce_unused_params, /*use_python_reducer=*/false, std::vector<int64_t>{});
+}
+
+/// For what allocates the reducer's buckets.
+void with_bucket_memory(const DdpState& state, c10::function_ref<void()> allocate) {
+  Backend* const backend = backend_of(state.group);
+  backend != nullptr ? backend->allocate_registered(allocate) : allocate();
+}
+
+void rebuild_buckets(const DdpState& state) {
+  if (!state.reducer->should_rebuild_buckets()) return;
+  with_bucket_memory(state, [&] { state.reducer->rebuild_buckets(); });
 }
 
 std::shared_ptr<c10d::Logger> make_logger(const DdpState& state) {
@@ -257,7 +269,7 @@ DdpBase::DdpBase(std::shared_ptr<WrappedModule> module, const DdpOptions& option
     c10d::verify_params_across_processes(state.group, tensors_of(state.parameters), {});
     state.broadcast_module(0);
   }
-  state.reducer = make_reducer(state);
+  with_bucket_memory(state, [&] { state.reducer = make_reducer(state); });
   state.logger = make_logger(state);
   state.reducer->set_logger(state.logger);
   if (options.static_graph) state.reducer->set_static_graph();
@@ -287,7 +299,7 @@ void DdpBase::before_forward() {
   const bool in_join = state.join && has_graph;
   if (in_join) notify_joined_ranks(state);
   try {
-    if (has_graph) state.reducer->rebuild_buckets();
+    if (has_graph) rebuild_buckets(state);
   } catch (const c10::Error& error) {
     explain_unfinished_reduction(error.what_without_backtrace(), state.parameters);
     throw;

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "autograd_node.h"
 #include "ddp/ddp_state.h"
 
 namespace syncbn::dist::detail {
@@ -18,16 +19,6 @@ struct JoinOutputs : torch::autograd::Node {
   }
   std::function<void()> on_backward;
 };
-
-/// Autograd's nodes are held by shared_ptr in libtorch 2.11 and by intrusive_ptr in 2.15.
-template <class Pointer, class Made>
-auto make_node() {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::make_shared<Made>();
-  } else {
-    return c10::make_intrusive<Made>();
-  }
-}
 
 }  // namespace
 
@@ -55,7 +46,7 @@ bool reach_any(const std::vector<at::Tensor>& outputs,
 
 std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
                                      std::function<void()> on_backward) {
-  const auto node = make_node<decltype(torch::autograd::Edge::function), JoinOutputs>();
+  const auto node = make_node<JoinOutputs>();
   node->on_backward = std::move(on_backward);
   torch::autograd::edge_list edges = torch::autograd::collect_next_edges(outputs);
   if (anchor.defined()) edges.push_back(torch::autograd::impl::gradient_edge(anchor));

@@ -6,8 +6,7 @@
 #include <c10/util/Exception.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/peer_error.h>
-
-#include "monitor/plain_message.h"
+#include <syncbn/dist/plain_message.h>
 
 namespace syncbn::dist::detail {
 

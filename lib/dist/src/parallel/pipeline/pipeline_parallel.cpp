@@ -5,6 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/collectives.h>
+#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <algorithm>

@@ -101,11 +101,16 @@ struct LaunchOptions {
   std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: it finds out
 
   int max_restarts = 0;
-  std::chrono::seconds restart_window{};  ///< within which max_restarts count; 0: the whole run
+  std::chrono::milliseconds
+      restart_window{};     ///< within which max_restarts count; 0: the whole run
+  int exclude_failing = 0;  ///< failures after which the job goes on without a node; 0: never
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::vector<int> ending_signals;               ///< signals_to_handle without SIGUSR1, SIGUSR2
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
-  std::chrono::milliseconds hang_timeout{};      ///< for a worker's next step; 0: none
+  /// For a worker's next step; 0: none. Not given: what the worker asks for.
+  std::optional<std::chrono::milliseconds> hang_timeout;
+  /// After which the ranks' speed is compared; 0: never.
+  std::chrono::milliseconds straggler_interval{};
 
   int stdin_rank = 0;          ///< the worker that reads the launcher's input; -1: none
   bool module = false;         ///< -m: the program is a Python module's name
@@ -127,6 +132,7 @@ struct LaunchOptions {
   EventTarget events = EventTarget::kNone;
   std::string events_file = {};  ///< for kFile
   bool dry_run = false;
+  bool preflight = false;  ///< check the machines before the start
   HeadOptions head = {};
   MessageScope message_scope = MessageScope::kAlone;
   std::optional<Streams> colours = {};  ///< streams of the head that show colours; empty: no head

@@ -24,6 +24,8 @@ struct ExportInfo {
   std::vector<double> mean;          ///< one value per channel, of pixels in [0, 1]
   std::vector<double> std;           ///< the same
   std::vector<int64_t> size;         ///< of the input: {channels, height, width}
+  /// JSON: what is done to an image ahead of the normalisation; empty: unknown.
+  std::string transforms;
 };
 
 /// The formats' names, in the order of ExportFormat: "torch", "safetensors", "torchscript", "onnx".

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <syncbn/config/duration.h>
 #include <syncbn/config/schema.h>
@@ -12,6 +13,7 @@
 #include <syncbn/data/sampler.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/model_kind.h>
+#include <syncbn/train/metric.h>
 #include <syncbn/train/optimizer.h>
 #include <syncbn/train/schedule.h>
 #include <syncbn/train/task.h>
@@ -36,6 +38,8 @@ struct NcclConfig {
   std::optional<int64_t> min_ctas;
   std::optional<int64_t> max_ctas;
   bool blocking = true;
+  bool peer_memory = true;
+  bool register_buckets = false;
 
   static void describe(config::Schema<NcclConfig>& schema);
 
@@ -105,6 +109,17 @@ struct CheckpointConfig {
   static void describe(config::Schema<CheckpointConfig>& schema);
 };
 
+/// The section `profile`: steps that are recorded.
+struct ProfileConfig {
+  /// Upper bound on `steps`: a step of a large network has 10^4 operators of 1 kB each.
+  static constexpr int64_t kMaxSteps = 20;
+
+  int64_t skip = 10;
+  int64_t steps = 0;  ///< 0: none
+
+  static void describe(config::Schema<ProfileConfig>& schema);
+};
+
 /// The section `tensorboard`.
 struct TensorboardConfig {
   int64_t histograms = 0;  ///< 0: none
@@ -134,6 +149,7 @@ inline std::chrono::milliseconds milliseconds(double seconds) {
 
 /// The configuration of a run. docs/config.md is generated from it.
 struct Config {
+  std::vector<std::string> plugins;
   std::optional<int64_t> seed = 0;
   int64_t epochs = 10;
   int64_t start_epoch = 0;
@@ -144,6 +160,7 @@ struct Config {
   int64_t accumulate = 1;
   config::Component<models::ModelKind> model;
   config::Component<TaskKind> task{"classification"};
+  std::vector<config::Component<MetricKind>> metrics;
   bool sync_batchnorm = true;
   std::optional<int64_t> sync_batchnorm_group;
   std::optional<double> sync_timeout;
@@ -176,6 +193,7 @@ struct Config {
   config::OrAuto<int64_t> log_interval;
   bool report = true;
   TensorboardConfig tensorboard;
+  ProfileConfig profile;
   std::string run_dir;
   std::string resume;
   bool overwrite = false;

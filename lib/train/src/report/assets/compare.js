@@ -27,7 +27,7 @@ function results() {
   const rows = groups.map((group, i) => [
     element("td", { class: "left" }, element("span", { class: "swatch", style: `background: var(--series-${i % 8})` }), group.values[0]),
     ...group.values.slice(1).map((value) => element("td", { class: "left" }, element("code", {}, value))),
-    ...seen.map((name) => shown(name, group.result[name])), element("td", { class: "left" }, group.state)]);
+    ...seen.map((name) => shown(name, group.result[name])), element("td", { class: "left", title: group.state }, group.state.length > 40 ? `${group.state.slice(0, 39)}…` : group.state)]);
   const made = table(["run", ...compared.keys, ...seen.map((name) => name.replaceAll("_", " ")), "state"], rows);
   for (const place of [...compared.keys.keys()].map((i) => i + 1).concat(compared.keys.length + seen.length + 1)) {
     made.querySelectorAll("thead th")[place].className = "left";

@@ -11,7 +11,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-const shareNames = /(accuracy|iou|map|ap|share|utilization|precision|recall)($|_)/;
+const shareNames = /({{shares}})($|_)/;  // kShareWords of records/log_record.h
 
 /** Whether values of this name are shares in [0, 1], shown in percent. */
 function isShare(name) { return shareNames.test(name) && !/seconds|bytes/.test(name); }

@@ -103,13 +103,46 @@ function stepTime() {
   const rest = time.whole.map((whole, rank) => Math.max(0, whole - parts.slice(0, 4).reduce((sum, part) => sum + time[part][rank], 0)));
   const of = { ...time, rest };
   const longest = Math.max(...time.whole);
-  const rows = time.whole.map((whole, rank) => [String(rank), seconds(whole), ...parts.map((part) => seconds(of[part][rank])),
+  const own = (time.own ?? []).some((one) => one > 0) ? [time.own] : [];  // not on GPUs
+  const rows = time.whole.map((whole, rank) => [String(rank), seconds(whole), ...own.map((times) => seconds(times[rank])), ...parts.map((part) => seconds(of[part][rank])),
     element("td", { class: "left" }, element("span", { class: "parts", role: "img", "aria-label": parts.map((part) => `${part} ${seconds(of[part][rank])}`).join(", ") },
         parts.map((part, i) => element("i", { style: `width: ${(100 * of[part][rank] / longest).toFixed(2)}%; background: var(--series-${[4, 0, 1, 3, 7][i]})` }))))]);
   const heads = parts.map((part, i) => [element("span", { class: "swatch", style: `background: var(--series-${[4, 0, 1, 3, 7][i]})` }), part]);
   section(page, nav, "time", "Time of a step",
-      element("p", { class: "hint" }, `Means of epoch ${time.epoch} by rank. Forward and backward include the exchange of batch norm's statistics; exchange is that of gradients, as far as backward does not hide it.`),
-      element("div", { class: "scroll tall" }, table(["rank", "step", ...heads, ""], rows)));
+      element("p", { class: "hint" }, `Means of epoch ${time.epoch} by rank. Forward and backward include the exchange of batch norm's statistics; exchange is that of gradients, as far as backward does not hide it.`
+          + (own.length ? " Own is the time in which a rank waits for no other: the rank with the most holds up the others." : "")),
+      element("div", { class: "scroll tall" }, table(["rank", "step", ...own.map(() => "own"), ...heads, ""], rows)));
+}
+
+// ---- the profile ---------------------------------------------------------------------------------
+
+function profile() {
+  const found = run.profile;
+  if (!found) return;
+  const percent = (share) => `${(100 * share).toFixed(1)}\u202f%`;
+  const pairs = [["Step, mean", seconds(found.step_seconds)]];
+  for (const [name, heading] of [["gradients", "Exchange of gradients"], ["statistics", "Exchange of statistics"]]) {
+    const exchange = found[name];
+    if (exchange) pairs.push([heading, `${seconds(exchange.seconds)}, ${percent(exchange.hidden_share)} hidden`]);
+  }
+  const straggler = found.straggler;
+  if (found.ranks > 1) pairs.push(["Straggler", straggler ? `rank ${straggler.rank} on ${straggler.host}` : "none"]);
+  if (straggler) {
+    pairs.push(["Each other rank waits for it", seconds(straggler.seconds)]);
+    if (straggler.phase) pairs.push([`Its ${straggler.phase} takes longer by`, seconds(straggler.excess)]);
+  }
+  if (found.clock_error_seconds > 0) pairs.push(["Clocks aligned to within", seconds(found.clock_error_seconds)]);
+  const bar = (share) => element("td", {}, percent(share), element("span", { class: "bar" }, element("i", { style: `width: ${100 * share}%` })));
+  const layers = found.layers.map((layer) => [element("td", {}, element("code", {}, layer.name)), seconds(layer.forward), seconds(layer.backward),
+    layer.exchange > 0 ? seconds(layer.exchange) : "", bar(layer.share)]);
+  const waits = found.waits.map((wait) => [`rank ${wait.rank}`, `rank ${wait.for}`, seconds(wait.seconds), element("td", { class: "left" }, wait.mostly)]);
+  const last = found.first_step + found.steps - 1;
+  section(page, nav, "profile", "Profile",
+      element("p", { class: "hint" }, `Means of ${found.steps > 1 ? `steps ${found.first_step} to ${last}` : `step ${last}`} over ${found.ranks} rank${found.ranks > 1 ? "s" : ""}. `
+          + "The exchange of a layer's statistics is not part of its forward and backward. ", found.trace ? ["Each operator is in ", element("code", {}, found.trace), ", which ui.perfetto.dev opens."] : ""),
+      values(pairs),
+      element("h3", {}, "Slowest layers"), element("div", { class: "scroll" }, table(["layer", "forward", "backward", "exchange", "share"], layers)),
+      ...(waits.length > 0 ? [element("h3", {}, "Waits of a step"), element("div", { class: "scroll" }, table(["rank", "waits for", "time", "mostly in"], waits))] : []));
 }
 
 // ---- results by class ----------------------------------------------------------------------------
@@ -218,12 +251,12 @@ function mistakes() {
   const { columns, address, list } = run.mistakes;
   const rows = Math.ceil(list.length / columns);
   const place = (at, number) => number > 1 ? `${100 * at / (number - 1)}%` : "0";
-  const tiles = list.map(([sample, label, answer, loss], i) => {
+  const tiles = list.map(([sample, label, answer, loss, name], i) => {
     const style = `background-size: ${100 * columns}% ${100 * rows}%; ` +
         `background-position: ${place(i % columns, columns)} ${place(Math.floor(i / columns), rows)}`;
     const text = `${label} taken for ${answer}`;
-    const pairs = [["label", label], ["answer", answer], ["loss", shown("loss", Number(loss))], ["sample", sample]];
-    return element("li", {}, address ? element("div", { class: "tile", role: "img", "aria-label": text, style }) : null,
+    const pairs = [["label", label], ["answer", answer], ["loss", shown("loss", Number(loss))], ["sample", name?.includes("/") ? name.split("/").slice(-2).join("/") : sample]];
+    return element("li", { title: name }, address ? element("div", { class: "tile", role: "img", "aria-label": text, style }) : null,
         element("dl", {}, pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
   });
   section(page, nav, "mistakes", "Worst mistakes",
@@ -257,6 +290,7 @@ function result() {
 head();
 const made = curves();
 stepTime();
+profile();
 made.push(...classes());
 mistakes();
 pictures();

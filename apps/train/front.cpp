@@ -1,0 +1,58 @@
+// bin/train: prints help that the build has written, and becomes libexec/syncbn/train_program for
+// all else. That one needs a quarter of a second to load libtorch.
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <string>
+#include <system_error>
+
+#include "help_texts.h"
+
+namespace {
+
+/// What `train ARGUMENTS` prints if they ask for help; empty if they do not.
+std::string_view find_help(int argc, char** argv) {
+  std::string mark = "\x1e";
+  for (int i = 1; i < argc; ++i) mark.append(i > 1 ? " " : "").append(argv[i]);
+  mark += "\n";
+  const size_t begin = syncbn::train::kHelpTexts.find(mark);
+  if (begin == std::string_view::npos) return {};
+  const std::string_view rest = syncbn::train::kHelpTexts.substr(begin + mark.size());
+  return rest.substr(0, rest.find('\x1e'));
+}
+
+/// Reports errno. The exit codes are those of docs/errors.md.
+int fail(int exit_code, const std::string& what) {
+  std::fprintf(stderr, "train: error: %s: %s\n", what.c_str(), std::strerror(errno));
+  return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const char* const local_rank = std::getenv("LOCAL_RANK");
+  const bool may_print = local_rank == nullptr || std::strcmp(local_rank, "0") == 0;
+  if (const auto help = find_help(argc, argv); may_print && !help.empty()) {
+    const bool is_written =
+        std::fwrite(help.data(), 1, help.size(), stdout) == help.size() && std::fflush(stdout) == 0;
+    return is_written ? 0 : fail(75, "cannot write standard output");
+  }
+  std::error_code error;
+  const auto here = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  errno = error.value();
+  if (error) return fail(126, "cannot read /proc/self/exe");
+  const std::string program = (here.parent_path() / "libexec/syncbn/train_program").string();
+  // A batch system's early warning waits until train_program has a handler for it: kWarnings of
+  // lib/train/src/step/stopping.cpp.
+  sigset_t warnings;
+  sigemptyset(&warnings);
+  for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) sigaddset(&warnings, signal);
+  ::sigprocmask(SIG_BLOCK, &warnings, nullptr);
+  ::execv(program.c_str(), argv);
+  return fail(126, "install train again: cannot execute " + program);
+}

@@ -1,0 +1,11 @@
+#pragma once
+
+#include <string_view>
+
+namespace syncbn::train {
+
+/// What `train --print_help_texts` printed when this was built: for each way to ask for help the
+/// character 0x1e, the arguments, a line break and the text.
+extern const std::string_view kHelpTexts;
+
+}  // namespace syncbn::train

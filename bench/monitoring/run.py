@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+"""What it costs that a job is watched.
+
+1. Steps of digits on two ranks, with heartbeats and flight record and without, by turns: images per second of the
+   last epoch. The workers without them do not get the launcher's descriptors.
+2. The processor time of a launcher with 64 workers that report a step each second.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from pairs import ROOT, median_and_interval, parse_arguments
+
+UNWATCHED = "unset SYNCBN_FLIGHT_FD SYNCBN_AGENT_FD;"
+RANKS = 64
+SECONDS = 20
+
+
+def images_per_second(build, prepare, epochs):
+    """Of the fastest epoch but the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        train = f"{prepare} exec {build}/bin/train --config {ROOT}/configs/digits.yaml --epochs {epochs} --run_dir {folder}/run"
+        launcher = [build / "bin/syncbn-launch", "--standalone", "--nproc_per_node=2", "sh", "-c", train]
+        subprocess.run(launcher, check=True, capture_output=True, timeout=600)
+        records = [json.loads(line) for line in (pathlib.Path(folder) / "run/log.jsonl").read_text().splitlines()]
+    return max(record["images_per_second"] for record in records if record.get("event") == "epoch" and record["epoch"] > 1)
+
+
+def launcher_share(build):
+    """Of a core, in percent."""
+    worker = [build / "tests/launch_agent_worker", "steps", "1000", "1000"]
+    job = subprocess.Popen([build / "bin/syncbn-launch", f"--nproc_per_node={RANKS}", *worker], stderr=subprocess.DEVNULL)
+    times = []
+    for wait in (5, SECONDS):
+        time.sleep(wait)
+        fields = pathlib.Path(f"/proc/{job.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        times.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    job.terminate()
+    job.wait()
+    return 100 * (times[1] - times[0]) / SECONDS
+
+
+def main():
+    arguments = parse_arguments(__doc__, 10, lambda parser: parser.add_argument("--epochs", type=int, default=5))
+    print(f"launcher with {RANKS} workers: {launcher_share(arguments.build):.2f} % of a core")
+    ratios = []
+    for pair in range(arguments.pairs):
+        order = ["", UNWATCHED] if pair % 2 == 0 else [UNWATCHED, ""]
+        speed = {prepare: images_per_second(arguments.build, prepare, arguments.epochs) for prepare in order}
+        ratios.append(speed[UNWATCHED] / speed[""])
+        print(f"watched {speed['']:.0f} images/s, unwatched {speed[UNWATCHED]:.0f}", flush=True)
+    middle, low, high = median_and_interval(ratios)
+    print(f"time of a step, watched by unwatched: {middle:.3f} ({low:.3f} to {high:.3f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <syncbn/dist/plain_message.h>
+
+namespace syncbn::dist::detail {
+
+/// Whether NCCL or ProcessGroupNCCL found fault with what it was given: another start of the
+/// program would change nothing.
+inline bool is_misuse_of_nccl(const std::exception& error) {
+  const std::string text = plain_message(error);
+  for (const char* const sign :
+       {"ncclInvalidArgument", "ncclInvalidUsage", "not on device passed to init_process_group"}) {
+    if (text.find(sign) != std::string::npos) return true;
+  }
+  return false;
+}
+
+}  // namespace syncbn::dist::detail

@@ -1,0 +1,37 @@
+#include "common/message_seal.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/sha256.h>
+
+#include <utility>
+
+namespace syncbn::launch {
+namespace {
+
+constexpr size_t kProofDigits = 64;  // of the HMAC; a space follows
+
+std::string proof(const std::string& key, uint64_t number, std::string_view text) {
+  return base::to_hex(base::hmac_sha256(key, fmt::format("{} {}", number, text)));
+}
+
+}  // namespace
+
+MessageSeal::MessageSeal(std::string own_key, std::string others_key)
+    : own_key_(std::move(own_key)), others_key_(std::move(others_key)) {}
+
+std::string MessageSeal::seal(std::string_view text) {
+  if (own_key_.empty()) return std::string(text);
+  return fmt::format("{} {}", proof(own_key_, sent_++, text), text);
+}
+
+std::optional<std::string> MessageSeal::open(std::string_view line) {
+  if (others_key_.empty()) return std::string(line);
+  if (line.size() <= kProofDigits || line[kProofDigits] != ' ') return std::nullopt;
+  const std::string_view text = line.substr(kProofDigits + 1);
+  const std::string expected = proof(others_key_, received_, text);
+  if (!base::equal_in_constant_time(line.substr(0, kProofDigits), expected)) return std::nullopt;
+  ++received_;
+  return std::string(text);
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace syncbn::launch {
+
+/// Proves to the other end of a link that messages come from this end, unchanged, in order and
+/// without a gap: each carries the HMAC-SHA256 of its number and its text, by a key of this
+/// connection and direction. Without keys messages go as they are. Not thread-safe.
+class MessageSeal {
+ public:
+  MessageSeal() = default;
+  MessageSeal(std::string own_key, std::string others_key);
+
+  /// What to send in place of the text, which is one line.
+  std::string seal(std::string_view text);
+  /// The text of a sealed line; empty if it is not the other end's next message, after which no
+  /// later one is either.
+  std::optional<std::string> open(std::string_view line);
+
+ private:
+  std::string own_key_;
+  std::string others_key_;
+  uint64_t sent_ = 0;
+  uint64_t received_ = 0;
+};
+
+}  // namespace syncbn::launch

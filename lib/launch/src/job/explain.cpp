@@ -1,0 +1,323 @@
+#include "job/explain.h"
+
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
+
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+#include <utility>
+
+namespace syncbn::launch {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxFile = size_t{1} << 30;
+
+/// "rank 3", "ranks 0 to 3 and 7".
+std::string list_of(const std::set<int>& ranks) {
+  std::vector<std::string> parts;
+  for (auto first = ranks.begin(); first != ranks.end();) {
+    auto last = first;
+    while (std::next(last) != ranks.end() && *std::next(last) == *last + 1) ++last;
+    parts.push_back(*first == *last ? std::to_string(*first)
+                                    : fmt::format("{} to {}", *first, *last));
+    first = std::next(last);
+  }
+  const std::string tail = parts.size() > 1 ? " and " + parts.back() : "";
+  if (parts.size() > 1) parts.pop_back();
+  return (ranks.size() == 1 ? "rank " : "ranks ") + base::join(parts, ", ") + tail;
+}
+
+const char* verb(const std::set<int>& ranks, const char* singular, const char* plural) {
+  return ranks.size() == 1 ? singular : plural;
+}
+
+/// A collective that some ranks have called and not finished.
+struct Open {
+  std::set<int> waiting;
+  std::set<int> failed;
+  std::string call;   ///< of the first rank that has called it
+  int64_t since = 0;  ///< Unix time, ns: the first
+};
+
+class Story {
+ public:
+  explicit Story(const std::vector<FlightFile>& files) : files_(files) {
+    for (const FlightFile& file : files) {
+      for (const RankRecord& record : file.records) ranks_.emplace(record.rank, &record);
+    }
+  }
+
+  std::string text() const {
+    std::string text = head() + missing();
+    const std::string waits = collectives() + transfers();
+    const bool is_whole = !ranks_.empty();
+    text += waits.empty() && is_whole
+                ? "No call was open: every rank had finished all that it had called.\n"
+                : waits;
+    return text + table();
+  }
+
+ private:
+  std::string head() const {
+    const FlightFile& first = files_.front();
+    const std::time_t seconds = first.unix_ns / 1'000'000'000;
+    return fmt::format("Job {}, attempt {}, {}, at {:%Y-%m-%d %H:%M:%S}: {}\n\n", first.job,
+                       first.attempt, base::counted(first.world_size, "rank"),
+                       *std::localtime(&seconds), first.why);
+  }
+
+  std::string missing() const {
+    std::string text;
+    std::set<int> recorded;
+    for (const FlightFile& file : files_) recorded.insert(file.ranks.begin(), file.ranks.end());
+    std::set<int> cut;
+    std::set<int> other;
+    for (int rank = 0; rank < files_.front().world_size; ++rank) {
+      if (ranks_.count(rank) == 0) (recorded.count(rank) > 0 ? cut : other).insert(rank);
+    }
+    for (const FlightFile& file : files_) {
+      if (file.is_complete && file.damaged_lines == 0) continue;
+      text += fmt::format("A file is {}", file.is_complete ? "damaged" : "cut");
+      text += cut.empty() ? ".\n" : fmt::format(": the records of {} are missing.\n", list_of(cut));
+    }
+    if (!other.empty()) {
+      text += fmt::format(
+          "Nothing is recorded of {}: give the files of the other nodes as well, if there are "
+          "any.\n",
+          list_of(other));
+    }
+    return text.empty() ? "" : text + "\n";
+  }
+
+  /// By group and sequence.
+  std::map<std::pair<std::string, uint64_t>, Open> open_collectives() const {
+    std::map<std::pair<std::string, uint64_t>, Open> open;
+    for (const auto& [rank, record] : ranks_) {
+      for (const RankRecord::Call& call : record->calls) {
+        if (!call.is_collective() || call.state == base::FlightLayout::kSucceeded) continue;
+        const auto* group = group_of(*record, call);
+        if (group == nullptr) continue;
+        Open& one = open[{group->name, call.sequence}];
+        (call.state == base::FlightLayout::kFailed ? one.failed : one.waiting).insert(rank);
+        const int64_t begin = record->unix_time(call.begin);
+        if (one.call.empty()) {
+          one.call = call.describe();
+          one.since = begin;
+        }
+        one.since = std::min(one.since, begin);
+      }
+    }
+    return open;
+  }
+
+  std::string collectives() const {
+    std::string text;
+    for (const auto& [key, open] : open_collectives()) {
+      const auto& [group, sequence] = key;
+      text += fmt::format("#{} of group '{}', {}:\n", sequence, group, open.call);
+      const double ago = std::max(0.0, static_cast<double>(files_.front().unix_ns) / 1e9 -
+                                           static_cast<double>(open.since) / 1e9);
+      if (!open.waiting.empty()) {
+        text += fmt::format("  {} {} in it, for {}\n", list_of(open.waiting),
+                            verb(open.waiting, "waits", "wait"), base::format_seconds(ago));
+      }
+      if (!open.failed.empty()) {
+        text += fmt::format("  it failed on {}, begun {} before\n", list_of(open.failed),
+                            base::format_seconds(ago));
+      }
+      text += others(group, sequence, open);
+    }
+    return text;
+  }
+
+  /// About the group's ranks that are not in the collective.
+  std::string others(const std::string& group, uint64_t sequence, const Open& open) const {
+    std::string text;
+    std::set<int> finished;
+    std::set<int> unknown;
+    bool all_came = true;
+    for (const int rank : members_of(group)) {
+      const auto found = ranks_.find(rank);
+      if (found == ranks_.end()) {
+        unknown.insert(rank);
+        continue;
+      }
+      const RankRecord& record = *found->second;
+      const auto own_group = std::ranges::find(record.groups, group, &RankRecord::Group::name);
+      const uint64_t last = own_group == record.groups.end() ? 0 : own_group->last;
+      const RankRecord::Call* own = nullptr;
+      std::string last_call;  // unless the record has lost it
+      for (const RankRecord::Call& call : record.calls) {
+        const auto* of = group_of(record, call);
+        if (of == nullptr || of->name != group || !call.is_collective()) continue;
+        if (call.sequence == sequence) own = &call;
+        if (call.sequence == last) last_call = ", " + call.describe();
+      }
+      if (own != nullptr && own->describe() != open.call) {
+        text += fmt::format("  on rank {} it is {}\n", rank, own->describe());
+      }
+      if (own == nullptr && last < sequence) {
+        all_came = false;
+        text += fmt::format(
+            "  rank {} ({}) has not come to it: {}\n", rank, record.host,
+            last == 0 ? "it has called nothing in this group"
+                      : fmt::format("its last call of this group is #{}{}", last, last_call));
+      } else if (open.waiting.count(rank) + open.failed.count(rank) == 0) {
+        finished.insert(rank);
+      }
+    }
+    if (!finished.empty()) text += fmt::format("  {} finished it\n", list_of(finished));
+    if (!unknown.empty()) text += fmt::format("  nothing is known of {}\n", list_of(unknown));
+    if (all_came && unknown.empty()) {
+      text += "  all ranks of the group have called it\n";
+    }
+    return text;
+  }
+
+  std::string transfers() const {
+    std::string text;
+    for (const auto& [rank, record] : ranks_) {
+      for (const RankRecord::Call& call : record->calls) {
+        if (call.is_collective() || call.state == base::FlightLayout::kSucceeded) continue;
+        text += fmt::format("Rank {}: {} {} rank {} {}.\n", rank, call.describe(),
+                            call.kind == "send" ? "to" : "from", call.peer,
+                            call.state == base::FlightLayout::kFailed ? "failed" : "waits");
+      }
+    }
+    return text;
+  }
+
+  std::string table() const {
+    std::string text = "\n rank  host              calls  the last one\n";
+    for (const auto& [rank, record] : ranks_) {
+      const std::string last =
+          record->calls.empty() ? "none" : record->name_of(record->calls.back());
+      text += fmt::format("{:>5}  {:<14}  {:>7}  {}\n", rank, base::truncated(record->host, 14),
+                          record->calls.empty() ? 0 : record->calls.back().number, last);
+    }
+    return text;
+  }
+
+  static const RankRecord::Group* group_of(const RankRecord& record, const RankRecord::Call& call) {
+    return call.group < record.groups.size() ? &record.groups[call.group] : nullptr;
+  }
+
+  std::set<int> members_of(const std::string& group) const {
+    std::set<int> members;
+    for (const auto& [rank, record] : ranks_) {
+      for (const RankRecord::Group& one : record->groups) {
+        if (one.name == group) members.insert(one.ranks.begin(), one.ranks.end());
+      }
+    }
+    return members;
+  }
+
+  const std::vector<FlightFile>& files_;
+  std::map<int, const RankRecord*> ranks_;
+};
+
+/// Makes a file of records that are still in memory.
+FlightFile file_of(std::vector<RankRecord> records, const std::string& source) {
+  FlightFile file{
+      .job = "of " + source, .world_size = records.front().world_size, .why = "as it is now"};
+  for (RankRecord& record : records) file.add(std::move(record));
+  return file;
+}
+
+/// The workers of a running launcher, whose descriptors this user may open.
+FlightFile live_file(pid_t launcher) {
+  std::vector<RankRecord> records;
+  std::error_code error;
+  for (fs::directory_iterator fd(fmt::format("/proc/{}/fd", launcher), error), end;
+       !error && fd != end; fd.increment(error)) {
+    std::error_code ignored;
+    if (fs::read_symlink(*fd, ignored).string().find(RankMemory::kName) == std::string::npos) {
+      continue;
+    }
+    const base::UniqueFd memory(::open(fd->path().c_str(), O_RDONLY | O_CLOEXEC));
+    if (auto record = read_rank_record(memory.get())) records.push_back(std::move(*record));
+  }
+  if (records.empty()) {
+    throw base::UserError(fmt::format(
+        "process {} is no launcher of this user with workers that use syncbn's process groups; run "
+        "`syncbn-launch status` to list launchers",
+        launcher));
+  }
+  return file_of(std::move(records), fmt::format("launcher {}", launcher));
+}
+
+FlightFile flight_file_at(const std::string& path) {
+  const auto pid = base::parse_number<pid_t>(path);
+  if (pid && !fs::exists(path)) return live_file(*pid);
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored) || fs::is_character_file(path, ignored)) {
+    throw base::UserError(fmt::format(
+        "explain: {} is no file; name the flight.jsonl of a failed job, or a file of a rank",
+        path));
+  }
+  const base::UniqueFd memory(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (auto record = read_rank_record(memory.get()))
+    return file_of({std::move(*record)}, "files of ranks");
+  return FlightFile::of(base::read_file(path, kMaxFile), path);
+}
+
+void write_for_torch(const std::vector<FlightFile>& files, const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  for (const FlightFile& file : files) {
+    for (const RankRecord& record : file.records) {
+      base::write_file_atomically(folder / fmt::format("rank_{}", record.rank),
+                                  torch_pickle(record));
+    }
+  }
+}
+
+}  // namespace
+
+std::string explanation(const std::vector<FlightFile>& files) {
+  return Story(files).text();
+}
+
+void explain(const std::vector<std::string>& arguments) {
+  constexpr std::string_view kTorch = "--torch=";
+  std::optional<std::string> folder;
+  std::vector<FlightFile> files;
+  for (const std::string& word : arguments) {
+    if (word.starts_with(kTorch)) {
+      folder = word.substr(kTorch.size());
+    } else {
+      files.push_back(flight_file_at(word));
+    }
+  }
+  if (files.empty()) {
+    throw base::UserError(
+        "usage: syncbn-launch explain [--torch=FOLDER] FILE..., with the file that a failed job "
+        "names, or the process id of a launcher");
+  }
+  for (const FlightFile& file : files) {
+    if (file.job != files.front().job || file.attempt != files.front().attempt) {
+      throw base::UserError(
+          fmt::format("the files are of different jobs or attempts: {} ({}) and {} "
+                      "({})",
+                      files.front().job, files.front().attempt, file.job, file.attempt));
+    }
+  }
+  base::write_stdout(explanation(files));
+  if (folder) write_for_torch(files, *folder);
+}
+
+}  // namespace syncbn::launch

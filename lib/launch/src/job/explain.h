@@ -1,0 +1,20 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "job/flight_file.h"
+
+namespace syncbn::launch {
+
+/// Says in words which ranks did not come to which calls, and what is missing of the files.
+/// @param files of the nodes of one job; not empty.
+std::string explanation(const std::vector<FlightFile>& files);
+
+/// `syncbn-launch explain [--torch=FOLDER] FILE...`: prints the explanation, and writes a file for
+/// torch's fr_trace for each rank. In place of the files, the process of a launcher of this machine
+/// stands for its workers as they are now.
+/// @throws base::UserError if a file is none of syncbn-launch, or files are of different jobs.
+void explain(const std::vector<std::string>& arguments);
+
+}  // namespace syncbn::launch

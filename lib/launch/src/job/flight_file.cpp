@@ -1,0 +1,249 @@
+#include "job/flight_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "common/json_messages.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kFormat = "syncbn flight record 2";
+// The form of torch's records: c10d::version_val in FlightRecorder.hpp.
+constexpr const char* kTorchVersion = "2.10";
+
+/// The sizes with `times` as many rows, as torch's records have them of all ranks' tensors.
+std::vector<int64_t> with_rows(std::vector<int64_t> sizes, int64_t times) {
+  if (sizes.empty()) return {times};
+  if (__builtin_mul_overflow(sizes[0], times, &sizes[0])) sizes[0] = 0;  // of a damaged record
+  return sizes;
+}
+
+/// The sizes of a call's inputs and outputs; `sizes` of the call are those of this rank's tensor.
+std::pair<std::vector<int64_t>, std::vector<int64_t>> inputs_and_outputs(
+    const RankRecord::Call& call, size_t ranks) {
+  const auto times = static_cast<int64_t>(ranks);
+  if (call.sizes.empty()) return {};
+  if (call.kind == "_reduce_scatter_base") {
+    std::vector<int64_t> part = call.sizes;
+    part[0] /= std::max<int64_t>(times, 1);
+    return {call.sizes, part};
+  }
+  if (call.kind == "reduce_scatter" || call.kind == "scatter") {
+    return {with_rows(call.sizes, times), call.sizes};
+  }
+  const bool gathers = call.kind.find("gather") != std::string::npos ||
+                       call.kind.find("GATHER") != std::string::npos;
+  return {call.sizes, gathers ? with_rows(call.sizes, times) : call.sizes};
+}
+
+/// "send 0->1": ranks of the group.
+std::string kind_in_torch(const RankRecord& record, const RankRecord::Call& call,
+                          const RankRecord::Group& group) {
+  if (call.is_collective()) return call.kind;
+  const auto place = [&group](int rank) {
+    return std::ranges::find(group.ranks, rank) - group.ranks.begin();
+  };
+  return fmt::format("{} {}{}{}", call.kind, place(record.rank), call.kind == "send" ? "->" : "<-",
+                     place(call.peer));
+}
+
+Json json_of(const RankRecord& record, const RankRecord::Call& call) {
+  const bool is_known = call.group < record.groups.size();
+  const RankRecord::Group group = is_known ? record.groups[call.group] : RankRecord::Group{"?", {}};
+  const auto [inputs, outputs] = inputs_and_outputs(call, group.ranks.size());
+  const bool succeeded = call.state == base::FlightLayout::kSucceeded;
+  return {
+      {"record_id", call.number},
+      {"pg_id", call.group},
+      {"process_group", {group.name, "undefined"}},
+      {"collective_seq_id", call.is_collective() ? call.sequence : 0},
+      {"p2p_seq_id", call.is_collective() ? 0 : call.sequence},
+      {"op_id", call.number},
+      {"profiling_name", "nccl:" + kind_in_torch(record, call, group)},
+      {"time_created_ns", record.unix_time(call.begin)},
+      {"input_sizes", Json::array({inputs})},
+      {"input_dtypes", {call.dtype}},
+      {"output_sizes", Json::array({outputs})},
+      {"output_dtypes", {call.dtype}},
+      {"state", succeeded ? "completed" : "started"},
+      {"time_discovered_started_ns", record.unix_time(call.begin)},
+      {"time_discovered_completed_ns", call.end == 0 ? Json() : Json(record.unix_time(call.end))},
+      {"retired", call.end != 0},
+      {"timeout_ms", 0},
+      {"is_p2p", !call.is_collective()},
+      // fr_trace shows it where Python's records have the stack.
+      {"frames", {{{"name", call.name}, {"filename", "syncbn"}, {"line", 0}}}},
+      {"name", call.name},
+      {"kind", call.kind},
+      {"sizes", call.sizes},
+      {"peer", call.peer},
+      {"failed", call.state == base::FlightLayout::kFailed}};
+}
+
+Json json_of(const RankRecord& record) {
+  Json groups = Json::object();
+  for (const RankRecord::Group& group : record.groups) {
+    groups[group.name] = {{"name", group.name},
+                          {"desc", "undefined"},
+                          {"last_collective", group.last},
+                          {"ranks", fmt::format("[{}]", fmt::join(group.ranks, ", "))}};
+  }
+  Json entries = Json::array();
+  for (const RankRecord::Call& call : record.calls) entries.push_back(json_of(record, call));
+  return {{"rank", record.rank},         {"world_size", record.world_size},
+          {"host", record.host},         {"pid", record.pid},
+          {"version", kTorchVersion},    {"pg_config", groups},
+          {"pg_status", Json::object()}, {"entries", entries}};
+}
+
+std::vector<int> ranks_in(const std::string& list) {
+  std::vector<int> ranks;
+  for (const auto& rank : Json::parse(list)) ranks.push_back(rank);
+  return ranks;
+}
+
+RankRecord::Call call_of(const Json& json, const RankRecord& record) {
+  const std::string group = json.at("process_group").at(0);
+  const auto found = std::ranges::find(record.groups, group, &RankRecord::Group::name);
+  const Json& end = json.at("time_discovered_completed_ns");
+  const bool failed = json.at("failed");
+  RankRecord::Call call{.number = json.at("record_id"),
+                        .sequence = 0,
+                        .begin = json.at("time_created_ns"),
+                        .end = end.is_null() ? 0 : end.get<uint64_t>(),
+                        .sizes = json.at("sizes"),
+                        .peer = json.at("peer"),
+                        .group = static_cast<size_t>(found - record.groups.begin()),
+                        .state = failed          ? base::FlightLayout::kFailed
+                                 : end.is_null() ? base::FlightLayout::kPending
+                                                 : base::FlightLayout::kSucceeded,
+                        .kind = shown_text(json, "kind"),
+                        .dtype = base::printable(json.at("input_dtypes").at(0).get<std::string>()),
+                        .name = shown_text(json, "name")};
+  call.sequence = json.at(call.is_collective() ? "collective_seq_id" : "p2p_seq_id");
+  return call;
+}
+
+RankRecord record_of(const Json& json) {
+  RankRecord record{.rank = json.at("rank"),
+                    .world_size = json.at("world_size"),
+                    .pid = json.at("pid"),
+                    .host = shown_text(json, "host")};
+  for (const Json& group : json.at("pg_config")) {
+    record.groups.push_back(
+        {shown_text(group, "name"), ranks_in(group.at("ranks")), group.at("last_collective")});
+  }
+  for (const Json& call : json.at("entries")) record.calls.push_back(call_of(call, record));
+  return record;
+}
+
+// Python's pickle, protocol 2: an opcode, then its argument.
+
+template <class Number>
+void put_number(std::string& to, Number number) {
+  for (size_t i = 0; i < sizeof(number); ++i) to += static_cast<char>(number >> (8 * i));
+}
+
+void put_text(std::string& to, const std::string& text) {
+  to += 'X';
+  put_number(to, static_cast<uint32_t>(text.size()));
+  to += text;
+}
+
+void put(std::string& to, const Json& json) {
+  if (json.is_object()) {
+    to += "}(";
+    for (const auto& [key, value] : json.items()) {
+      put_text(to, key);
+      put(to, value);
+    }
+    to += 'u';
+  } else if (json.is_array()) {
+    to += "](";
+    for (const Json& value : json) put(to, value);
+    to += 'e';
+  } else if (json.is_string()) {
+    put_text(to, json.get<std::string>());
+  } else if (json.is_boolean()) {
+    to += json.get<bool>() ? '\x88' : '\x89';
+  } else if (json.is_null()) {
+    to += 'N';
+  } else {
+    to += "\x8a\x08";  // an integer of 8 bytes
+    put_number(to, json.get<uint64_t>());
+  }
+}
+
+}  // namespace
+
+void FlightFile::add(RankRecord record) {
+  ranks.push_back(record.rank);
+  records.push_back(std::move(record));
+}
+
+std::string FlightFile::text() const {
+  const auto line = [](const Json& json) {
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  };
+  std::string text = line({{"format", kFormat},
+                           {"job", job},
+                           {"attempt", attempt},
+                           {"world_size", world_size},
+                           {"why", why},
+                           {"unix_ns", unix_ns},
+                           {"ranks", ranks}});
+  for (const RankRecord& record : records) text += line(json_of(record));
+  return text + line({{"complete", true}});
+}
+
+FlightFile FlightFile::of(const std::string& text, const std::string& path) {
+  std::istringstream lines(text);
+  std::string line;
+  std::getline(lines, line);
+  const auto parse = [](const std::string& one) {
+    return Json::parse(one, nullptr, /*allow_exceptions=*/false);
+  };
+  FlightFile file;
+  try {
+    const Json head = parse(line);
+    file.job = shown_text(head, "job");
+    file.attempt = head.at("attempt");
+    file.world_size = head.at("world_size");
+    if (head.at("format") != kFormat || file.world_size > kMaxRanks) throw base::UserError("");
+    file.why = shown_text(head, "why");
+    file.unix_ns = head.at("unix_ns");
+    file.ranks = head.at("ranks").get<std::vector<int>>();
+  } catch (const std::exception&) {
+    throw base::UserError(
+        fmt::format("{} is no flight record of syncbn-launch, or its first line is damaged", path));
+  }
+  file.is_complete = false;
+  while (std::getline(lines, line)) {
+    try {
+      const Json json = parse(line);
+      file.is_complete = json.contains("complete");
+      if (!file.is_complete) file.records.push_back(record_of(json));
+    } catch (const std::exception&) {
+      ++file.damaged_lines;
+    }
+  }
+  return file;
+}
+
+std::string torch_pickle(const RankRecord& record) {
+  std::string bytes = "\x80\x02";
+  put(bytes, json_of(record));
+  return bytes + '.';
+}
+
+}  // namespace syncbn::launch

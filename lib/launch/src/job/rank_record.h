@@ -1,0 +1,87 @@
+#pragma once
+
+#include <syncbn/base/flight_record.h>
+#include <syncbn/base/unique_fd.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace syncbn::launch {
+
+constexpr int kMaxRanks = 1'000'000;  ///< of a world, in a record
+
+/// A rank's flight record, read from memory that the rank may write to meanwhile, and does not have
+/// to be trusted: texts are printable, and ranks below kMaxRanks. A call's group may lack.
+struct RankRecord {
+  struct Group {
+    std::string name;
+    std::vector<int> ranks;  ///< in the world
+    uint64_t last = 0;       ///< the sequence of the latest collective; 0: none
+  };
+  struct Call {
+    uint64_t number = 0;  ///< of all calls of the rank, from 1
+    uint64_t sequence = 0;
+    uint64_t begin = 0;    ///< CLOCK_MONOTONIC, ns
+    uint64_t end = 0;      ///< 0: pending
+    uint64_t awaited = 0;  ///< since when a thread waits for it; 0: none does
+    std::vector<int64_t> sizes = {};
+    int peer = -1;  ///< -1: a collective
+    size_t group = 0;
+    base::FlightLayout::State state = base::FlightLayout::kPending;
+    std::string kind = {};
+    std::string dtype = {};
+    std::string name = {};
+
+    bool is_collective() const { return peer < 0; }
+    /// "all_reduce of Float [2, 3]".
+    std::string describe() const;
+  };
+
+  int rank = 0;
+  int world_size = 1;
+  int pid = 0;
+  std::string host = {};
+  int64_t unix_ns = 0;  ///< the Unix time at CLOCK_MONOTONIC 0
+  std::vector<Group> groups = {};
+  std::vector<Call> calls = {};  ///< the latest ones of all groups, in order
+
+  /// Unix time in ns of a CLOCK_MONOTONIC; wraps around in damaged records.
+  int64_t unix_time(uint64_t monotonic_ns) const {
+    return static_cast<int64_t>(static_cast<uint64_t>(unix_ns) + monotonic_ns);
+  }
+  /// "all_reduce #41 of group 'default_pg'".
+  std::string name_of(const Call& call) const;
+};
+
+/// Empty if no rank has written to it.
+std::optional<RankRecord> read_rank_record(int fd);
+
+/// The launcher's end of a worker's flight record: memory that lasts as long as this object.
+class RankMemory {
+ public:
+  static constexpr const char* kName = "syncbn-flight";  ///< of the memory, in /proc/PID/fd
+
+  RankMemory() = default;
+  /// Without memory, if the system or a limit allows none, nothing is recorded.
+  static RankMemory make();
+
+  /// For the worker; -1 without memory.
+  int fd() const { return fd_.get(); }
+
+  struct Counts {
+    uint64_t started = 0;
+    uint64_t ended = 0;
+    double own_seconds = 0;  ///< in which no thread waited for a call
+  };
+  /// Of calls; empty if no process writes to it now. Costs a microsecond.
+  std::optional<Counts> counts() const;
+  /// Also after the process has ended.
+  std::optional<RankRecord> read() const { return read_rank_record(fd_.get()); }
+
+ private:
+  base::UniqueFd fd_;
+};
+
+}  // namespace syncbn::launch

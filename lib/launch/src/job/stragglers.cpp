@@ -1,0 +1,60 @@
+#include "job/stragglers.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+namespace syncbn::launch {
+
+std::vector<std::string> StragglerWatch::add(const std::vector<WorkerState>& workers) {
+  // Fewer calls tell nothing of where the time goes: perhaps one rank writes a checkpoint.
+  constexpr uint64_t kMinCalls = 10;
+  // Less is noise.
+  constexpr double kMinSeconds = 0.1;
+  struct Interval {
+    const WorkerState* worker;
+    double own;
+    Past* past;
+  };
+  std::vector<Interval> intervals;
+  for (const WorkerState& worker : workers) {
+    const auto found = past_.find(worker.rank);
+    const Past before = found == past_.end() ? Past{} : found->second;
+    Past& past = past_[worker.rank];
+    past.own_seconds = worker.own_seconds;
+    past.calls = worker.calls;
+    if (found == past_.end() || worker.calls < before.calls + kMinCalls) {
+      past.slow_intervals = 0;
+      continue;
+    }
+    intervals.push_back({&worker, worker.own_seconds - before.own_seconds, &past});
+  }
+  if (intervals.size() < 2 || intervals.size() < workers.size()) {
+    for (auto& [rank, past] : past_) past.slow_intervals = 0;  // they are to be in a row
+    return {};
+  }
+  std::vector<double> times;
+  times.reserve(intervals.size());
+  for (const Interval& one : intervals) times.push_back(one.own);
+  // The lower one of two in the middle: of two ranks, the faster.
+  const auto middle = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 2);
+  std::ranges::nth_element(times, middle);
+  const double median = *middle;
+  std::vector<std::string> lines;
+  for (const Interval& one : intervals) {
+    int& count = one.past->slow_intervals;
+    count = one.own > kFactor * median + kMinSeconds ? count + 1 : 0;
+    if (count < kIntervals || !named_.insert(one.worker->rank).second) continue;
+    lines.push_back(fmt::format(
+        "rank {} ({}, pid {}) is slow, and the others wait for it: it spends {} between "
+        "collectives, and the median of the ranks {}",
+        one.worker->rank, one.worker->host, one.worker->pid, base::format_seconds(one.own),
+        base::format_seconds(median)));
+  }
+  return lines;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "job/worker_state.h"
+
+namespace syncbn::launch {
+
+/// Finds ranks that keep the others waiting in every step: they spend more time outside of the
+/// calls of lib/dist than the others, which wait for them there. Not thread-safe.
+class StragglerWatch {
+ public:
+  /// Takes the state of all workers at the end of an interval. Returns a line about each rank whose
+  /// own time was above kFactor times the median's for kIntervals in a row; each rank is named
+  /// once.
+  std::vector<std::string> add(const std::vector<WorkerState>& workers);
+
+  static constexpr double kFactor = 1.3;
+  static constexpr int kIntervals = 3;
+
+ private:
+  struct Past {
+    double own_seconds = 0;
+    uint64_t calls = 0;
+    int slow_intervals = 0;
+  };
+  std::map<int, Past> past_;  ///< by rank
+  std::set<int> named_;
+};
+
+}  // namespace syncbn::launch

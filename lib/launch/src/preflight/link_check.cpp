@@ -1,0 +1,177 @@
+#include "preflight/link_check.h"
+
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <syncbn/base/clock.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/held_port.h>
+#include <syncbn/base/socket.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "common/descriptors.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Deadline = LinkProbe::Deadline;
+
+// Commands of one byte: the other end answers kAsk with its clock, and kTake, after which
+// kBlock bytes follow, with one byte.
+constexpr char kAsk = 'a';
+constexpr char kTake = 't';
+constexpr size_t kBlock = size_t{4} << 20;
+
+[[noreturn]] void fail(const char* what, int error) {
+  throw base::UnavailableError(fmt::format("{}: {}", what, std::strerror(error)));
+}
+
+// Not through a base::Channel: its copies would slow what is measured.
+
+void send_all(int fd, std::string_view bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent > 0) bytes.remove_prefix(static_cast<size_t>(sent));
+    if (sent < 0 && errno != EAGAIN && errno != EINTR) fail("cannot send", errno);
+    if (sent < 0 && !base::poll_until(fd, POLLOUT, deadline)) fail("cannot send", ETIMEDOUT);
+  }
+}
+
+// Returns how many bytes have come, from 1 to `size`.
+size_t receive_some(int fd, char* buffer, size_t size, Deadline deadline) {
+  for (;;) {
+    const ssize_t got = ::recv(fd, buffer, size, MSG_DONTWAIT);
+    if (got > 0) return static_cast<size_t>(got);
+    if (got == 0) fail("cannot receive", ECONNRESET);
+    if (errno != EAGAIN && errno != EINTR) fail("cannot receive", errno);
+    if (!base::poll_until(fd, POLLIN, deadline)) fail("cannot receive", ETIMEDOUT);
+  }
+}
+
+std::string receive(int fd, size_t size, Deadline deadline) {
+  std::string text(size, '\0');
+  for (size_t got = 0; got < size;) {
+    got += receive_some(fd, text.data() + got, size - got, deadline);
+  }
+  return text;
+}
+
+void discard(int fd, size_t size, Deadline deadline) {
+  ReadBuffer buffer;
+  while (size > 0) {
+    size -= receive_some(fd, buffer.data(), std::min(size, buffer.size()), deadline);
+  }
+}
+
+void send_at_once(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+void answer(int fd, Deadline deadline) {
+  for (;;) {
+    const char command = receive(fd, 1, deadline)[0];
+    if (command == kAsk) {
+      const int64_t time = base::unix_ns();
+      send_all(fd, {reinterpret_cast<const char*>(&time), sizeof(time)}, deadline);
+    } else {
+      discard(fd, kBlock, deadline);
+      send_all(fd, {&kTake, 1}, deadline);
+    }
+  }
+}
+
+}  // namespace
+
+LinkServer::LinkServer(std::string id, Deadline deadline)
+    : id_(std::move(id)), deadline_(deadline), listener_(base::bind_all_addresses(0)) {
+  if (!listener_ || ::listen(listener_.get(), 16) != 0) {
+    base::throw_errno("no free TCP port to measure the network");
+  }
+  port_ = base::bound_port(listener_.get());
+  Pipe pipe = Pipe::make();
+  stop_reader_ = std::move(pipe.reader);
+  stop_writer_ = std::move(pipe.writer);
+  thread_ = std::thread([this] { serve(); });
+}
+
+LinkServer::~LinkServer() {
+  stop_writer_.reset();
+  thread_.join();
+}
+
+void LinkServer::serve() {
+  for (;;) {
+    std::array<pollfd, 2> polls{pollfd{listener_.get(), POLLIN, 0},
+                                pollfd{stop_reader_.get(), POLLIN, 0}};
+    if (::poll(polls.data(), polls.size(), base::milliseconds_until(deadline_)) <= 0) return;
+    if (polls[1].revents != 0) return;
+    const base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!fd) continue;
+    send_at_once(fd.get());
+    try {
+      // A stranger does not get the time of the one that is expected.
+      const Deadline soon = Clock::now() + std::chrono::seconds(2);
+      if (receive(fd.get(), id_.size(), std::min(soon, deadline_)) != id_) continue;
+      answer(fd.get(), deadline_);
+    } catch (const base::UnavailableError&) {
+      // The other end has what it wanted, or says what is wrong.
+    }
+  }
+}
+
+LinkProbe::LinkProbe(const std::string& host, int port, const std::string& id, Deadline deadline)
+    : deadline_(deadline) {
+  std::string reason;
+  const base::AddressList addresses = base::resolve(host, port, reason);
+  if (addresses) fd_ = base::connect_to_any(addresses.get(), deadline, reason);
+  if (!fd_)
+    throw base::UnavailableError(fmt::format("no connection to {}:{}: {}", host, port, reason));
+  send_at_once(fd_.get());
+  send_all(fd_.get(), id, deadline_);
+}
+
+LinkProbe::Trip LinkProbe::measure_trip() {
+  constexpr int kTrips = 50;
+  Trip best{.seconds = 1e9};
+  for (int i = 0; i < kTrips; ++i) {
+    const int64_t begin = base::unix_ns();
+    const auto steady = Clock::now();
+    send_all(fd_.get(), {&kAsk, 1}, deadline_);
+    int64_t there = 0;
+    receive(fd_.get(), sizeof(there), deadline_)
+        .copy(reinterpret_cast<char*>(&there), sizeof(there));
+    const double seconds = std::chrono::duration<double>(Clock::now() - steady).count();
+    if (seconds >= best.seconds) continue;
+    best = {seconds, 1e-9 * static_cast<double>(there - begin) - seconds / 2};
+  }
+  return best;
+}
+
+double LinkProbe::measure_rate() {
+  constexpr double kTime = 0.3;
+  const std::string block(kBlock, 'x');
+  const auto begin = Clock::now();
+  double sent = 0;
+  double seconds = 0;
+  while (seconds < kTime) {
+    send_all(fd_.get(), {&kTake, 1}, deadline_);
+    send_all(fd_.get(), block, deadline_);
+    receive(fd_.get(), 1, deadline_);
+    sent += static_cast<double>(kBlock);
+    seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+  return sent / seconds;
+}
+
+}  // namespace syncbn::launch

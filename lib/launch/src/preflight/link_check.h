@@ -1,0 +1,61 @@
+#pragma once
+
+#include <syncbn/base/unique_fd.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+namespace syncbn::launch {
+
+/// The passive end of a measured connection: answers one node in a thread of its own. Ends with
+/// this object, at the latest after the deadline.
+class LinkServer {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  /// @param id that the other end has to send first; others are turned away.
+  /// @throws base::UnavailableError if there is no port.
+  LinkServer(std::string id, Deadline deadline);
+  ~LinkServer();
+  LinkServer(const LinkServer&) = delete;
+  LinkServer& operator=(const LinkServer&) = delete;
+
+  int port() const { return port_; }
+
+ private:
+  void serve();
+
+  std::string id_;
+  Deadline deadline_;
+  base::UniqueFd listener_;
+  base::UniqueFd stop_reader_;
+  base::UniqueFd stop_writer_;  ///< closed to end the thread
+  int port_ = 0;
+  std::thread thread_;
+};
+
+/// The active end. Not thread-safe. Its calls throw base::UnavailableError when the connection
+/// fails or the deadline has passed.
+class LinkProbe {
+ public:
+  using Deadline = std::chrono::steady_clock::time_point;
+
+  /// Connects to a LinkServer.
+  LinkProbe(const std::string& host, int port, const std::string& id, Deadline deadline);
+
+  struct Trip {
+    double seconds = 0;      ///< the shortest round trip
+    double clock_ahead = 0;  ///< seconds by which the other end's clock is ahead of this one's
+  };
+  /// As in NTP, the clock of the other end is read in the middle of the shortest round trip.
+  Trip measure_trip();
+  /// Bytes a second to the other end, measured for about a third of a second.
+  double measure_rate();
+
+ private:
+  base::UniqueFd fd_;
+  Deadline deadline_;
+};
+
+}  // namespace syncbn::launch

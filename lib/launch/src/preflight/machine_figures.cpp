@@ -1,0 +1,329 @@
+#include "preflight/machine_figures.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gnu/libc-version.h>
+#include <pthread.h>
+#include <sched.h>
+#include <syncbn/base/cpus.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/gpus.h>
+#include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <type_traits>
+
+#include "common/json_messages.h"
+#include "machine/binding.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A figure is an outlier if it is worse than the median of all nodes by this factor, a core if it
+// is slower than the median of its node's cores by it.
+constexpr double kOutlier = 1.5;
+// Round trips below this are not compared, in seconds.
+constexpr double kShortTrip = 500e-6;
+// Clocks that differ by less are not named, in seconds.
+constexpr double kClockTolerance = 1;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+// Floating point operations a second of the core on which this thread runs: independent
+// multiplications and additions, without memory.
+double rate_of_core() {
+  constexpr int kRounds = 10'000;
+  constexpr double kTime = 0.03;
+  std::array<double, 16> sums{};
+  double operations = 0;
+  const auto begin = Clock::now();
+  while (seconds_since(begin) < kTime) {
+    for (int round = 0; round < kRounds; ++round) {
+      for (double& sum : sums) sum = sum * 0.999 + 1.5;
+    }
+    operations += 2.0 * kRounds * static_cast<double>(sums.size());
+  }
+  const double time = seconds_since(begin);
+  volatile double used = sums[0];
+  static_cast<void>(used);
+  return operations / time;
+}
+
+// All cores compute at once, as in a job; the better of two rates counts, because a core may be
+// interrupted.
+void measure_cores(MachineFigures& figures) {
+  const Cpus allowed = allowed_cpus();
+  const std::vector<int> cpus(allowed.begin(), allowed.end());
+  std::vector<double> rates(cpus.size());
+  for (int round = 0; round < 2; ++round) {
+    std::vector<std::jthread> threads;
+    for (size_t i = 0; i < cpus.size(); ++i) {
+      threads.emplace_back([&, i] {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(static_cast<size_t>(cpus[i]), &one);
+        ::pthread_setaffinity_np(::pthread_self(), sizeof(one), &one);
+        rates[i] = std::max(rates[i], rate_of_core());
+      });
+    }
+  }
+  const auto slowest = std::ranges::min_element(rates);
+  figures.cores = base::usable_cpus();
+  figures.core_rate = median(rates);
+  if (slowest == rates.end()) return;
+  figures.slowest_rate = *slowest;
+  figures.slowest_core = cpus[static_cast<size_t>(slowest - rates.begin())];
+}
+
+// Writes up to 64 MiB, for a second at most, to a file without a name.
+void measure_disk(const std::string& folder, MachineFigures& figures) {
+  constexpr int kChunks = 64;
+  const std::vector<char> chunk(size_t{1} << 20, 'x');
+  const auto begin = Clock::now();
+  std::string path = folder + "/.syncbn-preflight-XXXXXX";
+  const base::UniqueFd file(::mkostemp(path.data(), O_CLOEXEC));
+  if (file) ::unlink(path.c_str());
+  double written = 0;
+  bool is_written = static_cast<bool>(file);
+  for (int i = 0; i < kChunks && is_written && seconds_since(begin) < 1; ++i) {
+    const ssize_t size = ::write(file.get(), chunk.data(), chunk.size());
+    is_written = size == static_cast<ssize_t>(chunk.size());
+    if (is_written) written += static_cast<double>(size);
+    if (size >= 0 && !is_written) errno = ENOSPC;
+  }
+  if (!is_written || ::fdatasync(file.get()) != 0) {
+    figures.disk_error = fmt::format("{}: {}", folder, std::strerror(errno));
+    return;
+  }
+  figures.disk_rate = written / seconds_since(begin);
+}
+
+uint64_t available_memory() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  uint64_t kib = 0;
+  for (std::string unit; file >> name >> kib;) {
+    if (name == "MemAvailable:") return kib << 10;
+    std::getline(file, unit);
+  }
+  return 0;
+}
+
+uint64_t hard_limit(__rlimit_resource_t resource) {
+  rlimit limit{};
+  constexpr uint64_t kUnlimited = uint64_t{1} << 62;  // as a double it has no rounding
+  return ::getrlimit(resource, &limit) == 0 ? std::min<uint64_t>(limit.rlim_max, kUnlimited) : 0;
+}
+
+std::string name_of(const std::vector<MachineFigures>& nodes, size_t index) {
+  return fmt::format("node {} ({})", index, nodes[index].host);
+}
+
+std::string rate_text(double bytes_per_second) {
+  constexpr double kMax = 1e18;  // another node may tell anything
+  const double shown = bytes_per_second > 0 ? std::min(bytes_per_second, kMax) : 0;
+  return base::format_bytes(static_cast<uint64_t>(shown)) + "/s";
+}
+
+std::string giga(double per_second) {
+  return fmt::format("{:.1f}", per_second / 1e9);
+}
+
+// Names the nodes whose figure, the larger the better, is far below the median: a rate, of which 0
+// was not measured, by kOutlier, and a limit by 2.
+template <class Number>
+void compare(const std::vector<MachineFigures>& nodes, Number MachineFigures::*figure,
+             const std::string& what, const std::function<std::string(Number)>& text,
+             PreflightFindings& findings) {
+  constexpr bool is_rate = std::is_floating_point_v<Number>;
+  constexpr double kFactor = is_rate ? kOutlier : 2;
+  const auto counts = [](double number) { return !is_rate || number > 0; };
+  std::vector<double> all;
+  for (const MachineFigures& node : nodes) {
+    const auto number = static_cast<double>(node.*figure);
+    if (counts(number)) all.push_back(number);
+  }
+  const double middle = median(all);
+  constexpr double kMax = 1e19;  // another node may tell anything
+  const std::string middle_text = text(static_cast<Number>(std::min(middle, kMax)));
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const Number own = nodes[i].*figure;
+    if (!counts(static_cast<double>(own)) || static_cast<double>(own) * kFactor >= middle) continue;
+    findings.outliers.push_back(
+        fmt::format("{}: {}, and the median of all nodes is {}", name_of(nodes, i),
+                    fmt::format(fmt::runtime(what), text(own)), middle_text));
+  }
+}
+
+void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& findings) {
+  std::vector<double> trips;
+  trips.reserve(nodes.size());
+  for (const MachineFigures& node : nodes) trips.push_back(node.round_trip);
+  const double usual = std::max(kShortTrip, median(trips));
+  double ahead = 0;  // of node 0's clock
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const std::string next = name_of(nodes, (i + 1) % nodes.size());
+    if (!nodes[i].link_error.empty()) {
+      findings.failures.push_back(
+          fmt::format("{} cannot reach {}: {}", name_of(nodes, i), next, nodes[i].link_error));
+    }
+    if (nodes[i].round_trip > kOutlier * usual) {
+      findings.outliers.push_back(fmt::format(
+          "{}: a round trip to {} takes {}, and the median is {}", name_of(nodes, i), next,
+          base::format_seconds(nodes[i].round_trip), base::format_seconds(median(trips))));
+    }
+    if (std::abs(ahead) > kClockTolerance) {
+      findings.outliers.push_back(
+          fmt::format("{}: its clock is {} {} of node 0's (harmless, but times in logs differ)",
+                      name_of(nodes, i), base::format_seconds(std::abs(ahead)),
+                      ahead > 0 ? "ahead" : "behind"));
+    }
+    ahead += nodes[i].clock_ahead;
+  }
+}
+
+}  // namespace
+
+nlohmann::json MachineFigures::json() const {
+  return {{"host", host},
+          {"system", system},
+          {"cores", cores},
+          {"core_rate", core_rate},
+          {"slowest_rate", slowest_rate},
+          {"slowest_core", slowest_core},
+          {"memory", memory},
+          {"gpus", gpus},
+          {"disk_rate", disk_rate},
+          {"disk_error", disk_error},
+          {"open_files", open_files},
+          {"processes", processes},
+          {"shared_memory", shared_memory},
+          {"round_trip", round_trip},
+          {"link_rate", link_rate},
+          {"clock_ahead", clock_ahead},
+          {"link_error", link_error}};
+}
+
+MachineFigures MachineFigures::of(const nlohmann::json& json) {
+  return {.host = shown_text(json, "host"),
+          .system = shown_text(json, "system"),
+          .cores = json.at("cores"),
+          .core_rate = json.at("core_rate"),
+          .slowest_rate = json.at("slowest_rate"),
+          .slowest_core = json.at("slowest_core"),
+          .memory = json.at("memory"),
+          .gpus = json.at("gpus"),
+          .disk_rate = json.at("disk_rate"),
+          .disk_error = shown_text(json, "disk_error"),
+          .open_files = json.at("open_files"),
+          .processes = json.at("processes"),
+          .shared_memory = json.at("shared_memory"),
+          .round_trip = json.at("round_trip"),
+          .link_rate = json.at("link_rate"),
+          .clock_ahead = json.at("clock_ahead"),
+          .link_error = shown_text(json, "link_error")};
+}
+
+MachineFigures measure_machine(const std::string& folder) {
+  MachineFigures figures{.host = base::hostname()};
+  utsname kernel{};
+  ::uname(&kernel);
+  figures.system = fmt::format("Linux {}, glibc {}", kernel.release, ::gnu_get_libc_version());
+  measure_cores(figures);
+  figures.memory = available_memory();
+  figures.gpus = base::count_gpus_at_hand(false).value_or(0);
+  measure_disk(folder, figures);
+  figures.open_files = hard_limit(RLIMIT_NOFILE);
+  figures.processes = hard_limit(RLIMIT_NPROC);
+  struct statvfs shm {};
+  if (::statvfs("/dev/shm", &shm) == 0) figures.shared_memory = shm.f_bavail * shm.f_frsize;
+  return figures;
+}
+
+PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
+  PreflightFindings findings;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const MachineFigures& node = nodes[i];
+    if (!node.disk_error.empty()) {
+      findings.failures.push_back(
+          fmt::format("{} cannot write to {}", name_of(nodes, i), node.disk_error));
+    }
+    if (node.slowest_rate * kOutlier < node.core_rate) {
+      findings.outliers.push_back(fmt::format(
+          "{}: core {} computes at {} GFLOP/s, and the median core at {} GFLOP/s",
+          name_of(nodes, i), node.slowest_core, giga(node.slowest_rate), giga(node.core_rate)));
+    }
+    if (node.gpus != nodes[0].gpus) {
+      findings.outliers.push_back(fmt::format("{}: {}, and node 0 has {}", name_of(nodes, i),
+                                              base::counted(node.gpus, "GPU"), nodes[0].gpus));
+    }
+    if (node.system != nodes[0].system) {
+      findings.outliers.push_back(fmt::format("{}: {}, and node 0 has {}", name_of(nodes, i),
+                                              node.system, nodes[0].system));
+    }
+  }
+  const auto giga_text = [](double rate) { return giga(rate) + " GFLOP/s"; };
+  compare<double>(nodes, &MachineFigures::core_rate, "its median core computes at {}", giga_text,
+                  findings);
+  compare<double>(nodes, &MachineFigures::disk_rate, "its disk takes {}", rate_text, findings);
+  compare<double>(nodes, &MachineFigures::link_rate, "to the next node it sends {}", rate_text,
+                  findings);
+  if (nodes.size() > 1) judge_links(nodes, findings);
+  const auto count = [](uint64_t number) { return std::to_string(number); };
+  const auto bytes = [](uint64_t number) { return base::format_bytes(number); };
+  compare<uint64_t>(nodes, &MachineFigures::open_files, "{} open files (ulimit -Hn)", count,
+                    findings);
+  compare<uint64_t>(nodes, &MachineFigures::processes, "{} processes (ulimit -Hu)", count,
+                    findings);
+  compare<uint64_t>(nodes, &MachineFigures::memory, "{} of available memory", bytes, findings);
+  compare<uint64_t>(nodes, &MachineFigures::shared_memory, "{} free in /dev/shm", bytes, findings);
+  return findings;
+}
+
+std::string table_of(const std::vector<MachineFigures>& nodes) {
+  size_t width = 4;
+  for (const MachineFigures& node : nodes) width = std::max(width, node.host.size());
+  std::string text = fmt::format(
+      "{:>4}  {:<{}}  {:>5}  {:>7}  {:>9}  {:>4}  {:>11}  {:>10}  {:>11}  "
+      "{:>9}\n",
+      "node", "host", width, "cores", "GFLOP/s", "memory", "GPUs", "disk", "round trip", "to next",
+      "/dev/shm");
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const MachineFigures& node = nodes[i];
+    const bool has_link = nodes.size() > 1 && node.link_error.empty();
+    text += fmt::format(
+        "{:>4}  {:<{}}  {:>5}  {:>7}  {:>9}  {:>4}  {:>11}  {:>10}  {:>11}  {:>9}\n", i, node.host,
+        width, node.cores, giga(node.core_rate), base::format_bytes(node.memory), node.gpus,
+        node.disk_error.empty() ? rate_text(node.disk_rate) : "-",
+        has_link ? base::format_seconds(node.round_trip) : "-",
+        has_link ? rate_text(node.link_rate) : "-", base::format_bytes(node.shared_memory));
+  }
+  return text;
+}
+
+}  // namespace syncbn::launch

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace syncbn::launch {
+
+/// What --preflight has measured on a node and of its connection to the next one.
+struct MachineFigures {
+  std::string host = {};
+  std::string system = {};  ///< kernel and C library
+  int cores = 0;            ///< that the workers may use
+  double core_rate = 0;     ///< of the median core, in floating point operations a second
+  double slowest_rate = 0;  ///< of the slowest core
+  int slowest_core = 0;     ///< its number
+  uint64_t memory = 0;      ///< available bytes
+  int gpus = 0;
+  double disk_rate = 0;         ///< bytes a second that reach the disk of the folder
+  std::string disk_error = {};  ///< why nothing can be written there, or ""
+  uint64_t open_files = 0;      ///< ulimit -Hn
+  uint64_t processes = 0;       ///< ulimit -Hu
+  uint64_t shared_memory = 0;   ///< free bytes of /dev/shm
+  double round_trip = 0;        ///< seconds, to the next node and back
+  double link_rate = 0;         ///< bytes a second to the next node, while all nodes send
+  double clock_ahead = 0;       ///< seconds by which the next node's clock is ahead of this one's
+  std::string link_error = {};  ///< why the next node cannot be reached, or ""
+
+  nlohmann::json json() const;
+  /// @throws nlohmann's exceptions if `json` has a different form.
+  static MachineFigures of(const nlohmann::json& json);
+};
+
+/// Measures all but the connection; takes about a second. @param folder for the disk.
+MachineFigures measure_machine(const std::string& folder);
+
+/// What the figures of all nodes show.
+struct PreflightFindings {
+  std::vector<std::string> failures;  ///< with these the job would fail
+  std::vector<std::string> outliers;  ///< a node or a core unlike the others
+};
+PreflightFindings judge(const std::vector<MachineFigures>& nodes);
+
+/// A line for each node.
+std::string table_of(const std::vector<MachineFigures>& nodes);
+
+}  // namespace syncbn::launch

@@ -1,0 +1,181 @@
+#include "workers/progress_watch.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/text.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/descriptors.h"
+
+namespace syncbn::launch {
+namespace {
+
+// Records of workers that have sent some wait for this time, so that many quick workers wake the
+// launcher no more often. A pipe holds 256 records.
+constexpr std::chrono::milliseconds kRecordPeriod{100};
+
+// How often the launcher looks whether the workers make progress.
+constexpr std::chrono::milliseconds kCheckPeriod{500};
+
+// A rank for which others wait is named after this time, even without --hang_timeout.
+constexpr std::chrono::seconds kNameAfter{30};
+
+// Time between two questions which rank holds up the others: to end it, and only to name it.
+constexpr std::chrono::seconds kStallReportPeriod{2};
+constexpr std::chrono::seconds kNamePeriod{10};
+
+// What the worker has reported so far.
+WorkerState reported_state(const Worker& worker) {
+  WorkerState state{.rank = worker.rank, .host = base::hostname(), .pid = worker.pid};
+  worker.progress.describe(state, ProgressWatch::Clock::now());
+  return state;
+}
+
+}  // namespace
+
+ProgressWatch::ProgressWatch(const LaunchOptions& options, Output& output, Cluster* cluster,
+                             std::vector<Worker>& workers)
+    : options_(options),
+      output_(output),
+      cluster_(cluster),
+      workers_(workers),
+      next_check_(started_ + kCheckPeriod) {
+  const auto interval = options.straggler_interval;
+  if (cluster == nullptr && interval.count() > 0 && workers.size() > 1) {
+    next_comparison_ = started_ + interval;
+  }
+}
+
+void ProgressWatch::add_to(std::vector<pollfd>& polls) const {
+  for (const Worker& worker : workers_) {
+    if (worker.agent && !worker.progress.reports()) {
+      polls.push_back({worker.agent.get(), POLLIN, 0});
+    }
+  }
+}
+
+ProgressWatch::Clock::time_point ProgressWatch::due() const {
+  auto due = next_check_;
+  for (const auto& time : {next_records_, bar_.due()}) {
+    if (time) due = std::min(due, *time);
+  }
+  return due;
+}
+
+void ProgressWatch::read(Worker& worker) {
+  const auto now = Clock::now();
+  ReadBuffer buffer;
+  worker.records.feed(read_some(worker.agent, buffer), [&](const syncbn_agent_record& record) {
+    worker.progress.update(record, now);
+    if (!next_records_) next_records_ = now + kRecordPeriod;
+    if (worker.rank == 0) bar_.update(record, now);
+  });
+}
+
+void ProgressWatch::read_all() {
+  const auto now = Clock::now();
+  const bool are_due = !next_records_ || now >= *next_records_;
+  for (Worker& worker : workers_) {
+    if (are_due || !worker.progress.reports()) read(worker);
+  }
+  if (next_records_ && are_due) next_records_ = now + kRecordPeriod;
+  const auto due = bar_.due();
+  if (due && now >= *due) output_.set_bar(bar_.draw(base::terminal_columns(), now));
+}
+
+std::vector<WorkerState> ProgressWatch::states() {
+  std::vector<WorkerState> all;
+  for (Worker& worker : workers_) {
+    read(worker);
+    WorkerState state = reported_state(worker);
+    if (worker.running) {
+      look_at_process(state);
+      const auto record = worker.calls.counts() ? worker.calls.read() : std::nullopt;
+      if (record) describe_calls(*record, state);
+    }
+    all.push_back(std::move(state));
+  }
+  return all;
+}
+
+std::optional<Hang> ProgressWatch::check(bool judges) {
+  const auto now = Clock::now();
+  next_check_ = now + kCheckPeriod;
+  for (Worker& worker : workers_) {
+    // Without counts, the process that has made the calls has ended.
+    worker.progress.update(worker.calls.counts().value_or(RankMemory::Counts{}), now);
+  }
+  if (!judges) return std::nullopt;
+  compare_speed();
+  warn_of_silence();
+  return judge(now);
+}
+
+std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
+  Clock::duration longest{};
+  bool ends = false;
+  for (const Worker& worker : workers_) {
+    if (!worker.running) continue;
+    const auto stalled = worker.progress.stalled_for(now).value_or(Clock::duration{});
+    const auto limit = options_.hang_timeout.value_or(worker.progress.timeout());
+    ends = ends || (limit.count() > 0 && stalled >= limit);
+    longest = std::max(longest, stalled);
+    const auto step = worker.progress.longest_step();
+    if (timeout().count() == 0 || step < timeout() / 2 || std::exchange(warned_of_timeout_, true)) {
+      continue;
+    }
+    output_.say(
+        fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout is {}: "
+                    "raise --hang_timeout to at least twice the longest step",
+                    worker.rank, base::format_seconds(step), base::format_seconds(timeout())));
+  }
+  if (!ends && (hang_was_named_ || longest < kNameAfter)) return std::nullopt;
+  Clock::time_point& next = ends ? next_stall_report_ : next_naming_;
+  if (now < next) return std::nullopt;
+  next = now + (ends ? kStallReportPeriod : kNamePeriod);
+  const double seconds = std::chrono::duration<double>(longest).count();
+  if (cluster_ == nullptr) return judge_hang(states(), seconds, ends);
+  cluster_->report_stall(seconds, ends);
+  return std::nullopt;
+}
+
+void ProgressWatch::compare_speed() {
+  if (!next_comparison_ || Clock::now() < *next_comparison_) return;
+  *next_comparison_ += options_.straggler_interval;
+  std::vector<WorkerState> all;
+  for (const Worker& worker : workers_) all.push_back(reported_state(worker));
+  for (const std::string& line : stragglers_.add(all)) output_.say("syncbn-launch: " + line);
+}
+
+// Often only rank 0 reports: the other nodes do not warn.
+void ProgressWatch::warn_of_silence() {
+  if (timeout().count() == 0 || Clock::now() - started_ < timeout() || workers_[0].rank > 0) return;
+  const auto reports = [](const Worker& one) {
+    return one.progress.reports() || one.calls.counts();
+  };
+  if (std::ranges::any_of(workers_, reports) || std::exchange(warned_of_silence_, true)) return;
+  output_.say(
+      "syncbn-launch: warning: no worker reports its steps, so --hang_timeout sees nothing; "
+      "docs/launch.md shows how a program reports them");
+}
+
+void ProgressWatch::hang_was_named(const Hang& hang) {
+  hang_was_named_ = true;
+  if (hang.stops_time) forgive_silence();
+}
+
+void ProgressWatch::forgive_own_silence() {
+  const auto now = Clock::now();
+  if (now - next_check_ <= kCheckPeriod) return;
+  for (Worker& worker : workers_) worker.progress.forgive(now - next_check_);
+  next_check_ = now;
+}
+
+void ProgressWatch::forgive_silence() {
+  for (Worker& worker : workers_) worker.progress.forgive_all(Clock::now());
+}
+
+}  // namespace syncbn::launch

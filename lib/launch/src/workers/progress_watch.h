@@ -1,0 +1,79 @@
+#pragma once
+
+#include <poll.h>
+#include <syncbn/base/progress_bar.h>
+#include <syncbn/launch/options.h>
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+#include "job/stragglers.h"
+#include "job/worker_state.h"
+#include "nodes/cluster.h"
+#include "output/output.h"
+#include "workers/group_result.h"
+
+namespace syncbn::launch {
+
+/// Reads what the workers of this node report over their agent channels and flight records: draws
+/// rank 0's progress bar, finds out when workers make no progress, and which ranks are slow. Not
+/// thread-safe.
+class ProgressWatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// What it refers to must outlive this object. @param cluster null on one node.
+  ProgressWatch(const LaunchOptions& options, Output& output, Cluster* cluster,
+                std::vector<Worker>& workers);
+
+  /// The channels of workers that have not reported yet. Those of others are read at due().
+  void add_to(std::vector<pollfd>& polls) const;
+  Clock::time_point due() const;
+
+  /// Reads the records that are due, and draws the bar.
+  void read_all();
+  /// Reads what has come from a worker.
+  void read(Worker& worker);
+  /// What the workers do now.
+  std::vector<WorkerState> states();
+
+  /// Whether to call check().
+  bool is_due() const { return Clock::now() >= next_check_; }
+  /// @param judges whether to look for a worker that holds up the others. On several nodes the
+  ///   coordinator is told, and judges.
+  std::optional<Hang> check(bool judges);
+  /// A hang is named once, unless the timeout ends a worker.
+  void hang_was_named(const Hang& hang);
+  /// If this process did not run, because it was stopped or the machine slept, the workers perhaps
+  /// did not run either: that time does not count.
+  void forgive_own_silence();
+  /// Begins to count anew.
+  void forgive_silence();
+
+ private:
+  std::optional<Hang> judge(Clock::time_point now);
+  void warn_of_silence();
+  void compare_speed();
+  std::chrono::milliseconds timeout() const {
+    return options_.hang_timeout.value_or(std::chrono::milliseconds(0));
+  }
+
+  const LaunchOptions& options_;
+  Output& output_;
+  Cluster* const cluster_;
+  std::vector<Worker>& workers_;
+  const Clock::time_point started_ = Clock::now();
+  base::ProgressBar bar_;
+  StragglerWatch stragglers_;
+  std::optional<Clock::time_point> next_records_;  ///< when to read them, once there was one
+  Clock::time_point next_check_;
+  Clock::time_point next_stall_report_;
+  Clock::time_point next_naming_;
+  std::optional<Clock::time_point> next_comparison_;  ///< of the ranks' speed, on one node
+  bool hang_was_named_ = false;
+  bool warned_of_timeout_ = false;
+  bool warned_of_silence_ = false;
+};
+
+}  // namespace syncbn::launch

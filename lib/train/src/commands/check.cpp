@@ -1,0 +1,105 @@
+#include "commands/commands.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
+#include <syncbn/data/loader.h>
+#include <syncbn/train/inputs.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "commands/program_options.h"
+#include "commands/resolved_config.h"
+#include "evaluation.h"
+#include "records/progress.h"
+
+namespace syncbn::train {
+namespace {
+
+/// Leaves out what cannot be read, and reads all of each file: of an image that is cropped first, a
+/// part would be decoded.
+Config for_reading(const Config& config) {
+  config::Value all = config::Schema<Config>::get().write(config);
+  config::Value whole = config::Value::of_map();
+  whole.set("type", config::Value::of_scalar("random_horizontal_flip"));
+  whole.set("p", config::Value::of_scalar("0"));
+  for (const char* key : {"transforms", "test_transforms"}) {
+    config::Value* const steps = all.find("data")->find(key);
+    if (steps == nullptr || steps->list.empty()) continue;
+    const config::Value* const first = steps->list.front().find("type");
+    if (first == nullptr || first->scalar.find("crop") == std::string::npos) continue;
+    steps->list.insert(steps->list.begin(), whole);
+  }
+  Config changed;
+  config::Faults faults;
+  config::Schema<Config>::get().read(all, changed, "", faults);
+  faults.throw_if_any();
+  changed.loader.on_error = "skip";
+  changed.loader.error_budget = 1;
+  return changed;
+}
+
+/// ", 3 classes, from 12 (cat) to 40 (dog) samples"; nothing if the labels are not known.
+std::string classes_text(const data::Dataset& set) {
+  if (set.labels().empty() || set.num_classes() == 0) return "";
+  std::vector<int64_t> counts(static_cast<size_t>(set.num_classes()));
+  for (const int64_t label : set.labels()) {
+    if (label >= 0 && label < set.num_classes()) ++counts[static_cast<size_t>(label)];
+  }
+  const auto names = set.class_names();
+  const auto text = [&](auto place) {
+    const auto label = static_cast<size_t>(place - counts.begin());
+    return fmt::format(
+        "{} ({})", *place,
+        label < names.size() ? base::printable(names[label]) : std::to_string(label));
+  };
+  const auto [least, most] = std::ranges::minmax_element(counts);
+  return fmt::format(", {} classes, from {} to {} samples each", set.num_classes(), text(least),
+                     text(most));
+}
+
+/// Reads a split and prints a line about it. The loader warns of each sample that it cannot use.
+/// @return how many there are
+int64_t check_split(const std::string& name, const std::shared_ptr<const data::Dataset>& set,
+                    const Config& config, Progress& progress) {
+  data::Loader loader = each_once(set, config.loader.options(config.local_batch_size(1), at::kCPU),
+                                  /*num_replicas=*/1, /*rank=*/0);
+  const int64_t batches = loader.num_batches();
+  for (int64_t done = 1; loader.next(); ++done) {
+    progress.show(done, batches, [&] { return "check " + name; });
+  }
+  progress.clear();
+  const int64_t bad = loader.skipped();
+  base::write_stdout(
+      fmt::format("{}: {}{}; {}\n", name, base::counted(set->size(), "sample"), classes_text(*set),
+                  bad == 0 ? "all can be used" : fmt::format("{} cannot be used", bad)));
+  return bad;
+}
+
+}  // namespace
+
+int check(const std::vector<std::string>& args) {
+  config::Faults faults;
+  const auto line = parse_arguments("check", args, faults);
+  const Config config = for_reading(resolve_config(line, faults).config);
+  const Inputs inputs = load_inputs(config, /*rank=*/0, /*world_size=*/1);
+  AgentChannel channel(/*rank=*/0);
+  Progress progress(channel);
+  const auto check_set = [&](data::Split split, const std::shared_ptr<const data::Dataset>& set) {
+    return check_split(to_string(split), set, config, progress);
+  };
+  int64_t bad = check_set(data::Split::kTrain, inputs.train_set);
+  bad += check_set(inputs.eval_split, inputs.eval_set);
+  if (inputs.has_test_set && inputs.eval_split != data::Split::kTest) {
+    bad += check_set(data::Split::kTest, config.data.make(data::Split::kTest));
+  }
+  if (bad == 0) return base::kExitOk;
+  throw base::UserError(
+      fmt::format("check: {} cannot be used; mend or remove the files, or train without them "
+                  "(loader.on_error: skip)",
+                  base::counted(bad, "sample")));
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,242 @@
+#include "commands/program_options.h"
+
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
+#include <syncbn/train/command.h>
+
+#include <algorithm>
+#include <array>
+#include <filesystem>
+#include <set>
+
+#include "records/run_folder.h"
+
+namespace syncbn::train {
+namespace {
+
+struct CommandHelp {
+  std::string name;
+  std::string usage;
+  std::string summary;
+};
+
+const std::array kCommands = {
+    CommandHelp{kTraining, "train [--nproc_per_node N] --config FILE [--KEY VALUE]...",
+                "Trains the network that a configuration describes. Every key of the configuration "
+                "can be\nset on the command line as well: --epochs 3 --optimizer.lr=0.05 "
+                "--optimizer.type adamw"},
+    CommandHelp{
+        "check", "train check --config FILE [--KEY VALUE]...",
+        "Reads all samples once, as a run would, and names those that a run could not use."},
+    CommandHelp{"eval", "train eval runs/NAME [--split test] [--tables FOLDER] [--KEY VALUE]...",
+                "Evaluates a checkpoint: resume=FILE, or the newest run's best.pt or last.pt."},
+    CommandHelp{"predict", "train predict IMAGES runs/NAME [--output FOLDER]",
+                "Asks a checkpoint's network about image files: a folder of them, or one. Writes "
+                "classes, boxes\nor masks."},
+    CommandHelp{"export", "train export runs/NAME [--format onnx] [--KEY VALUE]...",
+                "Writes a checkpoint's network to a file for other programs."},
+    CommandHelp{"sweep",
+                "train sweep --config FILE optimizer.lr=0.05,0.1 seed=0..2 [--KEY VALUE]...",
+                "Makes a run for each combination of values, one after the other, and a table of "
+                "them."},
+    CommandHelp{"report", "train report runs/NAME...",
+                "Writes the page report.html into each run's folder. Training does so as well."},
+    CommandHelp{"compare", "train compare runs/NAME... [--html FILE]",
+                "Prints a table of runs, the best first, with the keys that differ."},
+    CommandHelp{"profile", "train profile runs/NAME [--steps 3]",
+                "Records some steps of a run that is under way, and prints where their time went."},
+    CommandHelp{"watch", "train watch runs/NAME",
+                "Shows a run's progress and curves until it ends, from any terminal of its host."},
+};
+constexpr const char* kLauncherUsage =
+    "syncbn-launch --nproc_per_node=4 train --config FILE [--KEY VALUE]...";
+
+/// An option, and the commands that take it; empty: all.
+struct CommandOption {
+  config::ProgramOption option;
+  std::vector<std::string> commands;
+};
+
+const std::vector<CommandOption>& all_options() {
+  static const std::vector<CommandOption> options = {
+      {{"config", "FILE",
+        "the configuration, in YAML; of several, each is written over the former"},
+       {kTraining, "check", "eval", "predict", "export", "sweep"}},
+      {{"print_config", "", "print all keys, where each value was written, and exit"},
+       {kTraining, "eval", "predict"}},
+      {{"list", "KIND",
+        "print what there is to choose from, with its options, and exit: models, data, "
+        "transforms, losses, metrics, tasks, optimizers, schedules or samplers"},
+       {kTraining}},
+      {{"print_reference", "", "print all keys as a Markdown document and exit"}, {kTraining}},
+      {{"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"}, {kTraining}},
+      {{"nproc_per_node", "N",
+        "start N ranks by syncbn-launch (auto: one for each GPU, or core); takes also its "
+        "--nnodes, --node_rank, --master_addr and --master_port"},
+       {kTraining, "eval", "predict", "sweep"}},
+      {{"dry_run", "", "take a few steps, tell what the run would cost, and exit"}, {kTraining}},
+      {{"split", "SPLIT", "the samples to evaluate on: train, val or test"}, {"eval"}},
+      {{"tables", "FOLDER", "the folder to write tables of the results to, such as confusion.csv"},
+       {"eval"}},
+      {{"format", "FORMAT",
+        "torch, safetensors, torchscript (the default, unless --output ends with .onnx or "
+        ".safetensors) or onnx; torchvision-run or imagenet-run, a checkpoint for the --resume of "
+        "PyTorch's scripts"},
+       {"export"}},
+      {{"output", "PATH",
+        "the file that export writes (NAME.pth, .safetensors, .pt or .onnx if not given), or the "
+        "folder that predict writes to (predictions)"},
+       {"export", "predict"}},
+      {{"ema", "", "take the moving average of the weights"}, {"export", "predict"}},
+      {{"steps", "N", "how many steps to record; without it 3"}, {"profile"}},
+      {{"html", "FILE", "write a page as well, with the curves over each other"}, {"compare"}},
+      {{"color", "WHEN",
+        "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
+        "never"},
+       {kTraining, "eval", "predict", "watch"}},
+      {{"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"}, {}},
+      {{"version", "", "print the version and exit"}, {kTraining}},
+      {{"print_help_texts", "", ""}, {kTraining}},
+      // torch.distributed.launch passes it. LOCAL_RANK has the same value.
+      {{"local_rank", "N", ""}, {}},
+  };
+  return options;
+}
+
+bool is_for(const CommandOption& option, const std::string& command) {
+  return option.commands.empty() || std::ranges::count(option.commands, command) > 0;
+}
+
+/// "train eval, train predict"
+std::string commands_text(const CommandOption& option) {
+  std::vector<std::string> texts;
+  for (const std::string& command : option.commands) {
+    texts.push_back(command == kTraining ? command : "train " + command);
+  }
+  return base::join(texts, ", ");
+}
+
+template <class Condition>
+std::vector<config::ProgramOption> options_where(const Condition& holds) {
+  std::vector<config::ProgramOption> options;
+  for (const CommandOption& one : all_options()) {
+    if (holds(one)) options.push_back(one.option);
+  }
+  return options;
+}
+
+std::vector<config::ProgramOption> options_of(const std::string& command) {
+  return options_where([&](const CommandOption& one) { return is_for(one, command); });
+}
+
+const CommandHelp* find_command(const std::string& name) {
+  const auto* const found = std::ranges::find(kCommands, name, &CommandHelp::name);
+  return found == kCommands.end() ? nullptr : found;
+}
+
+/// A run's folder or a YAML file, given without --config.
+bool is_configuration(const std::string& word) {
+  const std::filesystem::path path = word;
+  if (word.starts_with('-') || !base::exists(path)) return false;
+  return path.extension() == ".yaml" || path.extension() == ".yml" || RunFolder::is_run(path);
+}
+
+/// Reports a path in the place of a configuration that is none. @return whether it did
+bool refuse_path(const std::string& command, const std::string& word, config::Faults& faults) {
+  if (word.starts_with('-') || word.find('=') != word.npos) return false;
+  const bool exists = base::exists(word);
+  if (!exists && word.find('/') == word.npos) return false;
+  const std::string advice = command == "predict" && exists
+                                 ? "; the images come first: train predict IMAGES runs/NAME"
+                                 : "; name a run's folder or a YAML file";
+  faults.add({}, fmt::format("{}{} {}{}", command == kTraining ? "" : command + ": ",
+                             base::printable(word),
+                             exists ? "is no run and no YAML file" : "does not exist", advice));
+  return true;
+}
+
+std::string whole_usage() {
+  std::vector<std::string> lines;
+  for (const CommandHelp& command : kCommands) lines.push_back(command.usage);
+  lines.emplace_back(kLauncherUsage);
+  return fmt::format("usage: {}\n\n{}\n`train COMMAND --help` explains another command.",
+                     base::join(lines, "\n       "), kCommands[0].summary);
+}
+
+}  // namespace
+
+config::CommandLine parse_arguments(const std::string& command,
+                                    const std::vector<std::string>& args, config::Faults& faults) {
+  const auto all = options_where([](const CommandOption& /*one*/) { return true; });
+  std::vector<std::string> words = args;
+  if (!words.empty() && is_configuration(words.front())) {
+    words.front().insert(0, "--config=");
+  } else if (!words.empty() && refuse_path(command, words.front(), faults)) {
+    words.erase(words.begin());
+  }
+  auto line = config::parse_command_line(words, all, config_fields(), faults);
+  for (const CommandOption& one : all_options()) {
+    if (!line.has(one.option.name) || is_for(one, command)) continue;
+    faults.add({}, fmt::format("--{}: only for {}", one.option.name, commands_text(one)));
+  }
+  return line;
+}
+
+std::optional<bool> colours_of(const config::CommandLine& line, config::Faults& faults) {
+  const std::string when = line.value("color").value_or("auto");
+  if (when == "always" || when == "never") return when == "always";
+  if (when != "auto") {
+    faults.add({}, fmt::format("--color: expected auto, always or never, got '{}'", when));
+  }
+  return std::nullopt;
+}
+
+std::string help_of(const std::vector<std::string>& args, const std::string& topic) {
+  const CommandHelp* const command = find_command(topic.empty() ? args.front() : topic);
+  if (command != nullptr && command->name != kTraining) {
+    const std::string text =
+        config::help_text(fmt::format("usage: {}\n\n{}", command->usage, command->summary),
+                          options_of(command->name), {});
+    if (topic.empty()) return text;
+    // `profile` is a section as well.
+    const bool is_key = std::ranges::any_of(config_fields(), [&](const config::FieldInfo& field) {
+      return field.path == topic || field.path.starts_with(topic + ".");
+    });
+    return is_key ? text + "\n" + config::help_text(topic, config_fields()) : text;
+  }
+  return topic.empty() ? config::help_text(whole_usage(), options_of(kTraining), config_fields())
+                       : config::help_text(topic, config_fields());
+}
+
+std::string help_texts() {
+  std::set<std::string> topics;  // keys and sections
+  for (const config::FieldInfo& field : config_fields()) {
+    topics.insert(field.path.substr(0, field.path.find('.')));
+  }
+  std::string all;
+  const auto add = [&](const std::vector<std::string>& args) {
+    all +=
+        fmt::format("\x1e{}\n{}", base::join(args, " "), help_of(args, *config::help_topic(args)));
+  };
+  add({"--help"});
+  add({"-h"});
+  for (const std::string& topic : topics) add({"--help", topic});
+  for (const CommandHelp& command : kCommands) {
+    if (command.name != kTraining) add({command.name, "--help"});
+  }
+  return all;
+}
+
+std::string did_you_mean_command(const std::string& word) {
+  std::vector<std::string> names;
+  for (const CommandHelp& command : kCommands) {
+    if (command.name == kTraining) continue;
+    if (word.starts_with(command.name)) return fmt::format("; did you mean '{}'?", command.name);
+    names.push_back(command.name);
+  }
+  return base::did_you_mean(word, names);
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,65 @@
+#include "common/config_keys.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace syncbn::train {
+namespace {
+
+bool is_among(std::string_view key, std::initializer_list<std::string_view> keys) {
+  return std::ranges::find(keys, key) != keys.end();
+}
+
+/// Keys about the machine.
+bool is_local(std::string_view key) {
+  return is_incidental(key) ||
+         is_among(key,
+                  {"plugins", "init", "init_key", "device", "threads", "timeout", "connect_timeout",
+                   "loader.num_workers", "loader.prefetch", "loader.pin_memory", "loader.timeout"});
+}
+
+}  // namespace
+
+bool is_of_folder(std::string_view key) {
+  return is_among(key, {"run_dir", "resume", "overwrite"});
+}
+
+bool is_incidental(std::string_view key) {
+  return is_of_folder(key) || is_among(key, {"report", "log_interval"});
+}
+
+bool may_differ(std::string_view key) {
+  // What is in the files is compared instead.
+  return is_local(key) ||
+         is_among(key, {"data.path", "data.train", "data.val", "data.test", "data.train_images",
+                        "data.train_masks", "data.val_images", "data.val_masks", "data.test_images",
+                        "data.test_masks", "data.train_annotations", "data.val_annotations",
+                        "data.test_annotations", "data.root", "data.cache_dir"});
+}
+
+bool may_change(std::string_view key) {
+  return is_local(key) || is_among(key, {"epochs",
+                                         "start_epoch",
+                                         "max_steps",
+                                         "max_time",
+                                         "init_into",
+                                         "init_skip",
+                                         "backend",
+                                         "nccl.high_priority",
+                                         "nccl.min_ctas",
+                                         "nccl.max_ctas",
+                                         "nccl.blocking",
+                                         "nccl.peer_memory",
+                                         "nccl.register_buckets",
+                                         "profile.skip",
+                                         "profile.steps",
+                                         "tensorboard.histograms",
+                                         "early_stop.patience",
+                                         "early_stop.min_delta",
+                                         "checkpoint.every",
+                                         "checkpoint.on",
+                                         "checkpoint.keep_last",
+                                         "checkpoint.keep_best.count"});
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <string_view>
+
+// Keys of a configuration that do not say what is trained, for comparing two configurations. Each
+// of the first three functions is also true for the keys of those above it.
+namespace syncbn::train {
+
+/// Keys about the run's folder, which differ between all runs.
+bool is_of_folder(std::string_view key);
+
+/// Keys about what is shown of a run.
+bool is_incidental(std::string_view key);
+
+/// Keys that may differ between the ranks of a run.
+bool may_differ(std::string_view key);
+
+/// Keys that may change when a run is resumed. Not those of may_differ() about files of data.
+bool may_change(std::string_view key);
+
+}  // namespace syncbn::train

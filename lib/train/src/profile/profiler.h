@@ -1,0 +1,61 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <syncbn/models/model.h>
+#include <syncbn/train/config.h>
+
+#include "profile/recorder.h"
+
+namespace syncbn::train {
+
+/// Records some steps of a run on all ranks: those that the configuration names, and those that
+/// `train profile` asks for. Every rank makes the same calls. Not thread-safe.
+class Profiler {
+ public:
+  /// @param model outlives it
+  Profiler(const ProfileConfig& config, const models::Model& model);
+
+  /// Rank 0: the steps that `train profile` asks for, or 0. Looks once a second.
+  /// @param run the run's folder
+  int64_t requested(const std::filesystem::path& run);
+  /// Profiles `steps` steps from the next one on, unless a profile is under way or to come. The
+  /// same on all ranks.
+  void request(int64_t steps);
+
+  /// Ahead of a step's batch.
+  /// @param step from 1
+  void begin_step(int64_t step);
+  /// True: the profile is complete, for write().
+  bool end_step();
+  /// Ends the current stretch of steps, ahead of an evaluation.
+  void pause();
+  /// Whether steps of the configuration, or of a request, are still to begin.
+  bool is_pending() const { return steps_ > 0 && !has_steps(); }
+  /// Whether write() has anything to write.
+  bool has_steps() const { return !own_.steps.empty(); }
+
+  /// Gathers what was recorded on rank 0, which writes it. If it cannot, it warns, and training
+  /// goes on. Every rank calls it.
+  /// @param run on rank 0 the run's folder, else empty
+  /// @return on rank 0 lines for the terminal
+  std::vector<std::string> write(const std::filesystem::path& run);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const models::Model& model_;
+  int64_t skip_;   ///< steps until the profile begins
+  int64_t steps_;  ///< that the profile still lacks
+  std::unique_ptr<Recorder> recorder_;
+  RankProfile own_;
+  int64_t step_begin_ = 0;
+  Clock::time_point looked_;
+};
+
+}  // namespace syncbn::train

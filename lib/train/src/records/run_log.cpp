@@ -1,0 +1,46 @@
+#include "records/run_log.h"
+
+#include <sys/stat.h>
+
+#include <fstream>
+#include <string_view>
+#include <utility>
+
+#include "records/run_folder.h"
+
+namespace syncbn::train {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kStepLine = R"({"event":"step")";
+
+}  // namespace
+
+RunLog::RunLog(const std::filesystem::path& folder) : path_(RunFolder::log(folder)) {}
+
+bool RunLog::is_replaced() {
+  struct stat status {};
+  if (::stat(path_.c_str(), &status) != 0) return false;  // someone has removed the folder
+  changed_ = static_cast<double>(status.st_mtim.tv_sec);
+  const bool is_other = status.st_ino != std::exchange(file_, status.st_ino);
+  if (!is_other && status.st_size >= read_) return false;
+  return std::exchange(read_, 0) > 0;
+}
+
+void RunLog::read(ReadSteps steps, const std::function<void(const Json& line)>& take) {
+  std::ifstream file(path_);
+  file.seekg(read_);
+  for (std::string line; std::getline(file, line) && !file.eof();) {
+    read_ = file.tellg();
+    if (steps == ReadSteps::kNo && line.starts_with(kStepLine)) continue;
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) {
+      take(json);
+    } else {
+      ++damaged_;
+    }
+  }
+}
+
+}  // namespace syncbn::train

@@ -1,0 +1,98 @@
+"""Batch normalisation over the batches of all ranks."""
+
+import os
+
+import torch
+import torch.distributed
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from . import _C
+
+
+class SyncBatchNorm(_BatchNorm):
+    """torch.nn.SyncBatchNorm that works on CPUs, with the same arguments and state_dict.
+
+    On CPU tensors, statistics over all ranks are computed in float32 or better and merged by Chan,
+    Golub and LeVeque's formula with an exact count. Batches may differ in size between ranks and be
+    empty; gradients of gradients work. Other devices run torch.nn.SyncBatchNorm's code.
+
+    It is no subclass of torch.nn.SyncBatchNorm, which DistributedDataParallel refuses on CPUs.
+
+    Args:
+        process_group: the ranks that share statistics. None: all ranks, over a group of the layers'
+            own where the default group has the backend "syncbn". A group of any backend will do.
+    """
+
+    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True,
+                 track_running_stats=True, process_group=None, device=None, dtype=None):
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device,
+                         dtype=dtype)
+        self.process_group = process_group
+
+    _check_input_dim = torch.nn.SyncBatchNorm._check_input_dim
+    _check_non_zero_input_channels = torch.nn.SyncBatchNorm._check_non_zero_input_channels
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module, process_group=None):
+        """As the function of the same name."""
+        return convert_sync_batchnorm(module, process_group)
+
+    def forward(self, input):
+        if not self.training or input.device.type != "cpu":
+            return torch.nn.SyncBatchNorm.forward(self, input)
+        tracks = self.track_running_stats
+        return _C.sync_batch_norm(
+            input, self.weight, self.bias, self.running_mean if tracks else None,
+            self.running_var if tracks else None, self.num_batches_tracked if tracks else None,
+            self.momentum, self.eps, self._layer(), self._statistics_group())
+
+    def _layer(self):
+        """What ranks compare: created at the first call, since it cannot be copied or pickled."""
+        if "_layer_handle" not in self.__dict__:
+            self._layer_handle = _C.Layer(self.__dict__.get("_layer_name", ""))
+        return self._layer_handle
+
+    def _statistics_group(self):
+        # Pickling makes another object of the number that stands for such a group.
+        if self.process_group == torch.distributed.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError("SyncBatchNorm: this rank is no member of the layer's process_group; "
+                             "run the layer on the group's members only")
+        if self.process_group is not None or _C.is_initialized():
+            return self.process_group
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.group.WORLD
+        ranks = os.environ.get("WORLD_SIZE", "1")
+        if ranks != "1":
+            raise RuntimeError(
+                f"SyncBatchNorm is training with WORLD_SIZE={ranks} and no process group: its "
+                "statistics would be this rank's alone; call init_process_group() first")
+        return None
+
+    def __getstate__(self):
+        state = self.__dict__.copy()
+        state.pop("_layer_handle", None)
+        return state
+
+
+def convert_sync_batchnorm(module, process_group=None):
+    """Makes each BatchNorm layer of `module`, and `module` itself if it is one, a SyncBatchNorm.
+
+    Works in place, and returns `module`, as in torch.nn.SyncBatchNorm.convert_sync_batchnorm. The
+    layers stay the same objects: parameters, hooks, attributes and other references to them remain.
+
+    Args:
+        process_group: as in SyncBatchNorm
+    """
+    for name, layer in module.named_modules():
+        if not isinstance(layer, _BatchNorm):
+            continue
+        if torch.nn.parameter.is_lazy(layer.weight) or torch.nn.parameter.is_lazy(
+                layer.running_mean):
+            raise ValueError(f"convert_sync_batchnorm: layer '{name}' is lazy; run the module "
+                             "once before the conversion")
+        if not isinstance(layer, SyncBatchNorm):
+            layer.__class__ = SyncBatchNorm
+        layer.process_group = process_group
+        layer.__dict__.pop("_layer_handle", None)  # of a layer that has run under another name
+        layer._layer_name = name
+    return module

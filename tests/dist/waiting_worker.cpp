@@ -1,0 +1,62 @@
+// A rank of the jobs that hang_test starts with the launcher. The argument says what goes wrong:
+// "crossed": rank 0 waits in one group, and rank 1 in another; "skips": the last rank does not make
+// a call that all others make; "sleeps": the last rank does not come; "slow": it takes three times
+// as long as the others between two calls.
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/process_group.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <exception>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/ones.h>
+
+namespace {
+
+namespace dist = syncbn::dist;
+
+void sum_over(const dist::GroupOrDefault& group) {
+  at::Tensor sum = at::ones({4});
+  dist::all_reduce(sum, c10d::ReduceOp::SUM, group);
+}
+
+void go_wrong(const std::string& how) {
+  std::vector<int> all(static_cast<size_t>(dist::world_size()));
+  std::iota(all.begin(), all.end(), 0);
+  const auto group = dist::new_group(all);
+  sum_over({});
+  const bool is_last = dist::rank() == dist::world_size() - 1;
+  if (how == "crossed") {
+    sum_over(is_last ? dist::GroupOrDefault(group) : dist::GroupOrDefault());
+    sum_over(is_last ? dist::GroupOrDefault() : dist::GroupOrDefault(group));
+  } else if (how == "skips") {
+    if (!is_last) sum_over({});
+    sum_over(group);
+  } else if (how == "slow") {
+    for (;;) {
+      ::usleep(is_last ? 60'000 : 20'000);
+      sum_over({});
+    }
+  } else if (how == "sleeps") {
+    if (is_last) ::sleep(1000);
+    sum_over(group);
+  }
+}
+
+}  // namespace
+
+int main(int /*argc*/, char** argv) {
+  try {
+    dist::init_process_group();
+    go_wrong(argv[1]);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return syncbn::base::exit_code_of(error);
+  }
+  return 0;
+}

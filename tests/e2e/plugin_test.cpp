@@ -1,0 +1,194 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+
+#include "e2e/train_program.h"
+#include "support/multiproc.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string plugin(const std::string& name) {
+  return SYNCBN_TEST_BIN_DIR "/plugins/lib" + name + ".so";
+}
+
+/// `train` on the digits' configuration with `text` over it.
+class PluginTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> arguments(const std::string& text) {
+    base::write_file_atomically(folder_ / "own.yaml",
+                                "base: " + shipped_config("digits.yaml") + "\n" + text);
+    return {"--config", folder_ / "own.yaml", "--run_dir", folder_ / "run", "--max_steps=2"};
+  }
+
+  ProgramResult train_with(const std::string& text) { return run_train(arguments(text)); }
+
+  void expect_refusal(const std::string& name, const std::string& message) {
+    const auto result = train_with("plugins: [" + plugin(name) + "]\n");
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+    EXPECT_THAT(result.err, HasSubstr("own.yaml:2:11: plugins: "));
+    EXPECT_THAT(result.err, HasSubstr("lib" + name + ".so"));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(PluginTest, TrainsWithAScheduleOfAPlugin) {
+  const auto result = train_with("plugins: [" + plugin("staircase") +
+                                 "]\nschedule: {type: staircase, steps: 1}\nlog_interval: 1\n");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  // Half the rate of digits.yaml in the second step.
+  EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("\"lr\":0.05"));
+  EXPECT_THAT(base::read_file(folder_ / "run/config.yaml"), HasSubstr("type: staircase"));
+}
+
+TEST_F(PluginTest, ResolvesItsPathBeforeItsNames) {
+  const auto copy = folder_ / "libcopy.so";
+  std::filesystem::copy_file(plugin("staircase"), copy);
+  const auto result = train_with("plugins: [\"${here}/libcopy.so\"]\nschedule: staircase\n");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST_F(PluginTest, ReadsItsOptionsUnderTheSameRules) {
+  const auto args = [&](const std::string& text) {
+    return "plugins: [" + plugin("staircase") + "]\nschedule: {type: staircase, " + text + "}\n";
+  };
+  EXPECT_THAT(train_with(args("steps: 0")).err,
+              HasSubstr("schedule.steps: must be at least 1, got 0"));
+  EXPECT_THAT(train_with(args("step: 1")).err, HasSubstr("did you mean 'schedule.steps'?"));
+  EXPECT_THAT(train_with("schedule: staircase\n").err, HasSubstr("unknown type 'staircase'"));
+  const auto overridden = run_train({"--config", shipped_config("digits.yaml"), "--plugins",
+                                     "[" + plugin("staircase") + "]", "--schedule=staircase",
+                                     "--schedule.steps=7", "--print_config"});
+  EXPECT_EQ(overridden.exit_code, 0) << overridden.err;
+  EXPECT_THAT(overridden.out, HasSubstr("steps: 7"));
+}
+
+TEST_F(PluginTest, ListsItsNamesWithItsOptions) {
+  const auto result = run_train({"--list", "schedules", "--plugins=[" + plugin("staircase") + "]"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              ContainsRegex("falls to a half, a third, and so on[ \n]+\\[libstaircase.so\\]"));
+  EXPECT_THAT(result.out, ContainsRegex("steps integer +steps of training on each stair"));
+  EXPECT_THAT(run_train({"--list", "schedules"}).out, Not(HasSubstr("staircase")));
+  for (const char* page : {"--print_schema", "--print_reference"}) {
+    EXPECT_THAT(run_train({page, "--plugins=[" + plugin("staircase") + "]"}).out,
+                HasSubstr("steps of training on each stair"));
+  }
+  EXPECT_THAT(run_train({"--list", "shedules"}).err, HasSubstr("did you mean 'schedules'?"));
+}
+
+TEST_F(PluginTest, IsRefusedIfItIsNotThere) {
+  expect_refusal("nowhere", "No such file");
+}
+
+TEST_F(PluginTest, IsRefusedIfItIsNoFile) {
+  const std::string fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& path : {fifo, std::string("/dev/zero")}) {
+    const auto result = train_with("plugins: [" + path + "]\n");
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    EXPECT_THAT(result.err, HasSubstr("plugins: " + path + " is no file"));
+  }
+  EXPECT_THAT(train_with("plugins: ['']\n").err, HasSubstr("plugins: a name is empty"));
+}
+
+TEST_F(PluginTest, IsInAList) {
+  const auto result = train_with("plugins: " + plugin("staircase") + "\nschedule: staircase\n");
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_THAT(result.err, HasSubstr("own.yaml:2:10: plugins: expected a list, as [" +
+                                    plugin("staircase") + "]\n"));
+  EXPECT_THAT(result.err, Not(HasSubstr("unknown type")));
+}
+
+TEST_F(PluginTest, IsRefusedWithoutItsEntry) {
+  expect_refusal("no_entry", "is no plug-in: it has no SYNCBN_PLUGIN");
+}
+
+TEST_F(PluginTest, IsRefusedIfItWasBuiltForOtherVersions) {
+  expect_refusal("other_abi", "was built for syncbn 0.0.1, libtorch 2.3, and this program has");
+}
+
+TEST_F(PluginTest, IsRefusedIfItWasBuiltWithOtherHeaders) {
+  expect_refusal("other_headers",
+                 "was built for headers of syncbn with digest 0123456789ab, and this program has "
+                 "headers of syncbn with digest ");
+}
+
+TEST_F(PluginTest, IsRefusedIfItThrows) {
+  expect_refusal("throws", "cannot load libthrows.so: its licence has expired");
+}
+
+TEST_F(PluginTest, IsRefusedIfAGlobalObjectThrows) {
+  const auto result = train_with("plugins: [" + plugin("throws_early") + "]\n");
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_EQ(result.err,
+            "train: error: plugins: cannot load libthrows_early.so: the constructor of a global "
+            "object threw: its licence has expired\n");
+}
+
+TEST_F(PluginTest, IsRefusedIfItsNameIsTaken) {
+  expect_refusal("twice", "the schedule 'cosine' is registered already, by this program; choose");
+}
+
+TEST_F(PluginTest, IsRefusedIfAFunctionIsMissing) {
+  expect_refusal("undefined", "undefined symbol");
+}
+
+TEST_F(PluginTest, MistakesOfItsNetworksNameThemBeforeTheFirstStep) {
+  for (const auto& [network, what] : std::map<std::string, std::string>{
+           {"throwing", "width is bad"},
+           {"narrow", "mat1 and mat2 shapes cannot be multiplied (1x64 and 9x10)"},
+           {"generous", "it has 11 outputs, and the data 10 classes"}}) {
+    const auto result =
+        train_with("plugins: [" + plugin("networks") + "]\nmodel: " + network + "\n");
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    EXPECT_THAT(result.err,
+                HasSubstr("train: error: model " + network + " of libnetworks.so: " + what));
+    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+  }
+}
+
+TEST_F(PluginTest, IsReportedByOneRank) {
+  auto ranks = start_ranks(3, arguments("plugins: [" + plugin("throws") + "]\n"));
+  int messages = 0;
+  for (const auto& result : wait_for(ranks)) {
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    messages += count(result.err, "its licence has expired");
+  }
+  EXPECT_EQ(messages, 1);
+}
+
+TEST_F(PluginTest, OfAnotherContentOnARankIsNamed) {
+  const int port = free_port();
+  const std::string other = folder_ / "libstaircase.so";
+  base::write_file_atomically(other, base::read_file(plugin("staircase")) + "\n");
+  const auto start = [&](int rank, const std::string& file) {
+    std::vector<std::string> args = arguments("schedule: staircase\n");
+    args.push_back("--plugins=[" + file + "]");
+    return start_train(args, rank_env(rank, 2, port));
+  };
+  const auto first = start(0, plugin("staircase"));
+  const auto second = start(1, other);
+  const auto result = first->wait();
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
+  EXPECT_THAT(
+      result.err,
+      ContainsRegex("plug-ins: \"libstaircase.so [0-9a-f]+\" on rank 0 .+, \"libstaircase.so "
+                    "[0-9a-f]+\" on rank 1 "));
+  EXPECT_EQ(second->wait().err, "");
+}
+
+}  // namespace
+}  // namespace syncbn::test

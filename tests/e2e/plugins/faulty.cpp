@@ -1,0 +1,86 @@
+// Plug-ins that cannot be loaded. The macro FAULT_... says what is wrong with this one.
+#include <syncbn/models/model.h>
+#include <syncbn/train/plugin.h>
+#include <syncbn/train/schedule.h>
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+#include <stdexcept>
+
+namespace {
+
+using namespace syncbn;
+
+struct NoOptions {
+  static void describe(config::Schema<NoOptions>& /*schema*/) {}
+};
+
+class OneLayer : public models::Model {
+ public:
+  OneLayer(int64_t inputs, int64_t outputs)
+      : layer_(register_module("layer", torch::nn::Linear(inputs, outputs))) {}
+  at::Tensor forward(at::Tensor images) override { return layer_(images.flatten(1)); }
+
+ private:
+  torch::nn::Linear layer_;
+};
+
+[[maybe_unused]] void register_faulty() {
+#ifdef FAULT_THROWS
+  throw std::runtime_error("its licence has expired");
+#endif
+#ifdef FAULT_NETWORKS
+  using Args = models::ModelArgs;
+  auto& networks = models::ModelKind::registry();
+  networks.add<NoOptions>("throwing", "throws",
+                          [](const NoOptions&, const Args&) -> std::shared_ptr<models::Model> {
+                            throw std::invalid_argument("width is bad");
+                          });
+  networks.add<NoOptions>("narrow", "has a layer for other images",
+                          [](const NoOptions&, const Args& args) {
+                            return std::make_shared<OneLayer>(9, args.num_classes);
+                          });
+  networks.add<NoOptions>("generous", "has an output too many",
+                          [](const NoOptions&, const Args& args) {
+                            return std::make_shared<OneLayer>(64, args.num_classes + 1);
+                          });
+#endif
+#ifdef FAULT_TWICE
+  train::ScheduleKind::registry().add<NoOptions>("cosine", "a second one",
+                                                 [](const NoOptions&, const train::ScheduleArgs&) {
+                                                   return std::unique_ptr<train::Schedule>();
+                                                 });
+#endif
+}
+
+#ifdef FAULT_THROWS_EARLY
+struct Early {
+  Early() { throw std::runtime_error("its licence has expired"); }
+} early;
+#endif
+
+}  // namespace
+
+#ifdef FAULT_UNDEFINED
+namespace syncbn::train {
+void removed_since();
+}
+SYNCBN_PLUGIN(train::removed_since);
+#else
+
+#ifdef FAULT_OTHER_ABI
+#undef SYNCBN_VERSION
+#define SYNCBN_VERSION "0.0.1"
+#undef TORCH_VERSION_MINOR
+#define TORCH_VERSION_MINOR 3
+#endif
+
+#ifdef FAULT_OTHER_HEADERS
+#undef SYNCBN_DETAIL_HEADERS_DIGEST
+#define SYNCBN_DETAIL_HEADERS_DIGEST "0123456789ab"
+#endif
+
+#ifndef FAULT_NO_ENTRY
+SYNCBN_PLUGIN(register_faulty);
+#endif
+#endif

@@ -1,0 +1,152 @@
+// `profile` and `train profile`: what the programs write, and that training is as without them.
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/models/weights.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "e2e/train_program.h"
+#include "support/python.h"
+
+namespace syncbn::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::vector<std::string> digits(const std::string& run, const std::vector<std::string>& more) {
+  std::vector<std::string> all{"--config", shipped_config("digits.yaml"), "--run_dir=" + run};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+/// What is wrong with a trace; empty: nothing.
+std::string faults_of_trace(const fs::path& trace, int ranks, int steps, int loader_threads = 0) {
+  const auto checked =
+      run_program({python(), SYNCBN_SOURCE_DIR "/tests/e2e/check_trace.py", trace,
+                   std::to_string(ranks), std::to_string(steps), std::to_string(loader_threads),
+                   "conv1", "bn1", "conv2", "fc", "aten::cross_entropy_loss"});
+  return checked.exit_code == 0 ? "" : "the checker failed: " + checked.err;
+}
+
+nlohmann::json summary_of(const std::string& run) {
+  return nlohmann::json::parse(base::read_file(run + "/profile/summary.json"));
+}
+
+TEST(ProfileTest, RecordsAllRanksAndChangesNoBit) {
+  const TempFolder folder;
+  const std::string plain = folder / "plain";
+  const std::string profiled = folder / "profiled";
+  const std::vector<std::string> settings{"--epochs=1", "--max_steps=12", "--loader.num_workers=1"};
+  ASSERT_EQ(launch_train(2, digits(plain, settings)).exit_code, 0);
+  auto more = settings;
+  more.insert(more.end(), {"--profile.skip=4", "--profile.steps=3"});
+  const auto result = launch_train(2, digits(profiled, more));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("profile of steps 5 to 7: "), HasSubstr("exchange of gradients: "),
+                    HasSubstr("exchange of batch norm's statistics: "), HasSubstr("straggler: "),
+                    HasSubstr("profile/trace-5.json.gz opens at")));
+  EXPECT_EQ(faults_of_trace(profiled + "/profile/trace-5.json.gz", 2, 3, /*loader_threads=*/1), "");
+  const auto summary = summary_of(profiled);
+  EXPECT_EQ(summary["trace"], "profile/trace-5.json.gz");
+  EXPECT_EQ(summary["layers"].size(), 10);
+  EXPECT_EQ(summary["clock_error_seconds"], 0);  // one host, one clock
+  const auto before = models::read_state_dict(plain + "/last.pt");
+  const auto after = models::read_state_dict(profiled + "/last.pt");
+  ASSERT_EQ(before.size(), after.size());
+  for (const auto& item : before) {
+    EXPECT_TRUE(at::equal(item.value(), after[item.key()])) << item.key();
+  }
+}
+
+TEST(ProfileTest, LeavesOutAnEvaluationAmongItsSteps) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  // Two steps an epoch.
+  const auto result = launch_train(
+      2, digits(run, {"--epochs=3", "--batch_size=512", "--profile.skip=1", "--profile.steps=4"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("profile of steps 2 to 5: "));
+  EXPECT_EQ(faults_of_trace(run + "/profile/trace-2.json.gz", 2, 4), "");
+}
+
+TEST(ProfileTest, OfOneRankHasNoExchange) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  const auto result = run_train(digits(run, {"--epochs=1", "--max_steps=4", "--profile.skip=1",
+                                             "--profile.steps=2", "--sampler.type=distributed"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr("profile of steps 2 to 3: "), HasSubstr("mean of 1 rank"),
+                                Not(HasSubstr("straggler"))));
+  EXPECT_EQ(faults_of_trace(run + "/profile/trace-2.json.gz", 1, 2), "");
+}
+
+TEST(ProfileTest, EndsWithTheRun) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  const auto short_run = [&](const std::string& skip) {
+    return run_train(digits(run, {"--epochs=1", "--max_steps=4", "--overwrite=true",
+                                  "--profile.skip=" + skip, "--profile.steps=20"}));
+  };
+  auto result = short_run("2");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("profile of steps 3 to 4: "));
+  result = short_run("10");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("lower profile.skip"));
+  EXPECT_FALSE(fs::exists(run + "/profile")) << "a new run removes the profiles of the former";
+}
+
+TEST(ProfileTest, TrainingGoesOnIfItCannotBeWritten) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  ASSERT_EQ(launch_train(2, digits(run, {"--epochs=1"})).exit_code, 0);
+  std::ofstream(run + "/profile") << "not a folder";
+  const auto result = launch_train(
+      2, digits(run, {"--epochs=2", "--resume=auto", "--profile.skip=1", "--profile.steps=1"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const std::string warning = "the profile was not written, and training goes on: ";
+  const size_t first = result.err.find(warning);
+  ASSERT_NE(first, std::string::npos) << result.err;
+  EXPECT_EQ(result.err.find(warning, first + 1), std::string::npos) << result.err;
+  EXPECT_EQ(result_of(run)["epochs"], 2);
+}
+
+TEST(ProfileTest, IsMadeOnRequest) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  const auto training = start_launched_train(2, digits(run, {"--epochs=5000"}));
+  ASSERT_TRUE(training->wait_until([&] { return fs::exists(run + "/metrics.csv"); }));
+  const auto asked = run_train({"profile", run, "--steps=2"});
+  EXPECT_EQ(asked.exit_code, 0) << asked.err;
+  EXPECT_THAT(asked.out, AllOf(HasSubstr("profile of steps "), HasSubstr("conv2"),
+                               HasSubstr("opens at https://ui.perfetto.dev")));
+  const auto summary = summary_of(run);
+  EXPECT_EQ(faults_of_trace(fs::path(run) / summary["trace"].get<std::string>(), 2, 2), "");
+  EXPECT_FALSE(fs::exists(run + "/profile/request"));
+  training->send_signal(SIGTERM);
+  training->wait();
+  const auto late = run_train({"profile", run});
+  EXPECT_EQ(late.exit_code, 2);
+  EXPECT_THAT(late.err, HasSubstr("no run is training in"));
+}
+
+TEST(ProfileTest, RefusesMoreStepsThanMemoryHolds) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  const auto result = run_train(digits(run, {"--profile.steps=21"}));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, AllOf(HasSubstr("profile.steps"), HasSubstr("20")));
+  EXPECT_THAT(run_train({"profile", run, "--steps", "21"}).err, HasSubstr("from 1 to 20"));
+}
+
+}  // namespace
+}  // namespace syncbn::test

@@ -1,0 +1,236 @@
+"""Jobs into which scripts/fault-test injects faults, and what its cases share."""
+import os, re, resource, signal, socket, subprocess, sys, tempfile, time, zipfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+RANKS = 4
+# Counts steps, one in 20 ms, and leaves its process's number in the folder; later attempts end at once. Its records
+# are those of syncbn/agent.h.
+WORKER = """
+import os, struct, sys, time
+rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+open(f"tmp{rank}", "w").write(str(os.getpid()))
+os.rename(f"tmp{rank}", f"pid{os.environ.get('SYNCBN_ATTEMPT', attempt)}.{rank}")
+if attempt != "0":
+    sys.exit(0)
+if "CHILD" in os.environ:
+    import subprocess
+    open(f"child{rank}", "w").write(str(subprocess.Popen(["sleep", "1000"]).pid))
+fd = int(os.environ.get("SYNCBN_AGENT_FD", -1))
+def report(kind, done, text=b""):
+    record = struct.pack("<IHHiIQQQ216s", 0x4E425953, 1, kind, rank, 0, time.monotonic_ns(), done, 0, text)
+    if fd >= 0:
+        try: os.write(fd, record)
+        except BlockingIOError: pass
+for step in range(1, 100000):
+    report(2, step)
+    if step == int(os.environ.get("CRASH_AT", -1)) and rank == int(os.environ.get("CRASH_RANK", 1)):
+        sys.exit(3)
+    if step == int(os.environ.get("EAT_AT", -1)) and rank == 1:
+        eaten = b"x" * (1 << 30)
+    if step == int(os.environ.get("SKIP_AT", -1)):
+        open(f"skipped{rank}", "w")
+        if rank != int(os.environ["SKIP_RANK"]):
+            time.sleep(1)
+            report(5, step, b"all_reduce")
+        time.sleep(1000)
+    time.sleep(0.02)
+"""
+
+
+class Failure(Exception):
+    """A run did not go as docs/reliability.md promises."""
+
+
+class Unavailable(Exception):
+    """This machine cannot run a case."""
+
+
+# Of a run; the others come from reading /proc and files of a job that goes wrong.
+FAULTS = (Failure, OSError, ValueError, IndexError, subprocess.SubprocessError, zipfile.BadZipFile)
+
+CASES = []
+
+
+def case(number, what, runs, torchrun=False, quick=False):
+    """Registers a function that takes a Job and the number of this run, and returns figures by name: seconds, or text.
+
+    `torchrun` tells whether torchrun can do the same, `quick` whether `make test` runs the case once.
+    """
+    def register(function):
+        CASES.append((number, what, runs, torchrun, quick, function))
+        return function
+    return register
+
+
+def check(condition, what):
+    if not condition:
+        raise Failure(what)
+
+
+def wait_until(condition, seconds, what):
+    begin = time.monotonic()
+    while not condition():
+        check(time.monotonic() - begin < seconds, f"{what} took more than {seconds} s")
+        time.sleep(0.005)
+    return time.monotonic() - begin
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return one.getsockname()[1]
+
+
+def is_gone(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def child_of(pid):
+    return int(open(f"/proc/{pid}/task/{pid}/children").read().split()[0])
+
+
+def kill(pid, number):
+    try: os.kill(pid, number)
+    except ProcessLookupError: pass
+
+
+def descendants(pid):
+    """The process and all that it has started, directly or not."""
+    all, rest = [], [pid]
+    while rest:
+        one = rest.pop()
+        all.append(one)
+        try: rest += map(int, open(f"/proc/{one}/task/{one}/children").read().split())
+        except OSError: pass
+    return all
+
+
+def memory_of(pid):
+    """Resident memory in MiB."""
+    return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{pid}/status").read())[1]) / 1024
+
+
+def tensors_of(checkpoint):
+    """The bytes of each tensor in a checkpoint: weights, optimizer, random numbers."""
+    with zipfile.ZipFile(checkpoint) as file:
+        return {name: file.read(name) for name in file.namelist() if "/data/" in name}
+
+
+class Job:
+    """Launchers in a folder of their own."""
+
+    def __init__(self, launcher, train):
+        self.launcher, self.train_program = launcher, train
+        self.temporary, self.programs, self.undo = tempfile.TemporaryDirectory(), [], []
+        self.folder = self.temporary.name
+        open(self.path("worker.py"), "w").write(WORKER)
+
+    def path(self, *names):
+        return os.path.join(self.folder, *names)
+
+    def is_torchrun(self):
+        return "torchrun" in self.launcher[0]
+
+    def start(self, *options, program=(sys.executable, "worker.py"), env={}, limits=None, before=()):
+        """Starts a launcher. `before` is what runs it, such as ip netns exec."""
+        words = [*before, *self.launcher, *options]
+        if self.is_torchrun():
+            words += ["--no-python"]
+        log = open(self.path(f"log{len(self.programs)}"), "w")
+        one = subprocess.Popen([*words, *program], cwd=self.folder, stdout=log, stderr=log, preexec_fn=limits,
+                               env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": self.folder, **env})
+        self.programs.append(one)
+        return one
+
+    def train(self, *options, launcher=(), run="run", **more):
+        """Starts a launcher whose workers train the digits. The folder may hold an earlier run."""
+        config = os.path.join(ROOT, "configs", "digits.yaml")
+        return self.start(*launcher, program=(self.train_program, "--config", config, "--run_dir", run, "--report=false",
+                                              *options), **more)
+
+    def log(self, index=0):
+        with open(self.path(f"log{index}"), errors="replace") as file:
+            return file.read()
+
+    def pids(self, attempt=0, ranks=RANKS, kind="pid{attempt}.{rank}"):
+        """Waits until the workers have started."""
+        paths = [self.path(kind.format(attempt=attempt, rank=rank)) for rank in range(ranks)]
+        are_there = lambda: all(os.path.exists(path) and os.path.getsize(path) for path in paths)
+        wait_until(are_there, 60, "the workers' start")
+        return [int(open(path).read()) for path in paths]
+
+    def wait(self, seconds=30, index=0):
+        try:
+            return self.programs[index].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"the launcher still ran after {seconds} s: {self.log(index)[-500:]}") from None
+
+    def end(self, expected, seconds=30, index=0):
+        """Waits for a launcher's end."""
+        code = self.wait(seconds, index)
+        check(code == expected, f"exit code {code}, not {expected}: {self.log(index)[-500:]}")
+
+    def complete(self, index=0, seconds=60):
+        """Waits for the success of a training run, for as long as its output grows: other work may slow it down."""
+        said, since = 0, time.monotonic()
+        while self.programs[index].poll() is None:
+            if len(self.log(index)) > said:
+                said, since = len(self.log(index)), time.monotonic()
+            check(time.monotonic() - since < seconds, f"no output for {seconds} s: {self.log(index)[-500:]}")
+            time.sleep(0.02)
+        self.end(0, index=index)
+
+    def ours(self):
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if os.readlink(f"/proc/{pid}/cwd") == self.folder and not is_gone(pid):
+                    found.append(int(pid))
+            except OSError:
+                pass
+        return found
+
+    def clean(self):
+        """None of the processes that have our folder may be left for 5 s after the launchers' end."""
+        try:
+            if all(one.poll() is not None for one in self.programs):
+                wait_until(lambda: not self.ours(), 5, "the end of all processes")
+        finally:
+            for one in self.programs:
+                one.poll() is None and one.kill()
+            for pid in self.ours():
+                kill(pid, signal.SIGKILL)
+            wait_until(lambda: not self.ours(), 10, "killing what was left")
+            while self.undo:
+                self.undo.pop()()
+            self.temporary.cleanup()
+
+
+def names(text, rank):
+    check(re.search(rf"rank {rank}\b.*|worker +rank {rank},", text) and socket.gethostname() in text,
+          f"no line names rank {rank} and host: {text[-500:]}")
+
+
+def options(ranks=RANKS, *more):
+    return (f"--nproc_per_node={ranks}", *more)
+
+
+def nodes(rank, port, *more, count=2, address="127.0.0.1"):
+    return (f"--nnodes={count}", f"--node_rank={rank}", f"--master_addr={address}", f"--master_port={port}", *more)
+
+
+def needs_root(what):
+    if os.geteuid() != 0:
+        raise Unavailable(f"{what} needs root")
+
+
+def system(*words):
+    """Runs a program of the system, such as ip or mount."""
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise Unavailable(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout

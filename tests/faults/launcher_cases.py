@@ -1,0 +1,455 @@
+"""Faults of processes and of what a user types, with workers that only count steps."""
+import json, os, random, re, resource, signal, socket, struct, subprocess, time
+
+from job import *
+
+
+@case("1", "kill -9 of a rank at a random step: seen, and all start again", runs=20, torchrun=True)
+def killed_rank(job, run):
+    job.start(*options(RANKS, "--max_restarts=3"))
+    pids = job.pids()
+    time.sleep(random.uniform(0, 0.5))
+    begin = time.monotonic()
+    kill(pids[run % RANKS], signal.SIGKILL)
+    others = [pid for pid in pids if pid != pids[run % RANKS]]
+    wait_until(lambda: all(map(is_gone, others)), 60, "the others' end")
+    seen = time.monotonic() - begin
+    job.pids(attempt=1)
+    again = time.monotonic() - begin
+    job.end(0)
+    if not job.is_torchrun():
+        names(job.log(), run % RANKS)
+    return {"others ended": seen, "all run again": again}
+
+
+@case("3", "kill -9 of launcher, keeper or both: workers and their children are gone", runs=21, torchrun=True, quick=True)
+def killed_launcher(job, run):
+    launcher = job.start(*options(), env={"CHILD": "1"})
+    everything = job.pids() + job.pids(kind="child{rank}")
+    killed = [launcher.pid]
+    if not job.is_torchrun():
+        keeper = child_of(child_of(launcher.pid))  # between them stands the sentinel
+        killed = ([launcher.pid], [keeper], [keeper, launcher.pid])[run % 3]
+    begin = time.monotonic()
+    for pid in killed:
+        kill(pid, signal.SIGKILL)
+    wait_until(lambda: all(map(is_gone, everything)), 2, "the end of workers and children")
+    gone = time.monotonic() - begin
+    if launcher.pid not in killed:
+        job.end(75)
+        check("keeper process" in job.log(), "the keeper is not named")
+    launcher.wait(5)
+    return {"all gone": gone}
+
+
+@case("6", "SIGSTOP of a rank, --hang_timeout=2: named, ended, all start again", runs=8, torchrun=True)
+def stopped_rank(job, run):
+    job.start(*options(RANKS, "--max_restarts=1", *([] if job.is_torchrun() else ["--hang_timeout=2"])))
+    pids = job.pids()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    kill(pids[run % RANKS], signal.SIGSTOP)
+    wait_until(lambda: "holds up the others" in job.log(), 4, "naming the rank")
+    named = time.monotonic() - begin
+    job.end(0)
+    check(f"rank {run % RANKS} (" in job.log() and "is stopped (SIGSTOP" in job.log(), f"another is named: {job.log()}")
+    return {"named": named}
+
+
+@case("6", "SIGSTOP of a launcher of two, heartbeats 1 s × 2: the other ends", runs=4)
+def stopped_launcher(job, run):
+    port = free_port()
+    for rank in range(2):
+        job.start("--nnodes=2", f"--node_rank={rank}", "--master_addr=127.0.0.1", f"--master_port={port}",
+                  "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=2")
+    job.pids(ranks=2)
+    begin = time.monotonic()
+    kill(job.programs[run % 2].pid, signal.SIGSTOP)
+    job.end(75, 15, index=1 - run % 2)
+    ended = time.monotonic() - begin
+    check(f"node {run % 2}" in job.log(1 - run % 2), "the node is not named")
+    kill(job.programs[run % 2].pid, signal.SIGCONT)
+    job.end(75, 15, index=run % 2)
+    return {"other ended": ended}
+
+
+@case("7", "SIGSTOP for 2 s, --hang_timeout=5: no alarm", runs=5)
+def short_stop(job, run):
+    launcher = job.start(*options(RANKS, "--hang_timeout=5"))
+    pid = job.pids()[run % RANKS]
+    time.sleep(0.2)
+    kill(pid, signal.SIGSTOP)
+    time.sleep(2)
+    kill(pid, signal.SIGCONT)
+    time.sleep(1)
+    check("holds up" not in job.log() and launcher.poll() is None, f"a false alarm: {job.log()}")
+    launcher.terminate()
+    job.end(143)
+    return {}
+
+
+@case("13", "The port is taken: named; without --master_port another", runs=5, torchrun=True, quick=True)
+def port_taken(job, run):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        begin = time.monotonic()
+        job.start(f"--master_port={port}", program=["true"])
+        job.end(1 if job.is_torchrun() else 75)
+        named = time.monotonic() - begin
+        check(re.search(rf"port:? {port}\b", job.log()), "the port is not named")
+        check(named < 1 or job.is_torchrun(), f"named after {named:.2f} s")
+        job.start(program=["true"])
+        job.end(0, index=1)
+    return {"named": named}
+
+
+@case("15", "1,000 idle connections: a node joins, they are dropped after 10 s", runs=1)
+def idle_connections(job, run):
+    port = free_port()
+    two = ("--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}")
+    job.start(*two, "--node_rank=0")
+    idle = []
+    wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 10, "listening")
+    for _ in range(1000):
+        idle.append(socket.create_connection(("127.0.0.1", port)))
+    begin = time.monotonic()
+    job.start(*two, "--node_rank=1")
+    job.pids(ranks=2)
+    joined = time.monotonic() - begin
+    check(joined < 6, f"the node joined after {joined:.1f} s")
+    for one in idle:
+        one.settimeout(15)
+        check(one.recv(1) == b"", "an idle connection got an answer")
+    dropped = time.monotonic() - begin
+    job.programs[0].terminate()
+    job.end(143)
+    job.end(143, index=1)
+    return {"node joined": joined, "all dropped": dropped}
+
+
+@case("16", "A wrong, or no token: refused and logged; the job goes on", runs=5, quick=True)
+def tokens(job, run):
+    port, folder = free_port(), job.folder
+    for name in ("right", "wrong"):
+        path = os.path.join(folder, name)
+        open(path, "w").write(f"{name}-0123456789abcdef\n")
+        os.chmod(path, 0o600)
+    two = ("--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={port}")
+    job.start(*two, "--node_rank=0", "--token_file=right", program=["true"])
+    job.start(*two, "--node_rank=1", "--token_file=wrong", program=["true"])
+    job.end(2, index=1)
+    job.start(*two, "--node_rank=1", program=["true"])
+    job.end(2, index=2)
+    wait_until(lambda: job.log().count("refused a launcher at 127.0.0.1") == 2, 2, "logging both")
+    begin = time.monotonic()
+    job.start(*two, "--node_rank=1", "--token_file=right", program=["true"])
+    job.end(0, index=3)
+    job.end(0)
+    took = time.monotonic() - begin
+    check(not any("0123456789abcdef" in job.log(i) for i in range(4)), "a log has the token")
+    return {"job with token": took}
+
+
+@case("25", "64 file descriptors for 40 workers: a clear error", runs=3, quick=True)
+def few_descriptors(job, run):
+    begin = time.monotonic()
+    job.start("--nproc_per_node=40", limits=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)))
+    job.end(75)
+    check("ulimit -n" in job.log(), f"the limit is not named: {job.log()}")
+    return {"named": time.monotonic() - begin}
+
+
+@case("27", "A crash at the same step each time: back-off, early stop after 3", runs=3)
+def crash_at_one_step(job, run):
+    begin = time.monotonic()
+    script = "worker.py"
+    text = open(os.path.join(job.folder, script)).read().replace('if attempt != "0":\n    sys.exit(0)\n', "")
+    open(os.path.join(job.folder, script), "w").write(text)
+    job.start(*options(2, "--max_restarts=50"), env={"CRASH_AT": "1"})
+    job.end(3)
+    check("rank 1 failed (exit code 3) 3 times in a row at step 1" in job.log(), job.log()[-500:])
+    check(os.path.exists(os.path.join(job.folder, "pid2.1")) and not os.path.exists(os.path.join(job.folder, "pid3.1")),
+          "not exactly three attempts")
+    return {"stopped": time.monotonic() - begin}
+
+
+@case("29", "A master that drops all packets: said, and given up at the deadline", runs=1)
+def dead_address(job, run):
+    begin = time.monotonic()
+    job.start("--nnodes=2", "--node_rank=1", "--master_addr=192.0.2.1", "--rdzv_conf=join_timeout=3", program=["true"])
+    job.end(75)
+    check("node 0 did not answer at 192.0.2.1" in job.log(), job.log())
+    return {"given up (3 s)": time.monotonic() - begin}
+
+
+@case("33", "--nproc_per_node=1000 by mistake: refused", runs=3, quick=True)
+def oversubscribed(job, run):
+    begin = time.monotonic()
+    job.start("--nproc_per_node=1000", program=["true"])
+    job.end(2)
+    check("--oversubscribe" in job.log(), job.log())
+    return {"refused": time.monotonic() - begin}
+
+
+@case("6", "SIGSTOP of a keeper, --hang_timeout=2: continued, nothing starts again", runs=5)
+def stopped_keeper(job, run):
+    launcher = job.start(*options(RANKS, "--max_restarts=1", "--hang_timeout=2"))
+    job.pids()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    kill(child_of(child_of(launcher.pid)), signal.SIGSTOP)
+    wait_until(lambda: "was stopped; continuing it" in job.log(), 4, "naming the keeper")
+    continued = time.monotonic() - begin
+    check(launcher.poll() is None and not os.path.exists(job.path("pid1.0")), "the workers were started again")
+    launcher.terminate()
+    job.end(143)
+    return {"continued": continued}
+
+
+@case("8", "A rank does not come to a collective, --hang_timeout=2: named with the number", runs=8, quick=True)
+def skipped_collective(job, run):
+    rank = run % RANKS
+    job.start(*options(RANKS, "--max_restarts=1", "--hang_timeout=2"), env={"SKIP_AT": "20", "SKIP_RANK": str(rank)})
+    job.pids()
+    wait_until(lambda: all(os.path.exists(job.path(f"skipped{one}")) for one in range(RANKS)), 10, "reaching the step")
+    begin = time.monotonic()
+    wait_until(lambda: "holds up the others" in job.log(), 4, "naming the rank")
+    named = time.monotonic() - begin
+    job.end(0)
+    check(re.search(rf"rank {rank} \(.*holds up the others.*has not come to it.*collective 20 \(all_reduce\)", job.log()),
+          f"the rank or the number is not named: {job.log()}")
+    return {"named": named}
+
+
+@case("8", "The same in a program of lib/dist: named with call and group", runs=4)
+def skipped_call(job, run):
+    worker = os.path.join(ROOT, "build", "tests", "waiting_worker")
+    if not os.path.exists(worker):
+        raise Unavailable(f"{worker} is not built")
+    job.start(*options(3, "--hang_timeout=2"), program=(worker, ("skips", "sleeps")[run % 2]))
+    expected = (r"rank \d \(.*holds up the others(.|\n)*waits in all_reduce #\d+ of group '0' for rank 2",
+                r"rank 2 \(.*holds up the others.*has not come to all_reduce #1 of group '1'")[run % 2]
+    begin = time.monotonic()
+    wait_until(lambda: re.search(expected, job.log()), 15, "naming the rank")
+    named = time.monotonic() - begin
+    job.end(137)
+    return {"named, from the start on": named}
+
+
+@case("14", "A million messages of nonsense to the port and the status socket: the job is undisturbed", runs=1)
+def nonsense(job, run):
+    port = free_port()
+    for rank in range(2):
+        job.start(*nodes(rank, port), "--nproc_per_node=2")
+    pids = job.pids()
+    time.sleep(0.5)
+    launcher = job.programs[0].pid
+    before, descriptors = memory_of(launcher), len(os.listdir(f"/proc/{launcher}/fd"))
+    begin = time.monotonic()
+    connections = fuzz(port, launcher, 1_000_000)
+    took = time.monotonic() - begin
+    wait_until(lambda: len(os.listdir(f"/proc/{launcher}/fd")) <= descriptors, 15, "closing the connections")
+    growth = memory_of(launcher) - before
+    # The address sanitizer keeps what was freed.
+    is_sanitized = b"__asan_init" in open(job.launcher[0], "rb").read()
+    check(growth < 16 or is_sanitized, f"node 0 has grown by {growth:.1f} MiB")
+    check("AddressSanitizer" not in job.log(), job.log())
+    check(not any(map(is_gone, pids)) and all(one.poll() is None for one in job.programs), f"the job ended: {job.log()}")
+    check(len(job.log().splitlines()) < 40, "node 0 says too much")
+    job.programs[0].terminate()
+    for rank in range(2):
+        job.end(143, index=rank)
+    return {"connections": f"{connections}", "more memory": f"{max(growth, 0):.1f} MiB", "sent in": took}
+
+
+def valid_messages():
+    """One of each kind that launchers and clients of the store send."""
+    def query(number, *fields):
+        return bytes([number]) + b"".join(
+            struct.pack("<Q", one) if isinstance(one, int) else struct.pack("<Q", len(one)) + one for one in fields)
+    greeting = b"\x00" + struct.pack("<I", 0x3C85F7CE)
+    store = [greeting + query(*one) for one in (
+        (1, b"/a", b"1"), (2, b"/a", b"1", b"2"), (3, b"/a"), (4, b"/b", 7), (5, 1, b"/a"), (6, 1, b"/c"), (7,),
+        (8, b"/a"), (9, b"/a", b"x"), (10, 2, b"/a", b"/b"), (11, 1, b"/a", b"1"), (12,), (14, b"/q", b"1"), (15, b"/q"),
+        (16, b"/q"), (17,), (18, b"/bar", 4))]
+    hello = {"type": "hello", "job": "none", "node": 1, "leads": False, "nodes": "2", "nproc": 2, "role": "default",
+             "host": "x", "max_restarts": 0, "what": "", "exit_code": 0, "addresses": []}
+    messages = [hello, {"type": "failed", "attempt": 0, "exit_code": 1, "may_restart": True, "what": "x", "step": 3},
+                {"type": "end", "exit_code": 1, "what": "x"}, {"type": "ended", "attempt": 0}, {"type": "leave"},
+                {"type": "alive"}, {"type": "workers", "workers": [{"rank": 0}]},
+                {"type": "stalled", "attempt": 0, "seconds": 3.5, "ends": True}]
+    launchers = [b"syncbn-agent 3\n" + json.dumps(one).encode() + b"\n" for one in messages]
+    return [*store, *launchers, b"syncbn-agent 3 token " + b"0" * 64 + b"\nproof " + b"0" * 64 + b"\n"]
+
+
+def fuzz(port, launcher, count):
+    """Sends so many damaged messages, ten to a connection, every tenth connection to the status socket.
+
+    Returns the connections.
+    """
+    messages, sent, connections = valid_messages(), 0, 0
+    while sent < count:
+        to_status = sent % 100 == 0
+        with socket.socket(socket.AF_UNIX if to_status else socket.AF_INET, socket.SOCK_STREAM) as one:
+            one.settimeout(5)
+            try: one.connect(f"\0syncbn-launch/{launcher}" if to_status else ("127.0.0.1", port))
+            except BlockingIOError: continue  # the status socket has too many already
+            connections += 1
+            for _ in range(10):
+                sent += 1
+                message = bytearray(random.choice(messages))
+                for _ in range(random.choice((0, 1, 1, 2, 8))):
+                    at = random.randrange(len(message))
+                    message[at:at + random.choice((0, 1, 1, 4))] = random.randbytes(random.choice((0, 1, 1, 8)))
+                    message = message or bytearray(b"x")
+                try: one.sendall(message)
+                except OSError: break  # closed: a launcher or the store has refused what came before
+    return connections
+
+
+@case("24", "The kernel kills a rank for lack of memory (a control group of 200 MiB): said", runs=3)
+def out_of_memory(job, run):
+    needs_root("a control group")
+    group = f"/sys/fs/cgroup/memory/syncbn-fault-{os.getpid()}"
+    try:
+        os.mkdir(group)
+        job.undo.append(lambda: wait_until(lambda: not removes(group), 5, "removing the control group"))
+        open(f"{group}/memory.limit_in_bytes", "w").write(str(200 << 20))
+    except OSError as error:
+        raise Unavailable(f"{group}: {error.strerror}") from None
+    job.start(*options(), env={"EAT_AT": "10"}, limits=lambda: open(f"{group}/cgroup.procs", "w").write(str(os.getpid())))
+    pid = job.pids()[1]
+    wait_until(lambda: is_gone(pid), 20, "the kill")
+    begin = time.monotonic()
+    wait_until(lambda: "out of memory" in job.log(), 2, "saying so")
+    said = time.monotonic() - begin
+    job.end(137)
+    names(job.log(), 1)
+    return {"said": said}
+
+
+def removes(folder):
+    """Returns whether the control group is still there."""
+    try: os.rmdir(folder)
+    except OSError: pass
+    return os.path.exists(folder)
+
+
+@case("26", "64 ranks on few cores for a minute, --hang_timeout=5: no alarm", runs=1)
+def many_ranks(job, run):
+    launcher = job.start(*options(64, "--hang_timeout=5", "--oversubscribe"))
+    job.pids(ranks=64)
+    before = cpu_seconds(launcher.pid)
+    time.sleep(60)
+    share = (cpu_seconds(launcher.pid) - before) / 60
+    check("no progress" not in job.log() and launcher.poll() is None, f"a false alarm: {job.log()}")
+    launcher.terminate()
+    job.end(143)
+    return {"launcher's share of a core": f"{100 * share:.1f} %"}
+
+
+def cpu_seconds(pid):
+    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@case("28", "Launchers that differ in --nnodes, --max_restarts, --rdzv_id or version: refused, with the difference",
+      runs=4, quick=True)
+def other_options(job, run):
+    port = free_port()
+    differing, named = ((("--nnodes=3",), "--nnodes=3, and node 0 with --nnodes=2"),
+                        (("--max_restarts=4",), "--max_restarts=4, and node 0 with --max_restarts=0"),
+                        (("--rdzv_id=other",), "belongs to job 'other' (--rdzv_id)"), ((), "different versions"))[run % 4]
+    job.start(*nodes(0, port), program=["true"])
+    begin = time.monotonic()
+    if differing:
+        job.start(*nodes(1, port), *differing, program=["true"])
+        job.end(2, index=1)
+        check(named in job.log(1), f"the difference is not named: {job.log(1)}")
+        refused = time.monotonic() - begin
+    else:
+        wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 10, "listening")
+        with socket.create_connection(("127.0.0.1", port)) as old:
+            old.sendall(b"syncbn-agent 1\n")
+            old.settimeout(5)
+            check(named.encode() in old.recv(4096), "another version is not refused")
+        refused = time.monotonic() - begin
+    wait_until(lambda: named in job.log(), 2, "node 0's line")
+    job.start(*nodes(1, port), program=["true"])
+    job.end(0)
+    return {"refused": refused}
+
+
+# Shifts what a process reads of the time of day.
+SHIFTED_CLOCK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <time.h>
+int clock_gettime(clockid_t clock, struct timespec* time) {
+  int (*real)(clockid_t, struct timespec*) = (int (*)(clockid_t, struct timespec*))dlsym(RTLD_NEXT, "clock_gettime");
+  int result = real(clock, time);
+  if (clock == CLOCK_REALTIME) time->tv_sec += 3600;
+  return result;
+}
+"""
+
+
+@case("28", "A node with its clock an hour ahead: no difference", runs=2)
+def other_clock(job, run):
+    open(job.path("clock.c"), "w").write(SHIFTED_CLOCK)
+    try: subprocess.run(["cc", "-shared", "-fPIC", "-o", job.path("clock.so"), job.path("clock.c")], check=True)
+    except FileNotFoundError: raise Unavailable("no C compiler") from None
+    port = free_port()
+    for rank in range(2):
+        shifted = {"LD_PRELOAD": job.path("clock.so")} if rank == run % 2 else {}
+        job.start(*nodes(rank, port, "--max_restarts=1"), "--nproc_per_node=2", "--hang_timeout=2",
+                  env={"CRASH_AT": "100", "CRASH_RANK": "3", **shifted})
+    for rank in range(2):
+        job.end(0, index=rank)
+    check(os.path.exists(job.path("pid1.3")) and "no progress" not in job.log(), f"another end: {job.log()}")
+    return {}
+
+
+LAUNCHERS = 1000
+
+
+def start_launchers(job, workers):
+    """They have to join within 5 s of the last one's start, and to end within 5 s of a signal to node 0."""
+    needs_root("a control group")
+    if int(re.search(r"MemAvailable:\s+(\d+)", open("/proc/meminfo").read())[1]) < 8 << 20:
+        raise Unavailable("less than 8 GiB of memory are free")
+    group = f"/sys/fs/cgroup/pids/syncbn-fault-{os.getpid()}"
+    try: os.mkdir(group)
+    except OSError as error: raise Unavailable(f"{group}: {error.strerror}") from None
+    processes = lambda: int(open(f"{group}/pids.current").read())
+    job.undo.append(lambda: (wait_until(lambda: processes() == 0, 60, "the end of all processes"), os.rmdir(group)))
+    port, enter = free_port(), lambda: open(f"{group}/cgroup.procs", "w").write(str(os.getpid()))
+    for rank in range(LAUNCHERS):
+        job.start(*nodes(rank, port, count=LAUNCHERS), f"--nproc_per_node={workers}", program=("sleep", "1000"), limits=enter)
+    begin = time.monotonic()
+    # Each launcher has a sentinel and a keeper.
+    wait_until(lambda: processes() == LAUNCHERS * (3 + workers), 60, "the start of all workers")
+    joined = time.monotonic() - begin
+    launcher = job.programs[0]
+    memory, descriptors = memory_of(launcher.pid), len(os.listdir(f"/proc/{launcher.pid}/fd"))
+    begin = time.monotonic()
+    launcher.terminate()
+    for rank in range(LAUNCHERS):
+        job.end(143, 60, index=rank)
+    wait_until(lambda: processes() == 0, 60, "the end of all workers")
+    ended = time.monotonic() - begin
+    figures = f"joined after {joined:.1f} s, ended after {ended:.1f} s, node 0 with {memory:.1f} MiB and {descriptors} descriptors"
+    check(max(joined, ended) < 5, figures)
+    return {"all run": joined, "all ended": ended, "node 0": f"{memory:.1f} MiB, {descriptors} descriptors"}
+
+
+@case("32", f"{LAUNCHERS:,} launchers with a worker each: they join, and end, within 5 s", runs=1)
+def many_launchers(job, run):
+    return start_launchers(job, 1)
+
+
+@case("32", f"{LAUNCHERS:,} launchers with 8 workers each: they join, and end, within 5 s", runs=1)
+def many_workers(job, run):
+    return start_launchers(job, 8)

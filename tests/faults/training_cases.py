@@ -1,0 +1,381 @@
+"""Faults of jobs that train the digits: a run that was disturbed has to end with the bits of one that was not."""
+import functools, glob, json, os, random, re, shutil, signal, subprocess, time
+
+from cable import Cable
+from job import *
+
+TWO = ("--nproc_per_node=2",)
+EPOCHS = "--epochs=6"
+OFTEN = "--checkpoint.every=20step"
+ALWAYS = "--checkpoint.every=1step"
+
+
+@functools.lru_cache(maxsize=None)
+def undisturbed(launcher, train, *more):
+    """The tensors at the end of a run on two ranks."""
+    job = Job([launcher], train)
+    try:
+        job.train(EPOCHS, *more, launcher=TWO)
+        job.complete()
+        return tensors_of(job.path("run", "last.pt"))
+    finally:
+        job.clean()
+
+
+def check_bits(job, *more, run="run"):
+    tensors, expected = tensors_of(job.path(run, "last.pt")), undisturbed(job.launcher[0], job.train_program, *more)
+    differing = [name for name in expected if tensors.get(name) != expected[name]]
+    check(not differing and len(tensors) == len(expected), f"other bits than undisturbed: {differing}")
+
+
+def trainers(launcher):
+    """The processes of the ranks."""
+    found = []
+    for pid in descendants(launcher.pid):
+        try:
+            with open(f"/proc/{pid}/comm") as file:
+                found += [pid] if file.read() == "train\n" else []
+        except OSError:
+            pass
+    return found
+
+
+def wait_for_ranks(launcher, count=2):
+    wait_until(lambda: len(trainers(launcher)) == count, 60, "the ranks' start")
+    return trainers(launcher)
+
+
+def wait_for_checkpoint(job, run="run"):
+    wait_until(lambda: os.path.exists(job.path(run, "last.pt")), 60, "the first checkpoint")
+
+
+def check_no_temporaries(job, run="run"):
+    left = [name for name in os.listdir(job.path(run)) if name.endswith(".tmp")]
+    check(not left, f"temporary files are left: {left}")
+
+
+def resume_to_end(job):
+    job.train(EPOCHS, OFTEN, "--resume=auto", launcher=TWO)
+    job.complete(len(job.programs) - 1)
+
+
+def kill_job(launcher):
+    for pid in descendants(launcher.pid):
+        kill(pid, signal.SIGKILL)
+    launcher.wait(5)
+
+
+@case("1", "kill -9 of a rank of a training run: the final weights are those of an undisturbed run", runs=10)
+def killed_rank_of_training(job, run):
+    launcher = job.train(EPOCHS, OFTEN, launcher=(*TWO, "--max_restarts=1"))
+    wait_for_checkpoint(job)
+    time.sleep(random.uniform(0, 0.5))
+    begin = time.monotonic()
+    kill(trainers(launcher)[run % 2], signal.SIGKILL)
+    wait_until(lambda: "resumed" in job.log() or "resumes" in job.log(), 30, "going on")
+    again = time.monotonic() - begin
+    job.complete()
+    names(job.log(), run % 2)
+    check("exit code 85" not in job.log(), f"the other rank claims to have saved: {job.log()[-500:]}")
+    check_bits(job)
+    return {"trains again": again}
+
+
+@case("2", "kill -9 of a rank before or in the rendezvous: starts again, same weights", runs=20)
+def killed_in_rendezvous(job, run):
+    launcher = job.train(EPOCHS, OFTEN, launcher=(*TWO, "--max_restarts=1"))
+    pids = wait_for_ranks(launcher)
+    time.sleep(random.uniform(0, 0.3))
+    kill(pids[run % 2], signal.SIGKILL)
+    job.complete()
+    check(os.path.exists(job.path("run", "last.pt")), "no checkpoint")
+    check_bits(job)
+    return {}
+
+
+@case("2", "kill -9 of rank 0 during a save: resumes, same weights, no temporary file is left", runs=20)
+def killed_in_save(job, run):
+    launcher = job.train(EPOCHS, ALWAYS, launcher=(*TWO, "--max_restarts=1"))
+    wait_for_checkpoint(job)
+    time.sleep(random.uniform(0, 0.3))
+    rank_0 = next(pid for pid in trainers(launcher) if is_rank(pid, 0))
+    wait_until(lambda: any(name.endswith(".tmp") for name in os.listdir(job.path("run"))), 60, "a save")
+    kill(rank_0, signal.SIGKILL)
+    job.complete()
+    names(job.log(), 0)
+    check_no_temporaries(job)
+    check_bits(job)
+    return {}
+
+
+@case("2", "kill -9 of a rank inside backward, as its flight record shows: starts again, same weights", runs=20)
+def killed_in_backward(job, run):
+    for kills in range(1, 20):
+        name = f"run{kills}"
+        launcher = job.train(EPOCHS, OFTEN, run=name, launcher=(*TWO, "--max_restarts=1", f"--log_dir={job.path(name)}-logs"))
+        wait_for_checkpoint(job, name)
+        time.sleep(random.uniform(0, 0.5))
+        rank = run % 2
+        victim = next(pid for pid in trainers(launcher) if is_rank(pid, rank))
+        kill(victim, signal.SIGKILL)
+        job.complete(kills - 1)
+        check_bits(job, run=name)
+        if was_in_backward(job.path(f"{name}-logs"), rank):
+            return {"kills for it": f"{kills}"}
+    raise Failure("19 kills at random times hit no backward pass")
+
+
+def was_in_backward(logs, rank):
+    """Whether the last exchange of the rank was a layer's in backward, or an unfinished one of gradients.
+
+    Backward sends two sums per channel and three numbers more, forward two and four.
+    """
+    [path] = glob.glob(os.path.join(logs, "*", "attempt_0", "flight.jsonl"))
+    for line in open(path):
+        record = json.loads(line)
+        if record.get("rank") == rank and record.get("entries"):
+            last = record["entries"][-1]
+            channels = re.match(r"SyncBatchNorm layer '.*' \((\d+) channels", last["name"])
+            if channels:
+                return last["input_sizes"][0][-1] == 2 * int(channels[1]) + 3
+            return last["kind"] == "all_reduce" and last["input_dtypes"] == ["Float"] and last["state"] != "completed"
+    raise Failure(f"{path} does not have rank {rank}")
+
+
+def is_rank(pid, rank):
+    return f"RANK={rank}".encode() in open(f"/proc/{pid}/environ", "rb").read().split(b"\0")
+
+
+def train_over(job, cable, *more):
+    port = free_port()
+    for host in range(2):
+        job.train(*more, launcher=nodes(host, port, address=cable.address(0)), before=cable.on(host))
+
+
+def complete_both(job):
+    for host in range(2):
+        job.complete(host)
+
+
+@case("10", "The network between two nodes is away for 2 s: training goes on, same weights", runs=3)
+def short_outage(job, run):
+    cable = Cable(job.folder, job.undo)
+    train_over(job, cable, EPOCHS, OFTEN)
+    wait_for_checkpoint(job)
+    cable.whole = False
+    time.sleep(2)
+    cable.whole = True
+    check(cable.lost > 0, "the run had ended before")
+    begin = time.monotonic()
+    complete_both(job)
+    check_bits(job)
+    return {"to the end": time.monotonic() - begin}
+
+
+@case("11", "5 % of the packets between two nodes are lost: same weights", runs=1)
+def lossy_network(job, run):
+    cable = Cable(job.folder, job.undo)
+    cable.loss = 0.05
+    train_over(job, cable, EPOCHS, "--max_steps=60")
+    complete_both(job)
+    check_bits(job, "--max_steps=60")
+    check(cable.lost > 0, "no packet was lost")
+    return {"lost": f"{cable.lost} of {cable.packets} packets"}
+
+
+@case("12", "Packets between two nodes take 100 ms: same weights", runs=1)
+def slow_network(job, run):
+    cable = Cable(job.folder, job.undo)
+    cable.delay = 0.1
+    train_over(job, cable, EPOCHS, "--max_steps=20")
+    complete_both(job)
+    check_bits(job, "--max_steps=20")
+    times = {record["step"]: record["time"] for record in map(json.loads, open(job.path("run", "log.jsonl")))
+             if record["event"] == "step"}
+    step = (times[20] - times[10]) / 10
+    check(step > cable.delay, f"a step took {step:.3f} s, so its packets did not wait")
+    return {"a step": step, "packets": f"{cable.packets}"}
+
+
+@case("17", "The disk is full during a save: code 75; the last checkpoint is whole, and the run resumes from it", runs=3)
+def full_disk(job, run):
+    needs_root("a small disk")
+    disk = job.path("run")
+    os.mkdir(disk)
+    system("mount", "-t", "tmpfs", "-o", "size=4m", "none", disk)
+    job.undo.append(lambda: system("umount", disk))
+    job.train(EPOCHS, OFTEN, launcher=TWO)
+    wait_for_checkpoint(job)
+    with open(os.path.join(disk, "filler"), "wb", buffering=0) as filler:
+        try:
+            while True: filler.write(b"x" * 4096)
+        except OSError: pass
+    job.end(75, 60)
+    check("No space left on device" in job.log(), f"the reason is not named: {job.log()[-500:]}")
+    check_no_temporaries(job)
+    os.remove(os.path.join(disk, "filler"))
+    resume_to_end(job)
+    check_bits(job)
+    return {}
+
+
+KILLS = 20
+
+
+@case("18", f"kill -9 of a job that saves each step, at {KILLS} random times one after the other: same weights", runs=10)
+def killed_again_and_again(job, run):
+    kills = 0
+    while kills < KILLS:
+        launcher = job.train(EPOCHS, ALWAYS, "--resume=auto", launcher=TWO)
+        try:
+            launcher.wait(random.uniform(0.3, 1.2))
+            break
+        except subprocess.TimeoutExpired:
+            kill_job(launcher)
+            kills += 1
+    resume_to_end(job)
+    check_no_temporaries(job)
+    damaged = [index for index in range(len(job.programs)) if "damaged" in job.log(index)]
+    check(not damaged, f"a checkpoint was damaged: {job.log(damaged[0]) if damaged else ''}")
+    check_bits(job)
+    return {"kills": f"{kills} each"}
+
+
+CUTS, FLIPS = 100, 1000
+RESUMED = 110  # with each such damage a run resumes, and trains to its end
+
+
+@case("19", f"The last checkpoint is cut at each 1/{CUTS}, or one of {FLIPS} bits is changed: found, the one before it is taken",
+      runs=1)
+def damaged_checkpoint(job, run):
+    finder = os.path.join(ROOT, "build", "tests", "resume_finder")
+    if not os.path.exists(finder):
+        raise Unavailable(f"{finder} is not built")
+    def train(run):
+        job.train("--epochs=2", "--checkpoint.keep_last=2", "--resume=auto", launcher=("--nproc_per_node=1",), run=run)
+        job.complete(len(job.programs) - 1)
+        return job.log(len(job.programs) - 1)
+    train("whole")
+    last = job.path("whole", "last.pt")
+    whole, expected = open(last, "rb").read(), tensors_of(last)
+    [before] = [path for path in glob.glob(job.path("whole", "step-*.pt")) if not os.path.samefile(path, last)]
+    before = os.path.basename(before)
+    def damage(run, kind):
+        """Writes the damaged checkpoint into a copy of the run that has it and the one before it."""
+        if not os.path.exists(job.path(run)):
+            newest = os.path.basename(last), *(os.path.basename(path) for path in glob.glob(job.path("whole", "step-*.pt"))
+                                               if os.path.samefile(path, last))
+            shutil.copytree(job.path("whole"), job.path(run), ignore=shutil.ignore_patterns(*newest))
+        damaged = bytearray(whole[:len(whole) * kind // CUTS]) if kind < CUTS else bytearray(whole)
+        bit = kind - CUTS
+        if bit >= 0: damaged[bit // 8] ^= 1 << bit % 8
+        open(job.path(run, "last.pt"), "wb").write(damaged)
+    with subprocess.Popen([finder, "asked"], cwd=job.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.DEVNULL, text=True) as asked:
+        for number, kind in enumerate([*range(CUTS), *random.sample(range(CUTS, CUTS + 8 * len(whole)), FLIPS)]):
+            damage("asked", kind)
+            asked.stdin.write("\n")
+            asked.stdin.flush()
+            warning, answer = asked.stdout.readline(), asked.stdout.readline().strip()
+            check("is damaged: it is now" in warning, f"not found ({kind}): {warning}")
+            check(answer == os.path.join("asked", before), f"damage {kind}: it resumes from {answer}")
+            os.remove(job.path("asked", "last.pt.damaged"))
+            if number % RESUMED: continue
+            run = f"run{number}"
+            damage(run, kind)
+            log = train(run)
+            check("is damaged: it is now" in log and "the run resumes from" in log, f"not found ({kind}): {log[-500:]}")
+            check(tensors_of(job.path(run, "last.pt")) == expected, "another end")
+    return {"damaged files": f"{CUTS + FLIPS}", "resumed and trained to the end": f"{(CUTS + FLIPS) // RESUMED}"}
+
+
+@case("22", "The loss of one rank is not finite: all ranks stop in that step, the rank is named", runs=3)
+def not_a_number(job, run):
+    # Rank 1 has the odd digits: in a batch with two 9s the weights' sum is beyond float32.
+    job.train(EPOCHS, "--task.class_weights=[1, 1, 1, 1, 1, 1, 1, 1, 1, 3e38]", f"--seed={run}", launcher=TWO)
+    job.end(75, 60)
+    check(re.search(r"the loss of rank 1 is not finite in step \d+", job.log()), f"not named: {job.log()[-500:]}")
+    return {}
+
+
+@case("23", "SIGTERM or SIGUSR1 to the launcher, also during saves: saved, and no step is lost", runs=12)
+def asked_to_stop(job, run):
+    number, code = ((signal.SIGTERM, 143), (signal.SIGUSR1, 85))[run % 2]
+    launcher = job.train(EPOCHS, ALWAYS if run % 4 > 1 else OFTEN, launcher=TWO)
+    wait_for_checkpoint(job)
+    time.sleep(random.uniform(0, 0.4))
+    begin = time.monotonic()
+    kill(launcher.pid, number)
+    job.end(code, 10)
+    stopped = time.monotonic() - begin
+    stop = re.search(r"stopped by \w+[^\n]*?step (\d+)", job.log())
+    resume_to_end(job)
+    resumed = re.search(r"step (\d+)", job.log(1))
+    check(stop and resumed, f"the step is not named: {job.log()[-300:]} {job.log(1)[:300]}")
+    check(stop[1] == resumed[1], f"stopped at step {stop[1]}, resumed at step {resumed[1]}")
+    check_bits(job)
+    return {"saved and ended": stopped}
+
+
+@case("25", "A control group of 12 processes for 40 workers: a clear error", runs=2)
+def few_processes(job, run):
+    needs_root("a control group")
+    group = f"/sys/fs/cgroup/pids/syncbn-fault-{os.getpid()}"
+    try:
+        os.mkdir(group)
+        job.undo.append(lambda: os.rmdir(group))
+        open(f"{group}/pids.max", "w").write("12")
+    except OSError as error:
+        raise Unavailable(f"{group}: {error.strerror}") from None
+    begin = time.monotonic()
+    job.start("--nproc_per_node=40", limits=lambda: open(f"{group}/cgroup.procs", "w").write(str(os.getpid())))
+    job.end(75)
+    check(re.search(r"cannot start rank \d+: Resource temporarily unavailable", job.log()), f"not named: {job.log()}")
+    return {"named": time.monotonic() - begin}
+
+
+@case("25", "64 MiB of /dev/shm for 4 ranks: they train", runs=1)
+def small_shared_memory(job, run):
+    needs_root("another /dev/shm")
+    job.train("--epochs=1", launcher=options(4), before=(
+        "unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"', "_"))
+    job.complete()
+    return {}
+
+
+@case("28", "Nodes that differ in a key of the configuration, or in the network: refused, each difference named", runs=2)
+def other_configuration(job, run):
+    port = free_port()
+    more = (("--optimizer.lr=0.2", "--seed=3"), ("--model.width=8",))[run % 2]
+    for host in range(2):
+        job.train(EPOCHS, *(more if host == 1 else ()), launcher=nodes(host, port))
+    for host in range(2):
+        job.end(2, 60, index=host)
+    wanted = (("optimizer.lr: 0.1 on rank 0", "0.2 on rank 1", "seed: 0 on rank 0"),
+              ("model.width: 16 on rank 0", "8 on rank 1"))[run % 2]
+    check("not started alike" in job.log() and all(one in job.log() for one in wanted), f"not named: {job.log()}")
+    return {}
+
+
+@case("28", "Nodes with another build of train, or another libtorch: refused, the difference named", runs=2)
+def other_program(job, run):
+    """A copy of the program has another version's text in place of its own."""
+    bin_folder, name = os.path.split(job.train_program)
+    program = os.path.join(os.path.dirname(bin_folder), "libexec/syncbn", f"{name}_program")  # what bin/train becomes
+    version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+    build, libtorch = re.search(r" ([\w-]+), libtorch ([\d.]+)", version).groups()
+    text = (build, libtorch)[run % 2]
+    other = text[:-1] + ("1" if text[-1] == "0" else "0")
+    content = open(program, "rb").read()
+    check(content.count(text.encode() + b"\0") == 1, f"{text} is not in the program once")
+    open(job.path("train"), "wb").write(content.replace(text.encode() + b"\0", other.encode() + b"\0"))
+    os.chmod(job.path("train"), 0o755)
+    port = free_port()
+    for host in range(2):
+        job.train_program = job.path("train") if host == 1 else program
+        job.train(EPOCHS, launcher=nodes(host, port), env={"SYNCBN_DATA_DIR": os.path.join(ROOT, "data")})
+    for host in range(2):
+        job.end(2, 60, index=host)
+    key, before = (("build of train", version.split()[1] + " "), ("version of libtorch", ""))[run % 2]
+    check(re.search(rf'{key}: "{before}{text}" on rank 0 .*, "{before}{other}" on rank 1', job.log()), f"not named: {job.log()}")
+    return {}

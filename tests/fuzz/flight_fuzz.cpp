@@ -1,0 +1,73 @@
+// Bytes to what reads flight records: the memory that a rank writes, and the file of a job. The
+// first byte chooses the reader.
+#include <syncbn/base/error.h>
+#include <syncbn/base/flight_record.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "job/explain.h"
+#include "job/flight_file.h"
+#include "job/rank_record.h"
+#include "job/worker_state.h"
+#include "require.h"
+
+namespace {
+
+using namespace syncbn::launch;
+using syncbn::base::FlightLayout;
+
+constexpr int kMaxWorld = 1000;  // longer lists of ranks only take longer
+
+void explain_all(const FlightFile& file) {
+  if (file.world_size > kMaxWorld) return;
+  for (const char c : explanation({file})) require(c == '\n' || static_cast<uint8_t>(c) >= 0x20);
+  const FlightFile again = FlightFile::of(file.text(), "file");
+  require(again.is_complete && again.records.size() == file.records.size());
+  for (const RankRecord& record : file.records) require(!torch_pickle(record).empty());
+}
+
+void read_file(const std::string& text) {
+  try {
+    explain_all(FlightFile::of(text, "file"));
+  } catch (const syncbn::base::UserError&) {
+  }
+}
+
+/// @param bytes a header, 256 bytes of groups with as many of their last calls, and calls.
+void read_memory(std::string_view bytes) {
+  constexpr size_t kGroupBytes = 256;
+  const RankMemory memory = RankMemory::make();
+  const auto put = [&](size_t place, size_t size) {
+    const std::string_view part = bytes.substr(0, size);
+    require(::pwrite(memory.fd(), part.data(), part.size(), static_cast<off_t>(place)) ==
+            static_cast<ssize_t>(part.size()));
+    bytes.remove_prefix(part.size());
+  };
+  put(0, sizeof(FlightLayout::Header));
+  put(offsetof(FlightLayout, groups), kGroupBytes);
+  put(offsetof(FlightLayout, last_collectives), kGroupBytes);
+  put(offsetof(FlightLayout, calls), sizeof(FlightLayout::calls));
+  auto record = read_rank_record(memory.fd());
+  if (!record) return;
+  WorkerState worker{.rank = record->rank, .host = "a"};
+  describe_calls(*record, worker);
+  require(WorkerState::of(worker.json()).called == worker.called);
+  FlightFile file{.job = "j", .world_size = record->world_size, .why = "fuzz"};
+  file.add(std::move(*record));
+  explain_all(file);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data + 1), size - 1);
+  data[0] % 2 == 0 ? read_file(std::string(bytes)) : read_memory(bytes);
+  return 0;
+}

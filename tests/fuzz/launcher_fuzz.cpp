@@ -1,0 +1,105 @@
+// Bytes to what reads the messages of other launchers, of heads and of torchrun's agents. The first
+// byte chooses the reader.
+#include <syncbn/base/channel.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "common/handshake.h"
+#include "common/json_messages.h"
+#include "job/torchrun_protocol.h"
+#include "job/worker_state.h"
+#include "nodes/peers.h"
+#include "preflight/machine_figures.h"
+#include "require.h"
+#include "ssh/node_protocol.h"
+
+namespace {
+
+using namespace syncbn::launch;
+
+/// `body`, whose exception of nlohmann's is as good an end as any.
+template <class Body>
+void may_refuse(const Body& body) {
+  try {
+    body();
+  } catch (const nlohmann::json::exception&) {
+  }
+}
+
+// Each reader takes each message: types differ in a byte or two only.
+void read_message(const nlohmann::json& message) {
+  may_refuse([&] { Hello::of(message).json(); });
+  may_refuse([&] { WorkerState::of(message).json(); });
+  may_refuse([&] { Hang::of(message).json(); });
+  may_refuse([&] { AssignedRanks::of(message.at("ranks")).json(); });
+  may_refuse([&] { NodeJob::from_json(message).to_json(); });
+  may_refuse([&] { judge({MachineFigures::of(message), MachineFigures::of(message)}); });
+}
+
+void read_messages(std::string_view bytes) {
+  std::array<int, 2> ends{};
+  require(::pipe(ends.data()) == 0);
+  require(::write(ends[1], bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+  ::close(ends[1]);
+  syncbn::base::Channel channel{syncbn::base::UniqueFd(ends[0])};
+  channel.receive();
+  while (const auto message = next_message(channel, 4096)) read_message(*message);
+}
+
+void shake_hands(Handshake::Side side, const std::string& token, std::string_view bytes) {
+  Handshake handshake(side, token);
+  if (side == Handshake::Side::kLauncher) handshake.begin();
+  while (!bytes.empty() && !handshake.is_done() && handshake.failure().empty()) {
+    const size_t end = std::min(bytes.find('\n'), bytes.size());
+    handshake.take(bytes.substr(0, end));
+    bytes.remove_prefix(std::min(end + 1, bytes.size()));
+  }
+  // Nobody guesses a proof.
+  require(token.empty() || !handshake.is_done());
+}
+
+void read_lines_of_node(std::string_view bytes) {
+  NodeLines lines("MARK");
+  const NodeLines::Sinks sinks{
+      .line = [](std::string_view line) { require(line.find("MARK") == line.npos); },
+      .message = [](std::string_view message) { NodeMessage::parse(message); }};
+  const size_t half = bytes.size() / 2;
+  lines.feed(bytes.substr(0, half), sinks);
+  lines.feed(bytes.substr(half), sinks);
+  lines.finish(sinks);
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  constexpr size_t kMaxSize = 32768;  // fits into a pipe
+  if (size == 0 || size > kMaxSize) return 0;
+  const std::string_view bytes(reinterpret_cast<const char*>(data + 1), size - 1);
+  const std::string token = "0123456789abcdef";
+  switch (data[0] % 6) {
+    case 0:
+      read_messages(bytes);
+      break;
+    case 1:
+      shake_hands(Handshake::Side::kCoordinator, token, bytes);
+      break;
+    case 2:
+      shake_hands(Handshake::Side::kLauncher, token, bytes);
+      break;
+    case 3:
+      shake_hands(Handshake::Side::kCoordinator, "", bytes);
+      break;
+    case 4:
+      read_lines_of_node(bytes);
+      break;
+    default:
+      TorchrunRole::parse(std::string(bytes));
+  }
+  return 0;
+}

@@ -1,0 +1,191 @@
+// Flight records: from the memory that a rank writes to the file and its explanation.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/flight_record.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "job/explain.h"
+#include "job/flight_file.h"
+#include "job/rank_record.h"
+#include "job/worker_state.h"
+
+namespace syncbn::test {
+namespace {
+
+using base::FlightLayout;
+using base::FlightRecord;
+using launch::FlightFile;
+using launch::RankMemory;
+using launch::RankRecord;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::Pair;
+
+/// A rank of three, as a program of lib/dist writes its record.
+struct Rank {
+  explicit Rank(int rank) : record(FlightRecord::make(memory.fd(), rank, 3)) {
+    record->add_group("all", {0, 1, 2});
+    record->add_group("pair", {0, 1});
+  }
+
+  uint64_t begin(uint64_t sequence, size_t group, const std::string& name = "all_reduce") {
+    const std::array<int64_t, 2> sizes{2, 3};
+    return record->begin({.kind = "all_reduce",
+                          .dtype = "Float",
+                          .name = name,
+                          .sequence = sequence,
+                          .group = group,
+                          .sizes = sizes.data(),
+                          .dimensions = sizes.size()});
+  }
+  void call(uint64_t sequence, size_t group) {
+    record->end(begin(sequence, group), FlightLayout::kSucceeded, /*was_awaited=*/false);
+  }
+
+  RankMemory memory = RankMemory::make();
+  std::shared_ptr<FlightRecord> record;
+};
+
+TEST(FlightRecordTest, TheLauncherReadsTheLatestCallsOfARank) {
+  Rank rank(1);
+  for (uint64_t n = 1; n <= FlightLayout::kCalls + 200; ++n) rank.call(n, 0);
+  rank.record->remove(rank.begin(1, 1));
+  rank.begin(1, 1, "SyncBatchNorm layer 'bn1'");
+  const auto counts = rank.memory.counts();
+  EXPECT_EQ(counts->started - counts->ended, 1);
+  const auto record = rank.memory.read();
+  EXPECT_EQ(record->rank, 1);
+  EXPECT_EQ(record->world_size, 3);
+  EXPECT_EQ(record->pid, ::getpid());
+  EXPECT_EQ(record->groups[1].name, "pair");
+  EXPECT_THAT(record->groups[1].ranks, ElementsAre(0, 1));
+  ASSERT_EQ(record->calls.size(), FlightLayout::kCalls - 1) << "one was removed";
+  EXPECT_EQ(record->calls.front().sequence, 203);
+  const RankRecord::Call& last = record->calls.back();
+  EXPECT_EQ(record->name_of(last), "SyncBatchNorm layer 'bn1' #1 of group 'pair'");
+  EXPECT_EQ(last.describe(), "SyncBatchNorm layer 'bn1' of Float [2, 3]");
+  EXPECT_EQ(last.state, FlightLayout::kPending);
+  EXPECT_EQ(last.end, 0);
+}
+
+TEST(FlightRecordTest, ARecordOutlivesItsProcessUntilAnotherTakesIt) {
+  RankMemory memory = RankMemory::make();
+  EXPECT_FALSE(memory.counts());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto record = FlightRecord::make(memory.fd(), 2, 3);
+    record->add_group("all", {0, 1, 2});
+    record->begin({.kind = "barrier", .dtype = "", .name = "barrier", .sequence = 7});
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(child, nullptr, 0);
+  EXPECT_EQ(memory.read()->calls.at(0).sequence, 7);
+  EXPECT_EQ(memory.read()->pid, child);
+  EXPECT_FALSE(memory.counts()) << "nobody waits in the call";
+  // As b in `sh -c 'a || b'`.
+  const auto record = FlightRecord::make(memory.fd(), 1, 3);
+  ASSERT_TRUE(record);
+  EXPECT_FALSE(FlightRecord::make(memory.fd(), 0, 3));
+  EXPECT_EQ(memory.counts()->started, 0);
+  EXPECT_EQ(memory.read()->rank, 1);
+  EXPECT_THAT(memory.read()->groups, IsEmpty());
+  EXPECT_THAT(memory.read()->calls, IsEmpty());
+}
+
+TEST(FlightRecordTest, TheLastCallOfAGroupIsKnownWhenTheRingHasLostIt) {
+  Rank rank(1);
+  rank.call(5, 1);
+  rank.record->remove(rank.begin(6, 1));
+  for (uint64_t n = 1; n <= FlightLayout::kCalls; ++n) rank.call(n, 0);
+  launch::WorkerState worker;
+  launch::describe_calls(*rank.memory.read(), worker);
+  EXPECT_THAT(worker.called, ElementsAre(Pair("all", FlightLayout::kCalls), Pair("pair", 5)));
+}
+
+TEST(FlightRecordTest, TimeInWhichNoThreadWaitsIsAddedUp) {
+  Rank rank(0);
+  const uint64_t asynchronous = rank.begin(1, 0);
+  ::usleep(50'000);
+  const uint64_t blocking = rank.begin(2, 0);
+  rank.record->await(blocking);
+  ::usleep(200'000);
+  rank.record->end(asynchronous, FlightLayout::kSucceeded, /*was_awaited=*/false);
+  rank.record->end(blocking, FlightLayout::kFailed, /*was_awaited=*/true);
+  const double own = rank.memory.counts()->own_seconds;
+  EXPECT_GE(own, 0.05);
+  EXPECT_LT(own, 0.15);
+}
+
+TEST(FlightRecordTest, AFileThatIsNoRecordIsNotWrittenTo) {
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe(pipe.data()), 0);
+  EXPECT_FALSE(FlightRecord::make(pipe[1], 0, 1));
+  EXPECT_FALSE(FlightRecord::make(-1, 0, 1));
+  EXPECT_FALSE(launch::read_rank_record(pipe[0]));
+}
+
+/// Three ranks: 0 waits in #3 of all, 1 in #2 of its pair with 0; 2 has not come to #3.
+FlightFile stuck_job() {
+  FlightFile file{.job = "j", .attempt = 1, .world_size = 3, .why = "rank 2 failed (exit code 1)"};
+  file.ranks = {0, 1, 2};
+  for (int n = 0; n < 3; ++n) {
+    Rank rank(n);
+    rank.call(1, 0);
+    rank.call(2, 0);
+    if (n < 2) rank.call(1, 1);
+    if (n == 0) rank.begin(3, 0, "SyncBatchNorm layer 'bn1'");
+    if (n == 1) rank.begin(2, 1);
+    file.records.push_back(*rank.memory.read());
+  }
+  return file;
+}
+
+TEST(FlightFileTest, ExplainsWhoHasNotComeToWhat) {
+  const FlightFile read = FlightFile::of(stuck_job().text(), "file");
+  EXPECT_TRUE(read.is_complete);
+  EXPECT_EQ(read.records[0].calls.size(), 4);
+  EXPECT_THAT(
+      launch::explanation({read}),
+      AllOf(HasSubstr("Job j, attempt 1, 3 ranks, at "), HasSubstr(": rank 2 failed (exit code 1)"),
+            HasSubstr("#3 of group 'all', SyncBatchNorm layer 'bn1' of Float [2, 3]:\n"
+                      "  rank 0 waits in it, for "),
+            HasSubstr("  rank 1 ("), HasSubstr("  rank 2 ("),
+            HasSubstr(") has not come to it: its last call of this group is #2, all_reduce of "
+                      "Float [2, 3]\n"),
+            HasSubstr("#2 of group 'pair', all_reduce of Float [2, 3]:\n  rank 1 waits in it"),
+            Not(HasSubstr("missing"))));
+}
+
+TEST(FlightFileTest, SaysWhatACutOrDamagedFileLacks) {
+  const std::string text = stuck_job().text();
+  const size_t second = text.find('\n') + 1;
+  const size_t third = text.find('\n', second) + 1;
+  const FlightFile cut = FlightFile::of(text.substr(0, third + 100), "file");
+  EXPECT_THAT(launch::explanation({cut}),
+              AllOf(HasSubstr("A file is cut: the records of ranks 1 to 2 are missing.\n"),
+                    HasSubstr("  nothing is known of ranks 1 to 2\n")));
+  std::string damaged = text;
+  damaged.replace(third, 5, "xxxxx");
+  EXPECT_THAT(launch::explanation({FlightFile::of(damaged, "file")}),
+              HasSubstr("A file is damaged: the records of rank 1 are missing.\n"));
+  FlightFile one_node = stuck_job();
+  one_node.records.pop_back();
+  one_node.ranks.pop_back();
+  EXPECT_THAT(launch::explanation({one_node}), HasSubstr("Nothing is recorded of rank 2: give"));
+  EXPECT_THROW(FlightFile::of("{}", "file"), base::UserError);
+  EXPECT_THROW(FlightFile::of("", "file"), base::UserError);
+}
+
+}  // namespace
+}  // namespace syncbn::test

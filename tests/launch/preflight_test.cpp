@@ -1,0 +1,148 @@
+// --preflight: what it makes of the figures of all nodes, and its jobs.
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "launch/launcher.h"
+#include "launch/nodes.h"
+#include "preflight/link_check.h"
+#include "preflight/machine_figures.h"
+
+namespace syncbn::test {
+namespace {
+
+using launch::MachineFigures;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+/// Three nodes that are alike, but for what `change` does to the second.
+launch::PreflightFindings judge(const std::function<void(MachineFigures&)>& change) {
+  std::vector<MachineFigures> nodes(3, {.host = "a",
+                                        .system = "Linux 6.1, glibc 2.36",
+                                        .cores = 4,
+                                        .core_rate = 9e9,
+                                        .slowest_rate = 8e9,
+                                        .memory = 1'000'000'000,
+                                        .disk_rate = 1e9,
+                                        .open_files = 1000,
+                                        .processes = 1000,
+                                        .shared_memory = 1'000'000,
+                                        .round_trip = 1e-3,
+                                        .link_rate = 1e9});
+  change(nodes[1]);
+  nodes[1].host = "b";
+  return launch::judge(nodes);
+}
+
+TEST(LaunchPreflightTest, NamesWhatIsUnlikeTheOtherNodes) {
+  const auto outlier = [](const std::function<void(MachineFigures&)>& change) {
+    const auto findings = judge(change);
+    EXPECT_THAT(findings.failures, IsEmpty());
+    return findings.outliers;
+  };
+  EXPECT_THAT(outlier([](auto&) {}), IsEmpty());
+  EXPECT_THAT(outlier([](auto& node) { node.core_rate = 7e9; }), IsEmpty());
+  EXPECT_THAT(outlier([](auto& node) { node.core_rate = node.slowest_rate = 5e9; }),
+              ElementsAre("node 1 (b): its median core computes at 5.0 GFLOP/s, and the median of "
+                          "all nodes is 9.0 GFLOP/s"));
+  EXPECT_THAT(outlier([](auto& node) {
+                node.slowest_rate = 4e9;
+                node.slowest_core = 3;
+              }),
+              ElementsAre("node 1 (b): core 3 computes at 4.0 GFLOP/s, and the median core at 9.0 "
+                          "GFLOP/s"));
+  EXPECT_THAT(outlier([](auto& node) { node.disk_rate = 1e8; }),
+              ElementsAre(HasSubstr("node 1 (b): its disk takes 100.0 MB/s")));
+  EXPECT_THAT(outlier([](auto& node) { node.link_rate = 1e8; }),
+              ElementsAre(HasSubstr("node 1 (b): to the next node it sends 100.0 MB/s")));
+  EXPECT_THAT(outlier([](auto& node) { node.round_trip = 5e-3; }),
+              ElementsAre(HasSubstr("node 1 (b): a round trip to node 2 (a) takes 5 ms")));
+  EXPECT_THAT(outlier([](auto& node) { node.clock_ahead = 3600; }),
+              ElementsAre(HasSubstr("node 2 (a): its clock is 1 h 0 min ahead of node 0's")));
+  EXPECT_THAT(outlier([](auto& node) { node.open_files = 100; }),
+              ElementsAre("node 1 (b): 100 open files (ulimit -Hn), and the median of all nodes is "
+                          "1000"));
+  EXPECT_THAT(outlier([](auto& node) { node.memory = 400'000'000; }),
+              ElementsAre("node 1 (b): 400.0 MB of available memory, and the median of all nodes "
+                          "is 1.0 GB"));
+  EXPECT_THAT(outlier([](auto& node) { node.gpus = 2; }),
+              ElementsAre("node 1 (b): 2 GPUs, and node 0 has 0"));
+  EXPECT_THAT(outlier([](auto& node) { node.system = "Linux 5.4, glibc 2.31"; }),
+              ElementsAre(AllOf(HasSubstr("glibc 2.31"), HasSubstr("glibc 2.36"))));
+}
+
+TEST(LaunchPreflightTest, NamesWhyTheJobWouldFail) {
+  EXPECT_THAT(judge([](auto& node) { node.disk_error = "/data: Read-only file system"; }).failures,
+              ElementsAre("node 1 (b) cannot write to /data: Read-only file system"));
+  EXPECT_THAT(judge([](auto& node) { node.link_error = "no connection"; }).failures,
+              ElementsAre("node 1 (b) cannot reach node 2 (a): no connection"));
+}
+
+TEST(LaunchPreflightTest, FiguresSurviveTheirJourney) {
+  MachineFigures figures = launch::measure_machine(".");
+  figures.clock_ahead = -0.5;
+  EXPECT_EQ(MachineFigures::of(figures.json()).json(), figures.json());
+  EXPECT_GT(figures.core_rate, 0);
+  EXPECT_GT(figures.disk_rate, 0) << figures.disk_error;
+}
+
+TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const launch::LinkServer server("0123456789abcdef", soon);
+  // A stranger is turned away, and does not keep the expected one out.
+  launch::LinkProbe stranger("127.0.0.1", server.port(), "fedcba9876543210", soon);
+  EXPECT_THROW(stranger.measure_trip(), std::exception);
+  launch::LinkProbe probe("127.0.0.1", server.port(), "0123456789abcdef", soon);
+  const auto trip = probe.measure_trip();
+  EXPECT_LT(trip.seconds, 1);
+  EXPECT_LT(std::abs(trip.clock_ahead), 1);
+  EXPECT_GT(probe.measure_rate(), 1e6);
+}
+
+TEST(LaunchPreflightTest, TheProgramStartsAfterTheCheckOnAllNodes) {
+  for (const bool has_token : {false, true}) {
+    Nodes nodes(2);
+    std::vector<std::string> options{"--preflight"};
+    if (has_token) {
+      const std::string file = nodes.folder().write("token", "0123456789abcdef0123456789abcdef");
+      std::filesystem::permissions(file, std::filesystem::perms(0600));
+      options.push_back("--token_file=" + file);
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      nodes.start(rank, 2, options, shell("echo rank $RANK attempt $SYNCBN_ATTEMPT"));
+    }
+    const auto results = nodes.wait();
+    for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(results[0].out,
+                AllOf(HasSubstr("node  host"), HasSubstr("\n   1  "), HasSubstr("B/s"),
+                      HasSubstr("rank 0 attempt 0"), HasSubstr("rank 1 attempt 0")));
+    EXPECT_THAT(results[1].out, AllOf(HasSubstr("rank 3 attempt 0"), Not(HasSubstr("host"))));
+  }
+}
+
+TEST(LaunchPreflightTest, NothingStartsIfTheJobWouldFail) {
+  const auto result = launch({"--preflight", "echo", "started"}, {.cwd = "/proc"});
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("cannot write to /proc"), Not(HasSubstr("started"))));
+}
+
+TEST(LaunchPreflightTest, AHeadChecksItsHosts) {
+  const auto result =
+      launch({"--preflight", "--hosts=127.0.0.1:1,127.0.0.2:1", "sh", "-c", "echo started $RANK"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("\n   1  "), HasSubstr("started 0"), HasSubstr("started 1")));
+}
+
+}  // namespace
+}  // namespace syncbn::test

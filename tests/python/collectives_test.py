@@ -1,0 +1,298 @@
+"""Each collective that torch.distributed has for CPUs, compared with Gloo's results."""
+
+import ranks  # first: it skips the tests where there is no torch
+
+import itertools
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+          torch.uint8, torch.int8]
+OPS = ["SUM", "PRODUCT", "MIN", "MAX"]
+BIT_OPS = ["BAND", "BOR", "BXOR"]
+
+
+def values(rank, dtype, *sizes, seed=0):
+    """Small integers, so that sums are exact in every dtype and order."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    return torch.randint(1, 4, sizes, generator=generator).to(dtype)
+
+
+def cases(rank, size):
+    """Pairs of a name and a function of the group that returns tensors to compare."""
+    for dtype, op in itertools.product(DTYPES, OPS):
+        def all_reduce(group, dtype=dtype, op=op):
+            tensor = values(rank, dtype, 5, 3)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group=group)
+            return [tensor]
+        yield f"all_reduce {op} {dtype}", all_reduce
+    for op in BIT_OPS:
+        def bits(group, op=op):
+            tensor = values(rank, torch.int32, 7)
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, op), group=group)
+            return [tensor]
+        yield f"all_reduce {op}", bits
+
+    def average(group):
+        tensor = values(rank, torch.float32, 100_003)
+        dist.all_reduce(tensor, group=group, async_op=True).wait()
+        return [tensor / size]
+    yield "all_reduce async, longer than a segment's slot", average
+
+    def strided(group):
+        tensor = values(rank, torch.float32, 4, 6).t()
+        rows = [torch.empty(4, 6).t() for _ in range(size)]
+        dist.all_gather(rows, tensor, group=group)
+        return rows
+    yield "all_gather of transposed tensors", strided
+
+    for dtype in DTYPES:
+        def broadcast(group, dtype=dtype):
+            tensor = values(rank, dtype, 9)
+            dist.broadcast(tensor, size - 1, group=group)
+            return [tensor]
+        yield f"broadcast {dtype}", broadcast
+
+        def all_gather(group, dtype=dtype):
+            rows = [torch.empty(2, 3, dtype=dtype) for _ in range(size)]
+            dist.all_gather(rows, values(rank, dtype, 2, 3), group=group)
+            return rows
+        yield f"all_gather {dtype}", all_gather
+
+        def all_gather_into_tensor(group, dtype=dtype):
+            rows = torch.empty(2 * size, 3, dtype=dtype)
+            dist.all_gather_into_tensor(rows, values(rank, dtype, 2, 3), group=group)
+            return [rows]
+        yield f"all_gather_into_tensor {dtype}", all_gather_into_tensor
+
+        def reduce(group, dtype=dtype):
+            tensor = values(rank, dtype, 6)
+            dist.reduce(tensor, 1, group=group)
+            return [tensor] if rank == 1 else []
+        yield f"reduce {dtype}", reduce
+
+        def gather(group, dtype=dtype):
+            rows = [torch.empty(4, dtype=dtype) for _ in range(size)] if rank == 0 else None
+            dist.gather(values(rank, dtype, 4), rows, dst=0, group=group)
+            return rows or []
+        yield f"gather {dtype}", gather
+
+        def scatter(group, dtype=dtype):
+            rows = [values(other, dtype, 4, seed=7) for other in range(size)]
+            out = torch.empty(4, dtype=dtype)
+            dist.scatter(out, rows if rank == 1 else None, src=1, group=group)
+            return [out]
+        yield f"scatter {dtype}", scatter
+
+        def all_to_all_single(group, dtype=dtype):
+            out = torch.empty(2 * size, dtype=dtype)
+            dist.all_to_all_single(out, values(rank, dtype, 2 * size), group=group)
+            return [out]
+        yield f"all_to_all_single {dtype}", all_to_all_single
+
+        def reduce_scatter_tensor(group, dtype=dtype):
+            out = torch.empty(3, dtype=dtype)
+            dist.reduce_scatter_tensor(out, values(rank, dtype, 3 * size), group=group)
+            return [out]
+        yield f"reduce_scatter_tensor {dtype}", reduce_scatter_tensor
+
+        def send_recv(group, dtype=dtype):
+            received = torch.empty(5, dtype=dtype)
+            sent = dist.isend(values(rank, dtype, 5), (rank + 1) % size, group=group, tag=3)
+            dist.recv(received, (rank - 1) % size, group=group, tag=3)
+            sent.wait()
+            return [received]
+        yield f"isend and recv {dtype}", send_recv
+
+    def reduce_scatter(group):
+        out = torch.empty(3)
+        dist.reduce_scatter(out, [values(rank, torch.float32, 3, seed=s) for s in range(size)],
+                            group=group)
+        return [out]
+    yield "reduce_scatter", reduce_scatter
+
+    def uneven(group):
+        own = [rank + other + 1 for other in range(size)]
+        out = torch.empty(sum(own))
+        dist.all_to_all_single(out, values(rank, torch.float32, sum(own)), own, own, group=group)
+        return [out]
+    yield "all_to_all_single with splits", uneven
+
+    def batch(group):
+        received = torch.empty(4)
+        for work in dist.batch_isend_irecv([
+                dist.P2POp(dist.isend, values(rank, torch.float32, 4), (rank + 1) % size, group),
+                dist.P2POp(dist.irecv, received, (rank - 1) % size, group)]):
+            work.wait()
+        return [received]
+    yield "batch_isend_irecv", batch
+
+    def objects(group):
+        gathered = [None] * size
+        dist.all_gather_object(gathered, {"rank": rank, "text": "x" * rank}, group=group)
+        one = ["from rank 1" if rank == 1 else None]
+        dist.broadcast_object_list(one, 1, group=group)
+        assert one == ["from rank 1"]
+        return [torch.tensor([item["rank"], len(item["text"])]) for item in gathered]
+    yield "objects", objects
+
+    def coalesced(group):
+        tensors = [values(rank, torch.float32, n) for n in (3, 8)]
+        with dist._coalescing_manager(group):
+            for tensor in tensors:
+                dist.all_reduce(tensor, group=group)
+        return tensors
+    yield "coalesced all_reduce", coalesced
+
+    def functional_coalesced(group):
+        rows = functional.reduce_scatter_tensor_coalesced(
+            [values(rank, torch.float32, n * size) for n in (1, 4)], "sum", [0, 0], group)
+        rows = [functional.wait_tensor(row) for row in rows]
+        return [functional.wait_tensor(all_rows)
+                for all_rows in functional.all_gather_into_tensor_coalesced(rows, group)]
+    yield "coalesced reduce_scatter and all_gather", functional_coalesced
+
+    def empty(group):
+        tensor = torch.empty(0)
+        dist.all_reduce(tensor, group=group)
+        dist.broadcast(tensor, 0, group=group)
+        dist.barrier(group=group)
+        return [tensor]
+    yield "empty tensors", empty
+
+
+def equal_gloos():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gloo = dist.new_group(backend="gloo")
+    again = dist.new_group()  # of the default's backend
+    count = 0
+    for name, run in cases(rank, size):
+        expected = attempt(run, gloo)
+        for group in (dist.group.WORLD, again):
+            got = attempt(run, group)
+            if isinstance(expected, str):
+                assert isinstance(got, str), f"{name}: gloo refuses ({expected}), syncbn does not"
+            else:
+                assert not isinstance(got, str), f"{name}: {got}"
+                for one, other in zip(got, expected, strict=True):
+                    assert one.dtype == other.dtype and torch.equal(one, other), f"{name}: {one} {other}"
+        count += not isinstance(expected, str)
+    if rank == 0:
+        print("equal", count, flush=True)
+    dist.destroy_process_group()
+
+
+def attempt(run, group):
+    """The tensors, or the message of a refusal."""
+    try:
+        return run(group)
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+
+
+def groups():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    rank = dist.get_rank()
+    outer = dist.new_group([0, 2])
+    inner = dist.new_group([1, 2])
+    for members, group in (([0, 2], outer), ([1, 2], inner)):
+        if rank in members:
+            total = torch.tensor([10.0**rank])
+            dist.all_reduce(total, group=group)
+            assert total.item() == sum(10.0**one for one in members), total
+    if rank in (1, 2):
+        dist.destroy_process_group(inner)
+    third = dist.new_group([0, 1, 2])
+    total = torch.ones(1)
+    dist.all_reduce(total, group=third)
+    if rank == 0:
+        print("groups", total.item(), flush=True)
+    dist.destroy_process_group()
+
+
+def different_sizes():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    try:
+        dist.all_reduce(torch.zeros(3 + dist.get_rank()))
+    except RuntimeError as error:
+        print(f"rank {dist.get_rank()}: {error}", flush=True)
+    dist.destroy_process_group()
+
+
+def different_calls():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    tensor = torch.zeros(3)
+    try:
+        if dist.get_rank() == 0:
+            dist.all_reduce(tensor)
+        else:
+            dist.broadcast(tensor, 0)
+    except RuntimeError as error:
+        print(f"rank {dist.get_rank()}: {error}", flush=True)
+    dist.destroy_process_group()
+
+
+def killed_rank():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        dist.all_reduce(torch.zeros(1000))
+    except dist.DistBackendError as error:
+        print(f"after {time.monotonic() - begin:.1f} s rank {dist.get_rank()} got: {error}", flush=True)
+    os._exit(0)
+
+
+class CollectivesTest(ranks.RanksTest):
+    def test_results_equal_gloos(self):
+        self.expect_success(ranks.run("equal_gloos", 3, SYNCBN_SHARED_MEMORY="1"), "equal ")
+
+    def test_results_equal_gloos_without_shared_memory(self):
+        self.expect_success(ranks.run("equal_gloos", 3, SYNCBN_SHARED_MEMORY="0"), "equal ")
+
+    def test_results_equal_gloos_on_two_hosts(self):
+        self.need_namespaces()
+        first, second = ranks.run_on_two_hosts("equal_gloos", 2)
+        self.expect_success(first, "equal ")
+        self.expect_success(second, "")
+
+    def test_groups_of_some_ranks(self):
+        self.expect_success(ranks.run("groups", 3), "groups 3.0")
+
+    # The rank that has waited first is named first in the two tests that follow.
+    def test_different_sizes_are_named_on_each_rank(self):
+        # Without a launcher that would end the other at the first's error.
+        done = ranks.run_without_launcher("different_sizes", 2)
+        for rank in range(2):
+            self.assertRegex(done[rank], rf"rank {rank}: rank {rank} of 2 on .*: all_reduce #1 of group '0' "
+                             r"failed: the ranks made different calls: (?=.*\[3\])(?=.*\[4\])")
+
+    def test_different_calls_are_named_on_each_rank(self):
+        done = ranks.run_without_launcher("different_calls", 2)
+        for rank in range(2):
+            self.assertRegex(done[rank], rf"rank {rank}: .* the ranks made different calls: "
+                             r"(?=.*all_reduce)(?=.*broadcast)")
+
+    def test_the_others_learn_within_two_seconds_which_rank_was_killed(self):
+        # Without a launcher that would end the others first.
+        done = ranks.run_without_launcher("killed_rank", 3)
+        for rank in (0, 2):
+            self.assertRegex(done[rank], rf"after [01]\.\d s rank {rank} got: .*all_reduce #2 of group '0' failed: "
+                             rf"rank 1 \(\S+, process \d+\) died")
+
+
+if __name__ == "__main__":
+    ranks.main(globals())

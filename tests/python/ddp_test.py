@@ -1,0 +1,118 @@
+"""DistributedDataParallel over the backend syncbn."""
+
+import ranks  # first: it skips the tests where there is no torch
+
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import unittest
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 5
+
+
+def train(group):
+    """The parameters and buffers after some steps of DDP over `group`."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 9, 10))
+    # Several buckets, of which some are full before backward has ended.
+    ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.005)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+    torch.manual_seed(1 + dist.get_rank())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(ddp(torch.randn(16, 1, 8, 8)),
+                                           torch.randint(10, (16,)))
+        loss.backward()
+        optimizer.step()
+    return [tensor.detach().clone() for tensor in model.state_dict().values()]
+
+
+def equals_gloo():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    gloo = dist.new_group(backend="gloo")
+    ours, theirs = train(dist.group.WORLD), train(gloo)
+    assert dist.get_backend() == "syncbn"
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
+    if dist.get_rank() == 0:
+        print("equal", len(ours), flush=True)
+    dist.destroy_process_group()
+
+
+def starts_again():
+    import syncbn  # noqa: F401
+    for attempt in range(2):
+        dist.init_process_group("syncbn")
+        total = torch.ones(3) * (attempt + 1)
+        dist.all_reduce(total)
+        assert total.tolist() == [2.0 * (attempt + 1)] * 3
+        if dist.get_rank() == 0:
+            print("attempt", attempt, flush=True)
+        dist.destroy_process_group()
+
+
+def killed_before_backward():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    ddp = DistributedDataParallel(nn.Linear(3, 4))
+    loss = ddp(torch.ones(2, 3)).sum()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        loss.backward()
+    except RuntimeError as error:
+        print(f"after {time.monotonic() - begin:.1f} s: {error}", flush=True)
+    os._exit(0)
+
+
+class DdpTest(ranks.RanksTest):
+    def test_parameters_equal_gloos_bit_for_bit_on_two_ranks(self):
+        # 1: refuses ranks that do not share memory, or Gloo might be compared with itself.
+        self.expect_success(ranks.run("equals_gloo", 2, SYNCBN_SHARED_MEMORY="1"), "equal 11")
+
+    def test_backward_names_a_killed_rank_within_two_seconds(self):
+        output = ranks.run_without_launcher("killed_before_backward", 2)[0]
+        self.assertRegex(output, r"after [01]\.\d s: rank 0 of 2 on \S+: all_reduce #\d+ of group '0' failed: "
+                         r"rank 1 \(\S+, process \d+\) died")
+
+    def test_works_under_torchrun(self):
+        self.expect_success(ranks.run("equals_gloo", 2, launcher="torchrun"), "equal 11")
+
+    def test_a_second_default_group_after_the_first_was_destroyed(self):
+        self.expect_success(ranks.run("starts_again", 2), "attempt 1")
+
+
+class ImportTest(unittest.TestCase):
+    def test_is_installed_with_its_libraries(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks.output_of(ranks.start(["cmake", "--install", str(ranks.BIN.parent), "--component", "python",
+                                         "--prefix", folder]))
+            _, output = ranks.output_of(ranks.start(
+                [sys.executable, "-c", "import syncbn; print(open('/proc/self/maps').read())"], PYTHONPATH=folder))
+            self.assertIn(folder + "/syncbn/libsyncbn_dist.so", output)
+
+    def test_refuses_another_torch_than_it_was_built_for(self):
+        import syncbn
+        with tempfile.TemporaryDirectory() as folder:
+            package = pathlib.Path(folder, "syncbn")
+            shutil.copytree(pathlib.Path(syncbn.__file__).parent, package)
+            (package / "_built.py").write_text('VERSION = "0.1.0"\nTORCH = "2.99"\n')
+            _, output = ranks.output_of(ranks.start([sys.executable, "-c", "import syncbn"], PYTHONPATH=folder))
+        self.assertIn("ImportError: syncbn 0.1.0 was built for torch 2.99, and this is torch " + torch.__version__,
+                      output)
+
+
+if __name__ == "__main__":
+    ranks.main(globals())

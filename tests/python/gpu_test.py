@@ -1,0 +1,60 @@
+"""CUDA tensors over the backend syncbn, on two GPUs or pretended ones."""
+
+import ranks  # first: it skips the tests where there is no torch
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def trains():
+    import syncbn
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("syncbn")
+    total = torch.full((5,), rank + 1.0, device="cuda")
+    dist.all_reduce(total)
+    assert total.tolist() == [3.0] * 5, total
+    work = dist.all_reduce(total, async_op=True)
+    work.wait()
+    assert total.tolist() == [6.0] * 5, total
+    on_cpu = torch.ones(2)
+    dist.all_reduce(on_cpu)
+    assert on_cpu.tolist() == [2.0] * 2, on_cpu
+    assert "libnccl" in open("/proc/self/maps").read()
+
+    torch.manual_seed(0)
+    model = syncbn.convert_sync_batchnorm(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))).cuda()
+    alone = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
+    alone.load_state_dict(model.state_dict())
+    ddp = DistributedDataParallel(model, device_ids=[rank])
+    x = torch.randn(8, 6)
+    ddp(x[rank::2].cuda()).square().mean().backward()
+    alone(x).square().mean().backward()
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.cpu(), other.grad)
+    print("trained on", torch.cuda.current_device(), flush=True)
+    dist.destroy_process_group()
+
+
+class GpuTest(ranks.RanksTest):
+    def setUp(self):
+        if torch.cuda.device_count() < 2:
+            self.skipTest("two-gpus")
+
+    def test_trains_over_nccl(self):
+        done = ranks.run("trains", 2)
+        self.expect_success(done, "trained on 0")
+        self.expect_success(done, "trained on 1")
+
+    def test_takes_the_current_gpu_where_no_launcher_sets_local_rank(self):
+        outputs = ranks.run_without_launcher("trains", 2)
+        for rank, output in enumerate(outputs):
+            self.assertIn(f"trained on {rank}", output)
+
+
+if __name__ == "__main__":
+    ranks.main(globals())

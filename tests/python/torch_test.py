@@ -1,0 +1,88 @@
+"""torch's own tests of torch.distributed and DistributedDataParallel, over the backend syncbn.
+
+torch.testing._internal.distributed.distributed_test is part of torch. What it runs for Gloo on CPUs runs here, and its
+tests of all_to_all_single, which it keeps for MPI; NOT_APPLICABLE has the exceptions.
+"""
+
+import ranks  # first: it skips the tests where there is no torch
+
+import collections
+import multiprocessing
+import os
+import sys
+import unittest
+from unittest import mock
+
+# torch chooses tests by this name while it is imported.
+os.environ.update(BACKEND="gloo", WORLD_SIZE="4", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+
+try:
+    import expecttest  # noqa: F401
+except ImportError:
+    ranks.report("skipped", "all", "needs: expecttest")
+    sys.exit(ranks.EXIT_SKIPPED)
+
+from torch.testing._internal import common_distributed
+
+for_gpus = unittest.skip("for GPUs")
+common_distributed.skip_if_no_gpu = for_gpus
+common_distributed.skip_if_lt_x_gpu = lambda _, allow_cpu=False: (lambda test: test) if allow_cpu else for_gpus
+
+from torch.testing._internal.distributed import distributed_test
+
+import syncbn  # noqa: F401
+
+# While they run: the tests of subgroups would need 8 ranks with another backend than MPI.
+os.environ["BACKEND"] = "mpi"
+distributed_test.BACKEND = "syncbn"
+Tests = distributed_test.DistributedTest._DistTestBase
+
+NOT_APPLICABLE = {
+    "test_barrier_timeout_arg": "expects Gloo's wording of a timeout",  # torch 2.12 and later
+    "test_barrier_timeout_full_group": "expects Gloo's wording of a timeout",
+    "test_barrier_timeout_group": "expects Gloo's wording of a timeout",
+    "test_ddp_logging_data_cpu": "libtorch names each backend that is not its own 'custom'",
+    "test_monitored_barrier_failure_order": "monitored_barrier() is Gloo's alone",
+    "test_monitored_barrier_gloo": "monitored_barrier() is Gloo's alone",
+    "test_monitored_barrier_gloo_rank_0_timeout": "monitored_barrier() is Gloo's alone",
+    "test_monitored_barrier_gloo_subgroup": "monitored_barrier() is Gloo's alone",
+    "test_monitored_barrier_wait_all_ranks": "monitored_barrier() is Gloo's alone",
+    "test_send_recv_any_source": "recv() needs a source",
+    "test_send_recv_any_source_autograd_profiler": "recv() needs a source",
+    "test_send_recv_any_source_torch_profiler": "recv() needs a source",
+}
+
+
+class TorchTest(distributed_test.TestDistBackend, Tests):
+    def setUp(self):
+        super().setUp()
+        # Not spawned: importing torch takes longer than most tests.
+        self._start_processes(multiprocessing.get_context("fork").Process)
+
+    def _test_accumulate_gradients_no_sync(self, **options):
+        with mock.patch.object(distributed_test, "BACKEND", "gloo"):  # which has the test run on CPUs
+            super()._test_accumulate_gradients_no_sync(**options)
+
+
+def why_not(name):
+    """Why the test does not apply, or None."""
+    return NOT_APPLICABLE.get(name) or getattr(getattr(TorchTest, name), "__unittest_skip_why__", None)
+
+
+def load_tests(loader, *_):
+    """Of unittest's protocol."""
+    names = loader.getTestCaseNames(TorchTest)
+    for name in names:
+        if (why_not(name) or "").startswith("Only MPI supports CPU"):
+            test = getattr(TorchTest, name)
+            del test.__unittest_skip__, test.__unittest_skip_why__
+    others = collections.Counter(why_not(name) for name in names)
+    chosen = others.pop(None)
+    print(f"{chosen} of {len(names)} tests apply; of the others,")
+    for reason, count in others.most_common():
+        print(f"{count:4} {reason}")
+    return unittest.TestSuite(TorchTest(name) for name in names if why_not(name) is None)
+
+
+if __name__ == "__main__":
+    ranks.main(globals())
