@@ -194,6 +194,12 @@ class Job:
                 pass
         return found
 
+    def keep(self):
+        """Copies the folder as it is. Returns where to."""
+        kept = tempfile.mkdtemp(prefix="syncbn-fault-")
+        subprocess.run(["cp", "-a", f"{self.folder}/.", kept], stderr=subprocess.DEVNULL)
+        return kept
+
     def clean(self):
         """None of the processes that have our folder may be left for 5 s after the launchers' end."""
         try:

@@ -1,5 +1,5 @@
 """Case 31: a training run of a given length under random faults, one a minute on average."""
-import collections, glob, os, random, re, signal, statistics, time
+import collections, glob, os, random, re, signal, statistics, subprocess, time
 
 from cable import Cable
 from job import *
@@ -61,7 +61,7 @@ class Soak:
         if step > self.step:
             self.step, self.moved_at = step, now
         if now - self.moved_at > STALL:
-            raise Failure(f"no new step for {STALL} s, at step {self.step}: {self.job.log()[-500:]}")
+            raise Failure(f"no new step for {STALL} s, at step {self.step}, after {dict(self.faults)}: {self.state()}")
         if self.behind_since and self.step >= self.target:
             self.lost += now - self.behind_since
             self.behind_since = None
@@ -70,6 +70,16 @@ class Soak:
             self.sampled_at = now
             try: self.samples.append(self.sizes())
             except (OSError, TypeError, ValueError): pass  # a process is ending
+
+    def state(self):
+        """What each launcher last said, and what it knows of the ranks now."""
+        texts = []
+        for host, one in enumerate(self.launchers):
+            texts.append(f"node {host}, exit code {one.poll()}:\n{self.job.log(self.job.programs.index(one))[-2000:]}")
+            if one.poll() is None:
+                status = subprocess.run([*self.job.launcher, "status", str(one.pid)], capture_output=True, text=True)
+                texts.append(status.stdout + status.stderr)
+        return "\n".join(texts)
 
     def sizes(self):
         """MiB and descriptors of launchers and ranks, and the number of files."""

@@ -94,6 +94,23 @@ TEST(LaunchHangTest, AStoppedRankIsNamedEndedAndStartedAgain) {
                     HasSubstr("restart 1 of 1")));
 }
 
+// What a phase asks for is time to do something.
+TEST(LaunchHangTest, AStoppedRankIsNamedInALongPhase) {
+  Nodes nodes(1);
+  const std::string phase = "echo $$$$ > tmp$RANK; mv tmp$RANK pid$RANK; exec " + kAgentWorker +
+                            " heartbeat 1 phase 600000 checkpoint wait";
+  Program& job = start_alone(nodes, 2, {kTimeout}, shell(phase));
+  const pid_t pid = pid_in(nodes, "pid1");
+  const std::vector<std::string> status{kLauncher, "status", std::to_string(job.pid())};
+  const auto in_phase = ::testing::Matches(ContainsRegex("    1 .* checkpoint\n"));
+  ASSERT_TRUE(job.wait_until([&] { return in_phase(run_program(status).out); }));
+  ::kill(pid, SIGSTOP);
+  const auto result = job.wait();
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err, ContainsRegex("rank 1 \\(.*\\) holds up the others: no progress for "
+                                        ".* s; it is stopped"));
+}
+
 TEST(LaunchHangTest, AShortStopIsNoHang) {
   Nodes nodes(1);
   Program& job = start_alone(nodes, 2, {"--hang_timeout=5"}, steps_in_first_attempt());

@@ -100,6 +100,16 @@ TEST_F(AgentChannelTest, APhaseAsksForTimeAndTellsThatItGoesOn) {
   EXPECT_STREQ(records[2].text, "evaluation");
 }
 
+TEST_F(AgentChannelTest, TheFirstStepAfterAPhaseEndsItsAllowance) {
+  AgentChannel channel(0);
+  channel.heartbeat(1);
+  channel.phase("checkpoint", std::chrono::minutes(2));
+  channel.heartbeat(2);
+  const auto records = received();
+  EXPECT_EQ(records.back().kind, SYNCBN_AGENT_HEARTBEAT);
+  EXPECT_EQ(records.back().done, 2u);
+}
+
 TEST_F(AgentChannelTest, SendsHeartbeatsAtMostOnceASecond) {
   AgentChannel channel(0);
   for (uint64_t step = 1; step <= 100; ++step) channel.heartbeat(step);

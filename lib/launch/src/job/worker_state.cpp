@@ -293,9 +293,13 @@ void describe_calls(const RankRecord& record, WorkerState& worker) {
   }
 }
 
+char state_of_process(pid_t pid) {
+  return pid > 0 ? state_in(line_of(fmt::format("/proc/{}/stat", pid))) : '?';
+}
+
 void look_at_process(WorkerState& worker) {
   const fs::path folder = fmt::format("/proc/{}", worker.pid);
-  worker.process = worker.pid > 0 ? state_in(line_of(folder / "stat")) : '?';
+  worker.process = state_of_process(worker.pid);
   const std::string call = line_of(folder / "syscall");
   worker.place = call.substr(0, call.find(' '));
   std::ifstream status(folder / "status");

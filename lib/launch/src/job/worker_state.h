@@ -60,6 +60,9 @@ nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes);
 /// Fills `waits` and `called`.
 void describe_calls(const RankRecord& record, WorkerState& worker);
 
+/// The state letter in /proc, such as 'T' of a stopped process; '?' if it is not known.
+char state_of_process(pid_t pid);
+
 /// Fills `process`, `tracer` and `place` from /proc.
 void look_at_process(WorkerState& worker);
 

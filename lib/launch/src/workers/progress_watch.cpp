@@ -119,7 +119,12 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
   bool ends = false;
   for (const Worker& worker : workers_) {
     if (!worker.running) continue;
-    const auto stalled = worker.progress.stalled_for(now).value_or(Clock::duration{});
+    auto stalled = worker.progress.stalled_for(now).value_or(Clock::duration{});
+    // A stopped process does nothing that may take longer.
+    if (const auto allowance = worker.progress.allowance();
+        allowance.count() > 0 && state_of_process(worker.pid) == 'T') {
+      stalled += allowance;
+    }
     const auto limit = options_.hang_timeout.value_or(worker.progress.timeout());
     ends = ends || (limit.count() > 0 && stalled >= limit);
     longest = std::max(longest, stalled);

@@ -29,6 +29,8 @@ class WorkerProgress {
   /// How long it has made no progress, less what it has asked for; empty before its first step,
   /// unless it is in a call.
   std::optional<Clock::duration> stalled_for(Clock::time_point now) const;
+  /// What it has asked for beyond the timeout.
+  std::chrono::milliseconds allowance() const { return allowance_; }
   /// How long it may make no progress, by its own account; 0: as long as it likes.
   std::chrono::milliseconds timeout() const { return timeout_; }
   /// The longest time between two records of progress, less what it had asked for.

@@ -71,6 +71,8 @@ void AgentChannel::phase(const std::string& text, std::chrono::minutes allowance
   if (!fd_) return;
   const std::chrono::milliseconds time = allowance;
   step_begin_ = {};
+  // The record that ends the allowance must not wait for its second.
+  if (time.count() > 0) last_heartbeat_ = {};
   send(SYNCBN_AGENT_PHASE, static_cast<uint64_t>(time.count()), /*total=*/0, text);
 }
 
