@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "common/handshake.h"
+#include "common/json_messages.h"
 #include "common/message_seal.h"
 #include "launch/launcher.h"
 #include "launch/nodes.h"
@@ -23,6 +24,7 @@
 #include "store/store_client.h"
 #include "support/connection.h"
 #include "support/eventually.h"
+#include "support/text.h"
 
 namespace syncbn::test {
 namespace {
@@ -201,6 +203,30 @@ TEST(LaunchSecurityTest, ANewcomerDoesNotSendMoreThanAHelloNeeds) {
   EXPECT_LT(sent, size_t{1} << 20);
   nodes.start(1, 1, {}, {"true"});
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, {"true"});
+  const std::string damaged = std::string("it sent ") + launch::kBadMessage;
+  int lines = 0;
+  for (const auto& [message, what] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"type":"hel)", ""},  // it may still come
+           {"{\"type\":\"hel\x01\n", damaged},
+           {R"({"type":"hello"})"
+            "\n",
+            "node 0 does not understand a message of this launcher"},
+           {std::string(100 << 10, 'x'), damaged}}) {
+    const base::UniqueFd stranger = connect_to(nodes.port());
+    send_to(stranger, "syncbn-agent 3\n" + message);
+    if (what.empty()) continue;
+    ++lines;
+    const std::string line = "refused a launcher at 127.0.0.1: ";
+    ASSERT_TRUE(lead.wait_until([&] { return count(lead.err(), line) == lines; })) << lead.err();
+    EXPECT_THAT(lead.err(), HasSubstr(line + what + "\n"));
+  }
+  EXPECT_EQ(nodes.start(1, 1, {}, {"true"}).wait().exit_code, 0);
+  EXPECT_EQ(lead.wait().exit_code, 0);
 }
 
 TEST(LaunchSecurityTest, NodeZeroListensOnlyWhereItIsTold) {

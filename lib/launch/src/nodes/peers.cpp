@@ -104,10 +104,15 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
       if (message->at("type") != "pause") peer.paused = false;
     }
   } catch (const nlohmann::json::exception&) {
-    peer.refuse(base::kExitInternal, "node 0 does not understand a message of this launcher");
+    refuse(peer, base::kExitInternal, "node 0 does not understand a message of this launcher");
   }
-  if (peer.rank >= 0 && peer.channel.error() == EBADMSG && !std::exchange(peer.refused, true)) {
-    refusals_.push_back(fmt::format("{} sent {}; it counts as lost", peer.name(), kBadMessage));
+  const int error = peer.channel.error();
+  const bool is_bad = error == EBADMSG || error == EMSGSIZE;
+  if (is_bad && !std::exchange(peer.refused, true)) {
+    refusals_.push_back(
+        peer.rank < 0
+            ? fmt::format("refused a launcher at {}: it sent {}", peer.address, kBadMessage)
+            : fmt::format("{} sent {}; it counts as lost", peer.name(), kBadMessage));
   }
   if (peer.refused) peer.channel.consume(peer.channel.input().size());
   watch(peer);
@@ -119,11 +124,14 @@ void Peers::shake_hands(PeerLauncher& peer) {
     if (!line) return;
     peer.channel.send(peer.handshake.take(*line));
     if (peer.handshake.is_done()) peer.seal = peer.handshake.seal();
-    if (peer.handshake.failure().empty()) continue;
-    peer.refuse(base::kExitUsage, peer.handshake.failure());
-    refusals_.push_back(
-        fmt::format("refused a launcher at {}: {}", peer.address, peer.handshake.failure()));
+    const std::string& failure = peer.handshake.failure();
+    if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
   }
+}
+
+void Peers::refuse(PeerLauncher& peer, int exit_code, const std::string& why) {
+  peer.refuse(exit_code, why);
+  refusals_.push_back(fmt::format("refused a launcher at {}: {}", peer.address, why));
 }
 
 void Peers::watch(PeerLauncher& peer) {

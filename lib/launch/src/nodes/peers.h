@@ -90,7 +90,7 @@ class Peers {
   int fd() const { return watched_.fd(); }
 
   void add_newcomer(base::Channel channel);
-  /// Why newcomers' handshakes have failed, for the user.
+  /// Why launchers were refused, for the user.
   std::vector<std::string> take_refusals() { return std::exchange(refusals_, {}); }
   /// Passes all messages to `sink`, and removes newcomers that are gone.
   void handle(const Sink& sink);
@@ -121,6 +121,8 @@ class Peers {
   /// message makes `sink` throw nlohmann's exceptions.
   void handle_one(PeerLauncher& peer, const Sink& sink);
   void shake_hands(PeerLauncher& peer);
+  /// Sends the reason, and keeps it for take_refusals().
+  void refuse(PeerLauncher& peer, int exit_code, const std::string& why);
   void watch(PeerLauncher& peer);
 
   const std::string token_;
