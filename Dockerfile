@@ -20,7 +20,7 @@ RUN scripts/setup \
 
 FROM debian:12-slim AS cpu
 RUN apt-get update \
-  && apt-get install -y --no-install-recommends libfmt9 libspdlog1.10 libyaml-cpp0.7 libdeflate0 libjpeg62-turbo libpng16-16 zlib1g \
+  && apt-get install -y --no-install-recommends libfmt9 libspdlog1.10 libyaml-cpp0.7 libdeflate0 libjpeg62-turbo libpng16-16 libssl3 zlib1g \
   && rm -rf /var/lib/apt/lists/* \
   && useradd --uid 10001 --create-home --home-dir /work syncbn \
   && ln -s /opt/syncbn/share/syncbn/configs /work/configs
@@ -46,7 +46,7 @@ RUN scripts/setup \
 
 FROM ubuntu:24.04 AS cuda
 RUN apt-get update \
-  && apt-get install -y --no-install-recommends libfmt9 libspdlog1.12 libyaml-cpp0.8 libdeflate0 libjpeg-turbo8 libpng16-16t64 zlib1g python3 \
+  && apt-get install -y --no-install-recommends libfmt9 libspdlog1.12 libyaml-cpp0.8 libdeflate0 libjpeg-turbo8 libpng16-16t64 libssl3t64 zlib1g python3 \
   && rm -rf /var/lib/apt/lists/* \
   && useradd --uid 10001 --create-home --home-dir /work syncbn \
   && ln -s /opt/syncbn/share/syncbn/configs /work/configs

@@ -245,6 +245,15 @@ TEST_F(SshTest, RestartsOnAllHosts) {
   EXPECT_EQ(count(result.err, "restart 1 of 1"), 1);
 }
 
+TEST_F(SshTest, TheHeadsTokenIsEnoughForTls) {
+  SYNCBN_SKIP_UNLESS(
+      launch({"--tls", "true"}, {.env = {{"SYNCBN_TOKEN", std::string(64, 't')}}}).exit_code == 0,
+      "openssl");
+  const auto result = run(on_two({"--tls", "sh", "-c", "echo rank $RANK; exit 4"}));
+  EXPECT_EQ(result.exit_code, 4) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("rank "));
+}
+
 TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
   const std::vector<std::string> trace{"sh", "-c", "touch trace"};
   const auto expect_nothing_started = [&](std::vector<std::string> options, int code,

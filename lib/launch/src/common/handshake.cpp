@@ -17,11 +17,15 @@
 #include <cstring>
 #include <utility>
 
+#include "common/message_seal.h"
+#include "common/tls_link.h"
+
 namespace syncbn::launch {
 namespace {
 
 constexpr std::string_view kGreeting = "syncbn-agent 3";
 constexpr std::string_view kWithToken = " token ";
+constexpr std::string_view kWithTls = " tls ";
 constexpr std::string_view kChallenge = "challenge ";
 constexpr std::string_view kProof = "proof ";
 constexpr std::string_view kRefused = "refused ";
@@ -69,13 +73,14 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
-Handshake::Handshake(Side side, std::string token) : side_(side), token_(std::move(token)) {}
+Handshake::Handshake(Side side, std::string token, bool tls)
+    : side_(side), token_(std::move(token)), tls_(tls) {}
 
 std::string Handshake::begin() {
   done_ = token_.empty();
   if (done_) return fmt::format("{}\n", kGreeting);
   launchers_nonce_ = make_token();
-  return fmt::format("{}{}{}\n", kGreeting, kWithToken, launchers_nonce_);
+  return fmt::format("{}{}{}\n", kGreeting, tls_ ? kWithTls : kWithToken, launchers_nonce_);
 }
 
 std::string Handshake::take(std::string_view line) {
@@ -98,16 +103,21 @@ std::string Handshake::take(std::string_view line) {
 
 std::string Handshake::take_greeting(std::string_view line) {
   const std::string_view rest = after(kGreeting, line);
-  const bool has_token = rest.starts_with(kWithToken);
+  const bool has_tls = rest.starts_with(kWithTls);
+  const bool has_token = has_tls || rest.starts_with(kWithToken);
   if (!line.starts_with(kGreeting) || !(rest.empty() || has_token)) {
     return fail("the launchers of this job are of different versions");
   }
-  launchers_nonce_ = after(kWithToken, rest);
+  launchers_nonce_ = after(has_tls ? kWithTls : kWithToken, rest);
   if (has_token && token_.empty()) {
     return fail("it has a token (--token_file, SYNCBN_TOKEN), and node 0 has none");
   }
   if (!has_token && !token_.empty()) {
     return fail("it has no token, and this job needs one (--token_file, SYNCBN_TOKEN)");
+  }
+  if (has_tls != tls_) {
+    return fail(has_tls ? "it was started with --tls, and node 0 without"
+                        : "it was started without --tls, and node 0 with it");
   }
   done_ = token_.empty();
   if (done_) return "";
@@ -123,9 +133,10 @@ std::string Handshake::fail(const std::string& why) {
              : "";
 }
 
-MessageSeal Handshake::seal() const {
-  if (token_.empty()) return {};
-  return {mac(side_, "messages"), mac(other(), "messages")};
+std::unique_ptr<LinkProtection> Handshake::protection() const {
+  if (token_.empty()) return nullptr;
+  if (tls_) return make_tls_link(side_ == Side::kLauncher, mac(Side::kLauncher, "tls"));
+  return std::make_unique<MessageSeal>(mac(side_, "messages"), mac(other(), "messages"));
 }
 
 std::string Handshake::proof(Side side) const {

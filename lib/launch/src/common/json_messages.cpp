@@ -9,16 +9,17 @@ namespace syncbn::launch {
 
 using Json = nlohmann::json;
 
-void send_message(base::Channel& channel, const Json& message, MessageSeal* seal) {
-  const std::string text = message.dump(-1, ' ', false, Json::error_handler_t::replace);
-  channel.send((seal != nullptr ? seal->seal(text) : text) + "\n");
+void send_message(base::Channel& channel, const Json& message, LinkProtection* protection) {
+  const std::string line = message.dump(-1, ' ', false, Json::error_handler_t::replace);
+  protection != nullptr ? protection->send(channel, line) : channel.send(line + "\n");
 }
 
-std::optional<Json> next_message(base::Channel& channel, size_t max_size, MessageSeal* seal) {
-  const auto line = channel.next_line(max_size);
+std::optional<Json> next_message(base::Channel& channel, size_t max_size,
+                                 LinkProtection* protection) {
+  const auto line = protection != nullptr ? protection->next_line(channel, max_size)
+                                          : channel.next_line(max_size);
   if (!line) return std::nullopt;
-  const auto text = seal != nullptr ? seal->open(*line) : line;
-  auto message = Json::parse(text.value_or(""), nullptr, /*allow_exceptions=*/false);
+  auto message = Json::parse(*line, nullptr, /*allow_exceptions=*/false);
   const auto type = message.find("type");
   if (type != message.end() && type->is_string()) return message;
   channel.fail(EBADMSG);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/sha256.h>
 
+#include <cerrno>
 #include <utility>
 
 namespace syncbn::launch {
@@ -19,13 +20,23 @@ std::string proof(const std::string& key, uint64_t number, std::string_view text
 MessageSeal::MessageSeal(std::string own_key, std::string others_key)
     : own_key_(std::move(own_key)), others_key_(std::move(others_key)) {}
 
+void MessageSeal::send(base::Channel& channel, std::string_view line) {
+  channel.send(seal(line) + "\n");
+}
+
+std::optional<std::string> MessageSeal::next_line(base::Channel& channel, size_t max_size) {
+  const auto line = channel.next_line(max_size);
+  if (!line) return std::nullopt;
+  auto text = open(*line);
+  if (!text) channel.fail(EBADMSG);
+  return text;
+}
+
 std::string MessageSeal::seal(std::string_view text) {
-  if (own_key_.empty()) return std::string(text);
   return fmt::format("{} {}", proof(own_key_, sent_++, text), text);
 }
 
 std::optional<std::string> MessageSeal::open(std::string_view line) {
-  if (others_key_.empty()) return std::string(line);
   if (line.size() <= kProofDigits || line[kProofDigits] != ' ') return std::nullopt;
   const std::string_view text = line.substr(kProofDigits + 1);
   const std::string expected = proof(others_key_, received_, text);

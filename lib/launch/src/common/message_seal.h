@@ -5,15 +5,19 @@
 #include <string>
 #include <string_view>
 
+#include "common/link_protection.h"
+
 namespace syncbn::launch {
 
 /// Proves to the other end of a link that messages come from this end, unchanged, in order and
 /// without a gap: each carries the HMAC-SHA256 of its number and its text, by a key of this
-/// connection and direction. Without keys messages go as they are. Not thread-safe.
-class MessageSeal {
+/// connection and direction.
+class MessageSeal : public LinkProtection {
  public:
-  MessageSeal() = default;
   MessageSeal(std::string own_key, std::string others_key);
+
+  void send(base::Channel& channel, std::string_view line) override;
+  std::optional<std::string> next_line(base::Channel& channel, size_t max_size) override;
 
   /// What to send in place of the text, which is one line.
   std::string seal(std::string_view text);

@@ -51,7 +51,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
     : options_(options),
       host_(listener ? own_address(listener.get()) : options.master_addr),
       port_(master_port),
-      handshake_(Handshake::Side::kLauncher, options.token),
+      handshake_(Handshake::Side::kLauncher, options.token, options.tls),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
       next_notice_(Clock::now() + Coordinator::kNoticePeriod),
@@ -158,9 +158,9 @@ void Cluster::finish_connecting() {
   connect_error_ = "no answer to our greeting";
   link_.emplace(std::move(connecting_));
   heard_ = Clock::now();
-  handshake_ = Handshake(Handshake::Side::kLauncher, options_.token);
+  handshake_ = Handshake(Handshake::Side::kLauncher, options_.token, options_.tls);
   link_->send(handshake_.begin());
-  seal_ = {};
+  protection_.reset();
   if (handshake_.is_done()) send_hello();
 }
 
@@ -181,7 +181,7 @@ void Cluster::send_hello() {
 
 void Cluster::send(const Json& message) {
   if (!link_) return;
-  send_message(*link_, message, &seal_);
+  send_message(*link_, message, protection_.get());
   watch();
 }
 
@@ -194,7 +194,7 @@ void Cluster::handle_messages() {
   link_->receive();
   shake_hands();
   while (!finish_ && handshake_.is_done()) {
-    const auto message = next_message(*link_, SIZE_MAX, &seal_);
+    const auto message = next_message(*link_, SIZE_MAX, protection_.get());
     if (!message) break;
     heard_ = Clock::now();
     accepted_ = true;
@@ -219,11 +219,12 @@ void Cluster::shake_hands() {
     if (!handshake_.failure().empty()) {
       return end(
           base::kExitUsage,
-          fmt::format("node 0 at {}:{} and this launcher do not agree on the job's token: {}",
-                      options_.master_addr, port_, handshake_.failure()));
+          fmt::format(
+              "node 0 at {}:{} and this launcher do not agree on the job's token or --tls: {}",
+              options_.master_addr, port_, handshake_.failure()));
     }
     if (!handshake_.is_done()) continue;
-    seal_ = handshake_.seal();
+    protection_ = handshake_.protection();
     send_hello();
   }
 }
@@ -317,12 +318,13 @@ void Cluster::lose_coordinator() {
     return;
   }
   if (!accepted_ && !no_start_ && find_torchrun()) return;
-  const std::string lost =
-      link_->error() == EBADMSG ? fmt::format("sent {}", kBadMessage) : "is gone";
-  const std::string why =
-      accepted_ ? lost
-                : fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
-                              link_->has_ended() ? "closed the connection" : "does not answer");
+  std::string why = "is gone";
+  if (link_->error() == EBADMSG) {
+    why = fmt::format("sent {}", kBadMessage);
+  } else if (!accepted_) {
+    why = fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
+                      link_->has_ended() ? "closed the connection" : "does not answer");
+  }
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
   // If node 0 was only stopped, it must not read later that our workers have ended, as after
   // success: it would go on without them.

@@ -54,16 +54,17 @@ std::string PeerLauncher::name() const {
 
 void PeerLauncher::refuse(int exit_code, const std::string& why) {
   refused = true;
-  send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}}, &seal);
+  send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}},
+               protection.get());
 }
 
-Peers::Peers(std::string token, std::chrono::milliseconds silence, int other)
-    : token_(std::move(token)), silence_(silence) {
+Peers::Peers(Handshake handshake, std::chrono::milliseconds silence, int other)
+    : handshake_(std::move(handshake)), silence_(silence) {
   watched_.add(other);
 }
 
 void Peers::add_newcomer(base::Channel channel) {
-  auto peer = std::make_unique<PeerLauncher>(std::move(channel), token_);
+  auto peer = std::make_unique<PeerLauncher>(std::move(channel), handshake_);
   if (!watched_.try_add(peer->channel.fd())) return;  // the launcher connects again
   if (newcomers_.size() >= max_newcomers()) newcomers_.erase(newcomers_.begin());
   newcomers_.push_back(std::move(peer));
@@ -95,8 +96,8 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
   shake_hands(peer);
   try {
     while (peer.handshake.is_done() && !peer.refused) {
-      const auto message =
-          next_message(peer.channel, peer.rank < 0 ? kMaxHello : kMaxMessage, &peer.seal);
+      const auto message = next_message(peer.channel, peer.rank < 0 ? kMaxHello : kMaxMessage,
+                                        peer.protection.get());
       if (!message) break;
       sink(peer, *message);
       if (peer.rank < 0) continue;  // messages do not extend the time until its hello
@@ -104,10 +105,15 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
       if (message->at("type") != "pause") peer.paused = false;
     }
   } catch (const nlohmann::json::exception&) {
-    peer.refuse(base::kExitInternal, "node 0 does not understand a message of this launcher");
+    refuse(peer, base::kExitInternal, "node 0 does not understand a message of this launcher");
   }
-  if (peer.rank >= 0 && peer.channel.error() == EBADMSG && !std::exchange(peer.refused, true)) {
-    refusals_.push_back(fmt::format("{} sent {}; it counts as lost", peer.name(), kBadMessage));
+  const int error = peer.channel.error();
+  const bool is_bad = error == EBADMSG || error == EMSGSIZE;
+  if (is_bad && !std::exchange(peer.refused, true)) {
+    refusals_.push_back(
+        peer.rank < 0
+            ? fmt::format("refused a launcher at {}: it sent {}", peer.address, kBadMessage)
+            : fmt::format("{} sent {}; it counts as lost", peer.name(), kBadMessage));
   }
   if (peer.refused) peer.channel.consume(peer.channel.input().size());
   watch(peer);
@@ -118,12 +124,15 @@ void Peers::shake_hands(PeerLauncher& peer) {
     const auto line = peer.channel.next_line(kMaxHandshakeLine);
     if (!line) return;
     peer.channel.send(peer.handshake.take(*line));
-    if (peer.handshake.is_done()) peer.seal = peer.handshake.seal();
-    if (peer.handshake.failure().empty()) continue;
-    peer.refuse(base::kExitUsage, peer.handshake.failure());
-    refusals_.push_back(
-        fmt::format("refused a launcher at {}: {}", peer.address, peer.handshake.failure()));
+    if (peer.handshake.is_done()) peer.protection = peer.handshake.protection();
+    const std::string& failure = peer.handshake.failure();
+    if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
   }
+}
+
+void Peers::refuse(PeerLauncher& peer, int exit_code, const std::string& why) {
+  peer.refuse(exit_code, why);
+  refusals_.push_back(fmt::format("refused a launcher at {}: {}", peer.address, why));
 }
 
 void Peers::watch(PeerLauncher& peer) {
@@ -154,7 +163,7 @@ void Peers::register_node(PeerLauncher& newcomer) {
 }
 
 void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
-  send_message(node.channel, message, &node.seal);
+  send_message(node.channel, message, node.protection.get());
   watch(node);
 }
 

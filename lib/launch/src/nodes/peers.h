@@ -41,18 +41,18 @@ struct Hello {
 struct PeerLauncher {
   using Clock = std::chrono::steady_clock;
 
-  PeerLauncher(base::Channel connection, const std::string& token)
+  PeerLauncher(base::Channel connection, Handshake first)
       : channel(std::move(connection)),
         address(base::peer_address(channel.fd())),
-        handshake(Handshake::Side::kCoordinator, token) {}
+        handshake(std::move(first)) {}
 
   base::Channel channel;
   short watched = POLLIN;  ///< the events that wake Peers
   std::string address;     ///< of the other end
   Handshake handshake;
-  MessageSeal seal;      ///< once the handshake is done
-  bool refused = false;  ///< what it sends from now on is ignored
-  int rank = -1;         ///< node rank; -1: it has not sent its hello
+  std::unique_ptr<LinkProtection> protection;  ///< once the handshake is done
+  bool refused = false;                        ///< what it sends from now on is ignored
+  int rank = -1;                               ///< node rank; -1: it has not sent its hello
   int nproc = 0;
   std::string host;
   std::vector<std::string> addresses;
@@ -81,16 +81,16 @@ class Peers {
   /// In bytes. A longer message is not from a launcher.
   static constexpr size_t kMaxMessage = size_t{4} << 20;
 
-  /// @param token that launchers have to know; empty: none.
+  /// @param handshake that each launcher has to go through, not begun.
   /// @param silence time without messages after which a peer counts as gone.
   /// @param other another descriptor to include in fd().
-  Peers(std::string token, std::chrono::milliseconds silence, int other);
+  Peers(Handshake handshake, std::chrono::milliseconds silence, int other);
 
   /// Readable when handle() has something to do.
   int fd() const { return watched_.fd(); }
 
   void add_newcomer(base::Channel channel);
-  /// Why newcomers' handshakes have failed, for the user.
+  /// Why launchers were refused, for the user.
   std::vector<std::string> take_refusals() { return std::exchange(refusals_, {}); }
   /// Passes all messages to `sink`, and removes newcomers that are gone.
   void handle(const Sink& sink);
@@ -121,9 +121,11 @@ class Peers {
   /// message makes `sink` throw nlohmann's exceptions.
   void handle_one(PeerLauncher& peer, const Sink& sink);
   void shake_hands(PeerLauncher& peer);
+  /// Sends the reason, and keeps it for take_refusals().
+  void refuse(PeerLauncher& peer, int exit_code, const std::string& why);
   void watch(PeerLauncher& peer);
 
-  const std::string token_;
+  const Handshake handshake_;
   const std::chrono::milliseconds silence_;
   std::vector<std::string> refusals_;
   WatchSet watched_{"cannot watch the connections of launchers"};

@@ -75,6 +75,9 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "without it are refused. Or the variable SYNCBN_TOKEN; over ssh the "
        "launcher makes one itself")
       .shown_default("");
+  ours("tls", &Typed::tls, "",
+       "Encrypt what the launchers of several nodes say to each other; needs a "
+       "token, and the option on all nodes");
   ours("listen", &Typed::listen, "ADDRESS",
        "Address or network interface at which node 0 listens; all, unless "
        "--master_addr is a loopback address");

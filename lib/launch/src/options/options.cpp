@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "common/handshake.h"
+#include "common/tls_link.h"
 #include "options/command_line.h"
 #include "options/hosts.h"
 #include "options/option_help.h"
@@ -248,6 +249,11 @@ std::optional<LaunchOptions> parse(std::string_view launcher_name,
     const bool is_head = !hosts_option(line).empty();
     LaunchOptions options =
         is_head ? read_for_head(typed, line, launcher_name) : read(typed, line, launcher_name);
+    if (options.tls && options.token.empty()) {
+      throw base::UserError(
+          "--tls needs a token, of which it makes its keys: give --token_file or SYNCBN_TOKEN");
+    }
+    if (options.tls) load_tls();
     options.program = line.program();
     if (!is_head) check_nodes(line, options);
     return options;

@@ -84,10 +84,10 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
         fmt::format("syncbn-launch is version {} there, and {} here", SYNCBN_VERSION, job.version));
   }
   enter(job);
+  ::setenv("SYNCBN_TOKEN", job.token.c_str(), 1);  // parse_settled_options() removes it
   LaunchOptions options = parse_settled_options(job.words);
   options.message_scope = job.speaks_for_all ? MessageScope::kWholeJob : MessageScope::kOwnWorkers;
   options.colours = job.colours;
-  options.token = job.token;
   resolve_program(options);
   check_master(options);
   if (options.node_rank == 0 && (options.nnodes.max > 1 || options.master_port)) {
