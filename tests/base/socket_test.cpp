@@ -78,7 +78,7 @@ class BlackHole {
     std::string reason;
     const Addresses own({bound_.port});
     for (;;) {
-      UniqueFd one = connect_to_any(own.list(), Clock::now() + milliseconds(50), reason);
+      UniqueFd one = connect_to_any(own.list(), Clock::now() + milliseconds(500), reason);
       if (!one) return;
       queued_.push_back(std::move(one));
     }
@@ -111,7 +111,7 @@ TEST(SocketTest, GoesOnFromAnAddressThatSwallowsPackets) {
   const Listener answering;
   const Addresses both({hole.port(), answering.port});
   std::string reason;
-  const UniqueFd fd = connect_to_any(both.list(), Clock::now() + seconds(2), reason);
+  const UniqueFd fd = connect_to_any(both.list(), Clock::now() + seconds(6), reason);
   EXPECT_EQ(peer_port(fd), answering.port);
 }
 

@@ -348,7 +348,7 @@ TEST_F(BadInputTest, FindsTwoWorkersWithOneRank) {
   const int port = free_port();
   const std::vector<std::string> args = {
       "--config",    shipped_config("digits.yaml"), "--run_dir", run_dir(), "--sampler",
-      "distributed", "--connect_timeout=20"};
+      "distributed", "--connect_timeout=100"};
   std::vector<std::unique_ptr<Program>> workers;
   for (const int rank : {0, 1, 1}) workers.push_back(start_train(args, rank_env(rank, 3, port)));
   std::string said;

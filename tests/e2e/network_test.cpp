@@ -28,8 +28,8 @@ TEST(TwoNodesTest, LearnWhatFourRanksOfOneNodeLearn) {
     words.insert(words.end(), more.begin(), more.end());
     return hosts.on(rank, words);
   };
-  Program first(node(0), {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
-  Program second(node(1), {.env = {{"OMP_NUM_THREADS", "1"}}, .timeout_seconds = 200});
+  Program first(node(0), {.env = {{"OMP_NUM_THREADS", "1"}}});
+  Program second(node(1), {.env = {{"OMP_NUM_THREADS", "1"}}});
   const auto zero = first.wait();
   const auto one = second.wait();
   ASSERT_EQ(zero.exit_code, 0) << zero.err;

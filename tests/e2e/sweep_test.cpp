@@ -4,9 +4,7 @@
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 
-#include <chrono>
 #include <filesystem>
-#include <thread>
 
 #include "e2e/train_program.h"
 
@@ -61,12 +59,10 @@ TEST_F(SweepTest, MakesARunEachAndASecondCallOnlyTheTable) {
 }
 
 TEST_F(SweepTest, GoesOnAfterASignal) {
-  const std::vector<std::string> words = {"--epochs=12", "seed=0..1"};
+  const std::vector<std::string> words = {"--epochs=12", "--log_interval=1", "seed=0..1"};
   const auto stopped = start_train(args(words));
-  const auto give_up = std::chrono::steady_clock::now() + std::chrono::minutes(2);
-  while (!fs::exists(file("seed=0/last.pt")) && std::chrono::steady_clock::now() < give_up) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
+  stopped->limit_lead();
+  ASSERT_TRUE(stopped->wait_until([&] { return fs::exists(file("seed=0/last.pt")); }));
   stopped->send_signal(SIGTERM);
   const ProgramResult result = stopped->wait();
   EXPECT_EQ(result.exit_code, 85) << result.err;

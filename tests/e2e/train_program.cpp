@@ -8,8 +8,6 @@
 namespace syncbn::test {
 namespace {
 
-constexpr double kTimeoutSeconds = 200;
-
 const std::vector<std::string> kLauncherVariables = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"};
 
@@ -51,7 +49,6 @@ std::unique_ptr<Program> start_train(const std::vector<std::string>& args, const
     if (!env.contains(name)) options.unset.push_back(name);
   }
   options.cwd = cwd;
-  options.timeout_seconds = kTimeoutSeconds;
   return std::make_unique<Program>(joined({program("train")}, args), options);
 }
 
@@ -89,7 +86,6 @@ std::unique_ptr<Program> start_launched_train(int world_size, const std::vector<
   options.env = env;
   options.unset = kLauncherVariables;
   options.cwd = cwd;
-  options.timeout_seconds = kTimeoutSeconds;
   return std::make_unique<Program>(
       joined({program("syncbn-launch"), "--standalone",
               "--nproc_per_node=" + std::to_string(world_size), "train"},

@@ -275,10 +275,14 @@ TEST_F(TrainingTest, ActivationCheckpointingChangesNoBit) {
 }
 
 TEST_F(TrainingTest, StopsInAnEvaluation) {
-  const std::vector<std::string> options = {"--epochs=1",       "--data=synthetic",
-                                            "--data.height=32", "--data.width=32",
-                                            "--data.size=64",   "--data.test_size=20000"};
-  auto ranks = start_ranks(2, args("run", options));
+  const std::vector<std::string> options = {"--epochs=1", "--data=synthetic", "--data.height=32",
+                                            "--data.width=32", "--data.size=64"};
+  const auto with_tests = [&](const std::string& images) {
+    auto words = args("run", options);
+    words.push_back("--data.test_size=" + images);
+    return words;
+  };
+  auto ranks = start_ranks(2, with_tests("1000000"));
   // An epoch is saved ahead of its evaluation.
   ASSERT_TRUE(ranks[0]->wait_until(
       [&] { return std::filesystem::exists(std::string(folder_ / "run/last.pt")); }));
@@ -286,9 +290,9 @@ TEST_F(TrainingTest, StopsInAnEvaluation) {
   for (const auto& result : wait_for(ranks)) EXPECT_EQ(result.exit_code, base::kExitPreempted);
   EXPECT_TRUE(events("run", "epoch").empty());
   EXPECT_EQ(events("run", "end").at(0)["reason"], "SIGTERM");
-  auto on = options;
+  auto on = with_tests("1000");
   on.emplace_back("--resume=auto");
-  run_ranks_of_train(2, args("run", on));
+  run_ranks_of_train(2, on);
   ASSERT_EQ(events("run", "epoch").size(), 1U);
   EXPECT_TRUE(events("run", "epoch")[0].contains("test_accuracy"));
   EXPECT_EQ(load("run/last.pt").step, 4);

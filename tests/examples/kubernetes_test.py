@@ -41,7 +41,7 @@ except ImportError:
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 BUILD = pathlib.Path(sys.argv.pop(1)).resolve()
 SCHEMA = json.load(gzip.open(pathlib.Path(__file__).with_name("kubernetes.schema.json.gz")))
-TIMEOUT = 120
+TIMEOUT = 300
 
 
 def documents(name):
@@ -53,10 +53,15 @@ def problems(document):
     return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
 
 
+HELD = []
+
+
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port that nobody else gets while this program runs; a listener with SO_REUSEADDR may have it."""
+    HELD.append(socket.socket())
+    HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    HELD[-1].bind(("127.0.0.1", 0))
+    return HELD[-1].getsockname()[1]
 
 
 class Schemas(unittest.TestCase):
@@ -194,11 +199,11 @@ class PyTorchJob(Pods):
 
     def test_pods_may_join_and_leave(self):
         self.port = free_port()
-        first = self.start_worker(epochs=20)
+        first = self.start_worker(epochs=30)
         self.wait_until_it_listens(first)  # here, unlike in a cluster, any pod could take the first one's address
-        second = self.start_worker(epochs=20)
+        second = self.start_worker(epochs=30)
         self.wait_for(first, "2 ranks x batch 8[^$]*epoch +[0-9]")
-        third = self.start_worker(epochs=20)  # a larger `replicas`
+        third = self.start_worker(epochs=30)  # a larger `replicas`
         self.wait_for(first, "3 ranks x batch 8[^$]*epoch +[0-9]")
         third.send_signal(signal.SIGTERM)  # a smaller one
         self.wait_for(first, "3 ranks x batch 8[^$]*2 ranks x batch 8[^$]*epoch +[0-9]")

@@ -49,6 +49,8 @@ class Unavailable(Exception):
 FAULTS = (Failure, OSError, ValueError, IndexError, subprocess.SubprocessError, zipfile.BadZipFile)
 
 CASES = []
+# By how much limits in seconds are longer: --quick (`make test`) runs beside other tests.
+PATIENCE = {"factor": 1}
 
 
 def case(number, what, runs, torchrun=False, quick=False):
@@ -68,6 +70,7 @@ def check(condition, what):
 
 
 def wait_until(condition, seconds, what):
+    seconds *= PATIENCE["factor"]
     begin = time.monotonic()
     while not condition():
         check(time.monotonic() - begin < seconds, f"{what} took more than {seconds} s")
@@ -75,10 +78,15 @@ def wait_until(condition, seconds, what):
     return time.monotonic() - begin
 
 
+HELD = []
+
+
 def free_port():
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return one.getsockname()[1]
+    """A port that nobody else gets while this program runs; a listener with SO_REUSEADDR may have it."""
+    HELD.append(socket.socket())
+    HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    HELD[-1].bind(("", 0))
+    return HELD[-1].getsockname()[1]
 
 
 def is_gone(pid):
@@ -164,6 +172,7 @@ class Job:
         return [int(open(path).read()) for path in paths]
 
     def wait(self, seconds=30, index=0):
+        seconds *= PATIENCE["factor"]
         try:
             return self.programs[index].wait(seconds)
         except subprocess.TimeoutExpired:

@@ -99,7 +99,7 @@ def port_taken(job, run):
         job.end(1 if job.is_torchrun() else 75)
         named = time.monotonic() - begin
         check(re.search(rf"port:? {port}\b", job.log()), "the port is not named")
-        check(named < 1 or job.is_torchrun(), f"named after {named:.2f} s")
+        check(named < PATIENCE["factor"] or job.is_torchrun(), f"named after {named:.2f} s")
         job.start(program=["true"])
         job.end(0, index=1)
     return {"named": named}
@@ -211,7 +211,8 @@ def stopped_keeper(job, run):
 @case("8", "A rank does not come to a collective, --hang_timeout=2: named with the number", runs=8, quick=True)
 def skipped_collective(job, run):
     rank = run % RANKS
-    job.start(*options(RANKS, "--max_restarts=1", "--hang_timeout=2"), env={"SKIP_AT": "20", "SKIP_RANK": str(rank)})
+    job.start(*options(RANKS, "--max_restarts=1", f"--hang_timeout={2 * PATIENCE['factor']}"),
+              env={"SKIP_AT": "20", "SKIP_RANK": str(rank)})
     job.pids()
     wait_until(lambda: all(os.path.exists(job.path(f"skipped{one}")) for one in range(RANKS)), 10, "reaching the step")
     begin = time.monotonic()

@@ -1,7 +1,7 @@
 // A worker that executes its arguments in order. Over the agent channel: "progress DONE TOTAL
 // TEXT", "clear", "garbage BYTES", "heartbeat STEPS", "steps COUNT MILLISECONDS" (heartbeats from 1
 // on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT", "timeout MILLISECONDS". Others: "print
-// LINE"; "nap"; "wait" (for a signal); "fail CODE".
+// LINE"; "wait" (for a signal); "fail CODE".
 #include <fcntl.h>
 #include <syncbn/agent.h>
 #include <time.h>
@@ -74,8 +74,6 @@ int main(int argc, char** argv) {
       std::fflush(stdout);
     } else if (word == "wait") {
       ::pause();
-    } else if (word == "nap") {
-      ::usleep(300'000);  // longer than the bar's period
     } else if (word == "fail" && i + 1 < argc) {
       return std::atoi(argv[i + 1]);
     } else {

@@ -27,9 +27,9 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr const char* kLittlePatience =
-    "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=2";
+    "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=6";
 // Longer than that.
-constexpr std::chrono::seconds kSilence{4};
+constexpr std::chrono::seconds kSilence{8};
 
 /// Says that it is there, and stays until there is a file "go".
 std::vector<std::string> until_go() {
@@ -170,7 +170,7 @@ TEST(LaunchClusterFaultTest, AMasterThatSaysNothingIsWaitedForAsLongAsOneThatIsN
   const Listener master;
   const auto result =
       launch({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
-              fmt::format("--master_port={}", master.port), "--rdzv_conf=join_timeout=1", "true"});
+              fmt::format("--master_port={}", master.port), "--rdzv_conf=join_timeout=3", "true"});
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("did not answer at"));
   EXPECT_THAT(result.err, HasSubstr("(no answer to our greeting)"));

@@ -210,8 +210,10 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
   for (const int victim : {0, 1}) {
     std::vector<Program*> programs;
     Nodes nodes(2);
-    programs.push_back(&nodes.start(0, 1, {}, shell("touch up0; exec sleep 1000")));
-    programs.push_back(&nodes.start(1, 1, {}, shell("touch up1; exec sleep 1000")));
+    for (const int rank : {0, 1}) {  // silence would tell too late
+      programs.push_back(&nodes.start(rank, 1, {"--rdzv_conf=keep_alive_interval=100"},
+                                      shell("touch up$RANK; exec sleep 1000")));
+    }
     programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); });
     programs[static_cast<size_t>(victim)]->send_signal(SIGKILL);
     EXPECT_TRUE(nodes.end_promptly());
@@ -226,7 +228,10 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledWhileItWaitsLeavesNoFolder) {
   Program node(launch_command({"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
                                fmt::format("--master_port={}", free_port()), "true"}),
                {.env = {{"OMP_NUM_THREADS", "1"}, {"TMPDIR", folder.path()}}});
-  node.wait_until([&] { return launcher_blocks(node.pid(), SIGINT) && folder.empty(); });
+  node.wait_until([&] {
+    const auto status = run_program({kLauncher, "status", std::to_string(node.pid())});
+    return status.out.find("waits for nodes") != std::string::npos;
+  });
   node.send_signal(SIGKILL);
   node.wait();
   EXPECT_TRUE(folder.empty());
@@ -263,11 +268,12 @@ TEST(LaunchClusterTest, ADuplicateNodeRankIsNamed) {
 
 TEST(LaunchClusterTest, SaysWhichNodesDidNotCome) {
   Nodes nodes(4);
-  nodes.start(0, 1, {"--rdzv_conf=join_timeout=1"}, {"true"});
-  nodes.start(2, 1, {}, {"true"});
+  Program& early = nodes.start(2, 1, {}, {"true"});
+  early.wait_until([&] { return launcher_blocks(early.pid(), SIGINT); });
+  nodes.start(0, 1, {"--rdzv_conf=join_timeout=5"}, {"true"});
   for (const auto& result : nodes.wait()) {
     EXPECT_EQ(result.exit_code, 75);
-    EXPECT_THAT(result.err, HasSubstr("nodes 1, 3 did not arrive within 1.0 s"));
+    EXPECT_THAT(result.err, HasSubstr("nodes 1, 3 did not arrive within 5.0 s"));
   }
 }
 

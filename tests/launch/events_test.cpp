@@ -63,7 +63,9 @@ class LaunchEventsTest : public ::testing::Test {
 };
 
 TEST_F(LaunchEventsTest, TellsTheCourseOfARun) {
-  const auto events = run({"--rdzv_id=job", "--master_port=29512", "sh", "-c", "true"});
+  const int port = free_port();
+  const std::string port_option = fmt::format("--master_port={}", port);
+  const auto events = run({"--rdzv_id=job", port_option, "sh", "-c", "true"});
   ASSERT_THAT(names(events), ElementsAre("job_started", "attempt_started", "worker_started",
                                          "worker_ended", "job_ended"));
   for (const Json& event : events) {
@@ -77,10 +79,10 @@ TEST_F(LaunchEventsTest, TellsTheCourseOfARun) {
   }
   EXPECT_EQ(events[0]["program"], Json({"sh", "-c", "true"}));
   EXPECT_EQ(events[0]["options"], Json({"--prefix=[${rank}] ", "--event_log_handler=json:" + file_,
-                                        "--rdzv_id=job", "--master_port=29512"}));
+                                        "--rdzv_id=job", port_option}));
   EXPECT_EQ(events[0]["world_size"], 1);
   EXPECT_EQ(events[0]["nproc_per_node"], 1);
-  EXPECT_EQ(events[1]["master_port"], 29512);
+  EXPECT_EQ(events[1]["master_port"], port);
   EXPECT_EQ(events[2]["pid"], events[3]["pid"]);
   EXPECT_GT(events[2]["pid"], 0);
   EXPECT_EQ(events[3]["exit_code"], 0);
@@ -188,10 +190,10 @@ TEST_F(LaunchEventsTest, EveryNodeHasItsOwn) {
             {fmt::format("--event-log-handler=json:{}/{}", folder_.path().string(), rank),
              "--nnodes=2", fmt::format("--node_rank={}", rank), "--master_addr=127.0.0.1",
              fmt::format("--master_port={}", port), "sh", "-c", script}),
-        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}});
+        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()});
   };
-  const auto first = node(0, "sleep 100");
-  const auto second = node(1, "exit 9");
+  const auto first = node(0, "touch up; exec sleep 1000");
+  const auto second = node(1, "while [ ! -e up ]; do sleep 0.01; done; exit 9");
   EXPECT_EQ(first->wait().exit_code, 9);
   EXPECT_EQ(second->wait().exit_code, 9);
   std::set<Json> jobs;

@@ -39,14 +39,15 @@ class StubbornJob {
                   "sleep 1000 & setsid sleep 1000 & (setsid sleep 1000 &)\n"
                   "exec sleep 1000\n",
                   true);
+    // First: a later --shutdown_timeout overrules it.
+    options.insert(options.begin(), "--shutdown_timeout=1000");
     options.push_back(fmt::format("--nproc_per_node={}", kWorkers));
     options.push_back(folder_ / "stubborn");
     fs::create_directory(folder_ / "tmp");
     program_ = std::make_unique<Program>(
         launch_command(options), RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"},
                                                            {"TMPDIR", folder_ / "tmp"},
-                                                           {"SYNCBN_TEST_JOB", folder_.path()}},
-                                                   .timeout_seconds = 20});
+                                                           {"SYNCBN_TEST_JOB", folder_.path()}}});
     started_ =
         program_->wait_until([this] { return count_programs(marker_, "sleep") == kProcesses; });
   }
@@ -109,7 +110,7 @@ TEST(LaunchFaultTest, WorkersThatIgnoreTheSignalAreKilledAfterTheGraceTime) {
 }
 
 TEST(LaunchFaultTest, ASecondInterruptKillsAtOnce) {
-  StubbornJob job({"--shutdown_timeout=1000"});
+  StubbornJob job;
   ASSERT_TRUE(job.started());
   job.launcher().send_signal(SIGINT);
   job.launcher().send_signal(SIGTERM);
@@ -158,14 +159,14 @@ TEST(LaunchFaultTest, HelpersThatDoNotEndGetSigtermThenSigkill) {
   JobThatSucceeds job(
       "(trap 'echo cleaned up; exit' TERM; touch up1; while :; do sleep 0.01; done) & "
       "(trap '' TERM; touch up2; exec tail -f /dev/null) &",
-      "0.3");
+      "3");
   ASSERT_TRUE(job.launcher().wait_until(
       [&] { return fs::exists(job.folder() / "up1") && job.count("tail") == 1; }));
   job.folder().write("go", "");
   const auto result = job.launcher().wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out, "cleaned up\n");
-  EXPECT_THAT(result.err, AllOf(HasSubstr("still run after 300 ms"), HasSubstr("tail (pid ")));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("still run after 3.0 s"), HasSubstr("tail (pid ")));
   EXPECT_EQ(job.count("tail"), 0U);
 }
 
@@ -352,8 +353,9 @@ TEST(LaunchFaultTest, ASignalEndsItWhileNobodyReadsItsOutput) {
   TempFolder folder;
   // First more than the pipe holds but less than the launcher keeps; then more than both.
   const std::string script = "yes | head -c 100000; touch written; exec yes";
-  Program launcher(launch_command({"--nproc_per_node=2", "sh", "-c", script}),
-                   {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
+  Program launcher(
+      launch_command({"--shutdown_timeout=1000", "--nproc_per_node=2", "sh", "-c", script}),
+      {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
   ASSERT_TRUE(eventually([&] { return fs::exists(folder / "written"); }));
   launcher.send_signal(SIGTERM);
   ASSERT_TRUE(eventually([&] { return state_of(launcher.pid()) == 'Z'; }));

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -114,6 +115,7 @@ TEST(FlightRecordTest, TheLastCallOfAGroupIsKnownWhenTheRingHasLostIt) {
 }
 
 TEST(FlightRecordTest, TimeInWhichNoThreadWaitsIsAddedUp) {
+  const auto begin = std::chrono::steady_clock::now();
   Rank rank(0);
   const uint64_t asynchronous = rank.begin(1, 0);
   ::usleep(50'000);
@@ -123,8 +125,9 @@ TEST(FlightRecordTest, TimeInWhichNoThreadWaitsIsAddedUp) {
   rank.record->end(asynchronous, FlightLayout::kSucceeded, /*was_awaited=*/false);
   rank.record->end(blocking, FlightLayout::kFailed, /*was_awaited=*/true);
   const double own = rank.memory.counts()->own_seconds;
+  const std::chrono::duration<double> all = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(own, 0.05);
-  EXPECT_LT(own, 0.15);
+  EXPECT_LE(own, all.count() - 0.2);
 }
 
 TEST(FlightRecordTest, AFileThatIsNoRecordIsNotWrittenTo) {

@@ -13,9 +13,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
@@ -37,11 +39,11 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using Clock = std::chrono::steady_clock;
 
-constexpr const char* kTimeout = "--hang_timeout=2";
+// A worker that waits for a processor does not hang.
+constexpr const char* kTimeout = "--hang_timeout=5";
 // After this, a worker that is not ended is not going to be.
-constexpr std::chrono::seconds kMuchLonger{5};
+constexpr std::chrono::seconds kMuchLonger{12};
 
 /// The agent worker with what each rank does.
 std::vector<std::string> worker(const std::string& arguments) {
@@ -76,20 +78,21 @@ Program& start_alone(Nodes& nodes, int nproc, std::vector<std::string> options,
 
 TEST(LaunchHangTest, AStoppedRankIsNamedEndedAndStartedAgain) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 4, {kTimeout, "--max_restarts=1"}, steps_in_first_attempt());
-  const pid_t pid = pid_in(nodes, "pid2");
-  std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  const auto begin = Clock::now();
-  ::kill(pid, SIGSTOP);
-  ASSERT_TRUE(job.wait_until([&] { return job.err().find("holds up") != std::string::npos; }));
-  const std::chrono::duration<double> found = Clock::now() - begin;
-  EXPECT_GT(found.count(), 1.5);
-  EXPECT_LT(found.count(), 4) << "the timeout and 2 s";
-  const auto result = job.wait();
+  // The others begin when it is stopped.
+  const auto result =
+      start_alone(nodes, 4, {kTimeout, "--max_restarts=1"},
+                  shell("[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; if [ $RANK = 2 ]; then "
+                        "echo $$$$ > tmp; mv tmp pid2; " +
+                        kAgentWorker +
+                        " heartbeat 1; kill -STOP $$$$; fi; until [ -e pid2 ] && grep -q "
+                        "'^State:.T' /proc/$(cat pid2)/status; do sleep 0.01; done; exec " +
+                        kAgentWorker + " steps 100000 50"))
+          .wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err,
-              AllOf(ContainsRegex("rank 2 \\(.*, pid " + std::to_string(pid) +
-                                  "\\) holds up the others: no progress for .* s; it is stopped"),
+              AllOf(ContainsRegex("rank 2 \\(.*, pid " + std::to_string(pid_in(nodes, "pid2")) +
+                                  "\\) holds up the others: no progress for ([5-9]|[1-5][0-9])"
+                                  "\\.[0-9] s; it is stopped"),
                     HasSubstr("rank 2 failed: it made no progress (--hang_timeout)"),
                     HasSubstr("restart 1 of 1")));
 }
@@ -113,26 +116,29 @@ TEST(LaunchHangTest, AStoppedRankIsNamedInALongPhase) {
 
 TEST(LaunchHangTest, AShortStopIsNoHang) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 2, {"--hang_timeout=5"}, steps_in_first_attempt());
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=10"}, steps_in_first_attempt());
   const pid_t pid = pid_in(nodes, "pid1");
-  for (int i = 0; i < 3; ++i) {
+  for (int i = 0; i < 6; ++i) {  // together they would be one
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     ::kill(pid, SIGSTOP);
     std::this_thread::sleep_for(std::chrono::seconds(2));
     ::kill(pid, SIGCONT);
   }
-  EXPECT_EQ(job.err(), "");
+  EXPECT_THAT(job.err(), Not(HasSubstr("progress")));
   job.send_signal(SIGTERM);
   EXPECT_EQ(job.wait().exit_code, 143);
 }
 
 TEST(LaunchHangTest, TheRankThatHasNotComeToTheCollectiveIsNamedWithItsNumberAndItsThreads) {
   Nodes nodes(1);
-  const auto result = start_alone(nodes, 3, {kTimeout},
-                                  shell("if [ $RANK = 1 ]; then exec " + kAgentWorker +
-                                        " heartbeat 12 waiting 40 broadcast wait; fi; exec " +
-                                        kAgentWorker + " heartbeat 12 waiting 41 all_reduce wait"))
-                          .wait();
+  const auto result =
+      start_alone(nodes, 3, {kTimeout},
+                  shell("touch up$RANK; until [ -e up0 ] && [ -e up1 ] && "
+                        "[ -e up2 ]; do sleep 0.01; done; "
+                        "if [ $RANK = 1 ]; then exec " +
+                        kAgentWorker + " heartbeat 12 waiting 40 broadcast wait; fi; exec " +
+                        kAgentWorker + " heartbeat 12 waiting 41 all_reduce wait"))
+          .wait();
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err,
               AllOf(ContainsRegex("rank 1 \\(.*\\) holds up the others: .*it waits in collective "
@@ -159,7 +165,7 @@ TEST(LaunchHangTest, OnSeveralNodesTheCulpritsNodeEndsIt) {
 
 TEST(LaunchHangTest, AStoppedKeeperIsContinued) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 2, {kTimeout}, steps_in_first_attempt());
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=1000"}, steps_in_first_attempt());
   const pid_t pid = pid_in(nodes, "pid1");
   const pid_t keeper = keeper_of(job.pid());
   ::kill(keeper, SIGSTOP);
@@ -197,25 +203,30 @@ constexpr const char* kSeesNothing =
     "docs/launch.md shows how a program reports them\n";
 
 TEST(LaunchHangTest, NeitherALongPhaseNorSilenceFromTheBeginningIsAHang) {
+  std::deque<Nodes> all;
+  std::map<std::string, Program*> jobs;
   for (const std::string arguments :
        {"heartbeat 1 phase 60000 evaluation wait", "wait", "progress 1 2 loading wait"}) {
-    Nodes nodes(1);
-    Program& job = start_alone(nodes, 1, {"--hang_timeout=1"}, worker(arguments));
-    std::this_thread::sleep_for(std::chrono::seconds(3));
+    jobs[arguments] = &start_alone(all.emplace_back(1), 1, {kTimeout}, worker(arguments));
+  }
+  Program& silent = *jobs["wait"];
+  EXPECT_TRUE(silent.wait_until([&] { return !silent.err().empty(); }));
+  std::this_thread::sleep_for(kMuchLonger);
+  for (const auto& [arguments, job] : jobs) {
     // Once, if there has been no record at all.
-    EXPECT_EQ(job.err(), arguments == "wait" ? kSeesNothing : "") << arguments;
-    job.send_signal(SIGTERM);
-    EXPECT_EQ(job.wait().exit_code, 143);
+    EXPECT_EQ(job->err(), arguments == "wait" ? kSeesNothing : "") << arguments;
+    job->send_signal(SIGTERM);
+    EXPECT_EQ(job->wait().exit_code, 143);
   }
 }
 
 TEST(LaunchHangTest, ATimeoutNearTheTimeOfAStepIsWarnedOfOnce) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 1, {"--hang_timeout=2"}, worker("steps 4 1300"));
+  Program& job = start_alone(nodes, 1, {"--hang_timeout=10"}, worker("steps 3 5500"));
   const auto result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err, ContainsRegex("warning: a step of rank 0 took [0-9.]+ s, and "
-                                        "--hang_timeout is 2.0 s: raise --hang_timeout"));
+                                        "--hang_timeout is 10.0 s: raise --hang_timeout"));
   EXPECT_EQ(result.err.find("warning"), result.err.rfind("warning"));
 }
 
@@ -235,7 +246,7 @@ TEST(LaunchHangTest, AWorkerMayAskForATimeoutWhichTheOptionOverrules) {
 
 TEST(LaunchHangTest, TimeInWhichTheLauncherDoesNotRunDoesNotCount) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 2, {"--hang_timeout=4"}, steps_in_first_attempt());
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=10"}, steps_in_first_attempt());
   std::vector<pid_t> all{job.pid(), pid_in(nodes, "pid0"), pid_in(nodes, "pid1")};
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   for (const pid_t pid : all) ::kill(pid, SIGSTOP);
@@ -245,23 +256,23 @@ TEST(LaunchHangTest, TimeInWhichTheLauncherDoesNotRunDoesNotCount) {
   std::this_thread::sleep_for(std::chrono::seconds(1));
   for (const pid_t pid : all) ::kill(pid, SIGCONT);
   std::this_thread::sleep_for(std::chrono::seconds(1));
-  EXPECT_EQ(job.err(), "");
+  EXPECT_THAT(job.err(), Not(HasSubstr("progress")));
   job.send_signal(SIGTERM);
   EXPECT_EQ(job.wait().exit_code, 143);
 }
 
-// 30 s, which no option changes.
+// After 30 s, which no option changes.
 TEST(LaunchHangTest, WithoutATimeoutARankForWhichOthersWaitIsNamedOnce) {
   Nodes nodes(1);
   Program& job = start_alone(
       nodes, 2, {},
       shell("if [ $RANK = 1 ]; then exec " + kAgentWorker + " heartbeat 7 wait; fi; exec " +
             kAgentWorker + " heartbeat 7 waiting 3 all_reduce wait"));
-  std::this_thread::sleep_for(std::chrono::seconds(27));
-  EXPECT_EQ(job.err(), "");
-  std::this_thread::sleep_for(std::chrono::seconds(9));
+  ASSERT_TRUE(job.wait_until([&] { return !job.err().empty(); }));
   const std::string name = "holds up the others";
-  EXPECT_THAT(job.err(), ContainsRegex("rank 1 \\(.*\\) holds up the others"));
+  EXPECT_THAT(job.err(), ContainsRegex("rank 1 \\(.*\\) holds up the others: no progress for "
+                                       "[3-5][0-9]\\.[0-9] s"));
+  std::this_thread::sleep_for(kMuchLonger);  // it looks every 10 s
   EXPECT_EQ(job.err().find(name), job.err().rfind(name));
   EXPECT_TRUE(job.running());
   job.send_signal(SIGTERM);
@@ -443,32 +454,35 @@ TEST(LaunchHangTest, StacksThatAreCutAreShown) {
   const TempFolder folder;
   const std::string path = std::getenv("PATH");
   ::setenv("PATH", (folder.path().string() + ":" + path).c_str(), 1);
-  for (const std::string rest : {"yes", "exec sleep 100", "exec >&-; exec sleep 100"}) {
+  for (const std::string rest : {"yes", "exec sleep 1000", "exec >&-; exec sleep 1000"}) {
     folder.write("eu-stack", "#!/bin/sh\necho first\n" + rest + "\n");
     std::filesystem::permissions(folder.path() / "eu-stack", std::filesystem::perms(0700));
-    const auto begin = Clock::now();
-    const std::string text = launch::describe_threads(::getpid(), 1);
-    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
+    const std::string text = launch::describe_threads(::getpid(), 4);
     EXPECT_EQ(text.starts_with("first\n"), rest.find(">&-") == rest.npos) << rest << text;
     EXPECT_LE(text.size(), size_t{32} << 10);
   }
   ::setenv("PATH", path.c_str(), 1);
 }
 
+/// A job's name that no other test on this machine has.
+std::string own(const std::string& name) {
+  return fmt::format("{}-{}", name, ::getpid());
+}
+
 TEST(LaunchStatusTest, ShowsEveryRankOnAllNodes) {
   Nodes nodes(2);
-  Program& first =
-      nodes.start(0, 2, {"--rdzv_id=shown"}, worker("heartbeat 31 phase 0 evaluation wait"));
-  nodes.start(1, 1, {"--rdzv_id=shown"}, worker("heartbeat 32 waiting 8 all_reduce wait"));
-  const ::testing::Matcher<const std::string&> shown =
-      AllOf(HasSubstr("job shown ("), HasSubstr("attempt 0, 2 nodes: runs\nprogram: "),
-            HasSubstr("heartbeat 31 phase 0 evaluation wait"),
-            ContainsRegex("    0 .* sleeping +31 .* evaluation\n"),
-            ContainsRegex("    1 .* sleeping +31 .* evaluation\n"),
-            ContainsRegex("    2 .* sleeping +32 .* waits in collective 8: all_reduce\n"));
+  const std::string id = "--rdzv_id=" + own("shown");
+  Program& first = nodes.start(0, 2, {id}, worker("heartbeat 31 phase 0 evaluation wait"));
+  nodes.start(1, 1, {id}, worker("heartbeat 32 waiting 8 all_reduce wait"));
+  const ::testing::Matcher<const std::string&> shown = AllOf(
+      HasSubstr("job " + own("shown") + " ("), HasSubstr("attempt 0, 2 nodes: runs\nprogram: "),
+      HasSubstr("heartbeat 31 phase 0 evaluation wait"),
+      ContainsRegex("    0 .* sleeping +31 .* evaluation\n"),
+      ContainsRegex("    1 .* sleeping +31 .* evaluation\n"),
+      ContainsRegex("    2 .* sleeping +32 .* waits in collective 8: all_reduce\n"));
   std::string text;
   ASSERT_TRUE(eventually([&] {
-    text = run_program({kLauncher, "status", "shown"}).out;
+    text = run_program({kLauncher, "status", own("shown")}).out;
     return ::testing::Value(text, shown);
   })) << text;
   // Both launchers run here, and are one job.
@@ -487,10 +501,10 @@ TEST(LaunchStatusTest, TheDocumentationsSnippetReportsSteps) {
   Nodes nodes(1);
   nodes.folder().write("snippet.py", page.substr(first, page.find("```", first) - first) +
                                          "heartbeat(17)\ntime.sleep(1000)\n");
-  Program& job = start_alone(nodes, 1, {"--rdzv_id=snippet"}, {"snippet.py"});
+  Program& job = start_alone(nodes, 1, {"--rdzv_id=" + own("snippet")}, {"snippet.py"});
   std::string text;
   EXPECT_TRUE(eventually([&] {
-    text = run_program({kLauncher, "status", "snippet"}).out;
+    text = run_program({kLauncher, "status", own("snippet")}).out;
     return text.find(" 17 ") != std::string::npos;
   })) << text
       << job.err();
@@ -515,7 +529,11 @@ TEST(LaunchStatusTest, ExplainRefusesWhatIsNoFile) {
 }
 
 TEST(LaunchStatusTest, SaysThatThereIsNoSuchJob) {
-  const auto result = run_program({kLauncher, "status", "no-such-job"});
+  ProgramResult result;
+  eventually([&] {  // until no other test has a launcher that is stopped
+    result = run_program({kLauncher, "status", "no-such-job"});
+    return result.exit_code != 75;
+  });
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("has process id or job 'no-such-job'"));
 }
@@ -523,30 +541,31 @@ TEST(LaunchStatusTest, SaysThatThereIsNoSuchJob) {
 TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
   Nodes stopped_nodes(1);
   Nodes nodes(1);
-  Program& stopped = start_alone(stopped_nodes, 1, {"--rdzv_id=stopped"}, worker("wait"));
-  Program& job = start_alone(nodes, 1, {"--rdzv_id=others"}, worker("wait"));
+  Program& stopped = start_alone(stopped_nodes, 1, {"--rdzv_id=" + own("stopped")}, worker("wait"));
+  Program& job = start_alone(nodes, 1, {"--rdzv_id=" + own("others")}, worker("wait"));
   const auto answers = [](const char* name) {
-    return run_program({kLauncher, "status", name}).exit_code == 0;
+    return run_program({kLauncher, "status", own(name)}).exit_code == 0;
   };
   ASSERT_TRUE(eventually([&] { return answers("stopped") && answers("others"); }));
   ::kill(stopped.pid(), SIGSTOP);
   const base::UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string name = "syncbn-launch/1";
+  const std::string name = fmt::format("syncbn-launch/{}", ::getpid());
   name.copy(address.sun_path + 1, name.size());
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
   ASSERT_EQ(::listen(listener.get(), 1), 0);
   std::thread false_launcher([&listener] {
     const base::UniqueFd one(::accept(listener.get(), nullptr, nullptr));
-    const std::string text = R"({"run_id": 3, "job_id": "others", "workers": 7})";
+    const std::string text =
+        fmt::format(R"({{"run_id": 3, "job_id": "{}", "workers": 7}})", own("others"));
     ::send(one.get(), text.data(), text.size(), MSG_NOSIGNAL);
   });
   const auto result = run_program({kLauncher, "status"});
   false_launcher.join();
   EXPECT_EQ(result.exit_code, 75);
-  EXPECT_THAT(result.out, HasSubstr("job others ("));
+  EXPECT_THAT(result.out, HasSubstr("job " + own("others") + " ("));
   EXPECT_THAT(result.err, HasSubstr(fmt::format("launcher {0} does not answer (stopped? kill "
                                                 "-CONT {0})",
                                                 stopped.pid())));
@@ -559,10 +578,10 @@ TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
 
 TEST(LaunchStatusTest, OneNodeAnswersAlone) {
   Nodes nodes(1);
-  Program& job = start_alone(nodes, 2, {"--rdzv_id=alone"}, worker("wait"));
+  Program& job = start_alone(nodes, 2, {"--rdzv_id=" + own("alone")}, worker("wait"));
   std::string text;
   EXPECT_TRUE(eventually([&] {
-    text = run_program({kLauncher, "status", "alone"}).out;
+    text = run_program({kLauncher, "status", own("alone")}).out;
     const size_t first = text.find("sleeping");
     return first != std::string::npos && text.find("sleeping", first + 1) != std::string::npos;
   })) << text;

@@ -34,9 +34,8 @@ class MixedClusterTest : public ::testing::Test {
       words.push_back(word);
     }
     words.insert(words.end(), program.begin(), program.end());
-    return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}},
-                                                              .cwd = folder_.path(),
-                                                              .timeout_seconds = 100});
+    return std::make_unique<Program>(
+        words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()});
   }
 
   /// Each worker's rank and the sum of all ranks.

@@ -78,8 +78,8 @@ class OnTerminal {
  private:
   bool read_more() {
     pollfd ready{master_.get(), POLLIN, 0};
-    if (::poll(&ready, 1, 30'000) == 0) {
-      ADD_FAILURE() << "nothing more on the terminal for 30 s\n" << screen_;
+    if (::poll(&ready, 1, 100'000) == 0) {
+      ADD_FAILURE() << "nothing more on the terminal for 100 s\n" << screen_;
       ::kill(pid_, SIGKILL);
       return false;
     }

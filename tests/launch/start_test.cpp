@@ -23,10 +23,10 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-/// Thirty workers, which start at five per second.
+/// Thirty workers, of which three start within a second, and the last one after most of a minute.
 class SlowStart {
  public:
-  explicit SlowStart(std::map<std::string, std::string> env = {{"SLOW_STARTS_MS", "200"}})
+  explicit SlowStart(std::map<std::string, std::string> env = {{"SLOW_STARTS_MS", "100"}})
       : marker_("SYNCBN_TEST_JOB=" + folder_.path().string()) {
     fs::create_directory(folder_ / "tmp");
     env.insert({{"OMP_NUM_THREADS", "1"},
@@ -96,7 +96,7 @@ TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
   const auto result =
       launch({"--nproc_per_node=30", "sh", "-c",
               "touch up$RANK; [ $RANK = 1 ] && exit 5; exec sleep 1000"},
-             {.env = {{"LD_PRELOAD", SYNCBN_SLOW_STARTS}, {"SLOW_STARTS_MS", "200"}},
+             {.env = {{"LD_PRELOAD", SYNCBN_SLOW_STARTS}, {"SLOW_STARTS_MS", "100"}},
               .cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err, HasSubstr("rank 1 failed: exit code 5"));

@@ -22,14 +22,10 @@ using ::syncbn::test::RunProgramOptions;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Importing torch takes seconds, of several processes on few cores more.
-constexpr double kPatience = 110;
-
 RunProgramOptions options(const ServingStore& store) {
   return {.env = {{"MASTER_ADDR", "127.0.0.1"},
                   {"MASTER_PORT", std::to_string(store.port())},
-                  {"OMP_NUM_THREADS", "1"}},
-          .timeout_seconds = kPatience};
+                  {"OMP_NUM_THREADS", "1"}}};
 }
 
 constexpr const char* kConnect = R"(
@@ -157,13 +153,11 @@ TEST(StorePythonTest, TorchrunsAgentsMeetInOurStore) {
   const ServingStore store;
   std::deque<Program> agents;
   for (int node = 0; node < 2; ++node) {
-    agents.emplace_back(
-        std::vector<std::string>{
-            python(), "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
-            "--rdzv-backend=c10d", fmt::format("--rdzv-endpoint=127.0.0.1:{}", store.port()),
-            "--rdzv-conf=is_host=0", "--rdzv-id=ours", "--local-addr=127.0.0.1", "--no-python",
-            "sh", "-c", "echo rank=$RANK of $WORLD_SIZE"},
-        RunProgramOptions{.timeout_seconds = kPatience});
+    agents.emplace_back(std::vector<std::string>{
+        python(), "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",
+        "--rdzv-backend=c10d", fmt::format("--rdzv-endpoint=127.0.0.1:{}", store.port()),
+        "--rdzv-conf=is_host=0", "--rdzv-id=ours", "--local-addr=127.0.0.1", "--no-python", "sh",
+        "-c", "echo rank=$RANK of $WORLD_SIZE"});
   }
   std::string all;
   for (Program& agent : agents) {
@@ -191,7 +185,7 @@ class StorePythonServerTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(StorePythonServerTest, AnswersOurClient) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  Program server({python(), "-c", kServer, GetParam()}, {.timeout_seconds = kPatience});
+  Program server({python(), "-c", kServer, GetParam()});
   ASSERT_TRUE(server.wait_until([&] { return server.out().ends_with('\n'); }));
   StoreClient client = StoreClient::connect("localhost", std::stoi(server.out()), soon());
   EXPECT_EQ(client.add("n", 3, soon()), 3);

@@ -30,7 +30,7 @@ using ::syncbn::test::Listener;
 
 /// Far enough away that only a test that hangs gets there.
 inline StoreClient::TimePoint soon() {
-  return std::chrono::steady_clock::now() + std::chrono::seconds(50);
+  return std::chrono::steady_clock::now() + std::chrono::seconds(150);
 }
 
 /// For what cannot come.

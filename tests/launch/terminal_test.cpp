@@ -18,12 +18,19 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 TEST(LaunchTerminalTest, DrawsRankZerosProgressBelowTheLines) {
-  OnTerminal terminal(launch_command({"--nproc_per_node=2", kAgentWorker, "progress", "5", "10",
-                                      "epoch 1", "nap", "print", "a line", "nap", "clear"}));
-  EXPECT_EQ(terminal.wait(), 0);
-  EXPECT_THAT(terminal.screen(), HasSubstr("[###....]  5/10   50 %  epoch 1  0:00"));
+  const TempFolder folder;
+  const auto until = [&](const std::string& file) {
+    return "; while [ ! -e " + (folder / file).string() + " ]; do sleep 0.01; done; ";
+  };
+  OnTerminal terminal(launch_command({"--nproc_per_node=2", "sh", "-c",
+                                      kAgentWorker + " progress 5 10 'epoch 1'" + until("speak") +
+                                          "echo a line" + until("end") + kAgentWorker + " clear"}));
+  ASSERT_TRUE(terminal.shows("[###....]  5/10   50 %  epoch 1  0:"));
   // The bar is erased before the line, drawn again after it, and erased at the end.
-  EXPECT_THAT(terminal.screen(), HasSubstr("\r\x1b[K\x1b[36m[0] \x1b[0ma line\r\n[###....]"));
+  folder.write("speak", "");
+  ASSERT_TRUE(terminal.shows("\r\x1b[K\x1b[36m[0] \x1b[0ma line\r\n[###....]"));
+  folder.write("end", "");
+  EXPECT_EQ(terminal.wait(), 0);
   const size_t last_bar = terminal.screen().rfind("5/10");
   EXPECT_NE(terminal.screen().find("\r\x1b[K", last_bar), std::string::npos);
 }
@@ -54,8 +61,13 @@ TEST(LaunchTerminalTest, Rank0OfSeveralAsksAndReadsTheAnswer) {
 }
 
 TEST(LaunchTerminalTest, CutsTheBarToTheTerminalsWidth) {
+  const TempFolder folder;
   OnTerminal terminal(
-      launch_command({kAgentWorker, "progress", "5", "10", std::string(100, 'x').c_str(), "nap"}));
+      launch_command({"sh", "-c",
+                      kAgentWorker + " progress 5 10 " + std::string(100, 'x') + "; while [ ! -e " +
+                          (folder / "end").string() + " ]; do sleep 0.01; done"}));
+  ASSERT_TRUE(terminal.shows(" 50 %"));
+  folder.write("end", "");
   EXPECT_EQ(terminal.wait(), 0);
   const size_t start = terminal.screen().find(" 50 %");  // without the bar, which has no room
   ASSERT_NE(start, std::string::npos) << terminal.screen();

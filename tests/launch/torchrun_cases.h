@@ -26,8 +26,7 @@ inline Words operator+(Words words, const Words& more) {
 }
 
 inline RunProgramOptions options_in(const TempFolder& folder, const Environment& env = {}) {
-  // Importing torch takes seconds, and longer for several processes on few cores.
-  RunProgramOptions options{.env = env, .cwd = folder.path(), .timeout_seconds = 110};
+  RunProgramOptions options{.env = env, .cwd = folder.path()};
   options.env.insert({{"OMP_NUM_THREADS", "1"}, {"PYTHON_EXEC", python()}});
   return options;
 }

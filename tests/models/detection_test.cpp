@@ -80,8 +80,7 @@ class DetectionReferenceTest : public ::testing::Test {
     SYNCBN_SKIP_UNLESS(test::python_has("torchvision"), "torchvision");
     const std::string file = folder_ / "reference.pt";
     const auto ended = test::run_program(
-        {test::python(), SYNCBN_SOURCE_DIR "/tests/models/detection_reference.py", file},
-        {.timeout_seconds = 200});
+        {test::python(), SYNCBN_SOURCE_DIR "/tests/models/detection_reference.py", file});
     ASSERT_EQ(ended.exit_code, 0) << ended.err;
     saved_ = read_state_dict(file);
   }
@@ -330,14 +329,11 @@ TEST(DetectionTest, TwoRanksWithSyncBatchNormComputeTheWholeBatch) {
   for (const std::string head_norm : {"none", "batch"}) {
     const std::string yaml =
         fmt::format("{{type: retinanet_resnet50_fpn, head_norm: {}}}", head_norm);
-    test::run_ranks(
-        2,
-        [&](int rank) {
-          at::set_num_threads(1);
-          dist::init_process_group();
-          expect_whole_batch(rank, yaml);
-        },
-        /*timeout_seconds=*/100);
+    test::run_ranks(2, [&](int rank) {
+      at::set_num_threads(1);
+      dist::init_process_group();
+      expect_whole_batch(rank, yaml);
+    });
   }
 }
 

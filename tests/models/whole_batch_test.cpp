@@ -105,15 +105,12 @@ void expect_whole_batch(int rank, const std::string& yaml) {
 class WholeBatchTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(WholeBatchTest, IsWhatTwoRanksWithSyncBatchNormCompute) {
-  test::run_ranks(
-      2,
-      [](int rank) {
-        at::set_num_threads(1);
-        dist::init_process_group();
-        dist::new_group({0});  // its null on rank 1 is not the networks' default group
-        expect_whole_batch(rank, GetParam());
-      },
-      /*timeout_seconds=*/100);
+  test::run_ranks(2, [](int rank) {
+    at::set_num_threads(1);
+    dist::init_process_group();
+    dist::new_group({0});  // its null on rank 1 is not the networks' default group
+    expect_whole_batch(rank, GetParam());
+  });
 }
 
 // One network of each kind of block that has batch norm.

@@ -15,7 +15,7 @@ struct RankResult {
 
 struct RunRanksOptions {
   int world_size = 2;
-  double timeout_seconds = 50;  ///< then all ranks are killed and the test fails
+  double timeout_seconds = 200;  ///< then all ranks are killed and the test fails
   /// Whether to set MASTER_ADDR and MASTER_PORT.
   bool set_master = true;
 };
@@ -28,7 +28,7 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
 
 /// Like run_ranks(), but fails the test, with the ranks' output, unless every rank succeeds.
 void run_ranks(int world_size, const std::function<void(int rank)>& body,
-               double timeout_seconds = 50);
+               double timeout_seconds = 200);
 
 /// A TCP port on 127.0.0.1 that no other program gets while this one lives, unless it asks for it
 /// by number and with SO_REUSEADDR, as a TCPStore does.

@@ -129,6 +129,13 @@ void Program::send_signal(int signal) const {
   ASSERT_EQ(::kill(pid_, signal), 0);
 }
 
+void Program::limit_lead() const {
+  constexpr int kBytes = 4096;  // of each pipe, the least that the kernel allows
+  for (const base::UniqueFd* fd : {&out_fd_, &err_fd_}) {
+    ASSERT_EQ(::fcntl(fd->get(), F_SETPIPE_SZ, kBytes), kBytes);
+  }
+}
+
 bool Program::running() {
   read_available(0);
   return !exit_code_;

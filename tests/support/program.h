@@ -22,7 +22,7 @@ struct RunProgramOptions {
   std::map<std::string, std::string> env = {};  ///< set on top of the test's own environment
   std::vector<std::string> unset = {};          ///< taken out of it
   std::string cwd = {};                         ///< empty: the test's own folder
-  double timeout_seconds = 60;                  ///< then it is killed and the test fails
+  double timeout_seconds = 200;                 ///< then it is killed and the test fails
 };
 
 /// A started program. stdin is /dev/null; stdout and stderr are captured separately. It runs in a
@@ -42,6 +42,9 @@ class Program {
   /// What it has written so far.
   const std::string& out();
   const std::string& err();
+
+  /// Makes its pipes so small that it cannot get far ahead of a test that does not read them.
+  void limit_lead() const;
 
   /// Waits until `done()` holds. If the program ends before, or the time is up, fails the test and
   /// returns false.

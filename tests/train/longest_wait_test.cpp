@@ -57,21 +57,20 @@ batch_size: 8
 model: {type: digits, width: 4}
 data: {type: hanging}
 sampler: {type: distributed, shuffle: false}
-loader: {num_workers: 2, timeout: 0.5}
+loader: {num_workers: 2, timeout: 5}
 )");
-  const auto ranks =
-      test::run_ranks_and_collect({.world_size = 2, .timeout_seconds = 200}, [&](int /*rank*/) {
-        // exit(), as after main(), while a thread hangs.
-        std::exit(base::run_main("train", [&] {
-          return run_command({"--config", config, "--run_dir", folder / "run"});
-        }));
-      });
+  const auto ranks = test::run_ranks_and_collect({.world_size = 2}, [&](int /*rank*/) {
+    // exit(), as after main(), while a thread hangs.
+    std::exit(base::run_main("train", [&] {
+      return run_command({"--config", config, "--run_dir", folder / "run"});
+    }));
+  });
   for (const auto& rank : ranks) {
     EXPECT_EQ(rank.exit_code, base::kExitUnavailable) << rank.output;
     EXPECT_EQ(test::count(rank.output, "train: error: "), 1) << rank.output;
   }
   EXPECT_THAT(ranks[0].output, HasSubstr("rank 1 "));
-  EXPECT_THAT(ranks[1].output, HasSubstr("no batch for 500 ms: sample 5 (file-5) is not ready"));
+  EXPECT_THAT(ranks[1].output, HasSubstr("no batch for 5.0 s: sample 5 (file-5) is not ready"));
 }
 
 }  // namespace

@@ -26,6 +26,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "fake_cuda.h"
+#include "support/eventually.h"
 #include "test/on_gpu.h"
 
 extern "C" void __cudaRegisterFunction(void**, const char*, char*, const char*, int, uint3*, uint3*,
@@ -36,6 +37,7 @@ namespace {
 using fake_cuda::Count;
 using fake_cuda::kOnGpu;
 using fake_cuda::lag;
+using syncbn::test::eventually;
 using ::testing::HasSubstr;
 
 TEST(FakeDevicesTest, AreThoseThatNvmlKnowsAndThatAreVisible) {
@@ -203,9 +205,7 @@ TEST(FakeStreamsTest, AreFreedOnceTheyHaveRun) {
     ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
     EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorInvalidResourceHandle);
   }
-  for (int i = 0; i < 500 && (threads() > before || runs < 50); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+  eventually([&] { return threads() <= before && runs == 50; });
   EXPECT_EQ(runs, 50);
   EXPECT_LE(threads(), before);
 }
@@ -214,13 +214,18 @@ TEST(FakeStreamsTest, EventsMeasureTime) {
   at::cuda::CUDAEvent start(cudaEventDefault);
   at::cuda::CUDAEvent end(cudaEventDefault);
   const auto stream = c10::cuda::getCurrentCUDAStream();
+  std::atomic<bool> was_queried{false};
   start.record();
-  ASSERT_EQ(fake_cuda::enqueue(
-                stream, [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }, true),
-            cudaSuccess);
+  const auto work = [&] {
+    was_queried.wait(false);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  };
+  ASSERT_EQ(fake_cuda::enqueue(stream, work, true), cudaSuccess);
   end.record();
   EXPECT_FALSE(end.query());
   EXPECT_FALSE(stream.query());
+  was_queried = true;
+  was_queried.notify_one();
   end.synchronize();
   EXPECT_TRUE(end.query());
   EXPECT_GE(start.elapsed_time(end), 20);
