@@ -101,7 +101,8 @@ TEST(HangTest, WithoutALauncherTheRecordsAreInAFolder) {
     return run_program({kLauncher, "explain", folder + "/rank-0.flight", folder + "/rank-1.flight"})
         .out;
   };
-  // The last call of all, and not one of the start-up, in which a rank may also be behind for a moment.
+  // The last call of all, and not one of the start-up, in which a rank may also be behind for a
+  // moment.
   const std::string call = "#1 of group '1', all_reduce of Float [4]:\n";
   const std::string named = "has not come to it: it has called nothing in this group";
   EXPECT_TRUE(job.wait_until([&] { return explained().find(call) != std::string::npos; }));
