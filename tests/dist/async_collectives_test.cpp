@@ -446,24 +446,47 @@ TEST(AsyncWorkTest, WorksMayOutliveTheirGroup) {
     works[0]->wait();
     dist::barrier();
     dist::destroy_process_group();
-    EXPECT_THROW(works[1]->wait(milliseconds(200)), UnavailableError);
+    EXPECT_THROW(works[1]->wait(milliseconds(200)), syncbn::base::Error);
+  });
+}
+
+TEST(AsyncWorkTest, ACallThatItsOwnRankEndsByDestroyingTheGroupSaysSo) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({0, 1});
+    if (rank == 1) {
+      EXPECT_THROW(dist::barrier(), UnavailableError) << "until rank 0 has left";
+      return;
+    }
+    Tensor tensor = large(rank);
+    Tensor never = dense(0);
+    const std::vector<WorkPtr> works{dist::all_reduce_async(tensor, ReduceOp::SUM, group),
+                                     dist::irecv(never, 1, group)};
+    dist::destroy_process_group();
+    for (const WorkPtr& work : works) {
+      EXPECT_THAT(message_of<UserError>([&] { work->wait(milliseconds(200)); }),
+                  AllOf(HasSubstr("of group '1' failed"),
+                        HasSubstr("this rank has called destroy_process_group() before")));
+    }
   });
 }
 
 TEST(AsyncCollectivesTest, AnOperationEndsWithTheWaitThatFails) {
   run_ranks(3, [](int rank) {
     dist::init_process_group({.timeout = std::chrono::seconds(20)});
+    const auto until_then = dist::new_group({0, 1, 2});
     at::Tensor tensor = at::full({4}, rank == 0 ? 100.0 : 1.0);
     if (rank == 0) {
       const WorkPtr work = dist::all_reduce_async(tensor);
       EXPECT_THROW(work->wait(milliseconds(300)), UnavailableError);
       tensor.fill_(-7);
+      dist::barrier(until_then);
       std::this_thread::sleep_for(milliseconds(1500));
       EXPECT_TRUE(tensor.equal(at::full({4}, -7.0)));  // it is the caller's again
       EXPECT_THROW(dist::barrier(), UnavailableError);
       return;
     }
-    std::this_thread::sleep_for(milliseconds(800));
+    dist::barrier(until_then);
     try {
       dist::all_reduce(tensor);
       EXPECT_TRUE(tensor.equal(at::full({4}, 102.0)));  // what rank 0 had published

@@ -234,18 +234,17 @@ TEST_F(BatchNormHostsTest, ADeadRankIsNamed) {
 TEST_F(BatchNormHostsTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
   run_ranks_on_hosts({2, 2, 1}, [](int rank) {
     dist::init_process_group();
+    const auto until_then = dist::new_group({0, 1, 2, 3, 4});
     SyncBatchNorm layer(
         SyncBatchNormOptions(3).name("bn").sync_timeout(std::chrono::milliseconds(1500)));
     layer(at::randn({4, 3}));
-    if (rank == 3) {
-      ::usleep(6'000'000);
-      return;
-    }
+    if (rank == 3) return dist::barrier(until_then);
     EXPECT_THAT(message_of<UnavailableError>([&] {
                   layer(at::randn({4, 3}));
                 }),
                 AllOf(HasSubstr("layer 'bn' (3 channels, Float)"), HasSubstr("rank 3"),
                       HasSubstr("imed out")));
+    dist::barrier(until_then);
   });
 }
 

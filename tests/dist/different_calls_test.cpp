@@ -101,6 +101,31 @@ TEST(DifferentCallsTest, DifferentDtypesRootsAndOperationsAreNamed) {
                       [&] { reduce_by(c10d::ReduceOp::MIN); }, {"by MAX", "by MIN"});
 }
 
+TEST(DifferentCallsTest, EachTensorOfACoalescedCallIsCompared) {
+  const auto sum_with = [](int64_t size) {
+    std::vector<Tensor> tensors{at::ones({3}), at::ones({size})};
+    dist::default_group()->allreduce_coalesced(tensors)->wait();
+  };
+  expect_disagreement([&] { sum_with(8); }, [&] { sum_with(9); },
+                      {"all_reduce (coalesced) of Float [3], Float [8]",
+                       "all_reduce (coalesced) of Float [3], Float [9]"});
+}
+
+TEST(DifferentCallsTest, ACoalescedCallIsNoPlainOne) {
+  expect_disagreement(
+      [] {
+        std::vector<Tensor> outputs{at::ones({2})};
+        std::vector<Tensor> inputs{at::ones({4})};
+        dist::default_group()->reduce_scatter_tensor_coalesced(outputs, inputs)->wait();
+      },
+      [] {
+        Tensor output = at::ones({2});
+        dist::reduce_scatter_tensor(output, at::ones({4}));
+      },
+      {"reduce_scatter (coalesced) of Float [4] on rank 0 (",
+       "reduce_scatter_tensor of Float [4] on rank 1 ("});
+}
+
 TEST(DifferentCallsTest, ASendAndARecvThatDoNotFitAreNamed) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

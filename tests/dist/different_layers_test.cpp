@@ -172,20 +172,19 @@ TEST(DifferentLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
   });
 }
 
-/// Runs a layer twice, the second time without rank 1, which stays until rank 0 has long given up.
+/// Runs a layer twice, the second time without rank 1, which stays until rank 0 has given up.
 void expect_times_out(int rank, const SyncBatchNormOptions& options, milliseconds timeout) {
+  const auto until_then = dist::new_group({0, 1}, milliseconds(60'000));
   SyncBatchNorm layer(options);
   layer(batch());
-  if (rank == 1) {
-    ::usleep(6'000'000);
-    return;
-  }
+  if (rank == 1) return dist::barrier(until_then);
   const auto before = std::chrono::steady_clock::now();
   EXPECT_THAT(message_of<UnavailableError>([&] { layer(batch()); }),
               AllOf(HasSubstr("layer 'bn' (3 channels, Float)"), HasSubstr("rank 1"),
                     HasSubstr("imed out"), HasSubstr(std::to_string(timeout.count()) + "ms")));
   const auto waited = std::chrono::steady_clock::now() - before;
   EXPECT_GE(waited, timeout);
+  dist::barrier(until_then);
 }
 
 // The group's own is half an hour.
@@ -219,6 +218,7 @@ TEST(DifferentLayersTest, TheLayersTimeoutIsTakenInPlaceOfTheGroups) {
 TEST(DifferentLayersTest, AConvertedLayerHasATimeoutToo) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
+    const auto until_then = dist::new_group({0, 1});
     nn::Sequential net(nn::BatchNorm1d(3));
     dist::convert_sync_batchnorm(*net, {}, milliseconds(1500));
     net->forward(batch());
@@ -226,9 +226,8 @@ TEST(DifferentLayersTest, AConvertedLayerHasATimeoutToo) {
       EXPECT_THAT(message_of<UnavailableError>([&] { net->forward(batch()); }),
                   AllOf(HasSubstr("layer '0' (3 channels, Float)"), HasSubstr("rank 1"),
                         HasSubstr("1500ms")));
-    } else {
-      ::usleep(6'000'000);
     }
+    dist::barrier(until_then);
   });
 }
 

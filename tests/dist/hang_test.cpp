@@ -114,8 +114,8 @@ TEST(HangTest, WithoutALauncherTheRecordsAreInAFolder) {
 TEST(HangTest, ARankThatIsSlowerThanTheOthersIsNamedOnAnyNode) {
   Nodes nodes(2);
   const std::string program = SYNCBN_WAITING_WORKER;
-  Program& first = nodes.start(0, 2, {"--straggler_interval=1"}, {program, "slow"});
-  nodes.start(1, 1, {"--straggler_interval=1"}, {program, "slow"});
+  Program& first = nodes.start(0, 2, {"--straggler_interval=2"}, {program, "slow"});
+  nodes.start(1, 1, {"--straggler_interval=2"}, {program, "slow"});
   ASSERT_TRUE(first.wait_until([&] { return !first.err().empty(); }));
   EXPECT_THAT(first.err(),
               ContainsRegex("^syncbn-launch: rank 2 \\(.*\\) is slow, and the others wait "
@@ -136,14 +136,14 @@ TEST(HangTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
   EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(28));
   EXPECT_THAT(
       first.err(),
-      ContainsRegex("rank 2 \\(.*\\) holds up the others: no progress for 3[0-9.]+ s; it has "
+      ContainsRegex("rank 2 \\(.*\\) holds up the others: no progress for [0-9.]+ s; it has "
                     "not come to all_reduce #1 of group '1', in which rank 0 \\(and 1 "
                     "other rank\\) waits"));
   EXPECT_THAT(run_program({kLauncher, "explain", std::to_string(second.pid())}).out,
               AllOf(HasSubstr("Nothing is recorded of ranks 0 to 1: give"),
                     ContainsRegex("    2 .* #[0-9]+ of group '0'")));
   EXPECT_THAT(run_program({kLauncher, "status", std::to_string(first.pid())}).out,
-              ContainsRegex("    1 .* waits in all_reduce #1 of group '1' for 3[0-9.]+ s"));
+              ContainsRegex("    1 .* waits in all_reduce #1 of group '1' for [0-9.]+ s"));
   EXPECT_TRUE(second.running());
   EXPECT_EQ(first.err().find(name), first.err().rfind(name));
   first.send_signal(SIGTERM);

@@ -63,7 +63,7 @@ TEST_P(InFlightHeadersTest, SendDoesNotWaitAndKeepsTheOrder) {
     if (rank == 0) dist::barrier(tell);
     // Headers arrive although nobody waits for them.
     for (; sent < 2 * InFlightHeaders::kBatch - 1; ++sent) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(come.empty() ? 200 : 0));
+      std::this_thread::sleep_for(std::chrono::milliseconds(come.empty() ? 1000 : 0));
       append(come, send(headers, sent));
     }
     EXPECT_EQ(come.size(), InFlightHeaders::kBatch);
@@ -102,10 +102,8 @@ TEST_P(InFlightHeadersTest, ABatchOfOneComesAtOnce) {
 TEST_P(InFlightHeadersTest, ARankThatDoesNotSendIsNamed) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.shared_memory = GetParam()});
-    if (rank == 1) {
-      std::this_thread::sleep_for(std::chrono::seconds(6));
-      return;
-    }
+    const auto until_then = dist::new_group({0, 1});
+    if (rank == 1) return dist::barrier(until_then);
     InFlightHeaders headers;
     std::string message;
     // At the latest the second batch waits for the first, until its timeout.
@@ -118,6 +116,7 @@ TEST_P(InFlightHeadersTest, ARankThatDoesNotSendIsNamed) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
     EXPECT_THAT(message, AllOf(HasSubstr("layer 'norm'"), HasSubstr("500ms"), HasSubstr("rank 1")));
+    dist::barrier(until_then);
   });
 }
 

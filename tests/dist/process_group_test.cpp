@@ -221,6 +221,29 @@ TEST(ProcessGroupTest, RefusedArgumentsAreTheCallersMistake) {
   });
 }
 
+// Gloo's threads find it out.
+TEST(ProcessGroupTest, WhatGlooCannotReduceIsRefusedOnEachRankAndTheGroupGoesOn) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    const auto start = [](at::ScalarType type, c10d::ReduceOp::RedOpType op) {
+      std::vector<at::Tensor> tensors{at::ones({3}, type)};
+      c10d::AllreduceOptions options;
+      options.reduceOp = op;
+      return dist::default_group()->allreduce(tensors, options);
+    };
+    EXPECT_THAT(
+        message_of<UserError>([&] { start(at::kShort, c10d::ReduceOp::SUM)->wait(); }),
+        AllOf(HasSubstr("rank " + std::to_string(rank) + " of 2: all_reduce #1 of group '0' was "),
+              HasSubstr("refused: Invalid scalar type (all_reduce of Short [3])")));
+    const auto work = start(at::kFloat, c10d::ReduceOp::BAND);
+    EXPECT_THAT(message_of<UserError>([&] { work->getFuture()->waitAndThrow(); }),
+                AllOf(HasSubstr("#2"), HasSubstr("of Float [3] by BAND")));
+    at::Tensor tensor = value_of(rank);
+    dist::all_reduce(tensor);
+    EXPECT_TRUE(tensor.equal(at::full({2, 3}, 3.0)));
+  });
+}
+
 TEST(ProcessGroupTest, ReduceScattersSeveralTensorsInOneCall) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();

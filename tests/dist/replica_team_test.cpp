@@ -114,14 +114,14 @@ TEST(ReplicaTeamTest, OtherLayersEarlyEndsAndTimeoutsAreNamedOnce) {
                           if (replica == 1) meet(replica, team, 1);
                         }),
               HasSubstr("replica 0 has returned, replica 1 is in layer 1"));
-  EXPECT_THAT(the_error(std::chrono::milliseconds(50),
+  EXPECT_THAT(the_error(std::chrono::milliseconds(500),
                         [&](int replica, ReplicaTeam& team) {
                           if (replica == 0) {
-                            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                            std::this_thread::sleep_for(std::chrono::seconds(2));
                           }
                           meet(replica, team, 0);
                         }),
-              AllOf(HasSubstr("replica 0 did not arrive at layer 0 within 0.05 s")));
+              AllOf(HasSubstr("replica 0 did not arrive at layer 0 within 0.5 s")));
 }
 
 }  // namespace

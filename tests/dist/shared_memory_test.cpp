@@ -11,8 +11,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <functional>
+#include <future>
+#include <memory>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -26,6 +31,7 @@
 #include "support/skip.h"
 #include "support/thrown.h"
 #include "transport/exchange.h"
+#include "transport/operation.h"
 
 namespace syncbn::test {
 namespace {
@@ -259,19 +265,19 @@ TEST(SharedMemoryTest, RowsGatheredInOneHopWaitForEarlierCalls) {
 TEST(SharedMemoryTest, RowsGatheredInOneHopFailWhenTheGroupIsShutDown) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    if (rank == 1) {
-      ::sleep(6);
-      return;
+    const auto group = dist::new_group({0, 1});
+    if (rank == 0) {
+      std::thread other([&group] {
+        ::usleep(300'000);
+        dist::detail::backend_of(group)->shutdown();
+      });
+      EXPECT_THAT(message_of<UserError>([&group] {
+                    dist::detail::gather_rows(at::ones({1, 2}), group);
+                  }),
+                  HasSubstr("destroy_process_group()"));
+      other.join();
     }
-    std::thread other([group = dist::default_group()] {
-      ::usleep(300'000);
-      dist::detail::backend_of(group)->shutdown();
-    });
-    EXPECT_THAT(message_of<base::UnavailableError>([] {
-                  dist::detail::gather_rows(at::ones({1, 2}), dist::default_group());
-                }),
-                HasSubstr("was aborted"));
-    other.join();
+    dist::barrier();
   });
 }
 
@@ -365,6 +371,146 @@ TEST(SharedMemoryTest, ACallbackMayWaitForTheFutureOfACollectiveThatItCalls) {
     }
     expect_all_shared();
   });
+}
+
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+/// The sum over two ranks of a tensor of ones, which takes several steps.
+FuturePtr summed(const ProcessGroupPtr& group) {
+  Tensors tensors{at::ones({300'000})};
+  return group->allreduce(tensors)->getFuture();
+}
+
+bool is_sum(const FuturePtr& future) {
+  future->waitAndThrow();
+  return future->value().toTensorVector()[0].equal(at::full({300'000}, 2.0));
+}
+
+FuturePtr then(const FuturePtr& future, std::function<c10::IValue()> callback) {
+  return future->then(
+      [callback = std::move(callback)](c10::ivalue::Future& /*done*/) { return callback(); },
+      future->elementType());
+}
+
+/// Rank 0 makes `calls` calls of summed(), some of them in callbacks. Rank 1 makes them in turn,
+/// each when rank 0 lets it, so that no call is complete before its future has a callback.
+/// @param body takes the group, and a function that lets rank 1 make its next calls.
+void run_callbacks(
+    int calls,
+    const std::function<void(const ProcessGroupPtr&, const std::function<void(int)>&)>& body) {
+  run_ranks(2, [&](int rank) {
+    dist::init_process_group();
+    const auto group = dist::new_group({0, 1});
+    if (rank == 0) {
+      return body(group, [](int next) {
+        for (; next > 0; --next) dist::barrier();
+      });
+    }
+    for (int call = 0; call < calls; ++call) {
+      dist::barrier();
+      EXPECT_TRUE(is_sum(summed(group)));
+    }
+    EXPECT_THROW(dist::barrier(), base::UnavailableError) << "until rank 0 has left";
+  });
+}
+
+TEST(SharedMemoryTest, ACallbackMayWaitForACollectiveBehindOthersThatHaveCallbacks) {
+  for (const bool by_future : {true, false}) {
+    run_callbacks(4, [&](const ProcessGroupPtr& group, const std::function<void(int)>& let) {
+      const auto waits = then(summed(group), [&] {
+        Tensors tensors{at::ones({300'000})};
+        const auto work = group->allreduce(tensors);
+        by_future ? work->getFuture()->waitAndThrow() : static_cast<void>(work->wait());
+        return c10::IValue(tensors);
+      });
+      std::vector<FuturePtr> behind;
+      for (int i = 0; i < 2; ++i) {
+        const FuturePtr sum = summed(group);
+        behind.push_back(then(sum, [sum] { return sum->value(); }));
+      }
+      let(4);
+      EXPECT_TRUE(is_sum(waits));
+      for (const FuturePtr& future : behind) EXPECT_TRUE(is_sum(future));
+    });
+  }
+}
+
+TEST(SharedMemoryTest, CallbacksOfCallbacksMayWaitAtOnce) {
+  run_callbacks(3, [](const ProcessGroupPtr& group, const std::function<void(int)>& let) {
+    const auto outer = then(summed(group), [&] {
+      const auto inner = then(summed(group), [&] {
+        const auto innermost = summed(group);
+        let(1);
+        innermost->waitAndThrow();
+        return innermost->value();
+      });
+      let(1);
+      inner->waitAndThrow();
+      return inner->value();
+    });
+    let(1);
+    EXPECT_TRUE(is_sum(outer));
+  });
+}
+
+TEST(SharedMemoryTest, DestroyingTheGroupEndsTheWaitOfACallback) {
+  run_callbacks(1, [](const ProcessGroupPtr& group, const std::function<void(int)>& let) {
+    std::promise<void> waits;
+    const auto done = then(summed(group), [&] {
+      const auto never = summed(group);
+      waits.set_value();
+      never->waitAndThrow();
+      return never->value();
+    });
+    let(1);
+    waits.get_future().wait();
+    dist::destroy_process_group();
+    EXPECT_THAT(message_of<UserError>([&] { done->waitAndThrow(); }),
+                AllOf(HasSubstr("all_reduce #2 of group '1' failed"),
+                      HasSubstr("this rank has called destroy_process_group()")));
+  });
+}
+
+TEST(SharedMemoryTest, ACallbackForWhichAnotherOneWaitsMayDestroyTheGroup) {
+  run_callbacks(2, [](const ProcessGroupPtr& group, const std::function<void(int)>& let) {
+    std::promise<void> waits;
+    const auto outer = then(summed(group), [&] {
+      const FuturePtr sum = summed(group);
+      const auto inner = then(sum, [&waits, sum] {
+        waits.get_future().wait();
+        dist::destroy_process_group();
+        return sum->value();
+      });
+      let(1);
+      waits.set_value();
+      inner->waitAndThrow();
+      return inner->value();
+    });
+    let(1);
+    EXPECT_TRUE(is_sum(outer));
+  });
+}
+
+struct Nothing : dist::detail::shm::Operation {
+  Nothing() : Operation({}) {}
+  void publish(const dist::detail::shm::Step& /*step*/) override {}
+  void consume(const dist::detail::shm::Step& /*step*/) override {}
+};
+
+// A callback may start one while the group is shut down.
+TEST(ExchangeTest, AnOperationThatStartsAfterStopFails) {
+  namespace shm = dist::detail::shm;
+  const shm::Layout layout(1);
+  std::vector<shm::Segment> segments;
+  segments.push_back(shm::Segment::make(layout).value());
+  const auto exchange =
+      std::make_shared<shm::Exchange>(layout, std::move(segments), 0, std::vector<int>{0});
+  exchange->stop();
+  const auto work = exchange->start(c10d::OpType::BARRIER, 1, std::make_unique<Nothing>(),
+                                    std::chrono::milliseconds(60'000));
+  EXPECT_TRUE(work->isCompleted());
+  EXPECT_THAT(message_of<std::runtime_error>([&] { work->getFuture()->waitAndThrow(); }),
+              HasSubstr("was aborted"));
 }
 
 TEST(SharedMemoryTest, ALargeAndASmallAllReduceAreNamedAsDifferentCalls) {

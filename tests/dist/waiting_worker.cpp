@@ -1,7 +1,7 @@
 // A rank of the jobs that hang_test starts with the launcher. The argument says what goes wrong:
 // "crossed": rank 0 waits in one group, and rank 1 in another; "skips": the last rank does not make
-// a call that all others make; "sleeps": the last rank does not come; "slow": it takes three times
-// as long as the others between two calls.
+// a call that all others make; "sleeps": the last rank does not come; "slow": it takes much longer
+// than the others between two calls.
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>
@@ -39,7 +39,7 @@ void go_wrong(const std::string& how) {
     sum_over(group);
   } else if (how == "slow") {
     for (;;) {
-      ::usleep(is_last ? 60'000 : 20'000);
+      ::usleep(is_last ? 60'000 : 2'000);
       sum_over({});
     }
   } else if (how == "sleeps") {

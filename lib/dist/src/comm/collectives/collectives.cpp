@@ -13,7 +13,6 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_real.h>
@@ -316,43 +315,6 @@ std::vector<int64_t> element_counts(const Tensors& tensors) {
   return counts;
 }
 
-/// Exchanges the counts first: Gloo ends the process if it receives more than expected, and leaves
-/// the rest of the output unchanged if it receives less.
-void require_same_counts(const CheckedCall& call, const std::vector<int64_t>& input_counts,
-                         const std::vector<int64_t>& output_counts) {
-  const ProcessGroupPtr& group = call.group_ptr();
-  if (call.size() == 1 || !detail::all_ranks_are_ours(group)) return;
-  Tensor sent = at::tensor(input_counts, at::kLong);
-  Tensor received = at::empty_like(sent);
-  std::vector<int64_t> equal_splits;
-  group
-      ->alltoall_base(received, sent, equal_splits, equal_splits,
-                      call.options<c10d::AllToAllOptions>())
-      ->wait();
-  const int64_t own = group->getRank();
-  const auto* counts = received.const_data_ptr<int64_t>();
-  const auto bad = std::mismatch(output_counts.begin(), output_counts.end(), counts).first;
-  const int64_t bad_sender = bad - output_counts.begin();
-  // Every rank reports the same pair of ranks: the largest of these numbers, 0 for none.
-  Tensor pair = at::tensor({bad == output_counts.end() ? 0 : (bad_sender + 1) * call.size() + own},
-                           at::kLong);
-  Tensors tensors{pair};
-  c10d::AllreduceOptions options = call.options<c10d::AllreduceOptions>();
-  options.reduceOp = c10d::ReduceOp::MAX;
-  group->allreduce(tensors, options)->wait();
-  const int64_t found = pair.item<int64_t>();
-  if (found == 0) return;
-  const int64_t sender = found / call.size() - 1;
-  const int64_t receiver = found % call.size();
-  if (receiver != own) {
-    call.refuse(fmt::format("rank {} sends rank {} another number of elements than that expects",
-                            sender, receiver));
-  }
-  call.refuse(fmt::format("rank {} sends {} to rank {}, which expects {}", sender,
-                          base::counted(counts[sender], "element"), own,
-                          output_counts[static_cast<size_t>(sender)]));
-}
-
 Tensor size_of(const std::string& bytes) {
   return at::scalar_tensor(static_cast<int64_t>(bytes.size()), at::kLong);
 }
@@ -548,7 +510,6 @@ auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const GroupO
       call, Kind::kSeveralCollectives, [=, values = flat_cat(inputs)] {
         std::vector<int64_t> input_counts = element_counts(inputs);
         std::vector<int64_t> output_counts = element_counts(outputs);
-        require_same_counts(call, input_counts, output_counts);
         const Tensor results =
             at::empty({std::accumulate(output_counts.begin(), output_counts.end(), int64_t{0})},
                       values.options());

@@ -64,6 +64,7 @@ uint16_t Call::fingerprint() const {
   for (const int64_t size : sizes) hash = c10::hash_combine(hash, static_cast<size_t>(size));
   hash = c10::hash_combine(hash, has_sizes ? sizes.size() : SIZE_MAX);
   if (content != 0) hash = c10::hash_combine(hash, content);
+  if (others) hash = c10::hash_combine(hash, c10::get_hash(std::string(name), *others));
   hash ^= hash >> 32;
   hash ^= hash >> 16;
   return static_cast<uint16_t>(hash);
@@ -77,6 +78,7 @@ std::string Call::describe() const {
   std::string text = name;
   if (dtype != at::ScalarType::Undefined) text += fmt::format(" of {}", c10::toString(dtype));
   if (has_sizes) text += fmt::format(" {}", c10::str(at::IntArrayRef(sizes)));
+  if (others) text += fmt::format("{:.1000}", *others);
   if (reduce_op > 0) text += fmt::format(" by {}", name_of_op(reduce_op));
   if (root >= 0) text += fmt::format(" with root {}", root);
   return text;
@@ -131,6 +133,16 @@ void FlightRecorder::set_failed(const Call& call) {
 std::optional<Call> FlightRecorder::failed() const {
   const std::lock_guard lock(mutex_);
   return failed_;
+}
+
+void FlightRecorder::close() {
+  const std::lock_guard lock(mutex_);
+  was_closed_ = !failed_;
+}
+
+bool FlightRecorder::was_closed() const {
+  const std::lock_guard lock(mutex_);
+  return was_closed_;
 }
 
 uint64_t FlightRecorder::begin_in_record(const Call& call) {

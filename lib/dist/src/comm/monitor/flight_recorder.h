@@ -40,6 +40,8 @@ struct Call {
   at::ScalarType dtype = at::ScalarType::Undefined;
   c10::SmallVector<int64_t, 5> sizes;  ///< of the tensor
   bool has_sizes = false;              ///< all ranks must have the same `sizes`
+  /// Of a coalesced call: its tensors after the first, as ", Float [8]".
+  std::optional<std::string> others;
   uint64_t content = 0;  ///< a hash of what the tensor means; 0: nothing that ranks compare
 
   bool is_collective() const { return peer < 0; }
@@ -126,6 +128,11 @@ class FlightRecorder {
   /// The call that failed first; number 0: one of another rank.
   std::optional<Call> failed() const;
 
+  /// This rank shuts the group down: calls that are pending will fail for that reason.
+  void close();
+  /// Whether close() was called before any call failed.
+  bool was_closed() const;
+
   /// Asks which pending calls have ended. While it does so, no lock is held.
   void update();
   /// As of the last update().
@@ -188,6 +195,7 @@ class FlightRecorder {
   TransfersByRank transfers_by_rank_;
   std::optional<TransportError> transport_error_;
   std::optional<Call> failed_;
+  bool was_closed_ = false;
 };
 
 }  // namespace syncbn::dist::detail

@@ -5,14 +5,20 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/plain_message.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <stdexcept>
 #include <thread>
 #include <utility>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 
 #include "monitor/nccl_misuse.h"
 #include "transport/shared_memory.h"
@@ -34,6 +40,14 @@ std::string reason() {
   return place == std::string::npos ? text : text.substr(place + 2);
 }
 
+/// Whether it is a check of libtorch's that a call's arguments have failed.
+bool is_about_arguments(const std::exception& error) {
+  return dynamic_cast<const c10::Error*>(&error) != nullptr &&
+         dynamic_cast<const c10::DistError*>(&error) == nullptr &&
+         dynamic_cast<const c10::OutOfMemoryError*>(&error) == nullptr &&
+         dynamic_cast<const c10::AcceleratorError*>(&error) == nullptr;  // of an earlier kernel
+}
+
 /// Whether it is an error of NCCL that no other rank causes.
 bool is_failure_of_this_rank(const std::string& why) {
   return why.find("ncclUnhandledCudaError") != std::string::npos ||
@@ -53,13 +67,19 @@ struct Label {
 
   /// Adds the call and the cause.
   /// @param why the call failed; not given: an exception is being handled that says so.
-  /// @throws PeerError, or base::UserError if the ranks made different calls.
+  /// @throws PeerError, or base::UserError if the ranks made different calls, or this one has
+  ///   destroyed the group.
   [[noreturn]] void rethrow(const std::string& why = reason()) const {
     log->fail(call);
-    PeerMonitor::Cause cause;
-    if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
     const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
                                            base::hostname(), subject());
+    if (log->was_closed()) {
+      throw base::UserError(failed +
+                            "this rank has called destroy_process_group() before the call was "
+                            "complete; wait for it first");
+    }
+    PeerMonitor::Cause cause;
+    if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
     const std::string file = cuda ? cuda->record_of_calls() : "";
     const std::string record = file.empty() ? "" : fmt::format(" (NCCL's calls: {})", file);
     if (cause.ranks_disagree) {
@@ -98,10 +118,20 @@ struct Label {
     ::_exit(exit_code);
   }
 
-  /// For an exception being handled about the call's arguments. @throws base::UserError.
-  [[noreturn]] void rethrow_refusal() const {
-    throw base::UserError(
-        fmt::format("rank {} of {}: {} was refused: {}", rank, world_size, subject(), reason()));
+  /// @param why as rethrow(); about the call's arguments. @throws base::UserError.
+  [[noreturn]] void rethrow_refusal(const std::string& why = reason()) const {
+    throw base::UserError(fmt::format("rank {} of {}: {} was refused: {} ({})", rank, world_size,
+                                      subject(), why, call.describe()));
+  }
+
+  /// For the exception being handled of a call that a CPU transport has started. libtorch checks
+  /// some arguments in Gloo's threads, before they communicate: all ranks refuse, and go on.
+  [[noreturn]] void rethrow_of_work(const std::exception& error) const {
+    if (is_about_arguments(error)) {
+      log->succeed(call);
+      rethrow_refusal();
+    }
+    rethrow();
   }
 
  private:
@@ -143,8 +173,8 @@ class AnnotatedWork : public c10d::Work {
       const bool done = inner_->wait(timeout);
       label_.log->succeed(label_.call);
       return done;
-    } catch (...) {
-      abort_and_rethrow();
+    } catch (const std::exception& error) {
+      abort_and_rethrow(error);
     }
   }
 
@@ -159,8 +189,8 @@ class AnnotatedWork : public c10d::Work {
           if (done.hasError()) {
             try {
               std::rethrow_exception(done.exception_ptr());
-            } catch (...) {
-              label.rethrow();
+            } catch (const std::exception& error) {
+              label.rethrow_of_work(error);
             }
           }
           label.log->succeed(label.call);
@@ -188,9 +218,9 @@ class AnnotatedWork : public c10d::Work {
 
   /// For the exception of inner_->wait(): rethrows it with the call's name. Aborts an operation
   /// that still runs, because it would read or overwrite tensors that the caller may reuse.
-  [[noreturn]] void abort_and_rethrow() {
+  [[noreturn]] void abort_and_rethrow(const std::exception& error) {
     try {
-      label_.rethrow();
+      by_gloo_ ? label_.rethrow_of_work(error) : label_.rethrow();
     } catch (...) {
       if (!inner_->isCompleted()) {
         label_.log->abort(label_.call);
@@ -275,6 +305,7 @@ void Backend::setTimeout(std::chrono::milliseconds timeout) {
 void Backend::shutdown() {
   if (const auto hook = std::exchange(before_shutdown_, nullptr)) hook();
   if (shut_down_.exchange(true)) return;
+  log_->close();
   in_flight_headers_.clear();
   stop_threads();
   cpu_->shutdown();
@@ -364,12 +395,6 @@ namespace {
   label.rethrow_refusal();
 }
 
-/// Out of memory, or of a kernel that ran before: not about the call's arguments.
-bool is_of_device(const c10::Error& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr;
-}
-
 }  // namespace
 
 namespace {
@@ -426,7 +451,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
     if (!on_streams || is_misuse_of_nccl(error)) refuse(label);
     label.rethrow();
   } catch (const c10::Error& error) {
-    if (!is_of_device(error)) refuse(label);
+    if (is_about_arguments(error)) refuse(label);
     log_->fail(call);
     throw;
   } catch (const std::exception&) {
@@ -465,6 +490,17 @@ PlacedCall same_sizes(c10d::OpType type, const char* name, const at::Tensor& ten
 
 PlacedCall same_sizes(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
   return same_sizes(type, name, tensors.empty() ? at::Tensor() : tensors.front());
+}
+
+/// A coalesced call, in which all tensors must be the same on all ranks.
+PlacedCall coalesced(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
+  PlacedCall placed = same_sizes(type, name, tensors);
+  std::string& others = placed.call.others.emplace();
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    others += fmt::format(", {} {}", c10::toString(tensors[i].scalar_type()),
+                          c10::str(tensors[i].sizes()));
+  }
+  return placed;
 }
 
 PlacedCall with_peer(PlacedCall placed, int peer, int tag) {
@@ -567,7 +603,7 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  return run(same_sizes(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", tensors),
+  return run(coalesced(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", tensors),
              &c10d::Backend::allreduce_coalesced, tensors, options);
 }
 
@@ -590,13 +626,13 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  return run(same_sizes(OpType::ALLGATHER_COALESCED, "all_gather (coalesced lists)", inputs),
+  return run(coalesced(OpType::ALLGATHER_COALESCED, "all_gather (coalesced lists)", inputs),
              &c10d::Backend::allgather_coalesced, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
-  return run(same_sizes(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", inputs),
+  return run(coalesced(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", inputs),
              &c10d::Backend::allgather_into_tensor_coalesced, outputs, inputs, options);
 }
 
@@ -626,8 +662,51 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  return run(same_sizes(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter (coalesced)", inputs),
+  return run(coalesced(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter (coalesced)", inputs),
              &c10d::Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options);
+}
+
+/// Gloo ends the process if it receives more than expected, and leaves the rest of the output
+/// unchanged if it receives less.
+void Backend::require_matching_splits(const at::Tensor& output,
+                                      const std::vector<int64_t>& output_splits,
+                                      const at::Tensor& input,
+                                      const std::vector<int64_t>& input_splits,
+                                      std::chrono::milliseconds timeout) {
+  std::vector<int64_t> counts;  // of elements: what this rank sends to each, then what it expects
+  for (const auto& [tensor, splits] :
+       {std::pair(&input, &input_splits), std::pair(&output, &output_splits)}) {
+    const bool is_well_formed =
+        tensor->dim() > 0 && (splits->empty() || splits->size() == static_cast<size_t>(size_));
+    // The call itself refuses it. Ranks of Python would not take part.
+    if (!is_well_formed || !is_monitored_) return;
+    const int64_t row = tensor->numel() / std::max<int64_t>(1, tensor->size(0));
+    for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
+      counts.push_back(splits->empty() ? tensor->numel() / size_ : (*splits)[rank] * row);
+    }
+  }
+  at::Tensor own = at::tensor(counts, at::kLong).unsqueeze(0);
+  at::Tensor all = at::empty({size_, own.size(1)}, at::kLong);
+  c10d::AllgatherOptions options;
+  options.timeout = timeout;
+  {
+    const NamedAs named("all_to_all's split sizes", own.sizes());
+    _allgather_base(all, own, options)->wait();
+  }
+  const auto of_rank = all.accessor<int64_t, 2>();
+  for (int sender = 0; sender < size_; ++sender) {
+    for (int receiver = 0; receiver < size_; ++receiver) {
+      const int64_t sent = of_rank[sender][receiver];
+      const int64_t expected = of_rank[receiver][size_ + sender];
+      if (sent == expected) continue;
+      Call call = same_dtype(OpType::ALLTOALL_BASE, "all_to_all", input).call;
+      call.sequence = sequence_ + 1;
+      label_of(call).rethrow_refusal(
+          fmt::format("rank {} sends {} to rank {}, which expects {}",
+                      members_.ranks[static_cast<size_t>(sender)], base::counted(sent, "element"),
+                      members_.ranks[static_cast<size_t>(receiver)], expected));
+    }
+  }
 }
 
 Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
@@ -635,6 +714,9 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& input_splits,
                                         const c10d::AllToAllOptions& options) {
   const bool are_equal = output_splits.empty() && input_splits.empty();
+  if (!are_equal) {
+    require_matching_splits(output, output_splits, input, input_splits, options.timeout);
+  }
   return run(are_equal ? same_sizes(OpType::ALLTOALL_BASE, "all_to_all", input)
                        : same_dtype(OpType::ALLTOALL_BASE, "all_to_all", input),
              &c10d::Backend::alltoall_base, output, input, output_splits, input_splits, options);
@@ -643,8 +725,30 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& options) {
   const at::Tensor first = inputs.empty() ? at::Tensor() : inputs.front();
-  return run(same_dtype(OpType::ALLTOALL, "all_to_all", first), &c10d::Backend::alltoall, outputs,
-             inputs, options);
+  if (transport_for(first).runs_on_streams()) {
+    return run(same_dtype(OpType::ALLTOALL, "all_to_all", first), &c10d::Backend::alltoall, outputs,
+               inputs, options);
+  }
+  // Before torch 2.12, Gloo has none. Blocking, as the check of the splits is anyway.
+  const auto flatten = [](const Tensors& tensors) {
+    std::pair<Tensors, std::vector<int64_t>> flat;
+    for (const at::Tensor& tensor : tensors) {
+      flat.first.push_back(tensor.detach().reshape({-1}));
+      flat.second.push_back(tensor.numel());
+    }
+    return flat;
+  };
+  auto [sent, input_splits] = flatten(inputs);
+  auto [received, output_splits] = flatten(outputs);
+  at::Tensor input = at::cat(sent);
+  at::Tensor output = at::cat(received);
+  received = output.split_with_sizes(output_splits);
+  WorkPtr work = alltoall_base(output, input, output_splits, input_splits, options);
+  work->wait();
+  for (size_t rank = 0; rank < outputs.size(); ++rank) {
+    outputs[rank].detach().copy_(received[rank].view(outputs[rank].sizes()));
+  }
+  return work;
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {

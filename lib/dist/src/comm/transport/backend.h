@@ -147,6 +147,10 @@ class Backend : public c10d::Backend {
   /// Starts `method` of c10d::Backend on the transport for the call.
   template <class Method, class... Arguments>
   WorkPtr run(PlacedCall placed, Method method, Arguments&... arguments);
+  /// Compares what ranks send and expect in an all-to-all; blocks. @throws base::UserError.
+  void require_matching_splits(const at::Tensor& output, const std::vector<int64_t>& output_splits,
+                               const at::Tensor& input, const std::vector<int64_t>& input_splits,
+                               std::chrono::milliseconds timeout);
   /// Makes a blocking call of a CPU transport.
   /// @param body takes the call and a function to call once it has started.
   template <class Body>

@@ -67,6 +67,10 @@ class DepthGuard {
   size_t former_;
 };
 
+std::runtime_error error_of_abort() {
+  return std::runtime_error("the exchange through shared memory was aborted");
+}
+
 void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -187,8 +191,8 @@ void Exchange::stop() {
   }
   lock.unlock();
   for (std::thread& thread : threads_) {
-    // A callback on this thread may have held the last reference to the group.
-    thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
+    // A callback that calls this runs on one of them, and others may wait for it to end.
+    t_depth > 0 ? thread.detach() : thread.join();
   }
   threads_.clear();
 }
@@ -211,6 +215,12 @@ Exchange::TaskPtr Exchange::begin(uint64_t tag, std::unique_ptr<Operation> opera
 
 void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
   const Lock lock(mutex_);
+  if (stop_) {  // another thread called stop() while this one made the call
+    task->error = std::make_exception_ptr(error_of_abort());
+    task->is_done = true;
+    task->work.reset();
+    return;
+  }
   const bool is_first = queue_.empty();
   // For an operation of one step, the other ranks need nothing more from this one.
   if (is_first && !aborted_) publish(*task);
@@ -399,7 +409,7 @@ bool Exchange::has_published(int peer, uint64_t tag) const {
 }
 
 void Exchange::throw_if_aborted() const {
-  if (aborted_) throw std::runtime_error("the exchange through shared memory was aborted");
+  if (aborted_) throw error_of_abort();
 }
 
 /// Waits until a rank has published its part of this step. @return false at `give_up`.
