@@ -1,9 +1,9 @@
 // bin/train: prints help that the build has written, and becomes libexec/syncbn/train_program for
 // all else. That one needs a quarter of a second to load libtorch.
+#include <syncbn/base/signal_mask.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "help_texts.h"
+#include "step/early_signals.h"
 
 namespace {
 
@@ -47,12 +48,7 @@ int main(int argc, char** argv) {
   errno = error.value();
   if (error) return fail(126, "cannot read /proc/self/exe");
   const std::string program = (here.parent_path() / "libexec/syncbn/train_program").string();
-  // A batch system's early warning waits until train_program has a handler for it: kWarnings of
-  // lib/train/src/step/stopping.cpp.
-  sigset_t warnings;
-  sigemptyset(&warnings);
-  for (const int signal : {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) sigaddset(&warnings, signal);
-  ::sigprocmask(SIG_BLOCK, &warnings, nullptr);
+  const syncbn::base::SignalMask held(SIG_BLOCK, syncbn::train::kEarlySignals);
   ::execv(program.c_str(), argv);
   return fail(126, "install train again: cannot execute " + program);
 }

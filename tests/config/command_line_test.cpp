@@ -20,11 +20,29 @@ using ::testing::ThrowsMessage;
 const std::vector<ProgramOption> kOptions = {{"config", "FILE", "the configuration"},
                                              {"print_config", "", "print it"},
                                              {"local_rank", "N", ""},
+                                             {"list", "[KIND]", "what there is"},
                                              {"help", "", "this text"}};
 
 std::vector<FieldInfo> car_fields() {
   std::vector<FieldInfo> fields;
   Schema<CarOptions>::get().info("", fields);
+  return fields;
+}
+
+/// Of two alternatives that share one of their keys.
+std::vector<FieldInfo> fields_of_engines() {
+  std::vector<FieldInfo> fields;
+  for (const char* type : {"diesel", "electric"}) {
+    FieldInfo field;
+    field.type = "number";
+    field.only_for = fmt::format("type: {}", type);
+    field.path = "engine.power";
+    field.default_value = fields.empty() ? "1" : "2";
+    fields.push_back(field);
+    field.path = "engine.weight";
+    field.default_value = "";
+    fields.push_back(field);
+  }
   return fields;
 }
 
@@ -216,6 +234,13 @@ TEST(CommandLineTest, TakesYamlsSpellingsForASwitch) {
   EXPECT_FALSE(read_all({"--sunroof", "FALSE"}, "sunroof: true\n").car.sunroof);
 }
 
+TEST(CommandLineTest, TakesAnOptionWhoseValueIsLeftOut) {
+  EXPECT_EQ(read_all({"--list"}).line.value("list"), "");
+  EXPECT_EQ(read_all({"--list", "--doors=3"}).line.value("list"), "");
+  EXPECT_EQ(read_all({"--list", "wheels"}).line.value("list"), "wheels");
+  EXPECT_EQ(read_all({"--list=wheels"}).line.value("list"), "wheels");
+}
+
 TEST(CommandLineTest, TakesNegativeNumbersForValues) {
   EXPECT_THAT(read_all({"--doors", "-3"}).faults,
               ElementsAre("--doors: must be at least 2, at most 5, got -3"));
@@ -252,6 +277,17 @@ TEST(CommandLineTest, HelpExplainsASectionATypeOrAKey) {
             HasSubstr("from hub to rim (above 0; in m; default 0.5)"), Not(HasSubstr("engine"))));
   const std::string engine = help_text("engine", car_fields());
   EXPECT_THAT(engine, AllOf(HasSubstr("\nengine, type: electric:\n"), HasSubstr("--engine.range")));
+  EXPECT_EQ(help_text("engine", fields_of_engines()),
+            "engine, type: diesel, electric:\n"
+            "  --engine.weight number\n"
+            "\n"
+            "engine, type: diesel:\n"
+            "  --engine.power number     (default 1)\n"
+            "\n"
+            "engine, type: electric:\n"
+            "  --engine.power number     (default 2)\n");
+  EXPECT_THAT(help_text("engine.diesel", fields_of_engines()),
+              AllOf(StartsWith("engine, type: diesel:\n  --engine.power"), HasSubstr(".weight")));
   const std::string electric = help_text("engine.electric", car_fields());
   EXPECT_THAT(electric, AllOf(HasSubstr("--engine.range"), Not(HasSubstr("litres"))));
   EXPECT_THAT(help_text("doors", car_fields()), StartsWith("  --doors integer"));

@@ -156,6 +156,20 @@ TEST_F(IndexCacheTest, AFailedRenameFallsBackToMemoryWithoutDelayingOthers) {
   EXPECT_THAT(free, ElementsAre(false, true));
 }
 
+TEST_F(IndexCacheTest, AFolderThatCannotBeWrittenToIsReportedOnce) {
+  std::ofstream(folder_ / "file") << "no folder";
+  options_.folder = folder_ / "file";
+  IndexSource other = source();
+  other.key = "other key";
+  ::testing::internal::CaptureStdout();
+  EXPECT_EQ(open(), "first");
+  EXPECT_EQ(open_index(other, options_).text(1), "first");
+  const std::string log = ::testing::internal::GetCapturedStdout();
+  const std::string warning = "the index of 'test set' is kept in each process's memory";
+  EXPECT_NE(log.find(warning), log.npos) << log;
+  EXPECT_EQ(log.find(warning), log.rfind(warning)) << log;
+}
+
 TEST_F(IndexCacheTest, AFailedMappingFallsBackToMemory) {
   open();
   const fs::path index = file(".index");

@@ -172,6 +172,36 @@ TEST_F(BadInputTest, NamesADataFileThatIsNotThere) {
       base::kExitUsage, "/nowhere/digits.csv.gz");
 }
 
+TEST_F(BadInputTest, SaysWhereARelativePathOfDataStarts) {
+  std::vector<std::string> args = {"--config", shipped_config("digits.yaml"),
+                                   "--data.path=here/digits.csv.gz", "--run_dir", run_dir()};
+  expect_one_message(run_train(args, {}, inputs_.path()), base::kExitUsage,
+                     "No such file or directory (data.path is relative to the working folder, " +
+                         inputs_.path().string() + "; write ${here}/here/digits.csv.gz for");
+  args[2] = "--data.path=/nowhere/digits.csv.gz";
+  EXPECT_THAT(run_train(args).err, ::testing::Not(HasSubstr("is relative")));
+}
+
+TEST_F(BadInputTest, NamesARunsConfigurationThatIsCutOff) {
+  ASSERT_EQ(train_on(shipped_config("digits.yaml"), {"--max_steps=1"}).exit_code, 0);
+  const std::filesystem::path file = std::filesystem::path(run_dir()) / "config.yaml";
+  const std::string whole = base::read_file(file);
+  for (const std::string& damaged :
+       {whole.substr(0, whole.find("type: digits") + 8), std::string(), std::string(100, '\0')}) {
+    base::write_file_atomically(file, damaged);
+    const auto result = run_train({"eval", run_dir()});
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("config.yaml"));
+    EXPECT_THAT(result.err, HasSubstr("the run's own configuration is damaged or missing: give the "
+                                      "one that it was started with, --config FILE --run_dir " +
+                                      run_dir()));
+  }
+  EXPECT_EQ(run_train({"eval", "--config", shipped_config("digits.yaml"), "--run_dir", run_dir()})
+                .exit_code,
+            0);
+}
+
 TEST_F(BadInputTest, NamesADataFileThatIsCutOff) {
   const std::string whole = base::read_file(SYNCBN_SOURCE_DIR "/data/digits.csv.gz");
   const std::string half = inputs_ / "half.csv.gz";

@@ -86,6 +86,9 @@ TEST_F(PluginTest, ListsItsNamesWithItsOptions) {
     EXPECT_THAT(run_train({page, "--plugins=[" + plugin("staircase") + "]"}).out,
                 HasSubstr("steps of training on each stair"));
   }
+  const auto all = run_train({"--list", "--plugins=[" + plugin("staircase") + "]"});
+  EXPECT_EQ(all.exit_code, 0) << all.err;
+  EXPECT_THAT(all.out, ContainsRegex("\nschedules   constant,.* staircase"));
   EXPECT_THAT(run_train({"--list", "shedules"}).err, HasSubstr("did you mean 'schedules'?"));
 }
 
@@ -136,6 +139,25 @@ TEST_F(PluginTest, IsRefusedIfAGlobalObjectThrows) {
   EXPECT_EQ(result.err,
             "train: error: plugins: cannot load libthrows_early.so: the constructor of a global "
             "object threw: its licence has expired\n");
+}
+
+TEST_F(PluginTest, IsRefusedIfItIsCutOff) {
+  const std::string whole = base::read_file(plugin("staircase"));
+  const std::string cut = folder_ / "libcut.so";
+  for (const size_t size : {whole.size() - 100, whole.size() / 2, size_t{30}}) {
+    base::write_file_atomically(cut, whole.substr(0, size));
+    const auto result = train_with("plugins: [" + cut + "]\n");
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    EXPECT_THAT(result.err, HasSubstr("plugins: " + cut + " is cut off; copy or build it again"));
+  }
+}
+
+TEST_F(PluginTest, ThatExitsDoesNotEndTheRunAsFinished) {
+  const auto result = train_with("plugins: [" + plugin("exits") + "]\n");
+  EXPECT_EQ(result.exit_code, base::kExitInternal);
+  EXPECT_EQ(result.err,
+            "train: error: a plug-in or a library called exit(0) before the run was over; it must "
+            "return, or throw an exception\n");
 }
 
 TEST_F(PluginTest, IsRefusedIfItsNameIsTaken) {

@@ -17,6 +17,7 @@
 namespace syncbn::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::vector<std::string> short_run(const std::vector<std::string>& more = {}) {
@@ -35,6 +36,21 @@ TEST(RunFolderProgramTest, NumbersRunsOfOneConfigurationByDefault) {
       EXPECT_TRUE(std::filesystem::exists(cwd.path() / run / file)) << run << "/" << file;
     }
   }
+}
+
+TEST(RunFolderProgramTest, ProposesCommandsThatAShellTakes) {
+  const TempFolder cwd;
+  base::write_file_atomically(cwd / "my digits.yaml",
+                              base::read_file(shipped_config("digits.yaml")));
+  const auto run = [&] {
+    return run_train({"my digits.yaml", "--val_fraction=0.2", "--max_steps=1"}, {}, cwd.path()).err;
+  };
+  EXPECT_THAT(run(), HasSubstr("/train eval 'runs/my digits'\n"));
+  std::filesystem::remove(cwd / "runs/my digits/result.json");  // as if it was killed
+  const std::string unfinished = "runs/my digits has a run that was not finished; to resume it: ";
+  EXPECT_THAT(run(), AllOf(HasSubstr("writes to runs/my digits-2\n"), HasSubstr(unfinished),
+                           HasSubstr("/train 'runs/my digits'\n")));
+  EXPECT_THAT(run(), ::testing::Not(HasSubstr(unfinished)));  // a later one has finished
 }
 
 TEST(RunFolderProgramTest, AResumeGoesOnWithTheNewestRun) {

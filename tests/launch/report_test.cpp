@@ -68,6 +68,16 @@ TEST(FailureReportTest, DoesNotRepeatATailThatWasShown) {
   EXPECT_THAT(json_report(3, 0, report), HasSubstr("said already"));
 }
 
+TEST(FailureReportTest, DoesNotShowWarningsAsTheReason) {
+  FailureReport report;
+  report.wait_status = SIGKILL;
+  report.stderr_tail = {"I epoch 1/2", "W an image is damaged",
+                        "[W1127 06:00:00 socket.cpp:1] slow"};
+  EXPECT_THAT(render_report(report), Not(HasSubstr("stderr")));
+  report.stderr_tail.insert(report.stderr_tail.begin(), "out of paper");
+  EXPECT_THAT(render_report(report), HasSubstr("(its last 4 lines)\n    out of paper\n"));
+}
+
 TEST(FailureReportTest, ShowsAsMuchOfAnErrorMessageAsAPersonReads) {
   FailureReport report;
   report.wait_status = exited(3);

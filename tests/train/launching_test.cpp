@@ -33,6 +33,12 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
                           "--node_rank=1", "--nproc_per_node=auto"));
 }
 
+TEST(ImagenetOptionsTest, MayBeWrittenAsKeys) {
+  EXPECT_THAT(translate_imagenet_options({"lr=0.1", "--epochs", "wd=2", "workers=4"}),
+              ElementsAre("--optimizer.lr=0.1", "--epochs", "wd=2", "--loader.num_workers=4"));
+  EXPECT_THAT(translate_imagenet_options({"dummy=false", "lr"}), ElementsAre("dummy=false", "lr"));
+}
+
 TEST(ImagenetOptionsTest, WorldSizeCountsProcessesWhereNodesHaveOne) {
   EXPECT_THAT(translate_imagenet_options({"--world-size", "4", "--rank=3"}),
               ElementsAre("--nnodes=4", "--node_rank=3", "--nproc_per_node=1"));

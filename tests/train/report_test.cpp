@@ -49,6 +49,7 @@ struct FakeRun {
   int64_t steps_per_epoch = 20;
   double best = 0.9;
   bool is_finished = true;
+  std::string init = {};
 };
 
 std::string config_of(const FakeRun& run) {
@@ -57,8 +58,8 @@ std::string config_of(const FakeRun& run) {
       "{}\n"
       "data:\n  type: digits\noptimizer:\n  type: sgd\n  lr: {}\n  momentum: 0\nrun_dir: "
       "\"${{here}}\"\n"
-      "checkpoint:\n  keep_best:\n    metric: \"\"\n    mode: auto\n",
-      run.seed, run.epochs, run.task, run.lr);
+      "checkpoint:\n  keep_best:\n    metric: \"\"\n    mode: auto\ninit: \"{}\"\n",
+      run.seed, run.epochs, run.task, run.lr, run.init);
 }
 
 std::string log_of(const FakeRun& run) {
@@ -387,6 +388,21 @@ TEST_F(ReportTest, CompareShowsKeysThatDifferAndTheBestFirst) {
             " 10.0 s  finished\n"
             "  c       3           0.4              0.7000           3         0.7000      0.0000  "
             "  6.0 s  no end\n");
+}
+
+TEST_F(ReportTest, CompareShowsWhereLongValuesAndEqualNamesDiffer) {
+  const std::string folder = "/data/" + std::string(40, 'x');
+  FakeRun run{.init = folder + "/first.pt"};
+  const std::string a = add_run("a/same", run);
+  run.init = folder + "/other.pt";
+  const std::string b = add_run("b/same", run);
+  run.init = "/home/" + std::string(40, 'x');
+  const std::string c = add_run("c", run);
+  const std::string front = table_of({a, b});
+  EXPECT_THAT(front, AllOf(HasSubstr("…xxxxxxxxxxxxxx/first.pt "), HasSubstr("/other.pt ")));
+  EXPECT_THAT(front, AllOf(HasSubstr(a + " "), HasSubstr(b + " ")));
+  EXPECT_THAT(table_of({a, c}),
+              AllOf(HasSubstr("…data/xxx"), HasSubstr("…home/xxx"), HasSubstr("\nsame  ")));
 }
 
 TEST_F(ReportTest, CompareGroupsSeeds) {

@@ -108,10 +108,15 @@ TEST_F(RunViewTest, SaysWhyARunHasEnded) {
   EXPECT_EQ(killed.screen(90, 9, false)[0],
             "digits  stopped without a last line: killed, or its host failed  2 ranks");
   EXPECT_FALSE(killed.is_over()) << "the launcher may restart it";
+  EXPECT_THAT(killed.news(),
+              ElementsAre("no process writes to the run; waiting 30 s for a restart"));
+  EXPECT_THAT(killed.news(), ElementsAre());
   fs::last_write_time(path_ / "log.jsonl",
                       fs::file_time_type::clock::now() - std::chrono::minutes(5));
   killed.update();
   EXPECT_TRUE(killed.is_over());
+  EXPECT_THAT(killed.news(),
+              ElementsAre("stopped without a last line: killed, or its host failed"));
 }
 
 TEST_F(RunViewTest, BeginsAnewWithALogThatWasRewound) {

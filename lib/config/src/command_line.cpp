@@ -158,6 +158,8 @@ class Parser {
     if (own.value_name.empty()) {
       if (attached) faults_.add({}, fmt::format("the option '{}' takes no value", option));
       result_.program.push_back({own.name, ""});
+    } else if (own.has_optional_value() && !attached && !has_value()) {
+      result_.program.push_back({own.name, ""});
     } else if (const auto text = take_value(option, std::move(attached))) {
       result_.program.push_back({own.name, *text});
     }
@@ -174,10 +176,13 @@ class Parser {
     }
   }
 
+  /// Whether the next word can be a value: a negative number, but no option.
+  bool has_value() const { return next_ < args_.size() && !args_[next_].starts_with("--"); }
+
   std::optional<std::string> take_value(const std::string& option,
                                         std::optional<std::string> attached) {
     if (attached) return attached;
-    if (next_ < args_.size() && !args_[next_].starts_with("--")) return args_[next_++];
+    if (has_value()) return args_[next_++];
     faults_.add({}, fmt::format("the option '{}' needs a value", option));
     return std::nullopt;
   }
@@ -325,13 +330,17 @@ std::optional<std::string> help_topic(const std::vector<std::string>& args) {
 
 std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fields) {
   std::string out;
-  for (const FieldGroup& group : group_fields(fields)) {
-    const bool is_section = group.section == topic || group.section.starts_with(topic + ".");
-    const bool is_type = std::ranges::any_of(
+  const auto is_type = [&](const FieldGroup& group) {
+    return std::ranges::any_of(
         group.types, [&](const std::string& type) { return group.section + "." + type == topic; });
+  };
+  std::vector<FieldGroup> groups = group_fields(fields);
+  if (std::ranges::none_of(groups, is_type)) groups = group_fields_once(fields);
+  for (const FieldGroup& group : groups) {
+    const bool is_section = group.section == topic || group.section.starts_with(topic + ".");
     std::string lines;
     for (const FieldInfo& field : group.fields) {
-      if (!is_section && !is_type && field.path != topic) continue;
+      if (!is_section && !is_type(group) && field.path != topic) continue;
       lines += help_of(field);
       for (const auto& [name, help] : field.alternatives) lines += help_line("  " + name, help);
     }

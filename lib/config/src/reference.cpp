@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -64,20 +65,33 @@ bool is_alike(const FieldInfo& one, const FieldInfo& other) {
   return shown(one) == shown(other);
 }
 
+/// A group of this field alone.
+FieldGroup group_of(const FieldInfo& field) {
+  FieldGroup group{.section = "", .types = {}, .fields = {field}};
+  if (const size_t dot = field.path.rfind('.'); dot != field.path.npos) {
+    group.section = field.path.substr(0, dot);
+  }
+  if (!field.only_for.empty()) group.types = {field.only_for.substr(kOnlyFor.size())};
+  return group;
+}
+
+/// Adds the fields of `one` to the group of its section and types, or as a new group.
+void add_to_groups(FieldGroup one, std::vector<FieldGroup>& groups) {
+  const auto group = std::ranges::find_if(groups, [&](const FieldGroup& other) {
+    return other.section == one.section && other.types == one.types;
+  });
+  if (group == groups.end()) {
+    groups.push_back(std::move(one));
+  } else {
+    group->fields.insert(group->fields.end(), one.fields.begin(), one.fields.end());
+  }
+}
+
 }  // namespace
 
 std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
   std::vector<FieldGroup> groups(1);
-  for (const FieldInfo& field : fields) {
-    const size_t dot = field.path.rfind('.');
-    const std::string section = dot == std::string::npos ? "" : field.path.substr(0, dot);
-    const std::string type = field.only_for.substr(field.only_for.empty() ? 0 : kOnlyFor.size());
-    const std::vector<std::string> types(type.empty() ? 0 : 1, type);
-    auto group = std::ranges::find_if(
-        groups, [&](const FieldGroup& g) { return g.section == section && g.types == types; });
-    if (group == groups.end()) group = groups.insert(groups.end(), {section, types, {}});
-    group->fields.push_back(field);
-  }
+  for (const FieldInfo& field : fields) add_to_groups(group_of(field), groups);
   if (groups.front().fields.empty()) groups.erase(groups.begin());
   std::vector<FieldGroup> merged;
   for (FieldGroup& group : groups) {
@@ -92,6 +106,27 @@ std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields) {
     }
   }
   return merged;
+}
+
+std::vector<FieldGroup> group_fields_once(const std::vector<FieldInfo>& fields) {
+  std::vector<FieldGroup> of_each;
+  for (const FieldInfo& field : fields) {
+    FieldGroup one = group_of(field);
+    const auto same = std::ranges::find_if(of_each, [&](const FieldGroup& other) {
+      return !one.types.empty() && is_alike(other.fields.front(), field);
+    });
+    if (same == of_each.end()) {
+      of_each.push_back(std::move(one));
+    } else {
+      same->types.push_back(one.types.front());
+    }
+  }
+  std::vector<FieldGroup> groups;
+  for (FieldGroup& one : of_each) add_to_groups(std::move(one), groups);
+  std::ranges::stable_sort(groups, std::ranges::greater(), [](const FieldGroup& group) {
+    return group.types.empty() ? std::string::npos : group.types.size();
+  });
+  return groups;
 }
 
 std::string markdown_reference(const std::vector<FieldInfo>& fields) {

@@ -1,13 +1,19 @@
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/subset.h>
 #include <syncbn/train/inputs.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "common/config_keys.h"
 
 namespace syncbn::train {
 namespace {
@@ -25,10 +31,35 @@ void check_divisible(const Config& config, int64_t batch_size, int world_size) {
   }
 }
 
+/// A split of the data, or null. Where a file is missing, the message says from where a relative
+/// path starts: the configuration may have been written for another working folder.
+std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split split) {
+  try {
+    return config.data.make(split);
+  } catch (const base::UserError& error) {
+    const std::string what = error.what();
+    if (what.find(std::strerror(ENOENT)) == what.npos) throw;
+    const config::Value all = config::Schema<Config>::get().write(config);
+    for (const config::Value::Member& member : all.find("data")->members) {
+      const std::filesystem::path path = member.value.scalar;
+      if (!is_path_of_data("data." + member.key) || path.empty() || path.is_absolute() ||
+          base::exists(path)) {
+        continue;
+      }
+      std::error_code ignored;
+      throw base::UserError(fmt::format(
+          "{} (data.{} is relative to the working folder, {}; write ${{here}}/{} for a path "
+          "relative to the configuration)",
+          what, member.key, std::filesystem::current_path(ignored).string(), path.string()));
+    }
+    throw;
+  }
+}
+
 /// The validation split, or null. Takes samples out of `train_set` if it is to be held out.
 std::shared_ptr<const data::Dataset> make_val_set(const Config& config,
                                                   std::shared_ptr<const data::Dataset>& train_set) {
-  auto val_set = config.data.make(data::Split::kVal);
+  auto val_set = make_data(config, data::Split::kVal);
   if (config.val_fraction == 0) return val_set;
   if (val_set) {
     throw base::UserError("val_fraction: the data has a validation split already; set only one");
@@ -40,7 +71,7 @@ std::shared_ptr<const data::Dataset> make_val_set(const Config& config,
                     config.val_fraction, base::counted(train_set->size(), "training sample"),
                     parts.train.empty() ? "train on" : "evaluate on"));
   }
-  auto plain = config.data.make(data::Split::kHeldOut);
+  auto plain = make_data(config, data::Split::kHeldOut);
   if (!plain || plain->size() != train_set->size()) {
     throw base::UserError(
         "val_fraction: this data set has no Split::kHeldOut, the training samples with the "
@@ -75,7 +106,7 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
         "custom data set returns null for Split::kVal");
   }
   inputs.eval_split = val_set ? data::Split::kVal : data::Split::kTest;
-  inputs.eval_set = val_set ? std::move(val_set) : config.data.make(data::Split::kTest);
+  inputs.eval_set = val_set ? std::move(val_set) : make_data(config, data::Split::kTest);
   if (!inputs.eval_set) {
     throw base::UserError(
         "data: there is no split to evaluate on; set data.val, data.test or val_fraction");
@@ -90,7 +121,8 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
 
 /// Finds now what `train eval` would find when the training is over.
 bool has_test_set(const Config& config, const Inputs& inputs) {
-  return inputs.eval_split == data::Split::kTest || config.data.make(data::Split::kTest) != nullptr;
+  return inputs.eval_split == data::Split::kTest ||
+         make_data(config, data::Split::kTest) != nullptr;
 }
 
 void check_classes(const data::Dataset& set) {
@@ -121,11 +153,11 @@ void check_readable(const Config& config, const Inputs& inputs) {
 std::shared_ptr<const data::Dataset> make_split(const Config& config, data::Split split) {
   std::shared_ptr<const data::Dataset> set;
   if (split == data::Split::kVal && config.val_fraction > 0) {
-    auto train_set = config.data.make(data::Split::kTrain);
+    auto train_set = make_data(config, data::Split::kTrain);
     set = make_val_set(config, train_set);
   } else {
     const bool is_train = split == data::Split::kTrain;
-    set = config.data.make(is_train ? data::Split::kHeldOut : split);
+    set = make_data(config, is_train ? data::Split::kHeldOut : split);
     if (is_train && set && config.val_fraction > 0) {
       set =
           data::subset(set, data::hold_out(set->size(), set->labels(), config.val_fraction).train);
@@ -161,7 +193,7 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   Inputs inputs;
   inputs.batch_size = config.local_batch_size(world_size);
   check_divisible(config, inputs.batch_size, world_size);
-  inputs.train_set = config.data.make(data::Split::kTrain);
+  inputs.train_set = make_data(config, data::Split::kTrain);
   check_classes(*inputs.train_set);
   config.task.make(*inputs.train_set);  // reports what does not suit the task
   choose_eval_set(config, inputs);

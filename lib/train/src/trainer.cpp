@@ -11,6 +11,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/program_file.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
@@ -361,6 +362,8 @@ class Trainer {
 
   void start_folder(bool resumed, const std::string& environment) {
     const bool continues = resumed && resume_.continues_folder;
+    const fs::path former = RunFolder::newest(config_.run_dir, name_);
+    const bool is_unfinished = former != resume_.folder && RunFolder::is_unfinished(former);
     config::Value config = config::parse_yaml(config_text_, name_);
     // A run from this file continues in the folder that the file is in.
     config.set("run_dir", config::Value::of_scalar("${here}", /*quoted=*/true));
@@ -391,6 +394,10 @@ class Trainer {
     }
     spdlog::info("writes to {}{}", folder_->path().string(),
                  keepers_.count() > 1 ? fmt::format(" on {} nodes", keepers_.count()) : "");
+    if (is_unfinished) {
+      spdlog::info("{} has a run that was not finished; to resume it: {}", former.string(),
+                   resume_command(former));
+    }
   }
 
   std::string eval_split() const { return to_string(inputs_.eval_split); }
@@ -972,24 +979,26 @@ class Trainer {
   // ---- the end ---------------------------------------------------------------------------------
 
   /// "build/bin/train eval runs/mine"
-  std::string command_line(const std::string& command) const {
+  static std::string command_line(const std::string& command, const fs::path& run) {
     std::error_code ignored;
-    const std::filesystem::path program = base::program_file();
-    const auto folder = std::filesystem::current_path(ignored);
+    const fs::path program = base::program_file();
+    const auto folder = fs::current_path(ignored);
     std::string near = program.lexically_proximate(folder).string();
     if (near.find('/') == near.npos) near.insert(0, "./");
-    return fmt::format("{}{} {}", near.starts_with("..") ? program.string() : near, command,
-                       folder_->path().string());
+    std::vector<std::string> words = {near.starts_with("..") ? program.string() : near};
+    if (!command.empty()) words.push_back(command);
+    words.push_back(run.string());
+    return base::shell_quoted(words);
   }
 
   /// "build/bin/train runs/mine --nproc_per_node=2"
-  std::string resume_command() const {
+  static std::string resume_command(const fs::path& run) {
     const int64_t ranks = dist::world_size();
     const auto of_node = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
     if (of_node && *of_node < ranks) {
-      return fmt::format("the same command with --config {}", folder_->path().string());
+      return "the same command with --config " + base::shell_quoted({run.string()});
     }
-    return command_line("") + (ranks == 1 ? "" : fmt::format(" --nproc_per_node={}", ranks));
+    return command_line("", run) + (ranks == 1 ? "" : fmt::format(" --nproc_per_node={}", ranks));
   }
 
   /// @param sampler where the run continues
@@ -1006,7 +1015,7 @@ class Trainer {
     if (is_rank_0()) {
       progress_.clear();
       spdlog::warn("stopped by {} after step {}; to resume: {}", name, position_.step,
-                   resume_command());
+                   resume_command(folder_->path()));
     }
     return signal == SIGINT ? base::kExitSignalBase + signal : base::kExitPreempted;
   }
@@ -1049,7 +1058,8 @@ class Trainer {
                  shown(metric, value), shown(metric, best.value), best.epoch,
                  base::format_seconds(record.seconds));
     if (inputs_.eval_split == data::Split::kVal && inputs_.has_test_set) {
-      spdlog::info("to evaluate best.pt on the test split: {}", command_line(" eval"));
+      spdlog::info("to evaluate best.pt on the test split: {}",
+                   command_line("eval", folder_->path()));
     }
   }
 

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <exception>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include <syncbn/base/atomic_file.h>
@@ -185,7 +186,8 @@ class CachedIndex {
   }
 
   MappedIndex in_memory(const std::string& why) const {
-    if (is_first_) {
+    static std::set<fs::path> reported;  // folders: several splits have one reason
+    if (is_first_ && reported.insert(path_.parent_path()).second) {
       spdlog::warn(
           "the index of '{}' is kept in each process's memory, since no file can be written: {}",
           source_.name, why);

@@ -1,19 +1,8 @@
 #include "common/words.h"
 
-#include <syncbn/base/text.h>
-
-#include <algorithm>
 #include <cctype>
 
 namespace syncbn::launch {
-namespace {
-
-bool needs_no_quotes(char c) {
-  return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-         std::string_view("_-+=./:,@%").find(c) != std::string_view::npos;
-}
-
-}  // namespace
 
 std::optional<std::vector<std::string>> shell_words(std::string_view text) {
   std::vector<std::string> words;
@@ -41,24 +30,6 @@ std::optional<std::vector<std::string>> shell_words(std::string_view text) {
   if (quote != '\0') return std::nullopt;
   if (word) words.push_back(*word);
   return words;
-}
-
-std::string in_single_quotes(std::string_view word) {
-  std::string result = "'";
-  for (const char c : word) {
-    result += c == '\'' ? R"('\'')" : std::string(1, c);
-  }
-  return result + "'";
-}
-
-std::string shell_quoted(const std::vector<std::string>& words) {
-  std::vector<std::string> quoted;
-  quoted.reserve(words.size());
-  for (const std::string& word : words) {
-    const bool bare = !word.empty() && std::all_of(word.begin(), word.end(), needs_no_quotes);
-    quoted.push_back(bare ? word : in_single_quotes(word));
-  }
-  return base::join(quoted, " ");
 }
 
 }  // namespace syncbn::launch

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 
 #include <optional>
@@ -9,16 +10,12 @@
 
 namespace syncbn::launch {
 
+using base::in_single_quotes;
+using base::shell_quoted;
 using base::words_of;
 
 /// Splits into words as a shell does: removes quotes and backslashes, and expands nothing. Empty if
 /// a quote is not closed.
 std::optional<std::vector<std::string>> shell_words(std::string_view text);
-
-/// Quotes a word for a shell, always.
-std::string in_single_quotes(std::string_view word);
-
-/// Joins words into a shell command, with quotes only where they are needed.
-std::string shell_quoted(const std::vector<std::string>& words);
 
 }  // namespace syncbn::launch

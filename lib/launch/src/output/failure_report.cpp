@@ -34,6 +34,11 @@ std::string indented(const std::string& text) {
   return result;
 }
 
+/// A line of this project's log below "error", or a warning of libtorch's.
+bool is_warning(const std::string& line) {
+  return line.starts_with("I ") || line.starts_with("W ") || line.starts_with("[W");
+}
+
 }  // namespace
 
 std::string cut_message(const std::string& message, const std::string& file, size_t max_bytes,
@@ -80,13 +85,15 @@ std::string render_report(const FailureReport& report) {
     // The terminal must not obey its control characters.
     text += indented(base::printable(message, "\n\t"));
   }
-  if (!report.stderr_tail.empty() && !report.tail_was_shown) {
+  // The reason is not among them.
+  const bool has_only_warnings = std::ranges::all_of(report.stderr_tail, is_warning);
+  if (!has_only_warnings && !report.tail_was_shown) {
     const size_t lines = report.stderr_tail.size();
     line("stderr", lines == 1 ? "(its last line)" : fmt::format("(its last {} lines)", lines));
     text += indented(base::join(report.stderr_tail, "\n"));
   }
   if (!report.flight_file.empty()) {
-    line("collectives", fmt::format("syncbn-launch explain {}", report.flight_file));
+    line("collectives", shell_quoted({"syncbn-launch", "explain", report.flight_file}));
   }
   if (!report.failed_too.empty()) line("failed too", base::join(report.failed_too, ", "));
   if (!report.ended.empty()) line("then ended", base::join(report.ended, ", "));

@@ -264,11 +264,26 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
   return train(config, resolved.text, resolved.name, inputs);
 }
 
+/// A plug-in or a library may call exit(0) in the middle of a run, which would count as finished.
+void refuse_success(int status, void* has_returned) {
+  if (status != 0 || *static_cast<bool*>(has_returned)) return;
+  // Plug-ins do the same on all ranks: local rank 0 reports it.
+  if (base::env("LOCAL_RANK").value_or("0") != "0") std::this_thread::sleep_for(kQuietExitDelay);
+  base::write_stderr(
+      "train: error: a plug-in or a library called exit(0) before the run was over; it must "
+      "return, or throw an exception\n");
+  std::_Exit(base::kExitInternal);
+}
+
 }  // namespace
 
 int run_main(int argc, char** argv, const RegisterAll& register_all) {
   const std::vector<std::string> given(argv + 1, argv + argc);
-  return base::run_main("train", [&] { return run_command(given, register_all); });
+  static bool has_returned = false;
+  ::on_exit(refuse_success, &has_returned);
+  const int exit_code = base::run_main("train", [&] { return run_command(given, register_all); });
+  has_returned = true;
+  return exit_code;
 }
 
 int run_command(const std::vector<std::string>& given, const RegisterAll& register_all) {

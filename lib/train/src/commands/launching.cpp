@@ -110,6 +110,13 @@ const std::map<std::string, Translation>& imagenet_switches() {
   return all;
 }
 
+/// Whether a word may belong to the option before it.
+bool may_be_value(const Words& args, size_t place) {
+  return place > 0 && args[place - 1].starts_with("--") &&
+         args[place - 1].find('=') == std::string::npos &&
+         !imagenet_switches().contains(option_at(args, place - 1, false).name);
+}
+
 /// A folder of images, as the example's only argument.
 bool is_data_folder(const Words& args, size_t place) {
   const std::string& word = args[place];
@@ -117,11 +124,8 @@ bool is_data_folder(const Words& args, size_t place) {
   // Commands of train, and predict's argument, whatever is in folders of these names.
   if (place == 0 && (word == "eval" || word == "predict")) return false;
   if (place == 1 && args.front() == "predict") return false;
-  const bool may_be_value = place > 0 && args[place - 1].starts_with("--") &&
-                            args[place - 1].find('=') == std::string::npos &&
-                            !imagenet_switches().contains(option_at(args, place - 1, false).name);
   std::error_code ignored;
-  return !may_be_value && fs::is_directory(fs::path(word) / "train", ignored);
+  return !may_be_value(args, place) && fs::is_directory(fs::path(word) / "train", ignored);
 }
 
 // ---- the launcher -------------------------------------------------------------------------------
@@ -148,12 +152,15 @@ Words translate_imagenet_options(const Words& args) {
       continue;
     }
     const bool is_option = args[i].starts_with('-') && args[i].size() > 1;
+    // `lr=0.1` is `--lr=0.1`, as for keys.
+    const bool is_setting =
+        !is_option && args[i].find('=') != std::string::npos && !may_be_value(args, i);
     const std::string name = option_at(args, i, false).name;
     const auto value = imagenet_values().find(name);
     const auto toggle = imagenet_switches().find(name);
     Words words = {args[i]};
     size_t taken = 1;
-    if (is_option && value != imagenet_values().end()) {
+    if ((is_option || is_setting) && value != imagenet_values().end()) {
       const Option option = option_at(args, i, true);
       if (!option.value) {
         throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));

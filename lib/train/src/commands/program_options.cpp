@@ -66,9 +66,10 @@ const std::vector<CommandOption>& all_options() {
        {kTraining, "check", "eval", "predict", "export", "sweep"}},
       {{"print_config", "", "print all keys, where each value was written, and exit"},
        {kTraining, "eval", "predict"}},
-      {{"list", "KIND",
+      {{"list", "[KIND]",
         "print what there is to choose from, with its options, and exit: models, data, "
-        "transforms, losses, metrics, tasks, optimizers, schedules or samplers"},
+        "transforms, losses, metrics, tasks, optimizers, schedules or samplers; without a kind, "
+        "the names of all"},
        {kTraining}},
       {{"print_reference", "", "print all keys as a Markdown document and exit"}, {kTraining}},
       {{"print_schema", "", "print all keys as a JSON Schema, for editors, and exit"}, {kTraining}},

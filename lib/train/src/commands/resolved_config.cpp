@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/layers.h>
 #include <syncbn/config/yaml.h>
@@ -23,11 +24,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// The folder of the run whose config.yaml this is, or "".
+fs::path run_folder_of(const fs::path& file) {
+  const fs::path folder = fs::absolute(file).lexically_normal().parent_path();
+  return file.filename() == RunFolder::kConfig && RunFolder::is_run(folder) ? folder : "";
+}
+
 /// The file without its extension, or the folder of a run whose config.yaml it is.
 std::string name_of(const fs::path& file) {
-  const fs::path folder = fs::absolute(file).lexically_normal().parent_path();
-  const bool is_of_run = file.filename() == RunFolder::kConfig && RunFolder::is_run(folder);
-  return is_of_run ? folder.filename().string() : file.stem().string();
+  const fs::path run = run_folder_of(file);
+  return run.empty() ? file.stem().string() : run.filename().string();
 }
 
 /// The files of --config; of a folder, the config.yaml in it.
@@ -66,6 +72,24 @@ void check_file(const fs::path& file) {
   }
 }
 
+/// Reads the files of --config. A run writes its config.yaml as a whole, ending with a line.
+config::Value read_files(const std::vector<std::string>& files, config::Faults& faults) {
+  const std::string& last = files.back();
+  const fs::path run = run_folder_of(last);
+  try {
+    for (const std::string& file : files) check_file(file);
+    config::Value all = config::load_files({files.begin(), files.end()}, faults);
+    if (run.empty() || base::read_file(last).ends_with('\n')) return all;
+    throw base::UserError(last + " is cut off");
+  } catch (const base::UserError& error) {
+    if (run.empty()) throw;
+    throw base::UserError(fmt::format(
+        "{}; the run's own configuration is damaged or missing: give the one that it was started "
+        "with, --config FILE --run_dir {}",
+        error.what(), base::shell_quoted({run.string()})));
+  }
+}
+
 }  // namespace
 
 void load_plugins(const config::CommandLine& line) {
@@ -93,10 +117,9 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
                 : "--config names no file; give it one: --config FILE (see --help)");
     faults.throw_if_any();
   }
-  for (const std::string& file : files) check_file(file);
   ResolvedConfig resolved;
   resolved.name = name_of(files.back());
-  resolved.origins = config::load_files({files.begin(), files.end()}, faults);
+  resolved.origins = read_files(files, faults);
   config::merge(line.overrides, resolved.origins, faults);
   config::resolve_references(resolved.origins, config_fields(), faults);
   config::Schema<Config>::get().read(resolved.origins, resolved.config, "", faults);

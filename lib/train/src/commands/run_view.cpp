@@ -129,6 +129,7 @@ void RunView::update() {
     series_.clear();
     numbers_.clear();
   }
+  if (is_locked_) has_told_wait_ = false;
   log_.read(ReadSteps::kYes, [this](const nlohmann::ordered_json& line) { take(line); });
 }
 
@@ -268,7 +269,12 @@ std::vector<std::string> RunView::news() {
     }
     lines.push_back(base::join(parts, "  "));
   }
-  if (is_over() && !std::exchange(has_told_end_, true)) lines.push_back(state_text());
+  if (is_over()) {
+    if (!std::exchange(has_told_end_, true)) lines.push_back(state_text());
+  } else if (!is_locked_ && !std::exchange(has_told_wait_, true)) {
+    lines.push_back(
+        fmt::format("no process writes to the run; waiting {:.0f} s for a restart", kQuiet));
+  }
   return lines;
 }
 

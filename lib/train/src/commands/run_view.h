@@ -72,6 +72,7 @@ class RunView {
   std::vector<LogRecord> new_epochs_;
   std::pair<double, int64_t> newest_;  ///< time and number of the last of all new_epochs_
   bool has_told_end_ = false;
+  bool has_told_wait_ = false;
 };
 
 }  // namespace syncbn::train

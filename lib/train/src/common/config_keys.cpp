@@ -28,13 +28,16 @@ bool is_incidental(std::string_view key) {
   return is_of_folder(key) || is_among(key, {"report", "log_interval"});
 }
 
-bool may_differ(std::string_view key) {
-  // What is in the files is compared instead.
-  return is_local(key) ||
-         is_among(key, {"data.path", "data.train", "data.val", "data.test", "data.train_images",
+bool is_path_of_data(std::string_view key) {
+  return is_among(key, {"data.path", "data.train", "data.val", "data.test", "data.train_images",
                         "data.train_masks", "data.val_images", "data.val_masks", "data.test_images",
                         "data.test_masks", "data.train_annotations", "data.val_annotations",
-                        "data.test_annotations", "data.root", "data.cache_dir"});
+                        "data.test_annotations", "data.root"});
+}
+
+bool may_differ(std::string_view key) {
+  // What is in the files is compared instead.
+  return is_local(key) || is_path_of_data(key) || key == "data.cache_dir";
 }
 
 bool may_change(std::string_view key) {

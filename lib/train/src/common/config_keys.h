@@ -2,8 +2,8 @@
 
 #include <string_view>
 
-// Keys of a configuration that do not say what is trained, for comparing two configurations. Each
-// of the first three functions is also true for the keys of those above it.
+// Keys of a configuration that do not say what is trained, for comparing two configurations.
+// is_incidental() and may_differ() are also true for the keys of the functions above them.
 namespace syncbn::train {
 
 /// Keys about the run's folder, which differ between all runs.
@@ -11,6 +11,9 @@ bool is_of_folder(std::string_view key);
 
 /// Keys about what is shown of a run.
 bool is_incidental(std::string_view key);
+
+/// Keys that name files or folders of samples.
+bool is_path_of_data(std::string_view key);
 
 /// Keys that may differ between the ranks of a run.
 bool may_differ(std::string_view key);

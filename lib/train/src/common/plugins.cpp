@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <link.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -11,6 +12,7 @@
 #include <syncbn/train/plugin.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <limits>
@@ -49,6 +51,16 @@ std::vector<std::string> abi_of(std::string_view library) {
   if (begin == library.npos) return {};
   const std::string_view rest = library.substr(begin + mark.size());
   return abi_parts(rest.substr(0, rest.find('\0')));
+}
+
+/// Whether the end of an ELF file is missing, where linkers write the table of sections. The
+/// dynamic loader would die of SIGBUS.
+bool is_cut_off(std::string_view library) {
+  ElfW(Ehdr) header{};
+  if (!library.starts_with(ELFMAG)) return false;
+  if (library.size() < sizeof header) return true;
+  std::memcpy(&header, library.data(), sizeof header);
+  return library.size() < header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize;
 }
 
 void check_abi(const std::string& file, const std::vector<std::string>& built_for) {
@@ -114,6 +126,9 @@ void load(const fs::path& path) {
     throw base::UserError(fmt::format("{} is no file; name a shared library (.so)", path.string()));
   }
   const std::string bytes = base::read_file(path, kMaxBytes);
+  if (is_cut_off(bytes)) {
+    throw base::UserError(fmt::format("{} is cut off; copy or build it again", path.string()));
+  }
   const std::vector<std::string> built_for = abi_of(bytes);
   if (built_for.empty()) {
     throw base::UserError(fmt::format(

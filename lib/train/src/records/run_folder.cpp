@@ -224,6 +224,10 @@ bool RunFolder::has_result(const fs::path& folder) {
   return base::exists(result(folder));
 }
 
+bool RunFolder::is_unfinished(const fs::path& folder) {
+  return !checkpoints(folder).empty() && !has_result(folder) && !is_locked(folder);
+}
+
 fs::path RunFolder::result(const fs::path& folder) {
   return folder / kResult;
 }

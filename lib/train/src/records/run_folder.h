@@ -138,6 +138,8 @@ class RunFolder {
   static bool is_run(const std::filesystem::path& folder);
   /// Whether the folder holds a finished run.
   static bool has_result(const std::filesystem::path& folder);
+  /// Whether a run could go on from the folder: it was stopped or killed after a checkpoint.
+  static bool is_unfinished(const std::filesystem::path& folder);
 
   /// The line of log.jsonl about an epoch.
   static std::string line_of(const EpochRecord& record);

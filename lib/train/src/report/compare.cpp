@@ -118,6 +118,12 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
         fmt::format("compare: {} is a run of task {} and {} one of {}; compare runs of one task",
                     folders[0], first, folder, task));
   }
+  // Runs in several folders may have one name.
+  std::map<std::string, int> count;
+  for (const ComparedRun& run : runs) ++count[run.records.name];
+  for (auto& [records, settings, result] : runs) {
+    if (count[records.name] > 1) records.name = records.folder.string();
+  }
   return runs;
 }
 
@@ -209,6 +215,27 @@ std::string group_name(const std::vector<ComparedRun>& runs, const std::vector<s
   return group.size() == 1 ? name : fmt::format("{} and {} more", name, group.size() - 1);
 }
 
+/// How many bytes the values of all runs that have this key begin with.
+size_t common_begin(const std::vector<ComparedRun>& runs, const std::string& key) {
+  std::optional<std::string> common;
+  for (const ComparedRun& run : runs) {
+    const auto found = run.settings.find(key);
+    if (found == run.settings.end()) continue;
+    if (!common) common = found->second;
+    const auto end = std::ranges::mismatch(*common, found->second).in1;
+    common->erase(end, common->end());
+  }
+  return common.value_or("").size();
+}
+
+/// The part of a value that a column has room for, with the place where values differ.
+std::string cell_of(const std::string& value, size_t common) {
+  if (base::columns_of(value) <= kMaxCell) return value;
+  const size_t rest = value.size() - (kMaxCell - 1);
+  const size_t begin = base::utf8_prefix(value, std::min(common, rest)).size();
+  return base::shortened((begin > 0 ? "…" : "") + value.substr(begin), kMaxCell);
+}
+
 /// @param keys that become columns
 ResultRow row_of(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group,
                  std::span<const std::string> keys) {
@@ -216,8 +243,9 @@ ResultRow row_of(const std::vector<ComparedRun>& runs, const std::vector<size_t>
       .values = {group_name(runs, group)}, .result = {}, .state = group_state(runs, group)};
   for (const std::string& key : keys) {
     const bool are_several = key == kSeed && group.size() > 1;
-    row.values.push_back(are_several ? base::counted(std::ssize(group), kSeed)
-                                     : base::shortened(setting_of(runs[group[0]], key), kMaxCell));
+    row.values.push_back(are_several
+                             ? base::counted(std::ssize(group), kSeed)
+                             : cell_of(setting_of(runs[group[0]], key), common_begin(runs, key)));
   }
   std::vector<Json> results;
   double ranks = 0;

@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/program_file.h>
+#include <syncbn/base/signal_mask.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -14,7 +15,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "step/stopping.h"
+#include "step/early_signals.h"
 
 namespace syncbn::train {
 namespace {
@@ -90,10 +91,9 @@ void spare_waiting_threads(const Config& config, const std::vector<std::string>&
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  hold_early_signals();
+  const base::SignalMask held(SIG_BLOCK, kEarlySignals);
+  // Without it, training is only slower on busy cores.
   ::execv(program.c_str(), argv.data());
-  // Training is only slower on busy cores without it.
-  take_held_signals();
 }
 
 void choose_threads(const Config& config, models::Model& model, const data::Dataset& dataset,

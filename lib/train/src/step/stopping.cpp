@@ -17,14 +17,14 @@
 #include <thread>
 #include <utility>
 
+#include "step/early_signals.h"
+
 namespace syncbn::train {
 namespace {
 
 using SystemClock = std::chrono::system_clock;
 
 const SystemClock::time_point g_loaded = SystemClock::now();
-
-constexpr auto kWarnings = {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 std::atomic<int> g_received{0};
 std::atomic<int64_t> g_received_at{0};  // in nanoseconds
@@ -48,13 +48,6 @@ void remember(int signal) {
   ::raise(signal);
 }
 
-sigset_t warnings() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : kWarnings) sigaddset(&set, signal);
-  return set;
-}
-
 void leave(int /*signal*/) {
   ::_exit(base::kExitPreempted);
 }
@@ -62,19 +55,16 @@ void leave(int /*signal*/) {
 }  // namespace
 
 void leave_at_early_signals() {
-  for (const int signal : kWarnings) {
+  for (const int signal : kEarlySignals) {
     if (::signal(signal, leave) == SIG_IGN) ::signal(signal, SIG_IGN);
   }
   take_held_signals();
 }
 
-void hold_early_signals() {
-  const sigset_t held = warnings();
-  ::pthread_sigmask(SIG_BLOCK, &held, nullptr);
-}
-
 void take_held_signals() {
-  const sigset_t held = warnings();
+  sigset_t held;
+  sigemptyset(&held);
+  for (const int signal : kEarlySignals) sigaddset(&held, signal);
   ::pthread_sigmask(SIG_UNBLOCK, &held, nullptr);
 }
 

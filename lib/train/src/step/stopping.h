@@ -14,13 +14,11 @@
 
 namespace syncbn::train {
 
-/// Before a StopSignals exists, its signals except SIGINT end the process with
-/// base::kExitPreempted: there is nothing to save yet.
+/// Before a StopSignals exists, kEarlySignals end the process with base::kExitPreempted: there is
+/// nothing to save yet.
 void leave_at_early_signals();
 
-/// Keeps signals of leave_at_early_signals() until the program that execv() loads next calls
-/// take_held_signals(), as bin/train does.
-void hold_early_signals();
+/// Unblocks kEarlySignals, which the program that called execv() has blocked.
 void take_held_signals();
 
 /// How long the job has been running, in all attempts: since its launcher was started, or, without

@@ -12,8 +12,10 @@ namespace syncbn::config {
 /// An option of the program itself, not a key of its configuration.
 struct ProgramOption {
   std::string name;        ///< "config"
-  std::string value_name;  ///< "FILE"; empty: a switch without a value
+  std::string value_name;  ///< "FILE"; "[KIND]": may be left out; empty: a switch without a value
   std::string help;        ///< empty: not listed in --help
+
+  bool has_optional_value() const { return value_name.starts_with('['); }
 };
 
 struct CommandLine {

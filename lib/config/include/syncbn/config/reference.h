@@ -18,6 +18,10 @@ struct FieldGroup {
 /// the same are one group.
 std::vector<FieldGroup> group_fields(const std::vector<FieldInfo>& fields);
 
+/// Each field once: those that the same alternatives have are one group. Groups of more
+/// alternatives come first, after those that are not of a type.
+std::vector<FieldGroup> group_fields_once(const std::vector<FieldInfo>& fields);
+
 /// Markdown with a heading and a table for each group.
 std::string markdown_reference(const std::vector<FieldInfo>& fields);
 
