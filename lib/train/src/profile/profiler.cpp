@@ -5,6 +5,7 @@
 #include <spdlog/spdlog.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/clock.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
