@@ -114,6 +114,23 @@ TEST(LaunchHangTest, AStoppedRankIsNamedInALongPhase) {
                                         ".* s; it is stopped"));
 }
 
+TEST(LaunchHangTest, AShortStopBeforeTheFirstStepIsNoHang) {
+  Nodes nodes(1);
+  const std::string phase = "echo $$$$ > tmp$RANK; mv tmp$RANK pid$RANK; exec " + kAgentWorker +
+                            " phase 600000 checkpoint wait";
+  Program& job = start_alone(nodes, 2, {"--hang_timeout=60"}, shell(phase));
+  const std::vector<std::string> status{kLauncher, "status", std::to_string(job.pid())};
+  const auto in_phase = ::testing::Matches(ContainsRegex("    1 .* checkpoint\n"));
+  const pid_t pid = pid_in(nodes, "pid1");
+  ASSERT_TRUE(job.wait_until([&] { return in_phase(run_program(status).out); }));
+  ::kill(pid, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  EXPECT_EQ(job.err(), "");
+  ::kill(pid, SIGCONT);
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
+}
+
 TEST(LaunchHangTest, AShortStopIsNoHang) {
   Nodes nodes(1);
   Program& job = start_alone(nodes, 2, {"--hang_timeout=10"}, steps_in_first_attempt());

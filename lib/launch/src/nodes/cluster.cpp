@@ -322,9 +322,9 @@ void Cluster::lose_coordinator() {
   if (link_->error() == EBADMSG) {
     why = fmt::format("sent {}", kBadMessage);
   } else if (!accepted_) {
-    why = fmt::format("{}; is that a syncbn-launch of this job, with --node_rank=0?",
-                      link_->has_ended() ? "closed the connection" : "does not answer");
+    why = link_->has_ended() ? "closed the connection" : "does not answer";
   }
+  if (!accepted_) why += "; is that a syncbn-launch of this job, with --node_rank=0?";
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
   // If node 0 was only stopped, it must not read later that our workers have ended, as after
   // success: it would go on without them.

@@ -119,10 +119,11 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
   bool ends = false;
   for (const Worker& worker : workers_) {
     if (!worker.running) continue;
-    auto stalled = worker.progress.stalled_for(now).value_or(Clock::duration{});
+    const auto since_progress = worker.progress.stalled_for(now);
+    auto stalled = since_progress.value_or(Clock::duration{});
     // A stopped process does nothing that may take longer.
-    if (const auto allowance = worker.progress.allowance();
-        allowance.count() > 0 && state_of_process(worker.pid) == 'T') {
+    const auto allowance = worker.progress.allowance();
+    if (since_progress && allowance.count() > 0 && state_of_process(worker.pid) == 'T') {
       stalled += allowance;
     }
     const auto limit = options_.hang_timeout.value_or(worker.progress.timeout());

@@ -220,7 +220,8 @@ class AnnotatedWork : public c10d::Work {
   /// that still runs, because it would read or overwrite tensors that the caller may reuse.
   [[noreturn]] void abort_and_rethrow(const std::exception& error) {
     try {
-      by_gloo_ ? label_.rethrow_of_work(error) : label_.rethrow();
+      // A wait that times out throws a c10::Error, too; the operation then still runs.
+      by_gloo_ && inner_->isCompleted() ? label_.rethrow_of_work(error) : label_.rethrow();
     } catch (...) {
       if (!inner_->isCompleted()) {
         label_.log->abort(label_.call);
