@@ -32,8 +32,8 @@ constexpr std::chrono::seconds kKillPatience{5};
 constexpr std::chrono::milliseconds kHelperPatience{3000};
 
 // Every worker finds a usage error by itself, but often only rank 0 prints it: if another one is
-// faster, give it the time. On a busy machine workers start seconds apart.
-constexpr std::chrono::seconds kUsageErrorPatience{5};
+// faster, give it the time. No more, or rank 0 reports the other one as lost.
+constexpr std::chrono::seconds kUsageErrorPatience{1};
 
 // Upper bound on the grace period after a worker was killed for lack of memory: until memory is
 // free, the others cannot act on a signal.
