@@ -160,7 +160,8 @@ torch.save({"model": run["model"], "model_ema": average}, sys.argv[1] + "/python
   base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
   refused({"predict", "test", run}, "none.png': it is neither JPEG nor PNG");
   std::filesystem::remove_all(folder_ / "test");
-  const auto exported = launch_train(1, {"export", run, "--output=network.pt"}, folder_.path());
+  const auto exported =
+      launch_train(1, {"export", run, "lr=0.1", "--output=network.pt"}, folder_.path());
   EXPECT_EQ(exported.exit_code, 0) << exported.err;
 }
 
@@ -174,7 +175,8 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
 
 TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
   const auto check = [&] {
-    return run_train({"check", "--config=images.yaml"}, {}, folder_.path());
+    // An option of the ImageNet example, as every command takes them.
+    return run_train({"check", "--config=images.yaml", "lr=0.1"}, {}, folder_.path());
   };
   const auto whole = check();
   EXPECT_EQ(whole.exit_code, 0) << whole.err;

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "commands/program_options.h"
 #include "support/temp_folder.h"
 
 namespace syncbn::train {
@@ -37,6 +38,16 @@ TEST(ImagenetOptionsTest, MayBeWrittenAsKeys) {
   EXPECT_THAT(translate_imagenet_options({"lr=0.1", "--epochs", "wd=2", "workers=4"}),
               ElementsAre("--optimizer.lr=0.1", "--epochs", "wd=2", "--loader.num_workers=4"));
   EXPECT_THAT(translate_imagenet_options({"dummy=false", "lr"}), ElementsAre("dummy=false", "lr"));
+}
+
+TEST(ImagenetOptionsTest, BelongToEveryCommandWithKeys) {
+  for (const char* command : {"train", "check", "eval", "predict", "export", "sweep"}) {
+    config::Faults faults;
+    const auto line = parse_arguments(command, {"lr=0.1"}, faults);
+    EXPECT_TRUE(faults.empty()) << command;
+    EXPECT_EQ(line.overrides.find("optimizer")->find("lr")->scalar, "0.1") << command;
+  }
+  EXPECT_THAT(split_launch_options({"lr=0.1"}).program, ElementsAre("--optimizer.lr=0.1"));
 }
 
 TEST(ImagenetOptionsTest, WorldSizeCountsProcessesWhereNodesHaveOne) {

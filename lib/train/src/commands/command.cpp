@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <fmt/core.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
@@ -117,7 +118,7 @@ constexpr SingleCommand kSingleCommands[] = {
     {"export", export_checkpoint},
     {"profile", profile_command},
     {"report", report_command},
-    {"sweep", [](const auto& args) { return sweep(translate_imagenet_options(args)); }},
+    {"sweep", sweep},
     {"watch", watch},
 };
 
@@ -143,7 +144,8 @@ std::string take_command(std::vector<std::string>& args) {
     args.erase(args.begin());
     return first;
   }
-  const bool is_word = !first.starts_with('-') && first.find('=') == first.npos;
+  const bool is_word =
+      !first.starts_with('-') && first.find('=') == first.npos && !base::exists(first);
   const std::string advice = is_word ? did_you_mean_command(first) : "";
   if (!advice.empty()) {
     throw base::UserError(
@@ -192,7 +194,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
   try {
     register_own(given, register_all);
     config::Faults faults;
-    auto args = translate_imagenet_options(given);
+    auto args = given;
     const std::string command = take_command(args);
     evaluates = command == kEval;
     if (command == kPredict) images = take_images(args);
@@ -306,7 +308,7 @@ int run_command(const std::vector<std::string>& given, const RegisterAll& regist
     });
   }
   leave_at_early_signals();
-  if (!base::env("RANK")) launch_if_asked(translate_imagenet_options(given));
+  if (!base::env("RANK")) launch_if_asked(given);
   base::keep_freed_memory();
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const RankEnv env = local_rank_0_first(local_rank, [&] {

@@ -184,7 +184,8 @@ Words translate_imagenet_options(const Words& args) {
   return all;
 }
 
-LaunchRequest split_launch_options(const Words& args) {
+LaunchRequest split_launch_options(const Words& given) {
+  const Words args = translate_imagenet_options(given);
   LaunchRequest parts;
   for (size_t i = 0; i < args.size();) {
     const bool is_option = args[i].starts_with("--");

@@ -17,6 +17,7 @@ struct LaunchRequest {
   bool asks = false;                  ///< --nproc_per_node is there
 };
 
+/// @param args options of the ImageNet example are translated first
 /// @throws base::UserError for an option of the launcher without its value.
 LaunchRequest split_launch_options(const std::vector<std::string>& args);
 

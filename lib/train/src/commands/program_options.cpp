@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <set>
 
+#include "commands/launching.h"
 #include "records/run_folder.h"
 
 namespace syncbn::train {
@@ -172,9 +173,10 @@ config::CommandLine parse_arguments(const std::string& command,
                                     const std::vector<std::string>& args, config::Faults& faults) {
   const auto all = options_where([](const CommandOption& /*one*/) { return true; });
   std::vector<std::string> words = args;
-  if (!words.empty() && is_configuration(words.front())) {
-    words.front().insert(0, "--config=");
-  } else if (!words.empty() && refuse_path(command, words.front(), faults)) {
+  const bool has_configuration = !words.empty() && is_configuration(words.front());
+  if (has_configuration) words.front().insert(0, "--config=");
+  words = translate_imagenet_options(words);
+  if (!has_configuration && !words.empty() && refuse_path(command, words.front(), faults)) {
     words.erase(words.begin());
   }
   auto line = config::parse_command_line(words, all, config_fields(), faults);

@@ -11,7 +11,8 @@ namespace syncbn::train {
 /// The word of training in tables of commands. It is not written on the command line.
 constexpr const char* kTraining = "train";
 
-/// The arguments of a command, without its name: program options and keys.
+/// The arguments of a command, without its name: program options and keys, also as PyTorch's
+/// ImageNet example spells them.
 /// @param command "eval", or kTraining
 /// @param args the first may be a run's folder or a YAML file, for --config
 /// @param faults also of options that are for other commands
