@@ -1,9 +1,13 @@
+#include <elf.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <sys/stat.h>
 
+#include <cstring>
 #include <filesystem>
 
 #include "e2e/train_program.h"
@@ -144,20 +148,52 @@ TEST_F(PluginTest, IsRefusedIfAGlobalObjectThrows) {
 TEST_F(PluginTest, IsRefusedIfItIsCutOff) {
   const std::string whole = base::read_file(plugin("staircase"));
   const std::string cut = folder_ / "libcut.so";
-  for (const size_t size : {whole.size() - 100, whole.size() / 2, size_t{30}}) {
-    base::write_file_atomically(cut, whole.substr(0, size));
-    const auto result = train_with("plugins: [" + cut + "]\n");
+  // A copy that stopped may have its whole size already, with zeros at the end. `sstrip` removes
+  // the table of sections.
+  std::string zeros = whole;
+  zeros.replace(whole.size() / 2, whole.npos, whole.size() - whole.size() / 2, '\0');
+  std::string stripped = whole;
+  Elf64_Ehdr header{};
+  std::memcpy(&header, whole.data(), sizeof header);
+  header.e_shoff = header.e_shnum = header.e_shstrndx = 0;
+  stripped.replace(0, sizeof header, reinterpret_cast<const char*>(&header), sizeof header);
+  const auto train_with_file = [&](const std::string& bytes) {
+    base::write_file_atomically(cut, bytes);
+    return train_with("schedule: staircase\nplugins: [" + cut + "]\n");
+  };
+  for (const std::string& damaged :
+       {whole.substr(0, whole.size() - 100), whole.substr(0, whole.size() / 2), whole.substr(0, 30),
+        zeros, stripped.substr(0, whole.size() / 4)}) {
+    const auto result = train_with_file(damaged);
     EXPECT_EQ(result.exit_code, base::kExitUsage);
-    EXPECT_THAT(result.err, HasSubstr("plugins: " + cut + " is cut off; copy or build it again"));
+    EXPECT_THAT(result.err,
+                HasSubstr("plugins: " + cut + " is cut off or damaged; copy or build it again"));
   }
+  EXPECT_EQ(train_with_file(stripped).exit_code, 0);
 }
 
 TEST_F(PluginTest, ThatExitsDoesNotEndTheRunAsFinished) {
-  const auto result = train_with("plugins: [" + plugin("exits") + "]\n");
-  EXPECT_EQ(result.exit_code, base::kExitInternal);
-  EXPECT_EQ(result.err,
-            "train: error: a plug-in or a library called exit(0) before the run was over; it must "
-            "return, or throw an exception\n");
+  const auto args = arguments("plugins: [" + plugin("ends") + "]\n");
+  for (const std::string way : {"exit", "quick_exit", "_exit", "_Exit", "thread"}) {
+    const auto result = run_train(args, {{"SYNCBN_TEST_END", way}});
+    EXPECT_EQ(result.exit_code, base::kExitInternal) << way;
+    EXPECT_EQ(result.err,
+              fmt::format("train: error: a plug-in or a library called {}(0) before the run was "
+                          "over; it must return, or throw an exception\n",
+                          way == "thread" ? "exit" : way));
+  }
+  const auto with_child = run_train(args, {{"SYNCBN_TEST_END", "child"}});
+  EXPECT_EQ(with_child.exit_code, 0) << with_child.err;
+}
+
+TEST_F(PluginTest, ThatCrashesWhileItIsLoadedIsNamed) {
+  const auto args = arguments("plugins: [" + plugin("ends") + "]\n");
+  for (const auto& [way, signal] : {std::pair("abort", SIGABRT), std::pair("crash", SIGSEGV)}) {
+    const auto result = run_train(args, {{"SYNCBN_TEST_END", way}});
+    EXPECT_EQ(result.exit_code, base::kExitSignalBase + signal);
+    EXPECT_THAT(result.err,
+                HasSubstr("train: error: plugins: libends.so crashed while it was loaded; "));
+  }
 }
 
 TEST_F(PluginTest, IsRefusedIfItsNameIsTaken) {

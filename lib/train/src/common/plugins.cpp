@@ -1,8 +1,9 @@
 #include "common/plugins.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <fmt/format.h>
-#include <link.h>
+#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -10,12 +11,15 @@
 #include <syncbn/base/sha256.h>
 #include <syncbn/base/text.h>
 #include <syncbn/train/plugin.h>
+#include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <thread>
 
@@ -53,14 +57,36 @@ std::vector<std::string> abi_of(std::string_view library) {
   return abi_parts(rest.substr(0, rest.find('\0')));
 }
 
-/// Whether the end of an ELF file is missing, where linkers write the table of sections. The
-/// dynamic loader would die of SIGBUS.
-bool is_cut_off(std::string_view library) {
-  ElfW(Ehdr) header{};
-  if (!library.starts_with(ELFMAG)) return false;
-  if (library.size() < sizeof header) return true;
-  std::memcpy(&header, library.data(), sizeof header);
-  return library.size() < header.e_shoff + uint64_t{header.e_shnum} * header.e_shentsize;
+/// Item `index` of a table at `offset` of a file; nothing if the file ends before.
+template <class Item>
+std::optional<Item> item_of(std::string_view file, uint64_t offset, uint64_t index = 0) {
+  Item item{};
+  if (offset > file.size() || (file.size() - offset) / sizeof item <= index) return std::nullopt;
+  std::memcpy(&item, file.data() + offset + index * sizeof item, sizeof item);
+  return item;
+}
+
+/// Whether the end of a library is missing, or is zeros, as after a copy that has stopped. The
+/// dynamic loader would die of it. Linkers write the table of sections last; `sstrip` removes it.
+bool is_damaged(std::string_view library) {
+  // What is no library of 64 bits, the loader refuses.
+  if (!library.starts_with(ELFMAG "\x02")) return false;
+  const auto header = item_of<Elf64_Ehdr>(library, 0);
+  if (!header) return true;
+  if (header->e_shstrndx < header->e_shnum) {
+    const auto last = item_of<Elf64_Shdr>(library, header->e_shoff, header->e_shnum - 1U);
+    const auto names = item_of<Elf64_Shdr>(library, header->e_shoff, header->e_shstrndx);
+    if (!last || !names || names->sh_type != SHT_STRTAB) return true;
+  }
+  for (unsigned i = 0; i < header->e_phnum; ++i) {
+    const auto part = item_of<Elf64_Phdr>(library, header->e_phoff, i);
+    if (!part || part->p_offset > library.size()) return true;
+    if (part->p_type == PT_LOAD && part->p_filesz > library.size() - part->p_offset) return true;
+    if (part->p_type != PT_DYNAMIC) continue;
+    const auto first = item_of<Elf64_Dyn>(library, part->p_offset);
+    if (!first || first->d_tag == DT_NULL) return true;
+  }
+  return false;
 }
 
 void check_abi(const std::string& file, const std::vector<std::string>& built_for) {
@@ -88,8 +114,40 @@ std::string shown(const std::exception& error) {
                       : std::string(base::utf8_prefix(text, kMaxMessage));
 }
 
+std::string loading;     ///< the plug-in that is being loaded
+std::string crash_text;  ///< made ahead: a handler of signals must not allocate memory
+
+/// Names the plug-in that kills this process while it is loaded.
+class CrashReport {
+ public:
+  explicit CrashReport(const std::string& file) {
+    loading = file;
+    crash_text = fmt::format(
+        "train: error: plugins: {} crashed while it was loaded; copy or build it again, and look "
+        "at its global objects and at what registers its classes\n",
+        file);
+    struct sigaction action {};
+    // Afterwards the signal ends the process, as without a handler.
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
+    action.sa_handler = [](int signal) {
+      [[maybe_unused]] const auto written =
+          ::write(STDERR_FILENO, crash_text.data(), crash_text.size());
+      ::raise(signal);
+    };
+    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &former_[i]);
+  }
+  ~CrashReport() {
+    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &former_[i], nullptr);
+  }
+  CrashReport(const CrashReport&) = delete;
+  CrashReport& operator=(const CrashReport&) = delete;
+
+ private:
+  static constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE};
+  std::array<struct sigaction, kSignals.size()> former_{};
+};
+
 // glibc ends the program if the constructor of a global object throws within dlopen().
-std::string constructing;  ///< the plug-in whose global objects are being made
 
 [[noreturn]] void report_thrown_by_constructor() {
   std::string what = "an exception that does not derive from std::exception";
@@ -103,7 +161,7 @@ std::string constructing;  ///< the plug-in whose global objects are being made
     base::write_stderr(
         fmt::format("train: error: plugins: cannot load {}: the constructor of a global object "
                     "threw: {}\n",
-                    constructing, what));
+                    loading, what));
   } else {
     std::this_thread::sleep_for(kQuietExitDelay);
   }
@@ -111,7 +169,6 @@ std::string constructing;  ///< the plug-in whose global objects are being made
 }
 
 void* open_library(const fs::path& path) {
-  constructing = path.filename();
   const auto former = std::set_terminate(report_thrown_by_constructor);
   void* const library = ::dlopen(path.c_str(), RTLD_NOW);
   std::set_terminate(former);
@@ -126,8 +183,9 @@ void load(const fs::path& path) {
     throw base::UserError(fmt::format("{} is no file; name a shared library (.so)", path.string()));
   }
   const std::string bytes = base::read_file(path, kMaxBytes);
-  if (is_cut_off(bytes)) {
-    throw base::UserError(fmt::format("{} is cut off; copy or build it again", path.string()));
+  if (is_damaged(bytes)) {
+    throw base::UserError(
+        fmt::format("{} is cut off or damaged; copy or build it again", path.string()));
   }
   const std::vector<std::string> built_for = abi_of(bytes);
   if (built_for.empty()) {
@@ -135,6 +193,7 @@ void load(const fs::path& path) {
         "{} is no plug-in: it has no SYNCBN_PLUGIN(...) (docs/extending.md)", path.string()));
   }
   check_abi(path, built_for);
+  const CrashReport report(file);
   register_from(file, [&] {
     const auto register_all =
         reinterpret_cast<void (*)()>(::dlsym(open_library(path), "syncbn_register_plugin"));
