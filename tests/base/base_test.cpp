@@ -269,6 +269,8 @@ TEST(TextTest, NearestFindsTyposAndNothingFarAway) {
   EXPECT_EQ(nearest("lr", {"momentum", "nesterov"}), std::nullopt);
   EXPECT_EQ(did_you_mean("epoch", {"epochs"}), "; did you mean 'epochs'?");
   EXPECT_EQ(did_you_mean("zzzzz", {"epochs"}), "");
+  EXPECT_EQ(nearest("optim", {"optimizer.type", "optimizer"}), "optimizer");
+  EXPECT_EQ(nearest("op", {"optimizer"}), std::nullopt);
 }
 
 TEST(TextTest, WhatCannotBeShownIsEscaped) {

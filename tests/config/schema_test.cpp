@@ -151,7 +151,7 @@ TEST(SchemaTest, RefusesASectionThatIsNone) {
   EXPECT_THAT(read("doors:4\n", car),
               ElementsAre("car.yaml:1:1: expected lines of the form KEY: VALUE, got 'doors:4'"));
   EXPECT_THAT(read("engine: [diesel]\n", car),
-              ElementsAre("car.yaml:1:9: engine: the key 'type' is missing; it is one of diesel, "
+              ElementsAre("car.yaml:1:9: the key 'engine.type' is missing; it is one of diesel, "
                           "electric"));
 }
 

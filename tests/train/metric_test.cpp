@@ -19,7 +19,7 @@ using ::testing::ThrowsMessage;
 std::unique_ptr<CountedMetric> metric(const std::string& yaml) {
   const auto images =
       data::make_synthetic({.size = 20, .height = 4, .width = 4, .classes = 4}, data::Split::kTest);
-  return test::from_yaml<MetricKind>(yaml, "metrics[0]").make(*images);
+  return test::from_yaml<MetricKind>(yaml, "metrics.0").make(*images);
 }
 
 /// The metric of batches that ranks have counted.

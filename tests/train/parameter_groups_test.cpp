@@ -105,16 +105,16 @@ TEST(ParameterGroupsTest, APatternThatMatchesNothingIsNamed) {
   CommonOptions options;
   options.no_decay = {"bias", "layer9.*"};
   EXPECT_EQ(fault(options),
-            "optimizer.no_decay[1]: 'layer9.*' matches no parameter; the model has conv1.weight, "
+            "optimizer.no_decay.1: 'layer9.*' matches no parameter; the model has conv1.weight, "
             "bn1.weight, layer1.0.conv1.weight, layer1.1.bn1.weight, fc.bias and 2 more");
   EXPECT_THAT(read_fault("{type: sgd, no_decay: [norm]}", {resnet()[0]}),
-              HasSubstr("optimizer.no_decay[0]: 'norm' matches no parameter"));
+              HasSubstr("optimizer.no_decay.0: 'norm' matches no parameter"));
   options = {};
   options.groups = {{.match = "fc.*", .lr = {}, .weight_decay = {}},
                     {.match = "backbone.*", .lr = {}, .weight_decay = {}}};
-  EXPECT_THAT(fault(options), HasSubstr("optimizer.groups[1].match: 'backbone.*' matches no"));
+  EXPECT_THAT(fault(options), HasSubstr("optimizer.groups.1.match: 'backbone.*' matches no"));
   options.groups[1].match = "fc.weight";
-  EXPECT_THAT(fault(options), AllOf(HasSubstr("optimizer.groups[1].match: groups before it have"),
+  EXPECT_THAT(fault(options), AllOf(HasSubstr("optimizer.groups.1.match: groups before it have"),
                                     Not(HasSubstr("matches no"))));
 }
 
@@ -123,12 +123,12 @@ TEST(ParameterGroupsTest, GroupsAreReadWithTheirRules) {
   EXPECT_EQ(read_fault("{type: lamb, groups: [{match: fc.*, lr: 1e-3}], layer_decay: 0.8}"), "");
   for (const char* lr : {"x", "-1", "fast", "[1]", "-0.1x", "inf"}) {
     EXPECT_THAT(read_fault(fmt::format("{{type: sgd, groups: [{{match: fc.*, lr: {}}}]}}", lr)),
-                HasSubstr("optimizer.groups[0].lr: expected a learning rate such as 0.01"));
+                HasSubstr("optimizer.groups.0.lr: expected a learning rate such as 0.01"));
   }
   EXPECT_THAT(read_fault("{type: sgd, groups: [{lr: 1}]}"),
-              HasSubstr("the key 'optimizer.groups[0].match' is missing"));
+              HasSubstr("the key 'optimizer.groups.0.match' is missing"));
   EXPECT_THAT(read_fault("{type: sgd, groups: [{match: a, rate: 1}]}"),
-              HasSubstr("unknown key 'optimizer.groups[0].rate'"));
+              HasSubstr("unknown key 'optimizer.groups.0.rate'"));
   EXPECT_THAT(read_fault("{type: sgd, layer_decay: 1.5}"), HasSubstr("optimizer.layer_decay"));
 }
 

@@ -70,8 +70,14 @@ std::optional<std::string> nearest(std::string_view word,
       best_distance = distance;
     }
   }
-  if (best == nullptr) return std::nullopt;
-  return *best;
+  if (best != nullptr) return *best;
+  constexpr size_t kMinBeginning = 3;
+  std::optional<std::string> shortest;
+  for (const std::string& candidate : candidates) {
+    if (word.size() < kMinBeginning || !candidate.starts_with(word)) continue;
+    if (!shortest || candidate.size() < shortest->size()) shortest = candidate;
+  }
+  return shortest;
 }
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {

@@ -13,7 +13,7 @@ std::string at(const std::string& path, const std::string& key) {
 }
 
 std::string at(const std::string& path, size_t index) {
-  return fmt::format("{}[{}]", path, index);
+  return at(path, std::to_string(index));  // as it is set on the command line
 }
 
 Value map_of(const std::string& key, Value value) {

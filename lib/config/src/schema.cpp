@@ -351,8 +351,8 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
   if (type == nullptr && *this) type = &default_type;
   if (value.is_unresolved || (type != nullptr && type->is_unresolved)) return false;
   if (value.kind == Value::Kind::kList || type == nullptr || type->kind != Value::Kind::kScalar) {
-    faults.add(value.mark, fmt::format("{}: the key 'type' is missing; it is one of {}", path,
-                                       base::join(names, ", ")));
+    faults.add(value.mark, fmt::format("the key '{}' is missing; it is one of {}",
+                                       detail::at(path, "type"), base::join(names, ", ")));
     return false;
   }
   const auto entry = registry.entries().find(type->scalar);

@@ -463,7 +463,7 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.accumulate == 1 || !config.ddp.static_graph) return std::nullopt;
     return "accumulate and ddp.static_graph do not work together; set accumulate to 1, or "
-           "static_graph to false";
+           "ddp.static_graph to false";
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (!config.activation_checkpointing || !config.ddp.find_unused_parameters) return std::nullopt;
@@ -473,7 +473,7 @@ void Config::describe(config::Schema<Config>& schema) {
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (!config.activation_checkpointing || config.parallel.mode == "ddp") return std::nullopt;
     return "activation_checkpointing and parallel.mode data_parallel do not work together; set "
-           "activation_checkpointing to false, or mode to ddp";
+           "activation_checkpointing to false, or parallel.mode to ddp";
   });
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (!config.max_time || config.max_time->unit == config::Duration::Unit::kSeconds) {

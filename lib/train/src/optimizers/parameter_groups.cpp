@@ -68,7 +68,7 @@ std::vector<size_t> matching(const std::string& key, const std::string& pattern,
 void leave_out_decay(const std::vector<std::string>& no_decay, const NamedTensors& parameters,
                      std::vector<ParameterRates>& rates) {
   for (size_t k = 0; k < no_decay.size(); ++k) {
-    for (const size_t i : matching(fmt::format("no_decay[{}]", k), no_decay[k], parameters)) {
+    for (const size_t i : matching(fmt::format("no_decay.{}", k), no_decay[k], parameters)) {
       rates[i].weight_decay = 0;
     }
   }
@@ -89,7 +89,7 @@ void apply_groups(const CommonOptions& options, const NamedTensors& parameters,
   std::vector<bool> is_taken(parameters.size());
   for (size_t k = 0; k < options.groups.size(); ++k) {
     const ParameterGroup& group = options.groups[k];
-    const std::string key = fmt::format("groups[{}].match", k);
+    const std::string key = fmt::format("groups.{}.match", k);
     bool has_any = false;
     for (const size_t i : matching(key, group.match, parameters)) {
       if (is_taken[i]) continue;
