@@ -200,6 +200,13 @@ TEST_F(BadInputTest, NamesARunsConfigurationThatIsCutOff) {
   EXPECT_EQ(run_train({"eval", "--config", shipped_config("digits.yaml"), "--run_dir", run_dir()})
                 .exit_code,
             0);
+  // An editor may leave out the last newline.
+  base::write_file_atomically(file, whole.substr(0, whole.size() - 1));
+  EXPECT_EQ(run_train({"eval", run_dir()}).exit_code, 0);
+  base::write_file_atomically(inputs_ / "other.yaml", "a: [\n");
+  const auto other = run_train({"eval", "--config", inputs_ / "other.yaml", "--config", file});
+  EXPECT_THAT(other.err, HasSubstr("other.yaml:"));
+  EXPECT_THAT(other.err, ::testing::Not(HasSubstr("the run's own configuration")));
 }
 
 TEST_F(BadInputTest, NamesADataFileThatIsCutOff) {
@@ -256,7 +263,7 @@ TEST_F(BadInputTest, NamesAPatternOfAGroupThatMatchesNoParameterOnceForAllRanks)
       launch_train(2, {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir(),
                        "--optimizer.groups=[{match: fc.*, lr: 0.1}, {match: head*, lr: 0.1}]"});
   expect_one_message(result, base::kExitUsage,
-                     "optimizer.groups[1].match: 'head*' matches no parameter; the model has ");
+                     "optimizer.groups.1.match: 'head*' matches no parameter; the model has ");
 }
 
 TEST_F(BadInputTest, RefusesAFileWithoutKeysInIt) {

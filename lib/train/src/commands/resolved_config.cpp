@@ -72,17 +72,16 @@ void check_file(const fs::path& file) {
   }
 }
 
-/// Reads the files of --config. A run writes its config.yaml as a whole, ending with a line.
-config::Value read_files(const std::vector<std::string>& files, config::Faults& faults) {
-  const std::string& last = files.back();
-  const fs::path run = run_folder_of(last);
+/// Reads the config.yaml of a run ahead of all else. A run writes all keys, and a newline behind
+/// the last one, which an editor may leave out.
+void check_run(const fs::path& file, const fs::path& run) {
   try {
-    for (const std::string& file : files) check_file(file);
-    config::Value all = config::load_files({files.begin(), files.end()}, faults);
-    if (run.empty() || base::read_file(last).ends_with('\n')) return all;
-    throw base::UserError(last + " is cut off");
+    check_file(file);
+    const config::Value all = config::load_yaml(file);
+    const bool is_whole = all.find(config::Schema<Config>::get().names().back()) != nullptr;
+    if (is_whole || base::read_file(file).ends_with('\n')) return;
+    throw base::UserError(file.string() + " is cut off");
   } catch (const base::UserError& error) {
-    if (run.empty()) throw;
     throw base::UserError(fmt::format(
         "{}; the run's own configuration is damaged or missing: give the one that it was started "
         "with, --config FILE --run_dir {}",
@@ -119,7 +118,11 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
   }
   ResolvedConfig resolved;
   resolved.name = name_of(files.back());
-  resolved.origins = read_files(files, faults);
+  for (const std::string& file : files) {
+    const fs::path run = run_folder_of(file);
+    run.empty() ? check_file(file) : check_run(file, run);
+  }
+  resolved.origins = config::load_files({files.begin(), files.end()}, faults);
   config::merge(line.overrides, resolved.origins, faults);
   config::resolve_references(resolved.origins, config_fields(), faults);
   config::Schema<Config>::get().read(resolved.origins, resolved.config, "", faults);
