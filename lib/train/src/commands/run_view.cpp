@@ -196,8 +196,10 @@ std::string RunView::state_text() const {
     case State::kFinished:
       return "finished";
     default:
-      return end_ ? "stopped: " + base::printable(*end_)
-                  : "stopped without a last line: killed, or its host failed";
+      if (end_) return "stopped: " + base::printable(*end_);
+      if (is_over()) return "stopped without a last line: killed, or its host failed";
+      return fmt::format("no process writes to it; watch ends in {:.0f} s unless it is restarted",
+                         std::ceil(kQuiet - (now_ - log_.changed())));
   }
 }
 
@@ -272,8 +274,7 @@ std::vector<std::string> RunView::news() {
   if (is_over()) {
     if (!std::exchange(has_told_end_, true)) lines.push_back(state_text());
   } else if (!is_locked_ && !std::exchange(has_told_wait_, true)) {
-    lines.push_back(
-        fmt::format("no process writes to the run; waiting {:.0f} s for a restart", kQuiet));
+    lines.push_back(state_text());
   }
   return lines;
 }
