@@ -71,11 +71,14 @@ TEST(FailureReportTest, DoesNotRepeatATailThatWasShown) {
 TEST(FailureReportTest, DoesNotShowWarningsAsTheReason) {
   FailureReport report;
   report.wait_status = SIGKILL;
-  report.stderr_tail = {"I epoch 1/2", "W an image is damaged",
-                        "[W1127 06:00:00 socket.cpp:1] slow"};
+  report.stderr_tail = {"[W1127 06:00:00.123456789 socket.cpp:1] slow",
+                        "I1127 06:00:00.123456 7 main.cc:1] started"};
   EXPECT_THAT(render_report(report), Not(HasSubstr("stderr")));
-  report.stderr_tail.insert(report.stderr_tail.begin(), "out of paper");
-  EXPECT_THAT(render_report(report), HasSubstr("(its last 4 lines)\n    out of paper\n"));
+  for (const char* line : {"out of paper", "I am out of paper", "W of Wien", "[Warning]", ""}) {
+    auto other = report;
+    other.stderr_tail.insert(other.stderr_tail.begin(), line);
+    EXPECT_THAT(render_report(other), HasSubstr(fmt::format("(its last 3 lines)\n    {}\n", line)));
+  }
 }
 
 TEST(FailureReportTest, ShowsAsMuchOfAnErrorMessageAsAPersonReads) {

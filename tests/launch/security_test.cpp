@@ -648,8 +648,9 @@ TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSsl) {
   TempFolder folder;
 #ifdef SYNCBN_HAVE_OPENSSL
   // The loader gives up at the first file of that name.
-  folder.write(fmt::format("libssl.so.{}", OPENSSL_SHLIB_VERSION), "no library");
-  const char* const what = "--tls: cannot load OpenSSL: ";
+  folder.write(fmt::format("libssl.so.{}", OPENSSL_SHLIB_VERSION), "");
+  const char* const what =
+      "file too short; install it again, or mend LD_LIBRARY_PATH, or leave --tls out";
 #else
   const char* const what = "--tls: this syncbn-launch was built without OpenSSL";
 #endif

@@ -21,10 +21,9 @@
 namespace syncbn::launch {
 namespace {
 
-[[noreturn]] void fail_to_load(const char* why) {
-  throw base::UserError(fmt::format(
-      "--tls: cannot load OpenSSL: {}; install it (Debian's package libssl3), or leave --tls out",
-      why == nullptr ? "unknown error" : why));
+[[noreturn]] void fail_to_load(const std::string& why, const char* advice) {
+  throw base::UserError(
+      fmt::format("--tls: cannot use OpenSSL: {}; {}, or leave --tls out", why, advice));
 }
 
 /// The functions of libssl, and of libcrypto behind it, that are called here. They are loaded when
@@ -44,13 +43,25 @@ struct OpenSsl {
     }
   };
   Symbol symbol(const char* name) const {
-    void* const address = library_ == nullptr ? nullptr : ::dlsym(library_, name);
-    if (address == nullptr) fail_to_load(::dlerror());
+    void* const address = ::dlsym(library_, name);
+    if (address == nullptr) fail_to_load(::dlerror(), "update it");
     return {address};
   }
 
-  void* library_ =
-      ::dlopen(fmt::format("libssl.so.{}", OPENSSL_SHLIB_VERSION).c_str(), RTLD_LAZY | RTLD_LOCAL);
+  static void* load() {
+    const std::string name = fmt::format("libssl.so.{}", OPENSSL_SHLIB_VERSION);
+    void* const library = ::dlopen(name.c_str(), RTLD_LAZY | RTLD_LOCAL);
+    if (library == nullptr) {
+      // "NAME: cannot open shared object file: …", or what is wrong with a file of that name
+      const std::string why = ::dlerror();
+      const bool is_missing = why.ends_with("No such file or directory");
+      fail_to_load(why, is_missing ? "install it (Debian's libssl3 or libssl3t64)"
+                                   : "install it again, or mend LD_LIBRARY_PATH");
+    }
+    return library;
+  }
+
+  void* library_ = load();
   decltype(::BIO_new)* BIO_new = symbol("BIO_new");
   decltype(::BIO_read)* BIO_read = symbol("BIO_read");
   decltype(::BIO_s_mem)* BIO_s_mem = symbol("BIO_s_mem");
@@ -90,7 +101,9 @@ struct OpenSsl {
         // The key callbacks below imply SHA-256.
         SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256") == 1 &&
         SSL_CTX_set_num_tickets(made, 0) == 1;  // nothing is resumed
-    if (!is_ready) fail_to_load("its configuration forbids TLS 1.3 or AES-128-GCM");
+    if (!is_ready) {
+      fail_to_load("it refuses TLS 1.3 or AES-128-GCM", "allow them in openssl.cnf (OPENSSL_CONF)");
+    }
     SSL_CTX_ctrl(made, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS, nullptr);
     SSL_CTX_set_psk_client_callback(
         made, [](SSL* tls, const char*, char* identity, unsigned identity_size, unsigned char* key,

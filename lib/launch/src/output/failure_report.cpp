@@ -34,9 +34,15 @@ std::string indented(const std::string& text) {
   return result;
 }
 
-/// A line of this project's log below "error", or a warning of libtorch's.
+/// A line of glog or of libtorch below "error": "[W1127 06:00:00.123456789 socket.cpp:1] slow".
 bool is_warning(const std::string& line) {
-  return line.starts_with("I ") || line.starts_with("W ") || line.starts_with("[W");
+  constexpr std::string_view kPrefix = "L0000 00:00:00";
+  const std::string_view prefix =
+      std::string_view(line).substr(line.starts_with('[') ? 1 : 0, kPrefix.size());
+  return std::ranges::equal(prefix, kPrefix, [](char c, char wanted) {
+    if (wanted == '0') return c >= '0' && c <= '9';
+    return wanted == 'L' ? c == 'I' || c == 'W' : c == wanted;
+  });
 }
 
 }  // namespace
