@@ -170,6 +170,30 @@ TEST_F(IndexCacheTest, AFolderThatCannotBeWrittenToIsReportedOnce) {
   EXPECT_EQ(log.find(warning), log.rfind(warning)) << log;
 }
 
+TEST_F(IndexCacheTest, ThreadsThatCannotWriteMayOpenIndicesAtOnce) {
+  std::ofstream(folder_ / "file") << "no folder";
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([this, thread] {
+      const IndexSource own{.name = "test set",
+                            .key = "key",
+                            .is_current = [](const MappedIndex&) { return true; },
+                            .build =
+                                [](IndexWriter& out) {
+                                  out.begin(1);
+                                  out.add_bytes("text");
+                                  return uint64_t{0};
+                                }};
+      for (int i = 0; i < 500; ++i) {
+        IndexCacheOptions options = options_;
+        options.folder = folder_ / "file" / fmt::format("{}-{}", thread, i);
+        EXPECT_EQ(open_index(own, options).text(1), "text");
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_F(IndexCacheTest, AFailedMappingFallsBackToMemory) {
   open();
   const fs::path index = file(".index");

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <thread>
@@ -186,8 +187,13 @@ class CachedIndex {
   }
 
   MappedIndex in_memory(const std::string& why) const {
+    static std::mutex mutex;
     static std::set<fs::path> reported;  // folders: several splits have one reason
-    if (is_first_ && reported.insert(path_.parent_path()).second) {
+    const auto is_new = [this] {
+      const std::lock_guard lock(mutex);
+      return reported.insert(path_.parent_path()).second;
+    };
+    if (is_first_ && is_new()) {
       spdlog::warn(
           "the index of '{}' is kept in each process's memory, since no file can be written: {}",
           source_.name, why);
