@@ -242,9 +242,9 @@ TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {
   ::unsetenv("PET_NODE_RANK");
   const Environment nnodes("PET_NNODES", "a");
   EXPECT_THAT(error_of({"prog"}),
-              StartsWith("environment variable PET_NNODES, read as --nnodes=a: expected"));
+              StartsWith("environment variable PET_NNODES: --nnodes=a: expected"));
   EXPECT_EQ(error,
-            "environment variable PET_NODE_RANK, read as --node_rank: expected a number from 0 to "
+            "environment variable PET_NODE_RANK: --node_rank: expected a number from 0 to "
             "65535, got 'many'");
 }
 

@@ -225,17 +225,19 @@ TEST(LaunchSecurityTest, ANewcomerDoesNotSendMoreThanAHelloNeeds) {
 TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {}, {"true"});
+  const std::string kGreeting = "syncbn-agent 3\n";
   const std::string damaged = std::string("it sent ") + launch::kBadMessage;
   int lines = 0;
   for (const auto& [message, what] : std::vector<std::pair<std::string, std::string>>{
-           {R"({"type":"hel)", ""},  // it may still come
-           {"{\"type\":\"hel\x01\n", damaged},
-           {R"({"type":"hello"})"
-            "\n",
+           {kGreeting + R"({"type":"hel)", ""},  // it may still come
+           {kGreeting + "{\"type\":\"hel\x01\n", damaged},
+           {kGreeting + R"({"type":"hello"})" + "\n",
             "node 0 does not understand a message of this launcher"},
-           {std::string(100 << 10, 'x'), damaged}}) {
+           {kGreeting + std::string(100 << 10, 'x'), damaged},
+           {"syncbn-agent 2\n", "the launchers of this job are of different versions"},
+           {"GET /metrics HTTP/1.1\n", "it is no launcher, but sends 'GET /metrics HTTP/1.1'"}}) {
     const base::UniqueFd stranger = connect_to(nodes.port());
-    send_to(stranger, "syncbn-agent 3\n" + message);
+    send_to(stranger, message);
     if (what.empty()) continue;
     ++lines;
     const std::string line = "refused a launcher at 127.0.0.1: ";
@@ -641,10 +643,28 @@ TEST_F(LaunchTlsTest, BothSidesNeedTheOption) {
   }
 }
 
+TEST_F(LaunchTlsTest, NoConfigurationOfOpenSslForbidsIt) {
+  TempFolder folder;
+  folder.write("openssl.cnf",
+               "openssl_conf = all\n[all]\nssl_conf = ssl\n[ssl]\nsystem_default = limits\n"
+               "[limits]\nMaxProtocol = TLSv1.2\n");
+  ::setenv("OPENSSL_CONF", (folder.path() / "openssl.cnf").c_str(), 1);
+  Nodes nodes(2);
+  const std::vector<std::string> options{token_option(nodes, kToken), "--tls"};
+  Program& lead = nodes.start(0, 1, options, {"true"});
+  EXPECT_EQ(nodes.start(1, 1, options, {"true"}).wait().exit_code, 0);
+  EXPECT_EQ(lead.wait().exit_code, 0);
+}
+
+TEST(LaunchTlsOptionTest, AnEmptyVariableIsNone) {
+  EXPECT_EQ(launch({"true"}, {.env = {{"SYNCBN_TLS", ""}}}).exit_code, 0);
+}
+
 TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSsl) {
   const auto without_token = launch({"true"}, {.env = {{"SYNCBN_TLS", "1"}}});
   EXPECT_EQ(without_token.exit_code, 2);
-  EXPECT_THAT(without_token.err, AllOf(HasSubstr("SYNCBN_TLS"), HasSubstr("needs a token")));
+  EXPECT_THAT(without_token.err,
+              AllOf(HasSubstr("SYNCBN_TLS"), HasSubstr("derives its keys from a token")));
   TempFolder folder;
 #ifdef SYNCBN_HAVE_OPENSSL
   // The loader gives up at the first file of that name.

@@ -696,7 +696,7 @@ TEST(SshOptionsTest, WhatDoesNotGoTogetherIsNamed) {
   EXPECT_THAT(error_of({"--hosts=a", "--hostfile=b", "true"}), HasSubstr("exclude each other"));
   EXPECT_THAT(error_of({"--ssh_port=22", "true"}), HasSubstr("--ssh_port needs --hosts"));
   EXPECT_THAT(error_of({"--standalone", "true"}, {{"SYNCBN_HOSTS", "a"}}),
-              HasSubstr("environment variable SYNCBN_HOSTS, read as --hosts and --standalone"));
+              HasSubstr("environment variable SYNCBN_HOSTS: --hosts and --standalone"));
   EXPECT_THAT(error_of({"-H", "a", "--ssh_options=-o 'x", "true"}),
               HasSubstr("a quote is not closed"));
 }
@@ -710,7 +710,7 @@ TEST(SshOptionsTest, WhatNamesNoVariableIsNotExported) {
                 HasSubstr(fmt::format("'{}' is not the name of a variable; expected NAME", word)));
   }
   EXPECT_THAT(error_of({"-H", "a", "true"}, {{"SYNCBN_EXPORT", "A,"}}),
-              HasSubstr("environment variable SYNCBN_EXPORT, read as --export=A,: ''"));
+              HasSubstr("environment variable SYNCBN_EXPORT: --export=A,: ''"));
   EXPECT_EQ(launch({"-H", "a", "--dry_run", "--export=_A,B_*,!C,[D-F]?,*", "true"}).exit_code, 0);
 }
 

@@ -24,6 +24,7 @@ namespace syncbn::launch {
 namespace {
 
 constexpr std::string_view kGreeting = "syncbn-agent 3";
+constexpr std::string_view kAnyGreeting = "syncbn-agent ";  ///< of any version
 constexpr std::string_view kWithToken = " token ";
 constexpr std::string_view kWithTls = " tls ";
 constexpr std::string_view kChallenge = "challenge ";
@@ -102,6 +103,9 @@ std::string Handshake::take(std::string_view line) {
 }
 
 std::string Handshake::take_greeting(std::string_view line) {
+  if (!line.starts_with(kAnyGreeting)) {
+    return fail(fmt::format("it is no launcher, but sends '{}'", quoted(line)));
+  }
   const std::string_view rest = after(kGreeting, line);
   const bool has_tls = rest.starts_with(kWithTls);
   const bool has_token = has_tls || rest.starts_with(kWithToken);

@@ -48,8 +48,9 @@ CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
   for (const config::FieldInfo& field : fields) {
     for (const std::string& variable : field.environment) {
       const char* value = std::getenv(variable.c_str());
-      // Kubeflow's training operator sets the variable of a flag to the empty string.
-      if (value == nullptr || (*value == '\0' && !field.is_switch())) continue;
+      // Kubeflow's training operator sets torchrun's variable of a flag to the empty string.
+      const bool may_be_empty = field.is_switch() && variable.starts_with("PET_");
+      if (value == nullptr || (*value == '\0' && !may_be_empty)) continue;
       if (!has("--" + field.path)) add(field, value, variable);
     }
   }
@@ -72,7 +73,7 @@ bool CommandLine::is_typed(const std::string& name) const {
 std::string CommandLine::source_of(const std::string& name) const {
   const Given* given = find(name);
   if (given == nullptr || given->variable.empty()) return name;
-  return fmt::format("environment variable {}, read as {}", given->variable, name);
+  return fmt::format("environment variable {}: {}", given->variable, name);
 }
 
 void CommandLine::add(const config::FieldInfo& field, std::string value,

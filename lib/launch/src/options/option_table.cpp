@@ -76,7 +76,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "launcher makes one itself")
       .shown_default("");
   ours("tls", &Typed::tls, "",
-       "Encrypt what the launchers of several nodes say to each other; needs a "
+       "Encrypt the messages between the launchers of several nodes; needs a "
        "token, and the option on all nodes");
   ours("listen", &Typed::listen, "ADDRESS",
        "Address or network interface at which node 0 listens; all, unless "

@@ -251,7 +251,7 @@ std::optional<LaunchOptions> parse(std::string_view launcher_name,
         is_head ? read_for_head(typed, line, launcher_name) : read(typed, line, launcher_name);
     if (options.tls && options.token.empty()) {
       throw base::UserError(
-          "--tls needs a token, of which it makes its keys: give --token_file or SYNCBN_TOKEN");
+          "--tls derives its keys from a token: give --token_file or SYNCBN_TOKEN");
     }
     if (options.tls) load_tls();
     options.program = line.program();
