@@ -42,11 +42,13 @@
 #include "dist/tensors.h"
 #include "dist/training.h"
 #include "fake_cuda/counts.h"
+#include "groups/world.h"
 #include "support/environment_guard.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
 #include "support/thrown.h"
+#include "transport/backend.h"
 
 namespace {
 
@@ -345,6 +347,22 @@ TEST(GpuTest, CollectivesTakeTensorsOfTwoRanksOnOneGpuOverGloo) {
   run_ranks(2, [](int) {
     dist::init_process_group({.backend = "gloo"});
     expect_collectives({at::kCUDA, 0});
+  });
+}
+
+// To compare split sizes, as on CPUs, the host would have to wait for other ranks.
+TEST(GpuTest, AllToAllOverNcclIsOneCall) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    dist::init_process_group({.backend = "nccl"});
+    const auto& backend = *dist::detail::backend_of(dist::default_group());
+    const at::Tensor part = at::ones({3}, at::TensorOptions().device(dist::device()));
+    Tensors received{at::zeros_like(part)};
+    const uint64_t before = backend.sequence();
+    dist::all_to_all(received, {part});
+    EXPECT_EQ(backend.sequence(), before + 1);
+    EXPECT_TRUE(received[0].equal(part));
+    dist::destroy_process_group();
   });
 }
 

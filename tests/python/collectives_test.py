@@ -267,6 +267,24 @@ def refused():
     dist.destroy_process_group()
 
 
+def refused_lists():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    rank = dist.get_rank()
+    of_each = [torch.ones(2), torch.ones(2)]
+    mixed = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
+    # dist.all_to_all() itself refuses dtypes that differ.
+    for outputs, inputs in (of_each, []), ([], of_each), (of_each[:1], of_each), (of_each, mixed), (mixed, of_each):
+        try:
+            dist.group.WORLD.alltoall(outputs, inputs)
+            print(f"rank {rank}: not refused", flush=True)
+        except RuntimeError as error:
+            print(f"rank {rank}: {error}", flush=True)
+    dist.all_to_all(of_each, [torch.full((2,), 10.0 * rank + other) for other in range(2)])
+    print(f"rank {rank}: got {[one[0].item() for one in of_each]}", flush=True)
+    dist.destroy_process_group()
+
+
 def killed_rank():
     import syncbn  # noqa: F401
     dist.init_process_group("syncbn")
@@ -317,6 +335,16 @@ class CollectivesTest(ranks.RanksTest):
                           "to rank 1, which expects 6 (all_to_all of Float)", done[rank])
             self.assertIn(f"rank {rank}: rank {rank} of 2: all_reduce #2 of group '0' was refused: ", done[rank])
             self.assertIn(f"rank {rank}: total 2", done[rank])
+
+    def test_lists_that_do_not_fit_are_refused_on_each_rank_and_the_group_goes_on(self):
+        done = ranks.run_without_launcher("refused_lists", 2)
+        for rank in range(2):
+            self.assertNotIn("not refused", done[rank])
+            for why in ("inputs has length 0, and the group has 2 ranks", "outputs has length 0, and",
+                        "outputs has length 1, and", "inputs has a tensor of Double, and inputs[0] is of Float",
+                        "outputs has a tensor of Double, and inputs[0] is of Float"):
+                self.assertIn(f"rank {rank}: rank {rank} of 2: all_to_all #1 of group '0' was refused: {why}", done[rank])
+            self.assertIn(f"rank {rank}: got [{rank}.0, {10 + rank}.0]", done[rank])
 
     def test_the_others_learn_which_rank_was_killed(self):
         # Without a launcher that would end the others first.

@@ -667,6 +667,12 @@ Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
              &c10d::Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options);
 }
 
+void Backend::refuse_all_to_all(const at::Tensor& input, const std::string& why) const {
+  Call call = same_dtype(OpType::ALLTOALL_BASE, "all_to_all", input).call;
+  call.sequence = sequence_ + 1;
+  label_of(call).rethrow_refusal(why);
+}
+
 /// Gloo ends the process if it receives more than expected, and leaves the rest of the output
 /// unchanged if it receives less.
 void Backend::require_matching_splits(const at::Tensor& output,
@@ -700,9 +706,8 @@ void Backend::require_matching_splits(const at::Tensor& output,
       const int64_t sent = of_rank[sender][receiver];
       const int64_t expected = of_rank[receiver][size_ + sender];
       if (sent == expected) continue;
-      Call call = same_dtype(OpType::ALLTOALL_BASE, "all_to_all", input).call;
-      call.sequence = sequence_ + 1;
-      label_of(call).rethrow_refusal(
+      refuse_all_to_all(
+          input,
           fmt::format("rank {} sends {} to rank {}, which expects {}",
                       members_.ranks[static_cast<size_t>(sender)], base::counted(sent, "element"),
                       members_.ranks[static_cast<size_t>(receiver)], expected));
@@ -715,7 +720,8 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& input_splits,
                                         const c10d::AllToAllOptions& options) {
   const bool are_equal = output_splits.empty() && input_splits.empty();
-  if (!are_equal) {
+  // Not over NCCL: there no call makes the host wait for other ranks.
+  if (!are_equal && !transport_for(input).runs_on_streams()) {
     require_matching_splits(output, output_splits, input, input_splits, options.timeout);
   }
   return run(are_equal ? same_sizes(OpType::ALLTOALL_BASE, "all_to_all", input)
@@ -726,6 +732,21 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
                                    const c10d::AllToAllOptions& options) {
   const at::Tensor first = inputs.empty() ? at::Tensor() : inputs.front();
+  for (const auto& [role, list] : {std::pair("inputs", &inputs), std::pair("outputs", &outputs)}) {
+    if (list->size() != static_cast<size_t>(size_)) {
+      refuse_all_to_all(first, fmt::format("{} has length {}, and the group has {}: it needs one "
+                                           "tensor for each",
+                                           role, list->size(), base::counted(size_, "rank")));
+    }
+    for (const at::Tensor& tensor : *list) {
+      if (tensor.scalar_type() == first.scalar_type()) continue;
+      refuse_all_to_all(
+          first, fmt::format("{} has a tensor of {}, and inputs[0] is of {}; all tensors need the "
+                             "same dtype",
+                             role, c10::toString(tensor.scalar_type()),
+                             c10::toString(first.scalar_type())));
+    }
+  }
   if (transport_for(first).runs_on_streams()) {
     return run(same_dtype(OpType::ALLTOALL, "all_to_all", first), &c10d::Backend::alltoall, outputs,
                inputs, options);

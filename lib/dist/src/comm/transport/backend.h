@@ -147,6 +147,8 @@ class Backend : public c10d::Backend {
   /// Starts `method` of c10d::Backend on the transport for the call.
   template <class Method, class... Arguments>
   WorkPtr run(PlacedCall placed, Method method, Arguments&... arguments);
+  /// For what is wrong with the next all-to-all; none was sent. @throws base::UserError.
+  [[noreturn]] void refuse_all_to_all(const at::Tensor& input, const std::string& why) const;
   /// Compares what ranks send and expect in an all-to-all; blocks. @throws base::UserError.
   void require_matching_splits(const at::Tensor& output, const std::vector<int64_t>& output_splits,
                                const at::Tensor& input, const std::vector<int64_t>& input_splits,
