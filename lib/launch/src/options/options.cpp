@@ -8,6 +8,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <string_view>
 
 #include "common/handshake.h"
@@ -177,9 +179,11 @@ std::string fault_of(const config::FieldInfo& field, const std::string& text) {
                        base::did_you_mean(text, choices));
   }
   if (!field.min || !field.max) return "";
-  std::optional<double> number = base::parse_number<double>(text);
-  if (field.type.starts_with("integer")) number = base::parse_number<int>(text);
-  if (number && *number >= *field.min && *number <= *field.max) return "";
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // in no range
+  const bool is_integer = field.type.starts_with("integer");
+  const bool has_type = !is_integer || base::parse_number<int>(text).has_value();
+  const double number = base::parse_number<double>(text).value_or(kNone);
+  if (has_type && number >= *field.min && number <= *field.max) return "";
   return fmt::format("expected a number from {} to {}, got '{}'", *field.min, *field.max, text);
 }
 
