@@ -1,5 +1,5 @@
 """Faults of processes and of what a user types, with workers that only count steps."""
-import json, os, random, re, resource, signal, socket, struct, subprocess, time
+import datetime, json, os, random, re, resource, signal, socket, struct, subprocess, time
 
 from job import *
 
@@ -416,12 +416,10 @@ def other_clock(job, run):
 LAUNCHERS = 1000
 
 
-def names_below(pid):
-    """Of the programs that the process and its descendants run."""
-    def name_of(one):
-        try: return open(f"/proc/{one}/comm").read().strip()
-        except OSError: return ""
-    return [name_of(one) for one in descendants(pid)]
+def time_of(event_log, event):
+    """Of the launcher's first such event, as time.time() tells it."""
+    first = next(one for one in map(json.loads, open(event_log)) if one["event"] == event)
+    return datetime.datetime.fromisoformat(first["time"].replace("Z", "+00:00")).timestamp()
 
 
 def start_launchers(job, workers):
@@ -437,12 +435,13 @@ def start_launchers(job, workers):
     job.undo.append(lambda: (wait_until(lambda: processes() == 0, 60, "the end of all processes"), os.rmdir(group)))
     port, enter = free_port(), lambda: open(f"{group}/cgroup.procs", "w").write(str(os.getpid()))
     for rank in range(LAUNCHERS):
-        job.start(*nodes(rank, port, count=LAUNCHERS), f"--nproc_per_node={workers}", program=("sleep", "1000"), limits=enter)
-    begin = time.monotonic()
+        log = [f"--event_log_handler=json:{job.path('events')}"] if rank == 0 else []
+        job.start(*nodes(rank, port, count=LAUNCHERS), f"--nproc_per_node={workers}", *log, program=("sleep", "1000"), limits=enter)
+    begin, begin_by_calendar = time.monotonic(), time.time()
     launcher = job.programs[0]
-    # No node starts a worker before all nodes have joined.
-    wait_until(lambda: "sleep" in names_below(launcher.pid), 60, "the start of node 0's first worker")
-    joined = time.monotonic() - begin
+    # An attempt starts when all nodes have joined. Its own time is exact, where this program waits for a core.
+    wait_until(lambda: "attempt_started" in open(job.path("events")).read(), 60, "the last node to join")
+    joined = time_of(job.path("events"), "attempt_started") - begin_by_calendar
     # Each launcher has a sentinel and a keeper.
     expected = LAUNCHERS * (3 + workers)
     try: wait_until(lambda: processes() == expected, 60, "the start of all workers")
