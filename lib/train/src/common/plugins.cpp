@@ -148,7 +148,6 @@ class CrashReport {
 };
 
 // glibc ends the program if the constructor of a global object throws within dlopen().
-
 [[noreturn]] void report_thrown_by_constructor() {
   std::string what = "an exception that does not derive from std::exception";
   try {
