@@ -660,8 +660,10 @@ TEST(LaunchTlsOptionTest, AnEmptyVariableIsNone) {
   EXPECT_EQ(launch({"true"}, {.env = {{"SYNCBN_TLS", ""}}}).exit_code, 0);
 }
 
-TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSsl) {
-  const auto without_token = launch({"true"}, {.env = {{"SYNCBN_TLS", "1"}}});
+TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSslOnSeveralNodes) {
+  const std::vector<std::string> of_two{"--dry_run", "--nnodes=2", "--node_rank=0",
+                                        "--master_addr=127.0.0.1", "true"};
+  const auto without_token = launch(of_two, {.env = {{"SYNCBN_TLS", "1"}}});
   EXPECT_EQ(without_token.exit_code, 2);
   EXPECT_THAT(without_token.err,
               AllOf(HasSubstr("SYNCBN_TLS"), HasSubstr("derives its keys from a token")));
@@ -674,11 +676,16 @@ TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSsl) {
 #else
   const char* const what = "--tls: this syncbn-launch was built without OpenSSL";
 #endif
+  const std::string path = folder.path().string();
+  std::vector<std::string> with_tls{"--tls"};
+  with_tls.insert(with_tls.end(), of_two.begin(), of_two.end());
   const auto without_library =
-      launch({"--tls", "true"},
-             {.env = {{"SYNCBN_TOKEN", kToken}, {"LD_LIBRARY_PATH", folder.path().string()}}});
+      launch(with_tls, {.env = {{"SYNCBN_TOKEN", kToken}, {"LD_LIBRARY_PATH", path}}});
   EXPECT_EQ(without_library.exit_code, 2);
   EXPECT_THAT(without_library.err, HasSubstr(what));
+  // One node has no link.
+  const auto alone = launch({"true"}, {.env = {{"SYNCBN_TLS", "1"}, {"LD_LIBRARY_PATH", path}}});
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
 }
 
 /// Two ends of a connection, and what each has to say to the other.

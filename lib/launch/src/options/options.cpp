@@ -68,6 +68,10 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         options.node_rank, nnodes));
   }
   if (nnodes == 1) return check_stdin(options, options.nproc_per_node);
+  if (options.tls && options.token.empty()) {
+    throw base::UserError("--tls derives its keys from a token: give --token_file or SYNCBN_TOKEN");
+  }
+  if (options.tls) load_tls();
   const bool has_rank =
       line.has("--node_rank") || !options.scheduler.empty() || kubernetes_index().has_value();
   if (!has_rank && !options.c10d) {
@@ -253,11 +257,6 @@ std::optional<LaunchOptions> parse(std::string_view launcher_name,
     const bool is_head = !hosts_option(line).empty();
     LaunchOptions options =
         is_head ? read_for_head(typed, line, launcher_name) : read(typed, line, launcher_name);
-    if (options.tls && options.token.empty()) {
-      throw base::UserError(
-          "--tls derives its keys from a token: give --token_file or SYNCBN_TOKEN");
-    }
-    if (options.tls) load_tls();
     options.program = line.program();
     if (!is_head) check_nodes(line, options);
     return options;
