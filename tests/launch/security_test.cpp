@@ -230,12 +230,19 @@ TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
   int lines = 0;
   for (const auto& [message, what] : std::vector<std::pair<std::string, std::string>>{
            {kGreeting + R"({"type":"hel)", ""},  // it may still come
+           {"syncbn-age", ""},
+           {"syncbn-agent " + std::string(300, 'x'), damaged},
            {kGreeting + "{\"type\":\"hel\x01\n", damaged},
            {kGreeting + R"({"type":"hello"})" + "\n",
             "node 0 does not understand a message of this launcher"},
            {kGreeting + std::string(100 << 10, 'x'), damaged},
            {"syncbn-agent 2\n", "the launchers of this job are of different versions"},
-           {"GET /metrics HTTP/1.1\n", "it is no launcher, but sends 'GET /metrics HTTP/1.1'"}}) {
+           {"GET /metrics HTTP/1.1\r\nHost: x\r\n",
+            "it is no launcher, but sends 'GET /metrics HTTP/1.1'"},
+           // Neither ever ends a line.
+           {"*1 PING", "it is no launcher, but sends '*1 PING'"},
+           {"\x16\x03\x01" + std::string(500, 'x'),
+            "it is no launcher, but sends '\\x16\\x03\\x01" + std::string(197, 'x') + "'"}}) {
     const base::UniqueFd stranger = connect_to(nodes.port());
     send_to(stranger, message);
     if (what.empty()) continue;
@@ -246,6 +253,20 @@ TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
   }
   EXPECT_EQ(nodes.start(1, 1, {}, {"true"}).wait().exit_code, 0);
   EXPECT_EQ(lead.wait().exit_code, 0);
+}
+
+TEST(LaunchSecurityTest, AGreetingMayComeInPieces) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, until_go());
+  base::UniqueFd launcher = connect_to(nodes.port());
+  for (const std::string& piece :
+       {std::string("s"), std::string("yncbn-agent"), " 3\n" + hello("in-pieces")}) {
+    ASSERT_TRUE(send_to(launcher, piece));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_TRUE(lead.wait_until([&] { return nodes.has("up0"); })) << lead.err();
+  launcher.reset();
+  EXPECT_EQ(lead.wait().exit_code, 75);
 }
 
 TEST(LaunchSecurityTest, NodeZeroListensOnlyWhereItIsTold) {

@@ -24,7 +24,8 @@ namespace syncbn::launch {
 namespace {
 
 constexpr std::string_view kGreeting = "syncbn-agent 3";
-constexpr std::string_view kAnyGreeting = "syncbn-agent ";  ///< of any version
+/// Of any version.
+constexpr std::string_view kAnyGreeting = kGreeting.substr(0, kGreeting.find(' ') + 1);
 constexpr std::string_view kWithToken = " token ";
 constexpr std::string_view kWithTls = " tls ";
 constexpr std::string_view kChallenge = "challenge ";
@@ -82,6 +83,11 @@ std::string Handshake::begin() {
   if (done_) return fmt::format("{}\n", kGreeting);
   launchers_nonce_ = make_token();
   return fmt::format("{}{}{}\n", kGreeting, tls_ ? kWithTls : kWithToken, launchers_nonce_);
+}
+
+bool Handshake::may_begin_with(std::string_view bytes) const {
+  const bool is_greeting = side_ == Side::kCoordinator && launchers_nonce_.empty();
+  return !is_greeting || kAnyGreeting.starts_with(bytes.substr(0, kAnyGreeting.size()));
 }
 
 std::string Handshake::take(std::string_view line) {

@@ -31,6 +31,9 @@ class Handshake {
 
   /// The launcher's first line, with its newline.
   std::string begin();
+  /// Whether the other side's next line may begin with these bytes: false for those of a program
+  /// that is no launcher, which may never end a line.
+  bool may_begin_with(std::string_view bytes) const;
   /// Processes the other side's next line. Returns what to send, with its newline, or "".
   std::string take(std::string_view line);
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "common/json_messages.h"
@@ -121,7 +123,11 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
 
 void Peers::shake_hands(PeerLauncher& peer) {
   while (!peer.handshake.is_done() && !peer.refused) {
-    const auto line = peer.channel.next_line(kMaxHandshakeLine);
+    const std::string_view input = peer.channel.input();
+    const auto line =
+        peer.handshake.may_begin_with(input)
+            ? peer.channel.next_line(kMaxHandshakeLine)
+            : std::optional<std::string>(input.substr(0, input.find_first_of("\r\n")));
     if (!line) return;
     peer.channel.send(peer.handshake.take(*line));
     if (peer.handshake.is_done()) peer.protection = peer.handshake.protection();
