@@ -545,14 +545,20 @@ TEST(LaunchStatusTest, ExplainRefusesWhatIsNoFile) {
   }
 }
 
-TEST(LaunchStatusTest, SaysThatThereIsNoSuchJob) {
+TEST(LaunchStatusTest, SaysThatThereIsNoSuchJobAndWhichThereAre) {
+  Nodes nodes(1);
+  Program& job = start_alone(nodes, 1, {"--rdzv_id=" + own("there")}, worker("wait"));
+  const std::string there = fmt::format("job {} (launcher {})", own("there"), job.pid());
   ProgramResult result;
   eventually([&] {  // until no other test has a launcher that is stopped
     result = run_program({kLauncher, "status", "no-such-job"});
-    return result.exit_code != 75;
+    return result.exit_code != 75 && result.err.find(there) != std::string::npos;
   });
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("has process id or job 'no-such-job'"));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("has process id or job 'no-such-job'"), HasSubstr(there)));
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
 }
 
 TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
@@ -586,6 +592,13 @@ TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
   EXPECT_THAT(result.err, HasSubstr(fmt::format("launcher {0} does not answer (stopped? kill "
                                                 "-CONT {0})",
                                                 stopped.pid())));
+  // Its job may be the one that is meant.
+  const auto unknown = run_program({kLauncher, "status", "no-such-job"});
+  EXPECT_EQ(unknown.exit_code, 75);
+  EXPECT_THAT(unknown.err,
+              AllOf(HasSubstr("that answers has process id or job 'no-such-job'; there are "),
+                    HasSubstr(fmt::format("job {} (launcher {})", own("others"), job.pid())),
+                    HasSubstr(fmt::format("launcher {} does not answer", stopped.pid()))));
   for (Program* one : {&stopped, &job}) {
     ::kill(one->pid(), SIGCONT);
     one->send_signal(SIGTERM);

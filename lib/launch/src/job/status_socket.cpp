@@ -167,6 +167,7 @@ std::string status_text(const RunContext& context, const Json& workers, const st
 void print_status(const std::string& which) {
   std::set<std::string> shown;
   std::string text;
+  std::vector<std::string> others;
   std::vector<std::string> silent;
   for (const auto& [pid, channel] : ask_launchers()) {
     if (!channel.has_ended()) {
@@ -179,22 +180,28 @@ void print_status(const std::string& which) {
     try {
       const bool is_meant = which.empty() || which == std::to_string(pid) ||
                             which == job.value("run_id", "") || which == job.value("job_id", "");
+      if (!is_meant) {
+        others.push_back(fmt::format("job {} (launcher {})", shown_text(job, "run_id"), pid));
+        continue;
+      }
       // Launchers of one job tell the same.
-      if (!is_meant || shown.contains(job.value("job_id", ""))) continue;
+      if (shown.contains(job.value("job_id", ""))) continue;
       text += (text.empty() ? "" : "\n") + render(job);
       shown.insert(job.value("job_id", ""));
     } catch (const Json::exception&) {  // not a launcher, or one of another version
     }
   }
   base::write_stdout(text);
-  if (!which.empty() && !text.empty()) return;
-  if (!silent.empty()) throw base::UnavailableError(base::join(silent, "; "));
-  if (!text.empty()) return;
-  throw base::UserError(
-      which.empty() ? "no syncbn-launch of this user runs on this machine"
-                    : fmt::format("no launcher of this user has process id or job '{}'; run "
-                                  "`syncbn-launch status` to list them",
-                                  which));
+  if (!text.empty() && (silent.empty() || !which.empty())) return;
+  std::string what;
+  if (!which.empty()) {
+    what = fmt::format("no launcher of this user that answers has process id or job '{}'", which);
+    if (!others.empty()) what += "; there are " + base::join(others, ", ");
+    if (!silent.empty()) what += "; ";
+  }
+  // A launcher that does not answer may be the one that is meant.
+  if (!silent.empty()) throw base::UnavailableError(what + base::join(silent, "; "));
+  throw base::UserError(what.empty() ? "no syncbn-launch of this user runs on this machine" : what);
 }
 
 }  // namespace syncbn::launch
