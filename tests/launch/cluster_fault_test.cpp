@@ -1,10 +1,14 @@
 // What may go wrong between launchers: silence, strangers, nonsense.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <signal.h>
+#include <syncbn/base/store_greeting.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -170,10 +174,76 @@ TEST(LaunchClusterFaultTest, AMasterThatSaysNothingIsWaitedForAsLongAsOneThatIsN
   const Listener master;
   const auto result =
       launch({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
-              fmt::format("--master_port={}", master.port), "--rdzv_conf=join_timeout=3", "true"});
+              fmt::format("--master_port={}", master.port),
+              "--rdzv_conf=join_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=1", "true"});
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("did not answer at"));
   EXPECT_THAT(result.err, HasSubstr("(no answer to our greeting)"));
+}
+
+/// A launcher of node 1, and a store in place of node 0's launcher. As torchrun's, it closes a
+/// connection that begins with a launcher's greeting.
+struct NodeOfTorchrun {
+  NodeOfTorchrun()
+      : node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
+                             fmt::format("--master_port={}", store.port), "true"})) {
+    accept();
+  }
+
+  base::UniqueFd accept() { return base::UniqueFd(::accept(store.fd.get(), nullptr, nullptr)); }
+
+  const Listener store;
+  Program node;
+};
+
+TEST(LaunchClusterFaultTest, ATorchrunThatIsPreemptedIsWaitedFor) {
+  NodeOfTorchrun torchrun;
+  base::UniqueFd client = torchrun.accept();
+  std::string greeting = base::store_greeting(0);
+  ASSERT_EQ(::recv(client.get(), greeting.data(), greeting.size(), MSG_WAITALL), greeting.size());
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // before: at most 2 s
+  ASSERT_TRUE(send_to(client, greeting.substr(greeting.size() - sizeof(uint32_t))));
+  char query = 0;
+  ASSERT_EQ(::recv(client.get(), &query, 1, 0), 1);
+  std::this_thread::sleep_for(std::chrono::seconds(6));  // before: at most 5 s
+  ASSERT_TRUE(send_to(client, std::string(sizeof(int64_t), '\1')));
+  EXPECT_TRUE(torchrun.node.wait_until(
+      [&] { return torchrun.node.err().find("torchrun runs node 0 at") != std::string::npos; }));
+  client.reset();
+  const auto result = torchrun.node.wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("torchrun's node 0 is gone"));
+}
+
+TEST(LaunchClusterFaultTest, ASignalEndsTheWaitForATorchrun) {
+  NodeOfTorchrun torchrun;
+  const base::UniqueFd client = torchrun.accept();
+  torchrun.node.send_signal(SIGTERM);
+  const auto result = torchrun.node.wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.err, Not(HasSubstr("closed the connection")));
+}
+
+TEST(LaunchClusterFaultTest, WhatClosesBothConnectionsIsNeitherALauncherNorTorchrun) {
+  NodeOfTorchrun torchrun;
+  torchrun.accept();
+  const auto result = torchrun.node.wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr("closed the connection"));
+  pollfd more{torchrun.store.fd.get(), POLLIN, 0};
+  EXPECT_EQ(::poll(&more, 1, 0), 0);
+}
+
+TEST(LaunchClusterFaultTest, AMissingProgramIsToldToANodeZeroThatStartsLater) {
+  const BoundPort master;
+  Program node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
+                               fmt::format("--master_port={}", master.port), "./missing"}));
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // before: at most 2 s
+  ASSERT_EQ(::listen(master.fd.get(), 1), 0);
+  pollfd ready{master.fd.get(), POLLIN, 0};
+  EXPECT_TRUE(node.wait_until([&] { return ::poll(&ready, 1, 0) > 0; }));
+  base::UniqueFd(::accept(master.fd.get(), nullptr, nullptr)).reset();
+  EXPECT_EQ(node.wait().exit_code, 127);
 }
 
 TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {

@@ -1,6 +1,8 @@
 // --preflight: what it makes of the figures of all nodes, and its jobs.
 #include <gmock/gmock.h>
+#include <sys/socket.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <exception>
@@ -8,12 +10,14 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "launch/launcher.h"
 #include "launch/nodes.h"
 #include "preflight/link_check.h"
 #include "preflight/machine_figures.h"
+#include "support/connection.h"
 
 namespace syncbn::test {
 namespace {
@@ -107,6 +111,23 @@ TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {
   EXPECT_LT(trip.seconds, 1);
   EXPECT_LT(std::abs(trip.clock_ahead), 1);
   EXPECT_GT(probe.measure_rate(), 1e4);
+}
+
+TEST(LaunchPreflightTest, ANodeThatIsPreemptedBeforeItSendsTheIdKeepsNobodyOutAndIsMeasured) {
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(100);
+  const std::string id = "0123456789abcdef";
+  const launch::LinkServer server(id, soon);
+  const base::UniqueFd preempted = connect_to(server.port());
+  const base::UniqueFd halfway = connect_to(server.port());
+  ASSERT_TRUE(send_to(halfway, id.substr(0, 5)));
+  EXPECT_LT(launch::LinkProbe("127.0.0.1", server.port(), id, soon).measure_trip().seconds, 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // before: at most 2 s
+  std::array<char, 8> time{};
+  ASSERT_TRUE(send_to(halfway, id.substr(5) + "a"));
+  EXPECT_EQ(::recv(halfway.get(), time.data(), time.size(), MSG_WAITALL), 8);
+  ::shutdown(halfway.get(), SHUT_RDWR);
+  ASSERT_TRUE(send_to(preempted, id + "a"));
+  EXPECT_EQ(::recv(preempted.get(), time.data(), time.size(), MSG_WAITALL), 8);
 }
 
 TEST(LaunchPreflightTest, TheProgramStartsAfterTheCheckOnAllNodes) {

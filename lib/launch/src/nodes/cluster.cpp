@@ -34,9 +34,16 @@ constexpr seconds kResolvePeriod{1};
 constexpr seconds kAddressPatience{2};
 // Time for node 0 to open its port again after --preflight.
 constexpr seconds kReopenPatience{10};
-// Time limits for reporting to node 0 that this node cannot start.
-constexpr seconds kReportConnectTimeout{2};
+// Time limit for reporting to node 0 that this node cannot start. Otherwise node 0 waits for this
+// node until its --join_timeout.
 constexpr seconds kReportTimeout{10};
+// Upper bound on the wait for a store in place of node 0's launcher to answer.
+constexpr seconds kStorePatience{30};
+
+// No workers run yet: signals may end this process while it waits for another.
+base::SignalMask interruptible() {
+  return {SIG_UNBLOCK, {SIGINT, SIGTERM, SIGHUP, SIGQUIT}};
+}
 
 // Where node 0 reaches its own coordinator.
 std::string own_address(int listener) {
@@ -110,7 +117,8 @@ void Cluster::handle() {
   if (link_ && handshake_.is_done() && now >= next_alive_) send({{"type", "alive"}});
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
-  const bool silent = !paused_ && Clock::now() - heard_ > silence_;
+  // Until node 0 has accepted this launcher, only the join deadline ends the wait.
+  const bool silent = accepted_ && !paused_ && Clock::now() - heard_ > silence_;
   if (link_->has_ended() || silent) lose_coordinator();
 }
 
@@ -118,8 +126,7 @@ void Cluster::connect() {
   connecting_.reset();
   base::AddressList found = base::resolve(host_, port_, connect_error_, AI_NUMERICHOST);
   if (!found) {
-    // No workers run yet: signals may end this process while it waits for a name server.
-    const base::SignalMask interruptible(SIG_UNBLOCK, {SIGINT, SIGTERM, SIGHUP, SIGQUIT});
+    const base::SignalMask unblocked = interruptible();
     found = base::resolve(host_, port_, connect_error_);
   }
   if (!found) {
@@ -263,11 +270,15 @@ void Cluster::handle_message(const Json& message) {
   }
 }
 
-// torchrun's store closes a connection that begins with our greeting.
+// torchrun's store closes a connection that begins with our greeting, and sends nothing.
 bool Cluster::find_torchrun() {
   if (coordinator_ || options_.node_rank < 1 || !options_.token.empty()) return false;
+  const base::SignalMask unblocked = interruptible();
   try {
-    torchrun_.emplace(StoreClient::connect(host_, port_, Clock::now() + seconds(2)), options_);
+    // Once: a store that opens this port later is a new node 0's, perhaps of a syncbn-launch.
+    torchrun_.emplace(StoreClient::connect(host_, port_, Clock::now() + kStorePatience,
+                                           StoreClient::Retry::kNever),
+                      options_);
   } catch (const base::UnavailableError&) {
     return false;
   }
@@ -317,13 +328,10 @@ void Cluster::lose_coordinator() {
     next_try_ = Clock::now() + kRetryPeriod;
     return;
   }
-  if (!accepted_ && !no_start_ && find_torchrun()) return;
-  std::string why = "is gone";
-  if (link_->error() == EBADMSG) {
-    why = fmt::format("sent {}", kBadMessage);
-  } else if (!accepted_) {
-    why = link_->has_ended() ? "closed the connection" : "does not answer";
-  }
+  const bool is_bad = link_->error() == EBADMSG;
+  if (!accepted_ && !is_bad && !no_start_ && find_torchrun()) return;
+  std::string why = accepted_ ? "is gone" : "closed the connection";
+  if (is_bad) why = fmt::format("sent {}", kBadMessage);
   if (!accepted_) why += "; is that a syncbn-launch of this job, with --node_rank=0?";
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
   // If node 0 was only stopped, it must not read later that our workers have ended, as after
@@ -369,11 +377,8 @@ void Cluster::report_signal(int signal) {
 
 void Cluster::report_no_start(int exit_code, const std::string& what) {
   no_start_ = Finish{exit_code, what};
-  const auto begin = Clock::now();
-  while (!finish_) {
-    const auto limit = link_ ? kReportTimeout : kReportConnectTimeout;
-    const auto deadline = std::min(join_deadline_, begin + limit);
-    if (Clock::now() >= deadline) return;
+  const auto deadline = std::min(join_deadline_, Clock::now() + kReportTimeout);
+  while (!finish_ && Clock::now() < deadline) {
     base::poll_until(fd(), POLLIN, std::min(due(), deadline));
     handle();
   }

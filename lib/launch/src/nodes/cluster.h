@@ -81,8 +81,7 @@ class Cluster {
   void report_failure(int exit_code, bool may_restart, const std::string& what,
                       std::optional<uint64_t> step);
   /// Tells node 0, in place of joining, that this node cannot start its workers, which ends the
-  /// job. Returns when node 0 has answered: after 2 s without a connection, or 10 s in all, it
-  /// gives up.
+  /// job. Returns when node 0 has answered, or after 10 s.
   void report_no_start(int exit_code, const std::string& what);
   /// A signal ends this launcher: the node leaves the job if nodes may change; else the job ends.
   void report_signal(int signal);

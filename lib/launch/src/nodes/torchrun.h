@@ -57,8 +57,8 @@ class TorchrunNodes {
 
 /// A job whose node 0 torchrun runs. Its agent there holds the store and does not learn of failures
 /// or restarts elsewhere. This launcher joins, gets its ranks, and leaves through the agents'
-/// barrier. Calls wait up to 5 s for an answer of the store; they throw base::UnavailableError when
-/// it is gone.
+/// barrier. Calls wait up to 30 s for an answer of the store; they throw base::UnavailableError
+/// when it is gone.
 class TorchrunLead {
  public:
   /// @param store a connection to the store of node 0's agent.

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <syncbn/base/channel.h>
 #include <syncbn/base/clock.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
@@ -11,12 +12,12 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/descriptors.h"
 
@@ -31,6 +32,8 @@ using Deadline = LinkProbe::Deadline;
 constexpr char kAsk = 'a';
 constexpr char kTake = 't';
 constexpr size_t kBlock = size_t{4} << 20;
+// Upper bound on the connections that have not sent the id.
+constexpr size_t kMaxNewcomers = 64;
 
 [[noreturn]] void fail(const char* what, int error) {
   throw base::UnavailableError(fmt::format("{}: {}", what, std::strerror(error)));
@@ -73,21 +76,20 @@ void discard(int fd, size_t size, Deadline deadline) {
   }
 }
 
-void send_at_once(int fd) {
-  const int on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-}
-
 void answer(int fd, Deadline deadline) {
-  for (;;) {
-    const char command = receive(fd, 1, deadline)[0];
-    if (command == kAsk) {
-      const int64_t time = base::unix_ns();
-      send_all(fd, {reinterpret_cast<const char*>(&time), sizeof(time)}, deadline);
-    } else {
-      discard(fd, kBlock, deadline);
-      send_all(fd, {&kTake, 1}, deadline);
+  try {
+    for (;;) {
+      const char command = receive(fd, 1, deadline)[0];
+      if (command == kAsk) {
+        const int64_t time = base::unix_ns();
+        send_all(fd, {reinterpret_cast<const char*>(&time), sizeof(time)}, deadline);
+      } else {
+        discard(fd, kBlock, deadline);
+        send_all(fd, {&kTake, 1}, deadline);
+      }
     }
+  } catch (const base::UnavailableError&) {
+    // The other end has what it wanted, or says what is wrong.
   }
 }
 
@@ -111,22 +113,26 @@ LinkServer::~LinkServer() {
 }
 
 void LinkServer::serve() {
+  // Strangers must not take the time of the node that is expected, which may take long to send the
+  // id: all are waited for at the same time.
+  std::vector<base::Channel> newcomers;
   for (;;) {
-    std::array<pollfd, 2> polls{pollfd{listener_.get(), POLLIN, 0},
-                                pollfd{stop_reader_.get(), POLLIN, 0}};
+    std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {stop_reader_.get(), POLLIN, 0}};
+    for (const base::Channel& one : newcomers) polls.push_back({one.fd(), POLLIN, 0});
     if (::poll(polls.data(), polls.size(), base::milliseconds_until(deadline_)) <= 0) return;
     if (polls[1].revents != 0) return;
-    const base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd) continue;
-    send_at_once(fd.get());
-    try {
-      // A stranger does not get the time of the one that is expected.
-      const Deadline soon = Clock::now() + std::chrono::seconds(2);
-      if (receive(fd.get(), id_.size(), std::min(soon, deadline_)) != id_) continue;
-      answer(fd.get(), deadline_);
-    } catch (const base::UnavailableError&) {
-      // The other end has what it wanted, or says what is wrong.
+    for (base::Channel& one : newcomers) {
+      one.receive(id_.size() - one.input().size());
+      if (one.input() == id_) answer(one.fd(), deadline_);
     }
+    std::erase_if(newcomers, [this](const base::Channel& one) {
+      return one.has_ended() || one.input().size() == id_.size();
+    });
+    if (polls[0].revents == 0) continue;
+    base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!fd) continue;
+    if (newcomers.size() == kMaxNewcomers) newcomers.erase(newcomers.begin());
+    newcomers.emplace_back(std::move(fd));
   }
 }
 
@@ -137,7 +143,8 @@ LinkProbe::LinkProbe(const std::string& host, int port, const std::string& id, D
   if (addresses) fd_ = base::connect_to_any(addresses.get(), deadline, reason);
   if (!fd_)
     throw base::UnavailableError(fmt::format("no connection to {}:{}: {}", host, port, reason));
-  send_at_once(fd_.get());
+  const int on = 1;
+  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   send_all(fd_.get(), id, deadline_);
 }
 

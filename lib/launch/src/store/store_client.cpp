@@ -36,14 +36,15 @@ std::string key_query(Query query, std::string_view key) {
 
 }  // namespace
 
-StoreClient StoreClient::connect(const std::string& host, int port, TimePoint deadline) {
+StoreClient StoreClient::connect(const std::string& host, int port, TimePoint deadline,
+                                 Retry retry) {
   for (;;) {
     StoreClient client(fmt::format("{}:{}", host, port));
     bool is_store = false;
     try {
       is_store = client.connect_once(host, port, deadline);
     } catch (const base::UnavailableError&) {
-      if (Clock::now() + kRetryPause >= deadline) throw;
+      if (retry == Retry::kNever || Clock::now() + kRetryPause >= deadline) throw;
       ::poll(nullptr, 0, static_cast<int>(kRetryPause.count()));
       continue;
     }

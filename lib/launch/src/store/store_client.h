@@ -20,9 +20,11 @@ class StoreClient {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  /// Retries until the deadline, at least once: the store may start later. A server that is not a
-  /// TCPStore is an error at once. The deadline does not limit the resolution of the host's name.
-  static StoreClient connect(const std::string& host, int port, TimePoint deadline);
+  enum class Retry { kUntilDeadline, kNever };
+  /// @param retry after a failure: the store may start later. A server that is not a TCPStore is an
+  /// error at once. The deadline does not limit the resolution of the host's name.
+  static StoreClient connect(const std::string& host, int port, TimePoint deadline,
+                             Retry retry = Retry::kUntilDeadline);
 
   /// The store sends no answer: when set() returns, other clients may not see the value yet, but
   /// further calls on this connection do.
