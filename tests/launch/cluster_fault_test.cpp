@@ -241,7 +241,7 @@ TEST(LaunchClusterFaultTest, AMissingProgramIsToldToANodeZeroThatStartsLater) {
   std::this_thread::sleep_for(std::chrono::seconds(3));  // before: at most 2 s
   ASSERT_EQ(::listen(master.fd.get(), 1), 0);
   pollfd ready{master.fd.get(), POLLIN, 0};
-  EXPECT_TRUE(node.wait_until([&] { return ::poll(&ready, 1, 0) > 0; }));
+  ASSERT_TRUE(node.wait_until([&] { return ::poll(&ready, 1, 0) > 0; }));
   base::UniqueFd(::accept(master.fd.get(), nullptr, nullptr)).reset();
   EXPECT_EQ(node.wait().exit_code, 127);
 }
