@@ -48,6 +48,7 @@ struct PeerLauncher {
 
   base::Channel channel;
   short watched = POLLIN;  ///< the events that wake Peers
+  bool is_new = true;      ///< what it sent before Peers had it causes no event
   std::string address;     ///< of the other end
   Handshake handshake;
   std::unique_ptr<LinkProtection> protection;  ///< once the handshake is done
@@ -116,7 +117,8 @@ class Peers {
   void choose(int room);
 
  private:
-  bool is_gone(const PeerLauncher& peer, bool excuses_pauses) const;
+  bool is_gone(const PeerLauncher& peer, PeerLauncher::Clock::time_point now,
+               bool excuses_pauses) const;
   /// Sends and receives without waiting. Refuses a launcher of another version, and one whose
   /// message makes `sink` throw nlohmann's exceptions.
   void handle_one(PeerLauncher& peer, const Sink& sink);
