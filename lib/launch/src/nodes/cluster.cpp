@@ -110,7 +110,8 @@ void Cluster::handle() {
   if (link_ && handshake_.is_done() && now >= next_alive_) send({{"type", "alive"}});
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
-  const bool silent = !paused_ && Clock::now() - heard_ > silence_;
+  // Until handle() looked: this process may have waited for a core since.
+  const bool silent = !paused_ && now - heard_ > silence_;
   if (link_->has_ended() || silent) lose_coordinator();
 }
 

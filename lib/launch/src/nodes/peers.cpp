@@ -71,14 +71,14 @@ void Peers::add_newcomer(base::Channel channel) {
 }
 
 void Peers::handle(const Sink& sink) {
-  // All that are ready: gone() comes next, and after a pause of this process it would take a node
-  // whose messages are unread for silent.
+  // Before it looks, and at all that are ready: this process may have to wait for a core, and must
+  // not take a node whose messages are unread for silent.
+  looked_at_ = PeerLauncher::Clock::now();
   const std::vector<int> ready = watched_.ready(nodes_.size() + newcomers_.size() + 1);
   const auto handle_if_ready = [&](PeerLauncher& peer) {
     const bool is_new = std::exchange(peer.is_new, false);
     if (is_new || std::ranges::binary_search(ready, peer.channel.fd())) handle_one(peer, sink);
   };
-  const auto now = PeerLauncher::Clock::now();
   size_t unread = 0;
   // `sink` may call register_node(), which moves a newcomer to nodes_.
   for (size_t i = 0; i < newcomers_.size();) {
@@ -88,7 +88,7 @@ void Peers::handle(const Sink& sink) {
     const size_t size = peer->channel.input().size();
     unread += size;
     const bool is_too_much = unread > kMaxUnread && size > kMaxHandshakeLine;
-    if (is_too_much || is_gone(*peer, now, /*excuses_pauses=*/false)) {
+    if (is_too_much || is_gone(*peer, /*excuses_pauses=*/false)) {
       newcomers_.erase(newcomers_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;
@@ -149,19 +149,17 @@ void Peers::watch(PeerLauncher& peer) {
   watched_.change(peer.channel.fd(), static_cast<uint32_t>(events));
 }
 
-bool Peers::is_gone(const PeerLauncher& peer, PeerLauncher::Clock::time_point now,
-                    bool excuses_pauses) const {
+bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
   if (peer.refused && peer.rank >= 0) return true;
   if (peer.channel.has_ended() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
   const bool may_be_silent = peer.paused && excuses_pauses;
-  return !may_be_silent && now - peer.heard > silence_;
+  return !may_be_silent && looked_at_ - peer.heard > silence_;
 }
 
 std::vector<PeerLauncher*> Peers::gone(bool excuses_pauses) const {
-  const auto now = PeerLauncher::Clock::now();
   std::vector<PeerLauncher*> all;
   for (const auto& [rank, node] : nodes_) {
-    if (is_gone(*node, now, excuses_pauses)) all.push_back(node.get());
+    if (is_gone(*node, excuses_pauses)) all.push_back(node.get());
   }
   return all;
 }

@@ -99,7 +99,8 @@ class Peers {
   const Nodes& nodes() const { return nodes_; }
   /// Turns a newcomer with a rank into a node.
   void register_node(PeerLauncher& newcomer);
-  /// The nodes that have left, closed the connection or been silent for too long.
+  /// The nodes that have left, closed the connection or been silent for too long at the last
+  /// handle().
   /// @param excuses_pauses a node that announced a pause may be silent.
   std::vector<PeerLauncher*> gone(bool excuses_pauses) const;
   void remove(int rank) { nodes_.erase(rank); }
@@ -117,8 +118,7 @@ class Peers {
   void choose(int room);
 
  private:
-  bool is_gone(const PeerLauncher& peer, PeerLauncher::Clock::time_point now,
-               bool excuses_pauses) const;
+  bool is_gone(const PeerLauncher& peer, bool excuses_pauses) const;
   /// Sends and receives without waiting. Refuses a launcher of another version, and one whose
   /// message makes `sink` throw nlohmann's exceptions.
   void handle_one(PeerLauncher& peer, const Sink& sink);
@@ -129,6 +129,7 @@ class Peers {
 
   const Handshake handshake_;
   const std::chrono::milliseconds silence_;
+  PeerLauncher::Clock::time_point looked_at_ = PeerLauncher::Clock::now();
   std::vector<std::string> refusals_;
   WatchSet watched_{"cannot watch the connections of launchers"};
   std::vector<std::unique_ptr<PeerLauncher>> newcomers_;
