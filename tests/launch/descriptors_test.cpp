@@ -1,11 +1,13 @@
 #include "common/descriptors.h"
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <linux/close_range.h>
+#include <unistd.h>
 
 #include <climits>
 #include <functional>
+#include <vector>
 
 namespace syncbn::launch {
 namespace {
@@ -33,6 +35,22 @@ TEST_P(DescriptorsTest, ARangeIsClosedOrMarkedAndTheRestStays) {
 
 INSTANTIATE_TEST_SUITE_P(ByTheKernelAndByList, DescriptorsTest,
                          testing::Values(&close_descriptors, &close_listed));
+
+TEST(WatchSetTest, TellsWhichDescriptorsAreReady) {
+  std::vector<Pipe> pipes;
+  WatchSet set("cannot watch pipes");
+  for (int i = 0; i < 4; ++i) {
+    pipes.push_back(Pipe::make());
+    set.add(pipes.back().reader.get());
+  }
+  EXPECT_THAT(set.ready(4), testing::IsEmpty());
+  for (const size_t i : {3U, 1U}) ASSERT_EQ(::write(pipes[i].writer.get(), "x", 1), 1);
+  EXPECT_THAT(set.ready(4), testing::ElementsAre(pipes[1].reader.get(), pipes[3].reader.get()));
+  EXPECT_THAT(set.ready(1), testing::SizeIs(1));
+  set.change(pipes[1].reader.get(), EPOLLOUT);
+  set.remove(pipes[3].reader.get());
+  EXPECT_THAT(set.ready(4), testing::IsEmpty());
+}
 
 }  // namespace
 }  // namespace syncbn::launch

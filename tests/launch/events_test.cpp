@@ -208,6 +208,14 @@ TEST_F(LaunchEventsTest, EveryNodeHasItsOwn) {
     EXPECT_THAT(events.back()["reason"].get<std::string>(), HasSubstr("rank 1"));
     EXPECT_EQ(events.front()["job_id"], nullptr);
     jobs.insert(events.back()["job_id"]);
+    // Node 0 alone knows when all have joined.
+    const auto joined = named(events, "nodes_joined");
+    ASSERT_THAT(joined, SizeIs(rank == 0 ? 1 : 0));
+    if (rank != 0) continue;
+    EXPECT_EQ(events[1], joined[0]);
+    EXPECT_EQ(events[2]["event"], "attempt_started");
+    EXPECT_EQ(joined[0]["job_id"], events[2]["job_id"]);
+    EXPECT_GT(joined[0]["seconds"], 0);
   }
   EXPECT_THAT(jobs, SizeIs(1));
 }

@@ -186,6 +186,7 @@ std::optional<int> Supervisor::wait_for_cluster() {
   for (;;) {
     cluster_->handle();
     for (const std::string& notice : cluster_->take_notices()) say_for_job(notice);
+    if (const auto joined = cluster_->take_joined()) events_.nodes_joined(*joined);
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     if (cluster_->take_inquiry()) cluster_->report_workers({});
     if (status_.handle())

@@ -80,17 +80,27 @@ WatchSet::WatchSet(const char* purpose)
   if (!epoll_) base::throw_errno(purpose_);
 }
 
+std::vector<int> WatchSet::ready(size_t max) const {
+  std::vector<epoll_event> events(max);
+  const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(max), 0);
+  std::vector<int> descriptors;
+  descriptors.reserve(max);
+  for (int i = 0; i < count; ++i) descriptors.push_back(events[static_cast<size_t>(i)].data.fd);
+  std::ranges::sort(descriptors);
+  return descriptors;
+}
+
 void WatchSet::add(int fd, uint32_t events) {
   if (!try_add(fd, events)) base::throw_errno(purpose_);
 }
 
 bool WatchSet::try_add(int fd, uint32_t events) {
-  epoll_event event{.events = events, .data = {}};
+  epoll_event event{.events = events, .data = {.fd = fd}};
   return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 void WatchSet::change(int fd, uint32_t events) {
-  epoll_event event{.events = events, .data = {}};
+  epoll_event event{.events = events, .data = {.fd = fd}};
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 

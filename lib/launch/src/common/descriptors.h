@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace syncbn::launch {
 
@@ -53,6 +54,8 @@ class WatchSet {
 
   /// Readable when one of the set is ready.
   int fd() const { return epoll_.get(); }
+  /// Those of the set that are ready now, `max` at most, in ascending order.
+  std::vector<int> ready(size_t max) const;
 
   /// @param events epoll's. @throws base::UnavailableError if the system refuses.
   void add(int fd, uint32_t events = EPOLLIN);

@@ -50,6 +50,10 @@ class Cluster {
   /// Whether the coordinator runs here: other nodes need this launcher until finish().
   bool leads() const { return coordinator_ != nullptr; }
 
+  /// On node 0: when all nodes of the first attempt had joined, once.
+  std::optional<Clock::time_point> take_joined() {
+    return leads() ? coordinator_->take_joined() : std::nullopt;
+  }
   /// The next attempt, once; nothing until all nodes are ready for it. Without a job_id if torchrun
   /// runs node 0.
   std::optional<Assignment> take_start() { return std::exchange(start_, std::nullopt); }

@@ -269,15 +269,14 @@ void Coordinator::inquire() {
 void Coordinator::conclude_inquiry() {
   Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
   std::ranges::sort(inquiry.workers, {}, &WorkerState::rank);
-  const Json workers = json_of(inquiry.workers);
   Json silent = Json::array();
   for (const int rank : inquiry.open) {
     if (peers_.nodes().contains(rank)) silent.push_back(peers_.nodes().at(rank)->name());
   }
+  const Json status = {
+      {"type", "status"}, {"workers", json_of(inquiry.workers)}, {"silent", std::move(silent)}};
   for (const int rank : inquiry.asking) {
-    if (!peers_.nodes().contains(rank)) continue;
-    peers_.send(*peers_.nodes().at(rank),
-                {{"type", "status"}, {"workers", workers}, {"silent", silent}});
+    if (peers_.nodes().contains(rank)) peers_.send(*peers_.nodes().at(rank), status);
   }
   const bool is_ending = state_ != State::kRunning || failed_ || !node_change_.empty();
   // A launcher that does not answer is stopped or lost, which the heartbeats will show.
@@ -371,6 +370,7 @@ void Coordinator::start_when_complete() {
 void Coordinator::start_attempt() {
   if (inquiry_) conclude_inquiry();  // about the last attempt: only `status` gets an answer
   state_ = State::kRunning;
+  if (attempt_ == 0) joined_ = Clock::now();
   policy_.attempt_started(Clock::now());
   stragglers_ = {};
   next_comparison_ = Clock::now() + options_.straggler_interval;

@@ -53,6 +53,8 @@ class Coordinator {
 
   /// Ends the job on all nodes, for a reason other than a failed worker.
   void end_job(int exit_code, const std::string& text);
+  /// When all nodes of the first attempt had joined, once.
+  std::optional<Clock::time_point> take_joined() { return std::exchange(joined_, std::nullopt); }
   /// Lines for the user at this launcher.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   /// Tells the nodes that this process is about to be stopped, so that they do not take it for
@@ -121,6 +123,7 @@ class Coordinator {
 
   enum class State { kJoining, kRunning, kLeaving, kFinished };
   State state_ = State::kJoining;
+  std::optional<Clock::time_point> joined_;
   int attempt_ = 0;
   int restarts_ = 0;  ///< because of failures
   RestartPolicy policy_;

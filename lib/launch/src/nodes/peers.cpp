@@ -73,11 +73,19 @@ void Peers::add_newcomer(base::Channel channel) {
 }
 
 void Peers::handle(const Sink& sink) {
+  // Before it looks, and at all that are ready: this process may have to wait for a core, and must
+  // not take a node whose messages are unread for silent.
+  looked_at_ = PeerLauncher::Clock::now();
+  const std::vector<int> ready = watched_.ready(nodes_.size() + newcomers_.size() + 1);
+  const auto handle_if_ready = [&](PeerLauncher& peer) {
+    const bool is_new = std::exchange(peer.is_new, false);
+    if (is_new || std::ranges::binary_search(ready, peer.channel.fd())) handle_one(peer, sink);
+  };
   size_t unread = 0;
   // `sink` may call register_node(), which moves a newcomer to nodes_.
   for (size_t i = 0; i < newcomers_.size();) {
     PeerLauncher* const peer = newcomers_[i].get();
-    handle_one(*peer, sink);
+    handle_if_ready(*peer);
     if (i == newcomers_.size() || newcomers_[i].get() != peer) continue;
     const size_t size = peer->channel.input().size();
     unread += size;
@@ -88,7 +96,7 @@ void Peers::handle(const Sink& sink) {
       ++i;
     }
   }
-  for (const auto& [rank, node] : nodes_) handle_one(*node, sink);
+  for (const auto& [rank, node] : nodes_) handle_if_ready(*node);
 }
 
 void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
@@ -151,7 +159,7 @@ bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
   if (peer.refused && peer.rank >= 0) return true;
   if (peer.channel.has_ended() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
   const bool may_be_silent = peer.paused && excuses_pauses;
-  return !may_be_silent && PeerLauncher::Clock::now() - peer.heard > silence_;
+  return !may_be_silent && looked_at_ - peer.heard > silence_;
 }
 
 std::vector<PeerLauncher*> Peers::gone(bool excuses_pauses) const {

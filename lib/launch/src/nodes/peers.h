@@ -48,6 +48,7 @@ struct PeerLauncher {
 
   base::Channel channel;
   short watched = POLLIN;  ///< the events that wake Peers
+  bool is_new = true;      ///< what it sent before Peers had it causes no event
   std::string address;     ///< of the other end
   Handshake handshake;
   std::unique_ptr<LinkProtection> protection;  ///< once the handshake is done
@@ -98,7 +99,8 @@ class Peers {
   const Nodes& nodes() const { return nodes_; }
   /// Turns a newcomer with a rank into a node.
   void register_node(PeerLauncher& newcomer);
-  /// The nodes that have left, closed the connection or been silent for too long.
+  /// The nodes that have left, closed the connection or been silent for too long at the last
+  /// handle().
   /// @param excuses_pauses a node that announced a pause may be silent.
   std::vector<PeerLauncher*> gone(bool excuses_pauses) const;
   void remove(int rank) { nodes_.erase(rank); }
@@ -127,6 +129,7 @@ class Peers {
 
   const Handshake handshake_;
   const std::chrono::milliseconds silence_;
+  PeerLauncher::Clock::time_point looked_at_ = PeerLauncher::Clock::now();
   std::vector<std::string> refusals_;
   WatchSet watched_{"cannot watch the connections of launchers"};
   std::vector<std::unique_ptr<PeerLauncher>> newcomers_;

@@ -31,6 +31,7 @@ TorchrunNodes::TorchrunNodes(StoreServer& store, const std::string& run_id, int 
     : store_(store), keys_(run_id), count_(count) {}
 
 void TorchrunNodes::find(const std::function<bool(int)>& is_ours) {
+  if (store_.clients() == 0) return;  // an agent stays connected
   for (int node = 0; node < count_; ++node) {
     if (has(node) || is_ours(node)) continue;
     const auto text = store_.get(keys_.role_info(node));

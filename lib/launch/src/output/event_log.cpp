@@ -18,12 +18,11 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string utc_now() {
+std::string utc(std::chrono::system_clock::time_point time) {
   using std::chrono::milliseconds;
-  const auto now = std::chrono::system_clock::now();
-  const auto since_epoch = std::chrono::duration_cast<milliseconds>(now.time_since_epoch());
+  const auto since_epoch = std::chrono::duration_cast<milliseconds>(time.time_since_epoch());
   return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
-                     fmt::gmtime(std::chrono::system_clock::to_time_t(now)),
+                     fmt::gmtime(std::chrono::system_clock::to_time_t(time)),
                      since_epoch.count() % 1000);
 }
 
@@ -54,7 +53,7 @@ EventLog::EventLog(const LaunchOptions& options, const RunContext& context, cons
     : options_(options),
       context_(context),
       output_(output),
-      started_(std::chrono::steady_clock::now()),
+      started_(Clock::now()),
       knows_node_(options.node_rank >= 0),
       knows_job_(context.nodes == 1),
       path_(path_of(options, logs)) {
@@ -81,6 +80,12 @@ void EventLog::job_started() {
          {"nproc_per_node", options_.nproc_per_node},
          {"world_size", knows_world ? OrderedJson(context_.ranks.world_size) : OrderedJson()},
          {"max_restarts", options_.max_restarts}});
+}
+
+void EventLog::nodes_joined(Clock::time_point when) {
+  knows_node_ = knows_job_ = true;
+  const std::chrono::duration<double> waited = when - started_;
+  write("nodes_joined", {{"seconds", waited.count()}}, Clock::now() - when);
 }
 
 void EventLog::attempt_started() {
@@ -129,14 +134,16 @@ void EventLog::restart(const std::string& reason) {
 }
 
 void EventLog::job_ended(int exit_code, const std::string& reason) {
-  const std::chrono::duration<double> lasted = std::chrono::steady_clock::now() - started_;
+  const std::chrono::duration<double> lasted = Clock::now() - started_;
   write("job_ended",
         {{"exit_code", exit_code}, {"reason", or_null(reason)}, {"seconds", lasted.count()}});
 }
 
-void EventLog::write(const char* event, const OrderedJson& fields) {
+void EventLog::write(const char* event, const OrderedJson& fields, Clock::duration ago) {
   if (options_.events == EventTarget::kNone) return;
-  OrderedJson json{{"time", utc_now()},
+  using SystemClock = std::chrono::system_clock;
+  const auto time = SystemClock::now() - std::chrono::duration_cast<SystemClock::duration>(ago);
+  OrderedJson json{{"time", utc(time)},
                    {"event", event},
                    {"host", base::hostname()},
                    {"run_id", context_.run_id},

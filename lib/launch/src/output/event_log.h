@@ -21,6 +21,8 @@ namespace syncbn::launch {
 /// then.
 class EventLog {
  public:
+  using Clock = std::chrono::steady_clock;
+
   /// @param context read at each event, for the node and the attempt.
   /// @throws base::UserError or base::UnavailableError if the file cannot be opened.
   EventLog(const LaunchOptions& options, const RunContext& context, const LogFolder& logs,
@@ -39,6 +41,8 @@ class EventLog {
   };
 
   void job_started();
+  /// On node 0, which knows its rank and the job's id from then on. @param when in the past.
+  void nodes_joined(Clock::time_point when);
   void attempt_started();
   void worker_started(int rank, int local_rank, pid_t pid);
   void worker_ended(const WorkerEnd& end);
@@ -50,12 +54,12 @@ class EventLog {
   void job_ended(int exit_code, const std::string& reason);
 
  private:
-  void write(const char* event, const nlohmann::ordered_json& fields);
+  void write(const char* event, const nlohmann::ordered_json& fields, Clock::duration ago = {});
 
   const LaunchOptions& options_;
   const RunContext& context_;
   Output& output_;
-  const std::chrono::steady_clock::time_point started_;
+  const Clock::time_point started_;
   bool knows_node_;  ///< this node's rank is known, and
   bool knows_job_;   ///< the job's id; at the latest when an attempt starts
   std::string path_;

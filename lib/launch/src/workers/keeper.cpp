@@ -43,8 +43,7 @@ std::vector<char*> pointers(const std::vector<std::string>& words) {
   return result;
 }
 
-void reset_signals() {
-  for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
+void unblock_signals() {
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -93,6 +92,8 @@ class KeeperProcess {
     oom_score_ = raised_oom_score();
     report(KeeperEvent::Kind::kKeeper, 0, ::getpid(), 0);
     const base::SignalMask blocked;
+    // For the workers: execve keeps what is ignored.
+    for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
     const auto deadline = Clock::now() + grace;
@@ -137,7 +138,7 @@ class KeeperProcess {
     for (const int fd : spec.inherited) ::fcntl(fd, F_SETFD, 0);
     const auto argv = pointers(spec.argv);
     const auto env = pointers(spec.env);
-    reset_signals();
+    unblock_signals();
     restore_descriptor_limit();
     ::execve(spec.file.c_str(), argv.data(), env.data());
     const int error = errno;
