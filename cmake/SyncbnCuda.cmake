@@ -110,10 +110,12 @@ function(syncbn_add_cuda_library)
             $<BUILD_INTERFACE:syncbn_warnings>)
   target_compile_options(
     syncbn_dist_cuda
-    PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>
+    PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xptxas=-v;-Xcompiler=-Wall,-Wextra>
             $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SYNCBN_WERROR}>>:-Werror=all-warnings;-Xcompiler=-Werror>)
   # It exists for its registrations: a linker that drops unused libraries must keep it and torch's.
   target_link_options(syncbn_dist_cuda PRIVATE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
   set_target_properties(syncbn_dist_cuda PROPERTIES EXPORT_NAME dist_cuda)
+  set_property(TARGET syncbn_dist_cuda PROPERTY CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/scripts/kernel-resources
+                                                --record ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_property(GLOBAL APPEND PROPERTY SYNCBN_LIBRARIES syncbn_dist_cuda)
 endfunction()

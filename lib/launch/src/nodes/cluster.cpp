@@ -117,8 +117,8 @@ void Cluster::handle() {
   if (link_ && handshake_.is_done() && now >= next_alive_) send({{"type", "alive"}});
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
-  // Until node 0 has accepted this launcher, only the join deadline ends the wait. The time is from before handle()
-  // looked: this process may have waited for a core since.
+  // Until node 0 has accepted this launcher, only the join deadline ends the wait. The time is from
+  // before handle() looked: this process may have waited for a core since.
   const bool silent = accepted_ && !paused_ && now - heard_ > silence_;
   if (link_->has_ended() || silent) lose_coordinator();
 }
