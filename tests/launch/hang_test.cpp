@@ -596,7 +596,7 @@ TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
   const auto unknown = run_program({kLauncher, "status", "no-such-job"});
   EXPECT_EQ(unknown.exit_code, 75);
   EXPECT_THAT(unknown.err,
-              AllOf(HasSubstr("that answers has process id or job 'no-such-job'; there are "),
+              AllOf(HasSubstr("that answers has process id or job 'no-such-job'; running: "),
                     HasSubstr(fmt::format("job {} (launcher {})", own("others"), job.pid())),
                     HasSubstr(fmt::format("launcher {} does not answer", stopped.pid()))));
   for (Program* one : {&stopped, &job}) {

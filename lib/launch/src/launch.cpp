@@ -126,6 +126,8 @@ Command find_command(const LaunchOptions& options, const RunContext& context) {
     const bool is_awaited = options.node_rank > 0 && !options.nodes_may_change() &&
                             options.message_scope == MessageScope::kAlone && !options.dry_run;
     if (is_awaited) {
+      base::write_stderr(
+          "syncbn-launch: this node cannot start the program; telling node 0 (10 s at most)\n");
       Cluster(options, context.job_id, context.master_port, {})
           .report_no_start(error.exit_code(), error.what());
     }

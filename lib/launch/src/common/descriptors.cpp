@@ -84,7 +84,7 @@ std::vector<int> WatchSet::ready(size_t max) const {
   std::vector<epoll_event> events(max);
   const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(max), 0);
   std::vector<int> descriptors;
-  descriptors.reserve(max);
+  descriptors.reserve(static_cast<size_t>(std::max(count, 0)));
   for (int i = 0; i < count; ++i) descriptors.push_back(events[static_cast<size_t>(i)].data.fd);
   std::ranges::sort(descriptors);
   return descriptors;

@@ -196,7 +196,7 @@ void print_status(const std::string& which) {
   std::string what;
   if (!which.empty()) {
     what = fmt::format("no launcher of this user that answers has process id or job '{}'", which);
-    if (!others.empty()) what += "; there are " + base::join(others, ", ");
+    if (!others.empty()) what += "; running: " + base::join(others, ", ");
     if (!silent.empty()) what += "; ";
   }
   // A launcher that does not answer may be the one that is meant.

@@ -40,7 +40,7 @@ constexpr seconds kReportTimeout{10};
 // Upper bound on the wait for a store in place of node 0's launcher to answer.
 constexpr seconds kStorePatience{30};
 
-// No workers run yet: signals may end this process while it waits for another.
+// While no workers run: signals may end this process while it waits for another.
 base::SignalMask interruptible() {
   return {SIG_UNBLOCK, {SIGINT, SIGTERM, SIGHUP, SIGQUIT}};
 }
@@ -165,6 +165,7 @@ void Cluster::finish_connecting() {
   next_try_.reset();
   connect_error_ = "no answer to our greeting";
   link_.emplace(std::move(connecting_));
+  base::detect_lost_host(link_->fd());
   heard_ = Clock::now();
   handshake_ = Handshake(Handshake::Side::kLauncher, options_.token, options_.tls);
   link_->send(handshake_.begin());
@@ -298,6 +299,7 @@ bool Cluster::find_torchrun() {
 void Cluster::handle_torchrun() {
   try {
     if (torchrun_state_ == TorchrunState::kJoining) {
+      const base::SignalMask unblocked = interruptible();
       const auto ranks = torchrun_->ranks();
       if (!ranks) return;
       start_ = Assignment{.master_addr = options_.master_addr,
@@ -331,7 +333,8 @@ void Cluster::lose_coordinator() {
   }
   const bool is_bad = link_->error() == EBADMSG;
   if (!accepted_ && !is_bad && !no_start_ && find_torchrun()) return;
-  std::string why = accepted_ ? "is gone" : "closed the connection";
+  const bool is_lost = accepted_ || link_->error() == ETIMEDOUT;  // detect_lost_host()
+  std::string why = is_lost ? "is gone" : "closed the connection";
   if (is_bad) why = fmt::format("sent {}", kBadMessage);
   if (!accepted_) why += "; is that a syncbn-launch of this job, with --node_rank=0?";
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
@@ -388,6 +391,7 @@ void Cluster::report_no_start(int exit_code, const std::string& what) {
 void Cluster::report_end() {
   if (torchrun_ && !finish_) {
     torchrun_state_ = TorchrunState::kLeaving;
+    const base::SignalMask unblocked = interruptible();
     try {
       torchrun_->leave();
     } catch (const base::UnavailableError& error) {

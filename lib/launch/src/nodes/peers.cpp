@@ -67,14 +67,17 @@ Peers::Peers(Handshake handshake, std::chrono::milliseconds silence, int other)
 
 void Peers::add_newcomer(base::Channel channel) {
   auto peer = std::make_unique<PeerLauncher>(std::move(channel), handshake_);
-  if (!watched_.try_add(peer->channel.fd())) return;  // the launcher connects again
-  if (newcomers_.size() >= max_newcomers()) newcomers_.erase(newcomers_.begin());
+  if (!watched_.try_add(peer->channel.fd())) return;
+  if (newcomers_.size() >= max_newcomers()) {
+    unwatch(*newcomers_.front());
+    newcomers_.erase(newcomers_.begin());
+  }
   newcomers_.push_back(std::move(peer));
 }
 
 void Peers::handle(const Sink& sink) {
-  // Before it looks, and at all that are ready: this process may have to wait for a core, and must
-  // not take a node whose messages are unread for silent.
+  // The time is from before reading, and every ready connection is read: if this process waited for
+  // a core, unread messages are not silence.
   looked_at_ = PeerLauncher::Clock::now();
   const std::vector<int> ready = watched_.ready(nodes_.size() + newcomers_.size() + 1);
   const auto handle_if_ready = [&](PeerLauncher& peer) {
@@ -91,6 +94,7 @@ void Peers::handle(const Sink& sink) {
     unread += size;
     const bool is_too_much = unread > kMaxUnread && size > kMaxHandshakeLine;
     if (is_too_much || is_gone(*peer, /*excuses_pauses=*/false)) {
+      unwatch(*peer);
       newcomers_.erase(newcomers_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
       ++i;
@@ -160,6 +164,11 @@ bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
   if (peer.channel.has_ended() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
   const bool may_be_silent = peer.paused && excuses_pauses;
   return !may_be_silent && looked_at_ - peer.heard > silence_;
+}
+
+void Peers::remove(int rank) {
+  unwatch(*nodes_.at(rank));
+  nodes_.erase(rank);
 }
 
 std::vector<PeerLauncher*> Peers::gone(bool excuses_pauses) const {

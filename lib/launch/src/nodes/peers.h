@@ -48,7 +48,7 @@ struct PeerLauncher {
 
   base::Channel channel;
   short watched = POLLIN;  ///< the events that wake Peers
-  bool is_new = true;      ///< what it sent before Peers had it causes no event
+  bool is_new = true;      ///< its channel may hold input that causes no event
   std::string address;     ///< of the other end
   Handshake handshake;
   std::unique_ptr<LinkProtection> protection;  ///< once the handshake is done
@@ -103,7 +103,7 @@ class Peers {
   /// handle().
   /// @param excuses_pauses a node that announced a pause may be silent.
   std::vector<PeerLauncher*> gone(bool excuses_pauses) const;
-  void remove(int rank) { nodes_.erase(rank); }
+  void remove(int rank);
 
   void send(PeerLauncher& node, const nlohmann::json& message);
   void send_to_nodes(const nlohmann::json& message);
@@ -118,6 +118,8 @@ class Peers {
   void choose(int room);
 
  private:
+  /// Closing is not enough: a forked process may have the socket as well.
+  void unwatch(const PeerLauncher& peer) { watched_.remove(peer.channel.fd()); }
   bool is_gone(const PeerLauncher& peer, bool excuses_pauses) const;
   /// Sends and receives without waiting. Refuses a launcher of another version, and one whose
   /// message makes `sink` throw nlohmann's exceptions.

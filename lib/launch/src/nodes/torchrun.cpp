@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kBarrierTimeout{5};
 constexpr const char* kAllArrived = "all are here";
 
-// Only a hang reaches it.
+// Upper bound on a store's answer.
 Clock::time_point answer_deadline() {
   return Clock::now() + std::chrono::seconds(30);
 }

@@ -1,0 +1,86 @@
+#include "nodes/peers.h"
+
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <syncbn/base/channel.h>
+#include <syncbn/base/socket.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <utility>
+
+#include "common/descriptors.h"
+#include "common/handshake.h"
+#include "common/json_messages.h"
+
+namespace syncbn::launch {
+namespace {
+
+using std::chrono::seconds;
+
+class PeersTest : public testing::Test {
+ protected:
+  /// A launcher that has connected to `peers_`.
+  base::Channel connect() {
+    int ends[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+    // As a keeper that starts workers has it.
+    copy_ = base::UniqueFd(::dup(ends[0]));
+    peers_.add_newcomer(base::Channel(base::UniqueFd(ends[0])));
+    return base::Channel(base::UniqueFd(ends[1]));
+  }
+  base::Channel join(int node) {
+    base::Channel channel = connect();
+    channel.send(Handshake(Handshake::Side::kLauncher, "").begin());
+    send_message(channel, {{"type", "hello"}, {"node", node}});
+    channel.flush();
+    peers_.handle([&](PeerLauncher& peer, const nlohmann::json& message) {
+      peer.rank = message.at("node");
+      peers_.register_node(peer);
+    });
+    return channel;
+  }
+  bool has_work() const {
+    return base::poll_until(peers_.fd(), POLLIN, PeerLauncher::Clock::now());
+  }
+
+  static constexpr seconds kSilence{5};
+  Pipe other_ = Pipe::make();
+  base::UniqueFd copy_;
+  Peers peers_{Handshake(Handshake::Side::kCoordinator, ""), kSilence, other_.reader.get()};
+};
+
+TEST_F(PeersTest, AConnectionThatAForkedProcessHasTooWakesNobodyAfterItsEnd) {
+  { const base::Channel stranger = connect(); }
+  EXPECT_TRUE(has_work());
+  peers_.handle([](PeerLauncher& /*peer*/, const nlohmann::json& /*message*/) {});
+  EXPECT_FALSE(has_work());
+
+  { const base::Channel launcher = join(1); }
+  ASSERT_EQ(peers_.nodes().size(), 1);
+  EXPECT_TRUE(has_work());
+  peers_.handle([](PeerLauncher& /*peer*/, const nlohmann::json& /*message*/) {});
+  ASSERT_EQ(peers_.gone(/*excuses_pauses=*/false).size(), 1);
+  peers_.remove(1);
+  EXPECT_FALSE(has_work());
+}
+
+TEST_F(PeersTest, TimeInWhichNodeZeroDoesOtherThingsIsNotSilence) {
+  const base::Channel quiet = join(1);
+  base::Channel busy = join(2);
+  send_message(busy, {{"type", "alive"}});
+  busy.flush();
+  int messages = 0;
+  peers_.handle([&](PeerLauncher& /*peer*/, const nlohmann::json& /*message*/) {
+    ++messages;
+    std::this_thread::sleep_for(kSilence + seconds(1));
+  });
+  EXPECT_EQ(messages, 1);
+  EXPECT_TRUE(peers_.gone(/*excuses_pauses=*/false).empty());
+}
+
+}  // namespace
+}  // namespace syncbn::launch
