@@ -55,6 +55,8 @@ TEST_F(PluginTest, TrainsWithAScheduleOfAPlugin) {
   // Half the rate of digits.yaml in the second step.
   EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("\"lr\":0.05"));
   EXPECT_THAT(base::read_file(folder_ / "run/config.yaml"), HasSubstr("type: staircase"));
+  const auto evaluated = run_train({"eval", folder_ / "run"});
+  EXPECT_EQ(evaluated.exit_code, 0) << evaluated.err;
 }
 
 TEST_F(PluginTest, ResolvesItsPathBeforeItsNames) {

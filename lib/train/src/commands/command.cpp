@@ -192,12 +192,12 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
   config::CommandLine line;
   bool is_dry = false;
   try {
-    register_own(given, register_all);
     config::Faults faults;
     auto args = given;
     const std::string command = take_command(args);
     evaluates = command == kEval;
     if (command == kPredict) images = take_images(args);
+    register_own(args, register_all);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
