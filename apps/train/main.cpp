@@ -1,12 +1,88 @@
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <syncbn/base/env.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
 #include <syncbn/train/command.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <thread>
+
+#include "common/rank_0.h"
+
+namespace {
+
+using namespace syncbn;
+
+std::atomic<pid_t> g_running{0};  ///< the process that trains
+
+[[noreturn]] void end_process(int status) {
+  for (;;) ::syscall(SYS_exit_group, status);
+}
+
+/// A plug-in or a library may call exit(0) in the middle of a run, which would count as finished.
+/// Reports it at once: destructors would run while other threads train.
+void refuse_success(const char* function, int status) {
+  if (status != 0 || g_running != ::getpid()) return;
+  // Plug-ins do the same on all ranks: local rank 0 reports it.
+  if (base::env("LOCAL_RANK").value_or("0") != "0") {
+    std::this_thread::sleep_for(train::kQuietExitDelay);
+  }
+  base::write_stderr(
+      fmt::format("train: error: a plug-in or a library called {}(0) before the run was over; it "
+                  "must return, or throw an exception\n",
+                  function));
+  end_process(base::kExitInternal);
+}
+
+/// Looked up at each call: a library may call exit() before this program's constants are made.
+void call_libc(const char* function, int status) {
+  reinterpret_cast<void (*)(int)>(::dlsym(RTLD_NEXT, function))(status);
+}
+
+}  // namespace
+
+// Plug-ins and libraries call these in place of libc's, since a program's symbols come first
+// (exported_symbols.txt). Handlers of atexit() are too late, and _exit() has none.
+// NOLINTBEGIN(bugprone-reserved-identifier)
+extern "C" {
+
+void exit(int status) noexcept {
+  refuse_success("exit", status);
+  call_libc("exit", status);
+  __builtin_unreachable();
+}
+
+void quick_exit(int status) noexcept {
+  refuse_success("quick_exit", status);
+  call_libc("quick_exit", status);
+  __builtin_unreachable();
+}
+
+void _exit(int status) {
+  refuse_success("_exit", status);
+  end_process(status);
+}
+
+void _Exit(int status) noexcept {
+  refuse_success("_Exit", status);
+  end_process(status);
+}
+
+}  // extern "C"
+// NOLINTEND(bugprone-reserved-identifier)
 
 int main(int argc, char** argv) {
   // What top, pgrep and messages show: users start bin/train.
   static char name[] = "train";
   ::prctl(PR_SET_NAME, name);
   program_invocation_short_name = name;
-  return syncbn::train::run_main(argc, argv);
+  g_running = ::getpid();
+  const int exit_code = train::run_main(argc, argv);
+  g_running = 0;
+  return exit_code;
 }

@@ -55,6 +55,8 @@ TEST_F(PluginTest, TrainsWithAScheduleOfAPlugin) {
   // Half the rate of digits.yaml in the second step.
   EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("\"lr\":0.05"));
   EXPECT_THAT(base::read_file(folder_ / "run/config.yaml"), HasSubstr("type: staircase"));
+  const auto evaluated = run_train({"eval", folder_ / "run"});
+  EXPECT_EQ(evaluated.exit_code, 0) << evaluated.err;
 }
 
 TEST_F(PluginTest, ResolvesItsPathBeforeItsNames) {
@@ -208,7 +210,9 @@ TEST_F(PluginTest, MistakesOfItsNetworksNameThemBeforeTheFirstStep) {
   for (const auto& [network, what] : std::map<std::string, std::string>{
            {"throwing", "width is bad"},
            {"narrow", "mat1 and mat2 shapes cannot be multiplied (1x64 and 9x10)"},
-           {"generous", "it has 11 outputs, and the data 10 classes"}}) {
+           {"generous",
+            "forward() makes [1, 11] of one sample, and with the 10 classes of the data it has to "
+            "make [1, 10]"}}) {
     const auto result =
         train_with("plugins: [" + plugin("networks") + "]\nmodel: " + network + "\n");
     EXPECT_EQ(result.exit_code, base::kExitUsage);
@@ -216,6 +220,19 @@ TEST_F(PluginTest, MistakesOfItsNetworksNameThemBeforeTheFirstStep) {
                 HasSubstr("train: error: model " + network + " of libnetworks.so: " + what));
     EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
   }
+}
+
+TEST_F(PluginTest, MistakesOfItsDataAndMetricsNameThemBeforeTheFirstStep) {
+  const auto refusal = [&](const std::string& text) {
+    const auto result = train_with("plugins: [" + plugin("networks") + "]\n" + text);
+    EXPECT_EQ(result.exit_code, base::kExitUsage);
+    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(refusal("data: pairs\n"),
+              HasSubstr("data pairs of libnetworks.so: get_batch() makes [1, 2] of one sample, and "
+                        "with its sample_shape() it has to make [1, 3]"));
+  EXPECT_THAT(refusal("metrics: [nameless]\n"), HasSubstr("metrics: one has no name"));
 }
 
 TEST_F(PluginTest, IsReportedByOneRank) {

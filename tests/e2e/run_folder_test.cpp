@@ -265,9 +265,12 @@ TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
   other.hang_up();
   EXPECT_NE(other.wait(), base::kExitInternal);
   run->send_signal(SIGTERM);
-  ASSERT_TRUE(terminal.shows("stopped: SIGTERM"));
-  EXPECT_EQ(terminal.wait(), 0);
+  ASSERT_TRUE(terminal.shows("stopped: SIGTERM; watch ends in "));
   EXPECT_EQ(run->wait().exit_code, base::kExitPreempted);
+  std::filesystem::last_write_time(
+      folder / "run/log.jsonl",
+      std::filesystem::file_time_type::clock::now() - std::chrono::minutes(5));
+  EXPECT_EQ(terminal.wait(), 0);
 
   const auto again = run_train({"watch", folder / "run"});
   EXPECT_EQ(again.exit_code, 0) << again.err;

@@ -149,6 +149,25 @@ TEST(ExportTest, AChangedViewIsNotExportedToOnnx) {
   export_model(folder / "x.onnx", ExportFormat::kOnnx, whole, kInfo);
 }
 
+TEST(ExportTest, SamplesNeedNotBeImages) {
+  class Linear : public Model {
+   public:
+    Linear() : layer_(register_module("layer", torch::nn::Linear(2, 3))) {}
+    at::Tensor forward(at::Tensor x) override { return layer_(x); }
+
+   private:
+    torch::nn::Linear layer_;
+  } net;
+  ExportInfo info = kInfo;
+  info.size = {2};
+  const test::TempFolder folder;
+  for (const ExportFormat format : {ExportFormat::kTorchScript, ExportFormat::kOnnx}) {
+    const std::string file = folder / ("x" + extension(format));
+    export_model(file, format, net, info);
+    EXPECT_TRUE(std::filesystem::exists(file));
+  }
+}
+
 TEST(ExportTest, ABranchOnTheNumberOfImagesIsNoticed) {
   const test::TempFolder folder;
   StepNet net([](const at::Tensor& x) { return x.size(0) > 1 ? x : x * 2; });

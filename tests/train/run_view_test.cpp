@@ -102,14 +102,32 @@ TEST_F(RunViewTest, SaysWhyARunHasEnded) {
   start();
   run_->log_end("the loss of rank 1 is not finite", 7);
   run_.reset();
-  EXPECT_EQ(RunView(path_).screen(80, 9, false)[0],
+  // 30 s after the log's last change, which is long ahead: this test may be slow.
+  const auto changed_ahead = [&] {
+    fs::last_write_time(path_ / "log.jsonl",
+                        fs::file_time_type::clock::now() + std::chrono::seconds(1100));
+  };
+  const auto changed_long_ago = [&] {
+    fs::last_write_time(path_ / "log.jsonl",
+                        fs::file_time_type::clock::now() - std::chrono::minutes(5));
+  };
+  changed_ahead();
+  RunView failed(path_);
+  EXPECT_FALSE(failed.is_over()) << "the launcher may restart it";
+  EXPECT_THAT(failed.screen(120, 9, false)[0],
+              ContainsRegex("stopped: the loss of rank 1 is not finite; watch ends in "
+                            "1[0-9][0-9][0-9] s unless it is restarted  2 ranks"));
+  changed_long_ago();
+  failed.update();
+  EXPECT_TRUE(failed.is_over());
+  EXPECT_EQ(failed.screen(80, 9, false)[0],
             "digits  stopped: the loss of rank 1 is not finite  2 ranks");
-  start();
+  start(/*resume=*/true, /*step=*/7);
+  failed.update();
+  EXPECT_EQ(failed.screen(80, 9, false)[0], "digits  running  2 ranks");
   run_.reset();
   RunView killed(path_);
-  // 30 s after the log's last change, which is long ahead: this test may be slow.
-  fs::last_write_time(path_ / "log.jsonl",
-                      fs::file_time_type::clock::now() + std::chrono::seconds(1100));
+  changed_ahead();
   killed.update();
   EXPECT_FALSE(killed.is_over()) << "the launcher may restart it";
   const std::string waits =
@@ -117,8 +135,7 @@ TEST_F(RunViewTest, SaysWhyARunHasEnded) {
   EXPECT_THAT(killed.screen(90, 9, false)[0], ContainsRegex(waits));
   EXPECT_THAT(killed.news(), ElementsAre(MatchesRegex(waits)));
   EXPECT_THAT(killed.news(), ElementsAre());
-  fs::last_write_time(path_ / "log.jsonl",
-                      fs::file_time_type::clock::now() - std::chrono::minutes(5));
+  changed_long_ago();
   killed.update();
   EXPECT_TRUE(killed.is_over());
   EXPECT_THAT(killed.news(),

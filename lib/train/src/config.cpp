@@ -126,9 +126,13 @@ void ClipConfig::describe(config::Schema<ClipConfig>& schema) {
              "limit the norm of each unit's gradient to this share of its weights' norm; null: off")
       .above(0);
   schema.check([](const ClipConfig& clip) -> std::optional<std::string> {
-    const int set = (clip.norm ? 1 : 0) + (clip.value ? 1 : 0) + (clip.adaptive ? 1 : 0);
-    if (set < 2) return std::nullopt;
-    return "set only one of norm, value and adaptive";
+    std::vector<std::string> set;
+    if (clip.norm) set.push_back(fmt::format("norm {}", *clip.norm));
+    if (clip.value) set.push_back(fmt::format("value {}", *clip.value));
+    if (clip.adaptive) set.push_back(fmt::format("adaptive {}", *clip.adaptive));
+    if (set.size() < 2) return std::nullopt;
+    return fmt::format("{} do not work together; set all but one to null",
+                       base::join(set, " and "));
   });
 }
 

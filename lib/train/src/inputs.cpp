@@ -2,6 +2,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/data/dataset.h>
 #include <syncbn/data/subset.h>
 #include <syncbn/train/inputs.h>
 
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "common/config_keys.h"
+#include "common/naming.h"
 
 namespace syncbn::train {
 namespace {
@@ -29,6 +31,23 @@ void check_divisible(const Config& config, int64_t batch_size, int world_size) {
     throw base::UserError(fmt::format(
         "sync_batchnorm_group: {} ranks cannot be divided into groups of {}", world_size, group));
   }
+}
+
+/// Compares a sample of a plug-in's data set with what the set says of its samples.
+void check_sample(const Config& config, const data::Dataset& set) {
+  const std::string type = config.data.type();
+  const std::string plugin = data::DatasetKind::registry().entries().at(type).origin.value_or("");
+  if (plugin.empty() || set.size() < 1 || set.sizes_vary()) return;
+  naming(fmt::format("data {} of {}", type, plugin), [&] {
+    std::vector<int64_t> expected = set.sample_shape();
+    expected.insert(expected.begin(), 1);
+    const int64_t first = 0;
+    const std::vector<int64_t> found = set.get_batch({&first, 1}).data.sizes().vec();
+    if (found == expected) return;
+    throw base::UserError(fmt::format(
+        "get_batch() makes [{}] of one sample, and with its sample_shape() it has to make [{}]",
+        fmt::join(found, ", "), fmt::join(expected, ", ")));
+  });
 }
 
 /// A split of the data, or null. Where a file is missing, the message says from where a relative
@@ -186,6 +205,7 @@ Inputs load_split(const Config& config, data::Split split, int world_size) {
   inputs.train_set = inputs.eval_set;
   config.task.make(*inputs.eval_set);
   check_readable(config, inputs);
+  check_sample(config, *inputs.eval_set);
   return inputs;
 }
 
@@ -199,6 +219,7 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   choose_eval_set(config, inputs);
   inputs.has_test_set = has_test_set(config, inputs);
   check_readable(config, inputs);
+  check_sample(config, *inputs.train_set);
   inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank,
                          world_size](int64_t seed) {
     return sampler.make(data::SamplerArgs{.size = train_set->size(),

@@ -18,6 +18,9 @@ Measures::Measures(const Config& config, const Task& task, const AddedMetrics& a
   all_ = task.metrics(none(task.num_counts()), {});
   all_.push_back({.name = "loss", .higher_is_better = false});
   for (Metric& metric : added.metrics(none(added.num_counts()))) {
+    if (metric.name.empty()) {
+      throw base::UserError("metrics: one has no name; its metric() has to give one");
+    }
     if (std::ranges::count(all_, metric.name, &Metric::name) > 0) {
       throw base::UserError(
           fmt::format("metrics: there are two called '{}'; leave one out", metric.name));

@@ -1,6 +1,9 @@
 // Plug-ins that cannot be loaded. The macro FAULT_... says what is wrong with this one.
+#include <ATen/Functions.h>
 #include <signal.h>
+#include <syncbn/data/dataset.h>
 #include <syncbn/models/model.h>
+#include <syncbn/train/metric.h>
 #include <syncbn/train/plugin.h>
 #include <syncbn/train/schedule.h>
 #include <sys/wait.h>
@@ -29,6 +32,31 @@ class OneLayer : public models::Model {
 
  private:
   torch::nn::Linear layer_;
+};
+
+class Pairs : public data::Dataset {
+ public:
+  int64_t size() const override { return 8; }
+  int64_t num_classes() const override { return 2; }
+  std::vector<int64_t> sample_shape() const override { return {3}; }
+  std::span<const int64_t> labels() const override { return labels_; }
+  data::Batch get_batch(std::span<const int64_t> indices) const override {
+    const auto count = static_cast<int64_t>(indices.size());
+    return {.data = at::zeros({count, 2}), .target = at::zeros({count}, at::kLong)};
+  }
+  uint64_t fingerprint() const override { return 1; }
+
+ private:
+  std::vector<int64_t> labels_ = {0, 1, 0, 1, 0, 1, 0, 1};
+};
+
+class Nameless : public train::CountedMetric {
+ public:
+  int64_t num_counts() const override { return 1; }
+  at::Tensor counts(const train::Task::Outputs&, const at::Tensor& target) const override {
+    return at::ones({1}, target.options());
+  }
+  train::Metric metric(std::span<const int64_t>) const override { return {}; }
 };
 
 #ifdef FAULT_ENDS
@@ -80,6 +108,14 @@ struct Ending {
                           [](const NoOptions&, const Args& args) {
                             return std::make_shared<OneLayer>(64, args.num_classes + 1);
                           });
+  data::DatasetKind::registry().add<NoOptions>(
+      "pairs", "says that its samples are of three numbers",
+      [](const NoOptions&, data::Split split) {
+        return split == data::Split::kVal ? nullptr : std::make_shared<const Pairs>();
+      });
+  train::MetricKind::registry().add<NoOptions>(
+      "nameless", "has no name",
+      [](const NoOptions&, const data::Dataset&) { return std::make_unique<Nameless>(); });
 #endif
 #ifdef FAULT_TWICE
   train::ScheduleKind::registry().add<NoOptions>("cosine", "a second one",

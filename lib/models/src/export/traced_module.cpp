@@ -68,7 +68,7 @@ torch::jit::Module traced_module(Model& model, const at::Tensor& example) {
   auto* const method = traced._ivalue()->compilation_unit()->create_function(
       c10::QualifiedName(*traced.type()->name(), "forward"), state->graph);
   traced.type()->addMethod(method);
-  if (computes_the_same(model, traced, example.narrow(0, 0, 1).flip(3))) return traced;
+  if (computes_the_same(model, traced, example.narrow(0, 0, 1).flip(-1))) return traced;
   throw base::UserError(
       "the network cannot be traced: what its forward() computes depends on the number of images "
       "or on their values; choose --format torch or safetensors");

@@ -1,7 +1,6 @@
 #include <syncbn/train/command.h>
 
 #include <ATen/Parallel.h>
-#include <dlfcn.h>
 #include <fmt/core.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
@@ -22,12 +21,9 @@
 #include <syncbn/train/config.h>
 #include <syncbn/train/report.h>
 #include <syncbn/train/trainer.h>
-#include <sys/syscall.h>
 #include <torch/version.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -196,12 +192,12 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
   config::CommandLine line;
   bool is_dry = false;
   try {
-    register_own(given, register_all);
     config::Faults faults;
     auto args = given;
     const std::string command = take_command(args);
     evaluates = command == kEval;
     if (command == kPredict) images = take_images(args);
+    register_own(args, register_all);
     const auto print = [&](const std::string& text) {
       if (env.local_rank == 0) base::write_stdout(text);
       return base::kExitOk;
@@ -270,38 +266,11 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
   return train(config, resolved.text, resolved.name, inputs);
 }
 
-std::atomic<pid_t> g_running{0};  ///< the process that is in run_main()
-
-[[noreturn]] void end_process(int status) {
-  for (;;) ::syscall(SYS_exit_group, status);
-}
-
-/// A plug-in or a library may call exit(0) in the middle of a run, which would count as finished.
-/// Reports it at once: destructors would run while other threads train.
-void refuse_success(const char* function, int status) {
-  if (status != 0 || g_running != ::getpid()) return;
-  // Plug-ins do the same on all ranks: local rank 0 reports it.
-  if (base::env("LOCAL_RANK").value_or("0") != "0") std::this_thread::sleep_for(kQuietExitDelay);
-  base::write_stderr(
-      fmt::format("train: error: a plug-in or a library called {}(0) before the run was over; it "
-                  "must return, or throw an exception\n",
-                  function));
-  end_process(base::kExitInternal);
-}
-
-/// Looked up at each call: a library may call exit() before this program's constants are made.
-void call_libc(const char* function, int status) {
-  reinterpret_cast<void (*)(int)>(::dlsym(RTLD_NEXT, function))(status);
-}
-
 }  // namespace
 
 int run_main(int argc, char** argv, const RegisterAll& register_all) {
   const std::vector<std::string> given(argv + 1, argv + argc);
-  g_running = ::getpid();
-  const int exit_code = base::run_main("train", [&] { return run_command(given, register_all); });
-  g_running = 0;
-  return exit_code;
+  return base::run_main("train", [&] { return run_command(given, register_all); });
 }
 
 int run_command(const std::vector<std::string>& given, const RegisterAll& register_all) {
@@ -365,33 +334,3 @@ std::string config_reference() {
 }
 
 }  // namespace syncbn::train
-
-// Plug-ins and libraries call these in place of libc's, since a program's symbols come first.
-// Handlers of atexit() are too late, and _exit() has none.
-// NOLINTBEGIN(bugprone-reserved-identifier)
-extern "C" {
-
-void exit(int status) noexcept {
-  syncbn::train::refuse_success("exit", status);
-  syncbn::train::call_libc("exit", status);
-  __builtin_unreachable();
-}
-
-void quick_exit(int status) noexcept {
-  syncbn::train::refuse_success("quick_exit", status);
-  syncbn::train::call_libc("quick_exit", status);
-  __builtin_unreachable();
-}
-
-void _exit(int status) {
-  syncbn::train::refuse_success("_exit", status);
-  syncbn::train::end_process(status);
-}
-
-void _Exit(int status) noexcept {
-  syncbn::train::refuse_success("_Exit", status);
-  syncbn::train::end_process(status);
-}
-
-}  // extern "C"
-// NOLINTEND(bugprone-reserved-identifier)

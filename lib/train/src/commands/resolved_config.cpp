@@ -72,14 +72,14 @@ void check_file(const fs::path& file) {
   }
 }
 
-/// Reads the config.yaml of a run ahead of all else. A run writes all keys, and a newline behind
-/// the last one, which an editor may leave out.
-void check_run(const fs::path& file, const fs::path& run) {
+/// The config.yaml of a run. A run writes all keys, and a newline behind the last one, which an
+/// editor may leave out.
+config::Value load_run(const fs::path& file, const fs::path& run, config::Faults& faults) {
   try {
     check_file(file);
-    const config::Value all = config::load_yaml(file);
+    config::Value all = config::load_files({file}, faults);
     const bool is_whole = all.find(config::Schema<Config>::get().names().back()) != nullptr;
-    if (is_whole || base::read_file(file).ends_with('\n')) return;
+    if (is_whole || base::read_file(file).ends_with('\n')) return all;
     throw base::UserError(file.string() + " is cut off");
   } catch (const base::UserError& error) {
     throw base::UserError(fmt::format(
@@ -120,9 +120,12 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
   resolved.name = name_of(files.back());
   for (const std::string& file : files) {
     const fs::path run = run_folder_of(file);
-    run.empty() ? check_file(file) : check_run(file, run);
+    if (run.empty()) check_file(file);
+    const config::Value own =
+        run.empty() ? config::load_files({file}, faults) : load_run(file, run, faults);
+    config::merge(own, resolved.origins, faults);
+    resolved.origins.mark = own.mark;  // the place of keys that are missing
   }
-  resolved.origins = config::load_files({files.begin(), files.end()}, faults);
   config::merge(line.overrides, resolved.origins, faults);
   config::resolve_references(resolved.origins, config_fields(), faults);
   config::Schema<Config>::get().read(resolved.origins, resolved.config, "", faults);

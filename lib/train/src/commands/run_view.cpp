@@ -21,7 +21,8 @@ namespace syncbn::train {
 namespace {
 
 constexpr std::array kBlocks = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-constexpr double kQuiet = 30;  // seconds without a process and a line after which a run is over
+constexpr double kQuiet =
+    30;  // seconds without a process and a line after which nobody restarts a run
 constexpr const char* kStepLoss = "step loss";
 
 // Terminal colours (ECMA-48, SGR).
@@ -183,7 +184,7 @@ RunView::State RunView::state() const {
 }
 
 bool RunView::is_over() const {
-  return !is_locked_ && (end_ || now_ - log_.changed() > kQuiet);
+  return !is_locked_ && (end_ == "finished" || now_ - log_.changed() > kQuiet);
 }
 
 std::string RunView::state_text() const {
@@ -195,11 +196,15 @@ std::string RunView::state_text() const {
     }
     case State::kFinished:
       return "finished";
-    default:
-      if (end_) return "stopped: " + base::printable(*end_);
-      if (is_over()) return "stopped without a last line: killed, or its host failed";
-      return fmt::format("no process writes to it; watch ends in {:.0f} s unless it is restarted",
+    default: {
+      const std::string text = end_ ? "stopped: " + base::printable(*end_)
+                               : is_over()
+                                   ? "stopped without a last line: killed, or its host failed"
+                                   : "no process writes to it";
+      if (is_over()) return text;
+      return fmt::format("{}; watch ends in {:.0f} s unless it is restarted", text,
                          std::ceil(kQuiet - (now_ - log_.changed())));
+    }
   }
 }
 

@@ -26,8 +26,8 @@ class RunView {
   /// Reads what is new.
   void update();
 
-  /// Whether nothing more is to come: the run has ended, or nothing has written to the folder for a
-  /// while (between two attempts of a job, nothing does either).
+  /// Whether nothing more is to come: the run has finished, or no process has written to the folder
+  /// for a while. Between two attempts of a job none does, whatever ended the first.
   bool is_over() const;
 
   /// At most `rows` lines of less than `columns` columns: the state, progress and time left, and a

@@ -117,10 +117,10 @@ std::string shown(const std::exception& error) {
 std::string loading;     ///< the plug-in that is being loaded
 std::string crash_text;  ///< made ahead: a handler of signals must not allocate memory
 
-/// Names the plug-in that kills this process while it is loaded.
-class CrashReport {
+/// Names the plug-in that ends this process while it is loaded.
+class LoadReport {
  public:
-  explicit CrashReport(const std::string& file) {
+  explicit LoadReport(const std::string& file) {
     loading = file;
     crash_text = fmt::format(
         "train: error: plugins: {} crashed while it was loaded; copy or build it again, and look "
@@ -136,44 +136,38 @@ class CrashReport {
     };
     for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &former_[i]);
   }
-  ~CrashReport() {
+  ~LoadReport() {
     for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &former_[i], nullptr);
+    std::set_terminate(former_terminate_);
   }
-  CrashReport(const CrashReport&) = delete;
-  CrashReport& operator=(const CrashReport&) = delete;
+  LoadReport(const LoadReport&) = delete;
+  LoadReport& operator=(const LoadReport&) = delete;
 
  private:
+  [[noreturn]] static void report_uncaught() {
+    std::string what = "an exception that does not derive from std::exception";
+    try {
+      if (const auto error = std::current_exception()) std::rethrow_exception(error);
+    } catch (const std::exception& error) {
+      what = shown(error);
+    } catch (...) {
+    }
+    if (base::env_int("LOCAL_RANK", 0, std::numeric_limits<int>::max()).value_or(0) == 0) {
+      base::write_stderr(
+          fmt::format("train: error: plugins: cannot load {}: the constructor of a global object "
+                      "threw: {}\n",
+                      loading, what));
+    } else {
+      std::this_thread::sleep_for(kQuietExitDelay);
+    }
+    std::_Exit(base::kExitUsage);
+  }
+
   static constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE};
   std::array<struct sigaction, kSignals.size()> former_{};
+  // glibc ends the program if the constructor of a global object throws within dlopen().
+  std::terminate_handler former_terminate_ = std::set_terminate(report_uncaught);
 };
-
-// glibc ends the program if the constructor of a global object throws within dlopen().
-[[noreturn]] void report_thrown_by_constructor() {
-  std::string what = "an exception that does not derive from std::exception";
-  try {
-    if (const auto error = std::current_exception()) std::rethrow_exception(error);
-  } catch (const std::exception& error) {
-    what = shown(error);
-  } catch (...) {
-  }
-  if (base::env_int("LOCAL_RANK", 0, std::numeric_limits<int>::max()).value_or(0) == 0) {
-    base::write_stderr(
-        fmt::format("train: error: plugins: cannot load {}: the constructor of a global object "
-                    "threw: {}\n",
-                    loading, what));
-  } else {
-    std::this_thread::sleep_for(kQuietExitDelay);
-  }
-  std::_Exit(base::kExitUsage);
-}
-
-void* open_library(const fs::path& path) {
-  const auto former = std::set_terminate(report_thrown_by_constructor);
-  void* const library = ::dlopen(path.c_str(), RTLD_NOW);
-  std::set_terminate(former);
-  if (library == nullptr) throw base::UserError(::dlerror());
-  return library;
-}
 
 void load(const fs::path& path) {
   const std::string file = path.filename();
@@ -192,10 +186,12 @@ void load(const fs::path& path) {
         "{} is no plug-in: it has no SYNCBN_PLUGIN(...) (docs/extending.md)", path.string()));
   }
   check_abi(path, built_for);
-  const CrashReport report(file);
+  const LoadReport report(file);
   register_from(file, [&] {
+    void* const library = ::dlopen(path.c_str(), RTLD_NOW);
+    if (library == nullptr) throw base::UserError(::dlerror());
     const auto register_all =
-        reinterpret_cast<void (*)()>(::dlsym(open_library(path), "syncbn_register_plugin"));
+        reinterpret_cast<void (*)()>(::dlsym(library, "syncbn_register_plugin"));
     if (register_all == nullptr) throw base::UserError(::dlerror());
     register_all();
   });

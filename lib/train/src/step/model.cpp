@@ -187,10 +187,12 @@ void try_out(const Config& config, const models::ModelArgs& args, models::Model&
   model.eval();
   const at::Tensor outputs = model.forward(at::zeros(shape));
   model.train();
-  if (config.task.type() != "classification" || outputs.dim() != 2) return;
-  if (outputs.size(1) == args.num_classes) return;
+  if (config.task.type() != "classification") return;
+  if (outputs.sizes() == at::IntArrayRef{1, args.num_classes}) return;
   throw base::UserError(
-      fmt::format("it has {} outputs, and the data {} classes", outputs.size(1), args.num_classes));
+      fmt::format("forward() makes [{}] of one sample, and with the {} classes of the data it has "
+                  "to make [1, {}]",
+                  fmt::join(outputs.sizes(), ", "), args.num_classes, args.num_classes));
 }
 
 std::shared_ptr<models::Model> made_by_plugin(const Config& config, const models::ModelArgs& args) {

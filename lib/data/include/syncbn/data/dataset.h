@@ -79,7 +79,7 @@ class Dataset {
   /// 'a/b.webp'". Empty: none.
   virtual std::string unreadable() const { return {}; }
 
-  /// {channels, height, width} for images, the largest possible if sizes_vary().
+  /// {channels, height, width} for images, the largest possible if sizes_vary(). Others: any shape.
   virtual std::vector<int64_t> sample_shape() const = 0;
 
   /// Whether images have different sizes, so that batches have Batch::sizes. Evaluation then uses

@@ -17,7 +17,7 @@ namespace syncbn::models {
 /// A network for DistributedDataParallel<Model>.
 class Model : public torch::nn::Module {
  public:
-  /// @param input [N, C, H, W], float32.
+  /// @param input [N, ...sample_shape], float32: [N, C, H, W] for images.
   /// @return logits: [N, num_classes], or [N, num_classes, H, W] if labels_pixels(), or as Detector
   ///   has it.
   virtual at::Tensor forward(at::Tensor input) = 0;
@@ -42,7 +42,7 @@ enum class Norm {
 
 struct ModelArgs {
   int64_t num_classes = 1000;
-  std::vector<int64_t> sample_shape = {3, 224, 224};  ///< {channels, height, width}
+  std::vector<int64_t> sample_shape = {3, 224, 224};  ///< Dataset::sample_shape()
   Norm norm = Norm::kLocal;
   /// For Norm::kSync: the ranks that share statistics. Empty: all.
   dist::GroupOrDefault norm_group = {};
