@@ -27,7 +27,7 @@ std::atomic<pid_t> g_running{0};  ///< the process that trains
 /// A plug-in or a library may call exit(0) in the middle of a run, which would count as finished.
 /// Reports it at once: destructors would run while other threads train.
 void refuse_success(const char* function, int status) {
-  if (status != 0 || g_running != ::getpid()) return;
+  if ((status & 0xff) != 0 || g_running != ::getpid()) return;  // what wait() reports
   // Plug-ins do the same on all ranks: local rank 0 reports it.
   if (base::env("LOCAL_RANK").value_or("0") != "0") {
     std::this_thread::sleep_for(train::kQuietExitDelay);
