@@ -33,9 +33,9 @@ void refuse_success(const char* function, int status) {
     std::this_thread::sleep_for(train::kQuietExitDelay);
   }
   base::write_stderr(
-      fmt::format("train: error: a plug-in or a library called {}(0) before the run was over; it "
+      fmt::format("train: error: a plug-in or a library called {}({}) before the run was over; it "
                   "must return, or throw an exception\n",
-                  function));
+                  function, status));
   end_process(base::kExitInternal);
 }
 

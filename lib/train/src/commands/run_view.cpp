@@ -21,8 +21,8 @@ namespace syncbn::train {
 namespace {
 
 constexpr std::array kBlocks = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
-constexpr double kQuiet =
-    30;  // seconds without a process and a line after which nobody restarts a run
+// Grace period in seconds for the restart of a run that no process writes to.
+constexpr double kQuiet = 30;
 constexpr const char* kStepLoss = "step loss";
 
 // Terminal colours (ECMA-48, SGR).
