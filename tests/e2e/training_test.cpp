@@ -200,7 +200,7 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
   }
 }
 
-TEST_F(TrainingTest, GoesOnBitForBitAfterTwentyKills) {
+TEST_F(TrainingTest, GoesOnBitForBitAfterFiftyKills) {
   auto options = kEverything;
   // More epochs than the attempts reach, however fast the machine is.
   options.insert(options.end(), {"--epochs=100", "--model.width=4", "--checkpoint.every=3step",
@@ -215,7 +215,7 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterTwentyKills) {
   std::mt19937 random(seed);
   const auto draw = [&](int max) { return std::uniform_int_distribution(0, max)(random); };
   const std::string marker = folder_.path();
-  for (int kill = 1; kill <= 20; ++kill) {
+  for (int kill = 1; kill <= 50; ++kill) {
     SCOPED_TRACE(fmt::format("kill {}", kill));
     const auto job =
         start_launched_train(2, words("parts", "--resume=auto"), {{"SYNCBN_TEST_JOB", marker}});
