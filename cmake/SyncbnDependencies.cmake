@@ -61,6 +61,7 @@ block()
   set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # option() respects the variables below
   set(BUILD_SHARED_LIBS OFF)
   set(BUILD_TESTING OFF)
+  set(CMAKE_UNITY_BUILD OFF) # their files are not written for it
   # Linked statically into what is built here; not installed.
   set(FMT_INSTALL OFF)
   set(SPDLOG_INSTALL OFF)

@@ -1,4 +1,5 @@
 # Writes the file that tells ctest of the test suites in PROGRAM: one ctest entry per GoogleTest suite.
+# A suite Exhaustive… has the label exhaustive, too (CONTRIBUTING.md).
 #   cmake -D PROGRAM=… -D OUT=… [-D PREFIX=…] [-D FILTER=…] -D TIMEOUT=… -D LABELS=… [-D ENVIRONMENT=…] -P …
 if(NOT FILTER)
   set(FILTER "*")
@@ -26,9 +27,13 @@ foreach(suite IN LISTS suites)
     list(JOIN tests ":" selected)
   endif()
   string(REGEX REPLACE "\\.$" "" name "${suite}")
+  set(labels ${LABELS})
+  if(name MATCHES "^Exhaustive")
+    list(APPEND labels exhaustive)
+  endif()
   string(APPEND text "add_test([[${PREFIX}${name}]] [[${PROGRAM}]] [[--gtest_filter=${selected}]]"
                      " --timeout=${TIMEOUT} [[--prefix=${PREFIX}]])\n"
-                     "set_tests_properties([[${PREFIX}${name}]] PROPERTIES LABELS [[${LABELS}]]"
+                     "set_tests_properties([[${PREFIX}${name}]] PROPERTIES LABELS [[${labels}]]"
                      " SKIP_RETURN_CODE 77 TIMEOUT 2400 ENVIRONMENT [[${ENVIRONMENT}]])\n")
 endforeach()
 file(WRITE ${OUT} "${text}")

@@ -112,11 +112,13 @@ TEST_F(PythonPeersTest, OneGroupByTorchrunWithPythonAtRankZero) {
 // Rank 0 then holds the store, as it does under syncbn-launch.
 const std::map<std::string, std::string> kNoAgentStore{{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
 
-TEST_F(PythonPeersTest, WithoutTheAgentsStoreAndWithOursAtRankZero) {
+class ExhaustivePythonPeersTest : public PythonPeersTest {};
+
+TEST_F(ExhaustivePythonPeersTest, WithoutTheAgentsStoreAndWithOursAtRankZero) {
   expect_one_group(by_torchrun(), "0 1", kNoAgentStore);
 }
 
-TEST_F(PythonPeersTest, WithoutTheAgentsStoreAndWithPythonAtRankZero) {
+TEST_F(ExhaustivePythonPeersTest, WithoutTheAgentsStoreAndWithPythonAtRankZero) {
   expect_one_group(by_torchrun(), "2 3", kNoAgentStore);
 }
 

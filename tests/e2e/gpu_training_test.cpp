@@ -52,7 +52,8 @@ TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
   EXPECT_NEAR(on_gpus["test_accuracy"], expected, 0.02);
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2, 8));
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2));
+INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuTrainingTest, ::testing::Values(8));
 
 const Env kOnCpus = {{"CUDA_VISIBLE_DEVICES", ""}};
 

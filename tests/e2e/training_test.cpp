@@ -93,6 +93,7 @@ void expect_same_run(const Checkpoint& a, const Checkpoint& b) {
 
 /// Everything that has a state, at once.
 const std::vector<std::string> kEverything = {"--epochs=3",
+                                              "--model.width=8",
                                               "--schedule.warmup=1",
                                               "--accumulate=2",
                                               "--amp=bf16",
@@ -200,7 +201,9 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
   }
 }
 
-TEST_F(TrainingTest, GoesOnBitForBitAfterFiftyKills) {
+class ExhaustiveTrainingTest : public TrainingTest {};
+
+TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
   auto options = kEverything;
   // More epochs than the attempts reach, however fast the machine is.
   options.insert(options.end(), {"--epochs=100", "--model.width=4", "--checkpoint.every=3step",
@@ -299,7 +302,7 @@ TEST_F(TrainingTest, StopsInAnEvaluation) {
     words.push_back("--data.test_size=" + images);
     return words;
   };
-  auto ranks = start_ranks(2, with_tests("100000"));
+  auto ranks = start_ranks(2, with_tests("30000"));
   // An epoch is saved ahead of its evaluation. The rank without the signal evaluates its whole
   // part.
   ASSERT_TRUE(ranks[0]->wait_until(
@@ -409,8 +412,8 @@ TEST_F(TrainingTest, EndsEarlyWithoutABetterResult) {
 
 TEST_F(TrainingTest, SixteenBitsLearnTheDigits) {
   for (const char* amp : {"bf16", "fp16"}) {
-    const auto result =
-        launch_train(2, args(amp, {"--epochs=4", "--amp", amp, "--scaler.growth_interval=50"}));
+    const auto result = launch_train(2, args(amp, {"--epochs=3", "--model.width=8", "--amp", amp,
+                                                   "--scaler.growth_interval=50"}));
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_GE(result_of(folder_ / amp)["test_accuracy"], 0.97) << amp;
     EXPECT_EQ(load(std::string(amp) + "/last.pt").model.begin()->second.dtype(), at::kFloat);
@@ -421,7 +424,8 @@ TEST_F(TrainingTest, SixteenBitsLearnTheDigits) {
 
 TEST_F(TrainingTest, GoesOnBitForBitWithTheScaleOfFp16) {
   const auto words = [&](const std::string& name, const std::vector<std::string>& more) {
-    auto all = args(name, {"--epochs=2", "--amp=fp16", "--scaler.growth_interval=20"});
+    auto all =
+        args(name, {"--epochs=2", "--model.width=8", "--amp=fp16", "--scaler.growth_interval=20"});
     all.insert(all.end(), more.begin(), more.end());
     return all;
   };

@@ -106,7 +106,7 @@ class Pods(unittest.TestCase):
         """`host` is the name under which all pods find the first one."""
         command = [word.replace("/runs/", f"{self.folder}/") for word in container["command"]]
         command[command.index("--nproc_per_node=auto")] = "--nproc_per_node=1"
-        command = [str(BUILD / "bin/syncbn-launch"), *command[1:], f"epochs={epochs}"]
+        command = [str(BUILD / "bin/syncbn-launch"), *command[1:], f"epochs={epochs}", "model.width=4"]
         hosts = self.folder / "hosts"
         hosts.write_text(f"127.0.0.1 localhost {host}\n")
         output = open(self.folder / f"pod-{len(self.pods)}.log", "w")

@@ -17,6 +17,7 @@
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "step/compute_threads.h"
@@ -39,8 +40,11 @@ struct Family {
   std::string name;
   std::vector<std::string> members;  ///< "NAME", or with an option "NAME:KEY=true"
   std::vector<std::string> trained;  ///< members whose gradients are compared
-  bool recomputes = true;            ///< has activation_checkpointing
-  bool synchronises = true;          ///< has batch norm (and trains quickly)
+  /// Others of the same code, which take long: left to the exhaustive tests.
+  std::vector<std::string> others;
+  std::vector<std::string> others_trained;
+  bool recomputes = true;    ///< has activation_checkpointing
+  bool synchronises = true;  ///< has batch norm (and trains quickly)
   int64_t classes = 1000;
   int64_t evaluated_side = 64;  ///< of images, in pixels
   int64_t trained_side = 96;
@@ -54,79 +58,98 @@ void PrintTo(const Family& family, std::ostream* out) {
 
 const std::vector<Family>& families() {
   static const std::vector<Family> all = {
-      {"ResNet",
-       {"resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d",
-        "resnext101_32x8d", "resnext101_64x4d", "wide_resnet50_2", "wide_resnet101_2"},
-       {"resnet18", "resnext50_32x4d"}},
-      {"Vgg",
-       {"vgg11", "vgg13", "vgg16", "vgg19", "vgg11_bn", "vgg13_bn", "vgg16_bn", "vgg19_bn",
-        "alexnet"},
-       {"vgg11_bn", "alexnet"},
-       /*recomputes=*/false,
-       /*synchronises=*/false},
-      {"MobileNet",
-       {"mobilenet_v2", "mobilenet_v3_large", "mobilenet_v3_small"},
-       {"mobilenet_v2", "mobilenet_v3_small"}},
-      {"EfficientNet",
-       {"efficientnet_b0", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3",
-        "efficientnet_b4", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7",
-        "efficientnet_v2_s", "efficientnet_v2_m", "efficientnet_v2_l"},
-       {"efficientnet_b0", "efficientnet_v2_s"}},
-      {"DenseNet", {"densenet121", "densenet161", "densenet169", "densenet201"}, {"densenet121"}},
-      {"RegNet",
-       {"regnet_x_400mf", "regnet_x_800mf", "regnet_x_1_6gf", "regnet_x_3_2gf", "regnet_x_8gf",
-        "regnet_x_16gf", "regnet_x_32gf", "regnet_y_400mf", "regnet_y_800mf", "regnet_y_1_6gf",
-        "regnet_y_3_2gf", "regnet_y_8gf", "regnet_y_16gf", "regnet_y_32gf", "regnet_y_128gf"},
-       {"regnet_y_400mf", "regnet_x_400mf"}},
-      {"ConvNeXt",
-       {"convnext_tiny", "convnext_small", "convnext_base", "convnext_large"},
-       {"convnext_tiny"},
-       /*recomputes=*/true,
-       /*synchronises=*/false},
-      {"ShuffleNet",
-       {"shufflenet_v2_x0_5", "shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"},
-       {"shufflenet_v2_x0_5"}},
-      {"MnasNet", {"mnasnet0_5", "mnasnet0_75", "mnasnet1_0", "mnasnet1_3"}, {"mnasnet0_5"}},
-      {"SqueezeNet",
-       {"squeezenet1_0", "squeezenet1_1"},
-       {"squeezenet1_1"},
-       /*recomputes=*/true,
-       /*synchronises=*/false},
+      {.name = "ResNet",
+       .members = {"resnet18", "resnet50", "resnext50_32x4d", "wide_resnet50_2"},
+       .trained = {"resnet18", "resnext50_32x4d"},
+       .others = {"resnet34", "resnet101", "resnet152", "resnext101_32x8d", "resnext101_64x4d",
+                  "wide_resnet101_2"}},
+      {.name = "Vgg",
+       .members = {"vgg11_bn", "alexnet"},
+       .trained = {"vgg11_bn", "alexnet"},
+       .others = {"vgg11", "vgg13", "vgg16", "vgg19", "vgg13_bn", "vgg16_bn", "vgg19_bn"},
+       .recomputes = false,
+       .synchronises = false},
+      {.name = "MobileNet",
+       .members = {"mobilenet_v2", "mobilenet_v3_small"},
+       .trained = {"mobilenet_v2", "mobilenet_v3_small"},
+       .others = {"mobilenet_v3_large"}},
+      {.name = "EfficientNet",
+       .members = {"efficientnet_b0", "efficientnet_b1", "efficientnet_v2_s"},
+       .trained = {"efficientnet_b0", "efficientnet_v2_s"},
+       .others = {"efficientnet_b2", "efficientnet_b3", "efficientnet_b4", "efficientnet_b5",
+                  "efficientnet_b6", "efficientnet_b7", "efficientnet_v2_m", "efficientnet_v2_l"}},
+      {.name = "DenseNet",
+       .members = {"densenet121"},
+       .trained = {"densenet121"},
+       .others = {"densenet161", "densenet169", "densenet201"}},
+      {.name = "RegNet",
+       .members = {"regnet_x_400mf", "regnet_x_800mf", "regnet_y_400mf", "regnet_y_800mf"},
+       .trained = {"regnet_y_400mf", "regnet_x_400mf"},
+       .others = {"regnet_x_1_6gf", "regnet_x_3_2gf", "regnet_x_8gf", "regnet_x_16gf",
+                  "regnet_x_32gf", "regnet_y_1_6gf", "regnet_y_3_2gf", "regnet_y_8gf",
+                  "regnet_y_16gf", "regnet_y_32gf", "regnet_y_128gf"}},
+      {.name = "ConvNeXt",
+       .members = {"convnext_tiny"},
+       .trained = {"convnext_tiny"},
+       .others = {"convnext_small", "convnext_base", "convnext_large"},
+       .synchronises = false},
+      {.name = "ShuffleNet",
+       .members = {"shufflenet_v2_x0_5"},
+       .trained = {"shufflenet_v2_x0_5"},
+       .others = {"shufflenet_v2_x1_0", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0"}},
+      {.name = "MnasNet",
+       .members = {"mnasnet0_5"},
+       .trained = {"mnasnet0_5"},
+       .others = {"mnasnet0_75", "mnasnet1_0", "mnasnet1_3"}},
+      {.name = "SqueezeNet",
+       .members = {"squeezenet1_0", "squeezenet1_1"},
+       .trained = {"squeezenet1_1"},
+       .synchronises = false},
       {.name = "Inception",
-       .members = {"googlenet", "googlenet:aux_logits=false", "inception_v3",
-                   "inception_v3:aux_logits=false"},
-       .trained = {"googlenet", "inception_v3", "inception_v3:aux_logits=false"},
+       .members = {"googlenet", "inception_v3:aux_logits=false"},
+       .trained = {"googlenet", "inception_v3:aux_logits=false"},
+       .others = {"googlenet:aux_logits=false", "inception_v3"},
+       .others_trained = {"inception_v3"},
        .evaluated_side = 96,
        .trained_side = 299,
        .aux_weight = 0.3,
        .most_counted = 6},
       {.name = "Segmentation",
-       .members = {"fcn_resnet50", "fcn_resnet50:aux_loss=true", "fcn_resnet101:aux_loss=true",
-                   "deeplabv3_resnet50", "deeplabv3_resnet50:aux_loss=true",
-                   "deeplabv3_resnet101:aux_loss=true",
-                   "deeplabv3_mobilenet_v3_large:aux_loss=true", "lraspp_mobilenet_v3_large"},
-       .trained = {"deeplabv3_mobilenet_v3_large:aux_loss=true", "lraspp_mobilenet_v3_large",
-                   "deeplabv3_resnet50:aux_loss=true", "fcn_resnet50"},
+       .members = {"fcn_resnet50:aux_loss=true", "deeplabv3_mobilenet_v3_large:aux_loss=true",
+                   "lraspp_mobilenet_v3_large"},
+       .trained = {"deeplabv3_mobilenet_v3_large:aux_loss=true", "lraspp_mobilenet_v3_large"},
+       .others = {"fcn_resnet50", "fcn_resnet101:aux_loss=true", "deeplabv3_resnet50",
+                  "deeplabv3_resnet50:aux_loss=true", "deeplabv3_resnet101:aux_loss=true"},
+       .others_trained = {"deeplabv3_resnet50:aux_loss=true", "fcn_resnet50"},
        .classes = 21,
        .aux_weight = 0.5,
        .most_counted = 200},
       {.name = "Detection",
-       .members = {"retinanet_resnet18_fpn", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2",
-                   "fcos_resnet50_fpn"},
-       .trained = {"retinanet_resnet18_fpn", "retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2",
-                   "fcos_resnet50_fpn"},
+       .members = {"retinanet_resnet18_fpn", "fcos_resnet50_fpn"},
+       .trained = {"retinanet_resnet18_fpn", "fcos_resnet50_fpn"},
+       .others = {"retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2"},
+       .others_trained = {"retinanet_resnet50_fpn", "retinanet_resnet50_fpn_v2"},
        .classes = 91,
        .most_counted = -1},
       // other_networks.py has them in Python.
       {.name = "OtherSegmentation",
-       .members = {"unet", "pspnet_resnet50", "pspnet_resnet50:aux_loss=true",
-                   "pspnet_resnet101:aux_loss=true", "deeplabv3plus_resnet50",
-                   "deeplabv3plus_resnet101"},
+       .members = {"unet", "pspnet_resnet50:aux_loss=true", "deeplabv3plus_resnet50"},
        .trained = {"unet", "pspnet_resnet50:aux_loss=true", "deeplabv3plus_resnet50"},
+       .others = {"pspnet_resnet50", "pspnet_resnet101:aux_loss=true", "deeplabv3plus_resnet101"},
        .recomputes = false,
        .classes = 21,
        .aux_weight = 0.5},
   };
+  return all;
+}
+
+std::vector<Family> families_of_others() {
+  std::vector<Family> all = families();
+  std::erase_if(all, [](const Family& family) { return family.others.empty(); });
+  for (Family& family : all) {
+    family.members = std::exchange(family.others, {});
+    family.trained = std::exchange(family.others_trained, {});
+  }
   return all;
 }
 
@@ -422,7 +445,9 @@ TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesLogitsAndGradients) {
   }
 }
 
-TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
+class TorchvisionTrainedTest : public TorchvisionFamilyTest {};
+
+TEST_P(TorchvisionTrainedTest, GivesTheSameGradientsWhenItRecomputes) {
   const Family& family = GetParam();
   const std::string& name = family.trained.front();
   if (!family.recomputes) {
@@ -459,7 +484,7 @@ TEST_P(TorchvisionFamilyTest, GivesTheSameGradientsWhenItRecomputes) {
   }
 }
 
-TEST_P(TorchvisionFamilyTest, SynchronisedNormHasTheSameEntriesAndResults) {
+TEST_P(TorchvisionTrainedTest, SynchronisedNormHasTheSameEntriesAndResults) {
   if (!GetParam().synchronises) return;
   std::vector<std::vector<std::string>> entries;
   std::vector<double> losses;
@@ -550,16 +575,23 @@ TEST(TorchvisionTest, EveryNetworkIsCompared) {
   std::vector<std::string> names = {"dcgan",    "digits",   "resnet20",  "resnet32",
                                     "resnet44", "resnet56", "resnet110", "torchscript"};
   for (const Family& family : families()) {
-    for (const std::string& member : family.members) {
-      const std::string name = member.substr(0, member.find(':'));
-      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    for (const auto* const members : {&family.members, &family.others}) {
+      for (const std::string& member : *members) {
+        const std::string name = member.substr(0, member.find(':'));
+        if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      }
     }
   }
   EXPECT_THAT(ModelKind::registry().names(), ::testing::UnorderedElementsAreArray(names));
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, TorchvisionFamilyTest, ::testing::ValuesIn(families()),
-                         [](const auto& info) { return info.param.name; });
+std::string name_of(const ::testing::TestParamInfo<Family>& info) {
+  return info.param.name;
+}
+INSTANTIATE_TEST_SUITE_P(Models, TorchvisionFamilyTest, ::testing::ValuesIn(families()), name_of);
+INSTANTIATE_TEST_SUITE_P(Models, TorchvisionTrainedTest, ::testing::ValuesIn(families()), name_of);
+INSTANTIATE_TEST_SUITE_P(Exhaustive, TorchvisionFamilyTest,
+                         ::testing::ValuesIn(families_of_others()), name_of);
 
 }  // namespace
 }  // namespace syncbn::models
