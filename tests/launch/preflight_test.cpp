@@ -1,5 +1,6 @@
 // --preflight: what it makes of the figures of all nodes, and its jobs.
 #include <gmock/gmock.h>
+#include <syncbn/base/error.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -110,7 +111,15 @@ TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {
   const auto trip = probe.measure_trip();
   EXPECT_LT(trip.seconds, 1);
   EXPECT_LT(std::abs(trip.clock_ahead), 1);
-  EXPECT_GT(probe.measure_rate(), 1e4);
+  EXPECT_GT(probe.measure_rate(soon), 1e4);
+}
+
+TEST(LaunchPreflightTest, TheRateHasADeadlineOfItsOwn) {
+  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(100);
+  const std::string id = "0123456789abcdef";
+  const launch::LinkServer server(id, soon);
+  launch::LinkProbe probe("127.0.0.1", server.port(), id, soon);
+  EXPECT_THROW(probe.measure_rate(std::chrono::steady_clock::now()), base::UnavailableError);
 }
 
 TEST(LaunchPreflightTest, ANodeThatIsPreemptedBeforeItSendsTheIdKeepsNobodyOutAndIsMeasured) {

@@ -41,8 +41,8 @@ struct Family {
   std::vector<std::string> members;  ///< "NAME", or with an option "NAME:KEY=true"
   std::vector<std::string> trained;  ///< members whose gradients are compared
   /// Others of the same code, which take long: left to the exhaustive tests.
-  std::vector<std::string> others;
-  std::vector<std::string> others_trained;
+  std::vector<std::string> others = {};
+  std::vector<std::string> others_trained = {};
   bool recomputes = true;    ///< has activation_checkpointing
   bool synchronises = true;  ///< has batch norm (and trains quickly)
   int64_t classes = 1000;

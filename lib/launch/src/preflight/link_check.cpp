@@ -165,16 +165,16 @@ LinkProbe::Trip LinkProbe::measure_trip() {
   return best;
 }
 
-double LinkProbe::measure_rate() {
+double LinkProbe::measure_rate(Deadline deadline) {
   constexpr double kTime = 0.3;
   const std::string block(kBlock, 'x');
   const auto begin = Clock::now();
   double sent = 0;
   double seconds = 0;
   while (seconds < kTime) {
-    send_all(fd_.get(), {&kTake, 1}, deadline_);
-    send_all(fd_.get(), block, deadline_);
-    receive(fd_.get(), 1, deadline_);
+    send_all(fd_.get(), {&kTake, 1}, deadline);
+    send_all(fd_.get(), block, deadline);
+    receive(fd_.get(), 1, deadline);
     sent += static_cast<double>(kBlock);
     seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   }

@@ -41,7 +41,7 @@ class LinkProbe {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  /// Connects to a LinkServer.
+  /// Connects to a LinkServer. The deadline is that of round trips, too.
   LinkProbe(const std::string& host, int port, const std::string& id, Deadline deadline);
 
   struct Trip {
@@ -51,7 +51,7 @@ class LinkProbe {
   /// As in NTP, the clock of the other end is read in the middle of the shortest round trip.
   Trip measure_trip();
   /// Bytes a second to the other end, measured for about a third of a second.
-  double measure_rate();
+  double measure_rate(Deadline deadline);
 
  private:
   base::UniqueFd fd_;

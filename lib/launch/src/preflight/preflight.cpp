@@ -27,10 +27,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Upper bounds on the time for all nodes to measure, and for one connection of these: shorter, so
-// that the node can still say that it hangs. It includes the wait for the other nodes' round trips.
+// Upper bounds on the time for all nodes to measure, and for each of the two measurements of a
+// connection: together shorter, so that the node whose connection hangs can still say so, alone.
 constexpr std::chrono::seconds kMeasurePatience{60};
-constexpr std::chrono::seconds kLinkPatience{30};
+constexpr std::chrono::seconds kLinkPatience{20};
 
 std::string text_variable(const char* name) {
   const auto value = base::env(name);
@@ -119,7 +119,7 @@ void measure_link(Exchange& exchange, int node, int nodes, MachineFigures& figur
     figures.clock_ahead = trip.clock_ahead;
   });
   exchange.meet("trips");
-  attempt([&] { figures.link_rate = probe->measure_rate(); });
+  attempt([&] { figures.link_rate = probe->measure_rate(Clock::now() + kLinkPatience); });
   exchange.meet("rates");
 }
 
