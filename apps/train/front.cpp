@@ -43,7 +43,14 @@ int main(int argc, char** argv) {
         std::fwrite(help.data(), 1, help.size(), stdout) == help.size() && std::fflush(stdout) == 0;
     return is_written ? 0 : fail(75, "cannot write standard output");
   }
+  // libtorch's libraries find nothing then, and would say that they are missing.
   std::error_code error;
+  std::filesystem::current_path(error);
+  if (error) {
+    if (!may_print) ::sleep(1);  // local rank 0 reports it
+    errno = error.value();
+    return may_print ? fail(2, "the working directory is gone; change to another one") : 2;
+  }
   const auto here = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   errno = error.value();
   if (error) return fail(126, "cannot read /proc/self/exe");

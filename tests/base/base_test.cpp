@@ -19,12 +19,14 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <new>
 #include <string>
 #include <system_error>
+#include <thread>
 
 #include "support/temp_folder.h"
 
@@ -47,6 +49,7 @@ namespace fs = std::filesystem;
 using namespace syncbn::base;  // NOLINT: the module under test
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 class AtomicFileTest : public ::testing::Test {
  protected:
@@ -111,6 +114,10 @@ TEST_F(AtomicFileTest, LeavesWhatIsNoRegularFileInItsPlace) {
   write_file_atomically(fifo, "bytes");
   std::array<char, 16> buffer{};
   EXPECT_EQ(::read(reader.get(), buffer.data(), buffer.size()), 5);
+  // What is written in parts needs a file.
+  EXPECT_THAT(
+      [&] { write_file_atomically(fifo, [](const fs::path&) {}); },
+      ThrowsMessage<UserError>(HasSubstr("fifo: it is not a regular file; choose another")));
   EXPECT_TRUE(fs::is_fifo(fifo));
 
   // An open file, by the name that /dev/stdout leads to.
@@ -177,6 +184,27 @@ TEST_F(AtomicFileTest, ReadingWhatIsNotThereNamesTheFile) {
       EXPECT_THAT(error.what(), HasSubstr(path.string()));
     }
   }
+}
+
+TEST_F(AtomicFileTest, ReadingWaitsForNobodyAndEnds) {
+  const fs::path fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_EQ(read_file(fifo), "") << "nobody writes";
+  EXPECT_THAT([] { read_file("/dev/zero"); },
+              ThrowsMessage<UserError>("/dev/zero is larger than 64.0 MiB"));
+  // As a shell's <(…) is.
+  std::array<int, 2> ends{};
+  ASSERT_EQ(::pipe(ends.data()), 0);
+  std::thread writer([end = ends[1]] {
+    for (const char* part : {"a", "b"}) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      ASSERT_EQ(::write(end, part, 1), 1);
+    }
+    ::close(end);
+  });
+  EXPECT_EQ(read_file(fmt::format("/dev/fd/{}", ends[0])), "ab");
+  writer.join();
+  ::close(ends[0]);
 }
 
 TEST(EnvTest, AnEmptyVariableIsUnset) {

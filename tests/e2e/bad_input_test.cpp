@@ -3,6 +3,8 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
+#include <filesystem>
+
 #include "e2e/train_program.h"
 #include "support/listener.h"
 #include "support/multiproc.h"
@@ -54,6 +56,18 @@ TEST_F(BadInputTest, NamesTheConfigurationThatWasMeant) {
                      "No such file; did you mean 'digits.yaml'?");
   expect_one_message(train_on(inputs_ / "best.pt"), base::kExitUsage,
                      "best.pt holds weights; name a YAML file");
+}
+
+TEST_F(BadInputTest, NamesAWorkingDirectoryThatIsGone) {
+  const std::string folder = inputs_ / "gone";
+  std::filesystem::create_directory(folder);
+  const auto result =
+      run_program({"sh", "-c", R"(cd "$0" && rmdir "$0" && exec "$@")", folder,
+                   SYNCBN_BIN_DIR "/syncbn-launch", "--nproc_per_node=2", SYNCBN_BIN_DIR "/train",
+                   "--config", shipped_config("digits.yaml"), "--run_dir", run_dir()});
+  EXPECT_EQ(count(result.err, "the working directory is gone; change to another one"), 1)
+      << result.err;
+  EXPECT_EQ(result.exit_code, base::kExitUsage);
 }
 
 TEST_F(BadInputTest, AsksForAConfiguration) {

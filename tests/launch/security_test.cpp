@@ -7,6 +7,7 @@
 #include <syncbn/base/channel.h>
 #include <syncbn/base/error.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -492,6 +493,12 @@ TEST(LaunchTokenTest, ATokenFileThatOthersCanReadIsRefused) {
               HasSubstr("a token has 16 to 4096 bytes, and this one has 5"));
   EXPECT_THAT(launch({"--token_file=/no/such/file", "true"}).err,
               HasSubstr("--token_file=/no/such/file: No such file"));
+  EXPECT_THAT(launch({"--token_file=/dev/zero", "true"}).err,
+              HasSubstr("--token_file=/dev/zero: it is no file"));
+  const std::string fifo = nodes.folder() / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_THAT(launch({"--token_file=" + fifo, "true"}).err,
+              HasSubstr("a token has 16 to 4096 bytes, and this one has 0"));
 }
 
 // As a process substitution or a service manager passes it.

@@ -71,13 +71,35 @@ TEST_F(RunFolderTest, DoesNotReplaceAConfigurationThatNoRunWrote) {
   base::write_file_atomically(path / "config.yaml", "a: 1\n");
   EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
   for (const bool resume : {false, true}) {
-    EXPECT_THAT(
-        [&] { RunFolder(path, "a: 2\n", resume); },
-        ThrowsMessage<base::UserError>(HasSubstr(
-            "mine has a config.yaml that no run wrote (there are no other files of one); choose "
-            "another folder")));
+    EXPECT_THAT([&] { RunFolder(path, "a: 2\n", resume); },
+                ThrowsMessage<base::UserError>(
+                    HasSubstr("mine has a config.yaml that no run wrote (there is no log.jsonl); "
+                              "choose another folder")));
   }
   EXPECT_EQ(base::read_file(path / "config.yaml"), "a: 1\n");
+}
+
+TEST_F(RunFolderTest, NeverRemovesWhatNoRunWrote) {
+  for (const std::string& file :
+       {"pictures/cat/1.png", "profile/me.txt", "step-3.pt", "environment.json", "mistakes.csv"}) {
+    SCOPED_TRACE(file);
+    const fs::path path = temp_ / ("of " + fs::path(file).stem().string());
+    base::write_file_atomically(path / file, "mine");
+    const std::string first = *fs::path(file).begin();
+    EXPECT_THAT([&] { RunFolder(path, "a: 1\n", false); },
+                ThrowsMessage<base::UserError>(HasSubstr("has a " + first + " that no run wrote")));
+    EXPECT_EQ(base::read_file(path / file), "mine");
+  }
+  // A run's folder may hold other files as well.
+  const fs::path path = temp_ / "run";
+  const std::string own = path / "pictures/samples-000000000007.png";
+  const std::string mine = path / "pictures/cat/1.png";
+  RunFolder(path, "a: 1\n", false).log_start(1, 0, false);
+  base::write_file_atomically(own, "a run's");
+  base::write_file_atomically(mine, "mine");
+  const RunFolder anew(path, "a: 1\n", false);
+  EXPECT_FALSE(fs::exists(own));
+  EXPECT_EQ(base::read_file(mine), "mine");
 }
 
 TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {

@@ -11,7 +11,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 
 namespace syncbn::base {
 namespace {
@@ -21,6 +20,9 @@ namespace fs = std::filesystem;
 // Errors that another path would avoid.
 constexpr std::array kPathErrors{EACCES, EEXIST,  EISDIR, ELOOP, ENAMETOOLONG,
                                  ENOENT, ENOTDIR, EPERM,  EROFS};
+
+// In bytes, of what is read from pipes and devices, some of which never end.
+constexpr size_t kMaxOfStream = size_t{64} << 20;
 
 void sync_to_disk(const fs::path& path) {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -89,6 +91,10 @@ UniqueFd open_special(const fs::path& path) {
 
 void write_file_atomically(const fs::path& link,
                            const std::function<void(const fs::path&)>& write) {
+  if (is_special(link)) {
+    throw UserError(fmt::format("cannot write {}: it is not a regular file; choose another path",
+                                link.string()));
+  }
   const fs::path path = link_target(link);
   const fs::path temporary = temporary_of(path);
   std::error_code error;
@@ -149,18 +155,24 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
   if (fs::is_directory(path, error)) {
     throw UserError(fmt::format("cannot read {}: it is a folder", path.string()));
   }
-  std::ifstream file(path, std::ios::binary);
-  if (!file)
+  // O_NONBLOCK: a FIFO that nobody writes to is empty, instead of a wait for ever.
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!file) {
     throw UserError(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
+  }
+  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
+  if (!fs::is_regular_file(path, error)) max_bytes = std::min(max_bytes, kMaxOfStream);
   std::string bytes;
   std::array<char, 65536> chunk;
-  while (file.read(chunk.data(), chunk.size()), file.gcount() > 0) {
-    bytes.append(chunk.data(), static_cast<size_t>(file.gcount()));
+  for (;;) {
+    const ssize_t n = ::read(file.get(), chunk.data(), chunk.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw_errno(fmt::format("cannot read {}", path.string()));
+    if (n == 0) return bytes;
+    bytes.append(chunk.data(), static_cast<size_t>(n));
     if (bytes.size() <= max_bytes) continue;
     throw UserError(fmt::format("{} is larger than {}", path.string(), format_bytes(max_bytes)));
   }
-  if (file.bad()) throw UnavailableError(fmt::format("reading {} failed", path.string()));
-  return bytes;
 }
 
 }  // namespace syncbn::base

@@ -49,11 +49,16 @@ std::string quoted(std::string_view line) {
 }
 
 std::string read_file(const std::string& path) {
-  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  // O_NONBLOCK: a FIFO that nobody writes to is empty, instead of a wait for ever.
+  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   struct stat about {};
   if (!file || ::fstat(file.get(), &about) != 0) {
     throw base::UserError(fmt::format("--token_file={}: {}", path, std::strerror(errno)));
   }
+  if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) {
+    throw base::UserError(fmt::format("--token_file={}: it is no file", path));
+  }
+  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
   if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     throw base::UserError(
         fmt::format("--token_file={}: others can read it (mode {:03o}); chmod 600 makes it private",

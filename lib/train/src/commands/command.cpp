@@ -274,6 +274,7 @@ int run_main(int argc, char** argv, const RegisterAll& register_all) {
 }
 
 int run_command(const std::vector<std::string>& given, const RegisterAll& register_all) {
+  ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
   if (const auto topic = config::help_topic(given)) {
     base::init_logging(0);
@@ -295,7 +296,6 @@ int run_command(const std::vector<std::string>& given, const RegisterAll& regist
   leave_at_early_signals();
   if (!base::env("RANK")) launch_if_asked(given);
   base::keep_freed_memory();
-  ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const RankEnv env = local_rank_0_first(local_rank, [&] {
     const RankEnv found = read_rank_env(local_rank);
     base::init_logging(found.rank);

@@ -38,7 +38,7 @@ base::UniqueFd lock_folder(const fs::path& folder, const std::string& advice) {
                            error.value());
   }
   const fs::path file = folder / kFile;
-  base::UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  base::UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666));
   if (!fd) base::throw_file_error(fmt::format("cannot create {}", file.string()), errno);
   struct flock lock = whole_file();
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -53,7 +53,7 @@ base::UniqueFd lock_folder(const fs::path& folder, const std::string& advice) {
 }
 
 bool is_locked(const fs::path& folder) {
-  const base::UniqueFd fd(::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC));
+  const base::UniqueFd fd(::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct flock lock = whole_file();
   return fd && ::fcntl(fd.get(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fnmatch.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -94,6 +95,47 @@ void remove_temporaries(const fs::path& folder) {
     const bool is_ours =
         std::ranges::any_of(kTemporaries, is_of) || std::ranges::any_of(kOthers, is_of);
     if (is_ours) fs::remove(entry.path(), ignored);
+  }
+}
+
+/// What a run would take for its own in a folder that is not a run's.
+/// @throws base::UserError if there is such a thing: it is someone's work
+void refuse_others_work(const fs::path& folder) {
+  std::vector<fs::path> found = {folder / RunFolder::kConfig, folder / kPictures,
+                                 ProfileFiles(folder).folder};
+  for (const char* file : kOthers) found.push_back(folder / file);
+  std::erase_if(found, [](const fs::path& path) { return !base::exists(path); });
+  for (const char* prefix : {kStepPrefix, kBestPrefix}) {
+    for (fs::path& file : numbered_files(folder, prefix)) found.push_back(std::move(file));
+  }
+  if (found.empty()) return;
+  throw base::UserError(
+      fmt::format("run_dir: {} has a {} that no run wrote (there is no {}); choose another folder",
+                  folder.string(), found.front().filename().string(), kLog));
+}
+
+/// Removes what a run has written to its folder, and nothing else.
+void remove_run(const fs::path& folder) {
+  std::error_code ignored;
+  for (const char* file : kFiles) fs::remove(folder / file, ignored);
+  for (const char* file : kOthers) fs::remove(folder / file, ignored);
+  for (const char* prefix : {kStepPrefix, kBestPrefix}) {
+    for (const fs::path& file : numbered_files(folder, prefix)) fs::remove(file, ignored);
+  }
+  for (const fs::path& file : EventFile::all_in(folder)) fs::remove(file, ignored);
+  const std::string number(12, '?');
+  const std::pair<fs::path, std::vector<std::string>> folders[] = {
+      {folder / kPictures, {"*-" + number + ".png"}},
+      {ProfileFiles(folder).folder, {"trace-*.json.gz", "summary.json", "request"}}};
+  for (const auto& [path, patterns] : folders) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(path, ignored)) {
+      const std::string name = entry.path().filename();
+      const auto is_of = [&name](const std::string& pattern) {
+        return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+      };
+      if (std::ranges::any_of(patterns, is_of)) fs::remove(entry.path(), ignored);
+    }
+    fs::remove(path, ignored);  // unless others' files are left in it
   }
 }
 
@@ -251,29 +293,13 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
       lock_(lock_of_run(path_)),
       metrics_(path_ / kMetrics),
       events_(path_) {
-  if (config_of(path_) && !is_run(path_)) {
-    throw base::UserError(fmt::format(
-        "run_dir: {} has a {} that no run wrote (there are no other files of one); choose another "
-        "folder",
-        path_.string(), kConfig));
-  }
-  for (const char* file : kFiles) {
+  if (!is_run(path_)) {
+    refuse_others_work(path_);
+  } else if (!resume) {
+    remove_run(path_);
+  } else {
     std::error_code ignored;
-    // result.json exists for finished runs only.
-    if (!resume || file == std::string(kResult)) fs::remove(path_ / file, ignored);
-  }
-  for (const char* prefix : {kStepPrefix, kBestPrefix}) {
-    if (resume) break;
-    std::error_code ignored;
-    for (const fs::path& file : numbered_files(path_, prefix)) fs::remove(file, ignored);
-  }
-  std::error_code ignored;
-  if (!resume) {
-    for (const char* folder : {kPictures, ProfileFiles::kFolder}) {
-      fs::remove_all(path_ / folder, ignored);
-    }
-    for (const char* file : kOthers) fs::remove(path_ / file, ignored);
-    for (const fs::path& file : EventFile::all_in(path_)) fs::remove(file, ignored);
+    fs::remove(path_ / kResult, ignored);  // finished runs only have one
   }
   remove_temporaries(path_);
   open_log();  // first: it tells that the folder is a run's

@@ -33,8 +33,8 @@ void check_can_write(const std::filesystem::path& path);
 /// Whether there is a file or a folder; false where that cannot be found out.
 bool exists(const std::filesystem::path& path);
 
-/// Reads the whole file. @throws UserError naming the file if it cannot be read, or is larger than
-/// `max_bytes`.
+/// Reads the whole file, or all that comes from a pipe or a device. @throws UserError naming the
+/// file if it cannot be read, or is larger than `max_bytes`, and pipes and devices than 64 MiB.
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);
 
 }  // namespace syncbn::base
