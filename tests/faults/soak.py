@@ -154,7 +154,8 @@ def growth(samples):
     return ", ".join(texts)
 
 
-@case("31", "Random faults of cases 1, 3, 6, 9, 17, 18, one a minute on average: same weights, nothing grows", runs=1)
+@case("31", "Random faults of cases 1, 3, 6, 9, 17, 18, one a minute on average: same weights, nothing grows", runs=1,
+      deadline=lambda: 900 + 6 * SETTINGS["length"])
 def soak(job, run):
     needs_root("a network namespace")
     length = SETTINGS["length"]
