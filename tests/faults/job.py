@@ -162,7 +162,7 @@ def cpu_seconds(pid):
 def check_does_not_spin(before):
     """What has ended since `before = children_seconds()` may have computed for a second at most."""
     computed = children_seconds() - before
-    check(computed < 1, f"{computed:.2f} s of processor time")
+    check(computed < PATIENCE["factor"], f"{computed:.2f} s of processor time")
 
 
 def children_seconds():
@@ -311,7 +311,8 @@ def needs_root(what):
 
 def system(*words):
     """Runs a program of the system, such as ip or mount."""
-    done = subprocess.run(words, capture_output=True, text=True)
+    try: done = subprocess.run(words, capture_output=True, text=True)
+    except FileNotFoundError: raise Unavailable(f"no {words[0]}") from None
     if done.returncode != 0:
         raise Unavailable(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout

@@ -112,9 +112,8 @@ def port_taken(job, run):
 # In a network namespace whose kernel has two ports to choose from, takes one and runs a program.
 TWO_PORTS = """
 import socket, subprocess, sys
-subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
-taken = socket.create_server(("::", int(sys.argv[1])), family=socket.AF_INET6, dualstack_ipv6=True)
+taken = socket.create_server(("", int(sys.argv[1])))
 sys.exit(subprocess.call(sys.argv[2:]))
 """
 
