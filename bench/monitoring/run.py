@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""What it costs that a job is watched.
+"""What it costs that a job is watched, and that its launchers prove who they are.
 
 1. Steps of digits on two ranks, with heartbeats and flight record and without, by turns: images per second of the
    last epoch. The workers without them do not get the launcher's descriptors.
 2. The processor time of a launcher with 64 workers that report a step each second.
+3. The processor time of both launchers of a job on two nodes with a token, less that without, by turns.
 """
 
 import json
 import os
 import pathlib
+import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,8 +49,28 @@ def launcher_share(build):
     return 100 * (times[1] - times[0]) / SECONDS
 
 
+def start_milliseconds(build, token):
+    """Of processor time, until a job of two nodes has started and ended."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        options = ["--nnodes=2", "--master_addr=127.0.0.1", f"--master_port={held.getsockname()[1]}", "true"]
+        environment = {**os.environ, **({"SYNCBN_TOKEN": "0123456789abcdef" * 4} if token else {})}
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        jobs = [subprocess.Popen([build / "bin/syncbn-launch", f"--node_rank={node}", *options], env=environment)
+                for node in range(2)]
+        if any([job.wait() for job in jobs]):
+            sys.exit("a job failed")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return 1000 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
 def main():
     arguments = parse_arguments(__doc__, 10, lambda parser: parser.add_argument("--epochs", type=int, default=5))
+    with_token = [start_milliseconds(arguments.build, True) - start_milliseconds(arguments.build, False)
+                  for _ in range(10 * arguments.pairs)]
+    middle, low, high = median_and_interval(with_token)
+    print(f"two launchers with a token: {middle:.2f} ms ({low:.2f} to {high:.2f}) of processor time more")
     print(f"launcher with {RANKS} workers: {launcher_share(arguments.build):.2f} % of a core")
     ratios = []
     for pair in range(arguments.pairs):

@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/private_folder.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
@@ -50,6 +51,22 @@ using namespace syncbn::base;  // NOLINT: the module under test
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+
+TEST(PrivateFolderTest, ANewOneIsForItsOwnerAndAnOldOneStaysAsItIs) {
+  ::umask(022);
+  const syncbn::test::TempFolder temp;
+  const auto mode = [](const fs::path& path) {
+    return static_cast<int>(fs::status(path).permissions());
+  };
+  EXPECT_EQ(make_private_folder(temp / "parent" / "run/"), 0);
+  EXPECT_EQ(mode(temp / "parent/run"), 0700);
+  EXPECT_EQ(mode(temp / "parent"), 0755);
+  EXPECT_EQ(make_private_folder(temp / "parent"), 0);
+  EXPECT_EQ(mode(temp / "parent"), 0755);
+  write_file_atomically(temp / "file", "");
+  EXPECT_EQ(make_private_folder(temp / "file"), ENOTDIR);
+  EXPECT_EQ(make_private_folder(temp / "file/run"), ENOTDIR);
+}
 
 class AtomicFileTest : public ::testing::Test {
  protected:

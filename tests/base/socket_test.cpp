@@ -111,7 +111,7 @@ TEST(SocketTest, GoesOnFromAnAddressThatSwallowsPackets) {
   const Listener answering;
   const Addresses both({hole.port(), answering.port});
   std::string reason;
-  const UniqueFd fd = connect_to_any(both.list(), Clock::now() + seconds(6), reason);
+  const UniqueFd fd = connect_to_any(both.list(), Clock::now() + seconds(300), reason);
   EXPECT_EQ(peer_port(fd), answering.port);
 }
 
@@ -137,11 +137,11 @@ TEST(SocketTest, TakesTheFirstConnectionThatIsUsable) {
   EXPECT_EQ(peer_port(fd), second.port);
 }
 
-TEST(SocketTest, EachAddressHasItsShareOfTheTime) {
+TEST(SocketTest, EachAddressHasItsShareOfTheTimeAndTheLastOneMost) {
   const Deadline now = Clock::now();
-  EXPECT_EQ(deadline_of_first(now, now + seconds(6), 3), now + seconds(2));
+  EXPECT_EQ(deadline_of_first(now, now + seconds(3), 3), now + seconds(1));
   EXPECT_EQ(deadline_of_first(now, now + seconds(6), 1), now + seconds(6));
-  EXPECT_EQ(deadline_of_first(now, now + seconds(300), 2), now + seconds(10));
+  EXPECT_EQ(deadline_of_first(now, now + seconds(300), 2), now + seconds(2));
   EXPECT_EQ(deadline_of_first(now, now + seconds(300), 1), now + seconds(10));
 }
 

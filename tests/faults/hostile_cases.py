@@ -44,7 +44,7 @@ def refuse_all(job, files, command, harmless="missing"):
         slowest, largest = max(slowest, took - seconds), max(largest, used - memory)
         os.remove(job.path(name))
     check(not problems, "\n  ".join(problems))
-    return {"files": str(len(files)), "longer than for a harmless one": slowest, "more memory": f"{largest:.1f} MiB"}
+    return {"files": len(files), "longer than for a harmless one": slowest, "more memory": f"{largest:.1f} MiB"}
 
 
 def safetensors(header, data=b"", size=None):
@@ -83,7 +83,7 @@ def tensor_pickle(sizes, strides, offset=0, elements=4):
             + b"\x89ccollections\nOrderedDict\n)RtRs.")
 
 
-@case("20", "Hostile weights (safetensors, .pth, ONNX) for `train --init`: refused", runs=1)
+@case("20", "Hostile weights (safetensors, .pth, ONNX) for `train --init`: refused", runs=1, deadline=lambda: 600)
 def hostile_weights(job, run):
     ok = entry(0, 4, [1])
     state = pickle.dumps({"w": [1.0]}, 2)
@@ -168,7 +168,7 @@ def shared(archive, count):
     return archive[:begin] + table + archive[end:end + 8] + struct.pack("<HHII", count, count, len(table), begin) + b"\0\0"
 
 
-@case("20", "Hostile YAML for `train --config`: refused", runs=1)
+@case("20", "Hostile YAML for `train --config`: refused", runs=1, deadline=lambda: 600)
 def hostile_yaml(job, run):
     names = "abcdefghij"
     bomb = 'a: &a ["x","x","x","x","x","x","x","x","x","x"]\n' + "".join(
@@ -243,7 +243,7 @@ def chunk(kind, content, length=None):
     return struct.pack(">I", length) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
-@case("20", "Hostile JPEG and PNG files for `train predict`: refused", runs=1)
+@case("20", "Hostile JPEG and PNG files for `train predict`: refused", runs=1, deadline=lambda: 600)
 def hostile_images(job, run_number):
     photo_folder(job, "photos", 4)
     shutil.copy(job.path("photos", "a", "0.jpg"), job.path("good.jpg"))
@@ -306,7 +306,7 @@ def pax(**records):
     return lines
 
 
-@case("20", "Hostile tar shards for `train`: refused", runs=1)
+@case("20", "Hostile tar shards for `train`: refused", runs=1, deadline=lambda: 600)
 def hostile_tars(job, run_number):
     open(job.path("photos.yaml"), "w").write(PHOTOS % ("tar_shards", "train: good.tar, test: good.tar, classes: 2"))
     jpeg = photo("jpeg_420.jpg")

@@ -1,5 +1,5 @@
 """Jobs into which scripts/fault-test injects faults, and what its cases share."""
-import os, re, resource, signal, socket, subprocess, sys, tempfile, time, zipfile
+import contextlib, datetime, json, os, re, resource, signal, socket, subprocess, sys, tempfile, time, zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RANKS = 4
@@ -53,13 +53,15 @@ CASES = []
 PATIENCE = {"factor": 1}
 
 
-def case(number, what, runs, torchrun=False, quick=False):
-    """Registers a function that takes a Job and the number of this run, and returns figures by name: seconds, or text.
+def case(number, what, runs, torchrun=False, quick=False, deadline=lambda: 180):
+    """Registers a function that takes a Job and the number of this run, and returns figures by name: seconds (a float), a
+    count (an int), or text.
 
-    `torchrun` tells whether torchrun can do the same, `quick` whether `make test` runs the case once.
+    `torchrun` tells whether torchrun can do the same, `quick` whether `make test` runs the case once, and `deadline`
+    after how many seconds a run has failed.
     """
     def register(function):
-        CASES.append((number, what, runs, torchrun, quick, function))
+        CASES.append((number, what, runs, torchrun, quick, deadline, function))
         return function
     return register
 
@@ -69,13 +71,25 @@ def check(condition, what):
         raise Failure(what)
 
 
-def wait_until(condition, seconds, what):
+def wait_until(condition, seconds, what, period=0.005):
     seconds *= PATIENCE["factor"]
     begin = time.monotonic()
     while not condition():
         check(time.monotonic() - begin < seconds, f"{what} took more than {seconds} s")
-        time.sleep(0.005)
+        time.sleep(period)
     return time.monotonic() - begin
+
+
+@contextlib.contextmanager
+def deadline_of(seconds):
+    """Ends what runs in it with a Failure after this time."""
+    def pass_deadline(*_):
+        raise Failure(f"the run was not over after {seconds} s")
+    seconds = round(seconds * PATIENCE["factor"])
+    signal.signal(signal.SIGALRM, pass_deadline)
+    signal.alarm(seconds)
+    try: yield
+    finally: signal.alarm(0)
 
 
 HELD = []
@@ -89,12 +103,35 @@ def free_port():
     return HELD[-1].getsockname()[1]
 
 
-def is_gone(pid):
+def state_of(pid):
+    """A letter as in ps: T is stopped, X gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] in "ZX"
+            return file.read().rsplit(")", 1)[1].split()[0]
     except OSError:
-        return True
+        return "X"
+
+
+def is_gone(pid):
+    return state_of(pid) in "ZX"
+
+
+LISTENS, CONNECTED = "0A", "01"  # states of sockets in /proc/net/tcp
+
+
+def has_socket(pid, port, state):
+    """Whether a process has a TCP socket in this state one end of which is the port."""
+    own = set()
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try: own.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except OSError: pass
+    for name in ("tcp", "tcp6"):
+        for line in open(f"/proc/{pid}/net/{name}").readlines()[1:]:
+            fields = line.split()
+            ports = [int(address.rsplit(":", 1)[1], 16) for address in fields[1:3]]
+            if port in ports and fields[3] == state and f"socket:[{fields[9]}]" in own:
+                return True
+    return False
 
 
 def child_of(pid):
@@ -117,6 +154,23 @@ def descendants(pid):
     return all
 
 
+def cpu_seconds(pid):
+    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def check_does_not_spin(before):
+    """What has ended since `before = children_seconds()` may have computed for a second at most."""
+    computed = children_seconds() - before
+    check(computed < PATIENCE["factor"], f"{computed:.2f} s of processor time")
+
+
+def children_seconds():
+    """Processor time of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def memory_of(pid):
     """Resident memory in MiB."""
     return int(re.search(r"VmRSS:\s+(\d+)", open(f"/proc/{pid}/status").read())[1]) / 1024
@@ -126,6 +180,11 @@ def tensors_of(checkpoint):
     """The bytes of each tensor in a checkpoint: weights, optimizer, random numbers."""
     with zipfile.ZipFile(checkpoint) as file:
         return {name: file.read(name) for name in file.namelist() if "/data/" in name}
+
+
+def time_of(event):
+    """Of a line of an event log, as time.time() tells it."""
+    return datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp()
 
 
 class Job:
@@ -164,11 +223,17 @@ class Job:
         with open(self.path(f"log{index}"), errors="replace") as file:
             return file.read()
 
-    def pids(self, attempt=0, ranks=RANKS, kind="pid{attempt}.{rank}"):
+    def events(self, path, event=None):
+        """The lines of an event log, or those of one event."""
+        with open(self.path(path)) as file:
+            all = [json.loads(line) for line in file]
+        return [one for one in all if event in (None, one["event"])]
+
+    def pids(self, attempt=0, ranks=RANKS, kind="pid{attempt}.{rank}", seconds=60):
         """Waits until the workers have started."""
         paths = [self.path(kind.format(attempt=attempt, rank=rank)) for rank in range(ranks)]
         are_there = lambda: all(os.path.exists(path) and os.path.getsize(path) for path in paths)
-        wait_until(are_there, 60, "the workers' start")
+        wait_until(are_there, seconds, "the workers' start")
         return [int(open(path).read()) for path in paths]
 
     def wait(self, seconds=30, index=0):
@@ -226,7 +291,8 @@ class Job:
 
 
 def names(text, rank):
-    check(re.search(rf"rank {rank}\b.*|worker +rank {rank},", text) and socket.gethostname() in text,
+    """Checks that one line names rank (a pattern) and host."""
+    check(re.search(rf"\brank {rank}\b.*\b{re.escape(socket.gethostname())}\b", text),
           f"no line names rank {rank} and host: {text[-500:]}")
 
 
@@ -245,7 +311,8 @@ def needs_root(what):
 
 def system(*words):
     """Runs a program of the system, such as ip or mount."""
-    done = subprocess.run(words, capture_output=True, text=True)
+    try: done = subprocess.run(words, capture_output=True, text=True)
+    except FileNotFoundError: raise Unavailable(f"no {words[0]}") from None
     if done.returncode != 0:
         raise Unavailable(f"{' '.join(words)}: {done.stderr.strip()}")
     return done.stdout

@@ -53,7 +53,7 @@ def killed_node_of_range(job, run):
     if job.is_torchrun():  # a lost node does not count as a restart there
         wait_until(lambda: all(pid not in before for pid in job.pids(ranks=2)), 60, "the start of others")
     else:
-        job.pids(attempt=1, ranks=2)
+        job.pids(attempt=1, ranks=2, seconds=STANDARD_ENDING)
     again = time.monotonic() - begin
     if job.is_torchrun():
         return {"runs again": again}
@@ -107,6 +107,26 @@ def partition_of_range(job, run):
     job.programs[0].terminate()
     job.end(143)
     return {"runs again": again, "other ended": ended}
+
+
+@case("29", "The first address of the master's name, IPv6 or IPv4, swallows all packets: the next is tried after 2 s", runs=4,
+      quick=True)
+def dead_first_address(job, run):
+    cable = Cable(job.folder, job.undo)
+    system("ip", "-n", cable.names[1], "addr", "add", "fd78::2/64", "dev", "fault1")
+    dead = ("fd78::9", "10.78.0.3")[run % 2]
+    open(job.path("hosts"), "w").write(f"{dead} node0.test\n{cable.address(0)} node0.test\n")
+    port, log = free_port(), "--event_log_handler=json:events"
+    job.start(*nodes(0, port, address=cable.address(0)), program=["true"], before=cable.on(0))
+    wait_until(lambda: has_socket(job.programs[0].pid, port, LISTENS), 30, "node 0's port")
+    job.start(*nodes(1, port, log, address="node0.test"), program=["true"],
+              before=(*cable.on(1), "sh", "-c", 'mount --bind hosts /etc/hosts && exec "$@"', "_"))
+    for host in range(2):
+        job.end(0, index=host)
+    joined = time_of(job.events("events", "attempt_started")[0]) - time_of(job.events("events", "job_started")[0])
+    check(joined > 1.9, f"joined after {joined:.2f} s: another address came first")
+    check(joined < 2 + PATIENCE["factor"], f"joined after {joined:.2f} s")
+    return {"joined": joined}
 
 
 @case("30", "A name server that does not answer: said", runs=2)

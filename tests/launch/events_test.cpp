@@ -20,9 +20,11 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
+using ::testing::Not;
 using ::testing::SizeIs;
 
 /// The lines that are JSON.
@@ -120,6 +122,16 @@ TEST_F(LaunchEventsTest, TellsFailuresRestartsAndWhoWasEnded) {
   EXPECT_EQ(events.back()["event"], "job_ended");
   EXPECT_EQ(events.back()["exit_code"], 8);
   EXPECT_EQ(events.back()["reason"], "rank 1 failed: exit code 8");
+}
+
+TEST_F(LaunchEventsTest, HidesValuesThatAreNamedLikeSecrets) {
+  const std::string report = folder_ / "report.json";
+  run({"--report=" + report, "sh", "-c", "exit 9", "sh", "--hf_token=a-secret", "--password",
+       "a-secret"});
+  for (const auto& text : {base::read_file(file_), base::read_file(report), result_.err}) {
+    EXPECT_THAT(text, AllOf(HasSubstr("--hf_token=***"), HasSubstr("--password"),
+                            Not(HasSubstr("a-secret"))));
+  }
 }
 
 TEST_F(LaunchEventsTest, TellsAProgramThatCannotRun) {

@@ -518,13 +518,15 @@ TEST(LaunchStatusTest, TheDocumentationsSnippetReportsSteps) {
   Nodes nodes(1);
   nodes.folder().write("snippet.py", page.substr(first, page.find("```", first) - first) +
                                          "heartbeat(17)\ntime.sleep(1000)\n");
-  Program& job = start_alone(nodes, 1, {"--rdzv_id=" + own("snippet")}, {"snippet.py"});
+  Program& job =
+      start_alone(nodes, 1, {"--rdzv_id=" + own("snippet")}, {"snippet.py", "--api_key=a-secret"});
   std::string text;
   EXPECT_TRUE(eventually([&] {
     text = run_program({kLauncher, "status", own("snippet")}).out;
     return text.find(" 17 ") != std::string::npos;
   })) << text
       << job.err();
+  EXPECT_THAT(text, HasSubstr("--api_key=***"));
   job.send_signal(SIGTERM);
   EXPECT_EQ(job.wait().exit_code, 143);
 }

@@ -122,6 +122,16 @@ TEST(WordsTest, AreQuotedForAShellWhereNeedBe) {
   EXPECT_EQ(in_single_quotes("a"), "'a'");
 }
 
+TEST(WordsTest, ValuesThatAreNamedLikeSecretsAreHidden) {
+  EXPECT_THAT(without_secrets({"train.py", "--hf-token=a", "--password", "b", "API_KEY=c",
+                               "--aws.secret_access_key=d", "+login.Token=e", "--apikey=f=g"}),
+              ElementsAre("train.py", "--hf-token=***", "--password", "***", "API_KEY=***",
+                          "--aws.secret_access_key=***", "+login.Token=***", "--apikey=***"));
+  const std::vector<std::string> others{"token",    "--token_file=a",  "--max_tokens=3",
+                                        "--secret", "--tokenizer=gpt", "--password"};
+  EXPECT_EQ(without_secrets(others), others);
+}
+
 TEST(ExportsTest, ThePatternThatFitsLastCounts) {
   const std::vector<std::string> patterns{"A_*", "!A_SECRET", "B"};
   EXPECT_TRUE(is_exported("A_X", patterns));

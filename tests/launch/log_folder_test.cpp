@@ -156,7 +156,9 @@ TEST_F(LogFolderTest, LiesInTheFolderThatIsNamedUnderTheRunsId) {
   const fs::path path = LogFolder(options_).path();
   EXPECT_EQ(path.parent_path(), temp_ / "logs");
   EXPECT_THAT(path.filename().string(), StartsWith("a_b_"));
-  EXPECT_TRUE(fs::exists(path));
+  for (const fs::path& folder : {path, path.parent_path()}) {
+    EXPECT_EQ(fs::status(folder).permissions(), fs::perms::owner_all) << folder;
+  }
 }
 
 TEST_F(LogFolderTest, WhereAFileStandsThereIsNoFolder) {

@@ -15,7 +15,7 @@ const RestartPolicy::Clock::time_point kStart{std::chrono::hours(1)};
 TEST(RestartPolicyTest, CountsTheRestartsOfTheRun) {
   RestartPolicy policy(2, seconds(0));
   for (int i = 0; i < 2; ++i) {
-    policy.failed({"rank 0 failed (exit code 1)", std::nullopt});
+    policy.failed({"rank 0 failed (exit code 1)", std::nullopt}, kStart);
     EXPECT_EQ(policy.refusal(kStart + seconds(i)), "");
     policy.restart(kStart + seconds(i));
   }
@@ -51,20 +51,42 @@ TEST(RestartPolicyTest, WaitsLongerAfterEachQuickFailureAndNotAfterALateOne) {
 TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
   RestartPolicy policy(100, seconds(0));
   const FailureCause same{"rank 1 failed (exit code 1)", 7};
-  policy.failed(same);
-  policy.failed(same);
+  const auto fail = [&](const FailureCause& cause) { policy.failed(cause, kStart); };
+  fail(same);
+  fail(same);
   EXPECT_EQ(policy.refusal(kStart), "");
-  policy.failed({"rank 1 failed (exit code 1)", 8});  // at another step
-  policy.failed(same);
-  policy.failed({"rank 0 failed (exit code 1)", 7});  // another rank
-  policy.failed(same);
-  policy.failed(same);
+  fail({"rank 1 failed (exit code 1)", 8});  // at another step
+  fail(same);
+  fail({"rank 0 failed (exit code 1)", 7});  // another rank
+  fail(same);
+  fail(same);
   EXPECT_EQ(policy.refusal(kStart), "");
-  policy.failed(same);
+  fail(same);
   EXPECT_EQ(policy.refusal(kStart),
             "rank 1 failed (exit code 1) 3 times in a row at step 7: a restart does not help");
-  // Without a step nothing tells whether it is the same.
-  for (int i = 0; i < 5; ++i) policy.failed({"rank 1 failed (exit code 1)", std::nullopt});
+  // Killed from outside: nothing tells whether the cause is the same.
+  for (int i = 0; i < 20; ++i) fail({"rank 1 failed (killed by signal 9)", std::nullopt});
+  EXPECT_EQ(policy.refusal(kStart), "");
+}
+
+TEST(RestartPolicyTest, StopsLaterWhenTheSameFailureRepeatsBeforeTheFirstStep) {
+  RestartPolicy policy(100, seconds(0));
+  const FailureCause same{"rank 1 failed (exit code 1)", 0};
+  const auto fail = [&](const FailureCause& cause, seconds after) {
+    policy.attempt_started(kStart);
+    policy.failed(cause, kStart + after);
+  };
+  for (int i = 0; i < 9; ++i) fail(same, seconds(1));
+  EXPECT_EQ(policy.refusal(kStart), "");
+  fail({"rank 1 failed (exit code 4)", 0}, seconds(1));
+  for (int i = 0; i < 9; ++i) fail(same, seconds(1));
+  EXPECT_EQ(policy.refusal(kStart), "");
+  fail(same, seconds(1));
+  EXPECT_EQ(policy.refusal(kStart),
+            "rank 1 failed (exit code 1) 10 times in a row before its first step: a restart does "
+            "not help");
+  // A program that reports no steps has run for a while.
+  for (int i = 0; i < 20; ++i) fail(same, seconds(60));
   EXPECT_EQ(policy.refusal(kStart), "");
 }
 

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <syncbn/base/channel.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/store_greeting.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
@@ -106,6 +107,22 @@ bool accepts(const char* address, int port) {
   ::inet_pton(AF_INET, address, &to.sin_addr);
   const base::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return ::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0;
+}
+
+/// Greets the store from an address of this machine.
+base::UniqueFd ask_store(int port, const char* from) {
+  sockaddr_in own{};
+  own.sin_family = AF_INET;
+  ::inet_pton(AF_INET, from, &own.sin_addr);
+  sockaddr_in store{};
+  store.sin_family = AF_INET;
+  store.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  store.sin_port = htons(static_cast<uint16_t>(port));
+  base::UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&own), sizeof(own)), 0);
+  EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&store), sizeof(store)), 0);
+  EXPECT_TRUE(send_to(fd, base::store_greeting(1)));
+  return fd;
 }
 
 TEST(LaunchSecurityTest, NoStrangerEndsAJobWithSuccess) {
@@ -321,6 +338,21 @@ TEST(LaunchTokenTest, LaunchersWithTheTokenFormAJobAndNoLogHasIt) {
   }
 }
 
+TEST(LaunchTokenTest, OnlyAddressesOfLaunchersWithTheTokenAreServedByTheStore) {
+  Nodes nodes(2);
+  const std::string option = token_option(nodes, kToken);
+  Program& lead = nodes.start(0, 1, {option}, until_go());
+  nodes.start(1, 1, {option}, until_go());
+  ASSERT_TRUE(lead.wait_until([&] { return nodes.has("up0") && nodes.has("up1"); }));
+  EXPECT_NE(receive(ask_store(nodes.port(), "127.0.0.1"), 1), "");
+  EXPECT_EQ(receive(ask_store(nodes.port(), "127.0.0.2")), "");
+  ASSERT_TRUE(lead.wait_until([&] { return !lead.err().empty(); }));
+  EXPECT_THAT(lead.err(), HasSubstr("refused a client of the workers' store at 127.0.0.2: no "
+                                    "launcher with the job's token has joined from there"));
+  nodes.folder().write("go", "");
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
 TEST(LaunchTokenTest, TheVariableIsATokenAndWorkersDoNotGetIt) {
   const auto result =
       launch({"sh", "-c", "echo token=$SYNCBN_TOKEN"}, {.env = {{"SYNCBN_TOKEN", kToken}}});
@@ -375,8 +407,31 @@ TEST(LaunchTokenTest, ARecordedProofIsWorthless) {
   send_to(second, greeting + proof + hello("replayer"));
   EXPECT_THAT(receive_line(second), HasSubstr("challenge "));
   EXPECT_THAT(receive_line(second), HasSubstr("refused its token"));
+  ASSERT_TRUE(lead.wait_until([&] { return !lead.err().empty(); }));
+  EXPECT_THAT(lead.err(), AllOf(HasSubstr("refused a launcher at 127.0.0.1: its token"),
+                                Not(HasSubstr("replayer"))));
   EXPECT_EQ(nodes.start(1, 1, {option}, {"true"}).wait().exit_code, 0);
   EXPECT_EQ(lead.wait().exit_code, 0);
+}
+
+TEST(LaunchTokenTest, NoStrangerMakesAnElasticJobStartAgain) {
+  Nodes nodes(1);
+  Program lead(launch_command({"--nnodes=1:2", "--rdzv_backend=c10d",
+                               fmt::format("--rdzv_endpoint=127.0.0.1:{}", nodes.port()),
+                               "--rdzv_conf=last_call_timeout=0", token_option(nodes, kToken), "sh",
+                               "-c", "touch up0; while [ ! -e go ]; do sleep 0.01; done"}),
+               {.cwd = nodes.folder().path()});
+  ASSERT_TRUE(lead.wait_until([&] { return nodes.has("up0"); })) << lead.err();
+  for (int joined = 1; joined <= 3; ++joined) {
+    const base::UniqueFd stranger = connect_to(nodes.port());
+    send_to(stranger, "syncbn-agent 3\n" + hello("stranger"));
+    ASSERT_TRUE(lead.wait_until(
+        [&] { return count(lead.err(), "it has no token, and this job needs one") == joined; }));
+  }
+  nodes.folder().write("go", "");
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, AllOf(Not(HasSubstr("starting again")), Not(HasSubstr("stranger"))));
 }
 
 // A stranger at the master's address, who does not know the token, gets nothing but a greeting.

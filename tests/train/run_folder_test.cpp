@@ -406,6 +406,14 @@ TEST_F(RunFolderTest, TheNewestRunIsTheOneThatWroteLast) {
   fs::current_path(before);
 }
 
+TEST_F(RunFolderTest, IsForItsOwnerUnlessItWasThere) {
+  fs::create_directory(temp_ / "shared");
+  const auto shared = fs::status(temp_ / "shared").permissions();
+  for (const char* name : {"run", "shared"}) const RunFolder one(temp_ / name, "", false);
+  EXPECT_EQ(fs::status(temp_ / "run").permissions(), fs::perms::owner_all);
+  EXPECT_EQ(fs::status(temp_ / "shared").permissions(), shared);
+}
+
 TEST_F(RunFolderTest, ReportsWhyItCannotBeMade) {
   base::write_file_atomically(temp_ / "file", "");
   for (const std::string& name : {std::string("file/run"), std::string(300, 'x')}) {

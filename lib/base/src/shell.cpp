@@ -12,6 +12,23 @@ bool needs_no_quotes(char c) {
          std::string_view("_-+=./:,@%").find(c) != std::string_view::npos;
 }
 
+// Whether an option or a variable is named like a secret.
+bool names_secret(std::string_view name) {
+  std::string words = "_";
+  for (const char c : name) {
+    words += std::isalnum(static_cast<unsigned char>(c)) == 0
+                 ? '_'
+                 : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  words += '_';
+  if (words.ends_with("_file_") || words.ends_with("_path_")) return false;
+  // Whole words: a --tokenizer and --max_tokens are no secrets.
+  constexpr const char* kSecrets[] = {"_token_",   "_secret_", "_password_",   "_passwd_",
+                                      "_api_key_", "_apikey_", "_access_key_", "_private_key_"};
+  return std::ranges::any_of(
+      kSecrets, [&](const char* secret) { return words.find(secret) != std::string::npos; });
+}
+
 }  // namespace
 
 std::string in_single_quotes(std::string_view word) {
@@ -30,6 +47,21 @@ std::string shell_quoted(const std::vector<std::string>& words) {
     quoted.push_back(bare ? word : in_single_quotes(word));
   }
   return join(quoted, " ");
+}
+
+std::vector<std::string> without_secrets(std::vector<std::string> words) {
+  constexpr const char* kHidden = "***";
+  for (size_t i = 0; i < words.size(); ++i) {
+    const size_t end = words[i].find('=');
+    if (!names_secret(std::string_view(words[i]).substr(0, end))) continue;
+    if (end != std::string::npos) {
+      words[i].replace(end + 1, std::string::npos, kHidden);
+    } else if (words[i].starts_with("-") && i + 1 < words.size() &&
+               !words[i + 1].starts_with("-")) {
+      words[++i] = kHidden;
+    }
+  }
+  return words;
 }
 
 }  // namespace syncbn::base

@@ -18,7 +18,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::seconds kMaxPatience{10};
+// Time limits for an address: while others remain to be tried, and for the last one.
+constexpr std::chrono::seconds kPatience{2};
+constexpr std::chrono::seconds kLastPatience{10};
 
 bool is_ipv6(std::string_view host) {
   // After % comes the interface of a link-local address.
@@ -150,7 +152,7 @@ void detect_lost_host(int fd) {
 
 Deadline deadline_of_first(Deadline now, Deadline deadline, size_t addresses) {
   const Deadline share = now + (deadline - now) / static_cast<int64_t>(addresses);
-  return std::min(share, now + kMaxPatience);
+  return std::min(share, now + (addresses > 1 ? kPatience : kLastPatience));
 }
 
 UniqueFd connect_to_any(const addrinfo* addresses, Deadline deadline, std::string& reason,

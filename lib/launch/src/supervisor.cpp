@@ -220,8 +220,9 @@ void Supervisor::apply(const Assignment& start) {
 
 bool Supervisor::may_restart(const GroupResult& result) {
   if (!result.failure || !restart_may_help(result.failure->wait_status)) return false;
-  policy_.failed(result.cause);
-  const std::string refusal = policy_.refusal(RestartPolicy::Clock::now());
+  const auto now = RestartPolicy::Clock::now();
+  policy_.failed(result.cause, now);
+  const std::string refusal = policy_.refusal(now);
   if (!refusal.empty() && options_.max_restarts > 0) say(refusal);
   return refusal.empty();
 }

@@ -12,6 +12,7 @@ namespace syncbn::launch {
 
 using base::in_single_quotes;
 using base::shell_quoted;
+using base::without_secrets;
 using base::words_of;
 
 /// Splits into words as a shell does: removes quotes and backslashes, and expands nothing. Empty if

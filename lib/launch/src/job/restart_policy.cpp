@@ -7,16 +7,20 @@
 
 namespace syncbn::launch {
 
-void RestartPolicy::failed(const FailureCause& cause) {
+void RestartPolicy::failed(const FailureCause& cause, Clock::time_point now) {
   const bool is_same = cause.step && last_.step == cause.step && last_.what == cause.what;
   same_ = is_same ? same_ + 1 : 1;
   last_ = cause;
+  // A program that runs on without reporting steps may have failed anywhere.
+  if (cause.step == 0 && now - started_ >= kQuick) last_.step.reset();
 }
 
 std::string RestartPolicy::refusal(Clock::time_point now) const {
-  if (last_.step && same_ >= kMaxSame) {
-    return fmt::format("{} {} times in a row at step {}: a restart does not help", last_.what,
-                       same_, *last_.step);
+  if (last_.step && same_ >= (*last_.step == 0 ? kMaxSameAtStart : kMaxSame)) {
+    const std::string where =
+        *last_.step == 0 ? "before its first step" : fmt::format("at step {}", *last_.step);
+    return fmt::format("{} {} times in a row {}: a restart does not help", last_.what, same_,
+                       where);
   }
   const auto counts = [&](Clock::time_point time) {
     return window_.count() == 0 || now - time < window_;

@@ -10,8 +10,9 @@ namespace syncbn::launch {
 
 /// Why an attempt has failed, as far as it can be compared with earlier ones.
 struct FailureCause {
-  std::string what;              ///< "rank 1 failed: exit code 1"
-  std::optional<uint64_t> step;  ///< of that rank; empty: not known, or it was killed from outside
+  std::string what;  ///< "rank 1 failed: exit code 1"
+  /// Of that rank; 0: it has reported none; empty: it was killed from outside.
+  std::optional<uint64_t> step;
 };
 
 /// Decides whether and when a failed attempt is followed by another. Not thread-safe.
@@ -20,13 +21,17 @@ class RestartPolicy {
   using Clock = std::chrono::steady_clock;
   /// After so many failures in a row by the same cause at the same step, a restart does not help.
   static constexpr int kMaxSame = 3;
+  /// The same for failures soon after the start without any step. What a program needs at its
+  /// start, such as a file server, may be away for a while: the waits before the restarts add up to
+  /// 91 s.
+  static constexpr int kMaxSameAtStart = 10;
 
   /// @param max_restarts within `window`; within the run if that is 0.
   RestartPolicy(int max_restarts, std::chrono::milliseconds window)
       : max_restarts_(max_restarts), window_(window) {}
 
   void attempt_started(Clock::time_point now) { started_ = now; }
-  void failed(const FailureCause& cause);
+  void failed(const FailureCause& cause, Clock::time_point now);
   /// Why there is no restart now, or "".
   std::string refusal(Clock::time_point now) const;
   /// Counts a restart. Returns how long to wait before it: the longer, the more attempts in a row

@@ -63,7 +63,7 @@ RunContext make_run_context(const LaunchOptions& options) {
   context.master_port = options.master_port.value_or(options.nnodes.max > 1 ? default_port : 0);
   context.job_id = base::random_id();
   context.run_id = options.standalone ? context.job_id : options.run_id;
-  context.program = (options.module ? "-m " : "") + shell_quoted(options.program);
+  context.program = (options.module ? "-m " : "") + shell_quoted(without_secrets(options.program));
   context.started = std::time(nullptr);
   context.cpus = cpus_of_workers(options);
   context.omp_num_threads = omp_num_threads(options, context.cpus);

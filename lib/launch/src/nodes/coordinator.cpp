@@ -421,7 +421,7 @@ void Coordinator::fail(int exit_code, bool may_restart, const std::string& text,
   failed_ = true;
   exit_code_ = exit_code;
   failure_text_ = text;
-  policy_.failed({text, step});
+  policy_.failed({text, step}, Clock::now());
   const std::string refusal = policy_.refusal(Clock::now());
   may_restart_ = may_restart && refusal.empty() && torchrun_nodes_.all().empty();
   if (may_restart && options_.max_restarts > 0 && !refusal.empty()) notices_.push_back(refusal);

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/shell.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -73,8 +74,8 @@ void EventLog::job_started() {
   write("job_started",
         {{"launcher", "syncbn-launch " SYNCBN_VERSION},
          {"pid", ::getpid()},
-         {"options", options_.given},
-         {"program", options_.program},
+         {"options", base::without_secrets(options_.given)},
+         {"program", base::without_secrets(options_.program)},
          {"min_nodes", options_.nnodes.min},
          {"max_nodes", options_.nnodes.max},
          {"nproc_per_node", options_.nproc_per_node},

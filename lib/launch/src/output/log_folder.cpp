@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/private_folder.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -23,12 +24,9 @@ namespace {
 namespace fs = std::filesystem;
 
 void make_folders(const fs::path& path) {
-  std::error_code error;
-  fs::create_directories(path, error);
-  if (error) {
-    base::throw_file_error(fmt::format("cannot make the log folder {}", path.string()),
-                           error.value());
-  }
+  const int error = base::make_private_folder(path);
+  if (error == 0) return;
+  base::throw_file_error(fmt::format("cannot make the log folder {}", path.string()), error);
 }
 
 bool writes_logs(const LaunchOptions& options) {

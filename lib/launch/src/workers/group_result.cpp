@@ -6,6 +6,7 @@
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/shell.h>
 #include <sys/wait.h>
 
 #include <cerrno>
@@ -83,7 +84,7 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   report.local_rank = static_cast<int>(failure.worker);
   report.host = base::hostname();
   report.pid = worker.pid;
-  report.argv = worker.argv;
+  report.argv = base::without_secrets(worker.argv);
   report.wait_status = *worker.wait_status;
   report.hang = worker.hang;
   report.out_of_memory = worker.hang.empty() && oom.killed(report.wait_status);

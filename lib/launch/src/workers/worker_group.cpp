@@ -295,7 +295,7 @@ FailureCause WorkerGroup::cause_of(const Worker& worker) const {
                          (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
   return {.what = fmt::format("rank {} failed ({})", worker.rank,
                               worker.hang.empty() ? worker.end_in_words() : "no progress"),
-          .step = is_killed ? std::nullopt : worker.progress.step()};
+          .step = is_killed ? std::nullopt : std::optional(worker.progress.step().value_or(0))};
 }
 
 void WorkerGroup::log_end(size_t index, const std::string& error) {

@@ -7,6 +7,7 @@
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/gpus.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 #include <sys/utsname.h>
@@ -187,7 +188,7 @@ std::string describe_environment(const Inputs& inputs) {
       if (const auto value = base::env(variable)) job[variable] = *value;
     }
     const Json all = {{"software", software()},
-                      {"command", command_line()},
+                      {"command", base::without_secrets(command_line())},
                       {"working_directory", std::filesystem::current_path(ignored).string()},
                       {"git", git_state()},
                       {"job", std::move(job)},

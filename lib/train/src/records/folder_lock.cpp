@@ -2,11 +2,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/private_folder.h>
 
 #include <cerrno>
 #include <chrono>
-#include <system_error>
 #include <thread>
 
 namespace syncbn::train {
@@ -31,11 +32,8 @@ struct flock whole_file() {
 }  // namespace
 
 base::UniqueFd lock_folder(const fs::path& folder, const std::string& advice) {
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
-    base::throw_file_error(fmt::format("cannot create the folder {}", folder.string()),
-                           error.value());
+  if (const int error = base::make_private_folder(folder); error != 0) {
+    base::throw_file_error(fmt::format("cannot create the folder {}", folder.string()), error);
   }
   const fs::path file = folder / kFile;
   base::UniqueFd fd(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666));
