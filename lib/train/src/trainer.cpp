@@ -478,7 +478,9 @@ class Trainer {
       time.whole = trained / static_cast<double>(steps);
       time.data = data_wait_.of_epoch(trained).seconds;
       time.own = own / static_cast<double>(steps);
+      time.memory_bytes = peak_resident_bytes();
       const std::vector<StepTime> times = of_all_ranks(time);
+      record.memory_bytes = std::ranges::max(times, {}, &StepTime::memory_bytes).memory_bytes;
       keepers_.each([&] { folder_->log_step_time(record.epoch, record.step, times); });
     }
     record.eval.clear();

@@ -218,8 +218,10 @@ std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& bat
       is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
     }
     RECORD_USER_SCOPE(kOptimizerPhase);
+    timer_.start();
     // It leaves parameters alone that have no gradient: those of other turns.
     optimizer_->step(lr, found_inf);
+    timer_.add_lap(times_.optimizer);
     if (is_last) restore_former(scaler_ ? is_bad_loss : found_inf);
     if (!is_last) turn.ddp.zero_grad();
   }
@@ -425,7 +427,8 @@ StepTime TrainingStep::take_times(int64_t steps) {
   const double exchange = sampled_both > 0 ? both * sampled.exchange / sampled_both : 0;
   return {.forward = sums.forward / static_cast<double>(steps),
           .backward = both - exchange,
-          .exchange = exchange};
+          .exchange = exchange,
+          .optimizer = sums.optimizer / static_cast<double>(steps)};
 }
 
 at::Tensor TrainingStep::take_counts() {
