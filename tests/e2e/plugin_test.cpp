@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/train/checkpoint.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -233,6 +234,70 @@ TEST_F(PluginTest, MistakesOfItsDataAndMetricsNameThemBeforeTheFirstStep) {
               HasSubstr("data pairs of libnetworks.so: get_batch() makes [1, 2] of one sample, and "
                         "with its sample_shape() it has to make [1, 3]"));
   EXPECT_THAT(refusal("metrics: [nameless]\n"), HasSubstr("metrics: one has no name"));
+}
+
+TEST_F(PluginTest, MistakesOfItsNetworksInAStepNameThemTheStepAndTheShapes) {
+  const std::string network = "model flawed of libnetworks.so";
+  const std::string outputs = " of " + network + " and targets Long [8]: ";
+  const std::string task = "task classification with loss cross_entropy, given outputs ";
+  for (const auto& [flaw, what] : std::map<std::string, std::string>{
+           {"throws", network + ", given Float [8, 1, 8, 8]: no more licences"},
+           {"number", network + ", given Float [8, 1, 8, 8]: what it threw is not a std::exc"},
+           {"undefined", network + ", given Float [8, 1, 8, 8]: it made an undefined tensor"},
+           {"detached", "backward pass of " + network +
+                            ", given Float [8, 1, 8, 8]: the loss does not depend on a parameter"},
+           {"integers", task + "Long [8, 10]" + outputs},
+           {"batch", task + "Float [7, 10]" + outputs}}) {
+    const auto result = train_with("plugins: [" + plugin("networks") +
+                                   "]\nmodel: {type: flawed, flaw: " + flaw + "}\n");
+    EXPECT_EQ(result.exit_code, base::kExitInternal) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("train: uncaught exception: step 1: " + what));
+    EXPECT_EQ(count(result.err, "exception: "), 1) << result.err;
+    EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("an error: step 1: "));
+  }
+}
+
+TEST_F(PluginTest, MistakesOfItsOtherPartsNameThemAndTheStep) {
+  const std::string data = "batch_size: 8\ndata: {type: flawed, flaw: ";
+  const std::string plugins = "overwrite: true\nplugins: [" + plugin("networks") + "]\n";
+  for (const auto& [text, what] : std::map<std::string, std::string>{
+           {"task: {type: classification, loss: flawed}",
+            "step 1: task classification with loss flawed of libnetworks.so, given outputs Float "
+            "[8, 10] of model digits and targets Long [8]: cannot compare"},
+           {"metrics: [{type: flawed, flaw: throws}]",
+            "evaluation after step 2: metric flawed of libnetworks.so: cannot count"},
+           {"model: {type: flawed, flaw: evaluation}",
+            "evaluation after step 2: model flawed of libnetworks.so, given Float ["},
+           {data + "throws}", "step 1: data flawed of libnetworks.so: no sample 5"}}) {
+    const auto result = train_with(plugins + text + "\n");
+    EXPECT_EQ(result.exit_code, base::kExitInternal) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("train: uncaught exception: " + what));
+  }
+  for (const auto& [text, what] : std::map<std::string, std::string>{
+           {"metrics: [{type: flawed, flaw: floats}]",
+            "metric flawed of libnetworks.so counts float of shape [1], and has to count "
+            "int64 of shape [1]"},
+           {"metrics: [{type: flawed, flaw: space}]", "metrics: the name 'off by' has a space"},
+           {data + "size}",
+            "data flawed of libnetworks.so: size() of the train split is -4; it has to be 0 or"}}) {
+    const auto result = train_with(plugins + text + "\n");
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("train: error: " + what));
+  }
+}
+
+TEST_F(PluginTest, AMetricThatThrowsDoesNotLoseTheEpochThatWasTrained) {
+  auto args = arguments("plugins: [" + plugin("networks") +
+                        "]\nmetrics: [{type: flawed, flaw: throws}]\nepochs: 2\n"
+                        "sampler: distributed\ncheckpoint: {every: 10ep}\n");
+  std::erase(args, "--max_steps=2");
+  auto ranks = start_ranks(2, args);
+  for (const auto& result : wait_for(ranks)) {
+    EXPECT_EQ(result.exit_code, base::kExitInternal) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("metric flawed of libnetworks.so: cannot count"));
+  }
+  const std::string file = folder_ / "run/last.pt";
+  EXPECT_EQ(train::parse_checkpoint(base::read_file(file), file).sampler.epoch, 1);
 }
 
 TEST_F(PluginTest, IsReportedByOneRank) {

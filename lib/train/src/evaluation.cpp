@@ -17,6 +17,7 @@
 #include <string>
 #include <utility>
 
+#include "common/component_error.h"
 #include "common/rank_0.h"
 #include "records/mistakes.h"
 #include "step/stopping.h"
@@ -27,21 +28,28 @@ namespace syncbn::train {
 namespace {
 
 /// For work on batches, which returns this rank's wishes. If a sample of any rank is damaged, all
-/// ranks leave together.
+/// ranks leave together, as they do if the network, the task or a metric throws on one.
 /// @return the wishes of all ranks
 /// @throws what `work` throws there, and QuietExit on the other ranks.
 Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   std::exception_ptr damage;
+  int code = base::kExitOk;
+  const auto note = [&](const base::Error& error) {
+    damage = std::current_exception();
+    code = error.exit_code();
+  };
   Wishes own;
   try {
     own = work();
-  } catch (const base::UserError&) {
-    damage = std::current_exception();
+  } catch (const base::UserError& error) {
+    note(error);
+  } catch (const ComponentError& error) {
+    note(error);
   }
-  at::Tensor all = at::cat({own.row(), at::tensor({damage ? 1.0 : 0.0}, at::kDouble)});
+  at::Tensor all = at::cat({own.row(), at::tensor({static_cast<double>(code)}, at::kDouble)});
   dist::all_reduce(all, c10d::ReduceOp::MAX);
   if (damage) std::rethrow_exception(damage);
-  if (all[-1].item<bool>()) throw QuietExit{base::kExitUsage};
+  if (const int other = all[-1].item<int>(); other != base::kExitOk) throw QuietExit{other};
   return Wishes::of_row(all);
 }
 
@@ -119,21 +127,32 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
       const Wishes own = wishes();
       if (own.ends_run()) return own;
       on_batch(done, loader.num_batches());
-      const auto batch = loader.next();
+      const auto batch = blaming([&] { return component_name("data", config_.data); },
+                                 [&] { return loader.next(); });
       if (!batch) return Wishes{};
       if (batch->size() == 0) continue;  // all its samples are damaged
       const Autocast autocast(config_, device);
       const data::Batch on_device = to_device_(*batch);
-      const auto outputs = full_precision(task_->forward(model_, /*turn=*/0, on_device));
+      const auto outputs = blaming([&] { return model_name(config_, on_device.data); },
+                                   [&] {
+                                     auto made = task_->forward(model_, /*turn=*/0, on_device);
+                                     check_defined(made);
+                                     return full_precision(std::move(made));
+                                   });
       const at::Tensor& target = on_device.target;
-      sums.narrow(0, 0, 2).add_(task_->loss_sum(outputs, target));
-      sums[2].add_(batch->size());
-      counts.add_(at::cat({task_->counts(outputs, target), added_.counts(outputs, target)}));
-      records.push_back(task_->records(outputs, target));
-      if (const at::Tensor own = task_->verdicts(outputs, target); own.defined()) {
-        verdicts.push_back(own);
-        samples.insert(samples.end(), batch->indices.begin(), batch->indices.end());
-      }
+      const at::Tensor added = added_.counts(outputs, target);
+      blaming([&] { return task_name(config_, outputs, target); },
+              [&] {
+                const at::Tensor loss = task_->loss_sum(outputs, target);
+                sums.narrow(0, 0, 2).add_(loss);
+                sums[2].add_(batch->size());
+                counts.add_(at::cat({task_->counts(outputs, target), added}));
+                records.push_back(task_->records(outputs, target));
+                if (const at::Tensor own = task_->verdicts(outputs, target); own.defined()) {
+                  verdicts.push_back(own);
+                  samples.insert(samples.end(), batch->indices.begin(), batch->indices.end());
+                }
+              });
       if (to_see > 0) seen.push_back(first_of(on_device, outputs, to_see));
       to_see -= batch->size();
     }
