@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/data/image.h>
 #include <syncbn/train/checkpoint.h>
 #include <sys/stat.h>
 
@@ -298,6 +299,57 @@ TEST_F(PluginTest, AMetricThatThrowsDoesNotLoseTheEpochThatWasTrained) {
   }
   const std::string file = folder_ / "run/last.pt";
   EXPECT_EQ(train::parse_checkpoint(base::read_file(file), file).sampler.epoch, 1);
+}
+
+TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
+  const std::filesystem::path source =
+      std::filesystem::path(SYNCBN_SOURCE_DIR) / "tests/data/images";
+  for (const std::string split : {"train", "test"}) {
+    for (const std::string label : {"a", "b"}) {
+      const std::filesystem::path target = folder_ / split / label;
+      std::filesystem::create_directories(target);
+      const std::string image = label == "a" ? "png_grey8.png" : "jpeg_444.jpg";
+      for (const char* name : {"1", "2", "3"}) {
+        std::filesystem::copy_file(source / image, target / (name + image));
+      }
+    }
+  }
+  const auto train_here = [&](const std::string& run, int epochs, const std::string& transform,
+                              const std::string& more) {
+    const std::string steps = "[{type: resize, size: 8}, {type: center_crop, size: 8}";
+    base::write_file_atomically(
+        folder_ / "own.yaml",
+        fmt::format("plugins: [{0}]\nepochs: {1}\nbatch_size: 3\nsampler: backwards\n{2}\n"
+                    "model: {{type: digits, width: 4}}\n"
+                    "data: {{type: image_folder, train: train, test: test, cache_dir: cache,\n"
+                    "  transforms: {3}{4}], test_transforms: {3}]}}\n",
+                    plugin("staircase"), epochs, more, steps, transform));
+    const auto result =
+        run_train({"--config", "own.yaml", "--run_dir", run, "--resume=auto"}, {}, folder_.path());
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::string file = folder_ / (run + "/last.pt");
+    return train::parse_checkpoint(base::read_file(file), file);
+  };
+  const std::string own = "task: {type: classification, loss: shifted}\noptimizer: sign";
+  const auto saved = train_here("own", 2, ", negative", own);
+  EXPECT_EQ(saved.sampler.order, "backwards");
+  EXPECT_THAT(saved.epoch_line, ContainsRegex("\"train_loss\":10[0-9]\\."));
+  const auto steps_of = [](const train::Checkpoint& checkpoint) {
+    return checkpoint.optimizer.begin()->second.at("steps").item<int64_t>();
+  };
+  EXPECT_EQ(steps_of(saved), 4);
+  EXPECT_EQ(steps_of(train_here("own", 3, ", negative", own)), 6) << "resumed";
+
+  const auto of_task = train_here("corners", 1, "", "task: corners\noptimizer: sign");
+  EXPECT_THAT(of_task.epoch_line, HasSubstr("\"test_hits\":"));
+  const std::string picture = "pictures/first_batch-000000000000.png";
+  const data::Image negative = data::load_image(folder_ / ("own/" + picture));
+  const data::Image plain = data::load_image(folder_ / ("corners/" + picture));
+  ASSERT_EQ(negative.pixels.size(), plain.pixels.size());
+  for (int64_t i = 0; i < 8 * plain.channels; ++i) {  // of the first image
+    const auto at = static_cast<size_t>(i);
+    EXPECT_NEAR(negative.pixels[at], 255 - plain.pixels[at], 2) << i;
+  }
 }
 
 TEST_F(PluginTest, IsReportedByOneRank) {
