@@ -20,6 +20,7 @@
 #include "common/component_error.h"
 #include "common/rank_0.h"
 #include "records/mistakes.h"
+#include "records/worst_samples.h"
 #include "step/stopping.h"
 #include "step/training_step.h"
 
@@ -69,17 +70,6 @@ std::vector<int64_t> gathered(const std::vector<at::Tensor>& own) {
   return values;
 }
 
-/// The first `count` samples, without the memory of the others.
-Task::Seen first_of(const data::Batch& batch, const Task::Outputs& outputs, int64_t count) {
-  if (count >= batch.size()) return {.batch = batch, .outputs = outputs};
-  const auto first = [&](const at::Tensor& tensor) { return tensor.narrow(0, 0, count).clone(); };
-  Task::Seen seen{.batch = {.data = first(batch.data), .target = first(batch.target)},
-                  .outputs = {}};
-  if (batch.sizes.defined()) seen.batch.sizes = first(batch.sizes);
-  for (const at::Tensor& output : outputs) seen.outputs.push_back(first(output));
-  return seen;
-}
-
 }  // namespace
 
 data::Loader each_once(const std::shared_ptr<const data::Dataset>& set, data::LoaderOptions options,
@@ -118,6 +108,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
   std::vector<at::Tensor> verdicts;
   std::vector<int64_t> samples;  // of the verdicts
   std::vector<Task::Seen> seen;
+  WorstSamples worst(*task_);
   int64_t to_see = task_->pictured_samples();
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
@@ -145,6 +136,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
               [&] {
                 const at::Tensor loss = task_->loss_sum(outputs, target);
                 sums.narrow(0, 0, 2).add_(loss);
+                worst.add(on_device, outputs, loss);
                 sums[2].add_(batch->size());
                 counts.add_(at::cat({task_->counts(outputs, target), added}));
                 records.push_back(task_->records(outputs, target));
@@ -153,7 +145,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
                   samples.insert(samples.end(), batch->indices.begin(), batch->indices.end());
                 }
               });
-      if (to_see > 0) seen.push_back(first_of(on_device, outputs, to_see));
+      if (to_see > 0) seen.push_back(some_of(on_device, outputs, 0, to_see));
       to_see -= batch->size();
     }
   });
@@ -175,6 +167,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
           .remark = task_->remark(all_counts, all_records),
           .tables = task_->tables(all_counts, all_records),
           .seen = std::move(seen),
+          .worst = worst.take(),
           .mistakes = worst_mistakes(verdicts, samples),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),

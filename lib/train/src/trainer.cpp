@@ -862,10 +862,15 @@ class Trainer {
         folder_->replace_file(prefix + table.name, table.text);
       }
       const data::Normalization normalization = inputs_.eval_set->normalization();
-      for (const Picture& picture : evaluator_.task().pictures(result.seen, normalization)) {
-        folder_->write_picture(prefix + picture.name, record.step, picture.image);
-      }
-      if (prefix.empty()) write_mistakes(result.mistakes);
+      const auto write_pictures = [&](const std::string& before, const auto& samples) {
+        for (const Picture& picture : evaluator_.task().pictures(samples, normalization)) {
+          folder_->write_picture(before + picture.name, record.step, picture.image);
+        }
+      };
+      write_pictures(prefix, result.seen);
+      if (!prefix.empty()) return;
+      if (!result.worst.empty()) write_pictures("worst_", result.worst);
+      write_mistakes(result.mistakes);
     });
     if (!is_rank_0() || !prefix.empty()) return true;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {

@@ -211,7 +211,7 @@ function classes() {
 
 // ---- pictures ------------------------------------------------------------------------------------
 
-const pictureTitles = { samples: "Samples", ema_samples: "Samples of the moving average", first_batch: "First training batch, augmented" };
+const pictureTitles = { samples: "Samples", worst_samples: "Samples with the highest losses", ema_samples: "Samples of the moving average", first_batch: "First training batch, augmented" };
 
 // What is beside each other in a row.
 const sampleColumns = { segmentation: "image, label, the network's answer", detection: "label, the network's answer" };
