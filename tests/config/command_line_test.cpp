@@ -218,6 +218,10 @@ TEST(CommandLineTest, NamesTheOptionAsItWasWritten) {
   EXPECT_THAT(read_all({"--wheel.bolts.0=4", "--name=x"}, "name: y\n").faults,
               ElementsAre("--wheel.bolts.0: wheel.bolts: no file sets this list, so there is no "
                           "item 0 to change; write the whole list"));
+  EXPECT_THAT(read_all({"engine=desel"}).faults,
+              ElementsAre("engine.type: unknown type 'desel'; did you mean 'diesel'?"));
+  EXPECT_THAT(read_all({"--engine", "{type: diesel, litres: 0}"}).faults,
+              ElementsAre("--engine.litres: must be above 0, got 0"));
   EXPECT_THAT(read_all({"--seats=5"}, "doors: 2\n").faults,
               ElementsAre("--seats: two doors are for two seats"));
 }

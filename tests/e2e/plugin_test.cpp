@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/data/image.h>
+#include <syncbn/train/checkpoint.h>
 #include <sys/stat.h>
 
 #include <cstring>
@@ -233,6 +235,121 @@ TEST_F(PluginTest, MistakesOfItsDataAndMetricsNameThemBeforeTheFirstStep) {
               HasSubstr("data pairs of libnetworks.so: get_batch() makes [1, 2] of one sample, and "
                         "with its sample_shape() it has to make [1, 3]"));
   EXPECT_THAT(refusal("metrics: [nameless]\n"), HasSubstr("metrics: one has no name"));
+}
+
+TEST_F(PluginTest, MistakesOfItsNetworksInAStepNameThemTheStepAndTheShapes) {
+  const std::string network = "model flawed of libnetworks.so";
+  const std::string outputs = " of " + network + " and targets Long [8]: ";
+  const std::string task = "task classification with loss cross_entropy, given outputs ";
+  for (const auto& [flaw, what] : std::map<std::string, std::string>{
+           {"throws", network + ", given Float [8, 1, 8, 8]: no more licences"},
+           {"number", network + ", given Float [8, 1, 8, 8]: what it threw is not a std::exc"},
+           {"undefined", network + ", given Float [8, 1, 8, 8]: it made an undefined tensor"},
+           {"detached", "backward pass of " + network +
+                            ", given Float [8, 1, 8, 8]: the loss does not depend on a parameter"},
+           {"integers", task + "Long [8, 10]" + outputs},
+           {"batch", task + "Float [7, 10]" + outputs}}) {
+    const auto result = train_with("plugins: [" + plugin("networks") +
+                                   "]\nmodel: {type: flawed, flaw: " + flaw + "}\n");
+    EXPECT_EQ(result.exit_code, base::kExitInternal) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("train: uncaught exception: step 1: " + what));
+    EXPECT_EQ(count(result.err, "exception: "), 1) << result.err;
+    EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("an error: step 1: "));
+  }
+}
+
+TEST_F(PluginTest, MistakesOfItsOtherPartsNameThemAndTheStep) {
+  const std::string data = "batch_size: 8\ndata: {type: flawed, flaw: ";
+  const std::string plugins = "overwrite: true\nplugins: [" + plugin("networks") + "]\n";
+  for (const auto& [text, what] : std::map<std::string, std::string>{
+           {"task: {type: classification, loss: flawed}",
+            "step 1: task classification with loss flawed of libnetworks.so, given outputs Float "
+            "[8, 10] of model digits and targets Long [8]: cannot compare"},
+           {"metrics: [{type: flawed, flaw: throws}]",
+            "evaluation after step 2: metric flawed of libnetworks.so: cannot count"},
+           {"model: {type: flawed, flaw: evaluation}",
+            "evaluation after step 2: model flawed of libnetworks.so, given Float ["},
+           {data + "throws}", "step 1: data flawed of libnetworks.so: no sample 5"}}) {
+    const auto result = train_with(plugins + text + "\n");
+    EXPECT_EQ(result.exit_code, base::kExitInternal) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("train: uncaught exception: " + what));
+  }
+  for (const auto& [text, what] : std::map<std::string, std::string>{
+           {"metrics: [{type: flawed, flaw: floats}]",
+            "metric flawed of libnetworks.so counts float of shape [1], and has to count "
+            "int64 of shape [1]"},
+           {"metrics: [{type: flawed, flaw: space}]", "metrics: the name 'off by' has a space"},
+           {data + "size}",
+            "data flawed of libnetworks.so: size() of the train split is -4; it has to be 0 or"}}) {
+    const auto result = train_with(plugins + text + "\n");
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("train: error: " + what));
+  }
+}
+
+TEST_F(PluginTest, AMetricThatThrowsDoesNotLoseTheEpochThatWasTrained) {
+  auto args = arguments("plugins: [" + plugin("networks") +
+                        "]\nmetrics: [{type: flawed, flaw: throws}]\nepochs: 2\n"
+                        "sampler: distributed\ncheckpoint: {every: 10ep}\n");
+  std::erase(args, "--max_steps=2");
+  auto ranks = start_ranks(2, args);
+  for (const auto& result : wait_for(ranks)) {
+    EXPECT_EQ(result.exit_code, base::kExitInternal) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("metric flawed of libnetworks.so: cannot count"));
+  }
+  const std::string file = folder_ / "run/last.pt";
+  EXPECT_EQ(train::parse_checkpoint(base::read_file(file), file).sampler.epoch, 1);
+}
+
+TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
+  const std::filesystem::path source =
+      std::filesystem::path(SYNCBN_SOURCE_DIR) / "tests/data/images";
+  for (const std::string split : {"train", "test"}) {
+    for (const std::string label : {"a", "b"}) {
+      const std::filesystem::path target = folder_ / split / label;
+      std::filesystem::create_directories(target);
+      const std::string image = label == "a" ? "png_grey8.png" : "jpeg_444.jpg";
+      for (const char* name : {"1", "2", "3"}) {
+        std::filesystem::copy_file(source / image, target / (name + image));
+      }
+    }
+  }
+  const auto train_here = [&](const std::string& run, int epochs, const std::string& transform,
+                              const std::string& more) {
+    const std::string steps = "[{type: resize, size: 8}, {type: center_crop, size: 8}";
+    base::write_file_atomically(
+        folder_ / "own.yaml",
+        fmt::format("plugins: [{0}]\nepochs: {1}\nbatch_size: 3\nsampler: backwards\n{2}\n"
+                    "model: {{type: digits, width: 4}}\n"
+                    "data: {{type: image_folder, train: train, test: test, cache_dir: cache,\n"
+                    "  transforms: {3}{4}], test_transforms: {3}]}}\n",
+                    plugin("staircase"), epochs, more, steps, transform));
+    const auto result =
+        run_train({"--config", "own.yaml", "--run_dir", run, "--resume=auto"}, {}, folder_.path());
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const std::string file = folder_ / (run + "/last.pt");
+    return train::parse_checkpoint(base::read_file(file), file);
+  };
+  const std::string own = "task: {type: classification, loss: shifted}\noptimizer: sign";
+  const auto saved = train_here("own", 2, ", negative", own);
+  EXPECT_EQ(saved.sampler.order, "backwards");
+  EXPECT_THAT(saved.epoch_line, ContainsRegex("\"train_loss\":10[0-9]\\."));
+  const auto steps_of = [](const train::Checkpoint& checkpoint) {
+    return checkpoint.optimizer.begin()->second.at("steps").item<int64_t>();
+  };
+  EXPECT_EQ(steps_of(saved), 4);
+  EXPECT_EQ(steps_of(train_here("own", 3, ", negative", own)), 6) << "resumed";
+
+  const auto of_task = train_here("corners", 1, "", "task: corners\noptimizer: sign");
+  EXPECT_THAT(of_task.epoch_line, HasSubstr("\"test_hits\":"));
+  const std::string picture = "pictures/first_batch-000000000000.png";
+  const data::Image negative = data::load_image(folder_ / ("own/" + picture));
+  const data::Image plain = data::load_image(folder_ / ("corners/" + picture));
+  ASSERT_EQ(negative.pixels.size(), plain.pixels.size());
+  for (int64_t i = 0; i < 8 * plain.channels; ++i) {  // of the first image
+    const auto at = static_cast<size_t>(i);
+    EXPECT_NEAR(negative.pixels[at], 255 - plain.pixels[at], 2) << i;
+  }
 }
 
 TEST_F(PluginTest, IsReportedByOneRank) {

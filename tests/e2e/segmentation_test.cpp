@@ -113,6 +113,9 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
   const auto picture = data::load_image(folder_ / "run/pictures/samples-000000000024.png");
   EXPECT_EQ(picture.width, 3 * kSide);
   EXPECT_EQ(picture.height, 4 * kSide);
+  const auto worst = data::load_image(folder_ / "run/pictures/worst_samples-000000000024.png");
+  EXPECT_EQ(worst.pixels.size(), picture.pixels.size());
+  EXPECT_NE(worst.pixels, picture.pixels);
 
   std::vector<nlohmann::json> evaluations;
   std::vector<double> losses;

@@ -4,7 +4,9 @@ import ranks  # first: it skips the tests where there is no torch
 
 import itertools
 import os
+import re
 import signal
+import time
 
 import torch
 import torch.distributed as dist
@@ -298,6 +300,20 @@ def killed_rank():
     os._exit(0)
 
 
+def killed_rank_under_a_launcher():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        while store.add("in the call", 0) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    work = dist.all_reduce(torch.zeros(1000), async_op=True)
+    store.add("in the call", 1)
+    work.wait()
+
+
 class CollectivesTest(ranks.RanksTest):
     def test_results_equal_gloos(self):
         self.expect_success(ranks.run("equal_gloos", 3, SYNCBN_SHARED_MEMORY="1"), "equal ")
@@ -352,6 +368,19 @@ class CollectivesTest(ranks.RanksTest):
         for rank in (0, 2):
             self.assertRegex(done[rank], rf"rank {rank} got: .*all_reduce #2 of group '0' failed: "
                              rf"rank 1 \(\S+, process \d+\) died")
+
+
+    def test_the_last_calls_outlive_the_ranks(self):
+        exit_code, output = ranks.run("killed_rank_under_a_launcher", 3)
+        self.assertEqual(exit_code, 128 + signal.SIGKILL, output)
+        self.assertRegex(output, r"rank +1 ")
+        command = re.search(r"syncbn-launch (explain \S+)", output)
+        self.assertTrue(command, output)
+        code, explained = ranks.output_of(ranks.start([*ranks.LAUNCHERS["syncbn-launch"], *command[1].split()]))
+        self.assertEqual(code, 0, explained)
+        # Ranks 0 and 2 have been in the call that rank 1 has not made.
+        self.assertRegex(explained, r"#2 of group '0', all_reduce of Float \[1000\]:\n")
+        self.assertRegex(explained, r"rank 1 \(.*has not come to it")
 
 
 if __name__ == "__main__":

@@ -330,9 +330,16 @@ TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
     EXPECT_EQ(data["state"], "finished");
     EXPECT_EQ(data["pictures"]["first_batch"][0]["width"], 8 * 8);
     EXPECT_EQ(data["step_time"]["forward"].size(), static_cast<size_t>(ranks));
-    for (const char* part : {"whole", "data", "forward", "backward"}) {
+    for (const char* part : {"whole", "data", "forward", "backward", "optimizer"}) {
       EXPECT_GT(data["step_time"][part][0], 0) << part;
     }
+    // A process with libtorch has 50 MB at least, and this one less than 10 GB.
+    const double memory = data["epochs"]["memory_bytes"].back();
+    EXPECT_GT(memory, 50e6);
+    EXPECT_LT(memory, 10e9);
+    double most = 0;
+    for (const Json& rank : data["step_time"]["memory_bytes"]) most = std::max<double>(most, rank);
+    EXPECT_NEAR(most, memory, 1e-3 * memory) << "the page has rounded numbers";
     for (int rank = 0; ranks > 1 && rank < ranks; ++rank) {
       const double own = data["step_time"]["own"][rank];
       EXPECT_GT(own, 0);
@@ -551,6 +558,24 @@ TEST_F(PageTest, ReportOpensWithoutAnErrorOrARequest) {
   EXPECT_TRUE(has(dom, "IoU ≥ 0.50"));
   EXPECT_TRUE(has(dom, "<code>layer1.0.conv1</code>"));
   EXPECT_TRUE(has(dom, "rank 1 on blue"));
+}
+
+TEST_F(PageTest, ReportThatTrainWroteOpensWithoutAnErrorOrARequest) {
+  const fs::path run = folder_ / "run";
+  const auto result =
+      test::run_program({SYNCBN_BIN_DIR "/train", "--nproc_per_node=2", "--config",
+                         SYNCBN_SOURCE_DIR "/configs/digits.yaml", "--run_dir=" + run.string(),
+                         "--epochs=2", "--sampler=distributed"},
+                        {.env = {{"OMP_NUM_THREADS", "1"}}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const std::string dom = opened(run / "report.html").dom;
+  for (const char* part :
+       {">Curves</h2>", ">Time and memory of a step</h2>", ">Classes</h2>", ">Worst mistakes</h2>",
+        ">Pictures</h2>", ">First training batch, augmented</h3>", ">Configuration</h2>",
+        ">Environment</h2>", ">Result</h2>", ">Confusion matrix</h3>", ">Memory</dt>",
+        ">optimizer</th>", ">memory</th>"}) {
+    EXPECT_TRUE(has(dom, part)) << part;
+  }
 }
 
 TEST_F(PageTest, KeysMoveTheCursorOfACurve) {

@@ -179,6 +179,7 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   record.eval = {{"accuracy", 0.75}};
   record.data_wait_seconds = 0.25;
   record.data_wait_share = 0.5;
+  record.memory_bytes = 2e9;
   record.gpu = {.memory_bytes = 3e9, .utilization = 0.875};
   folder.append(RunFolder::line_of(record));
   const auto json = nlohmann::json::parse(base::read_file(temp_ / "log.jsonl"));
@@ -188,6 +189,7 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EXPECT_FALSE(json.contains("test_loss"));
   EXPECT_EQ(json["data_wait_seconds"], 0.25);
   EXPECT_EQ(json["data_wait_share"], 0.5);
+  EXPECT_EQ(json["memory_bytes"], 2e9);
   EXPECT_EQ(json["gpu_memory_bytes"], 3e9);
 
   const EpochRecord read = RunFolder::parse_line(json.dump());
@@ -196,6 +198,7 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EXPECT_EQ(read.eval, record.eval);
   EXPECT_EQ(read.eval_split, "test");
   EXPECT_EQ(read.data_wait_share, 0.5);
+  EXPECT_EQ(read.memory_bytes, 2e9);
   EXPECT_EQ(read.gpu.value().utilization, 0.875);
 
   record.gpu->utilization.reset();

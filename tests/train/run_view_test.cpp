@@ -194,6 +194,11 @@ TEST_F(RunViewTest, RefusesWhatIsNoRun) {
   EXPECT_THAT([&] { RunView(folder_.path()); },
               ThrowsMessage<base::UserError>(
                   HasSubstr("is not the folder of a run: it has no log.jsonl; name one")));
+  folder_.write("log.jsonl", R"({"event":"start","time":1,"format_version":2})"
+                             "\n");
+  EXPECT_THAT([&] { RunView(folder_.path()); },
+              ThrowsMessage<base::UserError>(HasSubstr(
+                  "is the run of a newer version of train (its log has format 2, this version")));
 }
 
 }  // namespace

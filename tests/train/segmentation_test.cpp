@@ -12,6 +12,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "records/worst_samples.h"
 #include "support/from_yaml.h"
 #include "support/program.h"
 #include "support/python.h"
@@ -238,6 +239,34 @@ TEST(SegmentationTest, PicturesShowAnImageItsLabelsAndTheNetworksAnswers) {
     EXPECT_EQ(pixel(14, 0), (Color{0, 64, 0}));      // of class 2, {0, 128, 0}
   }
   EXPECT_TRUE(segmentation()->pictures({}, half).empty());
+}
+
+TEST(SegmentationTest, TheSamplesWithTheHighestLossesAreKept) {
+  const auto task = segmentation("{type: segmentation, samples: 2}");
+  WorstSamples worst(*task);
+  const at::Tensor labels = at::zeros({1, 6, 7}, at::kLong);
+  const auto add = [&](const std::vector<double>& wrong) {
+    std::vector<at::Tensor> data;
+    std::vector<at::Tensor> logits;
+    for (const double value : wrong) {
+      data.push_back(at::full({3, 6, 7}, value, at::kDouble));
+      logits.push_back(at::zeros({kClasses, 6, 7}, at::kDouble));
+      logits.back()[1].fill_(value);
+    }
+    const auto samples = static_cast<int64_t>(wrong.size());
+    const data::Batch batch{.data = at::stack(data), .target = labels.repeat({samples, 1, 1})};
+    const Task::Outputs outputs = {at::stack(logits)};
+    worst.add(batch, outputs, task->loss_sum(outputs, batch.target));
+  };
+  add({5, 1, std::nan("")});
+  add({2});
+  add({7, -1});
+  std::vector<double> kept;
+  for (const Task::Seen& seen : worst.take()) {
+    EXPECT_EQ(seen.outputs.front().size(0), 1);
+    kept.push_back(seen.batch.data[0][0][0][0].item<double>());
+  }
+  EXPECT_EQ(kept, (std::vector<double>{7, 5}));
 }
 
 TEST(SegmentationTest, DataOfTheOtherTaskIsRefused) {

@@ -85,10 +85,14 @@ void Faults::add(const Mark& mark, const std::string& message) {
   const auto at = static_cast<ptrdiff_t>(place);
   marks_.insert(marks_.begin() + at, mark);
   const std::string where = mark.str();
-  const std::string key = mark.line > 0 || where.empty() ? "" : key_of(where) + ": ";
-  const bool repeats = !key.empty() && message.starts_with(key);
-  messages_.insert(messages_.begin() + at, (where.empty() ? "" : where + ": ") +
-                                               (repeats ? message.substr(key.size()) : message));
+  // A message about the key that the option sets, or about a part of it, does not name it again:
+  // "--model: model.type: unknown" is "--model.type: unknown".
+  const std::string key = mark.line > 0 ? "" : key_of(where);
+  const bool repeats = !key.empty() && message.starts_with(key) &&
+                       message.find_first_of(":.[", key.size()) == key.size();
+  const std::string separator = where.empty() || repeats ? "" : ": ";
+  messages_.insert(messages_.begin() + at,
+                   where + separator + (repeats ? message.substr(key.size()) : message));
 }
 
 bool Faults::is_full() const {

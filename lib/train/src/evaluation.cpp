@@ -17,8 +17,10 @@
 #include <string>
 #include <utility>
 
+#include "common/component_error.h"
 #include "common/rank_0.h"
 #include "records/mistakes.h"
+#include "records/worst_samples.h"
 #include "step/stopping.h"
 #include "step/training_step.h"
 
@@ -27,21 +29,28 @@ namespace syncbn::train {
 namespace {
 
 /// For work on batches, which returns this rank's wishes. If a sample of any rank is damaged, all
-/// ranks leave together.
+/// ranks leave together, as they do if the network, the task or a metric throws on one.
 /// @return the wishes of all ranks
 /// @throws what `work` throws there, and QuietExit on the other ranks.
 Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   std::exception_ptr damage;
+  int code = base::kExitOk;
+  const auto note = [&](const base::Error& error) {
+    damage = std::current_exception();
+    code = error.exit_code();
+  };
   Wishes own;
   try {
     own = work();
-  } catch (const base::UserError&) {
-    damage = std::current_exception();
+  } catch (const base::UserError& error) {
+    note(error);
+  } catch (const ComponentError& error) {
+    note(error);
   }
-  at::Tensor all = at::cat({own.row(), at::tensor({damage ? 1.0 : 0.0}, at::kDouble)});
+  at::Tensor all = at::cat({own.row(), at::tensor({static_cast<double>(code)}, at::kDouble)});
   dist::all_reduce(all, c10d::ReduceOp::MAX);
   if (damage) std::rethrow_exception(damage);
-  if (all[-1].item<bool>()) throw QuietExit{base::kExitUsage};
+  if (const int other = all[-1].item<int>(); other != base::kExitOk) throw QuietExit{other};
   return Wishes::of_row(all);
 }
 
@@ -59,17 +68,6 @@ std::vector<int64_t> gathered(const std::vector<at::Tensor>& own) {
   std::vector<int64_t> values(all.size() / sizeof(int64_t));
   std::memcpy(values.data(), all.data(), all.size());
   return values;
-}
-
-/// The first `count` samples, without the memory of the others.
-Task::Seen first_of(const data::Batch& batch, const Task::Outputs& outputs, int64_t count) {
-  if (count >= batch.size()) return {.batch = batch, .outputs = outputs};
-  const auto first = [&](const at::Tensor& tensor) { return tensor.narrow(0, 0, count).clone(); };
-  Task::Seen seen{.batch = {.data = first(batch.data), .target = first(batch.target)},
-                  .outputs = {}};
-  if (batch.sizes.defined()) seen.batch.sizes = first(batch.sizes);
-  for (const at::Tensor& output : outputs) seen.outputs.push_back(first(output));
-  return seen;
 }
 
 }  // namespace
@@ -110,6 +108,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
   std::vector<at::Tensor> verdicts;
   std::vector<int64_t> samples;  // of the verdicts
   std::vector<Task::Seen> seen;
+  WorstSamples worst(*task_);
   int64_t to_see = task_->pictured_samples();
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
@@ -119,22 +118,34 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
       const Wishes own = wishes();
       if (own.ends_run()) return own;
       on_batch(done, loader.num_batches());
-      const auto batch = loader.next();
+      const auto batch = blaming([&] { return component_name("data", config_.data); },
+                                 [&] { return loader.next(); });
       if (!batch) return Wishes{};
       if (batch->size() == 0) continue;  // all its samples are damaged
       const Autocast autocast(config_, device);
       const data::Batch on_device = to_device_(*batch);
-      const auto outputs = full_precision(task_->forward(model_, /*turn=*/0, on_device));
+      const auto outputs = blaming([&] { return model_name(config_, on_device.data); },
+                                   [&] {
+                                     auto made = task_->forward(model_, /*turn=*/0, on_device);
+                                     check_defined(made);
+                                     return full_precision(std::move(made));
+                                   });
       const at::Tensor& target = on_device.target;
-      sums.narrow(0, 0, 2).add_(task_->loss_sum(outputs, target));
-      sums[2].add_(batch->size());
-      counts.add_(at::cat({task_->counts(outputs, target), added_.counts(outputs, target)}));
-      records.push_back(task_->records(outputs, target));
-      if (const at::Tensor own = task_->verdicts(outputs, target); own.defined()) {
-        verdicts.push_back(own);
-        samples.insert(samples.end(), batch->indices.begin(), batch->indices.end());
-      }
-      if (to_see > 0) seen.push_back(first_of(on_device, outputs, to_see));
+      const at::Tensor added = added_.counts(outputs, target);
+      blaming([&] { return task_name(config_, outputs, target); },
+              [&] {
+                const at::Tensor loss = task_->loss_sum(outputs, target);
+                sums.narrow(0, 0, 2).add_(loss);
+                worst.add(on_device, outputs, loss);
+                sums[2].add_(batch->size());
+                counts.add_(at::cat({task_->counts(outputs, target), added}));
+                records.push_back(task_->records(outputs, target));
+                if (const at::Tensor own = task_->verdicts(outputs, target); own.defined()) {
+                  verdicts.push_back(own);
+                  samples.insert(samples.end(), batch->indices.begin(), batch->indices.end());
+                }
+              });
+      if (to_see > 0) seen.push_back(some_of(on_device, outputs, 0, to_see));
       to_see -= batch->size();
     }
   });
@@ -156,6 +167,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
           .remark = task_->remark(all_counts, all_records),
           .tables = task_->tables(all_counts, all_records),
           .seen = std::move(seen),
+          .worst = worst.take(),
           .mistakes = worst_mistakes(verdicts, samples),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),

@@ -28,7 +28,8 @@ struct Evaluation {
   std::vector<Metric> metrics;
   std::string remark;             ///< Task::remark()
   std::vector<Table> tables;      ///< Task::tables()
-  std::vector<Task::Seen> seen;   ///< for Task::pictures()
+  std::vector<Task::Seen> seen;   ///< for Task::pictures(): this rank's first samples
+  std::vector<Task::Seen> worst;  ///< the same of its samples with the highest losses
   std::vector<Mistake> mistakes;  ///< worst_mistakes()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/component_error.h"
 #include "common/config_keys.h"
 #include "common/naming.h"
 
@@ -35,14 +36,16 @@ void check_divisible(const Config& config, int64_t batch_size, int world_size) {
 
 /// Compares a sample of a plug-in's data set with what the set says of its samples.
 void check_sample(const Config& config, const data::Dataset& set) {
-  const std::string type = config.data.type();
-  const std::string plugin = data::DatasetKind::registry().entries().at(type).origin.value_or("");
-  if (plugin.empty() || set.size() < 1 || set.sizes_vary()) return;
-  naming(fmt::format("data {} of {}", type, plugin), [&] {
+  if (plugin_of(config.data).empty() || set.size() < 1 || set.sizes_vary()) return;
+  naming(component_name("data", config.data), [&] {
     std::vector<int64_t> expected = set.sample_shape();
     expected.insert(expected.begin(), 1);
     const int64_t first = 0;
-    const std::vector<int64_t> found = set.get_batch({&first, 1}).data.sizes().vec();
+    const data::Batch batch = refusing([] { return std::string("get_batch()"); },
+                                       [&] {
+                                         return set.get_batch({&first, 1});
+                                       });
+    const std::vector<int64_t> found = batch.data.sizes().vec();
     if (found == expected) return;
     throw base::UserError(fmt::format(
         "get_batch() makes [{}] of one sample, and with its sample_shape() it has to make [{}]",
@@ -53,8 +56,14 @@ void check_sample(const Config& config, const data::Dataset& set) {
 /// A split of the data, or null. Where a file is missing, the message says from where a relative
 /// path starts: the configuration may have been written for another working folder.
 std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split split) {
+  const auto name = [&] { return component_name("data", config.data); };
   try {
-    return config.data.make(split);
+    auto set = refusing(name, [&] { return config.data.make(split); });
+    if (set && set->size() < 0) {
+      throw base::UserError(fmt::format("{}: size() of the {} split is {}; it has to be 0 or more",
+                                        name(), to_string(split), set->size()));
+    }
+    return set;
   } catch (const base::UserError& error) {
     const std::string what = error.what();
     if (what.find(std::strerror(ENOENT)) == what.npos) throw;

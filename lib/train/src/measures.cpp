@@ -5,6 +5,7 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include "evaluation.h"
@@ -20,6 +21,13 @@ Measures::Measures(const Config& config, const Task& task, const AddedMetrics& a
   for (Metric& metric : added.metrics(none(added.num_counts()))) {
     if (metric.name.empty()) {
       throw base::UserError("metrics: one has no name; its metric() has to give one");
+    }
+    // A name is a column of metrics.csv, a key of log.jsonl, and a part of --KEY VALUE.
+    const auto is_other = [](unsigned char c) { return std::isspace(c) != 0 || c < ' '; };
+    if (std::ranges::any_of(metric.name, is_other)) {
+      throw base::UserError(fmt::format(
+          "metrics: the name '{}' has a space; its metric() has to give one without, as with '_'",
+          base::printable(metric.name)));
     }
     if (std::ranges::count(all_, metric.name, &Metric::name) > 0) {
       throw base::UserError(

@@ -40,6 +40,7 @@
 #include "checkpoints/python_run.h"
 #include "checkpoints/resume.h"
 #include "checkpoints/sealed_archive.h"
+#include "common/component_error.h"
 #include "common/naming.h"
 #include "common/out_of_memory.h"
 #include "common/rank_0.h"
@@ -223,9 +224,10 @@ class Trainer {
 
   std::unique_ptr<Schedule> make_schedule(const Config& config) const {
     const int64_t global_batch = inputs_.batch_size * dist::world_size();
-    return config.schedule.make(ScheduleArgs{scaled_lr(step_.optimizer(), global_batch),
-                                             config.epochs,
-                                             std::max<int64_t>(loader_.num_batches(), 1)});
+    const ScheduleArgs args{scaled_lr(step_.optimizer(), global_batch), config.epochs,
+                            std::max<int64_t>(loader_.num_batches(), 1)};
+    return refusing([&] { return component_name("schedule", config.schedule); },
+                    [&] { return config.schedule.make(args); });
   }
 
   void report_frozen() const {
@@ -457,10 +459,13 @@ class Trainer {
       if (profiler_.end_step()) write_profile();
       return !left;
     };
+    const auto named_step = [&] {
+      return placing([this] { return fmt::format("step {}", position_.step + 1); }, next_step);
+    };
     bool continues =
-        is_first_step_ ? explain_out_of_memory(MemoryUse::kFirstStep, next_step) : next_step();
+        is_first_step_ ? explain_out_of_memory(MemoryUse::kFirstStep, named_step) : named_step();
     is_first_step_ = false;
-    while (continues) continues = next_step();
+    while (continues) continues = named_step();
     profiler_.pause();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
     if (is_rank_0()) progress_.clear();
@@ -478,7 +483,9 @@ class Trainer {
       time.whole = trained / static_cast<double>(steps);
       time.data = data_wait_.of_epoch(trained).seconds;
       time.own = own / static_cast<double>(steps);
+      time.memory_bytes = peak_resident_bytes();
       const std::vector<StepTime> times = of_all_ranks(time);
+      record.memory_bytes = std::ranges::max(times, {}, &StepTime::memory_bytes).memory_bytes;
       keepers_.each([&] { folder_->log_step_time(record.epoch, record.step, times); });
     }
     record.eval.clear();
@@ -488,7 +495,8 @@ class Trainer {
 
   std::optional<data::Batch> next_batch() {
     RECORD_USER_SCOPE(kLoaderPhase);
-    return loader_.next();
+    return blaming([this] { return component_name("data", config_.data); },
+                   [this] { return loader_.next(); });
   }
 
   /// Writes the profile of the last steps. Every rank calls it.
@@ -518,7 +526,10 @@ class Trainer {
 
   /// The learning rate of the step on the last batch.
   double scheduled_lr() const {
-    return schedule_->lr(std::max<int64_t>(batches_done() - 1, 0)) * position_.lr_scale;
+    const int64_t batch = std::max<int64_t>(batches_done() - 1, 0);
+    return position_.lr_scale *
+           blaming([this] { return component_name("schedule", config_.schedule); },
+                   [&] { return schedule_->lr(batch); });
   }
 
   /// Random numbers of a rank's batch, whatever happened before it.
@@ -806,6 +817,9 @@ class Trainer {
     } catch (const base::UserError&) {
       save_unevaluated();
       throw;
+    } catch (const ComponentError&) {
+      save_unevaluated();
+      throw;
     } catch (const QuietExit&) {
       save_unevaluated();
       throw;
@@ -823,14 +837,17 @@ class Trainer {
     channel_.phase(kEvaluation, kPhaseAllowance);
     prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
                        resume_.seed, now);
-    const Evaluation result = evaluator_.evaluate(now, [&](int64_t batch, int64_t batches) {
+    const auto on_batch = [&](int64_t batch, int64_t batches) {
       channel_.phase_goes_on(kEvaluation);
       if (!is_rank_0()) return;
       progress_.show(position_.step, total_steps(), [&] {
         return fmt::format("epoch {}/{}  {} {}/{}  {}{}", record.epoch, config_.epochs,
                            record.eval_split, batch, batches, headline_, memory_.text());
       });
-    });
+    };
+    const Evaluation result =
+        placing([&] { return fmt::format("evaluation after step {}", record.step); },
+                [&] { return evaluator_.evaluate(now, on_batch); });
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
       record.eval.clear();
@@ -845,10 +862,15 @@ class Trainer {
         folder_->replace_file(prefix + table.name, table.text);
       }
       const data::Normalization normalization = inputs_.eval_set->normalization();
-      for (const Picture& picture : evaluator_.task().pictures(result.seen, normalization)) {
-        folder_->write_picture(prefix + picture.name, record.step, picture.image);
-      }
-      if (prefix.empty()) write_mistakes(result.mistakes);
+      const auto write_pictures = [&](const std::string& before, const auto& samples) {
+        for (const Picture& picture : evaluator_.task().pictures(samples, normalization)) {
+          folder_->write_picture(before + picture.name, record.step, picture.image);
+        }
+      };
+      write_pictures(prefix, result.seen);
+      if (!prefix.empty()) return;
+      if (!result.worst.empty()) write_pictures("worst_", result.worst);
+      write_mistakes(result.mistakes);
     });
     if (!is_rank_0() || !prefix.empty()) return true;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {

@@ -1,8 +1,10 @@
-// A plug-in with a learning rate schedule.
+// A plug-in with a learning rate schedule, and with what kinds.cpp has.
 #include <syncbn/train/plugin.h>
 #include <syncbn/train/schedule.h>
 
 #include <memory>
+
+void register_kinds();
 
 namespace {
 
@@ -26,7 +28,8 @@ class Staircase : public train::Schedule {
   int64_t steps_;
 };
 
-void register_staircase() {
+void register_all() {
+  register_kinds();
   train::ScheduleKind::registry().add<StaircaseOptions>(
       "staircase", "falls to a half, a third, and so on",
       [](const StaircaseOptions& options, const train::ScheduleArgs& args) {
@@ -36,4 +39,4 @@ void register_staircase() {
 
 }  // namespace
 
-SYNCBN_PLUGIN(register_staircase);
+SYNCBN_PLUGIN(register_all);

@@ -45,10 +45,10 @@ Options for_rank(Options options, const SamplerArgs& args) {
 void check_enough(const SamplerArgs& args) {
   if (args.size >= args.num_replicas) return;
   throw base::UserError(
-      fmt::format("{} too few for {} ranks: each rank needs one of its own; start fewer ranks or "
-                  "use more data",
+      fmt::format("{} too few for {}: each rank needs one of its own; start fewer ranks or use "
+                  "more data",
                   args.size == 1 ? "1 sample is" : fmt::format("{} samples are", args.size),
-                  args.num_replicas));
+                  base::counted(args.num_replicas, "rank")));
 }
 
 void check_labels(const char* kind, const SamplerArgs& args) {

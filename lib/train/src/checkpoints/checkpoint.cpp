@@ -257,8 +257,10 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
                                               name
                                         : "damaged, truncated or another program's"));
   }
-  throw base::UserError(fmt::format("{} has checkpoint format {}; this program reads {}", name,
-                                    version, Checkpoint::kFormatVersion));
+  throw NewerCheckpointError(fmt::format(
+      "{} is the checkpoint of a newer version of train (it has format {}, this version "
+      "reads {}); use that version",
+      name, version, Checkpoint::kFormatVersion));
 }
 
 }  // namespace syncbn::train

@@ -67,6 +67,8 @@ Found newest_whole(const fs::path& folder) {
       found.damaged = std::move(without.damaged);
       found.damage = std::move(without.damage);
       return found;
+    } catch (const NewerCheckpointError&) {
+      throw;  // it is whole: an older one must not take its place
     } catch (const base::UserError& error) {
       if (without.damage.empty()) without.damage = error.what();
       without.damaged.push_back(file);

@@ -5,7 +5,6 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/dist/process_group.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "common/rank_0.h"
+#include "records/memory_gauge.h"
 #include "step/compute_threads.h"
 #include "step/training_step.h"
 
@@ -28,13 +28,6 @@ std::string with_prefix(double number) {
     if (number >= unit) return fmt::format("{:.3g} {}", number / unit, prefix);
   }
   return fmt::format("{:.0f}", number);
-}
-
-/// The largest memory of this process so far.
-size_t peak_bytes() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return static_cast<size_t>(usage.ru_maxrss) * 1024;
 }
 
 struct Cost {
@@ -98,7 +91,8 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
   spdlog::info("a step of {} x batch {}: {}, {:.0f} images/s, data wait {:.1f} %",
                base::counted(dist::world_size(), "rank"), inputs.batch_size,
                base::format_seconds(cost.step), samples / cost.step, 100 * cost.wait / cost.step);
-  spdlog::info("peak memory of rank 0: {}", base::format_bytes(peak_bytes()));
+  spdlog::info("peak memory of rank 0: {}",
+               base::format_bytes(static_cast<uint64_t>(peak_resident_bytes())));
   spdlog::info("{} in {}: {} without evaluation", base::counted(steps, "step"),
                base::counted(epochs, "epoch"),
                base::format_seconds(static_cast<double>(steps) * cost.step));

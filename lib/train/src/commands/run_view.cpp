@@ -139,6 +139,7 @@ void RunView::take(const nlohmann::ordered_json& line) {
   const auto event = field_of<std::string>(line, "event", "");
   if (event == "end") end_ = field_of<std::string>(line, "reason", "");
   if (event != "start") return;
+  check_format(folder_, line);
   end_.reset();
   has_told_end_ = false;
   ranks_ = field_of<int64_t>(line, "world_size", 0);

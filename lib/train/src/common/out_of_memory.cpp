@@ -39,6 +39,10 @@ std::optional<std::string> missing_memory(MemoryUse use, const std::exception& e
 
 }  // namespace
 
+bool is_out_of_memory(const std::exception& error) {
+  return missing_memory(MemoryUse::kLater, error).has_value();
+}
+
 void throw_if_out_of_memory(MemoryUse use, const std::exception& error) {
   const auto missing = missing_memory(use, error);
   if (!missing) return;

@@ -10,6 +10,9 @@ enum class MemoryUse {
   kLater,      ///< memory sufficed before, so another process must have taken it
 };
 
+/// Whether it is a lack of memory, wherever it occurs.
+bool is_out_of_memory(const std::exception& error);
+
 /// @throws base::UserError, or for kLater base::UnavailableError, if `error` is a lack of memory.
 void throw_if_out_of_memory(MemoryUse use, const std::exception& error);
 

@@ -2,6 +2,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <syncbn/base/text.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -23,6 +24,12 @@ uint64_t allocated_bytes(at::Device gpu) {
 }
 
 }  // namespace
+
+double peak_resident_bytes() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
 
 const std::string& MemoryGauge::text() {
   constexpr auto kPeriod = std::chrono::seconds(1);

@@ -7,6 +7,9 @@
 
 namespace syncbn::train {
 
+/// The most that this process has had in RAM so far.
+double peak_resident_bytes();
+
 /// The memory that this rank uses, for people. Not thread-safe.
 class MemoryGauge {
  public:

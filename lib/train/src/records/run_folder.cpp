@@ -365,6 +365,7 @@ std::string RunFolder::line_of(const EpochRecord& record) {
   json["images_per_second"] = record.images_per_second;
   json["data_wait_seconds"] = record.data_wait_seconds;
   json["data_wait_share"] = record.data_wait_share;
+  if (record.memory_bytes > 0) json["memory_bytes"] = record.memory_bytes;
   if (record.gpu) {
     json["gpu_memory_bytes"] = record.gpu->memory_bytes;
     if (record.gpu->utilization) json["gpu_utilization"] = *record.gpu->utilization;
@@ -385,6 +386,7 @@ EpochRecord RunFolder::parse_line(const std::string& line) {
                      .images_per_second = number(json.at("images_per_second")),
                      .data_wait_seconds = number(json.at("data_wait_seconds")),
                      .data_wait_share = number(json.at("data_wait_share")),
+                     .memory_bytes = field_of(json, "memory_bytes", 0.0),
                      .seconds = number(json.at("seconds"))};
   if (json.contains("gpu_memory_bytes")) {
     record.gpu = {.memory_bytes = number(json.at("gpu_memory_bytes"))};
@@ -492,7 +494,9 @@ void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<Ste
   add("forward", &StepTime::forward);
   add("exchange", &StepTime::exchange);
   add("backward", &StepTime::backward);
+  add("optimizer", &StepTime::optimizer);
   add("own", &StepTime::own);
+  add("memory_bytes", &StepTime::memory_bytes);
   lines_ += json.dump() + "\n";
 }
 

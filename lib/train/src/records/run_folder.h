@@ -34,8 +34,10 @@ struct EpochRecord {
   std::string eval_split = {};  ///< "val" or "test"
   double images_per_second = 0;
   // Waits for data of the rank that waited the longest.
-  double data_wait_seconds = 0;     ///< mean of a step
-  double data_wait_share = 0;       ///< share of the epoch's training time
+  double data_wait_seconds = 0;  ///< mean of a step
+  double data_wait_share = 0;    ///< share of the epoch's training time
+  /// That a process has had in RAM at most, of the rank with the most. 0: unknown.
+  double memory_bytes = 0;
   std::optional<GpuLoad> gpu = {};  ///< empty on CPUs
   double seconds = 0;               ///< of the run so far
 };

@@ -1,11 +1,14 @@
 #include "records/run_log.h"
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <sys/stat.h>
 
 #include <fstream>
 #include <string_view>
 #include <utility>
 
+#include "records/log_record.h"
 #include "records/run_folder.h"
 
 namespace syncbn::train {
@@ -26,6 +29,15 @@ bool RunLog::is_replaced() {
   const bool is_other = status.st_ino != std::exchange(file_, status.st_ino);
   if (!is_other && status.st_size >= read_) return false;
   return std::exchange(read_, 0) > 0;
+}
+
+void check_format(const std::filesystem::path& folder, const Json& start) {
+  const auto version = field_of<int64_t>(start, RunFolder::kFormatVersionKey, 1);
+  if (version <= RunFolder::kFormatVersion) return;
+  throw base::UserError(
+      fmt::format("{} is the run of a newer version of train (its log has format {}, this version "
+                  "reads up to {}); use that version",
+                  folder.string(), version, RunFolder::kFormatVersion));
 }
 
 void RunLog::read(ReadSteps steps, const std::function<void(const Json& line)>& take) {

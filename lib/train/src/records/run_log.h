@@ -13,6 +13,10 @@ namespace syncbn::train {
 
 enum class ReadSteps { kNo, kYes };
 
+/// @param start a line of the event "start", or null
+/// @throws base::UserError if a newer version of train wrote the log.
+void check_format(const std::filesystem::path& folder, const nlohmann::ordered_json& start);
+
 /// The log.jsonl of a run's folder, read while the run writes to it. Not thread-safe.
 class RunLog {
  public:

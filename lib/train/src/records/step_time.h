@@ -8,17 +8,19 @@
 
 namespace syncbn::train {
 
-/// Where a rank's steps spend their time: means in seconds. What is left of `whole` is the rest:
-/// the optimizer, the copy to the device, the vote.
+/// What a rank's steps cost, and where they spend their time: means in seconds. What is left of
+/// `whole` is the rest: the copy to the device, clipping, the vote.
 struct StepTime {
   double whole = 0;
-  double data = 0;      ///< waiting for the batch
-  double forward = 0;   ///< with the exchange of batch norm's statistics
-  double backward = 0;  ///< the same
-  double exchange = 0;  ///< of gradients, as far as backward does not hide it
+  double data = 0;       ///< waiting for the batch
+  double forward = 0;    ///< with the exchange of batch norm's statistics
+  double backward = 0;   ///< the same
+  double exchange = 0;   ///< of gradients, as far as backward does not hide it
+  double optimizer = 0;  ///< 0 on GPUs, where it is part of the rest
   /// In which no thread waited for other ranks: the rank with the most holds up the others. 0 on
   /// GPUs, and without a launcher.
   double own = 0;
+  double memory_bytes = 0;  ///< that the process has had in RAM at most
 };
 
 /// Adds up times between two calls. Not thread-safe.

@@ -6,6 +6,8 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -310,7 +312,9 @@ int compare_command(const std::vector<std::string>& args) {
   names.insert(names.end(), shown.begin(), shown.end());
   std::vector<ResultRow> rows;
   for (const auto& group : groups) rows.push_back(row_of(runs, group, shown));
-  base::write_stdout(result_table(names, std::move(rows)));
+  winsize size{};
+  const bool has_width = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  base::write_stdout(result_table(names, std::move(rows), has_width ? size.ws_col : kAnyColumns));
   if (keys.size() > shown.size()) {
     const size_t more = keys.size() - shown.size();
     base::write_stdout(fmt::format("{} more {}: {}\n", more,

@@ -71,6 +71,18 @@ std::string aligned(const std::vector<Row>& rows) {
   return text;
 }
 
+/// Each row as lines of a name and a value, under the value of its first column.
+std::string listed(const std::vector<Row>& rows) {
+  std::string text;
+  for (size_t i = 1; i < rows.size(); ++i) {
+    text += rows[i].front() + "\n";
+    for (size_t k = 1; k < rows[i].size(); ++k) {
+      if (!rows[i][k].empty()) text += fmt::format("  {} {}\n", rows.front()[k], rows[i][k]);
+    }
+  }
+  return text;
+}
+
 }  // namespace
 
 double rank_of(const Json& result) {
@@ -87,7 +99,8 @@ std::string shown_result(const std::string& column, const Json& value) {
   return value.is_null() ? "nan" : value.dump();
 }
 
-std::string result_table(const std::vector<std::string>& names, std::vector<ResultRow> rows) {
+std::string result_table(const std::vector<std::string>& names, std::vector<ResultRow> rows,
+                         int columns_of_terminal) {
   std::ranges::stable_sort(rows, {}, &ResultRow::rank);
   const std::vector<std::string> columns = columns_of(rows, names);
   std::vector<Row> texts = {names};
@@ -102,7 +115,9 @@ std::string result_table(const std::vector<std::string>& names, std::vector<Resu
     text.push_back(base::shortened(base::printable(row.state), kMaxState));
     texts.push_back(std::move(text));
   }
-  return aligned(texts);
+  std::string table = aligned(texts);
+  const int width = base::columns_of(table.substr(0, table.find('\n')));
+  return width < columns_of_terminal ? table : listed(texts);
 }
 
 }  // namespace syncbn::train

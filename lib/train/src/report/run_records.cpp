@@ -126,13 +126,7 @@ RunRecords read_run(const fs::path& folder, ReadSteps steps) {
                  base::counted(log.damaged(), "line") + (log.damaged() == 1 ? " is" : " are"));
   }
   for (NumberTable* table : {&run.epochs, &run.steps}) table->remove("time");
-  const auto version = field_of<int64_t>(run.start, RunFolder::kFormatVersionKey, 1);
-  if (version > RunFolder::kFormatVersion) {
-    throw base::UserError(
-        fmt::format("{} is the run of a newer version of train (its log has format {}, this "
-                    "version reads up to {}); use that version",
-                    folder.string(), version, RunFolder::kFormatVersion));
-  }
+  check_format(folder, run.start);
   run.result = json_file(RunFolder::result(folder));
   if (const auto text = RunFolder::config_of(folder)) {
     run.config_text = *text;

@@ -12,7 +12,6 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/dist/collectives.h>
-#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/models/detector.h>
 #include <syncbn/models/memory_format.h>
@@ -20,6 +19,7 @@
 
 #include <algorithm>
 
+#include "common/component_error.h"
 #include "common/naming.h"
 #include "common/out_of_memory.h"
 #include "common/rank_0.h"
@@ -172,11 +172,6 @@ std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Datase
 
 namespace {
 
-/// The plug-in that has the network; empty for our own.
-std::string plugin_of(const Config& config) {
-  return models::ModelKind::registry().entries().at(config.model.type()).origin.value_or("");
-}
-
 /// Asks a network for the outputs of one sample, so that its mistakes are found before the first
 /// step.
 void try_out(const Config& config, const models::ModelArgs& args, models::Model& model) {
@@ -196,20 +191,18 @@ void try_out(const Config& config, const models::ModelArgs& args, models::Model&
 }
 
 std::shared_ptr<models::Model> made_by_plugin(const Config& config, const models::ModelArgs& args) {
-  return naming(fmt::format("model {} of {}", config.model.type(), plugin_of(config)), [&] {
-    try {
-      return explain_out_of_memory(MemoryUse::kSetup, [&] {
-        auto model = config.model.make(args);
-        if (model == nullptr) throw base::UserError("it is null");
-        try_out(config, args, *model);
-        return model;
-      });
-    } catch (const base::Error&) {
-      throw;
-    } catch (const std::exception& error) {
-      throw base::UserError(dist::plain_message(error));
-    }
-  });
+  const std::string name = component_name("model", config.model);
+  return refusing([&] { return name; },
+                  [&] {
+                    return naming(name, [&] {
+                      return explain_out_of_memory(MemoryUse::kSetup, [&] {
+                        auto model = config.model.make(args);
+                        if (model == nullptr) throw base::UserError("it is null");
+                        try_out(config, args, *model);
+                        return model;
+                      });
+                    });
+                  });
 }
 
 }  // namespace
@@ -223,7 +216,7 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
   at::manual_seed(static_cast<uint64_t>(seed));
   auto model = report_on_rank_0([&] {
     auto made =
-        plugin_of(config).empty()
+        plugin_of(config.model).empty()
             ? explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); })
             : made_by_plugin(config, args);
     freeze(config.freeze, *made);

@@ -8,12 +8,16 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/comm_hooks.h>
+#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
+#include <stdexcept>
 #include <utility>
 
+#include "common/component_error.h"
 #include "common/rank_0.h"
 #include "profile/phases.h"
 
@@ -155,8 +159,10 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
       model_(std::move(model)),
       replicas_(std::move(replicas)),
       device_(dist::device()),
-      optimizer_(
-          report_on_rank_0([&] { return config.optimizer.make(trainable_parameters(*model_)); })),
+      optimizer_(report_on_rank_0([&] {
+        return refusing([&] { return component_name("optimizer", config.optimizer); },
+                        [&] { return config.optimizer.make(trainable_parameters(*model_)); });
+      })),
       scaler_(make_scaler(config, device_)),
       ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),
       vote_(milliseconds(config.timeout)) {
@@ -183,8 +189,11 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
                                                   bool is_regular) {
   const data::Batch on_device = [&] {
     RECORD_USER_SCOPE(kToDevicePhase);
-    const data::Batch moved = to_device_(batch);
-    return batch.size() > 0 ? task_.augment(moved, random) : moved;
+    const data::Batch moved = blaming([&] { return component_name("data", config_.data); },
+                                      [&] { return to_device_(batch); });
+    if (batch.size() == 0) return moved;
+    return blaming([&] { return task_name(config_, {}, moved.target); },
+                   [&] { return task_.augment(moved, random); });
   }();
   const bool can_capture = has_run_eagerly_ && is_without_timers(reducer_steps_);
   if (config_.cuda_graph && is_regular && (captured_ || can_capture)) {
@@ -218,8 +227,11 @@ std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& bat
       is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
     }
     RECORD_USER_SCOPE(kOptimizerPhase);
+    timer_.start();
     // It leaves parameters alone that have no gradient: those of other turns.
-    optimizer_->step(lr, found_inf);
+    blaming([&] { return component_name("optimizer", config_.optimizer); },
+            [&] { optimizer_->step(lr, found_inf); });
+    timer_.add_lap(times_.optimizer);
     if (is_last) restore_former(scaler_ ? is_bad_loss : found_inf);
     if (!is_last) turn.ddp.zero_grad();
   }
@@ -253,12 +265,17 @@ void TrainingStep::capture(const data::Batch& batch) {
   CapturedStep& step = captured_.emplace();
   step.batch = {.data = at::empty_like(batch.data), .target = at::empty_like(batch.target)};
   step.graph = dist::make_cuda_graph();
-  try {
-    step.graph->capture([&] { step.losses = run_on_device(step.batch); });
-  } catch (const c10::Error& error) {
+  const auto refuse = [](const std::exception& error) {
     throw base::UserError(
         fmt::format("cuda_graph: this step cannot be captured ({}); set cuda_graph to false",
-                    error.what_without_backtrace()));
+                    dist::plain_message(error)));
+  };
+  try {
+    step.graph->capture([&] { step.losses = run_on_device(step.batch); });
+  } catch (const ComponentError& error) {
+    refuse(error);
+  } catch (const c10::Error& error) {
+    refuse(error);
   }
 }
 
@@ -327,23 +344,44 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
     const Autocast autocast(config_, device_);
     const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
         [&](models::Model& model) { return forward(model, turn, batch); }));
-    loss = batch.size() > 0 ? task_.loss(outputs, batch.target) : zero_loss(outputs);
+    const auto task = [&] { return task_name(config_, outputs, batch.target); };
+    loss = blaming(task, [&] {
+      at::Tensor made = batch.size() > 0 ? task_.loss(outputs, batch.target) : zero_loss(outputs);
+      check_defined({made});
+      return made;
+    });
     if (batch.size() > 0 && turn == 0 && task_.counts_training()) {
       const at::NoGradGuard no_grad;
-      counts_.add_(task_.counts(outputs, batch.target));
+      blaming(task, [&] { counts_.add_(task_.counts(outputs, batch.target)); });
     }
   }
   timer_.add_lap(times_.forward);
   const at::Tensor weighted = share == 1 ? loss : loss * share;
   RECORD_USER_SCOPE(kBackwardPhase);
-  (scaler_ ? scaler_->scale(weighted) : weighted).backward();
+  blaming([&] { return "backward pass of " + model_name(config_, batch.data); },
+          [&] {
+            if (!loss.requires_grad()) {
+              throw std::runtime_error(
+                  "the loss does not depend on a parameter that is trained; are the outputs "
+                  "detached, or made under NoGradGuard?");
+            }
+            (scaler_ ? scaler_->scale(weighted) : weighted).backward();
+          });
   timer_.add_lap(times_.backward);
   return loss.detach();
 }
 
 Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
                                     const data::Batch& batch) const {
-  if (!replicas_) return task_.forward(model, turn, batch);
+  const auto forward_one = [&](models::Model& one, const data::Batch& part) {
+    return blaming([&] { return model_name(config_, part.data); },
+                   [&] {
+                     auto outputs = task_.forward(one, turn, part);
+                     check_defined(outputs);
+                     return outputs;
+                   });
+  };
+  if (!replicas_) return forward_one(model, batch);
   // What tensors cannot be divided with is found by the positions of a replica's samples.
   const at::Tensor positions = at::arange(batch.size());
   return replicas_->invoke(
@@ -358,7 +396,7 @@ Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
         };
         part.indices = slice(batch.indices);
         part.randoms = slice(batch.randoms);
-        return task_.forward(replica, turn, part);
+        return forward_one(replica, part);
       },
       batch.data, positions);
 }
@@ -425,7 +463,8 @@ StepTime TrainingStep::take_times(int64_t steps) {
   const double exchange = sampled_both > 0 ? both * sampled.exchange / sampled_both : 0;
   return {.forward = sums.forward / static_cast<double>(steps),
           .backward = both - exchange,
-          .exchange = exchange};
+          .exchange = exchange,
+          .optimizer = sums.optimizer / static_cast<double>(steps)};
 }
 
 at::Tensor TrainingStep::take_counts() {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <utility>
 
+#include "common/component_error.h"
 #include "common/naming.h"
 #include "tasks/tasks.h"
 
@@ -133,37 +134,44 @@ AddedMetrics::AddedMetrics(const Config& config, const data::Dataset& dataset) {
     if (!config.metrics.empty() && config.task.type() == "gan") {
       throw base::UserError("a gan gives no answers that they could count; leave them out");
     }
-    for (const auto& metric : config.metrics) all_.push_back(metric.make(dataset));
+    for (const auto& metric : config.metrics) {
+      const std::string name = component_name("metric", metric);
+      refusing([&] { return name; },
+               [&] {
+                 auto made = metric.make(dataset);
+                 const int64_t counts = made->num_counts();
+                 all_.push_back({.name = name, .num_counts = counts, .metric = std::move(made)});
+               });
+    }
   });
 }
 
 int64_t AddedMetrics::num_counts() const {
   int64_t all = 0;
-  for (const auto& metric : all_) all += metric->num_counts();
+  for (const Added& one : all_) all += one.num_counts;
   return all;
 }
 
 at::Tensor AddedMetrics::counts(const Task::Outputs& outputs, const at::Tensor& target) const {
   std::vector<at::Tensor> all = {at::empty({0}, target.options().dtype(at::kLong))};
-  for (const auto& metric : all_) {
-    all.push_back(metric->counts(outputs, target));
+  for (const Added& one : all_) {
+    all.push_back(
+        blaming([&] { return one.name; }, [&] { return one.metric->counts(outputs, target); }));
     const at::Tensor& own = all.back();
-    if (own.scalar_type() == at::kLong && own.dim() == 1 && own.numel() == metric->num_counts()) {
-      continue;
-    }
-    throw base::UserError(fmt::format(
-        "metrics: '{}' counts {} of shape [{}], and has to count int64 of shape [{}]",
-        metric->metric(std::vector<int64_t>(static_cast<size_t>(metric->num_counts()))).name,
-        own.dtype().name(), fmt::join(own.sizes(), ", "), metric->num_counts()));
+    if (own.scalar_type() == at::kLong && own.dim() == 1 && own.numel() == one.num_counts) continue;
+    throw base::UserError(
+        fmt::format("{} counts {} of shape [{}], and has to count int64 of shape [{}]", one.name,
+                    own.dtype().name(), fmt::join(own.sizes(), ", "), one.num_counts));
   }
   return at::cat(all);
 }
 
 std::vector<Metric> AddedMetrics::metrics(std::span<const int64_t> counts) const {
   std::vector<Metric> all;
-  for (const auto& metric : all_) {
-    const auto own = static_cast<size_t>(metric->num_counts());
-    all.push_back(metric->metric(counts.first(own)));
+  for (const Added& one : all_) {
+    const auto own = static_cast<size_t>(one.num_counts);
+    all.push_back(
+        blaming([&] { return one.name; }, [&] { return one.metric->metric(counts.first(own)); }));
     counts = counts.subspan(own);
   }
   return all;

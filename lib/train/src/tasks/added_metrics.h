@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <syncbn/train/config.h>
@@ -20,7 +21,13 @@ class AddedMetrics {
   std::vector<Metric> metrics(std::span<const int64_t> counts) const;
 
  private:
-  std::vector<std::unique_ptr<CountedMetric>> all_;
+  struct Added {
+    std::string name;  ///< component_name()
+    int64_t num_counts;
+    std::unique_ptr<CountedMetric> metric;
+  };
+
+  std::vector<Added> all_;
 };
 
 }  // namespace syncbn::train

@@ -9,6 +9,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <syncbn/base/error.h>
 #include <syncbn/data/sampler.h>
 #include <syncbn/train/optimizer.h>
 
@@ -97,8 +98,15 @@ void write_checkpoint(const Checkpoint& checkpoint, const std::filesystem::path&
 /// A copy whose tensors are in memory of their own on the CPU, to be written while the run goes on.
 Checkpoint copy_to_host(const Checkpoint& checkpoint);
 
+/// A checkpoint that a newer version of train wrote.
+class NewerCheckpointError : public base::UserError {
+ public:
+  using base::UserError::UserError;
+};
+
 /// @param name of the file, for messages
-/// @throws base::UserError for damaged bytes, those of another program, and other format versions.
+/// @throws base::UserError for damaged bytes and those of another program, NewerCheckpointError for
+/// another format version.
 Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name);
 
 }  // namespace syncbn::train

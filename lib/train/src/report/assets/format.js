@@ -50,7 +50,7 @@ function shown(name, value) {
 
 const titles = {
   lr: "Learning rate", images_per_second: "Images per second", data_wait_seconds: "Wait for data, per step",
-  data_wait_share: "Wait for data, share of time", gpu_memory_bytes: "GPU memory", gpu_utilization: "GPU utilization",
+  data_wait_share: "Wait for data, share of time", memory_bytes: "Memory", gpu_memory_bytes: "GPU memory", gpu_utilization: "GPU utilization",
 };
 
 /** A key as a heading. */

@@ -35,7 +35,7 @@ function head() {
   pairs.push(["Epochs", shown("epoch", last("epoch") ?? 0)], ["Steps", count(lastStep)]);
   if (last("seconds") !== undefined) pairs.push(["Time", seconds(last("seconds"))]);
   if (last("images_per_second")) pairs.push(["Images per second", shown("images_per_second", last("images_per_second"))]);
-  if (last("gpu_memory_bytes")) pairs.push(["GPU memory", shown("gpu_memory_bytes", last("gpu_memory_bytes"))]);
+  for (const name of ["memory_bytes", "gpu_memory_bytes"]) if (last(name)) pairs.push([titled(name), shown(name, last(name))]);
   page.append(element("header", {}, element("h1", {}, run.name),
       element("p", { class: "muted" }, parts.filter(Boolean).join(" · ")), figures(pairs), nav));
 }
@@ -95,23 +95,26 @@ function curves() {
 
 // ---- the time of a step --------------------------------------------------------------------------
 
-const parts = ["data", "forward", "backward", "exchange", "rest"];
+const partColors = { data: 4, forward: 0, backward: 1, exchange: 3, optimizer: 2, rest: 7 };
 
 function stepTime() {
   const time = run.step_time;
   if (!time) return;
-  const rest = time.whole.map((whole, rank) => Math.max(0, whole - parts.slice(0, 4).reduce((sum, part) => sum + time[part][rank], 0)));
+  const hasOptimizer = (time.optimizer ?? []).some((one) => one > 0);  // not on GPUs
+  const parts = Object.keys(partColors).filter((part) => part !== "optimizer" || hasOptimizer);
+  const rest = time.whole.map((whole, rank) => Math.max(0, whole - parts.slice(0, -1).reduce((sum, part) => sum + time[part][rank], 0)));
   const of = { ...time, rest };
   const longest = Math.max(...time.whole);
   const own = (time.own ?? []).some((one) => one > 0) ? [time.own] : [];  // not on GPUs
-  const rows = time.whole.map((whole, rank) => [String(rank), seconds(whole), ...own.map((times) => seconds(times[rank])), ...parts.map((part) => seconds(of[part][rank])),
+  const memory = time.memory_bytes ? [time.memory_bytes] : [];  // not in older logs
+  const rows = time.whole.map((whole, rank) => [String(rank), ...memory.map((bytes) => shown("memory_bytes", bytes[rank])), seconds(whole), ...own.map((times) => seconds(times[rank])), ...parts.map((part) => seconds(of[part][rank])),
     element("td", { class: "left" }, element("span", { class: "parts", role: "img", "aria-label": parts.map((part) => `${part} ${seconds(of[part][rank])}`).join(", ") },
-        parts.map((part, i) => element("i", { style: `width: ${(100 * of[part][rank] / longest).toFixed(2)}%; background: var(--series-${[4, 0, 1, 3, 7][i]})` }))))]);
-  const heads = parts.map((part, i) => [element("span", { class: "swatch", style: `background: var(--series-${[4, 0, 1, 3, 7][i]})` }), part]);
-  section(page, nav, "time", "Time of a step",
+        parts.map((part) => element("i", { style: `width: ${(100 * of[part][rank] / longest).toFixed(2)}%; background: var(--series-${partColors[part]})` }))))]);
+  const heads = parts.map((part) => [element("span", { class: "swatch", style: `background: var(--series-${partColors[part]})` }), part]);
+  section(page, nav, "time", "Time and memory of a step",
       element("p", { class: "hint" }, `Means of epoch ${time.epoch} by rank. Forward and backward include the exchange of batch norm's statistics; exchange is that of gradients, as far as backward does not hide it.`
           + (own.length ? " Own is the time in which a rank waits for no other: the rank with the most holds up the others." : "")),
-      element("div", { class: "scroll tall" }, table(["rank", "step", ...own.map(() => "own"), ...heads, ""], rows)));
+      element("div", { class: "scroll tall" }, table(["rank", ...memory.map(() => "memory"), "step", ...own.map(() => "own"), ...heads, ""], rows)));
 }
 
 // ---- the profile ---------------------------------------------------------------------------------
@@ -208,7 +211,7 @@ function classes() {
 
 // ---- pictures ------------------------------------------------------------------------------------
 
-const pictureTitles = { samples: "Samples", ema_samples: "Samples of the moving average", first_batch: "First training batch, augmented" };
+const pictureTitles = { samples: "Samples", worst_samples: "Samples with the highest losses", ema_samples: "Samples of the moving average", first_batch: "First training batch, augmented" };
 
 // What is beside each other in a row.
 const sampleColumns = { segmentation: "image, label, the network's answer", detection: "label, the network's answer" };
