@@ -166,6 +166,24 @@ TEST(LaunchPreflightTest, NothingStartsIfTheJobWouldFail) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("cannot write to /proc"), Not(HasSubstr("started"))));
 }
 
+TEST(LaunchPreflightTest, ANodeWithoutTheOptionIsRefusedAndNamed) {
+  for (const bool node_0_checks : {true, false}) {
+    Nodes nodes(2);
+    const std::vector<std::string> without = {"--rdzv_conf=join_timeout=3"};
+    const std::vector<std::string> with = {"--preflight", "--rdzv_conf=join_timeout=3"};
+    nodes.start(0, 1, node_0_checks ? with : without, shell("echo started"));
+    nodes.start(1, 1, node_0_checks ? without : with, shell("echo started"));
+    const auto results = nodes.wait();
+    const std::string what = node_0_checks ? "out --preflight, and node 0 with it"
+                                           : " --preflight, and node 0 without it";
+    EXPECT_EQ(results[1].exit_code, 2);
+    EXPECT_THAT(results[1].err, HasSubstr("was started with" + what));
+    EXPECT_EQ(results[0].exit_code, 75);
+    EXPECT_THAT(results[0].err, HasSubstr("was started with" + what));
+    EXPECT_THAT(results[0].out + results[1].out, Not(HasSubstr("started")));
+  }
+}
+
 TEST(LaunchPreflightTest, AHeadChecksItsHosts) {
   const auto result =
       launch({"--preflight", "--hosts=127.0.0.1:1,127.0.0.2:1", "sh", "-c", "echo started $RANK"});

@@ -145,7 +145,7 @@ int run(const LaunchOptions& options, SshNode* node) {
     base::write_stdout(render_plan(options, context, command));
     return base::kExitOk;
   }
-  if (!is_preflight(options)) {
+  if (!options.is_check) {
     announce_scheduler(options, context);
     announce_threads(options, context);
   }

@@ -6,6 +6,7 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "common/json_messages.h"
@@ -108,6 +109,10 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
 }
 
 void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
+  if (options_.is_check && !hello.is_check && state_ == State::kFinished) {
+    node.channel.fail(ECONNRESET);  // it comes for the job, which will listen here after this check
+    return;
+  }
   const std::string why = mismatch(node, hello);
   if (!why.empty()) {
     node.refuse(base::kExitUsage, why);
@@ -168,6 +173,10 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
   if (hello.max_restarts != options_.max_restarts) {
     return fmt::format("{} was started with --max_restarts={}, and node 0 with --max_restarts={}",
                        hello.host, hello.max_restarts, options_.max_restarts);
+  }
+  if (hello.is_check != options_.is_check) {
+    return fmt::format("{} was started with{} --preflight, and node 0 with{}", hello.host,
+                       hello.is_check ? "" : "out", hello.is_check ? "out it" : " it");
   }
   if (hello.node >= options_.nnodes.max || hello.nproc < 1 || hello.nproc > kMaxWorkers) {
     return fmt::format("{} claims to be node {} with {}", hello.host, hello.node,

@@ -31,6 +31,7 @@ nlohmann::json Hello::json() const {
           {"role", role},
           {"host", host},
           {"max_restarts", max_restarts},
+          {"is_check", is_check},
           {"what", what},
           {"exit_code", exit_code},
           {"addresses", addresses}};
@@ -45,6 +46,7 @@ Hello Hello::of(const nlohmann::json& message) {
           .role = message.at("role"),
           .host = shown_text(message, "host"),
           .max_restarts = message.at("max_restarts"),
+          .is_check = message.value("is_check", false),
           .exit_code = message.value("exit_code", 0),
           .what = message.contains("what") ? shown_text(message, "what") : "",
           .addresses = message.value("addresses", std::vector<std::string>())};

@@ -168,11 +168,9 @@ LaunchOptions preflight_job(const LaunchOptions& options) {
   while (!std::filesystem::exists(folder)) folder = folder.parent_path();  // made at the start
   words.insert(words.end(), {"--prefix=off", "--", "/proc/self/exe", kPreflightWorker, folder});
   if (!options.token.empty()) ::setenv("SYNCBN_TOKEN", options.token.c_str(), 1);
-  return parse_settled_options(words);
-}
-
-bool is_preflight(const LaunchOptions& options) {
-  return options.program.size() > 1 && options.program[1] == kPreflightWorker;
+  LaunchOptions check = parse_settled_options(words);
+  check.is_check = true;
+  return check;
 }
 
 int run_preflight_worker(const std::string& folder) {

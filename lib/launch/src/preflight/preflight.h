@@ -14,9 +14,6 @@ inline constexpr const char* kPreflightWorker = "--preflight-of-node";
 /// @throws base::UserError as parse_options() does.
 LaunchOptions preflight_job(const LaunchOptions& options);
 
-/// Whether `options` describe such a check.
-bool is_preflight(const LaunchOptions& options);
-
 /// Runs as a worker of that job. Local rank 0 of each node measures; node 0 prints what all nodes
 /// have found, to stdout. @param folder in which the disk is measured.
 /// @return the exit code: 75 on node 0 if the job would fail.

@@ -98,6 +98,45 @@ void remove_temporaries(const fs::path& folder) {
   }
 }
 
+/// runs/`name` and its numbered successors that hold a run, the first ones first.
+std::vector<fs::path> runs_of(const std::string& name) {
+  std::vector<fs::path> found;
+  fs::path next = RunFolder::wanted_path("", name);
+  for (int number = 2; holds_run(next); ++number) {
+    found.push_back(next);
+    next = numbered(name, number);
+  }
+  return found;
+}
+
+/// When a run wrote its log last.
+fs::file_time_type last_written(const fs::path& run) {
+  std::error_code error;
+  const auto time = fs::last_write_time(run / kLog, error);
+  return error ? fs::file_time_type::min() : time;
+}
+
+/// N of a file "PREFIX-N.pt".
+std::optional<int64_t> number_of(const fs::path& file, std::string_view prefix) {
+  const std::string name = file.filename().string();
+  if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) return std::nullopt;
+  const std::string digits =
+      name.substr(prefix.size(), name.size() - prefix.size() - std::strlen(kSuffix));
+  return base::parse_number<int64_t>(digits);
+}
+
+/// The files "PREFIX-N.pt" of a folder, the highest N first.
+std::vector<fs::path> numbered_files(const fs::path& folder, std::string_view prefix) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    if (number_of(entry.path(), prefix)) found.push_back(entry.path());
+  }
+  std::ranges::sort(found, std::ranges::greater(),
+                    [&](const fs::path& file) { return *number_of(file, prefix); });
+  return found;
+}
+
 /// What a run would take for its own in a folder that is not a run's.
 /// @throws base::UserError if there is such a thing: it is someone's work
 void refuse_others_work(const fs::path& folder) {
@@ -137,45 +176,6 @@ void remove_run(const fs::path& folder) {
     }
     fs::remove(path, ignored);  // unless others' files are left in it
   }
-}
-
-/// runs/`name` and its numbered successors that hold a run, the first ones first.
-std::vector<fs::path> runs_of(const std::string& name) {
-  std::vector<fs::path> found;
-  fs::path next = RunFolder::wanted_path("", name);
-  for (int number = 2; holds_run(next); ++number) {
-    found.push_back(next);
-    next = numbered(name, number);
-  }
-  return found;
-}
-
-/// When a run wrote its log last.
-fs::file_time_type last_written(const fs::path& run) {
-  std::error_code error;
-  const auto time = fs::last_write_time(run / kLog, error);
-  return error ? fs::file_time_type::min() : time;
-}
-
-/// N of a file "PREFIX-N.pt".
-std::optional<int64_t> number_of(const fs::path& file, std::string_view prefix) {
-  const std::string name = file.filename().string();
-  if (!name.starts_with(prefix) || !name.ends_with(kSuffix)) return std::nullopt;
-  const std::string digits =
-      name.substr(prefix.size(), name.size() - prefix.size() - std::strlen(kSuffix));
-  return base::parse_number<int64_t>(digits);
-}
-
-/// The files "PREFIX-N.pt" of a folder, the highest N first.
-std::vector<fs::path> numbered_files(const fs::path& folder, std::string_view prefix) {
-  std::vector<fs::path> found;
-  std::error_code ignored;
-  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
-    if (number_of(entry.path(), prefix)) found.push_back(entry.path());
-  }
-  std::ranges::sort(found, std::ranges::greater(),
-                    [&](const fs::path& file) { return *number_of(file, prefix); });
-  return found;
 }
 
 /// No other run writes to the folder while the descriptor is open.

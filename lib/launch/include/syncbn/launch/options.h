@@ -134,6 +134,7 @@ struct LaunchOptions {
   std::string events_file = {};  ///< for kFile
   bool dry_run = false;
   bool preflight = false;  ///< check the machines before the start
+  bool is_check = false;   ///< the job is that check
   HeadOptions head = {};
   MessageScope message_scope = MessageScope::kAlone;
   std::optional<Streams> colours = {};  ///< streams of the head that show colours; empty: no head
