@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/train/checkpoint.h>
 
 #include <map>
 #include <sstream>
 
+#include "checkpoints/sealed_archive.h"
 #include "e2e/train_program.h"
 #include "launch/on_terminal.h"
 #include "support/python.h"
@@ -18,7 +21,9 @@ namespace syncbn::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::vector<std::string> short_run(const std::vector<std::string>& more = {}) {
   std::vector<std::string> all = {"--config", shipped_config("digits.yaml"), "--epochs=1"};
@@ -50,7 +55,7 @@ TEST(RunFolderProgramTest, ProposesCommandsThatAShellTakes) {
   const std::string unfinished = "runs/my digits has a run that was not finished; to resume it: ";
   EXPECT_THAT(run(), AllOf(HasSubstr("writes to runs/my digits-2\n"), HasSubstr(unfinished),
                            HasSubstr("/train 'runs/my digits'\n")));
-  EXPECT_THAT(run(), ::testing::Not(HasSubstr(unfinished)));  // a later one has finished
+  EXPECT_THAT(run(), Not(HasSubstr(unfinished)));  // a later one has finished
 }
 
 TEST(RunFolderProgramTest, AResumeGoesOnWithTheNewestRun) {
@@ -275,7 +280,7 @@ TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
   const auto again = run_train({"watch", folder / "run"});
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_THAT(again.out, ::testing::StartsWith("run  stopped: SIGTERM  1 rank\n"));
-  EXPECT_THAT(again.out, ::testing::Not(HasSubstr("\x1b")));
+  EXPECT_THAT(again.out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(run_train({"watch", folder / "run", "--color=always"}).out, HasSubstr("\x1b[31m"));
   const auto refused = [&](const std::vector<std::string>& args, const std::string& message) {
     const auto result = run_train(args);
@@ -291,13 +296,28 @@ TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
 
 TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
   const TempFolder folder;
-  const auto colours = [&](const std::vector<std::string>& more, const Env& env = {}) {
-    auto args = short_run({"--max_steps=1", "--overwrite", "--run_dir", folder / "run"});
-    args.insert(args.end(), more.begin(), more.end());
-    return count(run_train(args, env).err, "\x1b[") > 0;
+  const auto args = [&](const std::vector<std::string>& more) {
+    auto all = short_run({"--max_steps=1", "--overwrite", "--run_dir", folder / "run"});
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
   };
-  EXPECT_FALSE(colours({}));
-  EXPECT_TRUE(colours({"--color=always"}));
+  EXPECT_THAT(run_train(args({})).err, Not(HasSubstr("\x1b[")));
+  EXPECT_THAT(run_train(args({"--color=always"})).err, HasSubstr("\x1b["));
+  // On a terminal, the colours of SGR; what erases a line is none.
+  const auto on_terminal = [&](std::vector<std::string> all, const Env& env) {
+    all.insert(all.begin(), program("train"));
+    OnTerminal terminal(all, 60, env);
+    EXPECT_EQ(terminal.wait(), 0);
+    return terminal.screen();
+  };
+  EXPECT_THAT(on_terminal(args({}), {}), HasSubstr("\x1b[32mI"));
+  EXPECT_THAT(on_terminal(args({}), {{"NO_COLOR", "1"}}), Not(HasSubstr("\x1b[3")));
+  EXPECT_THAT(on_terminal(args({"--color=never"}), {}), Not(HasSubstr("\x1b[3")));
+  EXPECT_THAT(on_terminal(args({"--color=always"}), {{"NO_COLOR", "1"}}), HasSubstr("\x1b[32mI"));
+  const std::string run = folder / "run";
+  EXPECT_THAT(on_terminal({"watch", run}, {}), HasSubstr("\x1b[3"));
+  EXPECT_THAT(on_terminal({"watch", run}, {{"NO_COLOR", "1"}}), Not(HasSubstr("\x1b[3")));
+  EXPECT_THAT(on_terminal({"watch", run, "--color=never"}, {}), Not(HasSubstr("\x1b[3")));
   std::vector<std::string> words = {program("train")};
   for (const std::string& word : short_run({"--run_dir", folder / "shown", "--epochs=20"})) {
     words.push_back(word);
@@ -306,6 +326,97 @@ TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
   ASSERT_TRUE(terminal.shows("\x1b[32mI"));
   ASSERT_TRUE(terminal.shows("]   "));  // the bar
   EXPECT_EQ(terminal.wait(), 0);
+}
+
+TEST(RunFolderProgramTest, TheBarShowsHowTheTrainingGoes) {
+  const TempFolder folder;
+  OnTerminal terminal({program("train"), "--config", shipped_config("digits.yaml"),
+                       "--epochs=10000", "--run_dir", folder / "run"},
+                      200);
+  // The metric is there from the first evaluation on.
+  ASSERT_TRUE(terminal.shows("  test accuracy "));
+  terminal.type("\x03");
+  EXPECT_EQ(terminal.wait(), base::kExitSignalBase + SIGINT);
+  EXPECT_THAT(
+      terminal.screen(),
+      ContainsRegex("\\[#*\\.+\\]  [0-9]+/[0-9]+  +[0-9]+ %  epoch [0-9]+/10000  loss [0-9.]+  "
+                    "test accuracy [0-9.]+ %  lr [0-9.]+  [0-9]+ images/s  "
+                    "data wait [0-9.]+ %  [0-9.]+ [MG]B  [0-9:]+ < [0-9:]+"));
+}
+
+/// Lines of a terminal that a program draws over, in columns.
+std::vector<int> widths_of_bars(const std::string& screen) {
+  const std::string erase = "\r\x1b[K";
+  std::vector<int> widths;
+  for (size_t at = 0; (at = screen.find(erase, at)) != screen.npos;) {
+    at += erase.size();
+    const std::string line = screen.substr(at, screen.find_first_of("\r\x1b", at) - at);
+    if (!line.empty()) widths.push_back(base::columns_of(line));
+  }
+  return widths;
+}
+
+TEST(RunFolderProgramTest, ATerminalOf20ColumnsIsWideEnough) {
+  const TempFolder folder;
+  for (const char* run : {"one", "two"}) {
+    OnTerminal terminal({program("train"), "--config", shipped_config("digits.yaml"), "--epochs=2",
+                         "--color=always", "--run_dir", folder / run},
+                        20);
+    EXPECT_EQ(terminal.wait(), 0);
+    const auto widths = widths_of_bars(terminal.screen());
+    EXPECT_THAT(widths, Not(::testing::IsEmpty())) << terminal.screen();
+    EXPECT_THAT(widths, ::testing::Each(::testing::Le(19)));
+  }
+  OnTerminal watch({program("train"), "watch", folder / "one", "--color=never"}, 20);
+  EXPECT_EQ(watch.wait(), 0);
+  EXPECT_THAT(widths_of_bars(watch.screen()), ::testing::Each(::testing::Le(19)));
+  // A table that is wider than the terminal is a list.
+  const std::vector<std::string> compare = {program("train"), "compare", folder / "one",
+                                            folder / "two"};
+  OnTerminal narrow(compare, 20);
+  EXPECT_EQ(narrow.wait(), 0);
+  EXPECT_THAT(narrow.screen(), ContainsRegex("^(one|two) .*\r\n  best_test_accuracy [01]\\."));
+  OnTerminal wide(compare, 200);
+  EXPECT_EQ(wide.wait(), 0);
+  EXPECT_THAT(wide.screen(), HasSubstr("best_test_accuracy  best_epoch  "));
+}
+
+TEST(RunFolderProgramTest, AFullDiskUnderTheReportDoesNotEndTheRun) {
+  const TempFolder folder;
+  const auto args = [&](const std::string& epochs) {
+    return std::vector<std::string>{"--config",      shipped_config("digits.yaml"),
+                                    "--run_dir",     folder / "run",
+                                    "--resume=auto", "--epochs",
+                                    epochs};
+  };
+  ASSERT_EQ(run_train(args("1")).exit_code, 0);
+  std::filesystem::remove(folder / "run/report.html");
+  std::filesystem::create_symlink("/dev/full", folder / "run/report.html");
+  const auto resumed = run_train(args("4"));
+  EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_EQ(count(resumed.err, "no report: "), 1) << resumed.err;
+  EXPECT_THAT(resumed.err, ContainsRegex("no report: .*No space left.*; the run goes on\n"));
+  EXPECT_EQ(result_of(folder / "run")["epochs"], 4);
+}
+
+TEST(RunFolderProgramTest, ANewerCheckpointIsRefusedAndKept) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  ASSERT_EQ(run_train(short_run({"--max_steps=1", "--run_dir", run})).exit_code, 0);
+  train::Dict newer = train::make_dict();
+  train::put(newer, "format", std::string(train::Checkpoint::kFormat));
+  train::put(newer, "format_version", train::Checkpoint::kFormatVersion + 1);
+  // An older one, of this version, must not take its place.
+  std::filesystem::rename(folder / "run/last.pt", folder / "run/step-000000000001.pt");
+  for (const char* file : {"/last.pt", "/best.pt"}) train::write_sealed_archive(newer, run + file);
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{run, "--max_steps=2"}, {"eval", run}, {"export", run}}) {
+    const auto result = run_train(args);
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(".pt is the checkpoint of a newer version of train (it has "
+                                      "format 2, this version reads 1); use that version"));
+    EXPECT_TRUE(std::filesystem::exists(folder / "run/last.pt"));
+  }
 }
 
 TEST(RunFolderProgramTest, TheBarGoesOnInEvaluations) {

@@ -8,18 +8,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace syncbn::test {
 
-/// A program whose stdin, stdout and stderr are its controlling terminal, 60 columns wide.
+/// A program whose stdin, stdout and stderr are its controlling terminal.
 class OnTerminal {
  public:
-  explicit OnTerminal(const std::vector<std::string>& argv) {
+  explicit OnTerminal(const std::vector<std::string>& argv, uint16_t columns = 60,
+                      const std::map<std::string, std::string>& env = {}) {
     winsize size{};
-    size.ws_col = 60;
+    size.ws_col = columns;
     size.ws_row = 20;
     int master = -1;
     pid_ = ::forkpty(&master, nullptr, nullptr, &size);
@@ -27,6 +30,7 @@ class OnTerminal {
       ::setenv("TERM", "xterm", 1);
       ::setenv("OMP_NUM_THREADS", "1", 1);
       ::unsetenv("NO_COLOR");
+      for (const auto& [name, value] : env) ::setenv(name.c_str(), value.c_str(), 1);
       std::vector<char*> words;
       words.reserve(argv.size() + 1);
       for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
