@@ -80,7 +80,7 @@ TEST_F(RunFolderTest, DoesNotReplaceAConfigurationThatNoRunWrote) {
 }
 
 TEST_F(RunFolderTest, NeverRemovesWhatNoRunWrote) {
-  for (const std::string& file :
+  for (const char* const file :
        {"pictures/cat/1.png", "profile/me.txt", "step-3.pt", "environment.json", "mistakes.csv"}) {
     SCOPED_TRACE(file);
     const fs::path path = temp_ / ("of " + fs::path(file).stem().string());

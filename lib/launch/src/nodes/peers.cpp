@@ -22,18 +22,10 @@ static constexpr size_t kMaxHello = size_t{64} << 10;
 static constexpr size_t kMaxUnread = size_t{64} << 20;
 
 nlohmann::json Hello::json() const {
-  return {{"type", "hello"},
-          {"job", job},
-          {"node", node},
-          {"leads", leads},
-          {"nodes", nodes},
-          {"nproc", nproc},
-          {"role", role},
-          {"host", host},
-          {"max_restarts", max_restarts},
-          {"is_check", is_check},
-          {"what", what},
-          {"exit_code", exit_code},
+  return {{"type", "hello"},       {"job", job},     {"node", node},
+          {"leads", leads},        {"nodes", nodes}, {"nproc", nproc},
+          {"role", role},          {"host", host},   {"max_restarts", max_restarts},
+          {"is_check", is_check},  {"what", what},   {"exit_code", exit_code},
           {"addresses", addresses}};
 }
 

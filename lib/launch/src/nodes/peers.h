@@ -28,8 +28,8 @@ struct Hello {
   std::string host;
   int max_restarts = 0;
   bool is_check = false;  ///< of --preflight, ahead of the job
-  int exit_code = 0;  ///< not 0: this launcher cannot start its workers, and ends the job
-  std::string what;   ///< why
+  int exit_code = 0;      ///< not 0: this launcher cannot start its workers, and ends the job
+  std::string what;       ///< why
   /// Of the launcher's host, if the job has a token: clients of the store come from these.
   std::vector<std::string> addresses = {};
 
