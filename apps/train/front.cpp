@@ -45,8 +45,7 @@ int main(int argc, char** argv) {
   }
   // libtorch's libraries find nothing then, and would say that they are missing.
   std::error_code error;
-  std::filesystem::current_path(error);
-  if (error) {
+  if (std::filesystem::current_path(error).empty()) {
     if (!may_print) ::sleep(1);  // local rank 0 reports it
     errno = error.value();
     return may_print ? fail(2, "the working directory is gone; change to another one") : 2;

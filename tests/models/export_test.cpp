@@ -49,8 +49,7 @@ const std::set<std::string> kOneOfEach = {"convnext_tiny",
                                           "resnet18",
                                           "retinanet_resnet18_fpn",
                                           "shufflenet_v2_x0_5",
-                                          "squeezenet1_1",
-                                          "unet"};
+                                          "squeezenet1_1"};
 
 const ExportInfo kInfo = {.classes = {"ant", "bee", "cat", "dog"},
                           .mean = {0.5, 0.25, 0.125},

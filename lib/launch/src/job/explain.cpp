@@ -269,7 +269,7 @@ FlightFile flight_file_at(const std::string& path) {
         "explain: {} is no file; name the flight.jsonl of a failed job, or a file of a rank",
         path));
   }
-  const base::UniqueFd memory(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const base::UniqueFd memory(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (auto record = read_rank_record(memory.get()))
     return file_of({std::move(*record)}, "files of ranks");
   return FlightFile::of(base::read_file(path, kMaxFile), path);

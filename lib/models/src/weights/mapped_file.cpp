@@ -21,7 +21,8 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   const auto fail = [&](int error) {
     base::throw_file_error(fmt::format("cannot read {}", path), error);
   };
-  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
+  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
   if (!file || ::fstat(file.get(), &status) != 0) fail(errno);
   if (!S_ISREG(status.st_mode)) {
