@@ -17,7 +17,7 @@ demo: configure ## install what is missing, build, train the digits twice, compa
 build: configure ## build everything into build/
 	@scripts/build release
 
-test: build ## build and run the tests, but for those that repeat others for minutes (check-all)
+test: build ## build and run the tests (check-all adds those that take long)
 	@scripts/run-tests release --require multiproc
 
 fault-test: build ## inject faults into jobs of the launcher; docs/reliability.md has the figures
