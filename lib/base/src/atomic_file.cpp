@@ -155,7 +155,7 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
   if (fs::is_directory(path, error)) {
     throw UserError(fmt::format("cannot read {}: it is a folder", path.string()));
   }
-  // O_NONBLOCK: a FIFO that nobody writes to is empty, instead of a wait for ever.
+  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!file) {
     throw UserError(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));

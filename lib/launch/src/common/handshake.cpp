@@ -49,7 +49,7 @@ std::string quoted(std::string_view line) {
 }
 
 std::string read_file(const std::string& path) {
-  // O_NONBLOCK: a FIFO that nobody writes to is empty, instead of a wait for ever.
+  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
   const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
   struct stat about {};
   if (!file || ::fstat(file.get(), &about) != 0) {

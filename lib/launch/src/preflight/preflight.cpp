@@ -28,7 +28,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Upper bounds on the time for all nodes to measure, and for each of the two measurements of a
-// connection: together shorter, so that the node whose connection hangs can still say so, alone.
+// connection. These two add up to less, so that only the node whose connection hangs reports it.
 constexpr std::chrono::seconds kMeasurePatience{60};
 constexpr std::chrono::seconds kLinkPatience{20};
 
