@@ -2,7 +2,9 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/data/sample_dataset.h>
 #include <syncbn/dist/batch_norm_statistics.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
@@ -19,6 +21,7 @@
 
 #include "common/component_error.h"
 #include "common/rank_0.h"
+#include "records/contact_sheet.h"
 #include "records/mistakes.h"
 #include "records/worst_samples.h"
 #include "step/stopping.h"
@@ -95,7 +98,8 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
   if (task_->evaluates_one_by_one()) loader_options_.batch_size = 1;
 }
 
-Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch) const {
+Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
+                               Pictures pictures) const {
   const at::NoGradGuard no_grad;
   model_.eval();
   data::Loader loader =
@@ -108,8 +112,9 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
   std::vector<at::Tensor> verdicts;
   std::vector<int64_t> samples;  // of the verdicts
   std::vector<Task::Seen> seen;
-  WorstSamples worst(*task_);
-  int64_t to_see = task_->pictured_samples();
+  std::optional<WorstSamples> worst;
+  if (pictures == Pictures::kFirstAndWorst) worst.emplace(*task_);
+  int64_t to_see = pictures == Pictures::kNone ? 0 : task_->pictured_samples();
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
@@ -136,7 +141,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
               [&] {
                 const at::Tensor loss = task_->loss_sum(outputs, target);
                 sums.narrow(0, 0, 2).add_(loss);
-                worst.add(on_device, outputs, loss);
+                if (worst) worst->add(on_device, outputs, loss);
                 sums[2].add_(batch->size());
                 counts.add_(at::cat({task_->counts(outputs, target), added}));
                 records.push_back(task_->records(outputs, target));
@@ -167,11 +172,46 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch)
           .remark = task_->remark(all_counts, all_records),
           .tables = task_->tables(all_counts, all_records),
           .seen = std::move(seen),
-          .worst = worst.take(),
+          .worst = worst ? worst->take() : std::vector<Task::Seen>(),
           .mistakes = worst_mistakes(verdicts, samples),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};
+}
+
+void Evaluator::write(const Evaluation& evaluation, const std::string& prefix, int64_t step,
+                      RunFolder& folder) const {
+  for (const Table& table : evaluation.tables) {
+    folder.replace_file(prefix + table.name, table.text);
+  }
+  const data::Normalization normalization = inputs_.eval_set->normalization();
+  const auto write_pictures = [&](const std::string& before,
+                                  const std::vector<Task::Seen>& samples) {
+    if (samples.empty()) return;
+    for (const Picture& picture : task_->pictures(samples, normalization)) {
+      folder.write_picture(before + picture.name, step, picture.image);
+    }
+  };
+  write_pictures(prefix, evaluation.seen);
+  write_pictures(prefix + "worst_", evaluation.worst);
+  if (prefix.empty()) write_mistakes(evaluation.mistakes, folder);
+}
+
+/// Writes mistakes.csv, and mistakes.png with their images in the same order.
+void Evaluator::write_mistakes(const std::vector<Mistake>& mistakes, RunFolder& folder) const {
+  const data::Dataset& set = *inputs_.eval_set;
+  // Of an earlier evaluation, they have to go.
+  if (mistakes.empty() && !base::exists(folder.path() / "mistakes.csv")) return;
+  const auto name_of = [&](int64_t sample) {
+    const auto* const samples = dynamic_cast<const data::SampleDataset*>(&set);
+    return samples != nullptr ? samples->name_of(sample) : "";
+  };
+  folder.replace_file("mistakes.csv", mistakes_table(mistakes, set.class_names(), name_of));
+  if (mistakes.empty()) return;
+  std::vector<int64_t> samples;
+  for (const Mistake& mistake : mistakes) samples.push_back(mistake.sample);
+  const auto sheet = contact_sheet(to_device_(set.get_batch(samples)), set.normalization());
+  if (sheet) folder.replace_file("mistakes.png", data::encode_png(*sheet));
 }
 
 void prepare_statistics(const Config& config, const Inputs& inputs, const Task& task,

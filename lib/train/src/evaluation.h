@@ -13,6 +13,7 @@
 #include <syncbn/train/task.h>
 
 #include "records/mistakes.h"
+#include "records/run_folder.h"
 #include "step/model.h"
 #include "step/stopping.h"
 #include "tasks/added_metrics.h"
@@ -28,8 +29,8 @@ struct Evaluation {
   std::vector<Metric> metrics;
   std::string remark;             ///< Task::remark()
   std::vector<Table> tables;      ///< Task::tables()
-  std::vector<Task::Seen> seen;   ///< for Task::pictures(): this rank's first samples
-  std::vector<Task::Seen> worst;  ///< the same of its samples with the highest losses
+  std::vector<Task::Seen> seen;   ///< with Pictures: this rank's first samples
+  std::vector<Task::Seen> worst;  ///< with kFirstAndWorst: its samples with the highest losses
   std::vector<Mistake> mistakes;  ///< worst_mistakes()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
@@ -38,6 +39,9 @@ struct Evaluation {
 
 /// What a rank wishes at the moment.
 using GetWishes = std::function<Wishes()>;
+
+/// The samples of this rank that an evaluation keeps for pictures.
+enum class Pictures { kNone, kFirst, kFirstAndWorst };
 
 /// Called before each batch of this rank, with the number of batches before it and that of all.
 using OnBatch = std::function<void(int64_t batch, int64_t batches)>;
@@ -63,9 +67,17 @@ class Evaluator {
   /// Every rank calls it.
   /// @param wishes asked before each batch
   /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
-  Evaluation evaluate(const GetWishes& wishes, const OnBatch& on_batch) const;
+  Evaluation evaluate(const GetWishes& wishes, const OnBatch& on_batch,
+                      Pictures pictures = Pictures::kNone) const;
+
+  /// Writes tables, pictures and mistakes. A keeper calls it.
+  /// @param prefix of the results' names; with one there are no mistakes
+  void write(const Evaluation& evaluation, const std::string& prefix, int64_t step,
+             RunFolder& folder) const;
 
  private:
+  void write_mistakes(const std::vector<Mistake>& mistakes, RunFolder& folder) const;
+
   const Config& config_;
   const Inputs& inputs_;
   models::Model& model_;

@@ -28,6 +28,16 @@ void describe_classes(const data::Dataset& set) {
   spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
 }
 
+void describe_frozen(const models::Model& model) {
+  int64_t frozen = 0;
+  int64_t all = 0;
+  for (const at::Tensor& parameter : model.parameters()) {
+    all += parameter.numel();
+    if (!parameter.requires_grad()) frozen += parameter.numel();
+  }
+  spdlog::info("{} of {} parameters are frozen", frozen, all);
+}
+
 std::string precision_part(const Config& config) {
   switch (chosen_precision(config, dist::device())) {
     case at::kBFloat16:
@@ -61,7 +71,7 @@ std::vector<std::string> gpu_keys(const Config& config) {
 }  // namespace
 
 void report_start(const Config& config, const std::string& name, const Inputs& inputs,
-                  int64_t seed) {
+                  const models::Model& model, int64_t seed) {
   const data::Dataset& set = *inputs.train_set;
   const bool has_gpu = dist::device().is_cuda();
   const size_t replicas = config.parallel.devices.size();
@@ -96,6 +106,7 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
     spdlog::warn("{} change{} nothing: this run has no GPU", base::join(idle, ", "),
                  idle.size() == 1 ? "s" : "");
   }
+  if (!config.freeze.empty()) describe_frozen(model);
 }
 
 }  // namespace syncbn::train

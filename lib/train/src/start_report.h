@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include <syncbn/models/model.h>
 #include <syncbn/train/config.h>
 #include <syncbn/train/inputs.h>
 
@@ -10,6 +11,6 @@ namespace syncbn::train {
 
 /// Logs what a run is about to do: data, ranks, batch, classes, and what looks like a mistake.
 void report_start(const Config& config, const std::string& name, const Inputs& inputs,
-                  int64_t seed);
+                  const models::Model& model, int64_t seed);
 
 }  // namespace syncbn::train

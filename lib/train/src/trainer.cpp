@@ -7,17 +7,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
-#include <syncbn/base/program_file.h>
-#include <syncbn/base/shell.h>
 #include <syncbn/base/signal_name.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
-#include <syncbn/data/sample_dataset.h>
 #include <syncbn/data/sampler.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
@@ -39,6 +35,7 @@
 #include "checkpoints/keepers.h"
 #include "checkpoints/python_run.h"
 #include "checkpoints/resume.h"
+#include "checkpoints/run_state.h"
 #include "checkpoints/sealed_archive.h"
 #include "common/component_error.h"
 #include "common/naming.h"
@@ -54,11 +51,12 @@
 #include "records/gpu_load.h"
 #include "records/histograms.h"
 #include "records/memory_gauge.h"
-#include "records/mistakes.h"
 #include "records/progress.h"
 #include "records/run_folder.h"
 #include "records/step_time.h"
 #include "report/report_writer.h"
+#include "run_display.h"
+#include "run_plan.h"
 #include "start_report.h"
 #include "step/compute_threads.h"
 #include "step/model.h"
@@ -85,32 +83,6 @@ std::string with_seed(const std::string& config_text, int64_t seed) {
   return config::to_yaml(config);
 }
 
-/// @throws base::UserError if `cuda_graph` asks for what a graph cannot repeat.
-void check_graph(const Config& config, const Inputs& inputs, const Task& task,
-                 const Optimizer& optimizer) {
-  if (!config.cuda_graph) return;
-  const std::vector<std::pair<const char*, bool>> obstacles = {
-      {"tensors on the CPU", !dist::device().is_cuda()},
-      {"backend gloo, which exchanges gradients on the host", config.backend == "gloo"},
-      {"parallel.mode data_parallel, whose replicas run on threads",
-       config.parallel.mode == "data_parallel"},
-      {"images of different sizes", inputs.train_set->sizes_vary()},
-      {"loader.on_error skip, after which batches are smaller", config.loader.on_error == "skip"},
-      {"a task that trains parts of the network in turn", task.turns().size() > 1},
-      {"activation_checkpointing, which stores the state of random numbers",
-       config.activation_checkpointing},
-      {"ddp.find_unused_parameters, which searches on the host", config.ddp.find_unused_parameters},
-      {"ddp.comm_hook, whose steps differ", config.ddp.comm_hook != "none"},
-      {"this optimizer without fused operators, which decides on the host",
-       !optimizer.steps_on_device()},
-  };
-  for (const auto& [obstacle, is_there] : obstacles) {
-    if (!is_there) continue;
-    throw base::UserError(fmt::format(
-        "cuda_graph: a graph cannot repeat steps with {}; set cuda_graph to false", obstacle));
-  }
-}
-
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
@@ -124,8 +96,6 @@ class Trainer {
         inputs_(inputs),
         device_(dist::device()),
         channel_(dist::rank()),
-        progress_(channel_, config.log_interval.value ? std::nullopt
-                                                      : std::optional(Progress::kLineInterval)),
         keepers_(config.checkpoint.on == "node", RunFolder::wanted_path(config.run_dir, name)),
         resume_(find_resume_state(config, name, keepers_)),
         config_text_(with_seed(config_text, resume_.seed)),
@@ -139,8 +109,11 @@ class Trainer {
         step_(config, *task_, to_device_, model_, replicas()),
         evaluator_(config, inputs, *model_, to_device_, loader_options()),
         schedule_(make_schedule(config)),
+        state_(config, *model_, step_, loader_, *schedule_),
+        plan_(config, loader_, position_),
+        display_(config, measures_, channel_, device_),
         profiler_(config.profile, *model_) {
-    report_on_rank_0([&] { check_graph(config, inputs, *task_, step_.optimizer()); });
+    report_on_rank_0([&] { step_.check_graph(inputs.train_set->sizes_vary()); });
     // The checkpoint is as large as the model: this releases it after the constructor.
     std::string resumed = std::exchange(resume_.checkpoint, {});
     if (is_of_python(resumed)) resumed = on_rank_0([&] { return converted_python_run(); });
@@ -148,7 +121,7 @@ class Trainer {
     if (!resumed.empty()) {
       report_on_rank_0([&] { resume_from(parse_checkpoint(resumed, resume_.checkpoint_path)); });
     }
-    is_finished_ = is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
+    is_finished_ = plan_.is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
     if (is_finished_) return;
     const std::string environment = describe_environment(inputs);
     // Last, since this removes the files of an earlier run.
@@ -170,15 +143,15 @@ class Trainer {
 
   int run_epochs() {
     if (is_finished_) return base::kExitOk;
-    EpochRecord record = last_epoch();
+    EpochRecord record = plan_.last_epoch();
     next_ = position_.sampler;
-    if (owes_evaluation() && !judge_epoch(record)) return stop(next_);
-    if (owes_last_evaluation()) {
+    if (plan_.owes_evaluation() && !judge_epoch(record)) return stop(next_);
+    if (plan_.owes_last_evaluation()) {
       record = {.epoch = position_.sampler.epoch + 1, .step = position_.step, .lr = scheduled_lr()};
       if (!finish_epoch(record)) return stop(next_);
     }
     int64_t& epoch = position_.sampler.epoch;
-    while (!is_over()) {
+    while (!plan_.is_over()) {
       if (!continues_epoch_) loader_.start_epoch(epoch);
       continues_epoch_ = false;
       const Outcome outcome = train_epoch(record);
@@ -230,17 +203,6 @@ class Trainer {
                     [&] { return config.schedule.make(args); });
   }
 
-  void report_frozen() const {
-    if (config_.freeze.empty()) return;
-    int64_t frozen = 0;
-    int64_t all = 0;
-    for (const at::Tensor& parameter : model_->parameters()) {
-      all += parameter.numel();
-      if (!parameter.requires_grad()) frozen += parameter.numel();
-    }
-    spdlog::info("{} of {} parameters are frozen", frozen, all);
-  }
-
   // ---- resuming --------------------------------------------------------------------------------
 
   /// What messages about the checkpoint begin with.
@@ -265,14 +227,14 @@ class Trainer {
     const int64_t ranks = checkpoint.world_size;
     naming(resuming(), [&] {
       changed = changed_settings(former, config::parse_yaml(config_text_, name_));
-      restore(std::move(checkpoint));
+      restore(std::move(checkpoint), resume_.checkpoint_path);
     });
     if (!is_rank_0()) return;
     if (!changed.empty()) {
       spdlog::warn("{} was made with another configuration; the run continues with {}",
                    resume_.checkpoint_path, base::join(changed, ", "));
     }
-    if (ranks != dist::world_size() && !is_over()) {
+    if (ranks != dist::world_size() && !plan_.is_over()) {
       // With batch_size a step has other samples, and with global_batch_size the same.
       const int64_t batch = config_.batch_size.value_or(0);
       spdlog::warn("{} is of {} and this run has {}: it continues, but not bit for bit{}",
@@ -284,48 +246,8 @@ class Trainer {
     warn_of_another_rate(former);
   }
 
-  /// Puts everything where it was when the checkpoint was saved.
-  /// @throws base::UserError when it does not fit; its message calls the checkpoint "it".
-  void restore(Checkpoint checkpoint) {
-    if (!checkpoint.has_optimizer) {
-      throw base::UserError("it holds a network without the state of the run; resume from last.pt");
-    }
-    load_model(checkpoint.model, *model_);
-    for (const auto& item : model_->named_parameters()) {
-      // `freeze` may have other parameters now.
-      if (!item.value().requires_grad()) checkpoint.optimizer.erase(item.key());
-    }
-    step_.optimizer().load(checkpoint.optimizer);
-    step_.forget_graph();
-    loader_.resume(checkpoint.sampler);
-    schedule_->load(checkpoint.schedule);
-    if (step_.scaler() != nullptr && !checkpoint.scaler.empty()) {
-      step_.scaler()->load(checkpoint.scaler);
-    }
-    // A checkpoint without averages starts them with its parameters.
-    if (step_.ema() != nullptr) {
-      step_.ema()->load(checkpoint.ema.empty() ? checkpoint.model : checkpoint.ema);
-    }
-    const auto rank = static_cast<size_t>(dist::rank());
-    if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rng_states.size()) {
-      at::Generator generator = at::globalContext().defaultGenerator(device_);
-      const at::Tensor& state = checkpoint.rng_states[rank];
-      if (state.sizes() == generator.get_state().sizes()) {
-        generator.set_state(state);
-      } else if (is_rank_0()) {
-        spdlog::warn(
-            "{} was made on another type of device: the run continues, but not bit for bit",
-            resume_.checkpoint_path);
-      }
-    }
-    if (checkpoint.world_size == dist::world_size() && rank < checkpoint.rank_buffers.size()) {
-      load_buffers(checkpoint.rank_buffers[rank], *model_);
-    }
-    for (auto* tensors : {&checkpoint.model, &checkpoint.ema, &checkpoint.scaler}) tensors->clear();
-    checkpoint.optimizer.clear();
-    checkpoint.rng_states.clear();
-    checkpoint.rank_buffers.clear();
-    position_ = std::move(checkpoint);
+  void restore(Checkpoint checkpoint, const std::string& name) {
+    position_ = state_.restore(std::move(checkpoint), name);
     counted_from_ = continues_epoch_ || folder_ ? Clock::now() : begin_;
     continues_epoch_ = true;
   }
@@ -337,8 +259,8 @@ class Trainer {
     if (!config::Schema<Config>::get().read(former, before, "", faults)) return;
     const auto schedule = make_schedule(before);
     schedule->load(schedule_->state());
-    const double was = schedule->lr(batches_done());
-    const double is = schedule_->lr(batches_done());
+    const double was = schedule->lr(plan_.batches_done());
+    const double is = schedule_->lr(plan_.batches_done());
     if (std::abs(was - is) <= 1e-3 * std::max(was, is)) return;
     spdlog::warn(
         "the learning rate continues at {:.3g}, where the schedule of {} and its {} leads "
@@ -348,7 +270,7 @@ class Trainer {
 
   /// The folder that holds the results of the run that is resumed, or "".
   std::string finished_folder() const {
-    const char* const limit = stopped_early()                            ? "early_stop.patience"
+    const char* const limit = plan_.stopped_early()                      ? "early_stop.patience"
                               : position_.sampler.epoch < config_.epochs ? "max_steps"
                                                                          : "epochs";
     const std::string advice =
@@ -377,19 +299,18 @@ class Trainer {
       for (const Checkpoint::Best& one : position_.best) best.push_back(one.file);
       folder_->set_aside_after(position_.step, resume_.checkpoint_path, best);
       folder_->rewind_log(position_.step, position_.sampler.epoch,
-                          owes_evaluation() ? "" : position_.epoch_line);
+                          plan_.owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->write_environment(environment);
     // The loader of a run that begins has not started its first epoch.
     const int64_t done =
-        continues_epoch_ ? batches_done() : position_.sampler.epoch * loader_.num_batches();
-    folder_->log_start(dist::world_size(), position_.step, resumed, total_steps_after(done));
+        continues_epoch_ ? plan_.batches_done() : position_.sampler.epoch * loader_.num_batches();
+    folder_->log_start(dist::world_size(), position_.step, resumed, plan_.total_steps_after(done));
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
     if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
     if (!is_rank_0()) return;
-    report_start(config_, name_, inputs_, resume_.seed);
-    report_frozen();
+    report_start(config_, name_, inputs_, *model_, resume_.seed);
     if (resumed) {
       spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
                    position_.sampler.epoch + 1, position_.step);
@@ -405,37 +326,6 @@ class Trainer {
   std::string eval_split() const { return to_string(inputs_.eval_split); }
 
   // ---- an epoch --------------------------------------------------------------------------------
-
-  bool reached_max_steps() const {
-    return config_.max_steps && position_.step >= *config_.max_steps;
-  }
-  bool stopped_early() const {
-    const int64_t patience = config_.early_stop.patience;
-    return patience > 0 && position_.stale_evaluations >= patience;
-  }
-  bool is_over() const {
-    return position_.sampler.epoch >= config_.epochs || reached_max_steps() || stopped_early();
-  }
-  EpochRecord last_epoch() const {
-    return position_.epoch_line.empty() ? EpochRecord{}
-                                        : RunFolder::parse_line(position_.epoch_line);
-  }
-  /// Whether the run that is resumed ended in the evaluation of its last epoch.
-  bool owes_evaluation() const {
-    const EpochRecord last = last_epoch();
-    const bool is_due =
-        evaluates_whole(last.epoch) || (reached_max_steps() && position_.sampler.consumed == 0);
-    return last.epoch > 0 && last.eval.empty() && is_due;
-  }
-  bool evaluates(int64_t epoch) const { return evaluates_whole(epoch) || reached_max_steps(); }
-  bool evaluates_whole(int64_t epoch) const {
-    return epoch == config_.epochs || epoch % config_.eval_interval == 0;
-  }
-  /// Whether the run that is resumed was to end in the middle of an epoch, and ended before its
-  /// evaluation.
-  bool owes_last_evaluation() const {
-    return reached_max_steps() && position_.sampler.consumed > 0;
-  }
 
   /// Trains the rest of an epoch.
   Outcome train_epoch(EpochRecord& record) {
@@ -468,7 +358,7 @@ class Trainer {
     while (continues) continues = named_step();
     profiler_.pause();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
-    if (is_rank_0()) progress_.clear();
+    display_.clear();
     const double trained = seconds_since(epoch_begin_);
     const double own = own_timer_.seconds();
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
@@ -503,30 +393,20 @@ class Trainer {
   void write_profile() {
     channel_.phase("profile", kPhaseAllowance);
     const auto lines = profiler_.write(is_rank_0() ? folder_->path() : fs::path());
-    if (!is_rank_0()) return;
-    progress_.clear();
-    for (const std::string& line : lines) spdlog::info("{}", line);
-    renew_report();
+    for (const std::string& line : lines) display_.info("{}", line);
+    if (is_rank_0()) renew_report();
   }
 
   /// At the end of the run: a profile that has begun ends with it.
   void end_profile() {
     if (profiler_.has_steps()) return write_profile();
-    if (!profiler_.is_pending() || !is_rank_0()) return;
-    progress_.clear();
-    spdlog::warn("profile: the run ended before the first step to record; lower profile.skip");
-  }
-
-  /// Batches of the run up to the last that the loader returned, in this run's batch size. A run
-  /// that resumes with another batch size has taken fewer or more steps (position_.step).
-  int64_t batches_done() const {
-    return position_.sampler.epoch * loader_.num_batches() + loader_.num_batches() -
-           loader_.batches_left();
+    if (!profiler_.is_pending()) return;
+    display_.warn("profile: the run ended before the first step to record; lower profile.skip");
   }
 
   /// The learning rate of the step on the last batch.
   double scheduled_lr() const {
-    const int64_t batch = std::max<int64_t>(batches_done() - 1, 0);
+    const int64_t batch = std::max<int64_t>(plan_.batches_done() - 1, 0);
     return position_.lr_scale *
            blaming([this] { return component_name("schedule", config_.schedule); },
                    [&] { return schedule_->lr(batch); });
@@ -542,9 +422,8 @@ class Trainer {
 
   Wishes wishes() {
     Wishes own{.stop_signal = StopSignals::received()};
-    if (own.stop_signal != 0 && is_rank_0() && !std::exchange(has_told_of_signal_, true)) {
-      progress_.clear();
-      spdlog::info("{}: saves and stops", base::signal_name(own.stop_signal));
+    if (own.stop_signal != 0 && !std::exchange(has_told_of_signal_, true)) {
+      display_.info("{}: saves and stops", base::signal_name(own.stop_signal));
     }
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
@@ -566,41 +445,23 @@ class Trainer {
       return Outcome::kRestored;
     }
     ++position_.step;
-    step_.update_average(position_.step, is_before(config_.ema.start));
+    step_.update_average(position_.step, plan_.is_before(config_.ema.start));
     channel_.heartbeat(static_cast<uint64_t>(position_.step));
     if (former) {
       account(*former, position_.step - 1, former_lr);
       profiler_.request(former->wishes.profile_steps);
     }
-    if (reached_max_steps()) return Outcome::kEndOfEpoch;
+    if (plan_.reached_max_steps()) return Outcome::kEndOfEpoch;
     if (former && former->wishes.ends_run()) {
       stop_wishes_ = former->wishes;
       return Outcome::kStop;
     }
-    const bool is_due = (former && former->wishes.wants_save) || is_due_by_steps();
+    const bool is_due = (former && former->wishes.wants_save) || plan_.saves();
     if (is_due && loader_.batches_left() > 0) {
       if (!take_last_vote()) return Outcome::kRestored;
       save(loader_.state());
     }
     return std::nullopt;
-  }
-
-  double epochs_done() const {
-    return static_cast<double>(batches_done()) / static_cast<double>(loader_.num_batches());
-  }
-
-  bool is_before(const config::EpochsOrSteps& end) const {
-    return epochs_done() < end.epochs(loader_.num_batches());
-  }
-
-  bool is_due_by_steps() const {
-    const Duration& every = config_.checkpoint.every;
-    if (every.unit == Duration::Unit::kSteps) {
-      return position_.step % static_cast<int64_t>(every.count) == 0;
-    }
-    if (every.unit != Duration::Unit::kEpochs) return false;
-    const double before = epochs_done() - 1.0 / static_cast<double>(loader_.num_batches());
-    return std::floor(epochs_done() / every.count) > std::floor(before / every.count);
   }
 
   /// Waits for the last step. False: it was not accepted, and the run continues elsewhere.
@@ -624,43 +485,28 @@ class Trainer {
       bad_in_row_ = 0;
     } else {
       ++bad_in_row_;
-      if (is_rank_0()) {
-        progress_.clear();
-        spdlog::warn("{} not finite in step {}: the step changed nothing", fault_of(result), step);
-      }
+      display_.warn("{} not finite in step {}: the step changed nothing", fault_of(result), step);
     }
     if (!keepers_.is_one()) return;
-    const int64_t total = total_steps();
-    const auto text = [&] { return progress_text(result.loss(), lr); };
-    if (is_rank_0()) progress_.show(step, total, text);
+    const double trained = seconds_since(epoch_begin_);
     const int64_t interval = config_.log_interval.value.value_or(kLogInterval);
-    if (interval == 0 || step % interval != 0) return;
-    if (is_rank_0() && config_.log_interval.value) progress_.log(step, total, text());
+    const bool is_logged = interval != 0 && step % interval == 0;
+    display_.step({.step = step,
+                   .total = plan_.total_steps(),
+                   .epoch = position_.sampler.epoch + 1,
+                   .loss = result.loss(),
+                   .lr = lr,
+                   .images_per_second = static_cast<double>(epoch_samples_) / trained,
+                   .data_wait_share = data_wait_.of_epoch(trained).share},
+                  is_logged && config_.log_interval.value);
+    if (!is_logged) return;
     folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr,
                       data_wait_.mean_since_last());
-  }
-
-  /// What is shown beside the steps.
-  std::string progress_text(double loss, double lr) {
-    const double trained = seconds_since(epoch_begin_);
-    return fmt::format(
-        "epoch {}/{}  loss {:.4f}  {}lr {:.3g}  {:.0f} images/s  data wait {:.1f} %  {}",
-        position_.sampler.epoch + 1, config_.epochs, loss, headline_, lr,
-        static_cast<double>(epoch_samples_) / trained, 100 * data_wait_.of_epoch(trained).share,
-        memory_.text());
   }
 
   static std::string fault_of(const StepVote::Result& result) {
     if (result.is_finite()) return "gradients are";
     return fmt::format("the loss of rank {} is", result.first_bad_rank);
-  }
-
-  int64_t total_steps() const { return total_steps_after(batches_done()); }
-
-  /// @param done batches of the run
-  int64_t total_steps_after(int64_t done) const {
-    const int64_t total = position_.step + config_.epochs * loader_.num_batches() - done;
-    return std::min(total, config_.max_steps.value_or(total));
   }
 
   /// After a step whose loss was not finite: ends the run, or restores the last checkpoint.
@@ -675,8 +521,8 @@ class Trainer {
             : "");
     const int64_t restores = position_.restores + 1;
     keepers_.each([&] { writer_->wait(); });
+    display_.clear();
     const std::string bytes = on_rank_0([&]() -> std::string {
-      progress_.clear();
       const bool has_last = base::exists(folder_->last());
       if (config_.on_nan == "restore" && has_last && restores <= kMaxRestores) {
         return base::read_file(folder_->last());
@@ -690,16 +536,15 @@ class Trainer {
                    : "nothing was saved yet, so there is nothing to restore"));
     });
     const double lr_scale = position_.lr_scale * config_.restore_lr;
-    restore(parse_checkpoint(bytes, RunFolder::kLast));
+    restore(parse_checkpoint(bytes, RunFolder::kLast), RunFolder::kLast);
     step_.take_counts();
     position_.restores = restores;
     position_.lr_scale = lr_scale;
     keepers_.each([&] {
       folder_->rewind_log(position_.step, position_.sampler.epoch, position_.epoch_line);
     });
-    if (!is_rank_0()) return;
-    spdlog::warn("{}; the run continues from step {} with {:.3g} of the learning rate", what,
-                 position_.step, lr_scale);
+    display_.warn("{}; the run continues from step {} with {:.3g} of the learning rate", what,
+                  position_.step, lr_scale);
   }
 
   // ---- the end of an epoch ---------------------------------------------------------------------
@@ -724,25 +569,18 @@ class Trainer {
       position_.epoch_samples = 0;
       position_.epoch_counts.clear();
     }
-    next_ = is_whole ? end_of_epoch() : loader_.state();
-    if (evaluates(record.epoch)) {
+    next_ = is_whole ? plan_.end_of_epoch() : loader_.state();
+    if (plan_.evaluates(record.epoch)) {
       if (!judge_epoch(record)) return false;
     } else {
       record.seconds = seconds();
       position_.epoch_line = RunFolder::line_of(record);
-      if (is_due_by_steps()) save(next_);
+      if (plan_.saves()) save(next_);
       keepers_.each([&] { folder_->append(position_.epoch_line); });
-      show(record);
+      display_.epoch(record);
     }
     position_.sampler = next_;
     return true;
-  }
-
-  data::SamplerState end_of_epoch() const {
-    data::SamplerState next = loader_.state();
-    next.epoch = std::min(position_.sampler.epoch + 1, config_.epochs);
-    next.consumed = 0;
-    return next;
   }
 
   /// Evaluates after an epoch, keeps the checkpoint if it is one of the best, and logs the epoch.
@@ -750,19 +588,19 @@ class Trainer {
   bool judge_epoch(EpochRecord& record) {
     const bool is_whole = next_.consumed == 0;
     if (is_whole) position_.epoch_line = RunFolder::line_of(record);
-    const bool is_due = next_.epoch >= config_.epochs || reached_max_steps() || is_due_by_steps();
+    const bool is_due = plan_.saves_after_epoch(next_);
     // An evaluation may be long: whatever ends it, the epoch's training is on disk.
     if (is_due) save(next_);
     if (!evaluate(record)) return false;
-    if (is_rank_0() && !std::isfinite(find(record.eval, "loss").value_or(0))) {
-      spdlog::warn(
+    if (!std::isfinite(find(record.eval, "loss").value_or(0))) {
+      display_.warn(
           "the {} loss is not finite: the network computes infinite or undefined numbers; lower "
           "optimizer.lr, or set clip.norm",
           record.eval_split);
     }
     // An evaluation that only max_steps asks for leaves no trace: with a higher limit, the run goes
     // on as if it had not stopped. A run without a result gets a best.pt all the same.
-    const bool is_regular = is_whole && evaluates_whole(record.epoch);
+    const bool is_regular = is_whole && plan_.evaluates_whole(record.epoch);
     BestChange change;
     const auto& chosen = measures_.chosen();
     if (chosen && (is_regular || position_.best.empty())) change = rank_result(record, *chosen);
@@ -771,14 +609,14 @@ class Trainer {
     const std::string line = RunFolder::line_of(record);
     if (is_regular) position_.epoch_line = line;
     // last.pt is never older than the best checkpoint.
-    const bool is_last = is_due || stopped_early() || change.write.has_value();
+    const bool is_last = is_due || plan_.stopped_early() || change.write.has_value();
     save(next_, change, /*last=*/is_regular && is_last);
     keepers_.each([&] { folder_->append(line); });
     renew_report();
-    show(record);
-    if (stopped_early() && is_rank_0()) {
-      spdlog::info("ends early: {} evaluations without a better {}", position_.stale_evaluations,
-                   measures_.chosen()->name);
+    display_.epoch(record);
+    if (plan_.stopped_early()) {
+      display_.info("ends early: {} evaluations without a better {}", position_.stale_evaluations,
+                    measures_.chosen()->name);
     }
     return true;
   }
@@ -839,15 +677,14 @@ class Trainer {
                        resume_.seed, now);
     const auto on_batch = [&](int64_t batch, int64_t batches) {
       channel_.phase_goes_on(kEvaluation);
-      if (!is_rank_0()) return;
-      progress_.show(position_.step, total_steps(), [&] {
-        return fmt::format("epoch {}/{}  {} {}/{}  {}{}", record.epoch, config_.epochs,
-                           record.eval_split, batch, batches, headline_, memory_.text());
-      });
+      display_.evaluation(record, plan_.total_steps(), batch, batches);
     };
+    const Pictures pictures = !keepers_.is_one() ? Pictures::kNone
+                              : prefix.empty()   ? Pictures::kFirstAndWorst
+                                                 : Pictures::kFirst;
     const Evaluation result =
         placing([&] { return fmt::format("evaluation after step {}", record.step); },
-                [&] { return evaluator_.evaluate(now, on_batch); });
+                [&] { return evaluator_.evaluate(now, on_batch, pictures); });
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
       record.eval.clear();
@@ -857,48 +694,15 @@ class Trainer {
     for (const Metric& metric : result.metrics) {
       record.eval.emplace_back(prefix + metric.name, metric.value);
     }
-    keepers_.each([&] {
-      for (const Table& table : result.tables) {
-        folder_->replace_file(prefix + table.name, table.text);
-      }
-      const data::Normalization normalization = inputs_.eval_set->normalization();
-      const auto write_pictures = [&](const std::string& before, const auto& samples) {
-        for (const Picture& picture : evaluator_.task().pictures(samples, normalization)) {
-          folder_->write_picture(before + picture.name, record.step, picture.image);
-        }
-      };
-      write_pictures(prefix, result.seen);
-      if (!prefix.empty()) return;
-      if (!result.worst.empty()) write_pictures("worst_", result.worst);
-      write_mistakes(result.mistakes);
-    });
-    if (!is_rank_0() || !prefix.empty()) return true;
+    keepers_.each([&] { evaluator_.write(result, prefix, record.step, *folder_); });
+    if (!prefix.empty()) return true;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {
-      progress_.clear();
-      spdlog::info("{}", result.remark);
+      display_.info("{}", result.remark);
     }
     if (result.skipped > 0) {
-      progress_.clear();
-      spdlog::warn("evaluation left out {}", base::counted(result.skipped, "damaged sample"));
+      display_.warn("evaluation left out {}", base::counted(result.skipped, "damaged sample"));
     }
     return true;
-  }
-
-  /// Writes mistakes.csv, and mistakes.png with their images in the same order.
-  void write_mistakes(const std::vector<Mistake>& mistakes) {
-    const data::Dataset& set = *inputs_.eval_set;
-    // Of an earlier evaluation, they have to go.
-    if (mistakes.empty() && !base::exists(folder_->path() / "mistakes.csv")) return;
-    const auto name_of = [&](int64_t sample) {
-      const auto* const samples = dynamic_cast<const data::SampleDataset*>(&set);
-      return samples != nullptr ? samples->name_of(sample) : "";
-    };
-    folder_->replace_file("mistakes.csv", mistakes_table(mistakes, set.class_names(), name_of));
-    if (mistakes.empty()) return;
-    std::vector<int64_t> samples;
-    for (const Mistake& mistake : mistakes) samples.push_back(mistake.sample);
-    const auto sheet = contact_sheet(to_device_(set.get_batch(samples)), set.normalization());
-    if (sheet) folder_->replace_file("mistakes.png", data::encode_png(*sheet));
   }
 
   /// Writes pictures/first_batch-0.png: what a step trains on.
@@ -917,30 +721,6 @@ class Trainer {
 
   void renew_report() {
     if (report_) report_->renew();
-  }
-
-  void show(const EpochRecord& record) {
-    if (!is_rank_0()) return;
-    progress_.clear();
-    if (!record.eval.empty()) headline_ = measures_.headline(record.eval_split, record.eval);
-    // A run that resumed after the epoch's last step has taken none.
-    const std::string speed =
-        record.images_per_second > 0
-            ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
-                          100 * record.data_wait_share)
-            : "";
-    std::string gpu;
-    if (record.gpu) {
-      const auto& [memory_bytes, utilization] = *record.gpu;
-      gpu = fmt::format("GPU {}{}  ",
-                        utilization ? fmt::format("{:.0f} %, ", 100 * *utilization) : "",
-                        base::format_bytes(static_cast<uint64_t>(memory_bytes)));
-    }
-    spdlog::info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}{}", record.epoch,
-                 std::to_string(config_.epochs).size(), config_.epochs,
-                 measures_.line_part("train", record.train),
-                 measures_.line_part(record.eval_split, record.eval), record.lr, speed, gpu,
-                 base::format_seconds(record.seconds));
   }
 
   // ---- checkpoints -----------------------------------------------------------------------------
@@ -964,25 +744,9 @@ class Trainer {
     if (!last && !change.write) return;
     channel_.phase("checkpoint", kPhaseAllowance);
     if (sampler.consumed > 0) collect_counts();
-    const at::Tensor own = at::globalContext().defaultGenerator(device_).get_state();
-    const auto rng_states = dist::all_gather(own);
-    Checkpoint checkpoint = position_;
-    checkpoint.model = state_of(*model_);
-    if (ranks_have_own_buffers()) {
-      checkpoint.rank_buffers = dist::all_gather(packed_buffers(*model_));
-      // All keepers save rank 0's network.
-      for (const auto& [name, buffer] : unpacked_buffers(checkpoint.rank_buffers[0], *model_)) {
-        checkpoint.model[name] = buffer;
-      }
-    }
+    Checkpoint checkpoint = state_.add_to(position_);
     keepers_.each([&] {
-      if (step_.ema() != nullptr) checkpoint.ema = step_.ema()->state();
-      checkpoint.optimizer = step_.optimizer().state();
-      if (step_.scaler() != nullptr) checkpoint.scaler = step_.scaler()->state();
-      checkpoint.schedule = schedule_->state();
       checkpoint.sampler = sampler;
-      checkpoint.world_size = dist::world_size();
-      checkpoint.rng_states = rng_states;
       checkpoint.seconds = seconds();
       checkpoint.config = config_text_;
       checkpoint.classes = inputs_.train_set->class_names();
@@ -993,35 +757,7 @@ class Trainer {
     if (last) saved_ = Clock::now();
   }
 
-  /// Whether batch norm's running statistics may differ between the ranks.
-  bool ranks_have_own_buffers() const {
-    return !config_.sync_batchnorm || config_.sync_batchnorm_group;
-  }
-
   // ---- the end ---------------------------------------------------------------------------------
-
-  /// "build/bin/train eval runs/mine"
-  static std::string command_line(const std::string& command, const fs::path& run) {
-    std::error_code ignored;
-    const fs::path program = base::program_file();
-    const auto folder = fs::current_path(ignored);
-    std::string near = program.lexically_proximate(folder).string();
-    if (near.find('/') == near.npos) near.insert(0, "./");
-    std::vector<std::string> words = {near.starts_with("..") ? program.string() : near};
-    if (!command.empty()) words.push_back(command);
-    words.push_back(run.string());
-    return base::shell_quoted(words);
-  }
-
-  /// "build/bin/train runs/mine --nproc_per_node=2"
-  static std::string resume_command(const fs::path& run) {
-    const int64_t ranks = dist::world_size();
-    const auto of_node = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
-    if (of_node && *of_node < ranks) {
-      return "the same command with --config " + base::shell_quoted({run.string()});
-    }
-    return command_line("", run) + (ranks == 1 ? "" : fmt::format(" --nproc_per_node={}", ranks));
-  }
 
   /// @param sampler where the run continues
   int stop(const data::SamplerState& sampler) {
@@ -1035,9 +771,8 @@ class Trainer {
     });
     renew_report();
     if (is_rank_0()) {
-      progress_.clear();
-      spdlog::warn("stopped by {} after step {}; to resume: {}", name, position_.step,
-                   resume_command(folder_->path()));
+      display_.warn("stopped by {} after step {}; to resume: {}", name, position_.step,
+                    resume_command(folder_->path()));
     }
     return signal == SIGINT ? base::kExitSignalBase + signal : base::kExitPreempted;
   }
@@ -1064,22 +799,10 @@ class Trainer {
     });
     renew_report();
     if (!is_rank_0()) return;
-    progress_.clear();
-    if (!measures_.chosen()) {
-      spdlog::info("{}{}in {}; {} has the network", measures_.line_part("train", record.train),
-                   measures_.line_part(record.eval_split, record.eval),
-                   base::format_seconds(record.seconds), folder_->last().string());
-      return;
-    }
-    const double value = find(record.eval, metric.name).value_or(0);
-    if (position_.best.empty()) {
-      spdlog::warn("{} has been no number in all evaluations: there is no best.pt", metric.name);
-      return;
-    }
-    spdlog::info("{} {} {}, best {} (epoch {}), in {}", eval_split(), metric.name,
-                 shown(metric, value), shown(metric, best.value), best.epoch,
-                 base::format_seconds(record.seconds));
-    if (inputs_.eval_split == data::Split::kVal && inputs_.has_test_set) {
+    const bool has_best = !position_.best.empty();
+    display_.result(record, has_best ? std::optional(best) : std::nullopt, folder_->path());
+    const bool has_network = has_best && measures_.chosen();
+    if (has_network && inputs_.eval_split == data::Split::kVal && inputs_.has_test_set) {
       spdlog::info("to evaluate best.pt on the test split: {}",
                    command_line("eval", folder_->path()));
     }
@@ -1093,7 +816,6 @@ class Trainer {
   const StopSignals signals_;
   const at::Device device_;
   AgentChannel channel_;
-  Progress progress_;
   const Keepers keepers_;
   ResumeState resume_;
   const std::string config_text_;  ///< with the seed that is used
@@ -1105,6 +827,9 @@ class Trainer {
   TrainingStep step_;
   const Evaluator evaluator_;
   const std::unique_ptr<Schedule> schedule_;
+  RunState state_;
+  const RunPlan plan_;
+  RunDisplay display_;
   Profiler profiler_;
   std::unique_ptr<RunFolder> folder_;         ///< of a keeper
   std::unique_ptr<CheckpointWriter> writer_;  ///< of a keeper
@@ -1116,8 +841,6 @@ class Trainer {
   std::string remark_;  ///< of the last evaluation
   DataWait data_wait_;
   const GpuMeter gpu_meter_{device_};
-  MemoryGauge memory_{device_};
-  std::string headline_;           ///< of the last evaluation
   Clock::time_point epoch_begin_;  ///< of this epoch's training
   OwnTimer own_timer_;             ///< of this epoch's training
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.

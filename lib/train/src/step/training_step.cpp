@@ -294,6 +294,31 @@ at::Tensor TrainingStep::run_on_device(const data::Batch& batch) {
   return losses;
 }
 
+void TrainingStep::check_graph(bool sizes_vary) const {
+  if (!config_.cuda_graph) return;
+  const std::vector<std::pair<const char*, bool>> obstacles = {
+      {"tensors on the CPU", !device_.is_cuda()},
+      {"backend gloo, which exchanges gradients on the host", config_.backend == "gloo"},
+      {"parallel.mode data_parallel, whose replicas run on threads",
+       config_.parallel.mode == "data_parallel"},
+      {"images of different sizes", sizes_vary},
+      {"loader.on_error skip, after which batches are smaller", config_.loader.on_error == "skip"},
+      {"a task that trains parts of the network in turn", task_.turns().size() > 1},
+      {"activation_checkpointing, which stores the state of random numbers",
+       config_.activation_checkpointing},
+      {"ddp.find_unused_parameters, which searches on the host",
+       config_.ddp.find_unused_parameters},
+      {"ddp.comm_hook, whose steps differ", config_.ddp.comm_hook != "none"},
+      {"this optimizer without fused operators, which decides on the host",
+       !optimizer_->steps_on_device()},
+  };
+  for (const auto& [obstacle, is_there] : obstacles) {
+    if (!is_there) continue;
+    throw base::UserError(fmt::format(
+        "cuda_graph: a graph cannot repeat steps with {}; set cuda_graph to false", obstacle));
+  }
+}
+
 void TrainingStep::forget_graph() {
   captured_.reset();
   has_run_eagerly_ = false;

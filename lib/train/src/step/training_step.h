@@ -62,6 +62,10 @@ class TrainingStep {
                                       data::SampleRandom& random, const Wishes& wishes,
                                       bool is_regular = true);
 
+  /// @param sizes_vary images have different sizes
+  /// @throws base::UserError if `cuda_graph` asks for what a graph cannot repeat.
+  void check_graph(bool sizes_vary) const;
+
   /// Call this after the state of the optimizer was loaded, or a step of the run is not its next:
   /// the next graph is captured anew.
   void forget_graph();

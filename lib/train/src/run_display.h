@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <c10/core/Device.h>
+#include <fmt/format.h>
+
+#include <syncbn/base/log.h>
+#include <syncbn/train/checkpoint.h>
+#include <syncbn/train/config.h>
+
+#include "measures.h"
+#include "records/memory_gauge.h"
+#include "records/progress.h"
+#include "records/run_folder.h"
+
+namespace syncbn::train {
+
+/// What people see of a run while it goes on: rank 0's bar, and lines above it. Does nothing on the
+/// other ranks. Not thread-safe.
+class RunDisplay {
+ public:
+  RunDisplay(const Config& config, const Measures& measures, AgentChannel& channel,
+             at::Device device);
+
+  /// Removes the bar. False: this is not rank 0.
+  bool clear();
+
+  template <class... Args>
+  void info(fmt::format_string<Args...> text, Args&&... args) {
+    if (clear()) spdlog::info(text, std::forward<Args>(args)...);
+  }
+  template <class... Args>
+  void warn(fmt::format_string<Args...> text, Args&&... args) {
+    if (clear()) spdlog::warn(text, std::forward<Args>(args)...);
+  }
+
+  /// A step that was taken.
+  struct Step {
+    int64_t step = 0;
+    int64_t total = 0;  ///< steps of the run
+    int64_t epoch = 0;
+    double loss = 0;
+    double lr = 0;
+    double images_per_second = 0;
+    double data_wait_share = 0;
+  };
+  /// @param is_logged as a line too
+  void step(const Step& step, bool is_logged);
+
+  /// Batches of an evaluation after `record`'s training.
+  void evaluation(const EpochRecord& record, int64_t total_steps, int64_t batch, int64_t batches);
+
+  /// A line about an epoch; its results are shown beside the following steps.
+  void epoch(const EpochRecord& record);
+
+  /// The lines at the end of a run.
+  /// @param best empty: no evaluation had a number
+  void result(const EpochRecord& last, const std::optional<Checkpoint::Best>& best,
+              const std::filesystem::path& folder);
+
+ private:
+  const Config& config_;
+  const Measures& measures_;
+  Progress progress_;
+  MemoryGauge memory_;
+  std::string headline_;  ///< of the last evaluation
+};
+
+/// "build/bin/train eval runs/mine"
+std::string command_line(const std::string& command, const std::filesystem::path& run);
+
+/// "build/bin/train runs/mine --nproc_per_node=2"
+std::string resume_command(const std::filesystem::path& run);
+
+}  // namespace syncbn::train
