@@ -42,9 +42,12 @@ def trainers(launcher):
 
 def process_of(launcher, rank):
     """Waits for a rank."""
-    find = lambda: [pid for pid in trainers(launcher) if is_rank(pid, rank)]
-    wait_until(find, 60, f"the start of rank {rank}")
-    return find()[0]
+    found = []  # once is enough: its name differs while it becomes another program
+    def look():
+        found[:] = [pid for pid in trainers(launcher) if is_rank(pid, rank)]
+        return found
+    wait_until(look, 60, f"the start of rank {rank}")
+    return found[0]
 
 
 def wait_for_checkpoint(job, run="run"):

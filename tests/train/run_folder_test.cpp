@@ -30,19 +30,19 @@ class RunFolderTest : public ::testing::Test {
 
 TEST_F(RunFolderTest, RefusesAFolderThatHoldsARunUnlessToldWhatToDo) {
   const std::string path = temp_ / "run";
-  EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
+  EXPECT_EQ(run_files::choose(path, "x", false, false), path);
   const RunFolder made(path, "a: 1\n", false);
-  EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
-  EXPECT_EQ(RunFolder::choose(path, "x", true, false), path);
-  EXPECT_EQ(RunFolder::choose(path, "x", false, true), path);
+  EXPECT_THROW(run_files::choose(path, "x", false, false), base::UserError);
+  EXPECT_EQ(run_files::choose(path, "x", true, false), path);
+  EXPECT_EQ(run_files::choose(path, "x", false, true), path);
 }
 
 TEST_F(RunFolderTest, ARunWithoutACheckpointGivesItsFolderToTheNext) {
   const std::string path = temp_ / "run";
   { RunFolder(path, "a: 1\n", false).log_start(1, 0, false); }
-  EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
+  EXPECT_EQ(run_files::choose(path, "x", false, false), path);
   { base::write_file_atomically(RunFolder(path, "a: 2\n", false).last(), "a checkpoint"); }
-  EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
+  EXPECT_THROW(run_files::choose(path, "x", false, false), base::UserError);
 }
 
 TEST_F(RunFolderTest, IsOfOneRunAtATime) {
@@ -69,7 +69,7 @@ TEST_F(RunFolderTest, IsOfOneRunAtATime) {
 TEST_F(RunFolderTest, DoesNotReplaceAConfigurationThatNoRunWrote) {
   const fs::path path = temp_ / "mine";
   base::write_file_atomically(path / "config.yaml", "a: 1\n");
-  EXPECT_THROW(RunFolder::choose(path, "x", false, false), base::UserError);
+  EXPECT_THROW(run_files::choose(path, "x", false, false), base::UserError);
   for (const bool resume : {false, true}) {
     EXPECT_THAT([&] { RunFolder(path, "a: 2\n", resume); },
                 ThrowsMessage<base::UserError>(
@@ -104,7 +104,7 @@ TEST_F(RunFolderTest, NeverRemovesWhatNoRunWrote) {
 
 TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
   base::write_file_atomically(temp_ / "run/notes.txt", "mine");
-  const fs::path path = RunFolder::choose(temp_ / "run", "x", false, false);
+  const fs::path path = run_files::choose(temp_ / "run", "x", false, false);
   const RunFolder made(path, "a: 1\n", false);
   EXPECT_EQ(base::read_file(path / "notes.txt"), "mine");
 }
@@ -112,14 +112,14 @@ TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
 TEST_F(RunFolderTest, IsFoundByTheJobThatStartedIt) {
   const fs::path path = temp_ / "run";
   ::setenv("SYNCBN_JOB_ID", "job-1", 1);
-  EXPECT_FALSE(RunFolder::of_job("job-1", path, "x")) << "it never began";
+  EXPECT_FALSE(run_files::of_job("job-1", path, "x")) << "it never began";
   RunFolder(path, "", false).log_start(1, 0, false);
-  EXPECT_EQ(RunFolder::of_job("job-1", path, "x"), path);
-  EXPECT_FALSE(RunFolder::of_job("job-2", path, "x")) << "another run's";
+  EXPECT_EQ(run_files::of_job("job-1", path, "x"), path);
+  EXPECT_FALSE(run_files::of_job("job-2", path, "x")) << "another run's";
   ::setenv("SYNCBN_JOB_ID", "job-2", 1);
   RunFolder(path, "", true).log_start(1, 5, true);
-  EXPECT_EQ(RunFolder::of_job("job-2", path, "x"), path);
-  EXPECT_FALSE(RunFolder::of_job("job-1", path, "x"));
+  EXPECT_EQ(run_files::of_job("job-2", path, "x"), path);
+  EXPECT_FALSE(run_files::of_job("job-1", path, "x"));
   ::unsetenv("SYNCBN_JOB_ID");
 }
 
@@ -155,7 +155,7 @@ TEST_F(RunFolderTest, HasTheTablesOfTheLastEvaluation) {
     folder.replace_file("confusion.csv", "second");
     folder.replace_file("ema_confusion.csv", "average");
     folder.replace_file("mistakes.csv", "worst");
-    folder.replace_file(RunFolder::kReport, "page");
+    folder.replace_file(run_files::kReport, "page");
   }
   folder_.write("mine.csv", "");
   folder_.write(".ema_confusion.csv.7.tmp", "");
@@ -164,7 +164,7 @@ TEST_F(RunFolderTest, HasTheTablesOfTheLastEvaluation) {
   EXPECT_FALSE(fs::exists(temp_ / ".ema_confusion.csv.7.tmp"));
   const RunFolder other(temp_, "", /*resume=*/false);
   EXPECT_FALSE(fs::exists(temp_ / "confusion.csv"));
-  for (const char* file : {"ema_confusion.csv", "mistakes.csv", RunFolder::kReport}) {
+  for (const char* file : {"ema_confusion.csv", "mistakes.csv", run_files::kReport}) {
     EXPECT_FALSE(fs::exists(temp_ / file)) << file;
   }
   EXPECT_TRUE(fs::exists(temp_ / "mine.csv"));
@@ -181,7 +181,7 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   record.data_wait_share = 0.5;
   record.memory_bytes = 2e9;
   record.gpu = {.memory_bytes = 3e9, .utilization = 0.875};
-  folder.append(RunFolder::line_of(record));
+  folder.append(line_of(record));
   const auto json = nlohmann::json::parse(base::read_file(temp_ / "log.jsonl"));
   EXPECT_EQ(json["event"], "epoch");
   EXPECT_EQ(json["epoch"], 2);
@@ -192,7 +192,7 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EXPECT_EQ(json["memory_bytes"], 2e9);
   EXPECT_EQ(json["gpu_memory_bytes"], 3e9);
 
-  const EpochRecord read = RunFolder::parse_line(json.dump());
+  const EpochRecord read = parse_line(json.dump());
   EXPECT_EQ(read.epoch, 2);
   EXPECT_THAT(read.train, ::testing::UnorderedElementsAreArray(record.train));
   EXPECT_EQ(read.eval, record.eval);
@@ -202,15 +202,15 @@ TEST_F(RunFolderTest, LogsAnEpochAsOneLineOfJson) {
   EXPECT_EQ(read.gpu.value().utilization, 0.875);
 
   record.gpu->utilization.reset();
-  const std::string without_utilization = RunFolder::line_of(record);
+  const std::string without_utilization = line_of(record);
   EXPECT_FALSE(nlohmann::json::parse(without_utilization).contains("gpu_utilization"));
-  EXPECT_EQ(RunFolder::parse_line(without_utilization).gpu.value().utilization, std::nullopt);
+  EXPECT_EQ(parse_line(without_utilization).gpu.value().utilization, std::nullopt);
 }
 
 TEST_F(RunFolderTest, ReadsALossThatIsNotFinite) {
   EpochRecord record;
   record.train = {{"loss", std::numeric_limits<double>::quiet_NaN()}};
-  const EpochRecord read = RunFolder::parse_line(RunFolder::line_of(record));
+  const EpochRecord read = parse_line(line_of(record));
   EXPECT_TRUE(std::isnan(find(read.train, "loss").value_or(0)));
 }
 
@@ -267,7 +267,7 @@ TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   folder.append(R"({"event":"epoch","step":20,"epoch":3})");
   folder.rewind_log(20, 2, epoch(20));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + epoch(20) + "\n" + other + "\n");
-  EXPECT_EQ(RunFolder::of_job("job", temp_, "x"), std::nullopt);
+  EXPECT_EQ(run_files::of_job("job", temp_, "x"), std::nullopt);
 }
 
 TEST_F(RunFolderTest, HasTheNumbersOfTheLogAsATable) {
@@ -372,40 +372,40 @@ TEST_F(RunFolderTest, BeginsAnewWhereItWasRemoved) {
 
 TEST_F(RunFolderTest, ALinkThatLeadsNowhereIsACheckpoint) {
   fs::create_symlink(temp_ / "not mounted/last.pt", temp_ / "last.pt");
-  EXPECT_THAT(RunFolder::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
+  EXPECT_THAT(run_files::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
 }
 
 TEST_F(RunFolderTest, KeepsTheLastCheckpoints) {
   const RunFolder folder(temp_, "", false);
   std::vector<std::string> names;
   for (int64_t step = 10; step <= 50; step += 10) {
-    folder.rotate(step - 10, /*keep_last=*/3);
+    run_files::rotate(folder.path(), step - 10, /*keep_last=*/3);
     base::write_file_atomically(temp_ / "last.pt", std::to_string(step));
   }
-  for (const fs::path& file : RunFolder::checkpoints(temp_)) {
+  for (const fs::path& file : run_files::checkpoints(temp_)) {
     names.push_back(file.filename().string() + " " + base::read_file(file));
   }
   EXPECT_THAT(names, ::testing::ElementsAre("last.pt 50", "step-000000000040.pt 40",
                                             "step-000000000030.pt 30"));
-  folder.rotate(50, /*keep_last=*/1);
-  EXPECT_THAT(RunFolder::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
+  run_files::rotate(folder.path(), 50, /*keep_last=*/1);
+  EXPECT_THAT(run_files::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
 }
 
 TEST_F(RunFolderTest, TheNewestRunIsTheOneThatWroteLast) {
   const fs::path before = fs::current_path();
   fs::current_path(temp_);
-  EXPECT_EQ(RunFolder::newest("", "x"), "runs/x") << "there is none";
+  EXPECT_EQ(run_files::newest("", "x"), "runs/x") << "there is none";
   for (const char* run : {"runs/x", "runs/x-2", "runs/x-3"}) {
     const RunFolder made(run, "", false);
     base::write_file_atomically(made.last(), "a checkpoint");
   }
   const auto now = fs::last_write_time("runs/x-3/log.jsonl");
   fs::last_write_time("runs/x-2/log.jsonl", now + std::chrono::seconds(5));
-  EXPECT_EQ(RunFolder::newest("", "x"), "runs/x-2");
-  EXPECT_EQ(RunFolder::newest("mine", "x"), "mine");
-  EXPECT_EQ(RunFolder::of_checkpoint("runs/x-3/last.pt", "", "x"), "runs/x-3");
-  EXPECT_EQ(RunFolder::of_checkpoint("runs/x-3/last.pt", "", "y"), std::nullopt);
-  EXPECT_EQ(RunFolder::of_checkpoint("runs/x-3/last.pt", "runs/x", "x"), std::nullopt);
+  EXPECT_EQ(run_files::newest("", "x"), "runs/x-2");
+  EXPECT_EQ(run_files::newest("mine", "x"), "mine");
+  EXPECT_EQ(run_files::of_checkpoint("runs/x-3/last.pt", "", "x"), "runs/x-3");
+  EXPECT_EQ(run_files::of_checkpoint("runs/x-3/last.pt", "", "y"), std::nullopt);
+  EXPECT_EQ(run_files::of_checkpoint("runs/x-3/last.pt", "runs/x", "x"), std::nullopt);
   fs::current_path(before);
 }
 
@@ -421,7 +421,7 @@ TEST_F(RunFolderTest, ReportsWhyItCannotBeMade) {
   base::write_file_atomically(temp_ / "file", "");
   for (const std::string& name : {std::string("file/run"), std::string(300, 'x')}) {
     const fs::path path = temp_ / name;
-    EXPECT_EQ(RunFolder::choose(path, "x", false, false), path);
+    EXPECT_EQ(run_files::choose(path, "x", false, false), path);
     try {
       const RunFolder impossible(path, "", false);
       FAIL() << "no error";

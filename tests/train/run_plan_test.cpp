@@ -32,9 +32,9 @@ class RunPlanTest : public testing::Test {
   }
 
   Config config_;
-  data::Loader loader_{
-      data::make_synthetic({.size = 8, .channels = 1, .height = 2, .width = 2}, data::Split::kTrain),
-      data::LoaderOptions{.batch_size = 2, .num_workers = 0}};
+  data::Loader loader_{data::make_synthetic({.size = 8, .channels = 1, .height = 2, .width = 2},
+                                            data::Split::kTrain),
+                       data::LoaderOptions{.batch_size = 2, .num_workers = 0}};
   Checkpoint position_;
   RunPlan plan_{config_, loader_, position_};
 };
@@ -82,7 +82,7 @@ TEST_F(RunPlanTest, EndsByStepsByPatienceOrByEpochs) {
 TEST_F(RunPlanTest, OwesWhatEndedInAnEvaluation) {
   config_.eval_interval = 2;
   const auto after = [&](const EpochRecord& record) {
-    position_.epoch_line = RunFolder::line_of(record);
+    position_.epoch_line = line_of(record);
     return plan_.owes_evaluation();
   };
   EXPECT_FALSE(plan_.owes_evaluation());  // a new run

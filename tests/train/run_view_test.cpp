@@ -51,7 +51,7 @@ class RunViewTest : public ::testing::Test {
     record.train = {{"loss", loss}};
     record.eval_split = "val";
     record.eval = {{"accuracy", 1 - loss}};
-    run_->append(RunFolder::line_of(record));
+    run_->append(line_of(record));
   }
 
   const test::TempFolder folder_;
@@ -91,7 +91,7 @@ TEST_F(RunViewTest, ShowsSharesInPercent) {
   EpochRecord record{.epoch = 1, .step = 10};
   record.eval_split = "val";
   record.eval = {{"miou", 0.5}, {"accuracy_cat", 0.25}, {"distance", 0.125}};
-  run_->append(RunFolder::line_of(record));
+  run_->append(line_of(record));
   const auto lines = RunView(path_).screen(80, 23, false);
   EXPECT_THAT(lines, ::testing::Contains("val miou            50.00 % ▄"));
   EXPECT_THAT(lines, ::testing::Contains("val accuracy cat    25.00 % ▄"));

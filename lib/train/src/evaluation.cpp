@@ -187,13 +187,12 @@ void Evaluator::write(const Evaluation& evaluation, const std::string& prefix, i
   const data::Normalization normalization = inputs_.eval_set->normalization();
   const auto write_pictures = [&](const std::string& before,
                                   const std::vector<Task::Seen>& samples) {
-    if (samples.empty()) return;
     for (const Picture& picture : task_->pictures(samples, normalization)) {
       folder.write_picture(before + picture.name, step, picture.image);
     }
   };
   write_pictures(prefix, evaluation.seen);
-  write_pictures(prefix + "worst_", evaluation.worst);
+  if (!evaluation.worst.empty()) write_pictures(prefix + "worst_", evaluation.worst);
   if (prefix.empty()) write_mistakes(evaluation.mistakes, folder);
 }
 

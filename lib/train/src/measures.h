@@ -7,7 +7,7 @@
 #include <syncbn/train/config.h>
 #include <syncbn/train/task.h>
 
-#include "records/run_folder.h"
+#include "records/epoch_record.h"
 #include "tasks/added_metrics.h"
 
 namespace syncbn::train {

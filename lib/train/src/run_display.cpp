@@ -80,7 +80,7 @@ void RunDisplay::result(const EpochRecord& last, const std::optional<Checkpoint:
   if (!metric) {
     info("{}{}in {}; {} has the network", measures_.line_part("train", last.train),
          measures_.line_part(last.eval_split, last.eval), time,
-         (folder / RunFolder::kLast).string());
+         (folder / run_files::kLast).string());
   } else if (!best) {
     warn("{} has been no number in all evaluations: there is no best.pt", metric->name);
   } else {

@@ -14,9 +14,9 @@
 #include <syncbn/train/config.h>
 
 #include "measures.h"
+#include "records/epoch_record.h"
 #include "records/memory_gauge.h"
 #include "records/progress.h"
-#include "records/run_folder.h"
 
 namespace syncbn::train {
 

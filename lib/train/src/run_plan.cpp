@@ -35,7 +35,7 @@ bool RunPlan::saves() const {
 }
 
 EpochRecord RunPlan::last_epoch() const {
-  return position_.epoch_line.empty() ? EpochRecord{} : RunFolder::parse_line(position_.epoch_line);
+  return position_.epoch_line.empty() ? EpochRecord{} : parse_line(position_.epoch_line);
 }
 
 bool RunPlan::owes_evaluation() const {

@@ -6,7 +6,7 @@
 #include <syncbn/train/checkpoint.h>
 #include <syncbn/train/config.h>
 
-#include "records/run_folder.h"
+#include "records/epoch_record.h"
 
 namespace syncbn::train {
 

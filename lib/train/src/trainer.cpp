@@ -96,7 +96,7 @@ class Trainer {
         inputs_(inputs),
         device_(dist::device()),
         channel_(dist::rank()),
-        keepers_(config.checkpoint.on == "node", RunFolder::wanted_path(config.run_dir, name)),
+        keepers_(config.checkpoint.on == "node", run_files::wanted_path(config.run_dir, name)),
         resume_(find_resume_state(config, name, keepers_)),
         config_text_(with_seed(config_text, resume_.seed)),
         loader_(inputs.train_set, inputs.make_sampler(resume_.seed), loader_options()),
@@ -277,7 +277,7 @@ class Trainer {
         fmt::format("{} is at the end of epoch {} of {}; to train on, raise {}",
                     resume_.checkpoint_path, position_.sampler.epoch, config_.epochs, limit);
     if (!resume_.continues_folder) throw base::UserError(advice);
-    if (!RunFolder::has_result(resume_.folder)) return "";
+    if (!run_files::has_result(resume_.folder)) return "";
     spdlog::info("{}, the run has finished: {}", name_, advice);
     return resume_.folder.string();
   }
@@ -286,8 +286,8 @@ class Trainer {
 
   void start_folder(bool resumed, const std::string& environment) {
     const bool continues = resumed && resume_.continues_folder;
-    const fs::path former = RunFolder::newest(config_.run_dir, name_);
-    const bool is_unfinished = former != resume_.folder && RunFolder::is_unfinished(former);
+    const fs::path former = run_files::newest(config_.run_dir, name_);
+    const bool is_unfinished = former != resume_.folder && run_files::is_unfinished(former);
     config::Value config = config::parse_yaml(config_text_, name_);
     // A run from this file continues in the folder that the file is in.
     config.set("run_dir", config::Value::of_scalar("${here}", /*quoted=*/true));
@@ -297,7 +297,7 @@ class Trainer {
     if (continues) {
       std::vector<std::string> best;
       for (const Checkpoint::Best& one : position_.best) best.push_back(one.file);
-      folder_->set_aside_after(position_.step, resume_.checkpoint_path, best);
+      run_files::set_aside_after(folder_->path(), position_.step, resume_.checkpoint_path, best);
       folder_->rewind_log(position_.step, position_.sampler.epoch,
                           plan_.owes_evaluation() ? "" : position_.epoch_line);
     }
@@ -536,7 +536,7 @@ class Trainer {
                    : "nothing was saved yet, so there is nothing to restore"));
     });
     const double lr_scale = position_.lr_scale * config_.restore_lr;
-    restore(parse_checkpoint(bytes, RunFolder::kLast), RunFolder::kLast);
+    restore(parse_checkpoint(bytes, run_files::kLast), run_files::kLast);
     step_.take_counts();
     position_.restores = restores;
     position_.lr_scale = lr_scale;
@@ -574,7 +574,7 @@ class Trainer {
       if (!judge_epoch(record)) return false;
     } else {
       record.seconds = seconds();
-      position_.epoch_line = RunFolder::line_of(record);
+      position_.epoch_line = line_of(record);
       if (plan_.saves()) save(next_);
       keepers_.each([&] { folder_->append(position_.epoch_line); });
       display_.epoch(record);
@@ -587,7 +587,7 @@ class Trainer {
   /// False: the run is to stop, and the epoch is not evaluated yet.
   bool judge_epoch(EpochRecord& record) {
     const bool is_whole = next_.consumed == 0;
-    if (is_whole) position_.epoch_line = RunFolder::line_of(record);
+    if (is_whole) position_.epoch_line = line_of(record);
     const bool is_due = plan_.saves_after_epoch(next_);
     // An evaluation may be long: whatever ends it, the epoch's training is on disk.
     if (is_due) save(next_);
@@ -606,7 +606,7 @@ class Trainer {
     if (chosen && (is_regular || position_.best.empty())) change = rank_result(record, *chosen);
     if (is_regular) schedule_->observe(*find(record.eval, "loss"));
     record.seconds = seconds();
-    const std::string line = RunFolder::line_of(record);
+    const std::string line = line_of(record);
     if (is_regular) position_.epoch_line = line;
     // last.pt is never older than the best checkpoint.
     const bool is_last = is_due || plan_.stopped_early() || change.write.has_value();

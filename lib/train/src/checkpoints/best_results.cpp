@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 
@@ -18,14 +18,14 @@ BestChange add_result(std::vector<Checkpoint::Best>& best, const Checkpoint::Bes
   change.is_best = place == best.begin();
   if (place == best.end() && std::ssize(best) >= std::max<int64_t>(count, 1)) return change;
   if (change.is_best && count > 1 && !best.empty()) {
-    change.aside = best.front().file = RunFolder::best_name(best.front().step);
+    change.aside = best.front().file = run_files::best_name(best.front().step);
   }
-  const std::string file = change.is_best ? RunFolder::kBest : RunFolder::best_name(result.step);
+  const std::string file = change.is_best ? run_files::kBest : run_files::best_name(result.step);
   best.insert(place, result)->file = file;
   if (count > 0) change.write = file;
   if (std::ssize(best) > std::max<int64_t>(count, 1)) {
     // best.pt is replaced, not removed.
-    if (best.back().file != RunFolder::kBest) change.remove = best.back().file;
+    if (best.back().file != run_files::kBest) change.remove = best.back().file;
     best.pop_back();
   }
   return change;

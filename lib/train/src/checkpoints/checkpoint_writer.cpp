@@ -43,7 +43,7 @@ void CheckpointWriter::write(Checkpoint checkpoint, const BestChange& change, bo
   if (change.write) {
     std::error_code ignored;
     if (change.aside && !base::exists(folder / *change.aside)) {
-      fs::rename(folder / RunFolder::kBest, folder / *change.aside, ignored);
+      fs::rename(folder / run_files::kBest, folder / *change.aside, ignored);
     }
     auto rank_buffers = std::exchange(checkpoint.rank_buffers, {});
     checkpoint.has_optimizer = false;
@@ -53,7 +53,7 @@ void CheckpointWriter::write(Checkpoint checkpoint, const BestChange& change, bo
     checkpoint.rank_buffers = std::move(rank_buffers);
   }
   if (!last) return;
-  if (former_step != checkpoint.step) folder_.rotate(former_step, keep_last_);
+  if (former_step != checkpoint.step) run_files::rotate(folder_.path(), former_step, keep_last_);
   write_checkpoint(checkpoint, folder_.last());
 }
 

@@ -20,7 +20,7 @@
 #include "checkpoints/sealed_archive.h"
 #include "common/config_keys.h"
 #include "common/rank_0.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -32,7 +32,7 @@ std::optional<fs::path> previous_folder(const Config& config, const std::string&
   const auto attempt = base::env_int("SYNCBN_ATTEMPT", 0, std::numeric_limits<int>::max());
   const auto job = base::env("SYNCBN_JOB_ID");
   if (attempt.value_or(0) == 0 || !job) return std::nullopt;
-  return RunFolder::of_job(*job, config.run_dir, name);
+  return run_files::of_job(*job, config.run_dir, name);
 }
 
 /// A checkpoint that was found on this node's disk.
@@ -61,7 +61,7 @@ Found read_whole(const fs::path& file) {
 /// The newest whole checkpoint in `folder`.
 Found newest_whole(const fs::path& folder) {
   Found without;
-  for (const fs::path& file : RunFolder::checkpoints(folder)) {
+  for (const fs::path& file : run_files::checkpoints(folder)) {
     try {
       Found found = read_whole(file);
       found.damaged = std::move(without.damaged);
@@ -97,7 +97,7 @@ struct OwnState {
 OwnState own_state(const Config& config, const std::string& name) {
   OwnState own;
   const auto previous = previous_folder(config, name);
-  const fs::path wanted = previous ? *previous : RunFolder::newest(config.run_dir, name);
+  const fs::path wanted = previous ? *previous : run_files::newest(config.run_dir, name);
   // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
   if (previous || config.resume == "auto") own.checkpoint = newest_whole(wanted);
   std::optional<fs::path> folder = wanted;
@@ -105,19 +105,19 @@ OwnState own_state(const Config& config, const std::string& name) {
   if (!found_any && config.resume != "auto" && !config.resume.empty()) {
     own.folder = wanted;
     if (!is_rank_0()) return own;  // the file needs to be on rank 0's node only
-    const fs::path file = RunFolder::is_run(config.resume)
-                              ? fs::path(config.resume) / RunFolder::kLast
+    const fs::path file = run_files::is_run(config.resume)
+                              ? fs::path(config.resume) / run_files::kLast
                               : fs::path(config.resume);
     own.checkpoint = read_whole(file);
     // A run of Python's goes on in a new folder.
     folder = is_of_python(own.checkpoint.bytes)
                  ? std::nullopt
-                 : RunFolder::of_checkpoint(file, config.run_dir, name);
+                 : run_files::of_checkpoint(file, config.run_dir, name);
   }
   own.continues_folder = folder && (!own.checkpoint.bytes.empty() || config.resume == "auto");
   own.folder = previous || own.continues_folder
                    ? folder.value_or(wanted)
-                   : RunFolder::choose(config.run_dir, name, /*resume=*/false, config.overwrite);
+                   : run_files::choose(config.run_dir, name, /*resume=*/false, config.overwrite);
   return own;
 }
 
@@ -150,13 +150,13 @@ ResumeState find_resume_state(const Config& config, const std::string& name,
   const int64_t drawn = own.checkpoint.bytes.empty() ? std::random_device()() : own.checkpoint.seed;
   state.seed = config.seed.value_or(std::stoll(shared(std::to_string(drawn))));
   if (state.continues_folder) {
-    keepers.copy_missing(state.folder, RunFolder::history(state.folder), source);
+    keepers.copy_missing(state.folder, run_files::history(state.folder), source);
     return state;
   }
   keepers.each([&] {
     // What is free on one node may hold a run on another.
     if (own.folder == state.folder) return;
-    RunFolder::choose(state.folder, name, /*resume=*/false, config.overwrite);
+    run_files::choose(state.folder, name, /*resume=*/false, config.overwrite);
   });
   return state;
 }

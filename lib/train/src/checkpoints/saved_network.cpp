@@ -11,7 +11,7 @@
 #include "checkpoints/sealed_archive.h"
 #include "common/naming.h"
 #include "common/rank_0.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 #include "step/model.h"
 
 namespace syncbn::train {
@@ -36,8 +36,8 @@ void load_python_weights(const std::string& path, bool average, models::Model& m
 fs::path checkpoint_file(const std::string& command, const Config& config,
                          const std::string& name) {
   if (!config.resume.empty() && config.resume != "auto") return models::weights_file(config.resume);
-  const fs::path folder = RunFolder::newest(config.run_dir, name);
-  for (const char* file : {RunFolder::kBest, RunFolder::kLast}) {
+  const fs::path folder = run_files::newest(config.run_dir, name);
+  for (const char* file : {run_files::kBest, run_files::kLast}) {
     if (base::exists(folder / file)) return folder / file;
   }
   throw base::UserError(fmt::format(

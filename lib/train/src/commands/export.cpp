@@ -30,7 +30,7 @@
 #include "commands/resolved_config.h"
 #include "commands/unlabelled.h"
 #include "common/naming.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 #include "step/compute_threads.h"
 #include "step/model.h"
 
@@ -118,7 +118,7 @@ Saved read_saved(const Request& request) {
   const bool is_named = !config.resume.empty() && config.resume != "auto";
   // Python's scripts resume the last epoch, not the best.
   const fs::path path = request.script && !is_named
-                            ? RunFolder::newest(config.run_dir, name) / RunFolder::kLast
+                            ? run_files::newest(config.run_dir, name) / run_files::kLast
                             : checkpoint_file("export", config, name);
   Saved saved{.path = path.string(), .own = {}};
   naming("cannot export " + saved.path, [&] {

@@ -20,7 +20,6 @@
 #include "profile/profile_files.h"
 #include "profile/summary.h"
 #include "records/folder_lock.h"
-#include "records/run_folder.h"
 
 namespace syncbn::train {
 namespace {

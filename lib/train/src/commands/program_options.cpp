@@ -12,7 +12,7 @@
 #include <set>
 
 #include "commands/launching.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -142,7 +142,7 @@ const CommandHelp* find_command(const std::string& name) {
 bool is_configuration(const std::string& word) {
   const std::filesystem::path path = word;
   if (word.starts_with('-') || !base::exists(path)) return false;
-  return path.extension() == ".yaml" || path.extension() == ".yml" || RunFolder::is_run(path);
+  return path.extension() == ".yaml" || path.extension() == ".yml" || run_files::is_run(path);
 }
 
 /// Reports a path in the place of a configuration that is none. @return whether it did

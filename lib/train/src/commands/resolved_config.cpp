@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "common/plugins.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 /// The folder of the run whose config.yaml this is, or "".
 fs::path run_folder_of(const fs::path& file) {
   const fs::path folder = fs::absolute(file).lexically_normal().parent_path();
-  return file.filename() == RunFolder::kConfig && RunFolder::is_run(folder) ? folder : "";
+  return file.filename() == run_files::kConfig && run_files::is_run(folder) ? folder : "";
 }
 
 /// The file without its extension, or the folder of a run whose config.yaml it is.
@@ -41,7 +41,7 @@ std::vector<std::string> files_of(const config::CommandLine& line) {
   std::vector<std::string> files = line.values("config");
   for (std::string& file : files) {
     std::error_code ignored;
-    if (fs::is_directory(file, ignored)) file = fs::path(file) / RunFolder::kConfig;
+    if (fs::is_directory(file, ignored)) file = fs::path(file) / run_files::kConfig;
   }
   return files;
 }

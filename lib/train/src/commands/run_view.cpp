@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "records/folder_lock.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -48,7 +48,7 @@ std::vector<double> means_of(const std::vector<double>& values, size_t count) {
 }
 
 int64_t epochs_of(const std::filesystem::path& folder) {
-  const auto text = RunFolder::config_of(folder);
+  const auto text = run_files::config_of(folder);
   if (!text) return 0;
   const config::Value config = config::parse_yaml(*text, folder.string());
   const config::Value* const epochs = config.find("epochs");
@@ -112,11 +112,11 @@ RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)), log
   if (!std::filesystem::is_directory(folder_, ignored)) {
     throw base::UserError(fmt::format("watch: there is no folder {}", folder_.string()));
   }
-  if (!base::exists(RunFolder::log(folder_))) {
+  if (!base::exists(folder_ / run_files::kLog)) {
     throw base::UserError(
         fmt::format("watch: {} is not the folder of a run: it has no {}; name one that train wrote "
                     "to, such as runs/digits",
-                    folder_.string(), RunFolder::log(folder_).filename().string()));
+                    folder_.string(), run_files::kLog));
   }
   epochs_ = epochs_of(folder_);
   update();

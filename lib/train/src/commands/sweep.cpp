@@ -30,7 +30,7 @@
 #include "commands/sweep_plan.h"
 #include "commands/sweep_table.h"
 #include "records/folder_lock.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -76,7 +76,7 @@ bool is_limit(const std::string& key) {
 /// Whether the run in `folder` is this one and has finished.
 /// @throws base::UserError when it is another one.
 bool is_finished(const fs::path& folder, const ResolvedConfig& resolved) {
-  const auto text = RunFolder::config_of(folder);
+  const auto text = run_files::config_of(folder);
   if (!text) return false;
   const config::Value former = config::parse_yaml(*text, folder.string());
   config::Value now = config::parse_yaml(resolved.text, resolved.name);
@@ -98,7 +98,7 @@ bool is_finished(const fs::path& folder, const ResolvedConfig& resolved) {
     throw base::UserError(fmt::format("sweep: {} holds a run with other settings: now {}; {}",
                                       folder.string(), base::join(changed, ", "), advice));
   }
-  if (!RunFolder::has_result(folder)) return false;
+  if (!run_files::has_result(folder)) return false;
   return std::ranges::none_of(config::changes(former, now), is_limit, &config::Change::path);
 }
 

@@ -8,7 +8,7 @@
 
 #include "common/csv.h"
 #include "records/log_record.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 #include "report/result_table.h"
 
 namespace syncbn::train {
@@ -20,7 +20,7 @@ using Row = std::vector<std::string>;
 ResultRow read(const SweepResult& result) {
   ResultRow row{.values = result.run->values, .result = Json::object(), .state = result.state};
   if (result.state != kFinished) return row;  // it may be that of other settings
-  row.result = json_file(RunFolder::result(result.folder));
+  row.result = json_file(result.folder / run_files::kResult);
   if (row.result.is_null()) {
     row.result = Json::object();
     row.state = "finished, result.json missing or damaged";

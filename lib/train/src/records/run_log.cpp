@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "records/log_record.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -20,7 +20,7 @@ constexpr std::string_view kStepLine = R"({"event":"step")";
 
 }  // namespace
 
-RunLog::RunLog(const std::filesystem::path& folder) : path_(RunFolder::log(folder)) {}
+RunLog::RunLog(const std::filesystem::path& folder) : path_(folder / run_files::kLog) {}
 
 bool RunLog::is_replaced() {
   struct stat status {};
@@ -32,12 +32,12 @@ bool RunLog::is_replaced() {
 }
 
 void check_format(const std::filesystem::path& folder, const Json& start) {
-  const auto version = field_of<int64_t>(start, RunFolder::kFormatVersionKey, 1);
-  if (version <= RunFolder::kFormatVersion) return;
+  const auto version = field_of<int64_t>(start, kLogVersionKey, 1);
+  if (version <= kLogVersion) return;
   throw base::UserError(
       fmt::format("{} is the run of a newer version of train (its log has format {}, this version "
                   "reads up to {}); use that version",
-                  folder.string(), version, RunFolder::kFormatVersion));
+                  folder.string(), version, kLogVersion));
 }
 
 void RunLog::read(ReadSteps steps, const std::function<void(const Json& line)>& take) {

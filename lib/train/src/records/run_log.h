@@ -11,6 +11,11 @@
 
 namespace syncbn::train {
 
+/// Of the log's lines: readers refuse higher ones. Lines may get further keys without another
+/// version.
+inline constexpr int64_t kLogVersion = 1;
+inline constexpr const char* kLogVersionKey = "format_version";
+
 enum class ReadSteps { kNo, kYes };
 
 /// @param start a line of the event "start", or null

@@ -19,7 +19,7 @@
 #include <utility>
 
 #include "common/config_keys.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 #include "report/assets.h"
 #include "report/page.h"
 #include "report/result_table.h"
@@ -79,9 +79,9 @@ std::vector<std::string> folders_of_runs(const std::vector<std::string>& given) 
   for (const std::string& one : given) {
     std::vector<std::string> inner;
     std::error_code ignored;
-    if (!RunFolder::is_run(one)) {
+    if (!run_files::is_run(one)) {
       for (const auto& entry : fs::directory_iterator(one, ignored)) {
-        if (RunFolder::is_run(entry.path())) inner.push_back(entry.path().string());
+        if (run_files::is_run(entry.path())) inner.push_back(entry.path().string());
       }
     }
     std::ranges::sort(inner);
@@ -113,7 +113,7 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
     if (task.empty()) {
       throw base::UserError(
           fmt::format("compare: {} does not say what it has trained: it has no {}", folder,
-                      RunFolder::kConfig));
+                      run_files::kConfig));
     }
     if (task == first) continue;
     throw base::UserError(

@@ -12,7 +12,7 @@
 #include <optional>
 #include <span>
 
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -40,7 +40,7 @@ std::vector<PictureFile> evenly(const std::vector<PictureFile>& all, size_t limi
 std::vector<PictureFile> pictures_of(const fs::path& folder, size_t limit) {
   std::map<std::string, std::vector<PictureFile>> by_name;
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(RunFolder::pictures(folder), ignored)) {
+  for (const auto& entry : fs::directory_iterator(folder / run_files::kPictures, ignored)) {
     if (auto picture = picture_of(entry.path())) by_name[picture->name].push_back(*picture);
   }
   std::vector<PictureFile> chosen;

@@ -18,7 +18,7 @@
 #include "profile/profile_files.h"
 #include "records/contact_sheet.h"
 #include "records/log_record.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 #include "report/assets.h"
 #include "report/confusion.h"
 #include "report/embedded_picture.h"
@@ -182,7 +182,7 @@ std::string report_page(const fs::path& folder) {
 }
 
 fs::path write_report(const fs::path& folder) {
-  fs::path file = folder / RunFolder::kReport;
+  fs::path file = folder / run_files::kReport;
   base::write_file_atomically(file, report_page(folder));
   return file;
 }

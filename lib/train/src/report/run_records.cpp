@@ -12,7 +12,7 @@
 
 #include "records/folder_lock.h"
 #include "records/log_record.h"
-#include "records/run_folder.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -110,7 +110,7 @@ RunRecords read_run(const fs::path& folder, ReadSteps steps) {
     throw base::UserError(fmt::format(
         "{} is no folder; name the folder of a run, such as runs/digits", folder.string()));
   }
-  if (!RunFolder::is_run(folder)) {
+  if (!run_files::is_run(folder)) {
     throw base::UserError(fmt::format(
         "{} holds no run: there is no log.jsonl, checkpoint or result; name the folder of a run, "
         "such as runs/digits",
@@ -122,15 +122,15 @@ RunRecords read_run(const fs::path& folder, ReadSteps steps) {
   RunLog log(folder);
   log.read(steps, [&](const Json& line) { read_line(line, run); });
   if (log.damaged() > 0) {
-    spdlog::warn("{}: {} damaged and left out", RunFolder::log(folder).string(),
+    spdlog::warn("{}: {} damaged and left out", (folder / run_files::kLog).string(),
                  base::counted(log.damaged(), "line") + (log.damaged() == 1 ? " is" : " are"));
   }
   for (NumberTable* table : {&run.epochs, &run.steps}) table->remove("time");
   check_format(folder, run.start);
-  run.result = json_file(RunFolder::result(folder));
-  if (const auto text = RunFolder::config_of(folder)) {
+  run.result = json_file(folder / run_files::kResult);
+  if (const auto text = run_files::config_of(folder)) {
     run.config_text = *text;
-    run.config = config::parse_yaml(*text, (folder / RunFolder::kConfig).string());
+    run.config = config::parse_yaml(*text, (folder / run_files::kConfig).string());
   }
   return run;
 }

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+/// The files of runs: their names, the folder that a run gets, and what a folder holds.
+namespace syncbn::train::run_files {
+
+inline constexpr const char* kConfig = "config.yaml";
+inline constexpr const char* kLog = "log.jsonl";
+inline constexpr const char* kMetrics = "metrics.csv";
+inline constexpr const char* kEnvironment = "environment.json";
+inline constexpr const char* kLast = "last.pt";        ///< the checkpoint to resume from
+inline constexpr const char* kBest = "best.pt";        ///< the network with the best result
+inline constexpr const char* kResult = "result.json";  ///< of a finished run
+inline constexpr const char* kPictures = "pictures";   ///< a folder
+/// A page about the run, which anyone may write to show it; see syncbn/train/report.h.
+inline constexpr const char* kReport = "report.html";
+
+// ---- the folder of a run ----
+
+/// `wanted`, or runs/`name` if that is empty.
+std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
+
+/// The run in `wanted`, or that of runs/`name`, runs/name-2, ... which was written to last.
+std::filesystem::path newest(const std::string& wanted, const std::string& name);
+
+/// The folder of the run that a checkpoint lies in, if it is `wanted` or one of runs/`name`,
+/// runs/name-2, ...
+std::optional<std::filesystem::path> of_checkpoint(const std::filesystem::path& file,
+                                                   const std::string& wanted,
+                                                   const std::string& name);
+
+/// The folder for a run: wanted_path(). If that holds a run and neither `resume` nor `overwrite`
+/// is set, the next free one of runs/name-2, runs/name-3, ... Writes nothing.
+/// @throws base::UserError instead if `wanted` names the folder.
+std::filesystem::path choose(const std::string& wanted, const std::string& name, bool resume,
+                             bool overwrite);
+
+/// The folder that an earlier attempt of the job `id` (SYNCBN_JOB_ID) got from choose(); nothing
+/// if no attempt has got that far.
+std::optional<std::filesystem::path> of_job(const std::string& id, const std::string& wanted,
+                                            const std::string& name);
+
+// ---- what a folder holds ----
+
+/// Whether a run has written to the folder: it has files of a run besides a config.yaml.
+bool is_run(const std::filesystem::path& folder);
+/// Whether the folder holds a finished run.
+bool has_result(const std::filesystem::path& folder);
+/// Whether a run could go on from the folder: it was stopped or killed after a checkpoint.
+bool is_unfinished(const std::filesystem::path& folder);
+
+/// The text of a run's config.yaml; nothing if there is none.
+std::optional<std::string> config_of(const std::filesystem::path& folder);
+
+/// last.pt and the checkpoints before it, the newest first.
+std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& folder);
+
+/// The name of a checkpoint that is kept for its result, besides best.pt.
+std::string best_name(int64_t step);
+
+/// The names of the files that only a run's folder has: the log and the best checkpoints.
+std::vector<std::string> history(const std::filesystem::path& folder);
+
+// ---- changes ----
+
+/// Removes temporary files of a run that was killed, and its result; without `resume`, all files of
+/// a run that the folder holds.
+/// @throws base::UserError if there is no run, but files that one would replace.
+void make_ready(const std::filesystem::path& folder, bool resume);
+
+/// Ahead of a new last.pt: gives the present one, saved after `step`, the name step-STEP.pt too,
+/// and keeps the newest `keep_last` - 1 of these.
+void rotate(const std::filesystem::path& folder, int64_t step, int64_t keep_last);
+
+/// For a run that goes on after `step`, from `resumed`: renames checkpoints of later steps to
+/// X.abandoned, and last.pt as well, unless it is that file. Removes each best-STEP.pt but
+/// `best`.
+void set_aside_after(const std::filesystem::path& folder, int64_t step,
+                     const std::filesystem::path& resumed, const std::vector<std::string>& best);
+
+}  // namespace syncbn::train::run_files
