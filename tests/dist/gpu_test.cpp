@@ -273,29 +273,50 @@ TEST(GpuTest, TwoRanksThatShareAGpuTrainTheSameOverGlooAsOnTwoCpus) {
   });
 }
 
+/// Rank 1 has three steps more than rank 0. A bucket of gradients leaves between the two layers'
+/// exchanges of statistics.
+void expect_joins_as_on_cpus(at::Device device, bool static_graph = false) {
+  const auto train_unevenly = [static_graph](at::Device on) {
+    at::manual_seed(0);
+    torch::nn::Sequential net(
+        torch::nn::Linear(3, 4), dist::SyncBatchNorm(dist::SyncBatchNormOptions(4)),
+        torch::nn::Linear(4, 4), dist::SyncBatchNorm(dist::SyncBatchNormOptions(4)));
+    net->to(on);
+    dist::DistributedDataParallel<torch::nn::SequentialImpl> ddp(
+        net, {.static_graph = static_graph, .bucket_cap_mb = 1e-5});
+    const auto guard = ddp.join();
+    for (int step = 0; step < 2 + 3 * dist::rank(); ++step) {
+      ddp(at::randn({5, 3})).pow(2).mean().backward();
+      syncbn::test::sgd_step(*net);
+    }
+    return net->parameters();
+  };
+  const Tensors expected = train_unevenly(at::kCPU);
+  const Tensors actual = train_unevenly(device);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-4, 1e-4)) << i;
+  }
+}
+
 TEST(GpuTest, ARankThatRunsOutOfInputJoinsTheOtherOnAGpu) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(2, [](int rank) {
+  run_ranks(2, [](int) {
     dist::init_process_group({.backend = "gloo"});
-    const auto train_unevenly = [&](at::Device device) {
-      at::manual_seed(0);
-      torch::nn::Sequential net(torch::nn::Linear(3, 4),
-                                dist::SyncBatchNorm(dist::SyncBatchNormOptions(4)));
-      net->to(device);
-      dist::DistributedDataParallel<torch::nn::SequentialImpl> ddp(net);
-      const auto guard = ddp.join();
-      for (int step = 0; step < 2 + 3 * rank; ++step) {
-        ddp(at::randn({5, 3})).pow(2).mean().backward();
-        syncbn::test::sgd_step(*net);
-      }
-      return net->parameters();
-    };
-    const Tensors expected = train_unevenly(at::kCPU);
-    const Tensors actual = train_unevenly({at::kCUDA, 0});
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-4, 1e-4)) << i;
-    }
+    expect_joins_as_on_cpus({at::kCUDA, 0});
   });
+}
+
+TEST(GpuTest, ARankThatRunsOutOfInputJoinsTheOtherOverNccl) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  for (const bool peer_memory : {true, false}) {
+    run_ranks(2, [&](int) {
+      dist::init_process_group(
+          {.timeout = std::chrono::seconds(60), .nccl = {.peer_memory = peer_memory}});
+      for (const bool static_graph : {false, true}) {
+        expect_joins_as_on_cpus(dist::device(), static_graph);
+      }
+    });
+  }
 }
 
 // Over Gloo, where all ranks wait for each other's headers.

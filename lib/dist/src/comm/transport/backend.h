@@ -68,6 +68,11 @@ class Backend : public c10d::Backend {
   /// @param timeout c10d::kUnsetTimeout: the group's.
   void gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout);
 
+  /// As Transport::runs_on_streams().
+  bool runs_on_streams(const at::Tensor& tensor) const {
+    return transport_for(tensor).runs_on_streams();
+  }
+
   /// As Transport::gathers_by_peers(), for rows on GPUs.
   bool gathers_by_peers(int64_t numbers) const;
 

@@ -7,6 +7,9 @@
 #include <vector>
 
 #include <ATen/ops/full.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "ddp/comm_hook_steps.h"
 #include "ddp/ddp_state.h"
@@ -77,23 +80,107 @@ void close_span(DdpState& state) {
   state.reducer->set_forward_pass_work_handle(nullptr, /*useStaticWorldSize=*/true);
 }
 
-/// Takes part in the communication of gradients of a backward that only other ranks run.
-void join_gradients(DdpState& state) {
-  std::vector<FuturePtr> pending;
-  // Zeroed each time, because the all-reduce leaves the marks of other ranks in it.
-  const auto used_nothing = [&state] {
-    start_all_reduce(state.reducer->get_local_used_map_on_device().zero_(), state.group)->wait();
-  };
-  const bool delayed = state.options.static_graph && !state.had_first_backward;
-  if (delayed) used_nothing();
-  for (c10d::GradBucket& bucket : state.reducer->get_grad_buckets(/*return_zero_tensors=*/true)) {
-    pending.push_back(state.reducer->run_comm_hook(bucket));
+/// While one lives, this thread works on streams of its own on GPUs. Then the former streams wait
+/// for these.
+class SideStreams {
+ public:
+  explicit SideStreams(const std::vector<at::Device>& devices) {
+    for (const at::Device& device : devices) {
+      if (!device.is_cuda()) continue;
+      const c10::impl::VirtualGuardImpl guard(device.type());
+      streams_.push_back({guard.getStream(device), guard.getStreamFromGlobalPool(device)});
+      wait(streams_.back().side, streams_.back().former);
+    }
+    enter();
   }
-  for (const FuturePtr& future : pending) future->waitAndThrow();
-  if (state.searches_unused()) used_nothing();
-  state.had_first_backward = true;
-  // A backward that does not delay communication shows the order of gradients.
-  if (!delayed) state.reducer->push_rebuilt_params_for_all_indices();
+  ~SideStreams() {
+    leave();
+    for (const auto& [former, side] : streams_) wait(former, side);
+  }
+  SideStreams(const SideStreams&) = delete;
+  SideStreams& operator=(const SideStreams&) = delete;
+
+  /// Goes back to the former streams for a while.
+  void leave() const {
+    for (const auto& [former, side] : streams_) set(former);
+  }
+  void enter() const {
+    for (const auto& [former, side] : streams_) set(side);
+  }
+
+ private:
+  struct Pair {
+    c10::Stream former;
+    c10::Stream side;
+  };
+
+  static void set(c10::Stream stream) {
+    c10::impl::VirtualGuardImpl(stream.device_type()).exchangeStream(stream);
+  }
+  static void wait(c10::Stream waiting, c10::Stream other) {
+    c10::Event event(other.device_type());
+    event.record(other);
+    event.block(waiting);
+  }
+
+  std::vector<Pair> streams_;
+};
+
+/// Takes part in the exchange of gradients of a backward that only other ranks run.
+class JoinedGradients {
+ public:
+  explicit JoinedGradients(DdpState& state) : state_(state) {}
+
+  void start() {
+    if (is_delayed()) use_nothing();
+    for (c10d::GradBucket& bucket :
+         state_.reducer->get_grad_buckets(/*return_zero_tensors=*/true)) {
+      pending_.push_back(state_.reducer->run_comm_hook(bucket));
+    }
+  }
+  void finish() {
+    for (const FuturePtr& future : pending_) future->waitAndThrow();
+    if (state_.searches_unused()) use_nothing();
+    // A backward that does not delay communication shows the order of gradients.
+    if (!is_delayed()) state_.reducer->push_rebuilt_params_for_all_indices();
+    state_.had_first_backward = true;
+  }
+  void run() {
+    start();
+    finish();
+  }
+
+ private:
+  /// Whether the other ranks begin when their backward has ended.
+  bool is_delayed() const { return state_.options.static_graph && !state_.had_first_backward; }
+  /// Zeroed each time, because the all-reduce leaves the marks of other ranks in it.
+  void use_nothing() const {
+    start_all_reduce(state_.reducer->get_local_used_map_on_device().zero_(), state_.group)->wait();
+  }
+
+  DdpState& state_;
+  std::vector<FuturePtr> pending_;
+};
+
+/// Takes part in the exchanges of a backward, which come in no fixed order.
+void join_backward(DdpState& state, JoinStatistics& statistics) {
+  JoinedGradients gradients(state);
+  const Backend* const backend = backend_of(state.group);
+  if (backend != nullptr && backend->runs_on_streams(state.parameters.front().tensor)) {
+    // From one thread, since two that launch on two communicators may deadlock. What waits for
+    // gradients on the device must not hold up the statistics that other ranks need ahead of them.
+    const SideStreams side(devices_of_statistics(state));
+    gradients.start();
+    side.leave();
+    statistics.serve();
+    side.enter();
+    gradients.finish();
+  } else {
+    // A hook may block until all ranks have the bucket.
+    auto exchange = std::async(std::launch::async, [&] { gradients.run(); });
+    statistics.serve();
+    exchange.get();
+  }
 }
 
 /// Takes part in one step of the ranks that still have input.
@@ -106,14 +193,13 @@ void join_step(DdpState& state) {
   const bool gradients_follow = sum(state, 0) != 0;
   state.sync_buffers_next = gradients_follow;
   const bool statistics_follow = statistics != nullptr && statistics->serve();
-  // A backward interleaves both kinds of exchange in no fixed order.
-  std::future<void> gradients;
-  if (gradients_follow) {
-    gradients = std::async(statistics_follow ? std::launch::async : std::launch::deferred,
-                           [&state] { join_gradients(state); });
+  if (gradients_follow && statistics_follow) {
+    join_backward(state, *statistics);
+  } else if (statistics_follow) {
+    statistics->serve();
+  } else if (gradients_follow) {
+    JoinedGradients(state).run();
   }
-  if (statistics_follow) statistics->serve();
-  if (gradients_follow) gradients.get();
 }
 
 }  // namespace
