@@ -11,7 +11,8 @@ printed (for fewer than six pairs, their range). One thread a rank, batch norm o
 speed: "same": both contiguous and with the fused optimizer; "defaults": what each does when told nothing.
 bf16: images a second with amp: bf16 over those of float32, of each side.
 saving: ResNet-50 with a checkpoint every 10 steps over none, of each side; Python's script calls torch.save.
-logging: digits with a line for every step over none, of each side.
+logging: digits with a line for every step (of ours in log.jsonl, metrics.csv and TensorBoard's file, without histograms),
+and with the report, over none of that, of each side.
 start: seconds from the command to the first step's line: syncbn-launch with `train`, and torchrun with torchvision's
 references/classification/train.py, which --reference names the folder of (the Python needs torchvision).
 resume: seconds from the command to the first step of a run that was stopped in the middle of 1,281,167 images, drawn or
@@ -148,11 +149,11 @@ def speed(arguments):
     return results
 
 
-def with_and_without(arguments, name, model, ours, theirs, **length):
+def with_and_without(arguments, name, model, ours, theirs, ours_without=(), **length):
     """`ours` and `theirs` are the options that make the difference."""
     return [figures_of(f"{name}, {side}", by_turns([make(arguments, model, *options, **length),
-                                                    make(arguments, model, **length)], arguments.pairs), "rate")
-            for side, make, options in (("ours", train, ours), ("Python", script, theirs))]
+                                                    make(arguments, model, *without, **length)], arguments.pairs), "rate")
+            for side, make, options, without in (("ours", train, ours, ours_without), ("Python", script, theirs, ()))]
 
 
 def bf16(arguments):
@@ -171,7 +172,8 @@ def saving(arguments):
 
 def logging(arguments):
     head("logging", "not", "images/s")
-    return with_and_without(arguments, "digits", "digits", ["--log_interval=1"], ["--log_interval=1"], epochs=20)
+    return with_and_without(arguments, "digits", "digits", ["--log_interval=1"], ["--log_interval=1"],
+                            ["--log_interval=0", "--report=false"], epochs=20)
 
 
 class UntilFirstStep:

@@ -1,4 +1,5 @@
-// Each configuration in configs/, on small stand-ins for its data in the same formats.
+// Each configuration in configs/ and of docs/results.md, on small stand-ins for its data in the
+// same formats.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,10 +56,19 @@ const std::map<std::string, std::vector<std::string>> kRecipes = {
     {"imagenet_resnet50", kImagenet},
     {"imagenet_resnet50_v2", with(kImagenet, "--sampler.selected_round=0")},
     {"mnist", {"--data.path=mnist", "--batch_size=4"}},
+    {"stamps/detection", {"--data.transforms.1.size=32"}},
+    {"stamps/gan", {"--task.samples=4", "--val_fraction=0.25"}},
+    {"stamps/segmentation", {"--data.transforms.1.size=32", "--data.test_transforms.0.size=32"}},
     {"voc_deeplabv3",
      {"--data.root=voc", "--batch_size=2", "--data.transforms.2.size=64",
       "--data.test_transforms.0.size=64", "--data.test_transforms.0.max_size=80"}},
 };
+
+/// Those of docs/results.md lie beside what makes their data.
+std::string file_of(const std::string& recipe) {
+  return recipe.starts_with("stamps/") ? SYNCBN_SOURCE_DIR "/examples/" + recipe + ".yaml"
+                                       : shipped_config(recipe + ".yaml");
+}
 
 /// Bytes of noise.
 std::string noise(size_t size, uint32_t below = 256) {
@@ -142,6 +152,23 @@ class RecipesTest
     }
   }
 
+  /// What examples/stamps/make_data.py makes.
+  void write_stamps() const {
+    for (const std::string split : {"train", "val"}) {
+      const std::string folder = "scenes/" + split;
+      for (int i = 0; i < kStandInImages; ++i) {
+        const std::string name = fmt::format("/{}.png", i);
+        fs::create_directories(folder_ / (folder + "/images"));
+        fs::copy_file(folder_ / (split + "/a" + name), folder_ / (folder + "/images" + name));
+        write(folder + "/masks" + name,
+              png(kStandInSide, kStandInSide, noise(kStandInSide * kStandInSide, 2)));
+      }
+      fs::copy_file(folder_ / (split + ".json"), folder_ / (folder + ".json"));
+    }
+    fs::create_directories(folder_ / "gan");
+    fs::copy(folder_ / "train/a", folder_ / "gan/all");
+  }
+
   TempFolder folder_;
 };
 
@@ -152,17 +179,19 @@ TEST_P(RecipesTest, TakesStepsAndEvaluates) {
   write_cifar();
   write_mnist();
   write_voc();
-  std::vector<std::string> args = {"--config", shipped_config(recipe + ".yaml"), "--run_dir=run",
-                                   "--max_steps=2"};
+  write_stamps();
+  std::vector<std::string> args = {"--config", file_of(recipe), "--run_dir=run", "--max_steps=2"};
   args.insert(args.end(), more.begin(), more.end());
-  const auto result = launch_train(2, args, folder_.path());
+  const auto result =
+      start_launched_train(2, args, {{"STAMPS", folder_.path()}}, folder_.path())->wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("\"reason\":\"finished\""));
 }
 
 INSTANTIATE_TEST_SUITE_P(Configs, RecipesTest, ::testing::ValuesIn(kRecipes), [](const auto& info) {
   std::string name = info.param.first;
-  std::ranges::replace(name, '-', '_');
+  std::ranges::replace_if(
+      name, [](char c) { return c == '-' || c == '/'; }, '_');
   return name;
 });
 
@@ -170,6 +199,9 @@ TEST(Recipes, EveryConfigurationHasAStandIn) {
   std::set<std::string> names;
   for (const auto& entry : fs::directory_iterator(fs::path(shipped_config("")))) {
     names.insert(entry.path().stem());
+  }
+  for (const auto& entry : fs::directory_iterator(SYNCBN_SOURCE_DIR "/examples/stamps")) {
+    if (entry.path().extension() == ".yaml") names.insert("stamps/" + entry.path().stem().string());
   }
   std::set<std::string> tried;
   for (const auto& [recipe, more] : kRecipes) tried.insert(recipe);

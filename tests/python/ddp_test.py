@@ -12,9 +12,12 @@ import unittest
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 STEPS = 5
 
@@ -101,6 +104,67 @@ def killed_before_backward():
     os._exit(0)
 
 
+def train_as_imagenet_example(rank, ranks_of_node, backend, url, folder):
+    """What a rank of pytorch/examples' imagenet/main.py calls, in its order."""
+    dist.init_process_group(backend=backend, init_method=url, world_size=ranks_of_node, rank=rank)
+    torch.manual_seed(0)
+    samples = TensorDataset(torch.randn(21, 3, 12, 12), torch.randint(7, (21,)))
+    train_set, val_set = Subset(samples, range(12)), Subset(samples, range(12, 21))
+    model = DistributedDataParallel(nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 7)))
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
+    train_sampler = DistributedSampler(train_set)
+    val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)
+    # Its worker is forked while the backend's threads run, as under a launcher; by default it is spawned here, in seconds.
+    train_loader = DataLoader(train_set, batch_size=2, shuffle=False, num_workers=1, multiprocessing_context="fork",
+                              sampler=train_sampler)
+    val_loader = DataLoader(val_set, batch_size=2, shuffle=False, sampler=val_sampler)
+
+    correct = torch.zeros(2)
+
+    def validate(loader):
+        with torch.no_grad():
+            for images, target in loader:
+                correct.add_(torch.tensor([(model(images).argmax(1) == target).sum(), len(target)]))
+
+    for epoch in range(2):
+        train_sampler.set_epoch(epoch)
+        model.train()
+        for images, target in train_loader:
+            loss = criterion(model(images), target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        correct.zero_()
+        validate(val_loader)
+        dist.all_reduce(correct, dist.ReduceOp.SUM, async_op=False)
+        # What drop_last left over.
+        validate(DataLoader(Subset(val_set, range(len(val_sampler) * ranks_of_node, len(val_set)))))
+        scheduler.step()
+        if rank % ranks_of_node == 0:
+            torch.save({"epoch": epoch + 1, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                        "correct": correct}, f"{folder}/{backend}.pt")
+
+
+def example_worker(rank, ranks_of_node, urls, folder):
+    import syncbn  # noqa: F401
+    train_as_imagenet_example(rank, ranks_of_node, "gloo", urls[0], folder)
+    dist.destroy_process_group()
+    # As the example, it ends without destroy_process_group().
+    train_as_imagenet_example(rank, ranks_of_node, "syncbn", urls[1], folder)
+
+
+def imagenet_example():
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(example_worker, nprocs=2, args=(2, [f"tcp://127.0.0.1:{ranks.free_port()}" for _ in range(2)], folder))
+        gloo, ours = (torch.load(f"{folder}/{backend}.pt") for backend in ("gloo", "syncbn"))
+    torch.testing.assert_close(ours, gloo, rtol=0, atol=0)
+    print("equal, of", int(ours["correct"][1]), "samples")
+
+
 class DdpTest(ranks.RanksTest):
     def test_parameters_equal_gloos_bit_for_bit_on_two_ranks(self):
         # 1: refuses ranks that do not share memory, or Gloo might be compared with itself.
@@ -116,6 +180,10 @@ class DdpTest(ranks.RanksTest):
 
     def test_works_under_torchrun(self):
         self.expect_success(ranks.run("equals_gloo", 2, launcher="torchrun"), "equal 11")
+
+    def test_a_program_like_pytorchs_imagenet_example_equals_gloos(self):
+        self.expect_success(ranks.output_of(ranks.start([sys.executable, __file__, "--rank", "imagenet_example"])),
+                            "equal, of 9 samples")
 
     def test_a_second_default_group_after_the_first_was_destroyed(self):
         self.expect_success(ranks.run("starts_again", 2), "attempt 1")

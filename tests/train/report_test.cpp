@@ -493,14 +493,25 @@ struct Opened {
   std::string requests = {};  ///< addresses that were asked for over a network
 };
 
-Opened open(const fs::path& page, const fs::path& scratch) {
+Opened open(const fs::path& page, const fs::path& scratch,
+            const std::vector<std::string>& action = {"--dump-dom"}) {
   const fs::path net = scratch / "net.json";
-  const auto result = test::run_program(
-      {browser(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-       "--disable-background-networking", "--disable-component-update", "--disable-sync",
-       "--no-first-run", "--user-data-dir=" + (scratch / "profile").string(),
-       "--log-net-log=" + net.string(), "--enable-logging=stderr", "--virtual-time-budget=2000",
-       "--dump-dom", "file://" + page.string()});
+  std::vector<std::string> command = {browser(),
+                                      "--headless",
+                                      "--no-sandbox",
+                                      "--disable-gpu",
+                                      "--disable-dev-shm-usage",
+                                      "--disable-background-networking",
+                                      "--disable-component-update",
+                                      "--disable-sync",
+                                      "--no-first-run",
+                                      "--user-data-dir=" + (scratch / "profile").string(),
+                                      "--log-net-log=" + net.string(),
+                                      "--enable-logging=stderr",
+                                      "--virtual-time-budget=2000"};
+  command.insert(command.end(), action.begin(), action.end());
+  command.push_back("file://" + page.string());
+  const auto result = test::run_program(command);
   Opened opened{.dom = result.out};
   const auto add_matches = [](const std::string& text, const std::string& pattern,
                               std::string& to) {
@@ -592,6 +603,58 @@ TEST_F(PageTest, KeysMoveTheCursorOfACurve) {
   // All charts show the second half.
   const size_t title = dom.find("<title>");
   EXPECT_THAT(dom.substr(title, 80), HasSubstr("step 99, epoch 5, of 50 50 50 50"));
+}
+
+// From a dark screen, with what is wider than paper: charts, classes, a long command.
+TEST_F(PageTest, PrintsInLightColoursWithNothingCutOff) {
+  const fs::path run = add_run("wide");
+  std::string header = "label/answer";
+  std::string rows;
+  for (int i = 0; i < 30; ++i) {
+    header += fmt::format(",class{}", i);
+    rows += fmt::format("class{}", i);
+    for (int k = 0; k < 30; ++k) rows += i == k ? ",1234" : ",56";
+    rows += "\n";
+  }
+  folder_.write("wide/confusion.csv", header + "\n" + rows);
+  folder_.write("wide/environment.json",
+                Json({{"command", "train " + std::string(400, 'x')},
+                      {"hosts", {{{"host", std::string(60, 'h')}, {"cpu", std::string(90, 'c')}}}}})
+                    .dump());
+  folder_.write("wide/log.jsonl",
+                log_of({}) +
+                    R"({"event":"step_time","time":300,"epoch":5,"step":100,"whole":[0.01,0.01],)"
+                    R"("data":[0.001,0.001],"forward":[0.003,0.003],"backward":[0.004,0.004],)"
+                    R"("exchange":[0.001,0.001],"optimizer":[0.0005,0.0005],"own":[0.008,0.009],)"
+                    R"("memory_bytes":[2e8,2e8]})"
+                    "\n");
+  std::string page = report_page(run);
+  const std::string script = R"(<script>
+    matchMedia("print").addEventListener("change", ({ matches }) => {
+      if (!matches) return;
+      const width = document.documentElement.clientWidth;
+      const isCut = (element) => {
+        const style = getComputedStyle(element);
+        const hides = style.overflowX !== "visible" || style.overflowY !== "visible";
+        return element.getBoundingClientRect().right > width + 1 ||
+            (hides && (element.scrollWidth > element.clientWidth + 1 || element.scrollHeight > element.clientHeight + 1));
+      };
+      const shown = [...document.querySelectorAll("body *")].filter((element) => element.getBoundingClientRect().width > 0);
+      const cut = shown.filter(isCut).map((element) => element.tagName + "." + element.className);
+      const { color, backgroundColor } = getComputedStyle(document.body);
+      console.log(`printed ${width} pixels wide, ${color} on ${backgroundColor}, ${shown.length > 300 ? "all" : "little"} shown, ` +
+                  `cut off: ${[...new Set(cut)].slice(0, 9).join(", ") || "nothing"}.`);
+    });
+    </script></body>)";
+  page.replace(page.rfind("</body>"), 7, script);
+  folder_.write("print.html", page);
+  const Opened result = open(folder_ / "print.html", folder_.path(),
+                             {"--window-size=900,900", "--blink-settings=preferredColorScheme=0",
+                              "--print-to-pdf=" + (folder_ / "page.pdf").string()});
+  EXPECT_THAT(result.messages,
+              ::testing::ContainsRegex("printed [67][0-9]+ pixels wide, rgb\\(0, 0, 0\\) on "
+                                       "rgb\\(255, 255, 255\\), all shown, cut off: nothing\\."));
+  EXPECT_THAT(base::read_file(folder_ / "page.pdf"), ::testing::StartsWith("%PDF"));
 }
 
 TEST_F(PageTest, ReportOfARunWithoutAnEpochOpens) {

@@ -181,10 +181,12 @@ function drawCharts(made) {
   document.addEventListener("toggle", fit, true);
   const redraw = () => drawn().forEach(({ plot }) => plot.redraw(false, true));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  matchMedia("print").addEventListener("change", redraw);
-  addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("details")) details.open = true;
+  // Once the page is as wide as the paper, which it is not yet in beforeprint, and once it is a screen's again.
+  matchMedia("print").addEventListener("change", () => {
     fit();
     redraw();
+  });
+  addEventListener("beforeprint", () => {
+    for (const details of document.querySelectorAll("details")) details.open = true;
   });
 }

@@ -166,7 +166,7 @@ function confusionMatrix({ classes, rows }) {
   };
   return element("div", {}, element("h3", {}, `Confusion matrix${isPercent ? ", percent of the label" : ""}`),
       element("p", { class: "muted" }, "Rows are labels, columns the network's answers."),
-      element("div", { class: "scroll" }, element("table", { class: `confusion${isLong ? " long" : ""}` },
+      element("div", { class: "scroll" }, element("table", { class: `confusion${isLong ? " long" : ""}${classes.length > 12 ? " many" : ""}` },
           element("thead", {}, element("tr", {}, element("td", {}), classes.map((name) => element("th", { scope: "col" }, name)))),
           element("tbody", {}, rows.map((row, i) => element("tr", {}, element("th", { scope: "row" }, classes[i]), cells(row, i)))))));
 }
