@@ -150,7 +150,7 @@ std::string status_text(const RunContext& context, const Json& workers, const st
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-std::string describe_status(const Json& answer) {
+std::string status_in_words(const Json& answer) {
   std::vector<WorkerState> workers;
   for (const Json& worker : answer.at("workers")) workers.push_back(WorkerState::of(worker));
   std::string text = fmt::format(
@@ -186,7 +186,7 @@ void print_status(const std::string& which) {
       }
       // Launchers of one job tell the same.
       if (shown.contains(job.value("job_id", ""))) continue;
-      text += (text.empty() ? "" : "\n") + describe_status(job);
+      text += (text.empty() ? "" : "\n") + status_in_words(job);
       shown.insert(job.value("job_id", ""));
     } catch (const Json::exception&) {  // not a launcher, or one of another version
     }

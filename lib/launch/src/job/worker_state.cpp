@@ -448,7 +448,9 @@ std::string describe_threads(pid_t pid, double seconds) {
   if (program.starts_with("python")) {
     text = output_of({"py-spy", "dump", "--nonblocking", "--pid", number}, deadline);
     if (text.empty()) {
-      hint = "(py-spy shows the lines of Python, but is not in PATH or may not attach)\n";
+      hint =
+          "(py-spy or PYTHONFAULTHANDLER=1 shows the lines of Python; py-spy is not in PATH or may "
+          "not attach)\n";
     }
   }
   if (text.empty()) text = output_of({"eu-stack", "-p", number}, deadline);

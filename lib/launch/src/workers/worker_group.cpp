@@ -65,10 +65,10 @@ GroupResult WorkerGroup::run() {
   while (!is_over() && !keeper_->gone()) {
     wait_for_events();
     handle_signals();
+    watch_.forgive_own_silence();  // before the records that have waited for this process
     handle_cluster();
     answer_status();
-    watch_.forgive_own_silence();  // before the records that have waited for this process
-    read_outputs();                // before the events: a worker's output, then its end
+    read_outputs();  // before the events: a worker's output, then its end
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
     check_progress();
