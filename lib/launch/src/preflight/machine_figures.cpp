@@ -305,14 +305,13 @@ PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
   }
   compare_with_most(
       nodes, [](const auto& node) { return base::counted(node.gpus, "GPU"); }, findings);
-  for (const auto& [name, version] : nodes[0].versions) {
-    compare_with_most(
-        nodes,
-        [&](const auto& node) {
-          const std::string& own = node.versions.at(name);
-          return own.empty() ? "no " + name : name + " " + own;
-        },
-        findings);
+  for (const auto& version : nodes[0].versions) {
+    const std::string& name = version.first;
+    const auto text = [&name](const MachineFigures& node) {
+      const std::string& own = node.versions.at(name);
+      return own.empty() ? "no " + name : name + " " + own;
+    };
+    compare_with_most(nodes, text, findings);
   }
   const auto giga_text = [](double rate) { return giga(rate) + " GFLOP/s"; };
   compare<double>(nodes, &MachineFigures::core_rate, "its median core computes at {}", giga_text,
