@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "support/environment_guard.h"
 #include "support/skip.h"
@@ -54,6 +55,19 @@ TEST(GpusTest, AsksNvmlWhereTheDriverHasNoList) {
   ASSERT_THAT(gpus, SizeIs(3));
   EXPECT_EQ(gpus[2].address, "0002:c2:00.0");
   EXPECT_EQ(gpus[2].uuid, "GPU-fake-2");
+}
+
+TEST(GpusTest, TheDriversVersionIsFromItsFileOrFromNvml) {
+  const test::TempFolder proc;
+  std::filesystem::create_directories(proc.path() / "driver/nvidia");
+  std::ofstream(proc.path() / "driver/nvidia/version")
+      << "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  550.54.15  Release Build\n";
+  EXPECT_EQ(nvidia_driver_version(proc.path()), "550.54.15");
+  const test::TempFolder no_driver;
+  for (const auto& [gpus, version] : {std::pair("3", "535.0.fake"), std::pair("none", "")}) {
+    const Environment fake("FAKE_NVML_GPUS", gpus);
+    EXPECT_EQ(nvidia_driver_version(no_driver.path()), version);
+  }
 }
 
 TEST(GpusTest, NvmlSaysHowBusyAGpuIs) {

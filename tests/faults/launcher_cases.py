@@ -78,6 +78,26 @@ def stopped_launcher(job, run):
     return {"other ended": ended}
 
 
+@case("6", "SIGSTOP of a launcher of one node for twice --hang_timeout=2: the workers run on, then all goes on", runs=20)
+def stopped_lone_launcher(job, run):
+    launcher = job.start(*options(RANKS, "--max_restarts=1", "--hang_timeout=2"))
+    pids = job.pids()
+    status = [*job.launcher, "status", str(launcher.pid)]
+    time.sleep(0.2)
+    kill(launcher.pid, signal.SIGSTOP)
+    time.sleep(4)
+    check(subprocess.run(status, capture_output=True).returncode == 75, "the launcher answers")
+    check(not any(state_of(pid) in "TZX" for pid in pids) and not job.log(), f"the workers do not run: {job.log()}")
+    kill(launcher.pid, signal.SIGCONT)
+    time.sleep(1)
+    check(subprocess.run(status, capture_output=True).returncode == 0, "the launcher does not answer")
+    check(not job.log() and not any(map(is_gone, pids)), f"something has happened: {job.log()}")
+    kill(pids[run % RANKS], signal.SIGKILL)
+    job.end(0)
+    check("restart 1 of 1" in job.log(), job.log())
+    return {}
+
+
 @case("7", "SIGSTOP for 2 s of each rank, one after the other begins, --hang_timeout=5: no alarm", runs=13)
 def short_stop(job, run):
     launcher = job.start(*options(RANKS, "--hang_timeout=5"))
@@ -308,18 +328,24 @@ def skipped_call(job, run):
     return {"named": named}
 
 
-@case("14", "A million messages of nonsense to the port and the status socket: the job is undisturbed", runs=1,
-      deadline=lambda: 600)
+MESSAGES = 1_000_000
+
+
+@case("14", "A million messages of nonsense each to the launchers' port, the store and the status socket, the second time "
+      "of a job with a token: the job is undisturbed", runs=2, deadline=lambda: 1800)
 def nonsense(job, run):
     port = free_port()
+    token = {"SYNCBN_TOKEN": "right-0123456789abcdef"} if run % 2 else {}
     for rank in range(2):
-        job.start(*nodes(rank, port), "--nproc_per_node=2")
+        job.start(*nodes(rank, port), "--nproc_per_node=2", env=token)
     pids = job.pids()
     time.sleep(0.5)
     launcher = job.programs[0].pid
     before, descriptors = memory_of(launcher), len(os.listdir(f"/proc/{launcher}/fd"))
     begin = time.monotonic()
-    connections = fuzz(port, launcher, 1_000_000)
+    connections = {f"connections to {name}": fuzz(address, messages, MESSAGES) for name, address, messages in (
+        ("launchers", ("127.0.0.1", port), LAUNCHERS_MESSAGES), ("store", ("127.0.0.1", port), QUERIES),
+        ("status", f"\0syncbn-launch/{launcher}", LAUNCHERS_MESSAGES))}
     took = time.monotonic() - begin
     wait_until(lambda: len(os.listdir(f"/proc/{launcher}/fd")) <= descriptors, 15, "closing the connections")
     growth = memory_of(launcher) - before
@@ -332,51 +358,59 @@ def nonsense(job, run):
     job.programs[0].terminate()
     for rank in range(2):
         job.end(143, index=rank)
-    return {"connections": connections, "more memory": f"{max(growth, 0):.1f} MiB", "sent in": took}
+    return {**connections, "more memory": f"{max(growth, 0):.1f} MiB", "sent in": took}
 
 
-def valid_messages():
-    """One of each kind that launchers and clients of the store send."""
-    def query(number, *fields):
-        return bytes([number]) + b"".join(
-            struct.pack("<Q", one) if isinstance(one, int) else struct.pack("<Q", len(one)) + one for one in fields)
-    greeting = b"\x00" + struct.pack("<I", 0x3C85F7CE)
-    store = [greeting + query(*one) for one in (
-        (1, b"/a", b"1"), (2, b"/a", b"1", b"2"), (3, b"/a"), (4, b"/b", 7), (5, 1, b"/a"), (6, 1, b"/c"), (7,),
-        (8, b"/a"), (9, b"/a", b"x"), (10, 2, b"/a", b"/b"), (11, 1, b"/a", b"1"), (12,), (14, b"/q", b"1"), (15, b"/q"),
-        (16, b"/q"), (17,), (18, b"/bar", 4))]
-    hello = {"type": "hello", "job": "none", "node": 1, "leads": False, "nodes": "2", "nproc": 2, "role": "default",
-             "host": "x", "max_restarts": 0, "what": "", "exit_code": 0, "addresses": []}
-    messages = [hello, {"type": "failed", "attempt": 0, "exit_code": 1, "may_restart": True, "what": "x", "step": 3},
-                {"type": "end", "exit_code": 1, "what": "x"}, {"type": "ended", "attempt": 0}, {"type": "leave"},
-                {"type": "alive"}, {"type": "workers", "workers": [{"rank": 0}]},
-                {"type": "stalled", "attempt": 0, "seconds": 3.5, "ends": True}]
-    launchers = [b"syncbn-agent 3\n" + json.dumps(one).encode() + b"\n" for one in messages]
-    return [*store, *launchers, b"syncbn-agent 3 token " + b"0" * 64 + b"\nproof " + b"0" * 64 + b"\n"]
+def query(number, *fields):
+    return bytes([number]) + b"".join(
+        struct.pack("<Q", one) if isinstance(one, int) else struct.pack("<Q", len(one)) + one for one in fields)
 
 
-def fuzz(port, launcher, count):
-    """Sends so many damaged messages, ten to a connection, every tenth connection to the status socket.
+# One of each kind that clients of the store and launchers send, after a greeting.
+QUERIES = [b"\x00" + struct.pack("<I", 0x3C85F7CE), *(query(*one) for one in (
+    (1, b"/a", b"1"), (2, b"/a", b"1", b"2"), (3, b"/a"), (4, b"/b", 7), (5, 1, b"/a"), (6, 1, b"/c"), (7,), (8, b"/a"),
+    (9, b"/a", b"x"), (10, 2, b"/a", b"/b"), (11, 1, b"/a", b"1"), (12,), (14, b"/q", b"1"), (15, b"/q"), (16, b"/q"),
+    (17,), (18, b"/bar", 4)))]
+LAUNCHERS_MESSAGES = [b"syncbn-agent 3\n", *(json.dumps(one).encode() + b"\n" for one in (
+    {"type": "hello", "job": "none", "node": 1, "leads": False, "nodes": "2", "nproc": 2, "role": "default", "host": "x",
+     "max_restarts": 0, "what": "", "exit_code": 0, "addresses": []},
+    {"type": "failed", "attempt": 0, "exit_code": 1, "may_restart": True, "what": "x", "step": 3},
+    {"type": "end", "exit_code": 1, "what": "x"}, {"type": "ended", "attempt": 0}, {"type": "leave"}, {"type": "alive"},
+    {"type": "workers", "workers": [{"rank": 0}]}, {"type": "stalled", "attempt": 0, "seconds": 3.5, "ends": True})),
+    b"syncbn-agent 3 token " + b"0" * 64 + b"\n", b"proof " + b"0" * 64 + b"\n"]
+
+
+def damaged(message):
+    """The message with some bytes changed, left out or added; three of four as it was."""
+    message = bytearray(message)
+    for _ in range(random.choice((*[0] * 9, 1, 2, 8))):
+        at = random.randrange(len(message))
+        message[at:at + random.choice((0, 1, 1, 4))] = random.randbytes(random.choice((0, 1, 1, 8)))
+        message = message or bytearray(b"x")
+    return message
+
+
+def fuzz(address, messages, count):
+    """Sends so many messages: first the greeting, then others. The first damaged one is the connection's last, because
+    what follows might not be read. The status socket, which reads nothing, gets a hundred to a connection.
 
     Returns the connections.
     """
-    messages, sent, connections = valid_messages(), 0, 0
+    sent = connections = 0
+    is_status = isinstance(address, str)
     while sent < count:
-        to_status = sent % 100 == 0
-        with socket.socket(socket.AF_UNIX if to_status else socket.AF_INET, socket.SOCK_STREAM) as one:
+        with socket.socket(socket.AF_UNIX if is_status else socket.AF_INET) as one:
             one.settimeout(5)
-            try: one.connect(f"\0syncbn-launch/{launcher}" if to_status else ("127.0.0.1", port))
+            try: one.connect(address)
             except BlockingIOError: continue  # the status socket has too many already
             connections += 1
-            for _ in range(10):
-                sent += 1
-                message = bytearray(random.choice(messages))
-                for _ in range(random.choice((0, 1, 1, 2, 8))):
-                    at = random.randrange(len(message))
-                    message[at:at + random.choice((0, 1, 1, 4))] = random.randbytes(random.choice((0, 1, 1, 8)))
-                    message = message or bytearray(b"x")
-                try: one.sendall(message)
+            for number in range(100):
+                message = random.choice(messages) if number else messages[0]
+                bytes_sent = damaged(message)
+                try: one.sendall(bytes_sent)
                 except OSError: break  # closed: a launcher or the store has refused what came before
+                sent += 1
+                if bytes_sent != message and not is_status: break
     return connections
 
 

@@ -41,6 +41,11 @@ bool send_record(syncbn_agent_kind kind, uint64_t done, uint64_t total, const ch
 
 }  // namespace
 
+/// A debugger shows its name.
+[[gnu::noinline]] void wait_for_signal() {
+  for (;;) ::pause();
+}
+
 int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
@@ -73,7 +78,7 @@ int main(int argc, char** argv) {
       std::printf("%s\n", argv[++i]);
       std::fflush(stdout);
     } else if (word == "wait") {
-      ::pause();
+      wait_for_signal();
     } else if (word == "fail" && i + 1 < argc) {
       return std::atoi(argv[i + 1]);
     } else {

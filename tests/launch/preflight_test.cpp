@@ -25,25 +25,30 @@ namespace {
 
 using launch::MachineFigures;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Key;
 using ::testing::Not;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 /// Three nodes that are alike, but for what `change` does to the second.
 launch::PreflightFindings judge(const std::function<void(MachineFigures&)>& change) {
-  std::vector<MachineFigures> nodes(3, {.host = "a",
-                                        .system = "Linux 6.1, glibc 2.36",
-                                        .cores = 4,
-                                        .core_rate = 9e9,
-                                        .slowest_rate = 8e9,
-                                        .memory = 1'000'000'000,
-                                        .disk_rate = 1e9,
-                                        .open_files = 1000,
-                                        .processes = 1000,
-                                        .shared_memory = 1'000'000,
-                                        .round_trip = 1e-3,
-                                        .link_rate = 1e9});
+  std::vector<MachineFigures> nodes(
+      3, {.host = "a",
+          .versions = {{"syncbn-launch", "1.0"}, {"glibc", "2.36"}, {"NVIDIA driver", ""}},
+          .cores = 4,
+          .core_rate = 9e9,
+          .slowest_rate = 8e9,
+          .memory = 1'000'000'000,
+          .disk_rate = 1e9,
+          .open_files = 1000,
+          .processes = 1000,
+          .shared_memory = 1'000'000,
+          .round_trip = 1e-3,
+          .link_rate = 1e9});
   change(nodes[1]);
   nodes[1].host = "b";
   return launch::judge(nodes);
@@ -81,9 +86,23 @@ TEST(LaunchPreflightTest, NamesWhatIsUnlikeTheOtherNodes) {
               ElementsAre("node 1 (b): 400.0 MB of available memory, and the median of all nodes "
                           "is 1.0 GB"));
   EXPECT_THAT(outlier([](auto& node) { node.gpus = 2; }),
-              ElementsAre("node 1 (b): 2 GPUs, and node 0 has 0"));
-  EXPECT_THAT(outlier([](auto& node) { node.system = "Linux 5.4, glibc 2.31"; }),
-              ElementsAre(AllOf(HasSubstr("glibc 2.31"), HasSubstr("glibc 2.36"))));
+              ElementsAre("node 1 (b): 2 GPUs, and node 0 (a) has 0 GPUs"));
+  EXPECT_THAT(outlier([](auto& node) {
+                node.versions = {
+                    {"syncbn-launch", "1.1"}, {"glibc", "2.31"}, {"NVIDIA driver", "550.54.15"}};
+              }),
+              UnorderedElementsAre(
+                  "node 1 (b): syncbn-launch 1.1, and node 0 (a) has syncbn-launch 1.0",
+                  "node 1 (b): glibc 2.31, and node 0 (a) has glibc 2.36",
+                  "node 1 (b): NVIDIA driver 550.54.15, and node 0 (a) has no NVIDIA driver"));
+}
+
+TEST(LaunchPreflightTest, NamesNodeZeroIfItIsUnlikeTheOthers) {
+  std::vector<MachineFigures> nodes(3, {.host = "a", .versions = {{"glibc", "2.36"}}});
+  nodes[0].versions["glibc"] = "2.31";
+  nodes[0].host = "b";
+  EXPECT_THAT(launch::judge(nodes).outliers,
+              ElementsAre("node 0 (b): glibc 2.31, and node 1 (a) has glibc 2.36"));
 }
 
 TEST(LaunchPreflightTest, NamesWhyTheJobWouldFail) {
@@ -97,6 +116,8 @@ TEST(LaunchPreflightTest, FiguresSurviveTheirJourney) {
   MachineFigures figures = launch::measure_machine(".");
   figures.clock_ahead = -0.5;
   EXPECT_EQ(MachineFigures::of(figures.json()).json(), figures.json());
+  EXPECT_THAT(figures.versions, AllOf(Contains(Key("NVIDIA driver")),
+                                      Contains(Pair("syncbn-launch", SYNCBN_VERSION))));
   EXPECT_GT(figures.core_rate, 0);
   EXPECT_GT(figures.disk_rate, 0) << figures.disk_error;
 }

@@ -50,6 +50,11 @@ int nvmlShutdown() {
   return kSuccess;
 }
 
+int nvmlSystemGetDriverVersion(char* version, unsigned length) {
+  std::snprintf(version, length, "535.0.fake");
+  return kSuccess;
+}
+
 int nvmlDeviceGetCount_v2(unsigned* count) {
   if (!running) return kDriverNotLoaded;
   *count = static_cast<unsigned>(std::stoi(wanted()));

@@ -254,6 +254,28 @@ TEST_F(ReportTest, OfARunThatTrainsTheBestSoFar) {
   EXPECT_EQ(data["state"], "no end");  // no process has locked its folder
 }
 
+TEST_F(ReportTest, NamesARankThatHoldsUpTheOthersInThreeEpochs) {
+  const fs::path run = add_run("slow");
+  folder_.write("slow/environment.json", R"({"hosts": [
+    {"host": "a", "ranks": [{"rank": 0, "device": "cpu"}, {"rank": 1, "device": "cpu"}]},
+    {"host": "b", "ranks": [{"rank": 2, "device": {"address": "0000:dc:00.0"}}]}, 7]})");
+  std::string log = base::read_file(run / "log.jsonl");
+  const auto stragglers_after = [&](const std::string& own) {
+    log += fmt::format(R"({{"event":"step_time","epoch":1,"own":{}}})", own) + "\n";
+    folder_.write("slow/log.jsonl", log);
+    return data_in(report_page(run))["stragglers"];
+  };
+  EXPECT_EQ(stragglers_after("[1, 1, 1.4]"), Json::array());
+  EXPECT_EQ(stragglers_after("[1, 1.4, 1.4]"), Json::array());  // the median is rank 1's
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    EXPECT_EQ(stragglers_after("[1, 1, 1.4]"), Json::array());
+  }
+  EXPECT_EQ(stragglers_after("[1, 1, 1.4]"),
+            Json::parse(R"([{"rank": 2, "host": "b", "gpu": "0000:dc:00.0", "epochs": 3}])"));
+  EXPECT_EQ(stragglers_after("[1, 1, 1]"), Json::array());
+  EXPECT_EQ(stragglers_after("[1, null]"), Json::array());
+}
+
 TEST_F(ReportTest, RefusesWhatIsNoRun) {
   fs::create_directory(folder_ / "empty");
   EXPECT_THAT(refusal([&] { report_page(folder_ / "none"); }), HasSubstr("none is no folder"));

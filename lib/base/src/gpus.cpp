@@ -165,6 +165,19 @@ std::vector<const Gpu*> visible_gpus(const std::vector<Gpu>& machine) {
   return gpus;
 }
 
+std::string nvidia_driver_version(const fs::path& proc) {
+  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
+  std::ifstream file(proc / "driver/nvidia/version");
+  for (std::string word; file >> word;) {
+    if (word.find_first_not_of("0123456789.") == word.npos) return word;
+  }
+  const Nvml nvml;
+  std::array<char, 80> version{};
+  if (!nvml.is_started()) return "";
+  nvml.call("nvmlSystemGetDriverVersion", version.data(), static_cast<unsigned>(version.size()));
+  return version.data();
+}
+
 std::optional<double> gpu_utilization(const std::string& uuid) {
   struct Rates {  // nvmlUtilization_t
     unsigned gpu;

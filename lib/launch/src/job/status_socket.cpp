@@ -104,20 +104,6 @@ std::vector<Asked> ask_launchers() {
   return all;
 }
 
-std::string render(const Json& job) {
-  std::vector<WorkerState> workers;
-  for (const Json& worker : job.at("workers")) workers.push_back(WorkerState::of(worker));
-  std::string text = fmt::format(
-      "job {} ({}), launcher {}, attempt {}, {}: {}\n", shown_text(job, "run_id"),
-      shown_text(job, "job_id"), job.at("pid").get<pid_t>(), job.at("attempt").get<int>(),
-      base::counted(job.at("nodes").get<int>(), "node"), shown_text(job, "state"));
-  text += fmt::format("program: {}\n", base::shortened(shown_text(job, "program"), kMaxProgram));
-  for (const Json& node : job.at("silent")) {
-    text += fmt::format("{} does not answer\n", base::printable(node.get<std::string>()));
-  }
-  return workers.empty() ? text : text + table_of(workers);
-}
-
 }  // namespace
 
 StatusServer::StatusServer()
@@ -164,6 +150,20 @@ std::string status_text(const RunContext& context, const Json& workers, const st
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+std::string status_in_words(const Json& answer) {
+  std::vector<WorkerState> workers;
+  for (const Json& worker : answer.at("workers")) workers.push_back(WorkerState::of(worker));
+  std::string text = fmt::format(
+      "job {} ({}), launcher {}, attempt {}, {}: {}\n", shown_text(answer, "run_id"),
+      shown_text(answer, "job_id"), answer.at("pid").get<pid_t>(), answer.at("attempt").get<int>(),
+      base::counted(answer.at("nodes").get<int>(), "node"), shown_text(answer, "state"));
+  text += fmt::format("program: {}\n", base::shortened(shown_text(answer, "program"), kMaxProgram));
+  for (const Json& node : answer.at("silent")) {
+    text += fmt::format("{} does not answer\n", base::printable(node.get<std::string>()));
+  }
+  return workers.empty() ? text : text + table_of(workers);
+}
+
 void print_status(const std::string& which) {
   std::set<std::string> shown;
   std::string text;
@@ -186,7 +186,7 @@ void print_status(const std::string& which) {
       }
       // Launchers of one job tell the same.
       if (shown.contains(job.value("job_id", ""))) continue;
-      text += (text.empty() ? "" : "\n") + render(job);
+      text += (text.empty() ? "" : "\n") + status_in_words(job);
       shown.insert(job.value("job_id", ""));
     } catch (const Json::exception&) {  // not a launcher, or one of another version
     }

@@ -35,6 +35,9 @@ class StatusServer {
 std::string status_text(const RunContext& context, const nlohmann::json& workers,
                         const std::string& state, const nlohmann::json& silent);
 
+/// Such an answer in words. @throws nlohmann's exceptions if it has a different form.
+std::string status_in_words(const nlohmann::json& answer);
+
 /// Prints what the workers of each launcher of this user on this machine do.
 /// @param which a launcher's process or a job's name or id; empty: all.
 /// @throws base::UserError if there is no such launcher.

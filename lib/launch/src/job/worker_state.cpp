@@ -48,6 +48,15 @@ char state_in(const std::string& stat) {
   return name_end != stat.npos && name_end + 2 < stat.size() ? stat[name_end + 2] : '?';
 }
 
+// What follows `name` in /proc/PID/status; "" if the process has ended.
+std::string status_value(pid_t pid, const std::string& name) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with(name)) return line.substr(name.size());
+  }
+  return "";
+}
+
 std::string state_name(char state) {
   switch (state) {
     case 'R':
@@ -298,15 +307,10 @@ char state_of_process(pid_t pid) {
 }
 
 void look_at_process(WorkerState& worker) {
-  const fs::path folder = fmt::format("/proc/{}", worker.pid);
   worker.process = state_of_process(worker.pid);
-  const std::string call = line_of(folder / "syscall");
+  const std::string call = line_of(fmt::format("/proc/{}/syscall", worker.pid));
   worker.place = call.substr(0, call.find(' '));
-  std::ifstream status(folder / "status");
-  const std::string name = "TracerPid:";
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(name)) worker.tracer = std::atoi(line.c_str() + name.size());
-  }
+  worker.tracer = std::atoi(status_value(worker.pid, "TracerPid:").c_str());
 }
 
 std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all, double min_wait) {
@@ -444,7 +448,9 @@ std::string describe_threads(pid_t pid, double seconds) {
   if (program.starts_with("python")) {
     text = output_of({"py-spy", "dump", "--nonblocking", "--pid", number}, deadline);
     if (text.empty()) {
-      hint = "(py-spy shows the lines of Python, but is not in PATH or may not attach)\n";
+      hint =
+          "(py-spy or PYTHONFAULTHANDLER=1 shows the lines of Python; py-spy is not in PATH or may "
+          "not attach)\n";
     }
   }
   if (text.empty()) text = output_of({"eu-stack", "-p", number}, deadline);
@@ -457,6 +463,19 @@ std::string describe_threads(pid_t pid, double seconds) {
   if (text.empty()) text = kernel_view(pid);
   text.resize(std::min(text.size(), kMaxStackBytes));
   return hint + base::printable(text, "\n\t");
+}
+
+void abort_if_caught(pid_t pid, double seconds) {
+  constexpr uint64_t kAbort = uint64_t{1} << (SIGABRT - 1);
+  const uint64_t caught = std::strtoull(status_value(pid, "SigCgt:").c_str(), nullptr, 16);
+  if ((caught & kAbort) == 0 || ::kill(pid, SIGABRT) != 0) return;
+  const auto deadline =
+      Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+  const auto runs = [pid] {
+    return std::string("Z?X").find(state_of_process(pid)) == std::string::npos;
+  };
+  while (runs() && Clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 }  // namespace syncbn::launch

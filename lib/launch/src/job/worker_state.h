@@ -103,4 +103,8 @@ std::string table_of(const std::vector<WorkerState>& workers);
 /// that py-spy, eu-stack or gdb print within `seconds`, or else the kernel's view of each thread.
 std::string describe_threads(pid_t pid, double seconds);
 
+/// Sends SIGABRT to a process that catches it, as Python's faulthandler does to print the lines of
+/// all threads, and waits for its end, for `seconds` at most.
+void abort_if_caught(pid_t pid, double seconds);
+
 }  // namespace syncbn::launch

@@ -23,9 +23,11 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 #include <type_traits>
+#include <utility>
 
 #include "common/json_messages.h"
 #include "machine/binding.h"
@@ -42,6 +44,7 @@ constexpr double kOutlier = 1.5;
 constexpr double kShortTrip = 500e-6;
 // Clocks that differ by less are not named, in seconds.
 constexpr double kClockTolerance = 1;
+constexpr std::array kVersions{"syncbn-launch", "Linux", "glibc", "NVIDIA driver"};
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -180,6 +183,22 @@ void compare(const std::vector<MachineFigures>& nodes, Number MachineFigures::*f
   }
 }
 
+// Names the nodes that are unlike most, or unlike the first ones if there are as many of both.
+void compare_with_most(const std::vector<MachineFigures>& nodes,
+                       const std::function<std::string(const MachineFigures&)>& text,
+                       PreflightFindings& findings) {
+  std::map<std::string, int> counts;
+  for (const MachineFigures& node : nodes) ++counts[text(node)];
+  const auto& usual = *std::ranges::max_element(
+      nodes, {}, [&](const MachineFigures& node) { return counts[text(node)]; });
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    if (text(nodes[i]) == text(usual)) continue;
+    findings.outliers.push_back(
+        fmt::format("{}: {}, and {} has {}", name_of(nodes, i), text(nodes[i]),
+                    name_of(nodes, static_cast<size_t>(&usual - nodes.data())), text(usual)));
+  }
+}
+
 void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& findings) {
   std::vector<double> trips;
   trips.reserve(nodes.size());
@@ -211,7 +230,7 @@ void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& fi
 
 nlohmann::json MachineFigures::json() const {
   return {{"host", host},
-          {"system", system},
+          {"versions", versions},
           {"cores", cores},
           {"core_rate", core_rate},
           {"slowest_rate", slowest_rate},
@@ -230,8 +249,10 @@ nlohmann::json MachineFigures::json() const {
 }
 
 MachineFigures MachineFigures::of(const nlohmann::json& json) {
+  std::map<std::string, std::string> versions;
+  for (const char* name : kVersions) versions[name] = shown_text(json.at("versions"), name);
   return {.host = shown_text(json, "host"),
-          .system = shown_text(json, "system"),
+          .versions = std::move(versions),
           .cores = json.at("cores"),
           .core_rate = json.at("core_rate"),
           .slowest_rate = json.at("slowest_rate"),
@@ -253,7 +274,10 @@ MachineFigures measure_machine(const std::string& folder) {
   MachineFigures figures{.host = base::hostname()};
   utsname kernel{};
   ::uname(&kernel);
-  figures.system = fmt::format("Linux {}, glibc {}", kernel.release, ::gnu_get_libc_version());
+  figures.versions = {{kVersions[0], SYNCBN_VERSION},
+                      {kVersions[1], kernel.release},
+                      {kVersions[2], ::gnu_get_libc_version()},
+                      {kVersions[3], base::nvidia_driver_version()}};
   measure_cores(figures);
   figures.memory = available_memory();
   figures.gpus = base::count_gpus_at_hand(false).value_or(0);
@@ -278,14 +302,16 @@ PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
           "{}: core {} computes at {} GFLOP/s, and the median core at {} GFLOP/s",
           name_of(nodes, i), node.slowest_core, giga(node.slowest_rate), giga(node.core_rate)));
     }
-    if (node.gpus != nodes[0].gpus) {
-      findings.outliers.push_back(fmt::format("{}: {}, and node 0 has {}", name_of(nodes, i),
-                                              base::counted(node.gpus, "GPU"), nodes[0].gpus));
-    }
-    if (node.system != nodes[0].system) {
-      findings.outliers.push_back(fmt::format("{}: {}, and node 0 has {}", name_of(nodes, i),
-                                              node.system, nodes[0].system));
-    }
+  }
+  compare_with_most(
+      nodes, [](const auto& node) { return base::counted(node.gpus, "GPU"); }, findings);
+  for (const auto& version : nodes[0].versions) {
+    const std::string& name = version.first;
+    const auto text = [&name](const MachineFigures& node) {
+      const std::string& own = node.versions.at(name);
+      return own.empty() ? "no " + name : name + " " + own;
+    };
+    compare_with_most(nodes, text, findings);
   }
   const auto giga_text = [](double rate) { return giga(rate) + " GFLOP/s"; };
   compare<double>(nodes, &MachineFigures::core_rate, "its median core computes at {}", giga_text,

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -10,7 +11,8 @@ namespace syncbn::launch {
 /// What --preflight has measured on a node and of its connection to the next one.
 struct MachineFigures {
   std::string host = {};
-  std::string system = {};  ///< kernel and C library
+  /// Of syncbn-launch, the kernel, the C library and NVIDIA's driver, by name; without a driver "".
+  std::map<std::string, std::string> versions = {};
   int cores = 0;            ///< that the workers may use
   double core_rate = 0;     ///< of the median core, in floating point operations a second
   double slowest_rate = 0;  ///< of the slowest core

@@ -65,10 +65,10 @@ GroupResult WorkerGroup::run() {
   while (!is_over() && !keeper_->gone()) {
     wait_for_events();
     handle_signals();
+    watch_.forgive_own_silence();  // before the records that have waited for this process
     handle_cluster();
     answer_status();
-    watch_.forgive_own_silence();  // before the records that have waited for this process
-    read_outputs();                // before the events: a worker's output, then its end
+    read_outputs();  // before the events: a worker's output, then its end
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
     check_progress();
@@ -259,7 +259,7 @@ void WorkerGroup::handle_event(const KeeperEvent& event) {
     case KeeperEvent::Kind::kExited:
       worker.pipes.drain(sink(index));  // its last lines belong before messages about its end
       watch_.read(worker);              // the step at which it failed
-      worker.wait_status = event.value;
+      if (worker.hang.empty()) worker.wait_status = event.value;
       worker_ended(index);
       break;
   }
@@ -373,7 +373,8 @@ void WorkerGroup::end_hanging(size_t index, const std::string& text) {
       std::min<std::chrono::duration<double>>(kStackPatience, run_.options.alive_period);
   if (state.process != 'T') {
     run_.output.say(fmt::format("syncbn-launch: threads of rank {}:\n{}", worker.rank,
-                                describe_threads(worker.pid, patience.count())));
+                                describe_threads(worker.pid, 0.8 * patience.count())));
+    abort_if_caught(worker.pid, 0.2 * patience.count());
   }
   worker.hang = text;
   worker.wait_status = SIGKILL;  // also if it cannot be killed

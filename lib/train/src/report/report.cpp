@@ -140,6 +140,28 @@ Json mistakes_json(const fs::path& folder) {
   return {{"columns", kSheetColumns}, {"address", address}, {"list", list}};
 }
 
+/// The ranks that hold up the others, with host and GPU.
+Json stragglers_of(const RunRecords& run, const Json& environment) {
+  constexpr int kEpochs = 3;
+  Json stragglers = Json::array();
+  if (!environment.contains("hosts")) return stragglers;
+  for (const Json& host : environment["hosts"]) {
+    if (!host.is_object()) continue;
+    for (const Json& one : host.value("ranks", Json())) {
+      const auto rank = field_of<int64_t>(one, "rank", -1);
+      if (rank < 0 || rank >= std::ssize(run.slow_epochs)) continue;
+      const int epochs = run.slow_epochs[static_cast<size_t>(rank)];
+      if (epochs < kEpochs) continue;
+      const Json device = one.value("device", Json());
+      stragglers.push_back({{"rank", rank},
+                            {"host", field_of<std::string>(host, "host", "")},
+                            {"gpu", field_of<std::string>(device, "address", "")},
+                            {"epochs", epochs}});
+    }
+  }
+  return stragglers;
+}
+
 Json best_of(const RunRecords& run) {
   const auto best = run.best();
   if (!best) return nullptr;
@@ -155,6 +177,7 @@ std::string report_page(const fs::path& folder) {
   RunRecords run = read_run(folder, ReadSteps::kYes);
   const Json best = best_of(run);
   const Json classes = take_classes(run.epochs);
+  const Json environment = json_file(folder / "environment.json");
   return page(run.name,
               {{"name", run.name},
                {"folder", fs::absolute(folder).lexically_normal().string()},
@@ -168,6 +191,7 @@ std::string report_page(const fs::path& folder) {
                {"epochs", curves_of(run.epochs)},
                {"steps", curves_of(run.steps)},
                {"step_time", run.step_time},
+               {"stragglers", stragglers_of(run, environment)},
                {"profile", json_file(ProfileFiles(folder).summary())},
                {"classes", classes},
                {"confusion", confusion_json(folder / "confusion.csv")},
@@ -176,7 +200,7 @@ std::string report_page(const fs::path& folder) {
                {"pictures", pictures_json(folder)},
                {"settings", settings_of(run)},
                {"config", run.config_text},
-               {"environment", json_file(folder / "environment.json")},
+               {"environment", environment},
                {"result", run.result}},
               assets::kReportJs);
 }

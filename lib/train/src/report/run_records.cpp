@@ -6,6 +6,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string_view>
@@ -20,6 +21,24 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+/// Counts a line about an epoch's step times.
+void count_slow_epochs(const Json& line, std::vector<int>& epochs) {
+  constexpr double kFactor = 1.3;  // as the launcher's, see docs/launch.md
+  std::vector<double> own;
+  for (const Json& time : line.value("own", Json())) {
+    own.push_back(time.is_number() ? time.get<double>() : 0);
+  }
+  if (own.size() != epochs.size()) epochs.assign(own.size(), 0);
+  if (own.size() < 2) return;
+  std::vector<double> sorted = own;
+  std::ranges::sort(sorted);
+  // The lower one of two in the middle: of two ranks, the faster.
+  const double limit = kFactor * sorted[(sorted.size() - 1) / 2];
+  for (size_t rank = 0; rank < own.size(); ++rank) {
+    epochs[rank] = own[rank] > limit ? epochs[rank] + 1 : 0;
+  }
+}
+
 void read_line(const Json& line, RunRecords& run) {
   const auto event = field_of<std::string>(line, "event", "");
   if (event == "epoch") run.epochs.add(line);
@@ -28,7 +47,10 @@ void read_line(const Json& line, RunRecords& run) {
     run.start = line;
     run.end = nullptr;
   }
-  if (event == "step_time") run.step_time = line;
+  if (event == "step_time") {
+    run.step_time = line;
+    count_slow_epochs(line, run.slow_epochs);
+  }
   if (event == "end") run.end = line;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <syncbn/config/value.h>
 
@@ -22,9 +23,11 @@ struct RunRecords {
   NumberTable epochs;                ///< the log's lines about epochs
   NumberTable steps;                 ///< and about steps; empty if they were not asked for
   nlohmann::ordered_json step_time;  ///< the log's last line of this event, or null
-  nlohmann::ordered_json start;      ///< the log's last line of this event, or null
-  nlohmann::ordered_json end;        ///< the same, if no start follows it
-  nlohmann::ordered_json result;     ///< result.json, or null
+  /// By rank, the epochs in a row, up to the last one, in which it held up the others.
+  std::vector<int> slow_epochs;
+  nlohmann::ordered_json start;   ///< the log's last line of this event, or null
+  nlohmann::ordered_json end;     ///< the same, if no start follows it
+  nlohmann::ordered_json result;  ///< result.json, or null
 
   /// "finished", "stopped by SIGTERM", "running", or "no end" if no process writes to the folder.
   std::string state() const;

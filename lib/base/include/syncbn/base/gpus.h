@@ -36,6 +36,11 @@ std::vector<Gpu> machine_gpus(const std::filesystem::path& proc = "/proc");
 /// as a MIG device that is given by its own UUID.
 std::vector<const Gpu*> visible_gpus(const std::vector<Gpu>& machine);
 
+/// The version of NVIDIA's driver, such as "550.54.15": from /proc, else from NVML; "": there is
+/// none.
+/// @param proc "/proc", or a test's copy.
+std::string nvidia_driver_version(const std::filesystem::path& proc = "/proc");
+
 /// The share of the last second, about, in which the GPU worked: [0, 1]. Empty if NVML is not there
 /// or does not know. Thread-safe.
 std::optional<double> gpu_utilization(const std::string& uuid);
