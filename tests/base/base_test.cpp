@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/private_folder.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
@@ -222,6 +223,26 @@ TEST_F(AtomicFileTest, ReadingWaitsForNobodyAndEnds) {
   EXPECT_EQ(read_file(fmt::format("/dev/fd/{}", ends[0])), "ab");
   writer.join();
   ::close(ends[0]);
+}
+
+TEST_F(AtomicFileTest, OpeningToReadWaitsForNobody) {
+  const fs::path fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const UniqueFd reader = open_to_read(fifo);
+  ASSERT_TRUE(reader);
+  EXPECT_EQ(::fcntl(reader.get(), F_GETFL) & O_NONBLOCK, 0) << "reads wait for a writer's bytes";
+  fs::create_symlink("loop", folder_ / "loop");
+  EXPECT_TRUE(is_missing(folder_ / "missing"));
+  EXPECT_FALSE(is_missing(folder_ / "loop")) << "opening it says that it is a loop";
+  EXPECT_FALSE(open_to_read(folder_ / "missing"));
+  EXPECT_EQ(errno, ENOENT);
+  for (const fs::path& path : {fifo, folder_, fs::path("/dev/zero")}) {
+    EXPECT_THAT([&] { open_regular_file(path); },
+                ThrowsMessage<UserError>(
+                    fmt::format("cannot read {}: it is not a regular file", path.string())));
+  }
+  EXPECT_THAT([&] { open_regular_file(folder_ / "missing"); },
+              ThrowsMessage<UserError>(HasSubstr("missing: No such file or directory")));
 }
 
 TEST(EnvTest, AnEmptyVariableIsUnset) {

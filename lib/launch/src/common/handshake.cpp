@@ -1,8 +1,8 @@
 #include "common/handshake.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/sha256.h>
 #include <syncbn/base/text.h>
@@ -49,8 +49,7 @@ std::string quoted(std::string_view line) {
 }
 
 std::string read_file(const std::string& path) {
-  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
-  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  const base::UniqueFd file = base::open_to_read(path);
   struct stat about {};
   if (!file || ::fstat(file.get(), &about) != 0) {
     throw base::UserError(fmt::format("--token_file={}: {}", path, std::strerror(errno)));
@@ -58,7 +57,6 @@ std::string read_file(const std::string& path) {
   if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) {
     throw base::UserError(fmt::format("--token_file={}: it is no file", path));
   }
-  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
   if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     throw base::UserError(
         fmt::format("--token_file={}: others can read it (mode {:03o}); chmod 600 makes it private",
