@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -30,6 +31,7 @@
 #include <system_error>
 #include <thread>
 
+#include "support/skip.h"
 #include "support/temp_folder.h"
 
 /// The errno with which fsync() of a folder fails; 0: it works.
@@ -67,6 +69,8 @@ TEST(PrivateFolderTest, ANewOneIsForItsOwnerAndAnOldOneStaysAsItIs) {
   write_file_atomically(temp / "file", "");
   EXPECT_EQ(make_private_folder(temp / "file"), ENOTDIR);
   EXPECT_EQ(make_private_folder(temp / "file/run"), ENOTDIR);
+  fs::create_symlink("loop", temp / "loop");
+  EXPECT_EQ(make_private_folder(temp / "loop"), ELOOP);
 }
 
 class AtomicFileTest : public ::testing::Test {
@@ -279,6 +283,13 @@ TEST(ErrorTest, AFailedCallSaysWhatTheSystemSaid) {
   } catch (const UnavailableError& error) {
     EXPECT_STREQ(error.what(), "cannot open x: No such file or directory");
   }
+}
+
+TEST(ErrorTest, AnUnreachableNetworkNamesALoopbackInterfaceThatIsDown) {
+  EXPECT_EQ(describe_errno(ENETUNREACH), "Network is unreachable");
+  SYNCBN_SKIP_UNLESS(::unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0, "namespaces");
+  EXPECT_EQ(describe_errno(ENETUNREACH),
+            "Network is unreachable; the loopback interface, lo, is down: ip link set lo up");
 }
 
 TEST(RunMainTest, AnEscapingErrorIsOneMessageAndItsCode) {

@@ -167,17 +167,20 @@ std::string make_token() {
 }
 
 std::string read_token(const std::string& file) {
+  const auto first_line = [](std::string_view text) {
+    return std::string(text.substr(0, text.find_first_of("\r\n")));
+  };
   const char* const variable = std::getenv("SYNCBN_TOKEN");
-  std::string token = variable == nullptr ? "" : variable;
+  if (variable == nullptr && file.empty()) return "";
+  const std::string in_variable = first_line(variable == nullptr ? "" : variable);
   ::unsetenv("SYNCBN_TOKEN");
-  const char* source = "SYNCBN_TOKEN";
-  if (!file.empty()) {
-    token = read_file(file);
-    source = "--token_file";
-  } else if (variable == nullptr) {
-    return "";
+  const std::string token = file.empty() ? in_variable : first_line(read_file(file));
+  if (!in_variable.empty() && token != in_variable) {
+    throw base::UserError(fmt::format(
+        "--token_file={} and the variable SYNCBN_TOKEN hold different tokens; give one of them",
+        file));
   }
-  token.resize(std::min(token.find_first_of("\r\n"), token.size()));
+  const char* const source = file.empty() ? "SYNCBN_TOKEN" : "--token_file";
   if (token.size() < kMinToken || token.size() > kMaxToken) {
     throw base::UserError(fmt::format(
         "{}: a token has {} to {} bytes, and this one has {}; `openssl rand -hex 32` makes one",

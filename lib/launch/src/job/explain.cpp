@@ -298,8 +298,11 @@ void explain(const std::vector<std::string>& arguments) {
   for (const std::string& word : arguments) {
     if (word.starts_with(kTorch)) {
       folder = word.substr(kTorch.size());
-    } else {
+    } else if (!word.starts_with('-')) {
       files.push_back(flight_file_at(word));
+    } else {
+      throw base::UserError(
+          fmt::format("explain: {} is not among its options; it takes --torch=FOLDER", word));
     }
   }
   if (files.empty()) {
