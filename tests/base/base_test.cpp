@@ -2,11 +2,13 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/private_folder.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
@@ -29,6 +31,7 @@
 #include <system_error>
 #include <thread>
 
+#include "support/skip.h"
 #include "support/temp_folder.h"
 
 /// The errno with which fsync() of a folder fails; 0: it works.
@@ -66,6 +69,8 @@ TEST(PrivateFolderTest, ANewOneIsForItsOwnerAndAnOldOneStaysAsItIs) {
   write_file_atomically(temp / "file", "");
   EXPECT_EQ(make_private_folder(temp / "file"), ENOTDIR);
   EXPECT_EQ(make_private_folder(temp / "file/run"), ENOTDIR);
+  fs::create_symlink("loop", temp / "loop");
+  EXPECT_EQ(make_private_folder(temp / "loop"), ELOOP);
 }
 
 class AtomicFileTest : public ::testing::Test {
@@ -224,6 +229,26 @@ TEST_F(AtomicFileTest, ReadingWaitsForNobodyAndEnds) {
   ::close(ends[0]);
 }
 
+TEST_F(AtomicFileTest, OpeningToReadWaitsForNobody) {
+  const fs::path fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  const UniqueFd reader = open_to_read(fifo);
+  ASSERT_TRUE(reader);
+  EXPECT_EQ(::fcntl(reader.get(), F_GETFL) & O_NONBLOCK, 0) << "reads wait for a writer's bytes";
+  fs::create_symlink("loop", folder_ / "loop");
+  EXPECT_TRUE(is_missing(folder_ / "missing"));
+  EXPECT_FALSE(is_missing(folder_ / "loop")) << "opening it says that it is a loop";
+  EXPECT_FALSE(open_to_read(folder_ / "missing"));
+  EXPECT_EQ(errno, ENOENT);
+  for (const fs::path& path : {fifo, folder_, fs::path("/dev/zero")}) {
+    EXPECT_THAT([&] { open_regular_file(path); },
+                ThrowsMessage<UserError>(
+                    fmt::format("cannot read {}: it is not a regular file", path.string())));
+  }
+  EXPECT_THAT([&] { open_regular_file(folder_ / "missing"); },
+              ThrowsMessage<UserError>(HasSubstr("missing: No such file or directory")));
+}
+
 TEST(EnvTest, AnEmptyVariableIsUnset) {
   ::setenv("SYNCBN_TEST_VARIABLE", "", 1);
   EXPECT_FALSE(env("SYNCBN_TEST_VARIABLE"));
@@ -258,6 +283,13 @@ TEST(ErrorTest, AFailedCallSaysWhatTheSystemSaid) {
   } catch (const UnavailableError& error) {
     EXPECT_STREQ(error.what(), "cannot open x: No such file or directory");
   }
+}
+
+TEST(ErrorTest, AnUnreachableNetworkNamesALoopbackInterfaceThatIsDown) {
+  EXPECT_EQ(describe_errno(ENETUNREACH), "Network is unreachable");
+  SYNCBN_SKIP_UNLESS(::unshare(CLONE_NEWUSER | CLONE_NEWNET) == 0, "namespaces");
+  EXPECT_EQ(describe_errno(ENETUNREACH),
+            "Network is unreachable; the loopback interface, lo, is down: ip link set lo up");
 }
 
 TEST(RunMainTest, AnEscapingErrorIsOneMessageAndItsCode) {

@@ -110,6 +110,9 @@ TEST_F(LayeredFilesTest, NamesTheChainToAFileThatIsNotThere) {
             "DIR/b.yaml:2:8: base: there is no file DIR/c.yaml (DIR/a.yaml, based on DIR/b.yaml)");
   write("d.yaml", "base: c.yaml\n");
   EXPECT_EQ(error_of({"d.yaml"}), "DIR/d.yaml:1:7: base: there is no file DIR/c.yaml");
+  std::filesystem::create_symlink("c.yaml", folder_ / "c.yaml");
+  EXPECT_EQ(error_of({"d.yaml"}),
+            "DIR/d.yaml:1:7: base: DIR/c.yaml: Too many levels of symbolic links");
 }
 
 TEST_F(LayeredFilesTest, RefusesAFileThatIsBasedOnItself) {

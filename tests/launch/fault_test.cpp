@@ -58,6 +58,7 @@ class StubbornJob {
   bool started() const { return started_; }
   Program& launcher() { return *program_; }
   pid_t keeper() const { return keeper_of(program_->pid()); }
+  std::vector<pid_t> processes() const { return job_processes(marker_); }
   /// Processes that do not end, launcher and keeper included.
   size_t left_over() const { return count_soon(marker_); }
   bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
@@ -93,6 +94,23 @@ TEST(LaunchFaultTest, NothingOutlivesLauncherAndKeeperThatAreKilledTogether) {
   ASSERT_TRUE(job.started());
   ASSERT_EQ(::kill(job.keeper(), SIGKILL), 0);
   job.launcher().send_signal(SIGKILL);
+  EXPECT_EQ(job.launcher().wait().exit_code, 137);
+  EXPECT_EQ(job.left_over(), 0U);
+  EXPECT_TRUE(job.temporaries_are_gone());
+}
+
+// `pkill -9 -f syncbn-launch` must not hit the processes that clean up.
+TEST(LaunchFaultTest, NothingOutlivesWhatHasTheLaunchersName) {
+  StubbornJob job;
+  ASSERT_TRUE(job.started());
+  for (const pid_t pid : job.processes()) {
+    std::ifstream file(fmt::format("/proc/{}/cmdline", pid));
+    std::string line;
+    std::getline(file, line);
+    if (line.find("syncbn-launch") != std::string::npos) {
+      ASSERT_EQ(::kill(pid, SIGKILL), 0);
+    }
+  }
   EXPECT_EQ(job.launcher().wait().exit_code, 137);
   EXPECT_EQ(job.left_over(), 0U);
   EXPECT_TRUE(job.temporaries_are_gone());

@@ -61,6 +61,15 @@ TEST(LaunchLogsTest, TeeShowsAndWrites) {
   EXPECT_FALSE(fs::exists(attempt / "1/stderr.log"));
 }
 
+// No error: one command line may serve nodes with different numbers of workers.
+TEST(LaunchLogsTest, WarnsOfALocalRankThatIsNotThere) {
+  const auto result = launch({"--nproc_per_node=2", "-t", "1:0", "-r", "9:0,1:0", "true"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err,
+            "syncbn-launch: warning: --redirects: there is no local rank 9; this node has 2 "
+            "workers, from local rank 0\n");
+}
+
 // torchrun's parser refuses local ranks of two digits.
 TEST(LaunchLogsTest, TakesRanksOfAnyNumber) {
   TempFolder folder;

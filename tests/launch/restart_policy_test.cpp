@@ -5,47 +5,53 @@
 namespace syncbn::launch {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 const RestartPolicy::Clock::time_point kStart{std::chrono::hours(1)};
 
+const FailureCause kCause{"rank 0 failed (exit code 1)", std::nullopt};
+
 TEST(RestartPolicyTest, CountsTheRestartsOfTheRun) {
   RestartPolicy policy(2, seconds(0));
   for (int i = 0; i < 2; ++i) {
-    policy.failed({"rank 0 failed (exit code 1)", std::nullopt}, kStart);
-    EXPECT_EQ(policy.refusal(kStart + seconds(i)), "");
-    policy.restart(kStart + seconds(i));
+    policy.failed(kCause, kStart + seconds(i));
+    EXPECT_EQ(policy.refusal(), "");
+    policy.restart();
   }
-  EXPECT_EQ(policy.refusal(kStart + std::chrono::hours(99)),
-            "no restart is left (--max_restarts=2)");
+  policy.failed(kCause, kStart + std::chrono::hours(99));
+  EXPECT_EQ(policy.refusal(), "no restart is left (--max_restarts=2)");
 }
 
 TEST(RestartPolicyTest, CountsTheRestartsWithinATime) {
   RestartPolicy policy(2, std::chrono::hours(1));
-  policy.restart(kStart);
-  policy.restart(kStart + std::chrono::minutes(50));
-  EXPECT_EQ(policy.refusal(kStart + std::chrono::minutes(59)),
-            "no restart is left (--max_restarts=2 within 1 h 0 min)");
-  EXPECT_EQ(policy.refusal(kStart + std::chrono::minutes(61)), "");
-  policy.restart(kStart + std::chrono::minutes(61));
-  EXPECT_THAT(policy.refusal(kStart + std::chrono::minutes(62)), HasSubstr("no restart is left"));
+  const auto refusal_after = [&](int minutes) {
+    policy.failed(kCause, kStart + std::chrono::minutes(minutes));
+    return policy.refusal();
+  };
+  for (const int minutes : {0, 50}) {
+    EXPECT_EQ(refusal_after(minutes), "");
+    policy.restart();
+  }
+  EXPECT_EQ(refusal_after(59), "no restart is left (--max_restarts=2 within 1 h 0 min)");
+  EXPECT_EQ(refusal_after(61), "");
+  policy.restart();
+  EXPECT_THAT(refusal_after(62), HasSubstr("no restart is left"));
 }
 
 TEST(RestartPolicyTest, WaitsLongerAfterEachQuickFailureAndNotAfterALateOne) {
   RestartPolicy policy(100, seconds(0));
-  std::vector<int64_t> waits;
-  for (int i = 0; i < 9; ++i) {
+  const auto wait_after = [&](int seconds_of_attempt) {
     policy.attempt_started(kStart);
-    waits.push_back(policy.restart(kStart + seconds(1)).count());
-  }
+    policy.failed(kCause, kStart + seconds(seconds_of_attempt));
+    return policy.restart().count();
+  };
+  std::vector<int64_t> waits;
+  for (int i = 0; i < 9; ++i) waits.push_back(wait_after(1));
   EXPECT_THAT(waits, ElementsAre(0, 500, 1000, 2000, 4000, 8000, 16'000, 30'000, 30'000));
-  policy.attempt_started(kStart);
-  EXPECT_EQ(policy.restart(kStart + seconds(61)), milliseconds(0));
-  policy.attempt_started(kStart);
-  EXPECT_EQ(policy.restart(kStart + seconds(1)), milliseconds(0));
+  EXPECT_EQ(wait_after(61), 0);
+  EXPECT_EQ(wait_after(1), 0);
 }
 
 TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
@@ -54,19 +60,19 @@ TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
   const auto fail = [&](const FailureCause& cause) { policy.failed(cause, kStart); };
   fail(same);
   fail(same);
-  EXPECT_EQ(policy.refusal(kStart), "");
+  EXPECT_EQ(policy.refusal(), "");
   fail({"rank 1 failed (exit code 1)", 8});  // at another step
   fail(same);
   fail({"rank 0 failed (exit code 1)", 7});  // another rank
   fail(same);
   fail(same);
-  EXPECT_EQ(policy.refusal(kStart), "");
+  EXPECT_EQ(policy.refusal(), "");
   fail(same);
-  EXPECT_EQ(policy.refusal(kStart),
+  EXPECT_EQ(policy.refusal(),
             "rank 1 failed (exit code 1) 3 times in a row at step 7: a restart does not help");
   // Killed from outside: nothing tells whether the cause is the same.
   for (int i = 0; i < 20; ++i) fail({"rank 1 failed (killed by signal 9)", std::nullopt});
-  EXPECT_EQ(policy.refusal(kStart), "");
+  EXPECT_EQ(policy.refusal(), "");
 }
 
 TEST(RestartPolicyTest, StopsLaterWhenTheSameFailureRepeatsBeforeTheFirstStep) {
@@ -77,17 +83,17 @@ TEST(RestartPolicyTest, StopsLaterWhenTheSameFailureRepeatsBeforeTheFirstStep) {
     policy.failed(cause, kStart + after);
   };
   for (int i = 0; i < 9; ++i) fail(same, seconds(1));
-  EXPECT_EQ(policy.refusal(kStart), "");
+  EXPECT_EQ(policy.refusal(), "");
   fail({"rank 1 failed (exit code 4)", 0}, seconds(1));
   for (int i = 0; i < 9; ++i) fail(same, seconds(1));
-  EXPECT_EQ(policy.refusal(kStart), "");
+  EXPECT_EQ(policy.refusal(), "");
   fail(same, seconds(1));
-  EXPECT_EQ(policy.refusal(kStart),
+  EXPECT_EQ(policy.refusal(),
             "rank 1 failed (exit code 1) 10 times in a row before its first step: a restart does "
             "not help");
   // A program that reports no steps has run for a while.
   for (int i = 0; i < 20; ++i) fail(same, seconds(60));
-  EXPECT_EQ(policy.refusal(kStart), "");
+  EXPECT_EQ(policy.refusal(), "");
 }
 
 }  // namespace

@@ -272,6 +272,15 @@ TEST(LaunchTest, RunsPythonScriptsAndModulesUnbuffered) {
       HasSubstr("environment variable PYTHON_EXEC=/no/python: program not found"));
 }
 
+TEST(LaunchTest, ALoopOfLinksIsNotCalledMissing) {
+  TempFolder folder;
+  std::filesystem::create_symlink("loop", folder / "loop");
+  const auto result = launch({"./loop"}, {.cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_EQ(result.err,
+            "syncbn-launch: error: program not found: ./loop: Too many levels of symbolic links\n");
+}
+
 TEST(LaunchTest, ExpandsTheLocalRankInArguments) {
   const auto result = launch({"--nproc_per_node=2", "echo", "$local_rank", "a${local_rank}b",
                               "$local_ranks", "$$", "$other", "cost$"});

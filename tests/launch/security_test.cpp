@@ -380,6 +380,7 @@ TEST(LaunchTokenTest, AnotherOrNoTokenIsRefusedOnEitherSide) {
     const auto refused = nodes.start(1, 1, options(one.joins), {"true"}).wait();
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_THAT(refused.err, HasSubstr(one.what));
+    EXPECT_THAT(refused.err, HasSubstr("error: node 0 at 127.0.0.1:"));
     ASSERT_TRUE(lead.wait_until([&] { return !lead.err().empty(); }));
     EXPECT_THAT(lead.err(), AllOf(HasSubstr("refused a launcher at 127.0.0.1: "),
                                   HasSubstr(one.what), Not(HasSubstr(kToken))));
@@ -554,6 +555,21 @@ TEST(LaunchTokenTest, ATokenFileThatOthersCanReadIsRefused) {
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   EXPECT_THAT(launch({"--token_file=" + fifo, "true"}).err,
               HasSubstr("a token has 16 to 4096 bytes, and this one has 0"));
+}
+
+TEST(LaunchTokenTest, TwoDifferentTokensAreRefused) {
+  Nodes nodes(2);
+  const std::string option = token_option(nodes, kToken);
+  const auto given = [&](const std::string& token) {
+    return launch({option, "true"}, {.env = {{"SYNCBN_TOKEN", token}}});
+  };
+  EXPECT_EQ(given(std::string(kToken) + "\n").exit_code, 0);
+  EXPECT_EQ(given("").exit_code, 0);
+  const auto refused = given(std::string(kToken) + "x");
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr(option + " and the variable SYNCBN_TOKEN hold different "
+                                                    "tokens"),
+                                 Not(HasSubstr(kToken))));
 }
 
 // As a process substitution or a service manager passes it.

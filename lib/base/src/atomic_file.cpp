@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <unistd.h>
@@ -155,12 +156,10 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
   if (fs::is_directory(path, error)) {
     throw UserError(fmt::format("cannot read {}: it is a folder", path.string()));
   }
-  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  const UniqueFd file = open_to_read(path);
   if (!file) {
     throw UserError(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
   }
-  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
   if (!fs::is_regular_file(path, error)) max_bytes = std::min(max_bytes, kMaxOfStream);
   std::string bytes;
   std::array<char, 65536> chunk;

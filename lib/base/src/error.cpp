@@ -1,7 +1,11 @@
 #include <syncbn/base/error.h>
 
 #include <fmt/format.h>
+#include <net/if.h>
+#include <syncbn/base/unique_fd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 
 #include <cerrno>
 #include <cstring>
@@ -22,6 +26,14 @@ std::string max_open_files() {
   std::string number = "?";
   std::ifstream("/proc/sys/fs/file-max") >> number;
   return number;
+}
+
+bool is_loopback_down() {
+  ifreq request{};
+  std::strcpy(request.ifr_name, "lo");
+  const UniqueFd any(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return any && ::ioctl(any.get(), SIOCGIFFLAGS, &request) == 0 &&
+         (request.ifr_flags & IFF_UP) == 0;
 }
 
 }  // namespace
@@ -52,6 +64,8 @@ std::string limit_advice(int error) {
           "; this process may have {} bytes of addresses (ulimit -v), a container perhaps less "
           "memory: raise the limit, or end other programs",
           soft_limit(RLIMIT_AS));
+    case ENETUNREACH:
+      return is_loopback_down() ? "; the loopback interface, lo, is down: ip link set lo up" : "";
     default:
       return "";
   }

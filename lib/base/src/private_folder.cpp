@@ -13,7 +13,8 @@ int make_private_folder(const std::filesystem::path& path) {
   if (error) return error.value();
   if (::mkdir(folder.c_str(), S_IRWXU) == 0) return 0;
   if (errno != EEXIST) return errno;
-  return std::filesystem::is_directory(folder, error) ? 0 : ENOTDIR;
+  if (std::filesystem::is_directory(folder, error)) return 0;
+  return error ? error.value() : ENOTDIR;
 }
 
 }  // namespace syncbn::base

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <sys/socket.h>
 
@@ -11,7 +12,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 
 namespace syncbn::base {
 namespace {
@@ -35,7 +35,7 @@ UniqueFd connect_to(const addrinfo& address, Deadline deadline, std::string& rea
   int error = fd ? 0 : errno;
   if (fd) error = poll_until(fd.get(), POLLOUT, deadline) ? connect_error(fd.get()) : ETIMEDOUT;
   if (error == 0) return fd;
-  reason = std::strerror(error);
+  reason = describe_errno(error);
   return {};
 }
 

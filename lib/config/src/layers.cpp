@@ -5,7 +5,6 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
-#include <syncbn/config/yaml.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -113,11 +112,13 @@ class Merger {
 
 class FileLoader {
  public:
-  explicit FileLoader(Faults& faults) : faults_(faults) {}
+  using Load = std::function<Value(const fs::path&)>;
+
+  FileLoader(Faults& faults, const Load& load) : faults_(faults), load_(load) {}
 
   void load_over(const fs::path& file, Value& config) {
     chain_.push_back(file);
-    Value own = load_yaml(file);
+    Value own = load_(file);
     if (Value* const bases = own.kind == Value::Kind::kMap ? own.find(kBase) : nullptr) {
       for (const Value& base : items_of(*bases)) load_base(base, config);
       std::erase_if(own.members, [](const Value::Member& member) { return member.key == kBase; });
@@ -150,8 +151,12 @@ class FileLoader {
     const auto is_file = [&](const fs::path& other) { return fs::equivalent(file, other, error); };
     if (std::ranges::any_of(chain_, is_file)) fail(file.string() + " is based on itself");
     if (++files_ > kMaxFiles) fail(fmt::format("more than {} files", kMaxFiles));
-    if (!base::exists(file)) fail(fmt::format("there is no file {}", file.string()));
-    if (fs::is_directory(file, error)) fail(fmt::format("{} is a folder", file.string()));
+    const fs::file_status status = fs::status(file, error);
+    if (status.type() == fs::file_type::not_found) {
+      fail(fmt::format("there is no file {}", file.string()));
+    }
+    if (!fs::status_known(status)) fail(fmt::format("{}: {}", file.string(), error.message()));
+    if (fs::is_directory(status)) fail(fmt::format("{} is a folder", file.string()));
     load_over(file, config);
   }
 
@@ -164,6 +169,7 @@ class FileLoader {
   }
 
   Faults& faults_;
+  const Load& load_;
   std::vector<fs::path> chain_;
   int files_ = 0;
 };
@@ -387,9 +393,10 @@ void merge(const Value& over, Value& under, Faults& faults) {
   if (!is_empty || under.kind == Value::Kind::kNull) Merger(faults).merge(over, under, "");
 }
 
-Value load_files(const std::vector<fs::path>& files, Faults& faults) {
+Value load_files(const std::vector<fs::path>& files, Faults& faults,
+                 const std::function<Value(const fs::path&)>& load) {
   Value config;
-  FileLoader loader(faults);
+  FileLoader loader(faults, load);
   for (const fs::path& file : files) loader.load_over(file, config);
   return config;
 }

@@ -15,7 +15,6 @@
 namespace syncbn::config {
 namespace {
 
-constexpr size_t kMaxFileBytes = 1 << 17;
 // They also limit a file in which aliases expand without end.
 constexpr int kMaxDepth = 100;
 constexpr int kMaxValues = 10'000;
@@ -380,8 +379,13 @@ Value parse_yaml(const std::string& given, const std::string& source) {
   return nothing;
 }
 
+std::string read_yaml(const std::filesystem::path& path) {
+  constexpr size_t kMaxFileBytes = 1 << 17;
+  return base::read_file(path, kMaxFileBytes);
+}
+
 Value load_yaml(const std::filesystem::path& path) {
-  return parse_yaml(base::read_file(path, kMaxFileBytes), path.string());
+  return parse_yaml(read_yaml(path), path.string());
 }
 
 std::string Change::str() const {

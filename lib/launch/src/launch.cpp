@@ -117,6 +117,20 @@ void check_gpus(const LaunchOptions& options) {
       there, *gpus));
 }
 
+// No error: one command line may serve nodes with different numbers of workers.
+void check_streams(const LaunchOptions& options) {
+  const auto check = [&](const char* option, const StreamChoice& choice) {
+    const auto last = choice.by_local_rank.rbegin();
+    if (last == choice.by_local_rank.rend() || last->first < options.nproc_per_node) return;
+    base::write_stderr(fmt::format(
+        "syncbn-launch: warning: {}: there is no local rank {}; this node has {}, from local rank "
+        "0\n",
+        option, last->first, base::counted(options.nproc_per_node, "worker")));
+  };
+  check("--redirects", options.redirects);
+  check("--tee", options.tee);
+}
+
 // If the program is missing here only, the other nodes would wait for this one until their
 // --join_timeout.
 Command find_command(const LaunchOptions& options, const RunContext& context) {
@@ -137,6 +151,7 @@ Command find_command(const LaunchOptions& options, const RunContext& context) {
 
 int run(const LaunchOptions& options, SshNode* node) {
   check_gpus(options);
+  check_streams(options);
   RunContext context = make_run_context(options);
   const Command command = find_command(options, context);
   std::optional<base::HeldPort> port;

@@ -115,7 +115,7 @@ GroupResult Supervisor::run_alone() {
     report(result);
     if (!may_restart(result)) return result;
     if (result.signal) return ended_instead_of_restart(*result.signal);
-    const auto delay = policy_.restart(RestartPolicy::Clock::now());
+    const auto delay = policy_.restart();
     if (const auto signal = wait_to_restart(delay)) return ended_instead_of_restart(*signal);
     ++context_.attempt;
     ++context_.restart_count;
@@ -220,9 +220,8 @@ void Supervisor::apply(const Assignment& start) {
 
 bool Supervisor::may_restart(const GroupResult& result) {
   if (!result.failure || !restart_may_help(result.failure->wait_status)) return false;
-  const auto now = RestartPolicy::Clock::now();
-  policy_.failed(result.cause, now);
-  const std::string refusal = policy_.refusal(now);
+  policy_.failed(result.cause, RestartPolicy::Clock::now());
+  const std::string refusal = policy_.refusal();
   if (!refusal.empty() && options_.max_restarts > 0) say(refusal);
   return refusal.empty();
 }

@@ -1,8 +1,8 @@
 #include "common/handshake.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/sha256.h>
 #include <syncbn/base/text.h>
@@ -49,8 +49,7 @@ std::string quoted(std::string_view line) {
 }
 
 std::string read_file(const std::string& path) {
-  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
-  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  const base::UniqueFd file = base::open_to_read(path);
   struct stat about {};
   if (!file || ::fstat(file.get(), &about) != 0) {
     throw base::UserError(fmt::format("--token_file={}: {}", path, std::strerror(errno)));
@@ -58,7 +57,6 @@ std::string read_file(const std::string& path) {
   if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) {
     throw base::UserError(fmt::format("--token_file={}: it is no file", path));
   }
-  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
   if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
     throw base::UserError(
         fmt::format("--token_file={}: others can read it (mode {:03o}); chmod 600 makes it private",
@@ -169,17 +167,20 @@ std::string make_token() {
 }
 
 std::string read_token(const std::string& file) {
+  const auto first_line = [](std::string_view text) {
+    return std::string(text.substr(0, text.find_first_of("\r\n")));
+  };
   const char* const variable = std::getenv("SYNCBN_TOKEN");
-  std::string token = variable == nullptr ? "" : variable;
+  if (variable == nullptr && file.empty()) return "";
+  const std::string in_variable = first_line(variable == nullptr ? "" : variable);
   ::unsetenv("SYNCBN_TOKEN");
-  const char* source = "SYNCBN_TOKEN";
-  if (!file.empty()) {
-    token = read_file(file);
-    source = "--token_file";
-  } else if (variable == nullptr) {
-    return "";
+  const std::string token = file.empty() ? in_variable : first_line(read_file(file));
+  if (!in_variable.empty() && token != in_variable) {
+    throw base::UserError(fmt::format(
+        "--token_file={} and the variable SYNCBN_TOKEN hold different tokens; give one of them",
+        file));
   }
-  token.resize(std::min(token.find_first_of("\r\n"), token.size()));
+  const char* const source = file.empty() ? "SYNCBN_TOKEN" : "--token_file";
   if (token.size() < kMinToken || token.size() > kMaxToken) {
     throw base::UserError(fmt::format(
         "{}: a token has {} to {} bytes, and this one has {}; `openssl rand -hex 32` makes one",

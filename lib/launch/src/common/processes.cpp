@@ -15,12 +15,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <span>
+#include <sstream>
 
 namespace syncbn::launch {
 namespace {
@@ -32,6 +35,15 @@ constexpr const char* kOomScore = "/proc/self/oom_score_adj";
 // The limit before raise_descriptor_limit().
 std::optional<rlimit> first_limit;
 
+// What follows "pid (name) " in /proc/PID/stat; the name may contain parentheses.
+std::istringstream fields_of(const fs::path& process) {
+  std::ifstream file(process / "stat");
+  std::string stat;
+  std::getline(file, stat);
+  const size_t name_end = stat.rfind(')');
+  return std::istringstream(name_end == std::string::npos ? "" : stat.substr(name_end + 1));
+}
+
 // For kernels without /proc/PID/task/TID/children.
 std::vector<pid_t> children_by_parent(pid_t parent) {
   std::vector<pid_t> children;
@@ -40,13 +52,11 @@ std::vector<pid_t> children_by_parent(pid_t parent) {
        entry.increment(error)) {
     const pid_t pid = std::atoi(entry->path().filename().c_str());
     if (pid <= 0) continue;
-    std::ifstream file(entry->path() / "stat");
-    std::string stat;
-    std::getline(file, stat);
-    // "pid (name) state ppid …"; the name may contain parentheses.
-    const size_t name_end = stat.rfind(')');
-    if (name_end == std::string::npos || stat.size() < name_end + 4) continue;
-    if (std::atoi(stat.c_str() + name_end + 4) == parent) children.push_back(pid);
+    char state = 0;
+    pid_t own_parent = -1;
+    if (fields_of(entry->path()) >> state >> own_parent && own_parent == parent) {
+      children.push_back(pid);
+    }
   }
   return children;
 }
@@ -100,6 +110,20 @@ void kill_all_descendants(Daemons daemons) {
     for (const pid_t pid : pids) ::kill(pid, SIGKILL);
     if (::waitpid(-1, nullptr, 0) < 0 && errno != EINTR) return;
   }
+}
+
+void rename_process(std::string_view name) {
+  ::prctl(PR_SET_NAME, std::string(name).c_str());
+  std::istringstream fields = fields_of("/proc/self");
+  constexpr int kStartOfArguments = 48;  // proc(5) counts fields from 1; those here begin with 3
+  std::string skipped;
+  for (int field = 3; field < kStartOfArguments; ++field) fields >> skipped;
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
+  const std::span<char> arguments(reinterpret_cast<char*>(begin), end - begin);
+  std::ranges::fill(arguments, '\0');
+  name.substr(0, arguments.size() - 1).copy(arguments.data(), arguments.size());
 }
 
 void become_subreaper() {

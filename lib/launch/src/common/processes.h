@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace syncbn::launch {
@@ -24,6 +25,11 @@ void signal_helpers(int signal);
 
 /// "sleep (pid 12), python3 (pid 13) and 2 more".
 std::string describe_helpers(pid_t parent);
+
+/// Replaces the name and the command line that ps and `pkill -f` see of this process, so that a
+/// pattern which matches the launcher does not match the forked processes that clean up after it.
+/// @param name at most 15 bytes
+void rename_process(std::string_view name);
 
 /// Makes this process the new parent of its orphaned descendants.
 void become_subreaper();

@@ -1,13 +1,12 @@
 #include "job/explain.h"
 
-#include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
-#include <syncbn/base/unique_fd.h>
 
 #include <algorithm>
 #include <ctime>
@@ -248,8 +247,9 @@ FlightFile live_file(pid_t launcher) {
     if (fs::read_symlink(*fd, ignored).string().find(RankMemory::kName) == std::string::npos) {
       continue;
     }
-    const base::UniqueFd memory(::open(fd->path().c_str(), O_RDONLY | O_CLOEXEC));
-    if (auto record = read_rank_record(memory.get())) records.push_back(std::move(*record));
+    if (auto record = read_rank_record(base::open_to_read(fd->path()).get())) {
+      records.push_back(std::move(*record));
+    }
   }
   if (records.empty()) {
     throw base::UserError(fmt::format(
@@ -269,8 +269,7 @@ FlightFile flight_file_at(const std::string& path) {
         "explain: {} is no file; name the flight.jsonl of a failed job, or a file of a rank",
         path));
   }
-  const base::UniqueFd memory(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (auto record = read_rank_record(memory.get()))
+  if (auto record = read_rank_record(base::open_to_read(path).get()))
     return file_of({std::move(*record)}, "files of ranks");
   return FlightFile::of(base::read_file(path, kMaxFile), path);
 }
@@ -299,8 +298,11 @@ void explain(const std::vector<std::string>& arguments) {
   for (const std::string& word : arguments) {
     if (word.starts_with(kTorch)) {
       folder = word.substr(kTorch.size());
-    } else {
+    } else if (!word.starts_with('-')) {
       files.push_back(flight_file_at(word));
+    } else {
+      throw base::UserError(
+          fmt::format("explain: {} is not among its options; it takes --torch=FOLDER", word));
     }
   }
   if (files.empty()) {

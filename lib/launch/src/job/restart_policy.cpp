@@ -11,11 +11,12 @@ void RestartPolicy::failed(const FailureCause& cause, Clock::time_point now) {
   const bool is_same = cause.step && last_.step == cause.step && last_.what == cause.what;
   same_ = is_same ? same_ + 1 : 1;
   last_ = cause;
+  failed_ = now;
   // A program that runs on without reporting steps may have failed anywhere.
   if (cause.step == 0 && now - started_ >= kQuick) last_.step.reset();
 }
 
-std::string RestartPolicy::refusal(Clock::time_point now) const {
+std::string RestartPolicy::refusal() const {
   if (last_.step && same_ >= (*last_.step == 0 ? kMaxSameAtStart : kMaxSame)) {
     const std::string where =
         *last_.step == 0 ? "before its first step" : fmt::format("at step {}", *last_.step);
@@ -23,19 +24,19 @@ std::string RestartPolicy::refusal(Clock::time_point now) const {
                        where);
   }
   const auto counts = [&](Clock::time_point time) {
-    return window_.count() == 0 || now - time < window_;
+    return window_.count() == 0 || failed_ - time < window_;
   };
   if (std::ranges::count_if(restarts_, counts) < max_restarts_) return "";
   const std::string window = window_.count() == 0 ? "" : " within " + base::format_seconds(window_);
   return fmt::format("no restart is left (--max_restarts={}{})", max_restarts_, window);
 }
 
-std::chrono::milliseconds RestartPolicy::restart(Clock::time_point now) {
+std::chrono::milliseconds RestartPolicy::restart() {
   constexpr std::chrono::milliseconds kFirst{500};
   constexpr std::chrono::milliseconds kLongest{30'000};
-  restarts_.push_back(now);
+  restarts_.push_back(failed_);
   if (restarts_.size() > static_cast<size_t>(max_restarts_)) restarts_.pop_front();
-  quick_ = now - started_ < kQuick ? quick_ + 1 : 0;
+  quick_ = failed_ - started_ < kQuick ? quick_ + 1 : 0;
   if (quick_ < 2) return {};
   constexpr int kMaxDoublings = 10;
   return std::min(kLongest, kFirst * (1 << std::min(quick_ - 2, kMaxDoublings)));

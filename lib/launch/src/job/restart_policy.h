@@ -32,19 +32,20 @@ class RestartPolicy {
 
   void attempt_started(Clock::time_point now) { started_ = now; }
   void failed(const FailureCause& cause, Clock::time_point now);
-  /// Why there is no restart now, or "".
-  std::string refusal(Clock::time_point now) const;
-  /// Counts a restart. Returns how long to wait before it: the longer, the more attempts in a row
-  /// have failed within kQuick.
-  std::chrono::milliseconds restart(Clock::time_point now);
+  /// Why there is no restart after the last failure, or "".
+  std::string refusal() const;
+  /// Counts a restart after the last failure. Returns how long to wait before it: the longer, the
+  /// more attempts in a row have failed within kQuick.
+  std::chrono::milliseconds restart();
 
  private:
   static constexpr std::chrono::seconds kQuick{60};
 
   const int max_restarts_;
   const std::chrono::milliseconds window_;
-  std::deque<Clock::time_point> restarts_;
+  std::deque<Clock::time_point> restarts_;  ///< the times of the failures before them
   Clock::time_point started_;
+  Clock::time_point failed_;
   FailureCause last_;
   int same_ = 0;   ///< failures in a row that equal last_
   int quick_ = 0;  ///< attempts in a row that failed soon

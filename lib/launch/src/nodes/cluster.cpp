@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -146,7 +145,7 @@ void Cluster::connect() {
   connect_error_ = "no answer";
   connecting_ = base::start_connect(*addresses[next_address_++ % addresses.size()]);
   if (!connecting_ || !watched_.try_add(connecting_.get(), EPOLLOUT)) {
-    connect_error_ = std::strerror(errno);
+    connect_error_ = base::describe_errno(errno);
     connecting_.reset();
     next_try_ = Clock::now() + kRetryPeriod;
     return;
@@ -157,7 +156,7 @@ void Cluster::connect() {
 void Cluster::finish_connecting() {
   if (!base::poll_until(connecting_.get(), POLLOUT, Clock::now())) return;
   if (const int error = base::connect_error(connecting_.get()); error != 0) {
-    connect_error_ = std::strerror(error);
+    connect_error_ = base::describe_errno(error);
     connecting_.reset();
     next_try_ = Clock::now() + kRetryPeriod;
     return;
@@ -247,7 +246,10 @@ void Cluster::handle_message(const Json& message) {
     next_alive_ = Clock::now();
   }
   const auto text = [&message](const char* key) { return shown_text(message, key); };
-  if (type == "refuse") end(message.at("exit_code"), text("message"));
+  if (type == "refuse") {
+    end(message.at("exit_code"), fmt::format("node 0 at {}:{} refused this launcher: {}",
+                                             options_.master_addr, port_, text("message")));
+  }
   if (type == "waiting") notices_.push_back(text("message"));
   if (type == "pause") paused_ = true;
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));

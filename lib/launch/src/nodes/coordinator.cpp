@@ -431,7 +431,7 @@ void Coordinator::fail(int exit_code, bool may_restart, const std::string& text,
   exit_code_ = exit_code;
   failure_text_ = text;
   policy_.failed({text, step}, Clock::now());
-  const std::string refusal = policy_.refusal(Clock::now());
+  const std::string refusal = policy_.refusal();
   may_restart_ = may_restart && refusal.empty() && torchrun_nodes_.all().empty();
   if (may_restart && options_.max_restarts > 0 && !refusal.empty()) notices_.push_back(refusal);
   failed_node_ = node;
@@ -478,7 +478,7 @@ void Coordinator::end_attempt() {
   const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
   if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
   ++restarts_;
-  const auto delay = policy_.restart(Clock::now());
+  const auto delay = policy_.restart();
   if (delay.count() > 0) restart_at_ = Clock::now() + delay;
   start_again(failure_text_);
 }

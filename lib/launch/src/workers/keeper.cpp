@@ -85,7 +85,7 @@ class KeeperProcess {
   [[noreturn]] void run(const std::function<void()>& when_orphaned,
                         std::chrono::milliseconds grace) noexcept {
     ::setsid();
-    ::prctl(PR_SET_NAME, "syncbn-keeper");
+    rename_process("syncbn-keeper");
     // Continues a keeper that was stopped, so that it notices that the launcher is gone.
     ::prctl(PR_SET_PDEATHSIG, SIGCONT);
     become_subreaper();
@@ -256,7 +256,7 @@ pid_t sentinels_keeper = -1;
 [[noreturn]] void watch_keeper(pid_t launcher, int socket, const std::function<void()>& run_keeper,
                                const std::function<void()>& when_orphaned) noexcept {
   ::setsid();
-  ::prctl(PR_SET_NAME, "syncbn-sentinel");
+  rename_process("syncbn-sentinel");
   become_subreaper();
   sentinels_keeper = ::fork();
   if (sentinels_keeper == 0) run_keeper();

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
@@ -174,7 +175,10 @@ std::string find_program(const std::string& name) {
     throw ProgramError(name + " is a folder, not a program", base::kExitCannotExecute);
   }
   if (is_path) {
-    throw ProgramError("program not found: there is no file " + name, base::kExitNotFound);
+    throw ProgramError("program not found: " + (base::is_missing(name)
+                                                    ? "there is no file " + name
+                                                    : fmt::format("{}: {}", name, error.message())),
+                       base::kExitNotFound);
   }
   std::string hint;
   if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);

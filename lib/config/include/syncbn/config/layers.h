@@ -3,11 +3,13 @@
 // A configuration is made of layers: files, the files that they are based on, and the command line.
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include <syncbn/config/field_info.h>
 #include <syncbn/config/value.h>
+#include <syncbn/config/yaml.h>
 
 namespace syncbn::config {
 
@@ -21,7 +23,9 @@ void merge(const Value& over, Value& under, Faults& faults);
 /// merged in this order, and the file over them.
 /// @throws base::UserError as load_yaml() does, for a file that is based on itself, and for more
 ///   than 100 files; the message names the chain of files.
-Value load_files(const std::vector<std::filesystem::path>& files, Faults& faults);
+/// @param load reads one file
+Value load_files(const std::vector<std::filesystem::path>& files, Faults& faults,
+                 const std::function<Value(const std::filesystem::path&)>& load = load_yaml);
 
 /// Replaces the references in all values:
 ///   ${optimizer.lr}  the value of another key, or its default in `fields`

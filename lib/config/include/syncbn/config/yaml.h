@@ -15,6 +15,10 @@ namespace syncbn::config {
 ///   that is not plain text, or several documents; naming the file when it cannot be read.
 Value load_yaml(const std::filesystem::path& path);
 
+/// The text of a YAML file. @throws base::UserError naming the file if it cannot be read, or is
+/// larger than 128 KiB.
+std::string read_yaml(const std::filesystem::path& path);
+
 /// Like load_yaml(), for the text `given`. Marks name `source` in place of a file's path.
 Value parse_yaml(const std::string& given, const std::string& source);
 

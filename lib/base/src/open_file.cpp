@@ -1,0 +1,38 @@
+#include <syncbn/base/open_file.h>
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <system_error>
+
+namespace syncbn::base {
+
+UniqueFd open_to_read(const std::filesystem::path& path) {
+  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
+  UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (file) ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
+  return file;
+}
+
+UniqueFd open_regular_file(const std::filesystem::path& path) {
+  UniqueFd file = open_to_read(path);
+  struct stat about {};
+  if (!file || ::fstat(file.get(), &about) != 0) {
+    throw_file_error(fmt::format("cannot read {}", path.string()), errno);
+  }
+  if (!S_ISREG(about.st_mode)) {
+    throw UserError(fmt::format("cannot read {}: it is not a regular file", path.string()));
+  }
+  return file;
+}
+
+bool is_missing(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::status(path, ignored).type() == std::filesystem::file_type::not_found;
+}
+
+}  // namespace syncbn::base
