@@ -323,13 +323,19 @@ TEST(GpuBatchNormTest, ExchangesThroughPeerMemoryGiveTheBitsOfNccl) {
 
 TEST(GpuLaunchesTest, GpusThatDoNotReachEachOtherExchangeByNccl) {
   const syncbn::test::Environment none("FAKE_CUDA_PEERS", "0");
-  run_ranks(2, [](int) {
+  const auto results = syncbn::test::run_ranks_and_collect({}, [](int) {
     dist::init_process_group({.backend = "nccl"});
     const fake_cuda::Counts before = fake_cuda::counts();
     results_of_steps({}, false);
     EXPECT_EQ((fake_cuda::counts() - before)[fake_cuda::Count::kCollectives], 6u);
     dist::destroy_process_group();
   });
+  for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
+  const std::string line = "statistics of batch norm go by NCCL, since GPUs do not share memory: ";
+  const size_t first = results.at(0).output.find(line);
+  ASSERT_NE(first, std::string::npos) << results[0].output;
+  EXPECT_EQ(results[0].output.find(line, first + 1), std::string::npos);  // once, in 6 exchanges
+  EXPECT_EQ(results[1].output.find(line), std::string::npos);
 }
 
 TEST(GpuLaunchesTest, OptionsReachNccl) {

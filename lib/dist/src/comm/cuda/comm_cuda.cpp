@@ -89,7 +89,6 @@ class Nccl : public Transport {
         store_(group.world_size > 1 ? group.store : nullptr),
         uses_peer_memory_(group.options.peer_memory),
         registers_buckets_(group.options.register_buckets),
-        name_(group.name),
         world_rank_(group.world_rank),
         is_monitored_(group.is_monitored) {}
 
@@ -100,6 +99,7 @@ class Nccl : public Transport {
     return *peers_;
   }
   bool gathers_by_peers(int64_t numbers) const override {
+    tell_once();
     return peers_ && numbers <= cuda::kMaxPeerRow;
   }
   void set_timeout(std::chrono::milliseconds timeout) override {
@@ -108,13 +108,8 @@ class Nccl : public Transport {
   void connect() override {
     nccl_->connect(device_);
     if (!store_) return;
-    std::string why_not;
     peers_ = PeerGather::connect(store_, nccl_->getRank(), nccl_->getSize(), device_,
-                                 uses_peer_memory_, why_not);
-    if (nccl_->getRank() != 0) return;
-    spdlog::debug("group '{}': statistics of SyncBatchNorm are exchanged {}", name_,
-                  peers_ ? "through the memory of the GPUs"
-                         : fmt::format("by NCCL, since GPUs do not share memory: {}", why_not));
+                                 uses_peer_memory_, no_peers_);
   }
   /// NCCL's shutdown waits for the other ranks: this one has released their memory by then.
   void shutdown() override {
@@ -185,6 +180,17 @@ class Nccl : public Transport {
   }
 
  private:
+  /// At the first exchange of statistics.
+  void tell_once() const {
+    static std::once_flag told;
+    if (world_rank_ != 0 || nccl_->getSize() == 1) return;
+    std::call_once(told, [this] {
+      spdlog::info("statistics of batch norm go {}",
+                   peers_ ? "through the memory of the GPUs"
+                          : fmt::format("by NCCL, since GPUs do not share memory: {}", no_peers_));
+    });
+  }
+
   static bool has_ended(at::cuda::CUDAEvent& event) {
     // The monitor's thread would create a context on the first GPU, which is another rank's.
     const c10::cuda::CUDAGuard device(event.device_index());
@@ -215,12 +221,12 @@ class Nccl : public Transport {
 
   const c10::intrusive_ptr<MonitoredNccl> nccl_;
   c10::intrusive_ptr<PeerGather> peers_;  ///< may be null
+  std::string no_peers_;                  ///< why
   const at::Device device_;
   const c10::intrusive_ptr<c10d::Store> store_;  ///< null: GPUs shall not share memory
   const bool uses_peer_memory_;
   const bool registers_buckets_;
   std::unique_ptr<at::cuda::MemPool> pool_;  ///< of allocate_registered()
-  const std::string name_;
   const int world_rank_;
   const bool is_monitored_;
   mutable std::mutex record_mutex_;
