@@ -1,0 +1,113 @@
+"""Tests of what scripts/ decide, without the machines that they decide about."""
+
+import importlib.machinery
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "scripts"))
+
+
+def load(name):
+    """A script without a suffix, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(ROOT / "scripts" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+gpu_check = load("gpu-check")
+
+
+class GpuCheckReports(unittest.TestCase):
+    """Reports of tests, as tests/support/test_main.cpp writes them."""
+
+    def figures(self, lines, gpus, pretend=False):
+        with tempfile.TemporaryDirectory() as folder:
+            report = pathlib.Path(folder, "report")
+            report.write_text("".join("\t".join(line) + "\n" for line in lines))
+            return gpu_check.read_report(report, gpus, pretend)
+
+    def test_counts_what_ran_and_what_was_skipped_for_which_reason(self):
+        figures = self.figures([("passed", "GpuTest.A", ""), ("passed", "Gpus/GpuTrainingTest.B/0", ""),
+                                ("skipped", "GpuTest.C", "needs: two-gpus"),
+                                ("skipped", "GpuTest.D", "needs: two-gpus")], gpus=1)
+        self.assertEqual(figures, {"run": 2, "failed": [], "skipped": {"two-gpus": 2}})
+
+    def test_a_need_excuses_only_where_the_machine_lacks_it(self):
+        excused = {1: {"two-gpus", "eight-gpus", "pretended-machine"}, 2: {"eight-gpus", "pretended-machine"},
+                   8: {"pretended-machine"}}
+        for gpus, needs in excused.items():
+            for need in ("two-gpus", "eight-gpus", "pretended-machine", "gpu", "python-torch"):
+                with self.subTest(gpus=gpus, need=need):
+                    figures = self.figures([("passed", "GpuTest.A", ""), ("skipped", "GpuTest.B", f"needs: {need}")],
+                                           gpus)
+                    expected = None if need in needs else f"skipped, though this machine has it: {need}"
+                    self.assertEqual(figures.get("failure"), expected)
+
+    def test_nothing_excuses_a_skip_for_the_pretended_machine_there(self):
+        figures = self.figures([("skipped", "GpuTest.A", "needs: pretended-machine")], gpus=2, pretend=True)
+        self.assertIn("pretended-machine", figures["failure"])
+
+    def test_a_failure_comes_before_a_skip(self):
+        figures = self.figures([("failed", "GpuTest.A", "timed out"), ("skipped", "GpuTest.B", "needs: gpu")], gpus=1)
+        self.assertEqual((figures["failed"], figures["failure"]), (["GpuTest.A"], "1 failed"))
+
+    def test_a_missing_report_is_a_failure(self):
+        figures = gpu_check.read_report(pathlib.Path("/nonexistent/report"), 1, False)
+        self.assertIn("no test has written", figures["failure"])
+
+
+class GpuCheckParts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.check = object.__new__(gpu_check.Check)  # __init__ looks at the machine
+        self.check.__dict__.update(parts={}, tried=set(), pretend=False, machine={"gpus": 1}, environment={},
+                                   work=pathlib.Path(folder.name), record=self.record)
+
+    def record(self, part, result):
+        self.check.parts[part.name] = result
+
+    def run_part(self, *arguments, seconds=60.0, **options):
+        part = gpu_check.Part(*arguments, **options)
+        self.check.run(part, time.monotonic() + seconds)
+        return self.check.parts[part.name]
+
+    def test_a_report_of_a_suite_with_parameters_lies_in_a_folder_that_exists(self):
+        report = pathlib.Path(self.check.suite("All/GpuFaultTest", []).environment["SYNCBN_TEST_REPORT"])
+        self.assertEqual(report.parent, self.check.work)
+
+    def test_what_waits_for_a_failed_part_does_not_ask_for_another_call(self):
+        self.assertEqual(self.run_part("build/tests", ["false"])["status"], "failed")
+        waiting = self.run_part("tests/A", ["true"], needs=["build/tests"])
+        self.assertEqual((waiting["status"], waiting["blocked"]), ("unfinished", True))
+        self.assertTrue(self.run_part("tests/B", ["true"], needs=["tests/A"])["blocked"])
+        self.assertNotIn("blocked", self.run_part("tests/C", ["true"], needs=["build/library"]))
+
+    def test_a_build_that_failed_is_tried_once_in_each_call(self):
+        self.run_part("build/configure", ["false"])
+        self.assertEqual(self.run_part("build/configure", ["true"])["status"], "failed")
+        self.check.tried.clear()
+        self.assertEqual(self.run_part("build/configure", ["true"])["status"], "ok")
+
+    def test_the_end_of_a_part_is_that_of_its_process_groups(self):
+        # As a test of tests/support/test_main.cpp does: what it starts is in a group of its own.
+        process = subprocess.Popen(["bash", "-c", "set -m; sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE,
+                                   text=True, start_new_session=True)
+        self.addCleanup(process.stdout.close)
+        sleeper = pathlib.Path("/proc", process.stdout.readline().strip(), "stat")
+        gpu_check.end(process)
+        # Whoever inherits it may not have waited for it yet.
+        self.assertTrue(not sleeper.exists() or sleeper.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+
+if __name__ == "__main__":
+    unittest.main()
