@@ -89,6 +89,8 @@ class GpuCheckParts(unittest.TestCase):
         waiting = self.run_part("tests/A", ["true"], needs=["build/tests"])
         self.assertEqual((waiting["status"], waiting["blocked"]), ("unfinished", True))
         self.assertTrue(self.run_part("tests/B", ["true"], needs=["tests/A"])["blocked"])
+        self.check.parts["sanitize/planted"] = {"status": "not here"}
+        self.assertEqual(self.run_part("sanitize/A", ["true"], needs=["sanitize/planted"])["status"], "not here")
         self.assertNotIn("blocked", self.run_part("tests/C", ["true"], needs=["build/library"]))
 
     def test_a_build_that_failed_is_tried_once_in_each_call(self):
@@ -107,6 +109,49 @@ class GpuCheckParts(unittest.TestCase):
         # Whoever inherits it may not have waited for it yet.
         self.assertTrue(not sleeper.exists() or sleeper.read_text().rpartition(")")[2].split()[0] == "Z")
 
+
+
+class GpuCheckSanitizer(unittest.TestCase):
+    """Logs of compute-sanitizer around dist_gpu_test --here."""
+
+    PASSED = "[==========] 1 test from 1 test suite ran. (9 ms total)\n[  PASSED  ] 1 test.\n"
+    SKIPPED = "[==========] 1 test from 1 test suite ran. (9 ms total)\n[  PASSED  ] 0 tests.\n[  SKIPPED ] 1 test.\n"
+    # A kernel is named like this by newer versions, and like "at 0x1b0 in …" by older ones.
+    INVALID = ("========= Invalid __global__ read of size 16 bytes\n"
+               "=========     at {}+0x1b0\n=========     by thread (31,0,0) in block (2,0,0)\n")
+    OURS = "void syncbn::dist::detail::cuda::<unnamed>::moments_kernel<float, (bool)1>(MomentsArguments)"
+    TORCHS = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>>(int)"
+
+    @staticmethod
+    def log(text, errors=0):
+        return f"========= COMPUTE-SANITIZER\n{text}========= ERROR SUMMARY: {errors} errors\n"
+
+    def assert_not_here(self, read, log, reason):
+        with self.assertRaisesRegex(gpu_check.NotHere, reason):
+            read(log)
+
+    def test_the_summary_of_a_test_that_ran(self):
+        self.assertEqual(gpu_check.read_sanitizer(self.log(self.PASSED)), {"summary": "0 errors"})
+        hazards = self.PASSED + "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"
+        self.assertEqual(gpu_check.read_sanitizer(hazards)["summary"], "1 hazard displayed (1 error, 0 warnings)")
+
+    def test_a_log_without_kernels_does_not_count(self):
+        blind = ("========= Error: Target application terminated before first instrumented API call\n"
+                 "========= Tracking kernels launched by child processes requires the --target-processes all option.\n")
+        self.assert_not_here(gpu_check.read_sanitizer, self.log(self.PASSED + blind), "first instrumented")
+        self.assert_not_here(gpu_check.read_sanitizer, self.PASSED + blind, "first instrumented")
+        self.assert_not_here(gpu_check.read_sanitizer, self.log(self.SKIPPED), "found no GPU")
+
+    def test_a_machine_that_refuses_it(self):
+        self.assert_not_here(gpu_check.read_sanitizer, "========= Error: Device not supported\n", "not supported")
+        self.assert_not_here(gpu_check.read_sanitizer, "", "no output")
+
+    def test_the_planted_mistake_has_to_be_found_in_a_kernel_of_ours(self):
+        for kernel in (self.OURS, "0x1b0 in " + self.OURS):
+            figures = gpu_check.read_planted(self.log(self.INVALID.format(kernel), 1))
+            self.assertEqual(figures, {"summary": "1 errors", "failure": None})
+        for text in (self.PASSED, self.INVALID.format(self.TORCHS)):
+            self.assert_not_here(gpu_check.read_planted, self.log(text), "no kernel of this library")
 
 
 if __name__ == "__main__":
