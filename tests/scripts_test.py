@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import os
 import pathlib
 import subprocess
 import sys
@@ -152,6 +153,36 @@ class GpuCheckSanitizer(unittest.TestCase):
             self.assertEqual(figures, {"summary": "1 errors", "failure": None})
         for text in (self.PASSED, self.INVALID.format(self.TORCHS)):
             self.assert_not_here(gpu_check.read_planted, self.log(text), "no kernel of this library")
+
+
+class Demo(unittest.TestCase):
+    def says(self, call, **environment):
+        command = ["bash", "-c", f'. "$1"; {call}', "bash", str(ROOT / "scripts/demo")]
+        return subprocess.run(command, check=True, text=True, capture_output=True,
+                              env={**os.environ, **environment}).stdout.strip()
+
+    def test_ranks_are_as_many_as_two_or_three_gpus_else_four(self):
+        ranks = self.says("for gpus in 0 1 2 3 4 8; do ranks_for $gpus; done").split()
+        self.assertEqual(ranks, ["4", "4", "2", "3", "4", "4"])
+
+    def test_counts_the_gpus_that_a_program_for_them_sees(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bin = pathlib.Path(folder, "bin")
+            bin.mkdir()
+            self.assertEqual(self.says(f"count_gpus {bin}", CUDA_VISIBLE_DEVICES="0,1"), "0")
+            library = pathlib.Path(folder, "lib/libsyncbn_dist_cuda.so")
+            library.parent.mkdir()
+            library.touch()
+            for visible, count in (("", "0"), ("1", "1"), ("0,GPU-1234,3", "3")):
+                self.assertEqual(self.says(f"count_gpus {bin}", CUDA_VISIBLE_DEVICES=visible), count)
+            smi = bin / "nvidia-smi"
+            smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho '  MIG 1g.5gb'\n"
+                           "echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
+            smi.chmod(0o755)
+            unset = f"unset CUDA_VISIBLE_DEVICES; PATH={bin}:$PATH; count_gpus {bin}"
+            self.assertEqual(self.says(unset), "2")
+            smi.write_text("#!/bin/sh\nexit 9\n")
+            self.assertEqual(self.says(unset), "0")
 
 
 if __name__ == "__main__":
