@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.dont_write_bytecode = True
@@ -24,6 +25,7 @@ def load(name):
 
 
 gpu_check = load("gpu-check")
+run_tests = load("run-tests")
 
 
 class GpuCheckReports(unittest.TestCase):
@@ -153,6 +155,28 @@ class GpuCheckSanitizer(unittest.TestCase):
             self.assertEqual(figures, {"summary": "1 errors", "failure": None})
         for text in (self.PASSED, self.INVALID.format(self.TORCHS)):
             self.assert_not_here(gpu_check.read_planted, self.log(text), "no kernel of this library")
+
+
+class RunTests(unittest.TestCase):
+    def test_tells_the_time_of_the_pretended_machine_and_warns_if_it_is_long(self):
+        self.assertEqual(run_tests.time_of_fakegpu([100.4, 500], 3),
+                         "warning: fakegpu: 2 entries, 600 s, about 500 s with 3 at once; CI needs them within 240 s")
+        self.assertEqual(run_tests.time_of_fakegpu([240.0] * 3, 3),
+                         "fakegpu: 3 entries, 720 s, about 240 s with 3 at once")
+
+    def test_takes_the_seconds_of_ctests_report(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ctest = pathlib.Path(folder, "ctest")
+            ctest.write_text("""#!/bin/sh
+while [ "$1" != --output-junit ]; do shift; done
+echo '<testsuite><testcase name="FakeGpu.GpuTest" time="11.5" status="run"/>
+<testcase name="Off" status="notrun"/></testsuite>' >"$2"
+""")
+            ctest.chmod(0o755)
+            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"):
+                status, entries, seconds = run_tests.run_entries("release", [])
+        self.assertEqual((status, seconds), (0, {"FakeGpu.GpuTest": 11.5, "Off": 0}))
+        self.assertEqual(entries["Off"], {"Off": ("skipped", "")})
 
 
 class Demo(unittest.TestCase):
