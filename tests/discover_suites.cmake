@@ -10,6 +10,10 @@ execute_process(
 if(NOT status EQUAL 0)
   message(FATAL_ERROR "${PROGRAM} --gtest_list_tests failed: ${status}\n${listing}")
 endif()
+# A CPU test is the same wherever it runs: two ranks would take a workstation's two GPUs.
+if(NOT LABELS MATCHES "(^|;)(fake)?gpu(;|$)")
+  list(PREPEND ENVIRONMENT CUDA_VISIBLE_DEVICES=)
+endif()
 string(REGEX MATCHALL "(^|\n)[^ \n]+\\.( |\n|$)" suites "${listing}")
 set(text "")
 foreach(suite IN LISTS suites)

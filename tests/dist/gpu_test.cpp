@@ -23,6 +23,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -166,6 +167,17 @@ TEST(GpuTest, KernelsAgreeWithTheCpus) {
     expect_kernels_agree({{16, 128, 7, 7}, at::kBFloat16, true, 5e-2});
     expect_kernels_agree({{16, 4, 56, 56}, at::kHalf, false, 1e-2});
     expect_kernels_agree({{8, 72, 9, 9}, at::kDouble, true, 1e-4});
+  });
+}
+
+// compute-sanitizer has to find this mistake, or it sees no kernel of this library
+// (scripts/gpu-check).
+TEST(GpuTest, DISABLED_AKernelReadsPastItsInput) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  run_ranks(1, [](int) {
+    const at::Tensor few = at::ones({64}, at::device(at::kCUDA));
+    const at::Tensor many = at::from_blob(few.data_ptr(), {1024, 64}, at::device(at::kCUDA));
+    static_cast<void>(batch_norm_kernels(at::kCUDA).moments(many).cpu());
   });
 }
 

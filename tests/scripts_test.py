@@ -1,0 +1,213 @@
+"""Tests of what scripts/ decide, without the machines that they decide about."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import unittest.mock
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(ROOT / "scripts"))
+
+
+def load(name):
+    """A script without a suffix, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(ROOT / "scripts" / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+gpu_check = load("gpu-check")
+run_tests = load("run-tests")
+
+
+class GpuCheckReports(unittest.TestCase):
+    """Reports of tests, as tests/support/test_main.cpp writes them."""
+
+    def figures(self, lines, gpus, pretend=False):
+        with tempfile.TemporaryDirectory() as folder:
+            report = pathlib.Path(folder, "report")
+            report.write_text("".join("\t".join(line) + "\n" for line in lines))
+            return gpu_check.read_report(report, gpus, pretend)
+
+    def test_counts_what_ran_and_what_was_skipped_for_which_reason(self):
+        figures = self.figures([("passed", "GpuTest.A", ""), ("passed", "Gpus/GpuTrainingTest.B/0", ""),
+                                ("skipped", "GpuTest.C", "needs: two-gpus"),
+                                ("skipped", "GpuTest.D", "needs: two-gpus")], gpus=1)
+        self.assertEqual(figures, {"run": 2, "failed": [], "skipped": {"two-gpus": 2}})
+
+    def test_a_need_excuses_only_where_the_machine_lacks_it(self):
+        excused = {1: {"two-gpus", "eight-gpus", "pretended-machine"}, 2: {"eight-gpus", "pretended-machine"},
+                   8: {"pretended-machine"}}
+        for gpus, needs in excused.items():
+            for need in ("two-gpus", "eight-gpus", "pretended-machine", "gpu", "python-torch"):
+                with self.subTest(gpus=gpus, need=need):
+                    figures = self.figures([("passed", "GpuTest.A", ""), ("skipped", "GpuTest.B", f"needs: {need}")],
+                                           gpus)
+                    expected = None if need in needs else f"skipped, though this machine has it: {need}"
+                    self.assertEqual(figures.get("failure"), expected)
+
+    def test_nothing_excuses_a_skip_for_the_pretended_machine_there(self):
+        figures = self.figures([("skipped", "GpuTest.A", "needs: pretended-machine")], gpus=2, pretend=True)
+        self.assertIn("pretended-machine", figures["failure"])
+
+    def test_a_failure_comes_before_a_skip(self):
+        figures = self.figures([("failed", "GpuTest.A", "timed out"), ("skipped", "GpuTest.B", "needs: gpu")], gpus=1)
+        self.assertEqual((figures["failed"], figures["failure"]), (["GpuTest.A"], "1 failed"))
+
+    def test_a_missing_report_is_a_failure(self):
+        figures = gpu_check.read_report(pathlib.Path("/nonexistent/report"), 1, False)
+        self.assertIn("no test has written", figures["failure"])
+
+
+class GpuCheckParts(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.check = object.__new__(gpu_check.Check)  # __init__ looks at the machine
+        self.check.__dict__.update(parts={}, tried=set(), pretend=False, machine={"gpus": 1}, environment={},
+                                   work=pathlib.Path(folder.name), record=self.record)
+
+    def record(self, part, result):
+        self.check.parts[part.name] = result
+
+    def run_part(self, *arguments, seconds=60.0, **options):
+        part = gpu_check.Part(*arguments, **options)
+        self.check.run(part, time.monotonic() + seconds)
+        return self.check.parts[part.name]
+
+    def test_a_report_of_a_suite_with_parameters_lies_in_a_folder_that_exists(self):
+        report = pathlib.Path(self.check.suite("All/GpuFaultTest", []).environment["SYNCBN_TEST_REPORT"])
+        self.assertEqual(report.parent, self.check.work)
+
+    def test_what_waits_for_a_failed_part_does_not_ask_for_another_call(self):
+        self.assertEqual(self.run_part("build/tests", ["false"])["status"], "failed")
+        waiting = self.run_part("tests/A", ["true"], needs=["build/tests"])
+        self.assertEqual((waiting["status"], waiting["blocked"]), ("unfinished", True))
+        self.assertTrue(self.run_part("tests/B", ["true"], needs=["tests/A"])["blocked"])
+        self.check.parts["sanitize/planted"] = {"status": "not here"}
+        self.assertEqual(self.run_part("sanitize/A", ["true"], needs=["sanitize/planted"])["status"], "not here")
+        self.assertNotIn("blocked", self.run_part("tests/C", ["true"], needs=["build/library"]))
+
+    def test_a_build_that_failed_is_tried_once_in_each_call(self):
+        self.run_part("build/configure", ["false"])
+        self.assertEqual(self.run_part("build/configure", ["true"])["status"], "failed")
+        self.check.tried.clear()
+        self.assertEqual(self.run_part("build/configure", ["true"])["status"], "ok")
+
+    def test_the_end_of_a_part_is_that_of_its_process_groups(self):
+        # As a test of tests/support/test_main.cpp does: what it starts is in a group of its own.
+        process = subprocess.Popen(["bash", "-c", "set -m; sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE,
+                                   text=True, start_new_session=True)
+        self.addCleanup(process.stdout.close)
+        sleeper = pathlib.Path("/proc", process.stdout.readline().strip(), "stat")
+        gpu_check.end(process)
+        # Whoever inherits it may not have waited for it yet.
+        self.assertTrue(not sleeper.exists() or sleeper.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+
+class GpuCheckSanitizer(unittest.TestCase):
+    """Logs of compute-sanitizer around dist_gpu_test --here."""
+
+    PASSED = "[==========] 1 test from 1 test suite ran. (9 ms total)\n[  PASSED  ] 1 test.\n"
+    SKIPPED = "[==========] 1 test from 1 test suite ran. (9 ms total)\n[  PASSED  ] 0 tests.\n[  SKIPPED ] 1 test.\n"
+    # A kernel is named like this by newer versions, and like "at 0x1b0 in …" by older ones.
+    INVALID = ("========= Invalid __global__ read of size 16 bytes\n"
+               "=========     at {}+0x1b0\n=========     by thread (31,0,0) in block (2,0,0)\n")
+    OURS = "void syncbn::dist::detail::cuda::<unnamed>::moments_kernel<float, (bool)1>(MomentsArguments)"
+    TORCHS = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>>(int)"
+
+    @staticmethod
+    def log(text, errors=0):
+        return f"========= COMPUTE-SANITIZER\n{text}========= ERROR SUMMARY: {errors} errors\n"
+
+    def assert_not_here(self, read, log, reason):
+        with self.assertRaisesRegex(gpu_check.NotHere, reason):
+            read(log)
+
+    def test_the_summary_of_a_test_that_ran(self):
+        self.assertEqual(gpu_check.read_sanitizer(self.log(self.PASSED)), {"summary": "0 errors"})
+        hazards = self.PASSED + "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"
+        self.assertEqual(gpu_check.read_sanitizer(hazards)["summary"], "1 hazard displayed (1 error, 0 warnings)")
+
+    def test_a_log_without_kernels_does_not_count(self):
+        blind = ("========= Error: Target application terminated before first instrumented API call\n"
+                 "========= Tracking kernels launched by child processes requires the --target-processes all option.\n")
+        self.assert_not_here(gpu_check.read_sanitizer, self.log(self.PASSED + blind), "first instrumented")
+        self.assert_not_here(gpu_check.read_sanitizer, self.PASSED + blind, "first instrumented")
+        self.assert_not_here(gpu_check.read_sanitizer, self.log(self.SKIPPED), "found no GPU")
+
+    def test_a_machine_that_refuses_it(self):
+        self.assert_not_here(gpu_check.read_sanitizer, "========= Error: Device not supported\n", "not supported")
+        self.assert_not_here(gpu_check.read_sanitizer, "", "no output")
+
+    def test_the_planted_mistake_has_to_be_found_in_a_kernel_of_ours(self):
+        for kernel in (self.OURS, "0x1b0 in " + self.OURS):
+            figures = gpu_check.read_planted(self.log(self.INVALID.format(kernel), 1))
+            self.assertEqual(figures, {"summary": "1 errors", "failure": None})
+        for text in (self.PASSED, self.INVALID.format(self.TORCHS)):
+            self.assert_not_here(gpu_check.read_planted, self.log(text), "no kernel of this library")
+
+
+class RunTests(unittest.TestCase):
+    def test_tells_the_time_of_the_pretended_machine_and_warns_if_it_is_long(self):
+        self.assertEqual(run_tests.time_of_fakegpu([100.4, 500], 3),
+                         "warning: fakegpu: 2 entries, 600 s, about 500 s with 3 at once; CI needs them within 240 s")
+        self.assertEqual(run_tests.time_of_fakegpu([240.0] * 3, 3),
+                         "fakegpu: 3 entries, 720 s, about 240 s with 3 at once")
+
+    def test_takes_the_seconds_of_ctests_report(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ctest = pathlib.Path(folder, "ctest")
+            ctest.write_text("""#!/bin/sh
+while [ "$1" != --output-junit ]; do shift; done
+echo '<testsuite><testcase name="FakeGpu.GpuTest" time="11.5" status="run"/>
+<testcase name="Off" status="notrun"/></testsuite>' >"$2"
+""")
+            ctest.chmod(0o755)
+            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"):
+                status, entries, seconds = run_tests.run_entries("release", [])
+        self.assertEqual((status, seconds), (0, {"FakeGpu.GpuTest": 11.5, "Off": 0}))
+        self.assertEqual(entries["Off"], {"Off": ("skipped", "")})
+
+
+class Demo(unittest.TestCase):
+    def says(self, call, **environment):
+        command = ["bash", "-c", f'. "$1"; {call}', "bash", str(ROOT / "scripts/demo")]
+        return subprocess.run(command, check=True, text=True, capture_output=True,
+                              env={**os.environ, **environment}).stdout.strip()
+
+    def test_ranks_are_as_many_as_two_or_three_gpus_else_four(self):
+        ranks = self.says("for gpus in 0 1 2 3 4 8; do ranks_for $gpus; done").split()
+        self.assertEqual(ranks, ["4", "4", "2", "3", "4", "4"])
+
+    def test_counts_the_gpus_that_a_program_for_them_sees(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bin = pathlib.Path(folder, "bin")
+            bin.mkdir()
+            self.assertEqual(self.says(f"count_gpus {bin}", CUDA_VISIBLE_DEVICES="0,1"), "0")
+            library = pathlib.Path(folder, "lib/libsyncbn_dist_cuda.so")
+            library.parent.mkdir()
+            library.touch()
+            for visible, count in (("", "0"), ("1", "1"), ("0,GPU-1234,3", "3")):
+                self.assertEqual(self.says(f"count_gpus {bin}", CUDA_VISIBLE_DEVICES=visible), count)
+            smi = bin / "nvidia-smi"
+            smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho '  MIG 1g.5gb'\n"
+                           "echo 'GPU 1: NVIDIA H100 (UUID: GPU-2)'\n")
+            smi.chmod(0o755)
+            unset = f"unset CUDA_VISIBLE_DEVICES; PATH={bin}:$PATH; count_gpus {bin}"
+            self.assertEqual(self.says(unset), "2")
+            smi.write_text("#!/bin/sh\nexit 9\n")
+            self.assertEqual(self.says(unset), "0")
+
+
+if __name__ == "__main__":
+    unittest.main()
