@@ -19,6 +19,7 @@ import tempfile
 import time
 import unittest
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in tests/discover_suites.cmake: the same on a machine with GPUs
 PYTHON = os.environ.get("SYNCBN_TEST_PYTHON")
 if PYTHON and PYTHON != sys.executable:
     os.execv(PYTHON, [PYTHON, *sys.argv])

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in tests/discover_suites.cmake: the same on a machine with GPUs
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
