@@ -12,6 +12,7 @@
 
 #include "common/handshake.h"
 #include "common/json_messages.h"
+#include "job/status_socket.h"
 #include "job/torchrun_protocol.h"
 #include "job/worker_state.h"
 #include "nodes/peers.h"
@@ -36,6 +37,7 @@ void may_refuse(const Body& body) {
 void read_message(const nlohmann::json& message) {
   may_refuse([&] { Hello::of(message).json(); });
   may_refuse([&] { WorkerState::of(message).json(); });
+  may_refuse([&] { status_in_words(message); });
   may_refuse([&] { Hang::of(message).json(); });
   may_refuse([&] { AssignedRanks::of(message.at("ranks")).json(); });
   may_refuse([&] { NodeJob::from_json(message).to_json(); });

@@ -2,15 +2,14 @@
 // come out.
 #include <ATen/core/Tensor.h>
 #include <syncbn/base/error.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "memory_file.h"
 #include "weights/mapped_file.h"
 #include "weights/pickle.h"
 #include "weights/safetensors.h"
@@ -40,10 +39,9 @@ void read_all(const weights::Value& root) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  const int fd = ::memfd_create("weights", 0);
-  if (fd < 0 || ::write(fd, data, size) != static_cast<ssize_t>(size)) std::abort();
+  const auto bytes = memory_file({reinterpret_cast<const char*>(data), size});
   try {
-    const auto file = weights::MappedFile::open("/proc/self/fd/" + std::to_string(fd));
+    const auto file = weights::MappedFile::open("/proc/self/fd/" + std::to_string(bytes.get()));
     if (weights::is_torch_file(file->bytes())) {
       weights::Values values(size);
       read_all(weights::read_torch_file(*file, values));
@@ -52,6 +50,5 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     }
   } catch (const syncbn::base::UserError&) {
   }
-  ::close(fd);
   return 0;
 }

@@ -154,6 +154,9 @@ TEST(NumberTableTest, ThinnedRowsAreMeansWithTheRangeOfTheLoss) {
   EXPECT_EQ(table.thinned(6).json().dump(), R"({"step":[1,2,3,4,5,6],"loss":[1,null,9,16,25,36]})");
   EXPECT_EQ(table.thinned(2).json().dump(),
             R"({"step":[3,6],"loss":[5,25.6667],"loss_min":[1,16],"loss_max":[9,36]})");
+  NumberTable without_loss;
+  for (int i = 0; i < 3; ++i) without_loss.add({{"loss_min", i}});
+  EXPECT_EQ(without_loss.thinned(1).json().dump(), R"({"loss_min":[1]})");
 }
 
 TEST(NumberTableTest, RowsMayHaveOtherKeys) {

@@ -72,7 +72,8 @@ NumberTable::Column& NumberTable::column(std::string_view name, size_t expected)
   if (expected < columns_.size() && columns_[expected].name == name) return columns_[expected];
   const auto found = std::ranges::find(columns_, name, &Column::name);
   if (found != columns_.end()) return *found;
-  return columns_.emplace_back(std::string(name), std::vector<double>());
+  columns_.push_back({std::string(name), {}});
+  return columns_.back();
 }
 
 const std::vector<double>* NumberTable::find(std::string_view name) const {
@@ -88,29 +89,30 @@ NumberTable NumberTable::thinned(size_t rows) const {
   if (rows_ <= rows) return *this;
   NumberTable result;
   result.rows_ = rows;
-  const auto add_column = [&](const std::string& name, const auto& value_of) {
-    Column& added = result.columns_.emplace_back(name, std::vector<double>());
-    const std::vector<double>& values =
-        *find(name == "loss_min" || name == "loss_max" ? "loss" : name);
+  const auto add_column = [&](const std::string& name, const std::vector<double>& values,
+                              const auto& value_of) {
+    result.columns_.push_back({name, {}});
+    std::vector<double>& added = result.columns_.back().values;
     for (size_t i = 0; i < rows; ++i) {
       const size_t begin = i * rows_ / rows;
       const size_t end = (i + 1) * rows_ / rows;
-      added.values.push_back(value_of(std::span(values).subspan(begin, end - begin)));
+      added.push_back(value_of(std::span(values).subspan(begin, end - begin)));
     }
   };
   const auto last_of = [](std::span<const double> values) { return values.back(); };
   for (const Column& column : columns_) {
     if (is_position(column.name)) {
-      add_column(column.name, last_of);
+      add_column(column.name, column.values, last_of);
     } else {
-      add_column(column.name, mean_of);
+      add_column(column.name, column.values, mean_of);
     }
   }
-  if (find("loss") == nullptr) return result;
-  add_column("loss_min", [](std::span<const double> values) {
+  const std::vector<double>* const loss = find("loss");
+  if (loss == nullptr) return result;
+  add_column("loss_min", *loss, [](std::span<const double> values) {
     return combined(values, [](double a, double b) { return std::min(a, b); });
   });
-  add_column("loss_max", [](std::span<const double> values) {
+  add_column("loss_max", *loss, [](std::span<const double> values) {
     return combined(values, [](double a, double b) { return std::max(a, b); });
   });
   return result;

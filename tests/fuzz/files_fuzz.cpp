@@ -1,0 +1,115 @@
+// Bytes to what reads files of others: configurations, tar shards, index files and the lines of a
+// run's log. The first byte chooses the reader.
+#include <libdeflate.h>
+#include <syncbn/base/error.h>
+#include <syncbn/config/yaml.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "index/index_file.h"
+#include "memory_file.h"
+#include "records/log_record.h"
+#include "report/number_table.h"
+#include "require.h"
+#include "sets/tar_index.h"
+
+namespace {
+
+using namespace syncbn;
+
+bool is_utf8(const std::string& text) {
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
+void read_yaml(const std::string& text) {
+  const std::string written = config::to_yaml(config::parse_yaml(text, "file"));
+  const std::string again = config::to_yaml(config::parse_yaml(written, "file"));
+  require(again == written || !is_utf8(text));
+}
+
+/// Most blocks are headers, whose checksums nobody guesses.
+void read_tar(std::string bytes) {
+  constexpr size_t kBlock = 512;
+  constexpr size_t kSum = 148;
+  for (size_t block = 0; block + kBlock <= bytes.size(); block += kBlock) {
+    bytes.replace(block + kSum, 8, 8, ' ');
+    unsigned sum = 0;
+    for (size_t i = 0; i < kBlock; ++i) sum += static_cast<uint8_t>(bytes[block + i]);
+    for (size_t digit = 6; digit-- > 0; sum /= 8) {
+      bytes[block + kSum + digit] = static_cast<char>('0' + sum % 8);
+    }
+  }
+  const auto size = static_cast<int64_t>(bytes.size());
+  data::detail::for_each_tar_member(
+      memory_file(bytes), "file", [size](const data::detail::TarMember& member) {
+        require(member.offset >= 0 && member.size >= 0 && member.size <= size - member.offset);
+        require(!member.name.starts_with('/') && !member.name.starts_with("../"));
+      });
+}
+
+/// @param bytes the table of sections, and what follows the header.
+void read_index(std::string_view bytes) {
+  data::detail::IndexHeader header;
+  const size_t table = std::min(bytes.size(), sizeof(header.sections));
+  std::memcpy(&header.sections, bytes.data(), table);
+  bytes.remove_prefix(table);
+  header.file_size = sizeof(header) + bytes.size();
+  header.body_checksum = libdeflate_crc32(0, bytes.data(), bytes.size());
+  header.header_checksum =
+      libdeflate_crc32(0, &header, offsetof(data::detail::IndexHeader, header_checksum));
+  std::string file(reinterpret_cast<const char*>(&header), sizeof(header));
+  const auto index = data::detail::MappedIndex::open(memory_file(file.append(bytes)));
+  for (size_t section = 0; index && section < data::detail::kMaxSections; ++section) {
+    const std::string_view text = index->text(section);
+    static_cast<void>(std::ranges::count(text, 'x'));  // touches each byte
+    require(index->array<int64_t>(section).size() == text.size() / sizeof(int64_t));
+  }
+}
+
+void read_log(std::string_view text) {
+  train::NumberTable table;
+  while (!text.empty()) {
+    const std::string line(text.substr(0, text.find('\n')));
+    text.remove_prefix(std::min(line.size() + 1, text.size()));
+    train::parse_record(line);
+    const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_object()) table.add(json);
+  }
+  require(table.thinned(2).rows() <= 2);
+  static_cast<void>(
+      table.json().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size == 0) return 0;
+  const std::string bytes(reinterpret_cast<const char*>(data + 1), size - 1);
+  try {
+    switch (data[0] % 4) {
+      case 0:
+        read_yaml(bytes);
+        break;
+      case 1:
+        read_tar(bytes);
+        break;
+      case 2:
+        read_index(bytes);
+        break;
+      default:
+        read_log(bytes);
+    }
+  } catch (const base::UserError&) {
+  }
+  return 0;
+}
