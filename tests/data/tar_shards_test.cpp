@@ -13,6 +13,7 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/data/image_ops.h>
 #include <syncbn/data/image_sets.h>
 #include <syncbn/data/loader.h>
@@ -74,7 +75,8 @@ class TarShardsTest : public ::testing::Test {
   /// Reads the headers, without an index.
   void scan(const std::string& bytes) const {
     const std::string path = folder_.write("b.tar", bytes);
-    detail::for_each_tar_member(detail::open_file(path), path, [](const detail::TarMember&) {});
+    detail::for_each_tar_member(base::open_regular_file(path), path,
+                                [](const detail::TarMember&) {});
   }
 
   const std::string image_ = base::read_file(test::kImages / "png_rgb8.png");

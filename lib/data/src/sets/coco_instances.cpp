@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
@@ -28,7 +29,7 @@ namespace fs = std::filesystem;
 class MappedText {
  public:
   explicit MappedText(const fs::path& path) : bytes_(nullptr, Unmapper{0}) {
-    const base::UniqueFd file = open_file(path);
+    const base::UniqueFd file = base::open_regular_file(path);
     const auto size = static_cast<size_t>(size_of_file(file, path));
     if (size == 0) return;
     void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);

@@ -17,6 +17,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/program_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/data_files.h>
@@ -77,18 +78,6 @@ std::string failure(gzFile_s* file) {
 
 }  // namespace
 
-base::UniqueFd open_file(const std::filesystem::path& path) {
-  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
-  base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!file) base::throw_file_error(fmt::format("cannot read {}", path.string()), errno);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read " + path.string());
-  if (!S_ISREG(status.st_mode)) {
-    throw base::UserError(fmt::format("cannot read {}: it is not a regular file", path.string()));
-  }
-  return file;
-}
-
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read " + path.string());
@@ -134,7 +123,7 @@ std::vector<uint8_t>& thread_buffer() {
 }
 
 std::span<const uint8_t> read_whole_file(const std::filesystem::path& path) {
-  const base::UniqueFd file = open_file(path);
+  const base::UniqueFd file = base::open_regular_file(path);
   read_at(file, path, 0, size_of_file(file, path), thread_buffer());
   return thread_buffer();
 }
@@ -167,7 +156,7 @@ OpenFiles::File OpenFiles::open(size_t number) const {
   }
   // Without the lock: a slow file server must not block other threads.
   const auto& [path, stamp] = files_[number];
-  auto opened = std::make_shared<const base::UniqueFd>(open_file(path));
+  auto opened = std::make_shared<const base::UniqueFd>(base::open_regular_file(path));
   if (!has_same_content(stamp_of(*opened), stamp)) {
     throw base::UserError(
         fmt::format("cannot read {}: it was written to or replaced since it was indexed; start the "

@@ -15,9 +15,6 @@
 
 namespace syncbn::data::detail {
 
-/// Opens a regular file for reading. @throws base::UserError naming it.
-base::UniqueFd open_file(const std::filesystem::path& path);
-
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path);
 
 /// Reads `size` bytes at `offset` into `bytes`.

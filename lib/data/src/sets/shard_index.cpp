@@ -8,6 +8,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
@@ -42,7 +43,7 @@ class ShardIndexWriter {
   void add(const fs::path& shard) {
     stamps_.push_back(settled_stamp_of(shard));
     shard_ = &shard;
-    file_ = open_file(shard);
+    file_ = base::open_regular_file(shard);
     key_.clear();
     for_each_tar_member(file_, shard, [this](const TarMember& member) { take(member); });
     finish_sample();

@@ -1,9 +1,8 @@
 #include "weights/mapped_file.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include <c10/core/CPUAllocator.h>
 
@@ -13,26 +12,17 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/open_file.h>
 
 namespace syncbn::models::detail {
 
 std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
-  const auto fail = [&](int error) {
-    base::throw_file_error(fmt::format("cannot read {}", path), error);
-  };
-  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
-  const base::UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  struct stat status {};
-  if (!file || ::fstat(file.get(), &status) != 0) fail(errno);
-  if (!S_ISREG(status.st_mode)) {
-    throw base::UserError(fmt::format("cannot read {}: it is not a regular file", path));
-  }
-  const auto size = static_cast<size_t>(status.st_size);
+  const base::UniqueFd file = base::open_regular_file(path);
+  const auto size = static_cast<size_t>(::lseek(file.get(), 0, SEEK_END));
   if (size == 0) throw base::UserError(fmt::format("cannot read {}: it is empty", path));
   void* const data =
       ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
-  if (data == MAP_FAILED) fail(errno);
+  if (data == MAP_FAILED) base::throw_file_error(fmt::format("cannot read {}", path), errno);
   return std::shared_ptr<const MappedFile>(new MappedFile(static_cast<char*>(data), size));
 }
 
