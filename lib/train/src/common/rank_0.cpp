@@ -1,15 +1,23 @@
 #include "common/rank_0.h"
 
+#include <syncbn/base/env.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
 #include <exception>
+#include <thread>
 #include <vector>
 
 #include "common/out_of_memory.h"
 
 namespace syncbn::train {
+
+bool reports_plugin() {
+  if (base::env("LOCAL_RANK").value_or("0") == "0") return true;
+  std::this_thread::sleep_for(kQuietExitDelay);
+  return base::env("TORCHELASTIC_RUN_ID").has_value();
+}
 
 bool is_rank_0() {
   return dist::rank() == 0;

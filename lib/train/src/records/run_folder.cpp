@@ -524,7 +524,7 @@ void RunFolder::append(const std::string& line) {
   lines_ += line + "\n";
   if (const auto record = parse_record(line)) add_record(*record);
   write_lines();
-  // A file that cannot be synced, such as a pipe, is none of this run's concern.
+  // Some file systems cannot sync.
   ::fdatasync(log_.get());
 }
 
@@ -583,9 +583,7 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
 }
 
 void RunFolder::open_log() {
-  const fs::path log = path_ / kLog;
-  log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
+  log_ = open_to_append(path_ / kLog);
 }
 
 void RunFolder::open_records() {
