@@ -1,6 +1,5 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/train/command.h>
@@ -10,7 +9,6 @@
 
 #include <atomic>
 #include <cerrno>
-#include <thread>
 
 #include "common/rank_0.h"
 
@@ -28,14 +26,12 @@ std::atomic<pid_t> g_running{0};  ///< the process that trains
 /// Reports it at once: destructors would run while other threads train.
 void refuse_success(const char* function, int status) {
   if ((status & 0xff) != 0 || g_running != ::getpid()) return;  // what wait() reports
-  // Plug-ins do the same on all ranks: local rank 0 reports it.
-  if (base::env("LOCAL_RANK").value_or("0") != "0") {
-    std::this_thread::sleep_for(train::kQuietExitDelay);
+  if (train::reports_plugin()) {
+    base::write_stderr(
+        fmt::format("train: error: a plug-in or a library called {}({}) before the run was over; "
+                    "it must return, or throw an exception\n",
+                    function, status));
   }
-  base::write_stderr(
-      fmt::format("train: error: a plug-in or a library called {}({}) before the run was over; it "
-                  "must return, or throw an exception\n",
-                  function, status));
   end_process(base::kExitInternal);
 }
 

@@ -49,6 +49,19 @@ TEST_F(BadInputTest, NamesAConfigurationThatIsNotThere) {
                      "cannot read /nowhere/digits.yaml: No such file");
 }
 
+TEST_F(BadInputTest, DoesNotCallALoopOfLinksMissing) {
+  std::filesystem::create_symlink("loop.yaml", inputs_ / "loop.yaml");
+  expect_one_message(train_on(inputs_ / "loop.yaml"), base::kExitUsage,
+                     "loop.yaml: Too many levels of symbolic links");
+}
+
+TEST_F(BadInputTest, ReadsAPipeOnce) {
+  const auto result = run_program({"bash", "-c", "\"$0\" --config <(cat \"$1\") --print_config",
+                                   SYNCBN_BIN_DIR "/train", shipped_config("digits.yaml")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("model:"));
+}
+
 TEST_F(BadInputTest, NamesTheConfigurationThatWasMeant) {
   base::write_file_atomically(inputs_ / "digits.yaml", "");
   base::write_file_atomically(inputs_ / "best.pt", "PK");
@@ -244,6 +257,15 @@ TEST_F(BadInputTest, CountsTheThreadsOfAllRanks) {
   env["SLOW_STARTS_THREADS"] = "71";
   expect_one_message(train_on(shipped_config("digits.yaml"), {"--loader.num_workers=0"}, env),
                      base::kExitUnavailable, "cannot start 72 threads");
+}
+
+TEST_F(BadInputTest, NamesTheLimitOfOpenFiles) {
+  const auto result =
+      run_program({"sh", "-c", "ulimit -n 6; exec \"$@\"", "sh", SYNCBN_BIN_DIR "/train",
+                   "--config", shipped_config("digits.yaml"), "--run_dir", run_dir()},
+                  {.env = {{"OMP_NUM_THREADS", "1"}}});
+  expect_one_message(result, base::kExitUnavailable,
+                     "failed: Too many open files; this process may have 6 (ulimit -n)");
 }
 
 TEST_F(BadInputTest, SaysThatAFileIsTooLarge) {

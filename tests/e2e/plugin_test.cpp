@@ -352,6 +352,14 @@ TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
   }
 }
 
+TEST_F(PluginTest, ACrashWhileItIsLoadedIsReportedByOneRank) {
+  const auto launched = start_launched_train(2, arguments("plugins: [" + plugin("ends") + "]\n"),
+                                             {{"SYNCBN_TEST_END", "crash"}});
+  const auto result = launched->wait();
+  EXPECT_EQ(result.exit_code, base::kExitSignalBase + SIGSEGV);
+  EXPECT_EQ(count(result.err, "libends.so crashed while it was loaded"), 1) << result.err;
+}
+
 TEST_F(PluginTest, IsReportedByOneRank) {
   auto ranks = start_ranks(3, arguments("plugins: [" + plugin("throws") + "]\n"));
   int messages = 0;

@@ -684,7 +684,9 @@ TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   };
   ASSERT_TRUE(lonely->wait_until(is_heeded));
   lonely->send_signal(SIGUSR1);
-  EXPECT_EQ(lonely->wait().exit_code, base::kExitPreempted);
+  const auto result = lonely->wait();
+  EXPECT_EQ(result.exit_code, base::kExitPreempted);
+  EXPECT_THAT(result.err, HasSubstr("train: ended by SIGUSR1, with nothing to save\n"));
 }
 
 TEST_F(TrainingTest, TellsWhatARunWouldCost) {

@@ -7,6 +7,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/data/image.h>
 #include <syncbn/train/report.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <cmath>
@@ -466,6 +467,25 @@ TEST_F(ReportTest, CompareRefusesWhatCannotBeCompared) {
   EXPECT_THAT(refusal([&] { compare_command({a, empty}); }), HasSubstr("holds no run"));
   EXPECT_THAT(refusal([] { compare_command({}); }), HasSubstr("name the folders of runs"));
   EXPECT_THAT(refusal([&] { compare_command({a, "--htm"}); }), HasSubstr("--htm"));
+}
+
+TEST_F(ReportTest, CompareReplacesOnlyItsOwnPages) {
+  const std::string a = add_run("a");
+  const std::string page = folder_ / "page.html";
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(compare_command({a, "--html", page}), 0);
+  folder_.write("page.html", "<!doctype html><title>mine</title>");
+  EXPECT_THAT(refusal([&] {
+                compare_command({a, "--html", page});
+              }),
+              HasSubstr(page + " is there already, and no page of train; name another file"));
+  EXPECT_THAT(base::read_file(page), HasSubstr("mine"));
+}
+
+TEST_F(ReportTest, ALogThatIsNoFileEndsNoScript) {
+  const fs::path run = add_run("a");
+  fs::remove(run / "log.jsonl");
+  ASSERT_EQ(::mkfifo((run / "log.jsonl").c_str(), 0600), 0);
+  EXPECT_THAT(refusal([&] { report_page(run); }), HasSubstr("log.jsonl: it is not a regular file"));
 }
 
 TEST_F(ReportTest, CompareTakesARunAndItsCopyForOne) {

@@ -5,6 +5,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
@@ -114,7 +115,7 @@ RowsByImage gather_rows(const RowsByImage& own) {
 }
 
 void check_images(const fs::path& images) {
-  if (base::exists(images)) return;
+  if (!base::is_missing(images)) return;
   throw base::UserError(fmt::format("predict: there is no file or folder {}", images.string()));
 }
 

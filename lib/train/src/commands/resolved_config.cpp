@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/layers.h>
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -23,6 +25,25 @@ namespace syncbn::train {
 namespace {
 
 namespace fs = std::filesystem;
+
+/// The texts of configuration files since the last load_plugins(). Each is read once: a pipe, as a
+/// shell's <(…), gives its text only once, and a file may change meanwhile.
+std::map<fs::path, std::string>& texts() {
+  static std::map<fs::path, std::string> all;
+  return all;
+}
+
+const std::string& text_of(const fs::path& file) {
+  const auto known = texts().find(file);
+  if (known != texts().end()) return known->second;
+  return texts().emplace(file, config::read_yaml(file)).first->second;
+}
+
+config::Value load(const std::vector<fs::path>& files, config::Faults& faults) {
+  return config::load_files(files, faults, [](const fs::path& file) {
+    return config::parse_yaml(text_of(file), file.string());
+  });
+}
 
 /// The folder of the run whose config.yaml this is, or "".
 fs::path run_folder_of(const fs::path& file) {
@@ -54,7 +75,7 @@ bool is_weights(const fs::path& file) {
 /// Says of a file that cannot be a configuration what it may be instead.
 void check_file(const fs::path& file) {
   std::error_code ignored;
-  if (!base::exists(file)) {
+  if (base::is_missing(file)) {
     std::vector<std::string> others;
     const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
     for (const auto& entry : fs::directory_iterator(folder, ignored)) {
@@ -77,9 +98,9 @@ void check_file(const fs::path& file) {
 config::Value load_run(const fs::path& file, const fs::path& run, config::Faults& faults) {
   try {
     check_file(file);
-    config::Value all = config::load_files({file}, faults);
+    config::Value all = load({file}, faults);
     const bool is_whole = all.find(config::Schema<Config>::get().names().back()) != nullptr;
-    if (is_whole || base::read_file(file).ends_with('\n')) return all;
+    if (is_whole || text_of(file).ends_with('\n')) return all;
     throw base::UserError(file.string() + " is cut off");
   } catch (const base::UserError& error) {
     throw base::UserError(fmt::format(
@@ -96,7 +117,8 @@ void load_plugins(const config::CommandLine& line) {
   config::Value all;
   try {
     const std::vector<std::string> files = files_of(line);
-    all = config::load_files({files.begin(), files.end()}, ignored);
+    texts().clear();
+    all = load({files.begin(), files.end()}, ignored);
   } catch (const base::UserError&) {
     return;
   }
@@ -121,8 +143,7 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
   for (const std::string& file : files) {
     const fs::path run = run_folder_of(file);
     if (run.empty()) check_file(file);
-    const config::Value own =
-        run.empty() ? config::load_files({file}, faults) : load_run(file, run, faults);
+    const config::Value own = run.empty() ? load({file}, faults) : load_run(file, run, faults);
     config::merge(own, resolved.origins, faults);
     resolved.origins.mark = own.mark;  // the place of keys that are missing
   }

@@ -3,7 +3,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/unique_fd.h>
+#include <syncbn/base/error.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,11 +12,23 @@
 
 namespace syncbn::train {
 
+base::UniqueFd open_to_append(const std::filesystem::path& file) {
+  // O_NONBLOCK, or open() would wait for the reader of a FIFO; it fails with ENXIO without one.
+  base::UniqueFd descriptor(::open(
+      file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
+  struct stat about {};
+  if (!descriptor && errno != ENXIO) {
+    base::throw_file_error(fmt::format("cannot open {}", file.string()), errno);
+  }
+  if (!descriptor || ::fstat(descriptor.get(), &about) != 0 || !S_ISREG(about.st_mode)) {
+    throw base::UserError(
+        fmt::format("cannot write {}: it is not a regular file; remove it", file.string()));
+  }
+  return descriptor;
+}
+
 void append_to_file(const std::filesystem::path& file, std::string_view bytes) {
-  const base::UniqueFd descriptor(
-      ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!descriptor) base::throw_file_error(fmt::format("cannot open {}", file.string()), errno);
-  write_at_once(descriptor.get(), file, bytes);
+  write_at_once(open_to_append(file).get(), file, bytes);
 }
 
 void write_at_once(int descriptor, const std::filesystem::path& file, std::string_view bytes) {

@@ -1,11 +1,18 @@
 #pragma once
 
+#include <syncbn/base/unique_fd.h>
+
 #include <filesystem>
 #include <string_view>
 
 namespace syncbn::train {
 
-/// Adds bytes to the end of a file, which it creates if it is not there.
+/// Opens a regular file to add to its end; creates it if it is not there.
+/// @throws as base::throw_file_error(), naming the file, and base::UserError for a pipe or a
+/// device.
+base::UniqueFd open_to_append(const std::filesystem::path& file);
+
+/// Adds bytes to the end of such a file.
 /// @throws as base::throw_file_error(), naming the file; a part of the bytes may be written then.
 void append_to_file(const std::filesystem::path& file, std::string_view bytes);
 

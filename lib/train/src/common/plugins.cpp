@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/sha256.h>
@@ -18,10 +17,9 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <string_view>
-#include <thread>
+#include <tuple>
 
 #include "common/kinds.h"
 #include "common/rank_0.h"
@@ -130,8 +128,9 @@ class LoadReport {
     // Afterwards the signal ends the process, as without a handler.
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     action.sa_handler = [](int signal) {
-      [[maybe_unused]] const auto written =
-          ::write(STDERR_FILENO, crash_text.data(), crash_text.size());
+      if (reports_plugin()) {
+        std::ignore = ::write(STDERR_FILENO, crash_text.data(), crash_text.size());
+      }
       ::raise(signal);
     };
     for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &former_[i]);
@@ -152,13 +151,11 @@ class LoadReport {
       what = shown(error);
     } catch (...) {
     }
-    if (base::env_int("LOCAL_RANK", 0, std::numeric_limits<int>::max()).value_or(0) == 0) {
+    if (reports_plugin()) {
       base::write_stderr(
           fmt::format("train: error: plugins: cannot load {}: the constructor of a global object "
                       "threw: {}\n",
                       loading, what));
-    } else {
-      std::this_thread::sleep_for(kQuietExitDelay);
     }
     std::_Exit(base::kExitUsage);
   }

@@ -13,6 +13,11 @@ namespace syncbn::train {
 /// the rank that reports the error needs time to do so.
 inline constexpr auto kQuietExitDelay = std::chrono::seconds(10);
 
+/// Whether this rank reports what a plug-in does, perhaps on all ranks. True on local rank 0. The
+/// others wait: the launcher ends them meanwhile if local rank 0 fails as well. Then true, or false
+/// without a launcher. Safe in a handler of signals.
+bool reports_plugin();
+
 bool is_rank_0();
 
 /// Rank 0 calls `work` and every rank returns its result. Every rank calls it.

@@ -1,6 +1,5 @@
 #include "records/run_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
@@ -162,7 +161,7 @@ void RunFolder::append(const std::string& line) {
   lines_ += line + "\n";
   if (const auto record = parse_record(line)) add_record(*record);
   write_lines();
-  // A file that cannot be synced, such as a pipe, is none of this run's concern.
+  // Some file systems cannot sync.
   ::fdatasync(log_.get());
 }
 
@@ -221,9 +220,7 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
 }
 
 void RunFolder::open_log() {
-  const fs::path log = path_ / run_files::kLog;
-  log_.reset(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!log_) base::throw_file_error(fmt::format("cannot open {}", log.string()), errno);
+  log_ = open_to_append(path_ / run_files::kLog);
 }
 
 void RunFolder::open_records() {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <sys/stat.h>
 
 #include <fstream>
@@ -41,6 +42,8 @@ void check_format(const std::filesystem::path& folder, const Json& start) {
 }
 
 void RunLog::read(ReadSteps steps, const std::function<void(const Json& line)>& take) {
+  if (base::is_missing(path_)) return;
+  base::open_regular_file(path_);  // an ifstream would wait for the writer of a FIFO
   std::ifstream file(path_);
   file.seekg(read_);
   for (std::string line; std::getline(file, line) && !file.eof();) {

@@ -304,6 +304,7 @@ int compare_command(const std::vector<std::string>& args) {
   if (folders.empty()) {
     throw base::UserError("compare: name the folders of runs: train compare runs/a runs/b");
   }
+  if (html) check_may_replace(*html);
   const std::vector<ComparedRun> runs = read_all(folders_of_runs(folders));
   const std::vector<std::string> keys = differing_keys(runs);
   const auto groups = groups_of(runs, keys);

@@ -4,6 +4,9 @@
 #include <fmt/ranges.h>
 #include <syncbn/base/error.h>
 
+#include <fstream>
+#include <system_error>
+
 #include "records/log_record.h"
 #include "report/assets.h"
 
@@ -51,6 +54,17 @@ std::string page(const std::string& title, const nlohmann::ordered_json& data,
   replace(html, "{{style}}", fmt::format("{}\n{}", assets::kUplotCss, assets::kPageCss));
   replace(html, "{{title}}", escaped(title));
   return html;
+}
+
+void check_may_replace(const std::filesystem::path& file) {
+  constexpr size_t kMaxHead = 1024;  // bytes
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(file, ignored)) return;
+  std::string head(kMaxHead, '\0');
+  std::ifstream(file).read(head.data(), kMaxHead);
+  if (head.find(R"(<meta name="generator" content="syncbn train">)") != head.npos) return;
+  throw base::UserError(fmt::format(
+      "{} is there already, and no page of train; name another file, or remove it", file.string()));
 }
 
 }  // namespace syncbn::train

@@ -6,15 +6,18 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_name.h>
 #include <syncbn/dist/process_group.h>
 
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
 #include <exception>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "step/early_signals.h"
@@ -48,13 +51,25 @@ void remember(int signal) {
   ::raise(signal);
 }
 
-void leave(int /*signal*/) {
+/// Whether no launcher reports how this process ends.
+bool g_tells_end = false;
+
+// A handler of signals: allocates no memory, as the name is short.
+void leave(int signal) {
+  std::array<char, 64> text;
+  const char* const end =
+      fmt::format_to_n(text.data(), text.size(), "train: ended by {}, with nothing to save\n",
+                       base::signal_name(signal))
+          .out;
+  if (g_tells_end)
+    std::ignore = ::write(STDERR_FILENO, text.data(), static_cast<size_t>(end - text.data()));
   ::_exit(base::kExitPreempted);
 }
 
 }  // namespace
 
 void leave_at_early_signals() {
+  g_tells_end = !base::env("TORCHELASTIC_RUN_ID") && base::env("LOCAL_RANK").value_or("0") == "0";
   for (const int signal : kEarlySignals) {
     if (::signal(signal, leave) == SIG_IGN) ::signal(signal, SIG_IGN);
   }

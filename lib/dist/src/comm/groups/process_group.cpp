@@ -12,6 +12,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <exception>
 #include <map>
 #include <memory>
@@ -121,6 +123,17 @@ void connect_within(std::chrono::milliseconds limit, const World& world,
                   limit.count()));
 }
 
+/// Why connecting failed. Gloo and libtorch name a line of their sources for what the system
+/// refused.
+std::string reason_of(const std::exception& error) {
+  const std::string text = plain_message(error);
+  for (const int refused : {EMFILE, ENFILE}) {
+    if (text.find(std::strerror(refused)) != text.npos) return base::describe_errno(refused);
+  }
+  const bool lacks_interface = text.find("Unable to find interface") != text.npos;
+  return lacks_interface ? text + base::limit_advice(ENETUNREACH) : text;
+}
+
 ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank,
                            const std::string& name, std::chrono::milliseconds timeout,
                            const NcclOptions& nccl) {
@@ -174,7 +187,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   } catch (const base::Error&) {
     throw;
   } catch (const std::exception& error) {
-    std::string why = plain_message(error);
+    std::string why = reason_of(error);
     if (is_misuse_of_nccl(error)) {
       throw base::UserError(
           fmt::format("rank {} of {} on {}: NCCL refuses the ranks of group '{}': {}",
