@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <cmath>
@@ -64,6 +65,15 @@ TEST_F(RunFolderTest, IsOfOneRunAtATime) {
     ::unsetenv("SYNCBN_ATTEMPT");
   }
   const RunFolder next(path, "a: 4\n", true);
+}
+
+TEST_F(RunFolderTest, WritesItsLogToNoPipe) {
+  const fs::path path = temp_ / "run";
+  { RunFolder(path, "a: 1\n", false).log_start(1, 0, false); }
+  fs::remove(path / "log.jsonl");
+  ASSERT_EQ(::mkfifo((path / "log.jsonl").c_str(), 0600), 0);
+  EXPECT_THAT([&] { RunFolder(path, "a: 1\n", true); },
+              ThrowsMessage<base::UserError>(HasSubstr("log.jsonl: it is not a regular file")));
 }
 
 TEST_F(RunFolderTest, DoesNotReplaceAConfigurationThatNoRunWrote) {
