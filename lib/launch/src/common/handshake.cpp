@@ -174,7 +174,7 @@ std::string read_token(const std::string& file) {
   if (variable == nullptr && file.empty()) return "";
   const std::string in_variable = first_line(variable == nullptr ? "" : variable);
   ::unsetenv("SYNCBN_TOKEN");
-  const std::string token = file.empty() ? in_variable : first_line(read_file(file));
+  std::string token = file.empty() ? in_variable : first_line(read_file(file));
   if (!in_variable.empty() && token != in_variable) {
     throw base::UserError(fmt::format(
         "--token_file={} and the variable SYNCBN_TOKEN hold different tokens; give one of them",

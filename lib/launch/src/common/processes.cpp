@@ -121,6 +121,7 @@ void rename_process(std::string_view name) {
   uintptr_t begin = 0;
   uintptr_t end = 0;
   if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel tells addresses as numbers.
   const std::span<char> arguments(reinterpret_cast<char*>(begin), end - begin);
   std::ranges::fill(arguments, '\0');
   name.substr(0, arguments.size() - 1).copy(arguments.data(), arguments.size());

@@ -309,7 +309,7 @@ PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
     const std::string& name = version.first;
     const auto text = [&name](const MachineFigures& node) {
       const std::string& own = node.versions.at(name);
-      return own.empty() ? "no " + name : name + " " + own;
+      return own.empty() ? "no " + name : fmt::format("{} {}", name, own);
     };
     compare_with_most(nodes, text, findings);
   }
