@@ -9,7 +9,7 @@
 namespace syncbn::train {
 namespace {
 
-// Ordered: keys stay in the order written, for people who read the files.
+// Ordered: keys stay in the order in which they are written.
 using Json = nlohmann::ordered_json;
 
 }  // namespace
