@@ -120,6 +120,8 @@ class Digits(nn.Module):
         return self.fc(x.mean([2, 3]))
 
 folder = sys.argv[1]
+# With one of some fifty seeds, rounding moves an input of a ReLU across zero and the losses by 1e-4.
+torch.manual_seed(0)
 net = Digits()
 )";
 
