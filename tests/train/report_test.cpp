@@ -348,13 +348,13 @@ TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
     const auto result = test::run_program(
         {SYNCBN_BIN_DIR "/train", fmt::format("--nproc_per_node={}", ranks), "--config",
          SYNCBN_SOURCE_DIR "/configs/digits.yaml", "--run_dir=" + run.string(), "--epochs=1",
-         fmt::format("--batch_size={}", 16 / ranks), "--sampler=distributed",
+         fmt::format("--batch_size={}", 12 / ranks), "--sampler=distributed",
          "--ddp.broadcast_buffers=true"},
         {.env = {{"OMP_NUM_THREADS", "1"}}});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const Json data = data_in(base::read_file(run / "report.html"));
     EXPECT_EQ(data["state"], "finished");
-    EXPECT_EQ(data["pictures"]["first_batch"][0]["width"], 8 * 8);
+    EXPECT_EQ(data["pictures"]["first_batch"][0]["width"], 8 * (ranks == 1 ? 8 : 6));
     EXPECT_EQ(data["step_time"]["forward"].size(), static_cast<size_t>(ranks));
     for (const char* part : {"whole", "data", "forward", "backward", "optimizer"}) {
       EXPECT_GT(data["step_time"][part][0], 0) << part;
@@ -648,6 +648,23 @@ TEST_F(PageTest, KeysMoveTheCursorOfACurve) {
   // All charts show the second half.
   const size_t title = dom.find("<title>");
   EXPECT_THAT(dom.substr(title, 80), HasSubstr("step 99, epoch 5, of 50 50 50 50"));
+}
+
+TEST_F(PageTest, ThePlacesOfAnAxisHaveDifferentTexts) {
+  std::string page = report_page(add_run("digits"));
+  const std::string script = R"(<script>
+    const textsOf = (name, ...splits) => axisText(name)(null, splits).join("|");
+    document.title = [textsOf("memory_bytes", 1.5e9, 1.501e9, null, 1.502e9), textsOf("lr", 1e-5, 1.5e-5),
+                      textsOf("step_seconds", 0, 0.5, 1)].join(" and ");
+    </script></body>)";
+  page.replace(page.rfind("</body>"), 7, script);
+  folder_.write("axis.html", page);
+  const std::string dom = opened(folder_ / "axis.html").dom;
+  const std::string space = "\u202f";
+  EXPECT_THAT(dom.substr(dom.find("<title>"), 120),
+              HasSubstr(fmt::format("1.5{0}GB|1.501{0}GB||1.502{0}GB and 1e-5|1.5e-5 and "
+                                    "0{0}s|500{0}ms|1{0}s",
+                                    space)));
 }
 
 // From a dark screen, with what is wider than paper: charts, classes, a long command.

@@ -23,7 +23,6 @@
 #include <cmath>
 #include <exception>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -781,15 +780,14 @@ class Trainer {
     record.seconds = seconds();
     if (record.epoch == 0) record.epoch = position_.sampler.epoch, record.step = position_.step;
     const Metric metric = measures_.chosen().value_or(Metric());
-    const Checkpoint::Best best =
-        position_.best.empty() ? Checkpoint::Best{.value = std::numeric_limits<double>::quiet_NaN()}
-                               : position_.best.front();
+    std::optional<Checkpoint::Best> best;
+    if (!position_.best.empty()) best = position_.best.front();
     keepers_.each([&] {
       writer_->wait();
       folder_->log_end("finished", position_.step);
       folder_->write_result({.best_metric = metric.name,
-                             .best_value = best.value,
-                             .best_epoch = best.epoch,
+                             .best_value = best ? best->value : std::nan(""),
+                             .best_epoch = best ? best->epoch : 0,
                              .higher_is_better = metric.higher_is_better,
                              .last = record,
                              .world_size = dist::world_size(),
@@ -798,9 +796,8 @@ class Trainer {
     });
     renew_report();
     if (!is_rank_0()) return;
-    const bool has_best = !position_.best.empty();
-    display_.result(record, has_best ? std::optional(best) : std::nullopt, folder_->path());
-    const bool has_network = has_best && measures_.chosen();
+    display_.result(record, best, folder_->path());
+    const bool has_network = best && measures_.chosen();
     if (has_network && inputs_.eval_split == data::Split::kVal && inputs_.has_test_set) {
       spdlog::info("to evaluate best.pt on the test split: {}",
                    command_line("eval", folder_->path()));

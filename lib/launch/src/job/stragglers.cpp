@@ -1,10 +1,9 @@
 #include "job/stragglers.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/median.h>
 #include <syncbn/base/text.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 
 namespace syncbn::launch {
@@ -39,14 +38,11 @@ std::vector<std::string> StragglerWatch::add(const std::vector<WorkerState>& wor
   std::vector<double> times;
   times.reserve(intervals.size());
   for (const Interval& one : intervals) times.push_back(one.own);
-  // The lower one of two in the middle: of two ranks, the faster.
-  const auto middle = times.begin() + static_cast<std::ptrdiff_t>((times.size() - 1) / 2);
-  std::ranges::nth_element(times, middle);
-  const double median = *middle;
+  const double median = base::lower_median(times);
   std::vector<std::string> lines;
   for (const Interval& one : intervals) {
     int& count = one.past->slow_intervals;
-    count = one.own > kFactor * median + kMinSeconds ? count + 1 : 0;
+    count = one.own > base::kStragglerFactor * median + kMinSeconds ? count + 1 : 0;
     if (count < kIntervals || !named_.insert(one.worker->rank).second) continue;
     lines.push_back(fmt::format(
         "rank {} ({}, pid {}) is slow, and the others wait for it: it spends {} between "

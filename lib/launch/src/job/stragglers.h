@@ -15,11 +15,10 @@ namespace syncbn::launch {
 class StragglerWatch {
  public:
   /// Takes the state of all workers at the end of an interval. Returns a line about each rank whose
-  /// own time was above kFactor times the median's for kIntervals in a row; each rank is named
-  /// once.
+  /// own time was above kStragglerFactor times the median's for kIntervals in a row; each rank is
+  /// named once.
   std::vector<std::string> add(const std::vector<WorkerState>& workers);
 
-  static constexpr double kFactor = 1.3;
   static constexpr int kIntervals = 3;
 
  private:

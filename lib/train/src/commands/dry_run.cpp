@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/median.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/dist/process_group.h>
@@ -56,8 +57,7 @@ Cost measure(TrainingStep& step, data::Loader& loader, double lr) {
     times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     wait += loader.wait_seconds() / kTimed;
   }
-  std::ranges::nth_element(times, times.begin() + kTimed / 2);
-  return {.step = times[kTimed / 2], .wait = wait};
+  return {.step = base::lower_median(times), .wait = wait};
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 
@@ -8,8 +9,10 @@
 
 namespace syncbn::train {
 
-/// Images in a row of a contact sheet.
-inline constexpr int64_t kSheetColumns = 8;
+/// How many of a contact sheet's images are in a row.
+inline int64_t sheet_columns(int64_t images) {
+  return std::min<int64_t>(images, 8);
+}
 
 /// A batch as the network takes it: its first 32 images, row by row, at most 128 pixels wide each.
 /// Nothing if it holds no grey or colour images.

@@ -137,7 +137,7 @@ Json mistakes_json(const fs::path& folder) {
   } catch (const base::UserError&) {
     // The data has no images.
   }
-  return {{"columns", kSheetColumns}, {"address", address}, {"list", list}};
+  return {{"columns", sheet_columns(std::ssize(list))}, {"address", address}, {"list", list}};
 }
 
 /// The ranks that hold up the others, with host and GPU.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/median.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 
@@ -23,17 +24,13 @@ using Json = nlohmann::ordered_json;
 
 /// Counts a line about an epoch's step times.
 void count_slow_epochs(const Json& line, std::vector<int>& epochs) {
-  constexpr double kFactor = 1.3;  // as the launcher's, see docs/launch.md
   std::vector<double> own;
   for (const Json& time : line.value("own", Json())) {
     own.push_back(time.is_number() ? time.get<double>() : 0);
   }
   if (own.size() != epochs.size()) epochs.assign(own.size(), 0);
   if (own.size() < 2) return;
-  std::vector<double> sorted = own;
-  std::ranges::sort(sorted);
-  // The lower one of two in the middle: of two ranks, the faster.
-  const double limit = kFactor * sorted[(sorted.size() - 1) / 2];
+  const double limit = base::kStragglerFactor * base::lower_median(own);
   for (size_t rank = 0; rank < own.size(); ++rank) {
     epochs[rank] = own[rank] > limit ? epochs[rank] + 1 : 0;
   }

@@ -14,15 +14,23 @@ function zoom(group, [min, max]) {
   for (const { plot } of group.charts) plot.setScale("x", { min, max });
 }
 
+function axisValue(name, value, digits) {
+  if (value === null) return "";
+  if (isShare(name)) return `${trimmed(100 * value, digits + 1)}\u202f%`;
+  if (/bytes/.test(name)) return bytes(value, digits);
+  if (/seconds/.test(name) && !/per_second/.test(name)) return seconds(value, digits);
+  if (Math.abs(value) >= 1e4) return ofUnits(value, 1000, ["", "k", "M", "G"], digits);
+  return value !== 0 && Math.abs(value) < 1e-3 ? Number(value.toPrecision(digits)).toExponential() : trimmed(value, digits + 1);
+}
+
+/** With as many digits as it takes to tell the places of the axis apart. */
 function axisText(name) {
-  return (plot, splits) => splits.map((value) => {
-    if (value === null) return "";
-    if (isShare(name)) return `${trimmed(100 * value, 4)}\u202f%`;
-    if (/bytes/.test(name)) return shown("bytes", value);
-    if (/seconds/.test(name) && !/per_second/.test(name)) return seconds(value);
-    if (Math.abs(value) >= 1e4) return ofUnits(value, 1000, ["", "k", "M", "G"]);
-    return value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(0) : trimmed(value, 4);
-  });
+  return (plot, splits) => {
+    const given = splits.filter((value) => value !== null);
+    const isUnclear = (digits) => new Set(given.map((value) => axisValue(name, value, digits))).size < given.length;
+    const digits = [3, 4, 5].find((count) => !isUnclear(count)) ?? 6;
+    return splits.map((value) => axisValue(name, value, digits));
+  };
 }
 
 /** As wide as the longest of the axis's texts; alike in most charts, so that they are aligned. */

@@ -18,16 +18,18 @@ function isShare(name) { return shareNames.test(name) && !/seconds|bytes/.test(n
 
 function trimmed(value, digits) { return String(Number(value.toPrecision(digits))); }
 
-function ofUnits(value, step, units) {
+function ofUnits(value, step, units, digits = 3) {
   let place = 0;
   while (Math.abs(value) >= step && place + 1 < units.length) { value /= step; ++place; }
-  return `${trimmed(value, 3)}\u202f${units[place]}`;
+  return `${trimmed(value, digits)}\u202f${units[place]}`;
 }
 
-function seconds(value) {
+function bytes(value, digits) { return ofUnits(value, 1000, ["B", "kB", "MB", "GB", "TB"], digits); }
+
+function seconds(value, digits = 3) {
   if (value >= 3600) return `${Math.floor(value / 3600)}\u202fh ${Math.round(value % 3600 / 60)}\u202fmin`;
   if (value >= 60) return `${Math.floor(value / 60)}\u202fmin ${Math.round(value % 60)}\u202fs`;
-  return value >= 1 || value === 0 ? `${trimmed(value, 3)}\u202fs` : ofUnits(value * 1e6, 1000, ["µs", "ms"]);
+  return value >= 1 || value === 0 ? `${trimmed(value, digits)}\u202fs` : ofUnits(value * 1e6, 1000, ["µs", "ms"], digits);
 }
 
 function count(value) { return value.toLocaleString("en").replaceAll(",", "\u202f"); }
@@ -39,7 +41,7 @@ function shown(name, value) {
   const spread = typeof value === "string" && isShare(name) ? value.match(/^([\d.]+) ± ([\d.]+)$/) : null;
   if (spread) return `${(100 * spread[1]).toFixed(2)} ± ${(100 * spread[2]).toFixed(2)}\u202f%`;
   if (typeof value !== "number") return String(value);
-  if (/bytes/.test(name)) return ofUnits(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
+  if (/bytes/.test(name)) return bytes(value);
   if (isShare(name)) return `${(100 * value).toFixed(2)}\u202f%`;
   if (/seconds/.test(name) && !/per_second/.test(name)) return seconds(value);
   if (Number.isInteger(value)) return count(value);
