@@ -12,6 +12,8 @@
 
 #include "e2e/train_program.h"
 #include "support/python.h"
+#include "support/skip.h"
+#include "support/two_hosts.h"
 
 namespace syncbn::test {
 namespace {
@@ -65,6 +67,43 @@ TEST(ProfileTest, RecordsAllRanksAndChangesNoBit) {
   for (const auto& item : before) {
     EXPECT_TRUE(at::equal(item.value(), after[item.key()])) << item.key();
   }
+}
+
+// The clocks of two hosts are aligned by their exchanges, and the slow rank is named.
+TEST(ProfileTest, OfTwoHostsNamesTheSlowRank) {
+  const TwoHosts hosts;
+  SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  const std::string boot = folder.write("boot_id", "another machine\n");
+  const auto node = [&](int rank) {
+    const std::string start =
+        rank == 0 ? "" : "mount --bind " + boot + " /proc/sys/kernel/random/boot_id && ";
+    std::vector<std::string> words{"unshare",
+                                   "--mount",
+                                   "sh",
+                                   "-c",
+                                   start + "exec \"$0\" \"$@\"",
+                                   program("syncbn-launch"),
+                                   "--nnodes=2",
+                                   fmt::format("--node_rank={}", rank),
+                                   "--nproc_per_node=1",
+                                   "--master_addr=node0",
+                                   "train"};
+    const auto more = digits(run, {"--epochs=1", "--max_steps=10", "--profile.skip=4",
+                                   "--profile.steps=3", "--task.loss.type=slow_on_rank_1",
+                                   "--plugins=[" SYNCBN_TEST_BIN_DIR "/plugins/libstaircase.so]"});
+    words.insert(words.end(), more.begin(), more.end());
+    return hosts.on(rank, words);
+  };
+  Program first(node(0), {.env = {{"OMP_NUM_THREADS", "1"}}});
+  Program second(node(1), {.env = {{"OMP_NUM_THREADS", "1"}}});
+  const auto zero = first.wait();
+  ASSERT_EQ(zero.exit_code, 0) << zero.err;
+  ASSERT_EQ(second.wait().exit_code, 0);
+  EXPECT_THAT(zero.err, AllOf(HasSubstr("straggler: rank 1 on "), HasSubstr("its forward takes ")));
+  EXPECT_EQ(faults_of_trace(run + "/profile/trace-5.json.gz", 2, 3), "");
+  EXPECT_GT(summary_of(run)["clock_error_seconds"], 0);
 }
 
 TEST(ProfileTest, LeavesOutAnEvaluationAmongItsSteps) {
