@@ -94,6 +94,7 @@ struct Fault {
   const char* place;
   const char* report;  ///< how the launcher says which rank failed first
   const char* rank = "1";
+  const char* says = "";  ///< a part of the rank's message
 };
 
 std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
@@ -121,6 +122,7 @@ TEST_P(GpuFaultTest, EndsAllWorkersInTimeAndTheRestartTrains) {
   EXPECT_EQ(count(text, " failed: "), 1 + count(text, "error: rank ")) << text;
   EXPECT_THAT(launched.err, HasSubstr(fault.report)) << text;
   EXPECT_LE(count(text, "error: "), 1) << text;
+  EXPECT_THAT(text, HasSubstr(fault.says));
   // Of both attempts; the timeout of the group is 3 s.
   const auto took = fs::last_write_time(folder / "restart") - fs::last_write_time(folder / "fault");
   EXPECT_LT(took, seconds(stops ? 3 + 10 : 10)) << text;
@@ -134,18 +136,20 @@ constexpr char kStopped[] = "rank 0 failed: exit code 75";
 
 INSTANTIATE_TEST_SUITE_P(
     All, GpuFaultTest,
-    ::testing::Values(Fault{"throw", "forward", kThrew}, Fault{"throw", "backward", kThrew},
-                      Fault{"throw", "checkpoint", kThrew}, Fault{"memory", "forward", kThrew},
-                      Fault{"memory", "backward", kThrew}, Fault{"memory", "checkpoint", kThrew},
-                      Fault{"kill", "set-up", kKilled}, Fault{"kill", "forward", kKilled},
-                      Fault{"kill", "backward", kKilled}, Fault{"kill", "checkpoint", kKilled},
-                      Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
-                      Fault{"throw", "first-forward", kThrew},
-                      Fault{"kill", "first-backward", kKilled},
-                      Fault{"stop", "first-forward", kStopped},
-                      Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
-                      Fault{"stop", "set-up", kStopped}, Fault{"stop", "forward", kStopped},
-                      Fault{"stop", "backward", kStopped}, Fault{"stop", "checkpoint", kStopped}),
+    ::testing::Values(
+        Fault{"throw", "forward", kThrew}, Fault{"throw", "backward", kThrew},
+        Fault{"throw", "checkpoint", kThrew}, Fault{"memory", "forward", kThrew},
+        Fault{"memory", "backward", kThrew}, Fault{"memory", "checkpoint", kThrew},
+        Fault{"kill", "set-up", kKilled}, Fault{"kill", "forward", kKilled},
+        Fault{"kill", "backward", kKilled}, Fault{"kill", "checkpoint", kKilled},
+        Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
+        Fault{"throw", "first-forward", kThrew}, Fault{"kill", "first-backward", kKilled},
+        Fault{"stop", "first-forward", kStopped},
+        Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
+        Fault{"stop", "set-up", kStopped, "1", "NCCL has not connected within 3000 ms"},
+        Fault{"memory", "set-up", "rank 1 failed: exit code 75", "1", "out of memory"},
+        Fault{"throw", "new-group", kThrew}, Fault{"stop", "forward", kStopped},
+        Fault{"stop", "backward", kStopped}, Fault{"stop", "checkpoint", kStopped}),
     name_of);
 
 // Ranks that a program starts by itself.
