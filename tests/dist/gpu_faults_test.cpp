@@ -183,6 +183,26 @@ TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) 
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
+TEST(GpuFailureTest, ALayerThatWaitedForADeadRankIsNamed) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  for (const bool peer_memory : {true, false}) {
+    SCOPED_TRACE(peer_memory);
+    const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+      dist::init_process_group({.backend = "nccl", .nccl = {.peer_memory = peer_memory}});
+      dist::SyncBatchNorm norm(dist::SyncBatchNormOptions(3).name("norm"));
+      norm->to(dist::device());
+      wait_for(norm(ones({4, 3})));
+      if (rank == 1) ::raise(SIGKILL);
+      EXPECT_THAT(message_of<dist::PeerError>([&] {
+                    wait_for(norm(ones({4, 3})));
+                  }),
+                  AllOf(HasSubstr("SyncBatchNorm layer 'norm'"), HasSubstr("rank 1 ("),
+                        HasSubstr(") died")));
+    });
+    EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
+  }
+}
+
 TEST(PretendedGpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
   const syncbn::test::Environment sockets("FAKE_NCCL_DEAD_PEER", "remote_error");
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
