@@ -1,12 +1,15 @@
 // Ranks on GPUs that fail. The pretended NCCL (tests/fake_cuda) does not notice that a peer has
 // died, and waits for it on the GPU: the worst that NCCL does.
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>
+#include <syncbn/dist/cuda_graph.h>
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
@@ -198,6 +201,31 @@ TEST(GpuFailureTest, ALayerThatWaitedForADeadRankIsNamed) {
                   }),
                   AllOf(HasSubstr("SyncBatchNorm layer 'norm'"), HasSubstr("rank 1 ("),
                         HasSubstr(") died")));
+    });
+    EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
+  }
+}
+
+// It reads results after each replay, and makes no call outside the graph.
+TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  for (const bool is_killed : {true, false}) {
+    SCOPED_TRACE(is_killed);
+    const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+      at::Tensor value = sum_of_new_group();
+      const c10::impl::VirtualGuardImpl device(dist::device().type());
+      const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
+      const auto graph = dist::make_cuda_graph();
+      graph->capture([&] { dist::all_reduce(value); });
+      graph->replay();
+      EXPECT_EQ(value[0].item<float>(), 4);
+      if (rank == 1) is_killed ? static_cast<void>(::raise(SIGKILL)) : std::exit(3);
+      graph->replay();
+      static_cast<void>(value[0].item<float>());
+      EXPECT_THAT(
+          message_of<dist::PeerError>([&] { graph->replay(); }),
+          AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"), HasSubstr("rank 1 ("),
+                HasSubstr(is_killed ? ") died" : "ended with exit code 3")));
     });
     EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
   }
