@@ -1,7 +1,7 @@
 // gpu_fault_worker FAULT PLACE RANK FOLDER: trains a small network over NCCL. In the first attempt,
-// RANK suffers FAULT (throw, kill, memory, stop, none) in PLACE (set-up; forward, backward or
-// checkpoint of the fourth step; first-forward, first-backward). FOLDER/fault and FOLDER/restart
-// are written at the time of the fault and of the second attempt.
+// RANK suffers FAULT (throw, kill, memory, stop, none) in PLACE (set-up, new-group; forward,
+// backward or checkpoint of the fourth step; first-forward, first-backward). FOLDER/fault and
+// FOLDER/restart are written at the time of the fault and of the second attempt.
 
 #include <fmt/format.h>
 #include <signal.h>
@@ -70,6 +70,8 @@ int train(const Plan& plan) {
                             .timeout = std::chrono::seconds(3),
                             .connect_timeout = std::chrono::seconds(30)});
   const Group group;
+  plan.reach("new-group");
+  dist::new_group({0, 1});
   at::manual_seed(dist::rank());
   torch::nn::Sequential net(torch::nn::Linear(4, 8),
                             dist::SyncBatchNorm(dist::SyncBatchNormOptions(8).name("norm")),
@@ -116,8 +118,12 @@ int main(int argc, char** argv) {
     if (!is_first) std::ofstream(plan.folder / "restart") << ::getpid();
     if (plan.is_due && plan.place == "set-up") {
       std::ofstream(plan.folder / "fault") << plan.fault;
-      ::setenv("FAKE_NCCL_SIGNAL_AT_SET_UP",
-               std::to_string(plan.fault == "kill" ? SIGKILL : SIGSTOP).c_str(), 1);
+      if (plan.fault == "memory") {
+        ::setenv("FAKE_NCCL_CUDA_ERROR", "set-up", 1);
+      } else {
+        ::setenv("FAKE_NCCL_SIGNAL_AT_SET_UP",
+                 std::to_string(plan.fault == "kill" ? SIGKILL : SIGSTOP).c_str(), 1);
+      }
     }
     return train(plan);
   });

@@ -1,12 +1,15 @@
 // Ranks on GPUs that fail. The pretended NCCL (tests/fake_cuda) does not notice that a peer has
 // died, and waits for it on the GPU: the worst that NCCL does.
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>
+#include <syncbn/dist/cuda_graph.h>
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
@@ -94,6 +97,7 @@ struct Fault {
   const char* place;
   const char* report;  ///< how the launcher says which rank failed first
   const char* rank = "1";
+  const char* says = "";  ///< a part of the rank's message
 };
 
 std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
@@ -121,6 +125,7 @@ TEST_P(GpuFaultTest, EndsAllWorkersInTimeAndTheRestartTrains) {
   EXPECT_EQ(count(text, " failed: "), 1 + count(text, "error: rank ")) << text;
   EXPECT_THAT(launched.err, HasSubstr(fault.report)) << text;
   EXPECT_LE(count(text, "error: "), 1) << text;
+  EXPECT_THAT(text, HasSubstr(fault.says));
   // Of both attempts; the timeout of the group is 3 s.
   const auto took = fs::last_write_time(folder / "restart") - fs::last_write_time(folder / "fault");
   EXPECT_LT(took, seconds(stops ? 3 + 10 : 10)) << text;
@@ -134,18 +139,20 @@ constexpr char kStopped[] = "rank 0 failed: exit code 75";
 
 INSTANTIATE_TEST_SUITE_P(
     All, GpuFaultTest,
-    ::testing::Values(Fault{"throw", "forward", kThrew}, Fault{"throw", "backward", kThrew},
-                      Fault{"throw", "checkpoint", kThrew}, Fault{"memory", "forward", kThrew},
-                      Fault{"memory", "backward", kThrew}, Fault{"memory", "checkpoint", kThrew},
-                      Fault{"kill", "set-up", kKilled}, Fault{"kill", "forward", kKilled},
-                      Fault{"kill", "backward", kKilled}, Fault{"kill", "checkpoint", kKilled},
-                      Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
-                      Fault{"throw", "first-forward", kThrew},
-                      Fault{"kill", "first-backward", kKilled},
-                      Fault{"stop", "first-forward", kStopped},
-                      Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
-                      Fault{"stop", "set-up", kStopped}, Fault{"stop", "forward", kStopped},
-                      Fault{"stop", "backward", kStopped}, Fault{"stop", "checkpoint", kStopped}),
+    ::testing::Values(
+        Fault{"throw", "forward", kThrew}, Fault{"throw", "backward", kThrew},
+        Fault{"throw", "checkpoint", kThrew}, Fault{"memory", "forward", kThrew},
+        Fault{"memory", "backward", kThrew}, Fault{"memory", "checkpoint", kThrew},
+        Fault{"kill", "set-up", kKilled}, Fault{"kill", "forward", kKilled},
+        Fault{"kill", "backward", kKilled}, Fault{"kill", "checkpoint", kKilled},
+        Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
+        Fault{"throw", "first-forward", kThrew}, Fault{"kill", "first-backward", kKilled},
+        Fault{"stop", "first-forward", kStopped},
+        Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
+        Fault{"stop", "set-up", kStopped, "1", "NCCL has not connected within 3000 ms"},
+        Fault{"memory", "set-up", "rank 1 failed: exit code 75", "1", "out of memory"},
+        Fault{"throw", "new-group", kThrew}, Fault{"stop", "forward", kStopped},
+        Fault{"stop", "backward", kStopped}, Fault{"stop", "checkpoint", kStopped}),
     name_of);
 
 // Ranks that a program starts by itself.
@@ -177,6 +184,51 @@ TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) 
     EXPECT_LT(Clock::now() - begin, seconds(5));
   });
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
+}
+
+TEST(GpuFailureTest, ALayerThatWaitedForADeadRankIsNamed) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  for (const bool peer_memory : {true, false}) {
+    SCOPED_TRACE(peer_memory);
+    const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+      dist::init_process_group({.backend = "nccl", .nccl = {.peer_memory = peer_memory}});
+      dist::SyncBatchNorm norm(dist::SyncBatchNormOptions(3).name("norm"));
+      norm->to(dist::device());
+      wait_for(norm(ones({4, 3})));
+      if (rank == 1) ::raise(SIGKILL);
+      EXPECT_THAT(message_of<dist::PeerError>([&] {
+                    wait_for(norm(ones({4, 3})));
+                  }),
+                  AllOf(HasSubstr("SyncBatchNorm layer 'norm'"), HasSubstr("rank 1 ("),
+                        HasSubstr(") died")));
+    });
+    EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
+  }
+}
+
+// It reads results after each replay, and makes no call outside the graph.
+TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  for (const bool is_killed : {true, false}) {
+    SCOPED_TRACE(is_killed);
+    const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+      at::Tensor value = sum_of_new_group();
+      const c10::impl::VirtualGuardImpl device(dist::device().type());
+      const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
+      const auto graph = dist::make_cuda_graph();
+      graph->capture([&] { dist::all_reduce(value); });
+      graph->replay();
+      EXPECT_EQ(value[0].item<float>(), 4);
+      if (rank == 1) is_killed ? static_cast<void>(::raise(SIGKILL)) : std::exit(3);
+      graph->replay();
+      static_cast<void>(value[0].item<float>());
+      EXPECT_THAT(
+          message_of<dist::PeerError>([&] { graph->replay(); }),
+          AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"), HasSubstr("rank 1 ("),
+                HasSubstr(is_killed ? ") died" : "ended with exit code 3")));
+    });
+    EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
+  }
 }
 
 TEST(PretendedGpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {

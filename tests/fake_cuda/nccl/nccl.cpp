@@ -91,12 +91,18 @@ ncclResult_t check_operation(ncclComm& communicator, ncclRedOp_t operation, cons
               function, operation);
 }
 
+/// As where CUDA has no memory left.
+/// @param place "1" for collectives, "set-up"
+ncclResult_t check_cuda(const char* place) {
+  const char* const fails = std::getenv("FAKE_NCCL_CUDA_ERROR");
+  if (fails == nullptr || std::strcmp(fails, place) != 0) return ncclSuccess;
+  return fail(ncclUnhandledCudaError, "Cuda failure 2 'out of memory'");
+}
+
 ncclResult_t start(const Collective& call, ncclComm_t handle, cudaStream_t stream) {
   Communicator communicator;
   FAKE_NCCL_CHECK(find_ready(handle, call.name, communicator));
-  if (std::getenv("FAKE_NCCL_CUDA_ERROR") != nullptr) {
-    return fail(ncclUnhandledCudaError, "Cuda failure 2 'out of memory'");
-  }
+  FAKE_NCCL_CHECK(check_cuda("1"));
   FAKE_NCCL_CHECK(check_root(*communicator, call.root, call.name));
   FAKE_NCCL_CHECK(check_type(call.type, call.name, call.reduces()));
   FAKE_NCCL_CHECK(check_operation(*communicator, call.operation, call.name));
@@ -172,6 +178,7 @@ ncclResult_t init(ncclComm_t* out, int ranks, const char* id, int rank, const nc
   if (ranks < 1 || ranks > kMaxRanks || rank < 0 || rank >= ranks) {
     return fail(ncclInvalidArgument, "Invalid rank requested : %d/%d", rank, ranks);
   }
+  FAKE_NCCL_CHECK(check_cuda("set-up"));
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return ncclUnhandledCudaError;
   return join(std::make_shared<ncclComm>(id, rank, ranks, device, is_blocking(config, true)), out);
@@ -304,6 +311,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
   if (color < NCCL_SPLIT_NOCOLOR) {
     return fail(ncclInvalidArgument, "Invalid color value %d, must be non-negative", color);
   }
+  FAKE_NCCL_CHECK(check_cuda("set-up"));
   *out = nullptr;
   const bool blocks = is_blocking(config, parent->is_blocking);
   return Group::of_this_thread().add([=] {

@@ -23,7 +23,10 @@ class CudaGraph {
   ///   recorded; what `work` throws. The graph is of no use then.
   virtual void capture(const std::function<void()>& work) = 0;
 
-  /// Runs the recorded work on the current stream, without waiting for it.
+  /// Runs the recorded work on the current stream, without waiting for it. If a rank of a recorded
+  /// collective's group ends meanwhile, the group is aborted: the work then ends with undefined
+  /// results, and throw_if_aborted() and the next replay() name that rank.
+  /// @throws PeerError if a group was aborted.
   virtual void replay() = 0;
 };
 

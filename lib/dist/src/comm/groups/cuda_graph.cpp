@@ -2,10 +2,32 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+
+#include <memory>
+#include <utility>
 
 #include "groups/cuda_support.h"
 
 namespace syncbn::dist {
+namespace {
+
+/// Launches nothing that uses communicators after their abort.
+class CheckedGraph : public CudaGraph {
+ public:
+  explicit CheckedGraph(std::unique_ptr<CudaGraph> graph) : graph_(std::move(graph)) {}
+
+  void capture(const std::function<void()>& work) override { graph_->capture(work); }
+  void replay() override {
+    throw_if_aborted();
+    graph_->replay();
+  }
+
+ private:
+  const std::unique_ptr<CudaGraph> graph_;
+};
+
+}  // namespace
 
 std::unique_ptr<CudaGraph> make_cuda_graph() {
   const detail::CudaSupport* const cuda = detail::cuda_support();
@@ -13,7 +35,7 @@ std::unique_ptr<CudaGraph> make_cuda_graph() {
     throw base::UserError(
         fmt::format("a CUDA graph needs a GPU: {}", detail::cuda_support_error()));
   }
-  return cuda->make_graph();
+  return std::make_unique<CheckedGraph>(cuda->make_graph());
 }
 
 }  // namespace syncbn::dist

@@ -122,6 +122,10 @@ bool FlightRecorder::has_member(int rank) const {
 
 void FlightRecorder::abort(const Call& call) {
   set_failed(call);
+  {
+    const std::lock_guard lock(mutex_);
+    replayed_.reset();
+  }
   abort_();
 }
 
@@ -196,7 +200,13 @@ void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_d
   Entry* const entry = entry_of(call);
   if (entry == nullptr || !entry->is_pending()) return;
   if (entry->runs_on_gpu()) trace(*entry);  // it is queued
-  if (!is_done) return end(*entry, State::kSucceeded);
+  if (!is_done) {
+    if (entry->runs_on_gpu()) {
+      replayed_ = call;
+      replayed_->is_replayed = true;
+    }
+    return end(*entry, State::kSucceeded);
+  }
   entry->is_done = std::move(is_done);
 }
 
@@ -303,6 +313,11 @@ void FlightRecorder::update() {
       return;
     }
   }
+}
+
+std::optional<Call> FlightRecorder::replayed() const {
+  const std::lock_guard lock(mutex_);
+  return replayed_;
 }
 
 std::optional<FlightRecorder::TransportError> FlightRecorder::transport_error() const {

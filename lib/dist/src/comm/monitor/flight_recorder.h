@@ -42,7 +42,8 @@ struct Call {
   bool has_sizes = false;              ///< all ranks must have the same `sizes`
   /// Of a coalesced call: its tensors after the first, as ", Float [8]".
   std::optional<std::string> others;
-  uint64_t content = 0;  ///< a hash of what the tensor means; 0: nothing that ranks compare
+  uint64_t content = 0;      ///< a hash of what the tensor means; 0: nothing that ranks compare
+  bool is_replayed = false;  ///< captured in a CUDA graph, which may launch it at any time
 
   bool is_collective() const { return peer < 0; }
   int64_t elements() const;
@@ -110,8 +111,8 @@ class FlightRecorder {
   /// @param traced_since when the caller began, from trace_time().
   void begin(const Call& call, Timeout timeout = std::nullopt, int64_t traced_since = trace_time());
   /// The call has started.
-  /// @param is_done whether it has ended; empty: it counts as ended. May be called by any thread.
-  ///   Throws if the transport has failed.
+  /// @param is_done whether it has ended; empty: it counts as ended, and if it is for a GPU, it was
+  ///   captured in a graph. May be called by any thread. Throws if the transport has failed.
   void set_completion(const Call& call, std::function<bool()> is_done);
   /// A thread waits for the call from now on.
   /// @param is_blocked the thread does nothing else; otherwise it waits for a future, as DDP does
@@ -137,6 +138,8 @@ class FlightRecorder {
   void update();
   /// As of the last update().
   std::vector<Pending> pending() const;
+  /// The latest call that was captured in a CUDA graph. Empty after abort().
+  std::optional<Call> replayed() const;
   /// What `is_done` of a call has thrown first.
   struct TransportError {
     std::string what;
@@ -193,6 +196,7 @@ class FlightRecorder {
   uint64_t last_ = 0;
   std::list<Entry> transfers_;  ///< pending sends and recvs
   TransfersByRank transfers_by_rank_;
+  std::optional<Call> replayed_;
   std::optional<TransportError> transport_error_;
   std::optional<Call> failed_;
   bool was_closed_ = false;

@@ -141,6 +141,7 @@ void PeerMonitor::announce_leave() {
   update_logs();
   std::vector<std::string> fields{fmt::format("{} {}", self(), kLeft)};
   const Lock lock(mutex_);
+  is_leaving_ = true;
   for (std::string& field : completed_now(/*with_running=*/true)) {
     fields.push_back(std::move(field));
   }
@@ -363,6 +364,8 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
 /// Whether a call needs a rank that has ended.
 bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
                            const Call& call) const {
+  // Nobody counts replays.
+  if (call.is_replayed) return log.has_member(rank);
   if (!call.is_collective()) {
     if (call.peer != rank) return false;
     // What a rank that leaves has sent arrives, however late.
@@ -420,6 +423,16 @@ bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pendi
   });
 }
 
+/// Whether a rank with which a CUDA graph may exchange data has ended. One that leaves disconnects
+/// only after the others have begun to leave.
+bool PeerMonitor::is_replay_lost(const FlightRecorder& log) const {
+  if (is_leaving_) return false;
+  const Clock::time_point now = Clock::now();
+  return std::any_of(disconnected_.begin(), disconnected_.end(), [&](const auto& entry) {
+    return log.has_member(entry.first) && now - entry.second >= kDeliveryTime;
+  });
+}
+
 void PeerMonitor::update_logs() {
   Logs logs;
   {
@@ -445,7 +458,12 @@ void PeerMonitor::supervise() {
       const auto first = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
         return failed || is_lost(*log, one);
       });
-      if (first != pending.end()) to_abort.emplace_back(log, first->call);
+      if (first != pending.end()) {
+        to_abort.emplace_back(log, first->call);
+      } else if (const auto replayed = log->replayed();
+                 replayed && (failed || is_replay_lost(*log))) {
+        to_abort.emplace_back(log, *replayed);
+      }
     }
   }
   for (const auto& [log, call] : to_abort) log->abort(call);

@@ -141,7 +141,8 @@ struct Label {
             ? ""
             : fmt::format(" {} rank {}", call.type == c10d::OpType::SEND ? "to" : "from",
                           call.peer);
-    return fmt::format("{} #{}{} of group '{}'", call.name, call.sequence, peer, log->group());
+    return fmt::format("{}{} #{}{} of group '{}'", call.is_replayed ? "a CUDA graph with " : "",
+                       call.name, call.sequence, peer, log->group());
   }
 };
 

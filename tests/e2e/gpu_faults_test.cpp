@@ -1,0 +1,130 @@
+// A rank of train that fails on a GPU, under the launcher. What fails before training, and programs
+// of one's own, are in tests/dist/gpu_faults_test.cpp.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/gpus.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "e2e/train_program.h"
+#include "support/skip.h"
+
+namespace syncbn::test {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+
+struct Fault {
+  const char* what;
+  const char* place;
+  bool in_graph;
+  const char* rank = "1";
+};
+
+std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
+  const Fault& fault = info.param;
+  return fmt::format("{}_in_{}_of_rank_{}{}", fault.what, fault.place, fault.rank,
+                     fault.in_graph ? "_with_graph" : "");
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
+/// Seconds from the first worker's end in the first attempt to the last one's.
+double seconds_to_end(const std::string& events) {
+  std::istringstream lines(base::read_file(events));
+  std::vector<double> ends;
+  for (std::string line; std::getline(lines, line);) {
+    const auto event = nlohmann::json::parse(line);
+    if (event["event"] == "worker_ended" && event["attempt"] == 0) ends.push_back(event["seconds"]);
+  }
+  EXPECT_EQ(ends.size(), 2);
+  if (ends.empty()) return 0;
+  const auto [first, last] = std::minmax_element(ends.begin(), ends.end());
+  return *last - *first;
+}
+
+class GpuTrainFaultTest : public ::testing::TestWithParam<Fault> {};
+
+TEST_P(GpuTrainFaultTest, EndsAllWorkersAndTheRestartGoesOn) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() > 1, "two-gpus");
+  const Fault fault = GetParam();
+  const std::string what = fault.what;
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  const std::string events = folder / "events";
+  std::vector<std::string> words = {program("syncbn-launch"),
+                                    "--standalone",
+                                    "--nproc_per_node=2",
+                                    "--max_restarts=1",
+                                    "--event_log_handler=json:" + events,
+                                    program("train"),
+                                    "--config",
+                                    shipped_config("digits.yaml"),
+                                    "--run_dir",
+                                    run,
+                                    "--model.width=8",
+                                    "--batch_size=32",
+                                    "--max_steps=30",
+                                    "--checkpoint.every=10step",
+                                    "--plugins=[" SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so]",
+                                    "--schedule=faulty",
+                                    "--task.loss=faulty"};
+  if (fault.in_graph) words.emplace_back("--cuda_graph");
+  if (what == "stop") words.emplace_back("--timeout=6");
+  const ProgramResult result = run_program(
+      words, {.env = {{"OMP_NUM_THREADS", "1"},
+                      {"SYNCBN_TEST_FAULT",
+                       fmt::format("{} {} {} {}/last.pt", what, fault.place, fault.rank, run)}}});
+  const std::string text = result.out + result.err;
+  ASSERT_EQ(result.exit_code, 0) << text;
+  const bool is_killed = what == "kill";
+  const bool is_stopped = what == "stop";
+  // The rank that waits for a stopped one gives up at the timeout.
+  EXPECT_THAT(text, HasSubstr(fmt::format("rank {} failed: {}", is_stopped ? "0" : fault.rank,
+                                          is_killed    ? "killed by signal 9"
+                                          : is_stopped ? "exit code 75"
+                                                       : "exit code 70")));
+  const int errors = count(result.err, "] train: ");
+  // The launcher may end the rank that waits for a killed one before it says so.
+  EXPECT_LE(errors, 1) << text;
+  EXPECT_GE(errors, is_killed ? 0 : 1) << text;
+  if (is_stopped) {
+    EXPECT_THAT(text, ContainsRegex("train: error: rank 0.*(rank 1|another rank)"));
+  } else if (!is_killed) {
+    EXPECT_THAT(text, ContainsRegex("train: .*the failure of this test"));
+  }
+  EXPECT_LT(seconds_to_end(events), 10) << text;
+  EXPECT_THAT(text, ContainsRegex("resumes from .*last.pt at epoch [12], step [12][0-9]"));
+  EXPECT_EQ(result_of(run)["world_size"], 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainFaultTest,
+                         ::testing::Values(Fault{"kill", "step", false},
+                                           Fault{"kill", "step", true}, Fault{"stop", "step", true},
+                                           Fault{"throw", "evaluation", false},
+                                           Fault{"kill", "checkpoint", false, "0"}),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Exhaustive, GpuTrainFaultTest,
+    ::testing::Values(Fault{"throw", "step", false}, Fault{"throw", "step", true},
+                      Fault{"stop", "step", false}, Fault{"kill", "step", true, "0"},
+                      Fault{"kill", "evaluation", false}, Fault{"kill", "evaluation", true},
+                      Fault{"stop", "evaluation", false}, Fault{"stop", "evaluation", true},
+                      Fault{"throw", "evaluation", true}, Fault{"throw", "evaluation", false, "0"},
+                      Fault{"kill", "checkpoint", false}, Fault{"kill", "checkpoint", true},
+                      Fault{"throw", "checkpoint", false}, Fault{"throw", "checkpoint", true, "0"},
+                      Fault{"stop", "checkpoint", false}, Fault{"stop", "checkpoint", true}),
+    name_of);
+
+}  // namespace
+}  // namespace syncbn::test
