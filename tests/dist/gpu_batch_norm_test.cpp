@@ -346,6 +346,12 @@ TEST(GpuLaunchesTest, OptionsReachNccl) {
     EXPECT_EQ(settings.blocking, 0);
     EXPECT_EQ(settings.min_ctas, 3);
     EXPECT_EQ(settings.max_ctas, 5);
+    at::Tensor value = at::randn({3}, at::TensorOptions().device(dist::device()));
+    dist::all_reduce(value);
+    EXPECT_LT(fake_nccl::settings().priority, 0);  // high
+    dist::all_reduce(value, c10d::ReduceOp::SUM,
+                     dist::new_group({0, 1}, {}, dist::NcclOptions{.high_priority = false}));
+    EXPECT_EQ(fake_nccl::settings().priority, 0);
     dist::destroy_process_group();
   });
 }

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/flight_record.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/comm_hooks.h>
 #include <syncbn/dist/ddp.h>
@@ -15,6 +16,7 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -522,6 +524,65 @@ TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
     ::setenv("LOCAL_RANK", "3", 1);
     dist::init_process_group({.backend = "nccl"});
     EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
+  });
+}
+
+/// Two ranks that each see one GPU, its number 0.
+void expect_on_gpus(const std::vector<std::string>& visible, const std::string& backend,
+                    const std::function<void()>& body) {
+  run_ranks(2, [&](int rank) {
+    ::setenv("CUDA_VISIBLE_DEVICES", visible.at(static_cast<size_t>(rank)).c_str(), 1);
+    if (body) {
+      dist::init_process_group({.backend = backend});
+      EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
+      body();
+      dist::destroy_process_group();
+    } else {
+      EXPECT_THAT(message_of<syncbn::base::UserError>(
+                      [&] { dist::init_process_group({.backend = backend}); }),
+                  ::testing::HasSubstr("share the GPU"));
+    }
+  });
+}
+
+TEST(GpuTest, RanksThatSeeOneGpuEachExchangeAsOthers) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  expect_on_gpus({"0", "1"}, "nccl", [] {
+    const auto on_gpu = at::TensorOptions().device(dist::device());
+    at::Tensor value = at::ones({3}, on_gpu) * (dist::rank() + 1);
+    dist::all_reduce(value);
+    EXPECT_EQ(value[0].item<float>(), 3);
+    dist::SyncBatchNorm layer(dist::SyncBatchNormOptions(1).affine(false));
+    layer->to(dist::device());
+    // 1 and 3: the mean of both ranks is 2, and their deviation 1.
+    const at::Tensor output = layer(at::full({4, 1}, 1. + 2 * dist::rank(), on_gpu));
+    EXPECT_TRUE(close(output.cpu(), at::full({4, 1}, 2. * dist::rank() - 1), 1e-4, 1e-4));
+  });
+}
+
+TEST(GpuTest, RanksThatSeeTheSameGpuAreRefusedByItsAddress) {
+  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
+  expect_on_gpus({"0", "0"}, "nccl", {});
+}
+
+// Loading it takes seconds.
+TEST(GpuTest, AGroupOverGlooLoadsNothingOfCuda) {
+  SYNCBN_SKIP_UNLESS(syncbn::base::count_gpus() > 0, "gpu");
+  run_ranks(2, [](int) {
+    const auto loaded = [](const std::string& backend) {
+      dist::init_process_group({.backend = backend});
+      at::Tensor value = at::ones({3});
+      dist::all_reduce(value);
+      dist::SyncBatchNorm layer(3);
+      layer(at::ones({2, 3}));
+      dist::destroy_process_group();
+      std::ifstream maps("/proc/self/maps");
+      return std::string(std::istreambuf_iterator<char>(maps), {});
+    };
+    for (const char* library : {"libtorch_cuda.so", "libsyncbn_dist_cuda.so"}) {
+      EXPECT_THAT(loaded("gloo"), ::testing::Not(::testing::HasSubstr(library)));
+    }
+    EXPECT_THAT(loaded("cuda:gloo"), ::testing::HasSubstr("libtorch_cuda.so"));
   });
 }
 

@@ -7,9 +7,9 @@
 
 namespace fake_nccl {
 
-/// Of the ncclConfig_t that was given last.
+/// Of the ncclConfig_t that was given last, and the priority of the last collective's stream.
 struct Settings {
-  int blocking, min_ctas, max_ctas;
+  int blocking, min_ctas, max_ctas, priority;
 };
 
 /// Aborts without a pretended NCCL.

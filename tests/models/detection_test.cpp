@@ -172,6 +172,22 @@ TEST(DetectionTest, ImagesWithoutAnythingAboveTheThresholdHaveNoDetections) {
   }
 }
 
+// On GPUs images are bf16 by default, which has 8 bits: 300 pixels would be 302 or 296.
+TEST(DetectionTest, AnchorsOfImagesIn16BitsAreNotRounded) {
+  const at::NoGradGuard no_grad;
+  const auto detector = make_detector("retinanet_resnet18_fpn");
+  const auto anchors_of = [&](at::ScalarType type) {
+    detector->to(type);
+    const auto outputs = detector->forward_all(at::zeros({1, 3, 64, 544}, type));
+    return std::vector<at::Tensor>(outputs.end() - kLevels, outputs.end());
+  };
+  const auto expected = anchors_of(at::kFloat);
+  const auto found = anchors_of(at::kBFloat16);
+  for (size_t level = 0; level < kLevels; ++level) {
+    EXPECT_TRUE(found[level].equal(expected[level])) << level;
+  }
+}
+
 TEST(DetectionTest, BatchesWithoutBoxesHaveFiniteGradientsForAllParameters) {
   for (const Network& network : networks()) {
     const auto detector = make_detector(network.name);

@@ -104,14 +104,15 @@ def killed_before_backward():
     os._exit(0)
 
 
-def train_as_imagenet_example(rank, ranks_of_node, backend, url, folder):
+def train_as_imagenet_example(rank, ranks_of_node, backend, url, folder, device="cpu"):
     """What a rank of pytorch/examples' imagenet/main.py calls, in its order."""
     dist.init_process_group(backend=backend, init_method=url, world_size=ranks_of_node, rank=rank)
     torch.manual_seed(0)
     samples = TensorDataset(torch.randn(21, 3, 12, 12), torch.randint(7, (21,)))
     train_set, val_set = Subset(samples, range(12)), Subset(samples, range(12, 21))
     model = DistributedDataParallel(nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 7)))
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 7)
+    ).to(device))
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
@@ -122,18 +123,20 @@ def train_as_imagenet_example(rank, ranks_of_node, backend, url, folder):
                               sampler=train_sampler)
     val_loader = DataLoader(val_set, batch_size=2, shuffle=False, sampler=val_sampler)
 
-    correct = torch.zeros(2)
+    correct = torch.zeros(2, device=device)
 
     def validate(loader):
         with torch.no_grad():
             for images, target in loader:
-                correct.add_(torch.tensor([(model(images).argmax(1) == target).sum(), len(target)]))
+                target = target.to(device, non_blocking=True)
+                hits = (model(images.to(device, non_blocking=True)).argmax(1) == target).sum()
+                correct.add_(torch.tensor([hits, len(target)], device=device))
 
     for epoch in range(2):
         train_sampler.set_epoch(epoch)
         model.train()
         for images, target in train_loader:
-            loss = criterion(model(images), target)
+            loss = criterion(model(images.to(device, non_blocking=True)), target.to(device, non_blocking=True))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -3,11 +3,16 @@
 import ranks  # first: it skips the tests where there is no torch
 
 import os
+import sys
+import tempfile
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import ddp_test
 
 
 def trains():
@@ -40,6 +45,22 @@ def trains():
     dist.destroy_process_group()
 
 
+def example_worker(rank, ranks_of_node, urls, folder):
+    import syncbn  # noqa: F401
+    torch.cuda.set_device(rank)
+    ddp_test.train_as_imagenet_example(rank, ranks_of_node, "syncbn", urls[0], folder, device=f"cuda:{rank}")
+    dist.destroy_process_group()
+    ddp_test.train_as_imagenet_example(rank, ranks_of_node, "gloo", urls[1], folder)
+
+
+def imagenet_example():
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(example_worker, nprocs=2, args=(2, [f"tcp://127.0.0.1:{ranks.free_port()}" for _ in range(2)], folder))
+        gloo, ours = (torch.load(f"{folder}/{backend}.pt", map_location="cpu") for backend in ("gloo", "syncbn"))
+    torch.testing.assert_close(ours, gloo, rtol=1e-3, atol=1e-4)
+    print("as on the CPU, of", int(ours["correct"][1]), "samples")
+
+
 class GpuTest(ranks.RanksTest):
     def setUp(self):
         if torch.cuda.device_count() < 2:
@@ -49,6 +70,10 @@ class GpuTest(ranks.RanksTest):
         done = ranks.run("trains", 2)
         self.expect_success(done, "trained on 0")
         self.expect_success(done, "trained on 1")
+
+    def test_a_program_like_pytorchs_imagenet_example_trains_as_on_the_cpu(self):
+        self.expect_success(ranks.output_of(ranks.start([sys.executable, __file__, "--rank", "imagenet_example"])),
+                            "as on the CPU, of 9 samples")
 
     def test_takes_the_current_gpu_where_no_launcher_sets_local_rank(self):
         outputs = ranks.run_without_launcher("trains", 2)

@@ -195,6 +195,30 @@ TEST(ConfigTest, TheDeviceChoosesTheBackend) {
                                       "which is for GPUs; set only one"}));
 }
 
+TEST(ConfigTest, OptionsOfNcclReachTheProcessGroup) {
+  Config config;
+  EXPECT_THAT(read(std::string(kLeast) +
+                       "batch_size: 1\nnccl: {high_priority: false, min_ctas: 3, max_ctas: 5, "
+                       "blocking: false, peer_memory: false, register_buckets: true}\n",
+                   config),
+              IsEmpty());
+  const dist::NcclOptions options = config.nccl.options();
+  EXPECT_FALSE(options.high_priority);
+  EXPECT_EQ(options.min_ctas, 3);
+  EXPECT_EQ(options.max_ctas, 5);
+  EXPECT_FALSE(options.blocking);
+  EXPECT_FALSE(options.peer_memory);
+  EXPECT_TRUE(options.register_buckets);
+  const dist::NcclOptions usual;
+  const dist::NcclOptions by_default = Config().nccl.options();
+  EXPECT_EQ(by_default.high_priority, usual.high_priority);
+  EXPECT_EQ(by_default.min_ctas, usual.min_ctas);
+  EXPECT_EQ(by_default.max_ctas, usual.max_ctas);
+  EXPECT_EQ(by_default.blocking, usual.blocking);
+  EXPECT_EQ(by_default.peer_memory, usual.peer_memory);
+  EXPECT_EQ(by_default.register_buckets, usual.register_buckets);
+}
+
 TEST(ConfigTest, ReferenceInDocsIsUpToDate) {
   const std::string page = SYNCBN_SOURCE_DIR "/docs/config.md";
   EXPECT_TRUE(base::read_file(page) == config_reference())

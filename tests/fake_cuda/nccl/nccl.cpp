@@ -107,6 +107,9 @@ ncclResult_t start(const Collective& call, ncclComm_t handle, cudaStream_t strea
   FAKE_NCCL_CHECK(check_type(call.type, call.name, call.reduces()));
   FAKE_NCCL_CHECK(check_operation(*communicator, call.operation, call.name));
   if (call.count == 0) return ncclSuccess;
+  if (cudaStreamGetPriority(stream, &fake_nccl_settings.priority) != cudaSuccess) {
+    return ncclUnhandledCudaError;
+  }
   const bool is_root = communicator->rank == call.root;
   if (call.kind != Kind::kBroadcast || is_root) {
     FAKE_NCCL_CHECK(check_buffer(*communicator, call.send, call.name, "sendbuff"));
@@ -131,7 +134,9 @@ ncclResult_t transfer(bool sends, const void* buffer, size_t count, ncclDataType
 }
 
 ncclResult_t check_config(const ncclConfig_t& config) {
-  fake_nccl_settings = {config.blocking, config.minCTAs, config.maxCTAs};
+  fake_nccl_settings.blocking = config.blocking;
+  fake_nccl_settings.min_ctas = config.minCTAs;
+  fake_nccl_settings.max_ctas = config.maxCTAs;
   const ncclConfig_t initial = NCCL_CONFIG_INITIALIZER;
   if (config.magic != initial.magic) {
     return fail(ncclInvalidArgument,

@@ -26,8 +26,11 @@ AnchorGenerator::AnchorGenerator(const std::vector<std::vector<float>>& scales,
 }
 
 std::vector<at::Tensor> AnchorGenerator::operator()(const at::Tensor& images,
-                                                    const std::vector<at::Tensor>& features) const {
-  const at::TensorOptions options = images.options().requires_grad(false);
+                                                    const std::vector<at::Tensor>& features) {
+  // 16 bits, as images have on GPUs, round places beyond the 256th pixel.
+  const at::ScalarType type = images.scalar_type();
+  const at::TensorOptions options =
+      at::TensorOptions(images.device()).dtype(at::isReducedFloatingType(type) ? at::kFloat : type);
   // The distance between two places, rounded down where the sizes do not divide.
   const auto places = [&](const at::Tensor& level, int64_t dim) {
     return at::arange(level.size(dim), options) * (images.size(dim) / level.size(dim));
@@ -38,7 +41,8 @@ std::vector<at::Tensor> AnchorGenerator::operator()(const at::Tensor& images,
     const at::Tensor y = grid[0].flatten();
     const at::Tensor x = grid[1].flatten();
     const at::Tensor origins = at::stack({x, y, x, y}, 1).unsqueeze(1);
-    anchors.push_back((origins + cells_[i].to(options)).reshape({-1, 4}));
+    cells_[i] = cells_[i].to(options);  // stays there: the copy to a GPU waits for it
+    anchors.push_back((origins + cells_[i]).reshape({-1, 4}));
   }
   return anchors;
 }

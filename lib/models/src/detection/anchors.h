@@ -20,9 +20,10 @@ class AnchorGenerator {
 
   /// @param images [N, C, H, W]
   /// @param features of each level, [N, C, h, w]
-  /// @return for each level [h * w * per_place(), 4], on the device and of the type of the images
+  /// @return for each level [h * w * per_place(), 4], on the device of the images, in their type or
+  ///   float32, whichever is more precise
   std::vector<at::Tensor> operator()(const at::Tensor& images,
-                                     const std::vector<at::Tensor>& features) const;
+                                     const std::vector<at::Tensor>& features);
 
  private:
   std::vector<at::Tensor> cells_;  ///< for each level the anchors around the origin

@@ -29,15 +29,17 @@ struct GanOptions {
   }
 };
 
-/// [N, size] of a standard normal distribution, of the type and on the device of `like`.
+/// [N, size] of a standard normal distribution, of the type and on the device of `like`. Does not
+/// wait for the device.
 at::Tensor draw_noise(std::vector<data::SampleRandom> randoms, int64_t size,
                       const at::Tensor& like) {
-  at::Tensor noise = at::empty({std::ssize(randoms), size}, at::kFloat);
+  at::Tensor noise = at::empty({std::ssize(randoms), size},
+                               at::TensorOptions(at::kFloat).pinned_memory(like.is_cuda()));
   auto* next = noise.mutable_data_ptr<float>();
   for (data::SampleRandom& random : randoms) {
     for (int64_t i = 0; i < size; ++i) *next++ = static_cast<float>(random.normal());
   }
-  return noise.to(like.options());
+  return noise.to(like.options(), /*non_blocking=*/true);
 }
 
 /// Logits against a target that is the same for all.
