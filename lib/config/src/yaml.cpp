@@ -236,22 +236,32 @@ std::string in_quotes(std::string_view text) {
   return '"' + out + '"';
 }
 
-std::string text_of(const std::string& text, bool quoted = true) {
-  return quoted && !is_plain(text) ? in_quotes(text) : text;
+std::string text_of(const std::string& text) {
+  return is_plain(text) ? text : in_quotes(text);
+}
+
+/// @param between_brackets where fewer texts need no quotes than in `key: text`
+std::string scalar_text(const Value& value, bool between_brackets) {
+  if (value.quoted) return text_of(value.scalar);
+  // It was written over several lines, or where these characters have no meaning.
+  const bool is_unclear =
+      value.scalar.find_first_of(between_brackets ? "\n,[]{}" : "\n") != std::string::npos ||
+      (between_brackets && value.scalar.starts_with('?'));
+  return is_unclear ? in_quotes(value.scalar) : value.scalar;
 }
 
 /// On one line: `[1, 2]`, `{type: sgd}`.
-std::string flow(const Value& value) {
+std::string flow(const Value& value, bool between_brackets = false) {
   std::vector<std::string> items;
-  for (const Value& item : value.list) items.push_back(flow(item));
+  for (const Value& item : value.list) items.push_back(flow(item, true));
   for (const Value::Member& member : value.members) {
-    items.push_back(text_of(member.key) + ": " + flow(member.value));
+    items.push_back(text_of(member.key) + ": " + flow(member.value, true));
   }
   switch (value.kind) {
     case Value::Kind::kNull:
       return "null";
     case Value::Kind::kScalar:
-      return text_of(value.scalar, value.quoted);
+      return scalar_text(value, between_brackets);
     case Value::Kind::kList:
       return fmt::format("[{}]", base::join(items, ", "));
     case Value::Kind::kMap:
