@@ -61,12 +61,16 @@ void read_samples(const base::UniqueFd& file) {
   const auto open = [&] { return std::move(*MappedIndex::open(file)); };
   if (ShardIndex::is_sound(open(), kClasses)) {
     const ShardIndex index(open());
+    // No file is larger, and the stamps are those of files.
+    for (const FileStamp& shard : index.stamps()) {
+      if (shard.size > INT64_MAX) return;
+    }
     std::vector<int64_t> samples(static_cast<size_t>(index.size()));
     std::iota(samples.begin(), samples.end(), 0);
     for (const ShardIndex::Range& range : index.ranges(samples)) {
       const FileStamp& shard = index.stamps()[range.shard];
-      require(shard.size > INT64_MAX || (range.offset >= 0 && range.size >= 0 &&
-                                         range.size <= static_cast<int64_t>(shard.size)));
+      require(range.offset >= 0 && range.size >= 0 &&
+              range.size <= static_cast<int64_t>(shard.size));
     }
     for (const int64_t label : index.labels()) require(label >= 0 && label < kClasses);
   }
