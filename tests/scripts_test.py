@@ -83,6 +83,37 @@ class GpuCheckParts(unittest.TestCase):
         self.check.run(part, time.monotonic() + seconds)
         return self.check.parts[part.name]
 
+    def test_the_parts_for_several_gpus_run_where_there_are_several(self):
+        several = {"bench/sync-cost", "bench/exchange", "bench/scaling"}
+        self.check.__dict__.update(build=pathlib.Path("build"), python="python3", preload={})
+        for gpus in (1, 2, 8):
+            self.check.machine = {"gpus": gpus}
+            parts = {part.name: part.command for part in self.check.bench_parts()}
+            self.assertEqual(several & set(parts), several if gpus > 1 else set())
+            self.assertTrue(all(command[-2:] == ["--gpus", str(gpus)] for command in parts.values()))
+            page = gpu_check.gpu_check_page.not_run({"machine": {"gpus": gpus}, "stages": [], "parts": {}})
+            self.assertEqual("sync-cost" in page, gpus < 2)
+            self.assertEqual("targets of those parts" in page, gpus < 8)
+
+    def test_the_page_judges_rows_for_several_gpus_by_their_target(self):
+        row = {"name": "scaling", "ratio": 0.9, "interval": [0.8, 0.97], "target": 0.95, "at_least": True,
+               "milliseconds": [1.0, 1.1]}
+        parts = {"bench/scaling": {"status": "ok", "data": {"several": [row, {**row, "target": None}]}}}
+        page = gpu_check.gpu_check_page.several({"pretended": False, "parts": parts})
+        self.assertEqual((page.count("missed"), page.count("no target")), (1, 1))
+
+    def test_every_kernel_of_ours_is_sanitized(self):
+        self.check.__dict__.update(build=pathlib.Path("build"))
+        for gpus in (1, 2):
+            self.check.machine = {"gpus": gpus}
+            filters = {part.name: part.command[-1].removeprefix("--gtest_filter=")
+                       for part in self.check.sanitize_parts()}
+            self.assertEqual("sanitize/memcheck-peers" in filters, gpus > 1)
+            self.assertIn("sanitize/racecheck-normalize", filters)
+            sources = "".join(path.read_text() for path in (ROOT / "tests").glob("*/gpu_*test.cpp"))
+            for test in filters.values():
+                self.assertIn(f"TEST({test.replace('.', ', ')})", sources)
+
     def test_a_report_of_a_suite_with_parameters_lies_in_a_folder_that_exists(self):
         report = pathlib.Path(self.check.suite("All/GpuFaultTest", []).environment["SYNCBN_TEST_REPORT"])
         self.assertEqual(report.parent, self.check.work)

@@ -1,13 +1,17 @@
-// A process on one GPU that does what its standard input asks for and answers each line by a line
-// of JSON. bench/gpu/run.py drives it, beside the same in Python (gpu_worker.py).
+// Ranks, each on a GPU, that do what rank 0's standard input asks for; rank 0 answers each line by
+// a line of JSON. bench/gpu/run.py drives it, beside the same in Python (gpu_worker.py).
 //
 // These prepare what is measured, in bf16 and channels-last:
-//   network BATCH SIZE sync|local   a step of ResNet-50, alone, for images of SIZE pixels
-//   layers BATCH DIVISOR            SyncBatchNorm + ReLU of ResNet-50's layers, the exchange
-//   forced;
-//                                   channels and sizes are divided
+//   group itself|all|nccl|alone     the group of the next layers: this rank with itself over NCCL,
+//                                   all ranks, all ranks without peer memory, this rank alone
+//   network BATCH SIZE sync|local   a step of ResNet-50, for images of SIZE pixels; on several
+//   ranks
+//                                   in DistributedDataParallel
+//   layers BATCH DIVISOR            SyncBatchNorm + ReLU of ResNet-50's layers; channels and sizes
+//                                   are divided
 //   layer BATCH CHANNELS SIZE rows|planes
 //   graph                           records what was prepared last as a CUDA graph
+//   keep NAME, use NAME             keeps what was prepared last, prepares it again
 // And these measure it:
 //   time COUNT    seconds of a pass
 //   trace COUNT   a pass's kernels, copies and waits, by CUPTI or by the pretended machine
@@ -20,6 +24,8 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <numeric>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <string>
@@ -38,6 +44,8 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 #include <syncbn/models/memory_format.h>
@@ -130,12 +138,14 @@ Pass network(int64_t batch, int64_t size, bool sync) {
           .make(parameters);
   const at::Tensor input = random_images(batch, 3, size, at::kFloat, kRows);
   const at::Tensor target = at::arange(batch, at::device(at::kCUDA).dtype(at::kLong)) % 10;
+  using Ddp = dist::DistributedDataParallel<models::Model>;
+  const auto ddp = dist::world_size() > 1 ? std::make_shared<Ddp>(net) : nullptr;
   return [=] {
     for (const auto& [name, parameter] : parameters) parameter.mutable_grad() = at::Tensor();
     at::Tensor loss;
     {
       const Autocast autocast;
-      loss = at::cross_entropy_loss(net->forward(input), target);
+      loss = at::cross_entropy_loss(ddp ? ddp->forward(input) : net->forward(input), target);
     }
     loss.backward();
     optimizer->step(1e-3);
@@ -284,6 +294,33 @@ std::string copy_speed(int64_t mebibytes) {
   return fmt::format(R"({{"bytes_per_second": {}}})", moved / seconds_of(pass, 20));
 }
 
+/// See the top of this file.
+dist::ProcessGroupPtr make_group(const std::string& kind) {
+  if (kind == "itself") return WithItself::make_group();
+  if (kind == "all") return dist::default_group();
+  std::vector<int> ranks(static_cast<size_t>(dist::world_size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (kind == "nccl") {
+    return dist::new_group(ranks, std::nullopt, dist::NcclOptions{.peer_memory = false});
+  }
+  if (kind == "alone") return dist::new_subgroups(1);
+  throw syncbn::base::UserError(fmt::format("unknown group '{}'", kind));
+}
+
+/// A line of rank 0's standard input, on all ranks; nothing at its end.
+std::optional<std::string> next_line() {
+  std::string line;
+  const bool is_first = dist::rank() == 0;
+  const bool has_line = is_first && std::getline(std::cin, line);
+  at::Tensor size = at::scalar_tensor(has_line ? std::ssize(line) : -1, at::kLong);
+  dist::broadcast(size, 0);
+  if (size.item<int64_t>() < 0) return std::nullopt;
+  line.resize(static_cast<size_t>(size.item<int64_t>()));
+  at::Tensor bytes = at::from_blob(line.data(), {std::ssize(line)}, at::kByte);
+  if (!line.empty()) dist::broadcast(bytes, 0);
+  return line;
+}
+
 class Worker {
  public:
   std::string answer(std::istringstream words) {
@@ -306,6 +343,15 @@ class Worker {
           1, batch, channels, size, kind == "rows" ? kRows : at::MemoryFormat::Contiguous, group_));
     } else if (command == "graph") {
       pass_ = recorded(pass_);
+    } else if (command == "group") {
+      words >> kind;
+      group_ = make_group(kind);
+    } else if (command == "keep") {
+      words >> kind;
+      kept_[kind] = pass_;
+    } else if (command == "use") {
+      words >> kind;
+      pass_ = kept_.at(kind);
     } else {
       int64_t count = 0;
       words >> count;
@@ -320,8 +366,9 @@ class Worker {
   }
 
  private:
-  const dist::ProcessGroupPtr group_ = WithItself::make_group();
+  dist::ProcessGroupPtr group_ = make_group("itself");
   Pass pass_;
+  std::map<std::string, Pass> kept_;
 };
 
 int run() {
@@ -329,8 +376,10 @@ int run() {
   at::globalContext().setBenchmarkCuDNN(true);
   {
     Worker worker;
-    for (std::string line; std::getline(std::cin, line);) {
-      fmt::print("{}\n", worker.answer(std::istringstream(line)));
+    while (const auto line = next_line()) {
+      const std::string answer = worker.answer(std::istringstream(*line));
+      if (dist::rank() > 0) continue;
+      fmt::print("{}\n", answer);
       std::fflush(stdout);
     }
   }

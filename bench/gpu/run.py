@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Measures training on one GPU beside Python's torch of the same version, both in turn on the same GPU.
+"""Measures training on one GPU beside Python's torch of the same version, both in turn on the same GPU, and
+what several GPUs cost each other.
 
-  bench/gpu/run.py PART [--pairs 11] [--build build] [--python python3] [--json FILE] [--tiny]
+  bench/gpu/run.py PART [--pairs 11] [--build build] [--python python3] [--gpus N] [--json FILE] [--tiny]
 
 Parts: step-256, step-32       a step of ResNet-50 (bf16, channels-last), eager Python's time / ours
        graph-32                the same, ours replayed as a CUDA graph
@@ -10,6 +11,14 @@ Parts: step-256, step-32       a step of ResNet-50 (bf16, channels-last), eager 
                                exchange forced (an all-gather of NCCL; layers are not compared): our time /
                                torch's SyncBatchNorm's, and / torch's BatchNorm2d's
        kernels                 each of our kernels' bandwidth / that of a copy within the GPU
+
+Parts on several GPUs, --gpus of them, a rank started by syncbn-launch on each:
+       sync-cost               a step of ResNet-50 in DistributedDataParallel, batch 64 per rank, with SyncBatchNorm
+                               / with BatchNorm2d
+       exchange                what the exchanges of a small layer take, forward and backward, through peer memory /
+                               over NCCL: the time of the layer less that of one that exchanges nothing (over
+                               NCCL both, where GPUs do not reach each other's memory)
+       scaling                 a step on one GPU / a step on 2, 4 ... GPUs, batch 64 per rank
 
 Ratios are medians over pairs of slices, with an interval of 95 % or more (order statistics). --tiny: sizes
 for the pretended machine (tests/fake_cuda), whose times say nothing.
@@ -30,6 +39,8 @@ COUNTS = {256: (5, 10), 32: (20, 30), 2: (1, 1)}
 RESNET50_LAYERS = 53
 SHAPES = [(256, 64, 112), (256, 256, 56), (256, 512, 28)]  # above 64 MB in bf16
 COPY_MIB = 1024
+RANK_BATCH = 64  # of a rank, on several GPUs
+TARGET_GPUS = 8  # the targets of several GPUs are for this number
 # Bytes that a kernel reads and writes per value of a layer with ReLU, in bf16: x and dx are 2, and the
 # mask is 1 / 8. By a part of the kernel's name.
 BYTES = {"moments_kernel": 2, "forward_kernel": 2 + 2 + 1 / 8, "reduce_kernel": 2 + 2 + 1 / 8,
@@ -42,6 +53,11 @@ def ours(arguments):
 
 def theirs(arguments):
     return Job([arguments.python, str(ROOT / "bench/gpu/gpu_worker.py")], ranks=1)
+
+
+def ranks(arguments, count):
+    return Job([str(arguments.build / "bin/syncbn-launch"), "--standalone", f"--nproc_per_node={count}", "--prefix=off",
+                str(arguments.build / "bench/gpu_worker")], ranks=1)
 
 
 def warm_up(arguments):
@@ -140,15 +156,85 @@ def kernel_row(name, microseconds, values, copy, shape):
     return row
 
 
+def in_turn(job, names, count, arguments):
+    """Seconds of a pass of each that the job has kept, `pairs` times."""
+    seconds = {name: [] for name in names}
+    for pair in range(0 if arguments.tiny else -1, arguments.pairs):
+        for name in names if pair % 2 else names[::-1]:
+            job.ask("use", name)
+            took = job.ask("time", count)["seconds"]
+            if pair >= 0:  # the first ones warm up
+                seconds[name].append(took)
+    return seconds
+
+
+def several_row(name, first, second, target, at_least, arguments):
+    """A row: the first's seconds / the second's."""
+    ratio, low, high = median_and_interval([a / b for a, b in zip(first, second)])
+    return {"name": name, "ratio": ratio, "interval": [low, high],
+            "target": target if arguments.gpus >= TARGET_GPUS else None, "at_least": at_least,
+            "milliseconds": [1000 * statistics.median(side) for side in (first, second)]}
+
+
+def rank_network(arguments):
+    """Batch, pixels and steps in a slice, of a rank."""
+    return (2, 32, 1) if arguments.tiny else (RANK_BATCH, 224, 20)
+
+
+def sync_cost(arguments):
+    batch, size, steps = rank_network(arguments)
+    job = ranks(arguments, arguments.gpus)
+    for norm in ("sync", "local"):
+        job.ask("network", batch, size, norm)
+        job.ask("keep", norm)
+    seconds = in_turn(job, ["sync", "local"], steps, arguments)
+    job.end()
+    return {"several": [several_row(f"ResNet-50 step, {arguments.gpus} GPUs, batch {RANK_BATCH}, SyncBatchNorm / "
+                                    "BatchNorm2d", seconds["sync"], seconds["local"], 1.05, False, arguments)]}
+
+
+def exchange(arguments):
+    job = ranks(arguments, arguments.gpus)
+    kinds = ["all", "nccl", "alone"]
+    for kind in kinds:
+        job.ask("group", kind)
+        job.ask("layer", 2, 256, 4, "rows")
+        job.ask("keep", kind)
+    seconds = in_turn(job, kinds, 1 if arguments.tiny else 200, arguments)
+    job.end()
+    # A layer that exchanges may by chance not be slower than one that does not.
+    taken = {kind: [max(took - alone, 1e-7) for took, alone in zip(seconds[kind], seconds["alone"])]
+             for kind in ("all", "nccl")}
+    return {"several": [several_row(f"two exchanges of a layer of 256 channels, {arguments.gpus} GPUs, peer memory / "
+                                    "NCCL", taken["all"], taken["nccl"], 0.4, False, arguments)]}
+
+
+def scaling(arguments):
+    batch, size, steps = rank_network(arguments)
+    counts = [count for count in (1, 2, 4) if count < arguments.gpus] + [arguments.gpus]
+    seconds = {}
+    for count in counts:
+        job = ranks(arguments, count)
+        job.ask("network", batch, size, "sync")
+        job.ask("keep", "step")
+        seconds[count] = in_turn(job, ["step"], steps, arguments)["step"]
+        job.end()
+    return {"several": [several_row(f"ResNet-50 step, batch {RANK_BATCH} per rank, 1 GPU / {count} GPUs",
+                                    seconds[1], seconds[count], 0.95 if count == arguments.gpus else None, True,
+                                    arguments) for count in counts[1:]]}
+
+
+SEVERAL = {"sync-cost": sync_cost, "exchange": exchange, "scaling": scaling}
 PARTS = {"step-256": lambda given: step(256, given), "step-32": lambda given: step(32, given),
          "graph-32": lambda given: step(32, given, graph=True),
          "compiled-256": lambda given: step(256, given, kind="compiled"),
          "layers-256": lambda given: layers(256, given), "layers-32": lambda given: layers(32, given),
-         "kernels": kernels}
+         "kernels": kernels, **SEVERAL}
 
 
 def add_arguments(parser):
     parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--gpus", type=int, default=0)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--tiny", action="store_true")
 
@@ -156,7 +242,10 @@ def add_arguments(parser):
 def main():
     arguments = parse_arguments(__doc__, 11, add_arguments)
     arguments.build = arguments.build.resolve()
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    if arguments.part not in SEVERAL:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+    elif arguments.gpus < 2:
+        sys.exit(f"bench: {arguments.part} needs --gpus, at least 2")
     result = PARTS[arguments.part](arguments)
     text = json.dumps(result, indent=1)
     print(text)

@@ -202,6 +202,26 @@ TEST(YamlTest, WritesWhatItReadsBack) {
   EXPECT_EQ(to_yaml(parse_yaml(text, "a.yaml")), text);
 }
 
+TEST(YamlTest, WritesPlainTextInQuotesWhereItWouldBeReadAsSomethingElse) {
+  for (const auto& [text, written] : {
+           std::pair{"a: b c\n\n  d\n", "a: \"b c\\nd\"\n"},
+           std::pair{"a:\n  - s-{0..9}.tar\n  - x, y\n  - ?z\n  - v w\n",
+                     "a: [\"s-{0..9}.tar\", \"x, y\", \"?z\", v w]\n"},
+           std::pair{"a: s-{0..9}.tar\nb: ?z\n", "a: s-{0..9}.tar\nb: ?z\n"},
+           std::pair{"a: [!x, !y \"b: c\", !!int 1]\n", "a: [\"\", \"b: c\", 1]\n"},
+       }) {
+    EXPECT_EQ(to_yaml(parse_yaml(text, "a.yaml")), written);
+    EXPECT_EQ(to_yaml(parse_yaml(written, "a.yaml")), written);
+  }
+}
+
+TEST(YamlTest, KeepsBytesThatAreNotUtf8) {
+  // Such as of a path.
+  const std::string text = "path: \"/data/\xe9\xff\"\n";
+  EXPECT_EQ(parse_yaml(text, "a.yaml").find("path")->scalar, "/data/\xe9\xff");
+  EXPECT_EQ(to_yaml(parse_yaml(text, "a.yaml")), text);
+}
+
 TEST(YamlTest, ATypeAloneIsASectionWithThisType) {
   const auto loss = [](const char* text) { return parse_yaml(text, "x"); };
   EXPECT_THAT(changes(loss("loss: bce"), loss("loss: {type: bce}")), ::testing::IsEmpty());

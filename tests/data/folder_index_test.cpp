@@ -14,6 +14,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
+#include "data/spoiled_index.h"
 #include "index/index_file.h"
 #include "support/temp_folder.h"
 
@@ -97,6 +98,23 @@ TEST_F(FolderIndexTest, IsReusedUntilAFolderChanges) {
   folder_.write("data/cat/1.jpg", "other bytes");
   EXPECT_EQ(index().fingerprint(), fingerprint);
   EXPECT_EQ(index_file(), before);
+}
+
+TEST_F(FolderIndexTest, IsMadeAnewIfItsArraysDoNotFitEachOther) {
+  constexpr size_t kSections = 8;
+  files();
+  int spoiled = 0;
+  for (size_t section = 2; section <= kSections; ++section) {  // after the files' names
+    for (size_t word = 0; test::spoil_index(folder_ / "cache", section, word); ++word) {
+      const FolderIndex again = index();
+      EXPECT_THAT(files_of(again), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"))
+          << "word " << word << " of section " << section;
+      EXPECT_THAT(again.labels(), ElementsAre(0, 0, 1));
+      EXPECT_THAT(again.classes(), ElementsAre("cat", "dog"));
+      ++spoiled;
+    }
+  }
+  EXPECT_GT(spoiled, 30);
 }
 
 TEST_F(FolderIndexTest, DetectsFilesAddedRemovedOrRenamedAnywhere) {

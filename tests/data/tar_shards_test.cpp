@@ -21,6 +21,7 @@
 
 #include "data/components.h"
 #include "data/images.h"
+#include "data/spoiled_index.h"
 #include "index/index_file.h"
 #include "sets/file_bytes.h"
 #include "sets/shard_index.h"
@@ -168,6 +169,26 @@ TEST_F(TarShardsTest, RefusesDamagedArchives) {
     changed[at] = static_cast<char>(changed[at] ^ 0x41);
     EXPECT_THROW(scan(changed), base::UserError) << at;
   }
+}
+
+TEST_F(TarShardsTest, MakesAnIndexAnewIfItsArraysDoNotFitTheShards) {
+  const std::string first = member("1.jpg", image_) + member("1.cls", "3") +
+                            member("2.jpg", image_) + member("2.cls", "4") + kEnd;
+  folder_.write("s-0.tar", first);
+  folder_.write("s-1.tar", member("3.jpg", image_) + member("3.cls", "5") + kEnd);
+  load("s-{0,1}.tar");
+  constexpr size_t kSections = 4;
+  int spoiled = 0;
+  for (size_t section = 1; section <= kSections; ++section) {
+    for (size_t word = 0; test::spoil_index(folder_ / "cache", section, word); ++word) {
+      const auto set = load("s-{0,1}.tar");
+      EXPECT_THAT(set->labels(), ElementsAre(3, 4, 5))
+          << "word " << word << " of section " << section;
+      EXPECT_EQ(set->get_batch(std::vector<int64_t>{0, 1, 2}).size(), 3);
+      ++spoiled;
+    }
+  }
+  EXPECT_GT(spoiled, 15);
 }
 
 TEST_F(TarShardsTest, NamesTheShardOfADamagedImage) {

@@ -1,15 +1,21 @@
-// Bytes to the readers of weights: whatever they are, tensors within the file or a base::UserError
-// come out.
+// Bytes to the readers of weights and of a run's checkpoint: whatever they are, tensors within the
+// file or a base::UserError come out.
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <fmt/format.h>
+#include <libdeflate.h>
 #include <syncbn/base/error.h>
+#include <syncbn/train/checkpoint.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "memory_file.h"
+#include "require.h"
 #include "weights/mapped_file.h"
 #include "weights/pickle.h"
 #include "weights/safetensors.h"
@@ -21,6 +27,9 @@ namespace weights = syncbn::models::detail;
 
 /// Reads each value: memory outside of the file is the sanitizer's.
 void read(const at::Tensor& tensor) {
+  const size_t end = at::detail::computeStorageNbytes(
+      tensor.sizes(), tensor.strides(), tensor.element_size(), tensor.storage_offset());
+  require(end <= tensor.storage().nbytes());
   tensor.to(at::kFloat).sum();
 }
 
@@ -36,6 +45,30 @@ void read_all(const weights::Value& root) {
   }
 }
 
+/// A checkpoint is an archive of torch.save with a checksum, which nobody guesses, as its comment.
+std::string sealed(std::string archive) {
+  constexpr std::string_view kChecksum = "syncbn crc32 ";
+  constexpr size_t kDigits = 8;
+  if (archive.size() < 2) return archive;
+  archive[archive.size() - 2] = static_cast<char>(kChecksum.size() + kDigits);
+  archive[archive.size() - 1] = 0;
+  archive += kChecksum;
+  return archive + fmt::format("{:08x}", libdeflate_crc32(0, archive.data(), archive.size()));
+}
+
+void read_checkpoint(const std::string& archive) {
+  const auto checkpoint = syncbn::train::parse_checkpoint(sealed(archive), "file");
+  for (const auto* tensors : {&checkpoint.model, &checkpoint.ema, &checkpoint.scaler}) {
+    for (const auto& [name, tensor] : *tensors) read(tensor);
+  }
+  for (const auto& [parameter, tensors] : checkpoint.optimizer) {
+    for (const auto& [name, tensor] : tensors) read(tensor);
+  }
+  for (const auto* tensors : {&checkpoint.rng_states, &checkpoint.rank_buffers}) {
+    for (const at::Tensor& tensor : *tensors) read(tensor);
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -48,6 +81,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else {
       for (const auto& item : weights::read_safetensors(*file)) read(item.value());
     }
+  } catch (const syncbn::base::UserError&) {
+  }
+  try {
+    read_checkpoint(std::string(reinterpret_cast<const char*>(data), size));
   } catch (const syncbn::base::UserError&) {
   }
   return 0;

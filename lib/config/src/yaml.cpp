@@ -107,6 +107,14 @@ class SizeCheck : public YAML::EventHandler {
   int values_ = 0;
 };
 
+/// Whether text has only characters that mean nothing in YAML.
+bool is_one_word(std::string_view text) {
+  return !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
+    return std::isalnum(c) ||
+           std::string_view("_-./+").find(static_cast<char>(c)) != std::string_view::npos;
+  });
+}
+
 class Converter {
  public:
   /// @param text what is converted, to look up marks; empty: not in UTF-8
@@ -123,8 +131,9 @@ class Converter {
       case YAML::NodeType::Scalar:
         value.kind = Value::Kind::kScalar;
         value.scalar = node.Scalar();
-        // yaml-cpp tags plain scalars "?", and quoted and block ones "!".
-        value.quoted = node.Tag() == "!";
+        // yaml-cpp tags plain scalars "?", and quoted and block ones "!". A tag of the file's own
+        // hides which it was.
+        value.quoted = node.Tag() == "!" || (node.Tag() != "?" && !is_one_word(value.scalar));
         if (value.quoted && !is_closed(value.mark)) fail(value.mark, "this quote is not closed");
         break;
       case YAML::NodeType::Sequence:
@@ -207,13 +216,11 @@ class Converter {
 
 /// Whether text needs no quotes: no reader takes it for a number, a bool or null.
 bool is_plain(std::string_view text) {
-  if (text.empty() || std::string_view("-.+0123456789").find(text[0]) != text.npos) return false;
-  std::string lower;
-  for (const char c : text) {
-    const int code = static_cast<unsigned char>(c);
-    if (!std::isalnum(code) && std::string_view("_-./+").find(c) == text.npos) return false;
-    lower += static_cast<char>(std::tolower(code));
+  if (!is_one_word(text) || std::string_view("-.+0123456789").find(text[0]) != text.npos) {
+    return false;
   }
+  std::string lower(text);
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   // Readers of YAML 1.1 or 1.2 take these for true, false or null.
   const auto words = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"};
   return std::ranges::count(words, lower) == 0;
@@ -236,22 +243,32 @@ std::string in_quotes(std::string_view text) {
   return '"' + out + '"';
 }
 
-std::string text_of(const std::string& text, bool quoted = true) {
-  return quoted && !is_plain(text) ? in_quotes(text) : text;
+std::string text_of(const std::string& text) {
+  return is_plain(text) ? text : in_quotes(text);
+}
+
+/// @param between_brackets where fewer texts need no quotes than in `key: text`
+std::string scalar_text(const Value& value, bool between_brackets) {
+  if (value.quoted) return text_of(value.scalar);
+  // It was written over several lines, or where these characters have no meaning.
+  const bool is_unclear =
+      value.scalar.find_first_of(between_brackets ? "\n,[]{}" : "\n") != std::string::npos ||
+      (between_brackets && value.scalar.starts_with('?'));
+  return is_unclear ? in_quotes(value.scalar) : value.scalar;
 }
 
 /// On one line: `[1, 2]`, `{type: sgd}`.
-std::string flow(const Value& value) {
+std::string flow(const Value& value, bool between_brackets = false) {
   std::vector<std::string> items;
-  for (const Value& item : value.list) items.push_back(flow(item));
+  for (const Value& item : value.list) items.push_back(flow(item, true));
   for (const Value::Member& member : value.members) {
-    items.push_back(text_of(member.key) + ": " + flow(member.value));
+    items.push_back(text_of(member.key) + ": " + flow(member.value, true));
   }
   switch (value.kind) {
     case Value::Kind::kNull:
       return "null";
     case Value::Kind::kScalar:
-      return text_of(value.scalar, value.quoted);
+      return scalar_text(value, between_brackets);
     case Value::Kind::kList:
       return fmt::format("[{}]", base::join(items, ", "));
     case Value::Kind::kMap:

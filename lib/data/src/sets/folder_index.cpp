@@ -175,7 +175,8 @@ std::string real_name(const fs::path& folder) {
 
 /// @param path_of takes a folder's number and name.
 template <class PathOf>
-bool folders_are_unchanged(const MappedIndex& index, const PathOf& path_of) {
+bool is_current(const MappedIndex& index, bool has_classes, const PathOf& path_of) {
+  if (!FolderIndex::is_sound(index, has_classes)) return false;
   const auto stamps = index.array<FileStamp>(kStamps);
   const auto ends = index.array<uint64_t>(kFolderNameEnds);
   for (size_t i = 0; i < stamps.size(); ++i) {
@@ -194,6 +195,34 @@ void NameList::add(std::string_view name) {
   }
   bytes_ += name;
   entries_.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(name.size())});
+}
+
+bool FolderIndex::is_sound(const MappedIndex& index, bool has_classes) {
+  const auto folders = index.array<Folder>(kFolders);
+  const auto ends = index.array<uint32_t>(kFileEnds);
+  const auto labels = index.array<int64_t>(kLabels);
+  const auto name_ends = index.array<uint64_t>(kFolderNameEnds);
+  const std::string_view classes = index.text(kClasses);
+  const auto is_label = [count = std::ranges::count(classes, '\0')](int64_t label) {
+    return label >= 0 && label < count;
+  };
+  if (folders.empty() || folders[0].first_file != 0 || name_ends.size() != folders.size() ||
+      index.array<FileStamp>(kStamps).size() != folders.size() ||
+      !std::ranges::is_sorted(name_ends) || name_ends.back() != index.text(kFolderNames).size() ||
+      has_classes != classes.ends_with('\0') || labels.size() != (has_classes ? ends.size() : 0) ||
+      !std::ranges::all_of(labels, is_label)) {
+    return false;
+  }
+  uint64_t byte = 0;
+  for (size_t i = 0; i < folders.size(); ++i) {
+    const uint64_t first = folders[i].first_file;
+    const uint64_t last = i + 1 < folders.size() ? folders[i + 1].first_file : ends.size();
+    if (folders[i].first_byte != byte || first > last || last > ends.size()) return false;
+    const auto files = ends.subspan(first, last - first);
+    if (!std::ranges::is_sorted(files)) return false;
+    if (!files.empty()) byte += files.back();
+  }
+  return byte == index.text(kFileNames).size();
 }
 
 FolderIndex::FolderIndex(MappedIndex index)
@@ -290,13 +319,15 @@ std::vector<std::string> class_names(const fs::path& root) {
 
 FolderIndex index_class_folders(const fs::path& root, const IndexCacheOptions& cache) {
   const auto path_of = [&](size_t, std::string_view name) { return root / name; };
-  return FolderIndex(open_index(
-      {.name = root.string(),
-       .key = "image_folder " + real_name(root),
-       .is_current =
-           [&](const MappedIndex& index) { return folders_are_unchanged(index, path_of); },
-       .build = [&](IndexWriter& out) { return write_class_folders(root, out); }},
-      cache));
+  return FolderIndex(
+      open_index({.name = root.string(),
+                  .key = "image_folder " + real_name(root),
+                  .is_current =
+                      [&](const MappedIndex& index) {
+                        return is_current(index, /*has_classes=*/true, path_of);
+                      },
+                  .build = [&](IndexWriter& out) { return write_class_folders(root, out); }},
+                 cache));
 }
 
 FolderIndex index_pairs(const fs::path& images, const fs::path& masks,
@@ -308,7 +339,9 @@ FolderIndex index_pairs(const fs::path& images, const fs::path& masks,
       {.name = images.string(),
        .key = fmt::format("segmentation_folder {} {}", real_name(images), real_name(masks)),
        .is_current =
-           [&](const MappedIndex& index) { return folders_are_unchanged(index, path_of); },
+           [&](const MappedIndex& index) {
+             return is_current(index, /*has_classes=*/false, path_of);
+           },
        .build = [&](IndexWriter& out) { return write_pairs(images, masks, out); }},
       cache));
 }

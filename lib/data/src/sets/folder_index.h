@@ -53,6 +53,9 @@ class FolderIndex {
     int64_t label;
   };
 
+  /// Whether the arrays of an index fit each other: anybody can give a file the right checksums.
+  static bool is_sound(const MappedIndex& index, bool has_classes);
+  /// @pre is_sound()
   explicit FolderIndex(MappedIndex index);
 
   int64_t size() const { return std::ssize(ends_); }

@@ -171,6 +171,33 @@ std::string key_of(const std::vector<fs::path>& shards, int64_t classes) {
 
 }  // namespace
 
+bool ShardIndex::is_sound(const MappedIndex& index, int64_t classes) {
+  const auto places = index.array<Place>(kShardPlaces);
+  const auto labels = index.array<int64_t>(kShardLabels);
+  const auto ends = index.array<int64_t>(kShardEnds);
+  const auto stamps = index.array<FileStamp>(kShardStamps);
+  const auto is_label = [&](int64_t label) { return label >= 0 && label < classes; };
+  if (places.empty() || labels.size() != places.size() || ends.size() != stamps.size() ||
+      !std::ranges::all_of(labels, is_label)) {
+    return false;
+  }
+  size_t sample = 0;
+  for (size_t shard = 0; shard < ends.size(); ++shard) {
+    const auto end = static_cast<uint64_t>(ends[shard]);
+    if (end < sample || end > places.size()) return false;
+    uint64_t free = 0;  // where the image before ends
+    for (; sample < end; ++sample) {
+      const Place& place = places[sample];
+      if (place.shard != shard || place.offset < free || place.offset > stamps[shard].size ||
+          place.size > stamps[shard].size - place.offset) {
+        return false;
+      }
+      free = place.offset + place.size;
+    }
+  }
+  return sample == places.size();
+}
+
 ShardIndex::ShardIndex(MappedIndex index)
     : index_(std::move(index)),
       places_(index_.array<Place>(kShardPlaces)),
@@ -223,12 +250,15 @@ ShardIndex index_shards(const std::vector<fs::path>& shards, int64_t classes,
     }
     return writer.finish();
   };
-  return ShardIndex(open_index(
-      {.name = pattern,
-       .key = key_of(shards, classes),
-       .is_current = [&](const MappedIndex& index) { return are_unchanged(index, shards); },
-       .build = build},
-      cache));
+  return ShardIndex(open_index({.name = pattern,
+                                .key = key_of(shards, classes),
+                                .is_current =
+                                    [&](const MappedIndex& index) {
+                                      return are_unchanged(index, shards) &&
+                                             ShardIndex::is_sound(index, classes);
+                                    },
+                                .build = build},
+                               cache));
 }
 
 }  // namespace syncbn::data::detail

@@ -76,7 +76,9 @@ void discard(int fd, size_t size, Deadline deadline) {
   }
 }
 
-void answer(int fd, Deadline deadline) {
+}  // namespace
+
+void answer_probe(int fd, Deadline deadline) {
   try {
     for (;;) {
       const char command = receive(fd, 1, deadline)[0];
@@ -92,8 +94,6 @@ void answer(int fd, Deadline deadline) {
     // The other end has what it wanted, or says what is wrong.
   }
 }
-
-}  // namespace
 
 LinkServer::LinkServer(std::string id, Deadline deadline)
     : id_(std::move(id)), deadline_(deadline), listener_(base::bind_all_addresses(0)) {
@@ -123,7 +123,7 @@ void LinkServer::serve() {
     if (polls[1].revents != 0) return;
     for (base::Channel& one : newcomers) {
       one.receive(id_.size() - one.input().size());
-      if (one.input() == id_) answer(one.fd(), deadline_);
+      if (one.input() == id_) answer_probe(one.fd(), deadline_);
     }
     std::erase_if(newcomers, [this](const base::Channel& one) {
       return one.has_ended() || one.input().size() == id_.size();
@@ -160,7 +160,9 @@ LinkProbe::Trip LinkProbe::measure_trip() {
         .copy(reinterpret_cast<char*>(&there), sizeof(there));
     const double seconds = std::chrono::duration<double>(Clock::now() - steady).count();
     if (seconds >= best.seconds) continue;
-    best = {seconds, 1e-9 * static_cast<double>(there - begin) - seconds / 2};
+    // Any number may have come: the difference of two times may not fit.
+    const double ahead = 1e-9 * (static_cast<double>(there) - static_cast<double>(begin));
+    best = {seconds, ahead - seconds / 2};
   }
   return best;
 }

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
 
 namespace syncbn::launch {
 
@@ -35,6 +36,9 @@ class LinkServer {
   std::thread thread_;
 };
 
+/// Answers the probe at the other end of `fd` until it leaves or the deadline has passed.
+void answer_probe(int fd, LinkServer::Deadline deadline);
+
 /// The active end. Not thread-safe. Its calls throw base::UnavailableError when the connection
 /// fails or the deadline has passed.
 class LinkProbe {
@@ -43,6 +47,9 @@ class LinkProbe {
 
   /// Connects to a LinkServer. The deadline is that of round trips, too.
   LinkProbe(const std::string& host, int port, const std::string& id, Deadline deadline);
+  /// @param connection to answer_probe()
+  LinkProbe(base::UniqueFd connection, Deadline deadline)
+      : fd_(std::move(connection)), deadline_(deadline) {}
 
   struct Trip {
     double seconds = 0;      ///< the shortest round trip

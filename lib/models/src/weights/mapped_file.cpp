@@ -26,6 +26,14 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   return std::shared_ptr<const MappedFile>(new MappedFile(static_cast<char*>(data), size));
 }
 
+std::shared_ptr<const MappedFile> MappedFile::copy_of(std::string_view bytes) {
+  void* const data = ::mmap(nullptr, bytes.size(), PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
+  if (data == MAP_FAILED) base::throw_errno("no memory for the bytes of a file");
+  std::memcpy(data, bytes.data(), bytes.size());
+  return std::shared_ptr<const MappedFile>(new MappedFile(static_cast<char*>(data), bytes.size()));
+}
+
 MappedFile::~MappedFile() {
   ::munmap(data_, size_);
 }

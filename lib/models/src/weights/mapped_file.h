@@ -9,12 +9,15 @@
 
 namespace syncbn::models::detail {
 
-/// A file in memory, read page by page at its first use. Tensors that are made from it keep it, and
-/// may be written to: the file does not change. Nothing may cut the file off meanwhile.
+/// A file in memory, read page by page at its first use, or a copy of one. Tensors that are made
+/// from it keep it, and may be written to: the file does not change. Nothing may cut the file off
+/// meanwhile.
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
   /// @throws base::UserError or base::UnavailableError naming the file.
   static std::shared_ptr<const MappedFile> open(const std::string& path);
+  /// @param bytes not empty
+  static std::shared_ptr<const MappedFile> copy_of(std::string_view bytes);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;

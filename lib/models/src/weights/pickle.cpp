@@ -96,6 +96,8 @@ const std::map<std::string_view, at::ScalarType>& storage_types() {
       {"torch.DoubleStorage", at::kDouble},
       {"torch.HalfStorage", at::kHalf},
       {"torch.BFloat16Storage", at::kBFloat16},
+      {"torch.ComplexFloatStorage", at::kComplexFloat},
+      {"torch.ComplexDoubleStorage", at::kComplexDouble},
       {"torch.LongStorage", at::kLong},
       {"torch.IntStorage", at::kInt},
       {"torch.ShortStorage", at::kShort},

@@ -1,6 +1,7 @@
 #include <ATen/core/jit_type.h>
 #include <fmt/format.h>
 
+#include <string_view>
 #include <unordered_map>
 
 #include <syncbn/base/error.h>
@@ -73,16 +74,24 @@ class Converter {
   std::unordered_map<const Value*, c10::IValue> made_;
 };
 
+c10::IValue values_of(const detail::MappedFile& file) {
+  if (!detail::is_torch_file(file.bytes())) {
+    throw base::UserError("it is not a file of torch.save");
+  }
+  detail::Values values(file.bytes().size());
+  return Converter().convert(detail::read_torch_file(file, values));
+}
+
 }  // namespace
+
+c10::IValue parse_torch_values(std::string_view bytes) {
+  return values_of(*detail::MappedFile::copy_of(bytes));
+}
 
 c10::IValue read_torch_values(const std::filesystem::path& path) {
   const auto file = detail::MappedFile::open(path);
   try {
-    if (!detail::is_torch_file(file->bytes())) {
-      throw base::UserError("it is not a file of torch.save");
-    }
-    detail::Values values(file->bytes().size());
-    return Converter().convert(detail::read_torch_file(*file, values));
+    return values_of(*file);
   } catch (const base::UserError& error) {
     throw base::UserError(fmt::format("cannot read {}: {}", path.string(), error.what()));
   }

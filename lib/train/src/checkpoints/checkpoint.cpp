@@ -243,7 +243,7 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
   int64_t version = 0;
   try {
     if (!is_sealed(bytes)) throw base::UserError("wrong checksum");
-    const Reader reader(open_archive(bytes));
+    const Reader reader(models::parse_torch_values(bytes));
     if (reader.text("format") != Checkpoint::kFormat) throw base::UserError("another format");
     version = reader.integer("format_version");
     if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);

@@ -46,7 +46,7 @@ void load_optimizer(const at::Tensor& bytes, torch::optim::Optimizer& optimizer)
 std::optional<Dict> read_program_checkpoint(const std::string& bytes) {
   if (!is_sealed(bytes)) return std::nullopt;
   try {
-    const Dict dict = open_archive(bytes).toGenericDict();
+    const Dict dict = models::parse_torch_values(bytes).toGenericDict();
     const std::string format = dict.at("format").toStringRef();
     const int64_t version = dict.at("format_version").toInt();
     const bool is_known = (format == kProgramFormat && version == kProgramVersion) ||

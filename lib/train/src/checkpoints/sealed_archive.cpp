@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <libdeflate.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <algorithm>
 #include <utility>
@@ -97,10 +96,6 @@ bool is_of_python(std::string_view bytes) {
   if (bytes.size() > kLengthSize && bytes[kLengthSize] == '{') return true;
   return bytes.starts_with("PK") && bytes.size() >= kEndSize &&
          bytes.substr(bytes.size() - kEndSize).starts_with(kEndOfZip);
-}
-
-c10::IValue open_archive(const std::string& bytes) {
-  return torch::jit::pickle_load({bytes.begin(), bytes.end()});
 }
 
 }  // namespace syncbn::train

@@ -24,7 +24,4 @@ bool is_sealed(std::string_view bytes);
 /// Whether the bytes are those of Python's torch.save or of safetensors.
 bool is_of_python(std::string_view bytes);
 
-/// The values of a sealed archive. @throws libtorch's exceptions for other bytes.
-c10::IValue open_archive(const std::string& bytes);
-
 }  // namespace syncbn::train

@@ -37,4 +37,8 @@ void write_parts(const std::filesystem::path& path, const std::function<void(con
 ///   the disk fails. Thread-safe.
 c10::IValue read_torch_values(const std::filesystem::path& path);
 
+/// The same, of a file's bytes, which are not empty. Tensors share one copy of them.
+/// @throws base::UserError with what is wrong with the bytes. Thread-safe.
+c10::IValue parse_torch_values(std::string_view bytes);
+
 }  // namespace syncbn::models
