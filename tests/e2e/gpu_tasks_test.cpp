@@ -271,16 +271,11 @@ TEST_F(GpuTaskTest, AGanTrainsAsOnTheCpu) {
   }
 }
 
-std::string plugin(const std::string& name) {
-  return fmt::format("{}/../tests/plugins/lib{}.so", SYNCBN_BIN_DIR, name);
-}
-
 TEST_F(GpuTaskTest, ANetworkOfAPluginTrainsAndEvaluatesAsOnTheCpu) {
-  SYNCBN_SKIP_UNLESS(fs::exists(plugin("networks")), "test-plugins");
   expect_same_training(
       fmt::format("base: {}\nplugins: ['{}']\nmax_steps: 3\n"
                   "model: {{type: flawed, flaw: none}}\n",
-                  shipped_config("digits.yaml"), plugin("networks")));
+                  shipped_config("digits.yaml"), SYNCBN_TEST_BIN_DIR "/plugins/libnetworks.so"));
   expect_same_evaluation();
 }
 
