@@ -4,9 +4,8 @@
 // These prepare what is measured, in bf16 and channels-last:
 //   group itself|all|nccl|alone     the group of the next layers: this rank with itself over NCCL,
 //                                   all ranks, all ranks without peer memory, this rank alone
-//   network BATCH SIZE sync|local   a step of ResNet-50, for images of SIZE pixels; on several
-//   ranks
-//                                   in DistributedDataParallel
+//   network BATCH SIZE sync|local   a step of ResNet-50 for images of SIZE pixels, in
+//                                   DistributedDataParallel on several ranks
 //   layers BATCH DIVISOR            SyncBatchNorm + ReLU of ResNet-50's layers; channels and sizes
 //                                   are divided
 //   layer BATCH CHANNELS SIZE rows|planes
