@@ -190,16 +190,6 @@ TEST_F(GpuDetectionTest, TrainsAndPredictsAsOnTheCpu) {
   for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << i;
 }
 
-class ExhaustiveGpuDetectionTest : public GpuDetectionTest,
-                                   public ::testing::WithParamInterface<const char*> {};
-
-TEST_P(ExhaustiveGpuDetectionTest, TrainsAsOnTheCpu) {
-  expect_same_training(config(GetParam()));
-}
-
-INSTANTIATE_TEST_SUITE_P(Networks, ExhaustiveGpuDetectionTest,
-                         ::testing::Values("retinanet_resnet50_fpn_v2", "fcos_resnet50_fpn"));
-
 /// Images, and masks that tell which pixels belong to the square.
 class GpuSegmentationTest : public GpuTaskTest {
  protected:
@@ -246,19 +236,6 @@ TEST_F(GpuSegmentationTest, TrainsEvaluatesAndPredictsAsOnTheCpu) {
   }
   EXPECT_GE(same, kTestImages * kSide * kSide * 99 / 100);
 }
-
-class ExhaustiveGpuSegmentationTest : public GpuSegmentationTest,
-                                      public ::testing::WithParamInterface<const char*> {};
-
-TEST_P(ExhaustiveGpuSegmentationTest, TrainsAsOnTheCpu) {
-  // With dropout each device draws its own numbers: the first step's loss is all that is the same.
-  expect_same_training(config(GetParam()), {"--max_steps=1", "--optimizer.lr=1e-7"},
-                       {"--max_steps=1", "--optimizer.lr=1e-7"});
-}
-
-INSTANTIATE_TEST_SUITE_P(Networks, ExhaustiveGpuSegmentationTest,
-                         ::testing::Values("lraspp_mobilenet_v3_large",
-                                           "{type: fcn_resnet50, aux_loss: true}"));
 
 TEST_F(GpuTaskTest, AGanTrainsAsOnTheCpu) {
   expect_same_training(
