@@ -348,6 +348,8 @@ TEST(TextTest, NearestFindsTyposAndNothingFarAway) {
   EXPECT_EQ(did_you_mean("zzzzz", {"epochs"}), "");
   EXPECT_EQ(nearest("optim", {"optimizer.type", "optimizer"}), "optimizer");
   EXPECT_EQ(nearest("op", {"optimizer"}), std::nullopt);
+  EXPECT_EQ(nearest("nprocs", {"nnodes", "nproc_per_node"}), "nproc_per_node");
+  EXPECT_EQ(nearest("optix9", {"optimizer"}), std::nullopt);
 }
 
 TEST(TextTest, WhatCannotBeShownIsEscaped) {

@@ -607,22 +607,32 @@ TEST(GpuTest, WithoutAMonitorACallCountsAsEndedOnceItIsQueued) {
   }
 }
 
-TEST(GpuTest, AnOlderNcclThanTheHeadersIsRefusedAndWithAutoWarnedOf) {
+TEST(GpuTest, VersionsThatDoNotFitAreRefusedAndWithAutoWarnedOf) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "pretended-machine");
-  const syncbn::test::Environment older("FAKE_NCCL_VERSION", "22703");
-  const auto says = ::testing::AllOf(::testing::HasSubstr("versions of NCCL do not fit"),
-                                     ::testing::HasSubstr("that was loaded is 2.27.3"));
-  const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [&](int) {
-    EXPECT_THAT(
-        message_of<syncbn::base::UserError>([] { dist::init_process_group({.backend = "nccl"}); }),
-        says);
-    dist::init_process_group();
-    EXPECT_EQ(dist::device(), at::Device(at::kCPU));
-  });
-  EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
-  EXPECT_THAT(results[0].output,
-              ::testing::AllOf(::testing::HasSubstr("leaves the GPUs unused"), says));
+  struct Case {
+    const char* variable;
+    const char* version;
+    const char* what;
+    const char* found;
+  };
+  for (const auto& [variable, version, what, found] :
+       {Case{"FAKE_NCCL_VERSION", "22703", "versions of NCCL do not fit", "was loaded is 2.27.3;"},
+        Case{"FAKE_CUDA_VERSION", "12080", "versions of CUDA do not fit", "was loaded is 12.8;"},
+        Case{"FAKE_CUDA_DRIVER", "12080", "CUDA does not start", "the driver knows CUDA 12.8"}}) {
+    const syncbn::test::Environment other(variable, version);
+    const auto says = ::testing::AllOf(::testing::HasSubstr(what), ::testing::HasSubstr(found));
+    const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [&](int) {
+      EXPECT_THAT(message_of<syncbn::base::UserError>(
+                      [] { dist::init_process_group({.backend = "nccl"}); }),
+                  says);
+      dist::init_process_group();
+      EXPECT_EQ(dist::device(), at::Device(at::kCPU));
+    });
+    EXPECT_EQ(results[0].exit_code, 0) << results[0].output;
+    EXPECT_THAT(results[0].output,
+                ::testing::AllOf(::testing::HasSubstr("leaves the GPUs unused"), says));
+  }
 }
 
 TEST(GpuTest, GroupsOfAllRanksSplitTheDefaultGroupsCommunicator) {

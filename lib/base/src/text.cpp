@@ -71,10 +71,13 @@ std::optional<std::string> nearest(std::string_view word,
     }
   }
   if (best != nullptr) return *best;
+  // "nproc" and "nprocs" are beginnings of "nproc_per_node".
   constexpr size_t kMinBeginning = 3;
   std::optional<std::string> shortest;
   for (const std::string& candidate : candidates) {
-    if (word.size() < kMinBeginning || !candidate.starts_with(word)) continue;
+    const auto same = std::ranges::mismatch(word, candidate).in1 - word.begin();
+    const auto beginning = static_cast<size_t>(same);
+    if (beginning < kMinBeginning || beginning + 1 < word.size()) continue;
     if (!shortest || candidate.size() < shortest->size()) shortest = candidate;
   }
   return shortest;

@@ -104,6 +104,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
   model_.eval();
   data::Loader loader =
       each_once(inputs_.eval_set, loader_options_, dist::world_size(), dist::rank());
+  loader.set_damaged(damaged_);
   const at::Device device = dist::device();
   // The task's, and behind them those of the added metrics.
   at::Tensor counts = at::zeros({task_->num_counts() + added_.num_counts()},
@@ -155,6 +156,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
     }
   });
   sums[3].fill_(loader.skipped());
+  damaged_ = loader.damaged();
   // One exchange and one wait for the device. Counts below 2^53 are exact in float64.
   at::Tensor all = at::cat({sums, counts.to(at::kDouble)});
   dist::all_reduce(all);

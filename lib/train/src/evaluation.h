@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,7 @@ class Evaluator {
   const AddedMetrics added_;
   const BatchToDevice& to_device_;
   data::LoaderOptions loader_options_;
+  mutable std::set<int64_t> damaged_;  ///< samples that a warning has named
 };
 
 /// Makes batch norm's running statistics what the configuration asks for ahead of an evaluation.

@@ -172,7 +172,7 @@ void check_readable(const Config& config, const Inputs& inputs) {
     if (unreadable.empty()) continue;
     throw base::UserError(fmt::format(
         "data: {} cannot be read: convert them to JPEG or PNG, remove them, or leave them out with "
-        "loader.on_error=skip",
+        "loader.on_error=skip (and a loader.error_budget that allows it)",
         unreadable));
   }
 }

@@ -235,11 +235,17 @@ class Trainer {
     if (ranks != dist::world_size() && !plan_.is_over()) {
       // With batch_size a step has other samples, and with global_batch_size the same.
       const int64_t batch = config_.batch_size.value_or(0);
-      spdlog::warn("{} is of {} and this run has {}: it continues, but not bit for bit{}",
-                   resume_.checkpoint_path, base::counted(ranks, "rank"), dist::world_size(),
-                   batch == 0 ? ""
-                              : fmt::format(", and a step has {} samples in place of {}",
-                                            batch * dist::world_size(), batch * ranks));
+      const int64_t before = batch * ranks;
+      const bool is_divisible = before % dist::world_size() == 0;
+      spdlog::warn(
+          "{} is of {} and this run has {}: it continues, but not bit for bit{}{}",
+          resume_.checkpoint_path, base::counted(ranks, "rank"), dist::world_size(),
+          batch == 0 ? ""
+                     : fmt::format(", and a step has {} samples in place of {}",
+                                   batch * dist::world_size(), before),
+          batch == 0 || !is_divisible
+              ? ""
+              : fmt::format("; batch_size={} keeps their number", before / dist::world_size()));
     }
     warn_of_another_rate(former);
   }

@@ -135,6 +135,10 @@ int capability() {
   return static_cast<int>(setting("FAKE_CUDA_CAPABILITY", 90));
 }
 
+int driver_version() {
+  return static_cast<int>(setting("FAKE_CUDA_DRIVER", CUDART_VERSION));
+}
+
 int device_count() {
   return static_cast<int>(visible_devices().size());
 }
@@ -194,6 +198,9 @@ bool fake_cuda_has_context(int device) {
 
 cudaError_t cudaGetDeviceCount(int* count) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready_without_context());
+  if (fake_cuda::driver_version() / 1000 < CUDART_VERSION / 1000) {
+    return fail(cudaErrorInsufficientDriver);
+  }
   *count = fake_cuda::device_count();
   return *count > 0 ? cudaSuccess : fail(cudaErrorNoDevice);
 }
@@ -277,12 +284,12 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
 }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
+  *version = fake_cuda::driver_version();
   return cudaSuccess;
 }
 
 cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
+  *version = static_cast<int>(fake_cuda::setting("FAKE_CUDA_VERSION", CUDART_VERSION));
   return cudaSuccess;
 }
 

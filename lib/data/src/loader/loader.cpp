@@ -344,11 +344,11 @@ Batch Loader::result_of(PendingBatch& pending) {
     const double budget = options_.error_budget * static_cast<double>(order_.size());
     if (static_cast<double>(skipped_) > budget) {
       throw base::UserError(fmt::format(
-          "{} of the epoch's {} could not be read, more than the {:.3g} % that may be left "
-          "out (error_budget); the last is {}",
+          "{} of the epoch's {} could not be read, more than the {:.3g} % that "
+          "loader.error_budget allows (`train check` names all such samples); the last is {}",
           skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget, text));
     }
-    if (is_new) spdlog::warn("left out: {}", text);
+    if (is_new) spdlog::warn("cannot be used: {}", text);
     const bool is_empty = std::ssize(pending.faults) == std::ssize(pending.indices);
     if (is_empty && !options_.empty_batches) {
       throw base::UserError("no sample of a batch could be read; one is " + text);

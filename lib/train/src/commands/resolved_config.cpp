@@ -76,14 +76,18 @@ bool is_weights(const fs::path& file) {
 void check_file(const fs::path& file) {
   std::error_code ignored;
   if (base::is_missing(file)) {
-    std::vector<std::string> others;
+    std::map<std::string, std::string> others;  // by stem: ".yaml" is not what was mistyped
     const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
     for (const auto& entry : fs::directory_iterator(folder, ignored)) {
       const fs::path name = entry.path().filename();
-      if (name.extension() == ".yaml" || name.extension() == ".yml") others.push_back(name);
+      if (name.extension() == ".yaml" || name.extension() == ".yml") others[name.stem()] = name;
     }
-    throw base::UserError(fmt::format("cannot read {}: No such file{}", file.string(),
-                                      base::did_you_mean(file.filename().string(), others)));
+    std::vector<std::string> stems;
+    for (const auto& other : others) stems.push_back(other.first);
+    const auto near = base::nearest(file.stem().string(), stems);
+    throw base::UserError(
+        fmt::format("cannot read {}: No such file{}", file.string(),
+                    near ? fmt::format("; did you mean '{}'?", others.at(*near)) : ""));
   }
   if (is_weights(file)) {
     throw base::UserError(fmt::format(

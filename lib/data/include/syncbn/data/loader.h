@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <syncbn/data/dataset.h>
@@ -97,6 +98,11 @@ class Loader {
   /// Samples left out so far in this epoch (OnError::kSkip).
   int64_t skipped() const { return skipped_; }
 
+  /// The samples that this loader has named in a warning, or that it is not to name (another one
+  /// has).
+  const std::set<int64_t>& damaged() const { return damaged_; }
+  void set_damaged(std::set<int64_t> samples) { damaged_ = std::move(samples); }
+
   /// The position after the last batch that next() returned.
   SamplerState state() const;
 
@@ -134,7 +140,7 @@ class Loader {
   std::vector<int64_t> storage_order_;
   int64_t requested_ = 0;  ///< samples of storage_order_ that storage was asked for
   int64_t skipped_ = 0;
-  std::set<int64_t> damaged_;  ///< samples that a warning has named
+  std::set<int64_t> damaged_;
   double wait_seconds_ = 0;
   std::vector<Batch> slots_;
   std::deque<std::shared_ptr<detail::PendingBatch>> pending_;

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include <ATen/cuda/MemPool.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -265,6 +266,20 @@ std::string why_unusable() {
         "CUDA does not start: {} (the driver knows CUDA {}.{}, this program uses {}.{})",
         cudaGetErrorString(error), driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
         CUDART_VERSION % 1000 / 10);
+  }
+  // Minor versions are compatible with each other.
+  int runtime = 0;
+  cudaRuntimeGetVersion(&runtime);
+  const auto of_libtorch = static_cast<int>(at::detail::getCUDAHooks().versionCUDART());
+  if (runtime / 1000 != CUDART_VERSION / 1000 || of_libtorch / 1000 != CUDART_VERSION / 1000) {
+    const auto shown = [](int version) {
+      return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+    };
+    return fmt::format(
+        "versions of CUDA do not fit: this program was built with {}, libtorch with {}, and the "
+        "runtime that was loaded is {}; build with the toolkit of libtorch's version, and see "
+        "LD_LIBRARY_PATH",
+        shown(CUDART_VERSION), shown(of_libtorch), shown(runtime));
   }
   // ProcessGroupNCCL's options hold structures of NCCL by value, so the headers of libtorch and of
   // this library must agree; the library may be newer.
