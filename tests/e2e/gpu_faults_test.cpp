@@ -13,6 +13,7 @@
 
 #include "e2e/train_program.h"
 #include "support/skip.h"
+#include "support/text.h"
 
 namespace syncbn::test {
 namespace {
@@ -31,12 +32,6 @@ std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
   const Fault& fault = info.param;
   return fmt::format("{}_in_{}_of_rank_{}{}", fault.what, fault.place, fault.rank,
                      fault.in_graph ? "_with_graph" : "");
-}
-
-int count(const std::string& text, const std::string& part) {
-  int found = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
 }
 
 /// Seconds from the first worker's end in the first attempt to the last one's.
