@@ -195,8 +195,9 @@ TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
   for (const auto& [index, file] : {std::pair(0, "train/colour/0.jpg"),
                                     {16, "train/grey/none.png"},
                                     {8, "test/colour/none.png"}}) {
-    EXPECT_EQ(
-        count(damaged.err, fmt::format("cannot be used: sample {}: cannot decode '{}'", index, file)), 1);
+    EXPECT_EQ(count(damaged.err,
+                    fmt::format("cannot be used: sample {}: cannot decode '{}'", index, file)),
+              1);
   }
   EXPECT_THAT(damaged.err, HasSubstr("check: 3 samples cannot be used; mend or remove the files"));
 }
@@ -252,8 +253,8 @@ TEST_F(ImageFolderTrainingTest, AnEpochIsNotLostToATestImageThatCannotBeRead) {
   EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/last.pt"));
 
-  const auto resumed =
-      train("run", {"--resume=auto", "--loader.on_error=skip", "--loader.error_budget=1", "--epochs=4"});
+  const auto resumed = train(
+      "run", {"--resume=auto", "--loader.on_error=skip", "--loader.error_budget=1", "--epochs=4"});
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_THAT(resumed.err, HasSubstr("at epoch 2, step 2"));
   EXPECT_THAT(resumed.err, ContainsRegex("cannot be used: sample [0-9]+: .*none.png"));

@@ -77,11 +77,13 @@ TEST_F(ResumeTest, EndsBitForBitWhereAnUninterruptedRunDoes) {
 
 TEST_F(ResumeTest, SaysWhichBatchSizeKeepsTheSamplesOfAStep) {
   run_ranks_of_train(2, args("run", {"--max_steps=2"}));
-  const auto resumed = run_train(args("run", {"--max_steps=3", "--resume=auto", "--sampler=distributed"}));
+  const auto resumed =
+      run_train(args("run", {"--max_steps=3", "--resume=auto", "--sampler=distributed"}));
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
-  EXPECT_THAT(resumed.err,
-              HasSubstr("is of 2 ranks and this run has 1: it continues, but not bit for bit, and a "
-                        "step has 8 samples in place of 16; batch_size=16 keeps their number"));
+  EXPECT_THAT(
+      resumed.err,
+      HasSubstr("is of 2 ranks and this run has 1: it continues, but not bit for bit, and a "
+                "step has 8 samples in place of 16; batch_size=16 keeps their number"));
 }
 
 // Without --resume: the restart by the launcher implies it.

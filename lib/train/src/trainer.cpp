@@ -237,15 +237,14 @@ class Trainer {
       const int64_t batch = config_.batch_size.value_or(0);
       const int64_t before = batch * ranks;
       const bool is_divisible = before % dist::world_size() == 0;
-      spdlog::warn(
-          "{} is of {} and this run has {}: it continues, but not bit for bit{}{}",
-          resume_.checkpoint_path, base::counted(ranks, "rank"), dist::world_size(),
-          batch == 0 ? ""
-                     : fmt::format(", and a step has {} samples in place of {}",
-                                   batch * dist::world_size(), before),
-          batch == 0 || !is_divisible
-              ? ""
-              : fmt::format("; batch_size={} keeps their number", before / dist::world_size()));
+      spdlog::warn("{} is of {} and this run has {}: it continues, but not bit for bit{}{}",
+                   resume_.checkpoint_path, base::counted(ranks, "rank"), dist::world_size(),
+                   batch == 0 ? ""
+                              : fmt::format(", and a step has {} samples in place of {}",
+                                            batch * dist::world_size(), before),
+                   batch == 0 || !is_divisible ? ""
+                                               : fmt::format("; batch_size={} keeps their number",
+                                                             before / dist::world_size()));
     }
     warn_of_another_rate(former);
   }
