@@ -211,6 +211,8 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   for (const bool is_killed : {true, false}) {
     SCOPED_TRACE(is_killed);
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
     const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
       at::Tensor value = sum_of_new_group();
       const c10::impl::VirtualGuardImpl device(dist::device().type());
@@ -219,8 +221,13 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
       graph->capture([&] { dist::all_reduce(value); });
       graph->replay();
       EXPECT_EQ(value[0].item<float>(), 4);
-      if (rank == 1) is_killed ? static_cast<void>(::raise(SIGKILL)) : std::exit(3);
+      char launched = 0;
+      if (rank == 1) {
+        EXPECT_EQ(::read(ends[0], &launched, 1), 1);
+        is_killed ? static_cast<void>(::raise(SIGKILL)) : std::exit(3);
+      }
       graph->replay();
+      EXPECT_EQ(::write(ends[1], &launched, 1), 1);
       static_cast<void>(value[0].item<float>());
       EXPECT_THAT(
           message_of<dist::PeerError>([&] { graph->replay(); }),
@@ -229,6 +236,23 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
     });
     EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
   }
+}
+
+// After the last replay, as one rank writes a checkpoint and a report.
+TEST(GpuFailureTest, ARankThatEndsInOrderAbortsNoGraphOfTheOthers) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [&](int rank) {
+    at::Tensor value = sum_of_new_group();
+    const c10::impl::VirtualGuardImpl device(dist::device().type());
+    const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
+    const auto graph = dist::make_cuda_graph();
+    graph->capture([&] { dist::all_reduce(value); });
+    graph->replay();
+    EXPECT_EQ(value[0].item<float>(), 4);
+    if (rank == 1) std::exit(0);
+    std::this_thread::sleep_for(seconds(1));
+    dist::throw_if_aborted();
+  });
 }
 
 TEST(PretendedGpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {

@@ -618,8 +618,8 @@ TEST(GpuTest, VersionsThatDoNotFitAreRefusedAndWithAutoWarnedOf) {
   };
   for (const auto& [variable, version, what, found] :
        {Case{"FAKE_NCCL_VERSION", "22703", "versions of NCCL do not fit", "was loaded is 2.27.3;"},
-        Case{"FAKE_CUDA_VERSION", "12080", "versions of CUDA do not fit", "was loaded is 12.8;"},
-        Case{"FAKE_CUDA_DRIVER", "12080", "CUDA does not start", "the driver knows CUDA 12.8"}}) {
+        Case{"FAKE_CUDA_VERSION", "11080", "versions of CUDA do not fit", "was loaded is 11.8;"},
+        Case{"FAKE_CUDA_DRIVER", "11080", "CUDA does not start", "the driver knows CUDA 11.8"}}) {
     const syncbn::test::Environment other(variable, version);
     const auto says = ::testing::AllOf(::testing::HasSubstr(what), ::testing::HasSubstr(found));
     const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [&](int) {

@@ -90,7 +90,7 @@ TEST(ProfileTest, OfTwoHostsNamesTheSlowRank) {
                                    "--nproc_per_node=1",
                                    "--master_addr=node0",
                                    "train"};
-    const auto more = digits(run, {"--epochs=1", "--max_steps=10", "--profile.skip=4",
+    const auto more = digits(run, {"--epochs=1", "--max_steps=8", "--profile.skip=4",
                                    "--profile.steps=3", "--task.loss.type=slow_on_rank_1",
                                    "--plugins=[" SYNCBN_TEST_BIN_DIR "/plugins/libstaircase.so]"});
     words.insert(words.end(), more.begin(), more.end());

@@ -76,7 +76,7 @@ TEST_F(ResumeTest, EndsBitForBitWhereAnUninterruptedRunDoes) {
 }
 
 TEST_F(ResumeTest, SaysWhichBatchSizeKeepsTheSamplesOfAStep) {
-  run_ranks_of_train(2, args("run", {"--max_steps=2"}));
+  run_ranks_of_train(2, args("run", {"--max_steps=2", "--sampler=distributed"}));
   const auto resumed =
       run_train(args("run", {"--max_steps=3", "--resume=auto", "--sampler=distributed"}));
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;

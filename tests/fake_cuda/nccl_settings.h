@@ -7,7 +7,7 @@
 
 namespace fake_nccl {
 
-/// Of the ncclConfig_t that was given last, and the priority of the last collective's stream.
+/// Values of the last ncclConfig_t, and the priority of the last collective's stream.
 struct Settings {
   int blocking, min_ctas, max_ctas, priority;
 };

@@ -37,7 +37,12 @@ TEST(ProgramCheckpointTest, AProgramGoesOnWithTheSameBits) {
   torch::optim::Adam whole_optimizer(whole->parameters(), 0.1);
   for (int64_t i = 0; i < 3; ++i) step(whole, whole_optimizer, i);
   save_checkpoint(folder / "a.pt", *whole, &whole_optimizer,
-                  {{"epoch", 7}, {"name", "x"}, {"best", 0.5}, {"scale", at::ones({2})}});
+                  {{"epoch", 7},
+                   {"name", "x"},
+                   {"best", 0.5},
+                   {"scale", at::ones({2})},
+                   {"losses", std::vector<double>{2, 1}},
+                   {"pair", std::tuple<int64_t, bool>(3, true)}});
 
   auto part = network();
   torch::optim::Adam part_optimizer(part->parameters(), 0.1);
@@ -46,11 +51,23 @@ TEST(ProgramCheckpointTest, AProgramGoesOnWithTheSameBits) {
   EXPECT_EQ(extra.at("name").toStringRef(), "x");
   EXPECT_EQ(extra.at("best").toDouble(), 0.5);
   EXPECT_TRUE(at::equal(extra.at("scale").toTensor(), at::ones({2})));
+  EXPECT_EQ(extra.at("losses").toDoubleVector(), (std::vector<double>{2, 1}));
+  EXPECT_EQ(extra.at("pair").toTupleRef().elements()[0].toInt(), 3);
   for (int64_t i = 3; i < 6; ++i) step(whole, whole_optimizer, i), step(part, part_optimizer, i);
   for (size_t i = 0; i < whole->parameters().size(); ++i) {
     EXPECT_TRUE(at::equal(whole->parameters()[i], part->parameters()[i]));
   }
   EXPECT_TRUE(at::equal(whole->buffers()[0], part->buffers()[0]));
+}
+
+TEST(ProgramCheckpointTest, RefusesATensorThatReachesBeyondItsData) {
+  const test::TempFolder folder;
+  auto net = network();
+  const at::Tensor four = at::ones({4});
+  four.unsafeGetTensorImpl()->set_sizes_contiguous({127, 127});
+  save_checkpoint(folder / "a.pt", *net, nullptr, {{"scale", four}});
+  EXPECT_THAT([&] { load_checkpoint(folder / "a.pt", *net); },
+              ThrowsMessage<base::UserError>(HasSubstr("it is damaged, truncated or")));
 }
 
 TEST(ProgramCheckpointTest, ReadsTheNetworkOfARunOfTrain) {

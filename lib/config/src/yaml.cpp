@@ -252,8 +252,7 @@ std::string scalar_text(const Value& value, bool between_brackets) {
   if (value.quoted) return text_of(value.scalar);
   // It was written over several lines, or where these characters have no meaning.
   const bool is_unclear =
-      value.scalar.find_first_of(between_brackets ? "\n,[]{}" : "\n") != std::string::npos ||
-      (between_brackets && value.scalar.starts_with('?'));
+      value.scalar.find_first_of(between_brackets ? "\n,?[]{}" : "\n") != std::string::npos;
   return is_unclear ? in_quotes(value.scalar) : value.scalar;
 }
 

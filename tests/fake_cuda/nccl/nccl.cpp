@@ -91,7 +91,7 @@ ncclResult_t check_operation(ncclComm& communicator, ncclRedOp_t operation, cons
               function, operation);
 }
 
-/// As where CUDA has no memory left.
+/// Fails as NCCL does when CUDA is out of memory.
 /// @param place "1" for collectives, "set-up"
 ncclResult_t check_cuda(const char* place) {
   const char* const fails = std::getenv("FAKE_NCCL_CUDA_ERROR");

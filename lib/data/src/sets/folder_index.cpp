@@ -209,6 +209,7 @@ bool FolderIndex::is_sound(const MappedIndex& index, bool has_classes) {
   if (folders.empty() || folders[0].first_file != 0 || name_ends.size() != folders.size() ||
       index.array<FileStamp>(kStamps).size() != folders.size() ||
       !std::ranges::is_sorted(name_ends) || name_ends.back() != index.text(kFolderNames).size() ||
+      (!has_classes && (folders.size() != 2 || 2 * folders[1].first_file != ends.size())) ||
       has_classes != classes.ends_with('\0') || labels.size() != (has_classes ? ends.size() : 0) ||
       !std::ranges::all_of(labels, is_label)) {
     return false;

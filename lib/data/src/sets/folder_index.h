@@ -53,7 +53,8 @@ class FolderIndex {
     int64_t label;
   };
 
-  /// Whether the arrays of an index fit each other: anybody can give a file the right checksums.
+  /// Whether the arrays of an index fit each other. Checksums do not protect against a file that
+  /// was made on purpose.
   static bool is_sound(const MappedIndex& index, bool has_classes);
   /// @pre is_sound()
   explicit FolderIndex(MappedIndex index);

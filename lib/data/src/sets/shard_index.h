@@ -27,8 +27,9 @@ class ShardIndex {
     int64_t size;
   };
 
-  /// Whether the arrays of an index fit each other, the sizes of the shards and `classes`: anybody
-  /// can give a file the right checksums. @pre its stamps are those of the shards
+  /// Whether the arrays of an index fit each other, the sizes of the shards and `classes`.
+  /// Checksums do not protect against a file that was made on purpose. @pre its stamps are those of
+  /// the shards
   static bool is_sound(const MappedIndex& index, int64_t classes);
   /// @pre is_sound()
   explicit ShardIndex(MappedIndex index);

@@ -160,9 +160,9 @@ LinkProbe::Trip LinkProbe::measure_trip() {
         .copy(reinterpret_cast<char*>(&there), sizeof(there));
     const double seconds = std::chrono::duration<double>(Clock::now() - steady).count();
     if (seconds >= best.seconds) continue;
-    // Any number may have come: the difference of two times may not fit.
-    const double ahead = 1e-9 * (static_cast<double>(there) - static_cast<double>(begin));
-    best = {seconds, ahead - seconds / 2};
+    int64_t ahead = 0;  // any number may have come: a difference that does not fit tells nothing
+    if (__builtin_sub_overflow(there, begin, &ahead)) ahead = there;
+    best = {seconds, 1e-9 * static_cast<double>(ahead) - seconds / 2};
   }
   return best;
 }

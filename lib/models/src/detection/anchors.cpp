@@ -41,7 +41,10 @@ std::vector<at::Tensor> AnchorGenerator::operator()(const at::Tensor& images,
     const at::Tensor y = grid[0].flatten();
     const at::Tensor x = grid[1].flatten();
     const at::Tensor origins = at::stack({x, y, x, y}, 1).unsqueeze(1);
-    cells_[i] = cells_[i].to(options);  // stays there: the copy to a GPU waits for it
+    // Kept, since the copy of memory that is not pinned blocks until the GPU has it.
+    if (cells_[i].device() != options.device() || cells_[i].dtype() != options.dtype()) {
+      cells_[i] = cells_[i].to(options);
+    }
     anchors.push_back((origins + cells_[i]).reshape({-1, 4}));
   }
   return anchors;

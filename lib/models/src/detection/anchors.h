@@ -21,7 +21,7 @@ class AnchorGenerator {
   /// @param images [N, C, H, W]
   /// @param features of each level, [N, C, h, w]
   /// @return for each level [h * w * per_place(), 4], on the device of the images, in their type or
-  ///   float32, whichever is more precise
+  ///   float32, whichever is more precise. Not thread-safe.
   std::vector<at::Tensor> operator()(const at::Tensor& images,
                                      const std::vector<at::Tensor>& features);
 

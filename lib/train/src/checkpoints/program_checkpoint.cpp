@@ -1,11 +1,13 @@
 #include <syncbn/train/checkpoint.h>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
@@ -42,11 +44,26 @@ void load_optimizer(const at::Tensor& bytes, torch::optim::Optimizer& optimizer)
   optimizer.load(archive);
 }
 
+/// By libtorch's reader, which knows whatever may be in `extra`, but does not look whether tensors
+/// lie within their data.
+c10::IValue open_archive(const std::string& bytes) {
+  c10::IValue values = torch::jit::pickle_load({bytes.begin(), bytes.end()});
+  values.visit([](const c10::IValue& value) {
+    if (!value.isTensor() || !value.toTensor().defined()) return false;
+    const at::Tensor& tensor = value.toTensor();
+    const size_t needed = at::detail::computeStorageNbytes(
+        tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
+    TORCH_CHECK(needed <= tensor.storage().nbytes(), "a tensor reaches beyond its data");
+    return false;
+  });
+  return values;
+}
+
 /// The contents of a file that save_checkpoint() or `train` has written.
 std::optional<Dict> read_program_checkpoint(const std::string& bytes) {
   if (!is_sealed(bytes)) return std::nullopt;
   try {
-    const Dict dict = models::parse_torch_values(bytes).toGenericDict();
+    const Dict dict = open_archive(bytes).toGenericDict();
     const std::string format = dict.at("format").toStringRef();
     const int64_t version = dict.at("format_version").toInt();
     const bool is_known = (format == kProgramFormat && version == kProgramVersion) ||

@@ -13,8 +13,7 @@ inline double lower_median(std::vector<double> numbers) {
   return *middle;
 }
 
-/// A rank whose own time is this many times the median's, of two ranks the faster one's, holds up
-/// the others.
+/// A rank is a straggler if its own time exceeds this multiple of the ranks' lower median.
 inline constexpr double kStragglerFactor = 1.3;
 
 }  // namespace syncbn::base

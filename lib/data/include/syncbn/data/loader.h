@@ -98,8 +98,7 @@ class Loader {
   /// Samples left out so far in this epoch (OnError::kSkip).
   int64_t skipped() const { return skipped_; }
 
-  /// The samples that this loader has named in a warning, or that it is not to name (another one
-  /// has).
+  /// The samples that next() does not warn of: it has done so, or set_damaged() named them.
   const std::set<int64_t>& damaged() const { return damaged_; }
   void set_damaged(std::set<int64_t> samples) { damaged_ = std::move(samples); }
 

@@ -26,7 +26,8 @@ class CudaGraph {
   /// Runs the recorded work on the current stream, without waiting for it. If a rank of a recorded
   /// collective's group ends meanwhile, the group is aborted: the work then ends with undefined
   /// results, and throw_if_aborted() and the next replay() name that rank.
-  /// @throws PeerError if a group was aborted.
+  /// @throws PeerError or base::UserError (see throw_if_aborted()) if any group was aborted, in
+  ///   each call from then on.
   virtual void replay() = 0;
 };
 

@@ -270,7 +270,11 @@ std::string why_unusable() {
   // Minor versions are compatible with each other.
   int runtime = 0;
   cudaRuntimeGetVersion(&runtime);
-  const auto of_libtorch = static_cast<int>(at::detail::getCUDAHooks().versionCUDART());
+  // A stub stands there if libtorch was asked for CUDA before this library was loaded; why_no_gpu()
+  // says so.
+  const auto& hooks = at::detail::getCUDAHooks();
+  const int of_libtorch =
+      hooks.hasCUDART() ? static_cast<int>(hooks.versionCUDART()) : CUDART_VERSION;
   if (runtime / 1000 != CUDART_VERSION / 1000 || of_libtorch / 1000 != CUDART_VERSION / 1000) {
     const auto shown = [](int version) {
       return fmt::format("{}.{}", version / 1000, version % 1000 / 10);

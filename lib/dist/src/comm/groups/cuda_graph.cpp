@@ -12,19 +12,25 @@
 namespace syncbn::dist {
 namespace {
 
-/// Launches nothing that uses communicators after their abort.
+/// Launches nothing that uses communicators after their abort, for which NCCL waits until no graph
+/// holds their calls.
 class CheckedGraph : public CudaGraph {
  public:
   explicit CheckedGraph(std::unique_ptr<CudaGraph> graph) : graph_(std::move(graph)) {}
 
   void capture(const std::function<void()>& work) override { graph_->capture(work); }
   void replay() override {
-    throw_if_aborted();
+    try {
+      throw_if_aborted();
+    } catch (...) {
+      graph_.reset();
+      throw;
+    }
     graph_->replay();
   }
 
  private:
-  const std::unique_ptr<CudaGraph> graph_;
+  std::unique_ptr<CudaGraph> graph_;  ///< null after an abort
 };
 
 }  // namespace

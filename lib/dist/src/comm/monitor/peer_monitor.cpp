@@ -42,6 +42,7 @@ constexpr char kDiffer[] = "differ";
 constexpr char kGaveUp[] = "gave-up";
 
 constexpr char kLeft[] = "has left the group (destroy_process_group)";
+constexpr char kEndedProgram[] = "has ended its program";
 
 // Upper bound on the stuck collectives that are remembered for a group.
 constexpr size_t kMaxStuck = 16;
@@ -117,7 +118,7 @@ void PeerMonitor::skip_destructors_after_failure() {
 void PeerMonitor::leave_with(int exit_code) {
   const auto monitor = living().lock();
   if (!monitor) return;
-  monitor->leave(exit_code == 0 ? "has ended its program"
+  monitor->leave(exit_code == 0 ? kEndedProgram
                                 : fmt::format("ended with exit code {}", exit_code));
 }
 
@@ -141,7 +142,6 @@ void PeerMonitor::announce_leave() {
   update_logs();
   std::vector<std::string> fields{fmt::format("{} {}", self(), kLeft)};
   const Lock lock(mutex_);
-  is_leaving_ = true;
   for (std::string& field : completed_now(/*with_running=*/true)) {
     fields.push_back(std::move(field));
   }
@@ -205,7 +205,8 @@ void PeerMonitor::on_message(const Message& message) {
   if (message.type == "leave") {
     leave_notices_[message.from] = {group, completed_of(message)};
   } else if (message.type == "left") {
-    ends_.try_emplace(message.from, End{group, Clock::now(), completed_of(message), ++events_});
+    ends_.try_emplace(message.from, End{group, Clock::now(), completed_of(message), ++events_,
+                                        /*is_orderly=*/true});
     news_.notify_all();
   } else if (message.type == "stuck") {
     receive_stuck(message);
@@ -268,7 +269,8 @@ void PeerMonitor::on_end(int rank, const std::string& where) {
   const auto notice = found == leave_notices_.end() ? LeaveNotice{"died", {}} : found->second;
   disconnected_.try_emplace(rank, Clock::now());
   ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, notice.manner),
-                              Clock::now(), notice.completed, ++events_});
+                              Clock::now(), notice.completed, ++events_,
+                              notice.manner == kLeft || notice.manner == kEndedProgram});
   news_.notify_all();
 }
 
@@ -364,8 +366,9 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
 /// Whether a call needs a rank that has ended.
 bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
                            const Call& call) const {
-  // Nobody counts replays.
-  if (call.is_replayed) return log.has_member(rank);
+  // The monitor does not see replays: one may wait for any member. Those that end in order have no
+  // replay left that the others wait for.
+  if (call.is_replayed) return log.has_member(rank) && !end.is_orderly;
   if (!call.is_collective()) {
     if (call.peer != rank) return false;
     // What a rank that leaves has sent arrives, however late.
@@ -423,16 +426,6 @@ bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pendi
   });
 }
 
-/// Whether a rank with which a CUDA graph may exchange data has ended. One that leaves disconnects
-/// only after the others have begun to leave.
-bool PeerMonitor::is_replay_lost(const FlightRecorder& log) const {
-  if (is_leaving_) return false;
-  const Clock::time_point now = Clock::now();
-  return std::any_of(disconnected_.begin(), disconnected_.end(), [&](const auto& entry) {
-    return log.has_member(entry.first) && now - entry.second >= kDeliveryTime;
-  });
-}
-
 void PeerMonitor::update_logs() {
   Logs logs;
   {
@@ -461,7 +454,7 @@ void PeerMonitor::supervise() {
       if (first != pending.end()) {
         to_abort.emplace_back(log, first->call);
       } else if (const auto replayed = log->replayed();
-                 replayed && (failed || is_replay_lost(*log))) {
+                 replayed && (failed || is_lost(*log, {.call = *replayed, .since = {}}))) {
         to_abort.emplace_back(log, *replayed);
       }
     }

@@ -95,7 +95,8 @@ class PeerMonitor {
     std::string what;  ///< "rank 2 (host, process 7) died"
     Clock::time_point when;
     Completed completed;
-    uint64_t order = 0;  ///< among ends and failures
+    uint64_t order = 0;       ///< among ends and failures
+    bool is_orderly = false;  ///< left its groups, or ended with exit code 0
   };
   /// Why a group cannot go on.
   struct Failure {
@@ -148,7 +149,6 @@ class PeerMonitor {
   void compare_with_stuck(const FlightRecorder& log,
                           const std::vector<FlightRecorder::Pending>& pending);
   bool is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const;
-  bool is_replay_lost(const FlightRecorder& log) const;
   bool concerns(int rank, const End& end, const FlightRecorder& log, const Call& call) const;
   std::optional<Failure> known_failure(const FlightRecorder& log, const Call& call) const;
   std::string ask_ranks(Lock& lock, const FlightRecorder& log, const Call& call);
@@ -170,7 +170,6 @@ class PeerMonitor {
   std::map<uint64_t, std::map<int, std::string>> answers_;  ///< by question and rank
   uint64_t questions_ = 0;
   uint64_t events_ = 0;
-  bool is_leaving_ = false;  ///< announce_leave() was called
   bool has_left_ = false;
   std::map<std::string, std::thread> overdue_;  ///< by group: asks for the cause
   CompletionQueries queries_;
