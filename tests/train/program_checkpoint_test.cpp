@@ -1,4 +1,5 @@
 #include <ATen/Functions.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
@@ -63,11 +64,26 @@ TEST(ProgramCheckpointTest, AProgramGoesOnWithTheSameBits) {
 TEST(ProgramCheckpointTest, RefusesATensorThatReachesBeyondItsData) {
   const test::TempFolder folder;
   auto net = network();
-  const at::Tensor four = at::ones({4});
-  four.unsafeGetTensorImpl()->set_sizes_contiguous({127, 127});
-  save_checkpoint(folder / "a.pt", *net, nullptr, {{"scale", four}});
-  EXPECT_THAT([&] { load_checkpoint(folder / "a.pt", *net); },
-              ThrowsMessage<base::UserError>(HasSubstr("it is damaged, truncated or")));
+  save_checkpoint(folder / "a.pt", *net, nullptr, {{"scale", at::ones({113})}});
+  std::string bytes = base::read_file(folder / "a.pt");
+  constexpr size_t kDigits = 8;
+  bytes.resize(bytes.size() - kDigits);
+  const std::string sizes = "(K\x71t";  // the tuple (113,) of a pickle
+  const size_t place = bytes.find(sizes);
+  ASSERT_NE(place, bytes.npos);
+  ASSERT_EQ(bytes.find(sizes, place + 1), bytes.npos);
+  const auto load = [&] {
+    uint32_t crc = ~0U;
+    for (const char byte : bytes) {
+      crc ^= static_cast<uint8_t>(byte);
+      for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320 : 0);
+    }
+    base::write_file_atomically(folder / "a.pt", bytes + fmt::format("{:08x}", ~crc));
+    load_checkpoint(folder / "a.pt", *net);
+  };
+  EXPECT_NO_THROW(load());
+  bytes[place + 2] = 127;
+  EXPECT_THAT(load, ThrowsMessage<base::UserError>(HasSubstr("it is damaged, truncated or")));
 }
 
 TEST(ProgramCheckpointTest, ReadsTheNetworkOfARunOfTrain) {
