@@ -371,6 +371,7 @@ class Worker {
 };
 
 int run() {
+  syncbn::base::init_logging();  // to stderr: answers are on stdout
   dist::init_process_group({.backend = "nccl"});
   at::globalContext().setBenchmarkCuDNN(true);
   {
