@@ -206,6 +206,18 @@ TEST(GpuFailureTest, ALayerThatWaitedForADeadRankIsNamed) {
   }
 }
 
+/// Calls `then` with a sum over two ranks, and the graph that has made it in a first replay.
+void with_replayed_sum(const std::function<void(at::Tensor&, dist::CudaGraph&)>& then) {
+  at::Tensor value = sum_of_new_group();
+  const c10::impl::VirtualGuardImpl device(dist::device().type());
+  const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
+  const auto graph = dist::make_cuda_graph();
+  graph->capture([&] { dist::all_reduce(value); });
+  graph->replay();
+  EXPECT_EQ(value[0].item<float>(), 4);
+  then(value, *graph);
+}
+
 // It reads results after each replay, and makes no call outside the graph.
 TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
@@ -214,25 +226,20 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
     int ends[2];
     ASSERT_EQ(::pipe(ends), 0);
     const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
-      at::Tensor value = sum_of_new_group();
-      const c10::impl::VirtualGuardImpl device(dist::device().type());
-      const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
-      const auto graph = dist::make_cuda_graph();
-      graph->capture([&] { dist::all_reduce(value); });
-      graph->replay();
-      EXPECT_EQ(value[0].item<float>(), 4);
-      char launched = 0;
-      if (rank == 1) {
-        EXPECT_EQ(::read(ends[0], &launched, 1), 1);
-        is_killed ? static_cast<void>(::raise(SIGKILL)) : std::exit(3);
-      }
-      graph->replay();
-      EXPECT_EQ(::write(ends[1], &launched, 1), 1);
-      static_cast<void>(value[0].item<float>());
-      EXPECT_THAT(
-          message_of<dist::PeerError>([&] { graph->replay(); }),
-          AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"), HasSubstr("rank 1 ("),
-                HasSubstr(is_killed ? ") died" : "ended with exit code 3")));
+      with_replayed_sum([&](at::Tensor& value, dist::CudaGraph& graph) {
+        char launched = 0;
+        if (rank == 1) {
+          EXPECT_EQ(::read(ends[0], &launched, 1), 1);
+          is_killed ? static_cast<void>(::raise(SIGKILL)) : std::exit(3);
+        }
+        graph.replay();
+        EXPECT_EQ(::write(ends[1], &launched, 1), 1);
+        static_cast<void>(value[0].item<float>());
+        EXPECT_THAT(
+            message_of<dist::PeerError>([&] { graph.replay(); }),
+            AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"), HasSubstr("rank 1 ("),
+                  HasSubstr(is_killed ? ") died" : "ended with exit code 3")));
+      });
     });
     EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
   }
@@ -242,16 +249,11 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
 TEST(GpuFailureTest, ARankThatEndsInOrderAbortsNoGraphOfTheOthers) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [&](int rank) {
-    at::Tensor value = sum_of_new_group();
-    const c10::impl::VirtualGuardImpl device(dist::device().type());
-    const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
-    const auto graph = dist::make_cuda_graph();
-    graph->capture([&] { dist::all_reduce(value); });
-    graph->replay();
-    EXPECT_EQ(value[0].item<float>(), 4);
-    if (rank == 1) return;
-    std::this_thread::sleep_for(seconds(1));
-    dist::throw_if_aborted();
+    with_replayed_sum([&](at::Tensor& /*value*/, dist::CudaGraph& /*graph*/) {
+      if (rank == 1) return;
+      std::this_thread::sleep_for(seconds(1));
+      dist::throw_if_aborted();
+    });
   });
 }
 
