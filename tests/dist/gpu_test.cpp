@@ -13,6 +13,7 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
+#include <array>
 #include <chrono>
 #include <fstream>
 #include <functional>
@@ -527,27 +528,19 @@ TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
   });
 }
 
-/// Two ranks that each see one GPU, its number 0.
-void expect_on_gpus(const std::vector<std::string>& visible, const std::string& backend,
-                    const std::function<void()>& body) {
+/// Runs two ranks, which see one GPU each, its number 0.
+void run_ranks_that_see(const std::array<const char*, 2>& gpus, const std::function<void()>& body) {
   run_ranks(2, [&](int rank) {
-    ::setenv("CUDA_VISIBLE_DEVICES", visible.at(static_cast<size_t>(rank)).c_str(), 1);
-    if (body) {
-      dist::init_process_group({.backend = backend});
-      EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
-      body();
-      dist::destroy_process_group();
-    } else {
-      EXPECT_THAT(message_of<syncbn::base::UserError>(
-                      [&] { dist::init_process_group({.backend = backend}); }),
-                  ::testing::HasSubstr("share the GPU"));
-    }
+    ::setenv("CUDA_VISIBLE_DEVICES", gpus.at(static_cast<size_t>(rank)), 1);
+    body();
   });
 }
 
 TEST(GpuTest, RanksThatSeeOneGpuEachExchangeAsOthers) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  expect_on_gpus({"0", "1"}, "nccl", [] {
+  run_ranks_that_see({"0", "1"}, [] {
+    dist::init_process_group({.backend = "nccl"});
+    EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
     const auto on_gpu = at::TensorOptions().device(dist::device());
     at::Tensor value = at::ones({3}, on_gpu) * (dist::rank() + 1);
     dist::all_reduce(value);
@@ -557,12 +550,17 @@ TEST(GpuTest, RanksThatSeeOneGpuEachExchangeAsOthers) {
     // 1 and 3: the mean of both ranks is 2, and their deviation 1.
     const at::Tensor output = layer(at::full({4, 1}, 1. + 2 * dist::rank(), on_gpu));
     EXPECT_TRUE(close(output.cpu(), at::full({4, 1}, 2. * dist::rank() - 1), 1e-4, 1e-4));
+    dist::destroy_process_group();
   });
 }
 
 TEST(GpuTest, RanksThatSeeTheSameGpuAreRefusedByItsAddress) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  expect_on_gpus({"0", "0"}, "nccl", {});
+  run_ranks_that_see({"0", "0"}, [] {
+    EXPECT_THAT(
+        message_of<syncbn::base::UserError>([] { dist::init_process_group({.backend = "nccl"}); }),
+        ::testing::HasSubstr("share the GPU"));
+  });
 }
 
 // Loading it takes seconds.
