@@ -195,19 +195,40 @@ class RunTests(unittest.TestCase):
         self.assertEqual(run_tests.time_of_fakegpu([240.0] * 3, 3),
                          "fakegpu: 3 entries, 720 s, about 240 s with 3 at once")
 
-    def test_takes_the_seconds_of_ctests_report(self):
+    def runs(self, *options, **environment):
+        """What it says of a ctest with an entry of each label, one of which has a test that needs a GPU."""
         with tempfile.TemporaryDirectory() as folder:
             ctest = pathlib.Path(folder, "ctest")
             ctest.write_text("""#!/bin/sh
+case "$*" in *--show-only*)
+  label() { printf '{"name": "%s", "properties": [{"name": "LABELS", "value": ["%s"]}]}' $1 $2; }
+  echo "{\\"tests\\": [$(label FakeGpu.GpuTest fakegpu), $(label Large exhaustive), $(label Ranks multiproc)]}"
+  exit
+esac
 while [ "$1" != --output-junit ]; do shift; done
+printf 'passed\tRanks.Add\t\nskipped\tRanks.Gpu\tneeds: gpu\n' >"$SYNCBN_TEST_REPORT"
 echo '<testsuite><testcase name="FakeGpu.GpuTest" time="11.5" status="run"/>
-<testcase name="Off" status="notrun"/></testsuite>' >"$2"
+<testcase name="Ranks" time="1" status="run"/></testsuite>' >"$2"
 """)
             ctest.chmod(0o755)
-            with unittest.mock.patch.dict(os.environ, PATH=f"{folder}:{os.environ['PATH']}"):
-                status, entries, seconds = run_tests.run_entries("release", [])
-        self.assertEqual((status, seconds), (0, {"FakeGpu.GpuTest": 11.5, "Off": 0}))
-        self.assertEqual(entries["Off"], {"Off": ("skipped", "")})
+            return subprocess.run(
+                [sys.executable, ROOT / "scripts/run-tests", "release", *options], text=True, stdout=subprocess.PIPE,
+                env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SYNCBN_TEST_PYTHON": "false",
+                     "CI": "false", **environment})
+
+    def test_tells_what_ran_what_was_left_out_and_why(self):
+        done = self.runs("--require", "multiproc")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        for line in ("Left to scripts/check-all: Large\n", "     1  gpu: a machine with an NVIDIA GPU\n",
+                     "fakegpu: 1 entries, 12 s, about 12 s with ", "2 passed, 0 failed, 1 skipped\n"):
+            self.assertIn(line, done.stdout)
+
+    def test_fails_if_a_label_did_not_run_or_a_skip_is_not_allowed(self):
+        done = self.runs("--require", "mpi")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("error: no test with the label mpi ran\n", done.stdout)
+        self.assertEqual(self.runs(CI="true", SYNCBN_ALLOW_SKIP="gpu").returncode, 0)
+        self.assertEqual(self.runs(CI="true", SYNCBN_ALLOW_SKIP="mpi").returncode, 1)
 
 
 class Demo(unittest.TestCase):
