@@ -12,6 +12,7 @@
 
 #include "common/handshake.h"
 #include "common/json_messages.h"
+#include "job/record_message.h"
 #include "job/status_socket.h"
 #include "job/torchrun_protocol.h"
 #include "job/worker_state.h"
@@ -41,6 +42,11 @@ void read_message(const nlohmann::json& message) {
   may_refuse([&] { Hang::of(message).json(); });
   may_refuse([&] { AssignedRanks::of(message.at("ranks")).json(); });
   may_refuse([&] { NodeJob::from_json(message).to_json(); });
+  // What is kept of a record can be sent again.
+  if (const auto record = record_in(message); record && !record->calls.empty()) {
+    const auto again = record_message(*record, {.calls = 1000, .bytes = 1 << 20});
+    require(again && record_in(*again)->calls.size() == std::min<size_t>(record->calls.size(), 1000));
+  }
   may_refuse([&] { judge({MachineFigures::of(message), MachineFigures::of(message)}); });
 }
 

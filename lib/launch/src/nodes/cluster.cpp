@@ -255,6 +255,7 @@ void Cluster::handle_message(const Json& message) {
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
   if (type == "inquire") is_asked_ = true;
+  if (type == "ask_records") asks_for_records_ = true;
   if (type == "hold") holds_ = true;
   if (type == "hang") hang_ = Hang::of(message.at("hang"));
   if (type == "status") status_ = message;
@@ -409,6 +410,17 @@ void Cluster::report_end() {
 void Cluster::report_workers(const std::vector<WorkerState>& workers) {
   constexpr size_t kFrame = 200;  // bytes of the message around them
   send({{"type", "workers"}, {"workers", json_of(workers, Peers::kMaxMessage - kFrame)}});
+}
+
+void Cluster::report_records(const std::vector<RankMemory>& ranks) {
+  for (const RankMemory& rank : ranks) {
+    const auto record = rank.read();
+    if (!record) continue;
+    if (const auto message = record_message(*record, RecordQuota::of(record->world_size))) {
+      send(*message);
+    }
+  }
+  send({{"type", "records"}});
 }
 
 void Cluster::report_stall(double seconds, bool ends) {

@@ -93,6 +93,12 @@ GroupResult WorkerGroup::run() {
   return result();
 }
 
+std::vector<RankMemory> WorkerGroup::take_records() {
+  std::vector<RankMemory> records;
+  for (Worker& worker : workers_) records.push_back(std::move(worker.calls));
+  return records;
+}
+
 void WorkerGroup::start() {
   become_subreaper();  // for the orphans of a keeper that is killed
   std::vector<WorkerSpec> specs;

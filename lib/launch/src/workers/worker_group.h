@@ -53,6 +53,9 @@ class WorkerGroup {
   /// @throws base::UnavailableError if the keeper was killed. All workers are then dead.
   GroupResult run();
 
+  /// The workers' flight records, after run().
+  std::vector<RankMemory> take_records();
+
  private:
   using Clock = std::chrono::steady_clock;
 
