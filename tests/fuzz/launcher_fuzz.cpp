@@ -62,7 +62,7 @@ void read_messages(std::string_view bytes) {
 
 void shake_hands(Handshake::Side side, const std::string& token, std::string_view bytes) {
   Handshake handshake(side, token);
-  if (side == Handshake::Side::kLauncher) handshake.begin();
+  if (side == Handshake::Side::kClient) handshake.begin();
   while (!bytes.empty() && !handshake.is_done() && handshake.failure().empty()) {
     const size_t end = std::min(bytes.find('\n'), bytes.size());
     handshake.take(bytes.substr(0, end));
@@ -95,13 +95,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       read_messages(bytes);
       break;
     case 1:
-      shake_hands(Handshake::Side::kCoordinator, token, bytes);
+      shake_hands(Handshake::Side::kServer, token, bytes);
       break;
     case 2:
-      shake_hands(Handshake::Side::kLauncher, token, bytes);
+      shake_hands(Handshake::Side::kClient, token, bytes);
       break;
     case 3:
-      shake_hands(Handshake::Side::kCoordinator, "", bytes);
+      shake_hands(Handshake::Side::kServer, "", bytes);
       break;
     case 4:
       read_lines_of_node(bytes);

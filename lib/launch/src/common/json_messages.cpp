@@ -9,13 +9,13 @@ namespace syncbn::launch {
 
 using Json = nlohmann::json;
 
-void send_message(base::Channel& channel, const Json& message, LinkProtection* protection) {
+void send_message(base::Channel& channel, const Json& message, base::LinkProtection* protection) {
   const std::string line = message.dump(-1, ' ', false, Json::error_handler_t::replace);
   protection != nullptr ? protection->send(channel, line) : channel.send(line + "\n");
 }
 
 std::optional<Json> next_message(base::Channel& channel, size_t max_size,
-                                 LinkProtection* protection) {
+                                 base::LinkProtection* protection) {
   const auto line = protection != nullptr ? protection->next_line(channel, max_size)
                                           : channel.next_line(max_size);
   if (!line) return std::nullopt;

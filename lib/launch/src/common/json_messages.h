@@ -6,19 +6,19 @@
 #include <optional>
 #include <string>
 
-#include "common/link_protection.h"
+#include <syncbn/base/link_protection.h>
 
 namespace syncbn::launch {
 
 /// Launchers talk in lines of JSON: objects with a "type". Bytes that are not UTF-8 are replaced.
 /// @param protection of this connection; null: there is none.
 void send_message(base::Channel& channel, const nlohmann::json& message,
-                  LinkProtection* protection = nullptr);
+                  base::LinkProtection* protection = nullptr);
 
 /// The next message, if it is complete. Anything else, and what `protection` refuses, ends the
 /// channel with EBADMSG, and a message above `max_size` bytes with EMSGSIZE.
 std::optional<nlohmann::json> next_message(base::Channel& channel, size_t max_size = SIZE_MAX,
-                                           LinkProtection* protection = nullptr);
+                                           base::LinkProtection* protection = nullptr);
 
 /// What ends a channel with EBADMSG.
 inline constexpr const char* kBadMessage =

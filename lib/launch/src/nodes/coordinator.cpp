@@ -38,7 +38,7 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
              {.foreign = [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); },
               .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
-      peers_(Handshake(Handshake::Side::kCoordinator, options.token, options.tls), silence_,
+      peers_(Handshake(Handshake::Side::kServer, options.token, options.tls), silence_,
              store_.fd()),
       join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),

@@ -60,6 +60,7 @@ class WorkerGroup {
   using Clock = std::chrono::steady_clock;
 
   void start();
+  base::UniqueFd share_secret_of_workers() const;
   /// Opens what the worker writes to: a log file, or a pipe, whose other end goes to `reader`.
   base::UniqueFd open_stream(size_t worker, Stream stream, base::UniqueFd& reader);
   void wait_for_events();
