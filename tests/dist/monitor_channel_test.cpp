@@ -170,7 +170,9 @@ TEST(MonitorChannelTest, OnlyRanksWithTheSecretOfTheirLauncherAreHeard) {
     zero.complete();
     EXPECT_TRUE(eventually([&] { return zero.ended == 1; }));
     const std::string said = log.str();
-    EXPECT_THAT(said, HasSubstr("refused a connection from 127.0.0.1 to its peer monitor: it has no secret"));
+    EXPECT_THAT(
+        said,
+        HasSubstr("refused a connection from 127.0.0.1 to its peer monitor: it has no secret"));
     EXPECT_EQ(said.find("refused"), said.rfind("refused")) << said;
   });
 }

@@ -45,7 +45,8 @@ void read_message(const nlohmann::json& message) {
   // What is kept of a record can be sent again.
   if (const auto record = record_in(message); record && !record->calls.empty()) {
     const auto again = record_message(*record, {.calls = 1000, .bytes = 1 << 20});
-    require(again && record_in(*again)->calls.size() == std::min<size_t>(record->calls.size(), 1000));
+    require(again &&
+            record_in(*again)->calls.size() == std::min<size_t>(record->calls.size(), 1000));
   }
   may_refuse([&] { judge({MachineFigures::of(message), MachineFigures::of(message)}); });
 }

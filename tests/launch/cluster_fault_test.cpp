@@ -140,7 +140,8 @@ std::string explained(const std::string& err) {
   const std::string command = "the latest calls of all ranks: syncbn-launch explain ";
   const size_t begin = err.find(command) + command.size();
   EXPECT_GE(begin, command.size()) << err;
-  return run_program({kLauncher, "explain", err.substr(begin, err.find_first_of("\n;", begin) - begin)})
+  return run_program(
+             {kLauncher, "explain", err.substr(begin, err.find_first_of("\n;", begin) - begin)})
       .out;
 }
 
@@ -150,12 +151,13 @@ TEST(LaunchClusterFaultTest, NodeZeroWritesTheCallsOfAllRanksOfAFailedAttempt) {
   nodes.start(1, 1, {}, {kAgentWorker, "calls", "3", "fail", "7"});
   const auto result = node0.wait();
   EXPECT_EQ(result.exit_code, 7);
-  EXPECT_THAT(explained(result.err),
-              AllOf(HasSubstr("3 ranks, at "), HasSubstr("rank 2 failed: exit code 7"),
-                    HasSubstr("#5 of group 'all', all_reduce of Float:\n  ranks 0 to 1 wait in it"),
-                    ContainsRegex("rank 2 \\(.*\\) has not come to it: its last call of this group is "
-                                  "#3, all_reduce of Float"),
-                    Not(HasSubstr("missing")), Not(HasSubstr("Nothing is recorded"))));
+  EXPECT_THAT(
+      explained(result.err),
+      AllOf(HasSubstr("3 ranks, at "), HasSubstr("rank 2 failed: exit code 7"),
+            HasSubstr("#5 of group 'all', all_reduce of Float:\n  ranks 0 to 1 wait in it"),
+            ContainsRegex("rank 2 \\(.*\\) has not come to it: its last call of this group is "
+                          "#3, all_reduce of Float"),
+            Not(HasSubstr("missing")), Not(HasSubstr("Nothing is recorded"))));
 }
 
 TEST(LaunchClusterFaultTest, TheFileOfAllRanksNamesANodeThatIsGone) {
@@ -169,8 +171,9 @@ TEST(LaunchClusterFaultTest, TheFileOfAllRanksNamesANodeThatIsGone) {
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(
       explained(result.err),
-      AllOf(ContainsRegex("The records of ranks 1 to 2 of node 1 \\(.*\\) are missing: its launcher is "
-                          "gone\\.\n"),
+      AllOf(ContainsRegex(
+                "The records of ranks 1 to 2 of node 1 \\(.*\\) are missing: its launcher is "
+                "gone\\.\n"),
             HasSubstr("  rank 0 waits in it"), HasSubstr("  nothing is known of ranks 1 to 2\n")));
 }
 

@@ -191,7 +191,8 @@ TEST(RecordMessageTest, AMessageAboveItsShareHasTheLatestCallsAndThoseThatAreOpe
   // Of many ranks, each has fewer.
   const auto of_many = launch::RecordQuota::of(16'384);
   EXPECT_LE(of_many.bytes * 16'384, size_t{64} << 20);
-  EXPECT_EQ(launch::record_in(*launch::record_message(stuck_rank(), of_many))->calls.size(), of_many.calls);
+  EXPECT_EQ(launch::record_in(*launch::record_message(stuck_rank(), of_many))->calls.size(),
+            of_many.calls);
 }
 
 TEST(RecordMessageTest, WhatIsNoRecordIsRefused) {

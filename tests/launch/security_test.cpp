@@ -26,9 +26,9 @@
 #include <utility>
 #include <vector>
 
+#include <syncbn/base/message_seal.h>
 #include "common/handshake.h"
 #include "common/json_messages.h"
-#include <syncbn/base/message_seal.h>
 #include "common/tls_link.h"
 #include "launch/launcher.h"
 #include "launch/nodes.h"
@@ -47,9 +47,9 @@
 namespace syncbn::test {
 namespace {
 
+using base::MessageSeal;
 using launch::Handshake;
 using launch::LinkProtection;
-using base::MessageSeal;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -356,7 +356,8 @@ TEST(LaunchTokenTest, AllWorkersOfAnAttemptInheritASecret) {
   EXPECT_EQ(secret("0.0"), secret("1.0"));
   EXPECT_EQ(secret("0.1"), secret("1.1"));
   EXPECT_NE(secret("0.0"), secret("0.1"));
-  const auto alone = launch({"--nproc_per_node=2", "sh", "-c", "cat /dev/fd/$SYNCBN_SECRET_FD; echo"});
+  const auto alone =
+      launch({"--nproc_per_node=2", "sh", "-c", "cat /dev/fd/$SYNCBN_SECRET_FD; echo"});
   EXPECT_THAT(alone.out, ::testing::ContainsRegex("syncbn-secret [0-9a-f]{64}"));
   Nodes without_token(2);
   for (const int rank : {0, 1}) {

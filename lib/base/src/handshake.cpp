@@ -63,8 +63,8 @@ std::string Handshake::take(std::string_view line) {
   }
   if (!equal_in_constant_time(after(kProof, line), proof(other()))) {
     if (line.starts_with(kRefused)) return fail(quoted(after(kRefused, line)));
-    return fail(fmt::format("its {} ({}) is another than this job's", parties_.secret,
-                            parties_.source));
+    return fail(
+        fmt::format("its {} ({}) is another than this job's", parties_.secret, parties_.source));
   }
   done_ = true;
   return side_ == Side::kServer ? fmt::format("{}{}\n", kProof, proof(side_)) : "";
@@ -86,8 +86,8 @@ std::string Handshake::take_greeting(std::string_view line) {
                             parties_.server));
   }
   if (!has_secret && !secret_.empty()) {
-    return fail(fmt::format("it has no {}, and this job needs one ({})", parties_.secret,
-                            parties_.source));
+    return fail(
+        fmt::format("it has no {}, and this job needs one ({})", parties_.secret, parties_.source));
   }
   if (has_tls != tls_) {
     return fail(has_tls

@@ -1,7 +1,7 @@
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <syncbn/base/job_secret.h>
 #include <syncbn/base/text.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>

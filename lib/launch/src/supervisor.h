@@ -65,7 +65,7 @@ class Supervisor {
   const Command& command_;
   Cluster* const cluster_;
   SshNode* const node_;
-  GroupResult last_;          ///< of this node's last attempt
+  GroupResult last_;                 ///< of this node's last attempt
   std::vector<RankMemory> records_;  ///< of its workers, on several nodes
   bool interrupted_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;

@@ -247,8 +247,8 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
     file.ranks = head.at("ranks").get<std::vector<int>>();
     file.has_all_nodes = head.value("has_all_nodes", false);
     for (const Json& one : head.value("missing", Json::array())) {
-      file.missing.push_back(
-          {shown_text(one, "node"), one.at("ranks").get<std::vector<int>>(), shown_text(one, "why")});
+      file.missing.push_back({shown_text(one, "node"), one.at("ranks").get<std::vector<int>>(),
+                              shown_text(one, "why")});
     }
   } catch (const std::exception&) {
     throw base::UserError(

@@ -73,7 +73,8 @@ class RankMemory {
   struct Counts {
     uint64_t started = 0;
     uint64_t ended = 0;
-    double own_seconds = 0;  ///< in which no thread waited for a call
+    double own_seconds = 0;  ///< base::FlightLayout::Header::own_until()
+    std::string gpu = {};    ///< that it computes on; "": none
   };
   /// Of calls; empty if no process writes to it now. Costs a microsecond.
   std::optional<Counts> counts() const;

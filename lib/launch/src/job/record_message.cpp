@@ -74,9 +74,10 @@ Json message_with(const RankRecord& record, size_t count) {
   };
   Json calls = Json::array();
   for (const RankRecord::Call* call : chosen_calls(record, count)) {
-    Json numbers{call->number,          call->sequence,      call->begin, call->end,
-                 call->peer,            call->group,         call->state, place_of(call->kind),
-                 place_of(call->dtype), place_of(call->name)};
+    Json numbers{call->number,        call->sequence,       call->begin,
+                 call->end,           call->peer,           call->group,
+                 call->state,         place_of(call->kind), place_of(call->dtype),
+                 place_of(call->name)};
     for (const int64_t size : call->sizes) numbers.push_back(size);
     calls.push_back(std::move(numbers));
   }
@@ -93,12 +94,13 @@ RankRecord::Call call_in_message(const Json& numbers, const std::vector<std::str
                         .end = numbers.at(3),
                         .peer = numbers.at(4),
                         .group = numbers.at(5),
-                        .state = static_cast<FlightLayout::State>(
-                            std::min<unsigned>(numbers.at(6).get<unsigned>(), FlightLayout::kFailed)),
+                        .state = static_cast<FlightLayout::State>(std::min<unsigned>(
+                            numbers.at(6).get<unsigned>(), FlightLayout::kFailed)),
                         .kind = text(7),
                         .dtype = text(8),
                         .name = text(9)};
-  const size_t sizes = std::min(numbers.size(), kNumbersOfCall + std::size(FlightLayout::Call{}.sizes));
+  const size_t sizes =
+      std::min(numbers.size(), kNumbersOfCall + std::size(FlightLayout::Call{}.sizes));
   for (size_t i = kNumbersOfCall; i < sizes; ++i) call.sizes.push_back(numbers.at(i));
   return call;
 }
@@ -116,7 +118,8 @@ RecordQuota RecordQuota::of(int world_size) {
 
 std::optional<Json> record_message(const RankRecord& record, const RecordQuota& quota) {
   constexpr size_t kFrame = 100;  // bytes that a sender adds
-  for (size_t count = std::min(quota.calls, record.calls.size()); count > 0; count = count * 3 / 4) {
+  for (size_t count = std::min(quota.calls, record.calls.size()); count > 0;
+       count = count * 3 / 4) {
     Json message = message_with(record, count);
     const auto replace = Json::error_handler_t::replace;
     if (message.dump(-1, ' ', false, replace).size() + kFrame <= quota.bytes) return message;

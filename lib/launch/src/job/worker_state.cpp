@@ -216,6 +216,10 @@ std::string kernel_view(pid_t pid) {
 
 }  // namespace
 
+std::string WorkerState::name() const {
+  return fmt::format("rank {} ({}{}, pid {})", rank, host, gpu.empty() ? "" : ", GPU " + gpu, pid);
+}
+
 nlohmann::json WorkerState::json() const {
   nlohmann::json waits_json = nlohmann::json::array();
   for (const Wait& wait : waits) waits_json.push_back(json_of(wait));
@@ -234,6 +238,7 @@ nlohmann::json WorkerState::json() const {
           {"allowed_seconds", allowed_seconds},
           {"calls", calls},
           {"own_seconds", own_seconds},
+          {"gpu", gpu},
           {"waits", waits_json},
           {"called", called}};
 }
@@ -257,6 +262,7 @@ WorkerState WorkerState::of(const nlohmann::json& json) {
           .allowed_seconds = json.at("allowed_seconds"),
           .calls = json.at("calls"),
           .own_seconds = json.at("own_seconds"),
+          .gpu = shown_text(json, "gpu"),
           .waits = std::move(waits),
           .called = json.at("called")};
 }

@@ -43,7 +43,8 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
       join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period),
-      policy_(options.max_restarts, options.restart_window) {
+      policy_(options.max_restarts, options.restart_window),
+      stragglers_(options.straggler_interval) {
   due_ = std::min(next_notice_, next_alive_);
 }
 
@@ -343,10 +344,10 @@ void Coordinator::conclude_collection() {
     for (int i = 0; i < part.count; ++i) {
       if (!part.recorded.contains(part.first + i)) missing.ranks.push_back(part.first + i);
     }
-    missing.why = collection.open.contains(rank)
-                      ? fmt::format("it did not send them within {}",
-                                    base::format_seconds(kRecordPatience))
-                      : "its launcher is gone";
+    missing.why =
+        collection.open.contains(rank)
+            ? fmt::format("it did not send them within {}", base::format_seconds(kRecordPatience))
+            : "its launcher is gone";
   }
   records_ = std::move(collection.records);
 }
@@ -433,7 +434,7 @@ void Coordinator::start_attempt() {
   state_ = State::kRunning;
   if (attempt_ == 0) joined_ = Clock::now();
   policy_.attempt_started(Clock::now());
-  stragglers_ = {};
+  stragglers_ = StragglerWatch(options_.straggler_interval);
   next_comparison_ = Clock::now() + options_.straggler_interval;
   failed_ = wants_records_ = false;
   parts_.clear();

@@ -7,8 +7,8 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/flight_record.h>
-#include <syncbn/base/job_secret.h>
 #include <syncbn/base/handshake.h>
+#include <syncbn/base/job_secret.h>
 #include <syncbn/base/sha256.h>
 #include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>

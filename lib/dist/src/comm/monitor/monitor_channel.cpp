@@ -91,9 +91,10 @@ MonitorLink::MonitorLink(base::UniqueFd fd, base::Handshake::Side side, int peer
 bool MonitorLink::shake_hands() {
   while (!handshake.is_done()) {
     const std::string_view input = channel.input();
-    const auto line = handshake.may_begin_with(input)
-                          ? channel.next_line(kMaxHandshakeLine)
-                          : std::optional<std::string>(input.substr(0, input.find_first_of("\r\n")));
+    const auto line =
+        handshake.may_begin_with(input)
+            ? channel.next_line(kMaxHandshakeLine)
+            : std::optional<std::string>(input.substr(0, input.find_first_of("\r\n")));
     if (!line) return false;
     channel.send(handshake.take(*line));
     if (!handshake.failure().empty()) return false;
@@ -169,7 +170,8 @@ void MonitorChannel::connect(c10d::Store& store, std::chrono::milliseconds limit
   const base::AddressList list = base::resolve(place->field(0), port, reason);
   base::UniqueFd fd = base::connect_to_any(list.get(), deadline, reason);
   if (!fd) fail();
-  MonitorLink& link = links_.emplace_back(std::move(fd), base::Handshake::Side::kClient, 0, place->field(3));
+  MonitorLink& link =
+      links_.emplace_back(std::move(fd), base::Handshake::Side::kClient, 0, place->field(3));
   link.channel.send(link.handshake.begin());
   while (!link.shake_hands()) {
     reason = link.handshake.failure();
@@ -357,7 +359,8 @@ std::vector<Message> MonitorChannel::read_links() {
     if (!link.channel.has_ended()) continue;
     link.channel.close();
     if (link.channel.error() == EBADMSG) {
-      spdlog::warn("a message to the peer monitor from rank {} was damaged or not its own", link.peer);
+      spdlog::warn("a message to the peer monitor from rank {} was damaged or not its own",
+                   link.peer);
     }
     if (link.peer >= 0) messages.push_back({link.peer, Message::kAll, "end", {link.where}});
   }
