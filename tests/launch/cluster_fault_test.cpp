@@ -135,6 +135,11 @@ TEST(LaunchClusterFaultTest, TheMasterNeedNotReachItsOwnAddress) {
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
+/// Runs the command once there is a file "go".
+std::vector<std::string> when_told(const std::string& command) {
+  return shell("while [ ! -e go ]; do sleep 0.01; done; exec " + command);
+}
+
 /// What `syncbn-launch explain` says about the file that node 0 names.
 std::string explained(const std::string& err) {
   const std::string command = "the latest calls of all ranks: syncbn-launch explain ";
@@ -147,8 +152,13 @@ std::string explained(const std::string& err) {
 
 TEST(LaunchClusterFaultTest, NodeZeroWritesTheCallsOfAllRanksOfAFailedAttempt) {
   Nodes nodes(2);
-  Program& node0 = nodes.start(0, 2, {}, {kAgentWorker, "calls", "5", "wait"});
-  nodes.start(1, 1, {}, {kAgentWorker, "calls", "3", "fail", "7"});
+  Program& node0 = nodes.start(0, 2, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  nodes.start(1, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
+  ASSERT_TRUE(node0.wait_until([&] {
+    return node0.out().find("[0] up") != std::string::npos &&
+           node0.out().find("[1] up") != std::string::npos;
+  }));
+  nodes.folder().write("go", "");
   const auto result = node0.wait();
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_THAT(
@@ -179,9 +189,7 @@ TEST(LaunchClusterFaultTest, TheFileOfAllRanksNamesANodeThatIsGone) {
 
 TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
   Nodes nodes(2);
-  Program& node0 = nodes.start(
-      0, 1, {},
-      shell("while [ ! -e go ]; do sleep 0.01; done; exec " + kAgentWorker + " calls 3 fail 7"));
+  Program& node0 = nodes.start(0, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
   Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5"});
   ASSERT_TRUE(node1.wait_until([&] { return !children_of(node1.pid()).empty(); }));
   ASSERT_TRUE(node1.wait_until([&] { return children_of(node1.pid()).empty(); }));

@@ -210,7 +210,7 @@ TEST(RecordMessageTest, WhatIsNoRecordIsRefused) {
   EXPECT_TRUE(refused("calls", {{1, 2, 3}}));
   EXPECT_TRUE(refused("texts", nlohmann::json::array()));
   nlohmann::json huge = good;  // a thousand million ranks in one group
-  huge["groups"] = {{"all", 1, {0, 1'000'000'000, 0}}};
+  huge["groups"] = {{"all", 1, {{0, 1'000'000'000, 0}}}};
   EXPECT_LE(launch::record_in(huge)->groups[0].ranks.size(), FlightLayout::kGroupBytes);
 }
 

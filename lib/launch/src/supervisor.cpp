@@ -190,10 +190,12 @@ void Supervisor::write_records(const JobRecords& records) {
   if (records.messages.empty()) return;
   logs_.begin_attempt(records.attempt);  // the folder, which may have been removed
   const std::string file = write_flight_file(records, context_.job_id, logs_, output_);
-  if (file.empty() || last_.failure) return;  // the report has named it
+  const bool was_named = last_.failure && last_.failure->flight_file == file;
+  if (file.empty() || was_named) return;
+  const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
   std::string missing;
   for (const auto& one : records.missing) missing += fmt::format("; {}: {}", one.node, one.why);
-  say_for_job(fmt::format("the latest calls of all ranks: {}{}",
+  say_for_job(fmt::format("the latest calls of all ranks{}: {}{}", host,
                           shell_quoted({"syncbn-launch", "explain", file}), missing));
 }
 

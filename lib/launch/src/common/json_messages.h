@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <syncbn/base/link_protection.h>
 
@@ -28,5 +29,14 @@ inline constexpr const char* kBadMessage =
 /// The text at `key`, as it may be shown or logged: one line, without control characters, and at
 /// most 1,000 bytes. @throws nlohmann's exceptions if there is none.
 std::string shown_text(const nlohmann::json& message, const char* key);
+
+constexpr int kMaxRanks = 1'000'000;  ///< of a world, in a record or a message
+
+/// Ranks as runs of [first, count, step]: groups of large worlds are mostly rows or columns of a
+/// mesh.
+nlohmann::json runs_of(const std::vector<int>& ranks);
+/// The ranks below kMaxRanks in such runs, `max_count` of them at most. @throws nlohmann's
+/// exceptions if `runs` has a different form.
+std::vector<int> ranks_in_runs(const nlohmann::json& runs, size_t max_count = kMaxRanks);
 
 }  // namespace syncbn::launch

@@ -23,7 +23,7 @@ constexpr const char* kTorchVersion = "2.10";
 // Upper bound on a text: writing this much takes a second or two.
 constexpr size_t kMaxText = size_t{128} << 20;
 
-std::string line_of(const Json& json) {
+std::string json_line(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
@@ -204,7 +204,7 @@ std::string FlightFile::text() const {
 }
 
 bool FlightText::add(const RankRecord& record) {
-  const std::string line = line_of(json_of(record));
+  const std::string line = json_line(json_of(record));
   if (lines_.size() + line.size() > kMaxText) return false;
   ranks_.push_back(record.rank);
   lines_ += line;
@@ -216,16 +216,16 @@ std::string FlightText::text(const FlightFile& head) const {
   for (const FlightFile::Missing& one : head.missing) {
     missing.push_back({{"node", one.node}, {"ranks", one.ranks}, {"why", one.why}});
   }
-  return line_of({{"format", kFormat},
-                  {"job", head.job},
-                  {"attempt", head.attempt},
-                  {"world_size", head.world_size},
-                  {"why", head.why},
-                  {"unix_ns", head.unix_ns},
-                  {"ranks", ranks_},
-                  {"has_all_nodes", head.has_all_nodes},
-                  {"missing", missing}}) +
-         lines_ + line_of({{"complete", true}});
+  return json_line({{"format", kFormat},
+                    {"job", head.job},
+                    {"attempt", head.attempt},
+                    {"world_size", head.world_size},
+                    {"why", head.why},
+                    {"unix_ns", head.unix_ns},
+                    {"ranks", ranks_},
+                    {"has_all_nodes", head.has_all_nodes},
+                    {"missing", missing}}) +
+         lines_ + json_line({{"complete", true}});
 }
 
 FlightFile FlightFile::of(const std::string& text, const std::string& path) {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace syncbn::launch {
+#include "common/json_messages.h"
 
-constexpr int kMaxRanks = 1'000'000;  ///< of a world, in a record
+namespace syncbn::launch {
 
 /// A rank's flight record, read from memory that the rank may write to meanwhile, and does not have
 /// to be trusted: texts are printable, and ranks below kMaxRanks. A call's group may lack.

@@ -18,33 +18,8 @@ using Json = nlohmann::json;
 
 constexpr size_t kMaxMessageBytes = size_t{256} << 10;
 // In the memory that a record is read from, a rank takes two bytes of the lines about groups.
-constexpr int64_t kMaxRanksInGroups = FlightLayout::kGroupBytes / 2;
+constexpr size_t kMaxRanksInGroups = FlightLayout::kGroupBytes / 2;
 constexpr size_t kNumbersOfCall = 10;  // before its sizes
-
-/// Runs of ranks at equal distances: first, count and distance of each.
-std::vector<int> runs_of(const std::vector<int>& ranks) {
-  std::vector<int> runs;
-  for (size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
-    end = begin + 1;
-    const int distance = end < ranks.size() ? ranks[end] - ranks[begin] : 1;
-    while (end < ranks.size() && ranks[end] - ranks[end - 1] == distance) ++end;
-    runs.insert(runs.end(), {ranks[begin], static_cast<int>(end - begin), distance});
-  }
-  return runs;
-}
-
-/// @param room for ranks; becomes less.
-std::vector<int> ranks_in_runs(const std::vector<int64_t>& runs, int64_t& room) {
-  std::vector<int> ranks;
-  for (size_t i = 0; i + 2 < runs.size(); i += 3) {
-    int64_t rank = runs[i];
-    for (int64_t n = 0; n < runs[i + 1] && rank >= 0 && rank < kMaxRanks && room > 0; ++n, --room) {
-      ranks.push_back(static_cast<int>(rank));
-      rank += std::clamp<int64_t>(runs[i + 2], -kMaxRanks, kMaxRanks);
-    }
-  }
-  return ranks;
-}
 
 /// Those that have not succeeded, then the latest; in order.
 std::vector<const RankRecord::Call*> chosen_calls(const RankRecord& record, size_t count) {
@@ -138,10 +113,12 @@ std::optional<RankRecord> record_in(const Json& message) {
         record.rank >= record.world_size) {
       return std::nullopt;
     }
-    int64_t room = kMaxRanksInGroups;
+    size_t room = kMaxRanksInGroups;
     for (const Json& group : message.at("groups")) {
-      record.groups.push_back({base::printable(group.at(0).get<std::string>()),
-                               ranks_in_runs(group.at(2), room), group.at(1)});
+      std::vector<int> ranks = ranks_in_runs(group.at(2), room);
+      room -= ranks.size();
+      record.groups.push_back(
+          {base::printable(group.at(0).get<std::string>()), std::move(ranks), group.at(1)});
     }
     std::vector<std::string> texts = message.at("texts");
     for (std::string& text : texts) text = base::printable(text);
