@@ -124,6 +124,19 @@ TEST(HangTest, ARankThatIsSlowerThanTheOthersIsNamedOnAnyNode) {
   nodes.wait();
 }
 
+// No thread waits in a call over NCCL.
+TEST(GpuHangTest, ARankThatIsSlowerThanTheOthersIsNamedWithItsGpu) {
+  Nodes nodes(1);
+  Program& job = start(nodes, 2, "slow", {"--straggler_interval=2"});
+  ASSERT_TRUE(job.wait_until([&] { return job.err().find("is slow, and") != std::string::npos; }))
+      << job.err();
+  EXPECT_THAT(job.err(),
+              ContainsRegex("syncbn-launch: rank 1 \\(.*, GPU [0-9a-f:.]+, pid [0-9]+\\) is "
+                            "slow, and the others wait for it: it spends .* between"));
+  job.send_signal(SIGTERM);
+  job.wait();
+}
+
 // The 30 s are those of the launcher.
 TEST(HangTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
   Nodes nodes(2);

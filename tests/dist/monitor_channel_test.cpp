@@ -4,14 +4,22 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <spdlog/sinks/ostream_sink.h>
+#include <spdlog/spdlog.h>
+#include <syncbn/base/handshake.h>
+#include <syncbn/base/job_secret.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <iterator>
+#include <memory>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -26,6 +34,7 @@
 
 namespace {
 
+using syncbn::base::Handshake;
 using syncbn::base::UniqueFd;
 using syncbn::dist::detail::Message;
 using syncbn::dist::detail::MonitorChannel;
@@ -39,7 +48,7 @@ using ::testing::HasSubstr;
 // Linux sends no keepalive probes while something that was sent is not acknowledged.
 TEST(MonitorLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
   const syncbn::test::Listener listener;
-  const MonitorLink link(connect_to(listener.port));
+  const MonitorLink link(connect_to(listener.port), Handshake::Side::kClient);
   const auto option = [&](int name) {
     int value = 0;
     socklen_t size = sizeof(value);
@@ -52,20 +61,23 @@ TEST(MonitorLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
 
 /// Rank 0 of two, and how others come to it.
 struct RankZero {
-  RankZero() { channel.start(nothing()); }
+  RankZero() {
+    channel.start({.message = [](const Message&) {},
+                   .end = [this](int, const std::string&) { ++ended; },
+                   .tick = [] {}});
+  }
 
-  static MonitorChannel::Events nothing() {
-    return {.message = [](const Message&) {}, .end = [](int, const std::string&) {}, .tick = [] {}};
-  }
-  int port() {
+  Message place() {
     const std::vector<uint8_t> bytes = store.get("syncbn/monitor");
-    return static_cast<int>(Message::parse({bytes.begin(), bytes.end()})->number(1));
+    return *Message::parse({bytes.begin(), bytes.end()});
   }
+  int port() { return static_cast<int>(place().number(1)); }
   /// The other rank comes.
   void complete() {
     const MonitorChannel other(store, 1, 2, "127.0.0.1", std::chrono::seconds(20));
   }
 
+  std::atomic<int> ended{0};  ///< ranks that had come
   c10d::HashStore store;
   MonitorChannel channel{store, 0, 2, "127.0.0.1", std::chrono::seconds(20)};
 };
@@ -95,11 +107,85 @@ TEST(MonitorChannelTest, StrangersAreTurnedAway) {
     ASSERT_TRUE(send_to(endless, std::string(100'000, 'x')));
     EXPECT_TRUE(is_closed(endless));
     const UniqueFd wrong_job = connect_to(zero.port());
-    ASSERT_TRUE(send_to(wrong_job, "1\t0\thello\tanother token\there\n"));
+    ASSERT_TRUE(send_to(wrong_job, "syncbn-monitor 1\n1\t0\thello\tanother token\there\n"));
     EXPECT_TRUE(is_closed(wrong_job));
     const UniqueFd silent = connect_to(zero.port());
     zero.complete();
     EXPECT_TRUE(is_closed(silent));
+  });
+}
+
+/// Of this process, as its launcher would give it.
+void take_secret(char digit) {
+  static UniqueFd memory;
+  memory = syncbn::base::share_secret(std::string(64, digit));
+  // job_secret() closes its own.
+  ::setenv(syncbn::base::kSecretDescriptor, std::to_string(::dup(memory.get())).c_str(), 1);
+  ASSERT_EQ(syncbn::base::job_secret(), std::string(64, digit));
+  EXPECT_EQ(std::getenv(syncbn::base::kSecretDescriptor), nullptr);
+}
+
+/// What `fd` sends until it closes, or to the end of a line.
+std::string line_from(const UniqueFd& fd) {
+  std::string line;
+  for (char byte = 0; ::recv(fd.get(), &byte, 1, 0) == 1 && byte != '\n';) line += byte;
+  return line;
+}
+
+TEST(MonitorChannelTest, OnlyRanksWithTheSecretOfTheirLauncherAreHeard) {
+  run_ranks(1, [](int) {
+    take_secret('a');
+    std::ostringstream log;
+    spdlog::default_logger()->sinks() = {std::make_shared<spdlog::sinks::ostream_sink_mt>(log)};
+    RankZero zero;
+    const auto stranger = [&zero](const std::string& text) {
+      const UniqueFd fd = connect_to(zero.port());
+      EXPECT_TRUE(send_to(fd, text));
+      return line_from(fd) + line_from(fd);
+    };
+    const std::string hello = "1\t0\thello\t" + zero.place().field(2) + "\there\n";
+    EXPECT_EQ(stranger("syncbn-monitor 1\n" + hello), "") << "without a secret";
+    // Another secret.
+    const Handshake::Parties parties{"syncbn-monitor 1", "rank", "rank 0", "secret", "a test"};
+    Handshake other(Handshake::Side::kClient, parties, std::string(64, 'b'));
+    const UniqueFd guesser = connect_to(zero.port());
+    EXPECT_TRUE(send_to(guesser, other.begin()));
+    EXPECT_TRUE(send_to(guesser, other.take(line_from(guesser)) + hello));
+    EXPECT_THAT(line_from(guesser), HasSubstr("refused its secret"));
+    EXPECT_TRUE(is_closed(guesser));
+    // A rank, and who repeats what it has sent.
+    Handshake good(Handshake::Side::kClient, parties, std::string(64, 'a'));
+    const std::string greeting = good.begin();
+    std::string proof;
+    {
+      const UniqueFd rank = connect_to(zero.port());
+      EXPECT_TRUE(send_to(rank, greeting));
+      proof = good.take(line_from(rank));
+      EXPECT_TRUE(send_to(rank, proof));
+      good.take(line_from(rank));
+      EXPECT_TRUE(good.is_done());
+    }
+    EXPECT_THAT(stranger(greeting + proof + hello), HasSubstr("refused its secret"));
+    EXPECT_EQ(zero.ended, 0);
+    zero.complete();
+    EXPECT_TRUE(eventually([&] { return zero.ended == 1; }));
+    const std::string said = log.str();
+    EXPECT_THAT(
+        said,
+        HasSubstr("refused a connection from 127.0.0.1 to its peer monitor: it has no secret"));
+    EXPECT_EQ(said.find("refused"), said.rfind("refused")) << said;
+  });
+}
+
+TEST(MonitorChannelTest, ARankWithoutTheSecretOfItsLauncherSaysSo) {
+  run_ranks(1, [](int) {
+    c10d::HashStore store;
+    const std::string place = "0\t-1\tplace\t127.0.0.1\t1\ttoken\there\tsecret";
+    store.set("syncbn/monitor", std::vector<uint8_t>(place.begin(), place.end()));
+    EXPECT_THAT(syncbn::test::message_of<syncbn::base::UserError>([&] {
+                  const MonitorChannel one(store, 1, 2, "127.0.0.1", std::chrono::seconds(20));
+                }),
+                HasSubstr("did not inherit the secret"));
   });
 }
 

@@ -20,9 +20,11 @@ namespace {
 
 namespace dist = syncbn::dist;
 
-void sum_over(const dist::GroupOrDefault& group) {
-  at::Tensor sum = at::ones({4});
+/// On the GPU, if ranks have one. Returns the sum.
+at::Tensor sum_over(const dist::GroupOrDefault& group) {
+  at::Tensor sum = at::ones({4}, dist::device());
   dist::all_reduce(sum, c10d::ReduceOp::SUM, group);
+  return sum;
 }
 
 void go_wrong(const std::string& how) {
@@ -40,7 +42,8 @@ void go_wrong(const std::string& how) {
   } else if (how == "slow") {
     for (;;) {
       ::usleep(is_last ? 60'000 : 2'000);
-      sum_over({});
+      static_cast<void>(
+          sum_over({})[0].item());  // the host waits, as a loop does that reads a loss
     }
   } else if (how == "sleeps") {
     if (is_last) ::sleep(1000);

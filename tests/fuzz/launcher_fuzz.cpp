@@ -12,6 +12,7 @@
 
 #include "common/handshake.h"
 #include "common/json_messages.h"
+#include "job/record_message.h"
 #include "job/status_socket.h"
 #include "job/torchrun_protocol.h"
 #include "job/worker_state.h"
@@ -41,6 +42,12 @@ void read_message(const nlohmann::json& message) {
   may_refuse([&] { Hang::of(message).json(); });
   may_refuse([&] { AssignedRanks::of(message.at("ranks")).json(); });
   may_refuse([&] { NodeJob::from_json(message).to_json(); });
+  // What is kept of a record can be sent again.
+  if (const auto record = record_in(message); record && !record->calls.empty()) {
+    const auto again = record_message(*record, {.calls = 1000, .bytes = 1 << 20});
+    require(again &&
+            record_in(*again)->calls.size() == std::min<size_t>(record->calls.size(), 1000));
+  }
   may_refuse([&] { judge({MachineFigures::of(message), MachineFigures::of(message)}); });
 }
 
@@ -56,7 +63,7 @@ void read_messages(std::string_view bytes) {
 
 void shake_hands(Handshake::Side side, const std::string& token, std::string_view bytes) {
   Handshake handshake(side, token);
-  if (side == Handshake::Side::kLauncher) handshake.begin();
+  if (side == Handshake::Side::kClient) handshake.begin();
   while (!bytes.empty() && !handshake.is_done() && handshake.failure().empty()) {
     const size_t end = std::min(bytes.find('\n'), bytes.size());
     handshake.take(bytes.substr(0, end));
@@ -89,13 +96,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       read_messages(bytes);
       break;
     case 1:
-      shake_hands(Handshake::Side::kCoordinator, token, bytes);
+      shake_hands(Handshake::Side::kServer, token, bytes);
       break;
     case 2:
-      shake_hands(Handshake::Side::kLauncher, token, bytes);
+      shake_hands(Handshake::Side::kClient, token, bytes);
       break;
     case 3:
-      shake_hands(Handshake::Side::kCoordinator, "", bytes);
+      shake_hands(Handshake::Side::kServer, "", bytes);
       break;
     case 4:
       read_lines_of_node(bytes);

@@ -1,16 +1,20 @@
 // A worker that executes its arguments in order. Over the agent channel: "progress DONE TOTAL
 // TEXT", "clear", "garbage BYTES", "heartbeat STEPS", "steps COUNT MILLISECONDS" (heartbeats from 1
 // on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT", "timeout MILLISECONDS". Others: "print
-// LINE"; "wait" (for a signal); "fail CODE".
+// LINE"; "calls COUNT" (in its flight record, the last one open); "wait" (for a signal); "fail
+// CODE".
 #include <fcntl.h>
 #include <syncbn/agent.h>
+#include <syncbn/base/flight_record.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -40,6 +44,26 @@ bool send_record(syncbn_agent_kind kind, uint64_t done, uint64_t total, const ch
 }
 
 }  // namespace
+
+/// Of a group of all ranks.
+bool make_calls(uint64_t count) {
+  using syncbn::base::FlightRecord;
+  const int world_size = std::atoi(std::getenv("WORLD_SIZE"));
+  const auto record = FlightRecord::of_process(std::atoi(std::getenv("RANK")), world_size);
+  if (!record) return false;
+  std::vector<int> all(static_cast<size_t>(world_size));
+  std::iota(all.begin(), all.end(), 0);
+  const size_t group = record->add_group("all", all);
+  for (uint64_t n = 1; n <= count; ++n) {
+    const uint64_t call = record->begin({.kind = "all_reduce",
+                                         .dtype = "Float",
+                                         .name = "all_reduce",
+                                         .sequence = n,
+                                         .group = group});
+    if (n < count) record->end(call, syncbn::base::FlightLayout::kSucceeded, /*was_awaited=*/false);
+  }
+  return true;
+}
 
 /// A debugger shows its name.
 [[gnu::noinline]] void wait_for_signal() {
@@ -77,6 +101,8 @@ int main(int argc, char** argv) {
     } else if (word == "print" && i + 1 < argc) {
       std::printf("%s\n", argv[++i]);
       std::fflush(stdout);
+    } else if (word == "calls" && i + 1 < argc) {
+      sent = make_calls(std::strtoull(argv[++i], nullptr, 10));
     } else if (word == "wait") {
       wait_for_signal();
     } else if (word == "fail" && i + 1 < argc) {

@@ -135,6 +135,79 @@ TEST(LaunchClusterFaultTest, TheMasterNeedNotReachItsOwnAddress) {
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
+/// Runs the command once there is a file "go".
+std::vector<std::string> when_told(const std::string& command) {
+  return shell("while [ ! -e go ]; do sleep 0.01; done; exec " + command);
+}
+
+/// What `syncbn-launch explain` says about the file that node 0 names.
+std::string explained(const std::string& err) {
+  const std::string command = "the latest calls of all ranks: syncbn-launch explain ";
+  const size_t begin = err.find(command) + command.size();
+  EXPECT_GE(begin, command.size()) << err;
+  return run_program(
+             {kLauncher, "explain", err.substr(begin, err.find_first_of("\n;", begin) - begin)})
+      .out;
+}
+
+TEST(LaunchClusterFaultTest, NodeZeroWritesTheCallsOfAllRanksOfAFailedAttempt) {
+  Nodes nodes(2);
+  Program& node0 = nodes.start(0, 2, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  nodes.start(1, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
+  ASSERT_TRUE(node0.wait_until([&] {
+    return node0.out().find("[0] up") != std::string::npos &&
+           node0.out().find("[1] up") != std::string::npos;
+  }));
+  nodes.folder().write("go", "");
+  const auto result = node0.wait();
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(
+      explained(result.err),
+      AllOf(HasSubstr("3 ranks, at "), HasSubstr("rank 2 failed: exit code 7"),
+            HasSubstr("#5 of group 'all', all_reduce of Float:\n  ranks 0 to 1 wait in it"),
+            ContainsRegex("rank 2 \\(.*\\) has not come to it: its last call of this group is "
+                          "#3, all_reduce of Float"),
+            Not(HasSubstr("missing")), Not(HasSubstr("Nothing is recorded"))));
+}
+
+TEST(LaunchClusterFaultTest, TheFileOfAllRanksNamesANodeThatIsGone) {
+  Nodes nodes(2);
+  Program& node0 = nodes.start(0, 1, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  Program& node1 = nodes.start(1, 2, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  ASSERT_TRUE(node0.wait_until([&] { return node0.out().find("up") != std::string::npos; }));
+  ASSERT_TRUE(node1.wait_until([&] { return node1.out().find("[2] up") != std::string::npos; }));
+  node1.send_signal(SIGKILL);
+  const auto result = node0.wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(
+      explained(result.err),
+      AllOf(ContainsRegex(
+                "The records of ranks 1 to 2 of node 1 \\(.*\\) are missing: its launcher is "
+                "gone\\.\n"),
+            HasSubstr("  rank 0 waits in it"), HasSubstr("  nothing is known of ranks 1 to 2\n")));
+}
+
+TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
+  Nodes nodes(2);
+  Program& node0 = nodes.start(0, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
+  Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5"});
+  ASSERT_TRUE(node1.wait_until([&] { return !children_of(node1.pid()).empty(); }));
+  ASSERT_TRUE(node1.wait_until([&] { return children_of(node1.pid()).empty(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it has told node 0
+  node1.send_signal(SIGSTOP);
+  nodes.folder().write("go", "");
+  const auto result = node0.wait();
+  EXPECT_EQ(result.exit_code, 7);
+  const std::string command = "collectives syncbn-launch explain ";
+  const size_t begin = result.err.find(command) + command.size();
+  const std::string file = result.err.substr(begin, result.err.find('\n', begin) - begin);
+  EXPECT_THAT(run_program({kLauncher, "explain", file}).out,
+              ContainsRegex("The records of rank 1 of node 1 \\(.*\\) are missing: it did not send "
+                            "them within 1.5 s"));
+  node1.send_signal(SIGCONT);
+  EXPECT_EQ(node1.wait().exit_code, 7);
+}
+
 TEST(LaunchClusterFaultTest, WaitsWithoutBeingBusy) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {}, until_go());

@@ -10,12 +10,14 @@
 #include <array>
 #include <chrono>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "job/explain.h"
 #include "job/flight_file.h"
 #include "job/rank_record.h"
+#include "job/record_message.h"
 #include "job/worker_state.h"
 
 namespace syncbn::test {
@@ -57,6 +59,14 @@ struct Rank {
   RankMemory memory = RankMemory::make();
   std::shared_ptr<FlightRecord> record;
 };
+
+/// A record with more calls than a rank of a large job may send.
+RankRecord stuck_rank() {
+  Rank rank(0);
+  for (uint64_t n = 1; n <= 50; ++n) rank.call(n, 0);
+  rank.begin(51, 0);
+  return *rank.memory.read();
+}
 
 TEST(FlightRecordTest, TheLauncherReadsTheLatestCallsOfARank) {
   Rank rank(1);
@@ -138,6 +148,72 @@ TEST(FlightRecordTest, AFileThatIsNoRecordIsNotWrittenTo) {
   EXPECT_FALSE(launch::read_rank_record(pipe[0]));
 }
 
+TEST(RecordMessageTest, ARecordSurvivesItsJourney) {
+  Rank rank(1);
+  rank.record->add_group("odd", {1, 3, 5, 7, 8, 2});
+  rank.call(1, 0);
+  rank.call(1, 1);
+  rank.begin(2, 0, "SyncBatchNorm layer 'bn1'");
+  const RankRecord sent = *rank.memory.read();
+  const auto message = launch::record_message(sent, launch::RecordQuota::of(3));
+  ASSERT_TRUE(message);
+  const auto got = launch::record_in(nlohmann::json::parse(message->dump()));
+  ASSERT_TRUE(got);
+  // Also the groups, the times and the host.
+  const auto text = [](const RankRecord& record) {
+    return FlightFile{.job = "j", .unix_ns = 1, .records = {record}}.text();
+  };
+  EXPECT_EQ(text(*got), text(sent));
+}
+
+TEST(RecordMessageTest, AMessageAboveItsShareHasTheLatestCallsAndThoseThatAreOpen) {
+  Rank rank(0);
+  rank.begin(1, 1);
+  const uint64_t calls = FlightLayout::kCalls - 1;
+  for (uint64_t n = 1; n <= calls; ++n) {
+    rank.record->end(rank.begin(n, 0, fmt::format("{:0>100}", n)), FlightLayout::kSucceeded,
+                     /*was_awaited=*/false);
+  }
+  const auto record = *rank.memory.read();
+  ASSERT_EQ(record.calls.size(), calls + 1);
+  const launch::RecordQuota quota{.calls = 1000, .bytes = 50'000};
+  const auto message = launch::record_message(record, quota);
+  ASSERT_TRUE(message);
+  EXPECT_LE(message->dump().size(), quota.bytes);
+  const auto got = launch::record_in(*message);
+  ASSERT_GT(got->calls.size(), 100);
+  ASSERT_LT(got->calls.size(), 500);
+  EXPECT_EQ(got->calls[0].state, FlightLayout::kPending);
+  EXPECT_EQ(got->calls[1].sequence, calls - got->calls.size() + 2);
+  EXPECT_EQ(got->calls.back().sequence, calls);
+  EXPECT_EQ(got->groups[0].last, calls);
+  EXPECT_FALSE(launch::record_message(record, {.calls = 1000, .bytes = 100}));
+  // Of many ranks, each has fewer.
+  const auto of_many = launch::RecordQuota::of(16'384);
+  EXPECT_LE(of_many.bytes * 16'384, size_t{64} << 20);
+  EXPECT_EQ(launch::record_in(*launch::record_message(stuck_rank(), of_many))->calls.size(),
+            of_many.calls);
+}
+
+TEST(RecordMessageTest, WhatIsNoRecordIsRefused) {
+  const auto good = *launch::record_message(stuck_rank(), launch::RecordQuota::of(3));
+  ASSERT_TRUE(launch::record_in(good));
+  const auto refused = [&good](const char* key, const nlohmann::json& value) {
+    nlohmann::json message = good;
+    message[key] = value;
+    return !launch::record_in(message);
+  };
+  EXPECT_TRUE(refused("rank", 3));
+  EXPECT_TRUE(refused("rank", -1));
+  EXPECT_TRUE(refused("world_size", 0));
+  EXPECT_TRUE(refused("host", 1));
+  EXPECT_TRUE(refused("calls", {{1, 2, 3}}));
+  EXPECT_TRUE(refused("texts", nlohmann::json::array()));
+  nlohmann::json huge = good;  // a thousand million ranks in one group
+  huge["groups"] = {{"all", 1, {{0, 1'000'000'000, 0}}}};
+  EXPECT_LE(launch::record_in(huge)->groups[0].ranks.size(), FlightLayout::kGroupBytes);
+}
+
 /// Three ranks: 0 waits in #3 of all, 1 in #2 of its pair with 0; 2 has not come to #3.
 FlightFile stuck_job() {
   FlightFile file{.job = "j", .attempt = 1, .world_size = 3, .why = "rank 2 failed (exit code 1)"};
@@ -186,6 +262,18 @@ TEST(FlightFileTest, SaysWhatACutOrDamagedFileLacks) {
   one_node.records.pop_back();
   one_node.ranks.pop_back();
   EXPECT_THAT(launch::explanation({one_node}), HasSubstr("Nothing is recorded of rank 2: give"));
+  one_node.has_all_nodes = true;
+  EXPECT_THAT(launch::explanation({FlightFile::of(one_node.text(), "file")}),
+              HasSubstr("Nothing is recorded of rank 2: no call in a process group of this library "
+                        "is known.\n"));
+  one_node.missing = {{"node 1 (a)", {2}, "its launcher is gone"}};
+  const FlightFile without_a_node = FlightFile::of(one_node.text(), "file");
+  EXPECT_THAT(launch::explanation({without_a_node}),
+              AllOf(HasSubstr("The records of rank 2 of node 1 (a) are missing: its launcher is "
+                              "gone.\n"),
+                    Not(HasSubstr("Nothing is recorded"))));
+  EXPECT_THAT(launch::explanation({without_a_node, stuck_job()}), Not(HasSubstr("missing")))
+      << "with the node's own file";
   EXPECT_THROW(FlightFile::of("{}", "file"), base::UserError);
   EXPECT_THROW(FlightFile::of("", "file"), base::UserError);
 }

@@ -34,7 +34,7 @@ class PeersTest : public testing::Test {
   }
   base::Channel join(int node) {
     base::Channel channel = connect();
-    channel.send(Handshake(Handshake::Side::kLauncher, "").begin());
+    channel.send(Handshake(Handshake::Side::kClient, "").begin());
     send_message(channel, {{"type", "hello"}, {"node", node}});
     channel.flush();
     peers_.handle([&](PeerLauncher& peer, const nlohmann::json& message) {
@@ -50,7 +50,7 @@ class PeersTest : public testing::Test {
   static constexpr seconds kSilence{5};
   Pipe other_ = Pipe::make();
   base::UniqueFd copy_;
-  Peers peers_{Handshake(Handshake::Side::kCoordinator, ""), kSilence, other_.reader.get()};
+  Peers peers_{Handshake(Handshake::Side::kServer, ""), kSilence, other_.reader.get()};
 };
 
 TEST_F(PeersTest, AConnectionThatAForkedProcessHasTooWakesNobodyAfterItsEnd) {

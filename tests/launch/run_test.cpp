@@ -123,7 +123,9 @@ TEST(LaunchTest, GivesWorkersNoDescriptorsButTheirOwn) {
   for (const std::string& fd : lines(result.out)) fds.insert(fd);
   const auto record = launch({"sh", "-c", "readlink /proc/$$$$/fd/$SYNCBN_FLIGHT_FD"});
   EXPECT_THAT(record.out, HasSubstr("/memfd:syncbn-flight"));
-  EXPECT_EQ(fds.size(), 5U) << result.out;
+  const auto secret = launch({"sh", "-c", "readlink /proc/$$$$/fd/$SYNCBN_SECRET_FD"});
+  EXPECT_THAT(secret.out, HasSubstr("/memfd:syncbn-secret"));
+  EXPECT_EQ(fds.size(), 6U) << result.out;
   EXPECT_THAT(fds, AllOf(::testing::Contains("0"), ::testing::Contains("1"),
                          ::testing::Contains("2"), Not(::testing::Contains("9"))));
 }

@@ -26,9 +26,9 @@
 #include <utility>
 #include <vector>
 
+#include <syncbn/base/message_seal.h>
 #include "common/handshake.h"
 #include "common/json_messages.h"
-#include "common/message_seal.h"
 #include "common/tls_link.h"
 #include "launch/launcher.h"
 #include "launch/nodes.h"
@@ -47,9 +47,9 @@
 namespace syncbn::test {
 namespace {
 
+using base::MessageSeal;
 using launch::Handshake;
 using launch::LinkProtection;
-using launch::MessageSeal;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -338,6 +338,34 @@ TEST(LaunchTokenTest, LaunchersWithTheTokenFormAJobAndNoLogHasIt) {
   }
 }
 
+// By which their peer monitors know each other.
+TEST(LaunchTokenTest, AllWorkersOfAnAttemptInheritASecret) {
+  Nodes nodes(2);
+  const std::vector<std::string> options{token_option(nodes, kToken), "--max_restarts=1"};
+  const auto script = shell(
+      "cat /dev/fd/$SYNCBN_SECRET_FD > $RANK.$TORCHELASTIC_RESTART_COUNT; "
+      "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
+      "while [ ! -s 0.0 ] || [ ! -s 1.0 ]; do sleep 0.01; done; exit $RANK");
+  for (const int rank : {0, 1}) nodes.start(rank, 1, options, script);
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto secret = [&nodes](const char* name) {
+    std::ifstream file(nodes.folder() / name);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_THAT(secret("0.0"), ::testing::MatchesRegex("syncbn-secret [0-9a-f]{64}"));
+  EXPECT_EQ(secret("0.0"), secret("1.0"));
+  EXPECT_EQ(secret("0.1"), secret("1.1"));
+  EXPECT_NE(secret("0.0"), secret("0.1"));
+  const auto alone =
+      launch({"--nproc_per_node=2", "sh", "-c", "cat /dev/fd/$SYNCBN_SECRET_FD; echo"});
+  EXPECT_THAT(alone.out, ::testing::ContainsRegex("syncbn-secret [0-9a-f]{64}"));
+  Nodes without_token(2);
+  for (const int rank : {0, 1}) {
+    without_token.start(rank, 1, {}, shell("echo fd=${SYNCBN_SECRET_FD:-none}"));
+  }
+  for (const auto& result : without_token.wait()) EXPECT_THAT(result.out, HasSubstr("fd=none"));
+}
+
 TEST(LaunchTokenTest, OnlyAddressesOfLaunchersWithTheTokenAreServedByTheStore) {
   Nodes nodes(2);
   const std::string option = token_option(nodes, kToken);
@@ -393,7 +421,7 @@ TEST(LaunchTokenTest, ARecordedProofIsWorthless) {
   Nodes nodes(2);
   const std::string option = token_option(nodes, kToken);
   Program& lead = nodes.start(0, 1, {option}, {"true"});
-  Handshake handshake(Handshake::Side::kLauncher, kToken);
+  Handshake handshake(Handshake::Side::kClient, kToken);
   const std::string greeting = handshake.begin();
   std::string proof;
   {
@@ -437,13 +465,13 @@ TEST(LaunchTokenTest, NoStrangerMakesAnElasticJobStartAgain) {
 
 // A stranger at the master's address, who does not know the token, gets nothing but a greeting.
 TEST(LaunchTokenTest, AStrangerInPlaceOfNodeZeroIsRefused) {
-  Handshake launcher(Handshake::Side::kLauncher, kToken);
+  Handshake launcher(Handshake::Side::kClient, kToken);
   launcher.begin();
   EXPECT_THAT(launcher.take("challenge " + std::string(64, 'a')), HasSubstr("proof "));
   EXPECT_EQ(launcher.take("proof " + std::string(64, 'b')), "");
   EXPECT_FALSE(launcher.is_done());
   EXPECT_THAT(launcher.failure(), HasSubstr("is another"));
-  Handshake other(Handshake::Side::kLauncher, kToken);
+  Handshake other(Handshake::Side::kClient, kToken);
   other.begin();
   EXPECT_EQ(other.take(R"({"type":"welcome"})"), "");
   EXPECT_FALSE(other.is_done());
@@ -451,8 +479,8 @@ TEST(LaunchTokenTest, AStrangerInPlaceOfNodeZeroIsRefused) {
 
 /// The seals of both ends of a new connection: the launcher's, then the coordinator's.
 std::pair<std::unique_ptr<MessageSeal>, std::unique_ptr<MessageSeal>> seals_of_connection() {
-  Handshake launcher(Handshake::Side::kLauncher, kToken);
-  Handshake coordinator(Handshake::Side::kCoordinator, kToken);
+  Handshake launcher(Handshake::Side::kClient, kToken);
+  Handshake coordinator(Handshake::Side::kServer, kToken);
   std::string line = launcher.begin();
   for (Handshake* side = &coordinator; !line.empty();) {
     line = side->take(line.substr(0, line.size() - 1));

@@ -149,6 +149,11 @@ size_t FlightRecord::add_group(const std::string& name, const std::vector<int>& 
   return groups_++;
 }
 
+void FlightRecord::set_gpu(const std::string& address) {
+  const std::lock_guard lock(mutex_);
+  put(layout_->header.gpu, address);
+}
+
 std::chrono::nanoseconds FlightRecord::own_time() {
   const std::lock_guard lock(mutex_);
   return std::chrono::nanoseconds(layout_->header.own_until(monotonic_ns()));
@@ -196,7 +201,8 @@ void FlightRecord::await(uint64_t number) {
   publish(header.own_since, uint64_t{0});
 }
 
-void FlightRecord::end(uint64_t number, FlightLayout::State state, bool was_awaited) {
+void FlightRecord::end(uint64_t number, FlightLayout::State state, bool was_awaited,
+                       std::chrono::nanoseconds on_gpu) {
   const std::lock_guard lock(mutex_);
   const uint64_t now = monotonic_ns();
   FlightLayout::Call& entry = layout_->calls[number % FlightLayout::kCalls];
@@ -205,6 +211,7 @@ void FlightRecord::end(uint64_t number, FlightLayout::State state, bool was_awai
     publish(entry.end, now);
   }
   FlightLayout::Header& header = layout_->header;
+  header.own_ns -= static_cast<uint64_t>(on_gpu.count());
   if (was_awaited && --awaited_ == 0) publish(header.own_since, now);
   publish(header.ended, header.ended + 1);
 }

@@ -191,7 +191,7 @@ constexpr const char* kStatusHelp =
 constexpr const char* kExplainHelp =
     "usage: syncbn-launch explain [--torch=FOLDER] FILE... | PID\n\n"
     "Says in words which rank did not make which call. FILE is the flight.jsonl that a\n"
-    "launcher has left (give those of all nodes), and PID a launcher that runs. --torch\n"
+    "launcher has left (node 0's has all ranks), and PID a launcher that runs. --torch\n"
     "writes the records in the form of torch's fr_trace.\n";
 
 // Finds what run() would find, before any host has started. The head does not show the warning that

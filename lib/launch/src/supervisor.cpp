@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "common/processes.h"
+#include "common/words.h"
 #include "output/failure_report.h"
 
 namespace syncbn::launch {
@@ -178,7 +179,24 @@ GroupResult Supervisor::run_attempt() {
   events_.attempt_started();
   const WorkerGroup::Run run{options_, command_, signals_, output_,
                              logs_,    events_,  status_,  cluster_};
-  return WorkerGroup(run, context_).run();
+  records_.clear();
+  WorkerGroup workers(run, context_);
+  GroupResult result = workers.run();
+  records_ = workers.take_records();
+  return result;
+}
+
+void Supervisor::write_records(const JobRecords& records) {
+  if (records.messages.empty()) return;
+  logs_.begin_attempt(records.attempt);  // the folder, which may have been removed
+  const std::string file = write_flight_file(records, context_.job_id, logs_, output_);
+  const bool was_named = last_.failure && last_.failure->flight_file == file;
+  if (file.empty() || was_named) return;
+  const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
+  std::string missing;
+  for (const auto& one : records.missing) missing += fmt::format("; {}: {}", one.node, one.why);
+  say_for_job(fmt::format("the latest calls of all ranks{}: {}{}", host,
+                          shell_quoted({"syncbn-launch", "explain", file}), missing));
 }
 
 std::optional<int> Supervisor::wait_for_cluster() {
@@ -187,6 +205,8 @@ std::optional<int> Supervisor::wait_for_cluster() {
     cluster_->handle();
     for (const std::string& notice : cluster_->take_notices()) say_for_job(notice);
     if (const auto joined = cluster_->take_joined()) events_.nodes_joined(*joined);
+    if (cluster_->take_record_request()) cluster_->report_records(records_);
+    if (const auto records = cluster_->take_records()) write_records(*records);
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     if (cluster_->take_inquiry()) cluster_->report_workers({});
     if (status_.handle())

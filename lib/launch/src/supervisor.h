@@ -41,6 +41,8 @@ class Supervisor {
   /// one did.
   std::optional<int> wait_for_cluster();
   void apply(const Assignment& start);
+  /// Writes the file of all ranks.
+  void write_records(const JobRecords& records);
   GroupResult finish(const Cluster::Finish& finish, bool was_printed);
 
   bool may_restart(const GroupResult& result);
@@ -63,7 +65,8 @@ class Supervisor {
   const Command& command_;
   Cluster* const cluster_;
   SshNode* const node_;
-  GroupResult last_;          ///< of this node's last attempt
+  GroupResult last_;                 ///< of this node's last attempt
+  std::vector<RankMemory> records_;  ///< of its workers, on several nodes
   bool interrupted_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;
   LogFolder logs_;

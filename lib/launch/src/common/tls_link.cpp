@@ -125,7 +125,7 @@ struct OpenSsl {
   }
 };
 
-class TlsLink : public LinkProtection {
+class TlsLink : public base::LinkProtection {
  public:
   TlsLink(bool is_client, std::string key) : key_(std::move(key)) {
     if (!tls_ || in_ == nullptr || out_ == nullptr) throw std::bad_alloc();
@@ -206,7 +206,7 @@ void load_tls() {
   OpenSsl::get();
 }
 
-std::unique_ptr<LinkProtection> make_tls_link(bool is_client, std::string key) {
+std::unique_ptr<base::LinkProtection> make_tls_link(bool is_client, std::string key) {
   return std::make_unique<TlsLink>(is_client, std::move(key));
 }
 
@@ -222,7 +222,7 @@ void load_tls() {
       "installed, or leave --tls out");
 }
 
-std::unique_ptr<LinkProtection> make_tls_link(bool /*is_client*/, std::string /*key*/) {
+std::unique_ptr<base::LinkProtection> make_tls_link(bool /*is_client*/, std::string /*key*/) {
   load_tls();
   return nullptr;
 }

@@ -3,7 +3,7 @@
 #include <memory>
 #include <string>
 
-#include "common/link_protection.h"
+#include <syncbn/base/link_protection.h>
 
 namespace syncbn::launch {
 
@@ -14,6 +14,6 @@ void load_tls();
 /// Protects a link by TLS 1.3 with a pre-shared key in place of certificates, and a Diffie-Hellman
 /// exchange: who learns the key later cannot read what was recorded.
 /// @param key 32 bytes that both ends know, of this connection only.
-std::unique_ptr<LinkProtection> make_tls_link(bool is_client, std::string key);
+std::unique_ptr<base::LinkProtection> make_tls_link(bool is_client, std::string key);
 
 }  // namespace syncbn::launch

@@ -93,11 +93,24 @@ class Story {
       text += fmt::format("A file is {}", file.is_complete ? "damaged" : "cut");
       text += cut.empty() ? ".\n" : fmt::format(": the records of {} are missing.\n", list_of(cut));
     }
+    bool has_all_nodes = false;
+    for (const FlightFile& file : files_) {
+      has_all_nodes = has_all_nodes || file.has_all_nodes;
+      for (const FlightFile::Missing& one : file.missing) {
+        std::set<int> ranks;
+        for (const int rank : one.ranks) {
+          if (other.erase(rank) > 0) ranks.insert(rank);
+        }
+        if (ranks.empty()) continue;
+        text += fmt::format("The records of {} of {} are missing: {}.\n", list_of(ranks), one.node,
+                            one.why);
+      }
+    }
     if (!other.empty()) {
-      text += fmt::format(
-          "Nothing is recorded of {}: give the files of the other nodes as well, if there are "
-          "any.\n",
-          list_of(other));
+      text += fmt::format("Nothing is recorded of {}: {}.\n", list_of(other),
+                          has_all_nodes
+                              ? "no call in a process group of this library is known"
+                              : "give the files of the other nodes as well, if there are any");
     }
     return text.empty() ? "" : text + "\n";
   }

@@ -20,6 +20,12 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "syncbn flight record 2";
 // The form of torch's records: c10d::version_val in FlightRecorder.hpp.
 constexpr const char* kTorchVersion = "2.10";
+// Upper bound on a text: writing this much takes a second or two.
+constexpr size_t kMaxText = size_t{128} << 20;
+
+std::string json_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
 /// The sizes with `times` as many rows, as torch's records have them of all ranks' tensors.
 std::vector<int64_t> with_rows(std::vector<int64_t> sizes, int64_t times) {
@@ -192,18 +198,34 @@ void FlightFile::add(RankRecord record) {
 }
 
 std::string FlightFile::text() const {
-  const auto line = [](const Json& json) {
-    return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-  };
-  std::string text = line({{"format", kFormat},
-                           {"job", job},
-                           {"attempt", attempt},
-                           {"world_size", world_size},
-                           {"why", why},
-                           {"unix_ns", unix_ns},
-                           {"ranks", ranks}});
-  for (const RankRecord& record : records) text += line(json_of(record));
-  return text + line({{"complete", true}});
+  FlightText text;
+  for (const RankRecord& record : records) text.add(record);
+  return text.text(*this);
+}
+
+bool FlightText::add(const RankRecord& record) {
+  const std::string line = json_line(json_of(record));
+  if (lines_.size() + line.size() > kMaxText) return false;
+  ranks_.push_back(record.rank);
+  lines_ += line;
+  return true;
+}
+
+std::string FlightText::text(const FlightFile& head) const {
+  Json missing = Json::array();
+  for (const FlightFile::Missing& one : head.missing) {
+    missing.push_back({{"node", one.node}, {"ranks", one.ranks}, {"why", one.why}});
+  }
+  return json_line({{"format", kFormat},
+                    {"job", head.job},
+                    {"attempt", head.attempt},
+                    {"world_size", head.world_size},
+                    {"why", head.why},
+                    {"unix_ns", head.unix_ns},
+                    {"ranks", ranks_},
+                    {"has_all_nodes", head.has_all_nodes},
+                    {"missing", missing}}) +
+         lines_ + json_line({{"complete", true}});
 }
 
 FlightFile FlightFile::of(const std::string& text, const std::string& path) {
@@ -223,6 +245,11 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
     file.why = shown_text(head, "why");
     file.unix_ns = head.at("unix_ns");
     file.ranks = head.at("ranks").get<std::vector<int>>();
+    file.has_all_nodes = head.value("has_all_nodes", false);
+    for (const Json& one : head.value("missing", Json::array())) {
+      file.missing.push_back({shown_text(one, "node"), one.at("ranks").get<std::vector<int>>(),
+                              shown_text(one, "why")});
+    }
   } catch (const std::exception&) {
     throw base::UserError(
         fmt::format("{} is no flight record of syncbn-launch, or its first line is damaged", path));

@@ -11,16 +11,25 @@
 
 namespace syncbn::launch {
 
-/// The flight records of a node's ranks, as a file: lines of JSON. The first line is about the job;
-/// then each rank has a line, whose object has the form of torch's flight records, with some keys
-/// more; the last line says that the file is complete.
+/// The flight records of a node's ranks, or of a job's, as a file: lines of JSON. The first line is
+/// about the job; then each rank has a line, whose object has the form of torch's flight records,
+/// with some keys more; the last line says that the file is complete.
 struct FlightFile {
+  /// A node whose records the file of all nodes lacks.
+  struct Missing {
+    std::string node;        ///< "node 1 (host)"
+    std::vector<int> ranks;  ///< its workers
+    std::string why;
+  };
+
   std::string job = {};
   int attempt = 0;
   int world_size = 1;
   std::string why = {};               ///< the reason for which it was written
   int64_t unix_ns = base::unix_ns();  ///< the time at which it was written
   std::vector<int> ranks = {};        ///< that the file has, or had before it was cut
+  bool has_all_nodes = false;
+  std::vector<Missing> missing = {};  ///< if it has all nodes
   std::vector<RankRecord> records = {};
   bool is_complete = true;
   size_t damaged_lines = 0;
@@ -30,6 +39,19 @@ struct FlightFile {
   /// @param text of a file, perhaps cut or damaged.
   /// @throws base::UserError naming `path` if the first line is another one's.
   static FlightFile of(const std::string& text, const std::string& path);
+};
+
+/// Makes the text of such a file from one record after the other.
+class FlightText {
+ public:
+  /// Returns whether the record was added: not if the text would become too long.
+  bool add(const RankRecord& record);
+  /// @param head what the first line tells, but for the ranks.
+  std::string text(const FlightFile& head) const;
+
+ private:
+  std::vector<int> ranks_;
+  std::string lines_;
 };
 
 /// What a rank's file for torch's fr_trace has: a pickle of the rank's line.

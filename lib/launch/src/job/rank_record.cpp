@@ -124,8 +124,8 @@ std::optional<RankMemory::Counts> RankMemory::counts() const {
   if (::pread(fd(), &header, sizeof(header), 0) != sizeof(header) || header.pid == 0) {
     return std::nullopt;
   }
-  const uint64_t own = header.own_until(base::monotonic_ns());
-  return Counts{header.started, header.ended, static_cast<double>(own) / 1e9};
+  const int64_t own = header.own_until(base::monotonic_ns());
+  return Counts{header.started, header.ended, static_cast<double>(own) / 1e9, text_in(header.gpu)};
 }
 
 }  // namespace syncbn::launch

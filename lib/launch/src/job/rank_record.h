@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-namespace syncbn::launch {
+#include "common/json_messages.h"
 
-constexpr int kMaxRanks = 1'000'000;  ///< of a world, in a record
+namespace syncbn::launch {
 
 /// A rank's flight record, read from memory that the rank may write to meanwhile, and does not have
 /// to be trusted: texts are printable, and ranks below kMaxRanks. A call's group may lack.
@@ -73,7 +73,8 @@ class RankMemory {
   struct Counts {
     uint64_t started = 0;
     uint64_t ended = 0;
-    double own_seconds = 0;  ///< in which no thread waited for a call
+    double own_seconds = 0;  ///< base::FlightLayout::Header::own_until()
+    std::string gpu = {};    ///< that it computes on; "": none
   };
   /// Of calls; empty if no process writes to it now. Costs a microsecond.
   std::optional<Counts> counts() const;

@@ -4,6 +4,7 @@
 #include <syncbn/base/median.h>
 #include <syncbn/base/text.h>
 
+#include <algorithm>
 #include <cstdint>
 
 namespace syncbn::launch {
@@ -11,8 +12,8 @@ namespace syncbn::launch {
 std::vector<std::string> StragglerWatch::add(const std::vector<WorkerState>& workers) {
   // Fewer calls tell nothing of where the time goes: perhaps one rank writes a checkpoint.
   constexpr uint64_t kMinCalls = 10;
-  // Less is noise.
-  constexpr double kMinSeconds = 0.1;
+  // Less is noise, or not worth a line.
+  const double min_excess = std::max(0.1, 0.02 * interval_.count());
   struct Interval {
     const WorkerState* worker;
     double own;
@@ -29,7 +30,7 @@ std::vector<std::string> StragglerWatch::add(const std::vector<WorkerState>& wor
       past.slow_intervals = 0;
       continue;
     }
-    intervals.push_back({&worker, worker.own_seconds - before.own_seconds, &past});
+    intervals.push_back({&worker, std::max(0.0, worker.own_seconds - before.own_seconds), &past});
   }
   if (intervals.size() < 2 || intervals.size() < workers.size()) {
     for (auto& [rank, past] : past_) past.slow_intervals = 0;  // they are to be in a row
@@ -42,13 +43,12 @@ std::vector<std::string> StragglerWatch::add(const std::vector<WorkerState>& wor
   std::vector<std::string> lines;
   for (const Interval& one : intervals) {
     int& count = one.past->slow_intervals;
-    count = one.own > base::kStragglerFactor * median + kMinSeconds ? count + 1 : 0;
+    count = one.own > base::kStragglerFactor * median + min_excess ? count + 1 : 0;
     if (count < kIntervals || !named_.insert(one.worker->rank).second) continue;
     lines.push_back(fmt::format(
-        "rank {} ({}, pid {}) is slow, and the others wait for it: it spends {} between "
-        "collectives, and the median of the ranks {}",
-        one.worker->rank, one.worker->host, one.worker->pid, base::format_seconds(one.own),
-        base::format_seconds(median)));
+        "{} is slow, and the others wait for it: it spends {} between collectives, and the median "
+        "of the ranks {}",
+        one.worker->name(), base::format_seconds(one.own), base::format_seconds(median)));
   }
   return lines;
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -14,6 +15,9 @@ namespace syncbn::launch {
 /// calls of lib/dist than the others, which wait for them there. Not thread-safe.
 class StragglerWatch {
  public:
+  /// @param interval between two calls.
+  explicit StragglerWatch(std::chrono::duration<double> interval) : interval_(interval) {}
+
   /// Takes the state of all workers at the end of an interval. Returns a line about each rank whose
   /// own time was above kStragglerFactor times the median's for kIntervals in a row; each rank is
   /// named once.
@@ -27,6 +31,7 @@ class StragglerWatch {
     uint64_t calls = 0;
     int slow_intervals = 0;
   };
+  std::chrono::duration<double> interval_;
   std::map<int, Past> past_;  ///< by rank
   std::set<int> named_;
 };

@@ -97,32 +97,6 @@ std::vector<WorkerState> those_that_run(std::vector<WorkerState> workers) {
   return workers;
 }
 
-// As runs of [first, count, step]: groups of large worlds are mostly rows or columns of a mesh.
-nlohmann::json runs_of(const std::vector<int>& ranks) {
-  nlohmann::json runs = nlohmann::json::array();
-  for (size_t first = 0, end; first < ranks.size(); first = end) {
-    end = first + 1;
-    const int step = end < ranks.size() ? ranks[end] - ranks[first] : 1;
-    while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
-    runs.push_back({ranks[first], end - first, step});
-  }
-  return runs;
-}
-
-std::vector<int> ranks_in_runs(const nlohmann::json& runs) {
-  std::vector<int> ranks;
-  for (const nlohmann::json& run : runs) {
-    int64_t rank = run.at(0).get<int>();
-    const auto count = run.at(1).get<uint64_t>();
-    const int64_t step = run.at(2).get<int>();
-    for (uint64_t i = 0; i < count && rank >= 0 && rank < kMaxRanks; ++i, rank += step) {
-      if (ranks.size() == kMaxRanks) return ranks;
-      ranks.push_back(static_cast<int>(rank));
-    }
-  }
-  return ranks;
-}
-
 nlohmann::json json_of(const WorkerState::Wait& wait) {
   return {{"group", wait.group}, {"sequence", wait.sequence}, {"peer", wait.peer},
           {"call", wait.call},   {"seconds", wait.seconds},   {"ranks", runs_of(wait.ranks)}};
@@ -216,6 +190,10 @@ std::string kernel_view(pid_t pid) {
 
 }  // namespace
 
+std::string WorkerState::name() const {
+  return fmt::format("rank {} ({}{}, pid {})", rank, host, gpu.empty() ? "" : ", GPU " + gpu, pid);
+}
+
 nlohmann::json WorkerState::json() const {
   nlohmann::json waits_json = nlohmann::json::array();
   for (const Wait& wait : waits) waits_json.push_back(json_of(wait));
@@ -234,6 +212,7 @@ nlohmann::json WorkerState::json() const {
           {"allowed_seconds", allowed_seconds},
           {"calls", calls},
           {"own_seconds", own_seconds},
+          {"gpu", gpu},
           {"waits", waits_json},
           {"called", called}};
 }
@@ -257,6 +236,7 @@ WorkerState WorkerState::of(const nlohmann::json& json) {
           .allowed_seconds = json.at("allowed_seconds"),
           .calls = json.at("calls"),
           .own_seconds = json.at("own_seconds"),
+          .gpu = shown_text(json, "gpu"),
           .waits = std::move(waits),
           .called = json.at("called")};
 }

@@ -32,7 +32,8 @@ struct WorkerState {
   double allowed_seconds = 0;  ///< more that it has asked for
 
   uint64_t calls = 0;      ///< of lib/dist, since its start
-  double own_seconds = 0;  ///< in which no thread waited for one
+  double own_seconds = 0;  ///< in which neither a thread nor the GPU waited for one
+  std::string gpu = {};    ///< that it computes on; "": none
 
   /// A call of lib/dist in which it has waited for a second.
   struct Wait {
@@ -47,6 +48,9 @@ struct WorkerState {
   /// By group, the number of the last collective that it has called. Empty for programs without
   /// lib/dist.
   std::map<std::string, uint64_t> called = {};
+
+  /// "rank 3 (host, GPU 0000:dc:00.0, pid 7)".
+  std::string name() const;
 
   nlohmann::json json() const;
   /// @throws nlohmann's exceptions if `json` has a different form.

@@ -57,7 +57,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
     : options_(options),
       host_(listener ? own_address(listener.get()) : options.master_addr),
       port_(master_port),
-      handshake_(Handshake::Side::kLauncher, options.token, options.tls),
+      handshake_(Handshake::Side::kClient, options.token, options.tls),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
       next_notice_(Clock::now() + Coordinator::kNoticePeriod),
@@ -166,7 +166,7 @@ void Cluster::finish_connecting() {
   link_.emplace(std::move(connecting_));
   base::detect_lost_host(link_->fd());
   heard_ = Clock::now();
-  handshake_ = Handshake(Handshake::Side::kLauncher, options_.token, options_.tls);
+  handshake_ = Handshake(Handshake::Side::kClient, options_.token, options_.tls);
   link_->send(handshake_.begin());
   protection_.reset();
   if (handshake_.is_done()) send_hello();
@@ -255,6 +255,7 @@ void Cluster::handle_message(const Json& message) {
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
   if (type == "inquire") is_asked_ = true;
+  if (type == "ask_records") asks_for_records_ = true;
   if (type == "hold") holds_ = true;
   if (type == "hang") hang_ = Hang::of(message.at("hang"));
   if (type == "status") status_ = message;
@@ -409,6 +410,17 @@ void Cluster::report_end() {
 void Cluster::report_workers(const std::vector<WorkerState>& workers) {
   constexpr size_t kFrame = 200;  // bytes of the message around them
   send({{"type", "workers"}, {"workers", json_of(workers, Peers::kMaxMessage - kFrame)}});
+}
+
+void Cluster::report_records(const std::vector<RankMemory>& ranks) {
+  for (const RankMemory& rank : ranks) {
+    const auto record = rank.read();
+    if (!record) continue;
+    if (const auto message = record_message(*record, RecordQuota::of(record->world_size))) {
+      send(*message);
+    }
+  }
+  send({{"type", "records"}});
 }
 
 void Cluster::report_stall(double seconds, bool ends) {

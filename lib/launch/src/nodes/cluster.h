@@ -78,6 +78,15 @@ class Cluster {
   /// time.
   bool take_hold() { return std::exchange(holds_, false) || paused_; }
 
+  /// Whether node 0 asks for the flight records of this node's ranks; once for each question.
+  /// Answer by report_records().
+  bool take_record_request() { return std::exchange(asks_for_records_, false); }
+  void report_records(const std::vector<RankMemory>& ranks);
+  /// On node 0: Coordinator::take_records().
+  std::optional<JobRecords> take_records() {
+    return leads() ? coordinator_->take_records() : std::nullopt;
+  }
+
   /// Lines for the user.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
 
@@ -142,6 +151,7 @@ class Cluster {
   std::chrono::milliseconds silence_;
   const Clock::time_point reopened_by_;
   bool is_asked_ = false;
+  bool asks_for_records_ = false;
   bool holds_ = false;
   std::optional<Hang> hang_;
   std::optional<nlohmann::json> status_;

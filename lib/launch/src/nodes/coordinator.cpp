@@ -19,6 +19,8 @@ using Json = nlohmann::json;
 
 // Time for the nodes to say what their workers do.
 constexpr std::chrono::seconds kInquiryPatience{2};
+// Time for the nodes to send their ranks' flight records, which the end of the job waits for.
+constexpr std::chrono::milliseconds kRecordPatience{1500};
 
 bool is_failure_code(int exit_code) {
   return exit_code > base::kExitOk && exit_code <= 255;
@@ -36,12 +38,13 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
              {.foreign = [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); },
               .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
-      peers_(Handshake(Handshake::Side::kCoordinator, options.token, options.tls), silence_,
+      peers_(Handshake(Handshake::Side::kServer, options.token, options.tls), silence_,
              store_.fd()),
       join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period),
-      policy_(options.max_restarts, options.restart_window) {
+      policy_(options.max_restarts, options.restart_window),
+      stragglers_(options.straggler_interval) {
   due_ = std::min(next_notice_, next_alive_);
 }
 
@@ -105,6 +108,13 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
       inquiry_->workers.push_back(WorkerState::of(worker));
     }
     if (inquiry_->open.empty()) conclude_inquiry();
+  }
+  const bool is_of_collection = collection_ && collection_->open.contains(node.rank);
+  if (type == "record" && is_of_collection) keep_record(node, message);
+  if (type == "records" && is_of_collection) {
+    collection_->open.erase(node.rank);
+    collection_->sent.insert(node.rank);
+    end_attempt();
   }
 }
 
@@ -223,12 +233,14 @@ void Coordinator::lost(PeerLauncher& node) {
   const bool takes_part = node.takes_part;
   const bool has_left = node.leaving || node.ended;
   if (node.excluded) node.refuse(base::kExitUnavailable, exclusion(host));
+  if (collection_) collection_->open.erase(node.rank);
   peers_.remove(node.rank);
   // It may join again.
   if (state_ == State::kJoining) return start_when_complete();
   if (state_ != State::kRunning || !takes_part) return;
   if (!has_left) ++failures_[host];
   // Its keeper kills its workers. If they have already succeeded, nothing is lost.
+  if (!has_left && !collection_) wants_records_ = true;
   if (!has_left && options_.nodes_may_change()) change_nodes(name + " is lost");
   if (!has_left && !options_.nodes_may_change()) {
     fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
@@ -301,8 +313,48 @@ void Coordinator::conclude_inquiry() {
   if (hang) peers_.send_to_nodes({{"type", "hang"}, {"hang", hang->json()}});
 }
 
+void Coordinator::ask_for_records() {
+  collection_ = Collection{.deadline = Clock::now() + kRecordPatience,
+                           .records = {.attempt = attempt_,
+                                       .world_size = world_size_,
+                                       .why = failed_ ? failure_text_ : node_change_}};
+  for (const auto& [rank, node] : peers_.nodes()) {
+    if (!node->takes_part) continue;
+    collection_->open.insert(rank);
+    peers_.send(*node, {{"type", "ask_records"}});
+  }
+}
+
+void Coordinator::keep_record(const PeerLauncher& node, const Json& message) {
+  Part& part = parts_.at(node.rank);
+  const int rank = message.at("rank");
+  const bool is_its_own = rank >= part.first && rank - part.first < part.count;
+  if (!is_its_own || !part.recorded.insert(rank).second) return;
+  std::string text = message.dump();
+  if (text.size() > RecordQuota::of(world_size_).bytes) return;
+  collection_->records.messages.push_back(std::move(text));
+}
+
+void Coordinator::conclude_collection() {
+  Collection collection = *std::exchange(collection_, std::nullopt);
+  for (const auto& [rank, part] : parts_) {
+    if (collection.sent.contains(rank)) continue;
+    FlightFile::Missing& missing = collection.records.missing.emplace_back();
+    missing.node = part.node;
+    for (int i = 0; i < part.count; ++i) {
+      if (!part.recorded.contains(part.first + i)) missing.ranks.push_back(part.first + i);
+    }
+    missing.why =
+        collection.open.contains(rank)
+            ? fmt::format("it did not send them within {}", base::format_seconds(kRecordPatience))
+            : "its launcher is gone";
+  }
+  records_ = std::move(collection.records);
+}
+
 void Coordinator::handle_times() {
   const auto now = Clock::now();
+  if (collection_ && now >= collection_->deadline) end_attempt();
   if (inquiry_ && now >= inquiry_->deadline) conclude_inquiry();
   const bool compares = state_ == State::kRunning && options_.straggler_interval.count() > 0;
   if (compares && now >= next_comparison_) {
@@ -332,6 +384,7 @@ void Coordinator::handle_times() {
   due_ = next_alive_;
   if (restart_at_) due_ = std::min(due_, *restart_at_);
   if (inquiry_) due_ = std::min(due_, inquiry_->deadline);
+  if (collection_) due_ = std::min(due_, collection_->deadline);
   if (compares) due_ = std::min(due_, next_comparison_);
   const auto barrier = torchrun_nodes_.barrier_deadline();
   if (state_ == State::kLeaving && barrier) due_ = std::min(due_, *barrier);
@@ -381,9 +434,10 @@ void Coordinator::start_attempt() {
   state_ = State::kRunning;
   if (attempt_ == 0) joined_ = Clock::now();
   policy_.attempt_started(Clock::now());
-  stragglers_ = {};
+  stragglers_ = StragglerWatch(options_.straggler_interval);
   next_comparison_ = Clock::now() + options_.straggler_interval;
-  failed_ = false;
+  failed_ = wants_records_ = false;
+  parts_.clear();
   node_change_.clear();
   last_call_.reset();
   peers_.choose(options_.nnodes.max - static_cast<int>(torchrun_nodes_.all().size()));
@@ -402,6 +456,8 @@ void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
   if (torchrun_nodes_.has(rank)) return torchrun_nodes_.assign(rank, ranks);
   PeerLauncher& node = *peers_.nodes().at(rank);
   node.ended = false;
+  world_size_ = ranks.world_size;
+  parts_[rank] = {.node = node.name(), .first = ranks.base, .count = node.nproc};
   peers_.send(node, {{"type", "start"},
                      {"attempt", attempt_},
                      {"restarts", restarts_},
@@ -426,6 +482,9 @@ void Coordinator::fail(int exit_code, bool may_restart, const std::string& text,
                        std::optional<uint64_t> step) {
   // Later failures follow from the first one, or from the change of nodes.
   if (failed_ || !node_change_.empty()) return;
+  // A worker that no restart helps has said what was wrong. After a signal, nobody would look for
+  // the file without a folder that the user has asked for.
+  wants_records_ = wants_records_ || may_restart || !options_.log_dir.empty();
   if (may_restart && leaves_out(node, text)) return;
   failed_ = true;
   exit_code_ = exit_code;
@@ -468,6 +527,11 @@ void Coordinator::stop_attempt(const std::string& text) {
 }
 
 void Coordinator::end_attempt() {
+  if (std::exchange(wants_records_, false)) ask_for_records();
+  if (collection_) {
+    if (!collection_->open.empty() && Clock::now() < collection_->deadline) return;
+    conclude_collection();
+  }
   if (!node_change_.empty()) return start_again(node_change_);
   if (!failed_ && torchrun_nodes_.all().empty()) return finish(base::kExitOk, "");
   if (!failed_) {

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "job/record_message.h"
 #include "job/restart_policy.h"
 #include "job/stragglers.h"
 #include "job/torchrun_protocol.h"
@@ -57,6 +58,9 @@ class Coordinator {
   std::optional<Clock::time_point> take_joined() { return std::exchange(joined_, std::nullopt); }
   /// Lines for the user at this launcher.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
+  /// The flight records of all ranks after an attempt that failed, once, before its consequence is
+  /// known.
+  std::optional<JobRecords> take_records() { return std::exchange(records_, std::nullopt); }
   /// Tells the nodes that this process is about to be stopped, so that they do not take it for
   /// lost.
   void pause();
@@ -82,6 +86,10 @@ class Coordinator {
   /// Asks all nodes what their workers do.
   void inquire();
   void conclude_inquiry();
+
+  void ask_for_records();
+  void keep_record(const PeerLauncher& node, const nlohmann::json& message);
+  void conclude_collection();
 
   void handle_times();
   std::string missing() const;
@@ -150,6 +158,25 @@ class Coordinator {
     bool compares_speed = false;
   };
   std::optional<Inquiry> inquiry_;
+  /// The ranks of a node in this attempt.
+  struct Part {
+    std::string node;
+    int first = 0;
+    int count = 0;
+    std::set<int> recorded = {};
+  };
+  std::map<int, Part> parts_;  ///< by node rank
+  int world_size_ = 1;         ///< of this attempt
+  /// The question to all nodes for their ranks' flight records.
+  struct Collection {
+    Clock::time_point deadline;
+    std::set<int> open = {};  ///< nodes that have not sent all
+    std::set<int> sent = {};  ///< nodes that have
+    JobRecords records = {};
+  };
+  bool wants_records_ = false;  ///< of this attempt
+  std::optional<Collection> collection_;
+  std::optional<JobRecords> records_;
   std::map<std::string, int> failures_;  ///< by host: of its workers, and losses of its launcher
   StragglerWatch stragglers_;            ///< of this attempt
   Clock::time_point next_comparison_;    ///< of the ranks' speed

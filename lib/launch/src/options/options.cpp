@@ -164,7 +164,7 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
   options.given = line.options();
   options.called_as = launcher_name;
   options.token = read_token(typed.token_file);
-  if (options.token.empty()) options.token = make_token();
+  if (options.token.empty()) options.token = base::make_secret();
   options.head = read_head_options(typed, line, launcher_name);
   return options;
 }

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "job/flight_file.h"
@@ -34,6 +35,22 @@ fs::path counter_file() {
     }
   }
   return "/proc/vmstat";
+}
+
+/// Returns the file, or "" if it cannot be written, or the options ask for none.
+std::string save_flight_file(const std::string& text, LogFolder& logs, Output& output) {
+  constexpr const char* kName = "flight.jsonl";
+  const auto path = logs.file(logs.attempt(), kName);
+  if (path == "/dev/null") return "";
+  try {
+    base::write_file_atomically(path, text);
+  } catch (const base::Error& error) {
+    output.say(fmt::format("syncbn-launch: warning: {}", error.what()));
+    return "";
+  }
+  if (!logs.is_wanted()) logs.remove_former(kName);
+  logs.keep();
+  return path;
 }
 
 }  // namespace
@@ -115,7 +132,6 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
 
 std::string write_flight_file(const std::string& why, const RunContext& context,
                               const std::vector<Worker>& workers, LogFolder& logs, Output& output) {
-  constexpr const char* kName = "flight.jsonl";
   FlightFile file{.job = context.job_id,
                   .attempt = context.attempt,
                   .world_size = context.ranks.world_size,
@@ -124,17 +140,25 @@ std::string write_flight_file(const std::string& why, const RunContext& context,
     auto record = worker.calls.read();
     if (record && !record->calls.empty()) file.add(std::move(*record));
   }
-  const auto path = logs.file(logs.attempt(), kName);
-  if (file.records.empty() || path == "/dev/null") return "";
-  try {
-    base::write_file_atomically(path, file.text());
-  } catch (const base::Error& error) {
-    output.say(fmt::format("syncbn-launch: warning: {}", error.what()));
-    return "";
+  return file.records.empty() ? "" : save_flight_file(file.text(), logs, output);
+}
+
+std::string write_flight_file(const JobRecords& records, const std::string& job_id, LogFolder& logs,
+                              Output& output) {
+  FlightFile head{.job = job_id,
+                  .attempt = records.attempt,
+                  .world_size = records.world_size,
+                  .why = records.why,
+                  .has_all_nodes = true,
+                  .missing = records.missing};
+  FlightText text;
+  FlightFile::Missing left_out{.node = "all nodes", .ranks = {}, .why = "the file is full"};
+  for (const std::string& message : records.messages) {
+    const auto record = record_in(nlohmann::json::parse(message));
+    if (record && !text.add(*record)) left_out.ranks.push_back(record->rank);
   }
-  if (!logs.is_wanted()) logs.remove_former(kName);
-  logs.keep();
-  return path;
+  if (!left_out.ranks.empty()) head.missing.push_back(std::move(left_out));
+  return save_flight_file(text.text(head), logs, output);
 }
 
 }  // namespace syncbn::launch

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "common/processes.h"
+#include "job/record_message.h"
 #include "job/restart_policy.h"
 #include "job/run_context.h"
 #include "output/failure_report.h"
@@ -90,5 +91,8 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
 /// if the options ask for no logs. Returns the file, or "" if there are none.
 std::string write_flight_file(const std::string& why, const RunContext& context,
                               const std::vector<Worker>& workers, LogFolder& logs, Output& output);
+/// The same with the flight records of all nodes, in place of that of this node.
+std::string write_flight_file(const JobRecords& records, const std::string& job_id, LogFolder& logs,
+                              Output& output);
 
 }  // namespace syncbn::launch

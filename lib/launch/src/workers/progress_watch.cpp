@@ -42,6 +42,7 @@ ProgressWatch::ProgressWatch(const LaunchOptions& options, Output& output, Clust
       output_(output),
       cluster_(cluster),
       workers_(workers),
+      stragglers_(options.straggler_interval),
       next_check_(started_ + kCheckPeriod) {
   const auto interval = options.straggler_interval;
   if (cluster == nullptr && interval.count() > 0 && workers.size() > 1) {

@@ -7,6 +7,9 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/flight_record.h>
+#include <syncbn/base/handshake.h>
+#include <syncbn/base/job_secret.h>
+#include <syncbn/base/sha256.h>
 #include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <sys/wait.h>
@@ -93,10 +96,17 @@ GroupResult WorkerGroup::run() {
   return result();
 }
 
+std::vector<RankMemory> WorkerGroup::take_records() {
+  std::vector<RankMemory> records;
+  for (Worker& worker : workers_) records.push_back(std::move(worker.calls));
+  return records;
+}
+
 void WorkerGroup::start() {
   become_subreaper();  // for the orphans of a keeper that is killed
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> workers_ends;
+  const base::UniqueFd secret = share_secret_of_workers();
   for (size_t i = 0; i < workers_.size(); ++i) {
     Worker& worker = workers_[i];
     base::UniqueFd out = open_stream(i, Stream::kOut, worker.pipes.out);
@@ -117,6 +127,10 @@ void WorkerGroup::start() {
       inherited.push_back(worker.calls.fd());
       variables[base::FlightRecord::kDescriptor] = std::to_string(worker.calls.fd());
     }
+    if (secret) {
+      inherited.push_back(secret.get());
+      variables[base::kSecretDescriptor] = std::to_string(secret.get());
+    }
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
     if (::isatty(STDERR_FILENO) == 1) variables["SYNCBN_AGENT_BAR"] = "1";
 
@@ -134,6 +148,16 @@ void WorkerGroup::start() {
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));
   }
   keeper_ = std::make_unique<Keeper>(specs, [this] { run_.logs.remove(); });
+}
+
+/// All nodes derive the same one from the job's token. Without a token several nodes share nothing.
+base::UniqueFd WorkerGroup::share_secret_of_workers() const {
+  const std::string& token = run_.options.token;
+  if (!token.empty()) {
+    return base::share_secret(base::to_hex(base::hmac_sha256(
+        token, fmt::format("syncbn-workers {} {}", context_.job_id, context_.attempt))));
+  }
+  return context_.nodes == 1 ? base::share_secret(base::make_secret()) : base::UniqueFd();
 }
 
 base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::UniqueFd& reader) {

@@ -53,10 +53,14 @@ class WorkerGroup {
   /// @throws base::UnavailableError if the keeper was killed. All workers are then dead.
   GroupResult run();
 
+  /// The workers' flight records, after run().
+  std::vector<RankMemory> take_records();
+
  private:
   using Clock = std::chrono::steady_clock;
 
   void start();
+  base::UniqueFd share_secret_of_workers() const;
   /// Opens what the worker writes to: a log file, or a pipe, whose other end goes to `reader`.
   base::UniqueFd open_stream(size_t worker, Stream stream, base::UniqueFd& reader);
   void wait_for_events();

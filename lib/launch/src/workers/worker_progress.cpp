@@ -57,6 +57,7 @@ void WorkerProgress::describe(WorkerState& worker, Clock::time_point now) const 
   if (reports_) worker.idle_seconds = Seconds(now - since_).count();
   worker.calls = calls_.started;
   worker.own_seconds = calls_.own_seconds;
+  worker.gpu = calls_.gpu;
   worker.allowed_seconds = std::max(0.0, Seconds(allowance_ - (now - since_)).count());
 }
 

@@ -20,7 +20,7 @@ namespace syncbn::base {
 /// texts UTF-8 that ends with NUL, and all times CLOCK_MONOTONIC in ns.
 struct FlightLayout {
   static constexpr uint32_t kMagic = 0x52464253;  ///< "SBFR"
-  static constexpr uint32_t kVersion = 3;
+  static constexpr uint32_t kVersion = 4;
   static constexpr size_t kCalls = 1000;
   static constexpr size_t kGroups = 1024;
   static constexpr size_t kGroupBytes = size_t{64} << 10;
@@ -37,13 +37,15 @@ struct FlightLayout {
     int64_t unix_ns;       ///< the Unix time at CLOCK_MONOTONIC 0
     uint64_t started;      ///< calls
     uint64_t ended;        ///< calls
-    uint64_t own_ns;       ///< time in which no thread waited for a call, up to `own_since`
+    uint64_t own_ns;       ///< as own_until(), up to `own_since`; wraps around below 0
     uint64_t own_since;    ///< since when no thread waits; 0: one does
     char host[64];
+    char gpu[32];  ///< the PCI address of the GPU that it computes on; "": none
 
-    /// Time in ns in which no thread has waited for a call, up to `now`.
-    uint64_t own_until(uint64_t now) const {
-      return own_ns + (own_since == 0 ? 0 : now - own_since);
+    /// Time in ns in which no thread has waited for a call, less the time that calls took on a GPU,
+    /// up to `now`. Below 0 if calls on a GPU overlapped.
+    int64_t own_until(uint64_t now) const {
+      return static_cast<int64_t>(own_ns + (own_since == 0 ? 0 : now - own_since));
     }
   };
 
@@ -114,13 +116,17 @@ class FlightRecord {
   FlightRecord& operator=(const FlightRecord&) = delete;
 
   size_t add_group(const std::string& name, const std::vector<int>& ranks);
-  /// Time in which no thread has waited for a call.
+  /// The GPU that this process computes on.
+  void set_gpu(const std::string& address);
+  /// FlightLayout::Header::own_until() now.
   std::chrono::nanoseconds own_time();
   /// Returns the call's number, for end().
   uint64_t begin(const Call& call);
   /// From now on a thread waits for a call; once for each call.
   void await(uint64_t number);
-  void end(uint64_t number, FlightLayout::State state, bool was_awaited);
+  /// @param on_gpu how long it took there, waiting for the other ranks included.
+  void end(uint64_t number, FlightLayout::State state, bool was_awaited,
+           std::chrono::nanoseconds on_gpu = {});
   /// Removes a call that did not start.
   void remove(uint64_t number);
 

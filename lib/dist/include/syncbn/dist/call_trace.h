@@ -40,8 +40,8 @@ class CallTrace {
 };
 
 /// How long no thread of this process has waited for a call of a group, since its first group was
-/// formed. Calls on GPUs do not count, as no thread waits for them. Empty without a flight record,
-/// which a launcher provides. Thread-safe.
+/// formed, less the time that calls took on GPUs, as far as it is known by now: below 0 if calls
+/// overlapped. Empty without a flight record, which a launcher provides. Thread-safe.
 std::optional<std::chrono::nanoseconds> time_between_calls();
 
 }  // namespace syncbn::dist

@@ -34,12 +34,14 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// The end of a call on its stream.
-struct WorkEvent : c10d::ProcessGroupNCCL::WorkNCCL {
-  /// Shared with the work, so that the work's tensors need not live as long as this is asked for.
-  static std::shared_ptr<at::cuda::CUDAEvent> of(const WorkNCCL& work) {
-    return work.*&WorkEvent::ncclEndEvent_;
-  }
+using Event = PeerGatherWork::Event;
+
+/// The begin and the end of a call on its stream. Shared with the work, so that the work's tensors
+/// need not live as long as these are asked for.
+struct WorkEvents : c10d::ProcessGroupNCCL::WorkNCCL {
+  /// Null unless the group measures time.
+  static Event begin_of(const WorkNCCL& work) { return work.*&WorkEvents::ncclStartEvent_; }
+  static Event end_of(const WorkNCCL& work) { return work.*&WorkEvents::ncclEndEvent_; }
 };
 
 /// A ProcessGroupNCCL that leaves failures to the PeerMonitor. libtorch's own watchdog would sleep
@@ -90,6 +92,7 @@ class Nccl : public Transport {
         store_(group.world_size > 1 ? group.store : nullptr),
         uses_peer_memory_(group.options.peer_memory),
         registers_buckets_(group.options.register_buckets),
+        measures_time_(group.measures_time),
         world_rank_(group.world_rank),
         is_monitored_(group.is_monitored) {}
 
@@ -111,6 +114,7 @@ class Nccl : public Transport {
     if (!store_) return;
     peers_ = PeerGather::connect(store_, nccl_->getRank(), nccl_->getSize(), device_,
                                  uses_peer_memory_, no_peers_);
+    if (peers_ && measures_time_) peers_->measure_time();
   }
   /// NCCL's shutdown waits for the other ranks: this one has released their memory by then.
   void shutdown() override {
@@ -167,12 +171,27 @@ class Nccl : public Transport {
     }
     const auto* const of_nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work.get());
     if (of_nccl == nullptr) return Transport::completion_of(work);
-    return [event = WorkEvent::of(*of_nccl), weak = c10::weak_intrusive_ptr(nccl_)] {
+    return [event = WorkEvents::end_of(*of_nccl), weak = c10::weak_intrusive_ptr(nccl_)] {
       if (has_ended(*event)) return true;
       const auto alive = weak.lock();
       if (alive) alive->throw_asynchronous_error(event->device_index());
       return false;
     };
+  }
+
+  std::function<std::chrono::nanoseconds()> time_on_gpu_of(
+      const c10::intrusive_ptr<c10d::Work>& work) const override {
+    const auto between = [](Event begin, Event end) -> std::function<std::chrono::nanoseconds()> {
+      if (!begin || !begin->isCreated() || !end->isCreated()) return nullptr;
+      return
+          [begin = std::move(begin), end = std::move(end)] { return time_between(*begin, *end); };
+    };
+    if (const auto* const gather = dynamic_cast<const PeerGatherWork*>(work.get())) {
+      return between(gather->begin(), gather->end());
+    }
+    const auto* const of_nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work.get());
+    if (of_nccl == nullptr) return nullptr;
+    return between(WorkEvents::begin_of(*of_nccl), WorkEvents::end_of(*of_nccl));
   }
 
   std::string record_of_calls() const override {
@@ -198,6 +217,19 @@ class Nccl : public Transport {
     // Otherwise a query would break the capture of a graph by another thread.
     const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
     return cudaEventQuery(event) == cudaSuccess;
+  }
+
+  /// 0 if it cannot be told.
+  static std::chrono::nanoseconds time_between(at::cuda::CUDAEvent& begin,
+                                               at::cuda::CUDAEvent& end) {
+    const c10::cuda::CUDAGuard device(end.device_index());
+    const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
+    float milliseconds = 0;
+    if (cudaEventElapsedTime(&milliseconds, begin, end) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return {};
+    }
+    return std::chrono::nanoseconds(static_cast<int64_t>(1e6 * milliseconds));
   }
 
   /// Its queries may hang, as everything may after a failure.
@@ -227,6 +259,7 @@ class Nccl : public Transport {
   const c10::intrusive_ptr<c10d::Store> store_;  ///< null: GPUs shall not share memory
   const bool uses_peer_memory_;
   const bool registers_buckets_;
+  const bool measures_time_;
   std::unique_ptr<at::cuda::MemPool> pool_;  ///< of allocate_registered()
   const int world_rank_;
   const bool is_monitored_;
@@ -251,6 +284,7 @@ std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
   auto nccl =
       c10::make_intrusive<MonitoredNccl>(group.store, group.rank, group.world_size, options);
   if (group.is_monitored) nccl->leave_failures_to_monitor();
+  if (group.measures_time) nccl->enableCollectivesTiming();
   nccl->setBoundDeviceId(at::Device(at::kCUDA, static_cast<at::DeviceIndex>(group.device)));
   return std::make_shared<Nccl>(std::move(nccl), group);
 }

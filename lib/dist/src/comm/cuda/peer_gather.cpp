@@ -141,12 +141,19 @@ c10::intrusive_ptr<c10d::Work> PeerGather::_allgather_base(
   arguments.row = input.const_data_ptr<double>();
   arguments.count = input.numel();
   arguments.rows = output.mutable_data_ptr<double>();
+  const bool is_timed = measures_time_ && !captures;
+  const auto record_event = [&] {
+    auto event =
+        std::make_shared<at::cuda::CUDAEvent>(is_timed ? cudaEventDefault : cudaEventDisableTiming);
+    event->record(stream);
+    return event;
+  };
+  PeerGatherWork::Event begin = is_timed ? record_event() : nullptr;
   cuda::launch(arguments, stream);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
-  auto end = std::make_shared<at::cuda::CUDAEvent>();
-  end->record(stream);
+  PeerGatherWork::Event end = record_event();
   if (!captures) last_ = end;
-  return c10::make_intrusive<PeerGatherWork>(std::move(end));
+  return c10::make_intrusive<PeerGatherWork>(std::move(begin), std::move(end));
 }
 
 void PeerGather::abort() {

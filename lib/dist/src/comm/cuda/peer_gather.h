@@ -19,8 +19,10 @@ namespace syncbn::dist::detail {
 class PeerGatherWork : public c10d::Work {
  public:
   using Event = std::shared_ptr<at::cuda::CUDAEvent>;
-  explicit PeerGatherWork(Event end) : end_(std::move(end)) {}
+  PeerGatherWork(Event begin, Event end) : begin_(std::move(begin)), end_(std::move(end)) {}
 
+  /// Null unless the time is measured.
+  const Event& begin() const { return begin_; }
   const Event& end() const { return end_; }
   bool isCompleted() override { return end_->query(); }
   /// Makes the current stream wait, not the host.
@@ -28,6 +30,7 @@ class PeerGatherWork : public c10d::Work {
   void synchronize() override { wait(kNoTimeout); }
 
  private:
+  const Event begin_;
   const Event end_;
 };
 
@@ -54,6 +57,9 @@ class PeerGather : public c10d::Backend {
   /// Of the next gather; equal on ranks that make the same call.
   void set_tag(uint64_t tag) { tag_ = tag; }
 
+  /// From now on works know when they began and ended on the GPU.
+  void measure_time() { measures_time_ = true; }
+
   /// Ends kernels that wait for other ranks. Thread-safe.
   void abort();
   /// Waits for the gathers of this rank, and unmaps the memory of the others.
@@ -65,6 +71,7 @@ class PeerGather : public c10d::Backend {
   cuda::PeerGatherArguments arguments_;
   unsigned* aborted_ = nullptr;  ///< pinned; the kernels read it
   uint64_t tag_ = 0;
+  bool measures_time_ = false;
   PeerGatherWork::Event last_;
 };
 

@@ -25,6 +25,7 @@ struct NcclGroup {
   /// A PeerMonitor aborts the group after a failure or a timeout; otherwise libtorch's watchdog
   /// ends the process.
   bool is_monitored = false;
+  bool measures_time = false;  ///< how long calls take on the GPU
   NcclOptions options = {};
   /// A connected group of the same ranks, whose communicator is split; null: a new communicator.
   std::shared_ptr<Transport> parent;

@@ -166,6 +166,8 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
           "others; unset the variable to let them use Gloo");
     }
     if (world.place.choice.backend == "nccl") {
+      const auto record = base::FlightRecord::of_process(world.place.rank, world.place.world_size);
+      if (record) record->set_gpu(cuda_support()->pci_address(world.device.index()));
       cuda = cuda_support()->make_nccl(
           {.store = store_part(store, "cuda"),
            .name = name,
@@ -175,6 +177,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
            .device = world.device.index(),
            .timeout = timeout,
            .is_monitored = world.monitor && all_ours,
+           .measures_time = record != nullptr,
            .options = nccl,
            .parent = size == world.place.world_size ? world.connected_nccl : nullptr});
       PeerMonitor::skip_destructors_after_failure();

@@ -195,7 +195,8 @@ void FlightRecorder::begin(const Call& call, Timeout timeout, int64_t traced_sin
   transfers_.push_back(std::move(entry));
 }
 
-void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_done) {
+void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_done,
+                                    std::function<std::chrono::nanoseconds()> time_on_gpu) {
   const std::lock_guard lock(mutex_);
   Entry* const entry = entry_of(call);
   if (entry == nullptr || !entry->is_pending()) return;
@@ -208,6 +209,7 @@ void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_d
     return end(*entry, State::kSucceeded);
   }
   entry->is_done = std::move(is_done);
+  entry->time_on_gpu = std::move(time_on_gpu);
 }
 
 void FlightRecorder::await(const Call& call, bool is_blocked) {
@@ -218,16 +220,17 @@ void FlightRecorder::await(const Call& call, bool is_blocked) {
   if (!std::exchange(entry->is_awaited, true) && record_) record_->await(entry->number);
 }
 
-void FlightRecorder::end(Entry& entry, State state) {
+void FlightRecorder::end(Entry& entry, State state, std::chrono::nanoseconds on_gpu) {
   if (record_ && entry.number != 0 && entry.is_pending()) {
     record_->end(
         entry.number,
         state == State::kFailed ? base::FlightLayout::kFailed : base::FlightLayout::kSucceeded,
-        entry.is_awaited);
+        entry.is_awaited, on_gpu);
   }
   if (entry.is_pending() && state == State::kSucceeded && !entry.runs_on_gpu()) trace(entry);
   entry.state = state;
   entry.is_done = nullptr;
+  entry.time_on_gpu = nullptr;
 }
 
 void FlightRecorder::trace(const Entry& entry) const {
@@ -257,14 +260,14 @@ FlightRecorder::Entry* FlightRecorder::entry_of(const Call& call) {
   return nullptr;
 }
 
-void FlightRecorder::succeed(const Call& call) {
+void FlightRecorder::succeed(const Call& call, std::chrono::nanoseconds on_gpu) {
   const std::lock_guard lock(mutex_);
   Entry* const entry = entry_of(call);
   if (entry == nullptr || !entry->is_pending()) return;  // it may have failed meanwhile
   if (!call.is_collective() && !entry->timeout) {
     ++transfers_by_rank_[{call.peer, call.type}].done;
   }
-  end(*entry, State::kSucceeded);
+  end(*entry, State::kSucceeded, on_gpu);
 }
 
 void FlightRecorder::fail(const Call& call) {
@@ -306,7 +309,8 @@ void FlightRecorder::update() {
   for (const Entry& entry : pending_entries()) {
     if (!entry.is_done) continue;
     try {
-      if (entry.is_done()) succeed(entry.call);
+      if (!entry.is_done()) continue;
+      succeed(entry.call, entry.time_on_gpu ? entry.time_on_gpu() : std::chrono::nanoseconds());
     } catch (const std::exception& error) {
       const std::lock_guard lock(mutex_);
       if (!transport_error_) transport_error_ = {plain_message(error), entry.call, Clock::now()};

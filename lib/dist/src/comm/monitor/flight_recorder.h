@@ -80,8 +80,8 @@ class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Number of collectives: more than a step of ResNet-152 has in one group.
-  static constexpr size_t kKept = 512;
+  /// Number of collectives: more than a group makes on a GPU between two calls of update().
+  static constexpr size_t kKept = 2048;
 
   struct Pending {
     Call call;
@@ -113,12 +113,14 @@ class FlightRecorder {
   /// The call has started.
   /// @param is_done whether it has ended; empty: it counts as ended, and if it is for a GPU, it was
   ///   captured in a graph. May be called by any thread. Throws if the transport has failed.
-  void set_completion(const Call& call, std::function<bool()> is_done);
+  /// @param time_on_gpu how long it took there, once it has ended; may be empty.
+  void set_completion(const Call& call, std::function<bool()> is_done,
+                      std::function<std::chrono::nanoseconds()> time_on_gpu = nullptr);
   /// A thread waits for the call from now on.
   /// @param is_blocked the thread does nothing else; otherwise it waits for a future, as DDP does
   ///   at the end of its backward.
   void await(const Call& call, bool is_blocked = true);
-  void succeed(const Call& call);
+  void succeed(const Call& call, std::chrono::nanoseconds on_gpu = {});
   void fail(const Call& call);
   /// The call did not start: its arguments were refused, and the group goes on.
   void refuse(const Call& call);
@@ -168,6 +170,7 @@ class FlightRecorder {
     Call call;
     Clock::time_point since;
     std::function<bool()> is_done = {};
+    std::function<std::chrono::nanoseconds()> time_on_gpu = {};
     Timeout timeout;
     State state = State::kPending;
     uint64_t number = 0;  ///< in the record; 0: not there
@@ -180,7 +183,7 @@ class FlightRecorder {
   };
   Entry* entry_of(const Call& call);
   uint64_t begin_in_record(const Call& call);
-  void end(Entry& entry, State state);
+  void end(Entry& entry, State state, std::chrono::nanoseconds on_gpu = {});
   /// Adds the call, which ends now, to the CallTrace, if there is one.
   void trace(const Entry& entry) const;
   std::vector<Entry> pending_entries() const;

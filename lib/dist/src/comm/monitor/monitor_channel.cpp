@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
+#include <spdlog/spdlog.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
+#include <syncbn/base/job_secret.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
@@ -28,6 +30,7 @@ constexpr std::chrono::seconds kGreetingTime(30);
 // Upper bound on the bytes of the hello. Later messages have none: a leave notice grows with the
 // number of groups.
 constexpr size_t kMaxGreeting = size_t{64} * 1024;
+constexpr size_t kMaxHandshakeLine = 1024;
 // Upper bound on connections of other programs (port scanners) that are open at the same time.
 constexpr int kMaxStrangers = 64;
 
@@ -50,7 +53,7 @@ std::string Message::line() const {
         field.begin(), field.end(), [](unsigned char c) { return c < ' '; }, ' ');
     text += '\t' + field;
   }
-  return text + "\n";
+  return text;
 }
 
 std::optional<Message> Message::parse(const std::string& line) {
@@ -70,9 +73,42 @@ uint64_t Message::number(size_t index) const {
   return base::parse_number<uint64_t>(field(index)).value_or(0);
 }
 
-MonitorLink::MonitorLink(base::UniqueFd fd, int peer_rank, std::string peer_where)
-    : channel(std::move(fd)), peer(peer_rank), where(std::move(peer_where)) {
+MonitorLink::MonitorLink(base::UniqueFd fd, base::Handshake::Side side, int peer_rank,
+                         std::string peer_where)
+    : channel(std::move(fd)),
+      handshake(side,
+                {.greeting = "syncbn-monitor 1",
+                 .client = "rank",
+                 .server = "rank 0",
+                 .secret = "secret",
+                 .source = base::kSecretDescriptor},
+                base::job_secret()),
+      peer(peer_rank),
+      where(std::move(peer_where)) {
   base::detect_lost_host(channel.fd());
+}
+
+bool MonitorLink::shake_hands() {
+  while (!handshake.is_done()) {
+    const std::string_view input = channel.input();
+    const auto line =
+        handshake.may_begin_with(input)
+            ? channel.next_line(kMaxHandshakeLine)
+            : std::optional<std::string>(input.substr(0, input.find_first_of("\r\n")));
+    if (!line) return false;
+    channel.send(handshake.take(*line));
+    if (!handshake.failure().empty()) return false;
+    if (handshake.is_done()) protection = handshake.protection();
+  }
+  return true;
+}
+
+void MonitorLink::send(const std::string& line) {
+  protection ? protection->send(channel, line) : channel.send(line + "\n");
+}
+
+std::optional<std::string> MonitorLink::next_line(size_t max_size) {
+  return protection ? protection->next_line(channel, max_size) : channel.next_line(max_size);
 }
 
 MonitorChannel::MonitorChannel(c10d::Store& store, int rank, int world_size,
@@ -99,9 +135,10 @@ void MonitorChannel::listen(c10d::Store& store, const std::string& address) {
   const Message place{0,
                       Message::kAll,
                       "place",
-                      {address, std::to_string(base::bound_port(listener_.get())), token_, where_}};
+                      {address, std::to_string(base::bound_port(listener_.get())), token_, where_,
+                       base::job_secret().empty() ? "" : "secret"}};
   const std::string line = place.line();
-  store.set(kStoreKey, std::vector<uint8_t>(line.begin(), line.end() - 1));
+  store.set(kStoreKey, std::vector<uint8_t>(line.begin(), line.end()));
 }
 
 void MonitorChannel::connect(c10d::Store& store, std::chrono::milliseconds limit) {
@@ -116,18 +153,36 @@ void MonitorChannel::connect(c10d::Store& store, std::chrono::milliseconds limit
   const std::vector<uint8_t> bytes = store.get(kStoreKey);
   const auto place = Message::parse({bytes.begin(), bytes.end()});
   if (!place) throw base::InternalError("rank 0 left an address that cannot be read in the store");
+  if (!place->field(4).empty() && base::job_secret().empty()) {
+    throw base::UserError(fmt::format(
+        "rank {} of {} on {} did not inherit the secret that its launcher has passed to rank 0 "
+        "({}); what starts the rank must not close descriptors",
+        rank_, world_size_, base::hostname(), base::kSecretDescriptor));
+  }
+  const auto deadline = std::chrono::steady_clock::now() + limit;
   std::string reason;
   const int port = static_cast<int>(place->number(1));
-  const base::AddressList list = base::resolve(place->field(0), port, reason);
-  base::UniqueFd fd =
-      base::connect_to_any(list.get(), std::chrono::steady_clock::now() + limit, reason);
-  if (!fd) {
+  const auto fail = [&] {
     throw base::UnavailableError(
         fmt::format("rank {} of {} on {} cannot connect to rank 0 ({}) at {}:{}: {}", rank_,
                     world_size_, base::hostname(), place->field(3), place->field(0), port, reason));
+  };
+  const base::AddressList list = base::resolve(place->field(0), port, reason);
+  base::UniqueFd fd = base::connect_to_any(list.get(), deadline, reason);
+  if (!fd) fail();
+  MonitorLink& link =
+      links_.emplace_back(std::move(fd), base::Handshake::Side::kClient, 0, place->field(3));
+  link.channel.send(link.handshake.begin());
+  while (!link.shake_hands()) {
+    reason = link.handshake.failure();
+    if (reason.empty() && link.channel.has_ended()) reason = "it closed the connection";
+    if (reason.empty() && !base::poll_until(link.channel.fd(), POLLIN, deadline)) {
+      reason = "it does not answer";
+    }
+    if (!reason.empty()) fail();
+    link.channel.receive();
   }
-  links_.emplace_back(std::move(fd), 0, place->field(3));
-  links_[0].channel.send(Message{rank_, 0, "hello", {place->field(2), where_}}.line());
+  link.send(Message{rank_, 0, "hello", {place->field(2), where_}}.line());
 }
 
 void MonitorChannel::start(Events events) {
@@ -213,7 +268,7 @@ void MonitorChannel::send(const Message& message) {
   for (MonitorLink& link : links_) {
     const bool is_for_peer = message.to == Message::kAll || message.to == link.peer || rank_ != 0;
     if (!is_for_peer || link.peer < 0 || link.peer == message.from) continue;
-    link.channel.send(line);
+    link.send(line);
     if (link.channel.unsent() > 0) ::eventfd_write(wake_.get(), 1);
   }
 }
@@ -266,7 +321,7 @@ void MonitorChannel::accept_links() {
       may_accept_ = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
       return;
     }
-    links_.emplace_back(std::move(fd));
+    links_.emplace_back(std::move(fd), base::Handshake::Side::kServer);
   }
   may_accept_ = false;
 }
@@ -288,7 +343,11 @@ std::vector<Message> MonitorChannel::read_links() {
     link.channel.flush();
     link.channel.receive();
     while (link.channel.is_open()) {
-      const auto line = link.channel.next_line(link.peer < 0 ? kMaxGreeting : SIZE_MAX);
+      if (!link.shake_hands()) {
+        if (!link.handshake.failure().empty()) refuse(link);
+        break;
+      }
+      const auto line = link.next_line(link.peer < 0 ? kMaxGreeting : SIZE_MAX);
       if (!line) break;
       const auto message = Message::parse(*line);
       if (link.peer < 0) {
@@ -299,11 +358,23 @@ std::vector<Message> MonitorChannel::read_links() {
     }
     if (!link.channel.has_ended()) continue;
     link.channel.close();
+    if (link.channel.error() == EBADMSG) {
+      spdlog::warn("a message to the peer monitor from rank {} was damaged or not its own",
+                   link.peer);
+    }
     if (link.peer >= 0) messages.push_back({link.peer, Message::kAll, "end", {link.where}});
   }
   drop_strangers();
   std::erase_if(links_, [](const MonitorLink& link) { return !link.channel.is_open(); });
   return messages;
+}
+
+void MonitorChannel::refuse(MonitorLink& link) {
+  if (!base::job_secret().empty() && !std::exchange(has_refused_, true)) {
+    spdlog::warn("rank 0 refused a connection from {} to its peer monitor: {} (said once)",
+                 base::peer_address(link.channel.fd()), link.handshake.failure());
+  }
+  link.channel.close();
 }
 
 void MonitorChannel::greet(MonitorLink& link, const std::optional<Message>& hello) {

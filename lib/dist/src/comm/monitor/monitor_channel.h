@@ -1,11 +1,14 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
+#include <syncbn/base/handshake.h>
+#include <syncbn/base/link_protection.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -25,7 +28,7 @@ struct Message {
   std::string type;
   std::vector<std::string> fields;
 
-  /// With a newline. Control characters in fields become blanks.
+  /// Without a newline. Control characters in fields become blanks.
   std::string line() const;
   /// @param line without the newline. Empty if line() does not make such a line.
   static std::optional<Message> parse(const std::string& line);
@@ -35,11 +38,21 @@ struct Message {
   uint64_t number(size_t index) const;
 };
 
-/// One end of a connection between rank 0 and another rank.
+/// One end of a connection between rank 0 and another rank. Ranks whose launcher has given them a
+/// secret (base::job_secret()) prove to each other that they know it, before anything is parsed.
 struct MonitorLink {
-  explicit MonitorLink(base::UniqueFd fd, int peer = -1, std::string where = "");
+  /// @param side kClient connects to rank 0.
+  MonitorLink(base::UniqueFd fd, base::Handshake::Side side, int peer = -1, std::string where = "");
+
+  /// Processes what has come of the handshake. Returns whether messages may follow.
+  bool shake_hands();
+  void send(const std::string& line);
+  /// The next line, if it is complete.
+  std::optional<std::string> next_line(size_t max_size);
 
   base::Channel channel;
+  base::Handshake handshake;
+  std::unique_ptr<base::LinkProtection> protection;  ///< once the handshake is done
   bool is_ready = true;  ///< poll() has reported an event, or has not been asked yet
   /// The rank at the other end; -1 before its hello.
   int peer;
@@ -63,7 +76,8 @@ class MonitorChannel {
 
   /// Every rank of the world calls it.
   /// @param address of this host, for other hosts.
-  /// @throws base::UnavailableError if rank 0 does not answer within `limit`.
+  /// @throws base::UnavailableError if rank 0 does not answer within `limit`, or does not know the
+  ///   secret of this rank's launcher, and base::UserError if only rank 0 has one.
   MonitorChannel(c10d::Store& store, int rank, int world_size, const std::string& address,
                  std::chrono::milliseconds limit);
   ~MonitorChannel();
@@ -90,6 +104,7 @@ class MonitorChannel {
   void accept_links();
   std::vector<Message> read_links();
   void greet(MonitorLink& link, const std::optional<Message>& hello);
+  void refuse(MonitorLink& link);
   void drop_strangers();
   void dispatch(const Message& message);
   void follow_forks();
@@ -101,6 +116,7 @@ class MonitorChannel {
   std::string token_;        ///< a secret of the job's ranks
   base::UniqueFd listener_;  ///< on rank 0, until all ranks have connected
   bool may_accept_ = true;
+  bool has_refused_ = false;
   int arrived_ = 0;
   base::UniqueFd wake_;
   Events events_;

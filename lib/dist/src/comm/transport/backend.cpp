@@ -461,7 +461,8 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   }
   // Without a monitor, nobody would ask a GPU.
   const bool has_completion = is_monitored_ || !on_streams;
-  log_->set_completion(call, has_completion ? transport.completion_of(work) : nullptr);
+  log_->set_completion(call, has_completion ? transport.completion_of(work) : nullptr,
+                       has_completion ? transport.time_on_gpu_of(work) : nullptr);
   ++calls;
   if (!on_streams && completes_only_in_wait(call.type)) {
     work = c10::make_intrusive<PolledWork>(label.rank, call.type, std::move(work), timeout_.load(),

@@ -75,6 +75,12 @@ class Transport {
       return !alive || alive->isCompleted();
     };
   }
+  /// A thread-safe function that returns how long a call that has ended took on its GPU, waiting
+  /// for the other ranks included. Empty if nobody measures that.
+  virtual std::function<std::chrono::nanoseconds()> time_on_gpu_of(
+      const c10::intrusive_ptr<c10d::Work>& /*work*/) const {
+    return nullptr;
+  }
   /// The file to which abort() has written the latest calls as the library saw them; may be empty.
   virtual std::string record_of_calls() const { return ""; }
 };

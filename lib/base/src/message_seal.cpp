@@ -1,4 +1,4 @@
-#include "common/message_seal.h"
+#include <syncbn/base/message_seal.h>
 
 #include <fmt/format.h>
 #include <syncbn/base/sha256.h>
@@ -6,13 +6,13 @@
 #include <cerrno>
 #include <utility>
 
-namespace syncbn::launch {
+namespace syncbn::base {
 namespace {
 
 constexpr size_t kProofDigits = 64;  // of the HMAC; a space follows
 
 std::string proof(const std::string& key, uint64_t number, std::string_view text) {
-  return base::to_hex(base::hmac_sha256(key, fmt::format("{} {}", number, text)));
+  return to_hex(hmac_sha256(key, fmt::format("{} {}", number, text)));
 }
 
 }  // namespace
@@ -20,11 +20,11 @@ std::string proof(const std::string& key, uint64_t number, std::string_view text
 MessageSeal::MessageSeal(std::string own_key, std::string others_key)
     : own_key_(std::move(own_key)), others_key_(std::move(others_key)) {}
 
-void MessageSeal::send(base::Channel& channel, std::string_view line) {
+void MessageSeal::send(Channel& channel, std::string_view line) {
   channel.send(seal(line) + "\n");
 }
 
-std::optional<std::string> MessageSeal::next_line(base::Channel& channel, size_t max_size) {
+std::optional<std::string> MessageSeal::next_line(Channel& channel, size_t max_size) {
   const auto line = channel.next_line(max_size);
   if (!line) return std::nullopt;
   auto text = open(*line);
@@ -40,9 +40,9 @@ std::optional<std::string> MessageSeal::open(std::string_view line) {
   if (line.size() <= kProofDigits || line[kProofDigits] != ' ') return std::nullopt;
   const std::string_view text = line.substr(kProofDigits + 1);
   const std::string expected = proof(others_key_, received_, text);
-  if (!base::equal_in_constant_time(line.substr(0, kProofDigits), expected)) return std::nullopt;
+  if (!equal_in_constant_time(line.substr(0, kProofDigits), expected)) return std::nullopt;
   ++received_;
   return std::string(text);
 }
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-#include "common/link_protection.h"
+#include <syncbn/base/link_protection.h>
 
-namespace syncbn::launch {
+namespace syncbn::base {
 
 /// Proves to the other end of a link that messages come from this end, unchanged, in order and
 /// without a gap: each carries the HMAC-SHA256 of its number and its text, by a key of this
@@ -16,8 +16,8 @@ class MessageSeal : public LinkProtection {
  public:
   MessageSeal(std::string own_key, std::string others_key);
 
-  void send(base::Channel& channel, std::string_view line) override;
-  std::optional<std::string> next_line(base::Channel& channel, size_t max_size) override;
+  void send(Channel& channel, std::string_view line) override;
+  std::optional<std::string> next_line(Channel& channel, size_t max_size) override;
 
   /// What to send in place of the text, which is one line.
   std::string seal(std::string_view text);
@@ -32,4 +32,4 @@ class MessageSeal : public LinkProtection {
   uint64_t received_ = 0;
 };
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-namespace syncbn::launch {
+namespace syncbn::base {
 
-/// How a link between two launchers protects its lines, once the handshake is done. Not
+/// How a link between two processes protects its lines, once the handshake is done. Not
 /// thread-safe.
 class LinkProtection {
  public:
@@ -19,10 +19,10 @@ class LinkProtection {
   LinkProtection& operator=(const LinkProtection&) = delete;
 
   /// @param line without a newline.
-  virtual void send(base::Channel& channel, std::string_view line) = 0;
+  virtual void send(Channel& channel, std::string_view line) = 0;
   /// The other end's next line, if it is complete. What the other end has not sent in this way ends
   /// the channel with EBADMSG, and a line above `max_size` bytes with EMSGSIZE.
-  virtual std::optional<std::string> next_line(base::Channel& channel, size_t max_size) = 0;
+  virtual std::optional<std::string> next_line(Channel& channel, size_t max_size) = 0;
 };
 
-}  // namespace syncbn::launch
+}  // namespace syncbn::base

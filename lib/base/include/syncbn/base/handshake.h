@@ -1,0 +1,80 @@
+#pragma once
+
+#include <syncbn/base/link_protection.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace syncbn::base {
+
+/// What two processes exchange before anything else, as lines:
+///
+///   client → server   GREETING           or, with a secret: GREETING token NONCE
+///                                        and before TLS:    GREETING tls NONCE
+///   server → client   challenge NONCE    only with a secret, as all that follows
+///   client → server   proof MAC
+///   server → client   proof MAC
+///
+/// Both have to know the secret, which itself is never sent. A MAC is the HMAC-SHA256, by the
+/// secret, of the sender's side and both nonces, which are new for each connection: a recorded
+/// proof is worthless. What follows is protected by more such keys, one for TLS or one for the
+/// messages of each direction. Not thread-safe.
+class Handshake {
+ public:
+  enum class Side { kClient, kServer };
+
+  /// Who shakes hands, for the messages.
+  struct Parties {
+    std::string greeting;  ///< "NAME VERSION"
+    std::string client;    ///< "launcher"
+    std::string server;    ///< "node 0"
+    std::string secret;    ///< "token"
+    std::string source;    ///< where it comes from: "--token_file, SYNCBN_TOKEN"
+  };
+
+  /// @param secret empty: there is none.
+  /// @param tls the link continues in TLS; needs a secret.
+  Handshake(Side side, Parties parties, std::string secret, bool tls = false);
+
+  /// The client's first line, with its newline.
+  std::string begin();
+  /// Whether the other side's next line may begin with these bytes: false for those of a program
+  /// that is no client, which may never end a line.
+  bool may_begin_with(std::string_view bytes) const;
+  /// Processes the other side's next line. Returns what to send, with its newline, or "".
+  std::string take(std::string_view line);
+
+  /// Whether messages may follow.
+  bool is_done() const { return done_; }
+  /// Why the handshake has failed, or "".
+  const std::string& failure() const { return failure_; }
+
+  /// The seal of the messages that follow; null without a secret.
+  std::unique_ptr<LinkProtection> protection() const;
+  /// The key of a connection that continues in TLS; empty if it does not.
+  std::string tls_key() const;
+  Side side() const { return side_; }
+
+ private:
+  std::string take_greeting(std::string_view line);
+  std::string fail(const std::string& why);
+  Side other() const { return side_ == Side::kClient ? Side::kServer : Side::kClient; }
+  /// The HMAC of both nonces, for a side's proof or as a key.
+  std::string mac(Side side, std::string_view purpose) const;
+  std::string proof(Side side) const;
+
+  Side side_;
+  Parties parties_;
+  std::string secret_;
+  bool tls_;
+  std::string clients_nonce_;
+  std::string servers_nonce_;
+  bool done_ = false;
+  std::string failure_;
+};
+
+/// A secret that nobody can guess: 256 random bits in hexadecimal digits.
+std::string make_secret();
+
+}  // namespace syncbn::base

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstddef>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "job/flight_file.h"
+#include "job/rank_record.h"
+
+namespace syncbn::launch {
+
+/// What a rank may take up of the flight records that node 0 keeps of a job: 100,000 calls and 64
+/// MiB in all, however many ranks there are.
+struct RecordQuota {
+  size_t calls;  ///< the latest ones
+  size_t bytes;  ///< of a message
+
+  static RecordQuota of(int world_size);
+};
+
+/// A rank's flight record as a message from its launcher to node 0's: without the oldest calls that
+/// have ended, if the quota asks for it; empty if not even one fits.
+std::optional<nlohmann::json> record_message(const RankRecord& record, const RecordQuota& quota);
+/// The record in such a message of another launcher; empty if it has a different form.
+std::optional<RankRecord> record_in(const nlohmann::json& message);
+
+/// The flight records of all ranks after a failed attempt, as node 0's launcher has received them.
+struct JobRecords {
+  int attempt = 0;
+  int world_size = 1;
+  std::string why = {};                    ///< the attempt ended
+  std::vector<std::string> messages = {};  ///< of record_message(), which may be a stranger's
+  std::vector<FlightFile::Missing> missing = {};
+};
+
+}  // namespace syncbn::launch
