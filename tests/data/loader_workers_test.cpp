@@ -152,10 +152,9 @@ TEST(LoaderWorkersTest, NamesADamagedSampleAndContinuesAfterItsBatch) {
     Loader loader = make(with_bad(12, {5, 6}), {.batch_size = 4, .num_workers = workers});
     loader.start_epoch(0);
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(0, 1, 2, 3));
-    EXPECT_THAT(
-        [&] { loader.next(); },
-        ThrowsMessage<base::UserError>("sample 5 (file-5): it is damaged (`train check` names all "
-                                       "such samples, loader.on_error: skip leaves them out)"));
+    EXPECT_THAT([&] { loader.next(); },
+                ThrowsMessage<base::UserError>(
+                    "sample 5 (file-5): it is damaged (on_error = kSkip leaves such samples out)"));
     EXPECT_THAT(labels_of(*loader.next()), ElementsAre(8, 9, 10, 11));
     EXPECT_FALSE(loader.next().has_value());
   }
@@ -199,7 +198,7 @@ TEST(LoaderWorkersTest, StopsWhenMoreThanTheBudgetIsDamaged) {
     loader.next();
     EXPECT_THAT([&] { loader.next(); },
                 ThrowsMessage<base::UserError>(AllOf(HasSubstr("3 of the epoch's 40 samples"),
-                                                     HasSubstr("the 7 % that"),
+                                                     HasSubstr("the 7 % that error_budget allows"),
                                                      HasSubstr("sample 9 (file-9)"))));
   }
 }

@@ -1,4 +1,5 @@
 // --preflight: what it makes of the figures of all nodes, and its jobs.
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/error.h>
 #include <sys/socket.h>
@@ -6,19 +7,23 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "launch/launcher.h"
 #include "launch/nodes.h"
+#include "preflight/gpu_check.h"
 #include "preflight/link_check.h"
 #include "preflight/machine_figures.h"
 #include "support/connection.h"
+#include "support/skip.h"
 
 namespace syncbn::test {
 namespace {
@@ -87,6 +92,27 @@ TEST(LaunchPreflightTest, NamesWhatIsUnlikeTheOtherNodes) {
                           "is 1.0 GB"));
   EXPECT_THAT(outlier([](auto& node) { node.gpus = 2; }),
               ElementsAre("node 1 (b): 2 GPUs, and node 0 (a) has 0 GPUs"));
+  const launch::GpuFigures gpu{.model = "A {}", .compute_rate = 6e13, .memory_rate = 2e12};
+  EXPECT_THAT(
+      outlier([&](auto& node) {
+        node.gpu_figures = {gpu, gpu, gpu};
+        node.gpu_figures[1].compute_rate = 5e13;
+        node.gpu_figures[2].compute_rate = 3e13;
+        node.gpu_figures[2].address = "0000:03:00.0";
+        node.gpu_figures[0].memory_rate = 1e12;
+        node.gpu_figures.push_back({.model = "B", .compute_rate = 1e13});
+      }),
+      UnorderedElementsAre(
+          "node 1 (b): 0 GPUs (A {}, B), and node 0 (a) has 0 GPUs",
+          "node 1 (b), GPU 2 (0000:03:00.0): it computes at 30.0 TFLOP/s, and the median of "
+          "its model (A {}) is 50.0 TFLOP/s",
+          "node 1 (b), GPU 0: its memory moves 1.0 TB/s, and the median of its model (A {}) is 2.0 "
+          "TB/s"));
+  EXPECT_THAT(outlier([&](auto& node) {
+                node.gpus = 2;
+                node.gpu_figures = {gpu};
+              }),
+              Contains("node 1 (b): CUDA finds 1 of its 2 GPUs"));
   EXPECT_THAT(outlier([](auto& node) {
                 node.versions = {
                     {"syncbn-launch", "1.1"}, {"glibc", "2.31"}, {"NVIDIA driver", "550.54.15"}};
@@ -110,16 +136,117 @@ TEST(LaunchPreflightTest, NamesWhyTheJobWouldFail) {
               ElementsAre("node 1 (b) cannot write to /data: Read-only file system"));
   EXPECT_THAT(judge([](auto& node) { node.link_error = "no connection"; }).failures,
               ElementsAre("node 1 (b) cannot reach node 2 (a): no connection"));
+  EXPECT_THAT(judge([](auto& node) {
+                node.gpu_figures = {{}, {.error = "cuInit: error"}};
+              }).failures,
+              ElementsAre("node 1 (b), GPU 1 cannot be used: cuInit: error"));
 }
 
 TEST(LaunchPreflightTest, FiguresSurviveTheirJourney) {
   MachineFigures figures = launch::measure_machine(".");
   figures.clock_ahead = -0.5;
+  figures.gpu_figures = {{.model = "H100",
+                          .address = "0000:03:00.0",
+                          .memory = 80'000'000'000,
+                          .compute_rate = 6e13,
+                          .memory_rate = 2e12,
+                          .error = "none"}};
   EXPECT_EQ(MachineFigures::of(figures.json()).json(), figures.json());
   EXPECT_THAT(figures.versions, AllOf(Contains(Key("NVIDIA driver")),
                                       Contains(Pair("syncbn-launch", SYNCBN_VERSION))));
   EXPECT_GT(figures.core_rate, 0);
   EXPECT_GT(figures.disk_rate, 0) << figures.disk_error;
+}
+
+/// The GPUs of the stand-in for the driver (fake_driver.cpp): once it is in the process, its name
+/// finds it.
+std::vector<launch::GpuFigures> measure_gpus(const std::string& gpus, std::optional<int> listed,
+                                             std::chrono::seconds patience) {
+  ::setenv("FAKE_DRIVER", gpus.c_str(), 1);
+  EXPECT_NE(::dlopen(SYNCBN_FAKE_DRIVER_DIR "/libcuda.so.1", RTLD_NOW), nullptr) << ::dlerror();
+  return launch::measure_gpus(listed, patience);
+}
+
+TEST(LaunchPreflightTest, GpusAreMeasuredAndThoseThatFailAreNamed) {
+  const auto gpus =
+      measure_gpus("fine,slow,fails,uncompiled", std::nullopt, std::chrono::seconds(100));
+  ASSERT_EQ(gpus.size(), 4U);
+  EXPECT_EQ(gpus[0].model, "Pretended GPU");
+  EXPECT_EQ(gpus[1].address, "0000:01:00.0");
+  EXPECT_EQ(gpus[0].memory, 64U << 20);
+  EXPECT_GT(gpus[0].compute_rate, 1.25 * gpus[1].compute_rate);
+  EXPECT_GT(gpus[0].memory_rate, 1.25 * gpus[1].memory_rate);
+  EXPECT_GT(gpus[1].memory_rate, 0);
+  EXPECT_EQ(gpus[0].error + gpus[1].error, "");
+  EXPECT_EQ(gpus[2].error, "cuCtxSynchronize: CUDA_ERROR_214 (214)");
+  // A program may bring compiled kernels.
+  EXPECT_EQ(gpus[3].error, "");
+  EXPECT_EQ(gpus[3].compute_rate, 0);
+  EXPECT_GT(gpus[3].memory_rate, 0);
+}
+
+TEST(LaunchPreflightTest, AGpuThatHangsKeepsNoOtherFromBeingMeasured) {
+  const auto gpus = measure_gpus("fine,hangs", 2, std::chrono::seconds(5));
+  ASSERT_EQ(gpus.size(), 2U);
+  EXPECT_EQ(gpus[0].error, "");
+  EXPECT_GT(gpus[0].compute_rate, 0);
+  EXPECT_EQ(gpus[1].error, "cuDevicePrimaryCtxRetain did not return within 5.0 s");
+}
+
+TEST(LaunchPreflightTest, AGpuThatEndsItsProcessIsNamed) {
+  const auto gpus = measure_gpus("fine,dies", 2, std::chrono::seconds(100));
+  ASSERT_EQ(gpus.size(), 2U);
+  EXPECT_EQ(gpus[0].error, "");
+  EXPECT_EQ(gpus[1].error,
+            "cuDevicePrimaryCtxRetain ended the process that measures: killed by signal 11 "
+            "(SIGSEGV, Segmentation fault)");
+}
+
+TEST(LaunchPreflightTest, ADriverThatDoesNotStartIsNamedIfThereAreGpus) {
+  const std::chrono::seconds long_enough(100);
+  ASSERT_EQ(measure_gpus("broken", 2, long_enough).size(), 1U);
+  EXPECT_EQ(measure_gpus("broken", 2, long_enough)[0].error, "cuInit: CUDA_ERROR_999 (999)");
+  EXPECT_THAT(measure_gpus("broken", std::nullopt, long_enough), IsEmpty());
+  EXPECT_THAT(measure_gpus("none", 2, long_enough), IsEmpty());
+  EXPECT_THAT(measure_gpus("fine", 0, long_enough), IsEmpty());
+  ASSERT_EQ(measure_gpus("hangs at once", std::nullopt, std::chrono::seconds(1)).size(), 1U);
+}
+
+TEST(LaunchPreflightTest, TheKernelIsValidAndMakesAsManyOperationsAsAreCounted) {
+  const std::string kernel = launch::multiply_add_kernel();
+  int operations = 0;
+  for (size_t at = kernel.find("fma."); at != kernel.npos; at = kernel.find("fma.", at + 1)) {
+    ++operations;
+  }
+  EXPECT_EQ(operations, launch::kMultiplyAdds);
+  SYNCBN_SKIP_UNLESS(std::filesystem::exists(SYNCBN_PTXAS), "ptxas");
+  const TempFolder folder;
+  const std::string file = folder.write("kernel.ptx", kernel);
+  for (const std::string architecture : {"sm_80", "sm_90"}) {
+    const auto result = run_program({SYNCBN_PTXAS, "-arch=" + architecture, file, "-o",
+                                     (folder.path() / "kernel.cubin").string()});
+    EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  }
+}
+
+TEST(LaunchPreflightTest, GpusHaveLinesAndStopTheJobIfTheyFail) {
+  const auto check = [](const std::string& gpus) {
+    return launch({"--preflight", "echo", "started"},
+                  {.env = {{"FAKE_DRIVER", gpus},
+                           {"CUDA_VISIBLE_DEVICES", "0,1,2"},
+                           {"LD_LIBRARY_PATH", SYNCBN_FAKE_DRIVER_DIR}}});
+  };
+  const auto slow = check("fine,fine,slow");
+  EXPECT_EQ(slow.exit_code, 0) << slow.err;
+  EXPECT_THAT(
+      slow.out,
+      AllOf(HasSubstr("GPU  model          address"), HasSubstr(" 1  Pretended GPU  0000:01:00.0"),
+            HasSubstr("GPU 2 (0000:02:00.0): it computes at"),
+            HasSubstr("GPU 2 (0000:02:00.0): its memory moves"), HasSubstr("started")));
+  const auto failure = check("fine,fails,fine");
+  EXPECT_EQ(failure.exit_code, 75);
+  EXPECT_THAT(failure.out, AllOf(HasSubstr("GPU 1 (0000:01:00.0) cannot be used: cuCtxSynchronize"),
+                                 Not(HasSubstr("started"))));
 }
 
 TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {

@@ -10,6 +10,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adam.h>
 
+#include <algorithm>
+
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -64,14 +66,20 @@ TEST(ProgramCheckpointTest, AProgramGoesOnWithTheSameBits) {
 TEST(ProgramCheckpointTest, RefusesATensorThatReachesBeyondItsData) {
   const test::TempFolder folder;
   auto net = network();
-  save_checkpoint(folder / "a.pt", *net, nullptr, {{"scale", at::ones({113})}});
+  torch::optim::Adam optimizer({at::ones({109}, at::requires_grad())}, 0.1);
+  optimizer.param_groups()[0].params()[0].mutable_grad() = at::ones({109});
+  optimizer.step();
+  save_checkpoint(folder / "a.pt", *net, &optimizer, {{"scale", at::ones({113})}});
   std::string bytes = base::read_file(folder / "a.pt");
   constexpr size_t kDigits = 8;
   bytes.resize(bytes.size() - kDigits);
-  const std::string sizes = "(K\x71t";  // the tuple (113,) of a pickle
-  const size_t place = bytes.find(sizes);
-  ASSERT_NE(place, bytes.npos);
-  ASSERT_EQ(bytes.find(sizes, place + 1), bytes.npos);
+  const auto find_sizes = [&](const char* tuple) {
+    const size_t place = bytes.find(tuple);
+    EXPECT_NE(place, bytes.npos);
+    return std::min(place, bytes.size() - 3);
+  };
+  const size_t place = find_sizes("(K\x71t");  // the tuple (113,) of a pickle
+  const size_t optimizer_place = find_sizes("(K\x6dt");
   const auto load = [&] {
     uint32_t crc = ~0U;
     for (const char byte : bytes) {
@@ -79,9 +87,13 @@ TEST(ProgramCheckpointTest, RefusesATensorThatReachesBeyondItsData) {
       for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320 : 0);
     }
     base::write_file_atomically(folder / "a.pt", bytes + fmt::format("{:08x}", ~crc));
-    load_checkpoint(folder / "a.pt", *net);
+    load_checkpoint(folder / "a.pt", *net, &optimizer);
   };
   EXPECT_NO_THROW(load());
+  bytes[optimizer_place + 2] = 127;
+  EXPECT_THAT(load, ThrowsMessage<base::UserError>(
+                        HasSubstr("a.pt: it has a tensor that reaches beyond its data")));
+  bytes[optimizer_place + 2] = 109;
   bytes[place + 2] = 127;
   EXPECT_THAT(load, ThrowsMessage<base::UserError>(HasSubstr("it is damaged, truncated or")));
 }

@@ -11,9 +11,10 @@
 
 namespace syncbn::base {
 
-UniqueFd open_to_read(const std::filesystem::path& path) {
+UniqueFd open_to_read(const std::filesystem::path& path, int more_flags) {
   // O_NONBLOCK, or open() would wait for a writer of a FIFO.
-  UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | more_flags;
+  UniqueFd file(::open(path.c_str(), flags));
   if (file) ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
   return file;
 }

@@ -272,7 +272,10 @@ data::LoaderOptions LoaderConfig::options(int64_t batch_size, at::Device device)
           .on_error = on_error == "skip" ? OnError::kSkip : OnError::kRaise,
           // A rank's batch may be empty where the others' are not: all of them take the step.
           .empty_batches = true,
-          .error_budget = error_budget};
+          .error_budget = error_budget,
+          .on_error_advice =
+              "`train check` names all such samples, loader.on_error: skip leaves them out",
+          .budget_name = "loader.error_budget"};
 }
 
 void Config::describe(config::Schema<Config>& schema) {

@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/signal_name.h>
@@ -79,10 +80,6 @@ std::string with_seed(const std::string& config_text, int64_t seed) {
   config::Value config = config::parse_yaml(config_text, "config");
   config.set("seed", config::Value::of_scalar(std::to_string(seed)));
   return config::to_yaml(config);
-}
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
 class Trainer {
@@ -175,7 +172,7 @@ class Trainer {
     }
   }
 
-  double seconds() const { return position_.seconds + seconds_since(counted_from_); }
+  double seconds() const { return position_.seconds + base::seconds_since(counted_from_); }
 
   data::LoaderOptions loader_options() const {
     return config_.loader.options(inputs_.batch_size, device_);
@@ -362,7 +359,7 @@ class Trainer {
     profiler_.pause();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
     display_.clear();
-    const double trained = seconds_since(epoch_begin_);
+    const double trained = base::seconds_since(epoch_begin_);
     const double own = own_timer_.seconds();
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
     record.epoch = position_.sampler.epoch + 1;
@@ -431,7 +428,7 @@ class Trainer {
     own.wants_stop = config_.max_time && seconds_of_job() >= config_.max_time->count;
     const Duration& every = config_.checkpoint.every;
     own.wants_save = is_rank_0() && every.unit == Duration::Unit::kSeconds &&
-                     seconds_since(saved_) >= every.count;
+                     base::seconds_since(saved_) >= every.count;
     if (is_rank_0()) own.profile_steps = profiler_.requested(folder_->path());
     return own;
   }
@@ -491,7 +488,7 @@ class Trainer {
       display_.warn("{} not finite in step {}: the step changed nothing", fault_of(result), step);
     }
     if (!keepers_.is_one()) return;
-    const double trained = seconds_since(epoch_begin_);
+    const double trained = base::seconds_since(epoch_begin_);
     const int64_t interval = config_.log_interval.value.value_or(kLogInterval);
     const bool is_logged = interval != 0 && step % interval == 0;
     display_.step({.step = step,

@@ -337,16 +337,16 @@ Batch Loader::result_of(PendingBatch& pending) {
       is_new = damaged_.insert(index).second;
     }
     if (options_.on_error == LoaderOptions::OnError::kRaise) {
-      throw base::UserError(
-          text + " (`train check` names all such samples, loader.on_error: skip leaves them out)");
+      throw base::UserError(fmt::format("{} ({})", text, options_.on_error_advice));
     }
     ++skipped_;
     const double budget = options_.error_budget * static_cast<double>(order_.size());
     if (static_cast<double>(skipped_) > budget) {
       throw base::UserError(fmt::format(
-          "{} of the epoch's {} could not be read, more than the {:.3g} % that "
-          "loader.error_budget allows (`train check` names all such samples); the last is {}",
-          skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget, text));
+          "{} of the epoch's {} could not be read, more than the {:.3g} % that {} allows; the last "
+          "is {}",
+          skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget,
+          options_.budget_name, text));
     }
     if (is_new) spdlog::warn("cannot be used: {}", text);
     const bool is_empty = std::ssize(pending.faults) == std::ssize(pending.indices);

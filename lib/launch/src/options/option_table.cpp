@@ -138,7 +138,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "row is named once; 0: never");
 
   ours("preflight", &Typed::preflight, "",
-       "Measure all nodes and the network between them first, name outliers, "
+       "Measure all nodes, their GPUs and the network first, name outliers, "
        "and end with code 75 if the job would fail");
 
   schema.group("Program");

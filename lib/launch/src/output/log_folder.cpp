@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/private_folder.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -50,8 +51,7 @@ base::UniqueFd lock_folder(const fs::path& path, int kind) {
 // Empty unless the file is a regular one: a worker may have put a pipe, a folder or a link to
 // another user's file there.
 std::string read_regular(const fs::path& path, uintmax_t start, size_t max_bytes) {
-  const base::UniqueFd fd(
-      ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY | O_NOFOLLOW));
+  const base::UniqueFd fd = base::open_to_read(path, O_NOFOLLOW);
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return "";
   std::string text(max_bytes, '\0');

@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gnu/libc-version.h>
 #include <pthread.h>
 #include <sched.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/gpus.h>
@@ -25,6 +27,8 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -40,15 +44,15 @@ using Clock = std::chrono::steady_clock;
 // A figure is an outlier if it is worse than the median of all nodes by this factor, a core if it
 // is slower than the median of its node's cores by it.
 constexpr double kOutlier = 1.5;
+// The same for a GPU, compared with those of its model: their rates are steadier.
+constexpr double kGpuOutlier = 1.25;
+// For the GPUs of a node. The driver may need seconds to start each.
+constexpr std::chrono::seconds kGpuPatience{30};
 // Round trips below this are not compared, in seconds.
 constexpr double kShortTrip = 500e-6;
 // Clocks that differ by less are not named, in seconds.
 constexpr double kClockTolerance = 1;
 constexpr std::array kVersions{"syncbn-launch", "Linux", "glibc", "NVIDIA driver"};
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -65,13 +69,13 @@ double rate_of_core() {
   std::array<double, 16> sums{};
   double operations = 0;
   const auto begin = Clock::now();
-  while (seconds_since(begin) < kTime) {
+  while (base::seconds_since(begin) < kTime) {
     for (int round = 0; round < kRounds; ++round) {
       for (double& sum : sums) sum = sum * 0.999 + 1.5;
     }
     operations += 2.0 * kRounds * static_cast<double>(sums.size());
   }
-  const double time = seconds_since(begin);
+  const double time = base::seconds_since(begin);
   volatile double used = sums[0];
   static_cast<void>(used);
   return operations / time;
@@ -113,7 +117,7 @@ void measure_disk(const std::string& folder, MachineFigures& figures) {
   if (file) ::unlink(path.c_str());
   double written = 0;
   bool is_written = static_cast<bool>(file);
-  for (int i = 0; i < kChunks && is_written && seconds_since(begin) < 1; ++i) {
+  for (int i = 0; i < kChunks && is_written && base::seconds_since(begin) < 1; ++i) {
     const ssize_t size = ::write(file.get(), chunk.data(), chunk.size());
     is_written = size == static_cast<ssize_t>(chunk.size());
     if (is_written) written += static_cast<double>(size);
@@ -123,7 +127,7 @@ void measure_disk(const std::string& folder, MachineFigures& figures) {
     figures.disk_error = fmt::format("{}: {}", folder, std::strerror(errno));
     return;
   }
-  figures.disk_rate = written / seconds_since(begin);
+  figures.disk_rate = written / base::seconds_since(begin);
 }
 
 uint64_t available_memory() {
@@ -147,40 +151,107 @@ std::string name_of(const std::vector<MachineFigures>& nodes, size_t index) {
   return fmt::format("node {} ({})", index, nodes[index].host);
 }
 
+// Another node may tell anything.
+uint64_t whole(double number) {
+  constexpr double kMax = 1e19;
+  return number > 0 ? static_cast<uint64_t>(std::min(number, kMax)) : 0;
+}
+
 std::string rate_text(double bytes_per_second) {
-  constexpr double kMax = 1e18;  // another node may tell anything
-  const double shown = bytes_per_second > 0 ? std::min(bytes_per_second, kMax) : 0;
-  return base::format_bytes(static_cast<uint64_t>(shown)) + "/s";
+  return base::format_bytes(whole(bytes_per_second)) + "/s";
 }
 
 std::string giga(double per_second) {
   return fmt::format("{:.1f}", per_second / 1e9);
 }
 
-// Names the nodes whose figure, the larger the better, is far below the median: a rate, of which 0
-// was not measured, by kOutlier, and a limit by 2.
-template <class Number>
-void compare(const std::vector<MachineFigures>& nodes, Number MachineFigures::*figure,
-             const std::string& what, const std::function<std::string(Number)>& text,
+std::string tera(double per_second) {
+  return fmt::format("{:.1f}", per_second / 1e12);
+}
+
+std::string name_of(const std::vector<MachineFigures>& nodes, size_t index, size_t gpu) {
+  const std::string& address = nodes[index].gpu_figures[gpu].address;
+  return fmt::format("{}, GPU {}{}", name_of(nodes, index), gpu,
+                     address.empty() ? "" : fmt::format(" ({})", address));
+}
+
+// The larger the better.
+struct Figure {
+  std::string whose;
+  double value;
+};
+
+// Names those whose figure is below the median by this factor.
+// @param all whose median it is
+void compare(const std::vector<Figure>& figures, double factor, const std::string& what,
+             const std::string& all, const std::function<std::string(double)>& text,
              PreflightFindings& findings) {
+  std::vector<double> values;
+  values.reserve(figures.size());
+  for (const Figure& figure : figures) values.push_back(figure.value);
+  const double middle = median(std::move(values));
+  for (const Figure& figure : figures) {
+    if (figure.value * factor >= middle) continue;
+    findings.outliers.push_back(fmt::format("{}: {}, and the median of {} is {}", figure.whose,
+                                            fmt::format(fmt::runtime(what), text(figure.value)),
+                                            all, text(middle)));
+  }
+}
+
+// Compares a figure of the nodes: a rate, of which 0 was not measured, or a limit.
+template <class Number>
+void compare_nodes(const std::vector<MachineFigures>& nodes, Number MachineFigures::*figure,
+                   const std::string& what, const std::function<std::string(double)>& text,
+                   PreflightFindings& findings) {
   constexpr bool is_rate = std::is_floating_point_v<Number>;
-  constexpr double kFactor = is_rate ? kOutlier : 2;
-  const auto counts = [](double number) { return !is_rate || number > 0; };
-  std::vector<double> all;
-  for (const MachineFigures& node : nodes) {
-    const auto number = static_cast<double>(node.*figure);
-    if (counts(number)) all.push_back(number);
-  }
-  const double middle = median(all);
-  constexpr double kMax = 1e19;  // another node may tell anything
-  const std::string middle_text = text(static_cast<Number>(std::min(middle, kMax)));
+  std::vector<Figure> figures;
   for (size_t i = 0; i < nodes.size(); ++i) {
-    const Number own = nodes[i].*figure;
-    if (!counts(static_cast<double>(own)) || static_cast<double>(own) * kFactor >= middle) continue;
-    findings.outliers.push_back(
-        fmt::format("{}: {}, and the median of all nodes is {}", name_of(nodes, i),
-                    fmt::format(fmt::runtime(what), text(own)), middle_text));
+    const auto value = static_cast<double>(nodes[i].*figure);
+    if (!is_rate || value > 0) figures.push_back({name_of(nodes, i), value});
   }
+  compare(figures, is_rate ? kOutlier : 2, what, "all nodes", text, findings);
+}
+
+void judge_gpus(const std::vector<MachineFigures>& nodes, PreflightFindings& findings) {
+  std::map<std::string, std::vector<Figure>> compute;  // by model
+  std::map<std::string, std::vector<Figure>> memory;
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const std::vector<GpuFigures>& gpus = nodes[i].gpu_figures;
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      const std::string name = name_of(nodes, i, gpu);
+      const GpuFigures& own = gpus[gpu];
+      if (!own.error.empty()) {
+        findings.failures.push_back(fmt::format("{} cannot be used: {}", name, own.error));
+      } else {
+        if (own.compute_rate > 0) compute[own.model].push_back({name, own.compute_rate});
+        if (own.memory_rate > 0) memory[own.model].push_back({name, own.memory_rate});
+      }
+    }
+    const bool has_started = !gpus.empty() && !gpus[0].model.empty();
+    if (has_started && std::cmp_less(gpus.size(), nodes[i].gpus)) {
+      findings.outliers.push_back(fmt::format("{}: CUDA finds {} of its {}", name_of(nodes, i),
+                                              gpus.size(), base::counted(nodes[i].gpus, "GPU")));
+    }
+  }
+  const auto tera_text = [](double rate) { return tera(rate) + " TFLOP/s"; };
+  for (const auto& [model, figures] : compute) {
+    compare(figures, kGpuOutlier, "it computes at {}", fmt::format("its model ({})", model),
+            tera_text, findings);
+  }
+  for (const auto& [model, figures] : memory) {
+    compare(figures, kGpuOutlier, "its memory moves {}", fmt::format("its model ({})", model),
+            rate_text, findings);
+  }
+}
+
+// "2 GPUs (NVIDIA H100 80GB HBM3)"
+std::string describe_gpus(const MachineFigures& node) {
+  std::set<std::string> models;
+  for (const GpuFigures& gpu : node.gpu_figures) {
+    if (!gpu.model.empty()) models.insert(gpu.model);
+  }
+  const std::string count = base::counted(node.gpus, "GPU");
+  return models.empty() ? count : fmt::format("{} ({})", count, fmt::join(models, ", "));
 }
 
 // Names the nodes that are unlike most, or unlike the first ones if there are as many of both.
@@ -229,6 +300,15 @@ void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& fi
 }  // namespace
 
 nlohmann::json MachineFigures::json() const {
+  nlohmann::json all_gpus = nlohmann::json::array();
+  for (const GpuFigures& gpu : gpu_figures) {
+    all_gpus.push_back({{"model", gpu.model},
+                        {"address", gpu.address},
+                        {"memory", gpu.memory},
+                        {"compute_rate", gpu.compute_rate},
+                        {"memory_rate", gpu.memory_rate},
+                        {"error", gpu.error}});
+  }
   return {{"host", host},
           {"versions", versions},
           {"cores", cores},
@@ -237,6 +317,7 @@ nlohmann::json MachineFigures::json() const {
           {"slowest_core", slowest_core},
           {"memory", memory},
           {"gpus", gpus},
+          {"gpu_figures", all_gpus},
           {"disk_rate", disk_rate},
           {"disk_error", disk_error},
           {"open_files", open_files},
@@ -251,6 +332,15 @@ nlohmann::json MachineFigures::json() const {
 MachineFigures MachineFigures::of(const nlohmann::json& json) {
   std::map<std::string, std::string> versions;
   for (const char* name : kVersions) versions[name] = shown_text(json.at("versions"), name);
+  std::vector<GpuFigures> gpus;
+  for (const nlohmann::json& gpu : json.at("gpu_figures")) {
+    gpus.push_back({.model = shown_text(gpu, "model"),
+                    .address = shown_text(gpu, "address"),
+                    .memory = gpu.at("memory"),
+                    .compute_rate = gpu.at("compute_rate"),
+                    .memory_rate = gpu.at("memory_rate"),
+                    .error = shown_text(gpu, "error")});
+  }
   return {.host = shown_text(json, "host"),
           .versions = std::move(versions),
           .cores = json.at("cores"),
@@ -259,6 +349,7 @@ MachineFigures MachineFigures::of(const nlohmann::json& json) {
           .slowest_core = json.at("slowest_core"),
           .memory = json.at("memory"),
           .gpus = json.at("gpus"),
+          .gpu_figures = std::move(gpus),
           .disk_rate = json.at("disk_rate"),
           .disk_error = shown_text(json, "disk_error"),
           .open_files = json.at("open_files"),
@@ -280,7 +371,9 @@ MachineFigures measure_machine(const std::string& folder) {
                       {kVersions[3], base::nvidia_driver_version()}};
   measure_cores(figures);
   figures.memory = available_memory();
-  figures.gpus = base::count_gpus_at_hand(false).value_or(0);
+  const std::optional<int> listed = base::count_gpus_at_hand(false);
+  figures.gpu_figures = measure_gpus(listed, kGpuPatience);
+  figures.gpus = listed.value_or(static_cast<int>(figures.gpu_figures.size()));
   measure_disk(folder, figures);
   figures.open_files = hard_limit(RLIMIT_NOFILE);
   figures.processes = hard_limit(RLIMIT_NPROC);
@@ -303,8 +396,7 @@ PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
           name_of(nodes, i), node.slowest_core, giga(node.slowest_rate), giga(node.core_rate)));
     }
   }
-  compare_with_most(
-      nodes, [](const auto& node) { return base::counted(node.gpus, "GPU"); }, findings);
+  compare_with_most(nodes, describe_gpus, findings);
   for (const auto& version : nodes[0].versions) {
     const std::string& name = version.first;
     const auto text = [&name](const MachineFigures& node) {
@@ -314,20 +406,19 @@ PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
     compare_with_most(nodes, text, findings);
   }
   const auto giga_text = [](double rate) { return giga(rate) + " GFLOP/s"; };
-  compare<double>(nodes, &MachineFigures::core_rate, "its median core computes at {}", giga_text,
-                  findings);
-  compare<double>(nodes, &MachineFigures::disk_rate, "its disk takes {}", rate_text, findings);
-  compare<double>(nodes, &MachineFigures::link_rate, "to the next node it sends {}", rate_text,
-                  findings);
+  compare_nodes(nodes, &MachineFigures::core_rate, "its median core computes at {}", giga_text,
+                findings);
+  judge_gpus(nodes, findings);
+  compare_nodes(nodes, &MachineFigures::disk_rate, "its disk takes {}", rate_text, findings);
+  compare_nodes(nodes, &MachineFigures::link_rate, "to the next node it sends {}", rate_text,
+                findings);
   if (nodes.size() > 1) judge_links(nodes, findings);
-  const auto count = [](uint64_t number) { return std::to_string(number); };
-  const auto bytes = [](uint64_t number) { return base::format_bytes(number); };
-  compare<uint64_t>(nodes, &MachineFigures::open_files, "{} open files (ulimit -Hn)", count,
-                    findings);
-  compare<uint64_t>(nodes, &MachineFigures::processes, "{} processes (ulimit -Hu)", count,
-                    findings);
-  compare<uint64_t>(nodes, &MachineFigures::memory, "{} of available memory", bytes, findings);
-  compare<uint64_t>(nodes, &MachineFigures::shared_memory, "{} free in /dev/shm", bytes, findings);
+  const auto count = [](double number) { return std::to_string(whole(number)); };
+  const auto bytes = [](double number) { return base::format_bytes(whole(number)); };
+  compare_nodes(nodes, &MachineFigures::open_files, "{} open files (ulimit -Hn)", count, findings);
+  compare_nodes(nodes, &MachineFigures::processes, "{} processes (ulimit -Hu)", count, findings);
+  compare_nodes(nodes, &MachineFigures::memory, "{} of available memory", bytes, findings);
+  compare_nodes(nodes, &MachineFigures::shared_memory, "{} free in /dev/shm", bytes, findings);
   return findings;
 }
 
@@ -348,6 +439,29 @@ std::string table_of(const std::vector<MachineFigures>& nodes) {
         node.disk_error.empty() ? rate_text(node.disk_rate) : "-",
         has_link ? base::format_seconds(node.round_trip) : "-",
         has_link ? rate_text(node.link_rate) : "-", base::format_bytes(node.shared_memory));
+  }
+  size_t models = 5;
+  size_t addresses = 7;
+  bool has_gpus = false;
+  for (const MachineFigures& node : nodes) {
+    for (const GpuFigures& gpu : node.gpu_figures) {
+      has_gpus = true;
+      models = std::max(models, gpu.model.size());
+      addresses = std::max(addresses, gpu.address.size());
+    }
+  }
+  if (!has_gpus) return text;
+  constexpr const char* kGpuLine = "{:>4}  {:<{}}  {:>3}  {:<{}}  {:<{}}  {:>9}  {:>7}  {:>11}\n";
+  text += fmt::format(kGpuLine, "node", "host", width, "GPU", "model", models, "address", addresses,
+                      "memory", "TFLOP/s", "memory rate");
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    for (size_t index = 0; index < nodes[i].gpu_figures.size(); ++index) {
+      const GpuFigures& gpu = nodes[i].gpu_figures[index];
+      text += fmt::format(kGpuLine, i, nodes[i].host, width, index, gpu.model, models, gpu.address,
+                          addresses, base::format_bytes(gpu.memory),
+                          gpu.compute_rate > 0 ? tera(gpu.compute_rate) : "-",
+                          gpu.memory_rate > 0 ? rate_text(gpu.memory_rate) : "-");
+    }
   }
   return text;
 }

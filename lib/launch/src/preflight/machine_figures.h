@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "preflight/gpu_check.h"
+
 namespace syncbn::launch {
 
 /// What --preflight has measured on a node and of its connection to the next one.
@@ -18,13 +20,14 @@ struct MachineFigures {
   double slowest_rate = 0;  ///< of the slowest core
   int slowest_core = 0;     ///< its number
   uint64_t memory = 0;      ///< available bytes
-  int gpus = 0;
-  double disk_rate = 0;         ///< bytes a second that reach the disk of the folder
-  std::string disk_error = {};  ///< why nothing can be written there, or ""
-  uint64_t open_files = 0;      ///< ulimit -Hn
-  uint64_t processes = 0;       ///< ulimit -Hu
-  uint64_t shared_memory = 0;   ///< free bytes of /dev/shm
-  double round_trip = 0;        ///< seconds, to the next node and back
+  int gpus = 0;             ///< that CUDA_VISIBLE_DEVICES or the driver's list names
+  std::vector<GpuFigures> gpu_figures = {};  ///< of those that CUDA finds
+  double disk_rate = 0;                      ///< bytes a second that reach the disk of the folder
+  std::string disk_error = {};               ///< why nothing can be written there, or ""
+  uint64_t open_files = 0;                   ///< ulimit -Hn
+  uint64_t processes = 0;                    ///< ulimit -Hu
+  uint64_t shared_memory = 0;                ///< free bytes of /dev/shm
+  double round_trip = 0;                     ///< seconds, to the next node and back
   double link_rate = 0;         ///< bytes a second to the next node, while all nodes send
   double clock_ahead = 0;       ///< seconds by which the next node's clock is ahead of this one's
   std::string link_error = {};  ///< why the next node cannot be reached, or ""
@@ -34,17 +37,18 @@ struct MachineFigures {
   static MachineFigures of(const nlohmann::json& json);
 };
 
-/// Measures all but the connection; takes about a second. @param folder for the disk.
+/// Measures all but the connection; takes about a second, with GPUs two.
+/// @param folder for the disk.
 MachineFigures measure_machine(const std::string& folder);
 
 /// What the figures of all nodes show.
 struct PreflightFindings {
   std::vector<std::string> failures;  ///< with these the job would fail
-  std::vector<std::string> outliers;  ///< a node or a core unlike the others
+  std::vector<std::string> outliers;  ///< a node, a core or a GPU unlike the others
 };
 PreflightFindings judge(const std::vector<MachineFigures>& nodes);
 
-/// A line for each node.
+/// A line for each node, and below them one for each GPU.
 std::string table_of(const std::vector<MachineFigures>& nodes);
 
 }  // namespace syncbn::launch

@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 // Upper bounds on the time for all nodes to measure, and for each of the two measurements of a
 // connection. These two add up to less, so that only the node whose connection hangs reports it.
-constexpr std::chrono::seconds kMeasurePatience{60};
+constexpr std::chrono::seconds kMeasurePatience{90};
 constexpr std::chrono::seconds kLinkPatience{20};
 
 std::string text_variable(const char* name) {

@@ -37,33 +37,40 @@ at::Tensor bytes_of(const torch::optim::Optimizer& optimizer) {
   return tensor;
 }
 
-void load_optimizer(const at::Tensor& bytes, torch::optim::Optimizer& optimizer) {
-  torch::serialize::InputArchive archive;
-  archive.load_from(static_cast<const char*>(bytes.const_data_ptr()),
-                    static_cast<size_t>(bytes.numel()));
-  optimizer.load(archive);
-}
-
-/// By libtorch's reader, which knows whatever may be in `extra`, but does not look whether tensors
-/// lie within their data.
-c10::IValue open_archive(const std::string& bytes) {
-  c10::IValue values = torch::jit::pickle_load({bytes.begin(), bytes.end()});
+/// libtorch's readers do not look whether tensors lie within their data.
+void check_tensors(const c10::IValue& values) {
   values.visit([](const c10::IValue& value) {
     if (!value.isTensor() || !value.toTensor().defined()) return false;
     const at::Tensor& tensor = value.toTensor();
     const size_t needed = at::detail::computeStorageNbytes(
         tensor.sizes(), tensor.strides(), tensor.itemsize(), tensor.storage_offset());
-    TORCH_CHECK(needed <= tensor.storage().nbytes(), "a tensor reaches beyond its data");
+    if (needed > tensor.storage().nbytes()) {
+      throw base::UserError("it has a tensor that reaches beyond its data");
+    }
     return false;
   });
-  return values;
+}
+
+void load_optimizer(const at::Tensor& bytes, torch::optim::Optimizer& optimizer) {
+  torch::serialize::InputArchive archive;
+  archive.load_from(static_cast<const char*>(bytes.const_data_ptr()),
+                    static_cast<size_t>(bytes.numel()));
+  for (const std::string& key : archive.keys()) {
+    c10::IValue values;
+    archive.read(key, values);
+    check_tensors(values);
+  }
+  optimizer.load(archive);
 }
 
 /// The contents of a file that save_checkpoint() or `train` has written.
 std::optional<Dict> read_program_checkpoint(const std::string& bytes) {
   if (!is_sealed(bytes)) return std::nullopt;
   try {
-    const Dict dict = open_archive(bytes).toGenericDict();
+    // By libtorch's reader, which knows whatever may be in `extra`.
+    const c10::IValue values = torch::jit::pickle_load({bytes.begin(), bytes.end()});
+    check_tensors(values);
+    const Dict dict = values.toGenericDict();
     const std::string format = dict.at("format").toStringRef();
     const int64_t version = dict.at("format_version").toInt();
     const bool is_known = (format == kProgramFormat && version == kProgramVersion) ||
@@ -129,7 +136,13 @@ Extra load_checkpoint(const std::string& path, torch::nn::Module& module,
                                           : "it was saved without an optimizer"));
   }
   load_module(dict->at("model").toGenericDict(), module, path);
-  if (optimizer != nullptr) load_optimizer(dict->at("optimizer").toTensor(), *optimizer);
+  if (optimizer != nullptr) {
+    try {
+      load_optimizer(dict->at("optimizer").toTensor(), *optimizer);
+    } catch (const base::UserError& error) {
+      throw base::UserError(fmt::format("cannot load {}: {}", path, error.what()));
+    }
+  }
   Extra extra;
   if (is_of_train) return extra;
   for (const auto& entry : dict->at("extra").toGenericDict()) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/private_folder.h>
 
 #include <cerrno>
@@ -51,7 +52,7 @@ base::UniqueFd lock_folder(const fs::path& folder, const std::string& advice) {
 }
 
 bool is_locked(const fs::path& folder) {
-  const base::UniqueFd fd(::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  const base::UniqueFd fd = base::open_to_read(folder / kFile);
   struct flock lock = whole_file();
   return fd && ::fcntl(fd.get(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }

@@ -4,8 +4,11 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/open_file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-#include <fstream>
+#include <array>
+#include <iterator>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -43,18 +46,30 @@ void check_format(const std::filesystem::path& folder, const Json& start) {
 
 void RunLog::read(ReadSteps steps, const std::function<void(const Json& line)>& take) {
   if (base::is_missing(path_)) return;
-  base::open_regular_file(path_);  // an ifstream would wait for the writer of a FIFO
-  std::ifstream file(path_);
-  file.seekg(read_);
-  for (std::string line; std::getline(file, line) && !file.eof();) {
-    read_ = file.tellg();
-    if (steps == ReadSteps::kNo && line.starts_with(kStepLine)) continue;
+  const auto take_line = [&](std::string_view line) {
+    if (steps == ReadSteps::kNo && line.starts_with(kStepLine)) return;
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (json.is_object()) {
       take(json);
     } else {
       ++damaged_;
     }
+  };
+  const base::UniqueFd file = base::open_regular_file(path_);
+  std::string text;  // from read_ on
+  std::array<char, 65536> chunk;
+  for (;;) {
+    const off_t end = read_ + std::ssize(text);
+    const ssize_t size = ::pread(file.get(), chunk.data(), chunk.size(), end);
+    if (size <= 0) return;
+    text.append(chunk.data(), static_cast<size_t>(size));
+    size_t begin = 0;
+    for (size_t at = 0; (at = text.find('\n', begin)) != text.npos; begin = at + 1) {
+      const std::string_view line = std::string_view(text).substr(begin, at - begin);
+      read_ += std::ssize(line) + 1;
+      take_line(line);
+    }
+    text.erase(0, begin);
   }
 }
 

@@ -17,4 +17,8 @@ inline int64_t unix_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
 }
 
+inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
 }  // namespace syncbn::base

@@ -7,8 +7,9 @@
 namespace syncbn::base {
 
 /// Opens a file to read, whatever it is. Does not wait for the writer of a FIFO; reads do.
+/// @param more_flags of open(), such as O_NOFOLLOW
 /// @return empty, with errno, if the file cannot be opened.
-UniqueFd open_to_read(const std::filesystem::path& path);
+UniqueFd open_to_read(const std::filesystem::path& path, int more_flags = 0);
 
 /// Opens a regular file to read.
 /// @throws UserError or UnavailableError (see throw_file_error) naming the file.

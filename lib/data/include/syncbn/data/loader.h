@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,9 @@ struct LoaderOptions {
   bool empty_batches = false;
   /// With kSkip: the share of an epoch's samples that may be left out before next() throws.
   double error_budget = 0.05;
+  /// The ends of messages about samples that cannot be made; `train` names its own keys there.
+  std::string on_error_advice = "on_error = kSkip leaves such samples out";
+  std::string budget_name = "error_budget";
   /// Without a sampler: a new order in each epoch, a function of `seed` and the epoch.
   std::optional<bool> shuffle = {};
   int64_t seed = 0;

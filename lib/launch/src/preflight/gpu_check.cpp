@@ -1,0 +1,287 @@
+#include "preflight/gpu_check.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <syncbn/base/clock.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
+#include <syncbn/base/text.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "common/descriptors.h"
+#include "common/processes.h"
+
+namespace syncbn::launch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kMaxGpus = 64;
+
+// Of cuda.h (CUDA toolkit), which is not there when the launcher is built.
+constexpr int kCudaSuccess = 0;
+constexpr int kCudaNoDevice = 100;
+constexpr int kCudaNotFound = 500;
+constexpr int kNumberOfMultiprocessors = 16;
+// The driver cannot compile this PTX, or none. Programs that bring compiled kernels need no
+// compiler.
+constexpr std::array kCompilerErrors{218, 221, 222, 223};
+
+// What the child writes and its parent reads, about a GPU.
+struct Slot {
+  std::atomic<const char*> function;  // of the driver, called last
+  std::atomic<bool> is_done;
+  std::array<char, 96> model;
+  std::array<char, 32> address;
+  size_t memory;
+  double compute_rate;
+  double memory_rate;
+  std::array<char, 160> error;
+};
+
+struct Board {
+  std::atomic<int> gpus;
+  std::array<Slot, kMaxGpus> slots;
+};
+
+struct DriverError {
+  int status;
+};
+
+// The driver's functions, called for one GPU.
+class Driver {
+ public:
+  Driver(void* library, Slot& slot) : library_(library), slot_(slot) {}
+
+  // @throws DriverError
+  template <class... Args>
+  void call(const char* name, Args... args) const {
+    slot_.function = name;
+    auto* const function = reinterpret_cast<int (*)(Args...)>(::dlsym(library_, name));
+    const int status = function == nullptr ? kCudaNotFound : function(args...);
+    if (status != kCudaSuccess) throw DriverError{status};
+  }
+
+  void note(const DriverError& error) const {
+    using GetName = int (*)(int, const char**);
+    auto* const get_name = reinterpret_cast<GetName>(::dlsym(library_, "cuGetErrorName"));
+    const char* name = nullptr;
+    if (get_name == nullptr || get_name(error.status, &name) != kCudaSuccess) name = "error";
+    fmt::format_to_n(slot_.error.data(), slot_.error.size() - 1, "{}: {} ({})",
+                     slot_.function.load(), name, error.status);
+  }
+
+ private:
+  void* library_;
+  Slot& slot_;
+};
+
+// The best rate, because a GPU needs a while to raise its clock.
+// @param run does some work and returns how much
+double best_rate(const std::function<double()>& run) {
+  constexpr double kTime = 0.3;
+  double best = 0;
+  for (const auto begin = Clock::now(); base::seconds_since(begin) < kTime;) {
+    const auto run_begin = Clock::now();
+    const double work = run();
+    best = std::max(best, work / base::seconds_since(run_begin));
+  }
+  return best;
+}
+
+void measure(const Driver& driver, int index, Slot& slot) {
+  int device = 0;
+  int multiprocessors = 0;
+  void* context = nullptr;
+  driver.call("cuDeviceGet", &device, index);
+  driver.call("cuDeviceGetName", slot.model.data(), static_cast<int>(slot.model.size()), device);
+  driver.call("cuDeviceGetPCIBusId", slot.address.data(), static_cast<int>(slot.address.size()),
+              device);
+  driver.call("cuDeviceTotalMem_v2", &slot.memory, device);
+  driver.call("cuDeviceGetAttribute", &multiprocessors, kNumberOfMultiprocessors, device);
+  driver.call("cuDevicePrimaryCtxRetain", &context, device);
+  driver.call("cuCtxSetCurrent", context);
+
+  constexpr unsigned kThreads = 256;  // of a block; eight blocks fill a multiprocessor
+  const unsigned blocks = 8 * static_cast<unsigned>(multiprocessors);
+  constexpr size_t kMaxCopy = size_t{256} << 20;  // more than the caches hold
+  constexpr size_t kPart = 16;                    // of the memory of a small GPU
+  const size_t threads = size_t{blocks} * kThreads;
+  const size_t size = std::max(std::min(kMaxCopy, slot.memory / kPart), threads * sizeof(float));
+  unsigned long long from = 0;
+  unsigned long long to = 0;
+  driver.call("cuMemAlloc_v2", &from, size);
+  driver.call("cuMemAlloc_v2", &to, size);
+  slot.memory_rate = best_rate([&] {
+    constexpr int kCopies = 8;
+    for (int i = 0; i < kCopies; ++i) driver.call("cuMemcpyDtoD_v2", to, from, size);
+    driver.call("cuCtxSynchronize");
+    return 2.0 * kCopies * static_cast<double>(size);
+  });
+
+  void* module = nullptr;
+  void* function = nullptr;
+  try {
+    driver.call("cuModuleLoadData", &module, multiply_add_kernel().c_str());
+  } catch (const DriverError& error) {
+    if (std::ranges::find(kCompilerErrors, error.status) == kCompilerErrors.end()) throw;
+    return;
+  }
+  driver.call("cuModuleGetFunction", &function, module, "multiply_add");
+  unsigned rounds = 64;
+  slot.compute_rate = best_rate([&] {
+    constexpr double kLongEnough = 0.02;  // seconds; a launch takes some microseconds
+    std::array<void*, 2> arguments{&to, &rounds};
+    const double work = 2.0 * kMultiplyAdds * rounds * static_cast<double>(threads);
+    const auto begin = Clock::now();
+    driver.call("cuLaunchKernel", function, blocks, 1U, 1U, kThreads, 1U, 1U, 0U,
+                static_cast<void*>(nullptr), arguments.data(), static_cast<void**>(nullptr));
+    driver.call("cuCtxSynchronize");
+    if (base::seconds_since(begin) < kLongEnough) rounds *= 2;
+    return work;
+  });
+}
+
+// A process that measures one GPU. Each has one of its own, as in a job, so that one that hangs or
+// crashes leaves the others alone.
+class Child {
+ public:
+  Child(Board& board, int gpu) : slot_(board.slots.at(static_cast<size_t>(gpu))) {
+    Pipe pipe = Pipe::make();
+    pid_ = ::fork();
+    if (pid_ < 0) base::throw_errno("cannot start the check of a GPU");
+    if (pid_ == 0) {
+      run(board, gpu, pipe.writer.get());
+      ::_exit(0);  // the driver's own destructors may hang
+    }
+    lifeline_ = std::move(pipe.reader);
+  }
+
+  // Returns when the number of GPUs is known, or the process has ended.
+  void wait_for_count(Clock::time_point deadline) const {
+    base::poll_until(lifeline_.get(), POLLIN, deadline);
+  }
+
+  GpuFigures wait(Clock::time_point deadline, std::chrono::milliseconds patience) {
+    bool has_ended = false;
+    for (char byte = 0; !has_ended && base::poll_until(lifeline_.get(), POLLIN, deadline);) {
+      has_ended = ::read(lifeline_.get(), &byte, 1) == 0;
+    }
+    // One that hangs in the kernel does not end: it is not waited for.
+    if (!has_ended) ::kill(pid_, SIGKILL);
+    int status = 0;
+    ::waitpid(pid_, &status, has_ended ? 0 : WNOHANG);
+    GpuFigures figures{.model = slot_.model.data(),
+                       .address = slot_.address.data(),
+                       .memory = slot_.memory,
+                       .compute_rate = slot_.compute_rate,
+                       .memory_rate = slot_.memory_rate,
+                       .error = slot_.error.data()};
+    if (!slot_.is_done) {
+      const double seconds = std::chrono::duration<double>(patience).count();
+      figures.error = fmt::format(
+          "{} {}", slot_.function.load(),
+          has_ended ? fmt::format("ended the process that measures: {}", describe_status(status))
+                    : fmt::format("did not return within {}", base::format_seconds(seconds)));
+    }
+    return figures;
+  }
+
+ private:
+  void run(Board& board, int gpu, int counted) {
+    slot_.function = "dlopen";
+    if (void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {
+      const Driver driver(library, slot_);
+      try {
+        int gpus = 0;
+        driver.call("cuInit", 0U);
+        driver.call("cuDeviceGetCount", &gpus);
+        if (gpu == 0) {
+          board.gpus = std::min(gpus, kMaxGpus);
+          [[maybe_unused]] const ssize_t written = ::write(counted, "", 1);
+        }
+        if (gpu < gpus) measure(driver, gpu, slot_);
+      } catch (const DriverError& error) {
+        if (error.status != kCudaNoDevice) driver.note(error);
+      }
+    }
+    slot_.is_done = true;
+  }
+
+  Slot& slot_;
+  pid_t pid_ = -1;
+  base::UniqueFd lifeline_;
+};
+
+}  // namespace
+
+std::vector<GpuFigures> measure_gpus(std::optional<int> listed,
+                                     std::chrono::milliseconds patience) {
+  if (listed == 0) return {};
+  void* const memory =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) base::throw_errno("cannot share memory with the check of the GPUs");
+  const auto unmap = [](Board* board) { ::munmap(board, sizeof(Board)); };
+  const std::unique_ptr<Board, decltype(unmap)> board(new (memory) Board{}, unmap);
+  const auto deadline = Clock::now() + patience;
+  std::vector<Child> children;
+  children.emplace_back(*board, 0);
+  children[0].wait_for_count(deadline);
+  const int count = board->gpus;
+  for (int gpu = 1; gpu < count; ++gpu) children.emplace_back(*board, gpu);
+  std::vector<GpuFigures> gpus;
+  for (Child& child : children) gpus.push_back(child.wait(deadline, patience));
+  // Machines without a GPU may have the driver's library too: it does not start there.
+  const bool matters = !board->slots[0].is_done || listed.value_or(0) > 0;
+  if (count == 0 && (gpus[0].error.empty() || !matters)) gpus.clear();
+  return gpus;
+}
+
+std::string multiply_add_kernel() {
+  constexpr int kChains = 16;  // independent, to fill the pipeline
+  // Of the oldest GPUs that CUDA 12 supports: newer ones compile it, too.
+  std::string text = R"(.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry multiply_add(.param .u64 out, .param .u32 rounds)
+{
+.reg .pred %again;
+.reg .u32 %left, %thread, %block, %threads;
+.reg .u64 %at, %offset;
+.reg .f32 %factor, %term, %x<16>;
+ld.param.u64 %at, [out];
+cvta.to.global.u64 %at, %at;
+ld.param.u32 %left, [rounds];
+mov.u32 %thread, %tid.x;
+mov.u32 %block, %ctaid.x;
+mov.u32 %threads, %ntid.x;
+mad.lo.u32 %thread, %block, %threads, %thread;
+mul.wide.u32 %offset, %thread, 4;
+add.u64 %at, %at, %offset;
+mov.f32 %factor, 0f3F7FBE77;
+mov.f32 %term, 0f3FC00000;
+cvt.rn.f32.u32 %x0, %thread;
+)";
+  // Different, or the compiler would make one chain of all.
+  for (int i = 1; i < kChains; ++i) text += fmt::format("add.f32 %x{}, %x{}, %term;\n", i, i - 1);
+  text += "again:\n";
+  for (int i = 0; i < kMultiplyAdds; ++i) {
+    text += fmt::format("fma.rn.f32 %x{0}, %x{0}, %factor, %term;\n", i % kChains);
+  }
+  text += "sub.u32 %left, %left, 1;\nsetp.ne.u32 %again, %left, 0;\n@%again bra again;\n";
+  for (int i = 1; i < kChains; ++i) text += fmt::format("add.f32 %x0, %x0, %x{};\n", i);
+  return text + "st.global.f32 [%at], %x0;\nret;\n}\n";
+}
+
+}  // namespace syncbn::launch

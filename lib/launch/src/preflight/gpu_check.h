@@ -1,0 +1,34 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace syncbn::launch {
+
+/// What --preflight has measured of a GPU.
+struct GpuFigures {
+  std::string model = {};    ///< "NVIDIA H100 80GB HBM3"
+  std::string address = {};  ///< on the PCI bus
+  uint64_t memory = 0;       ///< bytes
+  double compute_rate = 0;   ///< floating point operations a second, in single precision
+  double memory_rate = 0;    ///< bytes read and written a second
+  std::string error = {};    ///< why it cannot be used, or ""
+};
+
+/// Measures the GPUs that CUDA_VISIBLE_DEVICES shows, all at the same time, for about a second.
+/// Only a child of this process loads the driver, so that one that hangs or crashes ends the child.
+/// This process must have no other threads.
+/// @param listed how many GPUs there should be; without any, a driver that does not start is none
+/// @param patience for all; a GPU that has not answered by then has an `error`
+/// @return in CUDA's order; one GPU with an `error` if the driver does not start
+std::vector<GpuFigures> measure_gpus(std::optional<int> listed, std::chrono::milliseconds patience);
+
+/// PTX of multiply_add(float* out, unsigned rounds): each thread makes kMultiplyAdds fused
+/// multiplications and additions a round and writes one number.
+std::string multiply_add_kernel();
+inline constexpr int kMultiplyAdds = 128;
+
+}  // namespace syncbn::launch

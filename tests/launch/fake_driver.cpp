@@ -1,0 +1,140 @@
+// A stand-in for NVIDIA's libcuda.so.1, as far as --preflight calls it. FAKE_DRIVER has a word for
+// each GPU: fine, slow, fails, hangs, dies, uncompiled (the driver has no compiler); or the driver
+// itself is none, broken, or "hangs at once".
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace {
+
+constexpr int kNoDevice = 100;
+constexpr int kEccError = 214;
+constexpr int kNoCompiler = 221;
+constexpr int kUnknown = 999;
+
+std::string wanted() {
+  const char* gpus = std::getenv("FAKE_DRIVER");
+  return gpus != nullptr ? gpus : "none";
+}
+
+const std::vector<std::string>& gpus() {
+  static const auto all = [] {
+    std::vector<std::string> words;
+    std::istringstream text(wanted());
+    for (std::string word; std::getline(text, word, ',');) words.push_back(word);
+    return words;
+  }();
+  return all;
+}
+
+thread_local std::string current;
+thread_local std::chrono::duration<double> pending{};  // work of the current GPU
+
+// @param seconds that a GPU without a fault needs
+int enqueue(double seconds) {
+  pending += std::chrono::duration<double>(current == "slow" ? 10 * seconds : seconds);
+  return 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+int cuInit(unsigned /*flags*/) {
+  if (wanted() == "hangs at once") ::pause();
+  if (wanted() == "broken") return kUnknown;
+  return wanted() == "none" ? kNoDevice : 0;
+}
+
+int cuDeviceGetCount(int* count) {
+  *count = static_cast<int>(gpus().size());
+  return 0;
+}
+
+int cuDeviceGet(int* device, int index) {
+  *device = index;
+  return 0;
+}
+
+int cuDeviceGetName(char* name, int size, int /*device*/) {
+  std::snprintf(name, static_cast<size_t>(size), "Pretended GPU");
+  return 0;
+}
+
+int cuDeviceGetPCIBusId(char* address, int size, int device) {
+  std::snprintf(address, static_cast<size_t>(size), "0000:%02x:00.0", device);
+  return 0;
+}
+
+int cuDeviceTotalMem_v2(size_t* bytes, int /*device*/) {
+  *bytes = size_t{64} << 20;
+  return 0;
+}
+
+int cuDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/) {
+  *value = 1;
+  return 0;
+}
+
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  const std::string& gpu = gpus().at(static_cast<size_t>(device));
+  if (gpu == "hangs") ::pause();
+  if (gpu == "dies") std::raise(SIGSEGV);
+  *context = const_cast<std::string*>(&gpu);
+  return 0;
+}
+
+int cuCtxSetCurrent(void* context) {
+  current = *static_cast<std::string*>(context);
+  return 0;
+}
+
+int cuMemAlloc_v2(unsigned long long* address, size_t /*size*/) {
+  *address = 4096;
+  return 0;
+}
+
+int cuMemcpyDtoD_v2(unsigned long long /*to*/, unsigned long long /*from*/, size_t size) {
+  constexpr double kRate = 1e11;  // bytes a second
+  return enqueue(static_cast<double>(size) / kRate);
+}
+
+int cuModuleLoadData(void** module, const char* /*kernel*/) {
+  *module = nullptr;
+  return current == "uncompiled" ? kNoCompiler : 0;
+}
+
+int cuModuleGetFunction(void** function, void* /*module*/, const char* /*name*/) {
+  *function = nullptr;
+  return 0;
+}
+
+int cuLaunchKernel(void* /*function*/, unsigned /*x*/, unsigned /*y*/, unsigned /*z*/,
+                   unsigned /*threads_x*/, unsigned /*threads_y*/, unsigned /*threads_z*/,
+                   unsigned /*shared*/, void* /*stream*/, void** arguments, void** /*extra*/) {
+  constexpr double kRound = 1e-7;  // seconds
+  return enqueue(kRound * *static_cast<unsigned*>(arguments[1]));
+}
+
+int cuCtxSynchronize() {
+  std::this_thread::sleep_for(std::exchange(pending, {}));
+  return current == "fails" ? kEccError : 0;
+}
+
+int cuGetErrorName(int error, const char** name) {
+  thread_local std::array<char, 32> text;
+  std::snprintf(text.data(), text.size(), "CUDA_ERROR_%d", error);
+  *name = text.data();
+  return 0;
+}
+
+}  // extern "C"
