@@ -241,6 +241,18 @@ TEST_F(ReportTest, HasWhatTheFolderTells) {
       R"([["epochs","5","10"],["batch_size","8","null"],["model.type","digits",null],["data.type","digits",null]])");
 }
 
+TEST_F(ReportTest, ShowsClassesByTheirNamesNotByTheLogsKeys) {
+  const fs::path run = add_run("run");
+  std::string log = base::read_file(run / "log.jsonl");
+  for (size_t at = 0; (at = log.find("accuracy_cat", at)) != log.npos;) {
+    log.replace(at, 12, "accuracy_big_cat");
+  }
+  folder_.write("run/log.jsonl", log);
+  folder_.write("run/confusion.csv", "label/answer,a<b,big cat\na<b,5,1\nbig cat,0,6\n");
+  EXPECT_EQ(data_in(report_page(run))["classes"].dump(),
+            R"({"test_accuracy":{"a<b":0.5,"big cat":null}})");
+}
+
 TEST_F(ReportTest, NothingInTheFolderEndsTheScript) {
   const fs::path run = add_run("a&b");
   folder_.write("a&b/environment.json",
@@ -415,11 +427,11 @@ TEST_F(ReportTest, CompareShowsKeysThatDifferAndTheBestFirst) {
   EXPECT_EQ(table_of({a, b, c}),
             "run  epochs  optimizer.lr  best_test_accuracy  best_epoch  test_accuracy  train_loss  "
             "seconds  state\n"
-            "  b       5           0.2              0.9000           5         0.9000      0.0000  "
+            "  b       5           0.2             90.00 %           5        90.00 %      0.0000  "
             " 10.0 s  finished\n"
-            "  a       5           0.1              0.8000           5         0.8000      0.0000  "
+            "  a       5           0.1             80.00 %           5        80.00 %      0.0000  "
             " 10.0 s  finished\n"
-            "  c       3           0.4              0.7000           3         0.7000      0.0000  "
+            "  c       3           0.4             70.00 %           3        70.00 %      0.0000  "
             "  6.0 s  no end\n");
 }
 
@@ -448,9 +460,9 @@ TEST_F(ReportTest, CompareGroupsSeeds) {
   EXPECT_EQ(table_of(runs),
             "          run  optimizer.lr     seed  best_test_accuracy  best_epoch    test_accuracy "
             " train_loss  seconds  state\n"
-            "s0 and 2 more           0.1  3 seeds     0.8000 ± 0.1000           5  0.8000 ± 0.1000 "
+            "s0 and 2 more           0.1  3 seeds     80.00 ± 10.00 %           5  80.00 ± 10.00 % "
             "     0.0000   10.0 s  finished\n"
-            "        other           0.2        0              0.5000           5           0.5000 "
+            "        other           0.2        0             50.00 %           5          50.00 % "
             "     0.0000   10.0 s  finished\n");
 }
 
@@ -733,6 +745,7 @@ TEST_F(PageTest, ComparisonOpensWithoutAnErrorOrARequest) {
   const std::string dom = opened(folder_ / "page.html").dom;
   EXPECT_TRUE(has(dom, "<th scope=\"col\" class=\"left\">optimizer.lr</th>"));
   EXPECT_TRUE(has(dom, "a and 1 more</td>"));
+  EXPECT_TRUE(has(dom, "<td>85.00 ± 7.07 %</td>"));
   EXPECT_TRUE(has(dom, "<canvas"));
 }
 

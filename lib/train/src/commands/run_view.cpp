@@ -67,12 +67,9 @@ std::string number_text(const std::string& name, double value) {
   const auto has = [&](std::string_view word) {
     return words.find(fmt::format(" {} ", word)) != words.npos;
   };
-  const auto has_ending = [&](std::string_view word) {
-    return words.find(fmt::format("{} ", word)) != words.npos;
-  };
   if (!std::isfinite(value)) return fmt::format("{}", value);
   if (has("bytes")) return base::format_bytes(static_cast<uint64_t>(std::max(0.0, value)));
-  if (std::ranges::any_of(kShareWords, has_ending)) return fmt::format("{:.2f} %", 100 * value);
+  if (is_share(name)) return fmt::format("{:.2f} %", 100 * value);
   if (has("seconds")) return base::format_seconds(value);
   return fmt::format("{:.4g}", value);
 }

@@ -287,8 +287,8 @@ function environment() {
 
 function result() {
   if (!run.result) return;
-  const ofClass = new Set(Object.entries(run.classes).flatMap(([measure, byName]) => Object.keys(byName).map((name) => `${measure}_${name}`)));
-  section(page, nav, "result", "Result", values(Object.entries(run.result).filter(([key]) => !ofClass.has(key)).map(([key, value]) => [key, shown(key, value)])));
+  const isOfClass = (key) => Object.keys(run.classes).some((measure) => key.startsWith(`${measure}_`));
+  section(page, nav, "result", "Result", values(Object.entries(run.result).filter(([key]) => !isOfClass(key)).map(([key, value]) => [key, shown(key, value)])));
 }
 
 head();
