@@ -1,4 +1,5 @@
 // The pages of `train report` and `train compare`, and how a headless browser opens them.
+#include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,6 +18,7 @@
 #include <regex>
 #include <thread>
 
+#include "records/contact_sheet.h"
 #include "records/mistakes.h"
 #include "report/confusion.h"
 #include "report/embedded_picture.h"
@@ -352,6 +354,19 @@ TEST(MistakesTest, TableNamesClasses) {
             "3,\"a,b\",2,1,cats/3.png\n");
 }
 
+TEST(ContactSheetTest, LabelsAreClassesAndSharesOfMixedOnes) {
+  const std::vector<std::string> names = {"cat", "big, dog", "fox"};
+  data::Batch batch;
+  batch.data = at::zeros({3, 1, 2, 2});
+  batch.target = at::tensor({1, 0, -100}, at::kLong);
+  EXPECT_EQ(sheet_labels(batch, names), "label\n\"big, dog\"\ncat\n-100\n");
+  batch.target = at::tensor({0.25, 0.75, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25, 0.25}).view({3, 3});
+  EXPECT_EQ(sheet_labels(batch, names),
+            "label\n\"big, dog 75 %, cat 25 %\"\nfox\n\"cat 50 %, big, dog 25 %, fox 25 %\"\n");
+  batch.target = at::zeros({3, 2, 2}, at::kLong);
+  EXPECT_EQ(sheet_labels(batch, names), std::nullopt) << "labels of pixels";
+}
+
 // What `train` leaves for the page.
 TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
   std::vector<std::string> mistakes;
@@ -366,7 +381,12 @@ TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const Json data = data_in(base::read_file(run / "report.html"));
     EXPECT_EQ(data["state"], "finished");
-    EXPECT_EQ(data["pictures"]["first_batch"][0]["width"], 8 * (ranks == 1 ? 8 : 6));
+    const Json& first_batch = data["pictures"]["first_batch"][0];
+    EXPECT_EQ(first_batch["width"], 8 * (ranks == 1 ? 8 : 6));
+    ASSERT_EQ(first_batch["labels"].size(), 12U / static_cast<size_t>(ranks));
+    for (const Json& label : first_batch["labels"]) {
+      EXPECT_THAT(label.get<std::string>(), ::testing::MatchesRegex("[0-9]"));
+    }
     EXPECT_EQ(data["step_time"]["forward"].size(), static_cast<size_t>(ranks));
     for (const char* part : {"whole", "data", "forward", "backward", "optimizer"}) {
       EXPECT_GT(data["step_time"][part][0], 0) << part;

@@ -122,6 +122,14 @@ Json pictures_json(const fs::path& folder) {
       // Someone else's file, one too large, or one that was just removed: the page does without.
     }
   }
+  if (pictures.contains("first_batch") && base::exists(folder / run_files::kFirstBatch)) {
+    Json labels = Json::array();
+    const auto rows = csv_rows(base::read_file(folder / run_files::kFirstBatch));
+    for (size_t i = 1; i < rows.size(); ++i) labels.push_back(rows[i].front());
+    Json& picture = pictures["first_batch"][0];
+    picture["columns"] = sheet_columns(std::ssize(labels));
+    picture["labels"] = labels;
+  }
   return pictures;
 }
 
