@@ -71,6 +71,17 @@ TEST_F(BadInputTest, NamesTheConfigurationThatWasMeant) {
                      "best.pt holds weights; name a YAML file");
 }
 
+TEST_F(BadInputTest, SaysWhatToDoWhereTheProgramBehindTrainIsMissing) {
+  std::filesystem::create_directory(inputs_ / "bin");
+  std::filesystem::copy_file(SYNCBN_BIN_DIR "/train", inputs_ / "bin/train");
+  const auto result = run_program({inputs_ / "bin/train", "--version"});
+  EXPECT_EQ(result.exit_code, base::kExitCannotExecute);
+  EXPECT_EQ(result.err, "train: error: cannot execute " +
+                            (inputs_ / "libexec/syncbn/train_program").string() +
+                            ": No such file or directory; if a build is making it, start again "
+                            "afterwards, otherwise install train again\n");
+}
+
 TEST_F(BadInputTest, NamesAWorkingDirectoryThatIsGone) {
   const std::string folder = inputs_ / "gone";
   std::filesystem::create_directory(folder);
