@@ -47,12 +47,13 @@ std::vector<double> means_of(const std::vector<double>& values, size_t count) {
   return means;
 }
 
-int64_t epochs_of(const std::filesystem::path& folder) {
+/// A key of the run's configuration; 0 without it.
+int64_t setting_of(const std::filesystem::path& folder, const char* key) {
   const auto text = run_files::config_of(folder);
   if (!text) return 0;
   const config::Value config = config::parse_yaml(*text, folder.string());
-  const config::Value* const epochs = config.find("epochs");
-  return epochs == nullptr ? 0 : base::parse_number<int64_t>(epochs->scalar).value_or(0);
+  const config::Value* const value = config.find(key);
+  return value == nullptr ? 0 : base::parse_number<int64_t>(value->scalar).value_or(0);
 }
 
 /// A name of the log, without control characters, as it is shown.
@@ -115,7 +116,8 @@ RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)), log
                     "to, such as runs/digits",
                     folder_.string(), run_files::kLog));
   }
-  epochs_ = epochs_of(folder_);
+  epochs_ = setting_of(folder_, "epochs");
+  first_epoch_ = setting_of(folder_, "start_epoch") + 1;
   update();
 }
 
@@ -126,6 +128,7 @@ void RunView::update() {
   if (log_.is_replaced()) {
     series_.clear();
     numbers_.clear();
+    last_ = {};
   }
   if (is_locked_) has_told_wait_ = false;
   log_.read(ReadSteps::kYes, [this](const nlohmann::ordered_json& line) { take(line); });
@@ -143,7 +146,10 @@ void RunView::take(const nlohmann::ordered_json& line) {
   first_step_ = field_of<int64_t>(line, "step", 0);
   total_steps_ = field_of<int64_t>(line, "total_steps", 0);
   started_ = field_of(line, "time", 0.0);
-  last_ = {.event = event, .time = started_, .step = first_step_};
+  // The epoch of the step to come, as the run's own bar shows it.
+  int64_t epoch = std::max(first_epoch_, last_.epoch + (last_.event == "epoch" ? 1 : 0));
+  if (epochs_ > 0) epoch = std::min(epoch, epochs_);
+  last_ = {.event = event, .time = started_, .epoch = epoch, .step = first_step_};
 }
 
 void RunView::add(const LogRecord& record) {
