@@ -167,7 +167,8 @@ TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
                                 root));
   // Written to in place: the index is not made anew.
   const FileStamp before = index_file();
-  for (const char* file : {"cat/1.jpg", "dog/3.jpg"}) folder_.write(fmt::format("data/{}", file), "x");
+  for (const char* file : {"cat/1.jpg", "dog/3.jpg"})
+    folder_.write(fmt::format("data/{}", file), "x");
   EXPECT_EQ(text(), fmt::format("1 empty file: '{}/cat/more/2.jpg'", root));
   EXPECT_EQ(index_file(), before);
   folder_.write("data/cat/more/2.jpg", "x");

@@ -230,8 +230,9 @@ TEST_F(BadInputTest, SaysWhereAMissingFolderOfDataWasWritten) {
     std::vector<std::string> args = {"--config", file};
     if (*command != '\0') args.insert(args.begin(), command);
     expect_one_message(run_train(args), base::kExitUsage,
-                       file + ":4:10: data.train: cannot read the image folder '/nowhere/train': "
-                              "No such file or directory");
+                       file +
+                           ":4:10: data.train: cannot read the image folder '/nowhere/train': "
+                           "No such file or directory");
     args.push_back("--data.train=/elsewhere");
     expect_one_message(run_train(args), base::kExitUsage,
                        "--data.train: cannot read the image folder '/elsewhere'");

@@ -323,9 +323,10 @@ TEST_F(ImageFolderTrainingTest, NamesFilesThatItCannotDecodeAtTheStart) {
   EXPECT_EQ(count(refused.out + refused.err, "error:"), 1) << refused.out << refused.err;
   EXPECT_THAT(
       refused.out + refused.err,
-      HasSubstr("data: 2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be read: "
-                "convert them to JPEG or PNG (ImageMagick: mogrify -format png FILE), mend or remove "
-                "them, or leave them out with loader.on_error=skip"));
+      HasSubstr(
+          "data: 2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be read: "
+          "convert them to JPEG or PNG (ImageMagick: mogrify -format png FILE), mend or remove "
+          "them, or leave them out with loader.on_error=skip"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   auto skipping = words;
   skipping.insert(skipping.end(), {"--loader.on_error=skip", "--loader.error_budget=0.5"});

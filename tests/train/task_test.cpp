@@ -349,13 +349,15 @@ TEST(ClassificationReportTest, NamesMayHoldAnyCharacter) {
 }
 
 TEST(ClassificationReportTest, MetricsHaveNoSpacesAndOneNameForEachClass) {
-  const auto task = classification({"cross bar", "cross_bar", "cross  bar", "cross_bar_2", "cross_bar"});
+  const auto task =
+      classification({"cross bar", "cross_bar", "cross  bar", "cross_bar_2", "cross_bar"});
   const Report report = evaluate(*task, at::eye(5), at::arange(5), {5});
   std::vector<std::string> names;
   for (const Metric& metric : report.metrics) names.push_back(metric.name);
-  EXPECT_THAT(names, ::testing::ElementsAre("accuracy", "mean_class_accuracy", "accuracy_cross_bar_4",
-                                            "accuracy_cross_bar", "accuracy_cross__bar",
-                                            "accuracy_cross_bar_2", "accuracy_cross_bar_3"));
+  EXPECT_THAT(names,
+              ::testing::ElementsAre("accuracy", "mean_class_accuracy", "accuracy_cross_bar_4",
+                                     "accuracy_cross_bar", "accuracy_cross__bar",
+                                     "accuracy_cross_bar_2", "accuracy_cross_bar_3"));
   EXPECT_EQ(report.table.substr(0, report.table.find('\n')),
             "label/answer,cross bar,cross_bar,cross  bar,cross_bar_2,cross_bar");
 }

@@ -709,7 +709,8 @@ class Trainer {
     return true;
   }
 
-  /// Writes pictures/first_batch-0.png: what a step trains on, and first_batch.csv with its classes.
+  /// Writes pictures/first_batch-0.png: what a step trains on, and first_batch.csv with its
+  /// classes.
   void picture_first_batch(const data::Batch& batch) {
     if (!keepers_.is_one() || position_.step > 0 || batch.size() == 0) return;
     data::SampleRandom random = random_of_batch();

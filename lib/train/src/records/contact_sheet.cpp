@@ -40,7 +40,9 @@ std::optional<std::string> sheet_labels(const data::Batch& batch,
       parts.push_back(fmt::format("{} {:.0f} %", name_of(labels[k].item<int64_t>()),
                                   100 * shares[k].item<double>()));
     }
-    text += csv_field(parts.size() == 1 ? name_of(labels[0].item<int64_t>()) : base::join(parts, ", ")) + "\n";
+    text += csv_field(parts.size() == 1 ? name_of(labels[0].item<int64_t>())
+                                        : base::join(parts, ", ")) +
+            "\n";
   }
   return text;
 }

@@ -32,9 +32,10 @@ void expect_predictions(LabelKind kind, const models::Model& model);
 /// A name for each class: its number if the data has none.
 std::vector<std::string> class_names(const data::Dataset& dataset);
 
-/// The part of a metric's name that stands for each class: the class's name with "_" for spaces, since
-/// it becomes a key of the log, a column, a tag of TensorBoard and a word of a command line. Where
-/// two would be the same, the one without spaces keeps it, and others get "_2", "_3" and so on.
+/// The part of a metric's name that stands for each class: the class's name with "_" for spaces,
+/// since it becomes a key of the log, a column, a tag of TensorBoard and a word of a command line.
+/// Where two would be the same, the one without spaces keeps it, and others get "_2", "_3" and so
+/// on.
 std::vector<std::string> class_keys(const std::vector<std::string>& names);
 
 /// "miou leaves out a class that no pixel has: star"; empty if no class is absent.
