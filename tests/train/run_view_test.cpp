@@ -194,7 +194,12 @@ TEST_F(RunViewTest, FitsAnyTerminal) {
 
 TEST_F(RunViewTest, RefusesWhatIsNoRun) {
   EXPECT_THAT([&] { RunView(folder_ / "none"); },
-              ThrowsMessage<base::UserError>(HasSubstr("watch: there is no folder")));
+              ThrowsMessage<base::UserError>(
+                  ::testing::EndsWith("watch: there is no folder " + (folder_ / "none").string())));
+  fs::create_symlink("loop", folder_ / "loop");
+  EXPECT_THAT([&] { RunView(folder_ / "loop"); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("there is no folder " + (folder_ / "loop").string() + ": Too many")));
   EXPECT_THAT([&] { RunView(folder_.path()); },
               ThrowsMessage<base::UserError>(
                   HasSubstr("is not the folder of a run: it has no log.jsonl; name one")));

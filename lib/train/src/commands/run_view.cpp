@@ -106,9 +106,11 @@ std::string sparkline(const std::vector<double>& values, int width) {
 }
 
 RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)), log_(folder_) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(folder_, ignored)) {
-    throw base::UserError(fmt::format("watch: there is no folder {}", folder_.string()));
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder_, error)) {
+    const bool is_missing = !error || error == std::errc::no_such_file_or_directory;
+    throw base::UserError(fmt::format("watch: there is no folder {}{}", folder_.string(),
+                                      is_missing ? "" : ": " + error.message()));
   }
   if (!base::exists(folder_ / run_files::kLog)) {
     throw base::UserError(
