@@ -75,8 +75,8 @@ class Dataset {
   /// Otherwise empty.
   virtual std::span<const int64_t> shard_ends() const { return {}; }
 
-  /// Which files are known to be unreadable without decoding them, for a message: "3 files (.webp),
-  /// such as 'a/b.webp', and 1 empty file: 'a/c.jpg'". Empty: none.
+  /// Which samples are known to be unreadable, for a message: "3 files (.webp), such as
+  /// 'a/b.webp'". Empty: none.
   virtual std::string unreadable() const { return {}; }
 
   /// {channels, height, width} for images, the largest possible if sizes_vary(). Others: any shape.
