@@ -115,7 +115,7 @@ function stepTime() {
       element("p", { class: "hint" }, `Means of epoch ${time.epoch} by rank. Forward and backward include the exchange of batch norm's statistics; exchange is that of gradients, as far as backward does not hide it.`
           + (own.length ? " Own is the time in which a rank waits for no other: the rank with the most holds up the others." : "")),
       run.stragglers.map((one) => element("p", {}, `Rank ${one.rank} (${one.host}${one.gpu ? `, GPU ${one.gpu}` : ""}) holds up the others: its own time was 1.3 times the median's or more in each of the last ${one.epochs} epochs.`)),
-      element("div", { class: "scroll tall" }, table(["rank", ...memory.map(() => "memory"), "step", ...own.map(() => "own"), ...heads, ""], rows)));
+      element("div", { class: "scroll tall" }, table(["rank", ...memory.map(() => "memory"), "step", ...own.map(() => "own"), ...heads, ""], rows, { class: "times" })));
 }
 
 // ---- the profile ---------------------------------------------------------------------------------
