@@ -28,8 +28,8 @@ std::string_view find_help(int argc, char** argv) {
 }
 
 /// Reports errno. The exit codes are those of docs/errors.md.
-int fail(int exit_code, const std::string& what) {
-  std::fprintf(stderr, "train: error: %s: %s\n", what.c_str(), std::strerror(errno));
+int fail(int exit_code, const std::string& what, const char* advice = "") {
+  std::fprintf(stderr, "train: error: %s: %s%s\n", what.c_str(), std::strerror(errno), advice);
   return exit_code;
 }
 
@@ -56,5 +56,6 @@ int main(int argc, char** argv) {
   const std::string program = (here.parent_path() / "libexec/syncbn/train_program").string();
   const syncbn::base::SignalMask held(SIG_BLOCK, syncbn::train::kEarlySignals);
   ::execv(program.c_str(), argv);
-  return fail(126, "install train again: cannot execute " + program);
+  return fail(126, "cannot execute " + program,
+              "; if a build is making it, start again afterwards, otherwise install train again");
 }

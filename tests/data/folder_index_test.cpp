@@ -101,7 +101,7 @@ TEST_F(FolderIndexTest, IsReusedUntilAFolderChanges) {
 }
 
 TEST_F(FolderIndexTest, IsMadeAnewIfItsArraysDoNotFitEachOther) {
-  constexpr size_t kSections = 8;
+  constexpr size_t kSections = 9;
   files();
   int spoiled = 0;
   for (size_t section = 2; section <= kSections; ++section) {  // after the files' names
@@ -154,6 +154,40 @@ TEST_F(FolderIndexTest, FingerprintDependsOnNamesAndTheFirstFileNotOnLocation) {
   fs::copy(folder_ / "moved", folder_ / "val", fs::copy_options::recursive);
   folder_.write("val/cat/1.jpg", "another image of this name");
   EXPECT_NE(index_class_folders(folder_ / "val", cache()).fingerprint(), hash.value());
+}
+
+TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
+  const auto text = [this] {
+    const FolderIndex made = index();
+    return unreadable_files(made, [&](int64_t i) { return folder_ / "data" / made.file(i); });
+  };
+  const std::string root = folder_ / "data";
+  EXPECT_EQ(text(), fmt::format("3 empty files: '{0}/cat/1.jpg', '{0}/cat/more/2.jpg', "
+                                "'{0}/dog/3.jpg'",
+                                root));
+  // Written to in place: the index is not made anew.
+  const FileStamp before = index_file();
+  for (const char* file : {"cat/1.jpg", "dog/3.jpg"})
+    folder_.write(fmt::format("data/{}", file), "x");
+  EXPECT_EQ(text(), fmt::format("1 empty file: '{}/cat/more/2.jpg'", root));
+  EXPECT_EQ(index_file(), before);
+  folder_.write("data/cat/more/2.jpg", "x");
+  EXPECT_EQ(text(), "");
+  add("data/cat/4.webp");
+  EXPECT_EQ(text(), fmt::format("1 file (.webp), such as '{}/cat/4.webp'", root));
+  fs::create_symlink("nowhere", folder_ / "data/dog/4.jpg");
+  for (int i = 5; i <= 9; ++i) add(fmt::format("data/dog/{}.png", i));
+  EXPECT_EQ(text(), fmt::format("1 file (.webp), such as '{0}/cat/4.webp', and 6 empty files, such "
+                                "as '{0}/dog/4.jpg', '{0}/dog/5.png', '{0}/dog/6.png', "
+                                "'{0}/dog/7.png', '{0}/dog/8.png'",
+                                root));
+}
+
+TEST_F(FolderIndexTest, FindsEmptyMasks) {
+  folder_.write("images/b.jpg", "x");
+  add("masks/b.png");
+  const FolderIndex pairs = index_pairs(folder_ / "images", folder_ / "masks", cache());
+  EXPECT_THAT(pairs.empty_files(), ElementsAre(1));
 }
 
 TEST_F(FolderIndexTest, PairsImagesWithMasks) {

@@ -71,6 +71,17 @@ TEST_F(BadInputTest, NamesTheConfigurationThatWasMeant) {
                      "best.pt holds weights; name a YAML file");
 }
 
+TEST_F(BadInputTest, SaysWhatToDoWhereTheProgramBehindTrainIsMissing) {
+  std::filesystem::create_directory(inputs_ / "bin");
+  std::filesystem::copy_file(SYNCBN_BIN_DIR "/train", inputs_ / "bin/train");
+  const auto result = run_program({inputs_ / "bin/train", "--version"});
+  EXPECT_EQ(result.exit_code, base::kExitCannotExecute);
+  EXPECT_EQ(result.err, "train: error: cannot execute " +
+                            (inputs_ / "libexec/syncbn/train_program").string() +
+                            ": No such file or directory; if a build is making it, start again "
+                            "afterwards, otherwise install train again\n");
+}
+
 TEST_F(BadInputTest, NamesAWorkingDirectoryThatIsGone) {
   const std::string folder = inputs_ / "gone";
   std::filesystem::create_directory(folder);
@@ -203,10 +214,31 @@ TEST_F(BadInputTest, SaysWhereARelativePathOfDataStarts) {
   std::vector<std::string> args = {"--config", shipped_config("digits.yaml"),
                                    "--data.path=here/digits.csv.gz", "--run_dir", run_dir()};
   expect_one_message(run_train(args, {}, inputs_.path()), base::kExitUsage,
-                     "No such file or directory (data.path is relative to the working folder, " +
+                     "No such file or directory (it is relative to the working folder, " +
                          inputs_.path().string() + "; write ${here}/here/digits.csv.gz for");
   args[2] = "--data.path=/nowhere/digits.csv.gz";
   EXPECT_THAT(run_train(args).err, ::testing::Not(HasSubstr("is relative")));
+}
+
+TEST_F(BadInputTest, SaysWhereAMissingFolderOfDataWasWritten) {
+  const std::string file = inputs_.write("images.yaml",
+                                         "epochs: 1\n"
+                                         "data:\n"
+                                         "  type: image_folder\n"
+                                         "  train: /nowhere/train\n");
+  for (const char* const command : {"", "check"}) {
+    std::vector<std::string> args = {"--config", file};
+    if (*command != '\0') args.insert(args.begin(), command);
+    expect_one_message(run_train(args), base::kExitUsage,
+                       file +
+                           ":4:10: data.train: cannot read the image folder '/nowhere/train': "
+                           "No such file or directory");
+    args.push_back("--data.train=/elsewhere");
+    expect_one_message(run_train(args), base::kExitUsage,
+                       "--data.train: cannot read the image folder '/elsewhere'");
+  }
+  expect_one_message(train_on(shipped_config("digits.yaml"), {"--accumulate=3"}), base::kExitUsage,
+                     "--accumulate: a rank's batch of");
 }
 
 TEST_F(BadInputTest, NamesARunsConfigurationThatIsCutOff) {

@@ -10,6 +10,47 @@ PHASES = ["loader", "to device", "forward", "backward", "optimizer", "vote"]
 CALL = re.compile(r".*\(#\d+ of [^()]*\)")
 
 
+METADATA = {"process_name": ("name", str), "process_sort_index": ("sort_index", int),
+            "thread_name": ("name", str), "thread_sort_index": ("sort_index", int)}
+
+
+def unique(pairs):
+    keys = [key for key, _ in pairs]
+    assert len(set(keys)) == len(keys), f"a key twice: {keys}"
+    return dict(pairs)
+
+
+def no_constant(text):
+    raise AssertionError(f"{text} is no JSON")
+
+
+def check_format(trace):
+    """The rules of the Trace Event Format (Google's document, JSON Object Format) for what a profile writes: complete
+    events and metadata. Perfetto's reader, which no package index has, drops or misplaces what breaks them."""
+    assert isinstance(trace, dict) and isinstance(trace["traceEvents"], list)
+    assert trace.get("displayTimeUnit", "ms") in ("ms", "ns")
+    seen = set()
+    for e in trace["traceEvents"]:
+        assert isinstance(e["name"], str) and e["name"], e
+        for key in ("pid", "tid"):
+            # Perfetto keeps them in 32 bits; true would be an int to Python.
+            assert type(e[key]) is int and 0 <= e[key] < 2**31, e
+        if e["ph"] == "M":
+            key, kind = METADATA[e["name"]]
+            assert list(e["args"]) == [key] and type(e["args"][key]) is kind, e
+            place = e["name"], e["pid"], e["tid"] if e["name"].startswith("thread") else None
+            assert place not in seen, f"twice: {e}"
+            seen.add(place)
+            continue
+        # No event that begins or ends alone, and no flow: these need partners with the same id.
+        assert e["ph"] == "X", e
+        for key in ("ts", "dur"):
+            assert type(e[key]) in (int, float) and 0 <= e[key] < 2**53, e
+        # Metadata comes first, and every event is in a process and a thread that have names.
+        for place in (("process_name", e["pid"], None), ("thread_name", e["pid"], e["tid"])):
+            assert place in seen, f"{e} is not preceded by {place}"
+
+
 def check_nesting(spans, where):
     """Spans of a track lie inside or behind each other, as viewers draw them."""
     ends = []
@@ -25,7 +66,9 @@ def main():
     ranks, steps, loader_threads = map(int, numbers)
     layers = sys.argv[5:]
     with gzip.open(path) as file:
-        events = json.load(file)["traceEvents"]
+        trace = json.load(file, object_pairs_hook=unique, parse_constant=no_constant)
+    check_format(trace)
+    events = trace["traceEvents"]
     processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name" and e["ph"] == "M"}
     assert sorted(processes) == list(range(ranks)), processes
     for rank, name in processes.items():

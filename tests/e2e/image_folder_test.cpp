@@ -316,15 +316,17 @@ TEST_F(ImageFolderTrainingTest, OnCpusPinnedMemoryIsLeftOutAndThatIsSaidOnce) {
 TEST_F(ImageFolderTrainingTest, NamesFilesThatItCannotDecodeAtTheStart) {
   base::write_file_atomically(folder_ / "train/colour/x.webp", "RIFF");
   base::write_file_atomically(folder_ / "train/grey/y.BMP", "BM");
+  base::write_file_atomically(folder_ / "test/grey/z.png", "");
   const std::vector<std::string> words = {"--config", "images.yaml", "--run_dir", "run"};
   const auto refused = launch_train(2, words, folder_.path());
   EXPECT_EQ(refused.exit_code, base::kExitUsage);
   EXPECT_EQ(count(refused.out + refused.err, "error:"), 1) << refused.out << refused.err;
   EXPECT_THAT(
       refused.out + refused.err,
-      HasSubstr("data: 2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be read: "
-                "convert them to JPEG or PNG, remove them, or leave them out with "
-                "loader.on_error=skip"));
+      HasSubstr(
+          "data: 2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be read: "
+          "convert them to JPEG or PNG (ImageMagick: mogrify -format png FILE), mend or remove "
+          "them, or leave them out with loader.on_error=skip"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   auto skipping = words;
   skipping.insert(skipping.end(), {"--loader.on_error=skip", "--loader.error_budget=0.5"});
@@ -333,6 +335,15 @@ TEST_F(ImageFolderTrainingTest, NamesFilesThatItCannotDecodeAtTheStart) {
   EXPECT_THAT(result.err,
               HasSubstr("2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be "
                         "read: left out where they come"));
+  EXPECT_THAT(result.err, HasSubstr("1 empty file: 'test/grey/z.png' cannot be read: left out"));
+}
+
+TEST_F(ImageFolderTrainingTest, NamesEmptyFilesBeforeADryRun) {
+  base::write_file_atomically(folder_ / "test/grey/z.png", "");
+  const auto refused = run_train({"--config", "images.yaml", "--dry_run"}, {}, folder_.path());
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_THAT(refused.err, HasSubstr("data: 1 empty file: 'test/grey/z.png' cannot be read"));
+  EXPECT_THAT(refused.err, HasSubstr("`train check` decodes all images"));
 }
 
 }  // namespace

@@ -188,7 +188,7 @@ TEST_F(ResumeTest, SavesAndLeavesWhenTheLauncherForwardsAUserSignal) {
   const auto result = job.wait();
   EXPECT_EQ(result.exit_code, base::kExitPreempted) << result.err;
   EXPECT_EQ(count(result.err, "stopped by SIGUSR1 after step"), 1) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("exited with 85 (asked to stop, it has saved its state"));
+  EXPECT_THAT(result.err, HasSubstr("exited with 85 (asked to stop, it has saved what there was"));
   EXPECT_GE(load(folder_ / "run/last.pt").step, 20);
 }
 

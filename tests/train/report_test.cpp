@@ -1,4 +1,5 @@
 // The pages of `train report` and `train compare`, and how a headless browser opens them.
+#include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,6 +18,7 @@
 #include <regex>
 #include <thread>
 
+#include "records/contact_sheet.h"
 #include "records/mistakes.h"
 #include "report/confusion.h"
 #include "report/embedded_picture.h"
@@ -241,6 +243,18 @@ TEST_F(ReportTest, HasWhatTheFolderTells) {
       R"([["epochs","5","10"],["batch_size","8","null"],["model.type","digits",null],["data.type","digits",null]])");
 }
 
+TEST_F(ReportTest, ShowsClassesByTheirNamesNotByTheLogsKeys) {
+  const fs::path run = add_run("run");
+  std::string log = base::read_file(run / "log.jsonl");
+  for (size_t at = 0; (at = log.find("accuracy_cat", at)) != log.npos;) {
+    log.replace(at, 12, "accuracy_big_cat");
+  }
+  folder_.write("run/log.jsonl", log);
+  folder_.write("run/confusion.csv", "label/answer,a<b,big cat\na<b,5,1\nbig cat,0,6\n");
+  EXPECT_EQ(data_in(report_page(run))["classes"].dump(),
+            R"({"test_accuracy":{"a<b":0.5,"big cat":null}})");
+}
+
 TEST_F(ReportTest, NothingInTheFolderEndsTheScript) {
   const fs::path run = add_run("a&b");
   folder_.write("a&b/environment.json",
@@ -340,6 +354,19 @@ TEST(MistakesTest, TableNamesClasses) {
             "3,\"a,b\",2,1,cats/3.png\n");
 }
 
+TEST(ContactSheetTest, LabelsAreClassesAndSharesOfMixedOnes) {
+  const std::vector<std::string> names = {"cat", "big, dog", "fox"};
+  data::Batch batch;
+  batch.data = at::zeros({3, 1, 2, 2});
+  batch.target = at::tensor({1, 0, -100}, at::kLong);
+  EXPECT_EQ(sheet_labels(batch, names), "label\n\"big, dog\"\ncat\n-100\n");
+  batch.target = at::tensor({0.25, 0.75, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25, 0.25}).view({3, 3});
+  EXPECT_EQ(sheet_labels(batch, names),
+            "label\n\"big, dog 75 %, cat 25 %\"\nfox\n\"cat 50 %, big, dog 25 %, fox 25 %\"\n");
+  batch.target = at::zeros({3, 2, 2}, at::kLong);
+  EXPECT_EQ(sheet_labels(batch, names), std::nullopt) << "labels of pixels";
+}
+
 // What `train` leaves for the page.
 TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
   std::vector<std::string> mistakes;
@@ -354,7 +381,12 @@ TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const Json data = data_in(base::read_file(run / "report.html"));
     EXPECT_EQ(data["state"], "finished");
-    EXPECT_EQ(data["pictures"]["first_batch"][0]["width"], 8 * (ranks == 1 ? 8 : 6));
+    const Json& first_batch = data["pictures"]["first_batch"][0];
+    EXPECT_EQ(first_batch["width"], 8 * (ranks == 1 ? 8 : 6));
+    ASSERT_EQ(first_batch["labels"].size(), 12U / static_cast<size_t>(ranks));
+    for (const Json& label : first_batch["labels"]) {
+      EXPECT_THAT(label.get<std::string>(), ::testing::MatchesRegex("[0-9]"));
+    }
     EXPECT_EQ(data["step_time"]["forward"].size(), static_cast<size_t>(ranks));
     for (const char* part : {"whole", "data", "forward", "backward", "optimizer"}) {
       EXPECT_GT(data["step_time"][part][0], 0) << part;
@@ -415,11 +447,11 @@ TEST_F(ReportTest, CompareShowsKeysThatDifferAndTheBestFirst) {
   EXPECT_EQ(table_of({a, b, c}),
             "run  epochs  optimizer.lr  best_test_accuracy  best_epoch  test_accuracy  train_loss  "
             "seconds  state\n"
-            "  b       5           0.2              0.9000           5         0.9000      0.0000  "
+            "  b       5           0.2             90.00 %           5        90.00 %      0.0000  "
             " 10.0 s  finished\n"
-            "  a       5           0.1              0.8000           5         0.8000      0.0000  "
+            "  a       5           0.1             80.00 %           5        80.00 %      0.0000  "
             " 10.0 s  finished\n"
-            "  c       3           0.4              0.7000           3         0.7000      0.0000  "
+            "  c       3           0.4             70.00 %           3        70.00 %      0.0000  "
             "  6.0 s  no end\n");
 }
 
@@ -448,9 +480,9 @@ TEST_F(ReportTest, CompareGroupsSeeds) {
   EXPECT_EQ(table_of(runs),
             "          run  optimizer.lr     seed  best_test_accuracy  best_epoch    test_accuracy "
             " train_loss  seconds  state\n"
-            "s0 and 2 more           0.1  3 seeds     0.8000 ± 0.1000           5  0.8000 ± 0.1000 "
+            "s0 and 2 more           0.1  3 seeds     80.00 ± 10.00 %           5  80.00 ± 10.00 % "
             "     0.0000   10.0 s  finished\n"
-            "        other           0.2        0              0.5000           5           0.5000 "
+            "        other           0.2        0             50.00 %           5          50.00 % "
             "     0.0000   10.0 s  finished\n");
 }
 
@@ -716,7 +748,12 @@ TEST_F(PageTest, PrintsInLightColoursWithNothingCutOff) {
   EXPECT_THAT(result.messages,
               ::testing::ContainsRegex("printed [67][0-9]+ pixels wide, rgb\\(0, 0, 0\\) on "
                                        "rgb\\(255, 255, 255\\), all shown, cut off: nothing\\."));
-  EXPECT_THAT(base::read_file(folder_ / "page.pdf"), ::testing::StartsWith("%PDF"));
+  const std::string pdf = base::read_file(folder_ / "page.pdf");
+  EXPECT_THAT(pdf, ::testing::StartsWith("%PDF"));
+  constexpr int kMaxPages = 8;
+  const int pages = test::count(pdf, "/Type /Page\n");
+  EXPECT_GE(pages, 1);
+  EXPECT_LE(pages, kMaxPages) << "much of the paper is empty";
 }
 
 TEST_F(PageTest, ReportOfARunWithoutAnEpochOpens) {
@@ -733,6 +770,7 @@ TEST_F(PageTest, ComparisonOpensWithoutAnErrorOrARequest) {
   const std::string dom = opened(folder_ / "page.html").dom;
   EXPECT_TRUE(has(dom, "<th scope=\"col\" class=\"left\">optimizer.lr</th>"));
   EXPECT_TRUE(has(dom, "a and 1 more</td>"));
+  EXPECT_TRUE(has(dom, "<td>85.00 ± 7.07 %</td>"));
   EXPECT_TRUE(has(dom, "<canvas"));
 }
 

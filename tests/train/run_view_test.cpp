@@ -62,7 +62,9 @@ class RunViewTest : public ::testing::Test {
 TEST_F(RunViewTest, FollowsARunToItsEnd) {
   start();
   RunView view(path_);
-  EXPECT_THAT(view.screen(80, 23, false), ElementsAre("digits  running  2 ranks", ::testing::_));
+  EXPECT_THAT(view.screen(80, 23, false),
+              ElementsAre("digits  running  2 ranks", HasSubstr("  epoch 1/10  ")))
+      << "no line about a step yet";
   run_->log_step(5, 1, 0.75, 0.1, 0);
   run_->write_lines();
   epoch(1, 0.5);
@@ -150,6 +152,8 @@ TEST_F(RunViewTest, BeginsAnewWithALogThatWasRewound) {
   EXPECT_THAT(view.news(), ::testing::SizeIs(2));
   run_.reset();
   start(/*resume=*/true, /*step=*/10);
+  view.update();
+  EXPECT_THAT(view.screen(80, 23, false)[1], HasSubstr("  epoch 2/10  "));
   epoch(2, 0.125);
   view.update();
   EXPECT_THAT(view.news(), ElementsAre(HasSubstr("train loss 0.125")));
@@ -190,7 +194,12 @@ TEST_F(RunViewTest, FitsAnyTerminal) {
 
 TEST_F(RunViewTest, RefusesWhatIsNoRun) {
   EXPECT_THAT([&] { RunView(folder_ / "none"); },
-              ThrowsMessage<base::UserError>(HasSubstr("watch: there is no folder")));
+              ThrowsMessage<base::UserError>(
+                  ::testing::EndsWith("watch: there is no folder " + (folder_ / "none").string())));
+  fs::create_symlink("loop", folder_ / "loop");
+  EXPECT_THAT([&] { RunView(folder_ / "loop"); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("there is no folder " + (folder_ / "loop").string() + ": Too many")));
   EXPECT_THAT([&] { RunView(folder_.path()); },
               ThrowsMessage<base::UserError>(
                   HasSubstr("is not the folder of a run: it has no log.jsonl; name one")));

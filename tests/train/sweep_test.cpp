@@ -127,6 +127,14 @@ TEST_F(SweepTableTest, BestIsOnTopAndWhatHasNoResultLast) {
             "   9                                                   failed (75)\n");
 }
 
+TEST_F(SweepTableTest, SharesAreInPercent) {
+  add(R"({"best_val_accuracy": 0.98227, "best_mode": "max", "best_epoch": 1, "val_loss": 0.25})",
+      "finished");
+  EXPECT_EQ(sweep_table(plan_, results_),
+            "seed  best_val_accuracy  best_epoch  val_loss  seconds  state\n"
+            "   8            98.23 %           1    0.2500           finished\n");
+}
+
 TEST_F(SweepTableTest, LowestIsBestForALoss) {
   add(R"({"best_val_loss": 0.75, "best_mode": "min", "best_epoch": 1})", "finished");
   add(R"({"best_val_loss": 0.25, "best_mode": "min", "best_epoch": 2})", "finished");

@@ -343,9 +343,23 @@ TEST(ClassificationReportTest, NamesMayHoldAnyCharacter) {
             "\"say \"\"hi\"\"\",0,1,1,0\n"
             "\"two\nlines\",0,0,0,0\n"
             "\xe9t\xe9,0,0,0,0\n");
-  EXPECT_EQ(report.value("accuracy_say \"hi\""), 0.5);
+  EXPECT_EQ(report.value("accuracy_say_\"hi\""), 0.5);
   EXPECT_TRUE(std::isnan(report.value("accuracy_two\\x0alines")));
   EXPECT_TRUE(std::isnan(report.value("accuracy_\\xe9t\\xe9"))) << "JSON is UTF-8";
+}
+
+TEST(ClassificationReportTest, MetricsHaveNoSpacesAndOneNameForEachClass) {
+  const auto task =
+      classification({"cross bar", "cross_bar", "cross  bar", "cross_bar_2", "cross_bar"});
+  const Report report = evaluate(*task, at::eye(5), at::arange(5), {5});
+  std::vector<std::string> names;
+  for (const Metric& metric : report.metrics) names.push_back(metric.name);
+  EXPECT_THAT(names,
+              ::testing::ElementsAre("accuracy", "mean_class_accuracy", "accuracy_cross_bar_4",
+                                     "accuracy_cross_bar", "accuracy_cross__bar",
+                                     "accuracy_cross_bar_2", "accuracy_cross_bar_3"));
+  EXPECT_EQ(report.table.substr(0, report.table.find('\n')),
+            "label/answer,cross bar,cross_bar,cross  bar,cross_bar_2,cross_bar");
 }
 
 TEST(ClassificationReportTest, OneClassOrNoSampleIsNoError) {

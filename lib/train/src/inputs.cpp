@@ -53,8 +53,9 @@ void check_sample(const Config& config, const data::Dataset& set) {
   });
 }
 
-/// A split of the data, or null. Where a file is missing, the message says from where a relative
-/// path starts: the configuration may have been written for another working folder.
+/// A split of the data, or null. Where a file is missing, the message begins with the key that
+/// names it, and says from where a relative path starts: the configuration may have been written
+/// for another working folder.
 std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split split) {
   const auto name = [&] { return component_name("data", config.data); };
   try {
@@ -70,15 +71,21 @@ std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split
     const config::Value all = config::Schema<Config>::get().write(config);
     for (const config::Value::Member& member : all.find("data")->members) {
       const std::filesystem::path path = member.value.scalar;
-      if (!is_path_of_data("data." + member.key) || path.empty() || path.is_absolute() ||
-          base::exists(path)) {
+      // Of shards, what is before their numbers: train-{00..99}.tar
+      const std::string named = path.string().substr(0, path.string().find('{'));
+      if (!is_path_of_data("data." + member.key) || path.empty() || base::exists(path) ||
+          what.find(named) == what.npos) {
         continue;
       }
       std::error_code ignored;
-      throw base::UserError(fmt::format(
-          "{} (data.{} is relative to the working folder, {}; write ${{here}}/{} for a path "
-          "relative to the configuration)",
-          what, member.key, std::filesystem::current_path(ignored).string(), path.string()));
+      const std::string advice =
+          path.is_absolute()
+              ? ""
+              : fmt::format(
+                    " (it is relative to the working folder, {}; write ${{here}}/{} for a "
+                    "path relative to the configuration)",
+                    std::filesystem::current_path(ignored).string(), path.string());
+      throw base::UserError(fmt::format("data.{}: {}{}", member.key, what, advice));
     }
     throw;
   }
@@ -170,10 +177,13 @@ void check_readable(const Config& config, const Inputs& inputs) {
   for (const auto& set : {inputs.train_set, inputs.eval_set}) {
     const std::string unreadable = set->unreadable();
     if (unreadable.empty()) continue;
-    throw base::UserError(fmt::format(
-        "data: {} cannot be read: convert them to JPEG or PNG, remove them, or leave them out with "
-        "loader.on_error=skip (and a loader.error_budget that allows it)",
-        unreadable));
+    throw base::UserError(
+        fmt::format("data: {} cannot be read: convert them to JPEG or PNG (ImageMagick: mogrify "
+                    "-format png FILE), "
+                    "mend or remove them, or leave them out with loader.on_error=skip (and a "
+                    "loader.error_budget "
+                    "that allows it); `train check` decodes all images",
+                    unreadable));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -84,11 +85,14 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                replicas > 0 ? fmt::format(" over {}", base::counted(replicas, "replica")) : "",
                norm, has_gpu ? "GPU" : "CPU", precision_part(config));
   describe_classes(set);
-  for (const std::string& unreadable : {set.unreadable(), inputs.eval_set->unreadable()}) {
-    if (!unreadable.empty()) {
-      spdlog::warn("{} cannot be read: left out where they come (see loader.error_budget)",
-                   unreadable);
-    }
+  // One and the same where samples are held out.
+  for (const std::string& unreadable :
+       std::set<std::string>{set.unreadable(), inputs.eval_set->unreadable()}) {
+    if (unreadable.empty()) continue;
+    spdlog::warn(
+        "{} cannot be read: left out where they come (see loader.error_budget); `train check` "
+        "decodes all images",
+        unreadable);
   }
   if (inputs.eval_split == data::Split::kTest) {
     spdlog::info("no validation data: best.pt is chosen on the test split (see val_fraction)");

@@ -61,6 +61,7 @@
 #include "step/model.h"
 #include "step/stopping.h"
 #include "step/training_step.h"
+#include "tasks/tasks.h"
 
 namespace syncbn::train {
 namespace {
@@ -705,15 +706,20 @@ class Trainer {
     return true;
   }
 
-  /// Writes pictures/first_batch-0.png: what a step trains on.
+  /// Writes pictures/first_batch-0.png: what a step trains on, and first_batch.csv with its
+  /// classes.
   void picture_first_batch(const data::Batch& batch) {
     if (!keepers_.is_one() || position_.step > 0 || batch.size() == 0) return;
     data::SampleRandom random = random_of_batch();
     const data::Batch augmented = task_->augment(to_device_(batch), random);
     const auto sheet = contact_sheet(augmented, inputs_.train_set->normalization());
     if (!sheet) return;
+    const auto labels = config_.task.type() == "classification"
+                            ? sheet_labels(augmented, class_names(*inputs_.train_set))
+                            : std::nullopt;
     try {
       folder_->write_picture("first_batch", 0, *sheet);
+      if (labels) folder_->replace_file(run_files::kFirstBatch, *labels);
     } catch (const base::Error& error) {  // a picture is not worth the run
       spdlog::warn("{}", error.what());
     }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -49,19 +48,7 @@ class ImageFolder : public detail::ImageSet {
 
   /// torchvision takes these files for images, and they are samples here as well.
   std::string unreadable() const override {
-    std::set<std::string> kinds;
-    int64_t files = 0;
-    std::string first;
-    for (int64_t i = 0; i < size(); ++i) {
-      const std::string name = index_.file(i);
-      const std::string kind = name.substr(std::min(name.rfind('.'), name.size()));
-      if (detail::is_decoded(kind)) continue;
-      if (files++ == 0) first = name_of(i);
-      kinds.insert(kind);
-    }
-    if (files == 0) return {};
-    return fmt::format("{} ({}), such as '{}'", base::counted(files, "file"),
-                       base::join({kinds.begin(), kinds.end()}, ", "), first);
+    return detail::unreadable_files(index_, [this](int64_t index) { return path_of(index); });
   }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {

@@ -7,10 +7,13 @@
 #include <fstream>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+
+#include "sets/file_bytes.h"
 
 namespace syncbn::data::detail {
 namespace {
@@ -26,6 +29,7 @@ enum FolderSection : size_t {
   kFolderNameEnds,
   kStamps,
   kClasses,
+  kEmptyFiles,
 };
 
 /// An element of a list of concatenated names.
@@ -59,7 +63,7 @@ bool has_image_extension(std::string_view name) {
   });
 }
 
-/// Sorted. Links to folders count as folders. Does not stat regular files: there may be millions.
+/// Sorted. Links to folders count as folders.
 Listing list_folder(const fs::path& path) {
   Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .images = {}};
   std::error_code error;
@@ -88,10 +92,12 @@ void list_all(const fs::path& root, const std::string& name,
   }
 }
 
-void add_folder(std::string_view name, const Listing& listing, int64_t label,
+void add_folder(const fs::path& root, std::string_view name, const Listing& listing, int64_t label,
                 FolderIndexWriter& writer) {
   writer.begin_folder(name, listing.stamp, label);
-  for (int64_t i = 0; i < listing.images.size(); ++i) writer.add_file(listing.images[i]);
+  for (int64_t i = 0; i < listing.images.size(); ++i) {
+    writer.add_file(listing.images[i], is_empty_file(root / name / listing.images[i]));
+  }
 }
 
 uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
@@ -112,7 +118,7 @@ uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
       empty.push_back(classes[label]);
     }
     for (const auto& [name, listing] : listings) {
-      add_folder(name, listing, static_cast<int64_t>(label), writer);
+      add_folder(root, name, listing, static_cast<int64_t>(label), writer);
     }
   }
   if (!empty.empty()) {
@@ -148,7 +154,7 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
         has_folders ? "; its folders are not looked into: " + base::join(pictures.folders, ", ")
                     : ""));
   }
-  add_folder("", pictures, /*label=*/-1, writer);
+  add_folder(images, "", pictures, /*label=*/-1, writer);
   writer.begin_folder("", labels.stamp, /*label=*/-1);
   const auto order = by_stem(labels.images);
   for (int64_t i = 0; i < pictures.images.size(); ++i) {
@@ -159,7 +165,8 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
       throw base::UserError(fmt::format("segmentation_folder: '{}' has no mask in '{}'",
                                         (images / pictures.images[i]).string(), masks.string()));
     }
-    writer.add_file(labels.images[*mask]);
+    const std::string_view name = labels.images[*mask];
+    writer.add_file(name, is_empty_file(masks / name));
   }
   writer.add_content_of_first_file(images);
   return writer.finish({});
@@ -211,7 +218,9 @@ bool FolderIndex::is_sound(const MappedIndex& index, bool has_classes) {
       !std::ranges::is_sorted(name_ends) || name_ends.back() != index.text(kFolderNames).size() ||
       (!has_classes && (folders.size() != 2 || 2 * folders[1].first_file != ends.size())) ||
       has_classes != classes.ends_with('\0') || labels.size() != (has_classes ? ends.size() : 0) ||
-      !std::ranges::all_of(labels, is_label)) {
+      !std::ranges::all_of(labels, is_label) ||
+      std::ranges::any_of(index.array<uint64_t>(kEmptyFiles),
+                          [&](uint64_t file) { return file >= ends.size(); })) {
     return false;
   }
   uint64_t byte = 0;
@@ -254,6 +263,10 @@ std::vector<std::string> FolderIndex::classes() const {
   return names;
 }
 
+std::span<const uint64_t> FolderIndex::empty_files() const {
+  return index_.array<uint64_t>(kEmptyFiles);
+}
+
 FolderIndexWriter::FolderIndexWriter(IndexWriter& out) : out_(out) {
   out_.begin(kFileNames);
 }
@@ -264,7 +277,8 @@ void FolderIndexWriter::begin_folder(std::string_view name, const FileStamp& sta
   folders_.push_back({.first_file = ends_.size(), .first_byte = bytes_, .label = label});
 }
 
-void FolderIndexWriter::add_file(std::string_view name) {
+void FolderIndexWriter::add_file(std::string_view name, bool is_empty) {
+  if (is_empty) empty_files_.push_back(ends_.size());
   const FolderIndex::Folder& folder = folders_.back();
   out_.add_bytes(name);
   bytes_ += name.size();
@@ -302,6 +316,7 @@ uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
   out_.add_section(kStamps, stamps_);
   out_.begin(kClasses);
   for (const std::string& name : classes) out_.add_bytes(name + '\0');
+  out_.add_section(kEmptyFiles, empty_files_);
   return hash_.value();
 }
 
@@ -312,6 +327,47 @@ void FolderIndexWriter::write_labels() {
     const std::vector<int64_t> labels(end - folders_[i].first_file, folders_[i].label);
     out_.add(std::span<const int64_t>(labels));
   }
+}
+
+bool is_empty_file(const fs::path& file) {
+  std::error_code is_gone;
+  return fs::file_size(file, is_gone) == 0 || is_gone;
+}
+
+std::string empty_files_text(const std::vector<fs::path>& files) {
+  constexpr size_t kShown = 5;
+  if (files.empty()) return {};
+  std::string text = base::counted(std::ssize(files), "empty file");
+  text += files.size() > kShown ? ", such as " : ": ";
+  for (size_t i = 0; i < std::min(files.size(), kShown); ++i) {
+    text += fmt::format("{}'{}'", i > 0 ? ", " : "", files[i].string());
+  }
+  return text;
+}
+
+std::string unreadable_files(const FolderIndex& index,
+                             const std::function<fs::path(int64_t)>& path_of) {
+  std::set<std::string> kinds;
+  std::string other;  // the first of another kind
+  int64_t others = 0;
+  for (int64_t i = 0; i < index.size(); ++i) {
+    const std::string name = index.file(i);
+    const std::string kind = name.substr(std::min(name.rfind('.'), name.size()));
+    if (is_decoded(kind)) continue;
+    if (others++ == 0) other = path_of(i).string();
+    kinds.insert(kind);
+  }
+  std::vector<fs::path> empty;
+  for (const uint64_t file : index.empty_files()) {
+    // It may have been mended since: that does not change its folder.
+    const fs::path path = path_of(static_cast<int64_t>(file));
+    if (is_decoded(path.extension().string()) && is_empty_file(path)) empty.push_back(path);
+  }
+  const std::string text = empty_files_text(empty);
+  if (others == 0) return text;
+  return fmt::format("{} ({}), such as '{}'{}{}", base::counted(others, "file"),
+                     base::join({kinds.begin(), kinds.end()}, ", "), other,
+                     text.empty() ? "" : ", and ", text);
 }
 
 std::vector<std::string> class_names(const fs::path& root) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -65,6 +66,9 @@ class FolderIndex {
   /// Empty if there are no classes.
   std::span<const int64_t> labels() const { return labels_; }
   std::vector<std::string> classes() const;
+  /// The files that had no content, or could not be found (a link to nothing), when the index was
+  /// built.
+  std::span<const uint64_t> empty_files() const;
   /// A hash of all names and the first file: two folders may have files of the same names.
   uint64_t fingerprint() const { return index_.fingerprint(); }
 
@@ -83,7 +87,7 @@ class FolderIndexWriter {
 
   /// @param stamp of the folder before its entries were listed.
   void begin_folder(std::string_view name, const FileStamp& stamp, int64_t label);
-  void add_file(std::string_view name);
+  void add_file(std::string_view name, bool is_empty);
   /// For the fingerprint. To be called after the files were added.
   void add_content_of_first_file(const std::filesystem::path& root);
   /// Returns the fingerprint. Without classes, files have no labels.
@@ -99,8 +103,21 @@ class FolderIndexWriter {
   std::vector<FileStamp> stamps_;
   std::vector<FolderIndex::Folder> folders_;
   std::vector<uint32_t> ends_;
+  std::vector<uint64_t> empty_files_;
   uint64_t bytes_ = 0;
 };
+
+/// Whether a file has no content, or is not there.
+bool is_empty_file(const std::filesystem::path& file);
+
+/// "7 empty files, such as 'a.jpg', …", with five names at most; "" without files.
+std::string empty_files_text(const std::vector<std::filesystem::path>& files);
+
+/// What Dataset::unreadable() says of an index: files of extensions that are not decoded, and empty
+/// ones that are still empty.
+/// @param path_of takes a file's number
+std::string unreadable_files(const FolderIndex& index,
+                             const std::function<std::filesystem::path(int64_t)>& path_of);
 
 /// The names of a folder's folders, sorted.
 std::vector<std::string> class_names(const std::filesystem::path& root);

@@ -93,6 +93,11 @@ class SegmentationFolder : public MaskedImages {
 
   int64_t size() const override { return pairs_.size() / 2; }
   uint64_t fingerprint() const override { return pairs_.fingerprint(); }
+  std::string unreadable() const override {
+    return detail::unreadable_files(pairs_, [this](int64_t file) {
+      return (file < size() ? images_ : masks_) / pairs_.file(file);
+    });
+  }
 
  private:
   fs::path image_file(int64_t index) const override { return images_ / pairs_.file(index); }
@@ -118,7 +123,10 @@ class VocSegmentation : public MaskedImages {
         names_(read_names(folder_ / "ImageSets/Segmentation" / (list + ".txt"))) {
     for (int64_t i = 0; i < size(); ++i) {
       for (const fs::path& file : {image_file(i), mask_file(i)}) {
-        if (base::exists(file)) continue;
+        if (base::exists(file)) {
+          if (detail::is_empty_file(file)) empty_files_.push_back(file);
+          continue;
+        }
         throw base::UserError(
             fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist",
                         file.string(), list));
@@ -127,6 +135,7 @@ class VocSegmentation : public MaskedImages {
   }
 
   int64_t size() const override { return std::ssize(names_); }
+  std::string unreadable() const override { return detail::empty_files_text(empty_files_); }
   uint64_t fingerprint() const override {
     base::Fnv1a hash;
     for (const std::string& name : names_) hash.add_bytes(name + '\0');
@@ -166,6 +175,7 @@ class VocSegmentation : public MaskedImages {
 
   fs::path folder_;
   std::vector<std::string> names_;
+  std::vector<fs::path> empty_files_;
 };
 
 }  // namespace

@@ -64,8 +64,9 @@ std::string render_report(const FailureReport& report) {
   if (WIFEXITED(report.wait_status) && !restart_may_help(report.wait_status)) {
     return fmt::format("syncbn-launch: rank {} exited with {} ({}; see the message above)\n",
                        report.rank, exit_code,
-                       exit_code == base::kExitUsage ? "usage or configuration error"
-                                                     : "asked to stop, it has saved its state");
+                       exit_code == base::kExitUsage
+                           ? "usage or configuration error"
+                           : "asked to stop, it has saved what there was");
   }
   std::string text = fmt::format(
       "syncbn-launch: rank {} failed: {}{}\n", report.rank, describe_status(report.wait_status),

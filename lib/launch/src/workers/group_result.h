@@ -44,7 +44,7 @@ class OomWatch {
 struct Worker {
   int rank = 0;
   pid_t pid = 0;
-  std::vector<std::string> argv;
+  std::vector<std::string> argv;  ///< with the program's path first, for reports
   bool running = true;
   std::optional<int> start_error;  ///< errno of a failed fork, binding or exec
   bool bind_failed = false;

@@ -143,6 +143,7 @@ void WorkerGroup::start() {
          .stdout_fd = out.get(),
          .stderr_fd = err.get(),
          .inherited = std::move(inherited)});
+    worker.argv.front() = run_.command.file;  // reports show which of several python3 it was
     if (!context_.cpus.empty()) specs.back().cpu_mask = cpu_mask(context_.cpus[i]);
     worker.agent = std::move(agent.reader);
     for (base::UniqueFd* fd : {&out, &err, &agent.writer}) workers_ends.push_back(std::move(*fd));

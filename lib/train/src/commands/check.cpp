@@ -83,8 +83,14 @@ int64_t check_split(const std::string& name, const std::shared_ptr<const data::D
 int check(const std::vector<std::string>& args) {
   config::Faults faults;
   const auto line = parse_arguments("check", args, faults);
-  const Config config = for_reading(resolve_config(line, faults).config);
-  const Inputs inputs = load_inputs(config, /*rank=*/0, /*world_size=*/1);
+  const ResolvedConfig resolved = resolve_config(line, faults);
+  const Config config = for_reading(resolved.config);
+  Inputs inputs;
+  try {
+    inputs = load_inputs(config, /*rank=*/0, /*world_size=*/1);
+  } catch (const base::UserError& mistake) {
+    rethrow_with_place(mistake, resolved);
+  }
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);
   const auto check_set = [&](data::Split split, const std::shared_ptr<const data::Dataset>& set) {

@@ -228,10 +228,14 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
     if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
     if (images.empty()) {
-      inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
-        return evaluates ? load_split(resolved.config, split, env.world_size)
-                         : load_inputs(resolved.config, env.rank, env.world_size);
-      });
+      try {
+        inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
+          return evaluates ? load_split(resolved.config, split, env.world_size)
+                           : load_inputs(resolved.config, env.rank, env.world_size);
+        });
+      } catch (const base::UserError& mistake) {
+        rethrow_with_place(mistake, resolved);
+      }
     }
   } catch (const base::UserError& error) {
     if (env.local_rank == 0) throw;

@@ -161,4 +161,21 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
   return resolved;
 }
 
+void rethrow_with_place(const base::UserError& mistake, const ResolvedConfig& config) {
+  const std::string message = mistake.what();
+  const config::Value* place = &config.origins;
+  for (size_t begin = 0; place != nullptr;) {
+    const size_t end = message.find_first_of(".: ", begin);
+    if (end == message.npos || message[end] == ' ') throw;
+    place = place->find(message.substr(begin, end - begin));
+    begin = end + 1;
+    if (message[end] == ':') break;
+  }
+  if (place == nullptr) throw;
+  config::Faults faults;
+  faults.add(place->mark, message);
+  faults.throw_if_any();
+  throw;
+}
+
 }  // namespace syncbn::train

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include <syncbn/base/error.h>
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/value.h>
 #include <syncbn/train/config.h>
@@ -24,5 +25,9 @@ void load_plugins(const config::CommandLine& line);
 
 /// @throws base::UserError with all mistakes, those in `faults` included.
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults);
+
+/// Throws the mistake that is being handled again. If its message begins with a key of the
+/// configuration ("data.train: …"), the place where the key was written comes first.
+[[noreturn]] void rethrow_with_place(const base::UserError& mistake, const ResolvedConfig& config);
 
 }  // namespace syncbn::train

@@ -47,12 +47,13 @@ std::vector<double> means_of(const std::vector<double>& values, size_t count) {
   return means;
 }
 
-int64_t epochs_of(const std::filesystem::path& folder) {
+/// A key of the run's configuration; 0 without it.
+int64_t setting_of(const std::filesystem::path& folder, const char* key) {
   const auto text = run_files::config_of(folder);
   if (!text) return 0;
   const config::Value config = config::parse_yaml(*text, folder.string());
-  const config::Value* const epochs = config.find("epochs");
-  return epochs == nullptr ? 0 : base::parse_number<int64_t>(epochs->scalar).value_or(0);
+  const config::Value* const value = config.find(key);
+  return value == nullptr ? 0 : base::parse_number<int64_t>(value->scalar).value_or(0);
 }
 
 /// A name of the log, without control characters, as it is shown.
@@ -67,12 +68,9 @@ std::string number_text(const std::string& name, double value) {
   const auto has = [&](std::string_view word) {
     return words.find(fmt::format(" {} ", word)) != words.npos;
   };
-  const auto has_ending = [&](std::string_view word) {
-    return words.find(fmt::format("{} ", word)) != words.npos;
-  };
   if (!std::isfinite(value)) return fmt::format("{}", value);
   if (has("bytes")) return base::format_bytes(static_cast<uint64_t>(std::max(0.0, value)));
-  if (std::ranges::any_of(kShareWords, has_ending)) return fmt::format("{:.2f} %", 100 * value);
+  if (is_share(name)) return fmt::format("{:.2f} %", 100 * value);
   if (has("seconds")) return base::format_seconds(value);
   return fmt::format("{:.4g}", value);
 }
@@ -108,9 +106,11 @@ std::string sparkline(const std::vector<double>& values, int width) {
 }
 
 RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)), log_(folder_) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(folder_, ignored)) {
-    throw base::UserError(fmt::format("watch: there is no folder {}", folder_.string()));
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder_, error)) {
+    const bool is_missing = !error || error == std::errc::no_such_file_or_directory;
+    throw base::UserError(fmt::format("watch: there is no folder {}{}", folder_.string(),
+                                      is_missing ? "" : ": " + error.message()));
   }
   if (!base::exists(folder_ / run_files::kLog)) {
     throw base::UserError(
@@ -118,7 +118,8 @@ RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)), log
                     "to, such as runs/digits",
                     folder_.string(), run_files::kLog));
   }
-  epochs_ = epochs_of(folder_);
+  epochs_ = setting_of(folder_, "epochs");
+  first_epoch_ = setting_of(folder_, "start_epoch") + 1;
   update();
 }
 
@@ -129,6 +130,7 @@ void RunView::update() {
   if (log_.is_replaced()) {
     series_.clear();
     numbers_.clear();
+    last_ = {};
   }
   if (is_locked_) has_told_wait_ = false;
   log_.read(ReadSteps::kYes, [this](const nlohmann::ordered_json& line) { take(line); });
@@ -146,7 +148,10 @@ void RunView::take(const nlohmann::ordered_json& line) {
   first_step_ = field_of<int64_t>(line, "step", 0);
   total_steps_ = field_of<int64_t>(line, "total_steps", 0);
   started_ = field_of(line, "time", 0.0);
-  last_ = {.event = event, .time = started_, .step = first_step_};
+  // The epoch of the step to come, as the run's own bar shows it.
+  int64_t epoch = std::max(first_epoch_, last_.epoch + (last_.event == "epoch" ? 1 : 0));
+  if (epochs_ > 0) epoch = std::min(epoch, epochs_);
+  last_ = {.event = event, .time = started_, .epoch = epoch, .step = first_step_};
 }
 
 void RunView::add(const LogRecord& record) {

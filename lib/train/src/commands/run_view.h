@@ -55,6 +55,7 @@ class RunView {
 
   std::filesystem::path folder_;
   int64_t epochs_ = 0;  ///< of the configuration; 0: unknown
+  int64_t first_epoch_ = 1;
   bool is_locked_ = false;
   double now_ = 0;  ///< seconds since 1970, at the last update()
 

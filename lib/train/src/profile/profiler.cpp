@@ -190,8 +190,13 @@ std::vector<std::string> Profiler::write(const fs::path& run) {
 
   const std::vector<ClockOffset> clocks = clock_offsets(clock_id(), base::unix_ns);
   const auto rank = static_cast<size_t>(dist::rank());
-  at::Tensor start = at::scalar_tensor(own.steps.front().begin, at::kLong);
-  dist::broadcast(start, 0);
+  // The earliest of all ranks by rank 0's clock: Perfetto drops what has a negative time.
+  int64_t earliest = own.steps.front().begin;
+  for (const Track& track : tracks) {
+    for (const Track::Span& span : track.spans) earliest = std::min(earliest, span.time.begin);
+  }
+  at::Tensor start = at::scalar_tensor(earliest - clocks[rank].offset, at::kLong);
+  dist::all_reduce(start, c10d::ReduceOp::MIN);
   const std::string text =
       trace_text(own.rank, own.host, tracks, start.item<int64_t>() + clocks[rank].offset);
   tracks.clear();

@@ -2,6 +2,7 @@
 
 #include <syncbn/base/atomic_file.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 
@@ -31,6 +32,16 @@ nlohmann::ordered_json json_file(const std::filesystem::path& file) {
   const std::string text = base::read_file(file);
   auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   return json.is_object() ? json : nlohmann::ordered_json(nullptr);
+}
+
+bool is_share(std::string_view name) {
+  return std::ranges::any_of(kShareWords, [&](std::string_view word) {
+    for (size_t at = name.find(word); at != name.npos; at = name.find(word, at + 1)) {
+      const size_t end = at + word.size();
+      if (end == name.size() || name[end] == '_' || name[end] == ' ') return true;
+    }
+    return false;
+  });
 }
 
 double unix_time() {

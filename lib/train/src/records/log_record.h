@@ -44,8 +44,12 @@ nlohmann::ordered_json json_file(const std::filesystem::path& file);
 
 /// A number is a share in [0, 1], shown in percent, if its name ends with one of these words or has
 /// one with a "_" behind it: "val_miou", "test_accuracy_cat".
-inline constexpr std::array<std::string_view, 7> kShareWords = {
-    "accuracy", "iou", "ap", "share", "utilization", "precision", "recall"};
+inline constexpr std::array<std::string_view, 9> kShareWords = {
+    "accuracy",         "iou", "ap", "mar", "share", "utilization", "precision", "recall",
+    "calibration_error"};
+
+/// Whether a number of this name is a share. The words of the name may have spaces in place of "_".
+bool is_share(std::string_view name);
 
 /// Seconds since 1970, as records have them.
 double unix_time();

@@ -29,9 +29,16 @@ constexpr const char* kFiles[] = {kConfig, kLog, kResult, kLast, kBest};
 // What a new run removes, but what does not tell that a folder is a run's: names that others use,
 // the page, and files about the last evaluation of the built-in tasks.
 constexpr const char* kOthers[] = {
-    kMetrics,        kEnvironment,           kReport,
-    "confusion.csv", "ema_confusion.csv",    "mistakes.csv",
-    "mistakes.png",  "precision_recall.csv", "ema_precision_recall.csv",
+    kMetrics,
+    kEnvironment,
+    kReport,
+    kFirstBatch,
+    "confusion.csv",
+    "ema_confusion.csv",
+    "mistakes.csv",
+    "mistakes.png",
+    "precision_recall.csv",
+    "ema_precision_recall.csv",
 };
 // What the names of files that a run writes begin with, besides kOthers.
 constexpr const char* kTemporaries[] = {kConfig, kLog, kResult, kLast, kBest, kBestPrefix};

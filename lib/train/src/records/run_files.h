@@ -17,6 +17,7 @@ inline constexpr const char* kLast = "last.pt";        ///< the checkpoint to re
 inline constexpr const char* kBest = "best.pt";        ///< the network with the best result
 inline constexpr const char* kResult = "result.json";  ///< of a finished run
 inline constexpr const char* kPictures = "pictures";   ///< a folder
+inline constexpr const char* kFirstBatch = "first_batch.csv";
 /// A page about the run, which anyone may write to show it; see syncbn/train/report.h.
 inline constexpr const char* kReport = "report.html";
 

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "common/config_keys.h"
+#include "records/log_record.h"
 #include "records/run_files.h"
 #include "report/assets.h"
 #include "report/page.h"
@@ -173,7 +174,7 @@ std::vector<std::vector<size_t>> groups_of(const std::vector<ComparedRun>& runs,
   return groups;
 }
 
-/// "0.9812 ± 0.0031": mean and standard deviation of a sample.
+/// "0.9812 ± 0.0031", of a share "98.12 ± 0.31 %": mean and standard deviation of a sample.
 std::string mean_and_spread(const std::string& column, const std::vector<double>& values) {
   const auto count = static_cast<double>(values.size());
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
@@ -181,6 +182,7 @@ std::string mean_and_spread(const std::string& column, const std::vector<double>
   for (const double value : values) squares += (value - mean) * (value - mean);
   const double spread = values.size() > 1 ? std::sqrt(squares / (count - 1)) : 0;
   if (column == "seconds") return base::format_seconds(mean);
+  if (is_share(column)) return fmt::format("{:.2f} ± {:.2f} %", 100 * mean, 100 * spread);
   return fmt::format("{:.4f} ± {:.4f}", mean, spread);
 }
 

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 #include <string_view>
 
 #include "common/config_keys.h"
@@ -24,6 +25,7 @@
 #include "report/embedded_picture.h"
 #include "report/page.h"
 #include "report/run_records.h"
+#include "tasks/tasks.h"
 
 namespace syncbn::train {
 namespace {
@@ -44,9 +46,22 @@ Json curves_of(const NumberTable& table) {
   return table.thinned(std::min(kMaxPoints, kMaxNumbers / columns)).json();
 }
 
+/// The classes' names, as far as confusion.csv has them, by what stands for them in the log.
+std::map<std::string, std::string> names_of_classes(const fs::path& folder) {
+  std::map<std::string, std::string> names;
+  if (!base::exists(folder / "confusion.csv")) return names;
+  const std::string text = base::read_file(folder / "confusion.csv");
+  const auto rows = csv_rows(text.substr(0, text.find('\n') + 1));
+  if (rows.empty() || rows[0].front() != "label/answer") return names;
+  const std::vector<std::string> all(rows[0].begin() + 1, rows[0].end());
+  const std::vector<std::string> keys = class_keys(all);
+  for (size_t i = 0; i < all.size(); ++i) names[keys[i]] = all[i];
+  return names;
+}
+
 /// The results of single classes at the last evaluation, {"test_iou": {"cat": 0.5}}, which leave
 /// the table.
-Json take_classes(NumberTable& epochs) {
+Json take_classes(NumberTable& epochs, const std::map<std::string, std::string>& names) {
   Json classes = Json::object();
   const auto columns = epochs.columns();
   for (const std::string split : {"val_", "test_", "val_ema_", "test_ema_", "train_"}) {
@@ -54,7 +69,9 @@ Json take_classes(NumberTable& epochs) {
       const std::string prefix = split + measure + "_";
       for (const NumberTable::Column& column : columns) {
         if (!column.name.starts_with(prefix)) continue;
-        classes[split + measure][column.name.substr(prefix.size())] =
+        const std::string key = column.name.substr(prefix.size());
+        const auto name = names.find(key);
+        classes[split + measure][name == names.end() ? key : name->second] =
             rounded(last_number(column.values));
         epochs.remove(column.name);
       }
@@ -104,6 +121,14 @@ Json pictures_json(const fs::path& folder) {
     } catch (const base::Error&) {
       // Someone else's file, one too large, or one that was just removed: the page does without.
     }
+  }
+  if (pictures.contains("first_batch") && base::exists(folder / run_files::kFirstBatch)) {
+    Json labels = Json::array();
+    const auto rows = csv_rows(base::read_file(folder / run_files::kFirstBatch));
+    for (size_t i = 1; i < rows.size(); ++i) labels.push_back(rows[i].front());
+    Json& picture = pictures["first_batch"][0];
+    picture["columns"] = sheet_columns(std::ssize(labels));
+    picture["labels"] = labels;
   }
   return pictures;
 }
@@ -176,7 +201,7 @@ Json best_of(const RunRecords& run) {
 std::string report_page(const fs::path& folder) {
   RunRecords run = read_run(folder, ReadSteps::kYes);
   const Json best = best_of(run);
-  const Json classes = take_classes(run.epochs);
+  const Json classes = take_classes(run.epochs, names_of_classes(folder));
   const Json environment = json_file(folder / "environment.json");
   return page(run.name,
               {{"name", run.name},

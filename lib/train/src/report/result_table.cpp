@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "records/log_record.h"
+
 namespace syncbn::train {
 namespace {
 
@@ -95,6 +97,8 @@ double rank_of(const Json& result) {
 std::string shown_result(const std::string& column, const Json& value) {
   if (column == "seconds" && value.is_number()) return base::format_seconds(value);
   if (value.is_string()) return value.get<std::string>();
+  if (value.is_number() && is_share(column))
+    return fmt::format("{:.2f} %", 100 * value.get<double>());
   if (value.is_number_float()) return fmt::format("{:.4f}", value.get<double>());
   return value.is_null() ? "nan" : value.dump();
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "common/csv.h"
@@ -131,6 +132,24 @@ std::vector<std::string> class_names(const data::Dataset& dataset) {
   return names;
 }
 
+std::vector<std::string> class_keys(const std::vector<std::string>& names) {
+  std::vector<std::string> keys(names.size());
+  std::set<std::string> taken;
+  for (const bool has_space : {false, true}) {
+    for (size_t i = 0; i < names.size(); ++i) {
+      if ((names[i].find(' ') != std::string::npos) != has_space) continue;
+      // JSON is UTF-8; the name of a folder may be anything.
+      std::string key = base::printable(names[i]);
+      std::ranges::replace(key, ' ', '_');
+      keys[i] = key;
+      for (int number = 2; !taken.insert(keys[i]).second; ++number) {
+        keys[i] = fmt::format("{}_{}", key, number);
+      }
+    }
+  }
+  return keys;
+}
+
 std::string leaves_out(const std::string& metric, const std::string& thing,
                        const std::vector<std::string>& absent) {
   constexpr size_t kShown = 10;
@@ -147,10 +166,9 @@ double share_of(int64_t part, int64_t whole) {
 
 void add_by_class(std::vector<Metric>& metrics, const std::string& measure,
                   const std::vector<std::string>& names, std::span<const double> values) {
+  const std::vector<std::string> keys = class_keys(names);
   for (size_t i = 0; i < values.size(); ++i) {
-    // JSON is UTF-8; the name of a folder may be anything.
-    metrics.push_back(
-        {.name = measure + "_" + base::printable(names[i]), .value = values[i], .is_share = true});
+    metrics.push_back({.name = measure + "_" + keys[i], .value = values[i], .is_share = true});
   }
 }
 

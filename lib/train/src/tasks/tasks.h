@@ -32,6 +32,12 @@ void expect_predictions(LabelKind kind, const models::Model& model);
 /// A name for each class: its number if the data has none.
 std::vector<std::string> class_names(const data::Dataset& dataset);
 
+/// The part of a metric's name that stands for each class: the class's name with "_" for spaces,
+/// since it becomes a key of the log, a column, a tag of TensorBoard and a word of a command line.
+/// Where two would be the same, the one without spaces keeps it, and others get "_2", "_3" and so
+/// on.
+std::vector<std::string> class_keys(const std::vector<std::string>& names);
+
 /// "miou leaves out a class that no pixel has: star"; empty if no class is absent.
 /// @param thing what has a class
 std::string leaves_out(const std::string& metric, const std::string& thing,
@@ -40,7 +46,7 @@ std::string leaves_out(const std::string& metric, const std::string& thing,
 /// NaN if `whole` is 0.
 double share_of(int64_t part, int64_t whole);
 
-/// Adds the share MEASURE_NAME of each class.
+/// Adds the share MEASURE_KEY of each class, with its class_keys().
 void add_by_class(std::vector<Metric>& metrics, const std::string& measure,
                   const std::vector<std::string>& names, std::span<const double> values);
 

@@ -38,8 +38,6 @@ function count(value) { return value.toLocaleString("en").replaceAll(",", "\u202
 function shown(name, value) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "boolean") return value ? "yes" : "no";
-  const spread = typeof value === "string" && isShare(name) ? value.match(/^([\d.]+) ± ([\d.]+)$/) : null;
-  if (spread) return `${(100 * spread[1]).toFixed(2)} ± ${(100 * spread[2]).toFixed(2)}\u202f%`;
   if (typeof value !== "number") return String(value);
   if (/bytes/.test(name)) return bytes(value);
   if (isShare(name)) return `${(100 * value).toFixed(2)}\u202f%`;

@@ -115,7 +115,7 @@ function stepTime() {
       element("p", { class: "hint" }, `Means of epoch ${time.epoch} by rank. Forward and backward include the exchange of batch norm's statistics; exchange is that of gradients, as far as backward does not hide it.`
           + (own.length ? " Own is the time in which a rank waits for no other: the rank with the most holds up the others." : "")),
       run.stragglers.map((one) => element("p", {}, `Rank ${one.rank} (${one.host}${one.gpu ? `, GPU ${one.gpu}` : ""}) holds up the others: its own time was 1.3 times the median's or more in each of the last ${one.epochs} epochs.`)),
-      element("div", { class: "scroll tall" }, table(["rank", ...memory.map(() => "memory"), "step", ...own.map(() => "own"), ...heads, ""], rows)));
+      element("div", { class: "scroll tall" }, table(["rank", ...memory.map(() => "memory"), "step", ...own.map(() => "own"), ...heads, ""], rows, { class: "times" })));
 }
 
 // ---- the profile ---------------------------------------------------------------------------------
@@ -241,30 +241,47 @@ function pictureOverTime(name, list) {
       list.length > 1 ? element("div", { class: "controls" }, slider) : null, image);
 }
 
+/**
+ * Tiles of one picture, of which each shows its own part, with something below each.
+ * @param tiles a list of {text, title, below}
+ * @param shape a tile's width by its height
+ */
+function tilesOf(address, columns, tiles, shape = 1) {
+  const rows = Math.ceil(tiles.length / columns);
+  const place = (at, number) => number > 1 ? `${100 * at / (number - 1)}%` : "0";
+  return element("ul", { class: "tiles", style: address ? `--sheet: url(${address})` : null }, tiles.map(({ text, title, below }, i) => {
+    const style = `aspect-ratio: ${shape}; background-size: ${100 * columns}% ${100 * rows}%; ` +
+        `background-position: ${place(i % columns, columns)} ${place(Math.floor(i / columns), rows)}`;
+    return element("li", { title }, address ? element("div", { class: "tile", role: "img", "aria-label": text, style }) : null, below);
+  }));
+}
+
+/** The first training batch, with the class below each image. */
+function labelledBatch({ address, columns, labels, width, height }) {
+  const shape = (width / columns) / (height / Math.ceil(labels.length / columns));
+  return element("figure", { class: "wide" }, element("figcaption", {}, element("h3", {}, pictureTitles.first_batch)),
+      tilesOf(address, columns, labels.map((label) => ({ text: label, title: label, below: element("p", {}, label) })), shape.toFixed(3)));
+}
+
 function pictures() {
   const names = Object.keys(run.pictures);
   if (names.length === 0) return;
-  section(page, nav, "pictures", "Pictures", element("div", { class: "pictures" }, names.map((name) => pictureOverTime(name, run.pictures[name]))));
+  section(page, nav, "pictures", "Pictures", element("div", { class: "pictures" }, names.map((name) =>
+      run.pictures[name][0].labels?.length > 0 ? labelledBatch(run.pictures[name][0]) : pictureOverTime(name, run.pictures[name]))));
 }
 
 // ---- mistakes ------------------------------------------------------------------------------------
 
-/** The worst mistakes: tiles of one picture, of which each shows its own part. */
 function mistakes() {
   if (!run.mistakes) return;
   const { columns, address, list } = run.mistakes;
-  const rows = Math.ceil(list.length / columns);
-  const place = (at, number) => number > 1 ? `${100 * at / (number - 1)}%` : "0";
-  const tiles = list.map(([sample, label, answer, loss, name], i) => {
-    const style = `background-size: ${100 * columns}% ${100 * rows}%; ` +
-        `background-position: ${place(i % columns, columns)} ${place(Math.floor(i / columns), rows)}`;
-    const text = `${label} taken for ${answer}`;
+  const tiles = list.map(([sample, label, answer, loss, name]) => {
     const pairs = [["label", label], ["answer", answer], ["loss", shown("loss", Number(loss))], ["sample", name?.includes("/") ? name.split("/").slice(-2).join("/") : sample]];
-    return element("li", { title: name }, address ? element("div", { class: "tile", role: "img", "aria-label": text, style }) : null,
-        element("dl", {}, pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+    return { text: `${label} taken for ${answer}`, title: name,
+      below: element("dl", {}, pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])) };
   });
   section(page, nav, "mistakes", "Worst mistakes",
-      element("p", { class: "hint" }, "Of the last evaluation, those with the highest losses first."), element("ul", { class: "mistakes", style: address ? `--sheet: url(${address})` : null }, tiles));
+      element("p", { class: "hint" }, "Of the last evaluation, those with the highest losses first."), tilesOf(address, columns, tiles));
 }
 
 // ---- settings and surroundings -------------------------------------------------------------------
@@ -287,8 +304,8 @@ function environment() {
 
 function result() {
   if (!run.result) return;
-  const ofClass = new Set(Object.entries(run.classes).flatMap(([measure, byName]) => Object.keys(byName).map((name) => `${measure}_${name}`)));
-  section(page, nav, "result", "Result", values(Object.entries(run.result).filter(([key]) => !ofClass.has(key)).map(([key, value]) => [key, shown(key, value)])));
+  const isOfClass = (key) => Object.keys(run.classes).some((measure) => key.startsWith(`${measure}_`));
+  section(page, nav, "result", "Result", values(Object.entries(run.result).filter(([key]) => !isOfClass(key)).map(([key, value]) => [key, shown(key, value)])));
 }
 
 head();
