@@ -179,6 +179,17 @@ if(SyncbnLibtorch_FOUND AND NOT TARGET syncbn::libtorch)
   endforeach()
 
   add_library(syncbn::libtorch INTERFACE IMPORTED)
+  # A program that also uses find_package(Torch) has the whole include folder on its path. -I is searched before it.
+  if(TARGET fmt::fmt AND NOT syncbn_SOURCE_DIR STREQUAL CMAKE_SOURCE_DIR)
+    get_target_property(_syncbn_fmt_dirs fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
+    foreach(_dir IN LISTS _syncbn_fmt_dirs)
+      if(EXISTS ${_dir}/fmt/core.h)
+        file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/fmt-include)
+        file(CREATE_LINK ${_dir}/fmt ${CMAKE_BINARY_DIR}/fmt-include/fmt SYMBOLIC)
+        target_compile_options(syncbn::libtorch INTERFACE -I${CMAKE_BINARY_DIR}/fmt-include)
+      endif()
+    endforeach()
+  endif()
   target_include_directories(
     syncbn::libtorch SYSTEM INTERFACE ${_syncbn_torch_include}
                                       ${_syncbn_torch_include}/torch/csrc/api/include)

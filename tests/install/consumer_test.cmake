@@ -57,6 +57,12 @@ if(NOT status EQUAL 0)
 endif()
 
 file(COPY ${SOURCE}/examples DESTINATION ${WORK})
+# As find_package(Torch) does, which a program may call besides: its include folder has a fmt that is not spdlog's.
+if(EXISTS ${TORCH}/include/fmt)
+  file(COPY ${TORCH}/include/fmt DESTINATION ${WORK}/torch)
+  file(APPEND ${WORK}/examples/consumer/CMakeLists.txt
+       "target_include_directories(two_moons SYSTEM BEFORE PRIVATE ${WORK}/torch)\n")
+endif()
 set(examples consumer own_experiment)
 if(TEST MATCHES EveryExample)
   list(APPEND examples buffer_broadcast model_parallel ring_all_reduce)
