@@ -21,6 +21,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "cuda/peer_gather_launch.h"
+#include "transport/pending_row.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -141,8 +142,10 @@ c10::intrusive_ptr<c10d::Work> PeerGather::_allgather_base(
   arguments.row = input.const_data_ptr<double>();
   arguments.count = input.numel();
   arguments.rows = output.mutable_data_ptr<double>();
-  cuda::launch(arguments, stream);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  if (!GatherByOwnKernel::launch(arguments, arguments.row)) {
+    cuda::launch(arguments, stream);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
   auto end = std::make_shared<at::cuda::CUDAEvent>();
   end->record(stream);
   if (!captures) last_ = end;
