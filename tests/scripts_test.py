@@ -16,9 +16,9 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(ROOT / "scripts"))
 
 
-def load(name):
-    """A script without a suffix, as a module."""
-    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(ROOT / "scripts" / name))
+def load(name, folder="scripts"):
+    """A script, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(ROOT / folder / name))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
     return module
@@ -26,6 +26,25 @@ def load(name):
 
 gpu_check = load("gpu-check")
 run_tests = load("run-tests")
+bench_gpu = load("run.py", "bench/gpu")
+
+
+class BenchOfAGpu(unittest.TestCase):
+    def test_takes_a_smaller_batch_where_both_sides_do_not_fit(self):
+        for gigabytes, step, layers in [(80, 256, 256), (24, 64, 128), (8, 16, 32), (1, 1, 1)]:
+            self.assertEqual(bench_gpu.fitting(256, "step", gigabytes * 1e9), step)
+            self.assertEqual(bench_gpu.fitting(256, "layers", gigabytes * 1e9), layers)
+            self.assertIn(bench_gpu.counts_of(step)[0], range(1, 21))
+
+    def test_a_row_of_a_smaller_batch_says_so_and_has_no_target(self):
+        for gigabytes, name, target in [(24, "batch 64 (256 may not fit into 24 GB)", None), (80, "batch 256", 1.05)]:
+            job = unittest.mock.Mock()
+            job.ask.return_value = {"free": gigabytes * 1e9, "seconds": 1.0, "launches": 1, "copies": 0, "waits": 0}
+            with unittest.mock.patch.multiple(bench_gpu, ours=lambda _: job, theirs=lambda _: job):
+                arguments = unittest.mock.Mock(tiny=False, pairs=1)
+                row = bench_gpu.step(256, arguments)["rows"][0]
+            self.assertTrue(row["name"].startswith(f"ResNet-50 step, {name}, SyncBatchNorm"), row["name"])
+            self.assertEqual(row["target"], target)
 
 
 class GpuCheckReports(unittest.TestCase):

@@ -15,6 +15,7 @@
 //   time COUNT    seconds of a pass
 //   trace COUNT   a pass's kernels, copies and waits, by CUPTI or by the pretended machine
 //   copy MIB      bytes read and written per second by a copy within the GPU
+//   memory        bytes of the GPU's memory that are free
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -34,6 +35,7 @@
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <kineto/ActivityType.h>
@@ -67,7 +69,7 @@ constexpr auto kRows = at::MemoryFormat::ChannelsLast;
 /// A group of two ranks for a single process: over NCCL with itself, whose row stands for the other
 /// rank's as well. NCCL refuses two ranks on one GPU, and a group of one rank exchanges nothing. A
 /// job over NCCL also compares headers, by one all-gather on CPUs for 16 exchanges; one whose GPUs
-/// reach each other's memory takes a kernel of ours in place of NCCL's, and no headers.
+/// reach each other's memory launches nothing in place of NCCL's kernel, and sends no headers.
 class WithItself : public c10d::Backend {
  public:
   explicit WithItself(c10::intrusive_ptr<c10d::Backend> nccl)
@@ -345,6 +347,11 @@ class Worker {
     } else if (command == "group") {
       words >> kind;
       group_ = make_group(kind);
+    } else if (command == "memory") {
+      size_t free = 0;
+      size_t total = 0;
+      C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+      return fmt::format(R"({{"free": {}}})", free);
     } else if (command == "keep") {
       words >> kind;
       kept_[kind] = pass_;

@@ -20,8 +20,9 @@ Parts on several GPUs, --gpus of them, a rank started by syncbn-launch on each:
                                NCCL both, where GPUs do not reach each other's memory)
        scaling                 a step on one GPU / a step on 2, 4 ... GPUs, batch 64 per rank
 
-Ratios are medians over pairs of slices, with an interval of 95 % or more (order statistics). --tiny: sizes
-for the pretended machine (tests/fake_cuda), whose times say nothing.
+Ratios are medians over pairs of slices, with an interval of 95 % or more (order statistics). On a GPU without
+the memory for both sides of a batch (55 GB for 256 images of a step), parts on one GPU take the half, a quarter
+..., say so, and have no target. --tiny: sizes for the pretended machine (tests/fake_cuda), whose times say nothing.
 """
 
 import json
@@ -34,8 +35,12 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from pairs import ROOT, by_turns, median_and_interval, parse_arguments  # noqa: E402
 from ranks import Job  # noqa: E402
 
-# batch: steps of ResNet-50 in a slice, passes through its layers in a slice
-COUNTS = {256: (5, 10), 32: (20, 30), 2: (1, 1)}
+# up to this batch: steps of ResNet-50 in a slice, passes through its layers in a slice
+COUNTS = {2: (1, 1), 32: (20, 30), 64: (15, 20), 128: (10, 15), 256: (5, 10)}
+# Upper bounds on the memory of a GPU that a process takes for each image of a step of ResNet-50, or of a pass
+# through its layers, and besides. Computed, not measured: activations in bf16, and cuDNN's workspaces.
+IMAGE_BYTES = {"step": 100e6, "layers": 45e6}
+PROCESS_BYTES = 2e9
 RESNET50_LAYERS = 53
 SHAPES = [(256, 64, 112), (256, 256, 56), (256, 512, 28)]  # above 64 MB in bf16
 COPY_MIB = 1024
@@ -65,6 +70,31 @@ def warm_up(arguments):
     return 1 if arguments.tiny else 3
 
 
+def fitting(batch, what, free):
+    """The largest of batch, its half, its quarter ... that fits into the memory for both sides at once."""
+    while batch > 1 and 2 * (batch * IMAGE_BYTES[what] + PROCESS_BYTES) > free:
+        batch //= 2
+    return batch
+
+
+def batch_that_fits(batch, what, arguments):
+    """What is measured in place of `batch`, what a row's name says of it, and whether a target holds for it."""
+    if arguments.tiny:
+        return 2, f"batch {batch}", True
+    job = ours(arguments)
+    free = job.ask("memory")["free"]
+    job.end()
+    fits = fitting(batch, what, free)
+    if fits == batch:
+        return batch, f"batch {batch}", True
+    return fits, f"batch {fits} ({batch} may not fit into {free / 1e9:.0f} GB)", False
+
+
+def counts_of(shape):
+    """Those of COUNTS for this batch."""
+    return COUNTS[min(batch for batch in COUNTS if batch >= shape)]
+
+
 def compare(name, jobs, count, arguments, target, at_least):
     """A row: the ratio is Python's time / ours if it is to be at least `target`, else ours / Python's."""
     for job in jobs:
@@ -84,8 +114,9 @@ def trace(job, arguments):
 def step(batch, arguments, kind="eager", graph=False):
     """With each of our batch norms: the faster one is what a program would take."""
     size = 32 if arguments.tiny else 224
-    shape = 2 if arguments.tiny else batch
-    target = {(256, "eager"): 1.05, (32, "eager"): 1.3 if graph else None, (256, "compiled"): 0.9}[batch, kind]
+    shape, said, has_target = batch_that_fits(batch, "step", arguments)
+    targets = {(256, "eager"): 1.05, (32, "eager"): 1.3 if graph else None, (256, "compiled"): 0.9}
+    target = targets[batch, kind] if has_target else None
     other = theirs(arguments)
     other.ask("network", shape, size, kind)
     result = {"rows": [], "traces": []}
@@ -94,20 +125,21 @@ def step(batch, arguments, kind="eager", graph=False):
         job.ask("network", shape, size, norm)
         if graph:
             job.ask("graph")
-        name = (f"ResNet-50 step, batch {batch}, {'SyncBatchNorm' if norm == 'sync' else 'BatchNorm2d'}"
+        name = (f"ResNet-50 step, {said}, {'SyncBatchNorm' if norm == 'sync' else 'BatchNorm2d'}"
                 f"{', CUDA graph' if graph else ''} / {kind} Python")
-        result["rows"].append(compare(name, [job, other], COUNTS[shape][0], arguments, target, at_least=True))
+        result["rows"].append(compare(name, [job, other], counts_of(shape)[0], arguments, target, at_least=True))
         if not graph and kind == "eager":
-            result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {norm}", **trace(job, arguments)})
+            result["traces"].append({"name": f"ResNet-50 step, {said}, {norm}", **trace(job, arguments)})
         job.end()
     if not arguments.tiny and not graph:
-        result["traces"].append({"name": f"ResNet-50 step, batch {batch}, {kind} Python", **trace(other, arguments)})
+        result["traces"].append({"name": f"ResNet-50 step, {said}, {kind} Python", **trace(other, arguments)})
     other.end()
     return result
 
 
 def layers(batch, arguments):
-    shape, divisor = (2, 8) if arguments.tiny else (batch, 1)
+    shape, said, has_target = batch_that_fits(batch, "layers", arguments)
+    divisor = 8 if arguments.tiny else 1
     result = {"rows": [], "traces": []}
     job = ours(arguments)
     job.ask("layers", shape, divisor)
@@ -115,8 +147,9 @@ def layers(batch, arguments):
     for kind, (what, target) in kinds.items():
         other = theirs(arguments)
         other.ask("layers", shape, divisor, kind)
-        result["rows"].append(compare(f"SyncBatchNorm + ReLU, batch {batch} / {what} + ReLU", [job, other],
-                                      COUNTS[shape][1], arguments, target, at_least=False))
+        result["rows"].append(compare(f"SyncBatchNorm + ReLU, {said} / {what} + ReLU", [job, other],
+                                      counts_of(shape)[1], arguments, target if has_target else None,
+                                      at_least=False))
         if not arguments.tiny:
             result["traces"].append(per_layer(f"{what} + ReLU", trace(other, arguments)))
         other.end()

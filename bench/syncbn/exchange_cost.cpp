@@ -34,7 +34,7 @@ double microseconds(const detail::LayerName& layer, const at::Tensor& moments,
   const auto begin = Clock::now();
   const int64_t channels = sums.numel() / 2;
   const detail::Exchange exchange(layer, channels, at::kFloat, detail::statistics_group({}), {});
-  const at::Tensor rows = exchange.moments(moments);
+  const at::Tensor rows = exchange.moments({.row = moments});
   // A rank alone goes another way.
   if (exchange.ranks() > 1) detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
   exchange.sum(sums);

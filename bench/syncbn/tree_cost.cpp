@@ -49,7 +49,7 @@ double time_of(int calls, const std::function<void()>& body) {
 void exchange(const dist::ProcessGroupPtr& group, int64_t channels) {
   static const detail::LayerName layer;
   const detail::Exchange exchange(layer, channels, at::kFloat, group, {});
-  const at::Tensor rows = exchange.moments(at::rand({2 * channels + 1}, at::kDouble));
+  const at::Tensor rows = exchange.moments({.row = at::rand({2 * channels + 1}, at::kDouble)});
   detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
   exchange.sum(at::rand({2 * channels}, at::kDouble));
 }

@@ -384,7 +384,7 @@ class KernelCheck {
   std::vector<Rank> ranks_;
   std::vector<float> weight_, bias_;
   Doubles rows_;
-  std::vector<unsigned> tickets_ = std::vector<unsigned>(64);
+  std::vector<unsigned> tickets_ = std::vector<unsigned>(65);
   Statistics exact_;
 };
 

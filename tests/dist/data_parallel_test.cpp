@@ -599,6 +599,24 @@ TEST(DataParallelTest, MapsAreMatchedByTheirKeys) {
   EXPECT_TRUE(output.at("same").equal(numbers));
 }
 
+TEST(DataParallelTest, AReplicaFindsItsPartOfWhatIsNotDivided) {
+  const auto net = make_net<PlainNet>();
+  EXPECT_EQ(dist::replica_place().replicas, 1);
+  for (const int64_t samples : {1, 2, 7}) {
+    DataParallel<PlainNet> dp(net, on_cpus(3));
+    const at::Tensor whole = at::randn({samples, 2});
+    const at::Tensor found = dp.invoke(
+        [&](PlainNet&, const at::Tensor& own) {
+          const auto [replica, replicas] = dist::replica_place();
+          const at::Tensor part = whole.tensor_split(replicas)[static_cast<size_t>(replica)];
+          EXPECT_TRUE(part.equal(own));
+          return part;
+        },
+        whole);
+    EXPECT_TRUE(found.equal(whole));
+  }
+}
+
 struct TwoLayersImpl : nn::Cloneable<TwoLayersImpl> {
   TwoLayersImpl() { reset(); }
   void reset() override {

@@ -29,7 +29,9 @@
 #include <ATen/ops/randn.h>
 
 #include "dist/gpus.h"
+#include "fake_cuda/nccl_settings.h"
 #include "support/environment_guard.h"
+#include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/skip.h"
@@ -45,6 +47,7 @@ using std::chrono::seconds;
 using syncbn::base::kExitUnavailable;
 using syncbn::base::kExitUsage;
 using syncbn::base::UserError;
+using syncbn::test::eventually;
 using syncbn::test::gpus;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
@@ -75,8 +78,8 @@ void wait_for(const at::Tensor& tensor) {
 }
 
 /// Joins a group over NCCL, whose ranks have then taken part in one all-reduce.
-at::Tensor sum_of_new_group() {
-  dist::init_process_group({.backend = "nccl"});
+at::Tensor sum_of_new_group(milliseconds timeout = dist::InitOptions().timeout) {
+  dist::init_process_group({.backend = "nccl", .timeout = timeout});
   at::Tensor value = ones({3});
   dist::all_reduce(value);
   wait_for(value);
@@ -207,8 +210,9 @@ TEST(GpuFailureTest, ALayerThatWaitedForADeadRankIsNamed) {
 }
 
 /// Calls `then` with a sum over two ranks, and the graph that has made it in a first replay.
-void with_replayed_sum(const std::function<void(at::Tensor&, dist::CudaGraph&)>& then) {
-  at::Tensor value = sum_of_new_group();
+void with_replayed_sum(const std::function<void(at::Tensor&, dist::CudaGraph&)>& then,
+                       milliseconds timeout = dist::InitOptions().timeout) {
+  at::Tensor value = sum_of_new_group(timeout);
   const c10::impl::VirtualGuardImpl device(dist::device().type());
   const c10::StreamGuard guard(device.getStreamFromGlobalPool(dist::device()));
   const auto graph = dist::make_cuda_graph();
@@ -243,6 +247,82 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
     });
     EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
   }
+}
+
+TEST(GpuFailureTest, ATimeoutOfAReplayHoldsAndNamesTheRankThatIsMissing) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  for (const bool is_stopped : {true, false}) {
+    SCOPED_TRACE(is_stopped);
+    int ends[2];
+    ASSERT_EQ(::pipe(ends), 0);
+    const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+      const auto run = [&](at::Tensor& value, dist::CudaGraph& graph) {
+        pid_t other = ::getpid();
+        if (rank == 1) {
+          EXPECT_EQ(::write(ends[1], &other, sizeof other), sizeof other);
+          if (is_stopped) ::raise(SIGSTOP);
+          return end_rank_1(rank, seconds(5));
+        }
+        EXPECT_EQ(::read(ends[0], &other, sizeof other), sizeof other);
+        const auto begin = Clock::now();
+        graph.replay();
+        EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }),
+                    AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"),
+                          HasSubstr("timed out after 2000 ms"),
+                          is_stopped ? HasSubstr("rank 1 does not answer: it is stopped")
+                                     : HasSubstr(" has launched 1 graph of the group, not 2"),
+                          HasSubstr("rank 1 ")));
+        EXPECT_GE(Clock::now() - begin, seconds(2));
+        EXPECT_THROW(graph.replay(), dist::PeerError);
+        if (is_stopped) ::kill(other, SIGKILL);
+      };
+      with_replayed_sum(run, seconds(2));
+    });
+    EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;
+  }
+}
+
+TEST(GpuFailureTest, ReplaysThatEndInTimeAreNotAborted) {
+  SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
+  run_ranks(2, [&](int rank) {
+    const auto run = [&](at::Tensor& value, dist::CudaGraph& graph) {
+      for (int i = 0; i < 4; ++i) {
+        if (rank == 1) std::this_thread::sleep_for(milliseconds(900));
+        graph.replay();
+      }
+      wait_for(value);
+      std::this_thread::sleep_for(milliseconds(3500));  // nothing is under way
+      dist::throw_if_aborted();
+    };
+    with_replayed_sum(run, seconds(3));
+  });
+}
+
+TEST(PretendedGpuFailureTest, AnErrorWithinNcclEndsAReplay) {
+  run_ranks(2, [](int rank) {
+    with_replayed_sum([rank](at::Tensor& value, dist::CudaGraph& graph) {
+      end_rank_1(rank, seconds(6));
+      graph.replay();
+      ::setenv("FAKE_NCCL_ASYNC_ERROR", "1", 1);
+      EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }),
+                  AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"),
+                        HasSubstr("NCCL error: unhandled system error")));
+    });
+  });
+}
+
+// Real NCCL's abort has no end while a graph holds its calls.
+TEST(PretendedGpuFailureTest, AReplayThatIsRefusedLetsNcclGo) {
+  const RankResult rank_0 = run_ranks_and_collect({.world_size = 2}, [](int rank) {
+    with_replayed_sum([rank](at::Tensor& value, dist::CudaGraph& graph) {
+      if (rank == 1) ::raise(SIGKILL);
+      graph.replay();
+      static_cast<void>(value[0].item<float>());
+      EXPECT_THROW(graph.replay(), dist::PeerError);
+      EXPECT_TRUE(eventually([] { return !fake_nccl::has_communicators(); }));
+    });
+  })[0];
+  EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
 // After the last replay, as one rank writes a checkpoint and a report.

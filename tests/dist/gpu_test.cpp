@@ -111,8 +111,8 @@ void expect_kernels_agree(const KernelCase& c) {
   const int64_t channels = c.sizes[1];
   const auto on_gpu = [](const at::Tensor& t) { return t.to(at::kCUDA); };
 
-  const at::Tensor row = cpu.moments(x);
-  EXPECT_TRUE(close(cuda.moments(on_gpu(x)).cpu(), row, 1e-6, 1e-6));
+  const at::Tensor row = cpu.moments(x).now();
+  EXPECT_TRUE(close(cuda.moments(on_gpu(x)).now().cpu(), row, 1e-6, 1e-6));
 
   at::Tensor other = row.clone();
   other.narrow(0, 0, 2 * channels) += 0.25;
@@ -144,15 +144,16 @@ void expect_kernels_agree(const KernelCase& c) {
       cpu.backward_reduce(gradient, x, forward.moments, forward.invstd, before, at::kFloat);
   const auto sums_on_gpu = cuda.backward_reduce(gradient_on_gpu, on_gpu(x), on_gpu(forward.moments),
                                                 on_gpu(forward.invstd), on_gpu(before), at::kFloat);
-  EXPECT_TRUE(close(sums_on_gpu.sums.cpu(), sums.sums, 1e-6, 1e-3));
+  const at::Tensor sums_of_cpu = sums.sums.now();
+  EXPECT_TRUE(close(sums_on_gpu.sums.now().cpu(), sums_of_cpu, 1e-6, 1e-3));
   EXPECT_TRUE(close(sums_on_gpu.parameters.weight.cpu(), sums.parameters.weight, 1e-6, 1e-3));
   EXPECT_TRUE(close(sums_on_gpu.parameters.bias.cpu(), sums.parameters.bias, 1e-6, 1e-3));
   const at::Tensor weight = at::randn({channels});
   const at::Tensor dx = cpu.backward_elementwise(gradient, x, weight, forward.moments,
-                                                 forward.invstd, sums.sums, /*keep=*/true);
+                                                 forward.invstd, sums_of_cpu, /*keep=*/true);
   const at::Tensor dx_on_gpu = cuda.backward_elementwise(
       gradient_on_gpu, on_gpu(x), on_gpu(weight), on_gpu(forward.moments), on_gpu(forward.invstd),
-      on_gpu(sums.sums).unsqueeze(0), /*keep=*/true);
+      on_gpu(sums_of_cpu).unsqueeze(0), /*keep=*/true);
   EXPECT_TRUE(close(dx_on_gpu.cpu(), dx, c.tolerance, c.tolerance));
   EXPECT_TRUE(close(gradient_on_gpu.values.cpu(), gradient.values, 0, 0));
 }
@@ -180,7 +181,7 @@ TEST(GpuTest, DISABLED_AKernelReadsPastItsInput) {
   run_ranks(1, [](int) {
     const at::Tensor few = at::ones({64}, at::device(at::kCUDA));
     const at::Tensor many = at::from_blob(few.data_ptr(), {1024, 64}, at::device(at::kCUDA));
-    static_cast<void>(batch_norm_kernels(at::kCUDA).moments(many).cpu());
+    static_cast<void>(batch_norm_kernels(at::kCUDA).moments(many).now().cpu());
   });
 }
 

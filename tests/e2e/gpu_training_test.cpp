@@ -8,11 +8,13 @@
 #include <syncbn/base/gpus.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "e2e/train_program.h"
 #include "support/skip.h"
+#include "support/two_hosts.h"
 
 namespace syncbn::test {
 namespace {
@@ -56,6 +58,48 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2));
 INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuTrainingTest, ::testing::Values(8));
 
 const Env kOnCpus = {{"CUDA_VISIBLE_DEVICES", ""}};
+
+// Two network namespaces, the second of which is another machine for us and for NCCL: both ranks
+// take the first GPU of their host.
+TEST(GpuTwoHostsTest, TrainOverNcclAsTwoGpusOfOneHost) {
+  SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
+  const TwoHosts hosts;
+  SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
+  const TempFolder folder;
+  const std::string boot = folder.write("boot_id", "another machine\n");
+  const auto steps = [&](const std::string& run_dir) {
+    return std::vector<std::string>{"--config",      shipped_config("digits.yaml"),
+                                    "--run_dir",     folder / run_dir,
+                                    "--max_steps",   "12",
+                                    "--model.width", "8"};
+  };
+  const auto start_node = [&](int node) {
+    std::vector<std::string> words{
+        program("syncbn-launch"), "--nnodes=2",          fmt::format("--node_rank={}", node),
+        "--nproc_per_node=1",     "--master_addr=node0", "train",
+        "--backend=nccl"};
+    for (const std::string& word : steps("hosts")) words.push_back(word);
+    const RunProgramOptions options{.env = {{"OMP_NUM_THREADS", "1"},
+                                            {"FAKE_CUDA_DEVICES", "1"},
+                                            {"NCCL_HOSTID", fmt::format("host{}", node)}}};
+    return std::make_unique<Program>(
+        hosts.on(node, node == 0 ? words : TwoHosts::with_boot_id(boot, words)), options);
+  };
+  const auto first = start_node(0);
+  const auto second = start_node(1);
+  const ProgramResult zero = first->wait();
+  ASSERT_EQ(zero.exit_code, 0) << zero.err;
+  ASSERT_EQ(second->wait().exit_code, 0);
+  EXPECT_THAT(zero.err, HasSubstr("statistics of batch norm go by NCCL, since GPUs do not share "
+                                  "memory: rank 1 is on another host"));
+
+  const ProgramResult together = start_launched_train(2, steps("together"))->wait();
+  ASSERT_EQ(together.exit_code, 0) << together.err;
+  EXPECT_THAT(together.err, HasSubstr("go through the memory of the GPUs"));
+  EXPECT_EQ(result_of(folder / "hosts")["world_size"], 2);
+  EXPECT_EQ(result_of(folder / "hosts")["train_loss"],
+            result_of(folder / "together")["train_loss"]);
+}
 
 /// Runs one rank of `train` on the digits in float32, in the folder `run_dir`.
 void train_steps(int steps, const std::string& run_dir, std::vector<std::string> more,

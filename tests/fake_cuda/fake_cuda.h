@@ -36,14 +36,20 @@ bool lags();
 /// Adds one to counts().
 void count(Count which);
 
+/// What enqueue() takes.
+struct Launched {
+  Work work;
+  bool blocks = false;
+};
+
 /// The second half of a kernel's launch: copies the arguments, which live until cudaLaunchKernel
 /// returns, and gives back what runs on the stream.
-using Launch = std::function<Work(dim3 grid, dim3 block, size_t shared_bytes, void** arguments)>;
+using Launch =
+    std::function<Launched(dim3 grid, dim3 block, size_t shared_bytes, void** arguments)>;
 
 /// Defines what stands in for the __global__ functions whose mangled name contains `name`. Without
 /// one, a launch fails with cudaErrorInvalidDeviceFunction. The latest definition holds.
-/// @param blocks as in enqueue()
-void define_launch(std::string name, Launch launch, bool blocks = false);
+void define_launch(std::string name, Launch launch);
 
 /// Replaces the device pointers among `size` bytes at `bytes` by host(). No other value lies in
 /// the address range that is reserved for devices.
@@ -51,13 +57,14 @@ void translate_pointers(void* bytes, size_t size);
 
 /// Defines a stand-in by a function with the parameters of the kernel. It runs on the stream, and
 /// gets pointers (also those inside structs) that the host can follow.
+/// @param blocks whether it waits for other streams or processes; null: it does not
 template <class... Parameters>
 void define_kernel(std::string name,
                    void (*body)(dim3 grid, dim3 block, size_t shared_bytes,
                                 Parameters... parameters),
-                   bool blocks = false) {
+                   bool (*blocks)(const Parameters&... parameters) = nullptr) {
   static_assert((std::is_trivially_copyable_v<Parameters> && ...));
-  Launch launch = [body](dim3 grid, dim3 block, size_t shared_bytes, void** given) {
+  Launch launch = [body, blocks](dim3 grid, dim3 block, size_t shared_bytes, void** given) {
     std::tuple<Parameters...> copies;
     std::apply(
         [given](auto&... copy) {
@@ -66,11 +73,14 @@ void define_kernel(std::string name,
            ...);
         },
         copies);
-    return [=] {
-      std::apply([&](auto... copy) { body(grid, block, shared_bytes, copy...); }, copies);
-    };
+    const bool waits = blocks != nullptr && std::apply(blocks, copies);
+    return Launched{[=] {
+                      std::apply([&](auto... copy) { body(grid, block, shared_bytes, copy...); },
+                                 copies);
+                    },
+                    waits};
   };
-  define_launch(std::move(name), std::move(launch), blocks);
+  define_launch(std::move(name), std::move(launch));
 }
 
 }  // namespace fake_cuda

@@ -12,15 +12,14 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <new>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "fake_cuda/nccl_settings.h"
 #include "support/environment_guard.h"
 #include "support/eventually.h"
 #include "support/multiproc.h"
@@ -126,12 +125,6 @@ std::vector<float> many(float first, size_t count = 100003) {
   return values;
 }
 
-bool maps_a_segment() {
-  std::ifstream maps("/proc/self/maps");
-  const std::string text{std::istreambuf_iterator<char>(maps), {}};
-  return text.find("fake-nccl") != std::string::npos;
-}
-
 bool has_named_segments(int process) {
   const std::string prefix = "fake-nccl-" + std::to_string(process);
   for (const auto& file : std::filesystem::directory_iterator("/dev/shm")) {
@@ -202,7 +195,7 @@ TEST_F(FakeNcclTest, CollectivesOfOneTwoAndEightRanks) {
       const Rank rank(id, ranks, number);
       expect_collectives(rank, number, ranks);
       EXPECT_EQ(ncclCommDestroy(rank.communicator), ncclSuccess);
-      EXPECT_FALSE(maps_a_segment());
+      EXPECT_FALSE(fake_nccl::has_communicators());
     });
     EXPECT_FALSE(has_named_segments(::getpid()));
   }
@@ -319,7 +312,7 @@ TEST_F(FakeNcclTest, AbortEndsTheSetUpThatWaitsForAPeer) {
     ncclComm_t communicator = nullptr;
     EXPECT_EQ(ncclCommInitRankConfig(&communicator, 2, new_id(), 0, &config), ncclInProgress);
     EXPECT_EQ(ncclCommAbort(communicator), ncclSuccess);
-    EXPECT_FALSE(maps_a_segment());
+    EXPECT_FALSE(fake_nccl::has_communicators());
     EXPECT_FALSE(has_named_segments(::getpid()));
   });
 }
@@ -407,10 +400,36 @@ TEST_F(FakeNcclTest, APeerThatDiedIsNotNoticedAndAbortEndsTheWait) {
     std::thread other([&] { EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess); });
     EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
     other.join();
-    EXPECT_FALSE(maps_a_segment());
+    EXPECT_FALSE(fake_nccl::has_communicators());
   });
   EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
   EXPECT_EQ(ended[1].exit_code, 128 + SIGKILL);
+}
+
+TEST_F(FakeNcclTest, AbortWaitsUntilNoGraphHoldsACall) {
+  run_ranks(1, [](int) {
+    const Rank rank(new_id(), 1, 0);
+    const Buffer<float> value({1});
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    start_alone(rank, value);
+    ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
+    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    std::atomic<bool> has_returned = false;
+    std::thread other([&] {
+      EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
+      has_returned = true;
+    });
+    for (const bool is_template : {true, false}) {
+      std::this_thread::sleep_for(milliseconds(200));
+      EXPECT_FALSE(has_returned);
+      EXPECT_EQ(is_template ? cudaGraphDestroy(graph) : cudaGraphExecDestroy(executable),
+                cudaSuccess);
+    }
+    other.join();
+    EXPECT_FALSE(fake_nccl::has_communicators());
+  });
 }
 
 TEST_F(FakeNcclTest, OverSocketsAPeerThatDiedIsARemoteErrorAndTheKernelStillWaits) {

@@ -60,6 +60,15 @@ std::vector<std::string> TwoHosts::on(int host, const std::vector<std::string>& 
   return argv;
 }
 
+std::vector<std::string> TwoHosts::with_boot_id(const std::string& file,
+                                                const std::vector<std::string>& command) {
+  std::vector<std::string> argv{
+      "unshare", "--mount", "sh", "-c",
+      "mount --bind " + file + " /proc/sys/kernel/random/boot_id && exec \"$0\" \"$@\""};
+  argv.insert(argv.end(), command.begin(), command.end());
+  return argv;
+}
+
 std::string TwoHosts::namespace_of(int host) const {
   return fmt::format("syncbn-{}-{}", ::getpid(), host);
 }

@@ -27,6 +27,11 @@ class TwoHosts {
   /// argv that runs `command` on host 0 or 1.
   std::vector<std::string> on(int host, const std::vector<std::string>& command) const;
 
+  /// argv that runs `command` where `file` has the machine's boot_id, by which ranks know whether
+  /// they are on one machine.
+  static std::vector<std::string> with_boot_id(const std::string& file,
+                                               const std::vector<std::string>& command);
+
  private:
   std::string namespace_of(int host) const;
   std::string folder_of(int host) const;

@@ -123,7 +123,8 @@ std::shared_ptr<models::Model> model_for(const std::string& yaml, const data::Da
   return model;
 }
 
-void expect_steps_without_waits(const TaskCase& c) {
+/// @param replicas on as many GPUs, of this rank; 1: no replicas
+void expect_steps_without_waits(const TaskCase& c, int replicas = 1) {
   const auto set = c.data();
   const auto model = model_for(c.model, *set);
   const auto task = test::from_yaml<TaskKind>(c.task, "task").make(*set);
@@ -131,8 +132,13 @@ void expect_steps_without_waits(const TaskCase& c) {
   Config config;
   config.amp = "none";  // bf16 takes CPUs, and so the pretended machine, a minute
   config.clip.norm = 1;
+  config.model = test::from_yaml<models::ModelKind>(c.model, "model");
+  if (replicas > 1) config.parallel.mode = "data_parallel";
+  for (int i = 0; i < replicas; ++i) {
+    config.parallel.devices.push_back(fmt::format("cuda:{}", i));
+  }
   const BatchToDevice to_device = batch_to_device(config, *model, *set, /*pinned=*/true);
-  TrainingStep step(config, *task, to_device, model);
+  TrainingStep step(config, *task, to_device, model, make_replicas(config, *set, *task, model));
   step.train();
   data::Batch batch{.data = at::arange(kImages * 3 * kPixels * kPixels, at::kLong)
                                 .remainder(251)
@@ -173,6 +179,16 @@ INSTANTIATE_TEST_SUITE_P(Tasks, GpuTaskStepsTest, ::testing::ValuesIn(kTaskCases
 // Ten seconds.
 INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuTaskStepsTest, ::testing::Values(kDetectionCase),
                          name_of_case);
+
+TEST(GpuStepsTest, ThoseOfReplicasOnTwoGpusWaitForNothing) {
+  SYNCBN_SKIP_UNLESS(test::gpus() > 1, "two-gpus");
+  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "pretended-machine");
+  test::run_ranks(1, [](int) {
+    dist::init_process_group();
+    expect_steps_without_waits(kTaskCases.front(), 2);
+    dist::destroy_process_group();
+  });
+}
 
 /// What an evaluation asks of the GPU, with this many samples in a batch.
 fake_cuda::Counts counts_of_evaluation(int64_t batch_size) {

@@ -37,16 +37,25 @@ void merge(dim3 /*grid*/, dim3 /*block*/, size_t /*shared_bytes*/, MergeArgument
   emulate(arguments, next_schedule());
 }
 
+/// Whether a kernel waits for other ranks.
+template <class Arguments>
+bool gathers(const Arguments& arguments) {
+  if constexpr (requires { arguments.peers; }) return arguments.peers.ranks > 0;
+  return false;
+}
+
 /// @param name of a template of batch_norm_launch.cu, whose mangled name goes on with type and
 /// layout
 template <class Arguments, bool kRows>
 void define_for_layout(const std::string& name) {
   const std::string rows = kRows ? "Lb1E" : "Lb0E";
-  define_kernel(name + "If" + rows, run_kernel<Arguments, ValueType::kFloat, kRows>);
-  define_kernel(name + "Id" + rows, run_kernel<Arguments, ValueType::kDouble, kRows>);
-  define_kernel(name + "I6__half" + rows, run_kernel<Arguments, ValueType::kHalf, kRows>);
-  define_kernel(name + "I13__nv_bfloat16" + rows,
-                run_kernel<Arguments, ValueType::kBFloat16, kRows>);
+  const auto define = [&](const char* type, auto run) {
+    define_kernel(name + type + rows, run, gathers<Arguments>);
+  };
+  define("If", run_kernel<Arguments, ValueType::kFloat, kRows>);
+  define("Id", run_kernel<Arguments, ValueType::kDouble, kRows>);
+  define("I6__half", run_kernel<Arguments, ValueType::kHalf, kRows>);
+  define("I13__nv_bfloat16", run_kernel<Arguments, ValueType::kBFloat16, kRows>);
 }
 
 template <class Arguments>
@@ -79,7 +88,8 @@ const bool are_defined = [] {
   define_for_types<ForwardArguments>("forward_kernel");
   define_for_types<ReduceArguments>("reduce_kernel");
   define_for_types<ElementwiseArguments>("elementwise_kernel");
-  define_kernel("peer_gather_kernel", gather_from_peers, /*blocks=*/true);
+  define_kernel(
+      "peer_gather_kernel", gather_from_peers, +[](const PeerGatherArguments&) { return true; });
   define_kernel("normalize_kernelIf", normalize<data::cuda::ImageType::kFloat>);
   define_kernel("normalize_kernelI6__half", normalize<data::cuda::ImageType::kHalf>);
   define_kernel("normalize_kernelI13__nv_bfloat16", normalize<data::cuda::ImageType::kBFloat16>);

@@ -63,7 +63,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   ncclResult_t finalize();
   /// finalize() unless that has happened, and frees the handle.
   ncclResult_t destroy();
-  /// Ends running operations, and frees the handle.
+  /// Ends running operations, waits until no graph holds one, and frees the handle.
   ncclResult_t abort();
   /// Ends running and later operations.
   void stop_operations();
@@ -98,8 +98,10 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   /// Empty if this communicator has no such operation.
   std::shared_ptr<const PreMultiplied> find_operation(ncclRedOp_t operation);
 
-  /// Held by what is enqueued, so that finalize() knows how much has not run.
-  std::shared_ptr<void> hold() const { return operations_; }
+  /// Held by what is enqueued, so that finalize() knows how much has not run, and by what a graph
+  /// holds, so that abort() knows of it as well.
+  /// @param stream that the operation is for
+  std::shared_ptr<void> hold(cudaStream_t stream) const;
 
   const std::string name;
   const int rank;
@@ -119,6 +121,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
 
   std::unique_ptr<fake_nccl::Segment> segment_;
   const std::shared_ptr<void> operations_ = std::make_shared<char>();
+  const std::shared_ptr<void> captured_ = std::make_shared<char>();
   std::atomic<bool> is_aborted_{false};
   std::atomic<bool> is_finalized_{false};
   std::atomic<ncclResult_t> state_{ncclSuccess};

@@ -24,7 +24,6 @@ class Kernels {
   struct Definition {
     std::string name;
     Launch launch;
-    bool blocks = false;
   };
 
   void define(Definition definition) {
@@ -68,7 +67,8 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments
   const Kernels::Definition found = kernels().find(function);
   if (!found.launch) return cudaErrorInvalidDeviceFunction;
   count(Count::kKernels);
-  return enqueue(stream, found.launch(grid, block, shared, arguments), found.blocks);
+  auto [work, blocks] = found.launch(grid, block, shared, arguments);
+  return enqueue(stream, std::move(work), blocks);
 }
 
 struct Configuration {
@@ -82,8 +82,8 @@ thread_local std::vector<Configuration> configurations;
 
 }  // namespace
 
-void define_launch(std::string name, Launch launch, bool blocks) {
-  kernels().define({std::move(name), std::move(launch), blocks});
+void define_launch(std::string name, Launch launch) {
+  kernels().define({std::move(name), std::move(launch)});
 }
 
 }  // namespace fake_cuda

@@ -195,7 +195,8 @@ at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t 
 // Polls, since a wait inside CUDA has no end if another rank is stuck.
 void StepVote::wait_for_device() const {
   constexpr std::chrono::microseconds kInterval{20};
-  // An exchange that is not part of a graph has the same timeout, and a better message.
+  // The monitor of the group has the same timeout, aborts what waits, and knows which rank is
+  // missing.
   constexpr std::chrono::seconds kGrace{3};
   const auto deadline = std::chrono::steady_clock::now() + timeout_ + kGrace;
   while (!copied_->query()) {

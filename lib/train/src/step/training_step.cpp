@@ -407,10 +407,12 @@ Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
                    });
   };
   if (!replicas_) return forward_one(model, batch);
-  // What tensors cannot be divided with is found by the positions of a replica's samples.
-  const at::Tensor positions = at::arange(batch.size());
   return replicas_->invoke(
-      [&](models::Model& replica, const at::Tensor& data, const at::Tensor& own) {
+      [&](models::Model& replica, const at::Tensor& data) {
+        // The rest of its part of the batch, by the numbers of its samples.
+        const auto [place, places] = dist::replica_place();
+        const at::Tensor own =
+            at::arange(batch.size()).tensor_split(places)[static_cast<size_t>(place)];
         const int64_t size = own.numel();
         const int64_t first = size > 0 ? own[0].item<int64_t>() : 0;
         data::Batch part{.data = data, .target = batch.target.narrow(0, first, size)};
@@ -423,7 +425,7 @@ Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
         part.randoms = slice(batch.randoms);
         return forward_one(replica, part);
       },
-      batch.data, positions);
+      batch.data);
 }
 
 void TrainingStep::check(const Tensors& gradients, at::Tensor& found_inf) const {

@@ -24,8 +24,10 @@ class CudaGraph {
   virtual void capture(const std::function<void()>& work) = 0;
 
   /// Runs the recorded work on the current stream, without waiting for it. If a rank of a recorded
-  /// collective's group ends meanwhile, the group is aborted: the work then ends with undefined
-  /// results, and throw_if_aborted() and the next replay() name that rank.
+  /// collective's group ends meanwhile, or the work has not ended after the group's timeout (since
+  /// this call, or since the replay before it has ended), the group is aborted: the work then ends
+  /// with undefined results, and throw_if_aborted() and the next replay() name the rank that has
+  /// ended, is stopped, or has not called replay().
   /// @throws PeerError or base::UserError (see throw_if_aborted()) if any group was aborted, in
   ///   each call from then on.
   virtual void replay() = 0;

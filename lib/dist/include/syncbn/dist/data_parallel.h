@@ -50,6 +50,15 @@ class ReplicaError : public base::Error {
   int replica_;
 };
 
+/// Which of the replicas among which a forward has divided its batch.
+struct ReplicaPlace {
+  int replica = 0;
+  int replicas = 1;
+};
+/// The replica that this thread runs; one of one outside of DataParallel. Its part of a batch is
+/// that number of tensor_split(replicas, dim).
+ReplicaPlace replica_place();
+
 namespace detail {
 
 class ComputeThreads;

@@ -27,6 +27,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "cuda/compute_capability.h"
+#include "cuda/event_query.h"
 #include "cuda/graph_cuda.h"
 #include "cuda/peer_gather.h"
 #include "groups/cuda_support.h"
@@ -194,6 +195,10 @@ class Nccl : public Transport {
     return between(WorkEvents::begin_of(*of_nccl), WorkEvents::end_of(*of_nccl));
   }
 
+  void throw_asynchronous_error() const override {
+    nccl_->throw_asynchronous_error(device_.index());
+  }
+
   std::string record_of_calls() const override {
     const std::lock_guard lock(record_mutex_);
     return record_;
@@ -209,14 +214,6 @@ class Nccl : public Transport {
                    peers_ ? "through the memory of the GPUs"
                           : fmt::format("by NCCL, since GPUs do not share memory: {}", no_peers_));
     });
-  }
-
-  static bool has_ended(at::cuda::CUDAEvent& event) {
-    // The monitor's thread would create a context on the first GPU, which is another rank's.
-    const c10::cuda::CUDAGuard device(event.device_index());
-    // Otherwise a query would break the capture of a graph by another thread.
-    const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
-    return cudaEventQuery(event) == cudaSuccess;
   }
 
   /// 0 if it cannot be told.

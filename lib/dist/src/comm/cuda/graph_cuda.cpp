@@ -3,14 +3,18 @@
 #include "cuda/graph_cuda.h"
 
 #include <exception>
+#include <memory>
 
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "cuda/event_query.h"
 
 namespace syncbn::dist::detail {
 namespace {
 
-class Graph : public CudaGraph {
+class Graph : public DeviceGraph {
  public:
   void capture(const std::function<void()>& work) override {
     c10::cuda::device_synchronize();
@@ -27,6 +31,12 @@ class Graph : public CudaGraph {
 
   void replay() override { graph_.replay(); }
 
+  std::function<bool()> end_of_replay() override {
+    auto end = std::make_shared<at::cuda::CUDAEvent>();
+    end->record(c10::cuda::getCurrentCUDAStream());
+    return [end] { return has_ended(*end); };
+  }
+
  private:
   /// The stream would stay in capture. Ending it reports the failure again.
   void end_after_failure() {
@@ -41,7 +51,7 @@ class Graph : public CudaGraph {
 
 }  // namespace
 
-std::unique_ptr<CudaGraph> make_graph() {
+std::unique_ptr<DeviceGraph> make_graph() {
   return std::make_unique<Graph>();
 }
 

@@ -2,10 +2,10 @@
 
 #include <memory>
 
-#include <syncbn/dist/cuda_graph.h>
+#include "groups/cuda_support.h"
 
 namespace syncbn::dist::detail {
 
-std::unique_ptr<CudaGraph> make_graph();
+std::unique_ptr<DeviceGraph> make_graph();
 
 }  // namespace syncbn::dist::detail

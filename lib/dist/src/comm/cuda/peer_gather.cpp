@@ -21,6 +21,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "cuda/peer_gather_launch.h"
+#include "transport/pending_row.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -149,8 +150,10 @@ c10::intrusive_ptr<c10d::Work> PeerGather::_allgather_base(
     return event;
   };
   PeerGatherWork::Event begin = is_timed ? record_event() : nullptr;
-  cuda::launch(arguments, stream);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  if (!GatherByOwnKernel::launch(arguments, arguments.row)) {
+    cuda::launch(arguments, stream);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
   PeerGatherWork::Event end = record_event();
   if (!captures) last_ = end;
   return c10::make_intrusive<PeerGatherWork>(std::move(begin), std::move(end));

@@ -33,17 +33,20 @@ __device__ __forceinline__ bool wait_for_row(const PeerGatherArguments& argument
 }
 
 /// An all-gather of rows by one block: writes this rank's row to all mailboxes, and waits for those
-/// of the others in its own.
+/// of the others in its own. Other blocks of this launch may have written the row.
 __device__ __forceinline__ void gather_from_peers(const PeerGatherArguments& arguments,
                                                   PeerGatherShared& shared) {
   const int thread = static_cast<int>(threadIdx.x);
+  const int threads = static_cast<int>(blockDim.x);
   Mailbox& own = *arguments.mailboxes[arguments.rank];
   const unsigned exchange = own.exchanges + 1;
   if (thread == 0) shared.is_aborted = false;
   for (int peer = 0; peer < arguments.ranks; ++peer) {
     Mailbox::Slot& slot = arguments.mailboxes[peer]->slots[exchange % 2][arguments.rank];
     if (thread == 0) slot.tag = arguments.tag;
-    for (int64_t i = thread; i < arguments.count; i += kPeerThreads) slot.row[i] = arguments.row[i];
+    for (int64_t i = thread; i < arguments.count; i += threads) {
+      slot.row[i] = read_now(&arguments.row[i]);
+    }
   }
   __threadfence_system();
   __syncthreads();
@@ -59,7 +62,7 @@ __device__ __forceinline__ void gather_from_peers(const PeerGatherArguments& arg
   if (shared.is_aborted) return;
   for (int rank = 0; rank < arguments.ranks; ++rank) {
     const Mailbox::Slot& slot = own.slots[exchange % 2][rank];
-    for (int64_t i = thread; i < arguments.count; i += kPeerThreads) {
+    for (int64_t i = thread; i < arguments.count; i += threads) {
       arguments.rows[rank * arguments.count + i] = read_now(&slot.row[i]);
     }
   }

@@ -35,7 +35,8 @@ class PeerGatherWork : public c10d::Work {
 };
 
 /// Gathers rows of float64 through memory of each rank's GPU that all ranks of a group reach, by
-/// one kernel on the current stream. Offers nothing else of c10d::Backend.
+/// one kernel on the current stream: its own, or the one that computes the row
+/// (GatherByOwnKernel). Offers nothing else of c10d::Backend.
 class PeerGather : public c10d::Backend {
  public:
   /// Use connect().

@@ -4,21 +4,38 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "groups/cuda_support.h"
+#include "groups/world.h"
 
 namespace syncbn::dist {
 namespace {
 
-/// Launches nothing that uses communicators after their abort, for which NCCL waits until no graph
-/// holds their calls.
+/// Lets the groups whose calls it has captured watch its launches. Launches nothing that uses
+/// communicators after their abort, for which NCCL waits until no graph holds their calls.
 class CheckedGraph : public CudaGraph {
  public:
-  explicit CheckedGraph(std::unique_ptr<CudaGraph> graph) : graph_(std::move(graph)) {}
+  explicit CheckedGraph(std::unique_ptr<detail::DeviceGraph> graph) : graph_(std::move(graph)) {}
 
-  void capture(const std::function<void()>& work) override { graph_->capture(work); }
+  void capture(const std::function<void()>& work) override {
+    // Threads of autograd make some of the calls.
+    std::map<c10d::ProcessGroup*, uint64_t> before;
+    for (const ProcessGroupPtr& group : detail::living_groups()) {
+      before[group.get()] = detail::backend_of(group)->captured();
+    }
+    graph_->capture(work);
+    for (const ProcessGroupPtr& group : detail::living_groups()) {
+      if (detail::backend_of(group)->captured() == before[group.get()]) continue;
+      groups_.emplace_back(group);
+    }
+  }
+
   void replay() override {
     try {
       throw_if_aborted();
@@ -27,10 +44,16 @@ class CheckedGraph : public CudaGraph {
       throw;
     }
     graph_->replay();
+    if (groups_.empty()) return;
+    const std::function<bool()> has_ended = graph_->end_of_replay();
+    for (const auto& weak : groups_) {
+      if (const auto group = weak.lock()) detail::backend_of(group)->begin_replay(has_ended);
+    }
   }
 
  private:
-  std::unique_ptr<CudaGraph> graph_;  ///< null after an abort
+  std::unique_ptr<detail::DeviceGraph> graph_;                       ///< null after an abort
+  std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups_;  ///< of captured calls
 };
 
 }  // namespace

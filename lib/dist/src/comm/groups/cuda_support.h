@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -31,6 +32,13 @@ struct NcclGroup {
   std::shared_ptr<Transport> parent;
 };
 
+/// A CUDA graph that knows no process groups.
+class DeviceGraph : public CudaGraph {
+ public:
+  /// A thread-safe function that returns whether the latest launch has ended.
+  virtual std::function<bool()> end_of_replay() = 0;
+};
+
 /// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this
 /// library, has one such table for each layer of lib/dist; this library does not link CUDA.
 struct CudaSupport {
@@ -42,7 +50,7 @@ struct CudaSupport {
   std::string (*pci_address)(int device);                           ///< "0000:dc:00.0"
   void (*set_device)(int device);                                   ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const NcclGroup& group);  ///< does not connect yet
-  std::unique_ptr<CudaGraph> (*make_graph)();
+  std::unique_ptr<DeviceGraph> (*make_graph)();
 };
 
 /// Loads the library once; null when it is not installed or does not load here.

@@ -298,6 +298,15 @@ Backend* backend_of(const ProcessGroupPtr& group) {
   return dynamic_cast<Backend*>(group->getDefaultBackend().get());
 }
 
+std::vector<ProcessGroupPtr> living_groups() {
+  std::vector<ProcessGroupPtr> groups;
+  if (!world()) return groups;
+  for (const MadeGroup& made : world()->made) {
+    if (auto group = made.group.lock()) groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
 int world_rank(const ProcessGroupPtr& group, int64_t rank) {
   const Backend* const backend = backend_of(group);
   return backend != nullptr ? backend->members().ranks.at(static_cast<size_t>(rank))
@@ -487,10 +496,8 @@ void destroy_process_group() {
 }
 
 void throw_if_aborted() {
-  if (!detail::world()) return;
-  for (const detail::MadeGroup& made : detail::world()->made) {
-    const auto group = made.group.lock();
-    if (group) detail::backend_of(group)->require_no_failure();
+  for (const ProcessGroupPtr& group : detail::living_groups()) {
+    detail::backend_of(group)->require_no_failure();
   }
 }
 

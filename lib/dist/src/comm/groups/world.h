@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include <syncbn/dist/process_group.h>
 
 #include "transport/backend.h"
@@ -8,6 +10,9 @@ namespace syncbn::dist::detail {
 
 /// The backend of a group of this library; null for a group made elsewhere.
 Backend* backend_of(const ProcessGroupPtr& group);
+
+/// The groups of this process.
+std::vector<ProcessGroupPtr> living_groups();
 
 /// As init_process_group(), over a store that the caller has opened. A creator of c10d's backends
 /// calls it; shutdown() of the group's backend is destroy_process_group().

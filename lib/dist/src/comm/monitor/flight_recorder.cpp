@@ -84,6 +84,10 @@ std::string Call::describe() const {
   return text;
 }
 
+std::string Call::numbered() const {
+  return fmt::format("{}{} #{}", is_replayed ? "a CUDA graph with " : "", name, sequence);
+}
+
 thread_local const NamedAs* NamedAs::current_ = nullptr;
 
 NamedAs::NamedAs(const char* name, at::IntArrayRef sizes, uint64_t content)
@@ -125,6 +129,7 @@ void FlightRecorder::abort(const Call& call) {
   {
     const std::lock_guard lock(mutex_);
     replayed_.reset();
+    replays_.clear();
   }
   abort_();
 }
@@ -205,6 +210,7 @@ void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_d
     if (entry->runs_on_gpu()) {
       replayed_ = call;
       replayed_->is_replayed = true;
+      ++captured_;
     }
     return end(*entry, State::kSucceeded);
   }
@@ -305,6 +311,21 @@ std::vector<FlightRecorder::Entry> FlightRecorder::pending_entries() const {
   return result;
 }
 
+void FlightRecorder::begin_replay(std::function<bool()> is_done,
+                                  std::chrono::milliseconds timeout) {
+  const std::lock_guard lock(mutex_);
+  if (!replayed_) return;  // the group was aborted
+  replays_.push_back({.number = ++replays_begun_,
+                      .since = Clock::now(),
+                      .timeout = timeout,
+                      .is_done = std::move(is_done)});
+}
+
+void FlightRecorder::note_error(const std::exception& error, const Call& call) {
+  const std::lock_guard lock(mutex_);
+  if (!transport_error_) transport_error_ = {plain_message(error), call, Clock::now()};
+}
+
 void FlightRecorder::update() {
   for (const Entry& entry : pending_entries()) {
     if (!entry.is_done) continue;
@@ -312,16 +333,51 @@ void FlightRecorder::update() {
       if (!entry.is_done()) continue;
       succeed(entry.call, entry.time_on_gpu ? entry.time_on_gpu() : std::chrono::nanoseconds());
     } catch (const std::exception& error) {
-      const std::lock_guard lock(mutex_);
-      if (!transport_error_) transport_error_ = {plain_message(error), entry.call, Clock::now()};
-      return;
+      return note_error(error, entry.call);
     }
+  }
+  update_replays();
+}
+
+void FlightRecorder::update_replays() {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    if (replays_.empty()) return;
+    const Replay oldest = replays_.front();
+    const Call call = *replayed_;
+    lock.unlock();
+    try {
+      if (!oldest.is_done()) return;
+    } catch (const std::exception& error) {
+      return note_error(error, call);
+    }
+    lock.lock();
+    if (replays_.empty()) return;  // aborted meanwhile
+    replays_.pop_front();
+    if (!replays_.empty()) replays_.front().since = Clock::now();
   }
 }
 
-std::optional<Call> FlightRecorder::replayed() const {
+uint64_t FlightRecorder::captured() const {
   const std::lock_guard lock(mutex_);
-  return replayed_;
+  return captured_;
+}
+
+std::optional<FlightRecorder::Pending> FlightRecorder::replayed() const {
+  const std::lock_guard lock(mutex_);
+  if (!replayed_) return std::nullopt;
+  Pending pending{.call = *replayed_, .since = {}};
+  if (replays_.empty()) return pending;
+  const Replay& oldest = replays_.front();
+  pending.call.replay = oldest.number;
+  pending.since = oldest.since;
+  pending.timeout = oldest.timeout;
+  return pending;
+}
+
+uint64_t FlightRecorder::replays() const {
+  const std::lock_guard lock(mutex_);
+  return replays_begun_;
 }
 
 std::optional<FlightRecorder::TransportError> FlightRecorder::transport_error() const {

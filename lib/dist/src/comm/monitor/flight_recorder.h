@@ -3,6 +3,8 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <deque>
+#include <exception>
 #include <functional>
 #include <list>
 #include <map>
@@ -44,6 +46,7 @@ struct Call {
   std::optional<std::string> others;
   uint64_t content = 0;      ///< a hash of what the tensor means; 0: nothing that ranks compare
   bool is_replayed = false;  ///< captured in a CUDA graph, which may launch it at any time
+  uint64_t replay = 0;       ///< the number of the launch, see FlightRecorder; 0: none
 
   bool is_collective() const { return peer < 0; }
   int64_t elements() const;
@@ -51,6 +54,8 @@ struct Call {
   uint16_t fingerprint() const;
   /// "all_reduce of Float [2, 3]".
   std::string describe() const;
+  /// "all_reduce #2", "a CUDA graph with all_reduce #2".
+  std::string numbered() const;
 };
 
 /// While it lives, this thread's calls are recorded under the name and sizes of the function that
@@ -75,7 +80,8 @@ class NamedAs {
 
 /// Records the calls of this rank in one group: the latest ones for the PeerMonitor's thread,
 /// which reads them here, and all of them for the process's base::FlightRecord and for a CallTrace.
-/// Thread-safe.
+/// Of CUDA graphs that have captured calls of the group it counts the launches: their calls are not
+/// recorded again. Thread-safe.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
@@ -136,12 +142,21 @@ class FlightRecorder {
   /// Whether close() was called before any call failed.
   bool was_closed() const;
 
-  /// Asks which pending calls have ended. While it does so, no lock is held.
+  /// A graph with calls of this group was launched.
+  /// @param is_done as of set_completion()
+  void begin_replay(std::function<bool()> is_done, std::chrono::milliseconds timeout);
+
+  /// Asks which pending calls and launches have ended. While it does so, no lock is held.
   void update();
   /// As of the last update().
   std::vector<Pending> pending() const;
-  /// The latest call that was captured in a CUDA graph. Empty after abort().
-  std::optional<Call> replayed() const;
+  /// The number of calls that were captured in CUDA graphs.
+  uint64_t captured() const;
+  /// The latest of them, as the call of the oldest launch that has not ended, with its time and
+  /// timeout if there is one. Empty if none was captured, and after abort().
+  std::optional<Pending> replayed() const;
+  /// The number of launches of graphs with calls of this group.
+  uint64_t replays() const;
   /// What `is_done` of a call has thrown first.
   struct TransportError {
     std::string what;
@@ -181,11 +196,20 @@ class FlightRecorder {
     bool runs_on_gpu() const { return timeout.has_value(); }
     bool is_pending() const { return state == State::kPending; }
   };
+  /// A launch of a graph that has not ended.
+  struct Replay {
+    uint64_t number;
+    Clock::time_point since;  ///< the launch, or the end of the one before it
+    std::chrono::milliseconds timeout;
+    std::function<bool()> is_done;
+  };
   Entry* entry_of(const Call& call);
   uint64_t begin_in_record(const Call& call);
   void end(Entry& entry, State state, std::chrono::nanoseconds on_gpu = {});
   /// Adds the call, which ends now, to the CallTrace, if there is one.
   void trace(const Entry& entry) const;
+  void note_error(const std::exception& error, const Call& call);
+  void update_replays();
   std::vector<Entry> pending_entries() const;
   uint64_t oldest() const { return last_ > kKept ? last_ - kKept + 1 : 1; }
 
@@ -200,6 +224,9 @@ class FlightRecorder {
   std::list<Entry> transfers_;  ///< pending sends and recvs
   TransfersByRank transfers_by_rank_;
   std::optional<Call> replayed_;
+  uint64_t captured_ = 0;
+  std::deque<Replay> replays_;
+  uint64_t replays_begun_ = 0;
   std::optional<TransportError> transport_error_;
   std::optional<Call> failed_;
   bool was_closed_ = false;

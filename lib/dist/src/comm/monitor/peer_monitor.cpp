@@ -317,7 +317,13 @@ void PeerMonitor::answer(const Message& question) {
     if (log->group() != group) continue;
     const auto same = log->find(sequence);
     const auto last = log->last_collective();
-    if (same && same->fingerprint() == question.number(3)) {
+    if (const uint64_t replay = question.number(4); replay != 0) {
+      text =
+          log->replays() >= replay
+              ? kSameCall
+              : fmt::format("{} has launched {} of the group, not {}", self(),
+                            base::counted(static_cast<int64_t>(log->replays()), "graph"), replay);
+    } else if (same && same->fingerprint() == question.number(3)) {
       text = kSameCall;
     } else if (same) {
       text = fmt::format("{} has called {} in its place", self(), same->describe());
@@ -336,14 +342,15 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
   const uint64_t id =
       ++questions_ * static_cast<uint64_t>(world_size()) + static_cast<uint64_t>(rank());
   std::map<int, std::string>& answers = answers_[id];
+  const bool is_of_all = call.is_collective() || call.is_replayed;
   std::vector<int> asked;
   for (const int member : log.ranks()) {
-    const bool concerned = call.is_collective() ? member != rank() : member == call.peer;
+    const bool concerned = is_of_all ? member != rank() : member == call.peer;
     if (!concerned || ends_.count(member) != 0) continue;
     asked.push_back(member);
     channel_.post(member, "where",
                   {std::to_string(id), log.group(), std::to_string(call.sequence),
-                   std::to_string(call.fingerprint())});
+                   std::to_string(call.fingerprint()), std::to_string(call.replay)});
   }
   const bool known = news_.wait_for(lock, kAnswerTime, [&] {
     return answers.size() == asked.size() || known_failure(log, call);
@@ -355,7 +362,7 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
       if (known) continue;
       texts.push_back(
           fmt::format("rank {} does not answer: it is stopped, or cannot be reached", member));
-    } else if (call.is_collective() && answer->second != kSameCall) {
+    } else if (is_of_all && answer->second != kSameCall) {
       texts.push_back(answer->second);
     }
   }
@@ -412,7 +419,7 @@ PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& 
     return {failure->what, failure->ranks_disagree};
   }
   report_failure(kGaveUp, log.group(),
-                 fmt::format("{} gave up {} #{}: {}", self(), call.name, call.sequence, text));
+                 fmt::format("{} gave up {}: {}", self(), call.numbered(), text));
   return timed_out ? Cause{text} : Cause{};
 }
 
@@ -442,21 +449,17 @@ void PeerMonitor::supervise() {
     const Lock lock(mutex_);
     if (has_left_) return;
     for (const auto& log : logs_now()) {
-      const std::vector<FlightRecorder::Pending> pending = log->pending();
+      std::vector<FlightRecorder::Pending> pending = log->pending();
       compare_with_stuck(*log, pending);
       report_stuck(*log, pending);
+      if (auto replayed = log->replayed()) pending.push_back(*std::move(replayed));
       give_up_overdue(log, pending);
       report_transport_error(*log);
       const bool failed = failures_.count(log->group()) != 0;
       const auto first = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
         return failed || is_lost(*log, one);
       });
-      if (first != pending.end()) {
-        to_abort.emplace_back(log, first->call);
-      } else if (const auto replayed = log->replayed();
-                 replayed && (failed || is_lost(*log, {.call = *replayed, .since = {}}))) {
-        to_abort.emplace_back(log, *replayed);
-      }
+      if (first != pending.end()) to_abort.emplace_back(log, first->call);
     }
   }
   for (const auto& [log, call] : to_abort) log->abort(call);
@@ -467,8 +470,7 @@ void PeerMonitor::report_transport_error(const FlightRecorder& log) {
   const auto error = log.transport_error();
   if (!error || Clock::now() - error->when < kNewsTime || known_failure(log, error->call)) return;
   report_failure(kGaveUp, log.group(),
-                 fmt::format("{} gave up {} #{}: {}", self(), error->call.name,
-                             error->call.sequence, error->what));
+                 fmt::format("{} gave up {}: {}", self(), error->call.numbered(), error->what));
 }
 
 /// For calls on GPUs, which no thread waits for: what a waiting thread does after the timeout.

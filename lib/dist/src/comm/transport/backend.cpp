@@ -141,8 +141,7 @@ struct Label {
             ? ""
             : fmt::format(" {} rank {}", call.type == c10d::OpType::SEND ? "to" : "from",
                           call.peer);
-    return fmt::format("{}{} #{}{} of group '{}'", call.is_replayed ? "a CUDA graph with " : "",
-                       call.name, call.sequence, peer, log->group());
+    return fmt::format("{}{} of group '{}'", call.numbered(), peer, log->group());
   }
 };
 
@@ -522,6 +521,17 @@ bool Backend::gathers_in_one_hop(const at::Tensor& row) const {
 
 bool Backend::gathers_by_peers(int64_t numbers) const {
   return cuda_ && cuda_->gathers_by_peers(numbers);
+}
+
+void Backend::begin_replay(std::function<bool()> has_ended) {
+  if (!is_monitored_ || shut_down_) return;  // nobody would ask
+  log_->begin_replay(
+      [has_ended = std::move(has_ended), weak = std::weak_ptr(cuda_)] {
+        if (has_ended()) return true;
+        if (const auto alive = weak.lock()) alive->throw_asynchronous_error();
+        return false;
+      },
+      timeout_);
 }
 
 void Backend::allocate_registered(c10::function_ref<void()> allocate) {

@@ -132,7 +132,7 @@ class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& own,
                             const c10::intrusive_ptr<Exchange>& exchange) {
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
-    return exchange->sums(own).sum(0);
+    return exchange->sums({.row = own}).sum(0);
   }
   static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
     const auto exchange =
@@ -305,11 +305,14 @@ class SyncBatchNormNode : public torch::autograd::Node {
     const auto on = [](at::Device device, const at::Tensor& shared) {
       return shared.defined() ? shared.to(device) : shared;
     };
-    GradientSums all;  // of the replicas so far
+    GradientSums all;
+    at::Tensor before;  // the sums of the replicas so far
     for (size_t i = 0; i < inputs.size(); ++i) {
+      const bool is_last = i + 1 == inputs.size();
       all = kernels(i).backward_reduce(gradients[i], inputs[i], moments_[i], invstds_[i],
-                                       on(inputs[i].device(), all.sums),
-                                       i + 1 == inputs.size() ? parameter_type : std::nullopt);
+                                       on(inputs[i].device(), before),
+                                       is_last ? parameter_type : std::nullopt);
+      if (!is_last || !needs_input) before = all.sums.now();
     }
     if (needs_input) {
       const at::Tensor sums = exchange_->sums(all.sums);
@@ -398,7 +401,7 @@ void combine(std::span<Part* const> parts, Timeout timeout) {
   const auto merge = [&](const at::Tensor& all) {
     return first.kernels().merge(all, input.size(1));
   };
-  const at::Tensor moments = merge(exchange->moments(merge(at::stack(rows))));
+  const at::Tensor moments = merge(exchange->moments({.row = merge(at::stack(rows))}));
   use_moments(parts, *exchange, moments);
   for (Part* part : parts) part->moments = moments.to(part->input().device());
   if (!needs_gradients) return;
@@ -422,7 +425,7 @@ Normalized normalize_with_replicas(const ReplicaScope& scope, Part& part, Timeou
                     : &no_tensors;
   {
     const at::NoGradGuard no_grad;
-    part.moments = part.kernels().moments(part.input());
+    part.moments = part.kernels().moments(part.input()).now();
   }
   const std::string name = part.layer.given.empty() ? "a layer without a name"
                                                     : fmt::format("layer '{}'", part.layer.given);

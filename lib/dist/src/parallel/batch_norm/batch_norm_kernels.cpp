@@ -143,7 +143,7 @@ double merge_rows(const double* rows, int64_t count_of_rows, int64_t stride, int
   return total;
 }
 
-at::Tensor moments(const at::Tensor& input) {
+at::Tensor moments_of(const at::Tensor& input) {
   const Shape shape(input);
   const int64_t width = 2 * shape.c + 1;
   if (shape.c == 0) return at::full({1}, 0.0, at::kDouble);
@@ -289,7 +289,7 @@ Normalized forward(const at::Tensor& input, const at::Tensor& rows, const Forwar
 
 Normalized fused_local_forward(const at::Tensor& input, const ForwardOptions& options) {
   const Shape shape(input);
-  if (shape.rows) return forward(input, moments(input).unsqueeze_(0), options);
+  if (shape.rows) return forward(input, moments_of(input).unsqueeze_(0), options);
   Normalized result{.moments = doubles({2 * shape.c + 1})};
   double* const mean = result.moments.mutable_data_ptr<double>();
   double* const m2 = mean + shape.c;
@@ -374,7 +374,7 @@ GradientSums backward_reduce(const OutputGradient& gradient, const at::Tensor& i
                              std::optional<at::ScalarType> parameter_type) {
   at::Tensor sums = sum_gradient(gradient, input, moments);
   if (before.defined()) sums.add_(before);
-  return {sums, parameter_gradients(sums, invstd, parameter_type)};
+  return {{.row = sums}, parameter_gradients(sums, invstd, parameter_type)};
 }
 
 /// Calls run(gradient, x, dx) with pointers to the gradient of the output, the input and the
@@ -445,6 +445,10 @@ ParameterGradients fused_local_backward(OutputGradient& gradient, const at::Tens
   };
   grad_input = make_input_gradient(gradient, input, shape, keep, run);
   return parameter_gradients(sums, invstd, parameter_type);
+}
+
+PendingRow moments(const at::Tensor& input) {
+  return {.row = moments_of(input)};
 }
 
 constexpr BatchNormKernels kKernels{.moments = moments,

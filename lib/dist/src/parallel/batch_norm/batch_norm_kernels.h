@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "transport/pending_row.h"
+
 namespace syncbn::dist::detail {
 
 // Moments are the statistics of a channel's values, for all channels in one row of 2C + 1 float64:
@@ -62,17 +64,18 @@ struct ParameterGradients {
 struct GradientSums {
   /// [2C] float64: for each channel the sum of the masked gradient g, then for each channel the sum
   /// of g * (input - mean).
-  at::Tensor sums;
-  ParameterGradients parameters = {};  ///< undefined if no type was given for them
+  PendingRow sums = {};
+  ParameterGradients parameters = {};  ///< written with the sums; undefined if they have no type
 };
 
 /// The arithmetic of batch normalisation on one kind of device: everything but the exchange.
 /// Inputs are [N, C, ...] of 2 to 5 dimensions and any strides; results have the input's dtype and
 /// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
-/// None of the functions waits for the device. On GPUs each launches one kernel.
+/// None of the functions waits for the device. On GPUs each launches one kernel, or leaves that to
+/// the PendingRow that it returns.
 struct BatchNormKernels {
   /// Moments of this rank's values.
-  at::Tensor (*moments)(const at::Tensor& input);
+  PendingRow (*moments)(const at::Tensor& input);
 
   /// Merges W ranks' moments by Chan, Golub and LeVeque's formula ("Updating formulae and a
   /// pairwise algorithm for computing sample variances", 1979), in the order of ranks. The merge of

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <tuple>
@@ -135,7 +136,7 @@ struct Exchange::Group {
   }
 
   bool gathers_by_peers(const at::Tensor& row) const {
-    return !row.is_cpu() && backend != nullptr && backend->gathers_by_peers(row.size(1));
+    return !row.is_cpu() && backend != nullptr && backend->gathers_by_peers(row.numel());
   }
   /// Whether headers travel between the processes. Peers compare them on the GPUs.
   bool sends_headers(const at::Tensor& row) const {
@@ -284,25 +285,32 @@ at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
   return row;
 }
 
-at::Tensor Exchange::exchange(JoinStep step, const at::Tensor& values) const {
+at::Tensor Exchange::exchange(JoinStep step, const PendingRow& own) const {
   const Header header = next_header();
+  const bool by_own_kernel = own.launch && state_->gathers_by_peers(own.row);
+  const at::Tensor values = by_own_kernel ? own.row : own.now();
   const at::Tensor row = prepare_row(values, header, step);
   const NamedAs named(layer_->called, row.sizes(), state_->content_of(row, header));
+  std::optional<GatherByOwnKernel> gather;
+  if (by_own_kernel) gather.emplace(own);
   const at::Tensor rows = collect(step, row, group_, timeout_);
+  if (gather && !gather->has_launched()) {
+    throw base::InternalError("SyncBatchNorm: an exchange did not launch the kernel of its row");
+  }
   if (!row.is_cpu()) return rows;
   if (are_mixed(rows)) compare(gather_rows(row_of({header}), group_, timeout_), 0);
   compare(rows, values.numel());
   return rows;
 }
 
-at::Tensor Exchange::moments(const at::Tensor& own) const {
-  return group_ ? exchange(JoinStep::kMoments, own) : own.unsqueeze(0);
+at::Tensor Exchange::moments(const PendingRow& own) const {
+  return group_ ? exchange(JoinStep::kMoments, own) : own.now().unsqueeze(0);
 }
 
-at::Tensor Exchange::sums(const at::Tensor& own) const {
-  if (!group_) return own.unsqueeze(0);
+at::Tensor Exchange::sums(const PendingRow& own) const {
+  if (!group_) return own.now().unsqueeze(0);
   const at::Tensor rows = exchange(JoinStep::kSums, own);
-  return rows.is_cpu() ? add_up(rows, own.numel()).unsqueeze(0) : rows;
+  return rows.is_cpu() ? add_up(rows, own.row.numel()).unsqueeze(0) : rows;
 }
 
 void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group) {

@@ -11,6 +11,7 @@
 #include <syncbn/dist/process_group.h>
 
 #include "batch_norm/join_statistics.h"
+#include "transport/pending_row.h"
 
 namespace syncbn::dist::detail {
 
@@ -42,10 +43,10 @@ class Exchange : public torch::CustomClassHolder {
 
   /// [2C+1] in, as BatchNormKernels::moments() returns them. Out what BatchNormKernels::merge()
   /// takes: a row of each rank, in the order of ranks, or one row if they were merged on the way.
-  at::Tensor moments(const at::Tensor& own) const;
+  at::Tensor moments(const PendingRow& own) const;
   /// [n] float64 in. Out rows whose sum is that of every rank's values: a row of each rank on up to
   /// 16 GPUs, [W, n], otherwise one. The same bits on each rank.
-  at::Tensor sums(const at::Tensor& own) const;
+  at::Tensor sums(const PendingRow& own) const;
 
  private:
   struct Names;
@@ -55,7 +56,7 @@ class Exchange : public torch::CustomClassHolder {
 
   using Header = std::array<double, 3>;
   Header next_header() const;
-  at::Tensor exchange(JoinStep step, const at::Tensor& values) const;
+  at::Tensor exchange(JoinStep step, const PendingRow& own) const;
   at::Tensor prepare_row(const at::Tensor& values, const Header& header, JoinStep step) const;
   void compare(const at::Tensor& rows, int64_t first, bool tells_others = false) const;
 

@@ -101,20 +101,21 @@ __device__ __forceinline__ void reduce_gradient(const ReduceArguments& arguments
   ThreadSums<A> parts[kChannels<kRows>];
 #pragma unroll
   for (int i = 0; i < kChannels<kRows>; ++i) parts[i] = {dy[i].total(), dy_xmu[i].total()};
-  reduce_tile<kRows>(
-      shape, at, parts, arguments.partials, shared, [&](int64_t channel, ChannelSums all) {
-        const double mean = arguments.moments[channel];
-        // Deviations were taken from the rounded mean.
-        all.dy_xmu -= all.dy * (mean - static_cast<double>(static_cast<A>(mean)));
-        if (arguments.before != nullptr) {
-          all.dy += arguments.before[channel];
-          all.dy_xmu += arguments.before[channels + channel];
-        }
-        arguments.sums[channel] = all.dy;
-        arguments.sums[channels + channel] = all.dy_xmu;
-        store(arguments.grad_weight, channel, all.dy_xmu * arguments.invstd[channel]);
-        store(arguments.grad_bias, channel, all.dy);
-      });
+  reduce_tiles<kRows>(shape, at, parts, arguments.partials, shared, arguments.peers,
+                      [&](int64_t channel, ChannelSums all) {
+                        const double mean = arguments.moments[channel];
+                        // Deviations were taken from the rounded mean.
+                        all.dy_xmu -= all.dy * (mean - static_cast<double>(static_cast<A>(mean)));
+                        if (arguments.before != nullptr) {
+                          all.dy += arguments.before[channel];
+                          all.dy_xmu += arguments.before[channels + channel];
+                        }
+                        arguments.sums[channel] = all.dy;
+                        arguments.sums[channels + channel] = all.dy_xmu;
+                        store(arguments.grad_weight, channel,
+                              all.dy_xmu * arguments.invstd[channel]);
+                        store(arguments.grad_bias, channel, all.dy);
+                      });
 }
 
 /// dx = (dy - offset) * scale + (x - center) * slope

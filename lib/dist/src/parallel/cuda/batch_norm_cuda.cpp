@@ -31,7 +31,7 @@ constexpr int64_t kBlocks = 4;
 constexpr int64_t kReducingBlocks = 2;
 
 /// Upper bound on the tiles of a launch that have several slices, and so need tickets.
-constexpr int64_t kTickets = 4096;
+constexpr int64_t kTileTickets = 4096;
 
 ValueType value_type(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
@@ -89,8 +89,8 @@ unsigned* tickets() {
   const std::lock_guard lock(mutex);
   Workspace& workspace = (*workspaces)[{stream.device_index(), stream.id(), capture != 0}];
   if (!workspace.tickets.defined() || workspace.capture != capture) {
-    workspace = {capture,
-                 at::zeros({kTickets}, at::TensorOptions(at::kInt).device(stream.device()))};
+    workspace = {capture, at::zeros({1 + kTileTickets},
+                                    at::TensorOptions(at::kInt).device(stream.device()))};
   }
   return static_cast<unsigned*>(workspace.tickets.mutable_data_ptr());
 }
@@ -118,7 +118,7 @@ LaunchShape launch_shape(const Shape& shape, int64_t blocks, std::vector<at::Ten
                                         c10::cuda::current_device()));
   return {.layout = layout,
           .columns = layout.columns(),
-          .slices = layout.slices(std::min(blocks * processors, kTickets)),
+          .slices = layout.slices(std::min(blocks * processors, kTileTickets)),
           .tickets = tickets()};
 }
 
@@ -145,10 +145,25 @@ void start(const Arguments&... arguments) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-at::Tensor moments(const at::Tensor& input) {
+/// Of a kernel that computes a row, and may gather it.
+/// @param tensors that it reads and writes
+template <class Arguments>
+PendingRow pending(const at::Tensor& row, const Arguments& arguments,
+                   std::vector<at::Tensor> tensors) {
+  return {.row = row,
+          .launch = [arguments, tensors = std::move(tensors)](const PeerGatherArguments* peers) {
+            const at::Tensor& input = tensors.front();
+            const c10::cuda::CUDAGuard guard(input.device());
+            Arguments all = arguments;
+            if (peers != nullptr) all.peers = *peers;
+            start(all, value_type(input));
+          }};
+}
+
+PendingRow moments(const at::Tensor& input) {
   const c10::cuda::CUDAGuard guard(input.device());
   const Shape shape(input);
-  if (shape.c == 0) return at::zeros({1}, input.options().dtype(at::kDouble));
+  if (shape.c == 0) return {.row = at::zeros({1}, input.options().dtype(at::kDouble))};
   const at::Tensor x = dense(input, input, shape);
   const at::Tensor row = doubles(x, {2 * shape.c + 1});
   MomentsArguments arguments{.shape = launch_shape(shape, kReducingBlocks, {x}),
@@ -156,8 +171,7 @@ at::Tensor moments(const at::Tensor& input) {
                              .row = row.mutable_data_ptr<double>()};
   const at::Tensor workspace = partials<Moments>(x, arguments.shape);
   arguments.partials = parts_in<Moments>(workspace);
-  start(arguments, value_type(x));
-  return row;
+  return pending(row, arguments, {x, row, workspace});
 }
 
 MergeArguments merge_arguments(const at::Tensor& rows, int64_t channels, const at::Tensor& merged) {
@@ -233,7 +247,8 @@ detail::GradientSums backward_reduce(const OutputGradient& gradient, const at::T
   const Shape shape(input);
   const at::Tensor x = dense(input, input, shape);
   const at::Tensor dy = dense(gradient.values, input, shape);
-  detail::GradientSums result{.sums = doubles(x, {2 * shape.c})};
+  const at::Tensor sums = doubles(x, {2 * shape.c});
+  detail::GradientSums result{.sums = {.row = sums}};
   if (parameter_type) {
     const auto options = x.options().dtype(*parameter_type);
     result.parameters = {at::empty({shape.c}, options), at::empty({shape.c}, options)};
@@ -246,12 +261,14 @@ detail::GradientSums backward_reduce(const OutputGradient& gradient, const at::T
                             .moments = moments.const_data_ptr<double>(),
                             .invstd = invstd.const_data_ptr<double>(),
                             .before = static_cast<const double*>(data_or_null(before)),
-                            .sums = result.sums.mutable_data_ptr<double>(),
+                            .sums = sums.mutable_data_ptr<double>(),
                             .grad_weight = channel_values(result.parameters.weight),
                             .grad_bias = channel_values(result.parameters.bias)};
   const at::Tensor workspace = partials<ChannelSums>(x, arguments.shape);
   arguments.partials = parts_in<ChannelSums>(workspace);
-  start(arguments, value_type(x));
+  result.sums = pending(sums, arguments,
+                        {x, dy, gradient.relu_mask, moments, invstd, before, sums, workspace,
+                         result.parameters.weight, result.parameters.bias});
   return result;
 }
 

@@ -85,14 +85,14 @@ __device__ __forceinline__ void compute_moments(const MomentsArguments& argument
   ThreadMoments<A> parts[kChannels<kRows>];
 #pragma unroll
   for (int i = 0; i < kChannels<kRows>; ++i) parts[i] = own[i].moments(before);
-  reduce_tile<kRows>(shape, at, parts, arguments.partials, shared,
-                     [&](int64_t channel, const Moments& all) {
-                       double* const row = arguments.row;
-                       const int64_t channels = shape.layout.c;
-                       row[channel] = all.mean;
-                       row[channels + channel] = all.m2;
-                       if (channel == 0) row[2 * channels] = all.count;
-                     });
+  reduce_tiles<kRows>(shape, at, parts, arguments.partials, shared, arguments.peers,
+                      [&](int64_t channel, const Moments& all) {
+                        double* const row = arguments.row;
+                        const int64_t channels = shape.layout.c;
+                        row[channel] = all.mean;
+                        row[channels + channel] = all.m2;
+                        if (channel == 0) row[2 * channels] = all.count;
+                      });
 }
 
 /// The moments of a channel over all rows. All lanes of a warp call it.

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "cuda/peer_gather_arguments.h"
+
 // What the host passes to the CUDA kernels of batch norm, and the shape of their launches. Plain
 // C++, for the host's compiler too.
 
@@ -77,8 +79,8 @@ struct LaunchShape {
   Layout layout = {};
   int columns = 1;  ///< layout.columns()
   int slices = 1;
-  /// A ticket per tile if there are several slices, at least one for the forward. All zero before
-  /// and after a launch.
+  /// One for the whole launch, then one per tile if there are several slices. All zero before and
+  /// after a launch.
   unsigned* tickets = nullptr;
 };
 
@@ -90,8 +92,9 @@ struct Moments {
 struct MomentsArguments {
   LaunchShape shape = {};
   const void* input = nullptr;
-  double* row = nullptr;        ///< [2C + 1] result, as BatchNormKernels::moments() returns it
-  Moments* partials = nullptr;  ///< [slices, C]; null for one slice
+  double* row = nullptr;           ///< [2C + 1] result, as BatchNormKernels::moments() returns it
+  Moments* partials = nullptr;     ///< [slices, C]; null for one slice
+  PeerGatherArguments peers = {};  ///< what gathers the row; 0 ranks: nothing does
 };
 
 struct MergeArguments {
@@ -133,6 +136,7 @@ struct ReduceArguments {
   double* sums = nullptr;           ///< [2C] result
   ChannelSums* partials = nullptr;  ///< [slices, C]; null for one slice
   ChannelValues grad_weight = {}, grad_bias = {};
+  PeerGatherArguments peers = {};  ///< as of MomentsArguments, for the sums
 };
 
 struct ElementwiseArguments {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "cuda/peer_gather.cuh"
 #include "cuda/walk.cuh"
 
 // Merges statistics and sums of threads, blocks and ranks. Every order is fixed, so equal inputs
@@ -188,14 +189,18 @@ template <class Part, bool kRows>
 struct ReductionShared {
   Part parts[kThreads<kRows> / kWarp][kTile<kRows>];
   bool is_last;
+  PeerGatherShared peers;
 };
 
 /// Merges what all threads have of the channels of a tile. In the tile's last block, one lane per
-/// channel calls finish(channel, part).
+/// channel calls finish(channel, part), which writes the launch's row. The block that ends the last
+/// tile gathers the rows of all ranks: it alone waits for other GPUs, while the others have ended
+/// and leave theirs to kernels of other streams.
 template <bool kRows, class ThreadPart, class Part, class Finish>
-__device__ __forceinline__ void reduce_tile(const LaunchShape& shape, const Position& at,
-                                            ThreadPart (&own)[kChannels<kRows>], Part* partials,
-                                            ReductionShared<Part, kRows>& shared, Finish finish) {
+__device__ __forceinline__ void reduce_tiles(const LaunchShape& shape, const Position& at,
+                                             ThreadPart (&own)[kChannels<kRows>], Part* partials,
+                                             ReductionShared<Part, kRows>& shared,
+                                             const PeerGatherArguments& peers, Finish finish) {
   for (int step = shape.columns; step < kWarp; step *= 2) {
 #pragma unroll
     for (ThreadPart& part : own) part = merge(part, shuffle(part, step));
@@ -214,11 +219,14 @@ __device__ __forceinline__ void reduce_tile(const LaunchShape& shape, const Posi
   if (shape.slices > 1) {
     const int64_t channels = shape.layout.c;
     if (of.exists && is_first_lane()) partials[at.slice * channels + of.channel] = all;
-    if (!is_last_block(shape.tickets + at.tile, shape.slices, shared.is_last)) return;
+    if (!is_last_block(shape.tickets + 1 + at.tile, shape.slices, shared.is_last)) return;
     all = merge_all(Part{}, of.exists ? shape.slices : 0,
                     [&](int64_t slice) { return partials[slice * channels + of.channel]; });
   }
   if (of.exists && is_first_lane()) finish(of.channel, all);
+  if (peers.ranks == 0) return;
+  if (!is_last_block(shape.tickets, static_cast<int>(gridDim.x), shared.is_last)) return;
+  gather_from_peers(peers, shared.peers);
 }
 
 }  // namespace syncbn::dist::detail::cuda

@@ -204,6 +204,11 @@ void DataParallelBase::gather(const std::vector<ReplicaOutput>& outputs) const {
 
 namespace syncbn::dist {
 
+ReplicaPlace replica_place() {
+  const detail::ReplicaScope* const scope = detail::ReplicaScope::current();
+  return scope == nullptr ? ReplicaPlace() : ReplicaPlace{scope->replica(), scope->team().size()};
+}
+
 using ScriptDataParallel = DataParallel<torch::jit::Module>;
 
 ScriptDataParallel::DataParallel(const torch::jit::Module& module,
