@@ -258,12 +258,13 @@ TEST(GpuFailureTest, ATimeoutOfAReplayHoldsAndNamesTheRankThatIsMissing) {
     const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
       const auto run = [&](at::Tensor& value, dist::CudaGraph& graph) {
         pid_t other = ::getpid();
+        constexpr ssize_t kSize = sizeof other;
         if (rank == 1) {
-          EXPECT_EQ(::write(ends[1], &other, sizeof other), sizeof other);
+          EXPECT_EQ(::write(ends[1], &other, kSize), kSize);
           if (is_stopped) ::raise(SIGSTOP);
-          return end_rank_1(rank, seconds(5));
+          return std::this_thread::sleep_for(seconds(60));  // rank 0 ends it
         }
-        EXPECT_EQ(::read(ends[0], &other, sizeof other), sizeof other);
+        EXPECT_EQ(::read(ends[0], &other, kSize), kSize);
         const auto begin = Clock::now();
         graph.replay();
         EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }),
@@ -274,7 +275,7 @@ TEST(GpuFailureTest, ATimeoutOfAReplayHoldsAndNamesTheRankThatIsMissing) {
                           HasSubstr("rank 1 ")));
         EXPECT_GE(Clock::now() - begin, seconds(2));
         EXPECT_THROW(graph.replay(), dist::PeerError);
-        if (is_stopped) ::kill(other, SIGKILL);
+        ::kill(other, SIGKILL);
       };
       with_replayed_sum(run, seconds(2));
     });

@@ -115,10 +115,12 @@ const std::vector<TaskCase> kTaskCases = {
 const TaskCase kDetectionCase = {"detection", "{type: detection}", "{type: retinanet_resnet18_fpn}",
                                  made<PhotosWithBoxes>, boxes};
 
-std::shared_ptr<models::Model> model_for(const std::string& yaml, const data::Dataset& set) {
-  auto model = test::from_yaml<models::ModelKind>(yaml, "model")
-                   .make(models::ModelArgs{.num_classes = set.num_classes(),
-                                           .sample_shape = set.sample_shape()});
+std::shared_ptr<models::Model> model_for(const std::string& yaml, const data::Dataset& set,
+                                         models::Norm norm = models::Norm::kLocal) {
+  auto model =
+      test::from_yaml<models::ModelKind>(yaml, "model")
+          .make(models::ModelArgs{
+              .num_classes = set.num_classes(), .sample_shape = set.sample_shape(), .norm = norm});
   model->to(dist::device());
   return model;
 }
@@ -126,10 +128,13 @@ std::shared_ptr<models::Model> model_for(const std::string& yaml, const data::Da
 /// @param replicas on as many GPUs, of this rank; 1: no replicas
 void expect_steps_without_waits(const TaskCase& c, int replicas = 1) {
   const auto set = c.data();
-  const auto model = model_for(c.model, *set);
+  // Replicas meet in the layers.
+  const bool syncs = replicas > 1;
+  const auto model = model_for(c.model, *set, syncs ? models::Norm::kSync : models::Norm::kLocal);
   const auto task = test::from_yaml<TaskKind>(c.task, "task").make(*set);
   task->attach(*model);
   Config config;
+  config.sync_batchnorm = syncs;
   config.amp = "none";  // bf16 takes CPUs, and so the pretended machine, a minute
   config.clip.norm = 1;
   config.model = test::from_yaml<models::ModelKind>(c.model, "model");
