@@ -218,14 +218,15 @@ TEST(FlightRecorderTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
 TEST(FlightRecorderTest, ARefusedCallLeavesNothingBehind) {
   detail::FlightRecorder log("group", {0, 1}, [] {});
   detail::Call call;
-  for (call.sequence = 1; call.sequence <= 600; ++call.sequence) {  // more than it keeps
+  constexpr uint64_t kCalls = detail::FlightRecorder::kKept + 100;
+  for (call.sequence = 1; call.sequence <= kCalls; ++call.sequence) {
     log.begin(call);
     log.succeed(call);
   }
   log.begin(call);
   log.refuse(call);
   EXPECT_TRUE(log.pending().empty());
-  EXPECT_EQ(log.completed(), 600);
+  EXPECT_EQ(log.completed(), kCalls);
 }
 
 TEST(FlightRecorderTest, ACallOnAGpuIsTracedWhenItIsQueued) {

@@ -131,7 +131,7 @@ TEST(GpuHangTest, ARankThatIsSlowerThanTheOthersIsNamedWithItsGpu) {
   ASSERT_TRUE(job.wait_until([&] { return job.err().find("is slow, and") != std::string::npos; }))
       << job.err();
   EXPECT_THAT(job.err(),
-              ContainsRegex("syncbn-launch: rank 1 \\(.*, GPU [0-9a-f:.]+, pid [0-9]+\\) is "
+              ContainsRegex("syncbn-launch: rank 1 \\(.*, GPU [0-9a-fA-F:.]+, pid [0-9]+\\) is "
                             "slow, and the others wait for it: it spends .* between"));
   job.send_signal(SIGTERM);
   job.wait();
