@@ -223,6 +223,7 @@ TEST_F(BadInputTest, SaysWhereARelativePathOfDataStarts) {
 TEST_F(BadInputTest, SaysWhereAMissingFolderOfDataWasWritten) {
   const std::string file = inputs_.write("images.yaml",
                                          "epochs: 1\n"
+                                         "model: digits\n"
                                          "data:\n"
                                          "  type: image_folder\n"
                                          "  train: /nowhere/train\n");
@@ -231,7 +232,7 @@ TEST_F(BadInputTest, SaysWhereAMissingFolderOfDataWasWritten) {
     if (*command != '\0') args.insert(args.begin(), command);
     expect_one_message(run_train(args), base::kExitUsage,
                        file +
-                           ":4:10: data.train: cannot read the image folder '/nowhere/train': "
+                           ":5:10: data.train: cannot read the image folder '/nowhere/train': "
                            "No such file or directory");
     args.push_back("--data.train=/elsewhere");
     expect_one_message(run_train(args), base::kExitUsage,

@@ -179,10 +179,9 @@ void check_readable(const Config& config, const Inputs& inputs) {
     if (unreadable.empty()) continue;
     throw base::UserError(
         fmt::format("data: {} cannot be read: convert them to JPEG or PNG (ImageMagick: mogrify "
-                    "-format png FILE), "
-                    "mend or remove them, or leave them out with loader.on_error=skip (and a "
-                    "loader.error_budget "
-                    "that allows it); `train check` decodes all images",
+                    "-format png FILE), mend or remove them, or leave them out with "
+                    "loader.on_error=skip (and a loader.error_budget that allows it); `train "
+                    "check` decodes all images",
                     unreadable));
   }
 }
