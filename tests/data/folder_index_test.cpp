@@ -184,6 +184,7 @@ TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
 }
 
 TEST_F(FolderIndexTest, FindsEmptyMasks) {
+  add("images/b.jpg");
   folder_.write("images/b.jpg", "x");
   add("masks/b.png");
   const FolderIndex pairs = index_pairs(folder_ / "images", folder_ / "masks", cache());
