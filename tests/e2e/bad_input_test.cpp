@@ -226,7 +226,8 @@ TEST_F(BadInputTest, SaysWhereAMissingFolderOfDataWasWritten) {
                                          "model: digits\n"
                                          "data:\n"
                                          "  type: image_folder\n"
-                                         "  train: /nowhere/train\n");
+                                         "  train: /nowhere/train\n"
+                                         "batch_size: 4\n");
   for (const char* const command : {"", "check"}) {
     std::vector<std::string> args = {"--config", file};
     if (*command != '\0') args.insert(args.begin(), command);

@@ -58,7 +58,7 @@ void expect_counts_of_layer(const dist::NcclOptions& nccl, const Expected& expec
 }
 
 TEST(FakeTrainingTest, ASyncBatchNormLayerLaunchesAsOftenAsItSays) {
-  expect_counts_of_layer({}, {.launches = 3, .collectives = 0});
+  expect_counts_of_layer({}, {.launches = 2, .collectives = 0});
   expect_counts_of_layer({.peer_memory = false}, {.launches = 2, .collectives = 1});
 }
 

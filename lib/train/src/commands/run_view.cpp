@@ -139,7 +139,10 @@ void RunView::update() {
 void RunView::take(const nlohmann::ordered_json& line) {
   if (const auto record = record_of(line)) return add(*record);
   const auto event = field_of<std::string>(line, "event", "");
-  if (event == "end") end_ = field_of<std::string>(line, "reason", "");
+  if (event == "end") {
+    end_ = field_of<std::string>(line, "reason", "");
+    last_.step = field_of(line, "step", last_.step);
+  }
   if (event != "start") return;
   check_format(folder_, line);
   end_.reset();
