@@ -1,9 +1,14 @@
 // Trains a small network on two interleaved half circles, split over the ranks.
 //
 // What makes it distributed: init_process_group, convert_sync_batchnorm, DistributedDataParallel
-// and DistributedSampler. The rest is any libtorch program.
+// and DistributedSampler. The rest is any libtorch program. With a file's name as its argument it
+// saves after each epoch, on Ctrl-C or SIGTERM ends after the epoch with exit code 85, and resumes
+// when started again.
 #include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <string>
 
 #include <ATen/Functions.h>
 #include <torch/nn/functional/loss.h>
@@ -14,11 +19,14 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
+#include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/data/distributed_sampler.h>
+#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
+#include <syncbn/train/checkpoint.h>
 
 namespace dist = syncbn::dist;
 
@@ -47,7 +55,21 @@ Moons make_moons(int64_t count) {
   return {points + 0.1 * at::randn({count, 2}), labels};
 }
 
-int run() {
+volatile std::sig_atomic_t stop_signal = 0;
+
+/// Whether any rank got a signal. All ranks call it at the same place, so that all stop there.
+bool any_rank_stops() {
+  auto stop = at::tensor(static_cast<int64_t>(stop_signal));
+  dist::all_reduce(stop, c10d::ReduceOp::MAX);
+  return stop.item<int64_t>() != 0;
+}
+
+int run(const std::string& file) {
+  if (!file.empty()) {
+    for (const int signal : {SIGINT, SIGTERM}) {
+      std::signal(signal, [](int received) { stop_signal = received; });
+    }
+  }
   dist::init_process_group();
   const int rank = dist::rank();
   const int world_size = dist::world_size();
@@ -56,11 +78,15 @@ int run() {
 
   Net net;
   dist::convert_sync_batchnorm(*net);
-  dist::DistributedDataParallel<NetImpl> ddp(net);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  int64_t first_epoch = 0;
+  if (!file.empty() && std::filesystem::exists(file)) {
+    first_epoch = syncbn::train::load_checkpoint(file, *net, &optimizer).at("epoch").toInt();
+  }
+  dist::DistributedDataParallel<NetImpl> ddp(net);
   syncbn::data::DistributedSampler sampler(512);
 
-  for (int64_t epoch = 0; epoch < 20; ++epoch) {
+  for (int64_t epoch = first_epoch; epoch < 20; ++epoch) {
     sampler.set_epoch(epoch);
     for (const auto& batch : at::tensor(sampler.indices()).split(32)) {
       const auto loss = torch::nn::functional::cross_entropy(
@@ -68,6 +94,14 @@ int run() {
       ddp.zero_grad();
       loss.backward();
       optimizer.step();
+    }
+    if (file.empty()) continue;
+    if (rank == 0) {
+      syncbn::train::save_checkpoint(file, *net, &optimizer, {{"epoch", epoch + 1}});
+    }
+    if (any_rank_stops()) {
+      dist::destroy_process_group();
+      return syncbn::base::kExitPreempted;
     }
   }
 
@@ -80,7 +114,7 @@ int run() {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   // An error becomes one message and its exit code.
-  return syncbn::base::run_main("two_moons", run);
+  return syncbn::base::run_main("two_moons", [&] { return run(argc > 1 ? argv[1] : ""); });
 }
