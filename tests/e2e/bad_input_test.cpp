@@ -228,8 +228,9 @@ TEST_F(BadInputTest, SaysWhereAMissingFolderOfDataWasWritten) {
                                          "  type: image_folder\n"
                                          "  train: /nowhere/train\n");
   expect_one_message(run_train({"--config", file}), base::kExitUsage,
-                     file + ":5:10: data.train: cannot read the image folder '/nowhere/train': "
-                            "No such file or directory");
+                     file +
+                         ":5:10: data.train: cannot read the image folder '/nowhere/train': "
+                         "No such file or directory");
   expect_one_message(run_train({"check", "--config", file, "--data.train=/elsewhere"}),
                      base::kExitUsage, "--data.train: cannot read the image folder '/elsewhere'");
   expect_one_message(train_on(shipped_config("digits.yaml"), {"--accumulate=3"}), base::kExitUsage,
