@@ -241,6 +241,7 @@ std::vector<GpuFigures> measure_gpus(std::optional<int> listed,
   const int count = board->gpus;
   for (int gpu = 1; gpu < count; ++gpu) children.emplace_back(*board, gpu);
   std::vector<GpuFigures> gpus;
+  gpus.reserve(children.size());
   for (Child& child : children) gpus.push_back(child.wait(deadline, patience));
   // Machines without a GPU may have the driver's library too: it does not start there.
   const bool matters = !board->slots[0].is_done || listed.value_or(0) > 0;
