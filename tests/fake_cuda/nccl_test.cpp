@@ -387,6 +387,15 @@ void start_alone(const Rank& rank, const Buffer<float>& value) {
             ncclSuccess);
 }
 
+/// start_alone() in a graph, which the caller destroys.
+void capture(const Rank& rank, const Buffer<float>& value, cudaGraph_t& graph,
+             cudaGraphExec_t& executable) {
+  ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  start_alone(rank, value);
+  ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+}
+
 TEST_F(FakeNcclTest, APeerThatDiedIsNotNoticedAndAbortEndsTheWait) {
   const ncclUniqueId id = new_id();
   const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int number) {
@@ -412,10 +421,7 @@ TEST_F(FakeNcclTest, AbortWaitsUntilNoGraphHoldsACall) {
     const Buffer<float> value({1});
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    start_alone(rank, value);
-    ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    ASSERT_NO_FATAL_FAILURE(capture(rank, value, graph, executable));
     std::atomic<bool> has_returned = false;
     std::thread other([&] {
       EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
@@ -599,10 +605,7 @@ TEST_F(FakeNcclTest, CollectivesAreCapturedAndReplayed) {
     const Buffer<float> value({1});
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
-    ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-    start_alone(rank, value);
-    ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
-    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+    ASSERT_NO_FATAL_FAILURE(capture(rank, value, graph, executable));
     EXPECT_EQ(value.values(), std::vector<float>{1});
     for (int replay = 0; replay < 3; ++replay) cudaGraphLaunch(executable, rank.stream);
     EXPECT_EQ(value.values(), std::vector<float>{8});
