@@ -6,6 +6,7 @@
 //
 // Samples come in ShardSampler's order, with what a loader asks storage for meanwhile.
 #include <fmt/format.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/shard_sampler.h>
 
@@ -65,10 +66,6 @@ fs::path write_shard(const fs::path& folder, int number, int samples, size_t sam
   return path;
 }
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 /// Seconds.
 double read_plainly(const std::vector<fs::path>& shards, int64_t block_bytes) {
   std::vector<uint8_t> block;
@@ -80,7 +77,7 @@ double read_plainly(const std::vector<fs::path>& shards, int64_t block_bytes) {
       detail::read_at(file, shard, at, std::min(block_bytes, size - at), block);
     }
   }
-  return seconds_since(begin);
+  return base::seconds_since(begin);
 }
 
 double read_samples(const std::vector<fs::path>& shards, const detail::ShardIndex& index,
@@ -105,7 +102,7 @@ double read_samples(const std::vector<fs::path>& shards, const detail::ShardInde
     detail::read_at(*files.open(place.shard), shards[place.shard],
                     static_cast<int64_t>(place.offset), place.size, block);
   }
-  return seconds_since(begin);
+  return base::seconds_since(begin);
 }
 
 }  // namespace
@@ -124,7 +121,7 @@ int main(int argc, char** argv) {
     const auto begin = Clock::now();
     detail::index_shards(shards, 10, "bench", {.folder = folder / "cache"});
     fmt::print("index of {} samples in {} shards, {} start: {:.3f} s\n", samples * shard_count,
-               shard_count, round, seconds_since(begin));
+               shard_count, round, base::seconds_since(begin));
   }
   const auto index = detail::index_shards(shards, 10, "bench", {.folder = folder / "cache"});
   const ShardSampler sampler(index.shard_ends(), {});

@@ -158,7 +158,7 @@ LinkProbe::Trip LinkProbe::measure_trip() {
     int64_t there = 0;
     receive(fd_.get(), sizeof(there), deadline_)
         .copy(reinterpret_cast<char*>(&there), sizeof(there));
-    const double seconds = std::chrono::duration<double>(Clock::now() - steady).count();
+    const double seconds = base::seconds_since(steady);
     if (seconds >= best.seconds) continue;
     int64_t ahead = 0;  // any number may have come: a difference that does not fit tells nothing
     if (__builtin_sub_overflow(there, begin, &ahead)) ahead = there;
@@ -178,7 +178,7 @@ double LinkProbe::measure_rate(Deadline deadline) {
     send_all(fd_.get(), block, deadline);
     receive(fd_.get(), 1, deadline);
     sent += static_cast<double>(kBlock);
-    seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    seconds = base::seconds_since(begin);
   }
   return sent / seconds;
 }

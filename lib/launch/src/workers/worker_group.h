@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/clock.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
@@ -99,9 +100,7 @@ class WorkerGroup {
   GroupResult result();
   void announce_wait();
   std::string grace_time() const { return base::format_seconds(grace()); }
-  double seconds_since_start() const {
-    return std::chrono::duration<double>(Clock::now() - started_).count();
-  }
+  double seconds_since_start() const { return base::seconds_since(started_); }
 
   const Run run_;
   const RunContext& context_;

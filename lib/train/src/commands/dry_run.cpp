@@ -1,6 +1,7 @@
 #include "commands/commands.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/median.h>
 #include <syncbn/base/text.h>
@@ -54,7 +55,7 @@ Cost measure(TrainingStep& step, data::Loader& loader, double lr) {
     step.run(*batch, lr, random, {});
     step.finish();
     if (i < kWarmUp) continue;
-    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    times.push_back(base::seconds_since(begin));
     wait += loader.wait_seconds() / kTimed;
   }
   return {.step = base::lower_median(times), .wait = wait};
