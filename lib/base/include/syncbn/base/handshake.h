@@ -24,7 +24,7 @@ class Handshake {
  public:
   enum class Side { kClient, kServer };
 
-  /// Who shakes hands, for the messages.
+  /// Both ends, as the messages name them.
   struct Parties {
     std::string greeting;  ///< "NAME VERSION"
     std::string client;    ///< "launcher"
@@ -74,7 +74,7 @@ class Handshake {
   std::string failure_;
 };
 
-/// A secret that nobody can guess: 256 random bits in hexadecimal digits.
+/// 256 random bits in hexadecimal digits.
 std::string make_secret();
 
 }  // namespace syncbn::base

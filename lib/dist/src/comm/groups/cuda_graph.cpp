@@ -17,8 +17,9 @@
 namespace syncbn::dist {
 namespace {
 
-/// Lets the groups whose calls it has captured watch its launches. Launches nothing that uses
-/// communicators after their abort, for which NCCL waits until no graph holds their calls.
+/// Reports each launch to the groups whose calls it has captured: their timeouts hold for it.
+/// Launches nothing that uses communicators after their abort, for which NCCL waits until no graph
+/// holds their calls.
 class CheckedGraph : public CudaGraph {
  public:
   explicit CheckedGraph(std::unique_ptr<detail::DeviceGraph> graph) : graph_(std::move(graph)) {}

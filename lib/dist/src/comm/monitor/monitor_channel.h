@@ -44,7 +44,7 @@ struct MonitorLink {
   /// @param side kClient connects to rank 0.
   MonitorLink(base::UniqueFd fd, base::Handshake::Side side, int peer = -1, std::string where = "");
 
-  /// Processes what has come of the handshake. Returns whether messages may follow.
+  /// Processes the lines of the handshake that have arrived. Returns whether messages may follow.
   bool shake_hands();
   void send(const std::string& line);
   /// The next line, if it is complete.

@@ -524,7 +524,7 @@ bool Backend::gathers_by_peers(int64_t numbers) const {
 }
 
 void Backend::begin_replay(std::function<bool()> has_ended) {
-  if (!is_monitored_ || shut_down_) return;  // nobody would ask
+  if (!is_monitored_ || shut_down_) return;  // only the monitor asks whether it has ended
   log_->begin_replay(
       [has_ended = std::move(has_ended), weak = std::weak_ptr(cuda_)] {
         if (has_ended()) return true;
