@@ -62,6 +62,7 @@ const Env kOnCpus = {{"CUDA_VISIBLE_DEVICES", ""}};
 // Two network namespaces, the second of which is another machine for us and for NCCL: both ranks
 // take the first GPU of their host.
 TEST(GpuTwoHostsTest, TrainOverNcclAsTwoGpusOfOneHost) {
+  SYNCBN_SKIP_UNLESS(base::count_gpus() > 0, "gpu");
   SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
   const TwoHosts hosts;
   SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
