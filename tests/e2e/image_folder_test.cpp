@@ -185,6 +185,12 @@ TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
       "train: 16 samples, 2 classes, from 8 (colour) to 8 (grey) samples each; all can be used\n"
       "test: 16 samples, 2 classes, from 8 (colour) to 8 (grey) samples each; all can be used\n");
 
+  const auto without_init =
+      run_train({"check", "--config=images.yaml", "init=none.pth"}, {}, folder_.path());
+  EXPECT_EQ(without_init.exit_code, base::kExitUsage);
+  EXPECT_THAT(without_init.err, HasSubstr("cannot read none.pth"));
+  EXPECT_EQ(without_init.out, "") << "found ahead of what takes long";
+
   base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
   base::write_file_atomically(folder_ / "test/colour/none.png", "no image");
   // The end of a file, which no crop of these transforms would read.

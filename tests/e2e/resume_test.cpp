@@ -170,6 +170,8 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
     EXPECT_EQ(result.exit_code, base::kExitPreempted) << result.err;
   }
   EXPECT_EQ(count(results[0].err, "stopped by SIGTERM"), 1) << results[0].err;
+  const std::string saved = folder_ / "parts/last.pt";
+  EXPECT_THAT(results[0].err, HasSubstr(saved + " has the run; to resume: "));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "parts/result.json"));
   run_ranks_of_train(2, args("parts", {"--resume", folder_ / "parts"}));
   ASSERT_FALSE(HasFailure());

@@ -74,6 +74,13 @@ foreach(example IN LISTS examples)
   run(${without_clone} ${CMAKE_COMMAND} --build ${WORK}/${example})
 endforeach()
 
+# syncbn::dist alone needs none of what the other targets use.
+set(absent CLI11 JPEG libdeflate nlohmann_json PNG yaml-cpp ZLIB)
+list(TRANSFORM absent REPLACE "(.+)" "-DCMAKE_DISABLE_FIND_PACKAGE_\\1=TRUE")
+run(${without_clone}
+  ${CMAKE_COMMAND} -S ${WORK}/examples/ring_all_reduce -B ${WORK}/dist_alone -G ${GENERATOR}
+  -D CMAKE_PREFIX_PATH=${WORK}/prefix -D CMAKE_CXX_COMPILER=${CXX} ${absent})
+
 foreach(file bin/train libexec/syncbn/train_program lib/libsyncbn_dist.so ../consumer/two_moons)
   run(${without_clone} ldd ${WORK}/prefix/${file})
   foreach(folder IN LISTS hidden)
@@ -89,6 +96,14 @@ set(launch ${without_clone} ${WORK}/prefix/bin/syncbn-launch --standalone --npro
 run(${launch} ${WORK}/consumer/two_moons)
 expect("rank 0 of 2: [0-9]+ of 512 points right")
 expect("rank 1 of 2: [0-9]+ of 512 points right")
+# With a file it saves each epoch there, and begins with it.
+foreach(time first second)
+  run(${launch} ${WORK}/consumer/two_moons ${WORK}/moons.pt)
+  expect("rank 1 of 2: [0-9]+ of 512 points right")
+  if(NOT EXISTS ${WORK}/moons.pt)
+    fail("two_moons FILE has not written its file")
+  endif()
+endforeach()
 if(TEST MATCHES EveryExample)
   run(${launch} ${WORK}/buffer_broadcast/buffer_broadcast)
   expect("an unused forward before the backward: works")

@@ -385,6 +385,7 @@ TEST(LaunchTest, FindsProgramsBesideItselfFirstThenInPath) {
 TEST(LaunchTest, SaysOnceWhyAProgramCannotRun) {
   TempFolder folder;
   folder.write("plain", "not executable");
+  folder.write("main.cpp", "int main() {}");
   folder.write("odd", "no interpreter line", true);
   folder.write("lost", "#!/no/such/interpreter\n", true);
   const auto expect_error = [&](const std::string& program, int code, const std::string& reason) {
@@ -398,6 +399,8 @@ TEST(LaunchTest, SaysOnceWhyAProgramCannotRun) {
   expect_error("no-such.py", 127, "no Python script no-such.py");
   expect_error("plain", 127, "write ./plain");
   expect_error("./plain", 126, "not executable");
+  expect_error("syncbn-lanch", 127, "did you mean 'syncbn-launch'?");
+  expect_error("./main.cpp", 126, "main.cpp is a source file; build it");
   expect_error(folder.path(), 126, "is a folder");
   expect_error("./odd", 126, "#!");
   expect_error("./lost", 127, "interpreter");

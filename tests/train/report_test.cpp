@@ -18,6 +18,7 @@
 #include <regex>
 #include <thread>
 
+#include "common/csv.h"
 #include "records/contact_sheet.h"
 #include "records/mistakes.h"
 #include "report/confusion.h"
@@ -209,11 +210,9 @@ TEST_F(ReportTest, ManyClassesGiveTheCommonestMistakes) {
     for (int k = 0; k < 31; ++k) text += i == k ? ",9" : (i == 3 && k == 4) ? ",7" : ",0";
     text += "\n";
   }
-  folder_.write("confusion.csv", text);
-  EXPECT_EQ(confusion_json(folder_ / "confusion.csv").dump(), R"({"mistakes":[["c3","c4",7,16]]})");
+  EXPECT_EQ(confusion_json(csv_rows(text)).dump(), R"({"mistakes":[["c3","c4",7,16]]})");
   for (const char* damaged : {"label/answer,a\na,x\n", "label/answer,a\nb,1\n"}) {
-    folder_.write("confusion.csv", damaged);
-    EXPECT_TRUE(confusion_json(folder_ / "confusion.csv").is_null());
+    EXPECT_TRUE(confusion_json(csv_rows(damaged)).is_null());
   }
 }
 
@@ -420,6 +419,19 @@ TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
   EXPECT_EQ(mistakes[0].substr(0, 10), mistakes[1].substr(0, 10));
 }
 
+TEST_F(ReportTest, ShowsNoTimesOfOtherRanks) {
+  const fs::path run = add_run("run", {.is_finished = false});
+  const auto add = [&](const std::string& line) {
+    folder_.write("run/log.jsonl", base::read_file(run / "log.jsonl") + line + "\n");
+  };
+  add(R"({"event":"step_time","time":300,"epoch":5,"step":50,"whole":[1,1],"own":[1,1]})");
+  EXPECT_FALSE(data_in(report_page(run))["step_time"].is_null());
+  add(R"({"event":"start","time":400,"format_version":1,"world_size":2,"step":50})");
+  EXPECT_FALSE(data_in(report_page(run))["step_time"].is_null());
+  add(R"({"event":"start","time":500,"format_version":1,"world_size":3,"step":50})");
+  EXPECT_TRUE(data_in(report_page(run))["step_time"].is_null());
+}
+
 TEST_F(ReportTest, TrainLeavesNoPageWhereNoneIsWanted) {
   const auto result = test::run_program(
       {SYNCBN_BIN_DIR "/train", "--config", SYNCBN_SOURCE_DIR "/configs/digits.yaml",
@@ -453,6 +465,23 @@ TEST_F(ReportTest, CompareShowsKeysThatDifferAndTheBestFirst) {
             " 10.0 s  finished\n"
             "  c       3           0.4             70.00 %           3        70.00 %      0.0000  "
             "  6.0 s  no end\n");
+}
+
+TEST_F(ReportTest, CompareShowsTheRanksOnceAndWhatAStoppedRunTook) {
+  const std::string a = add_run("a");
+  const std::string b = add_run("b", {.epochs = 0, .is_finished = false});
+  for (const char* run : {"a", "b"}) {
+    std::string config = base::read_file(folder_ / run / "config.yaml");
+    for (int i = 0; i < 8; ++i) config += fmt::format("a{}: {}\n", i, run);
+    folder_.write(fmt::format("{}/config.yaml", run), config);
+  }
+  folder_.write("b/log.jsonl", R"({"event":"start","time":1,"format_version":1,"world_size":4})"
+                               "\n"
+                               R"({"event":"end","time":9,"reason":"SIGTERM","step":1,"seconds":7})"
+                               "\n");
+  const std::string table = table_of({a, b});
+  EXPECT_EQ(test::count(table, "world_size"), 1) << table;
+  EXPECT_THAT(table, HasSubstr("7.0 s  stopped by SIGTERM"));
 }
 
 TEST_F(ReportTest, CompareShowsWhereLongValuesAndEqualNamesDiffer) {

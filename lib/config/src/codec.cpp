@@ -43,9 +43,10 @@ void not_a_list(const Value& value, const std::string& path, Faults& faults) {
   const bool names_items = value.kind == Value::Kind::kMap && !value.members.empty() &&
                            base::parse_number<size_t>(value.members.front().key);
   if (!names_items) {
-    const bool is_word = value.kind == Value::Kind::kScalar && !value.scalar.empty();
-    return wrong_type(value, path,
-                      is_word ? fmt::format("a list, as [{}]", value.scalar) : "a list", faults);
+    // Of an empty value the scalar is empty.
+    const bool is_map = value.kind == Value::Kind::kMap;
+    return wrong_type(value, path, is_map ? "a list" : fmt::format("a list, as [{}]", value.scalar),
+                      faults);
   }
   faults.add(value.mark, fmt::format("{}: no file sets this list, so there is no item {} to "
                                      "change; write the whole list",

@@ -314,7 +314,7 @@ class Trainer {
     report_start(config_, name_, inputs_, *model_, resume_.seed);
     if (resumed) {
       spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
-                   position_.sampler.epoch + 1, position_.step);
+                   std::min(position_.sampler.epoch + 1, config_.epochs), position_.step);
     }
     spdlog::info("writes to {}{}", folder_->path().string(),
                  keepers_.count() > 1 ? fmt::format(" on {} nodes", keepers_.count()) : "");
@@ -700,7 +700,7 @@ class Trainer {
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {
       display_.info("{}", result.remark);
     }
-    if (result.skipped > 0) {
+    if (std::exchange(left_out_, result.skipped) != result.skipped && result.skipped > 0) {
       display_.warn("evaluation left out {}", base::counted(result.skipped, "damaged sample"));
     }
     return true;
@@ -714,7 +714,7 @@ class Trainer {
     const data::Batch augmented = task_->augment(to_device_(batch), random);
     const auto sheet = contact_sheet(augmented, inputs_.train_set->normalization());
     if (!sheet) return;
-    const auto labels = config_.task.type() == "classification"
+    const auto labels = task_->targets_are_classes()
                             ? sheet_labels(augmented, class_names(*inputs_.train_set))
                             : std::nullopt;
     try {
@@ -773,12 +773,12 @@ class Trainer {
     const std::string name = signal != 0 ? base::signal_name(signal) : "max_time";
     keepers_.each([&] {
       writer_->wait();
-      folder_->log_end(name, position_.step);
+      folder_->log_end(name, position_.step, seconds());
     });
     renew_report();
     if (is_rank_0()) {
-      display_.warn("stopped by {} after step {}; to resume: {}", name, position_.step,
-                    resume_command(folder_->path()));
+      display_.warn("stopped by {} after step {}; {} has the run; to resume: {}", name,
+                    position_.step, folder_->last().string(), resume_command(folder_->path()));
     }
     return signal == SIGINT ? base::kExitSignalBase + signal : base::kExitPreempted;
   }
@@ -842,7 +842,8 @@ class Trainer {
   bool is_finished_ = false;
   bool is_first_step_ = true;
   bool has_told_of_signal_ = false;
-  std::string remark_;  ///< of the last evaluation
+  std::string remark_;    ///< of the last evaluation
+  int64_t left_out_ = 0;  ///< damaged samples of the last evaluation
   DataWait data_wait_;
   const GpuMeter gpu_meter_{device_};
   Clock::time_point epoch_begin_;  ///< of this epoch's training

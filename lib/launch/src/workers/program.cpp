@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <filesystem>
 #include <fstream>
@@ -165,6 +166,12 @@ std::string find_program(const std::string& name) {
   }
   for (const fs::path& folder : folders) {
     if (!is_file(folder / name)) continue;
+    constexpr std::array kSources = {".c", ".cc", ".cpp", ".cu", ".cxx", ".go", ".h", ".rs"};
+    if (std::ranges::count(kSources, fs::path(name).extension()) > 0) {
+      throw ProgramError(
+          (folder / name).string() + " is a source file; build it, and name the program it becomes",
+          base::kExitCannotExecute);
+    }
     throw ProgramError(
         fmt::format("{} is not executable; chmod +x it, or name its interpreter before it",
                     (folder / name).string()),
@@ -180,7 +187,11 @@ std::string find_program(const std::string& name) {
                                                     : fmt::format("{}: {}", name, error.message())),
                        base::kExitNotFound);
   }
-  std::string hint;
+  std::vector<std::string> beside;
+  for (const auto& entry : fs::directory_iterator(folders.front(), error)) {
+    if (is_executable(entry.path())) beside.push_back(entry.path().filename());
+  }
+  std::string hint = base::did_you_mean(name, beside);
   if (is_file(name)) hint = fmt::format("; to run the file in this folder, write ./{}", name);
   throw ProgramError(fmt::format("program '{}' not found beside syncbn-launch ({}) nor in PATH{}",
                                  name, folders.front().string(), hint),

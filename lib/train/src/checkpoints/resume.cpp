@@ -47,6 +47,7 @@ struct Found {
 
 /// Reports a damaged checkpoint before a model is made.
 Found read_whole(const fs::path& file) {
+  if (is_rank_0()) spdlog::info("loads {}", file.string());
   Found found{.bytes = base::read_file(file), .path = file.string()};
   if (is_of_python(found.bytes) && is_python_run(file)) {
     found.step = 0;

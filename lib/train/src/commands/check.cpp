@@ -5,6 +5,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/models/weights.h>
 #include <syncbn/train/inputs.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
+#include "common/naming.h"
 #include "evaluation.h"
 #include "records/progress.h"
 
@@ -90,6 +92,10 @@ int check(const std::vector<std::string>& args) {
     inputs = load_inputs(config, /*rank=*/0, /*world_size=*/1);
   } catch (const base::UserError& mistake) {
     rethrow_with_place(mistake, resolved);
+  }
+  if (!config.init.empty()) {
+    naming("init",
+           [&] { models::read_state_dict(models::weights_file(config.init), config.init_key); });
   }
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);

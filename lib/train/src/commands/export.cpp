@@ -121,6 +121,7 @@ Saved read_saved(const Request& request) {
                             ? run_files::newest(config.run_dir, name) / run_files::kLast
                             : checkpoint_file("export", config, name);
   Saved saved{.path = path.string(), .own = {}};
+  spdlog::info("loads {}", saved.path);
   naming("cannot export " + saved.path, [&] {
     const std::string bytes = base::read_file(path);
     if (request.script || !is_of_python(bytes)) saved.own = parse_checkpoint(bytes, saved.path);

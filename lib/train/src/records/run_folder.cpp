@@ -129,9 +129,10 @@ void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
   if (std::chrono::steady_clock::now() - written_ >= kLatest) write_lines();
 }
 
-void RunFolder::log_end(const std::string& reason, int64_t step) {
+void RunFolder::log_end(const std::string& reason, int64_t step, std::optional<double> seconds) {
   if (std::exchange(has_ended_, true)) return;
-  const Json json = {{"event", "end"}, {"time", unix_time()}, {"reason", reason}, {"step", step}};
+  Json json = {{"event", "end"}, {"time", unix_time()}, {"reason", reason}, {"step", step}};
+  if (seconds) json["seconds"] = *seconds;
   if (reason == "finished") events_.end_session();
   append(json.dump());
 }

@@ -50,7 +50,7 @@ class RunFolder {
   /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
   /// Of several reasons, the first counts.
-  void log_end(const std::string& reason, int64_t step);
+  void log_end(const std::string& reason, int64_t step, std::optional<double> seconds = {});
   /// @param times of all ranks in this epoch
   void log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times);
 

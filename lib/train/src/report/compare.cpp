@@ -60,6 +60,7 @@ Json result_so_far(const RunRecords& run) {
     if (!is_count) result[column.name] = std::isnan(last) ? Json(nullptr) : Json(last);
     if (column.name == "epoch") result["epochs"] = static_cast<int64_t>(last);
   }
+  if (run.end.contains("seconds")) result["seconds"] = run.end["seconds"];
   if (run.start.contains(kRanks)) result[kRanks] = run.start[kRanks];
   return result;
 }
@@ -131,7 +132,8 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
 }
 
 /// The keys whose values are not the same in all runs. Those that some runs do not have come last,
-/// since another type of data or network brings many of them, and ahead of these the data's.
+/// since another type of data or network brings many of them, and ahead of these the data's. The
+/// number of ranks comes first, so that the terminal's table always has it.
 std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
   Settings all;
   for (const ComparedRun& run : runs) all.insert(run.settings.begin(), run.settings.end());
@@ -144,6 +146,7 @@ std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
     if (std::ranges::any_of(runs, is_other)) keys.push_back(key);
   }
   const auto place = [&](const std::string& key) {
+    if (key == kRanks) return -1;
     const bool is_of_all = std::ranges::all_of(
         runs, [&](const ComparedRun& run) { return run.settings.contains(key); });
     return is_of_all ? (key.starts_with("data.") ? 1 : 0) : 2;

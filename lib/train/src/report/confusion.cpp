@@ -1,6 +1,5 @@
 #include "report/confusion.h"
 
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
@@ -8,12 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "common/csv.h"
-
 namespace syncbn::train {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 using Row = std::vector<std::string>;
 
@@ -67,9 +63,7 @@ Json mistakes(std::vector<Cell> cells) {
 
 }  // namespace
 
-Json confusion_json(const fs::path& file) {
-  if (!base::exists(file)) return nullptr;
-  const std::vector<Row> rows = csv_rows(base::read_file(file));
+Json confusion_json(const std::vector<Row>& rows) {
   if (rows.size() < 2 || rows.front().size() < 2) return nullptr;
   std::vector<Cell> cells = cells_of(rows);
   if (cells.empty()) return nullptr;

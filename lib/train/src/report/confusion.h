@@ -1,14 +1,15 @@
 #pragma once
 
-#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 namespace syncbn::train {
 
-/// A run's confusion.csv for a page: of up to 30 classes the matrix, {"classes": [name…],
-/// "rows": [[count…]…]}, where a row is a label and a column an answer; of more the commonest
-/// mistakes, {"mistakes": [[label, answer, count, samples of the label]…]}. Null without the file,
-/// or if it is damaged.
-nlohmann::ordered_json confusion_json(const std::filesystem::path& file);
+/// The rows of a run's confusion.csv for a page: of up to 30 classes the matrix, {"classes":
+/// [name…], "rows": [[count…]…]}, where a row is a label and a column an answer; of more the
+/// commonest mistakes, {"mistakes": [[label, answer, count, samples of the label]…]}. Null without
+/// rows, or if they are damaged.
+nlohmann::ordered_json confusion_json(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace syncbn::train

@@ -32,6 +32,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+using Rows = std::vector<std::vector<std::string>>;
 
 // Together they keep a page below 3 MB: a number has about 10 bytes, and base64 adds a third.
 constexpr size_t kMaxPoints = 2000;  // of a curve
@@ -46,12 +47,10 @@ Json curves_of(const NumberTable& table) {
   return table.thinned(std::min(kMaxPoints, kMaxNumbers / columns)).json();
 }
 
-/// The classes' names, as far as confusion.csv has them, by what stands for them in the log.
-std::map<std::string, std::string> names_of_classes(const fs::path& folder) {
+/// The classes' names, as far as the rows of confusion.csv have them, by what stands for them in
+/// the log.
+std::map<std::string, std::string> names_of_classes(const Rows& rows) {
   std::map<std::string, std::string> names;
-  if (!base::exists(folder / "confusion.csv")) return names;
-  const std::string text = base::read_file(folder / "confusion.csv");
-  const auto rows = csv_rows(text.substr(0, text.find('\n') + 1));
   if (rows.empty() || rows[0].front() != "label/answer") return names;
   const std::vector<std::string> all(rows[0].begin() + 1, rows[0].end());
   const std::vector<std::string> keys = class_keys(all);
@@ -201,7 +200,9 @@ Json best_of(const RunRecords& run) {
 std::string report_page(const fs::path& folder) {
   RunRecords run = read_run(folder, ReadSteps::kYes);
   const Json best = best_of(run);
-  const Json classes = take_classes(run.epochs, names_of_classes(folder));
+  const fs::path file = folder / "confusion.csv";
+  const Rows confusion = base::exists(file) ? csv_rows(base::read_file(file)) : Rows();
+  const Json classes = take_classes(run.epochs, names_of_classes(confusion));
   const Json environment = json_file(folder / "environment.json");
   return page(run.name,
               {{"name", run.name},
@@ -219,7 +220,7 @@ std::string report_page(const fs::path& folder) {
                {"stragglers", stragglers_of(run, environment)},
                {"profile", json_file(ProfileFiles(folder).summary())},
                {"classes", classes},
-               {"confusion", confusion_json(folder / "confusion.csv")},
+               {"confusion", confusion_json(confusion)},
                {"precision_recall", numbers_json(folder / "precision_recall.csv")},
                {"mistakes", mistakes_json(folder)},
                {"pictures", pictures_json(folder)},

@@ -41,6 +41,12 @@ void read_line(const Json& line, RunRecords& run) {
   if (event == "epoch") run.epochs.add(line);
   if (event == "step") run.steps.add(line);
   if (event == "start") {
+    // Other ranks than these.
+    const char* const ranks = "world_size";
+    if (field_of<int64_t>(line, ranks, 0) != field_of<int64_t>(run.start, ranks, 0)) {
+      run.step_time = nullptr;
+      run.slow_epochs.clear();
+    }
     run.start = line;
     run.end = nullptr;
   }

@@ -62,6 +62,8 @@ class Classification : public Task {
 
   void attach(models::Model& model) override { expect_predictions(LabelKind::kImages, model); }
 
+  bool targets_are_classes() const override { return true; }
+
   data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const override {
     const double mixup = options_.mixup;
     const double cutmix = options_.cutmix;

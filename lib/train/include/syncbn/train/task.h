@@ -123,6 +123,10 @@ class Task {
   /// reports the loss alone, and counts() may wait for the device.
   virtual bool counts_training() const { return true; }
 
+  /// Whether a training batch's targets are classes, or shares of classes: the pictures of the
+  /// first batch then get their names.
+  virtual bool targets_are_classes() const { return false; }
+
   /// Whether evaluation takes one sample at a time, whatever the batch size: necessary where the
   /// result of a sample depends on the samples that share its batch.
   virtual bool evaluates_one_by_one() const { return false; }

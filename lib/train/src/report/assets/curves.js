@@ -71,11 +71,20 @@ function uplotSeries(curve, index) {
 
 function lastOf(list) { return list.findLast((value) => value !== null && value !== undefined); }
 
+/** Values at one place only, which a chart would show as a dot. */
+function inWords(group, title, name, curves, place) {
+  const texts = curves.map((curve) => `${curve.label} ${shown(name, lastOf(curve.values))}`.trim());
+  return { figure: element("div", { class: "chart" }, element("h3", {}, title), element("p", {}, texts.join(" · ")),
+    element("p", { class: "muted" }, group.noteOf(place))), draw() {}, group };
+}
+
 /**
  * A chart of curves {label, steps, values, low, high}, all of values that are called `name`.
  * @param options {best: step or null, canBeLog, hidesLast: show no values without a cursor}
  */
 function chart(group, title, name, curves, options = {}) {
+  const places = [...new Set(curves.flatMap((curve) => curve.steps.filter((_, i) => typeof curve.values[i] === "number")))];
+  if (places.length === 1) return inWords(group, title, name, curves, places[0]);
   let isLog = false;
   let plot = null;
   const area = element("div", { class: "plot", tabindex: "0", role: "group",

@@ -272,13 +272,19 @@ function pictures() {
 
 // ---- mistakes ------------------------------------------------------------------------------------
 
+/** A text that breaks anywhere but in a file's extension. */
+function withWholeEnding(text) {
+  const [, stem, ending] = text.match(/^(.*?)(\.\w{1,5})?$/s);
+  return element("span", {}, stem, ending ? element("span", { class: "ending" }, ending) : null);
+}
+
 function mistakes() {
   if (!run.mistakes) return;
   const { columns, address, list } = run.mistakes;
   const tiles = list.map(([sample, label, answer, loss, name]) => {
     const pairs = [["label", label], ["answer", answer], ["loss", shown("loss", Number(loss))], ["sample", name?.includes("/") ? name.split("/").slice(-2).join("/") : sample]];
     return { text: `${label} taken for ${answer}`, title: name,
-      below: element("dl", {}, pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])) };
+      below: element("dl", {}, pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, withWholeEnding(value))])) };
   });
   section(page, nav, "mistakes", "Worst mistakes",
       element("p", { class: "hint" }, "Of the last evaluation, those with the highest losses first."), tilesOf(address, columns, tiles));
