@@ -140,22 +140,27 @@ constexpr char kKilled[] = "rank 1 failed: killed by signal 9";
 constexpr char kThrew[] = "rank 1 failed: exit code 70";
 constexpr char kStopped[] = "rank 0 failed: exit code 75";
 
+// Each fault, each place, and a failing rank 0.
 INSTANTIATE_TEST_SUITE_P(
     All, GpuFaultTest,
     ::testing::Values(
-        Fault{"throw", "forward", kThrew}, Fault{"throw", "backward", kThrew},
-        Fault{"throw", "checkpoint", kThrew}, Fault{"memory", "forward", kThrew},
-        Fault{"memory", "backward", kThrew}, Fault{"memory", "checkpoint", kThrew},
-        Fault{"kill", "set-up", kKilled}, Fault{"kill", "forward", kKilled},
-        Fault{"kill", "backward", kKilled}, Fault{"kill", "checkpoint", kKilled},
-        Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
-        Fault{"throw", "first-forward", kThrew}, Fault{"kill", "first-backward", kKilled},
-        Fault{"stop", "first-forward", kStopped},
-        Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
-        Fault{"stop", "set-up", kStopped, "1", "NCCL has not connected within 3000 ms"},
+        Fault{"throw", "forward", kThrew}, Fault{"throw", "new-group", kThrew},
+        Fault{"memory", "backward", kThrew}, Fault{"throw", "checkpoint", kThrew},
         Fault{"memory", "set-up", "rank 1 failed: exit code 75", "1", "out of memory"},
-        Fault{"throw", "new-group", kThrew}, Fault{"stop", "forward", kStopped},
-        Fault{"stop", "backward", kStopped}, Fault{"stop", "checkpoint", kStopped}),
+        Fault{"kill", "set-up", kKilled}, Fault{"kill", "checkpoint", kKilled},
+        Fault{"kill", "first-backward", kKilled},
+        Fault{"kill", "backward", "rank 0 failed: killed by signal 9", "0"},
+        Fault{"stop", "first-forward", kStopped}, Fault{"stop", "backward", kStopped},
+        Fault{"stop", "set-up", kStopped, "1", "NCCL has not connected within 3000 ms"}),
+    name_of);
+INSTANTIATE_TEST_SUITE_P(
+    Exhaustive, GpuFaultTest,
+    ::testing::Values(Fault{"throw", "backward", kThrew}, Fault{"memory", "forward", kThrew},
+                      Fault{"memory", "checkpoint", kThrew}, Fault{"kill", "forward", kKilled},
+                      Fault{"kill", "backward", kKilled},
+                      Fault{"throw", "forward", "rank 0 failed: exit code 70", "0"},
+                      Fault{"throw", "first-forward", kThrew}, Fault{"stop", "forward", kStopped},
+                      Fault{"stop", "checkpoint", kStopped}),
     name_of);
 
 // Ranks that a program starts by itself.

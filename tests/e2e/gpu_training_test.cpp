@@ -22,13 +22,15 @@ namespace {
 using ::testing::HasSubstr;
 
 /// Trains a narrow digits network with as many workers as asked for, just long enough to learn it:
-/// on the pretended machine kernels run in an emulator, ten times as slowly as on the CPU.
+/// on the pretended machine kernels run in an emulator, ten times as slowly as on the CPU. One
+/// worker takes as many steps as two.
 nlohmann::json train_digits(int workers, const std::string& run_dir, const Env& env = {}) {
   const std::string epochs = workers <= 2 ? "2" : "4";
-  const auto program = start_launched_train(workers,
-                                            {"--config", shipped_config("digits.yaml"), "--run_dir",
-                                             run_dir, "--epochs", epochs, "--model.width", "8"},
-                                            env);
+  const auto program = start_launched_train(
+      workers,
+      {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir, "--epochs", epochs,
+       "--model.width", "8", "--batch_size", workers == 1 ? "16" : "8"},
+      env);
   const ProgramResult result = program->wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const bool on_cpus = env.contains("CUDA_VISIBLE_DEVICES");
@@ -165,10 +167,17 @@ TEST(GpuResumeTest, ARunMovesBetweenGpusAndCpus) {
 TEST(GpuGraphTrainingTest, ARunAndOneThatResumesEndWithTheBitsOfEagerOnes) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
   const TempFolder folder;
-  // An epoch has 181 steps, of which the last one is eager.
-  train_steps(200, folder / "eager", {}, {});
-  train_steps(190, folder / "graph", {"--cuda_graph"}, {});
-  train_steps(200, folder / "graph", {"--cuda_graph", "--resume", "auto"}, {});
+  // An epoch has 20 steps, of which the last one has fewer samples and is eager.
+  const auto steps = [&](int count, const std::string& run_dir, std::vector<std::string> more) {
+    for (const char* key :
+         {"type=synthetic", "channels=1", "height=8", "width=8", "size=155", "test_size=16"}) {
+      more.push_back(std::string("--data.") + key);
+    }
+    train_steps(count, folder / run_dir, more, {});
+  };
+  steps(55, "eager", {});
+  steps(30, "graph", {"--cuda_graph"});
+  steps(55, "graph", {"--cuda_graph", "--resume", "auto"});
   ASSERT_FALSE(HasFailure());
   expect_same_bits(last_of(folder / "graph"), last_of(folder / "eager"));
 }

@@ -107,7 +107,7 @@ class Pods(unittest.TestCase):
         """`host` is the name under which all pods find the first one."""
         command = [word.replace("/runs/", f"{self.folder}/") for word in container["command"]]
         command[command.index("--nproc_per_node=auto")] = "--nproc_per_node=1"
-        command = [str(BUILD / "bin/syncbn-launch"), *command[1:], f"epochs={epochs}", "model.width=4"]
+        command = [str(BUILD / "bin/syncbn-launch"), *command[1:], f"epochs={epochs}", "model.width=4", "data.test_fraction=0.6"]
         hosts = self.folder / "hosts"
         hosts.write_text(f"127.0.0.1 localhost {host}\n")
         output = open(self.folder / f"pod-{len(self.pods)}.log", "w")
@@ -156,12 +156,12 @@ class IndexedJob(Pods):
         _, job = documents("indexed_job.yaml")
         ignored = [code for rule in job["spec"]["podFailurePolicy"]["rules"]
                    if rule["action"] == "Ignore" and "onExitCodes" in rule for code in rule["onExitCodes"]["values"]]
-        self.start_all(epochs=30)
-        self.wait_for(self.pods[0], "epoch +1/30")
+        self.start_all(epochs=12)
+        self.wait_for(self.pods[0], "epoch +1/12")
         self.pods[1].send_signal(signal.SIGTERM)  # what kubelet sends
         for code in self.exit_codes():
             self.assertIn(code, ignored, self.all_logs())
-        self.start_all(epochs=30)
+        self.start_all(epochs=12)
         self.assertEqual(self.exit_codes(), [0, 0], self.all_logs())
         log = [json.loads(line) for line in (self.folder / "digits/log.jsonl").read_text().splitlines()]
         self.assertEqual([line["resumed"] for line in log if line["event"] == "start"], [False, True])

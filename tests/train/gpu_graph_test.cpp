@@ -31,7 +31,7 @@ using fake_cuda::Count;
 constexpr int kWarmUp = 11;
 constexpr int kSteps = kWarmUp + 20;
 constexpr int kSmallStep = 20;  // the last one of an epoch, with a smaller batch
-constexpr int64_t kBatch = 8;
+constexpr int64_t kBatch = 4;
 constexpr int64_t kSide = 8;
 
 struct Variant {
