@@ -45,7 +45,7 @@ class LinkProbe {
  public:
   using Deadline = std::chrono::steady_clock::time_point;
 
-  /// Connects to a LinkServer. The deadline is that of round trips, too.
+  /// Connects to a LinkServer. The deadline holds for round trips as well.
   LinkProbe(const std::string& host, int port, const std::string& id, Deadline deadline);
   /// @param connection to answer_probe()
   LinkProbe(base::UniqueFd connection, Deadline deadline)

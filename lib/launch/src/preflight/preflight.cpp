@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
@@ -165,7 +166,7 @@ LaunchOptions preflight_job(const LaunchOptions& options) {
     if (std::ranges::find(kLeftOut, name) == kLeftOut.end()) words.push_back(given);
   }
   std::filesystem::path folder = std::filesystem::current_path() / options.log_dir;
-  while (!std::filesystem::exists(folder)) folder = folder.parent_path();  // made at the start
+  while (!base::exists(folder)) folder = folder.parent_path();  // made at the start
   words.insert(words.end(), {"--prefix=off", "--", "/proc/self/exe", kPreflightWorker, folder});
   if (!options.token.empty()) ::setenv("SYNCBN_TOKEN", options.token.c_str(), 1);
   LaunchOptions check = parse_settled_options(words);

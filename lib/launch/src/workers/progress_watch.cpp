@@ -151,7 +151,8 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
 
 void ProgressWatch::compare_speed() {
   if (!next_comparison_ || Clock::now() < *next_comparison_) return;
-  *next_comparison_ += options_.straggler_interval;
+  // From now: after a pause of this process, intervals that were missed must not follow at once.
+  next_comparison_ = Clock::now() + options_.straggler_interval;
   std::vector<WorkerState> all;
   for (const Worker& worker : workers_) all.push_back(reported_state(worker));
   for (const std::string& line : stragglers_.add(all)) output_.say("syncbn-launch: " + line);
