@@ -7,10 +7,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -206,6 +208,60 @@ TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
                             "them within 1.5 s"));
   node1.send_signal(SIGCONT);
   EXPECT_EQ(node1.wait().exit_code, 7);
+}
+
+/// Whether the launcher's ranks have printed "up".
+bool are_up(Program& launcher, std::initializer_list<int> ranks) {
+  return launcher.wait_until([&] {
+    return std::ranges::all_of(ranks, [&](int rank) {
+      return launcher.out().find(fmt::format("[{}] up", rank)) != std::string::npos;
+    });
+  });
+}
+
+TEST(LaunchClusterFaultTest, EachLauncherExplainsTheRanksOfAllNodesWhileTheyRun) {
+  Nodes nodes(2);
+  Program& node0 = nodes.start(0, 2, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "3", "print", "up", "wait"});
+  ASSERT_TRUE(are_up(node0, {0, 1}) && are_up(node1, {2}));
+  const auto has_all =
+      AllOf(HasSubstr("3 ranks, at "), HasSubstr(": as it is now"),
+            HasSubstr("#5 of group 'all', all_reduce of Float:\n  ranks 0 to 1 wait in it"),
+            ContainsRegex("rank 2 \\(.*\\) has not come to it: its last call of this group is #3"),
+            Not(HasSubstr("missing")), Not(HasSubstr("Nothing is recorded")));
+  const std::string saved = nodes.folder() / "now.jsonl";
+  for (Program* launcher : {&node0, &node1, &node0}) {
+    const auto result =
+        run_program({kLauncher, "explain", "--save=" + saved, std::to_string(launcher->pid())});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_THAT(result.out, has_all);
+    EXPECT_EQ(run_program({kLauncher, "explain", saved}).out, result.out);
+  }
+  node0.send_signal(SIGTERM);
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
+}
+
+TEST(LaunchClusterFaultTest, ALauncherThatRunsNamesTheNodeWhoseCallsItCannotShow) {
+  Nodes nodes(2);
+  Program& node0 = nodes.start(0, 1, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  ASSERT_TRUE(are_up(node0, {0}) && are_up(node1, {1}));
+  node1.send_signal(SIGSTOP);
+  const auto explain = [](const Program& launcher) {
+    return run_program({kLauncher, "explain", std::to_string(launcher.pid())});
+  };
+  EXPECT_THAT(
+      explain(node0).out,
+      AllOf(ContainsRegex("The records of rank 1 of node 1 \\(.*\\) are missing: it did not "
+                          "send them within 1.5 s"),
+            HasSubstr("  rank 0 waits in it")));
+  const auto of_stopped = explain(node1);
+  EXPECT_THAT(of_stopped.out,
+              AllOf(HasSubstr("  rank 1 waits in it"), HasSubstr("Nothing is recorded of rank 0")));
+  EXPECT_THAT(of_stopped.err, HasSubstr("does not answer (stopped? kill -CONT"));
+  node1.send_signal(SIGCONT);
+  node0.send_signal(SIGTERM);
+  nodes.wait();
 }
 
 TEST(LaunchClusterFaultTest, WaitsWithoutBeingBusy) {

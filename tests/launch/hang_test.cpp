@@ -452,10 +452,12 @@ TEST(LaunchHangTest, OnlyADebuggerStopsTheTime) {
   std::vector<WorkerState> workers{at(0, 12, 5), at(1, 9, 9)};
   EXPECT_FALSE(launch::judge_hang(workers, 31, true));  // rank 1 makes progress
   for (WorkerState& worker : workers) worker.idle_seconds = 31;
+  workers[1].gpu = "0000:dc:00.0";
   for (const bool ends : {false, true}) {
     const auto behind = launch::judge_hang(workers, 31, ends);
     EXPECT_EQ(behind->rank, ends ? 1 : -1);
     EXPECT_FALSE(behind->stops_time);
+    EXPECT_THAT(behind->text, HasSubstr("rank 1 (a, GPU 0000:dc:00.0, pid 101) holds up"));
   }
   workers[0].tracer = 77;
   EXPECT_FALSE(launch::judge_hang(workers, 31, false));
@@ -478,12 +480,13 @@ TEST(LaunchHangTest, AWorkerThatIsAloneHoldsUpNobody) {
   std::vector<WorkerState> workers{at(0, 12, 5), at(1, 12, 5)};
   workers[0].process = '?';  // has ended, and so has been idle for longer
   workers[0].idle_seconds = 100;
+  workers[1].gpu = "0000:dc:00.0";
   EXPECT_FALSE(launch::judge_hang(workers, 31, false));
   const auto hang = launch::judge_hang(workers, 31, true);
   EXPECT_EQ(hang->rank, 1);
   EXPECT_EQ(hang->text,
-            "rank 1 (a, pid 101) is the only worker that still runs, and makes no progress for "
-            "31.0 s");
+            "rank 1 (a, GPU 0000:dc:00.0, pid 101) is the only worker that still runs, and makes "
+            "no progress for 31.0 s");
 }
 
 // A process with many threads has more stacks than are shown, and may take longer than there is.

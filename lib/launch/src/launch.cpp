@@ -189,10 +189,11 @@ constexpr const char* kStatusHelp =
     "launcher that you have started on this machine, or for the one with this process or\n"
     "job name.\n";
 constexpr const char* kExplainHelp =
-    "usage: syncbn-launch explain [--torch=FOLDER] FILE... | PID\n\n"
+    "usage: syncbn-launch explain [--save=FILE] [--torch=FOLDER] FILE... | PID\n\n"
     "Says in words which rank did not make which call. FILE is the flight.jsonl that a\n"
-    "launcher has left (node 0's has all ranks), and PID a launcher that runs. --torch\n"
-    "writes the records in the form of torch's fr_trace.\n";
+    "launcher has left (node 0's has all ranks). PID is a launcher that runs: it asks those\n"
+    "of all nodes. --save writes the records to a file, --torch in the form of torch's\n"
+    "fr_trace.\n";
 
 // Finds what run() would find, before any host has started. The head does not show the warning that
 // this prints; run() prints it again.

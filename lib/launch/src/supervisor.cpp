@@ -189,7 +189,7 @@ GroupResult Supervisor::run_attempt() {
 void Supervisor::write_records(const JobRecords& records) {
   if (records.messages.empty()) return;
   logs_.begin_attempt(records.attempt);  // the folder, which may have been removed
-  const std::string file = write_flight_file(records, context_.job_id, logs_, output_);
+  const std::string file = write_flight_file(records, logs_, output_);
   const bool was_named = last_.failure && last_.failure->flight_file == file;
   if (file.empty() || was_named) return;
   const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
@@ -205,7 +205,10 @@ std::optional<int> Supervisor::wait_for_cluster() {
     cluster_->handle();
     for (const std::string& notice : cluster_->take_notices()) say_for_job(notice);
     if (const auto joined = cluster_->take_joined()) events_.nodes_joined(*joined);
-    if (cluster_->take_record_request()) cluster_->report_records(records_);
+    if (cluster_->take_record_request()) {
+      for (const RankMemory& rank : records_) cluster_->report_record(rank);
+      cluster_->report_records();
+    }
     if (const auto records = cluster_->take_records()) write_records(*records);
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     if (cluster_->take_inquiry()) cluster_->report_workers({});

@@ -18,6 +18,8 @@
 #include <string_view>
 #include <utility>
 
+#include "job/status_socket.h"
+
 namespace syncbn::launch {
 namespace {
 
@@ -250,8 +252,19 @@ FlightFile file_of(std::vector<RankRecord> records, const std::string& source) {
   return file;
 }
 
-/// The workers of a running launcher, whose descriptors this user may open.
+/// The workers of all nodes of a running launcher; its own, whose memory this user may open, if it
+/// has no others or does not answer.
 FlightFile live_file(pid_t launcher) {
+  const auto of_all_nodes = ask_for_records(launcher);
+  if (of_all_nodes && !of_all_nodes->empty()) {
+    return FlightFile::of(*of_all_nodes, fmt::format("the answer of launcher {}", launcher));
+  }
+  if (!of_all_nodes) {
+    base::write_stderr(
+        fmt::format("syncbn-launch: warning: launcher {0} does not answer (stopped? kill -CONT "
+                    "{0}): these are the ranks of its node only\n",
+                    launcher));
+  }
   std::vector<RankRecord> records;
   std::error_code error;
   for (fs::directory_iterator fd(fmt::format("/proc/{}/fd", launcher), error), end;
@@ -287,6 +300,17 @@ FlightFile flight_file_at(const std::string& path) {
   return FlightFile::of(base::read_file(path, kMaxFile), path);
 }
 
+/// The records of all files.
+FlightFile one_file(const std::vector<FlightFile>& files) {
+  FlightFile all = files.front();
+  for (size_t i = 1; i < files.size(); ++i) {
+    for (const RankRecord& record : files[i].records) {
+      if (std::ranges::count(all.ranks, record.rank) == 0) all.add(record);
+    }
+  }
+  return all;
+}
+
 void write_for_torch(const std::vector<FlightFile>& files, const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -306,21 +330,28 @@ std::string explanation(const std::vector<FlightFile>& files) {
 
 void explain(const std::vector<std::string>& arguments) {
   constexpr std::string_view kTorch = "--torch=";
+  constexpr std::string_view kSave = "--save=";
   std::optional<std::string> folder;
+  std::optional<std::string> saved;
   std::vector<FlightFile> files;
   for (const std::string& word : arguments) {
     if (word.starts_with(kTorch)) {
       folder = word.substr(kTorch.size());
+    } else if (word.starts_with(kSave)) {
+      saved = word.substr(kSave.size());
     } else if (!word.starts_with('-')) {
       files.push_back(flight_file_at(word));
     } else {
       throw base::UserError(
-          fmt::format("explain: {} is not among its options; it takes --torch=FOLDER", word));
+          fmt::format("explain: {} is not among its options; it takes --save=FILE and "
+                      "--torch=FOLDER",
+                      word));
     }
   }
   if (files.empty()) {
     throw base::UserError(
-        "usage: syncbn-launch explain [--torch=FOLDER] FILE..., with the file that a failed job "
+        "usage: syncbn-launch explain [--save=FILE] [--torch=FOLDER] FILE..., with the file that a "
+        "failed job "
         "names, or the process id of a launcher");
   }
   for (const FlightFile& file : files) {
@@ -332,6 +363,7 @@ void explain(const std::vector<std::string>& arguments) {
     }
   }
   base::write_stdout(explanation(files));
+  if (saved) base::write_file_atomically(*saved, one_file(files).text());
   if (folder) write_for_torch(files, *folder);
 }
 

@@ -197,6 +197,23 @@ void FlightFile::add(RankRecord record) {
   records.push_back(std::move(record));
 }
 
+Json json_of(const std::vector<FlightFile::Missing>& missing) {
+  Json all = Json::array();
+  for (const FlightFile::Missing& one : missing) {
+    all.push_back({{"node", one.node}, {"ranks", one.ranks}, {"why", one.why}});
+  }
+  return all;
+}
+
+std::vector<FlightFile::Missing> missing_in(const Json& json) {
+  std::vector<FlightFile::Missing> missing;
+  for (const Json& one : json) {
+    missing.push_back(
+        {shown_text(one, "node"), one.at("ranks").get<std::vector<int>>(), shown_text(one, "why")});
+  }
+  return missing;
+}
+
 std::string FlightFile::text() const {
   FlightText text;
   for (const RankRecord& record : records) text.add(record);
@@ -212,10 +229,6 @@ bool FlightText::add(const RankRecord& record) {
 }
 
 std::string FlightText::text(const FlightFile& head) const {
-  Json missing = Json::array();
-  for (const FlightFile::Missing& one : head.missing) {
-    missing.push_back({{"node", one.node}, {"ranks", one.ranks}, {"why", one.why}});
-  }
   return json_line({{"format", kFormat},
                     {"job", head.job},
                     {"attempt", head.attempt},
@@ -224,7 +237,7 @@ std::string FlightText::text(const FlightFile& head) const {
                     {"unix_ns", head.unix_ns},
                     {"ranks", ranks_},
                     {"has_all_nodes", head.has_all_nodes},
-                    {"missing", missing}}) +
+                    {"missing", json_of(head.missing)}}) +
          lines_ + json_line({{"complete", true}});
 }
 
@@ -246,10 +259,7 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
     file.unix_ns = head.at("unix_ns");
     file.ranks = head.at("ranks").get<std::vector<int>>();
     file.has_all_nodes = head.value("has_all_nodes", false);
-    for (const Json& one : head.value("missing", Json::array())) {
-      file.missing.push_back({shown_text(one, "node"), one.at("ranks").get<std::vector<int>>(),
-                              shown_text(one, "why")});
-    }
+    file.missing = missing_in(head.value("missing", Json::array()));
   } catch (const std::exception&) {
     throw base::UserError(
         fmt::format("{} is no flight record of syncbn-launch, or its first line is damaged", path));

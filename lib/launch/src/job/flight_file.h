@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,10 @@ struct FlightFile {
   /// @throws base::UserError naming `path` if the first line is another one's.
   static FlightFile of(const std::string& text, const std::string& path);
 };
+
+nlohmann::json json_of(const std::vector<FlightFile::Missing>& missing);
+/// @throws nlohmann's exceptions if `json` has a different form.
+std::vector<FlightFile::Missing> missing_in(const nlohmann::json& json);
 
 /// Makes the text of such a file from one record after the other.
 class FlightText {

@@ -131,4 +131,34 @@ std::optional<RankRecord> record_in(const Json& message) {
   }
 }
 
+Json JobRecords::head() const {
+  return {{"type", "all_records"},    {"job", job}, {"attempt", attempt},
+          {"world_size", world_size}, {"why", why}, {"missing", json_of(missing)}};
+}
+
+JobRecords JobRecords::of(const Json& head) {
+  return {.job = shown_text(head, "job"),
+          .attempt = head.at("attempt"),
+          .world_size = head.at("world_size"),
+          .why = shown_text(head, "why"),
+          .missing = missing_in(head.at("missing"))};
+}
+
+std::string JobRecords::text() const {
+  FlightFile head{.job = job,
+                  .attempt = attempt,
+                  .world_size = world_size,
+                  .why = why,
+                  .has_all_nodes = true,
+                  .missing = missing};
+  FlightText lines;
+  FlightFile::Missing left_out{.node = "all nodes", .ranks = {}, .why = "the file is full"};
+  for (const std::string& message : messages) {
+    const auto record = record_in(Json::parse(message));
+    if (record && !lines.add(*record)) left_out.ranks.push_back(record->rank);
+  }
+  if (!left_out.ranks.empty()) head.missing.push_back(std::move(left_out));
+  return lines.text(head);
+}
+
 }  // namespace syncbn::launch

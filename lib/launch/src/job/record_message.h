@@ -26,13 +26,21 @@ std::optional<nlohmann::json> record_message(const RankRecord& record, const Rec
 /// The record in such a message of another launcher; empty if it has a different form.
 std::optional<RankRecord> record_in(const nlohmann::json& message);
 
-/// The flight records of all ranks after a failed attempt, as node 0's launcher has received them.
+/// The flight records of all ranks, as node 0's launcher has received them.
 struct JobRecords {
+  std::string job = {};
   int attempt = 0;
   int world_size = 1;
-  std::string why = {};                    ///< the attempt ended
+  std::string why = {};                    ///< the file is written
   std::vector<std::string> messages = {};  ///< of record_message(), which may be a stranger's
   std::vector<FlightFile::Missing> missing = {};
+
+  /// All but `messages`, as a message that follows them to a node that has asked.
+  nlohmann::json head() const;
+  /// @throws nlohmann's exceptions if `head` has a different form.
+  static JobRecords of(const nlohmann::json& head);
+  /// As a file.
+  std::string text() const;
 };
 
 }  // namespace syncbn::launch

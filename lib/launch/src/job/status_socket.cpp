@@ -31,16 +31,15 @@ namespace {
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr std::string_view kName = "syncbn-launch/";  // then the process
 constexpr size_t kMaxAsking = 16;
-constexpr int kMaxProgram = 200;  // columns of the line that names it
-constexpr size_t kMaxAnswer = size_t{64} << 20;
+constexpr int kMaxProgram = 200;                  // columns of the line that names it
+constexpr size_t kMaxAnswer = size_t{132} << 20;  // more than the longest file of records
 constexpr std::chrono::seconds kPatience{5};
 
 // An abstract address: its first byte is 0.
-socklen_t address_of(pid_t pid, sockaddr_un& address) {
+socklen_t address_of(std::string_view question, pid_t pid, sockaddr_un& address) {
   address.sun_family = AF_UNIX;
-  const std::string name = fmt::format("{}{}", kName, pid);
+  const std::string name = fmt::format("{}{}", question, pid);
   name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
@@ -58,9 +57,10 @@ std::set<pid_t> launchers() {
   std::set<pid_t> pids;
   std::ifstream file("/proc/net/unix");
   for (std::string line; std::getline(file, line);) {
-    const size_t at = line.find(fmt::format("@{}", kName));
+    const size_t at = line.find(fmt::format("@{}", StatusServer::kStatus));
     if (at == line.npos) continue;
-    if (const auto pid = base::parse_number<pid_t>(line.substr(at + 1 + kName.size()))) {
+    if (const auto pid =
+            base::parse_number<pid_t>(line.substr(at + 1 + StatusServer::kStatus.size()))) {
       pids.insert(*pid);
     }
   }
@@ -73,20 +73,22 @@ struct Asked {
 };
 
 // Anybody may take an abstract address: only a launcher of this user is asked, by root any.
-base::UniqueFd connect_to(pid_t pid) {
+base::UniqueFd connect_to(std::string_view question, pid_t pid) {
   base::UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
-  const socklen_t size = address_of(pid, address);
+  const socklen_t size = address_of(question, pid, address);
   if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return {};
   const auto user = user_of(fd.get());
   return user && (*user == ::geteuid() || ::geteuid() == 0) ? std::move(fd) : base::UniqueFd();
 }
 
 // Asks all at once, so that one that is stopped does not take the time of the others.
-std::vector<Asked> ask_launchers() {
+std::vector<Asked> ask(std::string_view question, const std::set<pid_t>& pids) {
   std::vector<Asked> all;
-  for (const pid_t pid : launchers()) {
-    if (base::UniqueFd fd = connect_to(pid)) all.push_back({pid, base::Channel(std::move(fd))});
+  for (const pid_t pid : pids) {
+    if (base::UniqueFd fd = connect_to(question, pid)) {
+      all.push_back({pid, base::Channel(std::move(fd))});
+    }
   }
   const auto deadline = Clock::now() + kPatience;
   while (Clock::now() < deadline) {
@@ -106,10 +108,10 @@ std::vector<Asked> ask_launchers() {
 
 }  // namespace
 
-StatusServer::StatusServer()
+StatusServer::StatusServer(std::string_view question)
     : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), spare_(open_spare()) {
   sockaddr_un address{};
-  const socklen_t size = address_of(::getpid(), address);
+  const socklen_t size = address_of(question, ::getpid(), address);
   if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
       ::listen(listener_.get(), kMaxAsking) != 0) {
     listener_.reset();
@@ -169,7 +171,7 @@ void print_status(const std::string& which) {
   std::string text;
   std::vector<std::string> others;
   std::vector<std::string> silent;
-  for (const auto& [pid, channel] : ask_launchers()) {
+  for (const auto& [pid, channel] : ask(StatusServer::kStatus, launchers())) {
     if (!channel.has_ended()) {
       silent.push_back(
           fmt::format("launcher {} does not answer (stopped? kill -CONT {})", pid, pid));
@@ -202,6 +204,14 @@ void print_status(const std::string& which) {
   // A launcher that does not answer may be the one that is meant.
   if (!silent.empty()) throw base::UnavailableError(what + base::join(silent, "; "));
   throw base::UserError(what.empty() ? "no syncbn-launch of this user runs on this machine" : what);
+}
+
+std::optional<std::string> ask_for_records(pid_t launcher) {
+  const auto answers = ask(StatusServer::kRecords, {launcher});
+  if (answers.empty()) return "";  // a launcher of one node
+  const base::Channel& answer = answers[0].channel;
+  if (!answer.has_ended()) return std::nullopt;
+  return std::string(answer.input());
 }
 
 }  // namespace syncbn::launch

@@ -3,19 +3,25 @@
 #include <syncbn/base/unique_fd.h>
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "job/run_context.h"
 
 namespace syncbn::launch {
 
-/// Where `syncbn-launch status` asks a launcher: an abstract Unix socket named after the launcher's
-/// process, which leaves no file behind. Answers only the same user and root. Not thread-safe.
+/// Where `syncbn-launch status` or `explain` asks a launcher: an abstract Unix socket named after
+/// the question and the launcher's process, which leaves no file behind. Answers only the same user
+/// and root. Not thread-safe.
 class StatusServer {
  public:
+  static constexpr std::string_view kStatus = "syncbn-launch/";
+  static constexpr std::string_view kRecords = "syncbn-launch-records/";
+
   /// Without a socket, if the system has none left, nobody asks.
-  StatusServer();
+  explicit StatusServer(std::string_view question = kStatus);
 
   /// Readable when somebody asks; -1 without a socket.
   int fd() const { return listener_.get(); }
@@ -43,5 +49,9 @@ std::string status_in_words(const nlohmann::json& answer);
 /// @throws base::UserError if there is no such launcher.
 /// @throws base::UnavailableError if one that may be meant does not answer.
 void print_status(const std::string& which);
+
+/// The flight records of all nodes as a launcher knows them now, as a file; "" if it knows no
+/// others than its own. Empty if it does not answer.
+std::optional<std::string> ask_for_records(pid_t launcher);
 
 }  // namespace syncbn::launch

@@ -359,11 +359,11 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
   const std::string time = base::format_seconds(seconds);
   if (const WorkerState* one = find_debugged(workers)) {
     if (!ends) return std::nullopt;
-    return Hang{.text = fmt::format(
-                    "no progress for {}, but a debugger (pid {}) is attached to rank {} ({}): "
-                    "--hang_timeout waits for it",
-                    time, one->tracer, one->rank, one->host),
-                .stops_time = true};
+    return Hang{
+        .text = fmt::format("no progress for {}, but a debugger (pid {}) is attached to {}: "
+                            "--hang_timeout waits for it",
+                            time, one->tracer, one->name()),
+        .stops_time = true};
   }
   const auto culprit = find_culprit(workers, seconds / 2);
   const auto worker =
@@ -379,19 +379,18 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
     const bool has_steps = idlest != workers.end() && idlest->steps > 0;
     if (!ends || !has_steps) return std::nullopt;
     if (workers.size() == 1) {
-      return Hang{idlest->rank, fmt::format("rank {} ({}, pid {}) is the only worker that still "
-                                            "runs, and makes no progress for {}",
-                                            idlest->rank, idlest->host, idlest->pid, time)};
+      return Hang{idlest->rank, fmt::format("{} is the only worker that still runs, and makes no "
+                                            "progress for {}",
+                                            idlest->name(), time)};
     }
     return Hang{idlest->rank,
                 fmt::format("no rank makes progress for {}, and nothing shows which one "
-                            "holds up the others; ending rank {} ({})",
-                            time, idlest->rank, idlest->host)};
+                            "holds up the others; ending {}",
+                            time, idlest->name())};
   }
   if (!ends && !culprit->is_sure) return std::nullopt;
   return Hang{ends ? culprit->rank : -1,
-              fmt::format("rank {} ({}, pid {}) {} the others: no progress for {}; it {}",
-                          culprit->rank, culprit->host, worker->pid,
+              fmt::format("{} {} the others: no progress for {}; it {}", worker->name(),
                           culprit->is_sure ? "holds up" : "probably holds up", time, culprit->why)};
 }
 

@@ -66,6 +66,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       alive_period_(options.alive_period),
       silence_(options.alive_period * options.alive_misses),
       reopened_by_(Clock::now() + kReopenPatience) {
+  if (record_requests_.fd() >= 0) watched_.try_add(record_requests_.fd());
   if (!listener) return;
   if (!is_local_address(options.master_addr)) {
     // Not an error: others may reach it through a service or a router.
@@ -95,6 +96,7 @@ void Cluster::handle() {
       notices_.push_back(base::printable(notice));  // may quote a foreign program
     }
   }
+  handle_record_requests();
   if (finish_) return;
   if (torchrun_) return handle_torchrun();
   if (connecting_) finish_connecting();
@@ -220,6 +222,12 @@ void Cluster::handle_messages() {
   if (!finish_) watch();
 }
 
+void Cluster::handle_record_requests() {
+  if (!record_requests_.handle()) return;
+  if (accepted_ && link_ && !finish_) return send({{"type", "ask_all_records"}});
+  record_requests_.answer("");
+}
+
 void Cluster::shake_hands() {
   while (!handshake_.is_done()) {
     const auto line = link_->next_line(kMaxHandshakeAnswer);
@@ -255,7 +263,16 @@ void Cluster::handle_message(const Json& message) {
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
   if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
   if (type == "inquire") is_asked_ = true;
-  if (type == "ask_records") asks_for_records_ = true;
+  if (type == "ask_records") {
+    asks_for_records_ = true;
+    record_question_ = message.at("question");
+  }
+  if (type == "record") job_records_.push_back(message.dump());
+  if (type == "all_records") {
+    JobRecords records = JobRecords::of(message);
+    records.messages = std::exchange(job_records_, {});
+    record_requests_.answer(records.messages.empty() ? "" : records.text());
+  }
   if (type == "hold") holds_ = true;
   if (type == "hang") hang_ = Hang::of(message.at("hang"));
   if (type == "status") status_ = message;
@@ -412,15 +429,17 @@ void Cluster::report_workers(const std::vector<WorkerState>& workers) {
   send({{"type", "workers"}, {"workers", json_of(workers, Peers::kMaxMessage - kFrame)}});
 }
 
-void Cluster::report_records(const std::vector<RankMemory>& ranks) {
-  for (const RankMemory& rank : ranks) {
-    const auto record = rank.read();
-    if (!record) continue;
-    if (const auto message = record_message(*record, RecordQuota::of(record->world_size))) {
-      send(*message);
-    }
+void Cluster::report_record(const RankMemory& rank) {
+  const auto record = rank.read();
+  if (!record) return;
+  if (auto message = record_message(*record, RecordQuota::of(record->world_size))) {
+    (*message)["question"] = record_question_;
+    send(*message);
   }
-  send({{"type", "records"}});
+}
+
+void Cluster::report_records() {
+  send({{"type", "records"}, {"question", record_question_}});
 }
 
 void Cluster::report_stall(double seconds, bool ends) {

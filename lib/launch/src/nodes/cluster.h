@@ -14,7 +14,9 @@
 
 #include "common/descriptors.h"
 #include "common/handshake.h"
+#include "job/record_message.h"
 #include "job/run_context.h"
+#include "job/status_socket.h"
 #include "job/worker_state.h"
 #include "nodes/coordinator.h"
 #include "nodes/torchrun.h"
@@ -79,9 +81,10 @@ class Cluster {
   bool take_hold() { return std::exchange(holds_, false) || paused_; }
 
   /// Whether node 0 asks for the flight records of this node's ranks; once for each question.
-  /// Answer by report_records().
+  /// Answer by report_record() for each of them, then report_records().
   bool take_record_request() { return std::exchange(asks_for_records_, false); }
-  void report_records(const std::vector<RankMemory>& ranks);
+  void report_record(const RankMemory& rank);
+  void report_records();
   /// On node 0: Coordinator::take_records().
   std::optional<JobRecords> take_records() {
     return leads() ? coordinator_->take_records() : std::nullopt;
@@ -109,6 +112,7 @@ class Cluster {
   void finish_connecting();
   void send_hello();
   void handle_messages();
+  void handle_record_requests();
   void shake_hands();
   void handle_message(const nlohmann::json& message);
   void send(const nlohmann::json& message);
@@ -152,6 +156,9 @@ class Cluster {
   const Clock::time_point reopened_by_;
   bool is_asked_ = false;
   bool asks_for_records_ = false;
+  int record_question_ = 0;
+  StatusServer record_requests_{StatusServer::kRecords};  ///< of `explain`
+  std::vector<std::string> job_records_;  ///< JobRecords::messages that have come for it
   bool holds_ = false;
   std::optional<Hang> hang_;
   std::optional<nlohmann::json> status_;

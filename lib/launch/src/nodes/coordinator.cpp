@@ -19,7 +19,8 @@ using Json = nlohmann::json;
 
 // Time for the nodes to say what their workers do.
 constexpr std::chrono::seconds kInquiryPatience{2};
-// Time for the nodes to send their ranks' flight records, which the end of the job waits for.
+// Time for the nodes to send their ranks' flight records, which the end of the job or a user waits
+// for.
 constexpr std::chrono::milliseconds kRecordPatience{1500};
 
 bool is_failure_code(int exit_code) {
@@ -109,12 +110,18 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
     }
     if (inquiry_->open.empty()) conclude_inquiry();
   }
-  const bool is_of_collection = collection_ && collection_->open.contains(node.rank);
-  if (type == "record" && is_of_collection) keep_record(node, message);
-  if (type == "records" && is_of_collection) {
+  if (type == "ask_all_records") {
+    if (state_ != State::kRunning) return send_records(node, {});
+    if (!collection_) ask_for_records("as it is now", /*ends_attempt=*/false);
+    collection_->asking.insert(node.rank);
+  }
+  const bool is_answer = (type == "record" || type == "records") && collection_ &&
+                         collection_->open.contains(node.rank) &&
+                         message.at("question") == collection_->number;
+  if (is_answer && type == "record") keep_record(node, message);
+  if (is_answer && type == "records") {
     collection_->open.erase(node.rank);
     collection_->sent.insert(node.rank);
-    end_attempt();
   }
 }
 
@@ -240,7 +247,7 @@ void Coordinator::lost(PeerLauncher& node) {
   if (state_ != State::kRunning || !takes_part) return;
   if (!has_left) ++failures_[host];
   // Its keeper kills its workers. If they have already succeeded, nothing is lost.
-  if (!has_left && !collection_) wants_records_ = true;
+  if (!has_left && !is_ending_attempt()) wants_records_ = true;
   if (!has_left && options_.nodes_may_change()) change_nodes(name + " is lost");
   if (!has_left && !options_.nodes_may_change()) {
     fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
@@ -313,23 +320,24 @@ void Coordinator::conclude_inquiry() {
   if (hang) peers_.send_to_nodes({{"type", "hang"}, {"hang", hang->json()}});
 }
 
-void Coordinator::ask_for_records() {
-  collection_ = Collection{.deadline = Clock::now() + kRecordPatience,
-                           .records = {.attempt = attempt_,
-                                       .world_size = world_size_,
-                                       .why = failed_ ? failure_text_ : node_change_}};
+void Coordinator::ask_for_records(const std::string& why, bool ends_attempt) {
+  collection_ = Collection{
+      .number = ++collections_,
+      .deadline = Clock::now() + kRecordPatience,
+      .ends_attempt = ends_attempt,
+      .records = {.job = job_id_, .attempt = attempt_, .world_size = world_size_, .why = why}};
   for (const auto& [rank, node] : peers_.nodes()) {
     if (!node->takes_part) continue;
     collection_->open.insert(rank);
-    peers_.send(*node, {{"type", "ask_records"}});
+    peers_.send(*node, {{"type", "ask_records"}, {"question", collection_->number}});
   }
 }
 
 void Coordinator::keep_record(const PeerLauncher& node, const Json& message) {
-  Part& part = parts_.at(node.rank);
+  const Part& part = parts_.at(node.rank);
   const int rank = message.at("rank");
   const bool is_its_own = rank >= part.first && rank - part.first < part.count;
-  if (!is_its_own || !part.recorded.insert(rank).second) return;
+  if (!is_its_own || !collection_->recorded[node.rank].insert(rank).second) return;
   std::string text = message.dump();
   if (text.size() > RecordQuota::of(world_size_).bytes) return;
   collection_->records.messages.push_back(std::move(text));
@@ -342,19 +350,47 @@ void Coordinator::conclude_collection() {
     FlightFile::Missing& missing = collection.records.missing.emplace_back();
     missing.node = part.node;
     for (int i = 0; i < part.count; ++i) {
-      if (!part.recorded.contains(part.first + i)) missing.ranks.push_back(part.first + i);
+      const int worker = part.first + i;
+      if (!collection.recorded[rank].contains(worker)) missing.ranks.push_back(worker);
     }
     missing.why =
         collection.open.contains(rank)
             ? fmt::format("it did not send them within {}", base::format_seconds(kRecordPatience))
             : "its launcher is gone";
   }
-  records_ = std::move(collection.records);
+  for (const int rank : collection.asking) {
+    const auto node = peers_.nodes().find(rank);
+    if (node != peers_.nodes().end()) send_records(*node->second, collection.records);
+  }
+  if (collection.ends_attempt) records_ = std::move(collection.records);
+}
+
+void Coordinator::send_records(PeerLauncher& node, const JobRecords& records) {
+  // A channel that is full would end the job. The heartbeats wait behind what is sent here.
+  constexpr size_t kMaxSent = base::Channel::kMaxUnsent / 2;
+  Json head = records.head();
+  std::vector<int> left_out;
+  for (const std::string& text : records.messages) {
+    const Json record = Json::parse(text);
+    if (node.channel.unsent() + text.size() > kMaxSent) {
+      left_out.push_back(record.at("rank"));
+    } else {
+      peers_.send(node, record);
+    }
+  }
+  if (!left_out.empty()) {
+    head["missing"].push_back({{"node", "all nodes"},
+                               {"ranks", left_out},
+                               {"why", "node 0 cannot send so much at once"}});
+  }
+  peers_.send(node, head);
 }
 
 void Coordinator::handle_times() {
   const auto now = Clock::now();
-  if (collection_ && now >= collection_->deadline) end_attempt();
+  if (collection_ && (collection_->open.empty() || now >= collection_->deadline)) {
+    collection_->ends_attempt ? end_attempt() : conclude_collection();
+  }
   if (inquiry_ && now >= inquiry_->deadline) conclude_inquiry();
   const bool compares = state_ == State::kRunning && options_.straggler_interval.count() > 0;
   if (compares && now >= next_comparison_) {
@@ -527,7 +563,10 @@ void Coordinator::stop_attempt(const std::string& text) {
 }
 
 void Coordinator::end_attempt() {
-  if (std::exchange(wants_records_, false)) ask_for_records();
+  if (collection_ && !collection_->ends_attempt) conclude_collection();
+  if (std::exchange(wants_records_, false)) {
+    ask_for_records(failed_ ? failure_text_ : node_change_, /*ends_attempt=*/true);
+  }
   if (collection_) {
     if (!collection_->open.empty() && Clock::now() < collection_->deadline) return;
     conclude_collection();

@@ -87,9 +87,11 @@ class Coordinator {
   void inquire();
   void conclude_inquiry();
 
-  void ask_for_records();
+  /// @param why the file of the records is written.
+  void ask_for_records(const std::string& why, bool ends_attempt);
   void keep_record(const PeerLauncher& node, const nlohmann::json& message);
   void conclude_collection();
+  void send_records(PeerLauncher& node, const JobRecords& records);
 
   void handle_times();
   std::string missing() const;
@@ -163,17 +165,22 @@ class Coordinator {
     std::string node;
     int first = 0;
     int count = 0;
-    std::set<int> recorded = {};
   };
   std::map<int, Part> parts_;  ///< by node rank
   int world_size_ = 1;         ///< of this attempt
   /// The question to all nodes for their ranks' flight records.
   struct Collection {
+    int number;  ///< tells its answers from those to an earlier question
     Clock::time_point deadline;
-    std::set<int> open = {};  ///< nodes that have not sent all
-    std::set<int> sent = {};  ///< nodes that have
+    bool ends_attempt;          ///< the attempt has failed; else only `asking` wait
+    std::set<int> open = {};    ///< nodes that have not sent all
+    std::set<int> sent = {};    ///< nodes that have
+    std::set<int> asking = {};  ///< nodes that want the answer, for `explain`
+    std::map<int, std::set<int>> recorded = {};  ///< ranks, by node
     JobRecords records = {};
   };
+  bool is_ending_attempt() const { return collection_ && collection_->ends_attempt; }
+  int collections_ = 0;
   bool wants_records_ = false;  ///< of this attempt
   std::optional<Collection> collection_;
   std::optional<JobRecords> records_;

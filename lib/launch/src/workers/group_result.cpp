@@ -143,22 +143,8 @@ std::string write_flight_file(const std::string& why, const RunContext& context,
   return file.records.empty() ? "" : save_flight_file(file.text(), logs, output);
 }
 
-std::string write_flight_file(const JobRecords& records, const std::string& job_id, LogFolder& logs,
-                              Output& output) {
-  FlightFile head{.job = job_id,
-                  .attempt = records.attempt,
-                  .world_size = records.world_size,
-                  .why = records.why,
-                  .has_all_nodes = true,
-                  .missing = records.missing};
-  FlightText text;
-  FlightFile::Missing left_out{.node = "all nodes", .ranks = {}, .why = "the file is full"};
-  for (const std::string& message : records.messages) {
-    const auto record = record_in(nlohmann::json::parse(message));
-    if (record && !text.add(*record)) left_out.ranks.push_back(record->rank);
-  }
-  if (!left_out.ranks.empty()) head.missing.push_back(std::move(left_out));
-  return save_flight_file(text.text(head), logs, output);
+std::string write_flight_file(const JobRecords& records, LogFolder& logs, Output& output) {
+  return save_flight_file(records.text(), logs, output);
 }
 
 }  // namespace syncbn::launch

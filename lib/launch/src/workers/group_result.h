@@ -92,7 +92,6 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
 std::string write_flight_file(const std::string& why, const RunContext& context,
                               const std::vector<Worker>& workers, LogFolder& logs, Output& output);
 /// The same with the flight records of all nodes, in place of that of this node.
-std::string write_flight_file(const JobRecords& records, const std::string& job_id, LogFolder& logs,
-                              Output& output);
+std::string write_flight_file(const JobRecords& records, LogFolder& logs, Output& output);
 
 }  // namespace syncbn::launch

@@ -234,6 +234,10 @@ void WorkerGroup::handle_cluster() {
   if (cluster_is_due_) run_.cluster->handle();
   for (const std::string& notice : run_.cluster->take_notices()) say_for_job(notice);
   if (run_.cluster->take_inquiry()) run_.cluster->report_workers(watch_.states());
+  if (run_.cluster->take_record_request()) {
+    for (const Worker& worker : workers_) run_.cluster->report_record(worker.calls);
+    run_.cluster->report_records();
+  }
   if (run_.cluster->take_hold()) watch_.forgive_silence();
   if (const auto hang = run_.cluster->take_hang()) handle_hang(*hang);
   // Even if handle() was not due: the reason may have arrived together with the start.
