@@ -151,8 +151,9 @@ TEST(SchemaTest, RefusesASectionThatIsNone) {
   EXPECT_THAT(read("doors:4\n", car),
               ElementsAre("car.yaml:1:1: expected lines of the form KEY: VALUE, got 'doors:4'"));
   EXPECT_THAT(read("engine: [diesel]\n", car),
-              ElementsAre("car.yaml:1:9: the key 'engine.type' is missing; it is one of diesel, "
-                          "electric"));
+              ElementsAre("car.yaml:1:9: engine: expected a section, got a list"));
+  EXPECT_THAT(read("engine: {type: {diesel: 3}}\n", car),
+              ElementsAre("car.yaml:1:16: engine.type: expected a name, got a section"));
 }
 
 TEST(SchemaTest, SetsOptionsOfTheDefaultTypeWithoutRepeatingIt) {

@@ -91,7 +91,8 @@ TEST(LaunchPreflightTest, NamesWhatIsUnlikeTheOtherNodes) {
               ElementsAre("node 1 (b): 400.0 MB of available memory, and the median of all nodes "
                           "is 1.0 GB"));
   EXPECT_THAT(outlier([](auto& node) { node.gpus = 2; }),
-              ElementsAre("node 1 (b): 2 GPUs, and node 0 (a) has 0 GPUs"));
+              ElementsAre("node 1 (b): 2 GPUs, and node 0 (a) has 0 GPUs",
+                          "node 1 (b): CUDA finds 0 of its 2 GPUs (driver, CUDA_VISIBLE_DEVICES)"));
   const launch::GpuFigures gpu{.model = "A {}", .compute_rate = 6e13, .memory_rate = 2e12};
   EXPECT_THAT(
       outlier([&](auto& node) {
@@ -112,7 +113,7 @@ TEST(LaunchPreflightTest, NamesWhatIsUnlikeTheOtherNodes) {
                 node.gpus = 2;
                 node.gpu_figures = {gpu};
               }),
-              Contains("node 1 (b): CUDA finds 1 of its 2 GPUs"));
+              Contains("node 1 (b): CUDA finds 1 of its 2 GPUs (driver, CUDA_VISIBLE_DEVICES)"));
   EXPECT_THAT(outlier([](auto& node) {
                 node.versions = {
                     {"syncbn-launch", "1.1"}, {"glibc", "2.31"}, {"NVIDIA driver", "550.54.15"}};

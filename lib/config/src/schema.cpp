@@ -350,7 +350,15 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
   const Value default_type = Value::of_scalar(type_);
   if (type == nullptr && *this) type = &default_type;
   if (value.is_unresolved || (type != nullptr && type->is_unresolved)) return false;
-  if (value.kind == Value::Kind::kList || type == nullptr || type->kind != Value::Kind::kScalar) {
+  if (value.kind == Value::Kind::kList) {
+    detail::wrong_type(value, path, "a section", faults);
+    return false;
+  }
+  if (type != nullptr && type->kind != Value::Kind::kScalar) {
+    detail::wrong_type(*type, detail::at(path, "type"), "a name", faults);
+    return false;
+  }
+  if (type == nullptr) {
     faults.add(value.mark, fmt::format("the key '{}' is missing; it is one of {}",
                                        detail::at(path, "type"), base::join(names, ", ")));
     return false;

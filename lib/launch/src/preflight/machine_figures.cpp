@@ -227,10 +227,11 @@ void judge_gpus(const std::vector<MachineFigures>& nodes, PreflightFindings& fin
         if (own.memory_rate > 0) memory[own.model].push_back({name, own.memory_rate});
       }
     }
-    const bool has_started = !gpus.empty() && !gpus[0].model.empty();
-    if (has_started && std::cmp_less(gpus.size(), nodes[i].gpus)) {
-      findings.outliers.push_back(fmt::format("{}: CUDA finds {} of its {}", name_of(nodes, i),
-                                              gpus.size(), base::counted(nodes[i].gpus, "GPU")));
+    const bool has_failed = !gpus.empty() && gpus[0].model.empty();
+    if (!has_failed && std::cmp_less(gpus.size(), nodes[i].gpus)) {
+      findings.outliers.push_back(
+          fmt::format("{}: CUDA finds {} of its {} (driver, CUDA_VISIBLE_DEVICES)",
+                      name_of(nodes, i), gpus.size(), base::counted(nodes[i].gpus, "GPU")));
     }
   }
   const auto tera_text = [](double rate) { return tera(rate) + " TFLOP/s"; };
