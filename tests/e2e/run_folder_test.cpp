@@ -26,7 +26,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 std::vector<std::string> short_run(const std::vector<std::string>& more = {}) {
-  std::vector<std::string> all = {"--config", shipped_config("digits.yaml"), "--epochs=1"};
+  std::vector<std::string> all = {"--config", shipped_config("digits.yaml"), "--epochs=1",
+                                  "--data.test_fraction=0.6"};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -111,10 +112,15 @@ TEST(RunFolderProgramTest, AConfigYamlOfOnesOwnIsNoRuns) {
 TEST(RunFolderProgramTest, BestHoldsTheNetworkOfTheBestEpoch) {
   const TempFolder folder;
   const auto args = [&](const std::string& run, int64_t epochs) {
-    return std::vector<std::string>{"--config",           shipped_config("digits.yaml"),
-                                    "--schedule",         "constant",
-                                    "--run_dir",          folder / run,
-                                    "--optimizer.lr=0.4", fmt::format("--epochs={}", epochs)};
+    return std::vector<std::string>{"--config",
+                                    shipped_config("digits.yaml"),
+                                    "--schedule",
+                                    "constant",
+                                    "--run_dir",
+                                    folder / run,
+                                    "--optimizer.lr=0.4",
+                                    "--data.test_fraction=0.6",
+                                    fmt::format("--epochs={}", epochs)};
   };
   ASSERT_EQ(run_train(args("whole", 4)).exit_code, 0);
   const auto load = [&](const std::string& file) {
@@ -172,8 +178,9 @@ TEST(RunFolderProgramTest, DescribesWhatItRanOn) {
   git({"add", "."});
   git({"commit", "--message=first"});
   base::write_file_atomically(folder / "new.txt", "2");
-  const auto result =
-      launch_train(2, short_run({"--max_steps=1", "--run_dir=run", "--threads=1"}), folder.path());
+  const auto result = launch_train(
+      2, short_run({"--max_steps=1", "--run_dir=run", "--data.test_fraction=0.2", "--threads=1"}),
+      folder.path());
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const auto found = nlohmann::json::parse(base::read_file(folder / "run/environment.json"));
   EXPECT_THAT(found["software"]["compiler"].get<std::string>(), HasSubstr("."));
@@ -319,7 +326,7 @@ TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
   EXPECT_THAT(on_terminal({"watch", run}, {{"NO_COLOR", "1"}}), Not(HasSubstr("\x1b[3")));
   EXPECT_THAT(on_terminal({"watch", run, "--color=never"}, {}), Not(HasSubstr("\x1b[3")));
   std::vector<std::string> words = {program("train")};
-  for (const std::string& word : short_run({"--run_dir", folder / "shown", "--epochs=20"})) {
+  for (const std::string& word : short_run({"--run_dir", folder / "shown", "--epochs=5"})) {
     words.push_back(word);
   }
   OnTerminal terminal(words);

@@ -20,7 +20,8 @@ class SweepTest : public ::testing::Test {
  protected:
   std::vector<std::string> args(const std::vector<std::string>& more) const {
     std::vector<std::string> all = {"sweep", "--config=" + shipped_config("digits.yaml"),
-                                    "--run_dir=" + sweep_dir_, "--sync_batchnorm=false"};
+                                    "--run_dir=" + sweep_dir_, "--sync_batchnorm=false",
+                                    "--data.test_fraction=0.6"};
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -59,7 +60,7 @@ TEST_F(SweepTest, MakesARunEachAndASecondCallOnlyTheTable) {
 }
 
 TEST_F(SweepTest, GoesOnAfterASignal) {
-  const std::vector<std::string> words = {"--epochs=12", "--log_interval=1", "seed=0..1"};
+  const std::vector<std::string> words = {"--epochs=6", "--log_interval=1", "seed=0..1"};
   const auto stopped = start_train(args(words));
   stopped->limit_lead();
   ASSERT_TRUE(stopped->wait_until([&] { return fs::exists(file("seed=0/last.pt")); }));
@@ -73,8 +74,8 @@ TEST_F(SweepTest, GoesOnAfterASignal) {
   const ProgramResult whole = sweep(words);
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
   EXPECT_THAT(whole.err, HasSubstr("resumes from " + file("seed=0/last.pt")));
-  EXPECT_EQ(result_of(file("seed=0"))["epochs"], 12);
-  EXPECT_EQ(result_of(file("seed=1"))["epochs"], 12);
+  EXPECT_EQ(result_of(file("seed=0"))["epochs"], 6);
+  EXPECT_EQ(result_of(file("seed=1"))["epochs"], 6);
 }
 
 // As `timeout` and batch systems send it: the run gets it from them and from the sweep.

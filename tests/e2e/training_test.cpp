@@ -93,7 +93,8 @@ void expect_same_run(const Checkpoint& a, const Checkpoint& b) {
 
 /// Everything that has a state, at once.
 const std::vector<std::string> kEverything = {"--epochs=3",
-                                              "--model.width=8",
+                                              "--data.test_fraction=0.6",
+                                              "--model.width=4",
                                               "--schedule.warmup=1",
                                               "--accumulate=2",
                                               "--amp=bf16",
@@ -105,7 +106,7 @@ const std::vector<std::string> kEverything = {"--epochs=3",
                                               "--clip.norm=1",
                                               "--val_fraction=0.1",
                                               "--loader.num_workers=3",
-                                              "--checkpoint.every=25step",
+                                              "--checkpoint.every=12step",
                                               "--checkpoint.keep_last=3"};
 
 TEST_F(TrainingTest, ReplicasInOneProcessTrainAsTheWholeBatch) {
@@ -157,7 +158,7 @@ TEST_F(TrainingTest, DevicesThatCannotBeAreRefused) {
 
 TEST_F(TrainingTest, GoesOnBitForBitFromTheMiddleOfAnEpochWithEverythingOn) {
   run_ranks_of_train(2, args("whole", kEverything));
-  for (const int64_t step : {37, 110, 111, 180}) {
+  for (const int64_t step : {18, 55, 56, 90}) {
     auto first = kEverything;
     first.push_back(fmt::format("--max_steps={}", step));
     const std::string name = fmt::format("parts{}", step);
@@ -180,7 +181,7 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
   auto options = kEverything;
   options.emplace_back("--log_interval=1");
   run_ranks_of_train(2, args("whole", options));
-  for (const std::string step : {"step 30/", "step 90/", "step 140/"}) {
+  for (const std::string step : {"step 15/", "step 45/", "step 70/"}) {
     std::filesystem::remove_all(folder_ / "parts");
     auto ranks = start_ranks(2, args("parts", options));
     ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), step) > 0; }));
@@ -283,10 +284,9 @@ TEST_F(TrainingTest, CountsTheSameOnAnyNumberOfRanks) {
 TEST_F(TrainingTest, ActivationCheckpointingChangesNoBit) {
   for (const std::string name : {"keep", "recompute"}) {
     run_ranks_of_train(
-        2,
-        args(name, {"--epochs=1", "--model=resnet18", "--model.small_input", "--data=synthetic",
-                    "--data.height=16", "--data.width=16", "--data.size=64", "--data.test_size=8",
-                    fmt::format("--activation_checkpointing={}", name == "recompute")}));
+        2, args(name, {"--epochs=1", "--model=resnet18", "--model.small_input", "--data=synthetic",
+                       "--data.height=8", "--data.width=8", "--data.size=32", "--data.test_size=8",
+                       fmt::format("--activation_checkpointing={}", name == "recompute")}));
   }
   expect_same_run(load("recompute/last.pt"), load("keep/last.pt"));
   const auto refused = run("digits", {"--activation_checkpointing"});

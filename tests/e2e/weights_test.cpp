@@ -27,8 +27,11 @@ class WeightsProgramTest : public ::testing::Test {
 
   std::vector<std::string> args(const std::string& run,
                                 const std::vector<std::string>& more) const {
-    std::vector<std::string> all = {"--config=" + shipped_config("digits.yaml"), "--epochs=1",
-                                    "--sampler=distributed", "--schedule=constant",
+    std::vector<std::string> all = {"--config=" + shipped_config("digits.yaml"),
+                                    "--epochs=1",
+                                    "--data.test_fraction=0.6",
+                                    "--sampler=distributed",
+                                    "--schedule=constant",
                                     "--run_dir=" + path_of(run)};
     all.insert(all.end(), more.begin(), more.end());
     return all;
