@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
@@ -256,8 +257,13 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
 
 TEST(GpuFailureTest, ATimeoutOfAReplayHoldsAndNamesTheRankThatIsMissing) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  for (const bool is_stopped : {true, false}) {
-    SCOPED_TRACE(is_stopped);
+  enum class Other { kStops, kComputes, kLeaves };
+  const std::map<Other, std::string> named{
+      {Other::kStops, "rank 1 does not answer: it is stopped"},
+      {Other::kComputes, " has launched 1 graph of the group, not 2"},
+      {Other::kLeaves, ") has left the group (destroy_process_group)"}};
+  for (const auto& [does, text] : named) {
+    SCOPED_TRACE(text);
     int ends[2];
     ASSERT_EQ(::pipe(ends), 0);
     const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
@@ -266,18 +272,17 @@ TEST(GpuFailureTest, ATimeoutOfAReplayHoldsAndNamesTheRankThatIsMissing) {
         constexpr ssize_t kSize = sizeof other;
         if (rank == 1) {
           EXPECT_EQ(::write(ends[1], &other, kSize), kSize);
-          if (is_stopped) ::raise(SIGSTOP);
+          if (does == Other::kStops) ::raise(SIGSTOP);
+          if (does == Other::kLeaves) return dist::destroy_process_group();
           return std::this_thread::sleep_for(seconds(60));  // rank 0 ends it
         }
         EXPECT_EQ(::read(ends[0], &other, kSize), kSize);
         const auto begin = Clock::now();
         graph.replay();
-        EXPECT_THAT(message_of<dist::PeerError>([&] { wait_for(value); }),
-                    AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"),
-                          HasSubstr("timed out after 2000 ms"),
-                          is_stopped ? HasSubstr("rank 1 does not answer: it is stopped")
-                                     : HasSubstr(" has launched 1 graph of the group, not 2"),
-                          HasSubstr("rank 1 ")));
+        EXPECT_THAT(
+            message_of<dist::PeerError>([&] { wait_for(value); }),
+            AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"),
+                  HasSubstr("timed out after 2000 ms"), HasSubstr(text), HasSubstr("rank 1 ")));
         EXPECT_GE(Clock::now() - begin, seconds(2));
         EXPECT_THROW(graph.replay(), dist::PeerError);
         ::kill(other, SIGKILL);

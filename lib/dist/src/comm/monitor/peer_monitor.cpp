@@ -344,9 +344,14 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
   std::map<int, std::string>& answers = answers_[id];
   const bool is_of_all = call.is_collective() || call.is_replayed;
   std::vector<int> asked;
+  std::vector<std::string> texts;
   for (const int member : log.ranks()) {
     const bool concerned = is_of_all ? member != rank() : member == call.peer;
-    if (!concerned || ends_.count(member) != 0) continue;
+    if (!concerned) continue;
+    if (const auto end = ends_.find(member); end != ends_.end()) {
+      if (call.is_replayed) texts.push_back(end->second.what);  // see concerns()
+      continue;
+    }
     asked.push_back(member);
     channel_.post(member, "where",
                   {std::to_string(id), log.group(), std::to_string(call.sequence),
@@ -355,7 +360,6 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
   const bool known = news_.wait_for(lock, kAnswerTime, [&] {
     return answers.size() == asked.size() || known_failure(log, call);
   });
-  std::vector<std::string> texts;
   for (const int member : asked) {
     const auto answer = answers.find(member);
     if (answer == answers.end()) {
