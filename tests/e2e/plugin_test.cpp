@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "e2e/png.h"
 #include "e2e/train_program.h"
 #include "support/multiproc.h"
 
@@ -59,6 +60,34 @@ TEST_F(PluginTest, TrainsWithAScheduleOfAPlugin) {
   EXPECT_THAT(base::read_file(folder_ / "run/config.yaml"), HasSubstr("type: staircase"));
   const auto evaluated = run_train({"eval", folder_ / "run"});
   EXPECT_EQ(evaluated.exit_code, 0) << evaluated.err;
+}
+
+TEST_F(PluginTest, TrainsOnImageFilesOfAPluginAndPredictsOthers) {
+  for (const int shade : {0, 1, 2, 3}) {  // two red images, two green ones
+    std::string pixel(3, '\0');
+    pixel[shade < 2 ? 0 : 1] = static_cast<char>(200 + 10 * shade);
+    std::string pixels;
+    for (int i = 0; i < 64; ++i) pixels += pixel;
+    folder_.write(fmt::format("{}.png", shade), png(8, 8, pixels));
+  }
+  folder_.write("list.csv", "0.png,0\n1.png,0\n2.png,1\n3.png,1\n");
+  const std::string resize = "[{type: resize, height: 8, width: 8}]";
+  folder_.write("own.yaml",
+                fmt::format("plugins: [{0}]\nbatch_size: 2\nepochs: 20\nseed: 1\n"
+                            "model: {{type: digits, width: 4}}\noptimizer: {{type: sgd, lr: 0.1}}\n"
+                            "data: {{type: listed, train: list.csv, test: list.csv, "
+                            "transforms: {1}, test_transforms: {1}}}\n",
+                            plugin("listed"), resize));
+  const auto trained = run_train({"--config=own.yaml", "--run_dir=run"}, {}, folder_.path());
+  ASSERT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_EQ(result_of(folder_ / "run")["test_accuracy"], 1.0);
+  const auto predicted = run_train(
+      {"predict", "3.png", "--config=run/config.yaml", "--resume=run/last.pt"}, {}, folder_.path());
+  EXPECT_EQ(predicted.exit_code, 0) << predicted.err;
+  EXPECT_THAT(predicted.out, HasSubstr("3.png,1,"));
+  folder_.write("list.csv", "0.png\n");
+  EXPECT_THAT(run_train({"--config=own.yaml"}, {}, folder_.path()).err,
+              HasSubstr("list.csv: expected image,class, got '0.png'"));
 }
 
 TEST_F(PluginTest, ResolvesItsPathBeforeItsNames) {
