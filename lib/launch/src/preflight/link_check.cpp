@@ -119,7 +119,10 @@ void LinkServer::serve() {
   for (;;) {
     std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {stop_reader_.get(), POLLIN, 0}};
     for (const base::Channel& one : newcomers) polls.push_back({one.fd(), POLLIN, 0});
-    if (::poll(polls.data(), polls.size(), base::milliseconds_until(deadline_)) <= 0) return;
+    if (::poll(polls.data(), polls.size(), base::milliseconds_until(deadline_)) <= 0) {
+      if (Clock::now() >= deadline_) return;
+      continue;
+    }
     if (polls[1].revents != 0) return;
     for (base::Channel& one : newcomers) {
       one.receive(id_.size() - one.input().size());
