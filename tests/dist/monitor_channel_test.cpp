@@ -1,5 +1,6 @@
 // The connections over which ranks talk outside of collectives.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -109,6 +110,12 @@ TEST(MonitorChannelTest, StrangersAreTurnedAway) {
     const UniqueFd wrong_job = connect_to(zero.port());
     ASSERT_TRUE(send_to(wrong_job, "syncbn-monitor 1\n1\t0\thello\tanother token\there\n"));
     EXPECT_TRUE(is_closed(wrong_job));
+    for (const int rank : {-1, 0, 7}) {
+      const UniqueFd nobody = connect_to(zero.port());
+      ASSERT_TRUE(send_to(nobody, fmt::format("syncbn-monitor 1\n{}\t0\thello\t{}\there\n", rank,
+                                              zero.place().field(2))));
+      EXPECT_TRUE(is_closed(nobody)) << rank;
+    }
     const UniqueFd silent = connect_to(zero.port());
     zero.complete();
     EXPECT_TRUE(is_closed(silent));

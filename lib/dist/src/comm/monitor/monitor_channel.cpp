@@ -352,7 +352,7 @@ std::vector<Message> MonitorChannel::read_links() {
       const auto message = Message::parse(*line);
       if (link.peer < 0) {
         greet(link, message);
-      } else if (message) {
+      } else if (message && (rank_ != 0 || message->from == link.peer)) {
         messages.push_back(*message);
       }
     }
@@ -378,7 +378,12 @@ void MonitorChannel::refuse(MonitorLink& link) {
 }
 
 void MonitorChannel::greet(MonitorLink& link, const std::optional<Message>& hello) {
-  if (!hello || hello->type != "hello" || hello->field(0) != token_) return link.channel.close();
+  const bool is_awaited =
+      hello && 0 < hello->from && hello->from < world_size_ &&
+      std::ranges::none_of(links_, [&](const MonitorLink& one) { return one.peer == hello->from; });
+  if (!is_awaited || hello->type != "hello" || hello->field(0) != token_) {
+    return link.channel.close();
+  }
   link.peer = hello->from;
   link.where = hello->field(1);
   ++arrived_;
