@@ -249,6 +249,8 @@ TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
             message_of<dist::PeerError>([&] { graph.replay(); }),
             AllOf(HasSubstr("a CUDA graph with all_reduce #2 of group"), HasSubstr("rank 1 ("),
                   HasSubstr(is_killed ? ") died" : "ended with exit code 3")));
+        EXPECT_THAT(message_of<syncbn::base::UserError>([&] { graph.capture([] {}); }),
+                    HasSubstr("make another"));
       });
     });
     EXPECT_EQ(ranks[0].exit_code, 0) << ranks[0].output;

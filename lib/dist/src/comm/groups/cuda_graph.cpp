@@ -30,7 +30,7 @@ class CheckedGraph : public CudaGraph {
     for (const ProcessGroupPtr& group : detail::living_groups()) {
       before[group.get()] = detail::backend_of(group)->captured();
     }
-    graph_->capture(work);
+    graph().capture(work);
     for (const ProcessGroupPtr& group : detail::living_groups()) {
       if (detail::backend_of(group)->captured() == before[group.get()]) continue;
       groups_.emplace_back(group);
@@ -44,7 +44,7 @@ class CheckedGraph : public CudaGraph {
       graph_.reset();
       throw;
     }
-    graph_->replay();
+    graph().replay();
     if (groups_.empty()) return;
     const std::function<bool()> has_ended = graph_->end_of_replay();
     for (const auto& weak : groups_) {
@@ -53,6 +53,14 @@ class CheckedGraph : public CudaGraph {
   }
 
  private:
+  detail::DeviceGraph& graph() const {
+    if (graph_ == nullptr) {
+      throw base::UserError(
+          "a CUDA graph cannot be used again after a group of it failed; make another");
+    }
+    return *graph_;
+  }
+
   std::unique_ptr<detail::DeviceGraph> graph_;                       ///< null after an abort
   std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups_;  ///< of captured calls
 };
