@@ -100,9 +100,8 @@ c10::intrusive_ptr<PeerGather> PeerGather::connect(const c10::intrusive_ptr<c10d
       exchange(*store, "peer_memory", rank, size, failure.empty() ? bytes + host : "");
   for (int peer = 0; peer < size && failure.empty(); ++peer) {
     const std::string& offer = offers[static_cast<size_t>(peer)];
-    if (offer.size() < sizeof handle) {
-      failure = fmt::format("rank {} shares none", peer);
-    } else if (offer.substr(sizeof handle) != host) {
+    if (offer.size() < sizeof handle) continue;  // that rank says why
+    if (offer.substr(sizeof handle) != host) {
       failure = fmt::format("rank {} is on another host", peer);
     } else if (peer != rank) {
       std::memcpy(&handle, offer.data(), sizeof handle);
