@@ -114,15 +114,19 @@ TEST_P(WholeBatchTest, IsWhatTwoRanksWithSyncBatchNormCompute) {
 }
 
 // One network of each kind of block that has batch norm.
-INSTANTIATE_TEST_SUITE_P(
-    Models, WholeBatchTest,
-    ::testing::Values("digits", "resnet18", "resnext50_32x4d", "resnet20", "densenet121",
-                      "googlenet", "inception_v3", "mobilenet_v2", "mobilenet_v3_small",
-                      "mnasnet0_5", "shufflenet_v2_x0_5", "efficientnet_b0", "regnet_y_400mf",
-                      "fcn_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large",
-                      "{type: unet, width: 8}", "pspnet_resnet50", "deeplabv3plus_resnet50",
-                      "retinanet_resnet18_fpn", "{type: retinanet_resnet18_fpn, head_norm: batch}",
-                      "fcos_resnet50_fpn"));
+INSTANTIATE_TEST_SUITE_P(Models, WholeBatchTest,
+                         ::testing::Values("digits", "resnet18", "resnet20", "densenet121",
+                                           "mobilenet_v2", "mobilenet_v3_small",
+                                           "shufflenet_v2_x0_5", "efficientnet_b0",
+                                           "lraspp_mobilenet_v3_large", "{type: unet, width: 8}",
+                                           "{type: retinanet_resnet18_fpn, head_norm: batch}"));
+// The same blocks in other places, and those that take long.
+INSTANTIATE_TEST_SUITE_P(Exhaustive, WholeBatchTest,
+                         ::testing::Values("resnext50_32x4d", "googlenet", "inception_v3",
+                                           "mnasnet0_5", "regnet_y_400mf", "fcn_resnet50",
+                                           "deeplabv3_mobilenet_v3_large", "pspnet_resnet50",
+                                           "deeplabv3plus_resnet50", "retinanet_resnet18_fpn",
+                                           "fcos_resnet50_fpn"));
 
 }  // namespace
 }  // namespace syncbn::models
