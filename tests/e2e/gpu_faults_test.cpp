@@ -105,20 +105,19 @@ TEST_P(GpuTrainFaultTest, EndsAllWorkersAndTheRestartGoesOn) {
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainFaultTest,
                          ::testing::Values(Fault{"kill", "step", true}, Fault{"stop", "step", true},
-                                           Fault{"throw", "evaluation", false},
                                            Fault{"kill", "checkpoint", false, "0"}),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(
     Exhaustive, GpuTrainFaultTest,
     ::testing::Values(Fault{"kill", "step", false}, Fault{"throw", "step", false},
-                      Fault{"throw", "step", true}, Fault{"stop", "step", false},
-                      Fault{"kill", "step", true, "0"}, Fault{"kill", "evaluation", false},
-                      Fault{"kill", "evaluation", true}, Fault{"stop", "evaluation", false},
-                      Fault{"stop", "evaluation", true}, Fault{"throw", "evaluation", true},
-                      Fault{"throw", "evaluation", false, "0"}, Fault{"kill", "checkpoint", false},
-                      Fault{"kill", "checkpoint", true}, Fault{"throw", "checkpoint", false},
-                      Fault{"throw", "checkpoint", true, "0"}, Fault{"stop", "checkpoint", false},
-                      Fault{"stop", "checkpoint", true}),
+                      Fault{"throw", "step", true}, Fault{"throw", "evaluation", false},
+                      Fault{"stop", "step", false}, Fault{"kill", "step", true, "0"},
+                      Fault{"kill", "evaluation", false}, Fault{"kill", "evaluation", true},
+                      Fault{"stop", "evaluation", false}, Fault{"stop", "evaluation", true},
+                      Fault{"throw", "evaluation", true}, Fault{"throw", "evaluation", false, "0"},
+                      Fault{"kill", "checkpoint", false}, Fault{"kill", "checkpoint", true},
+                      Fault{"throw", "checkpoint", false}, Fault{"throw", "checkpoint", true, "0"},
+                      Fault{"stop", "checkpoint", false}, Fault{"stop", "checkpoint", true}),
     name_of);
 
 }  // namespace
