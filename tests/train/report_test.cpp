@@ -513,6 +513,9 @@ TEST_F(ReportTest, CompareGroupsSeeds) {
             "     0.0000   10.0 s  finished\n"
             "        other           0.2        0             50.00 %           5          50.00 % "
             "     0.0000   10.0 s  finished\n");
+  runs.push_back(add_run("stopped", {.seed = 0, .best = 0.1, .is_finished = false}));
+  EXPECT_THAT(table_of(runs),
+              AllOf(HasSubstr("s0 and 2 more "), ::testing::ContainsRegex("\n *stopped ")));
 }
 
 TEST_F(ReportTest, CompareRefusesWhatCannotBeCompared) {

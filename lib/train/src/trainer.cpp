@@ -274,9 +274,10 @@ class Trainer {
     const char* const limit = plan_.stopped_early()                      ? "early_stop.patience"
                               : position_.sampler.epoch < config_.epochs ? "max_steps"
                                                                          : "epochs";
-    const std::string advice =
-        fmt::format("{} is at the end of epoch {} of {}; to train on, raise {}",
-                    resume_.checkpoint_path, position_.sampler.epoch, config_.epochs, limit);
+    const int64_t epoch = position_.sampler.epoch;
+    const std::string of_all = epoch <= config_.epochs ? fmt::format(" of {}", config_.epochs) : "";
+    const std::string advice = fmt::format("{} is at the end of epoch {}{}; to train on, raise {}",
+                                           resume_.checkpoint_path, epoch, of_all, limit);
     if (!resume_.continues_folder) throw base::UserError(advice);
     if (!run_files::has_result(resume_.folder)) return "";
     spdlog::info("{}, the run has finished: {}", name_, advice);

@@ -160,7 +160,8 @@ std::string setting_of(const ComparedRun& run, const std::string& key) {
   return found == run.settings.end() ? "" : found->second;
 }
 
-/// Runs that differ only in their seeds, by their places.
+/// Finished runs that differ only in their seeds, by their places. Another has no result that a
+/// mean could take in.
 std::vector<std::vector<size_t>> groups_of(const std::vector<ComparedRun>& runs,
                                            const std::vector<std::string>& keys) {
   std::map<std::vector<std::string>, size_t> places;
@@ -170,6 +171,7 @@ std::vector<std::vector<size_t>> groups_of(const std::vector<ComparedRun>& runs,
     for (const std::string& key : keys) {
       if (key != kSeed) alike.push_back(setting_of(runs[i], key));
     }
+    if (runs[i].records.state() != "finished") alike.push_back(std::to_string(i));
     const auto [place, is_new] = places.emplace(std::move(alike), groups.size());
     if (is_new) groups.emplace_back();
     groups[place->second].push_back(i);
@@ -208,15 +210,6 @@ Json merged(const std::vector<Json>& results) {
   return merged;
 }
 
-/// "finished", or of several runs "2 of 3 finished".
-std::string group_state(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group) {
-  if (group.size() == 1) return runs[group[0]].records.state();
-  const auto finished =
-      std::ranges::count_if(group, [&](size_t i) { return runs[i].records.state() == "finished"; });
-  if (finished == std::ssize(group)) return "finished";
-  return fmt::format("{} of {} finished", finished, group.size());
-}
-
 std::string group_name(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group) {
   const std::string& name = runs[group[0]].records.name;
   return group.size() == 1 ? name : fmt::format("{} and {} more", name, group.size() - 1);
@@ -247,7 +240,7 @@ std::string cell_of(const std::string& value, size_t common) {
 ResultRow row_of(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group,
                  std::span<const std::string> keys) {
   ResultRow row{
-      .values = {group_name(runs, group)}, .result = {}, .state = group_state(runs, group)};
+      .values = {group_name(runs, group)}, .result = {}, .state = runs[group[0]].records.state()};
   for (const std::string& key : keys) {
     const bool are_several = key == kSeed && group.size() > 1;
     row.values.push_back(are_several

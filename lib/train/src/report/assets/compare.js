@@ -33,7 +33,7 @@ function results() {
     made.querySelectorAll("thead th")[place].className = "left";
   }
   section(page, nav, "results", "Results", element("p", { class: "hint" },
-      "The best first, with the keys that differ. Runs that differ only in their seeds are one line: mean ± standard deviation."),
+      "The best first, with the keys that differ. Finished runs that differ only in their seeds are one line: mean ± standard deviation."),
       element("div", { class: "scroll" }, made));
 }
 
