@@ -189,11 +189,20 @@ TEST(LaunchClusterFaultTest, TheFileOfAllRanksNamesANodeThatIsGone) {
             HasSubstr("  rank 0 waits in it"), HasSubstr("  nothing is known of ranks 1 to 2\n")));
 }
 
+/// Whether the launcher's ranks have printed "up".
+bool are_up(Program& launcher, std::initializer_list<int> ranks) {
+  return launcher.wait_until([&] {
+    return std::ranges::all_of(ranks, [&](int rank) {
+      return launcher.out().find(fmt::format("[{}] up", rank)) != std::string::npos;
+    });
+  });
+}
+
 TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
   Nodes nodes(2);
   Program& node0 = nodes.start(0, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
-  Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5"});
-  ASSERT_TRUE(node1.wait_until([&] { return !children_of(node1.pid()).empty(); }));
+  Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5", "print", "up"});
+  ASSERT_TRUE(are_up(node1, {1}));
   ASSERT_TRUE(node1.wait_until([&] { return children_of(node1.pid()).empty(); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it has told node 0
   node1.send_signal(SIGSTOP);
@@ -208,15 +217,6 @@ TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
                             "them within 1.5 s"));
   node1.send_signal(SIGCONT);
   EXPECT_EQ(node1.wait().exit_code, 7);
-}
-
-/// Whether the launcher's ranks have printed "up".
-bool are_up(Program& launcher, std::initializer_list<int> ranks) {
-  return launcher.wait_until([&] {
-    return std::ranges::all_of(ranks, [&](int rank) {
-      return launcher.out().find(fmt::format("[{}] up", rank)) != std::string::npos;
-    });
-  });
 }
 
 TEST(LaunchClusterFaultTest, EachLauncherExplainsTheRanksOfAllNodesWhileTheyRun) {
