@@ -252,8 +252,8 @@ FlightFile file_of(std::vector<RankRecord> records, const std::string& source) {
   return file;
 }
 
-/// The workers of all nodes of a running launcher; its own, whose memory this user may open, if it
-/// has no others or does not answer.
+/// The workers of all nodes of a running launcher. Those of its own node alone, read from their
+/// memory, where there is one node or the launcher does not answer.
 FlightFile live_file(pid_t launcher) {
   const auto of_all_nodes = ask_for_records(launcher);
   if (of_all_nodes && !of_all_nodes->empty()) {
@@ -261,9 +261,8 @@ FlightFile live_file(pid_t launcher) {
   }
   if (!of_all_nodes) {
     base::write_stderr(
-        fmt::format("syncbn-launch: warning: launcher {0} does not answer (stopped? kill -CONT "
-                    "{0}): these are the ranks of its node only\n",
-                    launcher));
+        fmt::format("syncbn-launch: warning: {}: these are the ranks of its node only\n",
+                    no_answer_from(launcher)));
   }
   std::vector<RankRecord> records;
   std::error_code error;
@@ -351,8 +350,7 @@ void explain(const std::vector<std::string>& arguments) {
   if (files.empty()) {
     throw base::UserError(
         "usage: syncbn-launch explain [--save=FILE] [--torch=FOLDER] FILE..., with the file that a "
-        "failed job "
-        "names, or the process id of a launcher");
+        "failed job names, or the process id of a launcher");
   }
   for (const FlightFile& file : files) {
     if (file.job != files.front().job || file.attempt != files.front().attempt) {

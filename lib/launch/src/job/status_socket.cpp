@@ -173,8 +173,7 @@ void print_status(const std::string& which) {
   std::vector<std::string> silent;
   for (const auto& [pid, channel] : ask(StatusServer::kStatus, launchers())) {
     if (!channel.has_ended()) {
-      silent.push_back(
-          fmt::format("launcher {} does not answer (stopped? kill -CONT {})", pid, pid));
+      silent.push_back(no_answer_from(pid));
       continue;
     }
     const Json job = Json::parse(channel.input(), nullptr, /*allow_exceptions=*/false);
@@ -204,6 +203,10 @@ void print_status(const std::string& which) {
   // A launcher that does not answer may be the one that is meant.
   if (!silent.empty()) throw base::UnavailableError(what + base::join(silent, "; "));
   throw base::UserError(what.empty() ? "no syncbn-launch of this user runs on this machine" : what);
+}
+
+std::string no_answer_from(pid_t launcher) {
+  return fmt::format("launcher {0} does not answer (stopped? kill -CONT {0})", launcher);
 }
 
 std::optional<std::string> ask_for_records(pid_t launcher) {

@@ -50,6 +50,9 @@ std::string status_in_words(const nlohmann::json& answer);
 /// @throws base::UnavailableError if one that may be meant does not answer.
 void print_status(const std::string& which);
 
+/// Says of a launcher that it is asked in vain, and what to do.
+std::string no_answer_from(pid_t launcher);
+
 /// The flight records of all nodes as a launcher knows them now, as a file; "" if it knows no
 /// others than its own. Empty if it does not answer.
 std::optional<std::string> ask_for_records(pid_t launcher);

@@ -116,13 +116,10 @@ void LinkServer::serve() {
   // Strangers must not take the time of the node that is expected, which may take long to send the
   // id: all are waited for at the same time.
   std::vector<base::Channel> newcomers;
-  for (;;) {
+  while (Clock::now() < deadline_) {
     std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {stop_reader_.get(), POLLIN, 0}};
     for (const base::Channel& one : newcomers) polls.push_back({one.fd(), POLLIN, 0});
-    if (::poll(polls.data(), polls.size(), base::milliseconds_until(deadline_)) <= 0) {
-      if (Clock::now() >= deadline_) return;
-      continue;
-    }
+    if (::poll(polls.data(), polls.size(), base::milliseconds_until(deadline_)) <= 0) continue;
     if (polls[1].revents != 0) return;
     for (base::Channel& one : newcomers) {
       one.receive(id_.size() - one.input().size());

@@ -379,11 +379,10 @@ void MonitorChannel::refuse(MonitorLink& link) {
 
 void MonitorChannel::greet(MonitorLink& link, const std::optional<Message>& hello) {
   const bool is_awaited =
-      hello && 0 < hello->from && hello->from < world_size_ &&
+      hello && hello->type == "hello" && hello->field(0) == token_ && 0 < hello->from &&
+      hello->from < world_size_ &&
       std::ranges::none_of(links_, [&](const MonitorLink& one) { return one.peer == hello->from; });
-  if (!is_awaited || hello->type != "hello" || hello->field(0) != token_) {
-    return link.channel.close();
-  }
+  if (!is_awaited) return link.channel.close();
   link.peer = hello->from;
   link.where = hello->field(1);
   ++arrived_;
