@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/image_ops.h>
 #include <syncbn/data/image_sets.h>
@@ -226,6 +227,17 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
         with(fmt::format(R"({{"id": 5, "image_id": 9, "category_id": 3, "bbox": {}}})", box)),
         fmt::format("the box of annotation 5 ({}) is not within image 9 (40 x 30 pixels)", box));
   }
+  std::vector<std::string> bad;
+  for (int id = 0; id < 11; ++id) {
+    bad.push_back(
+        fmt::format(R"({{"id": {}, "image_id": 9, "category_id": {}, "bbox": [1, 1, 2, 99]}})", id,
+                    2 + id % 2));
+  }
+  refusal(with(bad[0] + ", " + bad[1]),
+          "annotation 0 has the category_id 2, which the file does not list\n  the box of "
+          "annotation 1 ([1, 1, 2, 99]) is not within");
+  refusal(with(base::join(bad, ", ")), "which the file does not list\n  the box of annotation 9");
+  refusal(with(base::join(bad, ", ")), "[x, y, width, height]\n  and perhaps more");
   const std::string twice = R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]})";
   refusal(with(twice + ", " + twice), "two annotations with the id 5");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a", "width": 4, "height": 3},

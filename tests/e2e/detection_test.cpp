@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -194,7 +195,9 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
   EXPECT_GT(rows.size(), 0);
   for (const auto& row : rows) {
     EXPECT_TRUE(std::filesystem::exists(folder_ / ("test/" + row["file_name"].get<std::string>())));
-    EXPECT_TRUE(row["category_id"] == 3 || row["category_id"] == 7 || row["category_id"] == 9);
+    EXPECT_EQ(row["category"],
+              (std::map<int, std::string>{{3, "light"}, {7, "dark"}, {9, "star"}}.at(
+                  row["category_id"])));
     EXPECT_LE(row["bbox"][0].get<double>() + row["bbox"][2].get<double>(), 121);
     EXPECT_GT(row["score"], 0);
   }

@@ -6,7 +6,9 @@
 #include <syncbn/base/error.h>
 #include <syncbn/data/image.h>
 
+#include <array>
 #include <cmath>
+#include <cstdint>
 #include <filesystem>
 #include <random>
 #include <string>
@@ -25,6 +27,9 @@ using ::testing::Not;
 
 constexpr int kSide = 64;  // of images, in pixels
 constexpr int kIgnored = 255;
+// "VOC2012 Colour Map" of the development kit: background, aeroplane, bicycle, bird.
+constexpr std::array<std::array<uint8_t, 3>, 4> kVocColors{
+    {{0, 0, 0}, {128, 0, 0}, {0, 128, 0}, {128, 128, 0}}};
 
 class SegmentationTest : public ::testing::Test {
  protected:
@@ -188,8 +193,15 @@ TEST_F(SegmentationTest, PredictsTheMasksThatItEvaluates) {
             .decode_mask();
       };
       const auto mask = mask_of(fmt::format("test/masks/{}.png", i));
-      const auto predicted = mask_of(fmt::format("{}/{}.png", output, i));
+      const std::string file = fmt::format("{}/{}.png", output, i);
+      const auto predicted = mask_of(file);
       EXPECT_EQ(predicted.pixels.size(), mask.pixels.size());
+      const auto shown = data::load_image(folder_ / file).pixels;
+      std::vector<uint8_t> colors;
+      for (const uint8_t label : predicted.pixels) {
+        colors.insert(colors.end(), kVocColors.at(label).begin(), kVocColors.at(label).end());
+      }
+      EXPECT_EQ(std::vector<uint8_t>(shown.begin(), shown.end()), colors) << file;
       for (size_t at = 0; at < mask.pixels.size(); ++at) {
         if (mask.pixels[at] == kIgnored || (of_shapes && mask.pixels[at] == 0)) continue;
         ++all;

@@ -202,16 +202,19 @@ std::unique_ptr<ImageReader> open_png(std::span<const uint8_t> bytes, const std:
 
 namespace syncbn::data {
 
-std::string encode_png(const Image& image) {
+std::string encode_png(const Image& image, std::span<const uint8_t> palette) {
   png_image png{};
   png.version = PNG_IMAGE_VERSION;
   png.width = static_cast<png_uint_32>(image.width);
   png.height = static_cast<png_uint_32>(image.height);
-  png.format = image.channels == 3 ? PNG_FORMAT_RGB : PNG_FORMAT_GRAY;
+  png.format = !palette.empty()      ? PNG_FORMAT_RGB_COLORMAP
+               : image.channels == 3 ? PNG_FORMAT_RGB
+                                     : PNG_FORMAT_GRAY;
+  png.colormap_entries = static_cast<png_uint_32>(palette.size() / 3);
   std::string bytes(PNG_IMAGE_PNG_SIZE_MAX(png), '\0');
   png_alloc_size_t size = bytes.size();
   if (png_image_write_to_memory(&png, bytes.data(), &size, /*convert_to_8_bit=*/0,
-                                image.pixels.data(), /*row_stride=*/0, /*colormap=*/nullptr) == 0) {
+                                image.pixels.data(), /*row_stride=*/0, palette.data()) == 0) {
     throw base::InternalError(fmt::format("cannot write a PNG: {}", png.message));
   }
   bytes.resize(size);

@@ -25,6 +25,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr size_t kMaxFaults = 10;
+
 /// A file's content, mapped: an annotation file may have hundreds of megabytes.
 class MappedText {
  public:
@@ -310,19 +312,20 @@ std::optional<size_t> find_sorted(const Items& sorted, const Id& id, int64_t wan
   return static_cast<size_t>(found - sorted.begin());
 }
 
-/// @throws base::UserError for a box that is not within the image.
-void check_box(const Annotation& box, const CocoInstances::Photo& photo, const std::string& file) {
+/// What is wrong with a box that is not within its image; else empty.
+std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
   constexpr double kTolerance = 1;  // pixels; COCO's own boxes are rounded
   const auto width = static_cast<double>(photo.size.width);
   const auto height = static_cast<double>(photo.size.height);
   if (box.width >= 0 && box.height >= 0 && box.x >= -kTolerance && box.y >= -kTolerance &&
       box.x + box.width <= width + kTolerance && box.y + box.height <= height + kTolerance) {
-    return;
+    return "";
   }
-  throw base::UserError(fmt::format(
-      "coco: '{}': the box of annotation {} ([{}, {}, {}, {}]) is not within image {} ({} x {} "
-      "pixels); a box is [x, y, width, height]",
-      file, box.id, box.x, box.y, box.width, box.height, photo.id, width, height));
+  return fmt::format(
+      "the box of annotation {} ([{}, {}, {}, {}]) is not within image {} ({} x {} pixels); a box "
+      "is "
+      "[x, y, width, height]",
+      box.id, box.x, box.y, box.width, box.height, photo.id, width, height);
 }
 
 /// Results are named after classes.
@@ -350,17 +353,25 @@ CocoInstances resolve(Lists lists, const std::string& file) {
   std::ranges::sort(ids);
   check_unique(ids, std::identity(), "annotations", file);
 
+  std::vector<std::string> faults;
   for (auto& [image_id, annotation] : lists.annotations) {
+    if (faults.size() == kMaxFaults) break;
     const auto photo = find_sorted(lists.photos, &Photo::id, image_id);
     const auto category = find_sorted(lists.categories, &Category::id, annotation.label);
     if (!photo || !category) {
-      throw base::UserError(fmt::format(
-          "coco: '{}': annotation {} has the {} {}, which the file does not list", file,
-          annotation.id, photo ? "category_id" : "image_id", photo ? annotation.label : image_id));
+      faults.push_back(fmt::format("annotation {} has the {} {}, which the file does not list",
+                                   annotation.id, photo ? "category_id" : "image_id",
+                                   photo ? annotation.label : image_id));
+      continue;
     }
-    check_box(annotation, lists.photos[*photo], file);
+    const std::string fault = fault_of(annotation, lists.photos[*photo]);
+    if (!fault.empty()) faults.push_back(fault);
     annotation.label = static_cast<int64_t>(*category);
     ++lists.photos[*photo].count;
+  }
+  if (!faults.empty()) {
+    if (faults.size() == kMaxFaults) faults.emplace_back("and perhaps more");
+    throw base::UserError(fmt::format("coco: '{}': {}", file, base::join(faults, "\n  ")));
   }
   std::ranges::stable_sort(lists.annotations, {}, &Placed::image_id);
 

@@ -22,6 +22,7 @@
 #include "common/agreement.h"
 #include "common/rank_0.h"
 #include "evaluation.h"
+#include "records/pictures.h"
 #include "step/model.h"
 #include "step/training_step.h"
 
@@ -99,7 +100,9 @@ void write_mask(const fs::path& output, const std::string& file, const data::Ima
   const fs::path path = (output / file).replace_extension(".png");
   std::error_code ignored;  // writing the file then fails, with a message
   fs::create_directories(path.parent_path(), ignored);
-  base::write_file_atomically(path, data::encode_png(mask));
+  const at::Tensor& colors = class_colors();  // viewers show labels, which are small, as black
+  base::write_file_atomically(
+      path, data::encode_png(mask, {colors.const_data_ptr<uint8_t>(), colors.nbytes()}));
 }
 
 /// The rows of all ranks, by image; on rank 0.

@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
-#include <array>
 #include <span>
 
 namespace syncbn::train {
@@ -12,6 +11,7 @@ namespace {
 /// The longer side of a thumbnail is at most this.
 constexpr int64_t kMaxSide = 512;
 constexpr int64_t kLineWidth = 2;
+constexpr int64_t kNumColors = 256;
 
 /// Fills the part of [top, bottom) x [left, right) that is within the image.
 void fill(at::Tensor& pixels, int64_t top, int64_t bottom, int64_t left, int64_t right,
@@ -47,32 +47,31 @@ Thumbnail thumbnail(const data::Batch& batch, int64_t index,
   return {.pixels = pixels.expand({pixels.size(0), pixels.size(1), 3}).contiguous(), .step = step};
 }
 
-at::Tensor color_of(int64_t label) {
+const at::Tensor& class_colors() {
   // As in VOC's development kit: bits 0, 3, 6 of the label become the highest bits of red, and so
   // on.
-  std::array<uint8_t, 3> color{};
-  for (int bit = 7; bit >= 0 && label > 0; --bit, label >>= 3) {
-    for (size_t channel = 0; channel < color.size(); ++channel) {
-      color[channel] |= static_cast<uint8_t>(((label >> channel) & 1) << bit);
+  static const at::Tensor colors = [] {
+    at::Tensor all = at::zeros({kNumColors, 3}, at::kByte);
+    for (int64_t label = 0; label < kNumColors; ++label) {
+      uint8_t* const color = all.mutable_data_ptr<uint8_t>() + 3 * label;
+      for (int i = 0; i < 8; ++i) color[i % 3] |= ((label >> i) & 1) << (7 - i / 3);
     }
-  }
-  return at::tensor(at::ArrayRef<uint8_t>(color.data(), color.size()), at::kByte);
+    return all;
+  }();
+  return colors;
 }
 
 at::Tensor with_mask(const at::Tensor& pixels, const at::Tensor& labels, int64_t ignored) {
-  constexpr int64_t kMaxLabel = 255;
-  std::vector<at::Tensor> colors;
-  for (int64_t label = 0; label <= kMaxLabel; ++label) colors.push_back(color_of(label));
-  const at::Tensor known = labels.clamp(0, kMaxLabel);
+  const at::Tensor known = labels.clamp(0, kNumColors - 1);
   const at::Tensor color =
-      at::stack(colors).index_select(0, known.flatten()).view({labels.size(0), labels.size(1), 3});
+      class_colors().index_select(0, known.flatten()).view({labels.size(0), labels.size(1), 3});
   const at::Tensor mixed = pixels.to(at::kInt).add(color).div(2, "floor").to(at::kByte);
   const at::Tensor shown = at::where(labels.eq(0).unsqueeze(2), pixels, mixed);
   return shown.masked_fill(labels.eq(ignored).unsqueeze(2), 255);
 }
 
 void draw_box(at::Tensor& pixels, const data::Box& box, int64_t label) {
-  const at::Tensor dark = color_of(label + 1);  // no background: the first is not black
+  const at::Tensor dark = class_colors()[1 + label % (kNumColors - 1)];  // the first is not black
   const at::Tensor color = dark.to(at::kInt).mul(255).div(dark.max(), "floor");
   const int64_t right = box.left + box.width;
   const int64_t bottom = box.top + box.height;

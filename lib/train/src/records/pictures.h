@@ -36,8 +36,8 @@ struct Thumbnail {
 Thumbnail thumbnail(const data::Batch& batch, int64_t index,
                     const data::Normalization& normalization);
 
-/// PASCAL VOC's color of a class: uint8 [3]. Class 0, the background, is black.
-at::Tensor color_of(int64_t label);
+/// PASCAL VOC's colors of the classes: uint8 [256, 3]. Class 0, the background, is black.
+const at::Tensor& class_colors();
 
 /// The labels of pixels over an image: the background as it is, `ignored` pixels white.
 /// @param pixels uint8 [H, W, 3]

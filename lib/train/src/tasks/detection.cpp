@@ -7,6 +7,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -24,6 +25,11 @@ struct DetectionOptions {
     describe_samples(schema, "images of the evaluation split");
   }
 };
+
+/// With the digits that a file has of it.
+double rounded(double value) {
+  return std::round(value * 1e4) / 1e4;
+}
 
 /// A record of a MatchedDetection.
 using Record = std::array<int64_t, 6>;
@@ -180,8 +186,11 @@ class ObjectDetection : public Task {
             {"file_name", base::printable(file)},  // JSON is UTF-8
             {"image_id", index},
             {"category_id", dataset_.category_id(one.label)},
-            {"bbox", {one.box.x, one.box.y, one.box.width, one.box.height}},
-            {"score", one.score}};
+            {"category", base::printable(names_[static_cast<size_t>(one.label)])},
+            {"bbox",
+             {rounded(one.box.x), rounded(one.box.y), rounded(one.box.width),
+              rounded(one.box.height)}},
+            {"score", rounded(one.score)}};
         prediction.rows.push_back(row.dump());
       }
       all.push_back(std::move(prediction));

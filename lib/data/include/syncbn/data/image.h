@@ -105,8 +105,9 @@ class ImageDecoder {
 /// @throws base::UserError naming the file.
 Image load_image(const std::filesystem::path& path, const DecodeOptions& options = {});
 
-/// The bytes of a PNG file: RGB, or grey for one channel.
-std::string encode_png(const Image& image);
+/// The bytes of a PNG file: RGB, or for one channel grey, or the colors of a palette.
+/// @param palette red, green and blue of each value
+std::string encode_png(const Image& image, std::span<const uint8_t> palette = {});
 
 /// The bytes of a JPEG file: RGB, or grey for one channel. @param quality from 1 to 100
 std::string encode_jpeg(const Image& image, int quality);
