@@ -15,6 +15,7 @@ namespace syncbn::test {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -94,6 +95,9 @@ torch.save({"state_dict": state, "epoch": 3}, sys.argv[1] + "/python.pth")
   EXPECT_EQ(count(on_ranks.err, "error:"), 1) << on_ranks.err;
   EXPECT_THAT(on_ranks.err, AllOf(HasSubstr("cannot load " + file),
                                   HasSubstr("of another shape: conv1.weight ([")));
+  EXPECT_THAT(run_train(args("narrow", {"--init=" + file, "--model.width=8"})).err,
+              ContainsRegex("of another shape: conv1.weight [^\n]*\n"
+                            "  to take the other tensors, name these: init_skip="));
   const auto further = run_train(args("further", {"--init=" + file}));
   EXPECT_EQ(further.exit_code, 0) << further.err;
   EXPECT_GT(accuracy("further"), accuracy("first"));

@@ -56,6 +56,13 @@ class TaskTest : public ::testing::Test {
   const at::Tensor one_hot_ = at::one_hot(target_, 4).to(at::kDouble);
 };
 
+TEST(MetricTest, IsShownInTheDigitsThatPeopleRead) {
+  EXPECT_EQ(shown({.name = {}, .is_share = true}, 0.98311), "98.31 %");
+  EXPECT_EQ(shown({}, 0.04291), "0.0429");
+  EXPECT_EQ(shown({}, 999999.5), "999999.5000");
+  EXPECT_EQ(shown({}, -2.86e22), "-2.860e+22");
+}
+
 TEST_F(TaskTest, CrossEntropyIsTheMeanOfTheTargetsLikelihood) {
   const auto plain = task("classification");
   const at::Tensor expected = -(likelihood_ * one_hot_).sum(1);

@@ -66,7 +66,7 @@ Measures::Measures(const Config& config, const Task& task, const AddedMetrics& a
 
 std::string Measures::line_part(const std::string& split, const Results& results) const {
   if (results.empty()) return "";
-  std::string text = fmt::format("{} loss {:.4f}", split, find(results, "loss").value_or(0));
+  std::string text = fmt::format("{} loss {}", split, shown({}, find(results, "loss").value_or(0)));
   const Metric& first = all_.front();
   for (const std::string& prefix : {std::string(), std::string(kAverage)}) {
     const auto value = find(results, prefix + first.name);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/rank_0.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -40,10 +41,9 @@ bool RunDisplay::clear() {
 void RunDisplay::step(const Step& step, bool is_logged) {
   if (!is_rank_0()) return;
   const auto text = [&] {
-    return fmt::format(
-        "epoch {}/{}  loss {:.4f}  {}lr {:.3g}  {:.0f} images/s  data wait {:.1f} %  {}",
-        step.epoch, config_.epochs, step.loss, headline_, step.lr, step.images_per_second,
-        100 * step.data_wait_share, memory_.text());
+    return fmt::format("epoch {}/{}  loss {}  {}lr {:.3g}  {}  data wait {:.1f} %  {}", step.epoch,
+                       config_.epochs, shown({}, step.loss), headline_, step.lr,
+                       rate(step.images_per_second), 100 * step.data_wait_share, memory_.text());
   };
   progress_.show(step.step, step.total, text);
   if (is_logged) progress_.log(step.step, step.total, text());
@@ -63,7 +63,7 @@ void RunDisplay::epoch(const EpochRecord& record) {
   // A run that resumed after the epoch's last step has taken none.
   const std::string speed =
       record.images_per_second > 0
-          ? fmt::format("{:.0f} images/s  data wait {:.1f} %  ", record.images_per_second,
+          ? fmt::format("{}  data wait {:.1f} %  ", rate(record.images_per_second),
                         100 * record.data_wait_share)
           : "";
   info("epoch {:{}d}/{}  {}{}lr {:.3g}  {}{}{}", record.epoch,
@@ -88,6 +88,11 @@ void RunDisplay::result(const EpochRecord& last, const std::optional<Checkpoint:
          shown(*metric, find(last.eval, metric->name).value_or(0)), shown(*metric, best->value),
          best->epoch, time);
   }
+}
+
+std::string rate(double images_per_second) {
+  return images_per_second < 10 ? fmt::format("{:.2g} images/s", images_per_second)
+                                : fmt::format("{:.0f} images/s", images_per_second);
 }
 
 std::string command_line(const std::string& command, const fs::path& run) {

@@ -71,6 +71,9 @@ class RunDisplay {
   std::string headline_;  ///< of the last evaluation
 };
 
+/// "2931 images/s", or "0.42 images/s"
+std::string rate(double images_per_second);
+
 /// "build/bin/train eval runs/mine"
 std::string command_line(const std::string& command, const std::filesystem::path& run);
 

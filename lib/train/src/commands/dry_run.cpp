@@ -15,6 +15,7 @@
 
 #include "common/rank_0.h"
 #include "records/memory_gauge.h"
+#include "run_display.h"
 #include "step/compute_threads.h"
 #include "step/training_step.h"
 
@@ -89,9 +90,10 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
   spdlog::info("{}: {} parameters, {} multiply-adds a sample", name,
                with_prefix(static_cast<double>(parameters)),
                with_prefix(static_cast<double>(work)));
-  spdlog::info("a step of {} x batch {}: {}, {:.0f} images/s, data wait {:.1f} %",
+  spdlog::info("a step of {} x batch {}: {}, {}, data wait {:.1f} %",
                base::counted(dist::world_size(), "rank"), inputs.batch_size,
-               base::format_seconds(cost.step), samples / cost.step, 100 * cost.wait / cost.step);
+               base::format_seconds(cost.step), rate(samples / cost.step),
+               100 * cost.wait / cost.step);
   spdlog::info("peak memory of rank 0: {}",
                base::format_bytes(static_cast<uint64_t>(peak_resident_bytes())));
   spdlog::info("{} in {}: {} without evaluation", base::counted(steps, "step"),

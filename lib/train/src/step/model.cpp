@@ -60,8 +60,15 @@ void init_model(const Config& config, models::Model& model) {
       const std::string file = models::weights_file(config.init);
       const models::StateDict weights = models::read_state_dict(file, config.init_key);
       const auto report = naming(file, [&] {
-        return models::load_state_dict(model, weights,
-                                       {.skip = config.init_skip, .into = config.init_into});
+        try {
+          return models::load_state_dict(model, weights,
+                                         {.skip = config.init_skip, .into = config.init_into});
+        } catch (const base::UserError& error) {
+          if (!config.init_skip.empty() || !config.init_into.empty()) throw;
+          throw base::UserError(fmt::format(
+              "{}\n  to take the other tensors, name these: init_skip=[fc] for all of layer fc",
+              error.what()));
+        }
       });
       const auto part = [](const char* what, const std::vector<std::string>& names) {
         return names.empty() ? "" : fmt::format("; {}: {}", what, base::join(names, ", "));

@@ -7,6 +7,7 @@
 #include <syncbn/models/gan.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 #include <utility>
@@ -45,7 +46,8 @@ LabelKind kind_of(const models::Model& model) {
 }  // namespace
 
 std::string shown(const Metric& metric, double value) {
-  return metric.is_share ? fmt::format("{:.2f} %", 100 * value) : fmt::format("{:.4f}", value);
+  if (metric.is_share) return fmt::format("{:.2f} %", 100 * value);
+  return std::abs(value) < 1e6 ? fmt::format("{:.4f}", value) : fmt::format("{:.3e}", value);
 }
 
 data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random*/) const {

@@ -29,7 +29,7 @@ struct Metric {
   bool is_share = false;  ///< in [0, 1], shown in percent
 };
 
-/// A value of the metric, for people: "98.31 %" or "0.0429".
+/// A value of the metric, for people: "98.31 %", "0.0429" or "2.860e+22".
 std::string shown(const Metric& metric, double value);
 
 /// What a network made, to look at.
