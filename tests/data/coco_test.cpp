@@ -205,6 +205,7 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal("[]", "no list 'images'");
   refusal(fmt::format("{{{}, {}}}", kImages, kCategories), "no list 'annotations'");
   refusal(fmt::format("{{{}, {}}}", kImages, kAnnotations), "no list 'categories'");
+  refusal(file_of(kImages, R"("categories": [])"), "has an empty list 'categories'");
   refusal(file_of(R"("images": [])"), "image_id 9, which the file does not list");
   refusal(file_of(R"("images": [])", kCategories, R"("annotations": [])"), "has no images");
   refusal(with(R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 0, 2]})"),

@@ -347,6 +347,9 @@ CocoInstances resolve(Lists lists, const std::string& file) {
   std::ranges::sort(lists.categories, {}, &Category::id);
   check_unique(lists.categories, &Category::id, "categories", file);
   check_names(lists.categories, file);
+  if (lists.categories.empty()) {
+    throw base::UserError(fmt::format("coco: '{}' has an empty list 'categories'", file));
+  }
   std::vector<int64_t> ids;
   ids.reserve(lists.annotations.size());
   for (const Placed& placed : lists.annotations) ids.push_back(id_of(placed));
