@@ -178,12 +178,15 @@ TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
     // An option of the ImageNet example, as every command takes them.
     return run_train({"check", "--config=images.yaml", "lr=0.1"}, {}, folder_.path());
   };
+  base::write_file_atomically(folder_ / "train/grey/notes.txt", "mine");
   const auto whole = check();
   EXPECT_EQ(whole.exit_code, 0) << whole.err;
-  EXPECT_EQ(
-      whole.out,
-      "train: 16 samples, 2 classes, from 8 (colour) to 8 (grey) samples each; all can be used\n"
-      "test: 16 samples, 2 classes, from 8 (colour) to 8 (grey) samples each; all can be used\n");
+  EXPECT_EQ(whole.out,
+            "train: 16 samples, 2 classes of 8 samples; all can be used\n"
+            "test: 16 samples, 2 classes of 8 samples; all can be used\n");
+  EXPECT_THAT(whole.err,
+              HasSubstr("1 file left out: neither JPEG nor PNG, such as train/grey/notes.txt"));
+  EXPECT_THAT(whole.err, HasSubstr("8 training samples of a class may be too few for a network"));
 
   const auto without_init =
       run_train({"check", "--config=images.yaml", "init=none.pth"}, {}, folder_.path());
@@ -205,19 +208,39 @@ TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
                     fmt::format("cannot be used: sample {}: cannot decode '{}'", index, file)),
               1);
   }
-  EXPECT_THAT(damaged.err, HasSubstr("check: 3 samples cannot be used; mend or remove the files"));
+  EXPECT_THAT(damaged.out, HasSubstr("2 classes, from 8 (colour) to 9 (grey) samples each; 2"));
+  EXPECT_THAT(damaged.err,
+              HasSubstr("check: 3 samples cannot be used; mend or remove the files, or train "
+                        "without them: loader.on_error=skip\n"));
+  EXPECT_EQ(train("run", {"--loader.on_error=skip", "--epochs=1"}).exit_code, 0) << "as check says";
+  for (const int file : {2, 3, 4, 5}) {
+    base::write_file_atomically(folder_ / fmt::format("train/colour/{}.jpg", file), "no image");
+  }
+  EXPECT_THAT(check().err, HasSubstr("train without them: loader.on_error=skip "
+                                     "loader.error_budget=0.36\n"));
 }
 
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudget) {
-  base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
-  const std::vector<std::string> skip = {"--loader.on_error", "skip"};
-  const auto within = train("within", {skip[0], skip[1], "--loader.error_budget", "0.2"});
+  // Of the two ranks each meets three or fewer, and both together six.
+  for (const int file : {1, 2, 3, 4, 5}) {
+    base::write_file_atomically(folder_ / fmt::format("train/colour/{}.jpg", file), "no image");
+  }
+  const std::vector<std::string> skip = {"--loader.on_error=skip", "--epochs=1"};
+  const auto within = train("within", skip);
   EXPECT_EQ(within.exit_code, 0) << within.err;
-  EXPECT_THAT(within.err, ContainsRegex("cannot be used: sample [0-9]+: .*none.png"));
+  EXPECT_THAT(within.err, ContainsRegex("cannot be used: sample [0-9]+: .*5.jpg"));
+  base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
   const auto beyond = train("beyond", skip);
   EXPECT_EQ(beyond.exit_code, base::kExitUsage) << beyond.err;
   EXPECT_THAT(beyond.err,
-              HasSubstr("could not be read, more than the 5 % that loader.error_budget allows"));
+              ContainsRegex("[67] of 18 training samples could not be read, more than the 5 that "
+                            "loader.error_budget \\(5 %\\) allows; mend or remove"));
+  EXPECT_EQ(count(beyond.err, "train: error:"), 1) << beyond.err;
+  const auto evaluation = train("evaluation", {"--loader.on_error=skip", "--loader.error_budget=0",
+                                               "--data.train=test", "--data.test=train"});
+  EXPECT_EQ(evaluation.exit_code, base::kExitUsage) << evaluation.err;
+  EXPECT_THAT(evaluation.err,
+              ContainsRegex("1 of 1[68] test samples could not be read, more than the 0 that "));
   EXPECT_THAT(base::read_file(folder_ / "beyond/log.jsonl"),
               ContainsRegex(R"("event":"end",[^\n]*"reason":"an error: )"));
 }

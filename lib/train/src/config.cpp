@@ -256,7 +256,8 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
       .one_of({"raise", "skip"});
   schema
       .field("error_budget", &LoaderConfig::error_budget,
-             "with on_error: skip, the share of a rank's epoch that may be left out")
+             "with on_error: skip, the share of an epoch, of all ranks together, that may be left "
+             "out; above 0, up to 5 samples may be, but no more than half")
       .between(0, 1);
 }
 

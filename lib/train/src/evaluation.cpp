@@ -96,6 +96,7 @@ Evaluator::Evaluator(const Config& config, const Inputs& inputs, models::Model& 
       to_device_(to_device),
       loader_options_(loader_options) {
   if (task_->evaluates_one_by_one()) loader_options_.batch_size = 1;
+  loader_options_.sample_name = to_string(inputs.eval_split) + " sample";
 }
 
 Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
@@ -163,6 +164,9 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
   all = all.cpu();
   dist::throw_if_aborted();  // the sums are undefined then
   const double* const values = all.const_data_ptr<double>();
+  report_on_rank_0([&] {
+    data::check_skipped(loader_options_, static_cast<int64_t>(values[3]), inputs_.eval_set->size());
+  });
   const double* const added = values + sums.numel() + task_->num_counts();
   const std::vector<int64_t> all_counts(values + sums.numel(), added);
   const std::vector<int64_t> all_records = gathered(records);

@@ -176,7 +176,9 @@ class Trainer {
   double seconds() const { return position_.seconds + base::seconds_since(counted_from_); }
 
   data::LoaderOptions loader_options() const {
-    return config_.loader.options(inputs_.batch_size, device_);
+    data::LoaderOptions options = config_.loader.options(inputs_.batch_size, device_);
+    options.sample_name = "training sample";
+    return options;
   }
 
   std::shared_ptr<models::Model> first_model() const {
@@ -361,6 +363,7 @@ class Trainer {
     profiler_.pause();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
     display_.clear();
+    check_left_out();
     const double trained = base::seconds_since(epoch_begin_);
     const double own = own_timer_.seconds();
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
@@ -383,6 +386,19 @@ class Trainer {
     record.eval.clear();
     record.eval_split = eval_split();
     return outcome;
+  }
+
+  /// Each loader has checked what its own rank left out; this adds up the ranks.
+  void check_left_out() const {
+    if (config_.loader.on_error != "skip") return;
+    at::Tensor all =
+        at::tensor({loader_.skipped(), loader_.num_samples()}, at::kLong).to(dist::device());
+    dist::all_reduce(all);
+    all = all.cpu();
+    dist::throw_if_aborted();  // the sums are undefined then
+    report_on_rank_0([&] {
+      data::check_skipped(loader_options(), all[0].item<int64_t>(), all[1].item<int64_t>());
+    });
   }
 
   std::optional<data::Batch> next_batch() {

@@ -170,6 +170,25 @@ int automatic_workers() {
   return std::max(base::cpus_of_rank(static_cast<int>(ranks)) - 1, 1);
 }
 
+int64_t max_skipped(const LoaderOptions& options, int64_t samples) {
+  constexpr int64_t kFew = 5;
+  if (options.error_budget == 0) return 0;
+  constexpr double kRounding = 1e-6;  // 0.29 * 100 is less than 29
+  const auto share =
+      static_cast<int64_t>(options.error_budget * static_cast<double>(samples) + kRounding);
+  return std::max(share, std::min(kFew, samples / 2));
+}
+
+void check_skipped(const LoaderOptions& options, int64_t skipped, int64_t samples) {
+  const int64_t most = max_skipped(options, samples);
+  if (skipped <= most) return;
+  throw base::UserError(fmt::format(
+      "{} of {} could not be read, more than the {} that {} ({:.3g} %) allows; mend or remove "
+      "the files that the warnings name, or raise {}",
+      skipped, base::counted(samples, options.sample_name), most, options.budget_name,
+      100 * options.error_budget, options.budget_name));
+}
+
 Loader::Loader(const std::shared_ptr<const Dataset>& dataset, const LoaderOptions& options)
     : Loader(dataset, sampler_of(*dataset, options), without_shuffle(options)) {}
 
@@ -339,16 +358,8 @@ Batch Loader::result_of(PendingBatch& pending) {
     if (options_.on_error == LoaderOptions::OnError::kRaise) {
       throw base::UserError(fmt::format("{} ({})", text, options_.on_error_advice));
     }
-    ++skipped_;
-    const double budget = options_.error_budget * static_cast<double>(order_.size());
-    if (static_cast<double>(skipped_) > budget) {
-      throw base::UserError(fmt::format(
-          "{} of the epoch's {} could not be read, more than the {:.3g} % that {} allows; the last "
-          "is {}",
-          skipped_, base::counted(order_.size(), "sample"), 100 * options_.error_budget,
-          options_.budget_name, text));
-    }
     if (is_new) spdlog::warn("cannot be used: {}", text);
+    check_skipped(options_, ++skipped_, std::ssize(order_) * sampler_->num_replicas());
     const bool is_empty = std::ssize(pending.faults) == std::ssize(pending.indices);
     if (is_empty && !options_.empty_batches) {
       throw base::UserError("no sample of a batch could be read; one is " + text);

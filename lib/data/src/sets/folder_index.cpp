@@ -52,17 +52,6 @@ struct Listing {
   NameList images;
 };
 
-/// The files that torchvision takes for images.
-bool has_image_extension(std::string_view name) {
-  constexpr std::array<std::string_view, 9> kExtensions = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
-                                                           ".pgm", ".tif",  ".tiff", ".webp"};
-  return std::ranges::any_of(kExtensions, [&](std::string_view extension) {
-    if (name.size() < extension.size()) return false;
-    return std::ranges::equal(name.substr(name.size() - extension.size()), extension,
-                              [](unsigned char c, char lower) { return std::tolower(c) == lower; });
-  });
-}
-
 /// Sorted. Links to folders count as folders.
 Listing list_folder(const fs::path& path) {
   Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .images = {}};
@@ -327,6 +316,16 @@ void FolderIndexWriter::write_labels() {
     const std::vector<int64_t> labels(end - folders_[i].first_file, folders_[i].label);
     out_.add(std::span<const int64_t>(labels));
   }
+}
+
+bool has_image_extension(std::string_view name) {
+  constexpr std::array<std::string_view, 9> kExtensions = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
+                                                           ".pgm", ".tif",  ".tiff", ".webp"};
+  return std::ranges::any_of(kExtensions, [&](std::string_view extension) {
+    if (name.size() < extension.size()) return false;
+    return std::ranges::equal(name.substr(name.size() - extension.size()), extension,
+                              [](unsigned char c, char lower) { return std::tolower(c) == lower; });
+  });
 }
 
 bool is_empty_file(const fs::path& file) {

@@ -107,6 +107,9 @@ class FolderIndexWriter {
   uint64_t bytes_ = 0;
 };
 
+/// Whether torchvision takes a file of this name for an image.
+bool has_image_extension(std::string_view name);
+
 /// Whether a file has no content, or is not there.
 bool is_empty_file(const std::filesystem::path& file);
 

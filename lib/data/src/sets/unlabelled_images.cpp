@@ -10,6 +10,7 @@
 #include <syncbn/data/boxes.h>
 
 #include "sets/file_bytes.h"
+#include "sets/folder_index.h"
 #include "sets/image_set.h"
 
 namespace syncbn::data {
@@ -117,6 +118,15 @@ void fill_set(const UnlabelledImagesOptions& options, UnlabelledImages& made) {
 
 void UnlabelledImagesOptions::describe(config::Schema<UnlabelledImagesOptions>& schema) {
   detail::describe_image_files(schema);
+}
+
+std::vector<fs::path> files_left_out(const fs::path& folder) {
+  UnlabelledImages found;
+  list_files_below(folder, found);
+  std::erase_if(found.others, [](const fs::path& file) {
+    return detail::has_image_extension(file.filename().string());
+  });
+  return std::move(found.others);
 }
 
 UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options) {

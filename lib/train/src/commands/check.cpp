@@ -5,14 +5,18 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/data/unlabelled_images.h>
 #include <syncbn/models/weights.h>
 #include <syncbn/train/inputs.h>
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <memory>
 
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
+#include "commands/unlabelled.h"
 #include "common/naming.h"
 #include "evaluation.h"
 #include "records/progress.h"
@@ -43,13 +47,20 @@ Config for_reading(const Config& config) {
   return changed;
 }
 
-/// ", 3 classes, from 12 (cat) to 40 (dog) samples"; nothing if the labels are not known.
-std::string classes_text(const data::Dataset& set) {
-  if (set.labels().empty() || set.num_classes() == 0) return "";
+/// The samples of each class; none if the labels are not known.
+std::vector<int64_t> class_counts(const data::Dataset& set) {
+  if (set.labels().empty()) return {};
   std::vector<int64_t> counts(static_cast<size_t>(set.num_classes()));
   for (const int64_t label : set.labels()) {
     if (label >= 0 && label < set.num_classes()) ++counts[static_cast<size_t>(label)];
   }
+  return counts;
+}
+
+/// ", 3 classes, from 12 (cat) to 40 (dog) samples each"; nothing if the labels are not known.
+std::string classes_text(const data::Dataset& set) {
+  const std::vector<int64_t> counts = class_counts(set);
+  if (counts.empty()) return "";
   const auto names = set.class_names();
   const auto text = [&](auto place) {
     const auto label = static_cast<size_t>(place - counts.begin());
@@ -58,8 +69,10 @@ std::string classes_text(const data::Dataset& set) {
         label < names.size() ? base::printable(names[label]) : std::to_string(label));
   };
   const auto [least, most] = std::ranges::minmax_element(counts);
-  return fmt::format(", {} classes, from {} to {} samples each", set.num_classes(), text(least),
-                     text(most));
+  const std::string classes =
+      counts.size() == 1 ? "1 class" : fmt::format("{} classes", counts.size());
+  if (*least == *most) return fmt::format(", {} of {}", classes, base::counted(*least, "sample"));
+  return fmt::format(", {}, from {} to {} samples each", classes, text(least), text(most));
 }
 
 /// Reads a split and prints a line about it. The loader warns of each sample that it cannot use.
@@ -78,6 +91,31 @@ int64_t check_split(const std::string& name, const std::shared_ptr<const data::D
       fmt::format("{}: {}{}; {}\n", name, base::counted(set->size(), "sample"), classes_text(*set),
                   bad == 0 ? "all can be used" : fmt::format("{} cannot be used", bad)));
   return bad;
+}
+
+/// Names the files in an image folder that are no samples.
+void warn_of_files_left_out(const Config& config) {
+  if (config.data.type() != "image_folder") return;
+  const config::Value all = config::Schema<Config>::get().write(config);
+  std::vector<std::filesystem::path> files;
+  for (const char* split : {"train", "val", "test"}) {
+    const std::filesystem::path folder = all.find("data")->find(split)->scalar;
+    if (folder.empty()) continue;
+    for (const auto& file : data::files_left_out(folder)) files.push_back(folder / file);
+  }
+  warn_of_left_out(files);
+}
+
+/// Measured: configs/images.yaml with 20 drawings of each of three shapes ends at 93 % in training
+/// and 36 % on others; other scales of its crops do not help.
+void advise_weights(const Config& config, const data::Dataset& set) {
+  constexpr int64_t kFew = 100;
+  const std::vector<int64_t> counts = class_counts(set);
+  if (!config.init.empty() || counts.empty() || std::ranges::min(counts) >= kFew) return;
+  spdlog::info(
+      "{} of a class may be too few for a network that begins with random weights; begin with "
+      "trained ones (init=FILE)",
+      base::counted(std::ranges::min(counts), "training sample"));
 }
 
 }  // namespace
@@ -99,19 +137,28 @@ int check(const std::vector<std::string>& args) {
   }
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);
+  int64_t bad = 0;
+  double budget = 0;  // that the splits need, where the configured one would end a run
   const auto check_set = [&](data::Split split, const std::shared_ptr<const data::Dataset>& set) {
-    return check_split(to_string(split), set, config, progress);
+    const int64_t found = check_split(to_string(split), set, config, progress);
+    bad += found;
+    if (found <= data::max_skipped(resolved.config.loader.options(1, at::kCPU), set->size()))
+      return;
+    budget = std::max(budget, static_cast<double>(found) / static_cast<double>(set->size()));
   };
-  int64_t bad = check_set(data::Split::kTrain, inputs.train_set);
-  bad += check_set(inputs.eval_split, inputs.eval_set);
+  check_set(data::Split::kTrain, inputs.train_set);
+  check_set(inputs.eval_split, inputs.eval_set);
   if (inputs.has_test_set && inputs.eval_split != data::Split::kTest) {
-    bad += check_set(data::Split::kTest, config.data.make(data::Split::kTest));
+    check_set(data::Split::kTest, config.data.make(data::Split::kTest));
   }
+  warn_of_files_left_out(config);
+  advise_weights(config, *inputs.train_set);
   if (bad == 0) return base::kExitOk;
-  throw base::UserError(
-      fmt::format("check: {} cannot be used; mend or remove the files, or train without them "
-                  "(loader.on_error: skip)",
-                  base::counted(bad, "sample")));
+  throw base::UserError(fmt::format(
+      "check: {} cannot be used; mend or remove the files, or train without them: "
+      "loader.on_error=skip{}",
+      base::counted(bad, "sample"),
+      budget == 0 ? "" : fmt::format(" loader.error_budget={}", std::ceil(100 * budget) / 100)));
 }
 
 }  // namespace syncbn::train

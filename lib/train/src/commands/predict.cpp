@@ -152,10 +152,7 @@ int predict(const Config& config, const std::string& text, const std::string& na
   Inputs inputs;
   inputs.train_set = inputs.eval_set = images.set;
   check_agreement(text, inputs);
-  if (is_rank_0() && !images.others.empty()) {
-    spdlog::warn("{} left out: neither JPEG nor PNG, such as {}",
-                 base::counted(std::ssize(images.others), "file"), images.others.front().string());
-  }
+  if (is_rank_0()) warn_of_left_out(images.others);
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
   const auto task = make_task(config, *images.set, *model);
   report_on_rank_0([&] {

@@ -1,5 +1,7 @@
 #include "commands/unlabelled.h"
 
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 
 namespace syncbn::train {
@@ -30,6 +32,12 @@ std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& co
 bool lacks_classes(const Config& config, const data::UnlabelledImagesOptions& options) {
   return options.classes == 0 ||
          (config.task.type() == "detection" && options.category_ids.empty());
+}
+
+void warn_of_left_out(const std::vector<std::filesystem::path>& files) {
+  if (files.empty()) return;
+  spdlog::warn("{} left out: neither JPEG nor PNG, such as {}",
+               base::counted(std::ssize(files), "file"), files.front().string());
 }
 
 }  // namespace syncbn::train

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <filesystem>
 #include <optional>
+#include <vector>
 
 #include <syncbn/data/unlabelled_images.h>
 #include <syncbn/train/checkpoint.h>
@@ -16,5 +18,8 @@ std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& co
 
 /// Whether the training data has to tell the classes.
 bool lacks_classes(const Config& config, const data::UnlabelledImagesOptions& options);
+
+/// Warns of files in a folder of images that are no images; of none, if there are none.
+void warn_of_left_out(const std::vector<std::filesystem::path>& files);
 
 }  // namespace syncbn::train

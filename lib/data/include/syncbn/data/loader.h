@@ -48,15 +48,26 @@ struct LoaderOptions {
   /// its batch. A batch must keep at least one sample, unless `empty_batches` are allowed.
   enum class OnError { kRaise, kSkip } on_error = OnError::kRaise;
   bool empty_batches = false;
-  /// With kSkip: the share of an epoch's samples that may be left out before next() throws.
+  /// With kSkip: the share of an epoch's samples, of all ranks together, that may be left out
+  /// before next() throws. max_skipped() is their number.
   double error_budget = 0.05;
-  /// The ends of messages about samples that cannot be made; `train` names its own keys there.
+  /// For messages about samples that cannot be made; `train` names its own keys and splits there.
   std::string on_error_advice = "on_error = kSkip leaves such samples out";
   std::string budget_name = "error_budget";
+  std::string sample_name = "sample";
   /// Without a sampler: a new order in each epoch, a function of `seed` and the epoch.
   std::optional<bool> shuffle = {};
   int64_t seed = 0;
 };
+
+/// How many of an epoch's samples may be left out (OnError::kSkip): the share error_budget. If it
+/// is above 0, also up to 5, but no more than half: of a few samples one is more than 5 %.
+int64_t max_skipped(const LoaderOptions& options, int64_t samples);
+
+/// A loader knows what its own rank leaves out; whoever adds up the ranks' calls this again.
+/// @param samples of an epoch, on all ranks
+/// @throws base::UserError if `skipped` is above max_skipped()
+void check_skipped(const LoaderOptions& options, int64_t skipped, int64_t samples);
 
 /// Batches of this rank's samples, in the sampler's order.
 ///
@@ -84,6 +95,9 @@ class Loader {
   /// Batches per epoch: the same in every epoch and, except with SequentialShardSampler, on every
   /// rank.
   int64_t num_batches() const;
+
+  /// This rank's samples per epoch, without those that drop_last leaves out.
+  int64_t num_samples() const;
 
   /// Batches that next() has still to return in this epoch.
   int64_t batches_left() const;
@@ -119,8 +133,6 @@ class Loader {
   const Dataset& dataset() const { return *dataset_; }
 
  private:
-  /// This rank's samples per epoch, without those that drop_last leaves out.
-  int64_t num_samples() const;
   void move_to(const SamplerState& state);
   /// Starts batches until `batches` are pending.
   void schedule(int64_t batches);

@@ -42,4 +42,9 @@ struct UnlabelledImages {
 /// @throws base::UserError naming the folder if it cannot be read or has no such file
 UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options);
 
+/// The files below a folder of class folders that are no samples by their names, sorted, without
+/// hidden ones.
+/// @throws base::UserError naming the folder if it cannot be read
+std::vector<std::filesystem::path> files_left_out(const std::filesystem::path& folder);
+
 }  // namespace syncbn::data
