@@ -20,6 +20,7 @@ namespace {
 std::string_view find_help(int argc, char** argv) {
   std::string mark = "\x1e";
   for (int i = 1; i < argc; ++i) mark.append(i > 1 ? " " : "").append(argv[i]);
+  if (argc > 1 && std::strcmp(argv[1], "help") == 0) mark.insert(1, "--");
   mark += "\n";
   const size_t begin = syncbn::train::kHelpTexts.find(mark);
   if (begin == std::string_view::npos) return {};

@@ -251,7 +251,7 @@ TEST(CommandLineTest, TakesNegativeNumbersForValues) {
 }
 
 TEST(CommandLineTest, HelpListsOptionsAndKeysByGroup) {
-  const std::string help = help_text("usage: car", kOptions, car_fields());
+  const std::string help = help_text("usage: car", kOptions) + "\n" + keys_text(car_fields());
   EXPECT_THAT(help, HasSubstr("usage: car\n\nOptions:\n  --config FILE"));
   EXPECT_THAT(help, ::testing::Not(HasSubstr("--local_rank")));
   EXPECT_THAT(help, HasSubstr("\nKeys of the configuration:\n  --name text"));

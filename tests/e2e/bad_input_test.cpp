@@ -104,6 +104,16 @@ TEST_F(BadInputTest, NamesAPathInPlaceOfARun) {
   expect_one_message(run_train({inputs_.path()}), base::kExitUsage, "is no run and no YAML file");
   expect_one_message(run_train({"predict", "runs/none", inputs_.path()}), base::kExitUsage,
                      "is no run and no YAML file; the images come first");
+  std::filesystem::create_directories(inputs_ / "photos/train");
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"eval"}, {"predict", inputs_ / "photos"}}) {
+    auto args = words;
+    args.push_back(inputs_ / "photos");
+    expect_one_message(run_train(args), base::kExitUsage, "photos is a folder of data, no run; ");
+  }
+  base::write_file_atomically(inputs_ / "runs/one/log.jsonl", "");
+  expect_one_message(run_train({"eval", inputs_ / "runs"}), base::kExitUsage,
+                     "runs/one, and is none; name a run's folder or a YAML file");
   // A folder of runs is compare's business.
   expect_one_message(run_train({"compare", inputs_.path()}), base::kExitUsage, "holds no run");
 }

@@ -147,8 +147,22 @@ TEST(TrainProgramTest, TellsItsVersion) {
 
 TEST(TrainProgramTest, HelpListsEveryKey) {
   const std::string whole = run_train({"--help"}).out;
-  for (const char* key : {"--config FILE", "--epochs integer", "--ddp  ", "adam, adamw, "}) {
-    EXPECT_THAT(whole, HasSubstr(key));
+  EXPECT_THAT(whole, HasSubstr("--config FILE"));
+  EXPECT_THAT(whole, HasSubstr(", epochs, "));
+  EXPECT_LT(count(whole, "\n"), 60) << "a screenful";
+  EXPECT_EQ(run_train({"help"}).out, whole);
+  const std::string keys = run_train({"--help", "keys"}).out;
+  for (const char* key : {"--epochs integer", "--ddp  ", "adam, adamw, "}) {
+    EXPECT_THAT(keys, HasSubstr(key));
+  }
+  for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
+           {"lr", "--lr is the same as --optimizer.lr=VALUE"},
+           {"lr", "--optimizer.lr number"},
+           {"dist-url", "--dist_url is the same as --master_addr=HOST --master_port=PORT"},
+           {"dry_run", "take a few steps"},
+           {"split", "--split: for train eval\n"},
+           {"nnodes", "`syncbn-launch --help` explains it"}}) {
+    EXPECT_THAT(run_train({"help", name}).out, HasSubstr(text));
   }
   EXPECT_THAT(run_train({"sweep", "-h"}).out, HasSubstr("usage: train sweep "));
   EXPECT_THAT(run_train({"--help", "eval"}).out, HasSubstr("usage: train eval "));
@@ -177,7 +191,7 @@ TEST(TrainProgramTest, HelpNeedsNoLibtorch) {
                             "libexec/syncbn/train_program";
   using Words = std::vector<std::string>;
   for (const Words& args :
-       std::vector<Words>{{"--help"}, {"-h"}, {"--help", "optimizer"}, {"watch", "--help"}}) {
+       std::vector<Words>{{"--help"}, {"-h"}, {"help", "optimizer"}, {"watch", "--help"}}) {
     const auto help_by = [&](const std::string& program) {
       Words words = {program};
       words.insert(words.end(), args.begin(), args.end());

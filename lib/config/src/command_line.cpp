@@ -300,16 +300,18 @@ CommandLine parse_command_line(const std::vector<std::string>& args,
   return Parser(args, options, fields, faults).parse();
 }
 
-std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options,
-                      const std::vector<FieldInfo>& fields) {
+std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options) {
   std::string out = usage + "\n\nOptions:\n";
   for (const ProgramOption& option : options) {
     if (option.help.empty()) continue;
     const std::string value = option.value_name.empty() ? "" : " " + option.value_name;
     out += help_line("--" + option.name + value, option.help);
   }
-  if (fields.empty()) return out;
-  out += "\nKeys of the configuration:\n";
+  return out;
+}
+
+std::string keys_text(const std::vector<FieldInfo>& fields) {
+  std::string out = "Keys of the configuration:\n";
   for (const FieldInfo& field : fields) {
     if (field.path.find('.') == field.path.npos) out += help_of(field);
   }

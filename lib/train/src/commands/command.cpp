@@ -277,7 +277,9 @@ int run_main(int argc, char** argv, const RegisterAll& register_all) {
   return base::run_main("train", [&] { return run_command(given, register_all); });
 }
 
-int run_command(const std::vector<std::string>& given, const RegisterAll& register_all) {
+int run_command(const std::vector<std::string>& words, const RegisterAll& register_all) {
+  std::vector<std::string> given = words;
+  if (!given.empty() && given.front() == "help") given.front() = "--help";
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
   if (const auto topic = config::help_topic(given)) {

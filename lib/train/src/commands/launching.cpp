@@ -4,6 +4,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/program_file.h>
+#include <syncbn/base/text.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -184,6 +185,22 @@ Words translate_imagenet_options(const Words& args) {
   return all;
 }
 
+std::string imagenet_counterpart(const std::string& name) {
+  Words words;
+  if (const auto value = imagenet_values().find(name); value != imagenet_values().end()) {
+    words = value->second(name == "dist_url" ? "tcp://HOST:PORT" : "VALUE");
+  } else if (const auto toggle = imagenet_switches().find(name);
+             toggle != imagenet_switches().end()) {
+    words = toggle->second("");
+  }
+  return base::join(words, " ");
+}
+
+bool is_launcher_option(const std::string& name) {
+  return std::ranges::count(kLauncherOptions, name) > 0 ||
+         std::ranges::count(kLauncherSwitches, name) > 0;
+}
+
 LaunchRequest split_launch_options(const Words& given) {
   const Words args = translate_imagenet_options(given);
   LaunchRequest parts;
@@ -191,7 +208,7 @@ LaunchRequest split_launch_options(const Words& given) {
     const bool is_option = args[i].starts_with("--");
     const std::string name = option_at(args, i, false).name;
     const bool takes = is_option && std::ranges::count(kLauncherOptions, name) > 0;
-    if (takes || (is_option && std::ranges::count(kLauncherSwitches, name) > 0)) {
+    if (is_option && is_launcher_option(name)) {
       const Option option = option_at(args, i, takes);
       if (takes && (!option.value || (option.words == 2 && option.value->starts_with("--")))) {
         throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));

@@ -10,6 +10,15 @@ namespace syncbn::train {
 /// @throws base::UserError for those that have no counterpart, with what to do instead.
 std::vector<std::string> translate_imagenet_options(const std::vector<std::string>& args);
 
+/// What translate_imagenet_options() makes of an option, such as "--optimizer.lr=VALUE" of "lr"; ""
+/// for other names.
+/// @param name without dashes, with underscores
+/// @throws base::UserError for those that have no counterpart, with what to do instead.
+std::string imagenet_counterpart(const std::string& name);
+
+/// Whether `train` passes the option on to syncbn-launch.
+bool is_launcher_option(const std::string& name);
+
 /// A command line of train that may start its own ranks.
 struct LaunchRequest {
   std::vector<std::string> launcher;  ///< options of syncbn-launch: "--nnodes=2"

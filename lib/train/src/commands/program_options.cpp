@@ -4,6 +4,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/wrapped.h>
 #include <syncbn/train/command.h>
 
 #include <algorithm>
@@ -16,6 +17,8 @@
 
 namespace syncbn::train {
 namespace {
+
+constexpr size_t kHelpColumns = 80;
 
 struct CommandHelp {
   std::string name;
@@ -88,8 +91,9 @@ const std::vector<CommandOption>& all_options() {
         "PyTorch's scripts"},
        {"export"}},
       {{"output", "PATH",
-        "the file that export writes (NAME.pth, .safetensors, .pt or .onnx if not given), or the "
-        "folder that predict writes to (predictions)"},
+        "the file that export writes (in a folder, and beside the checkpoint if not given, "
+        "NAME.pth, .safetensors, .pt or .onnx), or the folder that predict writes to "
+        "(predictions)"},
        {"export", "predict"}},
       {{"ema", "", "take the moving average of the weights"}, {"export", "predict"}},
       {{"steps", "N", "how many steps to record; without it 3"}, {"profile"}},
@@ -98,7 +102,10 @@ const std::vector<CommandOption>& all_options() {
         "colours in messages: auto (the default; on a terminal, unless NO_COLOR is set), always or "
         "never"},
        {kTraining, "eval", "predict", "watch"}},
-      {{"help", "[SECTION]", "print this text, or what a section's keys are for, and exit"}, {}},
+      {{"help", "[NAME]",
+        "print this text, or explain a command, an option, a key or a section, and exit; keys: "
+        "list all keys"},
+       {}},
       {{"version", "", "print the version and exit"}, {kTraining}},
       {{"print_help_texts", "", ""}, {kTraining}},
       // torch.distributed.launch passes it. LOCAL_RANK has the same value.
@@ -138,11 +145,33 @@ const CommandHelp* find_command(const std::string& name) {
   return found == kCommands.end() ? nullptr : found;
 }
 
+/// A key or a section, also of one type only.
+bool is_key(const std::string& name) {
+  return std::ranges::any_of(config_fields(), [&](const config::FieldInfo& field) {
+    return field.path == name || field.path.starts_with(name + ".");
+  });
+}
+
 /// A run's folder or a YAML file, given without --config.
 bool is_configuration(const std::string& word) {
   const std::filesystem::path path = word;
   if (word.starts_with('-') || !base::exists(path)) return false;
   return path.extension() == ".yaml" || path.extension() == ".yml" || run_files::is_run(path);
+}
+
+/// What is in the place of a configuration: "photos is a folder of data, no run".
+std::string describe_path(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!base::exists(path)) return "does not exist";
+  for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
+    const std::string name = entry.path().filename();
+    if (name == "train" && entry.is_directory(ignored)) return "is a folder of data, no run";
+    if (entry.is_directory(ignored) && run_files::is_run(entry.path())) {
+      return fmt::format("holds runs, such as {}, and is none",
+                         base::printable(entry.path().string()));
+    }
+  }
+  return "is no run and no YAML file";
 }
 
 /// Reports a path in the place of a configuration that is none. @return whether it did
@@ -154,8 +183,7 @@ bool refuse_path(const std::string& command, const std::string& word, config::Fa
                                  ? "; the images come first: train predict IMAGES runs/NAME"
                                  : "; name a run's folder or a YAML file";
   faults.add({}, fmt::format("{}{} {}{}", command == kTraining ? "" : command + ": ",
-                             base::printable(word),
-                             exists ? "is no run and no YAML file" : "does not exist", advice));
+                             base::printable(word), describe_path(word), advice));
   return true;
 }
 
@@ -167,6 +195,38 @@ std::string whole_usage() {
                      base::join(lines, "\n       "), kCommands[0].summary);
 }
 
+/// The names of the keys and sections at the top of the configuration.
+std::set<std::string> top_names() {
+  std::set<std::string> names;
+  for (const config::FieldInfo& field : config_fields()) {
+    names.insert(field.path.substr(0, field.path.find('.')));
+  }
+  return names;
+}
+
+std::string whole_help() {
+  const std::set<std::string> names = top_names();
+  return config::help_text(whole_usage(), options_of(kTraining)) +
+         "\nKeys of the configuration (`train --help keys` lists them, `train --help NAME` "
+         "explains "
+         "one):\n  " +
+         config::wrapped(base::join({names.begin(), names.end()}, ", "), 2, kHelpColumns) + "\n";
+}
+
+/// What the command line takes for a key or for the launcher, but is neither a key nor an option.
+std::string help_of_alias(const std::string& name) {
+  if (is_launcher_option(name)) {
+    return fmt::format("--{} is passed on to syncbn-launch; `syncbn-launch --help` explains it\n",
+                       name);
+  }
+  const std::string words = imagenet_counterpart(name);
+  if (words.empty()) return "";
+  const std::string last = words.substr(words.rfind("--") + 2);
+  const std::string key = last.substr(0, last.find('='));
+  return fmt::format("--{} is the same as {} (docs/imagenet.md)\n", name, words) +
+         (is_key(key) ? "\n" + config::help_text(key, config_fields()) : "");
+}
+
 }  // namespace
 
 config::CommandLine parse_arguments(const std::string& command,
@@ -176,10 +236,14 @@ config::CommandLine parse_arguments(const std::string& command,
   const bool has_configuration = !words.empty() && is_configuration(words.front());
   if (has_configuration) words.front().insert(0, "--config=");
   words = translate_imagenet_options(words);
-  if (!has_configuration && !words.empty() && refuse_path(command, words.front(), faults)) {
-    words.erase(words.begin());
-  }
+  const bool is_refused =
+      !has_configuration && !words.empty() && refuse_path(command, words.front(), faults);
+  if (is_refused) words.erase(words.begin());
   auto line = config::parse_command_line(words, all, config_fields(), faults);
+  // What was taken for the ImageNet example's folder of data, without a configuration for it.
+  if (!has_configuration && !is_refused && !line.has("config") && !args.empty()) {
+    refuse_path(command, args.front(), faults);
+  }
   for (const CommandOption& one : all_options()) {
     if (!line.has(one.option.name) || is_for(one, command)) continue;
     faults.add({}, fmt::format("--{}: only for {}", one.option.name, commands_text(one)));
@@ -196,28 +260,31 @@ std::optional<bool> colours_of(const config::CommandLine& line, config::Faults& 
   return std::nullopt;
 }
 
-std::string help_of(const std::vector<std::string>& args, const std::string& topic) {
+std::string help_of(const std::vector<std::string>& args, const std::string& asked) {
+  std::string topic = asked;
+  std::ranges::replace(topic, '-', '_');
+  if (topic == "keys") return config::keys_text(config_fields());
   const CommandHelp* const command = find_command(topic.empty() ? args.front() : topic);
+  std::vector<std::string> texts;  // `profile` is a command and a section, `ema` an option as well
   if (command != nullptr && command->name != kTraining) {
-    const std::string text =
+    texts.push_back(
         config::help_text(fmt::format("usage: {}\n\n{}", command->usage, command->summary),
-                          options_of(command->name), {});
-    if (topic.empty()) return text;
-    // `profile` is a section as well.
-    const bool is_key = std::ranges::any_of(config_fields(), [&](const config::FieldInfo& field) {
-      return field.path == topic || field.path.starts_with(topic + ".");
-    });
-    return is_key ? text + "\n" + config::help_text(topic, config_fields()) : text;
+                          options_of(command->name)));
+  } else if (topic.empty()) {
+    return whole_help();
   }
-  return topic.empty() ? config::help_text(whole_usage(), options_of(kTraining), config_fields())
-                       : config::help_text(topic, config_fields());
+  for (const CommandOption& one : all_options()) {
+    if (one.option.name != topic || one.option.help.empty()) continue;
+    const std::string commands = one.commands.empty() ? "all commands" : commands_text(one);
+    texts.push_back(config::help_text(fmt::format("--{}: for {}", topic, commands), {one.option}));
+  }
+  if (is_key(topic)) texts.push_back(config::help_text(topic, config_fields()));
+  if (texts.empty()) texts.push_back(help_of_alias(topic));
+  if (texts.front().empty()) return config::help_text(topic, config_fields());  // a type, or throws
+  return base::join(texts, "\n");
 }
 
 std::string help_texts() {
-  std::set<std::string> topics;  // keys and sections
-  for (const config::FieldInfo& field : config_fields()) {
-    topics.insert(field.path.substr(0, field.path.find('.')));
-  }
   std::string all;
   const auto add = [&](const std::vector<std::string>& args) {
     all +=
@@ -225,7 +292,8 @@ std::string help_texts() {
   };
   add({"--help"});
   add({"-h"});
-  for (const std::string& topic : topics) add({"--help", topic});
+  add({"--help", "keys"});
+  for (const std::string& topic : top_names()) add({"--help", topic});
   for (const CommandHelp& command : kCommands) {
     if (command.name != kTraining) add({command.name, "--help"});
   }

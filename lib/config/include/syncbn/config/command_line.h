@@ -46,10 +46,11 @@ CommandLine parse_command_line(const std::vector<std::string>& args,
 /// nothing without these.
 std::optional<std::string> help_topic(const std::vector<std::string>& args);
 
-/// The text of `--help`: program options, the keys that are in no section, and the sections.
-/// Without `fields`, the options alone.
-std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options,
-                      const std::vector<FieldInfo>& fields);
+/// The text of `--help`: program options.
+std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options);
+
+/// The keys that are in no section, and the sections.
+std::string keys_text(const std::vector<FieldInfo>& fields);
 
 /// The text of `--help topic`: a key or the keys of a section, "optimizer", or of one of its types,
 /// "optimizer.adamw".
