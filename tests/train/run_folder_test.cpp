@@ -112,11 +112,18 @@ TEST_F(RunFolderTest, NeverRemovesWhatNoRunWrote) {
   EXPECT_EQ(base::read_file(mine), "mine");
 }
 
-TEST_F(RunFolderTest, TakesAFolderWithOtherFilesAndKeepsThem) {
-  base::write_file_atomically(temp_ / "run/notes.txt", "mine");
-  const fs::path path = run_files::choose(temp_ / "run", "x", false, false);
-  const RunFolder made(path, "a: 1\n", false);
+TEST_F(RunFolderTest, TakesAFolderWithOtherFilesOnlyIfToldToAndKeepsThem) {
+  const fs::path path = temp_ / "run";
+  base::write_file_atomically(path / ".hidden", "");
+  EXPECT_EQ(run_files::choose(path, "x", false, false), path);
+  base::write_file_atomically(path / "notes.txt", "mine");
+  EXPECT_THAT([&] { run_files::choose(path, "x", false, false); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("run is not empty and holds no run, but notes.txt; choose another")));
+  EXPECT_EQ(run_files::choose(path, "x", false, /*overwrite=*/true), path);
+  { const RunFolder made(path, "a: 1\n", false); }
   EXPECT_EQ(base::read_file(path / "notes.txt"), "mine");
+  EXPECT_EQ(run_files::choose(path, "x", false, false), path) << "it is a run's now";
 }
 
 TEST_F(RunFolderTest, IsFoundByTheJobThatStartedIt) {

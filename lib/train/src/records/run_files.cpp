@@ -135,6 +135,21 @@ void refuse_others_work(const fs::path& folder) {
                   folder.string(), found.front().filename().string(), kLog));
 }
 
+/// Refuses a folder of other files, which a run's would be mixed with. Not hidden ones, and not
+/// those that new file systems have.
+void refuse_folder_of_others(const fs::path& folder) {
+  if (is_run(folder)) return;
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with('.') || name == "lost+found") continue;
+    throw base::UserError(fmt::format(
+        "run_dir: {} is not empty and holds no run, but {}; choose another folder, or write into "
+        "this one (--overwrite)",
+        folder.string(), name));
+  }
+}
+
 /// Removes what a run has written to its folder, and nothing else.
 void remove_run(const fs::path& folder) {
   std::error_code ignored;
@@ -187,6 +202,7 @@ std::optional<fs::path> of_checkpoint(const fs::path& file, const std::string& w
 fs::path choose(const std::string& wanted, const std::string& name, bool resume, bool overwrite) {
   fs::path first = wanted_path(wanted, name);
   if (resume) return newest(wanted, name);
+  if (!overwrite && !wanted.empty() && !holds_run(first)) refuse_folder_of_others(first);
   if (overwrite || !holds_run(first)) return first;
   if (!wanted.empty()) {
     throw base::UserError(
