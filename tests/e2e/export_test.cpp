@@ -40,6 +40,7 @@ class ExportProgramTest : public ::testing::Test {
 TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   ASSERT_EQ(run_train(args("run", {"--ema.decay=0.9"})).exit_code, 0);
   for (const std::string format : {"torch", "safetensors", "torchscript"}) {
+    std::filesystem::create_directories(path_of("x"));
     const auto exported = export_run({"--format=" + format, "--output=x/" + format});
     EXPECT_EQ(exported.exit_code, 0) << exported.err;
     EXPECT_EQ(exported.out, "x/" + format + "\n");
@@ -66,9 +67,12 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   EXPECT_EQ(base::read_file(path_of("x/torch")), before);
   EXPECT_EQ(export_run({"--format=safetensors", "--output=x/torch", "--overwrite"}).exit_code, 0);
   EXPECT_EQ(base::read_file(path_of("x/torch")), base::read_file(path_of("x/safetensors")));
-  EXPECT_EQ(export_run({"--format=onnx"}).out, "run.onnx\n");
+  EXPECT_EQ(export_run({"--format=onnx"}).out, path_of("run/run.onnx") + "\n");
+  EXPECT_EQ(export_run({"--format=onnx", "--output=x"}).out, "x/run.onnx\n");
   EXPECT_THAT(export_run({"--output=y.onnx"}).err, HasSubstr("run/best.pt as onnx"));
-  EXPECT_EQ(base::read_file(path_of("y.onnx")), base::read_file(path_of("run.onnx")));
+  for (const char* file : {"run/run.onnx", "x/run.onnx"}) {
+    EXPECT_EQ(base::read_file(path_of("y.onnx")), base::read_file(path_of(file)));
+  }
   const auto other = export_run({"--output=z.onnx", "--format=torch"});
   EXPECT_EQ(other.exit_code, base::kExitUsage);
   EXPECT_THAT(other.err, HasSubstr("--output: z.onnx is for onnx, and --format is torch"));
@@ -85,7 +89,10 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
   expect({"--format=tflite"},
          "--format: expected torch, safetensors, torchscript, onnx, torchvision-run, "
          "imagenet-run, got 'tflite'");
-  expect({"--output=run/config.yaml/x.pt"}, "cannot create the folder run/config.yaml");
+  expect({"--output=run/config.yaml/x.pt"}, "export: run/config.yaml is no folder");
+  expect({"--output=none/x.onnx"}, "export: none is no folder; make it");
+  EXPECT_FALSE(std::filesystem::exists(path_of("none")));
+  expect({"--output=run/best.pt", "--overwrite"}, "run/best.pt is the checkpoint");
   expect({"--ema"}, "--ema: it has no moving average");
   expect({"--split=test"}, "--split: only for train eval");
   expect({"--model.width=8"}, "cannot export " + path_of("run"));

@@ -1,7 +1,6 @@
 #include "checkpoints/resume.h"
 
 #include <fmt/format.h>
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
@@ -47,8 +46,7 @@ struct Found {
 
 /// Reports a damaged checkpoint before a model is made.
 Found read_whole(const fs::path& file) {
-  if (is_rank_0()) spdlog::info("loads {}", file.string());
-  Found found{.bytes = base::read_file(file), .path = file.string()};
+  Found found{.bytes = load_file(file), .path = file.string()};
   if (is_of_python(found.bytes) && is_python_run(file)) {
     found.step = 0;
     return found;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/log.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/models/weights.h>
 
@@ -50,8 +49,7 @@ SavedNetwork::SavedNetwork(const std::string& command, const Config& config,
                            const std::string& name) {
   path_ = on_rank_0([&] { return checkpoint_file(command, config, name).string(); });
   const std::string bytes = on_rank_0([&] {
-    spdlog::info("loads {}", path_);
-    std::string all = base::read_file(path_);
+    std::string all = load_file(path_);
     return is_of_python(all) ? "" : all;
   });
   if (bytes.empty()) return;

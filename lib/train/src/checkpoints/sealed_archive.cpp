@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 #include <libdeflate.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/log.h>
 
 #include <algorithm>
 #include <utility>
@@ -84,6 +86,11 @@ bool is_sealed(std::string_view bytes) {
   if (bytes.size() < kChecksum.size() + kDigits) return false;
   const std::string_view content = bytes.substr(0, bytes.size() - kDigits);
   return content.ends_with(kChecksum) && bytes.substr(content.size()) == checksum(crc_of(content));
+}
+
+std::string load_file(const std::filesystem::path& file) {
+  spdlog::info("loads {}", file.string());
+  return base::read_file(file);
 }
 
 /// A whole zip archive without our checksum, or a pickle, as torch.save wrote before 1.6.

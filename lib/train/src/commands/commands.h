@@ -18,8 +18,8 @@ namespace syncbn::train {
 int dry_run(const Config& config, const std::string& name, const Inputs& inputs);
 
 /// `train eval`: evaluates a checkpoint on `inputs.eval_set`. Rank 0 logs the results, and prints
-/// them as a line of JSON. The checkpoint is the one that `resume` names, or best.pt of the newest
-/// run.
+/// them as a line of JSON, unless stdout is a terminal. The checkpoint is the one that `resume`
+/// names, or best.pt of the newest run.
 /// @param tables the folder for the task's tables; empty: none are written
 int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs,
                         const std::filesystem::path& tables);
@@ -42,8 +42,8 @@ int predict(const Config& config, const std::string& text, const std::string& na
 ///   before one is read
 int check(const std::vector<std::string>& args);
 
-/// `train export`: writes the network of a checkpoint to a file for other programs. No run's folder
-/// changes.
+/// `train export`: writes the network of a checkpoint to a file for other programs, beside the
+/// checkpoint unless told otherwise.
 int export_checkpoint(const std::vector<std::string>& args);
 
 /// `train profile RUN [--steps N]`: lets the run that writes to the folder RUN profile its next

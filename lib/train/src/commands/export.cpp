@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
@@ -112,18 +111,19 @@ struct Saved {
   std::optional<Checkpoint> own;  ///< nothing: it is Python's
 };
 
-Saved read_saved(const Request& request) {
+fs::path wanted_checkpoint(const Request& request) {
   const Config& config = request.resolved.config;
   const std::string& name = request.resolved.name;
   const bool is_named = !config.resume.empty() && config.resume != "auto";
   // Python's scripts resume the last epoch, not the best.
-  const fs::path path = request.script && !is_named
-                            ? run_files::newest(config.run_dir, name) / run_files::kLast
-                            : checkpoint_file("export", config, name);
+  return request.script && !is_named ? run_files::newest(config.run_dir, name) / run_files::kLast
+                                     : checkpoint_file("export", config, name);
+}
+
+Saved read_saved(const Request& request, const fs::path& path) {
   Saved saved{.path = path.string(), .own = {}};
-  spdlog::info("loads {}", saved.path);
   naming("cannot export " + saved.path, [&] {
-    const std::string bytes = base::read_file(path);
+    const std::string bytes = load_file(path);
     if (request.script || !is_of_python(bytes)) saved.own = parse_checkpoint(bytes, saved.path);
   });
   return saved;
@@ -170,11 +170,28 @@ std::string transforms_of(const Config& config) {
   return transforms == nullptr ? "" : config::to_json(*transforms);
 }
 
-void refuse_existing(const fs::path& path, bool overwrite) {
+/// The file to write. A folder as --output gets a file of the default name.
+fs::path output_file(const Request& request, const fs::path& checkpoint) {
+  const std::string extension = request.script ? ".pth" : models::extension(request.format);
+  const fs::path wanted = request.output ? fs::path(*request.output) : checkpoint.parent_path();
   std::error_code ignored;
-  if (overwrite || !fs::is_regular_file(path, ignored)) return;
-  throw base::UserError(fmt::format(
-      "export: {} exists; choose another --output, or replace it with --overwrite", path.string()));
+  const bool is_folder = !request.output || fs::is_directory(wanted, ignored);
+  const fs::path file = is_folder ? wanted / (request.resolved.name + extension) : wanted;
+  const fs::path folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
+  if (!fs::is_directory(folder, ignored)) {
+    throw base::UserError(fmt::format(
+        "export: {} is no folder; make it, or choose another --output", folder.string()));
+  }
+  if (fs::equivalent(file, checkpoint, ignored)) {
+    throw base::UserError(
+        fmt::format("export: {} is the checkpoint; choose another --output", file.string()));
+  }
+  if (!request.resolved.config.overwrite && fs::is_regular_file(file, ignored)) {
+    throw base::UserError(
+        fmt::format("export: {} exists; choose another --output, or replace it with --overwrite",
+                    file.string()));
+  }
+  return file;
 }
 
 /// Writes a run for --resume of a script of Python's.
@@ -218,10 +235,9 @@ int export_checkpoint(const std::vector<std::string>& args) {
   const std::string format = request.script
                                  ? std::string(kRunFormats[static_cast<size_t>(*request.script)])
                                  : models::export_formats()[static_cast<size_t>(request.format)];
-  const std::string extension = request.script ? ".pth" : models::extension(request.format);
-  const std::string output = request.output.value_or(request.resolved.name + extension);
-  refuse_existing(output, config.overwrite);
-  const Saved saved = read_saved(request);
+  const fs::path checkpoint = wanted_checkpoint(request);
+  const std::string output = output_file(request, checkpoint).string();
+  const Saved saved = read_saved(request, checkpoint);
   const auto dataset = dataset_of(config, saved);
   const auto model = make_network(config, *dataset);
   if (request.script) {
