@@ -440,9 +440,11 @@ TEST(RunFolderProgramTest, TheBarGoesOnInEvaluations) {
     OnTerminal terminal(first);
     EXPECT_TRUE(terminal.shows(text));
     EXPECT_EQ(terminal.wait(), 0);
+    return terminal.screen();
   };
   shown({}, "  epoch 1/1  test ");
-  shown({"eval"}, "/1000 ");
+  EXPECT_THAT(shown({"eval"}, "/1000 "),
+              AllOf(HasSubstr(" on 8000 test samples:  loss "), Not(HasSubstr("\"loss\":"))));
 }
 
 TEST(RunFolderProgramTest, DoesNotReplaceARunUnasked) {

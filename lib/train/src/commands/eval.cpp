@@ -7,6 +7,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/dist/process_group.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -120,7 +121,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   spdlog::info("{} on {}:{}", path,
                base::counted(json["samples"].get<int64_t>(), split + " sample"), text);
   if (!remark.empty()) spdlog::info("{}", remark);
-  base::write_stdout(json.dump() + "\n");
+  if (::isatty(STDOUT_FILENO) != 1) base::write_stdout(json.dump() + "\n");
   return base::kExitOk;
 }
 
