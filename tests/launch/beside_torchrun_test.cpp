@@ -70,7 +70,7 @@ for action in get_args_parser()._actions:
     print(*action.option_strings)
 )"});
   ASSERT_EQ(torchruns.exit_code, 0) << torchruns.err;
-  const std::string help = run_program({kLauncher, "--help"}).out;
+  const std::string help = run_program({kLauncher, "--help", "all"}).out;
   std::istringstream options(torchruns.out);
   int found = 0;
   for (std::string option; options >> option; ++found) {

@@ -130,6 +130,8 @@ TEST_F(BashCompletionTest, OffersTheChoicesOfAnOption) {
   EXPECT_THAT(offered("syncbn-launch --nproc_per_node g"), ElementsAre("gpu"));
   EXPECT_THAT(offered("syncbn-launch --numa_binding=ex"), ElementsAre("exclusive"));
   EXPECT_THAT(offered("syncbn-launch --node_rank "), IsEmpty());
+  EXPECT_THAT(offered("syncbn-launch --help a"), UnorderedElementsAre("all", "accepted", "about"));
+  EXPECT_THAT(offered("syncbn-launch --help="), IsEmpty());
 }
 
 TEST_F(BashCompletionTest, FindsTheProgramBehindTheOptions) {

@@ -688,5 +688,17 @@ TEST(LaunchStatusTest, OneNodeAnswersAlone) {
   EXPECT_EQ(job.wait().exit_code, 143);
 }
 
+TEST(LaunchStatusTest, AJobWhoseNameIsItsIdHasItOnce) {
+  Program job({kLauncher, "--standalone", "sleep", "1000"});
+  std::string text;
+  EXPECT_TRUE(eventually([&] {
+    text = run_program({kLauncher, "status", std::to_string(job.pid())}).out;
+    return text.find("sleeping") != std::string::npos;
+  })) << text;
+  EXPECT_THAT(text, ContainsRegex("^job [0-9a-f]+, launcher [0-9]+, "));
+  job.send_signal(SIGTERM);
+  EXPECT_EQ(job.wait().exit_code, 143);
+}
+
 }  // namespace
 }  // namespace syncbn::test

@@ -49,7 +49,7 @@ TEST(ManPageTest, HasNoWarnings) {
 
 TEST(ManPageTest, TellsEveryOptionOfTheHelp) {
   SYNCBN_SKIP_UNLESS(has_groff(), "groff");
-  const auto helped = options_in(run_program({kLauncher, "--help"}).out, "  ");
+  const auto helped = options_in(run_program({kLauncher, "--help", "all"}).out, "  ");
   EXPECT_THAT(helped, IsSupersetOf({"--nnodes", "--redirects", "--man"}));
   EXPECT_EQ(options_in(shown().out, " {7}"), helped);
 }

@@ -1,5 +1,6 @@
 #include <syncbn/launch/options.h>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
@@ -11,6 +12,7 @@
 
 #include "options/scheduler.h"
 #include "support/environment_guard.h"
+#include "support/text.h"
 
 namespace syncbn::launch {
 namespace {
@@ -375,13 +377,30 @@ TEST(LaunchOptionsTest, ChecksThatTheOptionsOfSeveralNodesFitTogether) {
   EXPECT_EQ(parse({"--nnodes=2", "--node_rank=1", "--master_addr=a", "prog"}).node_rank, 1);
 }
 
-TEST(LaunchOptionsTest, HelpIsWordForWordTheGoldenFile) {
+std::string help_on(const char* topic) {
   ::testing::internal::CaptureStdout();
-  const char* argv[] = {"syncbn-launch", "--help"};
-  EXPECT_FALSE(parse_options(2, argv));
-  EXPECT_EQ(::testing::internal::GetCapturedStdout(),
+  const char* argv[] = {"syncbn-launch", "--help", topic};
+  EXPECT_FALSE(parse_options(topic == nullptr ? 2 : 3, argv));
+  return ::testing::internal::GetCapturedStdout();
+}
+
+TEST(LaunchOptionsTest, HelpIsWordForWordTheGoldenFile) {
+  EXPECT_EQ(help_on(nullptr) + help_on("all"),
             base::read_file(SYNCBN_SOURCE_DIR "/tests/launch/help.txt"))
-      << "if the change is meant: syncbn-launch --help > tests/launch/help.txt";
+      << "if the change is meant: (syncbn-launch --help; syncbn-launch --help all) > "
+         "tests/launch/help.txt";
+}
+
+TEST(LaunchOptionsTest, HelpShowsTheGroupOrTheOptionThatIsAskedFor) {
+  const std::string all = help_on("all");
+  EXPECT_LE(test::count(help_on(nullptr), "\n"), 31) << "a screenful";
+  EXPECT_EQ(help_on("train.py"), help_on(nullptr));
+  for (const char* topic : {"workers", "nodes", "ssh", "failures", "program", "output", "about"}) {
+    EXPECT_THAT(help_on(nullptr), HasSubstr(fmt::format("\n  {} ", topic)));
+    EXPECT_THAT(all, HasSubstr("\n\n" + help_on(topic))) << topic;
+  }
+  EXPECT_THAT(help_on("ssh"), StartsWith("Nodes over ssh:\n  -H,--hosts HOSTS "));
+  EXPECT_THAT(help_on("hang-timeout"), StartsWith("  --hang_timeout TIME "));
 }
 
 TEST(LaunchSchedulerTest, TakesNodesFromAStepOfSlurm) {

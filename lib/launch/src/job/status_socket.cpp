@@ -155,10 +155,14 @@ std::string status_text(const RunContext& context, const Json& workers, const st
 std::string status_in_words(const Json& answer) {
   std::vector<WorkerState> workers;
   for (const Json& worker : answer.at("workers")) workers.push_back(WorkerState::of(worker));
-  std::string text = fmt::format(
-      "job {} ({}), launcher {}, attempt {}, {}: {}\n", shown_text(answer, "run_id"),
-      shown_text(answer, "job_id"), answer.at("pid").get<pid_t>(), answer.at("attempt").get<int>(),
-      base::counted(answer.at("nodes").get<int>(), "node"), shown_text(answer, "state"));
+  const std::string name = shown_text(answer, "run_id");
+  const std::string id = shown_text(answer, "job_id");
+  // With --standalone both are the same.
+  std::string text = fmt::format("job {}{}, launcher {}, attempt {}, {}: {}\n", name,
+                                 name == id ? "" : fmt::format(" ({})", id),
+                                 answer.at("pid").get<pid_t>(), answer.at("attempt").get<int>(),
+                                 base::counted(answer.at("nodes").get<int>(), "node"),
+                                 shown_text(answer, "state"));
   text += fmt::format("program: {}\n", base::shortened(shown_text(answer, "program"), kMaxProgram));
   for (const Json& node : answer.at("silent")) {
     text += fmt::format("{} does not answer\n", base::printable(node.get<std::string>()));

@@ -98,7 +98,7 @@ const config::FieldInfo& CommandLine::field_of_letter(const std::string& word) c
       fmt::format("unknown option {}; {}", word,
                   is_of_mpirun ? "the number of workers is --nproc_per_node=N, and that of nodes "
                                  "--nnodes=N"
-                               : "see syncbn-launch --help"));
+                               : "see syncbn-launch --help all"));
 }
 
 const config::FieldInfo& CommandLine::field_of_name(const std::string& word) const {
@@ -121,7 +121,7 @@ const config::FieldInfo& CommandLine::field_of_name(const std::string& word) con
   if (matches.empty()) {
     const auto nearest = base::nearest(typed, names);
     throw base::UserError(
-        fmt::format("unknown option --{}{}; see syncbn-launch --help", typed,
+        fmt::format("unknown option --{}{}; see syncbn-launch --help all", typed,
                     nearest ? fmt::format("; did you mean '--{}'?", *nearest) : ""));
   }
   throw base::UserError(

@@ -51,6 +51,7 @@ _syncbn_launch_offer_values() {
     flag) mapfile -t COMPREPLY < <(compgen -W 'true false' -- "$2") ;;
     files) mapfile -t COMPREPLY < <(compgen -f -- "$2") ;;
     folders) mapfile -t COMPREPLY < <(compgen -d -- "$2") ;;
+    topics\ *) [[ -n $3 ]] || mapfile -t COMPREPLY < <(compgen -W "${kind#topics }" -- "$2") ;;
     words\ *) mapfile -t COMPREPLY < <(compgen -W "${kind#words }" -- "$2") ;;
   esac
   [[ $kind != files && $kind != folders ]] || compopt -o filenames 2>/dev/null

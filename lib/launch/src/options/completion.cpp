@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <sstream>
@@ -7,9 +8,12 @@
 #include "common/words.h"
 #include "completion_script.h"
 #include "options/option_help.h"
+#include "options/option_table.h"
 
 namespace syncbn::launch {
 namespace {
+
+constexpr const char* kHelp = "help";  // which a topic may follow
 
 /// The literal words of "N|cpu|gpu": those without capitals.
 std::string choices(const std::string& value_name) {
@@ -25,6 +29,7 @@ std::string choices(const std::string& value_name) {
 
 /// How the bash script completes an option's value.
 std::string kind_for_bash(const config::FieldInfo& option) {
+  if (option.path == kHelp) return "topics " + base::join(help_topics(option_fields()), " ");
   if (option.is_switch()) return "flag";
   if (option.value_name == "FILE") return "files";
   if (option.value_name == "FOLDER") return "folders";
@@ -60,7 +65,9 @@ std::string specs_for_zsh(const config::FieldInfo& option) {
   std::string specs;
   for (const std::string& spelling : spellings) {
     std::string spec = fmt::format("*{}[{}]", spelling, help);
-    if (!option.is_switch()) {
+    if (option.path == kHelp) {
+      spec += fmt::format("::topic:({})", base::join(help_topics(option_fields()), " "));
+    } else if (!option.is_switch()) {
       // "--x=": the value follows "=" or is the next word; "-r+": it follows directly or is the
       // next word.
       spec = fmt::format("*{}{}[{}]:{}:{}", spelling, spelling.starts_with("--") ? "=" : "+", help,

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <string_view>
+#include <utility>
 
 #include "job/run_context.h"
 
@@ -32,11 +34,13 @@ constexpr const char* kNotes =
 struct Example {
   const char* what;
   const char* command;
+  bool is_short = false;  ///< whether the help of the most used options shows it
 };
 
 constexpr std::array kExamples{
     Example{"Four workers on this machine, with the trainer that stands beside syncbn-launch",
-            "syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml"},
+            "syncbn-launch --standalone --nproc_per_node=4 train --config configs/digits.yaml",
+            true},
     Example{
         "One worker per GPU, with a Python script, started again up to three times when a worker "
         "fails",
@@ -45,11 +49,11 @@ constexpr std::array kExamples{
         "The second of two machines, eight workers each",
         "syncbn-launch --nnodes=2 --node_rank=1 --master_addr=node0 --nproc_per_node=8 train.py"},
     Example{"Four workers on each of two machines, started from here",
-            "syncbn-launch -H node0:4,node1:4 train.py"},
+            "syncbn-launch -H node0:4,node1:4 train.py", true},
     Example{"Every worker's output in files, that of rank 0 on the terminal as well",
             "syncbn-launch --nproc_per_node=4 --log_dir=logs -r 3 -t 0:3 train.py"},
     Example{"What every rank of the jobs on this machine does now, on all their nodes",
-            "syncbn-launch status"},
+            "syncbn-launch status", true},
     Example{"Which ranks did not come to which collectives, from the file that a failed job names",
             "syncbn-launch explain FILE"},
 };
@@ -67,6 +71,20 @@ std::string by_group(const std::vector<config::FieldInfo>& options, Heading head
   return text;
 }
 
+/// The groups in order, by the words that name them in --help WORD.
+std::vector<std::pair<std::string, std::vector<config::FieldInfo>>> groups_of(
+    const std::vector<config::FieldInfo>& options) {
+  std::vector<std::pair<std::string, std::vector<config::FieldInfo>>> groups;
+  for (const config::FieldInfo& option : options) {
+    const std::string& name = option.group;
+    std::string word = name.ends_with("ssh") ? "ssh" : name.substr(0, name.find(' '));
+    word.front() = static_cast<char>(std::tolower(word.front()));
+    if (groups.empty() || groups.back().first != word) groups.push_back({word, {}});
+    groups.back().second.push_back(option);
+  }
+  return groups;
+}
+
 constexpr size_t kColumn = 28;  // where the help of an option begins
 
 // "  -r,--redirects STREAMS    Streams ... (default 0, environment PET_REDIRECTS)".
@@ -82,6 +100,42 @@ std::string help_entry(const config::FieldInfo& option, size_t columns) {
   std::string help = option.help;
   if (!notes.empty()) help += fmt::format(" ({})", base::join(notes, ", "));
   return name + config::wrapped(help, kColumn, columns) + "\n";
+}
+
+constexpr std::array kMostUsed{"nproc_per_node", "standalone", "nnodes", "hosts",
+                               "max_restarts",   "log_dir",    "dry_run"};
+
+/// The options that most jobs need, in a clause each, and where the others are.
+std::string most_used(const std::vector<config::FieldInfo>& options, size_t columns) {
+  const auto is_most_used = [](const config::FieldInfo& option) {
+    return std::ranges::count(kMostUsed, option.path) > 0;
+  };
+  std::string text = "\nThe most used options:\n";
+  for (config::FieldInfo option : options) {
+    if (!is_most_used(option)) continue;
+    for (const char* end : {"; ", ": "})
+      option.help.resize(std::min(option.help.find(end), option.help.size()));
+    option.environment.clear();
+    text += help_entry(option, columns);
+  }
+  text += "\nThe others, with one of these words after --help:\n";
+  text += fmt::format("  {:<10}{}\n", kAllOptions, "every option, with its variable, and examples");
+  for (const auto& [word, group] : groups_of(options)) {
+    std::vector<std::string> names;
+    for (const config::FieldInfo& option : group) {
+      if (!is_most_used(option)) names.push_back("--" + option.path);
+    }
+    constexpr size_t kNamed = 3;
+    const size_t more = names.size() - std::min(names.size(), kNamed);
+    names.resize(names.size() - more);
+    text += fmt::format("  {:<10}{}{}\n", word, base::join(names, ", "),
+                        more > 0 ? fmt::format(" and {} more", more) : "");
+  }
+  text += "\nExamples:\n";
+  for (const Example& example : kExamples) {
+    if (example.is_short) text += fmt::format("  {}\n", example.command);
+  }
+  return text;
 }
 
 // Escapes text for troff: dashes stay ASCII, so that they can be copied, and no line is taken for a
@@ -149,13 +203,29 @@ std::string worker_environment() {
 
 }  // namespace
 
-std::string help_text(const std::vector<config::FieldInfo>& options) {
+std::vector<std::string> help_topics(const std::vector<config::FieldInfo>& options) {
+  std::vector<std::string> topics = {kAllOptions};
+  for (const auto& [word, group] : groups_of(options)) topics.push_back(word);
+  return topics;
+}
+
+std::string help_text(const std::vector<config::FieldInfo>& options, std::string topic) {
   const auto columns = static_cast<size_t>(std::clamp(base::terminal_columns(), 50, 80));
   const auto heading = [](const std::string& group) { return fmt::format("\n{}:\n", group); };
   const auto entry = [&](const config::FieldInfo& option) { return help_entry(option, columns); };
-  std::string text =
-      fmt::format("{}\n\nUsage: {}\n{}\n{}\n\nExamples:\n", config::wrapped(kSummary, 0, columns),
-                  kUsage, by_group(options, heading, entry), config::wrapped(kNotes, 0, columns));
+  std::ranges::replace(topic, '-', '_');
+  for (const config::FieldInfo& option : options) {
+    if (option.path == topic) return entry(option);
+  }
+  const auto groups = groups_of(options);
+  for (const auto& [word, group] : groups) {
+    if (word == topic) return by_group(group, heading, entry).substr(1);
+  }
+  const std::string head =
+      fmt::format("{}\n\nUsage: {}\n", config::wrapped(kSummary, 0, columns), kUsage);
+  if (topic != kAllOptions) return head + most_used(options, columns);
+  std::string text = fmt::format("{}{}\n{}\n\nExamples:\n", head, by_group(options, heading, entry),
+                                 config::wrapped(kNotes, 0, columns));
   for (const Example& example : kExamples) {
     text += fmt::format("  {}:\n    {}\n", config::wrapped(example.what, 2, columns - 1),
                         example.command);

@@ -9,8 +9,14 @@ namespace syncbn::launch {
 
 inline constexpr const char* kUsage = "syncbn-launch [options] program [its arguments ...]";
 
-/// The text of --help.
-std::string help_text(const std::vector<config::FieldInfo>& options);
+/// The word for every option after --help.
+inline constexpr const char* kAllOptions = "all";
+
+/// The words that may follow --help, besides names of options.
+std::vector<std::string> help_topics(const std::vector<config::FieldInfo>& options);
+
+/// The text of --help: the most used options or, with a topic, an option, a group or all.
+std::string help_text(const std::vector<config::FieldInfo>& options, std::string topic = "");
 
 /// syncbn-launch(1), for troff's man macros.
 std::string man_page(const std::vector<config::FieldInfo>& options);

@@ -193,7 +193,10 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
       .one_of({"default"});
 
   schema.group("About");
-  schema.field("help", &Typed::help, "Show this text").letter("-h");
+  schema
+      .field("help", &Typed::help,
+             "Show the most used options; the words nodes, all and others after it show more")
+      .letter("-h");
   schema.field("version", &Typed::version, "Show the version").letter("-V");
   schema
       .field("completion", &Typed::completion,

@@ -224,8 +224,9 @@ TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const Com
 }
 
 /// The text that the options ask for instead of a run, or "".
-std::string text_to_print(const TypedOptions& typed, const std::vector<config::FieldInfo>& fields) {
-  if (typed.help) return help_text(fields);
+std::string text_to_print(const TypedOptions& typed, const std::vector<config::FieldInfo>& fields,
+                          const CommandLine& line) {
+  if (typed.help) return help_text(fields, line.program().empty() ? "" : line.program().front());
   if (typed.version) return "syncbn-launch " SYNCBN_VERSION "\n";
   if (typed.completion == "bash") return bash_completion(fields);
   if (typed.completion == "zsh") return zsh_completion(fields);
@@ -238,7 +239,7 @@ std::optional<LaunchOptions> parse(std::string_view launcher_name,
   const std::vector<config::FieldInfo>& fields = option_fields();
   const CommandLine line(fields, words, environment);
   const TypedOptions typed = read_values(fields, line);
-  if (const std::string text = text_to_print(typed, fields); !text.empty()) {
+  if (const std::string text = text_to_print(typed, fields, line); !text.empty()) {
     base::write_stdout(text);
     return std::nullopt;
   }
