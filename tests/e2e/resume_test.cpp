@@ -345,6 +345,7 @@ TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
   EXPECT_THAT(result.err, HasSubstr("not finite in step "));
   EXPECT_THAT(result.err,
               HasSubstr(fmt::format("last.pt holds the run after step {}", checkpoint.step)));
+  EXPECT_THAT(result.err, HasSubstr("to resume from the last checkpoint: "));
 }
 
 TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
@@ -358,6 +359,36 @@ TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
   EXPECT_GE(load(folder_ / "run/best.pt").best.front().epoch, 1);
 }
 
+// Rank 0 only sees that a peer has left.
+TEST_F(ResumeTest, NamesTheFirstFailureAndHowToContinueWhicheverRankFailed) {
+  // Written after the second checkpoint has begun: rank 0 has seen the first.
+  const std::string former = folder_ / "run/step-000000000005.pt";
+  const std::string plugin = SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so";
+  const auto failed = [&](const std::string& fault) {
+    const auto result =
+        start_launched_train(
+            2,
+            {"--config", shipped_config("digits.yaml"), "--run_dir", folder_ / "run", "--overwrite",
+             "--schedule=faulty", "--plugins=[" + plugin + "]", "--checkpoint.every=5step",
+             "--checkpoint.keep_last=2"},
+            {{"SYNCBN_TEST_FAULT", fault + " " + former}})
+            ->wait();
+    EXPECT_THAT(result.err, HasSubstr("syncbn-launch: to resume from the last checkpoint: "));
+    EXPECT_THAT(result.err,
+                HasSubstr("train " + (folder_ / "run").string() + " --nproc_per_node=2\n"));
+    EXPECT_THAT(run_train({"compare", folder_ / "run"}).out,
+                HasSubstr(log_lines("run", "end").back()["reason"].get<std::string>()));
+    return log_lines("run", "end").back()["reason"].get<std::string>();
+  };
+  EXPECT_THAT(failed("throw step 1"),
+              ::testing::ContainsRegex("^an error: rank 1 failed: exit code 70: step 1[0-9]: "
+                                       ".*the failure of this test$"));
+  for (const std::string rank : {"0", "1"}) {
+    EXPECT_EQ(failed("kill step " + rank),
+              "an error: rank " + rank + " failed: killed by signal 9 (SIGKILL, Killed)");
+  }
+}
+
 TEST_F(ResumeTest, CompletesTheLogIfTheRunEndedAfterTheCheckpointAndBeforeItsLine) {
   ASSERT_EQ(run_train(args("run", {"--epochs=2"})).exit_code, 0);
   const std::string log = base::read_file(folder_ / "run/log.jsonl");
@@ -369,6 +400,14 @@ TEST_F(ResumeTest, CompletesTheLogIfTheRunEndedAfterTheCheckpointAndBeforeItsLin
   std::vector<int> logged;
   for (const auto& line : log_lines("run", "epoch")) logged.push_back(line["epoch"]);
   EXPECT_EQ(logged, (std::vector<int>{1, 2, 3, 4}));
+}
+
+TEST_F(ResumeTest, LogsTheLastStepToo) {
+  ASSERT_EQ(run_train(args("run", {"--max_steps=13"})).exit_code, 0);
+  const auto steps = log_lines("run", "step");
+  ASSERT_EQ(steps.size(), 2U);
+  EXPECT_EQ(steps[1]["step"], 13);
+  EXPECT_EQ(steps[1]["lr"], log_lines("run", "epoch").at(0)["lr"]);
 }
 
 TEST_F(ResumeTest, LogsTheLearningRateOfAnEpochThatWasStoppedAfterItsLastStep) {

@@ -1,8 +1,8 @@
 // A worker that executes its arguments in order. Over the agent channel: "progress DONE TOTAL
 // TEXT", "clear", "garbage BYTES", "heartbeat STEPS", "steps COUNT MILLISECONDS" (heartbeats from 1
-// on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT", "timeout MILLISECONDS". Others: "print
-// LINE"; "calls COUNT" (in its flight record, the last one open); "wait" (for a signal); "fail
-// CODE".
+// on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT", "timeout MILLISECONDS", "log FILE",
+// "resume COMMAND". Others: "print LINE"; "calls COUNT" (in its flight record, the last one open);
+// "wait" (for a signal); "fail CODE".
 #include <fcntl.h>
 #include <syncbn/agent.h>
 #include <syncbn/base/flight_record.h>
@@ -87,6 +87,8 @@ int main(int argc, char** argv) {
         ::usleep(static_cast<useconds_t>(std::atoi(argv[i + 2])) * 1000);
       }
       i += 2;
+    } else if ((word == "log" || word == "resume") && i + 1 < argc) {
+      sent = send_record(word == "log" ? SYNCBN_AGENT_LOG : SYNCBN_AGENT_RESUME, 0, 0, argv[++i]);
     } else if (word == "timeout" && i + 1 < argc) {
       sent = send_record(SYNCBN_AGENT_TIMEOUT, std::strtoull(argv[++i], nullptr, 10), 0, "");
     } else if ((word == "waiting" || word == "phase") && i + 2 < argc) {

@@ -68,6 +68,16 @@ TEST(FailureReportTest, DoesNotRepeatATailThatWasShown) {
   EXPECT_THAT(json_report(3, 0, report), HasSubstr("said already"));
 }
 
+TEST(FailureReportTest, DoesNotRepeatAnErrorMessageThatIsOnStderr) {
+  FailureReport report;
+  report.wait_status = exited(3);
+  report.error_message = "bad\nworse";
+  report.stderr_tail = {"program: error: bad", "worse"};
+  EXPECT_THAT(render_report(report), Not(HasSubstr("(from ")));
+  report.stderr_tail = {"worse"};
+  EXPECT_THAT(render_report(report), HasSubstr("(from "));
+}
+
 TEST(FailureReportTest, DoesNotShowWarningsAsTheReason) {
   FailureReport report;
   report.wait_status = SIGKILL;

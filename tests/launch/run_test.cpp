@@ -251,6 +251,54 @@ TEST(LaunchTest, ShowsTheErrorFileOfTheWorkerThatFailed) {
   EXPECT_THAT(result.err, HasSubstr("    ValueError: boom\n"));
 }
 
+TEST(LaunchTest, NotesTheFirstFailureInAWorkersLogAndSaysHowToContinue) {
+  TempFolder folder;
+  folder.write("run.jsonl", "{}\n{\"cut");
+  // Rank 1 has the true failure, and the log is rank 0's.
+  const auto result = launch(
+      {"--nproc_per_node=2", "sh", "-c",
+       R"(if [ $RANK = 0 ]; then "$0" log run.jsonl resume 'train runs/x'; touch up; exec sleep 1000; fi
+while [ ! -e up ]; do sleep 0.01; done
+printf '%s' '{"message": "the reason\nin two lines"}' > $TORCHELASTIC_ERROR_FILE; exit 9)",
+       kAgentWorker},
+      {.env = {{"TMPDIR", folder.path()}}, .cwd = folder.path()});
+  EXPECT_EQ(result.exit_code, 9);
+  EXPECT_THAT(result.err,
+              EndsWith("syncbn-launch: to resume from the last checkpoint: train runs/x\n"));
+  const std::string log = base::read_file(folder / "run.jsonl");
+  EXPECT_THAT(log, StartsWith("{}\n{\"cut\n{\"event\":\"end\",\"time\":1"));
+  EXPECT_THAT(log, EndsWith(",\"reason\":\"an error: rank 1 failed: exit code 9: the reason\"}\n"));
+}
+
+TEST(LaunchTest, LeavesAWorkerWhatItCanNoteItself) {
+  const auto after = [](const std::string& end) {
+    TempFolder folder;
+    folder.write("run.jsonl", "");
+    const auto result =
+        launch({"--max_restarts=1", "sh", "-c",
+                R"("$0" log run.jsonl resume 'train runs/x'; )" + end, kAgentWorker},
+               {.env = {{"TMPDIR", folder.path()}}, .cwd = folder.path()});
+    const bool says = count(result.err, "to resume from the last checkpoint: train runs/x\n") == 1;
+    return std::pair(says, base::read_file(folder / "run.jsonl"));
+  };
+  EXPECT_EQ(after("exit 9"), std::pair(true, std::string()));
+  EXPECT_EQ(after("exit 85"), std::pair(false, std::string())) << "it has said it";
+  EXPECT_FALSE(after("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || kill -9 $$$$").first)
+      << "the restart succeeded";
+  const auto [says, log] = after("kill -9 $$$$");
+  EXPECT_TRUE(says);
+  EXPECT_THAT(log,
+              EndsWith("\"an error: rank 0 failed: killed by signal 9 (SIGKILL, Killed)\"}\n"));
+}
+
+TEST(LaunchTest, SaysThatItsOptionsStandBeforeTheProgram) {
+  const auto result = launch({"sh", "-c", "exit 2", "sh", "--log_dir=x", "--max-restarts=3"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err,
+              EndsWith("syncbn-launch: --max-restarts went to sh: the launcher's options come "
+                       "before the program\n"));
+}
+
 TEST(LaunchTest, LeavesNoTemporaryFiles) {
   TempFolder folder;
   launch({"--nproc_per_node=2", "sh", "-c", "exit 3"}, {.env = {{"TMPDIR", folder.path()}}});

@@ -25,6 +25,7 @@
 #include "report/embedded_picture.h"
 #include "report/number_table.h"
 #include "report/report_writer.h"
+#include "report/result_table.h"
 #include "support/program.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
@@ -482,6 +483,30 @@ TEST_F(ReportTest, CompareShowsTheRanksOnceAndWhatAStoppedRunTook) {
   const std::string table = table_of({a, b});
   EXPECT_EQ(test::count(table, "world_size"), 1) << table;
   EXPECT_THAT(table, HasSubstr("7.0 s  stopped by SIGTERM"));
+}
+
+TEST_F(ReportTest, CompareShowsAllOfAnErrorThatThereIsRoomFor) {
+  const std::string reason = "an error: rank 1 failed: " + std::string(100, 'x');
+  const ResultRow failed{
+      .values = {"a"}, .result = Json::object(), .state = "stopped by " + reason};
+  EXPECT_THAT(result_table({"run"}, {failed}), HasSubstr("  stopped by " + reason + "\n"));
+  EXPECT_THAT(result_table({"run"}, {failed}, 60),
+              HasSubstr("  stopped by an error: rank 1 failed: x"));
+  EXPECT_THAT(result_table({"run"}, {failed}, 60), HasSubstr("xx…\n"));
+  EXPECT_THAT(result_table({"run"}, {failed}, 40),
+              HasSubstr("\n  state stopped by " + reason + "\n"))
+      << "as a list";
+}
+
+TEST_F(ReportTest, WarnsOfALogWithoutAReadableLine) {
+  const fs::path run = add_run("run");
+  for (const char* log : {"", "cut", "no JSON\n"}) {
+    folder_.write("run/log.jsonl", log);
+    ::testing::internal::CaptureStderr();
+    report_page(run);
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+                HasSubstr("log.jsonl has no readable line: what is shown is from the other files"));
+  }
 }
 
 TEST_F(ReportTest, CompareShowsWhereLongValuesAndEqualNamesDiffer) {

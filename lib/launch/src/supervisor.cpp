@@ -18,6 +18,7 @@
 
 #include "common/processes.h"
 #include "common/words.h"
+#include "options/option_table.h"
 #include "output/failure_report.h"
 
 namespace syncbn::launch {
@@ -59,8 +60,7 @@ void copy_error_file(const FailureReport& failure) {
 std::string reason_of(const GroupResult& result) {
   if (!result.start_error.empty()) return result.start_error;
   if (result.failure) {
-    return fmt::format("rank {} failed: {}", result.failure->rank,
-                       describe_status(result.failure->wait_status));
+    return summary_of(*result.failure) + brief(result.failure->error_message);
   }
   if (result.signal) return "ended by " + base::signal_name(*result.signal);
   return result.of_job;
@@ -100,6 +100,9 @@ int Supervisor::run() {
     copy_error_file(*last_.failure);
   }
   events_.job_ended(result.exit_code, reason_of(result));
+  const bool has_stopped =
+      result.exit_code == base::kExitOk || result.exit_code == base::kExitPreempted;
+  if (!has_stopped && !resume_.empty()) say("to resume from the last checkpoint: " + resume_);
   logs_.clean_up();
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
@@ -183,6 +186,7 @@ GroupResult Supervisor::run_attempt() {
   WorkerGroup workers(run, context_);
   GroupResult result = workers.run();
   records_ = workers.take_records();
+  if (!result.resume.empty()) resume_ = result.resume;
   return result;
 }
 
@@ -299,8 +303,24 @@ void Supervisor::report(const GroupResult& result) {
   } else if (result.failure) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
+    if (result.exit_code == base::kExitUsage) hint_at_place();
   } else if (result.signal) {
     say_for_job(reason_of(result));
+  }
+}
+
+void Supervisor::hint_at_place() {
+  const std::vector<std::string> groups = {"Workers", "Nodes", "Failures and ending"};
+  for (std::string word : options_.program) {
+    word.resize(std::min(word.find('='), word.size()));
+    std::string name = word;
+    std::ranges::replace(name, '-', '_');
+    const bool is_ours = std::ranges::any_of(option_fields(), [&](const config::FieldInfo& field) {
+      return name == "__" + field.path && std::ranges::count(groups, field.group) > 0;
+    });
+    if (!is_ours) continue;
+    return say(fmt::format("{} went to {}: the launcher's options come before the program", word,
+                           options_.program.front()));
   }
 }
 

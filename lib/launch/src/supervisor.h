@@ -53,6 +53,8 @@ class Supervisor {
   void announce_restart();
   void announce_attempt(int restarts_before);
   void report(const GroupResult& result);
+  /// Says if an option of the launcher stands among the program's words.
+  void hint_at_place();
   void say(const std::string& message) { output_.say("syncbn-launch: " + message); }
   /// Prints a message about the whole job, unless another node of a head prints it.
   void say_for_job(const std::string& message) {
@@ -67,6 +69,7 @@ class Supervisor {
   SshNode* const node_;
   GroupResult last_;                 ///< of this node's last attempt
   std::vector<RankMemory> records_;  ///< of its workers, on several nodes
+  std::string resume_;               ///< of the last attempt that had saved anything
   bool interrupted_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;
   LogFolder logs_;

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/clock.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/signal_name.h>
@@ -16,6 +17,7 @@
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sampler.h>
+#include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
 
@@ -165,12 +167,26 @@ class Trainer {
     if (!keepers_.is_one()) return;
     try {
       const std::string_view what = error.what();
-      folder_->log_end(fmt::format("an error: {}", what.substr(0, what.find('\n'))),
-                       position_.step);
+      const bool is_peers = dynamic_cast<const dist::PeerError*>(&error) != nullptr;
+      if (!is_peers || !folder_->has_end()) {
+        folder_->log_end(fmt::format("an error: {}", what.substr(0, what.find('\n'))),
+                         position_.step);
+      }
       renew_report();
+      offer_resume();
+      if (!base::env("TORCHELASTIC_RUN_ID") && base::exists(folder_->last())) {
+        display_.warn("to resume from the last checkpoint: {}", resume_command(folder_->path()));
+      }
     } catch (const std::exception&) {
       // The first error counts.
     }
+  }
+
+  /// Tells the launcher how to continue if the job fails, once there is a checkpoint.
+  void offer_resume() {
+    if (!is_rank_0() || offers_resume_ || !base::exists(folder_->last())) return;
+    offers_resume_ = true;
+    channel_.tell(SYNCBN_AGENT_RESUME, resume_command(folder_->path()));
   }
 
   double seconds() const { return position_.seconds + base::seconds_since(counted_from_); }
@@ -298,6 +314,7 @@ class Trainer {
     config.set("resume", config::Value::of_scalar("auto", /*quoted=*/true));
     config.set("overwrite", config::Value::of_scalar("false"));
     folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);
+    channel_.tell(SYNCBN_AGENT_LOG, (folder_->path() / run_files::kLog).string());
     if (continues) {
       std::vector<std::string> best;
       for (const Checkpoint::Best& one : position_.best) best.push_back(one.file);
@@ -465,6 +482,7 @@ class Trainer {
     ++position_.step;
     step_.update_average(position_.step, plan_.is_before(config_.ema.start));
     channel_.heartbeat(static_cast<uint64_t>(position_.step));
+    offer_resume();
     if (former) {
       account(*former, position_.step - 1, former_lr);
       profiler_.request(former->wishes.profile_steps);
@@ -508,7 +526,7 @@ class Trainer {
     if (!keepers_.is_one()) return;
     const double trained = base::seconds_since(epoch_begin_);
     const int64_t interval = config_.log_interval.value.value_or(kLogInterval);
-    const bool is_logged = interval != 0 && step % interval == 0;
+    const bool is_in_interval = interval != 0 && step % interval == 0;
     display_.step({.step = step,
                    .total = plan_.total_steps(),
                    .epoch = position_.sampler.epoch + 1,
@@ -516,8 +534,9 @@ class Trainer {
                    .lr = lr,
                    .images_per_second = static_cast<double>(epoch_samples_) / trained,
                    .data_wait_share = data_wait_.of_epoch(trained).share},
-                  is_logged && config_.log_interval.value);
-    if (!is_logged) return;
+                  is_in_interval && config_.log_interval.value);
+    const bool is_last = interval != 0 && step == plan_.total_steps();
+    if (!is_in_interval && !is_last) return;
     folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr,
                       data_wait_.mean_since_last());
   }
@@ -695,6 +714,7 @@ class Trainer {
                        resume_.seed, now);
     const auto on_batch = [&](int64_t batch, int64_t batches) {
       channel_.phase_goes_on(kEvaluation);
+      offer_resume();
       display_.evaluation(record, plan_.total_steps(), batch, batches);
     };
     const Pictures pictures = !keepers_.is_one() ? Pictures::kNone
@@ -859,6 +879,7 @@ class Trainer {
   bool is_finished_ = false;
   bool is_first_step_ = true;
   bool has_told_of_signal_ = false;
+  bool offers_resume_ = false;
   std::string remark_;    ///< of the last evaluation
   int64_t left_out_ = 0;  ///< damaged samples of the last evaluation
   DataWait data_wait_;

@@ -34,8 +34,11 @@ enum syncbn_agent_kind {
                                HEARTBEAT or PROGRESS with another `done`, ends the wait */
   SYNCBN_AGENT_PHASE = 6,   /* `text` is what it does now, such as "evaluation"; the next record may
                                take `done` milliseconds longer than usual */
-  SYNCBN_AGENT_TIMEOUT = 7  /* without a --hang_timeout, this worker hangs if it makes no progress
+  SYNCBN_AGENT_TIMEOUT = 7, /* without a --hang_timeout, this worker hangs if it makes no progress
                                for `done` milliseconds; 0: never */
+  SYNCBN_AGENT_LOG = 8,   /* `text` is a file of JSON lines. If the job fails, the launcher appends
+                             {"event":"end","time":...,"reason":...} with the first failure */
+  SYNCBN_AGENT_RESUME = 9 /* `text` is the command that continues the job; printed if it fails */
 };
 
 /* All numbers little-endian, as on every machine this runs on. */

@@ -59,6 +59,26 @@ std::string cut_message(const std::string& message, const std::string& file, siz
                      file);
 }
 
+std::string brief(const std::string& message) {
+  constexpr size_t kMaxBytes = 500;
+  const std::string line = base::printable(message.substr(0, message.find('\n')));
+  return line.empty() ? "" : fmt::format(": {}", base::utf8_prefix(line, kMaxBytes));
+}
+
+std::string describe_end(int wait_status, bool out_of_memory) {
+  return describe_status(wait_status) +
+         (out_of_memory ? ", as the kernel ran out of memory for this job" : "");
+}
+
+std::string summary_of(const FailureReport& report) {
+  if (!report.hang.empty()) {
+    return fmt::format("rank {} failed: it made no progress (--hang_timeout) and was killed",
+                       report.rank);
+  }
+  return fmt::format("rank {} failed: {}", report.rank,
+                     describe_end(report.wait_status, report.out_of_memory));
+}
+
 std::string render_report(const FailureReport& report) {
   const int exit_code = exit_code_of(report.wait_status);
   if (WIFEXITED(report.wait_status) && !restart_may_help(report.wait_status)) {
@@ -68,14 +88,7 @@ std::string render_report(const FailureReport& report) {
                            ? "usage or configuration error"
                            : "asked to stop, it has saved what there was");
   }
-  std::string text = fmt::format(
-      "syncbn-launch: rank {} failed: {}{}\n", report.rank, describe_status(report.wait_status),
-      report.out_of_memory ? ", as the kernel ran out of memory for this job" : "");
-  if (!report.hang.empty()) {
-    text = fmt::format(
-        "syncbn-launch: rank {} failed: it made no progress (--hang_timeout) and was killed\n",
-        report.rank);
-  }
+  std::string text = fmt::format("syncbn-launch: {}\n", summary_of(report));
   const auto line = [&text](std::string_view name, std::string_view value) {
     text += fmt::format("  {:<12}{}\n", name, value);
   };
@@ -85,7 +98,11 @@ std::string render_report(const FailureReport& report) {
   line("time", fmt::format("{}, {} after the start", local_time(report.time),
                            base::format_seconds(report.seconds_after_start)));
   if (!report.hang.empty()) line("hang", report.hang);
-  if (!report.error_message.empty()) {
+  const std::string message_begin = report.error_message.substr(0, report.error_message.find('\n'));
+  const bool is_in_tail = std::ranges::any_of(report.stderr_tail, [&](const std::string& one) {
+    return one.find(message_begin) != one.npos;
+  });
+  if (!report.error_message.empty() && !is_in_tail) {
     line("error", fmt::format("(from {})", report.error_file));
     const std::string message =
         cut_message(report.error_message, report.error_file, kMaxShownBytes, kMaxShownLines);
@@ -122,7 +139,8 @@ nlohmann::ordered_json json_of_failure(const FailureReport& failure) {
           {"seconds_after_start", failure.seconds_after_start},
           {"stderr_tail", failure.stderr_tail},
           {"error_message", failure.error_message},
-          {"error_file", failure.error_message.empty() ? "" : failure.error_file},
+          {"error_file",
+           failure.error_message.empty() || !restart_may_help(status) ? "" : failure.error_file},
           {"flight_file", failure.flight_file},
           {"failed_too", failure.failed_too},
           {"ended", failure.ended}};

@@ -39,6 +39,15 @@ struct FailureReport {
 std::string cut_message(const std::string& message, const std::string& file, size_t max_bytes,
                         size_t max_lines = SIZE_MAX);
 
+/// The first line of an error message, after ": "; "" without a message.
+std::string brief(const std::string& message);
+
+/// "killed by signal 9 (SIGKILL, Killed), as the kernel ran out of memory for this job"
+std::string describe_end(int wait_status, bool out_of_memory);
+
+/// "rank 5 failed: exit code 70"
+std::string summary_of(const FailureReport& report);
+
 /// The report to print, with the beginning of a long error message. A usage error (exit code 2)
 /// gets one line, because the worker has explained it.
 std::string render_report(const FailureReport& report);

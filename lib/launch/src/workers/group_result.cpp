@@ -1,5 +1,6 @@
 #include "workers/group_result.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
@@ -7,7 +8,9 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/shell.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -70,6 +73,23 @@ uint64_t OomWatch::kills() const {
   return 0;
 }
 
+void note_end(const std::string& log, const std::string& reason) {
+  const base::UniqueFd fd(
+      ::open(log.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+  struct stat what {};
+  if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return;
+  char last = '\n';
+  if (what.st_size > 0 && ::pread(fd.get(), &last, 1, what.st_size - 1) != 1) return;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  const nlohmann::ordered_json line{
+      {"event", "end"}, {"time", std::chrono::duration<double>(now).count()}, {"reason", reason}};
+  const std::string text = (last == '\n' ? "" : "\n") +
+                           line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                           "\n";
+  // A disk may be full.
+  [[maybe_unused]] const ssize_t written = ::write(fd.get(), text.data(), text.size());
+}
+
 GroupResult start_failure(const Worker& worker, const std::string& file) {
   const int error = *worker.start_error;
   GroupResult result{.exit_code = base::kExitUnavailable};
@@ -110,7 +130,8 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   report.error_file = logs.error_file(report.local_rank);
   report.error_message =
       cut_message(logs.error_message(report.local_rank), report.error_file, kMaxErrorBytes);
-  if (!report.error_message.empty()) logs.keep();
+  // The report of a mistake does not name the file.
+  if (!report.error_message.empty() && restart_may_help(report.wait_status)) logs.keep();
   report.stderr_tail = output.tail(failure.worker);
   report.tail_was_shown = output.tail_is_last(failure.worker);
   if (report.stderr_tail.empty()) {

@@ -71,6 +71,7 @@ struct GroupResult {
   std::optional<int> signal = {};             ///< sent to the launcher, before or after the failure
   FailureCause cause = {};                    ///< of `failure`
   std::string of_job = {};                    ///< the job's first failure if it is another node's
+  std::string resume = {};  ///< the command that continues the job, unless a worker said
 };
 
 struct FirstFailure {
@@ -78,6 +79,10 @@ struct FirstFailure {
   std::chrono::system_clock::time_point time;
   double seconds_after_start = 0;
 };
+
+/// Appends {"event":"end","time":...,"reason":...} to a worker's log, whose last line may be cut
+/// off.
+void note_end(const std::string& log, const std::string& reason);
 
 /// The result if a worker could not be started. @param file the path for execve.
 GroupResult start_failure(const Worker& worker, const std::string& file);

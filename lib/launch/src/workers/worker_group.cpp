@@ -93,7 +93,16 @@ GroupResult WorkerGroup::run() {
     run_.output.finish(i, Stream::kErr);
   }
   run_.output.clear_live();
-  return result();
+  GroupResult ended = result();
+  for (const Worker& worker : workers_) {
+    const int code = exit_code_of(worker.wait_status.value_or(SIGKILL));
+    // With these a worker has said it.
+    const bool has_stopped = code == base::kExitOk || code == base::kExitPreempted ||
+                             code == base::kExitSignalBase + SIGINT;
+    const std::string& resume = worker.progress.notes().resume;
+    if (!has_stopped && !resume.empty()) ended.resume = resume;
+  }
+  return ended;
 }
 
 std::vector<RankMemory> WorkerGroup::take_records() {
@@ -248,6 +257,7 @@ void WorkerGroup::handle_cluster() {
         run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node"));
     stopped_for_ = run_.cluster->stop_reason();
   }
+  note_in_logs(run_.cluster->stop_reason(), nullptr);
   end_workers(SIGTERM);
 }
 
@@ -302,8 +312,10 @@ void WorkerGroup::worker_ended(size_t index) {
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
   const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
-  const std::string what =
-      worker.start_error ? std::string("cannot be started") : describe_status(*worker.wait_status);
+  std::string what = worker.start_error
+                         ? std::string("cannot be started")
+                         : describe_end(*worker.wait_status, oom_.killed(*worker.wait_status));
+  what += brief(run_.logs.error_message(static_cast<int>(index)));
   fail_first(index, code, !worker.start_error && restart_may_help(*worker.wait_status), what);
 }
 
@@ -312,10 +324,22 @@ void WorkerGroup::fail_first(size_t index, int exit_code, bool may_restart,
   first_failure_ = {index, std::chrono::system_clock::now(), seconds_since_start()};
   end_at_ = Clock::now();
   if (exit_code == base::kExitUsage && index != 0) *end_at_ += kUsageErrorPatience;
+  const std::string failure = fmt::format("rank {} failed: {}", workers_[index].rank, what);
+  // Before the others notice: they report it then. A worker that has exited has noted it itself.
+  const bool was_killed = exit_code > base::kExitSignalBase;
+  if (exit_code != base::kExitPreempted) {
+    note_in_logs("an error: " + failure, was_killed ? nullptr : &workers_[index]);
+  }
   if (run_.cluster == nullptr) return;
-  run_.cluster->report_failure(exit_code, may_restart,
-                               fmt::format("rank {} failed: {}", workers_[index].rank, what),
-                               cause_of(workers_[index]).step);
+  run_.cluster->report_failure(exit_code, may_restart, failure, cause_of(workers_[index]).step);
+}
+
+void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) {
+  for (Worker& worker : workers_) {
+    watch_.read(worker);
+    const std::string& log = worker.progress.notes().log;
+    if (!log.empty() && &worker != except) note_end(log, reason);
+  }
 }
 
 FailureCause WorkerGroup::cause_of(const Worker& worker) const {

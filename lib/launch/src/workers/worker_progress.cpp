@@ -8,6 +8,10 @@ namespace syncbn::launch {
 void WorkerProgress::update(const syncbn_agent_record& record, Clock::time_point now) {
   if (!std::exchange(reports_, true)) since_ = now;
   if (record.kind == SYNCBN_AGENT_CLEAR) return;
+  if (record.kind == SYNCBN_AGENT_LOG || record.kind == SYNCBN_AGENT_RESUME) {
+    (record.kind == SYNCBN_AGENT_LOG ? notes_.log : notes_.resume) = record.text;
+    return;
+  }
   // Bounds what a worker may ask for.
   constexpr uint64_t kMaxTime = uint64_t{7} * 86'400'000;  // ms
   const std::chrono::milliseconds time(std::min(record.done, kMaxTime));

@@ -35,6 +35,12 @@ class WorkerProgress {
   std::chrono::milliseconds timeout() const { return timeout_; }
   /// The longest time between two records of progress, less what it had asked for.
   Clock::duration longest_step() const { return longest_step_; }
+  /// What it has sent for the case that the job fails.
+  struct Notes {
+    std::string log;     ///< the file that is to name the failure
+    std::string resume;  ///< the command that continues the job
+  };
+  const Notes& notes() const { return notes_; }
   /// Takes back that much of the time without progress.
   void forgive(Clock::duration time) { since_ += time; }
   void forgive_all(Clock::time_point now) { since_ = now; }
@@ -49,6 +55,7 @@ class WorkerProgress {
   uint64_t collective_ = 0;
   RankMemory::Counts calls_;
   std::string doing_;
+  Notes notes_;
   bool in_phase_ = false;                  ///< which `doing_` names
   std::chrono::milliseconds allowance_{};  ///< that the worker has asked for, until its next record
   std::chrono::milliseconds timeout_{};

@@ -28,7 +28,9 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <fstream>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
 
@@ -42,6 +44,7 @@
 #include "common/rank_0.h"
 #include "common/revision.h"
 #include "common/visible_gpu.h"
+#include "records/log_record.h"
 #include "step/compute_threads.h"
 #include "step/stopping.h"
 
@@ -91,6 +94,20 @@ auto local_rank_0_first(int local_rank, const Work& work) {
     if (local_rank != 0) std::this_thread::sleep_for(kQuietExitDelay);
     throw;
   }
+}
+
+/// Leaves the launcher the message, in the form of torch's @record. torchrun finds by the time
+/// which rank failed first.
+void leave_error_file(const std::exception& error) {
+  const auto file = base::env("TORCHELASTIC_ERROR_FILE");
+  if (!file) return;
+  const std::string what = error.what();
+  const auto time = std::to_string(static_cast<int64_t>(unix_time()));
+  const nlohmann::json record{
+      {"message",
+       {{"message", what.substr(0, what.find("\nException raised from"))},  // a page of frames
+        {"extraInfo", {{"timestamp", time}}}}}};
+  std::ofstream(*file) << record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 struct GroupGuard {
@@ -309,11 +326,15 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
   });
   try {
     return run(given, env, register_all);
-  } catch (const dist::PeerError&) {
+  } catch (const dist::PeerError& error) {
     // If that rank has ended, so does this one by its launcher, and only the other's message
     // counts.
     if (const int signal = StopSignals::received(); signal != 0) ::raise(signal);
     if (base::env("TORCHELASTIC_RUN_ID")) std::this_thread::sleep_for(kPeerErrorDelay);
+    leave_error_file(error);
+    throw;
+  } catch (const std::exception& error) {
+    leave_error_file(error);
     throw;
   } catch (const QuietExit& leave) {
     std::this_thread::sleep_for(kQuietExitDelay);

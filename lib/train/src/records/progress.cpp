@@ -87,6 +87,10 @@ bool AgentChannel::is_due() {
   return true;
 }
 
+void AgentChannel::tell(syncbn_agent_kind kind, const std::string& text) {
+  if (text.size() < sizeof(syncbn_agent_record::text)) send(kind, 0, 0, text);
+}
+
 syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, uint64_t total,
                                        const std::string& text) {
   syncbn_agent_record record{};

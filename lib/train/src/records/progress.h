@@ -40,6 +40,9 @@ class AgentChannel {
   /// Reports that the phase goes on, at most once a second.
   void phase_goes_on(const std::string& text);
 
+  /// Sends text that is of no use if it is cut: nothing if it is too long for a record.
+  void tell(syncbn_agent_kind kind, const std::string& text);
+
   syncbn_agent_record send(syncbn_agent_kind kind, uint64_t done = 0, uint64_t total = 0,
                            const std::string& text = {});
 

@@ -137,6 +137,16 @@ void RunFolder::log_end(const std::string& reason, int64_t step, std::optional<d
   append(json.dump());
 }
 
+bool RunFolder::has_end() {
+  write_lines();
+  bool has_ended = false;
+  RunLog(path_).read(ReadSteps::kNo, [&](const Json& line) {
+    const auto event = field_of<std::string>(line, "event", "");
+    if (event == "start" || event == "end") has_ended = event == "end";
+  });
+  return has_ended;
+}
+
 void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times) {
   Json json = {{"event", "step_time"}, {"time", unix_time()}, {"epoch", epoch}, {"step", step}};
   const auto add = [&](const char* name, double StepTime::*part) {

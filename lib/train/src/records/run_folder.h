@@ -49,6 +49,8 @@ class RunFolder {
   /// Makes the log that of a run after `step` and so many whole `epochs`: removes lines about later
   /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
+  /// Whether the log has an end: the launcher notes the first failure there.
+  bool has_end();
   /// Of several reasons, the first counts.
   void log_end(const std::string& reason, int64_t step, std::optional<double> seconds = {});
   /// @param times of all ranks in this epoch

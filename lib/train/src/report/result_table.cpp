@@ -13,7 +13,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Row = std::vector<std::string>;
 
-constexpr int kMaxState = 40;  // columns: a run that failed has its error there
+// Columns of a table that the state gets at least: a run that failed has its error there.
+constexpr int kMinState = 40;
 
 /// "best_test_accuracy"; empty if no metric tells the best. The value is no number if there was
 /// none in any evaluation, and text where it is that of several runs.
@@ -58,17 +59,20 @@ std::vector<std::string> columns_of(const std::vector<ResultRow>& rows,
   return {};
 }
 
-std::string aligned(const std::vector<Row>& rows) {
+/// Cuts the last column where the terminal ends; empty if less than kMinState were left of it.
+std::string aligned(const std::vector<Row>& rows, int columns_of_terminal) {
   std::vector<int> widths(rows.front().size());
   for (const Row& row : rows) {
     for (size_t i = 0; i < row.size(); ++i)
       widths[i] = std::max(widths[i], base::columns_of(row[i]));
   }
+  int room = columns_of_terminal - 1;
+  for (size_t i = 0; i + 1 < widths.size(); ++i) room -= widths[i] + 2;
+  if (room < std::min(widths.back(), kMinState)) return "";
   std::string text;
   for (const Row& row : rows) {
-    std::string line;
-    for (size_t i = 0; i + 1 < row.size(); ++i) line += fmt::format("{:>{}}  ", row[i], widths[i]);
-    text += line + row.back() + "\n";
+    for (size_t i = 0; i + 1 < row.size(); ++i) text += fmt::format("{:>{}}  ", row[i], widths[i]);
+    text += base::shortened(row.back(), room) + "\n";
   }
   return text;
 }
@@ -116,12 +120,11 @@ std::string result_table(const std::vector<std::string>& names, std::vector<Resu
     for (const std::string& column : columns) {
       text.push_back(row.result.contains(column) ? shown_result(column, row.result[column]) : "");
     }
-    text.push_back(base::shortened(base::printable(row.state), kMaxState));
+    text.push_back(base::printable(row.state));
     texts.push_back(std::move(text));
   }
-  std::string table = aligned(texts);
-  const int width = base::columns_of(table.substr(0, table.find('\n')));
-  return width < columns_of_terminal ? table : listed(texts);
+  const std::string table = aligned(texts, columns_of_terminal);
+  return table.empty() ? listed(texts) : table;
 }
 
 }  // namespace syncbn::train

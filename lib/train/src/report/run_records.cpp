@@ -145,8 +145,15 @@ RunRecords read_run(const fs::path& folder, ReadSteps steps) {
   run.folder = folder;
   run.name = folder_name(folder);
   RunLog log(folder);
-  log.read(steps, [&](const Json& line) { read_line(line, run); });
-  if (log.damaged() > 0) {
+  bool is_empty = true;
+  log.read(steps, [&](const Json& line) {
+    is_empty = false;
+    read_line(line, run);
+  });
+  if (is_empty) {
+    spdlog::warn("{} has no readable line: what is shown is from the other files of the run",
+                 (folder / run_files::kLog).string());
+  } else if (log.damaged() > 0) {
     spdlog::warn("{}: {} damaged and left out", (folder / run_files::kLog).string(),
                  base::counted(log.damaged(), "line") + (log.damaged() == 1 ? " is" : " are"));
   }
