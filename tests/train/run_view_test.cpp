@@ -73,11 +73,12 @@ TEST_F(RunViewTest, FollowsARunToItsEnd) {
   EXPECT_FALSE(view.is_over());
   const auto lines = view.screen(80, 23, false);
   EXPECT_THAT(lines[1], StartsWith("[##........]  20/100   20 %  epoch 2/10  loss 0.7500  0:0"));
-  EXPECT_THAT(lines, ::testing::Contains("step loss              0.75 ▄"));
-  EXPECT_THAT(lines, ::testing::Contains("train loss             0.25 █▁"));
-  EXPECT_THAT(lines, ::testing::Contains("val accuracy        75.00 % ▁█"));
-  EXPECT_THAT(view.news(), ElementsAre(StartsWith("epoch 1  step 10  lr 0.1  train loss 0.5"),
-                                       StartsWith("epoch 2  step 20  lr 0.1  train loss 0.25")));
+  EXPECT_THAT(lines, ::testing::Contains("step loss               0.75 ▄"));
+  EXPECT_THAT(lines, ::testing::Contains("train loss              0.25 █▁"));
+  EXPECT_THAT(lines, ::testing::Contains("val accuracy         75.00 % ▁█"));
+  EXPECT_THAT(view.news(),
+              ElementsAre(StartsWith("epoch 1  step 10  learning rate 0.1  train loss 0.5"),
+                          StartsWith("epoch 2  step 20  learning rate 0.1  train loss 0.25")));
   EXPECT_THAT(view.news(), ElementsAre());
   run_->log_end("finished", 20);
   run_.reset();
@@ -95,9 +96,26 @@ TEST_F(RunViewTest, ShowsSharesInPercent) {
   record.eval = {{"miou", 0.5}, {"accuracy_cat", 0.25}, {"distance", 0.125}};
   run_->append(line_of(record));
   const auto lines = RunView(path_).screen(80, 23, false);
-  EXPECT_THAT(lines, ::testing::Contains("val miou            50.00 % ▄"));
-  EXPECT_THAT(lines, ::testing::Contains("val accuracy cat    25.00 % ▄"));
-  EXPECT_THAT(lines, ::testing::Contains("val distance          0.125 ▄"));
+  EXPECT_THAT(lines, ::testing::Contains("val miou             50.00 % ▄"));
+  EXPECT_THAT(lines, ::testing::Contains("val accuracy cat     25.00 % ▄"));
+  EXPECT_THAT(lines, ::testing::Contains("val distance           0.125 ▄"));
+}
+
+TEST_F(RunViewTest, NamesEachNumberOn40Columns) {
+  start();
+  EpochRecord record{.epoch = 1, .step = 10, .memory_bytes = 1e6};
+  record.train = {{"mean_class_accuracy", 0.5}};
+  record.eval_split = "test";
+  record.eval = record.train;
+  run_->append(line_of(record));
+  const auto lines = RunView(path_).screen(40, 23, false);
+  const auto has = [&](const char* text) { EXPECT_THAT(lines, ::testing::Contains(text)); };
+  has("                        latest over the");
+  has("learning rate                0 ▄");
+  has("train mea…s accuracy   50.00 % ▄");
+  has("test mean…s accuracy   50.00 % ▄");
+  has("data wait per step        0 us ▄");
+  has("memory                  1.0 MB ▄");
 }
 
 TEST_F(RunViewTest, SaysWhyARunHasEnded) {
@@ -157,7 +175,7 @@ TEST_F(RunViewTest, BeginsAnewWithALogThatWasRewound) {
   epoch(2, 0.125);
   view.update();
   EXPECT_THAT(view.news(), ElementsAre(HasSubstr("train loss 0.125")));
-  EXPECT_THAT(view.screen(80, 23, false), ::testing::Contains("train loss            0.125 █▁"));
+  EXPECT_THAT(view.screen(80, 23, false), ::testing::Contains("train loss             0.125 █▁"));
 }
 
 TEST_F(RunViewTest, ShowsOnlyWholeLines) {
@@ -170,7 +188,7 @@ TEST_F(RunViewTest, ShowsOnlyWholeLines) {
   base::write_file_atomically(path_ / "log.jsonl",
                               log + R"({"event":"epoch","epoch":3,"train_loss":0.5})" + "\n");
   view.update();
-  EXPECT_THAT(view.screen(80, 23, false), ::testing::SizeIs(3));
+  EXPECT_THAT(view.screen(80, 23, false), ::testing::SizeIs(4)) << "with a line of headings";
 }
 
 TEST_F(RunViewTest, FitsAnyTerminal) {

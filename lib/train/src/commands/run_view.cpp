@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -62,6 +63,23 @@ std::string spaced(std::string name) {
   return base::printable(name);
 }
 
+/// What people call a number of the log, by its name with spaces. As in assets/format.js, but
+/// short.
+std::string label_of(const std::string& name) {
+  static const std::map<std::string, std::string> kLabels = {
+      {"lr", "learning rate"},
+      {"images per second", "images/s"},
+      {"data wait seconds", "data wait per step"},
+      {"data wait share", "data wait"},
+      {"memory bytes", "memory"},
+      {"gpu memory bytes", "GPU memory"},
+      {"gpu utilization", "GPU utilization"},
+      {"seconds", "time"},
+  };
+  const auto found = kLabels.find(name);
+  return found == kLabels.end() ? name : found->second;
+}
+
 /// A number of the log for people, by its name with spaces.
 std::string number_text(const std::string& name, double value) {
   const std::string words = " " + name + " ";
@@ -75,11 +93,14 @@ std::string number_text(const std::string& name, double value) {
   return fmt::format("{:.4g}", value);
 }
 
-/// The end of a name that is too long: "test accuracy cat" and "test accuracy dog" begin alike.
+/// Both ends of a name that is too long: "test accuracy cat" and "test accuracy dog" begin alike,
+/// "train accuracy" and "test accuracy" end alike.
 std::string name_in(const std::string& name, int width) {
   const int excess = base::columns_of(name) - std::max(width, 1);
   if (excess <= 0) return name;
-  return "…" + name.substr(base::truncated(name, excess + 1).size());
+  const std::string head = base::truncated(name, (width - 1) / 2);
+  const int left_out = base::columns_of(head) + excess + 1;
+  return head + "…" + name.substr(base::truncated(name, left_out).size());
 }
 
 }  // namespace
@@ -252,16 +273,21 @@ std::vector<std::string> RunView::screen(int columns, int rows, bool colours) co
   std::vector<const Series*> ordered;
   for (const Series& one : series_) ordered.push_back(&one);
   std::ranges::stable_partition(ordered, [this](const Series* one) { return !is_of_class(*one); });
+  constexpr int kValue = 9;
+  int widest = 0;
+  for (const Series& one : series_) widest = std::max(widest, base::columns_of(label_of(one.name)));
+  const int name = std::min(widest, std::max(columns / 2, 1));
+  if (!series_.empty() && rows > 5) {
+    lines.push_back(base::truncated(
+        fmt::format("{:{}} {:>{}} over the run: ▁ low, █ high", "", name, "latest", kValue),
+        columns - 1));
+  }
   const size_t room = static_cast<size_t>(std::max(rows, 1)) - lines.size();
   const bool fit = series_.size() <= room;
   const size_t shown = fit ? series_.size() : room - std::min<size_t>(room, 1);
-  constexpr int kValue = 9;
-  int widest = 0;
-  for (const Series& one : series_) widest = std::max(widest, base::columns_of(one.name));
-  const int name = std::min(widest, std::max(columns / 3, 1));
   for (size_t i = 0; i < shown; ++i) {
     const Series& one = *ordered[i];
-    const std::string text = fmt::format("{:<{}} {:>{}} ", name_in(one.name, name), name,
+    const std::string text = fmt::format("{:<{}} {:>{}} ", name_in(label_of(one.name), name), name,
                                          number_text(one.name, one.values.back()), kValue);
     const int left = columns - 1 - base::columns_of(text);
     lines.push_back(base::truncated(text, columns - 1) +
@@ -281,7 +307,7 @@ std::vector<std::string> RunView::news() {
                                       fmt::format("step {}", epoch.step)};
     for (const auto& [name, value] : epoch.values) {
       const std::string shown = spaced(name);
-      parts.push_back(shown + " " + number_text(shown, value));
+      parts.push_back(label_of(shown) + " " + number_text(shown, value));
     }
     lines.push_back(base::join(parts, "  "));
   }
