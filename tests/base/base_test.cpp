@@ -8,6 +8,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/machine_id.h>
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/private_folder.h>
 #include <syncbn/base/random.h>
@@ -253,6 +254,11 @@ TEST(EnvTest, AnEmptyVariableIsUnset) {
   ::setenv("SYNCBN_TEST_VARIABLE", "", 1);
   EXPECT_FALSE(env("SYNCBN_TEST_VARIABLE"));
   EXPECT_FALSE(env_int("SYNCBN_TEST_VARIABLE", 0, 9));
+}
+
+TEST(MachineIdTest, IsTheHostsNameWhereTheBootIdCannotBeRead) {
+  EXPECT_EQ(machine_id("/missing"), hostname());
+  EXPECT_NE(machine_id(), hostname());
 }
 
 TEST(EnvTest, IntegersAreCheckedWhole) {

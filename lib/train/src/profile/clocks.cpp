@@ -2,10 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <syncbn/base/atomic_file.h>
-#include <syncbn/base/env.h>
-#include <syncbn/base/error.h>
-#include <syncbn/base/log.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 
@@ -78,14 +74,6 @@ std::vector<ClockOffset> clock_offsets(const std::string& host,
     offsets.push_back({.offset = numbers[2 * rank], .error = numbers[2 * rank + 1]});
   }
   return offsets;
-}
-
-std::string clock_id() {
-  try {
-    return base::read_file("/proc/sys/kernel/random/boot_id");
-  } catch (const base::Error&) {
-    return base::hostname();
-  }
 }
 
 }  // namespace syncbn::train

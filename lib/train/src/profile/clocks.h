@@ -32,7 +32,4 @@ ClockOffset offset_of(const std::vector<ClockReading>& readings);
 std::vector<ClockOffset> clock_offsets(const std::string& host,
                                        const std::function<int64_t()>& now);
 
-/// Identifies this host's clock: the kernel's boot id.
-std::string clock_id();
-
 }  // namespace syncbn::train

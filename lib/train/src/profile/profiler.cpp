@@ -8,6 +8,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/machine_id.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/peer_error.h>
@@ -188,7 +189,7 @@ std::vector<std::string> Profiler::write(const fs::path& run) {
   tracks.push_back(std::move(steps));
   const RankProfile own = std::exchange(own_, {});
 
-  const std::vector<ClockOffset> clocks = clock_offsets(clock_id(), base::unix_ns);
+  const std::vector<ClockOffset> clocks = clock_offsets(base::machine_id(), base::unix_ns);
   const auto rank = static_cast<size_t>(dist::rank());
   // The earliest of all ranks by rank 0's clock: Perfetto drops what has a negative time.
   int64_t earliest = own.steps.front().begin;

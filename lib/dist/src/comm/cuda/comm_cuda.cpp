@@ -119,7 +119,7 @@ class Nccl : public Transport {
   }
   /// NCCL's shutdown waits for the other ranks: this one has released their memory by then.
   void shutdown() override {
-    if (peers_) peers_->close_to_others();
+    if (peers_) peers_->shutdown();
     nccl_->shutdown();
   }
   bool runs_on_streams() const override { return true; }

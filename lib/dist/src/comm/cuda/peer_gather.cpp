@@ -5,11 +5,11 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/machine_id.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <new>
 #include <utility>
 #include <vector>
@@ -29,10 +29,8 @@ namespace {
 /// Equal for ranks on one host, where a handle means the same memory. NCCL_HOSTID overrides it, as
 /// in NCCL.
 std::string name_of_host() {
-  if (const auto given = base::env("NCCL_HOSTID")) return *given;
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot;
+  const auto given = base::env("NCCL_HOSTID");
+  return given ? *given : base::machine_id();
 }
 
 using Bytes = std::vector<uint8_t>;
@@ -162,9 +160,14 @@ void PeerGather::abort() {
   std::atomic_ref(*aborted_).store(1);
 }
 
-void PeerGather::close_to_others() {
+void PeerGather::shutdown() {
   const c10::cuda::CUDAGuard guard(device_);
   c10::cuda::device_synchronize();  // also for replays of graphs
+  close_to_others();
+}
+
+void PeerGather::close_to_others() {
+  const c10::cuda::CUDAGuard guard(device_);
   for (int peer = 0; peer < arguments_.ranks; ++peer) {
     if (peer == arguments_.rank || arguments_.mailboxes[peer] == nullptr) continue;
     static_cast<void>(text_of(cudaIpcCloseMemHandle(arguments_.mailboxes[peer])));

@@ -63,10 +63,13 @@ class PeerGather : public c10d::Backend {
 
   /// Ends kernels that wait for other ranks. Thread-safe.
   void abort();
-  /// Waits for the gathers of this rank, and unmaps the memory of the others.
-  void close_to_others();
+  /// Waits for the gathers of this rank, and unmaps the memory of the others. The caller bounds the
+  /// wait: abort() from another thread ends it, unless kernels of other code run on.
+  void shutdown() override;
 
  private:
+  void close_to_others();
+
   bool is_closed_ = false;
   const at::Device device_;
   cuda::PeerGatherArguments arguments_;

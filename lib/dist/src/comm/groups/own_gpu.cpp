@@ -5,6 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/machine_id.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/process_group.h>
 #include <unistd.h>
@@ -103,7 +104,7 @@ OwnGpu find_own_gpu(const std::string& given, std::optional<int> index) {
                       "CUDA_VISIBLE_DEVICES, or choose backend gloo (device cpu)",
                       given, why));
     }
-    offer.gpu = machine_id() + " " + cuda_support()->pci_address(own.index);
+    offer.gpu = base::machine_id() + " " + cuda_support()->pci_address(own.index);
   } else if (may_do_without) {
     offer.gpu = kTooFewGpus;
   } else {

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/machine_id.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <thread>
 #include <utility>
@@ -46,7 +46,7 @@ std::string text(const std::vector<uint8_t>& bytes) {
 /// Identifies a loopback interface: the machine and the network namespace.
 std::string network_id() {
   std::error_code ignored;
-  return machine_id() + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
+  return base::machine_id() + std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
 }
 
 /// What a rank writes to the store when it arrives.
@@ -187,12 +187,6 @@ std::string missing_ranks(c10d::Store& store, const Place& place) {
 }
 
 }  // namespace
-
-std::string machine_id() {
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot;
-}
 
 std::string process_id() {
   // A forked process has the same number, but another PID.

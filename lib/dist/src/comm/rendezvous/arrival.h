@@ -11,9 +11,6 @@
 
 namespace syncbn::dist::detail {
 
-/// Equal in all containers of a machine.
-std::string machine_id();
-
 /// Unique among processes; names and PIDs may be equal in several containers.
 std::string process_id();
 
