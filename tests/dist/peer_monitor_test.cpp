@@ -116,9 +116,25 @@ TEST(PeerMonitorTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
     join(store, 1, 2).reset();
     dist::detail::Call call;
     call.sequence = 1;
-    const auto cause = survivor->cause_of(log, call, "lost");
+    const auto cause = survivor->cause_of(log, call, "lost", /*timed_out=*/false);
     EXPECT_THAT(cause.text, AllOf(HasSubstr("rank 1 ("), HasSubstr("has left the group")));
     EXPECT_GE(std::chrono::steady_clock::now() - before, milliseconds(200));
+  });
+}
+
+// Other errors may have such a text as well: "Connection timed out" is that of a lost host.
+TEST(PeerMonitorTest, OnlyAfterATimeoutAreRanksAskedHowFarTheyAre) {
+  run_ranks(1, [](int) {
+    c10d::HashStore store;
+    const auto asking = join(store, 0, 2);
+    const auto other = join(store, 1, 2);
+    dist::detail::Call call;
+    call.sequence = 1;
+    FlightRecorder lost("lost", {0, 1}, [] {});
+    EXPECT_EQ(asking->cause_of(lost, call, "Connection timed out", /*timed_out=*/false).text, "");
+    FlightRecorder late("late", {0, 1}, [] {});
+    EXPECT_THAT(asking->cause_of(late, call, "too late", /*timed_out=*/true).text,
+                AllOf(HasSubstr("too late; rank 1 ("), HasSubstr(") has not called it")));
   });
 }
 

@@ -407,9 +407,8 @@ std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecor
 }
 
 PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& call,
-                                         const std::string& reason) {
+                                         const std::string& reason, bool timed_out) {
   Lock lock(mutex_);
-  const bool timed_out = reason.find("imed out") != std::string::npos;
   std::string text = reason;
   if (timed_out && !known_failure(log, call)) {
     const std::string where = ask_ranks(lock, log, call);
@@ -486,8 +485,9 @@ void PeerMonitor::give_up_overdue(const std::shared_ptr<FlightRecorder>& log,
   if (found == pending.end() || overdue_.count(log->group()) != 0) return;
   const std::string reason = fmt::format("timed out after {} ms", found->timeout->count());
   // The answers come to this thread.
-  overdue_[log->group()] = std::thread(
-      [this, log, call = found->call, reason] { static_cast<void>(cause_of(*log, call, reason)); });
+  overdue_[log->group()] = std::thread([this, log, call = found->call, reason] {
+    static_cast<void>(cause_of(*log, call, reason, true));
+  });
 }
 
 /// Lets ranks find out that they made different calls: they wait for each other, see tag_of().

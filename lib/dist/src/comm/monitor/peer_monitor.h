@@ -76,7 +76,9 @@ class PeerMonitor {
 
   /// Waits for the cause for up to 2 s.
   /// @param reason the message of the library that failed.
-  Cause cause_of(const FlightRecorder& log, const Call& call, const std::string& reason);
+  /// @param timed_out asks the other ranks how far they are.
+  Cause cause_of(const FlightRecorder& log, const Call& call, const std::string& reason,
+                 bool timed_out);
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -22,22 +22,34 @@
 
 #include "monitor/nccl_misuse.h"
 #include "transport/shared_memory.h"
+#include "transport/timed_out.h"
 #include "transport/wait_while.h"
 
 namespace syncbn::dist::detail {
 
 namespace {
 
-/// The message of the exception being handled, without stack frames and Gloo's source lines.
-std::string reason() {
+/// Why a call failed.
+struct Reason {
   std::string text;
+  bool is_timeout = false;
+};
+
+/// That of the exception being handled, without stack frames and Gloo's source lines.
+Reason reason() {
+  Reason why;
   try {
     throw;
   } catch (const std::exception& error) {
-    text = plain_message(error);
+    why.text = plain_message(error);
+    why.is_timeout = dynamic_cast<const TimedOut*>(&error) != nullptr;
   }
-  const size_t place = text.starts_with("[/") ? text.find("] ") : std::string::npos;
-  return place == std::string::npos ? text : text.substr(place + 2);
+  const size_t place = why.text.starts_with("[/") ? why.text.find("] ") : std::string::npos;
+  if (place != std::string::npos) why.text.erase(0, place + 2);
+  // Timeouts of Gloo and libtorch have the types of their other errors.
+  why.is_timeout = why.is_timeout || why.text.starts_with("Timed out waiting ") ||
+                   why.text.starts_with("Operation timed out");
+  return why;
 }
 
 /// Whether it is a check of libtorch's that a call's arguments have failed.
@@ -69,7 +81,8 @@ struct Label {
   /// @param why the call failed; not given: an exception is being handled that says so.
   /// @throws PeerError, or base::UserError if the ranks made different calls, or this one has
   ///   destroyed the group.
-  [[noreturn]] void rethrow(const std::string& why = reason()) const {
+  [[noreturn]] void rethrow(const Reason& reason = detail::reason()) const {
+    const std::string& why = reason.text;
     log->fail(call);
     const std::string failed = fmt::format("rank {} of {} on {}: {} failed: ", rank, world_size,
                                            base::hostname(), subject());
@@ -79,7 +92,8 @@ struct Label {
                             "complete; wait for it first");
     }
     PeerMonitor::Cause cause;
-    if (const auto alive = monitor.lock()) cause = alive->cause_of(*log, call, why);
+    if (const auto alive = monitor.lock())
+      cause = alive->cause_of(*log, call, why, reason.is_timeout);
     const std::string file = cuda ? cuda->record_of_calls() : "";
     const std::string record = file.empty() ? "" : fmt::format(" (NCCL's calls: {})", file);
     if (cause.ranks_disagree) {
@@ -108,7 +122,7 @@ struct Label {
   [[noreturn]] void leave() const {
     int exit_code = base::kExitUnavailable;
     try {
-      rethrow("it was aborted");
+      rethrow({"it was aborted"});
     } catch (const base::Error& error) {
       exit_code = error.exit_code();
       base::write_stderr(fmt::format("{}: error: {}; NCCL does not return, so this process ends\n",
@@ -118,8 +132,9 @@ struct Label {
     ::_exit(exit_code);
   }
 
-  /// @param why as rethrow(); about the call's arguments. @throws base::UserError.
-  [[noreturn]] void rethrow_refusal(const std::string& why = reason()) const {
+  /// @param why not given: the exception being handled, about the call's arguments.
+  /// @throws base::UserError.
+  [[noreturn]] void rethrow_refusal(const std::string& why = reason().text) const {
     throw base::UserError(fmt::format("rank {} of {}: {} was refused: {} ({})", rank, world_size,
                                       subject(), why, call.describe()));
   }
@@ -208,7 +223,7 @@ class AnnotatedWork : public c10d::Work {
     if (timeout == kNoTimeout) return done;
     while (!inner_->isCompleted()) {
       if (std::chrono::steady_clock::now() > deadline) {
-        throw std::runtime_error(fmt::format("timed out after {} ms", timeout.count()));
+        throw TimedOut(fmt::format("timed out after {} ms", timeout.count()));
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -349,7 +364,7 @@ void Backend::require_no_failure(const Call* next) const {
   if (failed && failed->sequence == 0) {  // another rank's
     failed = next != nullptr ? std::optional(*next) : std::nullopt;
   }
-  if (failed) label_of(*failed).rethrow("an earlier call of the group has failed");
+  if (failed) label_of(*failed).rethrow({"an earlier call of the group has failed"});
 }
 
 bool Backend::shares_memory() const {

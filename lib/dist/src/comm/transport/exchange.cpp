@@ -20,6 +20,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include "transport/timed_out.h"
+
 namespace syncbn::dist::detail::shm {
 namespace {
 
@@ -306,7 +308,7 @@ void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
   }
   --waiting_;
   if (!task->is_done) {
-    throw std::runtime_error(fmt::format("timed out after {}ms", timeout.count()));
+    throw TimedOut(fmt::format("timed out after {}ms", timeout.count()));
   }
   if (task->error) std::rethrow_exception(task->error);
 }
@@ -413,7 +415,7 @@ void Exchange::throw_if_aborted() const {
 }
 
 /// Waits until a rank has published its part of this step. @return false at `give_up`.
-/// @throws std::runtime_error at the operation's deadline, or after an abort.
+/// @throws TimedOut at the operation's deadline, std::runtime_error after an abort.
 bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
   if (has_published(peer, task.tag)) return true;
   const auto begin = Clock::now();
@@ -433,9 +435,8 @@ bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
     const auto now = Clock::now();
     throw_if_aborted();
     if (now >= task.deadline) {
-      throw std::runtime_error(fmt::format("timed out after {}ms of waiting for rank {}",
-                                           task.timeout.count(),
-                                           names_[static_cast<size_t>(peer)]));
+      throw TimedOut(fmt::format("timed out after {}ms of waiting for rank {}",
+                                 task.timeout.count(), names_[static_cast<size_t>(peer)]));
     }
     if (now >= give_up) return false;
     header.sleepers.fetch_add(1, std::memory_order_seq_cst);

@@ -6,10 +6,11 @@
 
 #include <condition_variable>
 #include <exception>
-#include <stdexcept>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "transport/timed_out.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -142,7 +143,7 @@ bool PolledWork::wait(std::chrono::milliseconds timeout) {
   const auto is_done = [this] { return state_->is_done; };
   if (endless) state_->done_.wait(lock, is_done);
   if (!state_->done_.wait_for(lock, limit, is_done)) {
-    throw std::runtime_error(fmt::format("timed out after {}ms", limit.count()));
+    throw TimedOut(fmt::format("timed out after {}ms", limit.count()));
   }
   if (state_->error) std::rethrow_exception(state_->error);
   return true;
