@@ -1,13 +1,15 @@
 // A preloaded library that slows down and limits starts. Each fork() by a process and its children
 // takes SLOW_STARTS_MS milliseconds longer than the one before, and those after the first
 // SLOW_STARTS_FORKS fail; pthread_create() fails after SLOW_STARTS_THREADS calls. This replaces
-// `ulimit -u`, which does not limit root.
+// `ulimit -u`, which does not limit root. The child of fork number SLOW_STARTS_KILLED, from 0, is
+// killed at once.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 
 namespace {
@@ -35,7 +37,9 @@ extern "C" pid_t fork() {
     return -1;
   }
   static const auto real = reinterpret_cast<pid_t (*)()>(::dlsym(RTLD_NEXT, "fork"));
-  return real();
+  const pid_t child = real();
+  if (child == 0 && before == number("SLOW_STARTS_KILLED", -1)) ::raise(SIGKILL);
+  return child;
 }
 
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,

@@ -119,6 +119,17 @@ TEST(LaunchStartTest, AProcessLimitThatIsReachedIsNamed) {
   }
 }
 
+TEST(LaunchStartTest, ASentinelOrKeeperThatIsKilledAtItsStartIsNamed) {
+  for (const char* fork : {"0", "1"}) {
+    SlowStart job({{"SLOW_STARTS_KILLED", fork}});
+    const auto result = job.launcher().wait();
+    EXPECT_EQ(result.exit_code, 75);
+    EXPECT_EQ(result.err, "syncbn-launch: error: cannot start the keeper process: it was killed\n");
+    EXPECT_EQ(job.left_over(), 0U);
+    EXPECT_TRUE(job.temporaries_are_gone());
+  }
+}
+
 TEST(LaunchStartTest, MoreWorkersThanTheCoresCanRunNeedAnOption) {
   const auto refused = launch({"--nproc_per_node=4096", "--dry_run", "true"});
   EXPECT_EQ(refused.exit_code, 2);

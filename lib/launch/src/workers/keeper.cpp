@@ -312,11 +312,16 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
         when_orphaned);
   }
   keepers.reset();
-  KeeperEvent first{.kind = KeeperEvent::Kind::kForkFailed, .value = ECHILD};
+  KeeperEvent first{.kind = KeeperEvent::Kind::kForkFailed};
   while (::recv(socket_.get(), &first, sizeof(first), 0) < 0 && errno == EINTR) {
   }
   if (first.kind != KeeperEvent::Kind::kKeeper) {
+    // After a keeper that was killed, the sentinel waits for this process. Nothing has started yet.
+    ::kill(sentinel_, SIGKILL);
     ::waitpid(sentinel_, nullptr, 0);
+    if (first.value == 0) {
+      throw base::UnavailableError("cannot start the keeper process: it was killed");
+    }
     errno = first.value;
     base::throw_errno("cannot start the keeper process");
   }

@@ -83,11 +83,7 @@ GroupResult WorkerGroup::run() {
     keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
   for (size_t i = 0; i < workers_.size(); ++i) workers_[i].pipes.drain(sink(i));
-  if (keeper_is_lost && running() > 0) {
-    run_.output.clear_live();
-    throw base::UnavailableError(fmt::format(
-        "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid()));
-  }
+  if (keeper_is_lost && running() > 0) lost_keeper();
   for (size_t i = 0; i < workers_.size(); ++i) {
     run_.output.finish(i, Stream::kOut);
     run_.output.finish(i, Stream::kErr);
@@ -103,6 +99,27 @@ GroupResult WorkerGroup::run() {
     if (!has_stopped && !resume.empty()) ended.resume = resume;
   }
   return ended;
+}
+
+/// A result that was known before stays.
+void WorkerGroup::lost_keeper() {
+  run_.output.clear_live();
+  const std::string what = fmt::format(
+      "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid());
+  if (!ending_ && !first_failure_) {
+    // A job that can go on without this node takes it for lost.
+    if (run_.cluster != nullptr && !run_.options.nodes_may_change()) {
+      run_.cluster->report_failure(base::kExitUnavailable, /*may_restart=*/false, what,
+                                   std::nullopt);
+    }
+    throw base::UnavailableError(what);
+  }
+  run_.output.say("syncbn-launch: " + what);
+  for (size_t i = 0; i < workers_.size(); ++i) {
+    if (!std::exchange(workers_[i].running, false)) continue;
+    workers_[i].ended_by_us = true;
+    log_end(i, "killed with the keeper process");
+  }
 }
 
 std::vector<RankMemory> WorkerGroup::take_records() {
