@@ -203,6 +203,14 @@ TEST(LaunchPreflightTest, AGpuThatEndsItsProcessIsNamed) {
             "(SIGSEGV, Segmentation fault)");
 }
 
+TEST(LaunchPreflightTest, ADriverThatCannotBeLoadedIsNamedIfThereAreGpus) {
+  if (::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != nullptr) return;
+  const auto gpus = launch::measure_gpus(2, std::chrono::seconds(100));
+  ASSERT_EQ(gpus.size(), 1U);
+  EXPECT_THAT(gpus[0].error, HasSubstr("dlopen: libcuda.so.1: cannot open shared object file"));
+  EXPECT_THAT(launch::measure_gpus(std::nullopt, std::chrono::seconds(100)), IsEmpty());
+}
+
 TEST(LaunchPreflightTest, ADriverThatDoesNotStartIsNamedIfThereAreGpus) {
   const std::chrono::seconds long_enough(100);
   ASSERT_EQ(measure_gpus("broken", 2, long_enough).size(), 1U);

@@ -181,13 +181,12 @@ class TlsLink : public base::LinkProtection {
       result = ssl_.SSL_read(tls_.get(), buffer.data(), static_cast<int>(buffer.size()));
       if (result > 0) received_.append({buffer.data(), static_cast<size_t>(result)});
     }
-    if (ssl_.SSL_get_error(tls_.get(), result) != SSL_ERROR_WANT_READ) {
-      return channel.fail(EBADMSG);
-    }
+    const bool failed = ssl_.SSL_get_error(tls_.get(), result) != SSL_ERROR_WANT_READ;
     for (int size = 0; (size = ssl_.BIO_read(out_, buffer.data(), buffer.size())) > 0;) {
       channel.queue({buffer.data(), static_cast<size_t>(size)});
     }
     channel.flush();
+    if (failed) channel.fail(EBADMSG);  // after the alert that says so to the other end
   }
 
   const OpenSsl& ssl_ = OpenSsl::get();

@@ -159,6 +159,7 @@ class Child {
  public:
   Child(Board& board, int gpu) : slot_(board.slots.at(static_cast<size_t>(gpu))) {
     Pipe pipe = Pipe::make();
+    slot_.function = "dlopen";
     pid_ = ::fork();
     if (pid_ < 0) base::throw_errno("cannot start the check of a GPU");
     if (pid_ == 0) {
@@ -200,8 +201,10 @@ class Child {
 
  private:
   void run(Board& board, int gpu, int counted) {
-    slot_.function = "dlopen";
-    if (void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {
+    void* const library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) {
+      fmt::format_to_n(slot_.error.data(), slot_.error.size() - 1, "dlopen: {}", ::dlerror());
+    } else {
       const Driver driver(library, slot_);
       try {
         int gpus = 0;
