@@ -122,6 +122,15 @@ TEST(MonitorChannelTest, StrangersAreTurnedAway) {
   });
 }
 
+TEST(MonitorChannelTest, SilentConnectionsKeepNoRankOut) {
+  run_ranks(1, [](int) {
+    RankZero zero;
+    std::vector<UniqueFd> silent;
+    for (int i = 0; i < 100; ++i) silent.push_back(connect_to(zero.port()));
+    zero.complete();  // would throw after 20 s, ten less than a connection may be silent
+  });
+}
+
 /// Of this process, as its launcher would give it.
 void take_secret(char digit) {
   static UniqueFd memory;

@@ -241,6 +241,30 @@ TEST(LaunchClusterFaultTest, EachLauncherExplainsTheRanksOfAllNodesWhileTheyRun)
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
+TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo) {
+  ProgramResult told;
+  // Again if this machine was too slow for the 1.5 s that node 0 waits for the stopped node.
+  for (int turn = 0; turn < 5 && told.out.empty(); ++turn) {
+    Nodes nodes(2);
+    Program& node0 = nodes.start(0, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
+    Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5", "print", "up"});
+    ASSERT_TRUE(are_up(node1, {1}));
+    ASSERT_TRUE(node1.wait_until([&] { return children_of(node1.pid()).empty(); }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it has told node 0
+    node1.send_signal(SIGSTOP);
+    nodes.folder().write("go", "");
+    const std::string failed = "rank 0 failed: exit code 7";
+    ASSERT_TRUE(node0.wait_until([&] { return node0.err().find(failed) != std::string::npos; }));
+    told = run_program({kLauncher, "explain", std::to_string(node0.pid())});
+    EXPECT_EQ(node0.wait().exit_code, 7);
+    node1.send_signal(SIGCONT);
+    EXPECT_EQ(node1.wait().exit_code, 7);
+  }
+  EXPECT_THAT(told.out, AllOf(HasSubstr("rank 0 failed: exit code 7"),
+                              HasSubstr("it did not send them within 1.5 s"),
+                              HasSubstr("  rank 0 waits in it")));
+}
+
 TEST(LaunchClusterFaultTest, ALauncherThatRunsNamesTheNodeWhoseCallsItCannotShow) {
   Nodes nodes(2);
   Program& node0 = nodes.start(0, 1, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});

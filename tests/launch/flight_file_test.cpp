@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/flight_record.h>
 #include <sys/wait.h>
@@ -11,6 +12,7 @@
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "job/rank_record.h"
 #include "job/record_message.h"
 #include "job/worker_state.h"
+#include "support/temp_folder.h"
 
 namespace syncbn::test {
 namespace {
@@ -276,6 +279,82 @@ TEST(FlightFileTest, SaysWhatACutOrDamagedFileLacks) {
       << "with the node's own file";
   EXPECT_THROW(FlightFile::of("{}", "file"), base::UserError);
   EXPECT_THROW(FlightFile::of("", "file"), base::UserError);
+}
+
+TEST(FlightFileTest, RefusesMoreThanARankRecords) {
+  const std::string text = stuck_job().text();
+  const std::string head = text.substr(0, text.find('\n') + 1);
+  const auto refusal = [&head](const std::string& line) -> std::string {
+    try {
+      FlightFile::of(head + line + "\n", "file");
+    } catch (const base::UserError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const auto line = [](const char* key, size_t count) {
+    return nlohmann::json{{key, std::vector<int>(count)}}.dump();
+  };
+  EXPECT_EQ(refusal(line("entries", FlightLayout::kCalls)), "") << "damaged";
+  EXPECT_EQ(refusal(line("entries", 1001)),
+            "file is no flight record of syncbn-launch: line 2 has 1001 calls in 0 groups, and no "
+            "rank's more than 1000 in 1024");
+  EXPECT_THAT(refusal(line("pg_config", 1025)), HasSubstr("line 2 has 0 calls in 1025 groups"));
+  EXPECT_THAT(refusal(std::string((4 << 20) + 1, ' ')),
+              HasSubstr("line 2 has 4194305 bytes, and no rank's more than 4194304"));
+  // Nothing that copies it takes all of the stack.
+  std::string deep = head;
+  const size_t list = deep.find("\"missing\":[") + 11;
+  deep.insert(list, std::string(500'000, '[') + std::string(500'000, ']'));
+  EXPECT_THROW(FlightFile::of(deep, "file"), base::UserError);
+}
+
+TEST(FlightFileTest, TellsTheFirstOfMuchThatIsOpen) {
+  FlightFile file{.job = "j", .world_size = 100, .why = "w"};
+  RankRecord waits{.rank = 0, .world_size = 100, .host = "h"};
+  std::vector<int> all(100);
+  std::iota(all.begin(), all.end(), 0);
+  for (size_t group = 0; group < 2; ++group) {
+    waits.groups.push_back({fmt::format("g{}", group), all, 1000});
+    for (uint64_t n = 1; n <= 600; ++n) {
+      waits.calls.push_back({.number = n, .sequence = n, .group = group, .name = "barrier"});
+    }
+  }
+  file.add(waits);
+  for (int rank = 1; rank < 100; ++rank) {
+    file.add({.rank = rank, .world_size = 100, .host = "h"});
+  }
+  EXPECT_THAT(
+      launch::explanation({file}),
+      AllOf(HasSubstr("#400 of group 'g1', barrier:\n"),
+            HasSubstr("  rank 20 (h) has not come to it: it has called nothing in this "
+                      "group\n  ranks 21 to 99 have not either\n"),
+            Not(HasSubstr("#401 of group 'g1'")), HasSubstr("200 more collectives are open.\n")));
+}
+
+TEST(FlightFileTest, OneFileOfSeveralKeepsWhatEachLacks) {
+  TempFolder folder;
+  const auto part = [&folder](int rank, const FlightFile::Missing& missing) {
+    FlightFile file{.job = "j", .world_size = 5, .why = "w", .has_all_nodes = true};
+    file.add({.rank = rank, .world_size = 5, .host = "h"});
+    file.missing = {missing};
+    return folder.write(fmt::format("part{}", rank), file.text());
+  };
+  const std::string first = part(0, {"node 1 (a)", {1, 2}, "its launcher is gone"});
+  const std::string second = part(1, {"node 3 (c)", {3}, "it did not send them"});
+  FlightFile cut{.job = "j", .world_size = 5, .why = "w"};
+  cut.add({.rank = 4, .world_size = 5, .host = "h"});
+  const std::string text = cut.text();
+  const std::string third = folder.write("part4", text.substr(0, text.find('\n') + 9));
+  const std::string all = folder / "all";
+  launch::explain({"--save=" + all, first, second, third});
+  EXPECT_THAT(
+      launch::explanation({FlightFile::of(base::read_file(all), all)}),
+      AllOf(HasSubstr("The records of rank 2 of node 1 (a) are missing: its launcher is gone.\n"),
+            HasSubstr("The records of rank 3 of node 3 (c) are missing: it did not send them.\n"),
+            HasSubstr("The records of rank 4 of a node are missing: its file was cut or "
+                      "damaged.\n"),
+            Not(HasSubstr("Nothing is recorded"))));
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -160,6 +161,65 @@ TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
                                 Not(HasSubstr("\nsyncbn-launch: forged")), Not(HasSubstr("\x1b"))));
 }
 
+// Functions of nlohmann's that copy or print it would recurse until the stack is full.
+TEST(LaunchSecurityTest, ADeepMessageEndsNoLauncher) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, until_go());
+  const base::UniqueFd stranger = connect_to(nodes.port());
+  ASSERT_TRUE(send_to(stranger, "syncbn-agent 3\n" + hello("deep")));
+  ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
+  const size_t depth = 500'000;
+  send_to(stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":true,"what":"",)"
+                    R"("step":)" +
+                        std::string(depth, '[') + std::string(depth, ']') + "}\n");
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(result.err, HasSubstr(std::string("node 1 (deep) sent ") + launch::kBadMessage));
+}
+
+TEST(LaunchSecurityTest, MoreRecordsThanCanBeSentAtOnceAreNamedAsMissing) {
+  Nodes nodes(2);
+  Program& lead = nodes.start(0, 1, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  const base::UniqueFd node = connect_to(nodes.port());
+  std::string first = hello("full");
+  first.replace(first.find("\"nproc\":1"), 9, "\"nproc\":200");
+  ASSERT_TRUE(send_to(node, "syncbn-agent 3\n" + first));
+  ASSERT_TRUE(lead.wait_until([&] { return lead.out().find("up") != std::string::npos; }));
+  const std::string large(250 << 10, 'h');  // 50 MiB in all, of which 32 MiB are sent
+  ProgramResult told;
+  // Again if this machine was too slow for the 1.5 s that node 0 waits.
+  for (int turn = 0; turn < 5 && told.out.find("node 0 cannot send") == told.out.npos; ++turn) {
+    Program explain({kLauncher, "explain", std::to_string(lead.pid())});
+    std::string line;
+    while (line.find("ask_records") == line.npos) {
+      line = receive_line(node);
+      ASSERT_NE(line, "");
+    }
+    const auto question = nlohmann::json::parse(line).at("question");
+    for (int rank = 1; rank <= 200; ++rank) {
+      send_to(node, nlohmann::json{{"type", "record"},
+                                   {"rank", rank},
+                                   {"world_size", 201},
+                                   {"host", large},
+                                   {"pid", 1},
+                                   {"unix_ns", 0},
+                                   {"groups", nlohmann::json::array()},
+                                   {"texts", nlohmann::json::array()},
+                                   {"calls", nlohmann::json::array()},
+                                   {"question", question}}
+                            .dump() +
+                        "\n");
+    }
+    send_to(node, nlohmann::json{{"type", "records"}, {"question", question}}.dump() + "\n");
+    told = explain.wait();
+  }
+  EXPECT_THAT(told.out, AllOf(HasSubstr(" to 200 of all nodes are missing: node 0 cannot send so "
+                                        "much at once.\n"),
+                              HasSubstr("  rank 0 waits in it")));
+  lead.send_signal(SIGTERM);
+  EXPECT_EQ(lead.wait().exit_code, 143);
+}
+
 TEST(LaunchSecurityTest, IdleConnectionsAreDroppedAtTheirDeadlineAndKeepNobodyOut) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {}, until_go());
@@ -249,7 +309,7 @@ TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
   for (const auto& [message, what] : std::vector<std::pair<std::string, std::string>>{
            {kGreeting + R"({"type":"hel)", ""},  // it may still come
            {"syncbn-age", ""},
-           {"syncbn-agent " + std::string(300, 'x'), damaged},
+           {"syncbn-agent " + std::string(2000, 'x'), damaged},
            {kGreeting + "{\"type\":\"hel\x01\n", damaged},
            {kGreeting + R"({"type":"hello"})" + "\n",
             "node 0 does not understand a message of this launcher"},
@@ -700,6 +760,25 @@ TEST_F(LaunchTlsTest, NobodyBetweenTheNodesReadsWhatTheySay) {
   }
 }
 
+TEST_F(LaunchTlsTest, EachLauncherExplainsTheRanksOfAllNodes) {
+  Nodes nodes(2);
+  const std::vector<std::string> options{token_option(nodes, kToken), "--tls"};
+  std::vector<Program*> launchers;
+  for (const int rank : {0, 1}) {
+    launchers.push_back(
+        &nodes.start(rank, 1, options, {kAgentWorker, "calls", "5", "print", "up", "wait"}));
+  }
+  for (Program* launcher : launchers) {
+    ASSERT_TRUE(launcher->wait_until([&] { return !launcher->out().empty(); }));
+  }
+  for (Program* launcher : launchers) {
+    EXPECT_THAT(run_program({kLauncher, "explain", std::to_string(launcher->pid())}).out,
+                HasSubstr("  ranks 0 to 1 wait in it"));
+  }
+  launchers[0]->send_signal(SIGTERM);
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
+}
+
 TEST_F(LaunchTlsTest, AChangedByteEndsTheConnectionAndIsNamed) {
   for (const bool attacks_launcher : {true, false}) {
     Nodes nodes(2);
@@ -860,6 +939,9 @@ TEST_F(LaunchTlsTest, LinesOfAnySizeUpToTheLimitArriveAtTheEndThatHasTheKey) {
   strangers.client->send(strangers.to_server, "line");
   EXPECT_EQ(strangers.receive(), std::nullopt);
   EXPECT_EQ(strangers.to_client.error(), EBADMSG);
+  strangers.to_server.receive();
+  strangers.client->next_line(strangers.to_server, SIZE_MAX);
+  EXPECT_EQ(strangers.to_server.error(), EBADMSG) << "the server has sent an alert";
 }
 
 #ifdef SYNCBN_HAVE_OPENSSL

@@ -5,6 +5,7 @@
 #include <syncbn/base/sha256.h>
 #include <syncbn/base/text.h>
 
+#include <optional>
 #include <utility>
 
 namespace syncbn::base {
@@ -68,6 +69,19 @@ std::string Handshake::take(std::string_view line) {
   }
   done_ = true;
   return side_ == Side::kServer ? fmt::format("{}{}\n", kProof, proof(side_)) : "";
+}
+
+bool Handshake::advance(Channel& channel) {
+  while (!done_ && failure_.empty()) {
+    const std::string_view input = channel.input();
+    const auto line =
+        may_begin_with(input)
+            ? channel.next_line(kMaxLine)
+            : std::optional<std::string>(input.substr(0, input.find_first_of("\r\n")));
+    if (!line) break;
+    channel.send(take(*line));
+  }
+  return done_;
 }
 
 std::string Handshake::take_greeting(std::string_view line) {

@@ -193,7 +193,7 @@ GroupResult Supervisor::run_attempt() {
 void Supervisor::write_records(const JobRecords& records) {
   if (records.messages.empty()) return;
   logs_.begin_attempt(records.attempt);  // the folder, which may have been removed
-  const std::string file = write_flight_file(records, logs_, output_);
+  const std::string file = save_flight_file(records.text(), logs_, output_);
   const bool was_named = last_.failure && last_.failure->flight_file == file;
   if (file.empty() || was_named) return;
   const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";

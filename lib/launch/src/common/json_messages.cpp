@@ -10,8 +10,22 @@ namespace syncbn::launch {
 
 using Json = nlohmann::json;
 
+Json parse_json(std::string_view text) {
+  constexpr int kMaxDepth = 100;
+  bool is_too_deep = false;
+  const auto goes_on = [&](int depth, Json::parse_event_t /*event*/, Json& /*parsed*/) {
+    is_too_deep = is_too_deep || depth > kMaxDepth;
+    return !is_too_deep;
+  };
+  Json json = Json::parse(text, goes_on, /*allow_exceptions=*/false);
+  return is_too_deep ? Json(Json::value_t::discarded) : json;
+}
+
 void send_message(base::Channel& channel, const Json& message, base::LinkProtection* protection) {
-  const std::string line = message.dump(-1, ' ', false, Json::error_handler_t::replace);
+  send_line(channel, message.dump(-1, ' ', false, Json::error_handler_t::replace), protection);
+}
+
+void send_line(base::Channel& channel, const std::string& line, base::LinkProtection* protection) {
   protection != nullptr ? protection->send(channel, line) : channel.send(line + "\n");
 }
 
@@ -20,7 +34,7 @@ std::optional<Json> next_message(base::Channel& channel, size_t max_size,
   const auto line = protection != nullptr ? protection->next_line(channel, max_size)
                                           : channel.next_line(max_size);
   if (!line) return std::nullopt;
-  auto message = Json::parse(*line, nullptr, /*allow_exceptions=*/false);
+  auto message = parse_json(*line);
   const auto type = message.find("type");
   if (type != message.end() && type->is_string()) return message;
   channel.fail(EBADMSG);

@@ -5,16 +5,23 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <syncbn/base/link_protection.h>
 
 namespace syncbn::launch {
 
+/// The JSON of another process or a file. Discarded if it is invalid, or so deep that functions of
+/// nlohmann's, which recurse, would take all of the stack.
+nlohmann::json parse_json(std::string_view text);
+
 /// Launchers talk in lines of JSON: objects with a "type". Bytes that are not UTF-8 are replaced.
 /// @param protection of this connection; null: there is none.
 void send_message(base::Channel& channel, const nlohmann::json& message,
                   base::LinkProtection* protection = nullptr);
+/// A message as its text.
+void send_line(base::Channel& channel, const std::string& line, base::LinkProtection* protection);
 
 /// The next message, if it is complete. Anything else, and what `protection` refuses, ends the
 /// channel with EBADMSG, and a message above `max_size` bytes with EMSGSIZE.

@@ -9,6 +9,7 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <ctime>
 #include <filesystem>
 #include <iterator>
@@ -25,7 +26,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxFile = size_t{1} << 30;
+// Upper bounds on what is told of a job in which much is open.
+constexpr size_t kMaxCollectives = 1000;
+constexpr size_t kMaxNamed = 20;  // ranks, each with its last call
 
 /// "rank 3", "ranks 0 to 3 and 7".
 std::string list_of(const std::set<int>& ranks) {
@@ -50,15 +53,27 @@ const char* verb(const std::set<int>& ranks, const char* singular, const char* p
 struct Open {
   std::set<int> waiting;
   std::set<int> failed;
-  std::string call;   ///< of the first rank that has called it
-  int64_t since = 0;  ///< Unix time, ns: the first
+  std::string call;           ///< of the first rank that has called it
+  int64_t since = INT64_MAX;  ///< Unix time, ns: the first
 };
 
 class Story {
+  using Key = std::pair<std::string, uint64_t>;  // group and sequence
+  using CallsByRank = std::map<int, const RankRecord::Call*>;
+
  public:
   explicit Story(const std::vector<FlightFile>& files) : files_(files) {
     for (const FlightFile& file : files) {
       for (const RankRecord& record : file.records) ranks_.emplace(record.rank, &record);
+    }
+    for (const auto& [rank, record] : ranks_) {
+      for (const RankRecord::Group& group : record->groups) {
+        members_[group.name].insert(group.ranks.begin(), group.ranks.end());
+      }
+      for (const RankRecord::Call& call : record->calls) {
+        if (!call.is_collective() || call.group >= record->groups.size()) continue;
+        calls_[{record->groups[call.group].name, call.sequence}][rank] = &call;
+      }
     }
   }
 
@@ -117,89 +132,97 @@ class Story {
     return text.empty() ? "" : text + "\n";
   }
 
-  /// By group and sequence.
-  std::map<std::pair<std::string, uint64_t>, Open> open_collectives() const {
-    std::map<std::pair<std::string, uint64_t>, Open> open;
-    for (const auto& [rank, record] : ranks_) {
-      for (const RankRecord::Call& call : record->calls) {
-        if (!call.is_collective() || call.state == base::FlightLayout::kSucceeded) continue;
-        const auto* group = group_of(*record, call);
-        if (group == nullptr) continue;
-        Open& one = open[{group->name, call.sequence}];
-        (call.state == base::FlightLayout::kFailed ? one.failed : one.waiting).insert(rank);
-        const int64_t begin = record->unix_time(call.begin);
-        if (one.call.empty()) {
-          one.call = call.describe();
-          one.since = begin;
-        }
-        one.since = std::min(one.since, begin);
+  std::string collectives() const {
+    std::string text;
+    size_t told = 0;
+    for (const auto& [key, calls] : calls_) {
+      const auto open = open_in(calls);
+      if (!open || ++told > kMaxCollectives) continue;
+      text += fmt::format("#{} of group '{}', {}:\n", key.second, key.first, open->call);
+      const double ago = std::max(0.0, static_cast<double>(files_.front().unix_ns) / 1e9 -
+                                           static_cast<double>(open->since) / 1e9);
+      if (!open->waiting.empty()) {
+        text += fmt::format("  {} {} in it, for {}\n", list_of(open->waiting),
+                            verb(open->waiting, "waits", "wait"), base::format_seconds(ago));
       }
+      if (!open->failed.empty()) {
+        text += fmt::format("  it failed on {}, begun {} before\n", list_of(open->failed),
+                            base::format_seconds(ago));
+      }
+      text += others(key, calls, *open);
     }
+    if (told > kMaxCollectives) {
+      text += fmt::format("{} more collectives are open.\n", told - kMaxCollectives);
+    }
+    return text;
+  }
+
+  /// Empty if all ranks that have called it have finished it.
+  std::optional<Open> open_in(const CallsByRank& calls) const {
+    Open open;
+    for (const auto& [rank, call] : calls) {
+      if (call->state == base::FlightLayout::kSucceeded) continue;
+      const int64_t begin = ranks_.at(rank)->unix_time(call->begin);
+      if (open.waiting.empty() && open.failed.empty()) open.call = call->describe();
+      open.since = std::min(open.since, begin);
+      (call->state == base::FlightLayout::kFailed ? open.failed : open.waiting).insert(rank);
+    }
+    if (open.waiting.empty() && open.failed.empty()) return std::nullopt;
     return open;
   }
 
-  std::string collectives() const {
+  /// About the group's ranks that are not in the collective.
+  std::string others(const Key& key, const CallsByRank& calls, const Open& open) const {
+    const auto& [group, sequence] = key;
     std::string text;
-    for (const auto& [key, open] : open_collectives()) {
-      const auto& [group, sequence] = key;
-      text += fmt::format("#{} of group '{}', {}:\n", sequence, group, open.call);
-      const double ago = std::max(0.0, static_cast<double>(files_.front().unix_ns) / 1e9 -
-                                           static_cast<double>(open.since) / 1e9);
-      if (!open.waiting.empty()) {
-        text += fmt::format("  {} {} in it, for {}\n", list_of(open.waiting),
-                            verb(open.waiting, "waits", "wait"), base::format_seconds(ago));
+    std::map<std::string, std::set<int>> different;  // ranks, by what it is there
+    std::set<int> finished;
+    std::set<int> unknown;
+    std::set<int> absent;
+    for (const int rank : members_.at(group)) {
+      const auto found = ranks_.find(rank);
+      const auto own = calls.find(rank);
+      if (found == ranks_.end()) {
+        unknown.insert(rank);
+      } else if (own == calls.end() && last_in(group, *found->second) < sequence) {
+        absent.insert(rank);
+      } else if (!open.waiting.contains(rank) && !open.failed.contains(rank)) {
+        finished.insert(rank);
       }
-      if (!open.failed.empty()) {
-        text += fmt::format("  it failed on {}, begun {} before\n", list_of(open.failed),
-                            base::format_seconds(ago));
-      }
-      text += others(group, sequence, open);
+      if (own == calls.end()) continue;
+      const std::string call = own->second->describe();
+      if (call != open.call) different[call].insert(rank);
     }
+    for (const auto& [call, ranks] : different) {
+      text += fmt::format("  on {} it is {}\n", list_of(ranks), call);
+    }
+    const bool all_came = absent.empty() && unknown.empty();
+    for (size_t named = 0; !absent.empty() && named < kMaxNamed; ++named) {
+      text += absence(group, *ranks_.at(*absent.begin()));
+      absent.erase(absent.begin());
+    }
+    if (!absent.empty()) text += fmt::format("  {} have not either\n", list_of(absent));
+    if (!finished.empty()) text += fmt::format("  {} finished it\n", list_of(finished));
+    if (!unknown.empty()) text += fmt::format("  nothing is known of {}\n", list_of(unknown));
+    if (all_came) text += "  all ranks of the group have called it\n";
     return text;
   }
 
-  /// About the group's ranks that are not in the collective.
-  std::string others(const std::string& group, uint64_t sequence, const Open& open) const {
-    std::string text;
-    std::set<int> finished;
-    std::set<int> unknown;
-    bool all_came = true;
-    for (const int rank : members_of(group)) {
-      const auto found = ranks_.find(rank);
-      if (found == ranks_.end()) {
-        unknown.insert(rank);
-        continue;
-      }
-      const RankRecord& record = *found->second;
-      const auto own_group = std::ranges::find(record.groups, group, &RankRecord::Group::name);
-      const uint64_t last = own_group == record.groups.end() ? 0 : own_group->last;
-      const RankRecord::Call* own = nullptr;
-      std::string last_call;  // unless the record has lost it
-      for (const RankRecord::Call& call : record.calls) {
-        const auto* of = group_of(record, call);
-        if (of == nullptr || of->name != group || !call.is_collective()) continue;
-        if (call.sequence == sequence) own = &call;
-        if (call.sequence == last) last_call = ", " + call.describe();
-      }
-      if (own != nullptr && own->describe() != open.call) {
-        text += fmt::format("  on rank {} it is {}\n", rank, own->describe());
-      }
-      if (own == nullptr && last < sequence) {
-        all_came = false;
-        text += fmt::format(
-            "  rank {} ({}) has not come to it: {}\n", rank, record.host,
-            last == 0 ? "it has called nothing in this group"
-                      : fmt::format("its last call of this group is #{}{}", last, last_call));
-      } else if (open.waiting.count(rank) + open.failed.count(rank) == 0) {
-        finished.insert(rank);
-      }
+  std::string absence(const std::string& group, const RankRecord& record) const {
+    const uint64_t last = last_in(group, record);
+    std::string text = "it has called nothing in this group";
+    if (last > 0) text = fmt::format("its last call of this group is #{}", last);
+    if (const auto calls = calls_.find({group, last}); calls != calls_.end()) {
+      const auto own = calls->second.find(record.rank);  // unless the record has lost it
+      if (own != calls->second.end()) text += ", " + own->second->describe();
     }
-    if (!finished.empty()) text += fmt::format("  {} finished it\n", list_of(finished));
-    if (!unknown.empty()) text += fmt::format("  nothing is known of {}\n", list_of(unknown));
-    if (all_came && unknown.empty()) {
-      text += "  all ranks of the group have called it\n";
-    }
-    return text;
+    return fmt::format("  rank {} ({}) has not come to it: {}\n", record.rank, record.host, text);
+  }
+
+  /// The sequence of its latest collective; 0: none.
+  static uint64_t last_in(const std::string& group, const RankRecord& record) {
+    const auto own = std::ranges::find(record.groups, group, &RankRecord::Group::name);
+    return own == record.groups.end() ? 0 : own->last;
   }
 
   std::string transfers() const {
@@ -226,22 +249,10 @@ class Story {
     return text;
   }
 
-  static const RankRecord::Group* group_of(const RankRecord& record, const RankRecord::Call& call) {
-    return call.group < record.groups.size() ? &record.groups[call.group] : nullptr;
-  }
-
-  std::set<int> members_of(const std::string& group) const {
-    std::set<int> members;
-    for (const auto& [rank, record] : ranks_) {
-      for (const RankRecord::Group& one : record->groups) {
-        if (one.name == group) members.insert(one.ranks.begin(), one.ranks.end());
-      }
-    }
-    return members;
-  }
-
   const std::vector<FlightFile>& files_;
   std::map<int, const RankRecord*> ranks_;
+  std::map<std::string, std::set<int>> members_;  ///< by group
+  std::map<Key, CallsByRank> calls_;              ///< collectives
 };
 
 /// Makes a file of records that are still in memory.
@@ -296,16 +307,27 @@ FlightFile flight_file_at(const std::string& path) {
   }
   if (auto record = read_rank_record(base::open_to_read(path).get()))
     return file_of({std::move(*record)}, "files of ranks");
-  return FlightFile::of(base::read_file(path, kMaxFile), path);
+  return FlightFile::of(base::read_file(path, FlightFile::kMaxBytes), path);
 }
 
-/// The records of all files.
+/// The records of all files, and what is missing of them.
 FlightFile one_file(const std::vector<FlightFile>& files) {
   FlightFile all = files.front();
-  for (size_t i = 1; i < files.size(); ++i) {
-    for (const RankRecord& record : files[i].records) {
-      if (std::ranges::count(all.ranks, record.rank) == 0) all.add(record);
+  all.records.clear();
+  all.missing.clear();
+  std::set<int> recorded;
+  std::set<int> cut;
+  for (const FlightFile& file : files) {
+    all.has_all_nodes = all.has_all_nodes || file.has_all_nodes;
+    all.missing.insert(all.missing.end(), file.missing.begin(), file.missing.end());
+    cut.insert(file.ranks.begin(), file.ranks.end());
+    for (const RankRecord& record : file.records) {
+      if (recorded.insert(record.rank).second) all.records.push_back(record);
     }
+  }
+  std::erase_if(cut, [&recorded](int rank) { return recorded.contains(rank); });
+  if (!cut.empty()) {
+    all.missing.push_back({"a node", {cut.begin(), cut.end()}, "its file was cut or damaged"});
   }
   return all;
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "common/json_messages.h"
@@ -20,8 +21,10 @@ using Json = nlohmann::json;
 constexpr const char* kFormat = "syncbn flight record 2";
 // The form of torch's records: c10d::version_val in FlightRecorder.hpp.
 constexpr const char* kTorchVersion = "2.10";
-// Upper bound on a text: writing this much takes a second or two.
+// Upper bound on the lines of all ranks: writing this much takes a second or two.
 constexpr size_t kMaxText = size_t{128} << 20;
+// Upper bound on a line. A rank's thousand calls take one or two MiB.
+constexpr size_t kMaxLine = size_t{4} << 20;
 
 std::string json_line(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -114,7 +117,9 @@ Json json_of(const RankRecord& record) {
 
 std::vector<int> ranks_in(const std::string& list) {
   std::vector<int> ranks;
-  for (const auto& rank : Json::parse(list)) ranks.push_back(rank);
+  for (const int rank : parse_json(list)) {
+    if (rank >= 0 && rank < kMaxRanks) ranks.push_back(rank);
+  }
   return ranks;
 }
 
@@ -145,6 +150,9 @@ RankRecord record_of(const Json& json) {
                     .world_size = json.at("world_size"),
                     .pid = json.at("pid"),
                     .host = shown_text(json, "host")};
+  if (record.rank < 0 || record.rank >= record.world_size || record.world_size > kMaxRanks) {
+    throw std::out_of_range("rank");
+  }
   for (const Json& group : json.at("pg_config")) {
     record.groups.push_back(
         {shown_text(group, "name"), ranks_in(group.at("ranks")), group.at("last_collective")});
@@ -222,7 +230,7 @@ std::string FlightFile::text() const {
 
 bool FlightText::add(const RankRecord& record) {
   const std::string line = json_line(json_of(record));
-  if (lines_.size() + line.size() > kMaxText) return false;
+  if (line.size() > kMaxLine || lines_.size() + line.size() > kMaxText) return false;
   ranks_.push_back(record.rank);
   lines_ += line;
   return true;
@@ -242,15 +250,15 @@ std::string FlightText::text(const FlightFile& head) const {
 }
 
 FlightFile FlightFile::of(const std::string& text, const std::string& path) {
+  const auto refuse = [&path](const std::string& why) {
+    throw base::UserError(fmt::format("{} is no flight record of syncbn-launch{}", path, why));
+  };
   std::istringstream lines(text);
   std::string line;
   std::getline(lines, line);
-  const auto parse = [](const std::string& one) {
-    return Json::parse(one, nullptr, /*allow_exceptions=*/false);
-  };
   FlightFile file;
   try {
-    const Json head = parse(line);
+    const Json head = parse_json(line);
     file.job = shown_text(head, "job");
     file.attempt = head.at("attempt");
     file.world_size = head.at("world_size");
@@ -261,13 +269,25 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
     file.has_all_nodes = head.value("has_all_nodes", false);
     file.missing = missing_in(head.value("missing", Json::array()));
   } catch (const std::exception&) {
-    throw base::UserError(
-        fmt::format("{} is no flight record of syncbn-launch, or its first line is damaged", path));
+    refuse(", or its first line is damaged");
   }
   file.is_complete = false;
-  while (std::getline(lines, line)) {
+  for (size_t number = 2; std::getline(lines, line); ++number) {
+    if (line.size() > kMaxLine) {
+      refuse(fmt::format(": line {} has {} bytes, and no rank's more than {}", number, line.size(),
+                         kMaxLine));
+    }
+    const Json json = parse_json(line);
+    const auto count = [&json](const char* key) {
+      return json.is_object() && json.contains(key) ? json.at(key).size() : 0;
+    };
+    if (count("entries") > base::FlightLayout::kCalls ||
+        count("pg_config") > base::FlightLayout::kGroups) {
+      refuse(fmt::format(": line {} has {} calls in {} groups, and no rank's more than {} in {}",
+                         number, count("entries"), count("pg_config"), base::FlightLayout::kCalls,
+                         base::FlightLayout::kGroups));
+    }
     try {
-      const Json json = parse(line);
       file.is_complete = json.contains("complete");
       if (!file.is_complete) file.records.push_back(record_of(json));
     } catch (const std::exception&) {

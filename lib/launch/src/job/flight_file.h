@@ -16,6 +16,9 @@ namespace syncbn::launch {
 /// about the job; then each rank has a line, whose object has the form of torch's flight records,
 /// with some keys more; the last line says that the file is complete.
 struct FlightFile {
+  /// More than the longest file.
+  static constexpr size_t kMaxBytes = size_t{132} << 20;
+
   /// A node whose records the file of all nodes lacks.
   struct Missing {
     std::string node;        ///< "node 1 (host)"
@@ -38,7 +41,8 @@ struct FlightFile {
   void add(RankRecord record);
   std::string text() const;
   /// @param text of a file, perhaps cut or damaged.
-  /// @throws base::UserError naming `path` if the first line is another one's.
+  /// @throws base::UserError naming `path` if the first line is another one's, or a line has more
+  ///   than any record.
   static FlightFile of(const std::string& text, const std::string& path);
 };
 
@@ -49,7 +53,7 @@ std::vector<FlightFile::Missing> missing_in(const nlohmann::json& json);
 /// Makes the text of such a file from one record after the other.
 class FlightText {
  public:
-  /// Returns whether the record was added: not if the text would become too long.
+  /// Returns whether the record was added: not if its line or the text would become too long.
   bool add(const RankRecord& record);
   /// @param head what the first line tells, but for the ranks.
   std::string text(const FlightFile& head) const;

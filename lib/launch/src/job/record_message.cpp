@@ -153,9 +153,9 @@ std::string JobRecords::text() const {
                   .missing = missing};
   FlightText lines;
   FlightFile::Missing left_out{.node = "all nodes", .ranks = {}, .why = "the file is full"};
-  for (const std::string& message : messages) {
-    const auto record = record_in(Json::parse(message));
-    if (record && !lines.add(*record)) left_out.ranks.push_back(record->rank);
+  for (const auto& [rank, message] : messages) {
+    const auto record = record_in(parse_json(message));
+    if (record && !lines.add(*record)) left_out.ranks.push_back(rank);
   }
   if (!left_out.ranks.empty()) head.missing.push_back(std::move(left_out));
   return lines.text(head);

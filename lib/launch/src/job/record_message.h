@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -31,8 +32,8 @@ struct JobRecords {
   std::string job = {};
   int attempt = 0;
   int world_size = 1;
-  std::string why = {};                    ///< the file is written
-  std::vector<std::string> messages = {};  ///< of record_message(), which may be a stranger's
+  std::string why = {};                      ///< the file is written
+  std::map<int, std::string> messages = {};  ///< of record_message(), which may be a stranger's
   std::vector<FlightFile::Missing> missing = {};
 
   /// All but `messages`, as a message that follows them to a node that has asked.

@@ -23,6 +23,7 @@
 
 #include "common/descriptors.h"
 #include "common/json_messages.h"
+#include "job/flight_file.h"
 #include "job/worker_state.h"
 
 namespace syncbn::launch {
@@ -32,8 +33,7 @@ using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxAsking = 16;
-constexpr int kMaxProgram = 200;                  // columns of the line that names it
-constexpr size_t kMaxAnswer = size_t{132} << 20;  // more than the longest file of records
+constexpr int kMaxProgram = 200;  // columns of the line that names it
 constexpr std::chrono::seconds kPatience{5};
 
 // An abstract address: its first byte is 0.
@@ -100,7 +100,7 @@ std::vector<Asked> ask(std::string_view question, const std::set<pid_t>& pids) {
     ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
     for (auto& [pid, channel] : all) {
       if (!channel.has_ended()) channel.receive();
-      if (channel.input().size() > kMaxAnswer) channel.fail(EMSGSIZE);
+      if (channel.input().size() > FlightFile::kMaxBytes) channel.fail(EMSGSIZE);
     }
   }
   return all;
@@ -180,7 +180,7 @@ void print_status(const std::string& which) {
       silent.push_back(no_answer_from(pid));
       continue;
     }
-    const Json job = Json::parse(channel.input(), nullptr, /*allow_exceptions=*/false);
+    const Json job = parse_json(channel.input());
     if (!job.is_object()) continue;
     try {
       const bool is_meant = which.empty() || which == std::to_string(pid) ||

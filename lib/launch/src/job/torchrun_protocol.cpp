@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/json_messages.h"
+
 namespace syncbn::launch {
 
 std::string TorchrunRole::str() const {
@@ -9,7 +11,7 @@ std::string TorchrunRole::str() const {
 }
 
 std::optional<TorchrunRole> TorchrunRole::parse(const std::string& text) {
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = parse_json(text);
   try {
     return TorchrunRole{json.at("role"), json.at("rank"), json.at("local_world_size")};
   } catch (const nlohmann::json::exception&) {

@@ -26,8 +26,6 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
-// In bytes, of a line of the handshake.
-constexpr size_t kMaxHandshakeAnswer = 4096;
 constexpr seconds kResolvePeriod{1};
 // Time limit for a connection attempt if the host has several addresses.
 constexpr seconds kAddressPatience{2};
@@ -229,21 +227,15 @@ void Cluster::handle_record_requests() {
 }
 
 void Cluster::shake_hands() {
-  while (!handshake_.is_done()) {
-    const auto line = link_->next_line(kMaxHandshakeAnswer);
-    if (!line) return;
-    link_->send(handshake_.take(*line));
-    if (!handshake_.failure().empty()) {
-      return end(
-          base::kExitUsage,
-          fmt::format(
-              "node 0 at {}:{} and this launcher do not agree on the job's token or --tls: {}",
-              options_.master_addr, port_, handshake_.failure()));
-    }
-    if (!handshake_.is_done()) continue;
+  if (handshake_.is_done()) return;
+  if (handshake_.advance(*link_)) {
     protection_ = handshake_.protection();
-    send_hello();
+    return send_hello();
   }
+  if (handshake_.failure().empty()) return;
+  end(base::kExitUsage,
+      fmt::format("node 0 at {}:{} and this launcher do not agree on the job's token or --tls: {}",
+                  options_.master_addr, port_, handshake_.failure()));
 }
 
 void Cluster::handle_message(const Json& message) {
@@ -267,7 +259,7 @@ void Cluster::handle_message(const Json& message) {
     asks_for_records_ = true;
     record_question_ = message.at("question");
   }
-  if (type == "record") job_records_.push_back(message.dump());
+  if (type == "record") job_records_.emplace(message.at("rank"), message.dump());
   if (type == "all_records") {
     JobRecords records = JobRecords::of(message);
     records.messages = std::exchange(job_records_, {});

@@ -5,6 +5,7 @@
 #include <syncbn/launch/options.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -158,7 +159,7 @@ class Cluster {
   bool asks_for_records_ = false;
   int record_question_ = 0;
   StatusServer record_requests_{StatusServer::kRecords};  ///< of `explain`
-  std::vector<std::string> job_records_;  ///< JobRecords::messages that have come for it
+  std::map<int, std::string> job_records_;  ///< JobRecords::messages that have come for it
   bool holds_ = false;
   std::optional<Hang> hang_;
   std::optional<nlohmann::json> status_;

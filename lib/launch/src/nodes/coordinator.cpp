@@ -337,10 +337,10 @@ void Coordinator::keep_record(const PeerLauncher& node, const Json& message) {
   const Part& part = parts_.at(node.rank);
   const int rank = message.at("rank");
   const bool is_its_own = rank >= part.first && rank - part.first < part.count;
-  if (!is_its_own || !collection_->recorded[node.rank].insert(rank).second) return;
+  if (!is_its_own || collection_->records.messages.contains(rank)) return;
   std::string text = message.dump();
   if (text.size() > RecordQuota::of(world_size_).bytes) return;
-  collection_->records.messages.push_back(std::move(text));
+  collection_->records.messages.emplace(rank, std::move(text));
 }
 
 void Coordinator::conclude_collection() {
@@ -351,7 +351,7 @@ void Coordinator::conclude_collection() {
     missing.node = part.node;
     for (int i = 0; i < part.count; ++i) {
       const int worker = part.first + i;
-      if (!collection.recorded[rank].contains(worker)) missing.ranks.push_back(worker);
+      if (!collection.records.messages.contains(worker)) missing.ranks.push_back(worker);
     }
     missing.why =
         collection.open.contains(rank)
@@ -370,12 +370,11 @@ void Coordinator::send_records(PeerLauncher& node, const JobRecords& records) {
   constexpr size_t kMaxSent = base::Channel::kMaxUnsent / 2;
   Json head = records.head();
   std::vector<int> left_out;
-  for (const std::string& text : records.messages) {
-    const Json record = Json::parse(text);
+  for (const auto& [rank, text] : records.messages) {
     if (node.channel.unsent() + text.size() > kMaxSent) {
-      left_out.push_back(record.at("rank"));
+      left_out.push_back(rank);
     } else {
-      peers_.send(node, record);
+      peers_.send_line(node, text);
     }
   }
   if (!left_out.empty()) {

@@ -176,7 +176,6 @@ class Coordinator {
     std::set<int> open = {};    ///< nodes that have not sent all
     std::set<int> sent = {};    ///< nodes that have
     std::set<int> asking = {};  ///< nodes that want the answer, for `explain`
-    std::map<int, std::set<int>> recorded = {};  ///< ranks, by node
     JobRecords records = {};
   };
   bool is_ending_attempt() const { return collection_ && collection_->ends_attempt; }

@@ -14,7 +14,6 @@
 
 namespace syncbn::launch {
 
-static constexpr size_t kMaxHandshakeLine = 256;
 // Before its hello a newcomer is a stranger.
 static constexpr size_t kMaxHello = size_t{64} << 10;
 // Upper bound on what all newcomers together have sent and not completed. Those that have sent less
@@ -86,7 +85,7 @@ void Peers::handle(const Sink& sink) {
     if (i == newcomers_.size() || newcomers_[i].get() != peer) continue;
     const size_t size = peer->channel.input().size();
     unread += size;
-    const bool is_too_much = unread > kMaxUnread && size > kMaxHandshakeLine;
+    const bool is_too_much = unread > kMaxUnread && size > Handshake::kMaxLine;
     if (is_too_much || is_gone(*peer, /*excuses_pauses=*/false)) {
       unwatch(*peer);
       newcomers_.erase(newcomers_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -128,18 +127,10 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
 }
 
 void Peers::shake_hands(PeerLauncher& peer) {
-  while (!peer.handshake.is_done() && !peer.refused) {
-    const std::string_view input = peer.channel.input();
-    const auto line =
-        peer.handshake.may_begin_with(input)
-            ? peer.channel.next_line(kMaxHandshakeLine)
-            : std::optional<std::string>(input.substr(0, input.find_first_of("\r\n")));
-    if (!line) return;
-    peer.channel.send(peer.handshake.take(*line));
-    if (peer.handshake.is_done()) peer.protection = peer.handshake.protection();
-    const std::string& failure = peer.handshake.failure();
-    if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
-  }
+  if (peer.handshake.is_done() || peer.refused) return;
+  if (peer.handshake.advance(peer.channel)) peer.protection = peer.handshake.protection();
+  const std::string& failure = peer.handshake.failure();
+  if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
 }
 
 void Peers::refuse(PeerLauncher& peer, int exit_code, const std::string& why) {
@@ -181,6 +172,11 @@ void Peers::register_node(PeerLauncher& newcomer) {
 
 void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
   send_message(node.channel, message, node.protection.get());
+  watch(node);
+}
+
+void Peers::send_line(PeerLauncher& node, const std::string& line) {
+  launch::send_line(node.channel, line, node.protection.get());
   watch(node);
 }
 

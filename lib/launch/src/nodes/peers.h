@@ -107,6 +107,8 @@ class Peers {
   void remove(int rank);
 
   void send(PeerLauncher& node, const nlohmann::json& message);
+  /// A message as its text.
+  void send_line(PeerLauncher& node, const std::string& line);
   void send_to_nodes(const nlohmann::json& message);
 
   /// Nodes that could take part in an attempt.

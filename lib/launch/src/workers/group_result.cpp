@@ -40,22 +40,6 @@ fs::path counter_file() {
   return "/proc/vmstat";
 }
 
-/// Returns the file, or "" if it cannot be written, or the options ask for none.
-std::string save_flight_file(const std::string& text, LogFolder& logs, Output& output) {
-  constexpr const char* kName = "flight.jsonl";
-  const auto path = logs.file(logs.attempt(), kName);
-  if (path == "/dev/null") return "";
-  try {
-    base::write_file_atomically(path, text);
-  } catch (const base::Error& error) {
-    output.say(fmt::format("syncbn-launch: warning: {}", error.what()));
-    return "";
-  }
-  if (!logs.is_wanted()) logs.remove_former(kName);
-  logs.keep();
-  return path;
-}
-
 }  // namespace
 
 OomWatch::OomWatch() : file_(counter_file()), before_(kills()) {}
@@ -151,6 +135,21 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   return report;
 }
 
+std::string save_flight_file(const std::string& text, LogFolder& logs, Output& output) {
+  constexpr const char* kName = "flight.jsonl";
+  const auto path = logs.file(logs.attempt(), kName);
+  if (path == "/dev/null") return "";
+  try {
+    base::write_file_atomically(path, text);
+  } catch (const base::Error& error) {
+    output.say(fmt::format("syncbn-launch: warning: {}", error.what()));
+    return "";
+  }
+  if (!logs.is_wanted()) logs.remove_former(kName);
+  logs.keep();
+  return path;
+}
+
 std::string write_flight_file(const std::string& why, const RunContext& context,
                               const std::vector<Worker>& workers, LogFolder& logs, Output& output) {
   FlightFile file{.job = context.job_id,
@@ -162,10 +161,6 @@ std::string write_flight_file(const std::string& why, const RunContext& context,
     if (record && !record->calls.empty()) file.add(std::move(*record));
   }
   return file.records.empty() ? "" : save_flight_file(file.text(), logs, output);
-}
-
-std::string write_flight_file(const JobRecords& records, LogFolder& logs, Output& output) {
-  return save_flight_file(records.text(), logs, output);
 }
 
 }  // namespace syncbn::launch

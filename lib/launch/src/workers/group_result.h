@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/processes.h"
-#include "job/record_message.h"
+#include "job/rank_record.h"
 #include "job/restart_policy.h"
 #include "job/run_context.h"
 #include "output/failure_report.h"
@@ -92,11 +92,12 @@ GroupResult start_failure(const Worker& worker, const std::string& file);
 FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& workers,
                         LogFolder& logs, const Output& output, const OomWatch& oom);
 
-/// Writes the workers' flight records to the log folder, of which only the latest attempt's stay
-/// if the options ask for no logs. Returns the file, or "" if there are none.
+/// Writes a file of flight records to the log folder, in place of one that this attempt has there.
+/// If the options ask for no logs, only that of the latest attempt stays. Returns the file, or ""
+/// if it cannot be written, or the options discard it.
+std::string save_flight_file(const std::string& text, LogFolder& logs, Output& output);
+/// Writes the workers' flight records. Returns the file, or "" if there are none.
 std::string write_flight_file(const std::string& why, const RunContext& context,
                               const std::vector<Worker>& workers, LogFolder& logs, Output& output);
-/// The same with the flight records of all nodes, in place of that of this node.
-std::string write_flight_file(const JobRecords& records, LogFolder& logs, Output& output);
 
 }  // namespace syncbn::launch

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/channel.h>
 #include <syncbn/base/link_protection.h>
 
 #include <memory>
@@ -23,6 +24,8 @@ namespace syncbn::base {
 class Handshake {
  public:
   enum class Side { kClient, kServer };
+  /// Bytes of a line, at most.
+  static constexpr size_t kMaxLine = 1024;
 
   /// Both ends, as the messages name them.
   struct Parties {
@@ -44,6 +47,8 @@ class Handshake {
   bool may_begin_with(std::string_view bytes) const;
   /// Processes the other side's next line. Returns what to send, with its newline, or "".
   std::string take(std::string_view line);
+  /// Processes the lines that have arrived, and answers them. Returns is_done().
+  bool advance(Channel& channel);
 
   /// Whether messages may follow.
   bool is_done() const { return done_; }

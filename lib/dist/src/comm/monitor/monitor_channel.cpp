@@ -27,10 +27,11 @@ constexpr char kStoreKey[] = "syncbn/monitor";
 constexpr int kTickMilliseconds = 250;
 // Time limit for the hello, which ranks send at once.
 constexpr std::chrono::seconds kGreetingTime(30);
+// After this, one without a hello makes room if there are too many.
+constexpr std::chrono::seconds kUndisturbedTime(1);
 // Upper bound on the bytes of the hello. Later messages have none: a leave notice grows with the
 // number of groups.
 constexpr size_t kMaxGreeting = size_t{64} * 1024;
-constexpr size_t kMaxHandshakeLine = 1024;
 // Upper bound on connections of other programs (port scanners) that are open at the same time.
 constexpr int kMaxStrangers = 64;
 
@@ -89,18 +90,9 @@ MonitorLink::MonitorLink(base::UniqueFd fd, base::Handshake::Side side, int peer
 }
 
 bool MonitorLink::shake_hands() {
-  while (!handshake.is_done()) {
-    const std::string_view input = channel.input();
-    const auto line =
-        handshake.may_begin_with(input)
-            ? channel.next_line(kMaxHandshakeLine)
-            : std::optional<std::string>(input.substr(0, input.find_first_of("\r\n")));
-    if (!line) return false;
-    channel.send(handshake.take(*line));
-    if (!handshake.failure().empty()) return false;
-    if (handshake.is_done()) protection = handshake.protection();
-  }
-  return true;
+  if (handshake.is_done()) return true;
+  if (handshake.advance(channel)) protection = handshake.protection();
+  return handshake.is_done();
 }
 
 void MonitorLink::send(const std::string& line) {
@@ -313,9 +305,16 @@ void MonitorChannel::wait_for_events() {
 /// Without a free file descriptor poll() would return at once: then try again at the next tick.
 void MonitorChannel::accept_links() {
   if (!listener_) return;
-  const auto unknown = std::count_if(links_.begin(), links_.end(),
-                                     [](const MonitorLink& link) { return link.peer < 0; });
-  for (int64_t room = world_size_ + kMaxStrangers - unknown; room > 0; --room) {
+  const auto is_unknown = [](const MonitorLink& link) { return link.peer < 0; };
+  const auto most = world_size_ + kMaxStrangers;
+  for (auto unknown = std::ranges::count_if(links_, is_unknown);; ++unknown) {
+    const auto oldest = unknown < most ? links_.end() : std::ranges::find_if(links_, is_unknown);
+    if (oldest != links_.end()) {
+      may_accept_ = std::chrono::steady_clock::now() - oldest->since > kUndisturbedTime;
+      if (!may_accept_) return;
+      links_.erase(oldest);
+      --unknown;
+    }
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd) {
       may_accept_ = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
@@ -323,7 +322,6 @@ void MonitorChannel::accept_links() {
     }
     links_.emplace_back(std::move(fd), base::Handshake::Side::kServer);
   }
-  may_accept_ = false;
 }
 
 void MonitorChannel::drop_strangers() {
