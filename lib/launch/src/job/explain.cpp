@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // Upper bounds on what is told of a job in which much is open.
-constexpr size_t kMaxCollectives = 1000;
+constexpr size_t kMaxCollectives = 100;
 constexpr size_t kMaxNamed = 20;  // ranks, each with its last call
 
 /// "rank 3", "ranks 0 to 3 and 7".
@@ -183,11 +183,11 @@ class Story {
       const auto found = ranks_.find(rank);
       const auto own = calls.find(rank);
       if (found == ranks_.end()) {
-        unknown.insert(rank);
+        unknown.insert(unknown.end(), rank);
       } else if (own == calls.end() && last_in(group, *found->second) < sequence) {
-        absent.insert(rank);
+        absent.insert(absent.end(), rank);
       } else if (!open.waiting.contains(rank) && !open.failed.contains(rank)) {
-        finished.insert(rank);
+        finished.insert(finished.end(), rank);
       }
       if (own == calls.end()) continue;
       const std::string call = own->second->describe();

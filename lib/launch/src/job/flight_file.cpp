@@ -118,6 +118,7 @@ Json json_of(const RankRecord& record) {
 std::vector<int> ranks_in(const std::string& list) {
   std::vector<int> ranks;
   for (const int rank : parse_json(list)) {
+    if (ranks.size() == RankRecord::kMaxRanksInGroups) break;
     if (rank >= 0 && rank < kMaxRanks) ranks.push_back(rank);
   }
   return ranks;

@@ -15,6 +15,9 @@ namespace syncbn::launch {
 /// A rank's flight record, read from memory that the rank may write to meanwhile, and does not have
 /// to be trusted: texts are printable, and ranks below kMaxRanks. A call's group may lack.
 struct RankRecord {
+  /// In the memory that it is read from, a rank takes two bytes of the lines about groups.
+  static constexpr size_t kMaxRanksInGroups = base::FlightLayout::kGroupBytes / 2;
+
   struct Group {
     std::string name;
     std::vector<int> ranks;  ///< in the world

@@ -17,8 +17,6 @@ using base::FlightLayout;
 using Json = nlohmann::json;
 
 constexpr size_t kMaxMessageBytes = size_t{256} << 10;
-// In the memory that a record is read from, a rank takes two bytes of the lines about groups.
-constexpr size_t kMaxRanksInGroups = FlightLayout::kGroupBytes / 2;
 constexpr size_t kNumbersOfCall = 10;  // before its sizes
 
 /// Those that have not succeeded, then the latest; in order.
@@ -113,7 +111,7 @@ std::optional<RankRecord> record_in(const Json& message) {
         record.rank >= record.world_size) {
       return std::nullopt;
     }
-    size_t room = kMaxRanksInGroups;
+    size_t room = RankRecord::kMaxRanksInGroups;
     for (const Json& group : message.at("groups")) {
       std::vector<int> ranks = ranks_in_runs(group.at(2), room);
       room -= ranks.size();
