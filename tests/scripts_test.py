@@ -2,11 +2,14 @@
 
 import importlib.machinery
 import importlib.util
+import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import unittest.mock
@@ -27,6 +30,9 @@ def load(name, folder="scripts"):
 gpu_check = load("gpu-check")
 run_tests = load("run-tests")
 bench_gpu = load("run.py", "bench/gpu")
+
+MACHINE = {"gpu": "NVIDIA H200", "gpus": 1, "driver": "580.1", "memory": "141 GB", "torch": "2.11.0", "cuda": "13.1",
+           "nccl": "2.28.9", "cudnn": "91002", "nvcc": "13.0", "cores": 16, "commit": "1234567", "sources": "abcdef"}
 
 
 class BenchOfAGpu(unittest.TestCase):
@@ -152,6 +158,28 @@ class GpuCheckParts(unittest.TestCase):
         self.check.tried.clear()
         self.assertEqual(self.run_part("build/configure", ["true"])["status"], "ok")
 
+    def test_what_is_cut_off_goes_on_in_the_next_call_and_what_is_done_does_not_run_again(self):
+        cut = self.run_part("build/tests", ["sleep", "60"], seconds=1.2)
+        self.assertEqual((cut["status"], cut["note"]), ("unfinished", "cut off after 1 s"))
+        late = self.run_part("train/A", ["true"], seconds=50)
+        self.assertEqual((late["status"], late["note"]), ("unfinished", "the stage's time was over"))
+        self.check.tried.clear()
+        for name in ("build/tests", "train/A"):
+            for command in ("true", "false"):
+                self.assertEqual(self.run_part(name, [command], seconds=100)["status"], "ok")
+
+    def test_a_call_asks_for_another_until_all_is_done_and_keeps_what_is_for_the_same_sources(self):
+        self.check.__dict__.update(machine=MACHINE, out=self.check.work, state_file=self.check.work / "state.json",
+                                   key="sources on GPU", lock=threading.Lock())
+        for statuses, code in [(["ok", "unfinished"], 2), (["ok", "failed", "unfinished"], 2), (["ok", "failed"], 1),
+                               (["ok", "not here"], 0)]:
+            self.check.parts = {f"train/{i}": {"status": status} for i, status in enumerate(statuses)}
+            self.assertEqual(self.check.finish(), code)
+            self.assertEqual(json.loads((self.check.out / "gpu-check.json").read_text())["parts"], self.check.parts)
+            self.assertEqual(self.check.saved_parts(), self.check.parts)
+        self.check.key = "other sources on GPU"
+        self.assertEqual(self.check.saved_parts(), {})
+
     def test_the_end_of_a_part_is_that_of_its_process_groups(self):
         # As a test of tests/support/test_main.cpp does: what it starts is in a group of its own.
         process = subprocess.Popen(["bash", "-c", "set -m; sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE,
@@ -162,6 +190,33 @@ class GpuCheckParts(unittest.TestCase):
         # Whoever inherits it may not have waited for it yet.
         self.assertTrue(not sleeper.exists() or sleeper.read_text().rpartition(")")[2].split()[0] == "Z")
 
+
+class GpuCheckPage(unittest.TestCase):
+    def test_says_what_ran_what_did_not_and_why(self):
+        row = {"name": "a step / Python's", "ratio": 1.125, "interval": [1.0625, 1.25], "target": 1.05, "at_least": True,
+               "milliseconds": [8.0, 9.0]}
+        kernel = {"name": "forward_kernel", "shape": "256 x 64", "microseconds": 5.0, "bytes_per_second": 2e12,
+                  "of_copy": 0.75}
+        parts = {
+            "build/tests": {"status": "ok", "seconds": 12.0},
+            "tests/A": {"status": "failed", "note": "1 failed", "log": ["what it printed"],
+                        "data": {"run": 7, "failed": ["GpuTest.A"], "skipped": {"two-gpus": 3}}},
+            "sanitize/planted": {"status": "not here", "note": "compute-sanitizer is not installed"},
+            "bench/kernels": {"status": "ok", "data": {"kernels": [kernel], "copy_bytes_per_second": 3e12}},
+            "bench/step": {"status": "ok", "data": {"rows": [row], "traces": [
+                {"name": "a layer", "launches": 4, "copies": 0, "waits": 0}]}},
+            "train/digits": {"status": "unfinished", "note": "the stage's time was over"}}
+        page = gpu_check.gpu_check_page.page({"machine": MACHINE, "pretended": False, "stages": gpu_check.STAGES,
+                                              "parts": parts})
+        text = " ".join(re.sub("<style>.*</style>|<[^>]*>", " ", page, flags=re.DOTALL).split())
+        for said in ("1 &times; NVIDIA H200, 141 GB driver 580.1 CUDA nvcc 13.0, torch's 13.1 NCCL, cuDNN 2.28.9, 91002 "
+                     "torch 2.11.0", "tests failed 1 failed 0.0", "7 run, 1 failed, 3 skipped. GpuTest.A failed "
+                     "3 tests skipped: two-gpus", "1.125 1.062 &ndash; 1.250 at least 1.05 met",
+                     "kernels launched copies and fills waits of the host a layer 4.0 0.0 0.0",
+                     "forward_kernel 256 x 64 5.0 2,000.0 75 % missed", "What has not run why "
+                     "sanitize/planted compute-sanitizer is not installed train/digits the stage&#x27;s time was over "
+                     "exchanges over NCCL", "what it printed"):
+            self.assertIn(said, text)
 
 
 class GpuCheckSanitizer(unittest.TestCase):
