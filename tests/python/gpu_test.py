@@ -3,10 +3,10 @@
 import ranks  # first: it skips the tests where there is no torch
 
 import os
-import sys
 import tempfile
 
 import torch
+import torch._dynamo  # DDP and optimizers import it
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
@@ -20,6 +20,7 @@ def trains():
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(rank)
     dist.init_process_group("syncbn")
+    assert torch.cuda.current_device() == rank
     total = torch.full((5,), rank + 1.0, device="cuda")
     dist.all_reduce(total)
     assert total.tolist() == [3.0] * 5, total
@@ -45,7 +46,12 @@ def trains():
     dist.destroy_process_group()
 
 
-def example_worker(rank, ranks_of_node, urls, folder):
+def trains_without_launcher(rank, port):
+    os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank))
+    trains()
+
+
+def imagenet_example(rank, ranks_of_node, urls, folder):
     import syncbn  # noqa: F401
     torch.cuda.set_device(rank)
     ddp_test.train_as_imagenet_example(rank, ranks_of_node, "syncbn", urls[0], folder, device=f"cuda:{rank}")
@@ -53,12 +59,9 @@ def example_worker(rank, ranks_of_node, urls, folder):
     ddp_test.train_as_imagenet_example(rank, ranks_of_node, "gloo", urls[1], folder)
 
 
-def imagenet_example():
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(example_worker, nprocs=2, args=(2, [f"tcp://127.0.0.1:{ranks.free_port()}" for _ in range(2)], folder))
-        gloo, ours = (torch.load(f"{folder}/{backend}.pt", map_location="cpu") for backend in ("gloo", "syncbn"))
-    torch.testing.assert_close(ours, gloo, rtol=1e-3, atol=1e-4)
-    print("as on the CPU, of", int(ours["correct"][1]), "samples")
+def fork(function, *arguments):
+    """Runs function(rank, ...) on two ranks, which need not import torch: that takes longer than the tests."""
+    mp.start_processes(function, arguments, nprocs=2, start_method="fork")
 
 
 class GpuTest(ranks.RanksTest):
@@ -71,14 +74,15 @@ class GpuTest(ranks.RanksTest):
         self.expect_success(done, "trained on 0")
         self.expect_success(done, "trained on 1")
 
-    def test_a_program_like_pytorchs_imagenet_example_trains_as_on_the_cpu(self):
-        self.expect_success(ranks.output_of(ranks.start([sys.executable, __file__, "--rank", "imagenet_example"])),
-                            "as on the CPU, of 9 samples")
-
     def test_takes_the_current_gpu_where_no_launcher_sets_local_rank(self):
-        outputs = ranks.run_without_launcher("trains", 2)
-        for rank, output in enumerate(outputs):
-            self.assertIn(f"trained on {rank}", output)
+        fork(trains_without_launcher, ranks.free_port())
+
+    def test_a_program_like_pytorchs_imagenet_example_trains_as_on_the_cpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            fork(imagenet_example, 2, [f"tcp://127.0.0.1:{ranks.free_port()}" for _ in range(2)], folder)
+            gloo, ours = (torch.load(f"{folder}/{backend}.pt", map_location="cpu") for backend in ("gloo", "syncbn"))
+        torch.testing.assert_close(ours, gloo, rtol=1e-3, atol=1e-4)
+        self.assertEqual(int(ours["correct"][1]), 9)
 
 
 if __name__ == "__main__":

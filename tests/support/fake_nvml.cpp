@@ -45,6 +45,10 @@ int nvmlInit_v2() {
   return running ? kSuccess : kDriverNotLoaded;
 }
 
+int nvmlInit() {  // torch in Python asks for it
+  return nvmlInit_v2();
+}
+
 int nvmlShutdown() {
   running = false;
   return kSuccess;
