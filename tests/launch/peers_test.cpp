@@ -68,6 +68,19 @@ TEST_F(PeersTest, AConnectionThatAForkedProcessHasTooWakesNobodyAfterItsEnd) {
   EXPECT_FALSE(has_work());
 }
 
+TEST_F(PeersTest, WhatHasNoRoomIsLeftOutAndEndsNoConnection) {
+  const base::Channel launcher = join(1);
+  PeerLauncher& node = *peers_.nodes().at(1);
+  const std::string line(1 << 20, 'x');
+  int sent = 0;
+  while (sent < 100 && peers_.send_if_room(node, line)) ++sent;
+  EXPECT_GE(sent, 31);
+  EXPECT_LT(sent, 100);
+  peers_.send(node, {{"type", "alive"}});
+  EXPECT_FALSE(node.channel.has_ended());
+  EXPECT_GT(node.channel.unsent(), size_t{31} << 20);
+}
+
 TEST_F(PeersTest, TimeInWhichNodeZeroDoesOtherThingsIsNotSilence) {
   const base::Channel quiet = join(1);
   base::Channel busy = join(2);

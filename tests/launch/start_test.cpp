@@ -120,7 +120,7 @@ TEST(LaunchStartTest, AProcessLimitThatIsReachedIsNamed) {
 }
 
 TEST(LaunchStartTest, ASentinelOrKeeperThatIsKilledAtItsStartIsNamed) {
-  for (const char* fork : {"0", "1"}) {
+  for (const std::string fork : {"0", "1"}) {
     SlowStart job({{"SLOW_STARTS_KILLED", fork}});
     const auto result = job.launcher().wait();
     EXPECT_EQ(result.exit_code, 75);

@@ -19,6 +19,8 @@ using Json = nlohmann::json;
 
 // Time for the nodes to say what their workers do.
 constexpr std::chrono::seconds kInquiryPatience{2};
+// Time for a node to end its workers, after --shutdown_timeout.
+constexpr std::chrono::seconds kEndPatience{30};
 // Time for the nodes to send their ranks' flight records, which the end of the job or a user waits
 // for.
 constexpr std::chrono::milliseconds kRecordPatience{1500};
@@ -366,16 +368,10 @@ void Coordinator::conclude_collection() {
 }
 
 void Coordinator::send_records(PeerLauncher& node, const JobRecords& records) {
-  // A channel that is full would end the job. The heartbeats wait behind what is sent here.
-  constexpr size_t kMaxSent = base::Channel::kMaxUnsent / 2;
   Json head = records.head();
   std::vector<int> left_out;
   for (const auto& [rank, text] : records.messages) {
-    if (node.channel.unsent() + text.size() > kMaxSent) {
-      left_out.push_back(rank);
-    } else {
-      peers_.send_line(node, text);
-    }
+    if (!peers_.send_if_room(node, text)) left_out.push_back(rank);
   }
   if (!left_out.empty()) {
     head["missing"].push_back({{"node", "all nodes"},
@@ -391,6 +387,14 @@ void Coordinator::handle_times() {
     collection_->ends_attempt ? end_attempt() : conclude_collection();
   }
   if (inquiry_ && now >= inquiry_->deadline) conclude_inquiry();
+  if (end_by_ && now >= *end_by_) {
+    end_by_.reset();
+    for (const auto& [rank, node] : peers_.nodes()) {
+      if (node->takes_part && !node->ended && !node->paused) {
+        node->refuse(base::kExitUnavailable, "its workers have not ended in time");
+      }
+    }
+  }
   const bool compares = state_ == State::kRunning && options_.straggler_interval.count() > 0;
   if (compares && now >= next_comparison_) {
     next_comparison_ = now + options_.straggler_interval;
@@ -418,6 +422,7 @@ void Coordinator::handle_times() {
   }
   due_ = next_alive_;
   if (restart_at_) due_ = std::min(due_, *restart_at_);
+  if (end_by_) due_ = std::min(due_, *end_by_);
   if (inquiry_) due_ = std::min(due_, inquiry_->deadline);
   if (collection_) due_ = std::min(due_, collection_->deadline);
   if (compares) due_ = std::min(due_, next_comparison_);
@@ -558,10 +563,12 @@ bool Coordinator::leaves_out(int rank, const std::string& text) {
 }
 
 void Coordinator::stop_attempt(const std::string& text) {
+  end_by_ = Clock::now() + options_.shutdown_timeout + kEndPatience;
   peers_.send_to_nodes({{"type", "stop"}, {"attempt", attempt_}, {"what", text}});
 }
 
 void Coordinator::end_attempt() {
+  end_by_.reset();
   if (collection_ && !collection_->ends_attempt) conclude_collection();
   if (std::exchange(wants_records_, false)) {
     ask_for_records(failed_ ? failure_text_ : node_change_, /*ends_attempt=*/true);

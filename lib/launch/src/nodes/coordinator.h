@@ -143,7 +143,8 @@ class Coordinator {
   std::string node_change_;                      ///< why nodes change after this attempt, or ""
   /// Of rank 0's store in this attempt, if workers do not share the launchers' store.
   std::optional<base::HeldPort> workers_port_;
-  bool failed_ = false;  ///< this attempt
+  std::optional<Clock::time_point> end_by_;  ///< nodes that have been stopped
+  bool failed_ = false;                      ///< this attempt
   // The first failure of this attempt; in the end, the result of the job.
   int exit_code_ = 0;
   bool may_restart_ = false;

@@ -175,9 +175,12 @@ void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
   watch(node);
 }
 
-void Peers::send_line(PeerLauncher& node, const std::string& line) {
-  launch::send_line(node.channel, line, node.protection.get());
+bool Peers::send_if_room(PeerLauncher& node, const std::string& line) {
+  constexpr size_t kMaxUnsent = base::Channel::kMaxUnsent / 2;
+  if (node.channel.unsent() + line.size() > kMaxUnsent) return false;
+  send_line(node.channel, line, node.protection.get());
   watch(node);
+  return true;
 }
 
 void Peers::send_to_nodes(const nlohmann::json& message) {

@@ -107,8 +107,9 @@ class Peers {
   void remove(int rank);
 
   void send(PeerLauncher& node, const nlohmann::json& message);
-  /// A message as its text.
-  void send_line(PeerLauncher& node, const std::string& line);
+  /// Sends a message, as its text, that may be left out. Returns false if too much is unsent: a
+  /// channel that is full would end, and heartbeats wait behind what is sent.
+  bool send_if_room(PeerLauncher& node, const std::string& line);
   void send_to_nodes(const nlohmann::json& message);
 
   /// Nodes that could take part in an attempt.
