@@ -193,8 +193,8 @@ class GpuCheckParts(unittest.TestCase):
 
 class GpuCheckPage(unittest.TestCase):
     def test_says_what_ran_what_did_not_and_why(self):
-        row = {"name": "a step / Python's", "ratio": 1.125, "interval": [1.0625, 1.25], "target": 1.05, "at_least": True,
-               "milliseconds": [8.0, 9.0]}
+        row = {"name": "a step / Python's", "ratio": 1.125, "interval": [1.0625, 1.25], "target": 1.05,
+               "at_least": True, "milliseconds": [8.0, 9.0]}
         kernel = {"name": "forward_kernel", "shape": "256 x 64", "microseconds": 5.0, "bytes_per_second": 2e12,
                   "of_copy": 0.75}
         parts = {
@@ -209,8 +209,8 @@ class GpuCheckPage(unittest.TestCase):
         page = gpu_check.gpu_check_page.page({"machine": MACHINE, "pretended": False, "stages": gpu_check.STAGES,
                                               "parts": parts})
         text = " ".join(re.sub("<style>.*</style>|<[^>]*>", " ", page, flags=re.DOTALL).split())
-        for said in ("1 &times; NVIDIA H200, 141 GB driver 580.1 CUDA nvcc 13.0, torch's 13.1 NCCL, cuDNN 2.28.9, 91002 "
-                     "torch 2.11.0", "tests failed 1 failed 0.0", "7 run, 1 failed, 3 skipped. GpuTest.A failed "
+        for said in ("1 &times; NVIDIA H200, 141 GB driver 580.1 CUDA nvcc 13.0, torch's 13.1 "
+                     "NCCL, cuDNN 2.28.9, 91002 torch 2.11.0", "tests failed 1 failed 0.0", "7 run, 1 failed, 3 skipped. GpuTest.A failed "
                      "3 tests skipped: two-gpus", "1.125 1.062 &ndash; 1.250 at least 1.05 met",
                      "kernels launched copies and fills waits of the host a layer 4.0 0.0 0.0",
                      "forward_kernel 256 x 64 5.0 2,000.0 75 % missed", "What has not run why "
