@@ -78,7 +78,7 @@ def make_run(folder, steps, steps_per_epoch, lr=0.1, seed=0, start=0):
                           "test_accuracy": 0.99 - loss / 3, "images_per_second": 5000 + 100 * noise.random(),
                           "data_wait_share": 0.01, "seconds": 0.01 * step})
     with open(folder / "log.jsonl", "w", encoding="utf-8") as log:
-        log.writelines(json.dumps(line) + "\n" for line in lines)
+        log.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)  # as train does: it looks for "event":"step"
     result = {"best_test_accuracy": lines[-1]["test_accuracy"], "best_mode": "max", "best_epoch": lines[-1]["epoch"],
               "test_accuracy": lines[-1]["test_accuracy"], "train_loss": lines[-1]["train_loss"],
               "epochs": steps // steps_per_epoch, "seconds": 0.01 * steps, "world_size": 2}
