@@ -1,5 +1,5 @@
-// Bytes to what reads files of others: configurations, tar shards, index files and the lines of a
-// run's log. The first byte chooses the reader.
+// Bytes to what reads files of others: configurations, tar shards, index files, the lines of a
+// run's log and its tables. The first byte chooses the reader.
 #include <libdeflate.h>
 #include <syncbn/base/error.h>
 #include <syncbn/config/yaml.h>
@@ -15,9 +15,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/csv.h"
 #include "index/index_file.h"
 #include "memory_file.h"
 #include "records/log_record.h"
+#include "report/confusion.h"
 #include "report/number_table.h"
 #include "require.h"
 #include "sets/folder_index.h"
@@ -122,13 +124,28 @@ void read_log(std::string_view text) {
       table.json().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
+/// A table of a run's folder.
+void read_table(const std::string& text) {
+  const auto rows = train::csv_rows(text);
+  std::string written;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      written += (i > 0 ? "," : "") + train::csv_field(row[i]);
+    }
+    written += "\n";
+  }
+  require(train::csv_rows(written) == rows);
+  static_cast<void>(train::confusion_json(rows).dump(
+      -1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::string bytes(reinterpret_cast<const char*>(data + 1), size - 1);
   try {
-    switch (data[0] % 4) {
+    switch (data[0] % 5) {
       case 0:
         read_yaml(bytes);
         break;
@@ -138,8 +155,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       case 2:
         read_index(bytes);
         break;
-      default:
+      case 3:
         read_log(bytes);
+        break;
+      default:
+        read_table(bytes);
     }
   } catch (const base::UserError&) {
   }

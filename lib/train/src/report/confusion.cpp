@@ -15,6 +15,7 @@ using Row = std::vector<std::string>;
 
 constexpr size_t kMaxClasses = 30;
 constexpr size_t kMaxMistakes = 50;
+constexpr int64_t kMaxCount = int64_t{1} << 40;  // sums of those in a file do not overflow
 
 struct Cell {
   std::string label;
@@ -29,10 +30,11 @@ std::vector<Cell> cells_of(const std::vector<Row>& rows) {
   const bool is_list = header == Row{"label", "answer", "count"};
   for (size_t i = 1; i < rows.size(); ++i) {
     if (rows[i].size() != header.size()) return {};
-    if (!is_list && std::ranges::find(header, rows[i][0]) == header.end()) return {};
+    const bool is_class = std::find(header.begin() + 1, header.end(), rows[i][0]) != header.end();
+    if (!is_list && !is_class) return {};
     for (size_t k = is_list ? 2 : 1; k < header.size(); ++k) {
       const auto count = base::parse_number<int64_t>(rows[i][k]);
-      if (!count) return {};
+      if (!count || *count > kMaxCount) return {};
       if (*count > 0) cells.push_back({rows[i][0], is_list ? rows[i][1] : header[k], *count});
     }
   }
