@@ -125,6 +125,8 @@ TEST_F(MnistTest, RefusesFilesThatContradictTheirHeaders) {
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "not what its header says"));
   write(idx({0xffffffff, 0xffffffff, 0xffffffff}, "ab"), labels);
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "shorter than its header"));
+  write(idx({0, 0xffffffff, 0xffffffff}, ""), idx({0}, ""));
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "it has no pixels"));
   write(images, idx({1}, "\1"));
   EXPECT_THAT([&] { load(); }, refuses("train-labels-idx1-ubyte", "1 label, "));
   write(images, idx({2}, "\1\12"));

@@ -58,6 +58,8 @@ std::string Message::line() const {
 }
 
 std::optional<Message> Message::parse(const std::string& line) {
+  const auto is_control = [](unsigned char c) { return c < ' ' && c != '\t'; };
+  if (std::ranges::any_of(line, is_control)) return std::nullopt;
   std::vector<std::string> parts;
   for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
     end = line.find('\t', begin);
