@@ -241,17 +241,23 @@ TEST(RunFolderProgramTest, TensorBoardReadsEveryNumberOfTheLog) {
   for (std::string line; std::getline(log, line);) {
     const auto json = nlohmann::json::parse(line);
     const std::string event = json["event"];
-    if (event != "step" && event != "epoch") continue;
+    if (event != "step" && event != "epoch" && event != "step_time") continue;
+    const auto expect = [&](const std::string& tag, const nlohmann::json& value) {
+      expected[tag].push_back({json["step"], static_cast<float>(value.get<double>())});
+    };
     for (const auto& [key, value] : json.items()) {
       if (key == "event" || key == "time" || key == "step") continue;
+      for (size_t rank = 0; value.is_array() && rank < value.size(); ++rank) {
+        expect(event + "/" + key + "/" + std::to_string(rank), value[rank]);
+      }
+      if (value.is_array()) continue;
       const size_t split = key.find('_');
       const bool is_of_split = key.starts_with("train_") || key.starts_with("test_");
-      const std::string tag =
-          is_of_split ? key.substr(0, split) + "/" + key.substr(split + 1) : event + "/" + key;
-      expected[tag].push_back({json["step"], static_cast<float>(value.get<double>())});
+      expect(is_of_split ? key.substr(0, split) + "/" + key.substr(split + 1) : event + "/" + key,
+             value);
     }
   }
-  EXPECT_THAT(expected, ::testing::SizeIs(::testing::Ge(15)));
+  EXPECT_THAT(expected, ::testing::SizeIs(::testing::Ge(24)));
   const auto found = nlohmann::json::parse(read({}));
   EXPECT_EQ(found.size(), expected.size()) << found.dump();
   for (const auto& [tag, values] : expected) {

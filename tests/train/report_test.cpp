@@ -212,7 +212,9 @@ TEST_F(ReportTest, ManyClassesGiveTheCommonestMistakes) {
     text += "\n";
   }
   EXPECT_EQ(confusion_json(csv_rows(text)).dump(), R"({"mistakes":[["c3","c4",7,16]]})");
-  for (const char* damaged : {"label/answer,a\na,x\n", "label/answer,a\nb,1\n"}) {
+  for (const char* damaged :
+       {"label/answer,a\na,x\n", "label/answer,a\nb,1\n", "label/answer,a\nlabel/answer,1\n",
+        "label/answer,a,b\na,0,9223372036854775807\nb,1,0\n"}) {
     EXPECT_TRUE(confusion_json(csv_rows(damaged)).is_null());
   }
 }
@@ -324,6 +326,37 @@ TEST_F(ReportTest, OfAVeryLongRunIsSmall) {
   EXPECT_EQ(data["pictures"]["samples"].size(), 16U);
   RecordProperty("seconds", std::to_string(elapsed.count()));
   fmt::print("100000 steps, 1000 pictures: {:.2f} s, {} bytes\n", elapsed.count(), page.size());
+}
+
+TEST_F(ReportTest, OfAJobOfManyRanksHasTheSlowestAndIsSmall) {
+  constexpr int kRanksOfHost = 8;
+  constexpr int kHosts = 2048;
+  constexpr int kSlow = 16'000;
+  const fs::path run = add_run("large");
+  Json hosts = Json::array();
+  Json times = {{"event", "step_time"}, {"epoch", 5}, {"step", 100}};
+  for (int rank = 0; rank < kHosts * kRanksOfHost; ++rank) {
+    if (rank % kRanksOfHost == 0) hosts.push_back({{"host", fmt::format("node{}", hosts.size())}});
+    hosts.back()["ranks"].push_back({{"rank", rank}, {"device", {{"uuid", std::string(40, 'x')}}}});
+    for (const char* part : {"whole", "data", "forward", "backward", "exchange", "optimizer"}) {
+      times[part].push_back(0.0123456789);
+    }
+    times["own"].push_back(rank == kSlow ? 2.0 : 1.0);
+  }
+  folder_.write("large/environment.json", Json({{"hosts", hosts}}).dump());
+  std::string log = base::read_file(run / "log.jsonl");
+  for (int epoch = 0; epoch < 3; ++epoch) log += times.dump() + "\n";
+  folder_.write("large/log.jsonl", log);
+  const std::string page = report_page(run);
+  EXPECT_LT(page.size(), kMaxPageBytes / 4);
+  const Json data = data_in(page);
+  EXPECT_EQ(data["step_time"]["of_ranks"], kHosts * kRanksOfHost);
+  EXPECT_EQ(data["step_time"]["ranks"].back(), kSlow);
+  EXPECT_EQ(data["step_time"]["own"].back(), 2.0);
+  EXPECT_EQ(data["step_time"]["own"].size(), data["step_time"]["ranks"].size());
+  EXPECT_EQ(data["stragglers"][0]["host"], "node2000");
+  EXPECT_EQ(data["environment"]["hosts"].back()["host"], "node63");
+  EXPECT_EQ(data["environment"]["hosts_not_shown"], kHosts - 64);
 }
 
 TEST_F(ReportTest, WriterRenewsAndReportsAFullDiskOnce) {
@@ -703,6 +736,8 @@ TEST_F(PageTest, ReportOpensWithoutAnErrorOrARequest) {
   EXPECT_TRUE(has(dom, "IoU ≥ 0.50"));
   EXPECT_TRUE(has(dom, "<code>layer1.0.conv1</code>"));
   EXPECT_TRUE(has(dom, "rank 1 on blue"));
+  EXPECT_TRUE(has(dom, "4\u202fms, 75.0\u202f% hidden"));
+  EXPECT_TRUE(has(dom, "<dt>Clocks aligned to within</dt><dd>10\u202fµs</dd>"));
 }
 
 TEST_F(PageTest, ReportThatTrainWroteOpensWithoutAnErrorOrARequest) {
@@ -756,31 +791,42 @@ TEST_F(PageTest, ThePlacesOfAnAxisHaveDifferentTexts) {
                                     space)));
 }
 
-// From a dark screen, with what is wider than paper: charts, classes, a long command.
-TEST_F(PageTest, PrintsInLightColoursWithNothingCutOff) {
-  const fs::path run = add_run("wide");
-  std::string header = "label/answer";
-  std::string rows;
-  for (int i = 0; i < 30; ++i) {
-    header += fmt::format(",class{}", i);
-    rows += fmt::format("class{}", i);
-    for (int k = 0; k < 30; ++k) rows += i == k ? ",1234" : ",56";
-    rows += "\n";
+/// A page with what is wider than paper or a phone: charts, classes, a long command.
+class WidePageTest : public PageTest {
+ protected:
+  /// Its address, with a script at its end.
+  fs::path wide_page(const std::string& script) {
+    const fs::path run = add_run("wide");
+    std::string header = "label/answer";
+    std::string rows;
+    for (int i = 0; i < 30; ++i) {
+      header += fmt::format(",class{}", i);
+      rows += fmt::format("class{}", i);
+      for (int k = 0; k < 30; ++k) rows += i == k ? ",1234" : ",56";
+      rows += "\n";
+    }
+    folder_.write("wide/confusion.csv", header + "\n" + rows);
+    folder_.write(
+        "wide/environment.json",
+        Json({{"command", "train " + std::string(400, 'x')},
+              {"hosts", {{{"host", std::string(60, 'h')}, {"cpu", std::string(90, 'c')}}}}})
+            .dump());
+    folder_.write("wide/log.jsonl",
+                  log_of({}) +
+                      R"({"event":"step_time","time":300,"epoch":5,"step":100,"whole":[0.01,0.01],)"
+                      R"("data":[0.001,0.001],"forward":[0.003,0.003],"backward":[0.004,0.004],)"
+                      R"("exchange":[0.001,0.001],"optimizer":[0.0005,0.0005],"own":[0.008,0.009],)"
+                      R"("memory_bytes":[2e8,2e8]})"
+                      "\n");
+    std::string page = report_page(run);
+    page.replace(page.rfind("</body>"), 7, "<script>" + script + "</script></body>");
+    return folder_.write("page.html", page);
   }
-  folder_.write("wide/confusion.csv", header + "\n" + rows);
-  folder_.write("wide/environment.json",
-                Json({{"command", "train " + std::string(400, 'x')},
-                      {"hosts", {{{"host", std::string(60, 'h')}, {"cpu", std::string(90, 'c')}}}}})
-                    .dump());
-  folder_.write("wide/log.jsonl",
-                log_of({}) +
-                    R"({"event":"step_time","time":300,"epoch":5,"step":100,"whole":[0.01,0.01],)"
-                    R"("data":[0.001,0.001],"forward":[0.003,0.003],"backward":[0.004,0.004],)"
-                    R"("exchange":[0.001,0.001],"optimizer":[0.0005,0.0005],"own":[0.008,0.009],)"
-                    R"("memory_bytes":[2e8,2e8]})"
-                    "\n");
-  std::string page = report_page(run);
-  const std::string script = R"(<script>
+};
+
+// From a dark screen.
+TEST_F(WidePageTest, PrintsInLightColoursWithNothingCutOff) {
+  const fs::path page = wide_page(R"(
     matchMedia("print").addEventListener("change", ({ matches }) => {
       if (!matches) return;
       const width = document.documentElement.clientWidth;
@@ -795,11 +841,8 @@ TEST_F(PageTest, PrintsInLightColoursWithNothingCutOff) {
       const { color, backgroundColor } = getComputedStyle(document.body);
       console.log(`printed ${width} pixels wide, ${color} on ${backgroundColor}, ${shown.length > 300 ? "all" : "little"} shown, ` +
                   `cut off: ${[...new Set(cut)].slice(0, 9).join(", ") || "nothing"}.`);
-    });
-    </script></body>)";
-  page.replace(page.rfind("</body>"), 7, script);
-  folder_.write("print.html", page);
-  const Opened result = open(folder_ / "print.html", folder_.path(),
+    });)");
+  const Opened result = open(page, folder_.path(),
                              {"--window-size=900,900", "--blink-settings=preferredColorScheme=0",
                               "--print-to-pdf=" + (folder_ / "page.pdf").string()});
   EXPECT_THAT(result.messages,
@@ -811,6 +854,32 @@ TEST_F(PageTest, PrintsInLightColoursWithNothingCutOff) {
   const int pages = test::count(pdf, "/Type /Page\n");
   EXPECT_GE(pages, 1);
   EXPECT_LE(pages, kMaxPages) << "much of the paper is empty";
+}
+
+// A window of Chromium has 500 pixels at least, a frame in it may have fewer.
+TEST_F(WidePageTest, FitsAPhoneInLightAndDark) {
+  wide_page(R"(
+    addEventListener("load", () => setTimeout(() => {
+      const root = document.documentElement;
+      const isBeyond = (element) => !element.closest(".scroll, pre, .plot") && element.getBoundingClientRect().right > root.clientWidth + 1;
+      const beyond = [...document.querySelectorAll("body *")].filter(isBeyond).map((element) => element.tagName + "." + element.className);
+      const { color, backgroundColor } = getComputedStyle(document.body);
+      console.log(`${root.clientWidth} pixels wide, ${root.scrollWidth} in all, beyond them: ${beyond.slice(0, 9).join(", ") || "nothing"}, ` +
+                  `${color} on ${backgroundColor}.`);
+    }, 100));)");
+  const fs::path phone =
+      folder_.write("phone.html",
+                    "<html style='color-scheme: light dark'><iframe src='page.html' "
+                    "style='width: 390px; height: 800px; border: 0'></iframe></html>");
+  for (const auto& [scheme, colors] : {std::pair("0", "217, 222, 228) on rgb(19, 22, 25"),
+                                       std::pair("1", "28, 33, 39) on rgb(255, 255, 255")}) {
+    const Opened result =
+        open(phone, folder_.path(),
+             {fmt::format("--blink-settings=preferredColorScheme={}", scheme), "--dump-dom"});
+    EXPECT_THAT(
+        result.messages,
+        AllOf(HasSubstr("375 pixels wide, 375 in all, beyond them: nothing"), HasSubstr(colors)));
+  }
 }
 
 TEST_F(PageTest, ReportOfARunWithoutAnEpochOpens) {

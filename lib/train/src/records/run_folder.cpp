@@ -56,6 +56,22 @@ std::vector<LogRecord> records_of(const std::string& log) {
   return records;
 }
 
+/// Curves of each rank, as far as TensorBoard can show them.
+LogRecord by_rank(const Json& times) {
+  constexpr size_t kMaxRanks = 64;
+  LogRecord record{.event = times["event"],
+                   .time = times["time"],
+                   .epoch = times["epoch"],
+                   .step = times["step"]};
+  for (const auto& [name, values] : times.items()) {
+    if (!values.is_array() || values.size() > kMaxRanks) continue;
+    for (size_t rank = 0; rank < values.size(); ++rank) {
+      record.values.emplace_back(fmt::format("{}/{}", name, rank), values[rank]);
+    }
+  }
+  return record;
+}
+
 }  // namespace
 
 RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
@@ -161,6 +177,7 @@ void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<Ste
   add("own", &StepTime::own);
   add("memory_bytes", &StepTime::memory_bytes);
   lines_ += json.dump() + "\n";
+  events_.add(by_rank(json));
 }
 
 void RunFolder::write_result(const ResultRecord& result) {

@@ -11,8 +11,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <string_view>
+#include <utility>
 
 #include "common/config_keys.h"
 #include "common/csv.h"
@@ -40,6 +43,7 @@ constexpr size_t kMaxNumbers = 60'000;
 constexpr size_t kMaxPictures = 16;  // of a name
 constexpr size_t kMaxPictureBytes = 120'000;
 constexpr size_t kMaxAllPictureBytes = 1'300'000;
+constexpr size_t kMaxRanks = 512;  // with 300 bytes each, the environment's included
 
 /// At most kMaxPoints rows, and fewer of many columns.
 Json curves_of(const NumberTable& table) {
@@ -186,6 +190,44 @@ Json stragglers_of(const RunRecords& run, const Json& environment) {
   return stragglers;
 }
 
+/// The times of steps, of the ranks that hold up the others most if there are too many.
+Json of_slowest_ranks(Json times) {
+  const Json own = times.is_object() ? times.value("own", Json()) : Json();
+  if (!own.is_array() || own.size() <= kMaxRanks) return times;
+  std::vector<size_t> ranks(own.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  std::ranges::stable_sort(ranks, std::greater<>(), [&](size_t rank) {
+    return own[rank].is_number() ? own[rank].get<double>() : 0;
+  });
+  ranks.resize(kMaxRanks);
+  std::ranges::sort(ranks);
+  for (auto& [name, list] : times.items()) {
+    if (!list.is_array()) continue;
+    Json kept = Json::array();
+    for (const size_t rank : ranks) kept.push_back(rank < list.size() ? list[rank] : Json());
+    list = std::move(kept);
+  }
+  times["ranks"] = ranks;
+  times["of_ranks"] = own.size();
+  return times;
+}
+
+/// The environment with its first hosts, if all have too many ranks.
+Json of_first_hosts(Json environment) {
+  if (!environment.contains("hosts") || !environment["hosts"].is_array()) return environment;
+  Json kept = Json::array();
+  size_t ranks = 0;
+  for (const Json& host : environment["hosts"]) {
+    ranks += host.is_object() ? host.value("ranks", Json()).size() : 0;
+    if (ranks > kMaxRanks && !kept.empty()) break;
+    kept.push_back(host);
+  }
+  const size_t left = environment["hosts"].size() - kept.size();
+  if (left > 0) environment["hosts_not_shown"] = left;
+  environment["hosts"] = std::move(kept);
+  return environment;
+}
+
 Json best_of(const RunRecords& run) {
   const auto best = run.best();
   if (!best) return nullptr;
@@ -216,7 +258,7 @@ std::string report_page(const fs::path& folder) {
                {"best", best},
                {"epochs", curves_of(run.epochs)},
                {"steps", curves_of(run.steps)},
-               {"step_time", run.step_time},
+               {"step_time", of_slowest_ranks(run.step_time)},
                {"stragglers", stragglers_of(run, environment)},
                {"profile", json_file(ProfileFiles(folder).summary())},
                {"classes", classes},
@@ -226,7 +268,7 @@ std::string report_page(const fs::path& folder) {
                {"pictures", pictures_json(folder)},
                {"settings", settings_of(run)},
                {"config", run.config_text},
-               {"environment", environment},
+               {"environment", of_first_hosts(environment)},
                {"result", run.result}},
               assets::kReportJs);
 }

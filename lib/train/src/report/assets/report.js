@@ -107,13 +107,14 @@ function stepTime() {
   const longest = Math.max(...time.whole);
   const own = (time.own ?? []).some((one) => one > 0) ? [time.own] : [];  // not on GPUs
   const memory = time.memory_bytes ? [time.memory_bytes] : [];  // not in older logs
-  const rows = time.whole.map((whole, rank) => [String(rank), ...memory.map((bytes) => shown("memory_bytes", bytes[rank])), seconds(whole), ...own.map((times) => seconds(times[rank])), ...parts.map((part) => seconds(of[part][rank])),
+  const rows = time.whole.map((whole, rank) => [String(time.ranks?.[rank] ?? rank), ...memory.map((bytes) => shown("memory_bytes", bytes[rank])), seconds(whole), ...own.map((times) => seconds(times[rank])), ...parts.map((part) => seconds(of[part][rank])),
     element("td", { class: "left" }, element("span", { class: "parts", role: "img", "aria-label": parts.map((part) => `${part} ${seconds(of[part][rank])}`).join(", ") },
         parts.map((part) => element("i", { style: `width: ${(100 * of[part][rank] / longest).toFixed(2)}%; background: var(--series-${partColors[part]})` }))))]);
   const heads = parts.map((part) => [element("span", { class: "swatch", style: `background: var(--series-${partColors[part]})` }), part]);
   section(page, nav, "time", "Time and memory of a step",
       element("p", { class: "hint" }, `Means of epoch ${time.epoch} by rank. Forward and backward include the exchange of batch norm's statistics; exchange is that of gradients, as far as backward does not hide it.`
-          + (own.length ? " Own is the time in which a rank waits for no other: the rank with the most holds up the others." : "")),
+          + (own.length ? " Own is the time in which a rank waits for no other: the rank with the most holds up the others." : "")
+          + (time.ranks ? ` Of ${time.of_ranks} ranks, these are the ${time.ranks.length} with the most.` : "")),
       run.stragglers.map((one) => element("p", {}, `Rank ${one.rank} (${one.host}${one.gpu ? `, GPU ${one.gpu}` : ""}) holds up the others: its own time was 1.3 times the median's or more in each of the last ${one.epochs} epochs.`)),
       element("div", { class: "scroll tall" }, table(["rank", ...memory.map(() => "memory"), "step", ...own.map(() => "own"), ...heads, ""], rows, { class: "times" })));
 }
