@@ -11,19 +11,19 @@ ALWAYS = "--checkpoint.every=1step"
 
 
 @functools.lru_cache(maxsize=None)
-def undisturbed(launcher, train, *more):
-    """The tensors at the end of a run on two ranks."""
+def undisturbed(launcher, train, ranks, *more):
+    """The tensors at the end of a run."""
     job = Job([launcher], train)
     try:
-        job.train(EPOCHS, *more, launcher=TWO)
+        job.train(EPOCHS, *more, launcher=options(ranks))
         job.complete()
         return tensors_of(job.path("run", "last.pt"))
     finally:
         job.clean()
 
 
-def check_bits(job, *more, run="run"):
-    tensors, expected = tensors_of(job.path(run, "last.pt")), undisturbed(job.launcher[0], job.train_program, *more)
+def check_bits(job, *more, run="run", ranks=2):
+    tensors, expected = tensors_of(job.path(run, "last.pt")), undisturbed(job.launcher[0], job.train_program, ranks, *more)
     differing = [name for name in expected if tensors.get(name) != expected[name]]
     check(not differing and len(tensors) == len(expected), f"other bits than undisturbed: {differing}")
 
@@ -91,19 +91,19 @@ def resume_to_end(job):
     job.complete(len(job.programs) - 1)
 
 
-@case("1", "kill -9 of a rank of a training run: the final weights are those of an undisturbed run", runs=10)
+@case("1", "kill -9 of a rank of a training run: the final weights are those of an undisturbed run", runs=100)
 def killed_rank_of_training(job, run):
-    launcher = job.train(EPOCHS, OFTEN, launcher=(*TWO, "--max_restarts=1"))
+    launcher = job.train(EPOCHS, OFTEN, launcher=options(RANKS, "--max_restarts=1"))
     wait_for_checkpoint(job)
     time.sleep(random.uniform(0, 0.5))
     begin = time.monotonic()
-    kill(process_of(launcher, run % 2), signal.SIGKILL)
+    kill(process_of(launcher, run % RANKS), signal.SIGKILL)
     wait_until(lambda: "resumed" in job.log() or "resumes" in job.log(), 5, "going on")
     again = time.monotonic() - begin
     job.complete()
-    names(job.log(), run % 2)
-    check("exit code 85" not in job.log(), f"the other rank claims to have saved: {job.log()[-500:]}")
-    check_bits(job)
+    names(job.log(), run % RANKS)
+    check("exit code 85" not in job.log(), f"another rank claims to have saved: {job.log()[-500:]}")
+    check_bits(job, ranks=RANKS)
     return {"trains again": again}
 
 
