@@ -740,6 +740,21 @@ TEST_F(PageTest, ReportOpensWithoutAnErrorOrARequest) {
   EXPECT_TRUE(has(dom, "<dt>Clocks aligned to within</dt><dd>10\u202fµs</dd>"));
 }
 
+TEST_F(PageTest, PicturesHaveALegendOfTheirColors) {
+  const auto swatch = [](const char* color, const char* name) {
+    return fmt::format(
+        R"x(<span><span class="swatch area" style="background: rgb({})"></span>{}</span>)x", color,
+        name);
+  };
+  for (const auto& [task, legend] :
+       {std::pair{"detection", swatch("255,0,0", "a&lt;b") + swatch("0,255,0", "cat")},
+        {"segmentation", "colors\">" + swatch("128,0,0", "cat")}}) {
+    const fs::path run = add_run(task, {.task = task});
+    add_picture(run, "samples", 20, 64);
+    EXPECT_TRUE(has(opened(write_report(run)).dom, legend)) << task;
+  }
+}
+
 TEST_F(PageTest, ReportThatTrainWroteOpensWithoutAnErrorOrARequest) {
   const fs::path run = folder_ / "run";
   const auto result =
