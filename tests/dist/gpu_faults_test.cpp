@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/cuda_graph.h>
@@ -187,6 +188,10 @@ TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) 
                 AllOf(HasSubstr("rank 0 of 2 on "), HasSubstr("all_reduce #2 of group"),
                       HasSubstr("rank 1 ("), HasSubstr(") died"), HasSubstr("(NCCL's calls: "),
                       HasSubstr("torch/comm_lib_trace_job7_rank_0)")));
+    const std::string mark = "(NCCL's calls: ";
+    const std::string file = message.substr(message.find(mark) + mark.size());
+    EXPECT_THAT(syncbn::base::read_file(file.substr(0, file.find(')'))),
+                AllOf(HasSubstr("nccl:all_reduce"), HasSubstr("scheduled")));
     // Later calls fail for the same reason, and the group can still be left.
     EXPECT_EQ(message_of<dist::PeerError>([&] { dist::all_reduce(value); }), message);
     dist::destroy_process_group();
@@ -508,18 +513,21 @@ TEST(PretendedGpuFailureTest, AGpuThatIsOlderThanTheKernelsIsRefused) {
 
 // Ranks that disagree.
 
-/// @param body runs on two ranks, and fails with what all of them say
+/// @param body runs on two ranks, whose layers exchange in either way, and fails with what both say
 void expect_disagreement(const std::function<void(int rank)>& body,
                          const ::testing::Matcher<std::string>& says) {
-  const auto begin = Clock::now();
-  const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
-    dist::init_process_group({.backend = "nccl"});
-    body(rank);
-  });
-  EXPECT_LT(Clock::now() - begin, seconds(5));
-  for (const RankResult& rank : ended) {
-    EXPECT_EQ(rank.exit_code, kExitUsage) << rank.output;
-    EXPECT_THAT(rank.output, says);
+  for (const bool peer_memory : {true, false}) {
+    SCOPED_TRACE(peer_memory);
+    const auto begin = Clock::now();
+    const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
+      dist::init_process_group({.backend = "nccl", .nccl = {.peer_memory = peer_memory}});
+      body(rank);
+    });
+    EXPECT_LT(Clock::now() - begin, seconds(5));
+    for (const RankResult& rank : ended) {
+      EXPECT_EQ(rank.exit_code, kExitUsage) << rank.output;
+      EXPECT_THAT(rank.output, says);
+    }
   }
 }
 

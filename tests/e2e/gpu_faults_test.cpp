@@ -67,9 +67,9 @@ TEST_P(GpuTrainFaultTest, EndsAllWorkersAndTheRestartGoesOn) {
                                     shipped_config("digits.yaml"),
                                     "--run_dir",
                                     run,
-                                    "--model.width=8",
+                                    "--model.width=4",
                                     "--batch_size=32",
-                                    "--max_steps=30",
+                                    "--max_steps=24",  // an epoch has 22
                                     "--checkpoint.every=10step",
                                     "--plugins=[" SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so]",
                                     "--schedule=faulty",

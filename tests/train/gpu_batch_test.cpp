@@ -1,11 +1,16 @@
 // Run on a machine with a GPU: ctest -L gpu.
 #include <ATen/Functions.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
+#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
+#include <unistd.h>
 
 #include "dist/gpus.h"
 #include "fake_cuda/counts.h"
 #include "step/model.h"
+#include "support/eventually.h"
 #include "support/skip.h"
 
 namespace syncbn::train {
@@ -59,6 +64,40 @@ TEST(GpuBatchTest, OneKernelMakesInputOfBytes) {
         }
       }
     }
+    dist::destroy_process_group();
+  });
+}
+
+TEST(GpuBatchTest, IsCopiedWhileTheStepBeforeStillRuns) {
+  SYNCBN_SKIP_UNLESS(test::gpus() > 1, "two-gpus");
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  test::run_ranks(2, [&](int rank) {
+    dist::init_process_group({.backend = "nccl"});
+    const data::Batch batch{.data = at::ones({2, 1, 4, 4}, at::kByte).pin_memory(),
+                            .target = at::arange(2, at::kLong).pin_memory()};
+    const BatchToDevice to_gpu(
+        {.device = dist::device(), .pinned = true, .normalization = {{0.0}, {1.0}}});
+    to_gpu(batch);  // loads the kernel, which may wait for the device
+    at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
+    dist::all_reduce(value);
+    EXPECT_EQ(value[0].item<float>(), 2);
+    char copied = 0;
+    if (rank == 1) {
+      EXPECT_EQ(::read(ends[0], &copied, 1), 1);
+    }
+    dist::all_reduce(value);  // rank 0's stream waits for rank 1
+    if (rank == 0) {
+      const data::Batch on_gpu = to_gpu(batch);
+      const c10::impl::VirtualGuardImpl device(at::kCUDA);
+      EXPECT_TRUE(test::eventually([&] {
+        const c10::StreamGuard other(device.getStreamFromGlobalPool(dist::device()));
+        return on_gpu.data.cpu().allclose(at::full({2, 1, 4, 4}, 1.0F / 255)) &&
+               on_gpu.target.cpu().equal(batch.target);
+      }));
+      EXPECT_EQ(::write(ends[1], &copied, 1), 1);
+    }
+    EXPECT_EQ(value[0].item<float>(), 4);
     dist::destroy_process_group();
   });
 }
