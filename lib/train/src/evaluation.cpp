@@ -57,15 +57,33 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   return Wishes::of_row(all);
 }
 
-/// The values of all ranks.
-std::vector<int64_t> gathered(const std::vector<at::Tensor>& own) {
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& part : own) flat.push_back(part.flatten());
-  std::string bytes;
-  if (!flat.empty()) {
-    const at::Tensor host = at::cat(flat).cpu();
-    bytes.assign(reinterpret_cast<const char*>(host.const_data_ptr<int64_t>()), host.nbytes());
+/// The values of all tensors, one after the other, on the options' device.
+at::Tensor joined(const std::vector<at::Tensor>& tensors, const at::TensorOptions& options) {
+  std::vector<at::Tensor> flat{at::empty({0}, options)};
+  for (const at::Tensor& tensor : tensors) flat.push_back(tensor.flatten().to(options.device()));
+  return at::cat(flat);
+}
+
+/// Vectors with elements of 8 bytes, on the host: one copy and one wait for the device.
+std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& vectors) {
+  std::vector<at::Tensor> bytes;
+  for (const at::Tensor& one : vectors) bytes.push_back(one.view(at::kByte));
+  const at::Tensor all = at::cat(bytes).cpu();
+  std::vector<at::Tensor> copies;
+  int64_t begin = 0;
+  for (const at::Tensor& one : vectors) {
+    const auto size = static_cast<int64_t>(one.nbytes());
+    copies.push_back(all.narrow(0, begin, size).view(one.scalar_type()));
+    begin += size;
   }
+  return copies;
+}
+
+/// The values of all ranks.
+/// @param own on the host
+std::vector<int64_t> gathered(const at::Tensor& own) {
+  const std::string bytes(reinterpret_cast<const char*>(own.const_data_ptr<int64_t>()),
+                          own.nbytes());
   std::string all;
   for (const std::string& part : dist::all_gather_bytes(bytes)) all += part;
   std::vector<int64_t> values(all.size() / sizeof(int64_t));
@@ -159,17 +177,19 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
   sums[3].fill_(loader.skipped());
   damaged_ = loader.damaged();
   // One exchange and one wait for the device. Counts below 2^53 are exact in float64.
-  at::Tensor all = at::cat({sums, counts.to(at::kDouble)});
-  dist::all_reduce(all);
-  all = all.cpu();
+  at::Tensor of_all_ranks = at::cat({sums, counts.to(at::kDouble)});
+  dist::all_reduce(of_all_ranks);
+  const auto host =
+      on_host({of_all_ranks, joined(records, counts.options()), joined(verdicts, sums.options())});
   dist::throw_if_aborted();  // the sums are undefined then
+  const at::Tensor& all = host[0];
   const double* const values = all.const_data_ptr<double>();
   report_on_rank_0([&] {
     data::check_skipped(loader_options_, static_cast<int64_t>(values[3]), inputs_.eval_set->size());
   });
   const double* const added = values + sums.numel() + task_->num_counts();
   const std::vector<int64_t> all_counts(values + sums.numel(), added);
-  const std::vector<int64_t> all_records = gathered(records);
+  const std::vector<int64_t> all_records = gathered(host[1]);
   std::vector<Metric> metrics = task_->metrics(all_counts, all_records);
   std::ranges::move(added_.metrics(std::vector<int64_t>(added, values + all.numel())),
                     std::back_inserter(metrics));
@@ -179,7 +199,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
           .tables = task_->tables(all_counts, all_records),
           .seen = std::move(seen),
           .worst = worst ? worst->take() : std::vector<Task::Seen>(),
-          .mistakes = worst_mistakes(verdicts, samples),
+          .mistakes = worst_mistakes(host[2], samples),
           .samples = static_cast<int64_t>(values[2]),
           .skipped = static_cast<int64_t>(values[3]),
           .wishes = all_wishes};

@@ -13,12 +13,9 @@
 namespace syncbn::train {
 namespace {
 
-std::vector<Mistake> mistakes_of(const std::vector<at::Tensor>& verdicts,
-                                 const std::vector<int64_t>& samples) {
+std::vector<Mistake> mistakes_of(const at::Tensor& verdicts, const std::vector<int64_t>& samples) {
   std::vector<Mistake> all;
-  if (verdicts.empty()) return all;
-  const at::Tensor host = at::cat(verdicts).cpu().contiguous();
-  const double* values = host.const_data_ptr<double>();
+  const double* values = verdicts.const_data_ptr<double>();
   for (size_t i = 0; i < samples.size(); ++i, values += 3) {
     if (values[1] == values[2]) continue;
     all.push_back({.sample = samples[i],
@@ -39,7 +36,7 @@ void keep_worst(std::vector<Mistake>& mistakes) {
 
 }  // namespace
 
-std::vector<Mistake> worst_mistakes(const std::vector<at::Tensor>& verdicts,
+std::vector<Mistake> worst_mistakes(const at::Tensor& verdicts,
                                     const std::vector<int64_t>& samples) {
   std::vector<Mistake> own = mistakes_of(verdicts, samples);
   // A network that has diverged has no order of losses.

@@ -19,9 +19,9 @@ struct Mistake {
 
 /// The mistakes with the highest losses, at most 24 of all ranks, the worst first; the same for any
 /// number of ranks. Every rank calls it.
-/// @param verdicts Task::verdicts() of this rank's samples
+/// @param verdicts Task::verdicts() of this rank's samples, on the host
 /// @param samples their indices in the data set
-std::vector<Mistake> worst_mistakes(const std::vector<at::Tensor>& verdicts,
+std::vector<Mistake> worst_mistakes(const at::Tensor& verdicts,
                                     const std::vector<int64_t>& samples);
 
 /// mistakes.csv: sample,label,answer,loss,name.
