@@ -21,6 +21,7 @@ namespace syncbn::test {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kStandInSide = 48;  // of image files, in pixels
@@ -185,7 +186,9 @@ TEST_P(RecipesTest, TakesStepsAndEvaluates) {
   const auto result =
       start_launched_train(2, args, {{"STAMPS", folder_.path()}}, folder_.path())->wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("\"reason\":\"finished\""));
+  const std::string log = base::read_file(folder_ / "run/log.jsonl");
+  EXPECT_THAT(log, HasSubstr("\"reason\":\"finished\",\"step\":2"));
+  EXPECT_THAT(log, ContainsRegex("\"event\":\"epoch\".*\"(val|test)_"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Configs, RecipesTest, ::testing::ValuesIn(kRecipes), [](const auto& info) {
