@@ -459,7 +459,7 @@ main()
 TEST_F(TorchrunErrorCases, TheFirstErrorIsHandedOnAsTorchrunDoes) {
   const auto ours = run(launch_command({"--nproc-per-node=2"}));
   EXPECT_EQ(ours.exit_code, 1);
-  EXPECT_THAT(ours.err, HasSubstr("    RuntimeError: sad because I raise\n"));
+  EXPECT_THAT(ours.err, HasSubstr("RuntimeError: sad because I raise\n"));
   const std::string message = reply();
   EXPECT_EQ(message, "RuntimeError: sad because I raise");
   fs::remove(folder_ / "reply.json");
@@ -470,7 +470,7 @@ TEST_F(TorchrunErrorCases, TheFirstErrorIsHandedOnAsTorchrunDoes) {
 TEST_F(TorchrunErrorCases, ARunThatRecoversHandsNoErrorOn) {
   const auto result = run(launch_command({"--max-restarts=1"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("    RuntimeError: sad because I raise\n"));
+  EXPECT_THAT(result.err, HasSubstr("RuntimeError: sad because I raise\n"));
   EXPECT_EQ(reply(), "none");
 }
 

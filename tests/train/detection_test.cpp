@@ -198,8 +198,9 @@ TEST_F(DetectionTest, PredictionsAreInPixelsOfTheOriginalImages) {
   const auto predictions = task_->predict({found}, images);
   ASSERT_EQ(predictions.size(), 1);
   ASSERT_EQ(predictions[0].rows.size(), 1);
-  EXPECT_EQ(predictions[0].rows[0], R"({"file_name":"caf\\xe9.jpg","image_id":4,"category_id":10,)"
-                                    R"("category":"dog","bbox":[30.0,30.0,90.0,60.0],"score":0.5})");
+  EXPECT_EQ(predictions[0].rows[0],
+            R"({"file_name":"caf\\xe9.jpg","image_id":4,"category_id":10,)"
+            R"("category":"dog","bbox":[30.0,30.0,90.0,60.0],"score":0.5})");
 }
 
 TEST_F(DetectionTest, ClassesWithoutTruthsAreNamed) {

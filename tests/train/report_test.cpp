@@ -532,6 +532,7 @@ TEST_F(ReportTest, CompareShowsAllOfAnErrorThatThereIsRoomFor) {
 }
 
 TEST_F(ReportTest, WarnsOfALogWithoutAReadableLine) {
+  base::init_logging(0);
   const fs::path run = add_run("run");
   for (const char* log : {"", "cut", "no JSON\n"}) {
     folder_.write("run/log.jsonl", log);
