@@ -323,8 +323,7 @@ std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
   }
   return fmt::format(
       "the box of annotation {} ([{}, {}, {}, {}]) is not within image {} ({} x {} pixels); a box "
-      "is "
-      "[x, y, width, height]",
+      "is [x, y, width, height]",
       box.id, box.x, box.y, box.width, box.height, photo.id, width, height);
 }
 

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Upper bounds on what is told of a job in which much is open.
+// Upper bounds on what is printed about one job.
 constexpr size_t kMaxCollectives = 100;
 constexpr size_t kMaxNamed = 20;  // ranks, each with its last call
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -64,9 +65,8 @@ void note_end(const std::string& log, const std::string& reason) {
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return;
   char last = '\n';
   if (what.st_size > 0 && ::pread(fd.get(), &last, 1, what.st_size - 1) != 1) return;
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
   const nlohmann::ordered_json line{
-      {"event", "end"}, {"time", std::chrono::duration<double>(now).count()}, {"reason", reason}};
+      {"event", "end"}, {"time", static_cast<double>(base::unix_ns()) / 1e9}, {"reason", reason}};
   const std::string text = (last == '\n' ? "" : "\n") +
                            line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
                            "\n";

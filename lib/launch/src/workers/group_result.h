@@ -80,8 +80,8 @@ struct FirstFailure {
   double seconds_after_start = 0;
 };
 
-/// Appends {"event":"end","time":...,"reason":...} to a worker's log, whose last line may be cut
-/// off.
+/// Appends {"event":"end","time":...,"reason":...} to a worker's log, on a line of its own. Does
+/// nothing if the log cannot be written.
 void note_end(const std::string& log, const std::string& reason);
 
 /// The result if a worker could not be started. @param file the path for execve.

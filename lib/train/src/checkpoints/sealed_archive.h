@@ -21,7 +21,7 @@ void write_sealed_archive(const Dict& dict, const std::filesystem::path& path);
 
 bool is_sealed(std::string_view bytes);
 
-/// The bytes of a file of weights or of a run, whose name it logs.
+/// Reads a file of weights or of a run, and logs its name.
 std::string load_file(const std::filesystem::path& file);
 
 /// Whether the bytes are those of Python's torch.save or of safetensors.

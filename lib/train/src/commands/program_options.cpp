@@ -159,14 +159,13 @@ bool is_configuration(const std::string& word) {
   return path.extension() == ".yaml" || path.extension() == ".yml" || run_files::is_run(path);
 }
 
-/// What is in the place of a configuration: "photos is a folder of data, no run".
+/// What a path in the place of a configuration is: "is a folder of data, no run".
 std::string describe_path(const std::filesystem::path& path) {
   std::error_code ignored;
-  if (!base::exists(path)) return "does not exist";
   for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
-    const std::string name = entry.path().filename();
-    if (name == "train" && entry.is_directory(ignored)) return "is a folder of data, no run";
-    if (entry.is_directory(ignored) && run_files::is_run(entry.path())) {
+    if (!entry.is_directory(ignored)) continue;
+    if (entry.path().filename() == "train") return "is a folder of data, no run";
+    if (run_files::is_run(entry.path())) {
       return fmt::format("holds runs, such as {}, and is none",
                          base::printable(entry.path().string()));
     }
@@ -183,7 +182,8 @@ bool refuse_path(const std::string& command, const std::string& word, config::Fa
                                  ? "; the images come first: train predict IMAGES runs/NAME"
                                  : "; name a run's folder or a YAML file";
   faults.add({}, fmt::format("{}{} {}{}", command == kTraining ? "" : command + ": ",
-                             base::printable(word), describe_path(word), advice));
+                             base::printable(word), exists ? describe_path(word) : "does not exist",
+                             advice));
   return true;
 }
 

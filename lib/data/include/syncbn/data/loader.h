@@ -64,7 +64,8 @@ struct LoaderOptions {
 /// is above 0, also up to 5, but no more than half: of a few samples one is more than 5 %.
 int64_t max_skipped(const LoaderOptions& options, int64_t samples);
 
-/// A loader knows what its own rank leaves out; whoever adds up the ranks' calls this again.
+/// Checks the number of samples that were left out. A loader checks its own rank's; call this with
+/// the sum over all ranks where that is known.
 /// @param samples of an epoch, on all ranks
 /// @throws base::UserError if `skipped` is above max_skipped()
 void check_skipped(const LoaderOptions& options, int64_t skipped, int64_t samples);
