@@ -107,7 +107,7 @@ TEST_F(ResumeTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
 }
 
 // The learning rate leaves the network as it is, so the mean loss of an epoch tells its samples.
-TEST_F(ResumeTest, GoesOnOnTheNodesThatAreLeftWithEachSampleOnceAndTheSameGlobalBatch) {
+TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatch) {
   constexpr int64_t kBatch = 14;
   constexpr int64_t kSteps = kDigits / kBatch;
   static_assert(kDigits % kBatch == 0);
@@ -134,8 +134,13 @@ TEST_F(ResumeTest, GoesOnOnTheNodesThatAreLeftWithEachSampleOnceAndTheSameGlobal
     return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}});
   };
   const auto lead = node(true);
+  const auto has_said = [&](const std::string& text) {
+    return lead->wait_until([&] { return count(lead->err(), text) > 0; });
+  };
+  ASSERT_TRUE(has_said("step 40/"));
   const auto guest = node(false);
-  ASSERT_TRUE(lead->wait_until([&] { return count(lead->err(), "step 130/") > 0; }));
+  ASSERT_TRUE(has_said("is of 1 rank and this run has 2")) << lead->err();
+  ASSERT_TRUE(has_said("step 130/")) << lead->err();
   guest->send_signal(SIGKILL);
   const auto result = lead->wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;

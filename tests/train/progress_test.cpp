@@ -163,17 +163,17 @@ TEST_F(AgentChannelTest, ProgressWritesEveryLineInOrder) {
 TEST_F(AgentChannelTest, ProgressIsLinesWhereTheLauncherDrawsNoBar) {
   AgentChannel channel(0);
   base::init_logging(0);
-  const auto lines = [&](std::optional<std::chrono::milliseconds> interval) {
+  const auto lines = [&](std::chrono::milliseconds interval, bool as_line = true) {
     ::testing::internal::CaptureStderr();
     {
-      Progress(channel, interval).show(1, 2, [] { return "loss 0.5"; });
+      Progress(channel, interval).show(1, 2, [] { return "loss 0.5"; }, as_line);
     }
     return ::testing::internal::GetCapturedStderr();
   };
   const std::chrono::milliseconds at_once{0};
   EXPECT_EQ(lines(at_once), "I step 1/2   50 %  loss 0.5  0:00\n");
   EXPECT_EQ(lines(std::chrono::hours(1)), "");
-  EXPECT_EQ(lines(std::nullopt), "");
+  EXPECT_EQ(lines(at_once, /*as_line=*/false), "");
   ::setenv("SYNCBN_AGENT_BAR", "1", 1);
   EXPECT_EQ(lines(at_once), "");
   ::unsetenv("SYNCBN_AGENT_BAR");

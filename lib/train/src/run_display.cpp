@@ -29,8 +29,7 @@ RunDisplay::RunDisplay(const Config& config, const Measures& measures, AgentChan
                        at::Device device)
     : config_(config),
       measures_(measures),
-      progress_(channel,
-                config.log_interval.value ? std::nullopt : std::optional(Progress::kLineInterval)),
+      progress_(channel),
       memory_(device) {}
 
 bool RunDisplay::clear() {
@@ -45,7 +44,7 @@ void RunDisplay::step(const Step& step, bool is_logged) {
                        config_.epochs, shown({}, step.loss), headline_, step.lr,
                        rate(step.images_per_second), 100 * step.data_wait_share, memory_.text());
   };
-  progress_.show(step.step, step.total, text);
+  progress_.show(step.step, step.total, text, /*as_line=*/!config_.log_interval.value);
   if (is_logged) progress_.log(step.step, step.total, text());
 }
 

@@ -110,14 +110,15 @@ syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, ui
 }
 
 // With LOCAL_RANK set another launcher started this worker: other ranks may write to the terminal.
-Progress::Progress(AgentChannel& channel, std::optional<std::chrono::milliseconds> line_interval)
+Progress::Progress(AgentChannel& channel, std::chrono::milliseconds line_interval)
     : channel_(channel),
       draws_(!channel && !base::env("LOCAL_RANK") && ::isatty(STDERR_FILENO) == 1),
       line_interval_(line_interval) {
   if (draws_ || (channel && base::env("SYNCBN_AGENT_BAR"))) line_interval_.reset();
 }
 
-void Progress::show(int64_t done, int64_t total, const std::function<std::string()>& text) {
+void Progress::show(int64_t done, int64_t total, const std::function<std::string()>& text,
+                    bool as_line) {
   const auto now = Clock::now();
   if (now - last_ < base::ProgressBar::kPeriod) return;
   last_ = now;
@@ -125,7 +126,11 @@ void Progress::show(int64_t done, int64_t total, const std::function<std::string
   update(channel_.send(SYNCBN_AGENT_PROGRESS, static_cast<uint64_t>(done),
                        static_cast<uint64_t>(total), shown),
          now);
-  if (line_interval_ && now - last_line_ >= *line_interval_) log(done, total, shown);
+  if (!as_line) {
+    last_line_ = now;
+  } else if (line_interval_ && now - last_line_ >= *line_interval_) {
+    log(done, total, shown);
+  }
 }
 
 void Progress::log(int64_t done, int64_t total, const std::string& text) {

@@ -65,16 +65,18 @@ class Progress {
  public:
   static constexpr std::chrono::milliseconds kLineInterval{30'000};
 
-  /// @param line_interval time between two lines where there is no terminal; empty: no lines
+  /// @param line_interval time between two lines where there is no terminal
   explicit Progress(AgentChannel& channel,
-                    std::optional<std::chrono::milliseconds> line_interval = kLineInterval);
+                    std::chrono::milliseconds line_interval = kLineInterval);
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   /// Shows `done` of `total` steps and a text (see base::ProgressState), which is asked for at most
   /// ten times a second.
-  void show(int64_t done, int64_t total, const std::function<std::string()>& text);
+  /// @param as_line false: only in a bar; the time until the next line begins now
+  void show(int64_t done, int64_t total, const std::function<std::string()>& text,
+            bool as_line = true);
 
   /// Logs the same as a line. Lines that follow each other within a tenth of a second are written
   /// at once: a small network has a thousand steps a second.
@@ -90,7 +92,7 @@ class Progress {
 
   AgentChannel& channel_;
   const bool draws_;
-  std::optional<std::chrono::milliseconds> line_interval_;
+  std::optional<std::chrono::milliseconds> line_interval_;  ///< empty: there is a bar
   base::ProgressBar bar_;
   Clock::time_point last_;
   Clock::time_point last_line_ = Clock::now();
