@@ -209,9 +209,9 @@ class JoinGuard {
 /// thread-safe.
 ///
 /// @throws base::UserError (constructor) when the module has no parameter that requires a gradient,
-///   its parameters differ between ranks in number or shape (naming both), or a module on several
-///   devices has SyncBatchNorm layers; (forward) when a parameter got no gradient in the previous
-///   step and find_unused_parameters is off; base::UnavailableError when a peer fails.
+///   or its parameters differ between ranks in number or shape (naming both); (forward) when a
+///   parameter got no gradient in the previous step and find_unused_parameters is off;
+///   base::UnavailableError when a peer fails.
 template <class Module>
 class DistributedDataParallel : public detail::DdpBase {
  public:
