@@ -297,11 +297,11 @@ TEST(FlightFileTest, RefusesMoreThanARankRecords) {
   };
   EXPECT_EQ(refusal(line("entries", FlightLayout::kCalls)), "") << "damaged";
   EXPECT_EQ(refusal(line("entries", 1001)),
-            "file is no flight record of syncbn-launch: line 2 has 1001 calls in 0 groups, and no "
-            "rank's more than 1000 in 1024");
+            "file is no flight record of syncbn-launch: line 2 has 1001 calls in 0 groups; the "
+            "record of a rank has at most 1000 in 1024");
   EXPECT_THAT(refusal(line("pg_config", 1025)), HasSubstr("line 2 has 0 calls in 1025 groups"));
   EXPECT_THAT(refusal(std::string((4 << 20) + 1, ' ')),
-              HasSubstr("line 2 has 4194305 bytes, and no rank's more than 4194304"));
+              HasSubstr("line 2 has 4194305 bytes; the record of a rank has at most 4194304"));
   // Nothing that copies it takes all of the stack.
   std::string deep = head;
   const size_t list = deep.find("\"missing\":[") + 11;

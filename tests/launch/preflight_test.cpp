@@ -204,7 +204,7 @@ TEST(LaunchPreflightTest, AGpuThatEndsItsProcessIsNamed) {
 }
 
 TEST(LaunchPreflightTest, ADriverThatCannotBeLoadedIsNamedIfThereAreGpus) {
-  if (::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != nullptr) return;
+  SYNCBN_SKIP_UNLESS(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) == nullptr, "no-cuda-driver");
   const auto gpus = launch::measure_gpus(2, std::chrono::seconds(100));
   ASSERT_EQ(gpus.size(), 1U);
   EXPECT_THAT(gpus[0].error, HasSubstr("dlopen: libcuda.so.1: cannot open shared object file"));

@@ -76,6 +76,8 @@ TEST(FailureReportTest, DoesNotRepeatAnErrorMessageThatIsOnStderr) {
   EXPECT_THAT(render_report(report), Not(HasSubstr("(from ")));
   report.stderr_tail = {"worse"};
   EXPECT_THAT(render_report(report), HasSubstr("(from "));
+  report.error_message = "\nbelow an empty line";
+  EXPECT_THAT(render_report(report), HasSubstr("below an empty line"));
 }
 
 TEST(FailureReportTest, DoesNotShowWarningsAsTheReason) {

@@ -20,6 +20,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -33,6 +34,7 @@
 #include "launch/launcher.h"
 #include "launch/nodes.h"
 #include "nodes/master_port.h"
+#include "ssh/node_protocol.h"
 #include "store/store_client.h"
 #include "support/connection.h"
 #include "support/eventually.h"
@@ -176,6 +178,19 @@ TEST(LaunchSecurityTest, ADeepMessageEndsNoLauncher) {
   EXPECT_THAT(result.err, HasSubstr(std::string("node 1 (deep) sent ") + launch::kBadMessage));
 }
 
+TEST(LaunchSecurityTest, ADeepReportOfANodeOverSshIsNoMessage) {
+  const std::string deep = std::string(500'000, '[') + std::string(500'000, ']');
+  const auto is_message = [](const std::string& failure) {
+    const nlohmann::json message{
+        {"type", "ended"}, {"exit_code", 1}, {"report", "{\"failure\":" + failure + "}"}};
+    return launch::NodeMessage::parse(message.dump()).has_value();
+  };
+  EXPECT_TRUE(is_message("null"));
+  EXPECT_FALSE(is_message(deep));
+  EXPECT_FALSE(
+      launch::NodeMessage::parse(R"({"type":"ended","exit_code":1,"report":)" + deep + "}"));
+}
+
 TEST(LaunchSecurityTest, ANodeThatNeverEndsDoesNotHoldUpTheEnd) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {"--shutdown_timeout=0.1"}, until_go());
@@ -185,7 +200,9 @@ TEST(LaunchSecurityTest, ANodeThatNeverEndsDoesNotHoldUpTheEnd) {
   lead.send_signal(SIGTERM);
   // Sends heartbeats until node 0 gives it up, 30 s later.
   while (send_to(stranger, "{\"type\":\"alive\"}\n")) ::usleep(500'000);
-  EXPECT_EQ(lead.wait().exit_code, 143);
+  const auto result = lead.wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.err, HasSubstr("node 1 (endless): its workers have not ended in time; it counts"));
 }
 
 TEST(LaunchSecurityTest, IdleConnectionsAreDroppedAtTheirDeadlineAndKeepNobodyOut) {

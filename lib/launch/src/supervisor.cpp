@@ -186,7 +186,7 @@ GroupResult Supervisor::run_attempt() {
   WorkerGroup workers(run, context_);
   GroupResult result = workers.run();
   records_ = workers.take_records();
-  if (!result.resume.empty()) resume_ = result.resume;
+  if (result.resume) resume_ = *result.resume;
   return result;
 }
 

@@ -36,9 +36,11 @@ enum syncbn_agent_kind {
                                take `done` milliseconds longer than usual */
   SYNCBN_AGENT_TIMEOUT = 7, /* without a --hang_timeout, this worker hangs if it makes no progress
                                for `done` milliseconds; 0: never */
-  SYNCBN_AGENT_LOG = 8,   /* `text` is a file of JSON lines. If the job fails, the launcher appends
-                             {"event":"end","time":...,"reason":...} with the first failure */
-  SYNCBN_AGENT_RESUME = 9 /* `text` is the command that continues the job; printed if it fails */
+  SYNCBN_AGENT_LOG = 8,   /* `text` is the absolute path of a file of JSON lines. If the job fails,
+                             the launcher appends {"event":"end","time":...,"reason":...} with the
+                             first failure */
+  SYNCBN_AGENT_RESUME = 9 /* `text` is the command that resumes the job; printed if it fails. Send
+                             neither of these if it does not fit */
 };
 
 /* All numbers little-endian, as on every machine this runs on. */

@@ -201,7 +201,8 @@ class Story {
       text += absence(group, *ranks_.at(*absent.begin()));
       absent.erase(absent.begin());
     }
-    if (!absent.empty()) text += fmt::format("  {} have not either\n", list_of(absent));
+    if (!absent.empty())
+      text += fmt::format("  {} {} not either\n", list_of(absent), verb(absent, "has", "have"));
     if (!finished.empty()) text += fmt::format("  {} finished it\n", list_of(finished));
     if (!unknown.empty()) text += fmt::format("  nothing is known of {}\n", list_of(unknown));
     if (all_came) text += "  all ranks of the group have called it\n";

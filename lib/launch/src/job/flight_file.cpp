@@ -229,15 +229,21 @@ std::string FlightFile::text() const {
   return text.text(*this);
 }
 
-bool FlightText::add(const RankRecord& record) {
+void FlightText::add(const RankRecord& record) {
   const std::string line = json_line(json_of(record));
-  if (line.size() > kMaxLine || lines_.size() + line.size() > kMaxText) return false;
+  if (line.size() > kMaxLine || lines_.size() + line.size() > kMaxText) {
+    left_out_.push_back(record.rank);
+    return;
+  }
   ranks_.push_back(record.rank);
   lines_ += line;
-  return true;
 }
 
 std::string FlightText::text(const FlightFile& head) const {
+  std::vector<FlightFile::Missing> missing = head.missing;
+  if (!left_out_.empty()) {
+    missing.push_back({.node = "all nodes", .ranks = left_out_, .why = "the file is full"});
+  }
   return json_line({{"format", kFormat},
                     {"job", head.job},
                     {"attempt", head.attempt},
@@ -246,7 +252,7 @@ std::string FlightText::text(const FlightFile& head) const {
                     {"unix_ns", head.unix_ns},
                     {"ranks", ranks_},
                     {"has_all_nodes", head.has_all_nodes},
-                    {"missing", json_of(head.missing)}}) +
+                    {"missing", json_of(missing)}}) +
          lines_ + json_line({{"complete", true}});
 }
 
@@ -275,8 +281,8 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
   file.is_complete = false;
   for (size_t number = 2; std::getline(lines, line); ++number) {
     if (line.size() > kMaxLine) {
-      refuse(fmt::format(": line {} has {} bytes, and no rank's more than {}", number, line.size(),
-                         kMaxLine));
+      refuse(fmt::format(": line {} has {} bytes; the record of a rank has at most {}", number,
+                         line.size(), kMaxLine));
     }
     const Json json = parse_json(line);
     const auto count = [&json](const char* key) {
@@ -284,9 +290,10 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
     };
     if (count("entries") > base::FlightLayout::kCalls ||
         count("pg_config") > base::FlightLayout::kGroups) {
-      refuse(fmt::format(": line {} has {} calls in {} groups, and no rank's more than {} in {}",
-                         number, count("entries"), count("pg_config"), base::FlightLayout::kCalls,
-                         base::FlightLayout::kGroups));
+      refuse(fmt::format(
+          ": line {} has {} calls in {} groups; the record of a rank has at most {} in {}", number,
+          count("entries"), count("pg_config"), base::FlightLayout::kCalls,
+          base::FlightLayout::kGroups));
     }
     try {
       file.is_complete = json.contains("complete");

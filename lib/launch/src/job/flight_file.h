@@ -16,7 +16,7 @@ namespace syncbn::launch {
 /// about the job; then each rank has a line, whose object has the form of torch's flight records,
 /// with some keys more; the last line says that the file is complete.
 struct FlightFile {
-  /// More than the longest file.
+  /// Upper bound on a file, in bytes: 128 MiB of records and the first line.
   static constexpr size_t kMaxBytes = size_t{132} << 20;
 
   /// A node whose records the file of all nodes lacks.
@@ -53,13 +53,15 @@ std::vector<FlightFile::Missing> missing_in(const nlohmann::json& json);
 /// Makes the text of such a file from one record after the other.
 class FlightText {
  public:
-  /// Returns whether the record was added: not if its line or the text would become too long.
-  bool add(const RankRecord& record);
+  /// Leaves the record out if its line or the text would become too long.
+  void add(const RankRecord& record);
+  /// Names the ranks that were left out as missing.
   /// @param head what the first line tells, but for the ranks.
   std::string text(const FlightFile& head) const;
 
  private:
   std::vector<int> ranks_;
+  std::vector<int> left_out_;
   std::string lines_;
 };
 

@@ -143,19 +143,16 @@ JobRecords JobRecords::of(const Json& head) {
 }
 
 std::string JobRecords::text() const {
-  FlightFile head{.job = job,
-                  .attempt = attempt,
-                  .world_size = world_size,
-                  .why = why,
-                  .has_all_nodes = true,
-                  .missing = missing};
+  const FlightFile head{.job = job,
+                        .attempt = attempt,
+                        .world_size = world_size,
+                        .why = why,
+                        .has_all_nodes = true,
+                        .missing = missing};
   FlightText lines;
-  FlightFile::Missing left_out{.node = "all nodes", .ranks = {}, .why = "the file is full"};
   for (const auto& [rank, message] : messages) {
-    const auto record = record_in(parse_json(message));
-    if (record && !lines.add(*record)) left_out.ranks.push_back(rank);
+    if (const auto record = record_in(parse_json(message))) lines.add(*record);
   }
-  if (!left_out.ranks.empty()) head.missing.push_back(std::move(left_out));
   return lines.text(head);
 }
 

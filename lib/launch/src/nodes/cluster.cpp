@@ -253,7 +253,10 @@ void Cluster::handle_message(const Json& message) {
   if (type == "waiting") notices_.push_back(text("message"));
   if (type == "pause") paused_ = true;
   if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
-  if (type == "stop" && message.at("attempt") == attempt_) stop_reason_ = text("what");
+  if (type == "stop" && message.at("attempt") == attempt_) {
+    stop_reason_ = text("what");
+    stop_is_failure_ = message.at("failed").get<bool>();
+  }
   if (type == "inquire") is_asked_ = true;
   if (type == "ask_records") {
     asks_for_records_ = true;
@@ -358,7 +361,10 @@ void Cluster::lose_coordinator() {
 
 void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
   if (!finish_) finish_ = Finish{exit_code, what, is_ours};
-  if (stop_reason_.empty()) stop_reason_ = what;  // workers may still run
+  if (stop_reason_.empty()) {  // workers may still run
+    stop_reason_ = what;
+    stop_is_failure_ = exit_code != base::kExitOk;
+  }
   // Nobody reads further messages: they would wake the poll loop again and again.
   for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
                        connecting_ ? connecting_.get() : -1}) {

@@ -64,6 +64,7 @@ class Cluster {
   const std::optional<Finish>& finish() const { return finish_; }
   /// Why this node must stop its workers, or "".
   const std::string& stop_reason() const { return stop_reason_; }
+  bool stop_is_failure() const { return stop_is_failure_; }  ///< and no change of the nodes
   /// Whether another launcher wants to know what the workers of this node do; once for each
   /// question. Answer by report_workers().
   bool take_inquiry() { return std::exchange(is_asked_, false); }
@@ -168,6 +169,7 @@ class Cluster {
   std::optional<Assignment> start_;
   std::optional<Finish> finish_;
   std::string stop_reason_;
+  bool stop_is_failure_ = false;
   std::vector<std::string> notices_;
 };
 

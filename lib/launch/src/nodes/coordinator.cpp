@@ -390,9 +390,13 @@ void Coordinator::handle_times() {
   if (end_by_ && now >= *end_by_) {
     end_by_.reset();
     for (const auto& [rank, node] : peers_.nodes()) {
-      if (node->takes_part && !node->ended && !node->paused) {
-        node->refuse(base::kExitUnavailable, "its workers have not ended in time");
+      if (!node->takes_part || node->ended) continue;
+      if (node->paused) {
+        end_by_ = now + kEndPatience;
+        continue;
       }
+      notices_.push_back(node->name() + ": its workers have not ended in time; it counts as lost");
+      node->refuse(base::kExitUnavailable, "its workers have not ended in time");
     }
   }
   const bool compares = state_ == State::kRunning && options_.straggler_interval.count() > 0;
@@ -564,7 +568,8 @@ bool Coordinator::leaves_out(int rank, const std::string& text) {
 
 void Coordinator::stop_attempt(const std::string& text) {
   end_by_ = Clock::now() + options_.shutdown_timeout + kEndPatience;
-  peers_.send_to_nodes({{"type", "stop"}, {"attempt", attempt_}, {"what", text}});
+  peers_.send_to_nodes(
+      {{"type", "stop"}, {"attempt", attempt_}, {"failed", failed_}, {"what", text}});
 }
 
 void Coordinator::end_attempt() {

@@ -5,7 +5,9 @@
 #include <syncbn/base/error.h>
 
 #include <nlohmann/json.hpp>
+
 #include <utility>
+#include "common/json_messages.h"
 
 namespace syncbn::launch {
 namespace {
@@ -74,7 +76,7 @@ std::optional<AssignedRanks> TorchrunLead::ranks() {
   if (!store_.wait_done()) return std::nullopt;
   const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), answer_deadline());
   try {
-    return AssignedRanks::of(nlohmann::json::parse(text));
+    return AssignedRanks::of(parse_json(text));
   } catch (const nlohmann::json::exception&) {
     throw base::UnavailableError(
         fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));

@@ -99,9 +99,10 @@ std::string render_report(const FailureReport& report) {
                            base::format_seconds(report.seconds_after_start)));
   if (!report.hang.empty()) line("hang", report.hang);
   const std::string message_begin = report.error_message.substr(0, report.error_message.find('\n'));
-  const bool is_in_tail = std::ranges::any_of(report.stderr_tail, [&](const std::string& one) {
-    return one.find(message_begin) != one.npos;
-  });
+  const bool is_in_tail = !message_begin.empty() &&
+                          std::ranges::any_of(report.stderr_tail, [&](const std::string& one) {
+                            return one.ends_with(message_begin);
+                          });
   if (!report.error_message.empty() && !is_in_tail) {
     line("error", fmt::format("(from {})", report.error_file));
     const std::string message =

@@ -19,6 +19,8 @@
 #include <sstream>
 #include <utility>
 
+#include "common/json_messages.h"
+
 namespace syncbn::launch {
 namespace {
 
@@ -176,7 +178,7 @@ base::UniqueFd LogFolder::open(const fs::path& path) {
 std::string LogFolder::error_message(int local_rank) const {
   constexpr size_t kMaxBytes = 1 << 20;
   std::string text = read_regular(error_file(local_rank), 0, kMaxBytes);
-  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto json = parse_json(text);
   // {"message": {"message": "ValueError: …", "extraInfo": {…}}} or {"message": "…"}
   for (const char* path : {"/message/message", "/message"}) {
     const nlohmann::json::json_pointer pointer(path);

@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/json_messages.h"
 #include "preflight/link_check.h"
 #include "preflight/machine_figures.h"
 #include "store/store_client.h"
@@ -191,7 +192,7 @@ int run_preflight_worker(const std::string& folder) {
   std::vector<MachineFigures> all;
   all.reserve(static_cast<size_t>(nodes));
   for (int one = 0; one < nodes; ++one) {
-    all.push_back(MachineFigures::of(nlohmann::json::parse(exchange.of(one, "figures"))));
+    all.push_back(MachineFigures::of(parse_json(exchange.of(one, "figures"))));
   }
   const int exit_code = report(all);
   exchange.publish("verdict", "");

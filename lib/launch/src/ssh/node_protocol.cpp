@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
+#include "common/json_messages.h"
 #include "output/output.h"
 
 namespace syncbn::launch {
@@ -61,7 +62,7 @@ std::optional<NodeMessage> read(const Json& message) {
   return NodeMessage{.kind = NodeMessage::Kind::kEnded,
                      .exit_code = static_cast<int>(code),
                      .text = report,
-                     .tells_failure = !Json::parse(report).at("failure").is_null()};
+                     .tells_failure = !parse_json(report).at("failure").is_null()};
 }
 
 }  // namespace
@@ -117,7 +118,7 @@ std::string NodeMessage::line(const std::string& mark) const {
 
 std::optional<NodeMessage> NodeMessage::parse(std::string_view text) {
   try {
-    return read(Json::parse(text));
+    return read(parse_json(text));
   } catch (const Json::exception&) {
     return std::nullopt;
   }

@@ -9,6 +9,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/shell.h>
+#include <syncbn/base/signal_mask.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,7 +17,10 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <future>
 #include <nlohmann/json.hpp>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "job/flight_file.h"
@@ -41,6 +45,22 @@ fs::path counter_file() {
   return "/proc/vmstat";
 }
 
+void append_end(const std::string& log, const std::string& reason) {
+  const base::UniqueFd fd(
+      ::open(log.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+  struct stat what {};
+  if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return;
+  char last = '\n';
+  if (what.st_size > 0 && ::pread(fd.get(), &last, 1, what.st_size - 1) != 1) return;
+  const nlohmann::ordered_json line{
+      {"event", "end"}, {"time", static_cast<double>(base::unix_ns()) / 1e9}, {"reason", reason}};
+  const std::string text = (last == '\n' ? "" : "\n") +
+                           line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+                           "\n";
+  // A disk may be full.
+  [[maybe_unused]] const ssize_t written = ::write(fd.get(), text.data(), text.size());
+}
+
 }  // namespace
 
 OomWatch::OomWatch() : file_(counter_file()), before_(kills()) {}
@@ -58,20 +78,20 @@ uint64_t OomWatch::kills() const {
   return 0;
 }
 
-void note_end(const std::string& log, const std::string& reason) {
-  const base::UniqueFd fd(
-      ::open(log.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
-  struct stat what {};
-  if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return;
-  char last = '\n';
-  if (what.st_size > 0 && ::pread(fd.get(), &last, 1, what.st_size - 1) != 1) return;
-  const nlohmann::ordered_json line{
-      {"event", "end"}, {"time", static_cast<double>(base::unix_ns()) / 1e9}, {"reason", reason}};
-  const std::string text = (last == '\n' ? "" : "\n") +
-                           line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-                           "\n";
-  // A disk may be full.
-  [[maybe_unused]] const ssize_t written = ::write(fd.get(), text.data(), text.size());
+bool note_end(const std::string& log, const std::string& reason) {
+  constexpr std::chrono::seconds kPatience(1);
+  std::promise<void> promise;
+  const std::future<void> written = promise.get_future();
+  try {
+    const base::SignalMask none;
+    std::thread([log, reason, promise = std::move(promise)]() mutable {
+      append_end(log, reason);
+      promise.set_value();
+    }).detach();
+  } catch (const std::system_error&) {
+    return true;  // no room for a thread
+  }
+  return written.wait_for(kPatience) == std::future_status::ready;
 }
 
 GroupResult start_failure(const Worker& worker, const std::string& file) {

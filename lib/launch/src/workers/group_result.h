@@ -71,7 +71,8 @@ struct GroupResult {
   std::optional<int> signal = {};             ///< sent to the launcher, before or after the failure
   FailureCause cause = {};                    ///< of `failure`
   std::string of_job = {};                    ///< the job's first failure if it is another node's
-  std::string resume = {};  ///< the command that continues the job, unless a worker said
+  /// The command that resumes the job; "" if a worker has printed it, empty if none is known.
+  std::optional<std::string> resume = {};
 };
 
 struct FirstFailure {
@@ -81,8 +82,9 @@ struct FirstFailure {
 };
 
 /// Appends {"event":"end","time":...,"reason":...} to a worker's log, on a line of its own. Does
-/// nothing if the log cannot be written.
-void note_end(const std::string& log, const std::string& reason);
+/// nothing if the log cannot be written. Returns false if the file server does not answer within a
+/// second.
+bool note_end(const std::string& log, const std::string& reason);
 
 /// The result if a worker could not be started. @param file the path for execve.
 GroupResult start_failure(const Worker& worker, const std::string& file);

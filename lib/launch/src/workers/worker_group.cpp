@@ -83,7 +83,7 @@ GroupResult WorkerGroup::run() {
     keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
   }
   for (size_t i = 0; i < workers_.size(); ++i) workers_[i].pipes.drain(sink(i));
-  if (keeper_is_lost && running() > 0) lost_keeper();
+  if (keeper_is_lost && running() > 0) handle_lost_keeper();
   for (size_t i = 0; i < workers_.size(); ++i) {
     run_.output.finish(i, Stream::kOut);
     run_.output.finish(i, Stream::kErr);
@@ -92,17 +92,18 @@ GroupResult WorkerGroup::run() {
   GroupResult ended = result();
   for (const Worker& worker : workers_) {
     const int code = exit_code_of(worker.wait_status.value_or(SIGKILL));
-    // With these a worker has said it.
+    // A worker that exits with one of these codes has printed the command itself.
     const bool has_stopped = code == base::kExitOk || code == base::kExitPreempted ||
                              code == base::kExitSignalBase + SIGINT;
     const std::string& resume = worker.progress.notes().resume;
-    if (!has_stopped && !resume.empty()) ended.resume = resume;
+    if (!resume.empty()) ended.resume = has_stopped ? "" : resume;
   }
   return ended;
 }
 
-/// A result that was known before stays.
-void WorkerGroup::lost_keeper() {
+/// After the keeper was killed. Throws, unless a failure or a signal had ended the attempt before:
+/// then that result stays.
+void WorkerGroup::handle_lost_keeper() {
   run_.output.clear_live();
   const std::string what = fmt::format(
       "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid());
@@ -274,7 +275,9 @@ void WorkerGroup::handle_cluster() {
         run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node"));
     stopped_for_ = run_.cluster->stop_reason();
   }
-  note_in_logs(run_.cluster->stop_reason(), nullptr);
+  if (run_.cluster->stop_is_failure()) {
+    note_in_logs("an error: " + run_.cluster->stop_reason(), nullptr);
+  }
   end_workers(SIGTERM);
 }
 
@@ -355,7 +358,7 @@ void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) 
   for (Worker& worker : workers_) {
     watch_.read(worker);
     const std::string& log = worker.progress.notes().log;
-    if (!log.empty() && &worker != except) note_end(log, reason);
+    if (!log.empty() && &worker != except && !note_end(log, reason)) return;
   }
 }
 

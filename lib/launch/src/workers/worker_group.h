@@ -60,7 +60,7 @@ class WorkerGroup {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void lost_keeper();
+  void handle_lost_keeper();
   void start();
   base::UniqueFd share_secret_of_workers() const;
   /// Opens what the worker writes to: a log file, or a pipe, whose other end goes to `reader`.

@@ -24,7 +24,7 @@ namespace syncbn::base {
 class Handshake {
  public:
   enum class Side { kClient, kServer };
-  /// Bytes of a line, at most.
+  /// Upper bound on a line of the handshake, in bytes.
   static constexpr size_t kMaxLine = 1024;
 
   /// Both ends, as the messages name them.
