@@ -479,6 +479,8 @@ TEST(UnlabelledImagesTest, AreAllFilesOfAFolderThatCanBeDecoded) {
   folder.write("b/0.png", base::read_file(test::kImages / "png_grey8.png"));
   folder.write("a.jpg", test::write_jpeg(picture(13, 11)));
   folder.write("a.txt", "no image");
+  folder.write(".hidden.png", base::read_file(test::kImages / "png_grey8.png"));
+  folder.write(".ipynb_checkpoints/a.jpg", "a copy");
   UnlabelledImagesOptions options;
   options.images = folder.path();
   options.test_transforms = kEightByEight;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <mutex>
 
 #include <syncbn/base/cpus.h>
@@ -359,7 +360,11 @@ Batch Loader::result_of(PendingBatch& pending) {
       throw base::UserError(fmt::format("{} ({})", text, options_.on_error_advice));
     }
     if (is_new) spdlog::warn("cannot be used: {}", text);
-    check_skipped(options_, ++skipped_, std::ssize(order_) * sampler_->num_replicas());
+    // Samplers may round to a multiple of the replicas.
+    const int64_t replicas = sampler_->num_replicas();
+    const int64_t drawn = std::ssize(order_) * replicas;
+    const auto all = static_cast<int64_t>(maker_->samples()->size());
+    check_skipped(options_, ++skipped_, std::abs(drawn - all) < replicas ? all : drawn);
     const bool is_empty = std::ssize(pending.faults) == std::ssize(pending.indices);
     if (is_empty && !options_.empty_batches) {
       throw base::UserError("no sample of a batch could be read; one is " + text);

@@ -24,11 +24,15 @@ void list_files_below(const fs::path& folder, UnlabelledImages& found) {
       folder, fs::directory_options::follow_directory_symlink, error);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     std::error_code ignored;
+    if (entry->path().filename().string().starts_with('.')) {  // hidden, as for image_folder
+      if (entry->is_directory(ignored)) entry.disable_recursion_pending();
+      continue;
+    }
     if (!entry->is_regular_file(ignored)) continue;
     const fs::path file = entry->path().lexically_relative(folder);
     if (detail::is_decoded(file.extension().string())) {
       found.files.push_back(file);
-    } else if (!file.filename().string().starts_with('.')) {
+    } else {
       found.others.push_back(file);
     }
   }

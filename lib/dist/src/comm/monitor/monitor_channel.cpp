@@ -27,7 +27,7 @@ constexpr char kStoreKey[] = "syncbn/monitor";
 constexpr int kTickMilliseconds = 250;
 // Time limit for the hello, which ranks send at once.
 constexpr std::chrono::seconds kGreetingTime(30);
-// After this, one without a hello makes room if there are too many.
+// A connection without a hello that is older is dropped when there are too many.
 constexpr std::chrono::seconds kUndisturbedTime(1);
 // Upper bound on the bytes of the hello. Later messages have none: a leave notice grows with the
 // number of groups.
@@ -277,8 +277,8 @@ void MonitorChannel::run() {
     {
       const std::lock_guard lock(mutex_);
       if (stop_) return;
-      accept_links();
       messages = read_links();
+      accept_links();  // it may drop one that has said nothing
     }
     for (const Message& message : messages) dispatch(message);
     if (Clock::now() < next_tick) continue;
@@ -311,16 +311,17 @@ void MonitorChannel::accept_links() {
   const auto most = world_size_ + kMaxStrangers;
   for (auto unknown = std::ranges::count_if(links_, is_unknown);; ++unknown) {
     const auto oldest = unknown < most ? links_.end() : std::ranges::find_if(links_, is_unknown);
-    if (oldest != links_.end()) {
-      may_accept_ = std::chrono::steady_clock::now() - oldest->since > kUndisturbedTime;
-      if (!may_accept_) return;
-      links_.erase(oldest);
-      --unknown;
-    }
+    const bool is_full = oldest != links_.end();
+    may_accept_ = !is_full || std::chrono::steady_clock::now() - oldest->since > kUndisturbedTime;
+    if (!may_accept_) return;
     base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd) {
       may_accept_ = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
       return;
+    }
+    if (is_full) {
+      links_.erase(oldest);
+      --unknown;
     }
     links_.emplace_back(std::move(fd), base::Handshake::Side::kServer);
   }

@@ -44,7 +44,8 @@ Reason reason() {
     why.text = plain_message(error);
     why.is_timeout = dynamic_cast<const TimedOut*>(&error) != nullptr;
   }
-  const size_t place = why.text.starts_with("[/") ? why.text.find("] ") : std::string::npos;
+  const bool has_file = why.text.starts_with("[/") || why.text.starts_with("[.");
+  const size_t place = has_file ? why.text.find("] ") : std::string::npos;
   if (place != std::string::npos) why.text.erase(0, place + 2);
   // Timeouts of Gloo and libtorch have the types of their other errors.
   why.is_timeout = why.is_timeout || why.text.starts_with("Timed out waiting ") ||
