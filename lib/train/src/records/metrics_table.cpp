@@ -15,6 +15,12 @@
 #include "common/csv.h"
 
 namespace syncbn::train {
+namespace {
+
+// Bytes of rows that wait for write(), at most: a resumed run adds those of its whole log.
+constexpr size_t kMaxWaiting = 65536;
+
+}  // namespace
 
 MetricsTable::MetricsTable(std::filesystem::path file)
     : file_(std::move(file)), columns_({"event", "time", "epoch", "step"}) {
@@ -44,6 +50,7 @@ void MetricsTable::add(const LogRecord& record) {
   }
   rows_.append(columns_.size() - 1 - at, ',');
   rows_ += '\n';
+  if (rows_.size() > kMaxWaiting) write();
 }
 
 void MetricsTable::write() {

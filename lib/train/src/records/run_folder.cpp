@@ -10,12 +10,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
+#include <vector>
 
 #include "common/append_file.h"
 #include "records/folder_lock.h"
@@ -46,14 +48,35 @@ std::string json_number(double value) {
   return std::isfinite(value) ? fmt::format("{}", value) : "null";
 }
 
-/// The records of a log.
-std::vector<LogRecord> records_of(const std::string& log) {
-  std::vector<LogRecord> records;
-  std::istringstream lines(log);
-  for (std::string line; std::getline(lines, line);) {
-    if (auto record = parse_record(line)) records.push_back(*std::move(record));
+/// Calls `take` with each line. A log is never in memory as a whole: in a week it grows to hundreds
+/// of MB.
+void each_line(const fs::path& log, const std::function<void(const std::string&)>& take) {
+  std::ifstream lines(log);
+  for (std::string line; std::getline(lines, line);) take(line);
+  if (!lines.is_open() || lines.bad()) {
+    base::throw_file_error(fmt::format("cannot read {}", log.string()), errno);
   }
-  return records;
+}
+
+void each_record(const fs::path& log, const std::function<void(const LogRecord&)>& take) {
+  each_line(log, [&](const std::string& line) {
+    if (const auto record = parse_record(line)) take(*record);
+  });
+}
+
+/// Writes the log again: the lines that `keeps` tells, and then `last` unless it is empty.
+void rewrite(const fs::path& log, const std::vector<bool>& keeps, const std::string& last) {
+  base::write_file_atomically(log, [&](const fs::path& file) {
+    std::ofstream to(file, std::ios::binary);
+    size_t number = 0;
+    each_line(log, [&](const std::string& line) {
+      const bool is_new = number >= keeps.size();  // a launcher's note
+      if (is_new || keeps[number]) to << line << '\n';
+      ++number;
+    });
+    if (!last.empty()) to << last << '\n';
+    if (!to.flush()) base::throw_file_error(fmt::format("cannot write {}", log.string()), errno);
+  });
 }
 
 /// Curves of each rank, as far as TensorBoard can show them.
@@ -209,8 +232,8 @@ void RunFolder::add_record(const LogRecord& record) {
 void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {
   write_lines();
   events_.restart_at(step + 1);
-  std::istringstream text(base::read_file(path_ / run_files::kLog));
-  std::string kept;
+  const fs::path log = path_ / run_files::kLog;
+  std::vector<bool> keeps;
   const Json last = epoch_line.empty() ? Json::object() : Json::parse(epoch_line);
   const auto is_last = [&](const Json& line) {
     return field_of<int64_t>(line, "epoch", 0) == field_of<int64_t>(last, "epoch", 0) &&
@@ -218,7 +241,7 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
   };
   bool has_epoch = epoch_line.empty();
   bool is_changed = false;
-  for (std::string line; std::getline(text, line);) {
+  each_line(log, [&](const std::string& line) {
     const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     // A full disk may have cut off the last line.
     const bool is_whole = json.is_object();
@@ -227,23 +250,19 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     const bool repeats = ((event == "step" || event == "step_time" || is_epoch) &&
                           field_of<int64_t>(json, "step", 0) > step) ||
                          (is_epoch && field_of<int64_t>(json, "epoch", 0) > epochs);
-    if (!is_whole || repeats) {
-      is_changed = true;
-      continue;
-    }
+    keeps.push_back(is_whole && !repeats);
+    is_changed = is_changed || !keeps.back();
     // Another node's line has times of its own.
-    has_epoch = has_epoch || (event == "epoch" && is_last(json));
-    kept += line + "\n";
-  }
+    has_epoch = has_epoch || (keeps.back() && is_epoch && is_last(json));
+  });
+  if (has_epoch && !is_changed) return;
+  rewrite(log, keeps, has_epoch ? "" : epoch_line);
   if (!has_epoch) {
-    kept += epoch_line + "\n";
     if (const auto record = parse_record(epoch_line)) events_.add(*record);
   }
-  if (has_epoch && !is_changed) return;
-  base::write_file_atomically(path_ / run_files::kLog, kept);
   open_log();
   metrics_ = MetricsTable(path_ / run_files::kMetrics);
-  for (const LogRecord& record : records_of(kept)) metrics_.add(record);
+  each_record(log, [&](const LogRecord& record) { metrics_.add(record); });
 }
 
 void RunFolder::open_log() {
@@ -255,10 +274,10 @@ void RunFolder::open_records() {
   metrics_ = MetricsTable(path_ / run_files::kMetrics);
   events_ = EventFile(path_);
   events_.begin_session(config::parse_yaml(config_, run_files::kConfig));
-  for (const LogRecord& record : records_of(base::read_file(path_ / run_files::kLog))) {
+  each_record(path_ / run_files::kLog, [&](const LogRecord& record) {
     metrics_.add(record);
     if (!has_events) events_.add(record);
-  }
+  });
 }
 
 void RunFolder::restore_removed() {
