@@ -240,7 +240,7 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudge
                                                "--data.train=test", "--data.test=train"});
   EXPECT_EQ(evaluation.exit_code, base::kExitUsage) << evaluation.err;
   EXPECT_THAT(evaluation.err,
-              ContainsRegex("1 of 1[68] test samples could not be read, more than the 0 that "));
+              HasSubstr("1 of 17 test samples could not be read, more than the 0 that "));
   EXPECT_THAT(base::read_file(folder_ / "beyond/log.jsonl"),
               ContainsRegex(R"("event":"end",[^\n]*"reason":"an error: )"));
 }

@@ -127,7 +127,7 @@ TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatc
         "--nnodes=1:2",
         "--rdzv_backend=c10d",
         endpoint,
-        fmt::format("--rdzv_conf=last_call_timeout=1000,is_host={}", leads),
+        fmt::format("--rdzv_conf=last_call_timeout=1,is_host={}", leads),
         "train"};
     const auto more = args("run", options);
     words.insert(words.end(), more.begin(), more.end());

@@ -366,7 +366,6 @@ def query(number, *fields):
         struct.pack("<Q", one) if isinstance(one, int) else struct.pack("<Q", len(one)) + one for one in fields)
 
 
-GET, LIST_KEYS = 3, 17
 # One of each kind that clients of the store and launchers send, after a greeting.
 QUERIES = [b"\x00" + struct.pack("<I", 0x3C85F7CE), *(query(*one) for one in (
     (1, b"/a", b"1"), (2, b"/a", b"1", b"2"), (3, b"/a"), (4, b"/b", 7), (5, 1, b"/a"), (6, 1, b"/c"), (7,), (8, b"/a"),
@@ -379,9 +378,6 @@ LAUNCHERS_MESSAGES = [b"syncbn-agent 3\n", *(json.dumps(one).encode() + b"\n" fo
     {"type": "end", "exit_code": 1, "what": "x"}, {"type": "ended", "attempt": 0}, {"type": "leave"}, {"type": "alive"},
     {"type": "workers", "workers": [{"rank": 0}]}, {"type": "stalled", "attempt": 0, "seconds": 3.5, "ends": True})),
     b"syncbn-agent 3 token " + b"0" * 64 + b"\n", b"proof " + b"0" * 64 + b"\n"]
-MONITORS_MESSAGES = [b"syncbn-monitor 1\n", *(b"\t".join(one) + b"\n" for one in (
-    (b"1", b"0", b"hello", b"0" * 32, b"x, process 1"), (b"1", b"-1", b"end", b"1", b"x"), (b"1", b"-1", b"leave"))),
-    b"syncbn-monitor 1 token " + b"0" * 64 + b"\n", b"proof " + b"0" * 64 + b"\n"]
 
 
 def damaged(message):

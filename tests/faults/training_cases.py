@@ -1,9 +1,8 @@
 """Faults of jobs that train the digits: a run that was disturbed has to end with the bits of one that was not."""
-import functools, glob, json, os, random, re, shutil, signal, socket, struct, subprocess, time
+import functools, glob, json, os, random, re, shutil, signal, subprocess, time
 
 from cable import Cable
 from job import *
-from launcher_cases import GET, LIST_KEYS, MESSAGES, MONITORS_MESSAGES, QUERIES, fuzz, query
 
 TWO = ("--nproc_per_node=2",)
 EPOCHS = "--epochs=6"
@@ -371,41 +370,6 @@ def not_a_number(job, run):
     check(re.search(r"the loss of rank 1 is not finite in step \d+", job.log()), f"not named: {job.log()[-500:]}")
     names(job.log(), "[01]")
     return {}
-
-
-def monitors_address(job, launcher):
-    """Where rank 0 listens for the other ranks' monitors, as it says in its store."""
-    port = int(re.search(rb"\0MASTER_PORT=(\d+)\0", open(f"/proc/{process_of(launcher, 0)}/environ", "rb").read())[1])
-    with socket.create_connection(("127.0.0.1", port), 5) as store, store.makefile("rb") as answers:
-        read_number = lambda: struct.unpack("<Q", answers.read(8))[0]
-        read_text = lambda: answers.read(read_number()).decode()
-        store.sendall(QUERIES[0] + query(LIST_KEYS))
-        key = next(key for key in [read_text() for _ in range(read_number())] if key.endswith("syncbn/monitor"))
-        store.sendall(query(GET, key.encode()))
-        host, port = read_text().split("\t")[3:5]
-    return host, int(port)
-
-
-@case("14", "A million messages of nonsense to the peer monitor of a training run: it goes on", runs=1,
-      deadline=lambda: 1800)
-def nonsense_to_monitor(job, run):
-    launcher = job.train("--epochs=1000000", OFTEN, launcher=TWO)
-    wait_for_checkpoint(job)
-    ranks = [process_of(launcher, rank) for rank in range(2)]
-    descriptors = lambda: len(os.listdir(f"/proc/{ranks[0]}/fd"))
-    address, before, open_before = monitors_address(job, launcher), memory_of(ranks[0]), descriptors()
-    begin = time.monotonic()
-    connections = fuzz(address, MONITORS_MESSAGES, MESSAGES)
-    took = time.monotonic() - begin
-    wait_until(lambda: descriptors() <= open_before, 40, "closing the connections")
-    growth, saved = memory_of(ranks[0]) - before, os.stat(job.path("run", "last.pt")).st_mtime_ns
-    check(growth < 16, f"rank 0 has grown by {growth:.1f} MiB")
-    wait_until(lambda: os.stat(job.path("run", "last.pt")).st_mtime_ns != saved, 10, "the next checkpoint")
-    check(not any(map(is_gone, ranks)), f"a rank has ended: {job.log()}")
-    kill(launcher.pid, signal.SIGTERM)
-    job.end(143)
-    check(len(job.log().splitlines()) < 40, f"the run says too much: {job.log()}")
-    return {"connections": connections, "more memory": f"{max(growth, 0):.1f} MiB", "sent in": took}
 
 
 @case("23", "SIGTERM or SIGUSR1 to the launcher, also during saves: saved, and no step is lost", runs=12)

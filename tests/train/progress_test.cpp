@@ -166,7 +166,9 @@ TEST_F(AgentChannelTest, ProgressIsLinesWhereTheLauncherDrawsNoBar) {
   const auto lines = [&](std::chrono::milliseconds interval, bool as_line = true) {
     ::testing::internal::CaptureStderr();
     {
-      Progress(channel, interval).show(1, 2, [] { return "loss 0.5"; }, as_line);
+      Progress(channel, interval)
+          .show(
+              1, 2, [] { return "loss 0.5"; }, as_line);
     }
     return ::testing::internal::GetCapturedStderr();
   };

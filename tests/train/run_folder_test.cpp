@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "support/environment_guard.h"
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
@@ -116,6 +117,12 @@ TEST_F(RunFolderTest, TakesAFolderWithOtherFilesOnlyIfToldToAndKeepsThem) {
   const fs::path path = temp_ / "run";
   base::write_file_atomically(path / ".hidden", "");
   EXPECT_EQ(run_files::choose(path, "x", false, false), path);
+  base::write_file_atomically(path / "logs/attempt_0/0/stdout.log", "the launcher's");
+  {
+    const test::Environment logs("TORCHELASTIC_ERROR_FILE", (path / "logs/attempt_0/0/e").string());
+    EXPECT_EQ(run_files::choose(path, "x", false, false), path);
+  }
+  fs::remove_all(path / "logs");
   base::write_file_atomically(path / "notes.txt", "mine");
   EXPECT_THAT([&] { run_files::choose(path, "x", false, false); },
               ThrowsMessage<base::UserError>(

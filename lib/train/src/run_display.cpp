@@ -27,10 +27,7 @@ std::string gpu_part(const GpuLoad& load) {
 
 RunDisplay::RunDisplay(const Config& config, const Measures& measures, AgentChannel& channel,
                        at::Device device)
-    : config_(config),
-      measures_(measures),
-      progress_(channel),
-      memory_(device) {}
+    : config_(config), measures_(measures), progress_(channel), memory_(device) {}
 
 bool RunDisplay::clear() {
   if (is_rank_0()) progress_.clear();

@@ -184,7 +184,7 @@ class Trainer {
 
   /// Tells the launcher how to continue if the job fails, once there is a checkpoint.
   void offer_resume() {
-    if (!is_rank_0() || offers_resume_ || !base::exists(folder_->last())) return;
+    if (!has_saved_ || offers_resume_ || !is_rank_0() || !base::exists(folder_->last())) return;
     offers_resume_ = true;
     channel_.tell(SYNCBN_AGENT_RESUME, resume_command(folder_->path()));
   }
@@ -314,7 +314,9 @@ class Trainer {
     config.set("resume", config::Value::of_scalar("auto", /*quoted=*/true));
     config.set("overwrite", config::Value::of_scalar("false"));
     folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);
-    channel_.tell(SYNCBN_AGENT_LOG, (folder_->path() / run_files::kLog).string());
+    // The launcher's working folder may be another.
+    channel_.tell(SYNCBN_AGENT_LOG, fs::absolute(folder_->path() / run_files::kLog).string());
+    has_saved_ = continues;
     if (continues) {
       std::vector<std::string> best;
       for (const Checkpoint::Best& one : position_.best) best.push_back(one.file);
@@ -797,7 +799,9 @@ class Trainer {
       folder_->write_lines();
       writer_->save(checkpoint, change, last);
     });
-    if (last) saved_ = Clock::now();
+    if (!last) return;
+    saved_ = Clock::now();
+    has_saved_ = true;
   }
 
   // ---- the end ---------------------------------------------------------------------------------
@@ -879,6 +883,7 @@ class Trainer {
   bool is_finished_ = false;
   bool is_first_step_ = true;
   bool has_told_of_signal_ = false;
+  bool has_saved_ = false;  ///< last.pt, or a run that this one continues has
   bool offers_resume_ = false;
   std::string remark_;    ///< of the last evaluation
   int64_t left_out_ = 0;  ///< damaged samples of the last evaluation

@@ -92,7 +92,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     if (is_rank_0()) progress.clear();
     json["samples"] = result.samples;
     json[prefix + "loss"] = result.loss;
-    std::vector<std::string> parts = {fmt::format("{}loss {:.4f}", prefix, result.loss)};
+    std::vector<std::string> parts = {fmt::format("{}loss {}", prefix, shown({}, result.loss))};
     for (const Metric& metric : result.metrics) {
       json[prefix + metric.name] = metric.value;
       if (std::isnan(metric.value)) continue;

@@ -6,6 +6,7 @@
 #include <syncbn/base/progress_bar.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/train/task.h>
 
 #include <algorithm>
 #include <array>
@@ -241,7 +242,7 @@ std::string RunView::state_text() const {
 std::string RunView::progress(int columns) const {
   std::string text =
       fmt::format("epoch {}{}", last_.epoch, epochs_ > 0 ? fmt::format("/{}", epochs_) : "");
-  if (last_loss_) text += fmt::format("  loss {:.4f}", *last_loss_);
+  if (last_loss_) text += "  loss " + shown({}, *last_loss_);
   base::ProgressState progress{.done = static_cast<uint64_t>(last_.step),
                                .total = static_cast<uint64_t>(total_steps_),
                                .text = text};

@@ -19,7 +19,8 @@ std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& co
 /// Whether the training data has to tell the classes.
 bool lacks_classes(const Config& config, const data::UnlabelledImagesOptions& options);
 
-/// Warns of files in a folder of images that are no images; of none, if there are none.
+/// Logs a warning with the number of files that are no images and the first one. Does nothing if
+/// there are none.
 void warn_of_left_out(const std::vector<std::filesystem::path>& files);
 
 }  // namespace syncbn::train

@@ -66,8 +66,7 @@ class Progress {
   static constexpr std::chrono::milliseconds kLineInterval{30'000};
 
   /// @param line_interval time between two lines where there is no terminal
-  explicit Progress(AgentChannel& channel,
-                    std::chrono::milliseconds line_interval = kLineInterval);
+  explicit Progress(AgentChannel& channel, std::chrono::milliseconds line_interval = kLineInterval);
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fnmatch.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
@@ -135,14 +136,18 @@ void refuse_others_work(const fs::path& folder) {
                   folder.string(), found.front().filename().string(), kLog));
 }
 
-/// Refuses a folder of other files, which a run's would be mixed with. Not hidden ones, and not
-/// those that new file systems have.
+/// Refuses a folder of other files, which a run's would be mixed with. Not hidden ones, not those
+/// that new file systems have, and not the launcher's --log_dir.
 void refuse_folder_of_others(const fs::path& folder) {
   if (is_run(folder)) return;
   std::error_code ignored;
+  const fs::path in_logs = base::env("TORCHELASTIC_ERROR_FILE").value_or("");
+  const fs::path place = fs::weakly_canonical(in_logs, ignored)
+                             .lexically_relative(fs::weakly_canonical(folder, ignored));
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename();
     if (name.starts_with('.') || name == "lost+found") continue;
+    if (!place.empty() && name == *place.begin()) continue;
     throw base::UserError(fmt::format(
         "run_dir: {} is not empty and holds no run, but {}; choose another folder, or write into "
         "this one (--overwrite)",

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/text.h>
+#include <syncbn/train/task.h>
 
 #include <algorithm>
 
@@ -103,7 +104,7 @@ std::string shown_result(const std::string& column, const Json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_number() && is_share(column))
     return fmt::format("{:.2f} %", 100 * value.get<double>());
-  if (value.is_number_float()) return fmt::format("{:.4f}", value.get<double>());
+  if (value.is_number_float()) return shown({}, value.get<double>());
   return value.is_null() ? "nan" : value.dump();
 }
 
