@@ -122,13 +122,12 @@ TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatc
   run_ranks_of_train(1, args("whole", options));
   const std::string endpoint = fmt::format("--rdzv_endpoint=127.0.0.1:{}", free_port());
   const auto node = [&](bool leads) {
-    std::vector<std::string> words{
-        program("syncbn-launch"),
-        "--nnodes=1:2",
-        "--rdzv_backend=c10d",
-        endpoint,
-        fmt::format("--rdzv_conf=last_call_timeout=1,is_host={}", leads),
-        "train"};
+    std::vector<std::string> words{program("syncbn-launch"),
+                                   "--nnodes=1:2",
+                                   "--rdzv_backend=c10d",
+                                   endpoint,
+                                   fmt::format("--rdzv_conf=last_call_timeout=1,is_host={}", leads),
+                                   "train"};
     const auto more = args("run", options);
     words.insert(words.end(), more.begin(), more.end());
     return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}});

@@ -202,7 +202,8 @@ TEST(LaunchSecurityTest, ANodeThatNeverEndsDoesNotHoldUpTheEnd) {
   while (send_to(stranger, "{\"type\":\"alive\"}\n")) ::usleep(500'000);
   const auto result = lead.wait();
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_THAT(result.err, HasSubstr("node 1 (endless): its workers have not ended in time; it counts"));
+  EXPECT_THAT(result.err,
+              HasSubstr("node 1 (endless): its workers have not ended in time; it counts"));
 }
 
 TEST(LaunchSecurityTest, IdleConnectionsAreDroppedAtTheirDeadlineAndKeepNobodyOut) {
