@@ -117,7 +117,7 @@ void check_gpus(const LaunchOptions& options) {
       there, *gpus));
 }
 
-// No error: one command line may serve nodes with different numbers of workers.
+// Only a warning: one command line may serve nodes with different numbers of workers.
 void check_streams(const LaunchOptions& options) {
   const auto check = [&](const char* option, const StreamChoice& choice) {
     const auto last = choice.by_local_rank.rbegin();
@@ -195,8 +195,8 @@ constexpr const char* kExplainHelp =
     "of all nodes. --save writes the records to a file, --torch in the form of torch's\n"
     "fr_trace.\n";
 
-// Finds what run() would find, before any host has started. The head does not show the warning that
-// this prints; run() prints it again.
+// Finds the errors that run() would find, before any host has started. The head does not show the
+// warning that this prints; run() prints it again.
 void check_machine(const LaunchOptions& options) {
   check_gpus(options);
   cpus_of_workers(options);

@@ -163,7 +163,7 @@ GroupResult Supervisor::finish(const Cluster::Finish& finish, bool was_printed) 
   const bool failed = finish.exit_code != base::kExitOk;
   const bool failed_here = last_.failure || !last_.start_error.empty();
   if (failed && !finish.what.empty() && !was_printed) say("error: " + finish.what);
-  // A node's reader is its head, which ends by itself.
+  // A node's reader is its head, which ends by itself and needs no time limit.
   if (failed && !failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.
   if (!finish.is_ours) last_.failure.reset();

@@ -41,7 +41,7 @@ class Supervisor {
   /// one did.
   std::optional<int> wait_for_cluster();
   void apply(const Assignment& start);
-  /// Writes the file of all ranks.
+  /// Writes the flight records of all ranks to a file.
   void write_records(const JobRecords& records);
   GroupResult finish(const Cluster::Finish& finish, bool was_printed);
 
@@ -53,7 +53,7 @@ class Supervisor {
   void announce_restart();
   void announce_attempt(int restarts_before);
   void report(const GroupResult& result);
-  /// Says if an option of the launcher stands among the program's words.
+  /// Warns if an option of the launcher is among the program's arguments.
   void hint_at_place();
   void say(const std::string& message) { output_.say("syncbn-launch: " + message); }
   /// Prints a message about the whole job, unless another node of a head prints it.
@@ -68,14 +68,14 @@ class Supervisor {
   Cluster* const cluster_;
   SshNode* const node_;
   GroupResult last_;                 ///< of this node's last attempt
-  std::vector<RankMemory> records_;  ///< of its workers, on several nodes
-  std::string resume_;               ///< of the last attempt that had saved anything
+  std::vector<RankMemory> records_;  ///< its workers' flight records, for several nodes
+  std::string resume_;  ///< the command that continues the job, from the last attempt that had one
   bool interrupted_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;
   LogFolder logs_;
   Output output_;
   EventLog events_;
-  RestartPolicy policy_;  ///< on one node; on several the coordinator's counts
+  RestartPolicy policy_;  ///< for one node; with several, the coordinator's own applies
   StatusServer status_;
   std::optional<base::HeldPort> port_;
 };

@@ -32,7 +32,7 @@ void close_descriptors(unsigned first, unsigned last, unsigned flags) {
 }
 
 void close_listed(unsigned first, unsigned last, unsigned flags) {
-  // Listed first, since the list has a descriptor of its own while it is read.
+  // Collected before any is closed, because the iterator itself uses a descriptor.
   std::vector<int> descriptors;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {

@@ -22,22 +22,22 @@ struct Pipe {
 
 void set_nonblocking(const base::UniqueFd& fd);
 
-/// close_range(2), also where the C library (before glibc 2.34) or the kernel (before 5.9) has
-/// none.
+/// close_range(2), with a fallback for glibc before 2.34 and kernels before 5.9.
 /// @param flags 0 or CLOSE_RANGE_CLOEXEC.
 void close_descriptors(unsigned first, unsigned last, unsigned flags);
-/// What close_descriptors() does on such a kernel: looks through /proc/self/fd.
+/// The fallback for such a kernel: reads /proc/self/fd.
 void close_listed(unsigned first, unsigned last, unsigned flags);
 
-/// Upper bound on the connections that have not said what they are, as launchers or clients of the
-/// store: a quarter of the descriptors that this process may open. The store's other clients have
-/// another quarter, and this process needs the rest itself.
+/// Upper bound on connections that have not yet identified themselves as launchers or store
+/// clients: a quarter of this process's descriptor limit. The store's clients have another quarter,
+/// and this process needs the rest.
 size_t max_newcomers();
 
 /// A descriptor to give to drop_connection().
 base::UniqueFd open_spare();
-/// Accepts and closes a connection although no descriptor is free: poll() would report it again and
-/// again. @param spare closed for that, and opened again.
+/// Accepts and closes a connection when no descriptor is free; otherwise poll() would report it
+/// forever.
+/// @param spare closed to free a descriptor, then opened again.
 void drop_connection(int listener, base::UniqueFd& spare);
 
 using ReadBuffer = std::array<char, 65536>;
@@ -54,7 +54,7 @@ class WatchSet {
 
   /// Readable when one of the set is ready.
   int fd() const { return epoll_.get(); }
-  /// Those of the set that are ready now, `max` at most, in ascending order.
+  /// The descriptors that are ready now, at most `max`, in ascending order.
   std::vector<int> ready(size_t max) const;
 
   /// @param events epoll's. @throws base::UnavailableError if the system refuses.

@@ -9,14 +9,14 @@ namespace syncbn::launch {
 
 using base::LinkProtection;
 
-/// base::Handshake between a launcher, the client, and the coordinator, by the job's token. The
+/// base::Handshake between a launcher (the client) and the coordinator, with the job's token. Its
 /// first byte distinguishes a launcher from a client of the store.
 class Handshake : public base::Handshake {
  public:
   /// @param token empty: the job has none.
   Handshake(Side side, std::string token, bool tls = false);
 
-  /// Of the messages that follow; null without a token.
+  /// Protects the messages after the handshake; null without a token.
   std::unique_ptr<LinkProtection> protection() const;
 };
 

@@ -48,7 +48,7 @@ class HeadLink {
 
   const std::chrono::milliseconds silence_;
   base::Channel input_;
-  base::UniqueFd timer_;  ///< runs out after the silence
+  base::UniqueFd timer_;  ///< expires when the head has been silent for too long
   WatchSet watched_{"cannot watch the connection to the head"};
 };
 

@@ -115,13 +115,13 @@ void kill_all_descendants(Daemons daemons) {
 void rename_process(std::string_view name) {
   ::prctl(PR_SET_NAME, std::string(name).c_str());
   std::istringstream fields = fields_of("/proc/self");
-  constexpr int kStartOfArguments = 48;  // proc(5) counts fields from 1; those here begin with 3
+  constexpr int kStartOfArguments = 48;  // as proc(5) counts; `fields` begins with field 3
   std::string skipped;
   for (int field = 3; field < kStartOfArguments; ++field) fields >> skipped;
   uintptr_t begin = 0;
   uintptr_t end = 0;
   if (!(fields >> begin >> end) || begin == 0 || end <= begin) return;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel tells addresses as numbers.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel reports addresses as numbers.
   const std::span<char> arguments(reinterpret_cast<char*>(begin), end - begin);
   std::ranges::fill(arguments, '\0');
   name.substr(0, arguments.size() - 1).copy(arguments.data(), arguments.size());
@@ -133,7 +133,7 @@ void become_subreaper() {
 
 void lock_memory() {
   if (::mlockall(MCL_CURRENT | MCL_ONFAULT) == 0) return;
-  // Over `ulimit -l` the kernel locks nothing: lock as many mappings as it allows.
+  // mlockall() locks nothing if the total exceeds `ulimit -l`: lock as many mappings as fit.
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     void* first = nullptr;
@@ -178,7 +178,8 @@ bool restart_may_help(int wait_status) {
     const int code = WEXITSTATUS(wait_status);
     return code != base::kExitUsage && code != base::kExitPreempted;
   }
-  // These announce the end of the job's time, here to a worker that was not ready to save.
+  // Schedulers send these before a job's time ends: the worker died of one because it had no
+  // handler.
   return WTERMSIG(wait_status) != SIGUSR1 && WTERMSIG(wait_status) != SIGUSR2;
 }
 

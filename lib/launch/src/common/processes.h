@@ -11,8 +11,8 @@ namespace syncbn::launch {
 /// What to do with descendants that left this process's session by setsid or daemon().
 enum class Daemons { kKill, kSpare };
 
-/// Kills all descendants of this process with SIGKILL and waits for their ends; spares daemons if
-/// told to. This process must be a subreaper, so that orphans become its children.
+/// Kills all descendants of this process with SIGKILL and waits until they have ended; spares
+/// daemons if told to. This process must be a subreaper, so that orphans become its children.
 void kill_all_descendants(Daemons daemons = Daemons::kKill);
 
 std::vector<pid_t> children_of(pid_t parent);
@@ -39,7 +39,8 @@ void become_subreaper();
 /// fork() does not inherit the lock.
 void lock_memory();
 
-/// A score with which the kernel's out-of-memory killer chooses a process before this one.
+/// An oom_score_adj above this process's own: the kernel's out-of-memory killer first chooses a
+/// process that has it.
 std::string raised_oom_score();
 
 /// Sets this process's score. Without iostreams, which would touch 34 pages in each forked worker.
@@ -53,7 +54,7 @@ void restore_descriptor_limit();
 /// The exit code in a wait status, or 128 + signal.
 int exit_code_of(int wait_status);
 
-/// False for a worker that would make the same mistake again, or was asked to stop.
+/// False for a worker that would fail the same way again, or was asked to stop.
 bool restart_may_help(int wait_status);
 
 /// "exit code 3" or "killed by signal 11 (SIGSEGV, Segmentation fault)".

@@ -95,7 +95,7 @@ struct OpenSsl {
 
   // Lives until the process ends.
   SSL_CTX* make_context() const {
-    // An openssl.cnf that forbids what is used here, on one node, would look like a damaged link.
+    // One node's openssl.cnf that forbids this version or cipher would look like a damaged link.
     OPENSSL_init_ssl(OPENSSL_INIT_NO_LOAD_CONFIG, nullptr);
     SSL_CTX* const made = SSL_CTX_new(TLS_method());
     const bool is_ready =
@@ -103,7 +103,7 @@ struct OpenSsl {
         SSL_CTX_ctrl(made, SSL_CTRL_SET_MIN_PROTO_VERSION, TLS1_3_VERSION, nullptr) == 1 &&
         // The key callbacks below imply SHA-256.
         SSL_CTX_set_ciphersuites(made, "TLS_AES_128_GCM_SHA256") == 1 &&
-        SSL_CTX_set_num_tickets(made, 0) == 1;  // nothing is resumed
+        SSL_CTX_set_num_tickets(made, 0) == 1;  // sessions are not resumed
     if (!is_ready) fail_to_load("it has no TLS 1.3 or no AES-128-GCM", "install another");
     SSL_CTX_ctrl(made, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS, nullptr);
     SSL_CTX_set_psk_client_callback(
@@ -133,7 +133,8 @@ class TlsLink : public base::LinkProtection {
     ssl_.SSL_set_ex_data(tls_.get(), 0, &key_);
     if (is_client) {
       ssl_.SSL_set_connect_state(tls_.get());
-      // No authority is trusted: refuses a server that has a certificate in place of the key.
+      // With no trusted authority, the client refuses a server that sends a certificate instead of
+      // using the key.
       ssl_.SSL_set_verify(tls_.get(), SSL_VERIFY_PEER, nullptr);
     } else {
       ssl_.SSL_set_accept_state(tls_.get());

@@ -21,7 +21,7 @@ struct Blocked {
 bool is_awaited(const WorkerState& one, const WorkerState::Wait& wait) {
   if (wait.peer >= 0) return one.rank == wait.peer;
   const bool is_member = wait.ranks.empty() || std::ranges::count(wait.ranks, one.rank) > 0;
-  if (!is_member || one.called.empty()) return false;  // other programs do not tell
+  if (!is_member || one.called.empty()) return false;  // programs without lib/dist report no calls
   const auto last = one.called.find(wait.group);
   return last == one.called.end() || last->second < wait.sequence;
 }
@@ -39,8 +39,8 @@ std::optional<Blocked> blocked(const WorkerState& waiting, const std::vector<Wor
   return std::nullopt;
 }
 
-// Follows the waits from rank to rank until one comes again. Names the one for which most wait:
-// perhaps it has skipped a call, and waits in the next one.
+// Follows the waits from rank to rank until a rank repeats. Names the rank of the circle that most
+// others wait for: it may have skipped a call and be waiting in the next one.
 std::optional<Culprit> culprit_in_circle(const std::map<int, Blocked>& all) {
   std::vector<const Blocked*> path;
   for (const Blocked* one = &all.begin()->second; std::ranges::count(path, one) == 0;) {

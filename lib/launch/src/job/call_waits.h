@@ -8,11 +8,11 @@
 
 namespace syncbn::launch {
 
-/// The rank that has not come to a call of lib/dist in which most others wait; if those that are
-/// waited for all wait themselves, as in collectives of two groups in different orders, one of
-/// them. Empty if nobody waits, or all have come.
-/// @param workers that run, of all nodes.
-/// @param min_wait in s: shorter waits do not count, as they may have begun after what is judged.
+/// The rank that most others wait for in a call of lib/dist that it has not made. If all awaited
+/// ranks wait themselves, as when two groups' collectives are called in different orders, one of
+/// these ranks. Empty if no rank waits, or all have made the call.
+/// @param workers the running workers of all nodes.
+/// @param min_wait in s; ignores shorter waits, which may have begun after the stall in question.
 std::optional<Culprit> culprit_by_calls(const std::vector<WorkerState>& workers, double min_wait);
 
 }  // namespace syncbn::launch

@@ -53,8 +53,8 @@ const char* verb(const std::set<int>& ranks, const char* singular, const char* p
 struct Open {
   std::set<int> waiting;
   std::set<int> failed;
-  std::string call;           ///< of the first rank that has called it
-  int64_t since = INT64_MAX;  ///< Unix time, ns: the first
+  std::string call;           ///< as the first rank made it
+  int64_t since = INT64_MAX;  ///< Unix time of the first call, ns
 };
 
 class Story {
@@ -171,11 +171,11 @@ class Story {
     return open;
   }
 
-  /// About the group's ranks that are not in the collective.
+  /// Describes the group's ranks that are not in the collective.
   std::string others(const Key& key, const CallsByRank& calls, const Open& open) const {
     const auto& [group, sequence] = key;
     std::string text;
-    std::map<std::string, std::set<int>> different;  // ranks, by what it is there
+    std::map<std::string, std::set<int>> different;  // ranks, by the call that they made instead
     std::set<int> finished;
     std::set<int> unknown;
     std::set<int> absent;
@@ -214,13 +214,13 @@ class Story {
     std::string text = "it has called nothing in this group";
     if (last > 0) text = fmt::format("its last call of this group is #{}", last);
     if (const auto calls = calls_.find({group, last}); calls != calls_.end()) {
-      const auto own = calls->second.find(record.rank);  // unless the record has lost it
+      const auto own = calls->second.find(record.rank);  // the record keeps only the latest calls
       if (own != calls->second.end()) text += ", " + own->second->describe();
     }
     return fmt::format("  rank {} ({}) has not come to it: {}\n", record.rank, record.host, text);
   }
 
-  /// The sequence of its latest collective; 0: none.
+  /// The sequence of the rank's latest collective in the group; 0: none.
   static uint64_t last_in(const std::string& group, const RankRecord& record) {
     const auto own = std::ranges::find(record.groups, group, &RankRecord::Group::name);
     return own == record.groups.end() ? 0 : own->last;
@@ -264,8 +264,8 @@ FlightFile file_of(std::vector<RankRecord> records, const std::string& source) {
   return file;
 }
 
-/// The workers of all nodes of a running launcher. Those of its own node alone, read from their
-/// memory, where there is one node or the launcher does not answer.
+/// The workers of all nodes of a running launcher. If it has one node or does not answer, the
+/// workers of its node, read from their memory.
 FlightFile live_file(pid_t launcher) {
   const auto of_all_nodes = ask_for_records(launcher);
   if (of_all_nodes && !of_all_nodes->empty()) {
@@ -311,7 +311,7 @@ FlightFile flight_file_at(const std::string& path) {
   return FlightFile::of(base::read_file(path, FlightFile::kMaxBytes), path);
 }
 
-/// The records of all files, and what is missing of them.
+/// The records of all files, and the ranks that are missing from them.
 FlightFile one_file(const std::vector<FlightFile>& files) {
   FlightFile all = files.front();
   all.records.clear();

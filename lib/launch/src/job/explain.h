@@ -7,15 +7,15 @@
 
 namespace syncbn::launch {
 
-/// Says in words which ranks did not come to which calls, and what is missing of the files.
+/// Describes in words which ranks did not make which calls, and what the files lack.
 /// @param files of the nodes of one job; not empty.
 std::string explanation(const std::vector<FlightFile>& files);
 
 /// `syncbn-launch explain [--save=FILE] [--torch=FOLDER] FILE...`: prints the explanation, and
-/// writes the records to one file, and to one of each rank for torch's fr_trace. In place of the
-/// files, the process of a launcher of this machine stands for the workers of all nodes as they are
+/// writes the records to one file, or to a file per rank for torch's fr_trace. The process id of a
+/// launcher on this machine, in place of the files, means the workers of all its nodes as they are
 /// now.
-/// @throws base::UserError if a file is none of syncbn-launch, or files are of different jobs.
+/// @throws base::UserError if a file is not from syncbn-launch, or files are of different jobs.
 void explain(const std::vector<std::string>& arguments);
 
 }  // namespace syncbn::launch

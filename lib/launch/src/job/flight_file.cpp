@@ -19,7 +19,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormat = "syncbn flight record 2";
-// The form of torch's records: c10d::version_val in FlightRecorder.hpp.
+// The version of torch's format: c10d::version_val in FlightRecorder.hpp.
 constexpr const char* kTorchVersion = "2.10";
 // Upper bound on the lines of all ranks: writing this much takes a second or two.
 constexpr size_t kMaxText = size_t{128} << 20;
@@ -30,14 +30,14 @@ std::string json_line(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-/// The sizes with `times` as many rows, as torch's records have them of all ranks' tensors.
+/// The sizes with `times` as many rows: torch records one tensor for all ranks' inputs or outputs.
 std::vector<int64_t> with_rows(std::vector<int64_t> sizes, int64_t times) {
   if (sizes.empty()) return {times};
-  if (__builtin_mul_overflow(sizes[0], times, &sizes[0])) sizes[0] = 0;  // of a damaged record
+  if (__builtin_mul_overflow(sizes[0], times, &sizes[0])) sizes[0] = 0;  // the record is damaged
   return sizes;
 }
 
-/// The sizes of a call's inputs and outputs; `sizes` of the call are those of this rank's tensor.
+/// The sizes of a call's inputs and outputs; `call.sizes` are those of this rank's tensor.
 std::pair<std::vector<int64_t>, std::vector<int64_t>> inputs_and_outputs(
     const RankRecord::Call& call, size_t ranks) {
   const auto times = static_cast<int64_t>(ranks);
@@ -90,7 +90,7 @@ Json json_of(const RankRecord& record, const RankRecord::Call& call) {
       {"retired", call.end != 0},
       {"timeout_ms", 0},
       {"is_p2p", !call.is_collective()},
-      // fr_trace shows it where Python's records have the stack.
+      // fr_trace prints this in place of the Python stack of torch's records.
       {"frames", {{{"name", call.name}, {"filename", "syncbn"}, {"line", 0}}}},
       {"name", call.name},
       {"kind", call.kind},

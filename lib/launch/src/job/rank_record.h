@@ -12,10 +12,10 @@
 
 namespace syncbn::launch {
 
-/// A rank's flight record, read from memory that the rank may write to meanwhile, and does not have
-/// to be trusted: texts are printable, and ranks below kMaxRanks. A call's group may lack.
+/// A rank's flight record, read from memory that is not trusted and that the rank may be writing
+/// to: texts are made printable, and ranks are below kMaxRanks. A call's group may be missing.
 struct RankRecord {
-  /// In the memory that it is read from, a rank takes two bytes of the lines about groups.
+  /// In that memory, a group's line takes at least two bytes per rank.
   static constexpr size_t kMaxRanksInGroups = base::FlightLayout::kGroupBytes / 2;
 
   struct Group {
@@ -28,7 +28,7 @@ struct RankRecord {
     uint64_t sequence = 0;
     uint64_t begin = 0;    ///< CLOCK_MONOTONIC, ns
     uint64_t end = 0;      ///< 0: pending
-    uint64_t awaited = 0;  ///< since when a thread waits for it; 0: none does
+    uint64_t awaited = 0;  ///< start of a thread's wait for it; 0: no thread waits
     std::vector<int64_t> sizes = {};
     int peer = -1;  ///< -1: a collective
     size_t group = 0;
@@ -64,10 +64,11 @@ std::optional<RankRecord> read_rank_record(int fd);
 /// The launcher's end of a worker's flight record: memory that lasts as long as this object.
 class RankMemory {
  public:
-  static constexpr const char* kName = "syncbn-flight";  ///< of the memory, in /proc/PID/fd
+  static constexpr const char* kName = "syncbn-flight";  ///< the memory's name in /proc/PID/fd
 
   RankMemory() = default;
-  /// Without memory, if the system or a limit allows none, nothing is recorded.
+  /// If the system or a limit allows no memory, returns an object without any, which records
+  /// nothing.
   static RankMemory make();
 
   /// For the worker; -1 without memory.
@@ -77,9 +78,9 @@ class RankMemory {
     uint64_t started = 0;
     uint64_t ended = 0;
     double own_seconds = 0;  ///< base::FlightLayout::Header::own_until()
-    std::string gpu = {};    ///< that it computes on; "": none
+    std::string gpu = {};    ///< the GPU that it computes on; "": none
   };
-  /// Of calls; empty if no process writes to it now. Costs a microsecond.
+  /// Counts calls; empty if no process writes to the memory now. Takes a microsecond.
   std::optional<Counts> counts() const;
   /// Also after the process has ended.
   std::optional<RankRecord> read() const { return read_rank_record(fd_.get()); }

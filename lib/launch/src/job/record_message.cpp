@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 constexpr size_t kMaxMessageBytes = size_t{256} << 10;
 constexpr size_t kNumbersOfCall = 10;  // before its sizes
 
-/// Those that have not succeeded, then the latest; in order.
+/// The calls that have not succeeded, then the latest, `count` in all; sorted by number.
 std::vector<const RankRecord::Call*> chosen_calls(const RankRecord& record, size_t count) {
   std::vector<const RankRecord::Call*> calls;
   calls.reserve(record.calls.size());
@@ -32,7 +32,7 @@ std::vector<const RankRecord::Call*> chosen_calls(const RankRecord& record, size
   return calls;
 }
 
-/// The message with so many calls.
+/// The message with `count` calls.
 Json message_with(const RankRecord& record, size_t count) {
   Json groups = Json::array();
   for (const RankRecord::Group& group : record.groups) {

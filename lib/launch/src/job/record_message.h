@@ -12,8 +12,8 @@
 
 namespace syncbn::launch {
 
-/// What a rank may take up of the flight records that node 0 keeps of a job: 100,000 calls and 64
-/// MiB in all, however many ranks there are.
+/// A rank's share of the flight records that node 0 keeps for a job: 100,000 calls and 64 MiB in
+/// total, however many ranks there are.
 struct RecordQuota {
   size_t calls;  ///< the latest ones
   size_t bytes;  ///< of a message
@@ -21,8 +21,8 @@ struct RecordQuota {
   static RecordQuota of(int world_size);
 };
 
-/// A rank's flight record as a message from its launcher to node 0's: without the oldest calls that
-/// have ended, if the quota asks for it; empty if not even one fits.
+/// A rank's flight record as a message from its launcher to node 0's. Leaves out the oldest calls
+/// that have ended to meet the quota; empty if not even one call fits.
 std::optional<nlohmann::json> record_message(const RankRecord& record, const RecordQuota& quota);
 /// The record in such a message of another launcher; empty if it has a different form.
 std::optional<RankRecord> record_in(const nlohmann::json& message);
@@ -32,11 +32,11 @@ struct JobRecords {
   std::string job = {};
   int attempt = 0;
   int world_size = 1;
-  std::string why = {};                      ///< the file is written
-  std::map<int, std::string> messages = {};  ///< of record_message(), which may be a stranger's
+  std::string why = {};                      ///< the reason for writing the file
+  std::map<int, std::string> messages = {};  ///< from record_message(), by rank; not validated
   std::vector<FlightFile::Missing> missing = {};
 
-  /// All but `messages`, as a message that follows them to a node that has asked.
+  /// All but `messages`, as a message that follows them to a node that asked.
   nlohmann::json head() const;
   /// @throws nlohmann's exceptions if `head` has a different form.
   static JobRecords of(const nlohmann::json& head);

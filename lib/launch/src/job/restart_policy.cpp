@@ -12,7 +12,8 @@ void RestartPolicy::failed(const FailureCause& cause, Clock::time_point now) {
   same_ = is_same ? same_ + 1 : 1;
   last_ = cause;
   failed_ = now;
-  // A program that runs on without reporting steps may have failed anywhere.
+  // A program that reports no steps and ran for long may have failed at a different place each
+  // time.
   if (cause.step == 0 && now - started_ >= kQuick) last_.step.reset();
 }
 

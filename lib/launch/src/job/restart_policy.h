@@ -19,11 +19,12 @@ struct FailureCause {
 class RestartPolicy {
  public:
   using Clock = std::chrono::steady_clock;
-  /// After so many failures in a row by the same cause at the same step, a restart does not help.
+  /// After this many consecutive failures with the same cause at the same step, a restart does not
+  /// help.
   static constexpr int kMaxSame = 3;
-  /// The same for failures soon after the start without any step. What a program needs at its
-  /// start, such as a file server, may be away for a while: the waits before the restarts add up to
-  /// 91 s.
+  /// The same for failures soon after the start, without any step. It is larger because what a
+  /// program needs at its start, such as a file server, may be unavailable for a while: the waits
+  /// before the restarts add up to 91 s.
   static constexpr int kMaxSameAtStart = 10;
 
   /// @param max_restarts within `window`; within the run if that is 0.
@@ -34,8 +35,8 @@ class RestartPolicy {
   void failed(const FailureCause& cause, Clock::time_point now);
   /// Why there is no restart after the last failure, or "".
   std::string refusal() const;
-  /// Counts a restart after the last failure. Returns how long to wait before it: the longer, the
-  /// more attempts in a row have failed within kQuick.
+  /// Counts a restart after the last failure. Returns the wait before it, which grows with the
+  /// number of consecutive attempts that failed within kQuick.
   std::chrono::milliseconds restart();
 
  private:
@@ -48,7 +49,7 @@ class RestartPolicy {
   Clock::time_point failed_;
   FailureCause last_;
   int same_ = 0;   ///< failures in a row that equal last_
-  int quick_ = 0;  ///< attempts in a row that failed soon
+  int quick_ = 0;  ///< attempts in a row that failed within kQuick
 };
 
 }  // namespace syncbn::launch

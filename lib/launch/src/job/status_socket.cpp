@@ -72,7 +72,7 @@ struct Asked {
   base::Channel channel;
 };
 
-// Anybody may take an abstract address: only a launcher of this user is asked, by root any.
+// Any user can take an abstract address: asks only launchers of this user, or all if run by root.
 base::UniqueFd connect_to(std::string_view question, pid_t pid) {
   base::UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
@@ -82,7 +82,7 @@ base::UniqueFd connect_to(std::string_view question, pid_t pid) {
   return user && (*user == ::geteuid() || ::geteuid() == 0) ? std::move(fd) : base::UniqueFd();
 }
 
-// Asks all at once, so that one that is stopped does not take the time of the others.
+// Asks all at once, so that a stopped launcher does not use up the time of the others.
 std::vector<Asked> ask(std::string_view question, const std::set<pid_t>& pids) {
   std::vector<Asked> all;
   for (const pid_t pid : pids) {
@@ -189,7 +189,7 @@ void print_status(const std::string& which) {
         others.push_back(fmt::format("job {} (launcher {})", shown_text(job, "run_id"), pid));
         continue;
       }
-      // Launchers of one job tell the same.
+      // All launchers of a job give the same answer.
       if (shown.contains(job.value("job_id", ""))) continue;
       text += (text.empty() ? "" : "\n") + status_in_words(job);
       shown.insert(job.value("job_id", ""));
@@ -204,7 +204,7 @@ void print_status(const std::string& which) {
     if (!others.empty()) what += "; running: " + base::join(others, ", ");
     if (!silent.empty()) what += "; ";
   }
-  // A launcher that does not answer may be the one that is meant.
+  // A launcher that does not answer may be the requested one.
   if (!silent.empty()) throw base::UnavailableError(what + base::join(silent, "; "));
   throw base::UserError(what.empty() ? "no syncbn-launch of this user runs on this machine" : what);
 }

@@ -20,14 +20,14 @@ class StatusServer {
   static constexpr std::string_view kStatus = "syncbn-launch/";
   static constexpr std::string_view kRecords = "syncbn-launch-records/";
 
-  /// Without a socket, if the system has none left, nobody asks.
+  /// If the system has no socket left, this object goes without one, and no client can ask.
   explicit StatusServer(std::string_view question = kStatus);
 
-  /// Readable when somebody asks; -1 without a socket.
+  /// Readable when a client asks; -1 without a socket.
   int fd() const { return listener_.get(); }
-  /// Returns whether somebody new waits for an answer.
+  /// Returns whether a new client waits for an answer.
   bool handle();
-  /// Sends the text to all that wait, and closes their connections.
+  /// Sends the text to all clients that wait, and closes their connections.
   void answer(const std::string& text);
 
  private:
@@ -44,17 +44,17 @@ std::string status_text(const RunContext& context, const nlohmann::json& workers
 /// Such an answer in words. @throws nlohmann's exceptions if it has a different form.
 std::string status_in_words(const nlohmann::json& answer);
 
-/// Prints what the workers of each launcher of this user on this machine do.
-/// @param which a launcher's process or a job's name or id; empty: all.
+/// Prints the state of the workers of each launcher of this user on this machine.
+/// @param which a launcher's process id or a job's name or id; empty: all.
 /// @throws base::UserError if there is no such launcher.
 /// @throws base::UnavailableError if one that may be meant does not answer.
 void print_status(const std::string& which);
 
-/// Says of a launcher that it is asked in vain, and what to do.
+/// An error message: the launcher does not answer, and what to do.
 std::string no_answer_from(pid_t launcher);
 
-/// The flight records of all nodes as a launcher knows them now, as a file; "" if it knows no
-/// others than its own. Empty if it does not answer.
+/// The flight records of all nodes as a launcher knows them now, as a file; "" if it knows only its
+/// own; empty if it does not answer.
 std::optional<std::string> ask_for_records(pid_t launcher);
 
 }  // namespace syncbn::launch

@@ -10,7 +10,7 @@
 namespace syncbn::launch {
 
 std::vector<std::string> StragglerWatch::add(const std::vector<WorkerState>& workers) {
-  // Fewer calls tell nothing of where the time goes: perhaps one rank writes a checkpoint.
+  // With fewer calls, a single pause such as a checkpoint of one rank would decide the comparison.
   constexpr uint64_t kMinCalls = 10;
   // Less is noise, or not worth a line.
   const double min_excess = std::max(0.1, 0.02 * interval_.count());
@@ -33,7 +33,7 @@ std::vector<std::string> StragglerWatch::add(const std::vector<WorkerState>& wor
     intervals.push_back({&worker, std::max(0.0, worker.own_seconds - before.own_seconds), &past});
   }
   if (intervals.size() < 2 || intervals.size() < workers.size()) {
-    for (auto& [rank, past] : past_) past.slow_intervals = 0;  // they are to be in a row
+    for (auto& [rank, past] : past_) past.slow_intervals = 0;  // slow intervals must be consecutive
     return {};
   }
   std::vector<double> times;

@@ -15,7 +15,7 @@ namespace syncbn::launch {
 /// calls of lib/dist than the others, which wait for them there. Not thread-safe.
 class StragglerWatch {
  public:
-  /// @param interval between two calls.
+  /// @param interval between two calls of add().
   explicit StragglerWatch(std::chrono::duration<double> interval) : interval_(interval) {}
 
   /// Takes the state of all workers at the end of an interval. Returns a line about each rank whose

@@ -79,8 +79,7 @@ std::string process_of(const WorkerState& worker) {
   return worker.tracer != 0 ? "debugged" : state_name(worker.process);
 }
 
-// The only element for which `key` differs from all others', which agree and are at least two; else
-// null.
+// The only worker whose `key` differs, if there are at least two others and they agree; else null.
 template <class Key>
 const WorkerState* outlier(const std::vector<WorkerState>& workers, const Key& key) {
   std::map<decltype(key(workers[0])), std::vector<const WorkerState*>> groups;
@@ -111,8 +110,7 @@ WorkerState::Wait wait_of(const nlohmann::json& json) {
           .ranks = ranks_in_runs(json.at("ranks"))};
 }
 
-// Whether `one` is behind `other` by their records, of which a program may send as few as one a
-// second.
+// Whether `one` is behind `other` by their records. A program may send only one record per second.
 bool is_behind(const WorkerState& one, const WorkerState& other) {
   constexpr uint64_t kRecordPeriod = 1'500'000'000;  // ns
   if (!one.reports || !other.reports || one.steps >= other.steps) return false;
@@ -121,8 +119,8 @@ bool is_behind(const WorkerState& one, const WorkerState& other) {
                            other.reported_ns - one.reported_ns > kRecordPeriod);
 }
 
-// Runs a program and returns what it writes to stdout, or "" if it fails. If that is much or takes
-// long, it is what has come so far.
+// Runs a program and returns its stdout, or "" if it fails. If the output is too long or the
+// deadline passes, returns what has arrived by then.
 std::string output_of(const std::vector<std::string>& words, Clock::time_point deadline) {
   Pipe pipe = Pipe::make();
   posix_spawn_file_actions_t actions;
@@ -259,7 +257,7 @@ nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes) {
 }
 
 void describe_calls(const RankRecord& record, WorkerState& worker) {
-  // As lib/dist's peer monitor: a call that takes less is not held up.
+  // The threshold of lib/dist's peer monitor: a shorter call is not held up.
   constexpr double kWaits = 1;  // s
   constexpr size_t kMaxWaits = 4;
   const auto now = static_cast<double>(base::monotonic_ns());
@@ -307,8 +305,7 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all, double 
     }
   }
   if (auto one = culprit_by_calls(workers, min_wait)) return one;
-  // A rank that waits in a collective is not the one that is waited for, unless its is the
-  // earliest.
+  // A rank that waits in a collective is not the culprit, unless its collective is the earliest.
   const auto is_waiting = [](const WorkerState& one) { return one.collective > 0; };
   const auto last = std::ranges::max_element(workers, {}, &WorkerState::collective);
   const auto first = std::ranges::min_element(
@@ -368,7 +365,7 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
   const auto culprit = find_culprit(workers, seconds / 2);
   const auto worker =
       culprit ? std::ranges::find(workers, culprit->rank, &WorkerState::rank) : workers.end();
-  // Such as an evaluation that only one rank makes.
+  // The rank may be busy, for example with an evaluation that only one rank runs.
   const auto is_busy = [&](const WorkerState& one) {
     return one.allowed_seconds > 0 || (one.reports && one.idle_seconds < seconds / 2);
   };
@@ -434,7 +431,7 @@ std::string describe_threads(pid_t pid, double seconds) {
   }
   if (text.empty()) text = output_of({"eu-stack", "-p", number}, deadline);
   if (text.empty()) {
-    // Auto-loading explains at length which files it has refused.
+    // With auto-loading, gdb would print at length which files it has refused.
     text = output_of({"gdb", "-iex", "set auto-load off", "-p", number, "-batch", "-nx", "-ex",
                       "set debuginfod enabled off", "-ex", "thread apply all backtrace 30"},
                      deadline);

@@ -25,15 +25,15 @@ struct WorkerState {
       {};                ///< the system call in which its main thread is, as a number; or "running"
   bool reports = false;  ///< it has sent records over the agent channel
   uint64_t steps = 0;    ///< since the start of the run
-  uint64_t reported_ns = 0;    ///< when it told of these steps, on its host's CLOCK_MONOTONIC
-  uint64_t collective = 0;     ///< the number of the one in which it waits for others; 0: none
+  uint64_t reported_ns = 0;    ///< time of that report, on its host's CLOCK_MONOTONIC
+  uint64_t collective = 0;     ///< number of the one in which it waits for others; 0: none
   std::string doing = {};      ///< in its own words, such as "evaluation"
   double idle_seconds = 0;     ///< since its last progress
-  double allowed_seconds = 0;  ///< more that it has asked for
+  double allowed_seconds = 0;  ///< additional time that it has asked for
 
   uint64_t calls = 0;      ///< of lib/dist, since its start
-  double own_seconds = 0;  ///< in which neither a thread nor the GPU waited for one
-  std::string gpu = {};    ///< that it computes on; "": none
+  double own_seconds = 0;  ///< time in which neither a thread nor the GPU waited for a call
+  std::string gpu = {};    ///< the GPU that it computes on; "": none
 
   /// A call of lib/dist in which it has waited for a second.
   struct Wait {
@@ -58,7 +58,7 @@ struct WorkerState {
 };
 
 nlohmann::json json_of(const std::vector<WorkerState>& workers);
-/// The same without calls if it would take more than `max_bytes` with them.
+/// Leaves out calls if the JSON with them would exceed `max_bytes`.
 nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes);
 
 /// Fills `waits` and `called`.
@@ -75,14 +75,14 @@ struct Culprit {
   int rank = 0;
   std::string host = {};
   std::string why;       ///< follows "rank 3 (host a) "
-  bool is_sure = false;  ///< by its own records or its process's state, not by a difference alone
+  bool is_sure = false;  ///< by its own records or process state, not only by a difference
 };
 
 /// Which of the workers of all nodes holds up the others; empty if nothing distinguishes them, or
-/// if a debugger is attached to one. A stopped process comes first; then one that has not come to a
-/// call of lib/dist in which others wait; then, by their records over the agent channel, one that
-/// does not wait in a collective, waits in an earlier one or has made fewer steps than others
-/// at the same time; then one whose main thread is elsewhere than those of all others.
+/// if a debugger is attached to one. Looks in this order for a stopped process; for one that has
+/// not made a call of lib/dist in which others wait; by their records over the agent channel, for
+/// one that does not wait in a collective, waits in an earlier one or has made fewer steps than
+/// others at the same time; for one whose main thread is elsewhere than those of all others.
 std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers, double min_wait = 0);
 
 /// What to say and do about workers that make no progress.
@@ -97,7 +97,7 @@ struct Hang {
 };
 
 /// @param workers of all nodes, of which some have made no progress for `seconds`.
-/// @param ends whether the culprit is to be ended. Otherwise it is only named, if it is sure.
+/// @param ends whether to end the culprit. Otherwise it is only named, and only if it is sure.
 std::optional<Hang> judge_hang(const std::vector<WorkerState>& workers, double seconds, bool ends);
 
 /// A table with a line for each worker, for `syncbn-launch status`.

@@ -34,10 +34,10 @@ constexpr seconds kReopenPatience{10};
 // Time limit for reporting to node 0 that this node cannot start. Otherwise node 0 waits for this
 // node until its --join_timeout.
 constexpr seconds kReportTimeout{10};
-// Upper bound on the wait for a store in place of node 0's launcher to answer.
+// Upper bound on the wait for an answer from torchrun's store in place of node 0's launcher.
 constexpr seconds kStorePatience{30};
 
-// While no workers run: signals may end this process while it waits for another.
+// For a blocking call while no workers run: lets these signals end this process.
 base::SignalMask interruptible() {
   return {SIG_UNBLOCK, {SIGINT, SIGTERM, SIGHUP, SIGQUIT}};
 }
@@ -116,8 +116,9 @@ void Cluster::handle() {
   if (link_ && handshake_.is_done() && now >= next_alive_) send({{"type", "alive"}});
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
-  // Until node 0 has accepted this launcher, only the join deadline ends the wait. The time is from
-  // before handle() looked: this process may have waited for a core since.
+  // Until node 0 has accepted this launcher, only the join deadline ends the wait. `now` dates from
+  // before the messages were read: if this process waited for a core, unread messages are not
+  // silence.
   const bool silent = accepted_ && !paused_ && now - heard_ > silence_;
   if (link_->has_ended() || silent) lose_coordinator();
 }
@@ -293,7 +294,8 @@ bool Cluster::find_torchrun() {
   if (coordinator_ || options_.node_rank < 1 || !options_.token.empty()) return false;
   const base::SignalMask unblocked = interruptible();
   try {
-    // Once: a store that opens this port later is a new node 0's, perhaps of a syncbn-launch.
+    // No retry: a store that opens this port later belongs to a new node 0, perhaps a
+    // syncbn-launch.
     torchrun_.emplace(StoreClient::connect(host_, port_, Clock::now() + kStorePatience,
                                            StoreClient::Retry::kNever),
                       options_);
@@ -341,7 +343,7 @@ void Cluster::handle_torchrun() {
 }
 
 void Cluster::lose_coordinator() {
-  // After the check of --preflight node 0 closes its port and opens it again.
+  // After the check of --preflight, node 0 closes its port and opens it again.
   if (!accepted_ && options_.preflight && Clock::now() < reopened_by_) {
     link_.reset();
     next_try_ = Clock::now() + kRetryPeriod;
@@ -354,8 +356,8 @@ void Cluster::lose_coordinator() {
   if (is_bad) why = fmt::format("sent {}", kBadMessage);
   if (!accepted_) why += "; is that a syncbn-launch of this job, with --node_rank=0?";
   end(base::kExitUnavailable, fmt::format("node 0 at {}:{} {}", options_.master_addr, port_, why));
-  // If node 0 was only stopped, it must not read later that our workers have ended, as after
-  // success: it would go on without them.
+  // A node 0 that was only stopped must not read later that our workers have ended: it would take
+  // that for success and go on without them.
   link_.reset();
 }
 
@@ -365,7 +367,7 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
     stop_reason_ = what;
     stop_is_failure_ = exit_code != base::kExitOk;
   }
-  // Nobody reads further messages: they would wake the poll loop again and again.
+  // Messages are no longer read, so they would wake the poll loop forever.
   for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
                        connecting_ ? connecting_.get() : -1}) {
     if (fd >= 0) watched_.remove(fd);
@@ -423,7 +425,7 @@ void Cluster::report_end() {
 }
 
 void Cluster::report_workers(const std::vector<WorkerState>& workers) {
-  constexpr size_t kFrame = 200;  // bytes of the message around them
+  constexpr size_t kFrame = 200;  // bytes of the rest of the message
   send({{"type", "workers"}, {"workers", json_of(workers, Peers::kMaxMessage - kFrame)}});
 }
 

@@ -116,7 +116,7 @@ std::vector<std::string> own_addresses() {
 }
 
 void limit_name_lookups() {
-  // The C library keeps what a program has changed.
+  // glibc keeps what a program sets in _res after res_init().
   if (::res_init() != 0) return;
   _res.retrans = 2;  // seconds
   _res.retry = 2;

@@ -28,8 +28,8 @@ std::string listen_address(const LaunchOptions& options);
 /// The numeric addresses of this machine's network interfaces, loopback excepted.
 std::vector<std::string> own_addresses();
 
-/// Shortens the time that name lookups of this process wait for a name server that does not answer
-/// to 4 s, from 10 s: launchers look up again and again, and say so after the first time.
+/// Limits name lookups of this process to 4 s, from 10 s, if the name server does not answer:
+/// launchers repeat failed lookups, and report the first failure.
 void limit_name_lookups();
 
 /// Whether `host` is an address of this machine. False when it cannot be resolved; then `reason`

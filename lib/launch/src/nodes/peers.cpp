@@ -14,10 +14,10 @@
 
 namespace syncbn::launch {
 
-// Before its hello a newcomer is a stranger.
+// Upper bound on a newcomer's first message: until then it may be any program.
 static constexpr size_t kMaxHello = size_t{64} << 10;
-// Upper bound on what all newcomers together have sent and not completed. Those that have sent less
-// than a line of the handshake stay.
+// Upper bound on the incomplete messages of all newcomers together. Above it, newcomers with more
+// unread bytes than a line of the handshake are dropped.
 static constexpr size_t kMaxUnread = size_t{64} << 20;
 
 nlohmann::json Hello::json() const {
@@ -69,8 +69,8 @@ void Peers::add_newcomer(base::Channel channel) {
 }
 
 void Peers::handle(const Sink& sink) {
-  // The time is from before reading, and every ready connection is read: if this process waited for
-  // a core, unread messages are not silence.
+  // Take the time before reading, and read every ready connection: if this process waited for a
+  // core, unread messages are not silence.
   looked_at_ = PeerLauncher::Clock::now();
   const std::vector<int> ready = watched_.ready(nodes_.size() + newcomers_.size() + 1);
   const auto handle_if_ready = [&](PeerLauncher& peer) {
@@ -107,7 +107,7 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
                                         peer.protection.get());
       if (!message) break;
       sink(peer, *message);
-      if (peer.rank < 0) continue;  // messages do not extend the time until its hello
+      if (peer.rank < 0) continue;  // messages do not extend the time for its hello
       peer.heard = PeerLauncher::Clock::now();
       if (message->at("type") != "pause") peer.paused = false;
     }

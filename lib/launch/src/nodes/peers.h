@@ -30,7 +30,7 @@ struct Hello {
   bool is_check = false;  ///< of --preflight, ahead of the job
   int exit_code = 0;      ///< not 0: this launcher cannot start its workers, and ends the job
   std::string what;       ///< why
-  /// Of the launcher's host, if the job has a token: clients of the store come from these.
+  /// The host's addresses, if the job has a token: node 0 accepts clients of the store from these.
   std::vector<std::string> addresses = {};
 
   nlohmann::json json() const;
@@ -50,7 +50,7 @@ struct PeerLauncher {
   base::Channel channel;
   short watched = POLLIN;  ///< the events that wake Peers
   bool is_new = true;      ///< its channel may hold input that causes no event
-  std::string address;     ///< of the other end
+  std::string address;     ///< of the launcher's end
   Handshake handshake;
   std::unique_ptr<LinkProtection> protection;  ///< once the handshake is done
   bool refused = false;                        ///< what it sends from now on is ignored
@@ -62,7 +62,7 @@ struct PeerLauncher {
   bool takes_part = false;                 ///< in this attempt
   bool ended = false;                      ///< its workers have ended in this attempt
   bool leaving = false;                    ///< it leaves the job; the others go on
-  bool excluded = false;                   ///< it has not chosen to leave
+  bool excluded = false;                   ///< node 0 has made it leave (--exclude_failing)
   bool paused = false;                     ///< stopped, as by Ctrl-Z
   Clock::time_point heard = Clock::now();  ///< its last message, or when it connected
 
@@ -72,9 +72,9 @@ struct PeerLauncher {
   void refuse(int exit_code, const std::string& why);
 };
 
-/// The launchers that are connected to the coordinator: the nodes of the job, and newcomers that
-/// have not sent their hello, within the time `silence` after they connected. If there are too many
-/// newcomers, the oldest is dropped. Never waits. Not thread-safe.
+/// The launchers that are connected to the coordinator: the nodes of the job, and newcomers, which
+/// have to send their hello within `silence` of connecting. If there are too many newcomers, the
+/// oldest is dropped. Never waits. Not thread-safe.
 class Peers {
  public:
   using Nodes = std::map<int, std::unique_ptr<PeerLauncher>>;  ///< by node rank
@@ -83,7 +83,7 @@ class Peers {
   /// In bytes. A longer message is not from a launcher.
   static constexpr size_t kMaxMessage = size_t{4} << 20;
 
-  /// @param handshake that each launcher has to go through, not begun.
+  /// @param handshake copied for each launcher; not begun.
   /// @param silence time without messages after which a peer counts as gone.
   /// @param other another descriptor to include in fd().
   Peers(Handshake handshake, std::chrono::milliseconds silence, int other);
@@ -107,8 +107,8 @@ class Peers {
   void remove(int rank);
 
   void send(PeerLauncher& node, const nlohmann::json& message);
-  /// Sends a message, as its text, that may be left out. Returns false if too much is unsent: a
-  /// channel that is full would end, and heartbeats wait behind what is sent.
+  /// Sends an optional message, already serialised. Returns false if too much is unsent: a full
+  /// channel would end, and heartbeats would wait behind the message.
   bool send_if_room(PeerLauncher& node, const std::string& line);
   void send_to_nodes(const nlohmann::json& message);
 

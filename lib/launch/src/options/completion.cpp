@@ -13,7 +13,7 @@
 namespace syncbn::launch {
 namespace {
 
-constexpr const char* kHelp = "help";  // which a topic may follow
+constexpr const char* kHelp = "help";  // the option that a topic may follow
 
 /// The literal words of "N|cpu|gpu": those without capitals.
 std::string choices(const std::string& value_name) {

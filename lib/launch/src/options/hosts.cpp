@@ -30,7 +30,7 @@ bool is_harmless(std::string_view name, std::string_view marks) {
   });
 }
 
-// Text for a message, cut: a host file may be a file of another kind.
+// Cuts text for a message: the host file may be a file of another kind.
 std::string shown(const std::string& text) {
   constexpr size_t kShown = 80;
   return base::printable(text.substr(0, kShown)) + (text.size() > kShown ? "…" : "");

@@ -129,7 +129,7 @@ LaunchOptions read(const TypedOptions& typed, const CommandLine& line,
   options.token = read_token(typed.token_file);
   read_master_addr(options);
   if (!typed.rdzv_endpoint.empty()) read_endpoint(typed.rdzv_endpoint, options);
-  // With one node nobody else needs the port, and several such jobs may name the same endpoint.
+  // With one node, no other node needs the port, and several such jobs may name the same endpoint.
   if (options.c10d && options.nnodes.max == 1 && !line.has("--master_port")) {
     options.master_port.reset();
   }

@@ -41,7 +41,8 @@ class EventLog {
   };
 
   void job_started();
-  /// On node 0, which knows its rank and the job's id from then on. @param when in the past.
+  /// Called on node 0: from then on, events carry this node's rank and the job's id.
+  /// @param when the time at which the nodes joined, in the past.
   void nodes_joined(Clock::time_point when);
   void attempt_started();
   void worker_started(int rank, int local_rank, pid_t pid);
@@ -60,8 +61,8 @@ class EventLog {
   const RunContext& context_;
   Output& output_;
   const Clock::time_point started_;
-  bool knows_node_;  ///< this node's rank is known, and
-  bool knows_job_;   ///< the job's id; at the latest when an attempt starts
+  bool knows_node_;  ///< events may carry this node's rank
+  bool knows_job_;   ///< events may carry the job's id; true once an attempt has started
   std::string path_;
   base::UniqueFd file_;
 };

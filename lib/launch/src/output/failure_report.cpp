@@ -110,7 +110,7 @@ std::string render_report(const FailureReport& report) {
     // The terminal must not obey its control characters.
     text += indented(base::printable(message, "\n\t"));
   }
-  // The reason is not among them.
+  // Warnings do not give the reason for the failure.
   const bool has_only_warnings = std::ranges::all_of(report.stderr_tail, is_warning);
   if (!has_only_warnings && !report.tail_was_shown) {
     const size_t lines = report.stderr_tail.size();

@@ -30,7 +30,7 @@ struct FailureReport {
   bool tail_was_shown = false;  ///< directly above the report, which then does not repeat it
   std::string error_message;    ///< from the worker's error file
   std::string error_file;
-  std::string flight_file;              ///< of `syncbn-launch explain`; "": none
+  std::string flight_file;              ///< for `syncbn-launch explain`; "": none
   std::vector<std::string> failed_too;  ///< "rank 3 (exit code 1)"
   std::vector<std::string> ended;       ///< by the launcher
 };

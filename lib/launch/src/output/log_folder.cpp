@@ -195,7 +195,7 @@ std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
   std::istringstream file(read_regular(path, start, kMaxBytes));
   std::deque<std::string> last;
   std::string line;
-  if (start > 0) std::getline(file, line);  // the end of a line
+  if (start > 0) std::getline(file, line);  // the rest of a line whose beginning was skipped
   while (std::getline(file, line)) {
     last.push_back(line);
     if (last.size() > lines) last.pop_front();

@@ -30,7 +30,7 @@ class LogFolder {
   /// Creates the folders of an attempt. The functions below refer to the last one.
   void begin_attempt(int number);
   /// Removes the folder unless it is kept; begin_attempt() creates another. For times without a
-  /// keeper, which would remove the folder of a launcher that is killed.
+  /// keeper: only a keeper removes the folder of a launcher that is killed.
   void clean_up();
 
   const std::filesystem::path& path() const { return folder_; }
@@ -51,14 +51,14 @@ class LogFolder {
 
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
-  /// Removes the files of this name of former attempts.
+  /// Removes the files of this name that former attempts have left.
   void remove_former(const char* name) const;
 
-  /// Folders that runs without logs have kept in TMPDIR. A service that starts a failing job again
-  /// and again leaves one each time.
+  /// Upper bound on the folders that runs without logs keep in TMPDIR: a service that restarts a
+  /// failing job would leave one each time.
   static constexpr size_t kMaxKept = 32;
-  /// Keeps the folder. Of those without logs that this user's former runs have kept, the oldest are
-  /// removed.
+  /// Keeps the folder. Removes the oldest of the folders without logs that former runs of this user
+  /// have kept.
   void keep();
   /// Undoes keep() after a run that succeeded in the end.
   void release_errors() { keep_ = wanted_; }

@@ -39,7 +39,7 @@ std::string time_of_day() {
 constexpr std::chrono::milliseconds kLivePeriod{100};
 constexpr size_t kMaxLive = 16;  // lines
 
-// What a terminal shows in the end of a line that is overwritten after carriage returns.
+// What a terminal finally shows of a line that is overwritten after carriage returns.
 std::string_view last_part(std::string_view line) {
   const size_t end = line.find_last_not_of('\r');
   line = line.substr(0, end == std::string_view::npos ? 0 : end + 1);

@@ -77,7 +77,7 @@ class Output {
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
-  /// Replaces the workers and drops what is known of those before.
+  /// Replaces the workers and drops the state of the previous ones.
   void begin_attempt(std::vector<WorkerOutput> workers);
 
   /// Also writes what a worker writes to `file`.
@@ -129,7 +129,7 @@ class Output {
   struct WorkerStream {
     LineSplitter lines;
     LogFile log;
-    std::string live;   ///< what is shown above the bar of a line that is not finished
+    std::string live;   ///< the part of an unfinished line that is shown above the bar
     size_t passed = 0;  ///< how many bytes of that line have been printed
   };
   struct Worker {

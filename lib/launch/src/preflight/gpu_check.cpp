@@ -29,18 +29,18 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kMaxGpus = 64;
 
-// Of cuda.h (CUDA toolkit), which is not there when the launcher is built.
+// From cuda.h of the CUDA toolkit, which the launcher's build does not require.
 constexpr int kCudaSuccess = 0;
 constexpr int kCudaNoDevice = 100;
 constexpr int kCudaNotFound = 500;
 constexpr int kNumberOfMultiprocessors = 16;
-// The driver cannot compile this PTX, or none. Programs that bring compiled kernels need no
+// The driver cannot compile this PTX, or any. Programs with compiled kernels do not need its
 // compiler.
 constexpr std::array kCompilerErrors{218, 221, 222, 223};
 
-// What the child writes and its parent reads, about a GPU.
+// A GPU's results: the child writes them, its parent reads them.
 struct Slot {
-  std::atomic<const char*> function;  // of the driver, called last
+  std::atomic<const char*> function;  // the driver's function that was called last
   std::atomic<bool> is_done;
   std::array<char, 96> model;
   std::array<char, 32> address;
@@ -116,7 +116,7 @@ void measure(const Driver& driver, int index, Slot& slot) {
   constexpr unsigned kThreads = 256;  // of a block; eight blocks fill a multiprocessor
   const unsigned blocks = 8 * static_cast<unsigned>(multiprocessors);
   constexpr size_t kMaxCopy = size_t{256} << 20;  // more than the caches hold
-  constexpr size_t kPart = 16;                    // of the memory of a small GPU
+  constexpr size_t kPart = 16;                    // a copy takes at most 1/kPart of the memory
   const size_t threads = size_t{blocks} * kThreads;
   const size_t size = std::max(std::min(kMaxCopy, slot.memory / kPart), threads * sizeof(float));
   unsigned long long from = 0;
@@ -153,8 +153,8 @@ void measure(const Driver& driver, int index, Slot& slot) {
   });
 }
 
-// A process that measures one GPU. Each has one of its own, as in a job, so that one that hangs or
-// crashes leaves the others alone.
+// A process that measures one GPU. As in a job, each GPU has its own process: one that hangs or
+// crashes does not affect the others.
 class Child {
  public:
   Child(Board& board, int gpu) : slot_(board.slots.at(static_cast<size_t>(gpu))) {
@@ -179,7 +179,7 @@ class Child {
     for (char byte = 0; !has_ended && base::poll_until(lifeline_.get(), POLLIN, deadline);) {
       has_ended = ::read(lifeline_.get(), &byte, 1) == 0;
     }
-    // One that hangs in the kernel does not end: it is not waited for.
+    // A process that hangs in the kernel cannot be killed: do not wait for it.
     if (!has_ended) ::kill(pid_, SIGKILL);
     int status = 0;
     ::waitpid(pid_, &status, has_ended ? 0 : WNOHANG);
@@ -246,7 +246,7 @@ std::vector<GpuFigures> measure_gpus(std::optional<int> listed,
   std::vector<GpuFigures> gpus;
   gpus.reserve(children.size());
   for (Child& child : children) gpus.push_back(child.wait(deadline, patience));
-  // Machines without a GPU may have the driver's library too: it does not start there.
+  // A machine without a GPU may have the driver's library, whose cuInit fails there.
   const bool matters = !board->slots[0].is_done || listed.value_or(0) > 0;
   if (count == 0 && (gpus[0].error.empty() || !matters)) gpus.clear();
   return gpus;
@@ -254,7 +254,7 @@ std::vector<GpuFigures> measure_gpus(std::optional<int> listed,
 
 std::string multiply_add_kernel() {
   constexpr int kChains = 16;  // independent, to fill the pipeline
-  // Of the oldest GPUs that CUDA 12 supports: newer ones compile it, too.
+  // For the oldest GPUs that CUDA 12 supports; newer GPUs' drivers compile it as well.
   std::string text = R"(.version 6.0
 .target sm_50
 .address_size 64
@@ -277,7 +277,7 @@ mov.f32 %factor, 0f3F7FBE77;
 mov.f32 %term, 0f3FC00000;
 cvt.rn.f32.u32 %x0, %thread;
 )";
-  // Different, or the compiler would make one chain of all.
+  // The chains start from different values: the compiler would merge equal ones.
   for (int i = 1; i < kChains; ++i) text += fmt::format("add.f32 %x{}, %x{}, %term;\n", i, i - 1);
   text += "again:\n";
   for (int i = 0; i < kMultiplyAdds; ++i) {

@@ -8,26 +8,27 @@
 
 namespace syncbn::launch {
 
-/// What --preflight has measured of a GPU.
+/// What --preflight has measured on a GPU.
 struct GpuFigures {
   std::string model = {};    ///< "NVIDIA H100 80GB HBM3"
   std::string address = {};  ///< on the PCI bus
   uint64_t memory = 0;       ///< bytes
-  double compute_rate = 0;   ///< floating point operations a second, in single precision
-  double memory_rate = 0;    ///< bytes read and written a second
+  double compute_rate = 0;   ///< floating point operations per second, in single precision
+  double memory_rate = 0;    ///< bytes read and written per second
   std::string error = {};    ///< why it cannot be used, or ""
 };
 
 /// Measures the GPUs that CUDA_VISIBLE_DEVICES shows, all at the same time, for about a second.
 /// Only a child of this process loads the driver, so that one that hangs or crashes ends the child.
 /// This process must have no other threads.
-/// @param listed how many GPUs there should be; without any, a driver that does not start is none
+/// @param listed the expected number of GPUs; 0: measures none; empty: unknown, and a driver that
+/// does not start means that there is none
 /// @param patience for all; a GPU that has not answered by then has an `error`
 /// @return in CUDA's order; one GPU with an `error` if the driver does not start
 std::vector<GpuFigures> measure_gpus(std::optional<int> listed, std::chrono::milliseconds patience);
 
-/// PTX of multiply_add(float* out, unsigned rounds): each thread makes kMultiplyAdds fused
-/// multiplications and additions a round and writes one number.
+/// PTX of multiply_add(float* out, unsigned rounds): each thread performs kMultiplyAdds fused
+/// multiply-adds per round and writes one number.
 std::string multiply_add_kernel();
 inline constexpr int kMultiplyAdds = 128;
 

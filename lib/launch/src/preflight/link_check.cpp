@@ -27,8 +27,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Deadline = LinkProbe::Deadline;
 
-// Commands of one byte: the other end answers kAsk with its clock, and kTake, after which
-// kBlock bytes follow, with one byte.
+// One-byte commands. The other end answers kAsk with its clock. After kTake, kBlock bytes follow;
+// the other end answers them with one byte.
 constexpr char kAsk = 'a';
 constexpr char kTake = 't';
 constexpr size_t kBlock = size_t{4} << 20;
@@ -50,7 +50,7 @@ void send_all(int fd, std::string_view bytes, Deadline deadline) {
   }
 }
 
-// Returns how many bytes have come, from 1 to `size`.
+// Returns how many bytes have arrived, from 1 to `size`.
 size_t receive_some(int fd, char* buffer, size_t size, Deadline deadline) {
   for (;;) {
     const ssize_t got = ::recv(fd, buffer, size, MSG_DONTWAIT);
@@ -91,7 +91,7 @@ void answer_probe(int fd, Deadline deadline) {
       }
     }
   } catch (const base::UnavailableError&) {
-    // The other end has what it wanted, or says what is wrong.
+    // The other end has finished, or reports the error itself.
   }
 }
 
@@ -113,8 +113,8 @@ LinkServer::~LinkServer() {
 }
 
 void LinkServer::serve() {
-  // Strangers must not take the time of the node that is expected, which may take long to send the
-  // id: all are waited for at the same time.
+  // Waits for all connections at once: a stranger must not use up the time of the expected node,
+  // which may take long to send the id.
   std::vector<base::Channel> newcomers;
   while (Clock::now() < deadline_) {
     std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {stop_reader_.get(), POLLIN, 0}};
@@ -160,7 +160,7 @@ LinkProbe::Trip LinkProbe::measure_trip() {
         .copy(reinterpret_cast<char*>(&there), sizeof(there));
     const double seconds = base::seconds_since(steady);
     if (seconds >= best.seconds) continue;
-    int64_t ahead = 0;  // any number may have come: a difference that does not fit tells nothing
+    int64_t ahead = 0;  // the other end may send any number, and the difference may overflow
     if (__builtin_sub_overflow(there, begin, &ahead)) ahead = there;
     best = {seconds, 1e-9 * static_cast<double>(ahead) - seconds / 2};
   }

@@ -57,7 +57,7 @@ class LinkProbe {
   };
   /// As in NTP, the clock of the other end is read in the middle of the shortest round trip.
   Trip measure_trip();
-  /// Bytes a second to the other end, measured for about a third of a second.
+  /// Bytes per second to the other end, measured for about a third of a second.
   double measure_rate(Deadline deadline);
 
  private:

@@ -41,16 +41,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A figure is an outlier if it is worse than the median of all nodes by this factor, a core if it
-// is slower than the median of its node's cores by it.
+// A figure is an outlier if it is worse by this factor than the median of all nodes or, for a core,
+// of its node's cores.
 constexpr double kOutlier = 1.5;
-// The same for a GPU, compared with those of its model: their rates are steadier.
+// The same for a GPU and the median of its model, whose rates vary less.
 constexpr double kGpuOutlier = 1.25;
-// For the GPUs of a node. The driver may need seconds to start each.
+// Upper bound on measuring the GPUs of a node. The driver may need seconds to start each.
 constexpr std::chrono::seconds kGpuPatience{30};
 // Round trips below this are not compared, in seconds.
 constexpr double kShortTrip = 500e-6;
-// Clocks that differ by less are not named, in seconds.
+// Clocks that differ by less are not reported, in seconds.
 constexpr double kClockTolerance = 1;
 constexpr std::array kVersions{"syncbn-launch", "Linux", "glibc", "NVIDIA driver"};
 
@@ -61,7 +61,7 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-// Floating point operations a second of the core on which this thread runs: independent
+// Floating point operations per second of the core on which this thread runs: independent
 // multiplications and additions, without memory.
 double rate_of_core() {
   constexpr int kRounds = 10'000;
@@ -107,7 +107,7 @@ void measure_cores(MachineFigures& figures) {
   figures.slowest_core = cpus[static_cast<size_t>(slowest - rates.begin())];
 }
 
-// Writes up to 64 MiB, for a second at most, to a file without a name.
+// Writes up to 64 MiB to a file without a name, for a second at most.
 void measure_disk(const std::string& folder, MachineFigures& figures) {
   constexpr int kChunks = 64;
   const std::vector<char> chunk(size_t{1} << 20, 'x');
@@ -143,7 +143,7 @@ uint64_t available_memory() {
 
 uint64_t hard_limit(__rlimit_resource_t resource) {
   rlimit limit{};
-  constexpr uint64_t kUnlimited = uint64_t{1} << 62;  // as a double it has no rounding
+  constexpr uint64_t kUnlimited = uint64_t{1} << 62;  // exact as a double
   return ::getrlimit(resource, &limit) == 0 ? std::min<uint64_t>(limit.rlim_max, kUnlimited) : 0;
 }
 
@@ -151,7 +151,7 @@ std::string name_of(const std::vector<MachineFigures>& nodes, size_t index) {
   return fmt::format("node {} ({})", index, nodes[index].host);
 }
 
-// Another node may tell anything.
+// Another node may send any number.
 uint64_t whole(double number) {
   constexpr double kMax = 1e19;
   return number > 0 ? static_cast<uint64_t>(std::min(number, kMax)) : 0;
@@ -175,14 +175,14 @@ std::string name_of(const std::vector<MachineFigures>& nodes, size_t index, size
                      address.empty() ? "" : fmt::format(" ({})", address));
 }
 
-// The larger the better.
+// Larger values are better.
 struct Figure {
   std::string whose;
   double value;
 };
 
-// Names those whose figure is below the median by this factor.
-// @param all whose median it is
+// Reports each figure that is below the median by this factor.
+// @param all names the set of figures, such as "all nodes"
 void compare(const std::vector<Figure>& figures, double factor, const std::string& what,
              const std::string& all, const std::function<std::string(double)>& text,
              PreflightFindings& findings) {
@@ -198,7 +198,7 @@ void compare(const std::vector<Figure>& figures, double factor, const std::strin
   }
 }
 
-// Compares a figure of the nodes: a rate, of which 0 was not measured, or a limit.
+// Compares a figure of the nodes: a rate (0: not measured) or a limit.
 template <class Number>
 void compare_nodes(const std::vector<MachineFigures>& nodes, Number MachineFigures::*figure,
                    const std::string& what, const std::function<std::string(double)>& text,
@@ -255,7 +255,8 @@ std::string describe_gpus(const MachineFigures& node) {
   return models.empty() ? count : fmt::format("{} ({})", count, fmt::join(models, ", "));
 }
 
-// Names the nodes that are unlike most, or unlike the first ones if there are as many of both.
+// Reports the nodes that differ from most others; if there is no majority, from the first of the
+// largest groups.
 void compare_with_most(const std::vector<MachineFigures>& nodes,
                        const std::function<std::string(const MachineFigures&)>& text,
                        PreflightFindings& findings) {
@@ -276,7 +277,7 @@ void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& fi
   trips.reserve(nodes.size());
   for (const MachineFigures& node : nodes) trips.push_back(node.round_trip);
   const double usual = std::max(kShortTrip, median(trips));
-  double ahead = 0;  // of node 0's clock
+  double ahead = 0;  // of node 0's clock, in seconds
   for (size_t i = 0; i < nodes.size(); ++i) {
     const std::string next = name_of(nodes, (i + 1) % nodes.size());
     if (!nodes[i].link_error.empty()) {

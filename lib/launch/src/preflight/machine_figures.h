@@ -16,19 +16,19 @@ struct MachineFigures {
   /// Of syncbn-launch, the kernel, the C library and NVIDIA's driver, by name; without a driver "".
   std::map<std::string, std::string> versions = {};
   int cores = 0;            ///< that the workers may use
-  double core_rate = 0;     ///< of the median core, in floating point operations a second
+  double core_rate = 0;     ///< of the median core, in floating point operations per second
   double slowest_rate = 0;  ///< of the slowest core
   int slowest_core = 0;     ///< its number
   uint64_t memory = 0;      ///< available bytes
   int gpus = 0;             ///< that CUDA_VISIBLE_DEVICES or the driver's list names
   std::vector<GpuFigures> gpu_figures = {};  ///< of those that CUDA finds
-  double disk_rate = 0;                      ///< bytes a second that reach the disk of the folder
+  double disk_rate = 0;                      ///< bytes per second that reach the disk of the folder
   std::string disk_error = {};               ///< why nothing can be written there, or ""
   uint64_t open_files = 0;                   ///< ulimit -Hn
   uint64_t processes = 0;                    ///< ulimit -Hu
   uint64_t shared_memory = 0;                ///< free bytes of /dev/shm
   double round_trip = 0;                     ///< seconds, to the next node and back
-  double link_rate = 0;         ///< bytes a second to the next node, while all nodes send
+  double link_rate = 0;         ///< bytes per second to the next node, while all nodes send
   double clock_ahead = 0;       ///< seconds by which the next node's clock is ahead of this one's
   std::string link_error = {};  ///< why the next node cannot be reached, or ""
 
@@ -37,8 +37,8 @@ struct MachineFigures {
   static MachineFigures of(const nlohmann::json& json);
 };
 
-/// Measures all but the connection; takes about a second, with GPUs two.
-/// @param folder for the disk.
+/// Measures all but the connection. Takes about a second, with GPUs two.
+/// @param folder where to measure the disk.
 MachineFigures measure_machine(const std::string& folder);
 
 /// What the figures of all nodes show.

@@ -46,7 +46,7 @@ int integer_variable(const char* name) {
   return base::parse_number<int>(text_variable(name)).value_or(-1);
 }
 
-/// What the nodes tell each other, over the store of the job.
+/// Exchanges the nodes' results over the store of the job.
 class Exchange {
  public:
   Exchange(int node, int nodes)
@@ -66,14 +66,14 @@ class Exchange {
     return wait_for(fmt::format("preflight/{}/{}", name, node), fmt::format("node {}", node));
   }
 
-  /// Returns when all nodes have come here.
+  /// A barrier: returns when all nodes have called it.
   void meet(const std::string& name) {
     const std::string key = "preflight/" + name;
     if (store_.add(key, 1, deadline_) == nodes_) store_.set(key + "/all", "", deadline_);
     wait_for(key + "/all", "a node");
   }
 
-  /// An address of this node that the others reach.
+  /// An address at which the other nodes reach this one.
   std::string own_address() const {
     return node_ == 0 ? text_variable("MASTER_ADDR")
                       : base::peer_address(store_.fd(), /*own=*/true);
@@ -138,7 +138,7 @@ int report(const std::vector<MachineFigures>& nodes) {
 }  // namespace
 
 LaunchOptions preflight_job(const LaunchOptions& options) {
-  // These are about the program, its output and its failures.
+  // Options for the program, its output and its failures do not apply to the check.
   constexpr std::array kLeftOut{"--preflight",
                                 "--module",
                                 "--run_path",
@@ -167,7 +167,7 @@ LaunchOptions preflight_job(const LaunchOptions& options) {
     if (std::ranges::find(kLeftOut, name) == kLeftOut.end()) words.push_back(given);
   }
   std::filesystem::path folder = std::filesystem::current_path() / options.log_dir;
-  while (!base::exists(folder)) folder = folder.parent_path();  // made at the start
+  while (!base::exists(folder)) folder = folder.parent_path();  // the job makes what is missing
   words.insert(words.end(), {"--prefix=off", "--", "/proc/self/exe", kPreflightWorker, folder});
   if (!options.token.empty()) ::setenv("SYNCBN_TOKEN", options.token.c_str(), 1);
   LaunchOptions check = parse_settled_options(words);

@@ -84,7 +84,7 @@ Json NodeJob::to_json() const {
 
 NodeJob NodeJob::from_json(const Json& message) {
   NodeJob job;
-  // All versions have these two.
+  // Launchers of all versions send these two.
   job.version = message.at("version");
   job.mark = message.at("mark");
   if (job.version != SYNCBN_VERSION) return job;

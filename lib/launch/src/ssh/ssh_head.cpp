@@ -257,7 +257,7 @@ void SshHead::give_up_silent() {
 void SshHead::poll_once(Clock::time_point until) {
   std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
   for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-  // A node whose output we do not read is not silent.
+  // A node whose output is not read does not count as silent.
   if (output_.is_full(Stream::kOut) || output_.is_full(Stream::kErr)) heard_ = Clock::now();
   for (const HeadNode& node : nodes_) {
     if (node.in.unsent() > 0) polls.push_back({node.in.fd(), POLLOUT, 0});
@@ -424,7 +424,7 @@ void SshHead::give_up(HeadNode& node, std::string_view message) {
       fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
                   message.size() > kShown ? "…" : "");
   node.problem = {base::kExitUnavailable, "its launcher " + what};
-  // Closing its stdin ends it.
+  // The node's launcher ends when its stdin closes.
   node.in.close();
   node.pipes.err.reset();
   node.state = HeadNode::State::kEnded;

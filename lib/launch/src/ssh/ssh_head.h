@@ -111,7 +111,7 @@ class SshHead {
   std::optional<int> ended_by_signal_;
   std::optional<Clock::time_point> give_up_at_;  ///< set by a signal; output does not extend it
   Clock::time_point heard_;                      ///< last output of any node
-  std::optional<std::chrono::milliseconds> patience_;  ///< with silence; empty while the job runs
+  std::optional<std::chrono::milliseconds> patience_;  ///< silence limit; empty while the job runs
 };
 
 }  // namespace syncbn::launch

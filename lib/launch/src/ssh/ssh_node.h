@@ -19,8 +19,8 @@ class SshNode {
   /// Takes over stdin; workers get /dev/null.
   SshNode();
 
-  /// Waits for the job, prepares this process for it, and waits until all nodes are ready. Empty if
-  /// the job cannot run here: the head has been told why.
+  /// Waits for the job, prepares this process for it, and waits until all nodes are ready. If the
+  /// job cannot run here, tells the head why and returns nothing.
   /// @param check throws a base::Error if this machine cannot run a job with these options.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<LaunchOptions> prepare(const std::function<void(const LaunchOptions&)>& check);

@@ -89,7 +89,7 @@ int64_t StoreClient::add(std::string_view key, int64_t amount, TimePoint deadlin
 
 void StoreClient::register_client(TimePoint deadline) {
   std::string query = begin_query(Query::kAdd);
-  put_string(query, "init/");  // no wire_key()
+  put_string(query, "init/");  // not a wire_key()
   put_integer<int64_t>(query, 1);
   ask("register this client", query, deadline);
   receive_integer<int64_t>(deadline);

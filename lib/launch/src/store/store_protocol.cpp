@@ -7,7 +7,7 @@ namespace syncbn::launch::store {
 namespace {
 
 // The fields of each query, by its number. 'm': 4 bytes, 'i': 8 bytes, 'k': a key, 'v': a value,
-// '*': a count; the rest is repeated so many times.
+// '*': a count; the rest is repeated that many times.
 constexpr std::array<std::string_view, 19> kLayouts{
     "m",  "kv",  "kvv", "k", "ki", "*k", "*k", "", "k",  "kv",  // kValidate to kAppend
     "*k", "*kv", "",    "m", "kv", "k",  "k",  "", "ki",        // kMultiGet to kBarrier

@@ -34,7 +34,7 @@ enum class Query : uint8_t {
   kQueuePop,    ///< key; the length before in 8 bytes, and the value unless that was 0
   kQueueLen,    ///< key; the length in 8 bytes
   kListKeys,    ///< their number in 8 bytes, and the keys
-  kBarrier,     ///< key, 8-byte world size; kStopWaiting once so many clients have sent it
+  kBarrier,     ///< key, 8-byte world size; kStopWaiting once that many clients have sent it
 };
 
 constexpr uint32_t kMagic = base::kStoreMagic;
@@ -120,7 +120,7 @@ class QueryReader {
     return text;
   }
 
-  /// A count, then so many strings.
+  /// A count, then that many strings.
   std::vector<std::string> strings() {
     std::vector<std::string> all(integer<uint64_t>());
     for (std::string& one : all) one = string();

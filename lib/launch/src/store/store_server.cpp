@@ -31,7 +31,7 @@ constexpr uint64_t kTimerId = UINT64_MAX;
 constexpr size_t kMaxEvents = 64;
 // The server reads no further queries of a client that leaves this many bytes of answers unread.
 constexpr size_t kMaxUnsent = size_t{1} << 20;
-// Upper bound on the bytes that the server reads from a connection before it knows what that is.
+// Upper bound on the bytes that the server reads from a connection before it knows its protocol.
 constexpr size_t kMaxGreeting = size_t{4} << 10;
 // A client whose unfinished query and unread answers are smaller stays when the memory is used up.
 constexpr size_t kFreeBuffer = size_t{64} << 10;
@@ -63,7 +63,8 @@ struct StoreServer::Connection {
   size_t buffered = 0;   ///< its part of StoreServer::buffered_
   QueryScanner scanner;  ///< of the first query in the input
 
-  /// What recv() returns for its first byte; 0 if the server has read from it.
+  /// Peeks at its first byte. Returns what recv() does; 0 if the server has read from the
+  /// connection.
   ssize_t peek(char& first) const {
     const bool is_new = !greeted && channel.input().empty();
     return is_new ? ::recv(channel.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) : 0;
@@ -244,7 +245,7 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
   connection.channel.queue(answer);
   if (connection.channel.unsent() > kFreeBuffer) connection.channel.flush();
   count_buffers(connection);
-  // Otherwise many that ask for large values and do not read them would take all memory.
+  // Otherwise many clients that request large values and do not read them would use up all memory.
   return connection.buffered <= kFreeBuffer || buffered_ <= max_bytes_ || has_room(connection);
 }
 

@@ -92,12 +92,12 @@ class KeeperProcess {
     oom_score_ = raised_oom_score();
     report(KeeperEvent::Kind::kKeeper, 0, ::getpid(), 0);
     const base::SignalMask blocked;
-    // For the workers: execve keeps what is ignored.
+    // Ignored signals stay ignored across execve: workers must start with the default actions.
     for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
     const int32_t end = serve();
     const bool orphaned = end == kOrphaned;
     const auto deadline = Clock::now() + grace;
-    // Orphans also: a worker may be a launcher, whose own keeper cleans up.
+    // Waits for orphans as well: a worker may be a launcher, whose own keeper cleans up.
     while (orphaned && !children_of(::getpid()).empty() &&
            base::poll_until(child_ended_, POLLIN, deadline)) {
       reap();
@@ -133,7 +133,7 @@ class KeeperProcess {
     ::dup2(input, STDIN_FILENO);
     ::dup2(spec.stdout_fd, STDOUT_FILENO);
     ::dup2(spec.stderr_fd, STDERR_FILENO);
-    // Not closed at once: the socket has to report a failed exec.
+    // Closed on exec, not now: the socket has to report a failed exec.
     close_descriptors(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
     for (const int fd : spec.inherited) ::fcntl(fd, F_SETFD, 0);
     const auto argv = pointers(spec.argv);
@@ -172,7 +172,7 @@ class KeeperProcess {
       const bool starts = !has_all && !stopped_;
       if (has_all) report_what_is_left();
       std::array<pollfd, 2> polls{{{socket_, POLLIN, 0}, {child_ended_, POLLIN, 0}}};
-      // No signal tells that a helper has left the session.
+      // No signal reports that a helper has left the session.
       constexpr int kHelperPeriod = 100;  // ms
       const bool has_to_look = has_all && !any_worker_runs() && left_ != Left::kNothing;
       ::poll(polls.data(), polls.size(), starts ? 0 : has_to_look ? kHelperPeriod : -1);
@@ -247,12 +247,12 @@ class KeeperProcess {
   Left left_ = Left::kWorkers;
 };
 
-// How often sentinel and launcher look at each other after the keeper was killed.
+// How often sentinel and launcher check on each other after the keeper was killed.
 constexpr std::chrono::milliseconds kLookPeriod{5};
 
 pid_t sentinels_keeper = -1;
 
-// Runs in the sentinel's process. noexcept for the reason that KeeperProcess::run() has.
+// Runs in the sentinel's process. noexcept for the same reason as KeeperProcess::run().
 [[noreturn]] void watch_keeper(pid_t launcher, int socket, const std::function<void()>& run_keeper,
                                const std::function<void()>& when_orphaned) noexcept {
   ::setsid();
@@ -282,7 +282,7 @@ pid_t sentinels_keeper = -1;
   }
   if (WIFSIGNALED(status)) {
     kill_all_descendants();
-    // The launcher ends this process when it has seen that all are gone, unless it is killed too.
+    // The launcher ends this process once all are gone, unless it is killed as well.
     while (::getppid() == launcher) std::this_thread::sleep_for(kLookPeriod);
     when_orphaned();
   }
@@ -330,7 +330,7 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
 }
 
 Keeper::~Keeper() {
-  // A keeper that still waits for a process that cannot be killed goes on by itself.
+  // A keeper that waits for a process that cannot be killed outlives this object.
   if (gone_) ::waitpid(sentinel_, nullptr, 0);
 }
 
@@ -350,7 +350,7 @@ void Keeper::signal_workers(int signal) {
 }
 
 void Keeper::clean_up_after_loss(std::chrono::seconds patience) {
-  // The sentinel is not killed before: this process may be killed as well, in the middle.
+  // Does not kill the sentinel first: it has to clean up if this process is killed meanwhile.
   const auto deadline = Clock::now() + patience;
   while (!children_of(sentinel_).empty() && Clock::now() < deadline) {
     std::this_thread::sleep_for(kLookPeriod);

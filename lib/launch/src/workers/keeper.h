@@ -57,7 +57,7 @@ struct KeeperEvent {
 /// starts no more workers after a signal that ends them. If the keeper itself is killed, the
 /// workers die of PR_SET_PDEATHSIG, and gone() tells the launcher. A keeper serves one attempt.
 ///
-/// Between launcher and keeper stands a sentinel, a subreaper that only waits for the keeper's end.
+/// A sentinel stands between launcher and keeper: a subreaper that only waits for the keeper's end.
 /// If the keeper was killed, perhaps together with the launcher, the orphans of its workers become
 /// the sentinel's children, and it kills them.
 class Keeper {

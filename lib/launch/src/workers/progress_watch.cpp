@@ -13,17 +13,17 @@
 namespace syncbn::launch {
 namespace {
 
-// Records of workers that have sent some wait for this time, so that many quick workers wake the
-// launcher no more often. A pipe holds 256 records.
+// Interval for reading the records of workers that have already sent some, so that many quick
+// workers do not wake the launcher more often. A pipe holds 256 records.
 constexpr std::chrono::milliseconds kRecordPeriod{100};
 
-// How often the launcher looks whether the workers make progress.
+// How often the launcher checks whether the workers make progress.
 constexpr std::chrono::milliseconds kCheckPeriod{500};
 
 // A rank for which others wait is named after this time, even without --hang_timeout.
 constexpr std::chrono::seconds kNameAfter{30};
 
-// Time between two questions which rank holds up the others: to end it, and only to name it.
+// How often to look for the rank that holds up the others: to end it, and only to name it.
 constexpr std::chrono::seconds kStallReportPeriod{2};
 constexpr std::chrono::seconds kNamePeriod{10};
 
@@ -106,7 +106,7 @@ std::optional<Hang> ProgressWatch::check(bool judges) {
   const auto now = Clock::now();
   next_check_ = now + kCheckPeriod;
   for (Worker& worker : workers_) {
-    // Without counts, the process that has made the calls has ended.
+    // Without counts, the process that made the calls has ended.
     worker.progress.update(worker.calls.counts().value_or(RankMemory::Counts{}), now);
   }
   if (!judges) return std::nullopt;
@@ -122,7 +122,7 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
     if (!worker.running) continue;
     const auto since_progress = worker.progress.stalled_for(now);
     auto stalled = since_progress.value_or(Clock::duration{});
-    // A stopped process does nothing that may take longer.
+    // A stopped process cannot use its allowance.
     const auto allowance = worker.progress.allowance();
     if (since_progress && allowance.count() > 0 && state_of_process(worker.pid) == 'T') {
       stalled += allowance;
@@ -151,14 +151,14 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
 
 void ProgressWatch::compare_speed() {
   if (!next_comparison_ || Clock::now() < *next_comparison_) return;
-  // From now: after a pause of this process, intervals that were missed must not follow at once.
+  // Counted from now: after a pause of this process, missed intervals must not follow at once.
   next_comparison_ = Clock::now() + options_.straggler_interval;
   std::vector<WorkerState> all;
   for (const Worker& worker : workers_) all.push_back(reported_state(worker));
   for (const std::string& line : stragglers_.add(all)) output_.say("syncbn-launch: " + line);
 }
 
-// Often only rank 0 reports: the other nodes do not warn.
+// Often only rank 0 reports, so the other nodes do not warn.
 void ProgressWatch::warn_of_silence() {
   if (timeout().count() == 0 || Clock::now() - started_ < timeout() || workers_[0].rank > 0) return;
   const auto reports = [](const Worker& one) {

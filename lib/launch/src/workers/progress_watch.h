@@ -27,21 +27,21 @@ class ProgressWatch {
   ProgressWatch(const LaunchOptions& options, Output& output, Cluster* cluster,
                 std::vector<Worker>& workers);
 
-  /// The channels of workers that have not reported yet. Those of others are read at due().
+  /// Adds the channels of workers that have not reported yet. The others are read at due().
   void add_to(std::vector<pollfd>& polls) const;
   Clock::time_point due() const;
 
   /// Reads the records that are due, and draws the bar.
   void read_all();
-  /// Reads what has come from a worker.
+  /// Reads what has arrived from a worker.
   void read(Worker& worker);
   /// What the workers do now.
   std::vector<WorkerState> states();
 
-  /// Whether to call check().
+  /// Whether to call check() now.
   bool is_due() const { return Clock::now() >= next_check_; }
-  /// @param judges whether to look for a worker that holds up the others. On several nodes the
-  ///   coordinator is told, and judges.
+  /// @param judges whether to look for a worker that holds up the others. With several nodes, the
+  ///   coordinator is told and decides.
   std::optional<Hang> check(bool judges);
   /// A hang is named once, unless the timeout ends a worker.
   void hang_was_named(const Hang& hang);
@@ -66,7 +66,7 @@ class ProgressWatch {
   const Clock::time_point started_ = Clock::now();
   base::ProgressBar bar_;
   StragglerWatch stragglers_;
-  std::optional<Clock::time_point> next_records_;  ///< when to read them, once there was one
+  std::optional<Clock::time_point> next_records_;  ///< when to read them, after the first one
   Clock::time_point next_check_;
   Clock::time_point next_stall_report_;
   Clock::time_point next_naming_;

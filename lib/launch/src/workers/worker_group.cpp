@@ -34,8 +34,9 @@ constexpr std::chrono::seconds kKillPatience{5};
 // its last client.
 constexpr std::chrono::milliseconds kHelperPatience{3000};
 
-// Every worker finds a usage error by itself, but often only rank 0 prints it: if another one is
-// faster, give it the time. No more, or rank 0 reports the other one as lost.
+// Grace period for rank 0 to print a usage error that another worker found first: every worker
+// finds it, but often only rank 0 prints it. With more time, rank 0 would report the other worker
+// as lost.
 constexpr std::chrono::seconds kUsageErrorPatience{1};
 
 // Upper bound on the grace period after a worker was killed for lack of memory: until memory is
@@ -68,7 +69,7 @@ GroupResult WorkerGroup::run() {
   while (!is_over() && !keeper_->gone()) {
     wait_for_events();
     handle_signals();
-    watch_.forgive_own_silence();  // before the records that have waited for this process
+    watch_.forgive_own_silence();  // before reading the records that arrived meanwhile
     handle_cluster();
     answer_status();
     read_outputs();  // before the events: a worker's output, then its end
@@ -101,14 +102,14 @@ GroupResult WorkerGroup::run() {
   return ended;
 }
 
-/// After the keeper was killed. Throws, unless a failure or a signal had ended the attempt before:
-/// then that result stays.
+/// After the keeper was killed. Throws unless a failure or a signal had already ended the attempt,
+/// whose result then stays.
 void WorkerGroup::handle_lost_keeper() {
   run_.output.clear_live();
   const std::string what = fmt::format(
       "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid());
   if (!ending_ && !first_failure_) {
-    // A job that can go on without this node takes it for lost.
+    // A job that can go on without this node treats it as lost.
     if (run_.cluster != nullptr && !run_.options.nodes_may_change()) {
       run_.cluster->report_failure(base::kExitUnavailable, /*may_restart=*/false, what,
                                    std::nullopt);
@@ -178,7 +179,8 @@ void WorkerGroup::start() {
   keeper_ = std::make_unique<Keeper>(specs, [this] { run_.logs.remove(); });
 }
 
-/// All nodes derive the same one from the job's token. Without a token several nodes share nothing.
+/// All nodes derive the same secret from the job's token. Without a token, several nodes share
+/// none.
 base::UniqueFd WorkerGroup::share_secret_of_workers() const {
   const std::string& token = run_.options.token;
   if (!token.empty()) {
@@ -219,7 +221,7 @@ void WorkerGroup::wait_for_events() {
     if (time) wake = std::min(wake, *time);
   }
   ::poll(polls.data(), polls.size(), base::milliseconds_until(wake));
-  // Each worker that starts wakes this process, and all workers have three pipes.
+  // Each worker that starts wakes this process: do not read three pipes per worker each time.
   outputs_are_due_ = Clock::now() >= watch_.due() ||
                      std::any_of(polls.begin() + outputs, polls.begin() + outputs_end,
                                  [](const pollfd& one) { return one.revents != 0; });
@@ -345,7 +347,8 @@ void WorkerGroup::fail_first(size_t index, int exit_code, bool may_restart,
   end_at_ = Clock::now();
   if (exit_code == base::kExitUsage && index != 0) *end_at_ += kUsageErrorPatience;
   const std::string failure = fmt::format("rank {} failed: {}", workers_[index].rank, what);
-  // Before the others notice: they report it then. A worker that has exited has noted it itself.
+  // Before the other workers notice and log what they see. A worker that has exited has logged its
+  // failure itself.
   const bool was_killed = exit_code > base::kExitSignalBase;
   if (exit_code != base::kExitPreempted) {
     note_in_logs("an error: " + failure, was_killed ? nullptr : &workers_[index]);
@@ -441,7 +444,7 @@ void WorkerGroup::end_hanging(size_t index, const std::string& text) {
   Worker& worker = workers_[index];
   WorkerState state{.pid = worker.pid};
   look_at_process(state);
-  // The other nodes wait for this launcher's heartbeats meanwhile.
+  // This launcher sends no heartbeats meanwhile.
   const auto patience =
       std::min<std::chrono::duration<double>>(kStackPatience, run_.options.alive_period);
   if (state.process != 'T') {
@@ -570,7 +573,7 @@ GroupResult WorkerGroup::result() {
     }
     return result;
   }
-  // Without a folder that the user has asked for, nobody would look for the file.
+  // Unless the user asked for log files, nobody would look for this one.
   const bool is_wanted = run_.logs.is_wanted();
   if (ended_by_signal_) {
     if (is_wanted) write("ended by " + base::signal_name(*ended_by_signal_));

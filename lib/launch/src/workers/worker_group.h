@@ -82,8 +82,8 @@ class WorkerGroup {
   /// Why `worker` has failed, with its step unless it was killed from outside.
   FailureCause cause_of(const Worker& worker) const;
   void fail_first(size_t worker, int exit_code, bool may_restart, const std::string& what);
-  /// Notes in the workers' logs why the attempt ends.
-  /// @param except a worker that has done so itself, or null
+  /// Writes to the workers' logs why the attempt ends.
+  /// @param except a worker that has written it itself, or null
   void note_in_logs(const std::string& reason, const Worker* except);
   /// Prints a message about the whole job, unless another node of a head prints it.
   void say_for_job(const std::string& message);

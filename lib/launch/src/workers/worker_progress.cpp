@@ -12,7 +12,7 @@ void WorkerProgress::update(const syncbn_agent_record& record, Clock::time_point
     (record.kind == SYNCBN_AGENT_LOG ? notes_.log : notes_.resume) = record.text;
     return;
   }
-  // Bounds what a worker may ask for.
+  // Upper bound on the time that a worker may ask for.
   constexpr uint64_t kMaxTime = uint64_t{7} * 86'400'000;  // ms
   const std::chrono::milliseconds time(std::min(record.done, kMaxTime));
   if (record.kind == SYNCBN_AGENT_TIMEOUT) {

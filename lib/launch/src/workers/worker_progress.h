@@ -31,17 +31,17 @@ class WorkerProgress {
   std::optional<Clock::duration> stalled_for(Clock::time_point now) const;
   /// What it has asked for beyond the timeout.
   std::chrono::milliseconds allowance() const { return allowance_; }
-  /// How long it may make no progress, by its own account; 0: as long as it likes.
+  /// How long it may make no progress, as it has asked for; 0: no limit.
   std::chrono::milliseconds timeout() const { return timeout_; }
   /// The longest time between two records of progress, less what it had asked for.
   Clock::duration longest_step() const { return longest_step_; }
-  /// What it has sent for the case that the job fails.
+  /// What it has sent for use if the job fails.
   struct Notes {
     std::string log;     ///< the file that is to name the failure
     std::string resume;  ///< the command that continues the job
   };
   const Notes& notes() const { return notes_; }
-  /// Takes back that much of the time without progress.
+  /// Deducts this much from the time without progress.
   void forgive(Clock::duration time) { since_ += time; }
   void forgive_all(Clock::time_point now) { since_ = now; }
 

@@ -33,7 +33,7 @@ struct Streams {
 /// Streams for all workers, or for some by local rank.
 struct StreamChoice {
   Streams all;
-  /// If not empty, other ranks have none. May name absent ranks.
+  /// If not empty, ranks that are not listed have no streams. Listed ranks may be absent.
   std::map<int, Streams> by_local_rank;
 
   Streams of(int local_rank) const;
@@ -56,9 +56,9 @@ struct Host {
 
 /// How all nodes are started from one command.
 struct HeadOptions {
-  std::vector<Host> hosts;       ///< the nodes in order of their ranks; empty: this is no head
+  std::vector<Host> hosts;       ///< the nodes in order of rank; empty: this launcher is not a head
   std::vector<std::string> ssh;  ///< the command and its options, before the host
-  std::string launcher;          ///< path on the hosts; empty: as here
+  std::string launcher;          ///< path on the hosts; empty: as on this machine
   std::chrono::milliseconds ssh_timeout{};  ///< for all hosts to answer
   bool ssh_all = false;                     ///< use ssh for this machine also
   std::vector<std::string> exports;         ///< patterns of variables; see is_exported()
@@ -83,7 +83,7 @@ struct LaunchOptions {
   Binding binding = Binding::kNone;
 
   NodeRange nnodes;
-  int node_rank = 0;               ///< -1: any
+  int node_rank = 0;               ///< -1: assigned by node 0
   std::string master_addr;         ///< empty: not given
   std::optional<int> master_port;  ///< 0: any free one
   bool standalone = false;
@@ -95,7 +95,7 @@ struct LaunchOptions {
   std::chrono::milliseconds last_call{30'000};      ///< for more nodes to join after that
   std::chrono::milliseconds alive_period{5'000};    ///< between two heartbeats
   int alive_misses = 3;         ///< a node is lost after this many periods without a heartbeat
-  std::string token;            ///< that launchers prove to each other to know; empty: none
+  std::string token;            ///< secret that launchers prove to each other; empty: none
   bool tls = false;             ///< encrypt the launchers' links
   int64_t store_mib = 0;        ///< upper bound on the store's memory; 0: by the number of workers
   std::string listen;           ///< where node 0 listens: address or interface; empty: everywhere
@@ -103,24 +103,24 @@ struct LaunchOptions {
 
   int max_restarts = 0;
   std::chrono::milliseconds
-      restart_window{};     ///< within which max_restarts count; 0: the whole run
-  int exclude_failing = 0;  ///< failures after which the job goes on without a node; 0: never
+      restart_window{};     ///< within which max_restarts counts; 0: the whole run
+  int exclude_failing = 0;  ///< failures after which the job continues without a node; 0: never
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::vector<int> ending_signals;               ///< signals_to_handle without SIGUSR1, SIGUSR2
   std::chrono::milliseconds shutdown_timeout{};  ///< between SIGTERM and SIGKILL
-  /// For a worker's next step; 0: none. Not given: what the worker asks for.
+  /// Upper bound on the time to a worker's next step; 0: none; not given: the worker's own timeout.
   std::optional<std::chrono::milliseconds> hang_timeout;
-  /// After which the ranks' speed is compared; 0: never.
+  /// Time between comparisons of the ranks' speed; 0: never.
   std::chrono::milliseconds straggler_interval{};
 
   int stdin_rank = 0;          ///< the worker that reads the launcher's input; -1: none
   bool module = false;         ///< -m: the program is a Python module's name
-  bool no_python = false;      ///< run a *.py file as any other program
+  bool no_python = false;      ///< run a *.py file like any other program
   bool run_path = false;       ///< run the program with Python's runpy.run_path
   std::string local_rank_arg;  ///< first argument of the program, before "=RANK"; empty: none
 
-  /// Before each line of several workers, with ${host}, ${rank}, ${local_rank}, ${role_name} and
-  /// ${time}; empty: none.
+  /// Printed before each line if there are several workers. May contain ${host}, ${rank},
+  /// ${local_rank}, ${role_name} and ${time}. Empty: none.
   std::string prefix;
   std::string log_dir;                  ///< empty: not given
   StreamChoice redirects;               ///< streams for log files only
@@ -134,13 +134,13 @@ struct LaunchOptions {
   std::string events_file = {};  ///< for kFile
   bool dry_run = false;
   bool preflight = false;  ///< check the machines before the start
-  bool is_check = false;   ///< the job is that check
+  bool is_check = false;   ///< this job is the check of --preflight
   HeadOptions head = {};
   MessageScope message_scope = MessageScope::kAlone;
   std::optional<Streams> colours = {};  ///< streams of the head that show colours; empty: no head
 
   std::string called_as = {};           ///< the launcher's argv[0]
-  std::vector<std::string> given = {};  ///< all options, also the environment's, spelled in full
+  std::vector<std::string> given = {};  ///< all options, with the environment's, spelled in full
   std::vector<std::string> program;     ///< the program's name and its arguments, unchanged
 
   /// Whether nodes may join and leave during the job. Needs c10d, and a range of nodes or, to
@@ -152,11 +152,12 @@ struct LaunchOptions {
 
 /// Reads argv[1…] up to the program's name: dashes or underscores, unambiguous prefixes, `--x=v` or
 /// `--x v`. The environment (PET_NNODES for --nnodes, and so on) sets options that are not given.
-/// @return nothing after --help and the like, whose text went to stdout.
+/// @return empty after --help and similar options, which print to stdout.
 /// @throws base::UserError for an unknown option, a bad value, or options that exclude each other.
 std::optional<LaunchOptions> parse_options(int argc, const char* const* argv);
 
-/// Like parse_options(), for words from a head, which include what its environment sets.
+/// Like parse_options(), for a command line from a head, which already includes the options of the
+/// head's environment.
 LaunchOptions parse_settled_options(const std::vector<std::string>& words);
 
 /// @throws base::UserError if --stdin names a rank that a job of `world_size` workers lacks.
