@@ -30,6 +30,7 @@
 #include "support/multiproc.h"
 #include "support/program.h"
 #include "support/thrown.h"
+#include "transport/group_abort.h"
 #include "transport/no_sigpipe.h"
 
 // The groups of these tests have a timeout of half an hour, the default: what ends sooner was
@@ -111,7 +112,7 @@ TEST(PeerMonitorTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
     const auto survivor = join(store, 0, 2);
-    FlightRecorder log("group", {0, 1}, [] {});
+    FlightRecorder log("group", {0, 1}, [](bool) {});
     const auto before = std::chrono::steady_clock::now();
     join(store, 1, 2).reset();
     dist::detail::Call call;
@@ -130,9 +131,9 @@ TEST(PeerMonitorTest, OnlyAfterATimeoutAreRanksAskedHowFarTheyAre) {
     const auto other = join(store, 1, 2);
     dist::detail::Call call;
     call.sequence = 1;
-    FlightRecorder lost("lost", {0, 1}, [] {});
+    FlightRecorder lost("lost", {0, 1}, [](bool) {});
     EXPECT_EQ(asking->cause_of(lost, call, "Connection timed out", /*timed_out=*/false).text, "");
-    FlightRecorder late("late", {0, 1}, [] {});
+    FlightRecorder late("late", {0, 1}, [](bool) {});
     EXPECT_THAT(asking->cause_of(late, call, "too late", /*timed_out=*/true).text,
                 AllOf(HasSubstr("too late; rank 1 ("), HasSubstr(") has not called it")));
   });
@@ -146,8 +147,8 @@ TEST(PeerMonitorTest, ALeaveNoticeOfAnyLengthArrives) {
     auto leaver = join(store, 1, 2);
     std::vector<std::shared_ptr<FlightRecorder>> logs;
     for (int group = 0; group < 60; ++group) {
-      logs.push_back(
-          std::make_shared<FlightRecorder>(std::string(100'000, 'g'), std::vector{0, 1}, [] {}));
+      logs.push_back(std::make_shared<FlightRecorder>(std::string(100'000, 'g'), std::vector{0, 1},
+                                                      [](bool) {}));
       leaver->add(logs.back());
     }
     std::thread leave([&] { leaver.reset(); });
@@ -424,6 +425,48 @@ TEST(FaultTest, AChildThatOutlivesItsRankDoesNotHideItsEnd) {
   });
   EXPECT_EQ(results[0].exit_code, kExitUnavailable);
   EXPECT_THAT(results[0].output, AllOf(HasSubstr("rank 2 ("), HasSubstr("died")));
+}
+
+TEST(FaultTest, ARankThatDiesInTheMiddleOfAMessageEndsTheOthers) {
+  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
+    dist::init_process_group();
+    Tensor values = at::zeros({32 << 20});  // 128 MiB, which take some 0.1 s
+    dist::all_reduce(values);
+    std::thread killer;
+    if (rank == 1) {
+      killer = std::thread([] {
+        ::usleep(50'000);
+        ::raise(SIGKILL);
+      });
+    }
+    for (;;) dist::all_reduce(values);
+  });
+  EXPECT_EQ(results[0].exit_code, kExitUnavailable) << results[0].output;
+  EXPECT_THAT(results[0].output, AllOf(HasSubstr("rank 1 ("), HasSubstr("died")));
+}
+
+// As Gloo where a connection has broken in the middle of a message.
+class DeafTransport : public dist::detail::Transport {
+ public:
+  c10d::Backend& prepare(const dist::detail::Call& /*call*/) override {
+    throw std::logic_error("no calls");
+  }
+  void set_timeout(std::chrono::milliseconds /*timeout*/) override {}
+  void abort() override {}
+  void shutdown() override {}
+};
+
+TEST(GroupAbortTest, EndsTheProcessIfACallOnTheCpuDoesNotEnd) {
+  using dist::detail::GroupAbort;
+  std::string library;
+  GroupAbort group(std::make_shared<DeafTransport>(), nullptr);
+  group.set_last_resort([&](const char* name) { library = name; });
+  group.start(/*runs_on_cpu=*/true);
+  std::this_thread::sleep_for(GroupAbort::kGlooLimit + std::chrono::milliseconds(100));
+  group.start();
+  EXPECT_EQ(library, "") << "no call runs";
+  group.start(/*runs_on_cpu=*/true);
+  EXPECT_EQ(library, "Gloo");
 }
 
 TEST(PeerMonitorTest, ThirtyTwoRanksComeAndGo) {

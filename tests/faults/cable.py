@@ -24,7 +24,7 @@ class Cable:
             try:
                 device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
             except OSError as error:
-                raise Unavailable(f"/dev/net/tun: {error.strerror}") from None
+                raise Unavailable(f"/dev/net/tun: {error.strerror}", "tun") from None
             self.devices.append(device)
             fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", f"fault{host}".encode(), IFF_TUN | IFF_NO_PI))
             system("ip", "link", "set", f"fault{host}", "netns", name)

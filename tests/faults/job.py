@@ -42,7 +42,10 @@ class Failure(Exception):
 
 
 class Unavailable(Exception):
-    """This machine cannot run a case."""
+    """This machine cannot run a case for lack of `need`, which has its name in scripts/run-tests."""
+    def __init__(self, what, need="netns"):
+        super().__init__(what)
+        self.need = need
 
 
 # Of a run; the others come from reading /proc and files of a job that goes wrong.

@@ -8,8 +8,8 @@ from training_cases import OFTEN, check_no_temporaries, trainers
 STEPS_OF_EPOCH = 91
 SETTINGS = {"length": 3600}  # seconds that the run would take without faults
 KINDS = (1, 3, 6, 9, 17, 18)
-# Files that each start or failure leaves: a launcher's output here, TensorBoard's events, a flight record.
-GROWING = r"log\d+$|events\.out|flight\.jsonl$|.*\.tmp$"
+# Files that each start or failure leaves: a launcher's output here, TensorBoard's events, a flight record, an error.
+GROWING = r"log\d+$|events\.out|flight\.jsonl$|error_\d+\.json$|.*\.tmp$"
 MEMORY = 16  # MiB that a launcher takes once, when it first collects flight records
 SAMPLES = 8  # fewer sizes say nothing about growth
 STALL = 180  # seconds without a new step that other work on the machine does not explain
@@ -25,7 +25,7 @@ class Soak:
         os.mkdir(self.disk)
         system("mount", "-t", "tmpfs", "-o", "size=64m", "none", self.disk)
         job.undo.append(lambda: system("umount", self.disk))
-        self.launchers, self.ended_at, self.starts = [None, None], [0, 0], 0
+        self.launchers, self.ended_at, self.starts = [None, None], [-1, -1], 0  # None: it runs
         self.step, self.target, self.behind_since = 0, 1, time.monotonic()
         self.moved_at = time.monotonic()
         self.lost, self.samples, self.sampled_at = 0.0, [], 0
@@ -35,6 +35,7 @@ class Soak:
         self.launchers[host] = self.job.train(
             f"--epochs={self.epochs}", OFTEN, "--resume=auto", run=self.run, before=self.cable.on(host),
             launcher=nodes(host, self.port, *OPTIONS, address=self.cable.address(0)))
+        self.ended_at[host] = None
         self.starts += 1
 
     def supervise(self):
@@ -44,8 +45,9 @@ class Soak:
             return True
         for host, code in enumerate(codes):
             if code is None:
-                self.ended_at[host] = time.monotonic()
-            elif (code != 0 or codes[1 - host] not in (0, None)) and time.monotonic() - self.ended_at[host] > 1:
+                continue
+            self.ended_at[host] = self.ended_at[host] or time.monotonic()
+            if (code != 0 or codes[1 - host] not in (0, None)) and time.monotonic() - self.ended_at[host] > 1:
                 self.start(host)
         return False
 

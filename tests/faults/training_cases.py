@@ -3,6 +3,7 @@ import functools, glob, json, os, random, re, shutil, signal, subprocess, time
 
 from cable import Cable
 from job import *
+from network_cases import HEARTBEATS
 
 TWO = ("--nproc_per_node=2",)
 EPOCHS = "--epochs=6"
@@ -186,15 +187,37 @@ def is_rank(pid, rank):
     except OSError: return False
 
 
-def train_over(job, cable, *more):
+def train_over(job, cable, *more, options=()):
     port = free_port()
     for host in range(2):
-        job.train(*more, launcher=nodes(host, port, address=cable.address(0)), before=cable.on(host))
+        job.train(*more, launcher=nodes(host, port, *options, address=cable.address(0)), before=cable.on(host))
 
 
 def complete_both(job):
     for host in range(2):
         job.complete(host)
+
+
+@case("9", "The network between two nodes that train is away for 10 s, heartbeats 2 s × 3: both sides stop; resumed, same weights",
+      runs=5)
+def partition_of_training(job, run):
+    cable = Cable(job.folder, job.undo)
+    train_over(job, cable, EPOCHS, OFTEN, options=[HEARTBEATS])
+    wait_for_checkpoint(job)
+    ranks = [pid for one in job.programs for pid in trainers(one)]
+    begin = time.monotonic()
+    cable.whole = False
+    time.sleep(10)
+    cable.whole = True
+    for host in range(2):
+        job.end(75, 10, index=host)
+    ended = time.monotonic() - begin
+    check(all(map(is_gone, ranks)), "a rank runs on")
+    train_over(job, cable, EPOCHS, OFTEN, "--resume=auto")
+    for host in range(2, 4):
+        job.complete(host)
+    check_bits(job)
+    return {"both ended": ended}
 
 
 @case("10", "The network between two nodes is away for 2 s: training goes on, same weights", runs=3)
@@ -323,7 +346,7 @@ RESUMED = 110  # with each such damage a run resumes, and trains to its end
 def damaged_checkpoint(job, run):
     finder = os.path.join(ROOT, "build", "tests", "resume_finder")
     if not os.path.exists(finder):
-        raise Unavailable(f"{finder} is not built")
+        raise Unavailable(f"{finder} is not built", "libtorch")
     def train(run):
         job.train("--epochs=2", "--checkpoint.keep_last=2", "--resume=auto", launcher=("--nproc_per_node=1",), run=run)
         job.complete(len(job.programs) - 1)
@@ -402,7 +425,7 @@ def few_processes(job, run):
         job.undo.append(lambda: os.rmdir(group))
         open(f"{group}/pids.max", "w").write("12")
     except OSError as error:
-        raise Unavailable(f"{group}: {error.strerror}") from None
+        raise Unavailable(f"{group}: {error.strerror}", "cgroup") from None
     begin, before = time.monotonic(), children_seconds()
     job.start("--nproc_per_node=40", limits=lambda: open(f"{group}/cgroup.procs", "w").write(str(os.getpid())))
     job.end(75)

@@ -107,7 +107,7 @@ void NamedAs::apply_to(Call& call) {
 }
 
 FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks,
-                               std::function<void()> abort,
+                               std::function<void(bool)> abort,
                                std::shared_ptr<base::FlightRecord> record)
     : group_(std::move(group)),
       ranks_(std::move(ranks)),
@@ -126,12 +126,15 @@ bool FlightRecorder::has_member(int rank) const {
 
 void FlightRecorder::abort(const Call& call) {
   set_failed(call);
+  bool runs_on_cpu = false;
   {
     const std::lock_guard lock(mutex_);
     replayed_.reset();
     replays_.clear();
+    const Entry* const entry = entry_of(call);
+    runs_on_cpu = entry != nullptr && entry->is_pending() && !entry->runs_on_gpu();
   }
-  abort_();
+  abort_(runs_on_cpu);
 }
 
 void FlightRecorder::set_failed(const Call& call) {

@@ -96,9 +96,10 @@ class FlightRecorder {
   };
 
   /// @param ranks the group's, in the world.
-  /// @param abort makes all pending calls fail, and does not wait for that.
+  /// @param abort makes all pending calls fail, and does not wait for that; told whether the call
+  ///   of abort() still runs on the CPU.
   /// @param record also gets the calls, for the launcher and `syncbn-launch explain`; may be null.
-  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void()> abort,
+  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void(bool)> abort,
                  std::shared_ptr<base::FlightRecord> record = nullptr);
   ~FlightRecorder();
   FlightRecorder(const FlightRecorder&) = delete;
@@ -215,7 +216,7 @@ class FlightRecorder {
 
   const std::string group_;
   const std::vector<int> ranks_;
-  const std::function<void()> abort_;
+  const std::function<void(bool)> abort_;
   const std::shared_ptr<base::FlightRecord> record_;
   const size_t group_in_record_;
   mutable std::mutex mutex_;

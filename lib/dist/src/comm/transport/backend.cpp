@@ -120,14 +120,14 @@ struct Label {
   }
 
   /// Prints what rethrow() throws, and ends the process without its destructors.
-  [[noreturn]] void leave() const {
+  [[noreturn]] void leave(const char* library) const {
     int exit_code = base::kExitUnavailable;
     try {
       rethrow({"it was aborted"});
     } catch (const base::Error& error) {
       exit_code = error.exit_code();
-      base::write_stderr(fmt::format("{}: error: {}; NCCL does not return, so this process ends\n",
-                                     ::program_invocation_short_name, error.what()));
+      base::write_stderr(fmt::format("{}: error: {}; {} does not return, so this process ends\n",
+                                     ::program_invocation_short_name, error.what(), library));
     }
     PeerMonitor::leave_with(exit_code);
     ::_exit(exit_code);
@@ -287,16 +287,17 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
       in_flight_headers_(cuda_ ? InFlightHeaders::kBatch : 1),
       abort_(std::make_shared<GroupAbort>(cpu_, cuda_)),
       log_(std::make_shared<FlightRecorder>(
-          group_name_, members_.ranks, [abort = abort_] { abort->start(); },
+          group_name_, members_.ranks,
+          [abort = abort_](bool runs_on_cpu) { abort->start(runs_on_cpu); },
           base::FlightRecord::of_process(members_.ranks[static_cast<size_t>(rank_)],
                                          members_.world_size))) {
   Label label = label_of({});
   label.log.reset();  // it holds abort_
-  abort_->set_last_resort([label, log = std::weak_ptr(log_)]() mutable {
+  abort_->set_last_resort([label, log = std::weak_ptr(log_)](const char* library) mutable {
     label.log = log.lock();
     if (!label.log) return;
     if (const auto failed = label.log->failed()) label.call = *failed;
-    label.leave();
+    label.leave(library);
   });
   setTimeout(timeout);
   if (monitor) monitor->add(log_);

@@ -7,19 +7,23 @@
 
 namespace syncbn::dist::detail {
 
-void GroupAbort::start() {
+void GroupAbort::start(bool runs_on_cpu) {
   // Threads that outlive the group hold it and its transports.
   if (cuda_ && !has_started_.exchange(true)) {
     std::thread([self = shared_from_this()] { self->abort_cuda(); }).detach();
     std::thread([self = shared_from_this()] {
       const auto deadline = std::chrono::steady_clock::now() + kLimit;
       while (!self->has_aborted_ || self->in_calls_ > 0) {
-        if (std::chrono::steady_clock::now() > deadline) return self->leave_();
+        if (std::chrono::steady_clock::now() > deadline) return self->leave_("NCCL");
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
       }
     }).detach();
   }
   cpu_->abort();
+  const auto now = std::chrono::steady_clock::now();
+  const std::lock_guard lock(mutex_);
+  if (!cpu_aborted_) cpu_aborted_ = now;
+  if (runs_on_cpu && now - *cpu_aborted_ > kGlooLimit) leave_("Gloo");
 }
 
 void GroupAbort::abort_cuda() {

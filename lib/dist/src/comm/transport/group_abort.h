@@ -4,6 +4,8 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
 
 #include "transport/transport.h"
 
@@ -15,17 +17,24 @@ class GroupAbort : public std::enable_shared_from_this<GroupAbort> {
  public:
   /// Upper bound on NCCL's abort, and on the calls of NCCL that threads are in.
   static constexpr std::chrono::seconds kLimit{5};
+  /// Upper bound on the time in which Gloo ends the calls of an aborted group.
+  static constexpr std::chrono::seconds kGlooLimit{2};
 
   /// @param cuda null without NCCL
   GroupAbort(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda)
       : cpu_(std::move(cpu)), cuda_(std::move(cuda)) {}
 
-  /// @param leave ends the process. Called if NCCL has not let go after kLimit: the threads that
-  ///   wait for the GPU never return then.
-  void set_last_resort(std::function<void()> leave) { leave_ = std::move(leave); }
+  /// @param leave ends the process, because the library of this name does not return. Called if
+  ///   NCCL has not let go after kLimit: the threads that wait for the GPU never return then. Also
+  ///   called if a call of Gloo still runs after kGlooLimit: when a connection breaks in the middle
+  ///   of a message, Gloo leaves the sender or receiver of that message waiting for its timeout.
+  void set_last_resort(std::function<void(const char* library)> leave) {
+    leave_ = std::move(leave);
+  }
 
   /// Starts to abort; NCCL once, the CPU's transport at each call.
-  void start();
+  /// @param runs_on_cpu a call on the CPU has not ended
+  void start(bool runs_on_cpu = false);
 
   /// While it lives, its thread is in a call of NCCL.
   class InCall {
@@ -44,10 +53,12 @@ class GroupAbort : public std::enable_shared_from_this<GroupAbort> {
 
   const std::shared_ptr<Transport> cpu_;
   const std::shared_ptr<Transport> cuda_;
-  std::function<void()> leave_;
+  std::function<void(const char*)> leave_;
   std::atomic<bool> has_started_{false};
   std::atomic<bool> has_aborted_{false};
   std::atomic<int> in_calls_{0};
+  std::mutex mutex_;
+  std::optional<std::chrono::steady_clock::time_point> cpu_aborted_;
 };
 
 }  // namespace syncbn::dist::detail
