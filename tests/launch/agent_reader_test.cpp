@@ -65,5 +65,16 @@ TEST(AgentReaderTest, MakesTextSafeForATerminal) {
   EXPECT_EQ(text, R"(\x1b[2Jred )");
 }
 
+TEST(AgentReaderTest, KeepsTheBytesOfALogsPathAndDropsACommandThatItCannotShow) {
+  std::vector<std::string> texts;
+  for (const auto kind : {SYNCBN_AGENT_LOG, SYNCBN_AGENT_RESUME}) {
+    syncbn_agent_record odd = record(1, "runs/caf\xe9\tnew");
+    odd.kind = static_cast<uint16_t>(kind);
+    AgentReader().feed(bytes(odd),
+                       [&](const syncbn_agent_record& got) { texts.emplace_back(got.text); });
+  }
+  EXPECT_THAT(texts, ElementsAre("runs/caf\xe9\tnew"));
+}
+
 }  // namespace
 }  // namespace syncbn::launch

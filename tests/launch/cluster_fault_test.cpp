@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <poll.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/store_greeting.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -152,6 +155,30 @@ std::string explained(const std::string& err) {
       .out;
 }
 
+TEST(LaunchClusterFaultTest, NotesAnotherNodesFailureInAWorkersLogButNotItsSignal) {
+  for (const int signal : {SIGKILL, SIGTERM}) {
+    Nodes nodes(2);
+    const std::string log = nodes.folder().write("run.jsonl", "");
+    Program& node0 = nodes.start(0, 1, {}, {kAgentWorker, "log", log, "print", "up", "wait"});
+    Program& node1 =
+        nodes.start(1, 1, {}, shell("echo $$$$ > pid; mv pid worker; exec sleep 1000"));
+    ASSERT_TRUE(node0.wait_until([&] { return node0.out().find("up") != std::string::npos; }));
+    ASSERT_TRUE(eventually([&] { return nodes.has("worker"); }));
+    if (signal == SIGTERM) {
+      node1.send_signal(signal);
+    } else {
+      ::kill(std::stoi(base::read_file(nodes.folder() / "worker")), signal);
+    }
+    for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 128 + signal);
+    const std::string noted = base::read_file(log);
+    if (signal == SIGTERM) {
+      EXPECT_EQ(noted, "") << "a worker notes the signal itself";
+    } else {
+      EXPECT_THAT(noted, ContainsRegex("\"an error: node 1 \\(.*\\): rank 1 failed: killed by "));
+    }
+  }
+}
+
 TEST(LaunchClusterFaultTest, NodeZeroWritesTheCallsOfAllRanksOfAFailedAttempt) {
   Nodes nodes(2);
   Program& node0 = nodes.start(0, 2, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
@@ -203,8 +230,13 @@ TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
   Program& node0 = nodes.start(0, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
   Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5", "print", "up"});
   ASSERT_TRUE(are_up(node1, {1}));
-  ASSERT_TRUE(node1.wait_until([&] { return children_of(node1.pid()).empty(); }));
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it has told node 0
+  // It has told node 0 that its worker has ended, ahead of its answer to this question.
+  ASSERT_TRUE(node0.wait_until([&] {
+    const std::string said = run_program({kLauncher, "status", std::to_string(node0.pid())}).out;
+    return said.find("\n    0 ") != std::string::npos &&
+           said.find("\n    1 ") == std::string::npos &&
+           said.find("does not answer") == std::string::npos;
+  }));
   node1.send_signal(SIGSTOP);
   nodes.folder().write("go", "");
   const auto result = node0.wait();
@@ -231,8 +263,12 @@ TEST(LaunchClusterFaultTest, EachLauncherExplainsTheRanksOfAllNodesWhileTheyRun)
             Not(HasSubstr("missing")), Not(HasSubstr("Nothing is recorded")));
   const std::string saved = nodes.folder() / "now.jsonl";
   for (Program* launcher : {&node0, &node1, &node0}) {
-    const auto result =
-        run_program({kLauncher, "explain", "--save=" + saved, std::to_string(launcher->pid())});
+    ProgramResult result;
+    launcher->wait_until([&] {  // it waits 1.5 s for the other node
+      result =
+          run_program({kLauncher, "explain", "--save=" + saved, std::to_string(launcher->pid())});
+      return result.out.find("missing") == std::string::npos;
+    });
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.out, has_all);
     EXPECT_EQ(run_program({kLauncher, "explain", saved}).out, result.out);
@@ -241,28 +277,54 @@ TEST(LaunchClusterFaultTest, EachLauncherExplainsTheRanksOfAllNodesWhileTheyRun)
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
+/// What a launcher says first.
+std::string hello(const char* node, const char* nproc) {
+  return std::string("syncbn-agent 3\n") +
+         fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
+                     R"("nproc":{},"role":"default","host":"stranger","max_restarts":0,)"
+                     R"("auth":""}})",
+                     node, nproc) +
+         "\n";
+}
+
+/// The next line to a scripted node; "" at the end, or if none comes.
+std::string next_line(const base::UniqueFd& fd) {
+  const timeval limit{.tv_sec = 100, .tv_usec = 0};
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+  std::string line;
+  for (char byte = 0; ::recv(fd.get(), &byte, 1, 0) == 1 && byte != '\n';) line += byte;
+  return line;
+}
+
 TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo) {
-  ProgramResult told;
-  // Again if this machine was too slow for the 1.5 s that node 0 waits for the stopped node.
-  for (int turn = 0; turn < 5 && told.out.empty(); ++turn) {
-    Nodes nodes(2);
-    Program& node0 = nodes.start(0, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
-    Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5", "print", "up"});
-    ASSERT_TRUE(are_up(node1, {1}));
-    ASSERT_TRUE(node1.wait_until([&] { return children_of(node1.pid()).empty(); }));
-    std::this_thread::sleep_for(std::chrono::milliseconds(200));  // until it has told node 0
-    node1.send_signal(SIGSTOP);
-    nodes.folder().write("go", "");
-    const std::string failed = "rank 0 failed: exit code 7";
-    ASSERT_TRUE(node0.wait_until([&] { return node0.err().find(failed) != std::string::npos; }));
-    told = run_program({kLauncher, "explain", std::to_string(node0.pid())});
-    EXPECT_EQ(node0.wait().exit_code, 7);
-    node1.send_signal(SIGCONT);
-    EXPECT_EQ(node1.wait().exit_code, 7);
+  Nodes nodes(2);
+  // This test is node 1, which may be silent for 300 s, and never sends its records.
+  Program& node0 = nodes.start(0, 1, {"--rdzv_conf=keep_alive_interval=100"},
+                               when_told(kAgentWorker + " calls 3 fail 7"));
+  const base::UniqueFd node1 = connect_to(nodes.port());
+  ASSERT_TRUE(send_to(node1, hello("1", "1")));
+  nodes.folder().write("go", "");
+  const std::string failed = "rank 0 failed: exit code 7";
+  ASSERT_TRUE(node0.wait_until([&] { return node0.err().find(failed) != std::string::npos; }));
+  // Node 0 reads both at once: with the first it begins to collect, and meets the second while it
+  // does.
+  ASSERT_TRUE(
+      send_to(node1, "{\"type\":\"ended\",\"attempt\":0}\n{\"type\":\"ask_all_records\"}\n"));
+  std::vector<int> ranks;
+  nlohmann::json head;
+  while (head.is_null()) {
+    const std::string line = next_line(node1);
+    ASSERT_NE(line, "");
+    const auto message = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!message.is_object()) continue;  // the handshake's
+    if (message["type"] == "record") ranks.push_back(message["rank"]);
+    if (message["type"] == "all_records") head = message;
   }
-  EXPECT_THAT(told.out, AllOf(HasSubstr("rank 0 failed: exit code 7"),
-                              HasSubstr("it did not send them within 1.5 s"),
-                              HasSubstr("  rank 0 waits in it")));
+  EXPECT_EQ(ranks, std::vector<int>{0});
+  EXPECT_THAT(head["why"].get<std::string>(), HasSubstr(failed));
+  EXPECT_EQ(head["missing"][0]["ranks"], nlohmann::json::array({1}));
+  EXPECT_EQ(head["missing"][0]["why"], "it did not send them within 1.5 s");
+  EXPECT_EQ(node0.wait().exit_code, 7);
 }
 
 TEST(LaunchClusterFaultTest, ALauncherThatRunsNamesTheNodeWhoseCallsItCannotShow) {
@@ -415,16 +477,6 @@ TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
     EXPECT_THAT(result.err, AllOf(HasSubstr("node 0 at 127.0.0.1"), Not(HasSubstr("internal"))))
         << nonsense;
   }
-}
-
-/// What a launcher says first.
-std::string hello(const char* node, const char* nproc) {
-  return std::string("syncbn-agent 3\n") +
-         fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
-                     R"("nproc":{},"role":"default","host":"stranger","max_restarts":0,)"
-                     R"("auth":""}})",
-                     node, nproc) +
-         "\n";
 }
 
 /// Node 0 of two, whose worker runs until there is a file "go", and a stranger as node 1.

@@ -491,6 +491,19 @@ TEST(LaunchFaultTest, AnErrorFileThatIsNoFileHoldsUpNothing) {
   }
 }
 
+TEST(LaunchFaultTest, AWorkersLogOnADeadFileServerHoldsUpNothing) {
+  TempFolder folder;
+  const std::string trace = folder / "trace";
+  const auto result =
+      launch({"sh", "-c", R"("$0" log "$1"; kill -9 $$$$)", kAgentWorker, folder / "dead.jsonl"},
+             {.env = {{"LD_PRELOAD", SYNCBN_DEAD_SERVERS},
+                      {"DEAD_SERVERS_TRACE", trace},
+                      // A sanitizer's runtime wants to be the first library.
+                      {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_TRUE(fs::exists(trace));
+}
+
 TEST(LaunchFaultTest, NothingOutlivesALauncherThatIsKilledWhileItsKeeperIsStopped) {
   StubbornJob job;
   ASSERT_TRUE(job.started());

@@ -231,8 +231,10 @@ TEST(LaunchTest, DoesNotRepeatWordsThatWereTheLastOnesPrinted) {
 TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
   TempFolder folder;
   const auto result = launch({"--nproc_per_node=3", "sh", "-c",
-                              // The silent ranks end first.
-                              "[ $RANK != 0 ] && touch ended$RANK && exit 2; "
+                              // The launcher gives rank 0 a second from the others' end.
+                              "touch up$RANK; while [ ! -e up0 ] || [ ! -e up1 ] || "
+                              "[ ! -e up2 ]; do sleep 0.01; done; [ $RANK != 0 ] && "
+                              "touch ended$RANK && exit 2; "
                               "while [ ! -e ended1 ] || [ ! -e ended2 ]; do sleep 0.01; done; "
                               "echo 'a.yaml:3: no such key' >&2; exit 2"},
                              {.cwd = folder.path()});
@@ -285,6 +287,8 @@ TEST(LaunchTest, LeavesAWorkerWhatItCanNoteItself) {
   EXPECT_EQ(after("exit 85"), std::pair(false, std::string())) << "it has said it";
   EXPECT_FALSE(after("[ $TORCHELASTIC_RESTART_COUNT = 1 ] || kill -9 $$$$").first)
       << "the restart succeeded";
+  const std::string end = R"({"event":"end","reason":"finished"})";
+  EXPECT_EQ(after("echo '" + end + "' > run.jsonl; kill -9 $$$$").second, end + "\n");
   const auto [says, log] = after("kill -9 $$$$");
   EXPECT_TRUE(says);
   EXPECT_THAT(log,

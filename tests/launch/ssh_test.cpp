@@ -682,8 +682,8 @@ TEST(SshHeadTest, AnInterruptWhileNamesAreLookedUpEndsIt) {
   const TempFolder folder;
   const std::string trace = folder / "trace";
   Program head(launch_command({"--hosts=a,b", "true"}),
-               {.env = {{"LD_PRELOAD", SYNCBN_DEAD_NAMES},
-                        {"DEAD_NAMES_TRACE", trace},
+               {.env = {{"LD_PRELOAD", SYNCBN_DEAD_SERVERS},
+                        {"DEAD_SERVERS_TRACE", trace},
                         // A sanitizer's runtime wants to be the first library.
                         {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
   ASSERT_TRUE(head.wait_until([&] { return fs::exists(trace); }));

@@ -64,7 +64,8 @@ class Cluster {
   const std::optional<Finish>& finish() const { return finish_; }
   /// Why this node must stop its workers, or "".
   const std::string& stop_reason() const { return stop_reason_; }
-  bool stop_is_failure() const { return stop_is_failure_; }  ///< and no change of the nodes
+  /// Whether a failure is that reason, and not a signal or a change of the nodes.
+  bool stop_is_failure() const { return stop_is_failure_; }
   /// Whether another launcher wants to know what the workers of this node do; once for each
   /// question. Answer by report_workers().
   bool take_inquiry() { return std::exchange(is_asked_, false); }

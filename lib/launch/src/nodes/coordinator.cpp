@@ -227,8 +227,8 @@ void Coordinator::end_job(int exit_code, const std::string& text) {
     failure_text_ = text;
     failed_node_ = kNoNode;
   }
-  fail(exit_code, false, text);
   over_ = true;
+  fail(exit_code, false, text);
   may_restart_ = false;
 }
 
@@ -569,7 +569,7 @@ bool Coordinator::leaves_out(int rank, const std::string& text) {
 void Coordinator::stop_attempt(const std::string& text) {
   end_by_ = Clock::now() + options_.shutdown_timeout + kEndPatience;
   peers_.send_to_nodes(
-      {{"type", "stop"}, {"attempt", attempt_}, {"failed", failed_}, {"what", text}});
+      {{"type", "stop"}, {"attempt", attempt_}, {"failed", failed_ && !over_}, {"what", text}});
 }
 
 void Coordinator::end_attempt() {

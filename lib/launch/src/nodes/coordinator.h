@@ -139,7 +139,7 @@ class Coordinator {
   RestartPolicy policy_;
   std::optional<Clock::time_point> restart_at_;  ///< not earlier, after failures in a row
   std::string reason_;                           ///< why this attempt follows another
-  bool over_ = false;                            ///< this attempt is the last
+  bool over_ = false;                            ///< a signal ends the job with this attempt
   std::string node_change_;                      ///< why nodes change after this attempt, or ""
   /// Of rank 0's store in this attempt, if workers do not share the launchers' store.
   std::optional<base::HeldPort> workers_port_;

@@ -10,16 +10,18 @@
 namespace syncbn::launch {
 namespace {
 
-// The text goes to the terminal.
-void make_printable(syncbn_agent_record& record) {
+// The text goes to the terminal. Returns whether it is as it was sent.
+bool make_printable(syncbn_agent_record& record) {
   constexpr size_t kMaxLength = sizeof(record.text) - 1;
-  std::string sent(record.text, ::strnlen(record.text, kMaxLength));
+  const std::string sent(record.text, ::strnlen(record.text, kMaxLength));
+  std::string line = sent;
   std::ranges::replace_if(
-      sent, [](unsigned char c) { return std::isspace(c) != 0; }, ' ');
-  const std::string text = base::printable(sent);
+      line, [](unsigned char c) { return std::isspace(c) != 0; }, ' ');
+  const std::string text = base::printable(line);
   const std::string_view kept = base::utf8_prefix(text, kMaxLength);
   std::memset(record.text, 0, sizeof(record.text));
   kept.copy(record.text, kMaxLength);
+  return kept == sent;
 }
 
 }  // namespace
@@ -42,7 +44,11 @@ void AgentReader::feed(std::string_view bytes, const Sink& sink) {
     const bool readable = record.version == SYNCBN_AGENT_VERSION;
     done += readable ? sizeof(record) : magic.size();
     if (!readable) continue;
-    make_printable(record);
+    if (record.kind == SYNCBN_AGENT_LOG) {  // opened, and never shown
+      record.text[sizeof(record.text) - 1] = '\0';
+    } else if (!make_printable(record) && record.kind == SYNCBN_AGENT_RESUME) {
+      continue;  // another command
+    }
     sink(record);
   }
   pending_.erase(0, done);

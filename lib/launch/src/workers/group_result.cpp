@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -45,16 +46,33 @@ fs::path counter_file() {
   return "/proc/vmstat";
 }
 
+std::string tail_of(int fd, off_t size) {
+  std::string tail(static_cast<size_t>(std::min<off_t>(size, 4096)), '\0');
+  const ssize_t read = ::pread(fd, tail.data(), tail.size(), size - std::ssize(tail));
+  tail.resize(static_cast<size_t>(std::max<ssize_t>(read, 0)));
+  return tail;
+}
+
+/// Whether a log's last line says that the run has finished, or stopped in order.
+bool has_ended_otherwise(const std::string& tail) {
+  const size_t end = tail.find_last_not_of('\n') + 1;
+  const size_t begin = end == 0 ? 0 : tail.rfind('\n', end - 1) + 1;
+  const auto line = nlohmann::json::parse(tail.substr(begin, end - begin), nullptr, false);
+  return line.is_object() && line.value("event", nlohmann::json()) == "end" &&
+         line.value("reason", nlohmann::json()).is_string() &&
+         !line["reason"].get<std::string>().starts_with("an error");
+}
+
 void append_end(const std::string& log, const std::string& reason) {
   const base::UniqueFd fd(
       ::open(log.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return;
-  char last = '\n';
-  if (what.st_size > 0 && ::pread(fd.get(), &last, 1, what.st_size - 1) != 1) return;
+  const std::string tail = tail_of(fd.get(), what.st_size);
+  if (has_ended_otherwise(tail)) return;
   const nlohmann::ordered_json line{
       {"event", "end"}, {"time", static_cast<double>(base::unix_ns()) / 1e9}, {"reason", reason}};
-  const std::string text = (last == '\n' ? "" : "\n") +
+  const std::string text = (tail.empty() || tail.ends_with('\n') ? "" : "\n") +
                            line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
                            "\n";
   // A disk may be full.

@@ -82,8 +82,8 @@ struct FirstFailure {
 };
 
 /// Appends {"event":"end","time":...,"reason":...} to a worker's log, on a line of its own. Does
-/// nothing if the log cannot be written. Returns false if the file server does not answer within a
-/// second.
+/// nothing if the log cannot be written, or says that the run has finished or stopped in order.
+/// Returns false if the file server does not answer within a second.
 bool note_end(const std::string& log, const std::string& reason);
 
 /// The result if a worker could not be started. @param file the path for execve.
