@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -89,6 +90,14 @@ std::string log_of(const FakeRun& run) {
         2 * epoch);
   }
   return log;
+}
+
+void replace_in(const fs::path& file, const std::string& old, const std::string& by) {
+  std::string text = base::read_file(file);
+  for (size_t at = 0; (at = text.find(old, at)) != text.npos; at += by.size()) {
+    text.replace(at, old.size(), by);
+  }
+  std::ofstream(file) << text;
 }
 
 class ReportTest : public ::testing::Test {
@@ -247,14 +256,18 @@ TEST_F(ReportTest, HasWhatTheFolderTells) {
 
 TEST_F(ReportTest, ShowsClassesByTheirNamesNotByTheLogsKeys) {
   const fs::path run = add_run("run");
-  std::string log = base::read_file(run / "log.jsonl");
-  for (size_t at = 0; (at = log.find("accuracy_cat", at)) != log.npos;) {
-    log.replace(at, 12, "accuracy_big_cat");
-  }
-  folder_.write("run/log.jsonl", log);
+  replace_in(run / "log.jsonl", "accuracy_cat", "accuracy_big_cat");
   folder_.write("run/confusion.csv", "label/answer,a<b,big cat\na<b,5,1\nbig cat,0,6\n");
   EXPECT_EQ(data_in(report_page(run))["classes"].dump(),
             R"({"test_accuracy":{"a<b":0.5,"big cat":null}})");
+}
+
+TEST_F(ReportTest, ColorsOfClassesAreInTheOrderOfTheirLabels) {
+  const fs::path run = add_run("run", {.task = "detection"});
+  replace_in(run / "log.jsonl", "accuracy_a<b", "accuracy_10");
+  replace_in(run / "log.jsonl", "accuracy_cat", "accuracy_9");
+  EXPECT_EQ(data_in(report_page(run))["colors"].dump(),
+            R"x([["10","rgb(255,0,0)"],["9","rgb(0,255,0)"]])x");
 }
 
 TEST_F(ReportTest, NothingInTheFolderEndsTheScript) {

@@ -91,8 +91,8 @@ TEST_F(RunFolderTest, DoesNotReplaceAConfigurationThatNoRunWrote) {
 }
 
 TEST_F(RunFolderTest, NeverRemovesWhatNoRunWrote) {
-  for (const char* const file :
-       {"pictures/cat/1.png", "profile/me.txt", "step-3.pt", "environment.json", "mistakes.csv"}) {
+  for (const char* const file : {"pictures/cat/1.png", "profile/me.txt", "step-3.pt",
+                                 "environment.json", "mistakes.csv", "metrics.csv"}) {
     SCOPED_TRACE(file);
     const fs::path path = temp_ / ("of " + fs::path(file).stem().string());
     base::write_file_atomically(path / file, "mine");
@@ -123,6 +123,9 @@ TEST_F(RunFolderTest, TakesAFolderWithOtherFilesOnlyIfToldToAndKeepsThem) {
     EXPECT_EQ(run_files::choose(path, "x", false, false), path);
   }
   fs::remove_all(path / "logs");
+  // With --log_dir=run, of another node, or of an attempt that failed before it wrote.
+  base::write_file_atomically(path / "job_x/attempt_0/0/stdout.log", "the launcher's");
+  EXPECT_EQ(run_files::choose(path, "x", false, false), path);
   base::write_file_atomically(path / "notes.txt", "mine");
   EXPECT_THAT([&] { run_files::choose(path, "x", false, false); },
               ThrowsMessage<base::UserError>(
@@ -281,6 +284,9 @@ TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   base::write_file_atomically(temp_ / "log.jsonl", start + "\n" + epoch(10).substr(0, 9));
   folder.rewind_log(10, 1, epoch(10));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n");
+  // An editor leaves out the last line's end.
+  base::write_file_atomically(temp_ / "log.jsonl", start + "\n" + epoch(10));
+  folder.rewind_log(10, 1, epoch(10));
   folder.append(epoch(20));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + epoch(20) + "\n") << "goes to the new file";
   // An epoch that max_steps cut short, and lines of something else.
@@ -330,6 +336,18 @@ epoch,T,1,2,,0.1,,,0.75
   EXPECT_EQ(table(), first);
   { RunFolder(temp_, "", false).log_start(1, 0, false); }
   EXPECT_EQ(table(), "event,T,epoch,step\n");
+}
+
+TEST_F(RunFolderTest, BeginsItsTableAnewWhereThatWasRemoved) {
+  RunFolder folder(temp_, "a: 1\n", false);
+  const auto append = [&](const std::string& fields) {
+    fs::remove(temp_ / "metrics.csv");
+    folder.append(R"({"event":"epoch","time":1,"epoch":1,"step":2,)" + fields + "}");
+    return base::read_file(temp_ / "metrics.csv");
+  };
+  EXPECT_EQ(append(R"("a":1)"), "event,time,epoch,step,a\nepoch,1.000,1,2,1\n");
+  EXPECT_EQ(append(R"("a":3)"), "event,time,epoch,step,a\nepoch,1.000,1,2,3\n");
+  EXPECT_EQ(append(R"("b":4)"), "event,time,epoch,step,a,b\nepoch,1.000,1,2,,4\n");
 }
 
 TEST_F(RunFolderTest, TensorBoardSeesEachStepOnceAfterAResume) {

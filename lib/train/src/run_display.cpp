@@ -99,7 +99,11 @@ std::string command_line(const std::string& command, const fs::path& run) {
   if (near.find('/') == near.npos) near.insert(0, "./");
   std::vector<std::string> words = {near.starts_with("..") ? program.string() : near};
   if (!command.empty()) words.push_back(command);
-  words.push_back(run.string());
+  const std::string name = run.string();
+  // Neither an option nor KEY=VALUE.
+  const bool is_odd =
+      name.find('/') == name.npos && (name.starts_with('-') || name.find('=') != name.npos);
+  words.push_back(is_odd ? "./" + name : name);
   return base::shell_quoted(words);
 }
 

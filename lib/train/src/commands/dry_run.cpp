@@ -15,6 +15,7 @@
 
 #include "common/rank_0.h"
 #include "records/memory_gauge.h"
+#include "records/progress.h"
 #include "run_display.h"
 #include "step/compute_threads.h"
 #include "step/training_step.h"
@@ -39,6 +40,8 @@ struct Cost {
 };
 
 Cost measure(TrainingStep& step, data::Loader& loader, double lr) {
+  AgentChannel channel(dist::rank());
+  Progress progress(channel);
   using Clock = std::chrono::steady_clock;
   std::vector<double> times;
   double wait = 0;
@@ -46,6 +49,7 @@ Cost measure(TrainingStep& step, data::Loader& loader, double lr) {
   step.train();
   loader.start_epoch(epoch);
   for (int i = 0; i < kWarmUp + kTimed; ++i) {
+    if (is_rank_0()) progress.show(i, kWarmUp + kTimed, [] { return std::string("dry run"); });
     const auto begin = Clock::now();
     auto batch = loader.next();
     if (!batch) {

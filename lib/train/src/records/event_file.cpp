@@ -18,6 +18,8 @@ namespace {
 using protozero::pbf_writer;
 
 constexpr const char* kPrefix = "events.out.tfevents.";
+// Bytes that wait for write(), at most: a resumed run may add the records of its whole log.
+constexpr size_t kMaxUnwritten = 1 << 20;
 
 // Numbers of fields, after tensorboard/compat/proto/{event,summary,histogram}.proto and
 // tensorboard/plugins/hparams/plugin_data.proto.
@@ -142,6 +144,7 @@ void EventFile::add(const LogRecord& record) {
                 add_value(summary, tag_of(record, name), number);
               }
             }));
+  if (records_.size() > kMaxUnwritten) write();
 }
 
 void EventFile::add_image(const std::string& tag, int64_t step, const data::Image& image,

@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <fstream>
 #include <iterator>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -23,18 +25,14 @@ constexpr size_t kMaxWaiting = 65536;
 }  // namespace
 
 MetricsTable::MetricsTable(std::filesystem::path file)
-    : file_(std::move(file)), columns_({"event", "time", "epoch", "step"}) {
-  std::error_code ignored;
-  std::filesystem::remove(file_, ignored);
-  rows_ = header();
-}
+    : file_(std::move(file)), columns_({"event", "time", "epoch", "step"}) {}
 
 void MetricsTable::add(const LogRecord& record) {
-  const size_t before = columns_.size();
+  std::vector<std::string> added;
   for (const auto& [name, value] : record.values) {
-    if (numbers_.try_emplace(name, columns_.size()).second) columns_.push_back(name);
+    if (!numbers_.contains(name)) added.push_back(name);
   }
-  if (columns_.size() > before) widen(columns_.size() - before);
+  if (!added.empty()) widen(added);
   fmt::format_to(std::back_inserter(rows_), "{},{:.3f},{},{}", record.event, record.time,
                  record.epoch, record.step);
   std::vector<std::pair<size_t, double>> fields;
@@ -54,7 +52,12 @@ void MetricsTable::add(const LogRecord& record) {
 }
 
 void MetricsTable::write() {
-  if (!rows_.empty()) append_to_file(file_, std::exchange(rows_, {}));
+  const bool is_new = !has_begun_ || base::is_missing(file_);  // someone may have removed it
+  if (!is_new && rows_.empty()) return;
+  std::error_code ignored;
+  if (!has_begun_) std::filesystem::remove(file_, ignored);
+  append_to_file(file_, (is_new ? header() : "") + std::exchange(rows_, {}));
+  has_begun_ = true;
 }
 
 std::string MetricsTable::header() const {
@@ -63,14 +66,22 @@ std::string MetricsTable::header() const {
   return base::join(fields, ",") + "\n";
 }
 
-void MetricsTable::widen(size_t added) {
+void MetricsTable::widen(const std::vector<std::string>& added) {
   write();
-  std::istringstream former(base::read_file(file_));
-  std::string text = header();
-  std::string row;
-  std::getline(former, row);  // the former header
-  while (std::getline(former, row)) text += row + std::string(added, ',') + "\n";
-  base::write_file_atomically(file_, text);
+  const size_t before = columns_.size();
+  for (const std::string& name : added) {
+    if (numbers_.try_emplace(name, columns_.size()).second) columns_.push_back(name);
+  }
+  const std::string fields = std::string(columns_.size() - before, ',') + "\n";
+  base::write_file_atomically(file_, [&](const std::filesystem::path& file) {
+    std::ifstream former(file_, std::ios::binary);
+    std::ofstream to(file, std::ios::binary);
+    to << header();
+    std::string row;
+    std::getline(former, row);  // the former header
+    while (std::getline(former, row)) to << row << fields;
+    if (!to.flush()) base::throw_file_error(fmt::format("cannot write {}", file_.string()), errno);
+  });
 }
 
 }  // namespace syncbn::train

@@ -13,7 +13,7 @@ namespace syncbn::train {
 /// right end of all rows. Not thread-safe.
 class MetricsTable {
  public:
-  /// Begins the file anew, with the first write().
+  /// The first write() begins the file anew.
   explicit MetricsTable(std::filesystem::path file);
 
   void add(const LogRecord& record);
@@ -23,13 +23,14 @@ class MetricsTable {
 
  private:
   std::string header() const;
-  /// Writes all rows again, with so many empty fields more.
-  void widen(size_t added);
+  /// Writes all rows again, with empty fields in the added columns.
+  void widen(const std::vector<std::string>& added);
 
   std::filesystem::path file_;
   std::vector<std::string> columns_;
   std::map<std::string, size_t> numbers_;  ///< of the columns
   std::string rows_;                       ///< not written yet
+  bool has_begun_ = false;                 ///< the file
 };
 
 }  // namespace syncbn::train

@@ -70,9 +70,17 @@ at::Tensor with_mask(const at::Tensor& pixels, const at::Tensor& labels, int64_t
   return shown.masked_fill(labels.eq(ignored).unsqueeze(2), 255);
 }
 
+at::Tensor mask_color(int64_t label) {
+  return class_colors()[std::min(label, kNumColors - 1)];
+}
+
+at::Tensor box_color(int64_t label) {
+  const at::Tensor dark = class_colors()[1 + label % (kNumColors - 1)];
+  return dark.to(at::kInt).mul(255).div(dark.max(), "floor").to(at::kByte);
+}
+
 void draw_box(at::Tensor& pixels, const data::Box& box, int64_t label) {
-  const at::Tensor dark = class_colors()[1 + label % (kNumColors - 1)];  // the first is not black
-  const at::Tensor color = dark.to(at::kInt).mul(255).div(dark.max(), "floor");
+  const at::Tensor color = box_color(label);
   const int64_t right = box.left + box.width;
   const int64_t bottom = box.top + box.height;
   fill(pixels, box.top, box.top + kLineWidth, box.left, right, color);

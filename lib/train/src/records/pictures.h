@@ -39,6 +39,10 @@ Thumbnail thumbnail(const data::Batch& batch, int64_t index,
 /// PASCAL VOC's colors of the classes: uint8 [256, 3]. Class 0, the background, is black.
 const at::Tensor& class_colors();
 
+/// The color of a class in a mask, and that of its boxes, which is bright: uint8 [3].
+at::Tensor mask_color(int64_t label);
+at::Tensor box_color(int64_t label);
+
 /// The labels of pixels over an image: the background as it is, `ignored` pixels white.
 /// @param pixels uint8 [H, W, 3]
 /// @param labels int64 [H, W]

@@ -148,6 +148,7 @@ void refuse_folder_of_others(const fs::path& folder) {
     const std::string name = entry.path().filename();
     if (name.starts_with('.') || name == "lost+found") continue;
     if (!place.empty() && name == *place.begin()) continue;
+    if (base::exists(entry.path() / "attempt_0")) continue;  // another launcher's, or an earlier
     throw base::UserError(fmt::format(
         "run_dir: {} is not empty and holds no run, but {}; choose another folder, or write into "
         "this one (--overwrite)",

@@ -64,6 +64,12 @@ void each_record(const fs::path& log, const std::function<void(const LogRecord&)
   });
 }
 
+/// Whether a file is empty or its last line is complete: what is appended begins a line.
+bool ends_line(const fs::path& file) {
+  std::ifstream bytes(file, std::ios::binary);
+  return !bytes.seekg(-1, std::ios::end) || bytes.get() == '\n';
+}
+
 /// Writes the log again: the lines that `keeps` tells, and then `last` unless it is empty.
 void rewrite(const fs::path& log, const std::vector<bool>& keeps, const std::string& last) {
   base::write_file_atomically(log, [&](const fs::path& file) {
@@ -240,7 +246,7 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
            field_of<int64_t>(line, "step", 0) == field_of<int64_t>(last, "step", 0);
   };
   bool has_epoch = epoch_line.empty();
-  bool is_changed = false;
+  bool is_changed = !ends_line(log);
   each_line(log, [&](const std::string& line) {
     const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     // A full disk may have cut off the last line.

@@ -62,9 +62,10 @@ void RunLog::read(ReadSteps steps, const std::function<void(const Json& line)>& 
     const off_t end = read_ + std::ssize(text);
     const ssize_t size = ::pread(file.get(), chunk.data(), chunk.size(), end);
     if (size <= 0) return;
+    size_t searched = text.size();
     text.append(chunk.data(), static_cast<size_t>(size));
     size_t begin = 0;
-    for (size_t at = 0; (at = text.find('\n', begin)) != text.npos; begin = at + 1) {
+    for (size_t at = 0; (at = text.find('\n', searched)) != text.npos; searched = begin = at + 1) {
       const std::string_view line = std::string_view(text).substr(begin, at - begin);
       read_ += std::ssize(line) + 1;
       take_line(line);

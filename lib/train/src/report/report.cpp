@@ -22,6 +22,7 @@
 #include "profile/profile_files.h"
 #include "records/contact_sheet.h"
 #include "records/log_record.h"
+#include "records/pictures.h"
 #include "records/run_files.h"
 #include "report/assets.h"
 #include "report/confusion.h"
@@ -81,6 +82,22 @@ Json take_classes(NumberTable& epochs, const std::map<std::string, std::string>&
     }
   }
   return classes;
+}
+
+/// The classes that pictures show in color: [name, CSS color], in the order of their labels.
+Json colors_of(const std::string& task, const Json& classes) {
+  Json colors = Json::array();
+  const bool has_boxes = task == "detection";
+  if (classes.empty() || (!has_boxes && task != "segmentation")) return colors;
+  int64_t label = 0;
+  for (const auto& [name, result] : classes.front().items()) {
+    const at::Tensor color = has_boxes ? box_color(label) : mask_color(label);
+    const auto* const part = color.const_data_ptr<uint8_t>();
+    const bool is_shown = has_boxes || label > 0;  // the background is left as it is
+    if (is_shown) colors.push_back({name, fmt::format("rgb({},{},{})", part[0], part[1], part[2])});
+    ++label;
+  }
+  return colors;
 }
 
 /// What a key is without a setting; nothing if it must be set.
@@ -262,6 +279,7 @@ std::string report_page(const fs::path& folder) {
                {"stragglers", stragglers_of(run, environment)},
                {"profile", json_file(ProfileFiles(folder).summary())},
                {"classes", classes},
+               {"colors", colors_of(run.setting("task.type"), classes)},
                {"confusion", confusion_json(confusion)},
                {"precision_recall", numbers_json(folder / "precision_recall.csv")},
                {"mistakes", mistakes_json(folder)},

@@ -264,24 +264,17 @@ function labelledBatch({ address, columns, labels, width, height }) {
       tilesOf(address, columns, labels.map((label) => ({ text: label, title: label, below: element("p", {}, label) })), shape.toFixed(3)));
 }
 
-/** The class of each color in the pictures (class_colors() of pictures.h). Keys that are numbers have lost their order. */
-function colorsOfClasses() {
-  const names = Object.keys(Object.values(run.classes)[0] ?? {});
-  if (!(run.task in sampleColumns) || names.some((name) => /^\d+$/.test(name))) return null;
-  const swatches = names.map((name, i) => {
-    const label = run.task === "detection" ? 1 + i % 255 : i;
-    const color = [0, 0, 0];
-    for (let bit = 0; bit < 8; ++bit) color[bit % 3] |= ((label >> bit) & 1) << (7 - Math.floor(bit / 3));
-    const factor = run.task === "detection" ? 255 / Math.max(...color) : 1;
-    return element("span", {}, element("span", { class: "swatch area", style: `background: rgb(${color.map((part) => Math.floor(part * factor))})` }), name);
-  });
-  return element("p", { class: "legend colors" }, run.task === "segmentation" ? swatches.slice(1) : swatches);
+/** The class of each color in the pictures. */
+function legend() {
+  if (run.colors.length === 0) return null;
+  return element("p", { class: "legend colors" }, run.colors.map(([name, color]) =>
+      element("span", {}, element("span", { class: "swatch area", style: `background: ${color}` }), name)));
 }
 
 function pictures() {
   const names = Object.keys(run.pictures);
   if (names.length === 0) return;
-  section(page, nav, "pictures", "Pictures", colorsOfClasses(), element("div", { class: "pictures" }, names.map((name) =>
+  section(page, nav, "pictures", "Pictures", legend(), element("div", { class: "pictures" }, names.map((name) =>
       run.pictures[name][0].labels?.length > 0 ? labelledBatch(run.pictures[name][0]) : pictureOverTime(name, run.pictures[name]))));
 }
 
