@@ -31,7 +31,7 @@ Program& start(Nodes& nodes, int ranks, const std::string& how, std::vector<std:
 
 TEST(HangTest, RanksThatWaitInDifferentGroupsAreCompared) {
   Nodes nodes(1);
-  const auto result = start(nodes, 2, "crossed", {"--hang_timeout=3"}).wait();
+  const auto result = start(nodes, 2, "crossed", {"--hang_timeout=8"}).wait();
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(
       result.err,
@@ -43,7 +43,7 @@ TEST(HangTest, RanksThatWaitInDifferentGroupsAreCompared) {
 
 TEST(HangTest, ARankThatSkipsACallIsNamed) {
   Nodes nodes(1);
-  const auto result = start(nodes, 3, "skips", {"--hang_timeout=3"}).wait();
+  const auto result = start(nodes, 3, "skips", {"--hang_timeout=8"}).wait();
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err,
               AllOf(ContainsRegex("rank 2 \\(.*\\) holds up the others"),
@@ -61,7 +61,7 @@ std::string flight_file(const std::string& err) {
 
 TEST(HangTest, TheFlightRecordsOutliveTheRanks) {
   Nodes nodes(2);
-  const std::vector<std::string> options{"--hang_timeout=3",
+  const std::vector<std::string> options{"--hang_timeout=8",
                                          "--log_dir=" + nodes.folder().path().string()};
   const std::vector<std::string> program{SYNCBN_WAITING_WORKER, "sleeps"};
   nodes.start(0, 2, options, program);

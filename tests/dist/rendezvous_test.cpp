@@ -15,6 +15,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -561,6 +562,7 @@ TEST(InterfaceTest, NcclIsToldUnlessTheUserHasSaidIt) {
 }
 
 TEST(InterfaceTest, IPv6ByTheEnvironmentAndByUrl) {
+  SYNCBN_SKIP_UNLESS(std::filesystem::exists("/proc/net/if_inet6"), "ipv6");
   run_ranks(2, [](int rank) {
     ::setenv("MASTER_ADDR", "::1", 1);
     dist::init_process_group();

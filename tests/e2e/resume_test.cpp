@@ -133,6 +133,7 @@ TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatc
     return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}});
   };
   const auto lead = node(true);
+  lead->limit_lead();
   const auto has_said = [&](const std::string& text) {
     return lead->wait_until([&] { return count(lead->err(), text) > 0; });
   };

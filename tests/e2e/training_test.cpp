@@ -679,7 +679,7 @@ TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   const auto lonely = start_train(args("run"), rank_env(0, 2, free_port()));
   // It may come before the program is loaded.
   const auto is_heeded = [&] {
-    return has_signal(signal_set(lonely->pid(), "SigBlk:"), SIGUSR1) ||
+    return launcher_blocks(lonely->pid(), SIGUSR1) ||
            has_signal(signal_set(lonely->pid(), "SigCgt:"), SIGUSR1);
   };
   ASSERT_TRUE(lonely->wait_until(is_heeded));

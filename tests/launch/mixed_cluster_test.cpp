@@ -97,6 +97,7 @@ TEST_F(MixedClusterTest, ATorchrunThatLeavesEarlyIsNoSuccess) {
 
 TEST_F(MixedClusterTest, OurFailureEndsUs) {
   for (const bool leads : {true, false}) {
+    std::filesystem::remove(folder_ / "end");
     const auto torchruns = start(true, 2, leads ? 1 : 0, 1, wait_for_end());
     const auto ours = start(false, 2, leads ? 0 : 1, 1, {"sh", "-c", "exit 7"});
     const auto result = ours->wait();
@@ -121,7 +122,7 @@ TEST_F(MixedClusterTest, ASignalInTheBarrierEndsUs) {
   const auto ours = start(false, 2, 0, 1, {"true"});
   const auto torchruns = start(true, 2, 1, 1, wait_for_end());
   ASSERT_TRUE(ours->wait_until([&] { return std::filesystem::exists(folder_ / "up1"); }));
-  // Its worker has long ended.
+  ASSERT_TRUE(ours->wait_until([&] { return children_of(ours->pid()).empty(); }));
   ours->send_signal(SIGTERM);
   EXPECT_EQ(ours->wait().exit_code, 128 + SIGTERM);
   folder_.write("end", "");

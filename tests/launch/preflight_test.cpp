@@ -326,8 +326,8 @@ TEST(LaunchPreflightTest, NothingStartsIfTheJobWouldFail) {
 TEST(LaunchPreflightTest, ANodeWithoutTheOptionIsRefusedAndNamed) {
   for (const bool node_0_checks : {true, false}) {
     Nodes nodes(2);
-    const std::vector<std::string> without = {"--rdzv_conf=join_timeout=3"};
-    const std::vector<std::string> with = {"--preflight", "--rdzv_conf=join_timeout=3"};
+    const std::vector<std::string> without = {"--rdzv_conf=join_timeout=20"};
+    const std::vector<std::string> with = {"--preflight", "--rdzv_conf=join_timeout=20"};
     nodes.start(0, 1, node_0_checks ? with : without, shell("echo started"));
     nodes.start(1, 1, node_0_checks ? without : with, shell("echo started"));
     const auto results = nodes.wait();

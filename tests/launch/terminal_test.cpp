@@ -101,7 +101,8 @@ TEST(LaunchTerminalTest, ARunThatOutlivesItsTerminalSucceeds) {
 
 TEST(LaunchTerminalTest, ControlZStopsTheWorkersAndFgContinuesThem) {
   TempFolder folder;
-  OnTerminal terminal({"/bin/bash", "--norc", "--noprofile", "--noediting", "-i"});
+  OnTerminal terminal({"/bin/bash", "--norc", "--noprofile", "--noediting", "-i"}, 60,
+                      {{"LC_ALL", "C"}});
   terminal.type("PS1='$ '; cd " + folder.path().string() + "\n" + kLauncher +
                 " sh -c 'echo $$$$ > pid; echo re''ady; while [ ! -e go ]; do :; done; echo "
                 "fi''nished'\n");

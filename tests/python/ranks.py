@@ -14,7 +14,7 @@ import unittest
 
 BIN = pathlib.Path(os.environ.get("SYNCBN_BIN_DIR", "build/bin"))
 SUITE = f"{os.environ.get('SYNCBN_TEST_PREFIX', '')}Python.{pathlib.Path(sys.argv[0]).stem.removesuffix('_test')}"
-TIMEOUT_SECONDS = 110
+TIMEOUT_SECONDS = 240
 EXIT_SKIPPED = 77
 if not SUITE.endswith(".gpu"):
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in tests/discover_suites.cmake: the same on a machine with GPUs
