@@ -332,7 +332,7 @@ MESSAGES = 1_000_000
 
 
 @case("14", "A million messages of nonsense each to the launchers' port, the store and the status socket, the second time "
-      "of a job with a token: the job is undisturbed", runs=2, deadline=lambda: 1800)
+      "of a job with a token: the job is undisturbed", runs=2, deadline=lambda: 3600)
 def nonsense(job, run):
     port = free_port()
     # Of freed memory the address sanitizer keeps 256 MiB unless told otherwise.
