@@ -190,7 +190,7 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
     std::vector<std::shared_ptr<detail::FlightRecorder>> logs;
     for (const auto& monitor : monitors) {
       logs.push_back(std::make_shared<detail::FlightRecorder>("group", std::vector<int>{0, 1, 2, 3},
-                                                              [](bool) {}));
+                                                              [](auto) {}));
       logs.back()->begin(call);
       monitor->add(logs.back());
     }
@@ -201,7 +201,7 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
 }
 
 TEST(FlightRecorderTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
-  detail::FlightRecorder log("group", {0, 1}, [](bool) {});
+  detail::FlightRecorder log("group", {0, 1}, [](auto) {});
   detail::Call call;
   for (const bool succeeds : {true, false}) {
     ++call.sequence;
@@ -216,7 +216,7 @@ TEST(FlightRecorderTest, ACallWithoutAWorkIsPendingUntilItIsSaidToBeOver) {
 }
 
 TEST(FlightRecorderTest, ARefusedCallLeavesNothingBehind) {
-  detail::FlightRecorder log("group", {0, 1}, [](bool) {});
+  detail::FlightRecorder log("group", {0, 1}, [](auto) {});
   detail::Call call;
   constexpr uint64_t kCalls = detail::FlightRecorder::kKept + 100;
   for (call.sequence = 1; call.sequence <= kCalls; ++call.sequence) {
@@ -231,7 +231,7 @@ TEST(FlightRecorderTest, ARefusedCallLeavesNothingBehind) {
 
 TEST(FlightRecorderTest, ACallOnAGpuIsTracedWhenItIsQueued) {
   dist::CallTrace trace;
-  detail::FlightRecorder log("group", {0, 1}, [](bool) {});
+  detail::FlightRecorder log("group", {0, 1}, [](auto) {});
   detail::Call call;
   for (call.sequence = 1; call.sequence <= 2; ++call.sequence) {
     log.begin(call, std::chrono::milliseconds(1000));
@@ -248,7 +248,7 @@ TEST(FlightRecorderTest, ACallOnAGpuIsTracedWhenItIsQueued) {
 
 TEST(FlightRecorderTest, ATraceThatNobodyReadsIsBounded) {
   dist::CallTrace trace;
-  detail::FlightRecorder log("group", {0, 1}, [](bool) {});
+  detail::FlightRecorder log("group", {0, 1}, [](auto) {});
   detail::Call call;
   const auto make_call = [&] {
     ++call.sequence;

@@ -112,7 +112,7 @@ TEST(PeerMonitorTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
     const auto survivor = join(store, 0, 2);
-    FlightRecorder log("group", {0, 1}, [](bool) {});
+    FlightRecorder log("group", {0, 1}, [](auto) {});
     const auto before = std::chrono::steady_clock::now();
     join(store, 1, 2).reset();
     dist::detail::Call call;
@@ -131,9 +131,9 @@ TEST(PeerMonitorTest, OnlyAfterATimeoutAreRanksAskedHowFarTheyAre) {
     const auto other = join(store, 1, 2);
     dist::detail::Call call;
     call.sequence = 1;
-    FlightRecorder lost("lost", {0, 1}, [](bool) {});
+    FlightRecorder lost("lost", {0, 1}, [](auto) {});
     EXPECT_EQ(asking->cause_of(lost, call, "Connection timed out", /*timed_out=*/false).text, "");
-    FlightRecorder late("late", {0, 1}, [](bool) {});
+    FlightRecorder late("late", {0, 1}, [](auto) {});
     EXPECT_THAT(asking->cause_of(late, call, "too late", /*timed_out=*/true).text,
                 AllOf(HasSubstr("too late; rank 1 ("), HasSubstr(") has not called it")));
   });
@@ -148,7 +148,7 @@ TEST(PeerMonitorTest, ALeaveNoticeOfAnyLengthArrives) {
     std::vector<std::shared_ptr<FlightRecorder>> logs;
     for (int group = 0; group < 60; ++group) {
       logs.push_back(std::make_shared<FlightRecorder>(std::string(100'000, 'g'), std::vector{0, 1},
-                                                      [](bool) {}));
+                                                      [](auto) {}));
       leaver->add(logs.back());
     }
     std::thread leave([&] { leaver.reset(); });
@@ -461,11 +461,15 @@ TEST(GroupAbortTest, EndsTheProcessIfACallOnTheCpuDoesNotEnd) {
   std::string library;
   GroupAbort group(std::make_shared<DeafTransport>(), nullptr);
   group.set_last_resort([&](const char* name) { library = name; });
-  group.start(/*runs_on_cpu=*/true);
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto since = now();
+  group.start(since);
   std::this_thread::sleep_for(GroupAbort::kGlooLimit + std::chrono::milliseconds(100));
   group.start();
-  EXPECT_EQ(library, "") << "no call runs";
-  group.start(/*runs_on_cpu=*/true);
+  EXPECT_EQ(library, "") << "nobody waits";
+  group.start(now());
+  EXPECT_EQ(library, "") << "the wait has just begun";
+  group.start(since);
   EXPECT_EQ(library, "Gloo");
 }
 

@@ -102,7 +102,7 @@ std::string command_line(const std::string& command, const fs::path& run) {
   const std::string name = run.string();
   // Neither an option nor KEY=VALUE.
   const bool is_odd =
-      name.find('/') == name.npos && (name.starts_with('-') || name.find('=') != name.npos);
+      name.starts_with('-') || (name.find('/') == name.npos && name.find('=') != name.npos);
   words.push_back(is_odd ? "./" + name : name);
   return base::shell_quoted(words);
 }

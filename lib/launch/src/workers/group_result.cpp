@@ -69,7 +69,7 @@ void append_end(const std::string& log, const std::string& reason) {
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return;
   const std::string tail = tail_of(fd.get(), what.st_size);
-  if (has_ended_otherwise(tail)) return;
+  if ((tail.empty() && what.st_size > 0) || has_ended_otherwise(tail)) return;
   const nlohmann::ordered_json line{
       {"event", "end"}, {"time", static_cast<double>(base::unix_ns()) / 1e9}, {"reason", reason}};
   const std::string text = (tail.empty() || tail.ends_with('\n') ? "" : "\n") +

@@ -106,8 +106,7 @@ void NamedAs::apply_to(Call& call) {
   call.content = current_->content_;
 }
 
-FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks,
-                               std::function<void(bool)> abort,
+FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks, Abort abort,
                                std::shared_ptr<base::FlightRecord> record)
     : group_(std::move(group)),
       ranks_(std::move(ranks)),
@@ -126,15 +125,17 @@ bool FlightRecorder::has_member(int rank) const {
 
 void FlightRecorder::abort(const Call& call) {
   set_failed(call);
-  bool runs_on_cpu = false;
   {
     const std::lock_guard lock(mutex_);
     replayed_.reset();
     replays_.clear();
-    const Entry* const entry = entry_of(call);
-    runs_on_cpu = entry != nullptr && entry->is_pending() && !entry->runs_on_gpu();
   }
-  abort_(runs_on_cpu);
+  std::optional<Clock::time_point> since;
+  for (const Entry& entry : pending_entries()) {
+    if (!entry.is_awaited || entry.runs_on_gpu()) continue;
+    since = std::min(since.value_or(entry.awaited_since), entry.awaited_since);
+  }
+  abort_(since);
 }
 
 void FlightRecorder::set_failed(const Call& call) {
@@ -226,7 +227,9 @@ void FlightRecorder::await(const Call& call, bool is_blocked) {
   Entry* const entry = entry_of(call);
   if (entry == nullptr || !entry->is_pending()) return;
   if (is_blocked && entry->blocked_since == 0) entry->blocked_since = trace_time();
-  if (!std::exchange(entry->is_awaited, true) && record_) record_->await(entry->number);
+  if (std::exchange(entry->is_awaited, true)) return;
+  entry->awaited_since = Clock::now();
+  if (record_) record_->await(entry->number);
 }
 
 void FlightRecorder::end(Entry& entry, State state, std::chrono::nanoseconds on_gpu) {

@@ -94,12 +94,13 @@ class FlightRecorder {
     Clock::time_point since;
     Timeout timeout = std::nullopt;  ///< as of begin()
   };
+  using Abort = std::function<void(std::optional<Clock::time_point> awaited_since)>;
 
   /// @param ranks the group's, in the world.
-  /// @param abort makes all pending calls fail, and does not wait for that; told whether the call
-  ///   of abort() still runs on the CPU.
+  /// @param abort makes all pending calls fail, and does not wait for that; told since when a
+  ///   thread has waited for a call on the CPU, if one does.
   /// @param record also gets the calls, for the launcher and `syncbn-launch explain`; may be null.
-  FlightRecorder(std::string group, std::vector<int> ranks, std::function<void(bool)> abort,
+  FlightRecorder(std::string group, std::vector<int> ranks, Abort abort,
                  std::shared_ptr<base::FlightRecord> record = nullptr);
   ~FlightRecorder();
   FlightRecorder(const FlightRecorder&) = delete;
@@ -191,6 +192,7 @@ class FlightRecorder {
     State state = State::kPending;
     uint64_t number = 0;  ///< in the record; 0: not there
     bool is_awaited = false;
+    Clock::time_point awaited_since = {};
     int64_t traced_since = 0;   ///< Unix time, ns; 0: it is not traced
     int64_t blocked_since = 0;  ///< a thread, in Work::wait(); 0: none
 
@@ -216,7 +218,7 @@ class FlightRecorder {
 
   const std::string group_;
   const std::vector<int> ranks_;
-  const std::function<void(bool)> abort_;
+  const Abort abort_;
   const std::shared_ptr<base::FlightRecord> record_;
   const size_t group_in_record_;
   mutable std::mutex mutex_;

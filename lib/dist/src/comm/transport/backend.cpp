@@ -288,12 +288,13 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
       abort_(std::make_shared<GroupAbort>(cpu_, cuda_)),
       log_(std::make_shared<FlightRecorder>(
           group_name_, members_.ranks,
-          [abort = abort_](bool runs_on_cpu) { abort->start(runs_on_cpu); },
+          [abort = abort_](auto awaited_since) { abort->start(awaited_since); },
           base::FlightRecord::of_process(members_.ranks[static_cast<size_t>(rank_)],
                                          members_.world_size))) {
-  Label label = label_of({});
-  label.log.reset();  // it holds abort_
-  abort_->set_last_resort([label, log = std::weak_ptr(log_)](const char* library) mutable {
+  Label unlogged = label_of({});
+  unlogged.log.reset();  // it holds abort_
+  abort_->set_last_resort([unlogged, log = std::weak_ptr(log_)](const char* library) {
+    Label label = unlogged;  // of this thread
     label.log = log.lock();
     if (!label.log) return;
     if (const auto failed = label.log->failed()) label.call = *failed;

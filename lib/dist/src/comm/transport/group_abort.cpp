@@ -2,12 +2,13 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <exception>
 #include <thread>
 
 namespace syncbn::dist::detail {
 
-void GroupAbort::start(bool runs_on_cpu) {
+void GroupAbort::start(std::optional<std::chrono::steady_clock::time_point> awaited_since) {
   // Threads that outlive the group hold it and its transports.
   if (cuda_ && !has_started_.exchange(true)) {
     std::thread([self = shared_from_this()] { self->abort_cuda(); }).detach();
@@ -23,7 +24,7 @@ void GroupAbort::start(bool runs_on_cpu) {
   const auto now = std::chrono::steady_clock::now();
   const std::lock_guard lock(mutex_);
   if (!cpu_aborted_) cpu_aborted_ = now;
-  if (runs_on_cpu && now - *cpu_aborted_ > kGlooLimit) leave_("Gloo");
+  if (awaited_since && now - std::max(*cpu_aborted_, *awaited_since) > kGlooLimit) leave_("Gloo");
 }
 
 void GroupAbort::abort_cuda() {

@@ -26,15 +26,16 @@ class GroupAbort : public std::enable_shared_from_this<GroupAbort> {
 
   /// @param leave ends the process, because the library of this name does not return. Called if
   ///   NCCL has not let go after kLimit: the threads that wait for the GPU never return then. Also
-  ///   called if a call of Gloo still runs after kGlooLimit: when a connection breaks in the middle
-  ///   of a message, Gloo leaves the sender or receiver of that message waiting for its timeout.
+  ///   called if a thread still waits for Gloo after kGlooLimit: when a connection breaks in the
+  ///   middle of a message, Gloo leaves the sender or receiver of that message waiting for its
+  ///   timeout.
   void set_last_resort(std::function<void(const char* library)> leave) {
     leave_ = std::move(leave);
   }
 
   /// Starts to abort; NCCL once, the CPU's transport at each call.
-  /// @param runs_on_cpu a call on the CPU has not ended
-  void start(bool runs_on_cpu = false);
+  /// @param awaited_since when a thread began to wait for a call on the CPU, if one does
+  void start(std::optional<std::chrono::steady_clock::time_point> awaited_since = {});
 
   /// While it lives, its thread is in a call of NCCL.
   class InCall {
