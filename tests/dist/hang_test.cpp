@@ -128,8 +128,7 @@ TEST(HangTest, ARankThatIsSlowerThanTheOthersIsNamedOnAnyNode) {
 TEST(GpuHangTest, ARankThatIsSlowerThanTheOthersIsNamedWithItsGpu) {
   Nodes nodes(1);
   Program& job = start(nodes, 2, "slow", {"--straggler_interval=2"});
-  ASSERT_TRUE(job.wait_until([&] { return job.err().find("is slow, and") != std::string::npos; }))
-      << job.err();
+  ASSERT_TRUE(job.wait_for_err("is slow, and")) << job.err();
   EXPECT_THAT(job.err(),
               ContainsRegex("syncbn-launch: rank 1 \\(.*, GPU [0-9a-fA-F:.]+, pid [0-9]+\\) is "
                             "slow, and the others wait for it: it spends .* between"));
@@ -145,7 +144,7 @@ TEST(HangTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
   Program& second = nodes.start(1, 1, {}, {program, "sleeps"});
   const std::string name = "holds up the others";
   const auto begin = std::chrono::steady_clock::now();
-  ASSERT_TRUE(first.wait_until([&] { return first.err().find(name) != std::string::npos; }));
+  ASSERT_TRUE(first.wait_for_err(name));
   EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(28));
   EXPECT_THAT(
       first.err(),

@@ -108,10 +108,11 @@ TEST(TrainProgramTest, IgnoresTheLocalRankThatOldLaunchersPass) {
 
 TEST(TrainProgramTest, PrintsAResolvedConfigurationThatItReadsBack) {
   const TempFolder folder;
-  const auto first = run_train(
-      {"--config", shipped_config("digits.yaml"), "--optimizer.type", "adamw", "--print-config"});
+  const auto first = run_train({"--config", shipped_config("digits.yaml"), "--optimizer.type",
+                                "adamw", "--run_dir", "runs/$${no reference}", "--print-config"});
   ASSERT_EQ(first.exit_code, 0) << first.err;
-  EXPECT_THAT(first.out, HasSubstr("type: adamw"));
+  EXPECT_THAT(first.out,
+              ::testing::AllOf(HasSubstr("type: adamw"), HasSubstr("runs/$${no reference}")));
   base::write_file_atomically(folder / "again.yaml", first.out);
   const auto second = run_train({"--config", folder / "again.yaml", "--print_config"});
   EXPECT_EQ(second.exit_code, 0) << second.err;

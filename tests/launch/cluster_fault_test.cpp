@@ -162,7 +162,7 @@ TEST(LaunchClusterFaultTest, NotesAnotherNodesFailureInAWorkersLogButNotItsSigna
     Program& node0 = nodes.start(0, 1, {}, {kAgentWorker, "log", log, "print", "up", "wait"});
     Program& node1 =
         nodes.start(1, 1, {}, shell("echo $$$$ > pid; mv pid worker; exec sleep 1000"));
-    ASSERT_TRUE(node0.wait_until([&] { return node0.out().find("up") != std::string::npos; }));
+    ASSERT_TRUE(node0.wait_for_out("up"));
     ASSERT_TRUE(eventually([&] { return nodes.has("worker"); }));
     if (signal == SIGTERM) {
       node1.send_signal(signal);
@@ -179,14 +179,17 @@ TEST(LaunchClusterFaultTest, NotesAnotherNodesFailureInAWorkersLogButNotItsSigna
   }
 }
 
+/// Waits until the launcher's ranks have printed "up".
+bool are_up(Program& launcher, std::initializer_list<int> ranks) {
+  return std::ranges::all_of(
+      ranks, [&](int rank) { return launcher.wait_for_out(fmt::format("[{}] up", rank)); });
+}
+
 TEST(LaunchClusterFaultTest, NodeZeroWritesTheCallsOfAllRanksOfAFailedAttempt) {
   Nodes nodes(2);
   Program& node0 = nodes.start(0, 2, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
   nodes.start(1, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
-  ASSERT_TRUE(node0.wait_until([&] {
-    return node0.out().find("[0] up") != std::string::npos &&
-           node0.out().find("[1] up") != std::string::npos;
-  }));
+  ASSERT_TRUE(are_up(node0, {0, 1}));
   nodes.folder().write("go", "");
   const auto result = node0.wait();
   EXPECT_EQ(result.exit_code, 7);
@@ -203,8 +206,8 @@ TEST(LaunchClusterFaultTest, TheFileOfAllRanksNamesANodeThatIsGone) {
   Nodes nodes(2);
   Program& node0 = nodes.start(0, 1, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
   Program& node1 = nodes.start(1, 2, {}, {kAgentWorker, "calls", "5", "print", "up", "wait"});
-  ASSERT_TRUE(node0.wait_until([&] { return node0.out().find("up") != std::string::npos; }));
-  ASSERT_TRUE(node1.wait_until([&] { return node1.out().find("[2] up") != std::string::npos; }));
+  ASSERT_TRUE(node0.wait_for_out("up"));
+  ASSERT_TRUE(node1.wait_for_out("[2] up"));
   node1.send_signal(SIGKILL);
   const auto result = node0.wait();
   EXPECT_EQ(result.exit_code, 75);
@@ -214,15 +217,6 @@ TEST(LaunchClusterFaultTest, TheFileOfAllRanksNamesANodeThatIsGone) {
                 "The records of ranks 1 to 2 of node 1 \\(.*\\) are missing: its launcher is "
                 "gone\\.\n"),
             HasSubstr("  rank 0 waits in it"), HasSubstr("  nothing is known of ranks 1 to 2\n")));
-}
-
-/// Whether the launcher's ranks have printed "up".
-bool are_up(Program& launcher, std::initializer_list<int> ranks) {
-  return launcher.wait_until([&] {
-    return std::ranges::all_of(ranks, [&](int rank) {
-      return launcher.out().find(fmt::format("[{}] up", rank)) != std::string::npos;
-    });
-  });
 }
 
 TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
@@ -305,7 +299,7 @@ TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo
   ASSERT_TRUE(send_to(node1, hello("1", "1")));
   nodes.folder().write("go", "");
   const std::string failed = "rank 0 failed: exit code 7";
-  ASSERT_TRUE(node0.wait_until([&] { return node0.err().find(failed) != std::string::npos; }));
+  ASSERT_TRUE(node0.wait_for_err(failed));
   // Node 0 reads both at once: with the first it begins to collect, and meets the second while it
   // does.
   ASSERT_TRUE(
@@ -422,8 +416,7 @@ TEST(LaunchClusterFaultTest, ATorchrunThatIsPreemptedIsWaitedFor) {
   ASSERT_EQ(::recv(client.get(), &query, 1, 0), 1);
   std::this_thread::sleep_for(std::chrono::seconds(6));  // before: at most 5 s
   ASSERT_TRUE(send_to(client, std::string(sizeof(int64_t), '\1')));
-  EXPECT_TRUE(torchrun.node.wait_until(
-      [&] { return torchrun.node.err().find("torchrun runs node 0 at") != std::string::npos; }));
+  EXPECT_TRUE(torchrun.node.wait_for_err("torchrun runs node 0 at"));
   client.reset();
   const auto result = torchrun.node.wait();
   EXPECT_EQ(result.exit_code, 75);

@@ -72,8 +72,7 @@ TEST(LaunchClusterTest, OfFailuresAtTheSameTimeTheReportsHoldTheOneOfTheExitCode
   for (int node = 1; node < 3; ++node) {
     nodes.folder().write(fmt::format("go{}", node), "");
     const std::string report = fmt::format("rank {0} failed: exit code {1}\n", node, 6 + node);
-    ASSERT_TRUE(programs[node]->wait_until(
-        [&] { return programs[node]->err().find(report) != std::string::npos; }));
+    ASSERT_TRUE(programs[node]->wait_for_err(report));
   }
   programs[0]->send_signal(SIGCONT);
   const auto results = nodes.wait();
@@ -177,10 +176,8 @@ TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
       programs.push_back(&nodes.start(rank, 1, {"--max_restarts=5"}, program));
     }
     Program& node = *programs[signalled];
-    node.wait_until([&] {
-      return std::filesystem::exists(nodes.folder() / "told") &&
-             node.err().find("exit code 9") != std::string::npos;
-    });
+    node.wait_until([&] { return std::filesystem::exists(nodes.folder() / "told"); });
+    node.wait_for_err("exit code 9");
     node.send_signal(SIGINT);
     node.wait_until(
         [&] { return signalled == 0 ? !pending(node.pid(), SIGINT) : !node.running(); });
@@ -245,8 +242,7 @@ TEST(LaunchClusterTest, MistakesAreNamedAtOnce) {
     Program& odd = nodes.start(1, 1, options, {"true"});
     const auto result = odd.wait();
     EXPECT_EQ(result.exit_code, 2);
-    EXPECT_TRUE(first.wait_until(
-        [&] { return first.err().find("refused a launcher: ") != std::string::npos; }));
+    EXPECT_TRUE(first.wait_for_err("refused a launcher: "));
     return result.err;
   };
   EXPECT_THAT(refused({"--nnodes=2"}), HasSubstr("--nnodes=2, and node 0 with --nnodes=3"));
@@ -296,7 +292,7 @@ TEST(LaunchClusterTest, SaysAtOnceThatAMasterAddressIsNobodys) {
     const std::string said = rank == "0" ? "--master_addr=nobody.invalid is not an address of this "
                                            "machine, which is node 0"
                                          : "cannot find nobody.invalid";
-    EXPECT_TRUE(node.wait_until([&] { return node.err().find(said) != std::string::npos; }));
+    EXPECT_TRUE(node.wait_for_err(said));
   }
 }
 

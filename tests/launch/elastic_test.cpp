@@ -162,7 +162,7 @@ TEST_F(LaunchElasticTest, ANodeTooManyStandsBy) {
   wait_for_world(lead, 2);
   for (const std::string mark : {"up0.2", "up1.2"}) std::filesystem::remove(folder_ / mark);
   Program& spare = start("2", {"--max_restarts=1"}, until_go());
-  ASSERT_TRUE(spare.wait_until([&] { return spare.err().find("stands by") != std::string::npos; }));
+  ASSERT_TRUE(spare.wait_for_err("stands by"));
   one.send_signal(SIGKILL);
   wait_for_world(spare, 2);
   go();
@@ -179,9 +179,7 @@ TEST_F(LaunchElasticTest, WaitsForAnotherInPlaceOfANodeThatIsLost) {
   wait_for_world(lead, 2);
   for (const std::string mark : {"up0.2", "up1.2"}) std::filesystem::remove(folder_ / mark);
   one.send_signal(SIGKILL);
-  ASSERT_TRUE(lead.wait_until([&] {
-    return lead.err().find("waiting for 1 more node (1 here, --nnodes=2)") != std::string::npos;
-  }));
+  ASSERT_TRUE(lead.wait_for_err("waiting for 1 more node (1 here, --nnodes=2)"));
   Program& replacement = start("2", {"--max_restarts=1"}, until_go());
   wait_for_world(replacement, 2);
   go();
@@ -247,9 +245,7 @@ TEST_F(LaunchElasticTest, AStandbyTakesThePlaceOfANodeThatIsLeftOut) {
   wait_for_world(lead, 2);
   Program& standby = start_named("1:2", "standby", 3);
   EXPECT_EQ(bad.wait().exit_code, 75);
-  ASSERT_TRUE(standby.wait_until([&] {
-    return standby.out().find("worker 1/2 on standby") != std::string::npos;
-  })) << standby.err();
+  ASSERT_TRUE(standby.wait_for_out("worker 1/2 on standby")) << standby.err();
   go();
   EXPECT_EQ(lead.wait().exit_code, 0) << lead.err();
   EXPECT_EQ(standby.wait().exit_code, 0) << standby.err();

@@ -95,8 +95,7 @@ TEST(LaunchFaultTest, AKeeperThatIsKilledAfterAFailureDoesNotHideIt) {
                                    "trap '' TERM; touch up$RANK; [ $RANK = 1 ] && sleep 1000; "
                                    "while [ ! -e up1 ]; do sleep 0.01; done; exit 3"}),
                    {.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder.path()});
-  ASSERT_TRUE(launcher.wait_until(
-      [&] { return launcher.err().find("waiting for 1 other worker") != std::string::npos; }));
+  ASSERT_TRUE(launcher.wait_for_err("waiting for 1 other worker"));
   ASSERT_EQ(::kill(keeper_of(launcher.pid()), SIGKILL), 0);
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_code, 3);
@@ -179,9 +178,7 @@ TEST(LaunchFaultTest, HelpersOfWorkersThatSucceedMayEndByThemselves) {
                       "1000");
   ASSERT_TRUE(job.launcher().wait_until([&] { return fs::exists(job.folder() / "up"); }));
   job.folder().write("go", "");
-  ASSERT_TRUE(job.launcher().wait_until([&] {
-    return job.launcher().err().find("all workers have ended; waiting up to") != std::string::npos;
-  }));
+  ASSERT_TRUE(job.launcher().wait_for_err("all workers have ended; waiting up to"));
   job.folder().write("uploaded", "");
   const auto result = job.launcher().wait();
   EXPECT_EQ(result.exit_code, 0);
@@ -207,8 +204,7 @@ TEST(LaunchFaultTest, ASignalEndsTheWaitForHelpers) {
   JobThatSucceeds job("tail -f /dev/null &", "1000");
   ASSERT_TRUE(job.launcher().wait_until([&] { return job.count("tail") == 1; }));
   job.folder().write("go", "");
-  ASSERT_TRUE(job.launcher().wait_until(
-      [&] { return job.launcher().err().find("all workers have ended") != std::string::npos; }));
+  ASSERT_TRUE(job.launcher().wait_for_err("all workers have ended"));
   job.launcher().send_signal(SIGTERM);
   EXPECT_EQ(job.launcher().wait().exit_code, 143);
   EXPECT_EQ(job.count("tail"), 0U);

@@ -141,8 +141,7 @@ TEST(LaunchRestartTest, FailuresInARowAreFollowedByLongerAndLongerWaits) {
 
 TEST(LaunchRestartTest, ASignalEndsTheWaitBeforeARestart) {
   Program launcher(launch_command({"--max_restarts=100", "sh", "-c", "exit 9"}));
-  ASSERT_TRUE(
-      launcher.wait_until([&] { return launcher.err().find("restart 4") != std::string::npos; }));
+  ASSERT_TRUE(launcher.wait_for_err("restart 4"));
   launcher.send_signal(SIGTERM);
   EXPECT_EQ(launcher.wait().exit_code, 143);
 }

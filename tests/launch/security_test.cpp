@@ -91,11 +91,6 @@ std::string receive(const base::UniqueFd& fd, size_t size = SIZE_MAX) {
   return text;
 }
 
-/// Waits until the launcher has said this.
-bool says(Program& launcher, const std::string& text) {
-  return launcher.wait_until([&] { return launcher.err().find(text) != std::string::npos; });
-}
-
 /// Whether the other side has closed the connection.
 bool is_closed(const base::UniqueFd& fd) {
   char bytes[1024];
@@ -250,7 +245,7 @@ TEST(LaunchSecurityTest, AFullStoreIsNamed) {
         client.get("key0", soon);
       },
       base::UnavailableError);
-  ASSERT_TRUE(says(lead, "the workers' store is full"));
+  ASSERT_TRUE(lead.wait_for_err("the workers' store is full"));
   EXPECT_THAT(lead.err(), AllOf(HasSubstr("a client at 127.0.0.1"),
                                 HasSubstr("--rdzv_conf=store_mib=N raises the limit")));
   nodes.start(1, 1, {}, {"true"});
@@ -274,8 +269,7 @@ TEST(LaunchSecurityTest, ManyStrangersDoNotSilenceWhatConcernsTheJob) {
         client.get("key", soon);
       },
       base::UnavailableError);
-  ASSERT_TRUE(lead.wait_until(
-      [&] { return lead.err().find("the workers' store is full") != std::string::npos; }));
+  ASSERT_TRUE(lead.wait_for_err("the workers' store is full"));
   EXPECT_THAT(lead.err(), HasSubstr("(further ones are not shown)"));
 }
 
@@ -413,9 +407,9 @@ TEST(LaunchTokenTest, OnlyAddressesOfLaunchersWithTheTokenAreServedByTheStore) {
   ASSERT_TRUE(lead.wait_until([&] { return nodes.has("up0") && nodes.has("up1"); }));
   EXPECT_NE(receive(ask_store(nodes.port(), "127.0.0.1"), 1), "");
   EXPECT_EQ(receive(ask_store(nodes.port(), "127.0.0.2")), "");
-  EXPECT_TRUE(says(lead,
-                   "refused a client of the workers' store at 127.0.0.2: no launcher with the "
-                   "job's token has joined from there"));
+  EXPECT_TRUE(
+      lead.wait_for_err("refused a client of the workers' store at 127.0.0.2: no launcher with the "
+                        "job's token has joined from there"));
   nodes.folder().write("go", "");
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
 }
@@ -448,7 +442,7 @@ TEST(LaunchTokenTest, AnotherOrNoTokenIsRefusedOnEitherSide) {
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_THAT(refused.err, HasSubstr(one.what));
     EXPECT_THAT(refused.err, HasSubstr("error: node 0 at 127.0.0.1:"));
-    ASSERT_TRUE(says(lead, "refused a launcher at 127.0.0.1: "));
+    ASSERT_TRUE(lead.wait_for_err("refused a launcher at 127.0.0.1: "));
     EXPECT_THAT(lead.err(), AllOf(HasSubstr("refused a launcher at 127.0.0.1: "),
                                   HasSubstr(one.what), Not(HasSubstr(kToken))));
     EXPECT_EQ(nodes.start(1, 1, options(one.leads), {"true"}).wait().exit_code, 0);
@@ -475,7 +469,7 @@ TEST(LaunchTokenTest, ARecordedProofIsWorthless) {
   send_to(second, greeting + proof + hello("replayer"));
   EXPECT_THAT(receive_line(second), HasSubstr("challenge "));
   EXPECT_THAT(receive_line(second), HasSubstr("refused its token"));
-  ASSERT_TRUE(says(lead, "refused a launcher at 127.0.0.1: its token"));
+  ASSERT_TRUE(lead.wait_for_err("refused a launcher at 127.0.0.1: its token"));
   EXPECT_THAT(lead.err(), Not(HasSubstr("replayer")));
   EXPECT_EQ(nodes.start(1, 1, {option}, {"true"}).wait().exit_code, 0);
   EXPECT_EQ(lead.wait().exit_code, 0);
@@ -805,7 +799,7 @@ TEST_F(LaunchTlsTest, AChangedByteOfItsHandshakeKeepsTheLauncherOutAndIsNamed) {
     if (attacks_launcher) {
       EXPECT_THAT(result.err, HasSubstr(what));
     } else {
-      ASSERT_TRUE(says(lead, "refused a launcher at 127.0.0.1: "));
+      ASSERT_TRUE(lead.wait_for_err("refused a launcher at 127.0.0.1: "));
       EXPECT_THAT(lead.err(), HasSubstr(what));
     }
     EXPECT_EQ(nodes.start(1, 1, options, {"true"}).wait().exit_code, 0);
@@ -824,7 +818,7 @@ TEST_F(LaunchTlsTest, BothSidesNeedTheOption) {
                                         : "it was started with --tls, and node 0 without";
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_THAT(refused.err, HasSubstr(what));
-    EXPECT_TRUE(says(lead, "refused a launcher at 127.0.0.1: " + what));
+    EXPECT_TRUE(lead.wait_for_err("refused a launcher at 127.0.0.1: " + what));
     EXPECT_EQ(nodes.start(1, 1, leads_with ? with : without, {"true"}).wait().exit_code, 0);
     EXPECT_EQ(lead.wait().exit_code, 0);
   }

@@ -206,7 +206,7 @@ TEST_F(SshTest, OfFailuresAtTheSameTimeTheReportHoldsTheOneOfTheExitCode) {
   for (int rank = 1; rank < 3; ++rank) {
     folder_.write(fmt::format("go{}", rank), "");
     const std::string report = fmt::format("rank {} failed: exit code {}\n", rank, 6 + rank);
-    ASSERT_TRUE(head->wait_until([&] { return head->err().find(report) != std::string::npos; }));
+    ASSERT_TRUE(head->wait_for_err(report));
   }
   ASSERT_EQ(::kill(launchers[0], SIGCONT), 0);
   const int code = head->wait().exit_code;
@@ -346,9 +346,7 @@ TEST_F(SshTest, AHostThatDoesNotAnswerIsNamed) {
 
 TEST_F(SshTest, SaysWhichHostsItWaitsFor) {
   const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
-  EXPECT_TRUE(head->wait_until([&] {
-    return head->err().find("waiting for an answer of 127.0.0.1, 127.0.0.2\n") != head->err().npos;
-  }));
+  EXPECT_TRUE(head->wait_for_err("waiting for an answer of 127.0.0.1, 127.0.0.2\n"));
 }
 
 TEST_F(SshTest, NothingOutlivesAHeadThatIsKilled) {

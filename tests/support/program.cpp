@@ -166,6 +166,14 @@ bool Program::wait_until(const std::function<bool()>& done) {
   return true;
 }
 
+bool Program::wait_for_out(const std::string& text) {
+  return wait_until([&] { return out().find(text) != std::string::npos; });
+}
+
+bool Program::wait_for_err(const std::string& text) {
+  return wait_until([&] { return err().find(text) != std::string::npos; });
+}
+
 ProgramResult Program::wait() {
   const auto deadline = after(timeout_seconds_);
   while (!exit_code_) {

@@ -50,6 +50,10 @@ class Program {
   /// returns false.
   bool wait_until(const std::function<bool()>& done);
 
+  /// Like wait_until(): until it has written this text.
+  bool wait_for_out(const std::string& text);
+  bool wait_for_err(const std::string& text);
+
   /// Waits for its end. Kills a program that is too slow and fails the test.
   ProgramResult wait();
 

@@ -32,8 +32,7 @@ SshServer::SshServer() : port_(free_port()) {
                                                port_, (folder_ / "host").string(),
                                                (folder_ / "user.pub").string()));
   sshd_ = std::make_unique<Program>(std::vector<std::string>{sshd, "-D", "-e", "-f", config});
-  available_ = sshd_->wait_until(
-      [this] { return sshd_->err().find("listening on 127.0.0.1") != std::string::npos; });
+  available_ = sshd_->wait_for_err("listening on 127.0.0.1");
 }
 
 std::string SshServer::options() const {
