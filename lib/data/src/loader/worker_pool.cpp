@@ -98,8 +98,8 @@ bool WorkerPool::wait(const PendingBatch& batch, std::chrono::milliseconds timeo
     state_->has_finished.wait(lock, is_done);
   }
   state_->waited_for = nullptr;
-  has_timed_out_ = !is_done();
-  return !has_timed_out_;
+  if (!is_done()) has_timed_out_ = true;
+  return is_done();
 }
 
 int64_t WorkerPool::unfinished(const PendingBatch& batch) {

@@ -59,8 +59,8 @@ class BatchMaker {
 class WorkerPool {
  public:
   WorkerPool(std::shared_ptr<const BatchMaker> maker, int workers);
-  /// Drops the jobs that have not started and joins the threads. If the last wait() timed out, the
-  /// threads are detached instead, since one may hang; they keep alive what they use.
+  /// Drops the jobs that have not started and joins the threads. If a wait() has timed out, the
+  /// threads are detached instead, because one may hang; they keep alive what they use.
   ~WorkerPool();
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
@@ -81,7 +81,7 @@ class WorkerPool {
   struct State;
 
   const std::shared_ptr<State> state_;  ///< shared with the threads
-  bool has_timed_out_ = false;          ///< the last wait()
+  bool has_timed_out_ = false;          ///< any wait(): a thread may hang
   std::vector<std::thread> threads_;
 };
 

@@ -20,10 +20,12 @@
 #include <fstream>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "common/json_messages.h"
 #include "job/flight_file.h"
 
 namespace syncbn::launch {
@@ -57,7 +59,7 @@ std::string tail_of(int fd, off_t size) {
 bool has_ended_otherwise(const std::string& tail) {
   const size_t end = tail.find_last_not_of('\n') + 1;
   const size_t begin = end == 0 ? 0 : tail.rfind('\n', end - 1) + 1;
-  const auto line = nlohmann::json::parse(tail.substr(begin, end - begin), nullptr, false);
+  const auto line = parse_json(std::string_view(tail).substr(begin, end - begin));
   return line.is_object() && line.value("event", nlohmann::json()) == "end" &&
          line.value("reason", nlohmann::json()).is_string() &&
          !line["reason"].get<std::string>().starts_with("an error");

@@ -238,7 +238,8 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
     const data::Split split = split_of(line, faults);
     resolved = resolve_config(line, faults);
     if (line.has("print_config")) {
-      const auto all = config::Schema<Config>::get().write(resolved.config);
+      config::Value all = config::Schema<Config>::get().write(resolved.config);
+      config::escape_references(all);
       return print(config::to_yaml(all, resolved.origins));
     }
     spare_waiting_threads(resolved.config, given);

@@ -22,6 +22,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -337,9 +338,15 @@ class Children {
     const base::UniqueFd writer(ends[1]);
     const pid_t pid = begin(writer.get());
     if (pid < 0) base::throw_errno(fmt::format("spawn: cannot start rank {}", rank));
-    children_.push_back({pid, {}, std::move(reader)});
-    children_.back().process.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    if (!children_.back().process) base::throw_errno("spawn: pidfd_open");
+    base::UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (!process) {
+      const int cause = errno;
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+      errno = cause;
+      base::throw_errno("spawn: pidfd_open");
+    }
+    children_.push_back({pid, std::move(process), std::move(reader)});
   }
 
   static SpawnError unknown_end_of(int rank, const Child& child) {

@@ -32,12 +32,12 @@ StartQueue::Task on_current_streams(StartQueue::Task task) {
 
 void StartQueue::push(Task task) {
   const std::lock_guard lock(mutex_);
-  ++pending_;
-  tasks_.push_back(on_current_streams(std::move(task)));
   if (!thread_.joinable()) {
     const base::SignalMask blocked;  // which the thread inherits
     thread_ = std::thread([self = shared_from_this()] { self->run(); });
   }
+  tasks_.push_back(on_current_streams(std::move(task)));
+  ++pending_;
   changed_.notify_all();
 }
 
