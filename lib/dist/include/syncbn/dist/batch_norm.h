@@ -17,7 +17,7 @@ class ConvertibleBatchNorm : public Base {
  public:
   using Base::Base;
 
-  /// A layer in place of `replaced`, with the same tensors.
+  /// A layer to put in the place of `replaced`, with the same tensors.
   explicit ConvertibleBatchNorm(std::shared_ptr<Base> replaced);
 
   /// @param input of the dimensions that Base takes
@@ -28,7 +28,7 @@ class ConvertibleBatchNorm : public Base {
   void train(bool on = true) override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// The layer that this one replaces since convert_sync_batchnorm(); null for a user's own.
+  /// The layer that convert_sync_batchnorm() replaced by this one; null for a user's own.
   const std::shared_ptr<Base>& replaced() const { return replaced_; }
 
  private:
@@ -41,10 +41,10 @@ extern template class ConvertibleBatchNorm<torch::nn::BatchNorm3dImpl>;
 
 }  // namespace detail
 
-/// Drop-ins for torch::nn::BatchNorm1d, 2d and 3d: the same options, tensors, names, messages and
-/// results, and derived from them. Once convert_sync_batchnorm() has converted them, they take one
-/// value per channel on a rank (image pooling at one image per rank), which libtorch's layers
-/// refuse, provided that the statistics are over more than one value, and print as SyncBatchNorm.
+/// Drop-ins for torch::nn::BatchNorm1d, 2d and 3d, derived from them: the same options, tensors,
+/// names, messages and results. Once convert_sync_batchnorm() has converted them, they print as
+/// SyncBatchNorm and accept one value per channel on a rank (image pooling at one image per rank),
+/// which libtorch's layers refuse. All ranks together still need more than one value per channel.
 using BatchNorm1dImpl = detail::ConvertibleBatchNorm<torch::nn::BatchNorm1dImpl>;
 using BatchNorm2dImpl = detail::ConvertibleBatchNorm<torch::nn::BatchNorm2dImpl>;
 using BatchNorm3dImpl = detail::ConvertibleBatchNorm<torch::nn::BatchNorm3dImpl>;

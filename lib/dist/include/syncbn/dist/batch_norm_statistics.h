@@ -15,11 +15,12 @@ namespace syncbn::dist {
 
 /// Makes running_mean and running_var of all batch-norm layers equal on all ranks, in one
 /// collective: for layers that are not synchronised, at the end of an epoch, before evaluation.
-/// Like timm's function it takes all buffers with these names. Every rank of the group calls it.
+/// Like timm's function, it takes all buffers with these names. Every rank of the group calls it.
 ///
-/// @param reduce true: the mean over ranks; false: rank 0's. The mean of variances ignores how far
-///   the ranks' means are apart.
-/// @throws base::UserError for different buffers; base::UnavailableError when a peer fails.
+/// @param reduce true: the mean over ranks; false: rank 0's. The mean of the variances ignores the
+///   differences between the ranks' means.
+/// @throws base::UserError when the ranks' buffers differ; base::UnavailableError when a peer
+///   fails.
 void distribute_bn(torch::nn::Module& module, bool reduce = false,
                    const GroupOrDefault& group = {});
 void distribute_bn(torch::jit::Module& module, bool reduce = false,
@@ -32,9 +33,9 @@ void distribute_bn(torch::jit::Module& module, bool reduce = false,
 ///
 ///     update_bn_stats(*net, [&](int64_t i) { net->forward(batches[i]); }, batches.size());
 ///
-/// Skips layers in evaluation mode and those without running statistics. Synchronised layers take
-/// the batches of all their ranks, others this rank's (see distribute_bn()). num_batches_tracked
-/// does not change.
+/// Skips layers in evaluation mode and those without running statistics. Synchronised layers use
+/// the batches of all their ranks, others only this rank's (see distribute_bn()).
+/// num_batches_tracked does not change.
 ///
 /// @param forward runs the module on batch i; it is called without gradients
 /// @throws what `forward` throws, and restores the statistics; base::UserError when `num_iters` is

@@ -20,15 +20,16 @@ struct CheckpointOptions {
 ///
 /// The recomputation uses the statistics that SyncBatchNorm and converted layers exchanged the
 /// first time: it exchanges nothing and does not update running statistics again. (libtorch's own
-/// layers update theirs twice, as in PyTorch.) It restores autocast. Calls may nest.
+/// layers update theirs twice, as in PyTorch.) It runs with the autocast state of the first run.
+/// Calls may nest.
 ///
 /// `function` must do the same both times, and its captures must outlive backward. If no input
-/// requires a gradient, it runs as without checkpoint(), and its activations are kept: unlike
-/// PyTorch, parameters inside get their gradients. Inside DistributedDataParallel, use each
-/// parameter once or set static_graph.
+/// requires a gradient, it runs as without checkpoint() and keeps its activations, so that
+/// parameters inside get their gradients, unlike in PyTorch. Inside DistributedDataParallel, use
+/// each parameter once or set static_graph.
 ///
-/// @throws base::UserError (backward) for chosen inputs only (torch::autograd::grad), with
-///   create_graph=true, or when the recomputation has other outputs or more layers.
+/// @throws base::UserError (backward) for selected inputs only (torch::autograd::grad), with
+///   create_graph=true, or when the recomputation returns other outputs or runs more layers.
 std::vector<at::Tensor> checkpoint(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function,
     const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});

@@ -25,7 +25,7 @@ namespace syncbn::dist {
 // may wait for its timeout instead, and differing calls are not detected.
 
 /// Reduces `tensor` over all ranks, in place. Dtypes on CPUs: floating-point, complex (SUM only),
-/// int8, uint8, int32, int64, and bool, of which SUM is a logical or.
+/// int8, uint8, int32, int64, and bool, for which SUM is a logical or.
 void all_reduce(at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM,
                 const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
@@ -54,7 +54,7 @@ void scatter(at::Tensor& tensor, const std::vector<at::Tensor>& parts, GroupRank
 void all_gather_into_tensor(at::Tensor& output, const at::Tensor& input,
                             const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
-/// Reduces `parts`, one per rank, and stores this rank's in `output`. Dtypes as in all_reduce.
+/// Reduces `parts`, one per rank, and stores this rank's part in `output`. Dtypes as in all_reduce.
 void reduce_scatter(at::Tensor& output, const std::vector<at::Tensor>& parts,
                     c10d::ReduceOp op = c10d::ReduceOp::SUM, const GroupOrDefault& group = {},
                     Timeout timeout = std::nullopt);
@@ -148,8 +148,8 @@ WorkPtr all_to_all_single_async(at::Tensor& output, const at::Tensor& input,
                                 const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 WorkPtr barrier_async(const GroupOrDefault& group = {}, Timeout timeout = std::nullopt);
 
-/// send() that does not wait. A send ends when the other rank has called recv() or irecv(). One
-/// that nobody receives fails at its timeout, in wait(), and names the peer.
+/// send() that does not wait. A send ends when the other rank has called recv() or irecv(). Without
+/// a receiver it fails at its timeout, in wait(), and the error names the peer.
 WorkPtr isend(const at::Tensor& tensor, GroupRank destination, const GroupOrDefault& group = {},
               int tag = 0, Timeout timeout = std::nullopt);
 WorkPtr irecv(at::Tensor& tensor, GroupRank source, const GroupOrDefault& group = {}, int tag = 0,

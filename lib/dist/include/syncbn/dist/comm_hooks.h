@@ -41,19 +41,20 @@ CommHook bf16_compress_wrapper(CommHook hook);
 /// Options of power_sgd_hook, with the names and defaults of PyTorch's PowerSGDState.
 struct PowerSgdOptions {
   GroupOrDefault process_group = {};
-  /// Rank of the matrices that approximate a gradient: 1, 2, 4 … Higher is more exact and larger.
+  /// Rank of the matrices that approximate a gradient: 1, 2, 4 … Higher is more exact and sends
+  /// more.
   int64_t matrix_approximation_rank = 1;
-  /// Number of first steps with plain all-reduce, since gradients change most in these.
+  /// Number of first steps with plain all-reduce, because gradients change most in these.
   int64_t start_power_sgd_iter = 1000;
   /// Gradients that would not shrink by more than this factor are sent uncompressed.
   double min_compression_rate = 2;
   /// Add the error of the compression to the next step's gradient.
   bool use_error_feedback = true;
-  /// Start each step with the factors of the previous one.
+  /// Start each step from the factors of the previous one.
   bool warm_start = true;
   /// Added to the norm of each column in orthogonalisation; set it if gradients may be all zero.
   double orthogonalization_epsilon = 0;
-  /// For the first factors; the same on all ranks.
+  /// Seed of the first factors; must be the same on all ranks.
   uint32_t random_seed = 0;
   /// Compress gradients of one shape in one operation.
   bool batch_tensors_with_same_shape = false;
@@ -64,7 +65,7 @@ struct PowerSgdOptions {
 /// for each DistributedDataParallel. It blocks the thread of backward, which keeps the order of
 /// collectives the same on all ranks. Not for groups with Python ranks.
 /// @throws base::UserError for a rank below 1, and when error feedback or warm start would begin
-///   before step 2, since DDP rebuilds its buckets after the first step.
+///   before step 2, because DDP rebuilds its buckets after the first step.
 CommHook power_sgd_hook(const PowerSgdOptions& options = {});
 
 }  // namespace syncbn::dist

@@ -50,13 +50,13 @@ class ReplicaError : public base::Error {
   int replica_;
 };
 
-/// Which of the replicas among which a forward has divided its batch.
+/// A replica's index, and the number of replicas among which forward() divides the batch.
 struct ReplicaPlace {
   int replica = 0;
   int replicas = 1;
 };
-/// The replica that this thread runs; one of one outside of DataParallel. Its part of a batch is
-/// that number of tensor_split(replicas, dim).
+/// The replica that this thread runs; {0, 1} outside DataParallel. Its part of a batch is element
+/// `replica` of tensor_split(replicas, dim).
 ReplicaPlace replica_place();
 
 namespace detail {
@@ -97,17 +97,17 @@ class DataParallelBase {
   DataParallelBase(std::shared_ptr<ModuleReplicas> replicas, DataParallelOptions options);
   ~DataParallelBase();
 
-  /// With devices in place of "all". @throws base::UserError for devices that are not there, or of
-  /// several types
+  /// Fills in the default devices. @throws base::UserError for a device that does not exist,
+  /// devices of several types, or a sync_timeout that is not above zero
   static DataParallelOptions checked(DataParallelOptions options);
 
-  /// The parts of each tensor, by replica; as many replicas as get a part. One, if there are no
-  /// tensors to divide.
+  /// The parts of each tensor, by replica, for the replicas that get a part; for one replica if
+  /// there are no tensors to divide.
   std::vector<std::vector<at::Tensor>> scatter(const std::vector<at::Tensor>& tensors) const;
   /// Calls work(replica) on the thread of each of the first `count` replicas.
   void run(int count, const std::function<void(int replica)>& work);
-  /// Puts the tensors of replicas' outputs together, into those of the first.
-  /// @throws base::UserError if they do not fit each other
+  /// Concatenates the tensors of the replicas' outputs, and stores the results in the first output.
+  /// @throws base::UserError if they do not match
   void gather(const std::vector<ReplicaOutput>& outputs) const;
 
   ModuleReplicas& replicas() { return *replicas_; }
@@ -116,7 +116,7 @@ class DataParallelBase {
   const DataParallelOptions options_;
   const std::shared_ptr<ModuleReplicas> replicas_;
   const std::unique_ptr<ComputeThreads> threads_;
-  uint64_t sequence_number_ = 0;  ///< autograd's, after the last forward
+  uint64_t sequence_number_ = 0;  ///< autograd's sequence number after the last forward
 };
 
 std::shared_ptr<ModuleReplicas> replicate(std::shared_ptr<torch::nn::Module> module,
@@ -127,8 +127,8 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
 
 }  // namespace detail
 
-/// Divides each batch over replicas of a module in one process, each on a thread and a device (twin
-/// of torch.nn.DataParallel).
+/// Divides each batch among replicas of a module in one process, each with a thread and a device
+/// (twin of torch.nn.DataParallel).
 ///
 ///     DataParallel<NetImpl> dp(net, {.device_ids = {at::kCPU, at::kCPU}});
 ///     auto loss = criterion(dp(images), labels);
@@ -136,19 +136,21 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
 ///
 /// forward() divides the tensors among its arguments, also inside containers and structs, along
 /// `dim`, as evenly as possible; tensors without dimensions and other arguments go to each replica.
-/// A batch of fewer samples than devices uses as many replicas. The results are put together along
-/// `dim`; of tensors without dimensions, such as losses, a vector with one value of each replica is
-/// made. What holds no tensor is the first replica's. With one device the module runs as it is.
+/// A batch with fewer samples than devices uses one replica per sample. The results are
+/// concatenated along `dim`; tensors without dimensions, such as losses, become a vector with one
+/// value per replica. Results that hold no tensor are the first replica's. With one device the
+/// module runs as it is.
 ///
 /// Replica 0 is the module itself, and the others are clones. They read the module's parameters,
-/// and the gradients of all go to the module's. Before each forward they get copies of its buffers;
-/// what they change in these is lost. Parameters and buffers may be changed in place (optimizers,
-/// to(), loading), also requires_grad; train() and eval() work on the module.
+/// and all gradients accumulate in the module's parameters. Before each forward they get copies of
+/// its buffers; their changes to these are lost. Parameters and buffers may be changed in place
+/// (optimizers, to(), loading), and so may requires_grad. Clones follow the module's train() and
+/// eval().
 ///
-/// SyncBatchNorm layers, and batch norm of convert_sync_batchnorm() (called before or after), have
-/// the statistics of all replicas, merged exactly; so do their gradients. With a process group of
-/// several ranks, these are the statistics of all replicas of all ranks. Other batch norm is each
-/// replica's. With DistributedDataParallel around the module:
+/// SyncBatchNorm layers, and layers that convert_sync_batchnorm() converts (before or after), use
+/// the statistics of all replicas, merged exactly, in forward and backward. With a process group of
+/// several ranks, these are the statistics of all replicas on all ranks. Other batch norm layers
+/// use their own replica's. With DistributedDataParallel around the module:
 ///
 ///     DistributedDataParallel<NetImpl> ddp(net);
 ///     auto scores = ddp.invoke([&](NetImpl&, auto& images) { return dp(images); }, images);
@@ -156,8 +158,8 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
 /// Not thread-safe. Do not fork while it lives.
 /// @throws base::UserError (constructor) when the module cannot be cloned, is not on the first
 ///   device, or a device is not there; (forward) when tensors to divide have different sizes, or
-///   outputs do not fit each other; ReplicaError when a replica throws, or does not come to a layer
-///   that the others wait in.
+///   outputs do not match; ReplicaError when a replica throws, or does not reach a layer in which
+///   the others wait.
 template <class Module>
 class DataParallel : public detail::DataParallelBase {
  public:
@@ -166,8 +168,8 @@ class DataParallel : public detail::DataParallelBase {
   explicit DataParallel(const torch::nn::ModuleHolder<Module>& module,
                         const DataParallelOptions& options = {})
       : DataParallel(module.is_empty() ? nullptr : module.ptr(), options) {}
-  /// For modules without clone(): the module, and one of the same make for each other device, to
-  /// which it is moved.
+  /// For modules without clone(): the module, and for each further device a module of the same
+  /// structure, which is moved there.
   explicit DataParallel(const std::vector<std::shared_ptr<Module>>& replicas,
                         const DataParallelOptions& options = {})
       : DataParallel(checked(options), replicas) {}
@@ -234,8 +236,8 @@ class DataParallel : public detail::DataParallelBase {
   std::shared_ptr<Module> module_;
 };
 
-/// DataParallel for a TorchScript module. Tensors inside lists, tuples and dictionaries are divided
-/// and put together, too.
+/// DataParallel for a TorchScript module. It also divides and concatenates tensors inside lists,
+/// tuples and dictionaries.
 template <>
 class DataParallel<torch::jit::Module> : public detail::DataParallelBase {
  public:

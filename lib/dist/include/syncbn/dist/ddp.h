@@ -60,8 +60,8 @@ struct DdpOptions {
 /// Options of DistributedDataParallel::join().
 struct JoinOptions {
   /// True: divide gradients by the size of the group, so that every input has the same weight.
-  /// False: by the number of ranks that still have input. A communication hook divides itself:
-  /// those of comm_hooks.h by the size of the group.
+  /// False: by the number of ranks that still have input. A communication hook does its own
+  /// division: the hooks of comm_hooks.h divide by the size of the group.
   bool divide_by_initial_world_size = true;
   /// False: join() does nothing.
   bool enable = true;
@@ -107,12 +107,12 @@ class DdpBase {
   DdpBase& operator=(const DdpBase&) = delete;
 
   /// For gradient accumulation. While the guard lives, backward adds up local gradients. The first
-  /// backward after it averages the sums. Call forward while the guard lives as well.
+  /// backward after it averages the sums. Call forward, not only backward, while the guard lives.
   [[nodiscard]] NoSyncGuard no_sync();
 
   /// For schedules with several forwards, all under no_sync(), before their backwards: the next
   /// backward averages the sums of gradients. PipelineParallel calls it.
-  /// @param outputs of the forward to which this backward belongs
+  /// @param outputs of the forward whose backward is next
   void average_next_backward(const std::vector<at::Tensor>& outputs);
 
   /// For ranks with different numbers of inputs: put the guard around the training loop.
@@ -122,13 +122,14 @@ class DdpBase {
   ///       for (const auto& batch : loader) train_step(batch);
   ///     }  // takes part in the other ranks' communication until none has input
   ///
-  /// Afterwards all ranks have the parameters (and, with broadcast_buffers or SyncBatchNorm layers,
-  /// the buffers) of a rank that ran out of input last. SyncBatchNorm layers work as if this rank
-  /// had empty batches; their group must be another one, over the ranks of this wrapper's group.
-  /// One backward follows each forward that builds a graph; a forward under NoGradGuard
-  /// communicates nothing. Each step costs three small all-reduces, as in PyTorch. One guard per
-  /// process.
-  /// @throws base::UserError for nested use, and for SyncBatchNorm layers over other ranks.
+  /// Afterwards all ranks have the parameters of a rank that ran out of input last, and with
+  /// broadcast_buffers its buffers, otherwise its SyncBatchNorm layers' statistics. SyncBatchNorm
+  /// layers work as if this rank had empty batches; they need one group with the ranks of this
+  /// wrapper's group, but not that group itself. One backward follows each forward that builds a
+  /// graph; a forward under NoGradGuard communicates nothing. Each step costs three small
+  /// all-reduces, as in PyTorch. One guard per process.
+  /// @throws base::UserError for nested use, for SyncBatchNorm layers over other ranks, and with
+  ///   skip_all_reduce_unused_params.
   [[nodiscard]] JoinGuard join(const JoinOptions& options = {});
 
   /// Sets how a bucket's gradients are averaged. Call it once, before the first backward.
@@ -151,7 +152,7 @@ class DdpBase {
   void before_forward();
   /// Returns what the caller of forward gets in place of `outputs`.
   std::vector<at::Tensor> after_forward(std::vector<at::Tensor> outputs);
-  /// Nothing for a module on several devices.
+  /// The module's device; empty if it is on several.
   std::optional<at::Device> input_device() const;
 
  private:
@@ -191,7 +192,7 @@ class JoinGuard {
  private:
   friend class detail::DdpBase;
   JoinGuard(std::shared_ptr<detail::DdpState> state, const JoinOptions& options);
-  std::shared_ptr<detail::DdpState> state_;  ///< null: nothing is open
+  std::shared_ptr<detail::DdpState> state_;  ///< null if there is nothing to finish
   int exceptions_before_;
 };
 

@@ -6,7 +6,7 @@
 
 namespace syncbn::dist {
 
-/// A collective failed since another rank ended, left or did not arrive in time. That rank's own
+/// A collective failed because another rank ended, left or did not arrive in time. That rank's own
 /// message, if any, has the cause.
 class PeerError : public base::UnavailableError {
  public:

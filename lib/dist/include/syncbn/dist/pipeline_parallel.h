@@ -32,12 +32,12 @@ enum class PipelineSchedule {
   k1f1b,
 };
 
-/// What batch normalisation in a stage takes its statistics over.
+/// The samples over which batch normalisation in a stage computes its statistics.
 enum class PipelineStatistics {
   /// Each micro-batch, on all ranks of the layer's group. Running statistics are updated with each.
   kMicroBatch,
   /// The whole batch. A stage with SyncBatchNorm or libtorch's BatchNorm1d, 2d or 3d runs it in one
-  /// forward, for which later stages wait. Only with kGpipe.
+  /// forward, and later stages wait for that. Only with kGpipe.
   kBatch,
 };
 
@@ -48,11 +48,11 @@ struct PipelineOptions {
   int64_t micro_batches = 1;
   PipelineSchedule schedule = PipelineSchedule::kGpipe;
   PipelineStatistics statistics = PipelineStatistics::kMicroBatch;
-  /// The loss is a mean over samples: the losses of micro-batches are averaged, by their samples.
-  /// False: they are added up.
+  /// True: the loss is a mean over samples, so the losses of micro-batches are averaged, weighted
+  /// by their numbers of samples. False: they are added up.
   bool average_losses = true;
-  /// For PipelineParallel::across_ranks(): the ranks of the stages, in their order. During step()
-  /// and forward() no other thread may use it.
+  /// For PipelineParallel::across_ranks(): the ranks of the stages, in the order of the stages. No
+  /// other thread may use the group during step() and forward().
   GroupOrDefault process_group = {};
   /// For across_ranks(): upper bound on the wait for another rank. Not given: the group's timeout.
   Timeout timeout = std::nullopt;
@@ -75,7 +75,7 @@ class PipelineStage {
   template <class Module>
   PipelineStage(const torch::nn::ModuleHolder<Module>& module, at::Device device = at::kCPU)
       : PipelineStage(module.is_empty() ? nullptr : module.ptr(), device) {}
-  /// The gradients are averaged once a step, in the backward of its last micro-batch. `ddp` must
+  /// The gradients are averaged once per step, in the backward of its last micro-batch. `ddp` must
   /// live as long as the stage. Not with DdpOptions::static_graph.
   template <class Module>
   PipelineStage(DistributedDataParallel<Module>& ddp, at::Device device = at::kCPU)  // NOLINT
@@ -89,7 +89,7 @@ class PipelineStage {
   at::Device device() const { return device_; }
   detail::DdpBase* ddp() const { return ddp_; }
 
-  /// @throws base::UserError for several inputs of a module that takes one
+  /// @throws base::UserError for several inputs if the module takes one
   Tensors forward(const Tensors& inputs) const { return forward_(inputs); }
 
  private:
@@ -140,8 +140,8 @@ class StageError : public base::Error {
 ///     double loss = pipeline.step(images, labels, criterion);   // gradients are in the modules
 ///     optimizer.step();
 ///
-/// In one process each stage has a thread, and on CPUs, which may be given several times, a share
-/// of ATen's. Over a process group each rank has a stage:
+/// In one process each stage has a thread of its own. The CPU may be given for several stages; each
+/// gets a share of ATen's threads. Over a process group each rank has a stage:
 ///
 ///     // on rank 0
 ///     auto pipeline = PipelineParallel::across_ranks(front, {.micro_batches = 8});
@@ -149,19 +149,20 @@ class StageError : public base::Error {
 ///     auto pipeline = PipelineParallel::across_ranks(back, {.micro_batches = 8});
 ///
 /// Gradients are those of the whole network on the whole batch, except for batch normalisation (see
-/// PipelineStatistics), and add up as after backward(). The input gets none. After a StageError,
-/// those of micro-batches before the failure may remain: call zero_grad() before the next step.
+/// PipelineStatistics), and accumulate as in backward(). The input gets no gradient. After a
+/// StageError, gradients of micro-batches before the failure may remain: call zero_grad() before
+/// the next step.
 ///
-/// Several stages in a process communicate at the same time, so the DistributedDataParallel and
-/// SyncBatchNorm layers of each need a process group of their own. Across ranks, their groups must
-/// have no rank with another stage of the pipeline.
+/// Stages in one process communicate at the same time, so the DistributedDataParallel and
+/// SyncBatchNorm layers of each stage need a process group of their own. Across ranks, these groups
+/// must contain no rank with another stage of the pipeline.
 ///
 /// Not thread-safe. Do not fork while it lives.
 /// @throws base::UserError (constructors) when there is no stage, device or group, a module is not
 ///   on its device, or stages share a group; (step, forward) for fewer samples than micro-batches,
-///   tensors that do not fit, or an object that was moved from; StageError when a stage throws, on
-///   all ranks, and for a stage that passes no gradients to those before it; PeerError when a rank
-///   ends or does not arrive.
+///   tensors that do not fit, or an object that was moved from; StageError, on all ranks, when a
+///   stage throws or passes no gradients to the stages before it; PeerError when a rank ends or
+///   does not arrive.
 class PipelineParallel {
  public:
   /// Called with the last stage's output and the target for a micro-batch, on the last stage's
@@ -169,20 +170,20 @@ class PipelineParallel {
   using Loss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& target)>;
 
   explicit PipelineParallel(std::vector<PipelineStage> stages, const PipelineOptions& options = {});
-  /// Collective: this rank's stage.
+  /// Collective: every rank passes its own stage.
   static PipelineParallel across_ranks(PipelineStage stage, const PipelineOptions& options = {});
   ~PipelineParallel();
   PipelineParallel(PipelineParallel&&) noexcept;
   PipelineParallel& operator=(PipelineParallel&&) noexcept;
 
-  /// Forward and backward of a batch, divided along the first dimension. Across ranks, `input` is
-  /// the first stage's, and `target` and `loss` are the last stage's; others are ignored. Returns
-  /// when all stages are done.
+  /// Forward and backward of a batch, divided along the first dimension. Across ranks, only the
+  /// first stage uses `input`, and only the last uses `target` and `loss`. Returns when all stages
+  /// are done.
   /// @return the batch's loss, on every rank
   double step(const at::Tensor& input, const at::Tensor& target, const Loss& loss);
 
   /// The output of the network for a batch, without a graph. Across ranks, only the last stage
-  /// returns a defined tensor. A stage may be ahead of the next by all micro-batches.
+  /// returns a defined tensor. A stage may run ahead of the next by all micro-batches.
   at::Tensor forward(const at::Tensor& input);
 
  private:

@@ -15,14 +15,14 @@ namespace syncbn::dist {
 struct NcclOptions {
   /// Calls run on a stream of high priority, ahead of the kernels of other streams.
   bool high_priority = true;
-  /// Bounds on the number of thread blocks (CTAs) of a call: more are faster, and leave less of the
-  /// GPU to kernels that run beside it. From 1; not set: NCCL chooses.
+  /// Bounds on the number of thread blocks (CTAs) of a call, from 1: more are faster, and leave
+  /// less of the GPU to kernels that run at the same time. Not set: NCCL chooses.
   std::optional<int> min_ctas = std::nullopt;
   std::optional<int> max_ctas = std::nullopt;
-  /// Whether NCCL's functions return when they are done; otherwise libtorch polls.
+  /// NCCL's functions block until they are done. False: libtorch polls.
   bool blocking = true;
-  /// SyncBatchNorm's statistics go through the memory of the GPUs if all of them reach each
-  /// other's, by one kernel in place of NCCL's; the results have the same bits.
+  /// If all GPUs reach each other's memory, one kernel exchanges SyncBatchNorm's statistics through
+  /// it, in place of NCCL. The results have the same bits.
   bool peer_memory = true;
   /// DistributedDataParallel's gradient buckets lie in memory that is registered with NCCL, which
   /// then copies less: fewer of the GPU's multiprocessors take part in a call.
@@ -48,14 +48,15 @@ struct InitOptions {
   std::optional<int> world_size = std::nullopt;
   /// How long to wait for rank 0's store and for all ranks to arrive; above zero.
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(5);
-  /// The network interface by which peers reach this process, such as "eth0"; NCCL_SOCKET_IFNAME
-  /// too is set to it, if unset. Empty: GLOO_SOCKET_IFNAME, else the one on the route to rank 0.
+  /// The network interface by which peers reach this process, such as "eth0"; also sets
+  /// NCCL_SOCKET_IFNAME if that is unset. Empty: GLOO_SOCKET_IFNAME, else the one on the route to
+  /// rank 0.
   std::string interface = {};
   /// Exchange CPU tensors between ranks of one host through shared memory instead of Gloo
   /// (docs/process_groups.md). False, or SYNCBN_SHARED_MEMORY=0, on one rank turns it off for all
   /// groups of that rank.
   bool shared_memory = true;
-  /// Of the default group, and of others that are not given their own.
+  /// For the default group, and for groups that are given none.
   NcclOptions nccl = {};
 };
 
@@ -71,16 +72,15 @@ struct InitOptions {
 ///   peer does not arrive.
 ProcessGroupPtr init_process_group(const InitOptions& options = {});
 
-/// Shuts down the default group and all groups made from it, after their members have connected.
+/// Shuts down the default group and all groups made from it, once their members have connected.
 /// Collectives that other ranks still call with this one fail. Without this call a rank leaves when
 /// main returns or at exit(); the others treat any other end (_exit, a signal) as a failure. Does
 /// nothing without a group.
 void destroy_process_group();
 
 /// Throws the error of the collective that failed first if a group of this process was aborted.
-/// Collectives on GPUs that were under way then end with undefined results: call it after a wait
-/// for a GPU and before its results are kept, as in a checkpoint. Later collectives throw by
-/// themselves.
+/// Collectives that were running on GPUs then end with undefined results: call it after waiting for
+/// a GPU and before keeping its results, as in a checkpoint. Later collectives throw by themselves.
 /// @throws PeerError, or base::UserError if the ranks made different calls
 void throw_if_aborted();
 
@@ -90,8 +90,8 @@ bool is_initialized();
 ProcessGroupPtr default_group();
 
 /// A group over the given ranks of the default group, in the given order. Every rank of the default
-/// group calls it, in the same order. Null on ranks outside, where functions and options refuse a
-/// null group; {} stands for the default group everywhere.
+/// group calls it, in the same order. Returns null on ranks outside the group; there, functions and
+/// options refuse a null group, and {} still stands for the default group.
 /// @param timeout of its collectives; not given: the default group's
 /// @param nccl not given: the default group's
 /// @throws base::UserError for a rank that is outside the world or given twice, or a timeout that
@@ -100,7 +100,7 @@ ProcessGroupPtr new_group(const std::vector<int>& ranks,
                           std::optional<std::chrono::milliseconds> timeout = std::nullopt,
                           const std::optional<NcclOptions>& nccl = std::nullopt);
 
-/// Splits the world into groups of `group_size` consecutive ranks and returns this rank's only,
+/// Splits the world into groups of `group_size` consecutive ranks and returns only this rank's,
 /// unlike torch.distributed's. Every rank of the default group calls it.
 /// @throws base::UserError when the world size is not a multiple of `group_size`.
 ProcessGroupPtr new_subgroups(int group_size,
@@ -117,8 +117,9 @@ int world_size(const GroupOrDefault& group = {});
 /// LOCAL_RANK, or 0 if it is unset.
 int local_rank();
 
-/// The device to train on: with backend nccl or cuda:gloo, chosen or given, the only GPU that this
-/// process sees, or else that of local_rank(); otherwise the CPU.
+/// The device to train on. With backend nccl (given, or chosen by auto) or cuda:gloo: the only GPU
+/// that this process sees, or else GPU local_rank(), with cuda:gloo modulo the number of GPUs.
+/// Otherwise the CPU.
 at::Device device();
 
 }  // namespace syncbn::dist

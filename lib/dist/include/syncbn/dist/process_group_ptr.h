@@ -14,8 +14,8 @@ class GroupOrDefault {
  public:
   GroupOrDefault() = default;
   GroupOrDefault(std::nullptr_t) {}  // NOLINT: implicit
-  /// A null group is the default group, unless new_group() has returned null on this rank: then it
-  /// is refused, since it may be that null.
+  /// A null group is the default group. Once new_group() has returned null on this rank, null is
+  /// refused, because it may be that result.
   /// @throws base::UserError for such a null group
   GroupOrDefault(ProcessGroupPtr group);  // NOLINT: implicit
 

@@ -13,8 +13,8 @@ namespace syncbn::dist {
 
 /// How spawn() makes a process for a rank.
 enum class StartMethod {
-  kFork,  ///< a copy of this process, which must have one thread and not use CUDA
-  kExec,  ///< this program, started again: see SpawnFunction
+  kFork,  ///< a copy of this process, which must have only one thread and not use CUDA
+  kExec,  ///< this program, started again (see SpawnFunction)
 };
 
 struct SpawnOptions {
@@ -29,10 +29,10 @@ struct SpawnOptions {
 };
 
 /// Registers a function under a name. spawn() with StartMethod::kExec starts this program again
-/// with the same arguments, and run_spawned_rank() in its main() then runs the function, so threads
-/// and CUDA contexts of the calling process do not matter. The function reads what it needs from
-/// the command line, the environment and files: ranks share no memory with that process, and
-/// inherit only stdin, stdout and stderr.
+/// with the same arguments, and run_spawned_rank() in its main() then runs the function, so the
+/// calling process may have threads and CUDA contexts. The function reads what it needs from the
+/// command line, the environment and files: ranks share no memory with that process, and inherit
+/// only stdin, stdout and stderr.
 ///
 ///     const dist::SpawnFunction train("train", [](int rank) { ... });  // outside all functions
 ///
@@ -60,7 +60,7 @@ void run_spawned_rank();
 /// torch.cuda.device_count(), it does not check that the entries of CUDA_VISIBLE_DEVICES name GPUs.
 int device_count();
 
-/// The first failure of a spawned rank, with its exception's message or its exit status.
+/// The first failure of a spawned rank, with the message of its exception or its exit status.
 class SpawnError : public base::Error {
  public:
   /// @param exit_code the rank's; 128 + N if signal N ended it
@@ -122,7 +122,7 @@ class SpawnContext {
 SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
                    const SpawnOptions& options = {});
 
-/// Runs the SpawnFunction of this name, by either start method. With StartMethod::kExec the
+/// Runs the SpawnFunction of this name, with either start method. With StartMethod::kExec the
 /// process may have threads, use CUDA and be in a process group; OMP_NUM_THREADS and the other
 /// variables are set before the program starts.
 /// @throws base::UserError also when no function, or more than one, has the name, or main() has not

@@ -50,8 +50,8 @@ struct SyncBatchNormOptions {
   TORCH_ARG(int, group_size) = 0;
   /// Upper bound on the time of an exchange. Not given: the group's timeout.
   TORCH_ARG(std::optional<std::chrono::milliseconds>, sync_timeout) = std::nullopt;
-  /// Apply ReLU to the result in the same pass. On CPUs the result may be changed in place. On GPUs
-  /// backward needs it unchanged, and throws otherwise, as torch.relu's does.
+  /// Apply ReLU to the result in the same pass. On CPUs the result may be changed in place. On
+  /// GPUs, backward needs the result unchanged and throws otherwise, as torch.relu's does.
   TORCH_ARG(bool, fuse_relu) = false;
   /// The layer's name in messages and in the comparison between ranks. Empty: its name in the
   /// module of DistributedDataParallel or convert_sync_batchnorm(); outside both, the layer's
@@ -76,8 +76,8 @@ struct SyncBatchNormOptions {
 /// Unlike PyTorch's, it works on CPUs, keeps precision for small variances, and allows batches of
 /// different sizes. A batch that is empty on every rank changes no buffer.
 ///
-/// In replicas of DataParallel the statistics are those of all replicas, on all ranks. Else it is
-/// not to be called from two threads at a time.
+/// In replicas of DataParallel, the statistics are those of all replicas on all ranks. Otherwise,
+/// call it from one thread at a time.
 /// @throws (forward) base::UserError when WORLD_SIZE is above 1 and init_process_group was not
 ///   called, for an input of the wrong shape, when all ranks together have one value per channel,
 ///   when the ranks are in different layers, or inside torch::nn::parallel::data_parallel, whose
@@ -119,7 +119,8 @@ struct ConvertReport {
   std::vector<LayerReason> not_converted;
   /// Converted layers that refuse one value per channel on a rank, and why.
   std::vector<LayerReason> refuse_one_value;
-  /// SyncBatchNorm layers with another group than the given one, which stays: see their options.
+  /// SyncBatchNorm layers whose group differs from the given one; they keep theirs (see their
+  /// options).
   std::vector<std::string> keep_group;
 };
 
@@ -135,14 +136,14 @@ struct ConvertReport {
 /// channel on a rank. The drop-ins of batch_norm.h do not, so this function puts them, with the
 /// same tensors, in the place of libtorch's layers in Sequential, ModuleList and ModuleDict, unless
 /// something else holds the layer too (a ModuleHolder member, a DataParallel). They print as
-/// SyncBatchNorm. ConvertReport::refuse_one_value names the converted layers that still refuse it.
-/// References to a replaced layer stay valid: it has the same tensors and follows train() and
-/// eval(). In a Sequential, reach it by ptr(i)->as<torch::nn::BatchNorm2d>().
+/// SyncBatchNorm. ConvertReport::refuse_one_value names the converted layers that still refuse one
+/// value per channel. References to a replaced layer stay valid: it has the same tensors and
+/// follows train() and eval(). In a Sequential, reach it by ptr(i)->as<torch::nn::BatchNorm2d>().
 /// revert_sync_batchnorm() puts it back.
 ///
 /// Converted layers throw base::UserError inside torch::nn::parallel::data_parallel, whose replicas
-/// are clones. So does, while a converted layer without a weight exists, any clone of its size that
-/// runs inside at::parallel_for.
+/// are clones. While a converted layer without a weight exists, so does any batch-norm layer
+/// without a weight and of the same size that runs inside at::parallel_for.
 ///
 /// @param sync_timeout as in SyncBatchNormOptions
 ConvertReport convert_sync_batchnorm(
@@ -150,12 +151,13 @@ ConvertReport convert_sync_batchnorm(
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
 /// Converts a TorchScript module, which may have run already: rewrites the graphs of all its
-/// methods, with the check for one value per channel. A layer is a module that calls batch_norm
-/// with its own attributes; calls with other tensors are reported. `module` then refers to the
-/// rewritten module. Other handles to the old one, modules around it, and a DistributedDataParallel
-/// made earlier (convert its module() instead) throw when they run a converted layer in training.
-/// Copies are not converted. Revert before you save the module: Python does not know the new
-/// operators. The next conversion frees the memory of destroyed modules.
+/// methods, including the check for one value per channel. A layer is a module that calls
+/// batch_norm with its own attributes; ConvertReport::not_converted counts calls with other
+/// tensors. `module` then refers to the rewritten module. Other handles to the old one, modules
+/// around it, and a DistributedDataParallel made earlier (convert its module() instead) throw when
+/// they run a converted layer in training. Copies are not converted. Revert before you save the
+/// module: Python does not know the new operators. The next conversion frees the memory of
+/// destroyed modules.
 ///
 /// TorchScript's interpreter turns a layer's exceptions into std::runtime_error with many lines of
 /// text; DistributedDataParallel and forward_converted() restore the original exception.
@@ -163,14 +165,14 @@ ConvertReport convert_sync_batchnorm(
     torch::jit::Module& module, const GroupOrDefault& group = {},
     std::optional<std::chrono::milliseconds> sync_timeout = std::nullopt);
 
-/// Calls the forward() of a module, converted or not, and throws what its layers throw.
+/// Calls forward() of a module, converted or not, and throws what its layers throw.
 c10::IValue forward_converted(torch::jit::Module& module, std::vector<c10::IValue> inputs);
 
-/// Undoes convert_sync_batchnorm, and puts replaced layers back, except those that something
-/// besides the containers holds by now: unconverted drop-ins are libtorch's layers. For a
-/// TorchScript module, all handles to its tensors are reverted: those that still run converted
-/// code, such as a DistributedDataParallel, throw in training. To save a converted module and
-/// continue to train it, revert and save a clone().
+/// Undoes convert_sync_batchnorm() and puts replaced layers back. A drop-in stays if something
+/// besides the containers holds it; unconverted, it behaves as libtorch's layer. For a TorchScript
+/// module, this reverts all handles to its tensors: those that still run converted code, such as a
+/// DistributedDataParallel, throw in training. To save a converted module and continue to train it,
+/// revert and save a clone().
 void revert_sync_batchnorm(torch::nn::Module& module);
 void revert_sync_batchnorm(torch::jit::Module& module);
 

@@ -101,9 +101,10 @@ template <class T>
 concept PlainStruct = std::is_aggregate_v<T> && !std::is_array_v<T>;
 
 /// Calls visit(tensor) for each defined tensor in a value, also inside optionals, variants,
-/// containers, pairs, tuples and plain structs (aggregates without base classes and arrays). Other
-/// types can have a member function template for_each_tensor(visit); else they hold no tensors.
-/// Also calls visit.key(key), if there is such a function, for each key of a map.
+/// containers, pairs, tuples and plain structs (aggregates without base classes or array members).
+/// Other types can have a member function template for_each_tensor(visit); otherwise they count as
+/// holding no tensors. Also calls visit.key(key), if there is such a function, for each key of a
+/// map.
 template <class T, class Visit>
 void for_each_tensor(T& value, const Visit& visit) {
   using Value = std::remove_const_t<T>;

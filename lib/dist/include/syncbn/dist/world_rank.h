@@ -4,9 +4,9 @@
 
 namespace syncbn::dist {
 
-/// A rank of the default group, where the functions of collectives.h take a rank of their group.
-/// With dist::broadcast(tensor, dist::WorldRank(5), group) rank 5 of the world is the root, as with
-/// src=5 in PyTorch; dist::broadcast(tensor, 1, group) is group_src=1.
+/// A rank of the default group, for functions of collectives.h, which otherwise take a rank of
+/// their group. With dist::broadcast(tensor, dist::WorldRank(5), group) rank 5 of the world is the
+/// root, as with src=5 in PyTorch; dist::broadcast(tensor, 1, group) is group_src=1.
 struct WorldRank {
   explicit constexpr WorldRank(int value) : value(value) {}
 
