@@ -35,7 +35,7 @@ struct Reason {
   bool is_timeout = false;
 };
 
-/// That of the exception being handled, without stack frames and Gloo's source lines.
+/// Describes the exception being handled, without stack frames and Gloo's source lines.
 Reason reason() {
   Reason why;
   try {
@@ -47,21 +47,21 @@ Reason reason() {
   const bool has_file = why.text.starts_with("[/") || why.text.starts_with("[.");
   const size_t place = has_file ? why.text.find("] ") : std::string::npos;
   if (place != std::string::npos) why.text.erase(0, place + 2);
-  // Timeouts of Gloo and libtorch have the types of their other errors.
+  // Gloo and libtorch use the same exception types for timeouts and other errors.
   why.is_timeout = why.is_timeout || why.text.starts_with("Timed out waiting ") ||
                    why.text.starts_with("Operation timed out");
   return why;
 }
 
-/// Whether it is a check of libtorch's that a call's arguments have failed.
+/// Whether a check by libtorch of a call's arguments has failed.
 bool is_about_arguments(const std::exception& error) {
   return dynamic_cast<const c10::Error*>(&error) != nullptr &&
          dynamic_cast<const c10::DistError*>(&error) == nullptr &&
          dynamic_cast<const c10::OutOfMemoryError*>(&error) == nullptr &&
-         dynamic_cast<const c10::AcceleratorError*>(&error) == nullptr;  // of an earlier kernel
+         dynamic_cast<const c10::AcceleratorError*>(&error) == nullptr;  // an earlier kernel's
 }
 
-/// Whether it is an error of NCCL that no other rank causes.
+/// Whether it is an error of NCCL that no other rank can cause.
 bool is_failure_of_this_rank(const std::string& why) {
   return why.find("ncclUnhandledCudaError") != std::string::npos ||
          why.find("ncclSystemError") != std::string::npos;
@@ -78,10 +78,10 @@ struct Label {
   std::weak_ptr<PeerMonitor> monitor;
   std::shared_ptr<Transport> cuda;  ///< may be null
 
-  /// Adds the call and the cause.
-  /// @param why the call failed; not given: an exception is being handled that says so.
-  /// @throws PeerError, or base::UserError if the ranks made different calls, or this one has
-  ///   destroyed the group.
+  /// Throws an error that names the call and the cause.
+  /// @param reason why the call failed; not given: the exception being handled.
+  /// @throws PeerError; base::UserError if the ranks made different calls, or this rank has
+  ///   destroyed the group; base::InternalError if NCCL failed on this rank.
   [[noreturn]] void rethrow(const Reason& reason = detail::reason()) const {
     const std::string& why = reason.text;
     log->fail(call);
@@ -119,7 +119,7 @@ struct Label {
         failed, why, record));
   }
 
-  /// Prints what rethrow() throws, and ends the process without its destructors.
+  /// Prints what rethrow() throws, and ends the process without destructors.
   [[noreturn]] void leave(const char* library) const {
     int exit_code = base::kExitUnavailable;
     try {
@@ -140,8 +140,9 @@ struct Label {
                                       subject(), why, call.describe()));
   }
 
-  /// For the exception being handled of a call that a CPU transport has started. libtorch checks
-  /// some arguments in Gloo's threads, before they communicate: all ranks refuse, and go on.
+  /// Rethrows the exception being handled, of a call that a CPU transport has started. libtorch
+  /// checks some arguments in Gloo's threads, before they communicate: then all ranks refuse the
+  /// call, and the group can go on.
   [[noreturn]] void rethrow_of_work(const std::exception& error) const {
     if (is_about_arguments(error)) {
       log->succeed(call);
@@ -163,7 +164,7 @@ struct Label {
 
 namespace {
 
-/// Adds the call and the cause to the errors of another work.
+/// Adds the call and the cause to the errors of the inner work.
 class AnnotatedWork : public c10d::Work {
  public:
   AnnotatedWork(Label label, c10::intrusive_ptr<c10d::Work> inner, bool by_gloo)
@@ -216,8 +217,8 @@ class AnnotatedWork : public c10d::Work {
   }
 
  private:
-  /// Lets the current stream wait, and with a timeout this thread as well: libtorch's wait would
-  /// abort NCCL at the timeout, which may never return.
+  /// Makes the current stream wait, and with a timeout this thread as well. At the timeout,
+  /// libtorch's own wait would abort NCCL, which may never return.
   bool wait_on_stream(std::chrono::milliseconds timeout) {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     const bool done = inner_->wait(kNoTimeout);
@@ -232,11 +233,11 @@ class AnnotatedWork : public c10d::Work {
     return true;
   }
 
-  /// For the exception of inner_->wait(): rethrows it with the call's name. Aborts an operation
-  /// that still runs, because it would read or overwrite tensors that the caller may reuse.
+  /// Rethrows the exception of inner_->wait() with the call's name. Aborts an operation that still
+  /// runs, because it would read or overwrite tensors that the caller may reuse.
   [[noreturn]] void abort_and_rethrow(const std::exception& error) {
     try {
-      // A wait that times out throws a c10::Error, too; the operation then still runs.
+      // A wait that times out throws a c10::Error as well; the operation then still runs.
       by_gloo_ && inner_->isCompleted() ? label_.rethrow_of_work(error) : label_.rethrow();
     } catch (...) {
       if (!inner_->isCompleted()) {
@@ -251,7 +252,7 @@ class AnnotatedWork : public c10d::Work {
     }
   }
 
-  /// Upper bound on the time in which an aborted operation ends.
+  /// Upper bound on the wait for an aborted operation to end.
   static constexpr std::chrono::seconds kAbortTime{10};
 
   const Label label_;
@@ -259,7 +260,7 @@ class AnnotatedWork : public c10d::Work {
   const bool by_gloo_;
 };
 
-/// Whether isCompleted() of Gloo's work is false until wait() was called.
+/// Whether isCompleted() of Gloo's work is false until wait() is called.
 bool completes_only_in_wait(c10d::OpType type) {
   switch (type) {
     case c10d::OpType::SEND:
@@ -292,9 +293,9 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
           base::FlightRecord::of_process(members_.ranks[static_cast<size_t>(rank_)],
                                          members_.world_size))) {
   Label unlogged = label_of({});
-  unlogged.log.reset();  // it holds abort_
+  unlogged.log.reset();  // it holds abort_, which would then hold it
   abort_->set_last_resort([unlogged, log = std::weak_ptr(log_)](const char* library) {
-    Label label = unlogged;  // of this thread
+    Label label = unlogged;  // a copy: several threads may run this
     label.log = log.lock();
     if (!label.log) return;
     if (const auto failed = label.log->failed()) label.call = *failed;
@@ -337,7 +338,7 @@ void Backend::abort() {
 
 void Backend::close_cuda() {
   if (!cuda_ || std::exchange(cuda_closed_, true)) return;
-  // The others may not come.
+  // The other ranks may not close theirs.
   if (std::uncaught_exceptions() > 0 || log_->failed()) return abort_->start();
   // A rank that has left closes its connection once its own communicators are destroyed.
   constexpr std::chrono::seconds kGrace{2};
@@ -364,7 +365,7 @@ void Backend::report_mismatch(const std::string& what) {
 
 void Backend::require_no_failure(const Call* next) const {
   std::optional<Call> failed = log_->failed();
-  if (failed && failed->sequence == 0) {  // another rank's
+  if (failed && failed->sequence == 0) {  // another rank's call
     failed = next != nullptr ? std::optional(*next) : std::nullopt;
   }
   if (failed) label_of(*failed).rethrow({"an earlier call of the group has failed"});
@@ -408,7 +409,7 @@ Label Backend::label_of(const Call& call) const {
 
 namespace {
 
-/// For an exception being handled about the call's arguments.
+/// Refuses a call for whose arguments an exception is being handled.
 [[noreturn]] void refuse(const Label& label) {
   label.log->refuse(label.call);
   label.rethrow_refusal();
@@ -418,8 +419,8 @@ namespace {
 
 namespace {
 
-/// Options of a call that returns its work: NCCL returns none for a call of Python's with
-/// async_op=False, and the flight recorder would not know when it ends.
+/// The options, changed so that the call returns its work. For a Python call with async_op=False,
+/// NCCL would return none, and the flight recorder would not know when the call ends.
 template <class Argument>
 decltype(auto) with_work(Argument& argument) {
   if constexpr (requires { argument.asyncOp; }) {
@@ -460,7 +461,8 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   WorkPtr work;
   try {
     const GroupAbort::InCall in_call(*abort_);
-    // Before it starts: the first call of a kind over NCCL connects ranks, and waits for them here.
+    // Recorded before it starts: the first call of a kind over NCCL waits here until the ranks
+    // connect.
     log_->begin(call, on_streams ? Timeout(timeout) : std::nullopt);
     work = (transport.prepare(call).*method)(with_work(arguments)...);
   } catch (const base::Error&) {
@@ -476,7 +478,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   } catch (const std::exception&) {
     label.rethrow();
   }
-  // Without a monitor, nobody would ask a GPU.
+  // Only the monitor queries GPUs.
   const bool has_completion = is_monitored_ || !on_streams;
   log_->set_completion(call, has_completion ? transport.completion_of(work) : nullptr,
                        has_completion ? transport.time_on_gpu_of(work) : nullptr);
@@ -564,7 +566,7 @@ void Backend::run_blocking(Call call, const Body& body) {
   std::unique_lock lock(start_mutex_);
   call.sequence = sequence_ + 1;
   require_no_failure(&call);
-  // Before the others can have this rank's part.
+  // Taken before the other ranks can receive this rank's part.
   const int64_t traced_since = trace_time();
   try {
     body(call, [&] {
@@ -715,7 +717,7 @@ void Backend::require_matching_splits(const at::Tensor& output,
        {std::pair(&input, &input_splits), std::pair(&output, &output_splits)}) {
     const bool is_well_formed =
         tensor->dim() > 0 && (splits->empty() || splits->size() == static_cast<size_t>(size_));
-    // The call itself refuses it. Ranks of Python would not take part.
+    // The call itself refuses malformed splits. Python ranks would not take part in the comparison.
     if (!is_well_formed || !is_monitored_) return;
     const int64_t row = tensor->numel() / std::max<int64_t>(1, tensor->size(0));
     for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
@@ -750,7 +752,7 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                         std::vector<int64_t>& input_splits,
                                         const c10d::AllToAllOptions& options) {
   const bool are_equal = output_splits.empty() && input_splits.empty();
-  // Not over NCCL: there no call makes the host wait for other ranks.
+  // Not over NCCL, where no call makes the host wait for other ranks.
   if (!are_equal && !transport_for(input).runs_on_streams()) {
     require_matching_splits(output, output_splits, input, input_splits, options.timeout);
   }
@@ -781,7 +783,8 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
     return run(same_dtype(OpType::ALLTOALL, "all_to_all", first), &c10d::Backend::alltoall, outputs,
                inputs, options);
   }
-  // Before torch 2.12, Gloo has none. Blocking, as the check of the splits is anyway.
+  // Before torch 2.12, Gloo has no all-to-all of lists. Blocks, as the check of the splits does
+  // anyway.
   const auto flatten = [](const Tensors& tensors) {
     std::pair<Tensors, std::vector<int64_t>> flat;
     for (const at::Tensor& tensor : tensors) {

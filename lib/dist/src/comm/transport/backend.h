@@ -57,8 +57,8 @@ class Backend : public c10d::Backend {
   bool shares_memory() const;
   /// The number of collectives that went through shared memory.
   uint64_t shared_calls() const;
-  /// Collectives of other threads wait until its tasks have run, so that the order is that of the
-  /// calls.
+  /// Collectives called on other threads wait until its tasks have run, which keeps the order of
+  /// the calls.
   StartQueue& start_queue() { return *start_queue_; }
 
   /// As Transport::gathers_in_one_hop().
@@ -78,7 +78,7 @@ class Backend : public c10d::Backend {
 
   /// The number of calls that were captured in CUDA graphs.
   uint64_t captured() const { return log_->captured(); }
-  /// A graph with calls of this group was launched. The group's timeout holds for it.
+  /// Records the launch of a graph with calls of this group. The group's timeout applies to it.
   /// @param has_ended may be called by any thread
   void begin_replay(std::function<bool()> has_ended);
 
@@ -93,7 +93,7 @@ class Backend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// gather_in_one_hop() that does not wait. Ranks may call either.
+  /// gather_in_one_hop() that does not wait. Ranks may mix both.
   WorkPtr start_gather_in_one_hop(const at::Tensor& all, std::chrono::milliseconds timeout);
 
   const std::string getBackendName() const override { return "syncbn"; }
@@ -108,12 +108,11 @@ class Backend : public c10d::Backend {
   /// Tells the other ranks that the ranks made different calls, and aborts the group.
   void report_mismatch(const std::string& what);
   /// @param next the call to make; null: only calls that were made count.
-  /// @throws as the call that failed first, if one has: results of calls on GPUs are undefined
-  /// then,
-  ///   and other ranks would take what `next` sends for a success.
+  /// @throws as the call that failed first, if one has failed: results of calls on GPUs are then
+  ///   undefined, and other ranks would take the data that `next` sends for a success.
   void require_no_failure(const Call* next = nullptr) const;
-  /// Destroys NCCL's communicators, for which the other ranks must do the same. Stops waiting for
-  /// them if one has ended, after an error, and after the group's timeout.
+  /// Destroys NCCL's communicators, which waits until the other ranks do the same. Stops waiting if
+  /// one of them has ended, after an error, and after the group's timeout.
   void close_cuda();
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -158,14 +157,15 @@ class Backend : public c10d::Backend {
   /// Starts `method` of c10d::Backend on the transport for the call.
   template <class Method, class... Arguments>
   WorkPtr run(PlacedCall placed, Method method, Arguments&... arguments);
-  /// For what is wrong with the next all-to-all; none was sent. @throws base::UserError.
+  /// Refuses the next all-to-all, before it sends anything. @throws base::UserError.
   [[noreturn]] void refuse_all_to_all(const at::Tensor& input, const std::string& why) const;
-  /// Compares what ranks send and expect in an all-to-all; blocks. @throws base::UserError.
+  /// Compares what the ranks send and expect in an all-to-all. Blocks. @throws base::UserError if
+  /// they differ.
   void require_matching_splits(const at::Tensor& output, const std::vector<int64_t>& output_splits,
                                const at::Tensor& input, const std::vector<int64_t>& input_splits,
                                std::chrono::milliseconds timeout);
   /// Makes a blocking call of a CPU transport.
-  /// @param body takes the call and a function to call once it has started.
+  /// @param body takes the call, and a function that it calls once the call has started.
   template <class Body>
   void run_blocking(Call call, const Body& body);
 

@@ -28,14 +28,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// How long to spin for a rank that has its own core: ranks that compute the same differ by about as
-// much between two layers, and on virtual machines a core wakes up late. After kYieldAfter the
+// How long to spin for a rank that has its own core: ranks with equal work drift apart by about
+// this much between two layers, and on virtual machines a core wakes up late. After kYieldAfter the
 // spinning thread yields. Ranks that share cores must not spin: the awaited rank could not run.
 constexpr nanoseconds kSpinTime = milliseconds(2);
 constexpr nanoseconds kShortSpinTime = std::chrono::microseconds(5);
 constexpr nanoseconds kYieldAfter = std::chrono::microseconds(50);
 constexpr int kLooksPerClock = 32;
-// Interval in which a sleeping rank checks whether the group was aborted.
+// Interval at which a sleeping rank checks whether the group was aborted.
 constexpr nanoseconds kMaxSleep = milliseconds(50);
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
@@ -53,7 +53,7 @@ void futex_wake(const std::atomic<uint32_t>& word) {
   ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-/// The number of nested callbacks of futures that this thread runs.
+/// Nesting depth of the futures' callbacks that this thread runs.
 thread_local size_t t_depth = 0;
 
 /// While one lives, this thread runs a callback of a task of this depth.
@@ -106,9 +106,9 @@ struct Exchange::Task {
   const uint64_t tag;
   const milliseconds timeout;
   const Clock::time_point deadline;
-  const size_t depth = t_depth;  ///< of callbacks within which it was started
+  const size_t depth = t_depth;  ///< nesting depth of callbacks in which it was started
 
-  // Only for the thread that has the turn.
+  // Only the thread that has the turn uses these.
   int64_t step = 0;
   std::optional<Clock::time_point> waits_since;  ///< in this step
   bool is_published = false;
@@ -193,7 +193,7 @@ void Exchange::stop() {
   }
   lock.unlock();
   for (std::thread& thread : threads_) {
-    // A callback that calls this runs on one of them, and others may wait for it to end.
+    // A callback that calls stop() runs on one of these threads, and others may wait for it.
     t_depth > 0 ? thread.detach() : thread.join();
   }
   threads_.clear();
@@ -224,14 +224,14 @@ void Exchange::enqueue(const TaskPtr& task, bool is_awaited) {
     return;
   }
   const bool is_first = queue_.empty();
-  // For an operation of one step, the other ranks need nothing more from this one.
+  // For an operation of one step, this is all that the other ranks need from this rank.
   if (is_first && !aborted_) publish(*task);
   queue_.push_back(task);
   if (!is_awaited && (!is_first || task->operation->steps() > 1)) kick(*task, lock);
 }
 
-/// Lets a background thread drive the queue. Threads of lower depth may be in callbacks that wait
-/// for the task.
+/// Makes a background thread drive the queue. There must be one of the task's depth, because those
+/// of lower depth may be in callbacks that wait for the task.
 void Exchange::kick(const Task& task, const Lock& /*lock*/) {
   kicked_ = true;
   if (stop_) return;
@@ -297,7 +297,7 @@ void Exchange::wait(const TaskPtr& task, milliseconds timeout) {
   ++waiting_;
   bool in_time = true;
   while (!task->is_done && in_time) {
-    // A publish() that blocks may exceed this timeout: the background thread calls it.
+    // A publish() that blocks may exceed this timeout, so the background thread calls it.
     if (!has_turn_ && (endless || !queue_.front()->operation->blocks())) {
       in_time = take_turn(lock, give_up);
     } else if (endless) {
@@ -333,8 +333,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task)
 
 /// Advances the first operation of the queue without the mutex. Callbacks run after the turn, since
 /// they may wait for other operations. @return false if it is not done by `give_up`.
-/// @param depth of the background thread that calls it; none: another thread, which runs the
-///   callbacks itself.
+/// @param depth of the calling background thread; none: another thread, which runs the callbacks
+///   itself.
 bool Exchange::take_turn(Lock& lock, Clock::time_point give_up, std::optional<size_t> depth) {
   const TaskPtr task = queue_.front();
   has_turn_ = true;
@@ -344,7 +344,7 @@ bool Exchange::take_turn(Lock& lock, Clock::time_point give_up, std::optional<si
   try {
     is_done = advance(*task, give_up);
   } catch (...) {
-    abort();  // the ranks are no longer in step
+    abort();  // this rank is out of step with the others
     error = std::current_exception();
   }
   lock.lock();
@@ -398,7 +398,8 @@ void Exchange::publish(Task& task) {
   task.is_published = true;
   Header& own = segments_[static_cast<size_t>(rank_)].header();
   own.tags[step_ % kSlots].store(task.tag, std::memory_order_relaxed);
-  // Sequentially consistent with await(): either this sees the sleeper, or the sleeper sees this.
+  // Sequentially consistent with await(): either this rank sees the sleeper, or the sleeper sees
+  // the new number.
   own.published.store(step_, std::memory_order_seq_cst);
   if (own.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake(own.published);
 }

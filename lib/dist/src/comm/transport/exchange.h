@@ -28,8 +28,8 @@ bool have_cpus_for_all(const std::vector<Segment>& segments);
 /// no other thread; a background thread, started when first needed, drives operations of several
 /// steps and those for which no thread waits. It also runs the callbacks of futures, in the order
 /// of the operations. A callback may wait for an operation that it starts: a second background
-/// thread drives those, and so on. Ranks have to start operations in the same order, those of
-/// callbacks included. Thread-safe.
+/// thread drives those, and so on. Ranks must start operations in the same order, including those
+/// that callbacks start. Thread-safe.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -44,7 +44,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   const Layout& layout() const { return layout_; }
 
-  /// @param tag equal on ranks that make the same call; others wait for each other's timeout.
+  /// @param tag equal on ranks that make the same call. Ranks with different tags wait for each
+  ///   other until the timeout.
   WorkPtr start(c10d::OpType type, uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
 
@@ -99,10 +100,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::condition_variable done_;
   std::condition_variable work_;
   std::deque<TaskPtr> queue_;
-  bool has_turn_ = false;  ///< a thread advances the first of the queue, without the mutex
+  bool has_turn_ = false;  ///< a thread advances the queue's first task, without the mutex
   bool kicked_ = false;    ///< a background thread must drive the queue
   bool stop_ = false;
-  uint32_t step_ = 1;  ///< number of the group's step; only for the thread that has the turn
+  uint32_t step_ = 1;  ///< number of the group's step; only the thread that has the turn uses it
   std::vector<std::thread>
       threads_;                    ///< by the depth of the operations for which they run callbacks
   std::deque<TaskPtr> unsettled_;  ///< done, with callbacks for another thread

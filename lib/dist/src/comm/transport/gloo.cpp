@@ -12,7 +12,7 @@ namespace syncbn::dist::detail {
 namespace {
 
 // Gloo's all-gather passes rows around a ring: W - 1 hops, each of which wakes a thread. In its
-// all-to-all each rank sends its row W - 1 times, in one hop: faster for small rows and groups.
+// all-to-all each rank sends its row W - 1 times in one hop: faster for small rows and groups.
 constexpr int kMaxOneHopRanks = 16;
 constexpr size_t kMaxOneHopBytes = size_t{64} * 1024;
 
@@ -44,8 +44,8 @@ class TaggedGloo : public c10d::ProcessGroupGloo {
   }
 
   // Gloo closes all connections of a mesh when one wait exceeds its timeout. So this waits in each
-  // mesh (one per device, chosen by tag) for a message that nobody sends; for one from each peer,
-  // since a recv over a connection that is already closed fails without that effect.
+  // mesh (one per device, chosen by tag) for a message that no rank sends. It waits for one from
+  // each peer, because a recv over a connection that is already closed fails without that effect.
   void abort() override {
     const int meshes = static_cast<int>(contexts_.size());
     for (int peer = 0; peer < getSize(); ++peer) {
@@ -61,7 +61,7 @@ class TaggedGloo : public c10d::ProcessGroupGloo {
   }
 
  private:
-  /// Differs with dtype and length, so that only equal transfers match.
+  /// Depends on dtype and length, so that only equal transfers match.
   int wire_tag(int tag, const Tensors& tensors) const {
     if (!all_ours_ || tensors.empty() || !tensors[0].is_cpu()) return tag;
     const size_t hash =
@@ -83,7 +83,7 @@ Gloo::Gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_siz
   for (const std::string& address : addresses) {
     options->devices.push_back(Library::createDeviceForHostname(address, /*lazyInit=*/false));
   }
-  // One device, as Python: its ranks connect one mesh only.
+  // One device, because Python ranks connect only one mesh.
   if (addresses.empty()) {
     options->devices.push_back(Library::createDefaultDevice(/*lazyInit=*/false));
   }
@@ -118,8 +118,8 @@ void Gloo::shutdown() {
   gloo_->shutdown();
 }
 
-// Pending calls keep this object alive, and the last one may be dropped by a thread of Gloo, which
-// cannot destroy Gloo: so it is destroyed here.
+// Pending calls keep this object alive, and a thread of Gloo, which cannot destroy Gloo, may drop
+// the last of them. So close() drops Gloo first.
 void Gloo::close() {
   c10::intrusive_ptr<TaggedGloo> last;
   const std::lock_guard lock(mutex_);
@@ -146,7 +146,7 @@ void Gloo::gather_in_one_hop(const Call& call, const at::Tensor& all,
 at::Tensor Gloo::merge_in_tree(const Call& call, const at::Tensor& row, MergeRows merge,
                                std::chrono::milliseconds timeout,
                                c10::function_ref<void()> started) {
-  started();  // the tag tells the messages from those of later calls
+  started();  // the tag distinguishes the messages from those of later calls
   return merge_in_tree(tag_of(call), row, merge, timeout);
 }
 

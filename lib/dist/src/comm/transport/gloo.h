@@ -18,8 +18,8 @@ class Gloo : public Transport {
  public:
   /// Connects a full mesh of the ranks for each of this host's `addresses`; if there are none, over
   /// the address that Python's torch.distributed chooses.
-  /// @param all_ours no rank runs Python's torch.distributed. Ranks that make different calls then
-  ///   wait for each other instead of overwriting each other's tensors.
+  /// @param all_ours whether no rank runs Python's torch.distributed. Ranks that make different
+  ///   calls then wait for each other instead of overwriting each other's tensors.
   Gloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
        const std::vector<std::string>& addresses, std::chrono::milliseconds timeout, bool all_ours);
   ~Gloo() override;

@@ -9,7 +9,7 @@
 namespace syncbn::dist::detail {
 
 void GroupAbort::start(std::optional<std::chrono::steady_clock::time_point> awaited_since) {
-  // Threads that outlive the group hold it and its transports.
+  // The threads may outlive the group, so they hold this object and its transports.
   if (cuda_ && !has_started_.exchange(true)) {
     std::thread([self = shared_from_this()] { self->abort_cuda(); }).detach();
     std::thread([self = shared_from_this()] {
@@ -31,7 +31,7 @@ void GroupAbort::abort_cuda() {
   try {
     cuda_->abort();
     has_aborted_ = true;
-  } catch (const std::exception& error) {  // then the last resort remains
+  } catch (const std::exception& error) {  // the other thread then ends the process
     spdlog::debug("NCCL's abort failed: {}", error.what());
   }
 }

@@ -15,7 +15,7 @@ namespace syncbn::dist::detail {
 /// communicators of the device, or hang (nccl issue 863). Held by a shared_ptr. Thread-safe.
 class GroupAbort : public std::enable_shared_from_this<GroupAbort> {
  public:
-  /// Upper bound on NCCL's abort, and on the calls of NCCL that threads are in.
+  /// Upper bound on NCCL's abort, and on calls of NCCL in progress.
   static constexpr std::chrono::seconds kLimit{5};
   /// Upper bound on the time in which Gloo ends the calls of an aborted group.
   static constexpr std::chrono::seconds kGlooLimit{2};
@@ -25,16 +25,17 @@ class GroupAbort : public std::enable_shared_from_this<GroupAbort> {
       : cpu_(std::move(cpu)), cuda_(std::move(cuda)) {}
 
   /// @param leave ends the process, because the library of this name does not return. Called if
-  ///   NCCL has not let go after kLimit: the threads that wait for the GPU never return then. Also
-  ///   called if a thread still waits for Gloo after kGlooLimit: when a connection breaks in the
-  ///   middle of a message, Gloo leaves the sender or receiver of that message waiting for its
-  ///   timeout.
+  ///   NCCL's abort or a call of NCCL has not returned after kLimit: threads that wait for the GPU
+  ///   then never return. Also called if a thread still waits for Gloo after kGlooLimit: when a
+  ///   connection breaks in the middle of a message, Gloo leaves the sender or receiver of that
+  ///   message waiting for its timeout.
   void set_last_resort(std::function<void(const char* library)> leave) {
     leave_ = std::move(leave);
   }
 
-  /// Starts to abort; NCCL once, the CPU's transport at each call.
-  /// @param awaited_since when a thread began to wait for a call on the CPU, if one does
+  /// Starts to abort NCCL, at the first call only, and aborts the CPU's transport, at each call.
+  /// @param awaited_since when the thread that has waited longest for a call on the CPU began to;
+  ///   empty: none waits
   void start(std::optional<std::chrono::steady_clock::time_point> awaited_since = {});
 
   /// While it lives, its thread is in a call of NCCL.

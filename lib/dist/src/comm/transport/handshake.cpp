@@ -16,7 +16,8 @@
 namespace syncbn::dist::detail::shm {
 namespace {
 
-// Increase it with every change to the contents of segments, or to the order of accesses.
+// Increase it with every change to the contents of segments, or to the order in which ranks access
+// them.
 constexpr int kVersion = 4;
 
 std::string key_of(int rank) {
@@ -101,7 +102,7 @@ std::shared_ptr<Transport> Handshake::finish(const std::shared_ptr<Gloo>& gloo,
     const bool is_open = segments[static_cast<size_t>(rank)].is_open();
     reached.mutable_data_ptr<uint8_t>()[rank] = is_open ? 1 : 0;
   }
-  // Once this returns, all ranks have opened every segment that they can reach.
+  // When this returns, all ranks have opened every segment that they can reach.
   const at::Tensor reach = gather(*gloo->backend(), reached);
   segments[static_cast<size_t>(rank_)].close_to_others();
   auto hosts = std::make_shared<Hosts>();

@@ -137,7 +137,7 @@ class HierarchicalAllGather : public LeaderOperation {
   const HostsPtr hosts_;
   const Dense input_;
   const at::Tensor rows_;  ///< of all ranks, as bytes
-  at::Tensor host_rows_;   ///< of the leader's host
+  at::Tensor host_rows_;   ///< on the leader: of its host's ranks
 };
 
 class HierarchicalBroadcast : public LeaderOperation {
@@ -204,7 +204,7 @@ void Hierarchical::abort() {
   if (hosts_->leaders) hosts_->leaders->abort();
 }
 
-/// A pending operation may wait for the other leaders, and the exchange cannot stop meanwhile.
+/// A pending operation may wait for the other leaders, and the exchange cannot stop until it ends.
 void Hierarchical::release_leader() {
   exchange_->abort();
   if (hosts_->leaders && !exchange_->is_idle()) hosts_->leaders->abort();

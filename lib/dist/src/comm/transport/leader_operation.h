@@ -58,7 +58,7 @@ class LeaderOperation : public Operation {
   /// On the leader: consumes the chunks of its host's ranks.
   virtual void consume_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
   virtual void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) = 0;
-  /// What the leader publishes for its host, and the other ranks receive.
+  /// What the leader publishes and the other ranks of its host receive.
   virtual std::byte* outcome() { return nullptr; }
 
   const Chunks up_;

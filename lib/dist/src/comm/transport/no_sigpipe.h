@@ -8,8 +8,8 @@
 namespace syncbn::dist::detail {
 
 /// While it lives, writes of this thread to a closed connection fail with EPIPE and do not raise
-/// SIGPIPE (Gloo writes without MSG_NOSIGNAL). Threads started meanwhile inherit this; the
-/// program's other threads keep their handling of SIGPIPE.
+/// SIGPIPE (Gloo writes without MSG_NOSIGNAL). Threads that this thread starts meanwhile inherit
+/// this for good; other threads keep their handling of SIGPIPE.
 class NoSigpipe {
  public:
   NoSigpipe() {

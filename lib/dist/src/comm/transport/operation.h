@@ -23,7 +23,7 @@ inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (to != from && bytes > 0) std::memmove(to, from, static_cast<size_t>(bytes));
 }
 
-/// Contiguous values of a tensor: its own, or a copy.
+/// The values of a tensor, contiguous: the tensor itself, or a copy.
 class Dense {
  public:
   explicit Dense(const at::Tensor& tensor) : tensor_(tensor), values_(tensor.contiguous()) {}

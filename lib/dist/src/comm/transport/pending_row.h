@@ -10,23 +10,23 @@ namespace cuda {
 struct PeerGatherArguments;
 }
 
-/// A row of float64 for other ranks. On a GPU its kernel may not be launched yet: it can gather the
-/// rows of all ranks as well, which saves a launch.
+/// A row of float64 for other ranks. On a GPU the kernel that computes it may not be launched yet:
+/// the same kernel can also gather the rows of all ranks, which saves a launch.
 struct PendingRow {
   at::Tensor row = {};  ///< [n]
-  /// Launches the kernel on the current stream; it gathers unless `peers` is null. Empty: the row
-  /// is computed.
+  /// Launches the kernel on the current stream; it also gathers unless `peers` is null. Empty: the
+  /// row is already computed.
   std::function<void(const cuda::PeerGatherArguments* peers)> launch = {};
 
-  /// The row, which this has launched.
+  /// Launches the kernel, without a gather, and returns the row.
   at::Tensor now() const {
     if (launch) launch(nullptr);
     return row;
   }
 };
 
-/// While it lives, an all-gather of the row by this thread through peer memory is launched by the
-/// row's own kernel.
+/// While it lives, an all-gather of the row by this thread through peer memory runs in the row's
+/// own kernel.
 class GatherByOwnKernel {
  public:
   explicit GatherByOwnKernel(const PendingRow& row) : row_(row) { current_ = this; }
@@ -36,7 +36,7 @@ class GatherByOwnKernel {
 
   bool has_launched() const { return has_launched_; }
 
-  /// Called by what gathers. @return false if the row has been computed already
+  /// PeerGather calls it. @return false if `row` is not the row of this thread's guard
   static bool launch(const cuda::PeerGatherArguments& peers, const double* row);
 
  private:

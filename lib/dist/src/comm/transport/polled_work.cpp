@@ -15,7 +15,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-// For threads, which wait until the group is shut down.
+// Timeout of polling threads: they wait until the group is shut down.
 constexpr std::chrono::milliseconds kEndless = std::chrono::hours(24 * 365);
 
 }  // namespace
@@ -73,11 +73,11 @@ PolledWork::PolledWork(int rank, c10d::OpType type, c10::intrusive_ptr<c10d::Wor
       process_(::getpid()) {}
 
 PolledWork::~PolledWork() {
-  // Without the buffer, Gloo would no longer read from the peer's connection.
+  // If the buffer were freed, Gloo would stop reading from the peer's connection.
   if (is_transfer_ && ::getpid() == process_) start_thread();
 }
 
-/// @return false if the group is closed, or no thread can be started.
+/// @return false if the group is closed, or the system cannot start a thread.
 bool PolledWork::start_thread() {
   const std::lock_guard lock(state_->mutex);
   if (state_->is_done || state_->has_thread) return true;
@@ -137,7 +137,7 @@ bool PolledWork::wait(std::chrono::milliseconds timeout) {
     state_->wait(timeout);
     lock.lock();
   }
-  // Only transfers lack a timeout of their own.
+  // Without a timeout, only transfers wait forever; a reduce-scatter has the group's.
   const bool endless = timeout == kNoTimeout && !is_transfer_;
   const auto limit = timeout == kNoTimeout ? timeout_ : timeout;
   const auto is_done = [this] { return state_->is_done; };

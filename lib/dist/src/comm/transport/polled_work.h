@@ -13,7 +13,7 @@ namespace syncbn::dist::detail {
 /// The threads that wait for the PolledWorks of one group. Thread-safe.
 class PollingThreads {
  public:
-  /// Forbids new threads. @return whether some are still waiting: abort the transport to end them.
+  /// Forbids new threads. @return whether some still wait; aborting the transport ends them.
   bool close();
 
  private:
@@ -26,12 +26,13 @@ class PollingThreads {
   bool closed_ = false;
 };
 
-/// A send, recv or reduce-scatter of Gloo. Gloo's own work completes only inside wait(), and drops
-/// the buffer with which the connection still works when it is destroyed. This work starts a thread
+/// A send, recv or reduce-scatter of Gloo. Gloo's own work completes only inside wait(), and its
+/// destructor frees the buffer even while the connection still uses it. This work starts a thread
 /// that waits for Gloo when it is polled, and when it is dropped before it has completed.
 class PolledWork : public c10d::Work {
  public:
-  /// @param timeout of wait() without one, if a thread waits already.
+  /// @param timeout bounds a wait() without one for a reduce-scatter that a thread already waits
+  ///   for.
   PolledWork(int rank, c10d::OpType type, c10::intrusive_ptr<c10d::Work> inner,
              std::chrono::milliseconds timeout, std::shared_ptr<PollingThreads> threads);
   ~PolledWork() override;

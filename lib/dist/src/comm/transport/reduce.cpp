@@ -35,7 +35,7 @@ void store(const float* from, Half* to, int64_t n) {
   for (int64_t i = 0; i < n; ++i) to[i] = static_cast<Half>(from[i]);
 }
 
-/// Converts a block of values at a time to float32, and reduces it with the loops for that.
+/// Converts one block of values at a time to float32, and reduces it with the float32 loops.
 template <class Half, ReduceOp::RedOpType kOp>
 void reduce_half(void* out, const void* const* in, int inputs, int64_t n, int divisor) {
   constexpr int64_t kBlock = 1024;
@@ -89,7 +89,7 @@ const ReduceLoops* loops_of(at::ScalarType type) {
 Reduce find_reduce(at::ScalarType type, ReduceOp::RedOpType op) {
   const ReduceLoops* loops = loops_of(type);
   if (loops == nullptr) return nullptr;
-  const bool is_bool = type == at::kBool;  // a sum means any, a product all
+  const bool is_bool = type == at::kBool;  // SUM is a logical or, PRODUCT a logical and
   switch (op) {
     case ReduceOp::SUM:
       return is_bool ? loops->max : loops->sum;

@@ -8,7 +8,7 @@
 namespace syncbn::dist::detail::shm {
 
 /// Null for what shared memory does not reduce: bitwise operations, AVG of integers, and complex
-/// and other rare dtypes. Half precision is summed in float32 and rounded once.
+/// and other rare dtypes. Half-precision values are reduced in float32 and rounded once.
 Reduce find_reduce(at::ScalarType type, c10d::ReduceOp::RedOpType op);
 
 }  // namespace syncbn::dist::detail::shm

@@ -8,7 +8,7 @@
 namespace syncbn::dist::detail::shm {
 
 /// out[i] = (in[0][i] op in[1][i] op ...) / divisor, in this order. `out` may be one of the inputs,
-/// but not overlap one in another way.
+/// but must not overlap one in any other way.
 using Reduce = void (*)(void* out, const void* const* in, int inputs, int64_t n, int divisor);
 
 struct ReduceLoops {

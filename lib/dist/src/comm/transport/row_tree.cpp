@@ -20,8 +20,8 @@ at::Tensor RowTree::merged(Ranks ranks, const at::Tensor& row) {
 
   const at::Tensor rows = at::empty({2, row.size(1)}, row.options());
   std::vector<at::Tensor> theirs{rows.narrow(0, is_low ? 1 : 0, 1)};
-  // Gloo sends a message only once the receiver has announced the receive. Posting all receives
-  // before the first hop saves that message in every later hop.
+  // Gloo sends data only after the receiver has announced the receive. Posting all receives before
+  // the first hop saves the wait for that announcement in every later hop.
   std::vector<c10::intrusive_ptr<c10d::Work>> works{
       backend_.recv(theirs, other.begin + std::min(place, other.size() - 1), tag_)};
   std::vector<at::Tensor> own{merged(half, row)};

@@ -10,22 +10,22 @@
 namespace syncbn::dist::detail {
 
 /// Merges a row of each rank by recursive doubling: ceil(log2 of the ranks) hops, for any number of
-/// ranks. A node of the tree is a range of ranks and has the halves of the range as children; every
-/// rank of a node learns what the node's rows merge to. The tree depends on the number of ranks
-/// alone, so the result has the same bits in whatever order ranks arrive.
+/// ranks. A node of the tree is a range of ranks, and its children are the halves of the range;
+/// every rank of a node gets the merged row of the node. The tree depends only on the number of
+/// ranks, so the result has the same bits in whatever order the ranks arrive.
 class RowTree {
  public:
   /// @param tag of the sends and recvs. @param timeout of the whole merge.
   RowTree(c10d::Backend& backend, int tag, MergeRows merge, std::chrono::milliseconds timeout)
       : backend_(backend), tag_(tag), merge_(merge), deadline_(Clock::now() + timeout) {}
 
-  /// @param row [1, n], contiguous. @return what the rows of all ranks merge to.
+  /// @param row [1, n], contiguous. @return the merged row of all ranks.
   at::Tensor merged(const at::Tensor& row) { return merged({0, backend_.getSize()}, row); }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// From `begin` to before `end`.
+  /// [begin, end).
   struct Ranks {
     int begin, end;
     int size() const { return end - begin; }

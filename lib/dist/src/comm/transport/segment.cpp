@@ -21,9 +21,9 @@ namespace {
 
 constexpr char kName[] = "syncbn-exchange";
 
-// Bytes of all ranks together, so that the memory depends little on their number.
+// Bytes of all ranks' inputs together, so that the memory depends little on the number of ranks.
 constexpr size_t kAllInputs = size_t{4} << 20;
-// Fits into a core's L2 cache together with the part of the tensor.
+// Fits into a core's L2 cache, together with the part of the tensor that goes through it.
 constexpr size_t kMaxInput = size_t{256} << 10;
 constexpr size_t kMinInput = size_t{16} << 10;
 
@@ -55,7 +55,7 @@ bool Segment::map(base::UniqueFd file, size_t bytes) {
 }
 
 std::optional<Segment> Segment::make(const Layout& layout) {
-  // Exceeding this limit would end the process (SIGXFSZ).
+  // Exceeding this limit would end the process by SIGXFSZ.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur < layout.segment_bytes()) {
     return std::nullopt;
@@ -82,7 +82,7 @@ Address Segment::address() const {
 std::optional<Segment> Segment::open(const Address& address, const Layout& layout) {
   if (address.boot_id != boot_id()) return std::nullopt;
   const std::string path = fmt::format("/proc/{}/fd/{}", address.pid, address.fd);
-  // Seen from another container, the PID may be another process's, and opening one of its files,
+  // In another container the PID may belong to an unrelated process, and opening one of its files,
   // such as a device, may have side effects.
   std::error_code ignored;
   const std::string link = std::filesystem::read_symlink(path, ignored).string();

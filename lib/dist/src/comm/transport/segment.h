@@ -34,7 +34,7 @@ struct Header {
 /// it has computed for the others (result). Equal on all ranks.
 class Layout {
  public:
-  /// Segments are smaller in groups of more ranks.
+  /// The more ranks, the smaller each segment.
   explicit Layout(int ranks);
 
   size_t input_bytes() const { return input_bytes_; }
@@ -47,8 +47,8 @@ class Layout {
   size_t input_bytes_;
 };
 
-/// Where processes of the same PID namespace find a rank's segment: a memfd, freed with the last
-/// process that has mapped it, however that ends. It takes no space in /dev/shm.
+/// Where processes of the same PID namespace find a rank's segment: a memfd, which the kernel frees
+/// when the last process that has mapped it ends in any way. It takes no space in /dev/shm.
 struct Address {
   std::array<uint64_t, 2> nonce{};
   std::array<char, 40> boot_id{};  ///< of the machine
@@ -62,13 +62,13 @@ class Segment {
   /// Makes this rank's segment and reserves its memory. Empty if there is too little memory.
   static std::optional<Segment> make(const Layout& layout);
 
-  /// Maps another rank's segment. Empty if this process cannot reach it: it is on another machine,
-  /// in another container, or another user's.
+  /// Maps another rank's segment. Empty if this process cannot reach it, because the rank is on
+  /// another machine, in another container, or another user's.
   static std::optional<Segment> open(const Address& address, const Layout& layout);
 
   /// Valid only for a segment from make(), and only before close_to_others().
   Address address() const;
-  /// After this, no other process can open it.
+  /// After this, no other process can open the segment.
   void close_to_others() { file_.reset(); }
 
   bool is_open() const { return memory_ != nullptr; }

@@ -16,7 +16,8 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided;
 }
 
-// Upper bound on the bytes of all ranks that each rank reduces by itself, in one step, not two.
+// Upper bound on the bytes, of all ranks together, up to which each rank reduces everything itself,
+// in one step instead of two.
 constexpr int64_t kMaxReducedByAll = int64_t{128} << 10;
 constexpr int64_t kCacheLine = 64;
 
@@ -24,7 +25,7 @@ int64_t divide_up(int64_t value, int64_t by) {
   return (value + by - 1) / by;
 }
 
-/// Small tensors: every rank reduces all of it.
+/// Small tensors: every rank reduces the whole tensor.
 class AllReduceByAll : public Operation {
  public:
   AllReduceByAll(const at::Tensor& tensor, Reduce reduce, int divisor)
@@ -152,10 +153,10 @@ class GatherInPlace : public Operation {
   const int64_t row_bytes_;
 };
 
-/// The leader merges the rows of its host, and the leaders those of all hosts.
+/// The leader of each host merges the host's rows, and then the leaders merge those of all hosts.
 class MergeInTree : public LeaderOperation {
  public:
-  /// @param row [1, n], replaced by what all rows merge to.
+  /// @param row [1, n], replaced by the merged row of all ranks.
   MergeInTree(std::shared_ptr<Gloo> leaders, const Layout& layout, const at::Tensor& row,
               MergeRows merge)
       : LeaderOperation(std::move(leaders), layout, {row}, bytes_of(row), bytes_of(row)),
@@ -185,7 +186,7 @@ class MergeInTree : public LeaderOperation {
   std::byte* outcome() override { return values().data(); }
 
   const MergeRows merge_;
-  at::Tensor rows_;  ///< of the leader's host
+  at::Tensor rows_;  ///< on the leader: of its host's ranks
 };
 
 class Broadcast : public Operation {
@@ -333,7 +334,7 @@ std::unique_ptr<Operation> SharedMemory::make_barrier() {
 }
 
 bool SharedMemory::gathers_in_one_hop(size_t bytes) const {
-  // Bytes of all ranks together: each reads them all, while the others wait.
+  // Upper bound on the bytes of all ranks together: each rank reads them all while the others wait.
   constexpr size_t kMaxBytes = size_t{256} << 10;
   return bytes <=
          std::min(kMaxBytes / static_cast<size_t>(size_), exchange_->layout().input_bytes());
@@ -353,7 +354,7 @@ at::Tensor SharedMemory::merge_in_tree(const Call& call, const at::Tensor& row, 
   return row;
 }
 
-/// A blocking call.
+/// Starts a call and waits for it.
 void SharedMemory::run(const Call& call, std::unique_ptr<Operation> operation,
                        std::chrono::milliseconds timeout, c10::function_ref<void()> started) {
   const auto task =

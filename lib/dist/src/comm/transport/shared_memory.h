@@ -24,7 +24,7 @@ class SharedMemory : public Transport, private c10d::Backend {
   SharedMemory(std::shared_ptr<Exchange> exchange, std::shared_ptr<Gloo> gloo);
   ~SharedMemory() override { exchange_->stop(); }
 
-  /// The number of calls that did not go over Gloo.
+  /// The number of calls that went through shared memory.
   uint64_t calls() const { return calls_; }
 
   c10d::Backend& prepare(const Call& call) override;
@@ -58,7 +58,7 @@ class SharedMemory : public Transport, private c10d::Backend {
                                                      const at::Tensor& input);
   virtual std::unique_ptr<Operation> make_broadcast(const at::Tensor& tensor, int root);
   virtual std::unique_ptr<Operation> make_barrier();
-  /// As LeaderOperation takes it.
+  /// As LeaderOperation's `leaders`.
   virtual std::shared_ptr<Gloo> leaders() const { return nullptr; }
 
   WorkPtr start(c10d::OpType type, std::unique_ptr<Operation> operation,

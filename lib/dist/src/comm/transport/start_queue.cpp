@@ -12,7 +12,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// The same task on the calling thread's GPU and streams, which each thread has of its own.
+/// The task, set to run on the calling thread's GPU and streams, which are per thread.
 StartQueue::Task on_current_streams(StartQueue::Task task) {
   if (!c10::impl::hasDeviceGuardImpl(at::kCUDA)) return task;
   const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
@@ -60,7 +60,7 @@ void StartQueue::stop() {
     changed_.notify_all();
     if (!thread_.joinable()) return;
   }
-  // A task may have held the last reference to the group.
+  // If a task held the last reference to the group, this is the queue's own thread.
   thread_.get_id() == std::this_thread::get_id() ? thread_.detach() : thread_.join();
 }
 

@@ -14,24 +14,24 @@
 namespace syncbn::dist::detail {
 
 /// Starts collectives of one group on a thread of its own, in the order in which they were called.
-/// For asynchronous calls that consist of several collectives, where each needs the result of the
-/// one before, and for the asynchronous calls after them.
+/// For asynchronous calls that consist of several collectives, each of which needs the result of
+/// the previous one, and for the asynchronous calls after them.
 class StartQueue : public std::enable_shared_from_this<StartQueue> {
  public:
   using Task = std::function<void()>;
 
-  /// Cheap. Thread-safe, as all functions.
+  /// Only reads an atomic. All functions are thread-safe.
   bool is_idle() const { return pending_ == 0; }
 
-  /// @param task must not throw. It may wait for the collectives that it starts. It runs on the
-  ///   caller's GPU and streams.
+  /// @param task must not throw. May wait for the collectives that it starts. Runs on the caller's
+  ///   GPU and streams.
   void push(Task task);
 
   /// Waits until all tasks have run. Returns at once on the queue's own thread.
   void drain();
 
-  /// Runs the tasks that are left, and ends the thread. The owner makes collectives fail first, so
-  /// that tasks end soon.
+  /// Runs the remaining tasks, and ends the thread. The owner first makes collectives fail, so that
+  /// the tasks end soon.
   void stop();
 
  private:

@@ -14,7 +14,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Merges rows [k, n] of several ranks into one, [1, n]. Associative and commutative, but for
+/// Merges rows [k, n] of several ranks into one, [1, n]. Associative and commutative except for
 /// rounding (Hierarchical merges by host); equal inputs give equal bits.
 using MergeRows = c10::function_ref<at::Tensor(const at::Tensor& rows)>;
 
@@ -27,9 +27,9 @@ class Transport {
   /// Returns the backend on which to start `call`. No other call may be prepared before it starts.
   virtual c10d::Backend& prepare(const Call& call) = 0;
 
-  /// For calls whose options give no timeout.
+  /// Timeout of calls whose options give none.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
-  /// Makes all pending and later calls fail. Thread-safe. NCCL's may never return.
+  /// Makes all pending and later calls fail. Thread-safe. With NCCL it may never return.
   virtual void abort() = 0;
   virtual void shutdown() = 0;
   /// Called when the group is destroyed. Calls may be pending, and abort() may still be called.
@@ -46,15 +46,15 @@ class Transport {
     throw base::InternalError("gather_in_one_hop() of a transport that has none");
   }
 
-  /// Whether all-gathers of rows of so many float64 numbers on GPUs go through memory that all
-  /// ranks reach, if their calls have a content. Equal on all ranks.
+  /// Whether all-gathers of rows of this many float64 numbers on GPUs go through memory that all
+  /// ranks reach, if the calls have a Call::content. Equal on all ranks.
   virtual bool gathers_by_peers(int64_t /*numbers*/) const { return false; }
 
-  /// Calls `allocate`, whose tensors on GPUs then lie in memory that is registered with NCCL, if
-  /// the group's options say so.
+  /// Calls `allocate`. If the group's options ask for it, the tensors that this allocates on GPUs
+  /// lie in memory that is registered with NCCL.
   virtual void allocate_registered(c10::function_ref<void()> allocate) { allocate(); }
 
-  /// Merges the rows of all ranks up a tree: blocking, with equal bits on all ranks.
+  /// Merges the rows of all ranks up a tree. Blocks; the result has equal bits on all ranks.
   /// @param row [1, n] on the CPU, contiguous; may be overwritten.
   /// @param started called as soon as other calls may start.
   virtual at::Tensor merge_in_tree(const Call& /*call*/, const at::Tensor& /*row*/,
@@ -65,23 +65,23 @@ class Transport {
 
   /// True for NCCL: calls run on CUDA streams.
   virtual bool runs_on_streams() const { return false; }
-  /// Connects to the other ranks, which do so too. Waits for them without a limit.
+  /// Connects to the other ranks; each of them calls it. Waits for them without a limit.
   virtual void connect() {}
-  /// A thread-safe function that returns whether a call has ended. Empty for a call that is
-  /// captured in a CUDA graph: it has not run.
+  /// A thread-safe function that returns whether a call has ended. Empty for a call that was only
+  /// captured in a CUDA graph.
   virtual std::function<bool()> completion_of(const c10::intrusive_ptr<c10d::Work>& work) const {
     return [weak = c10::weak_intrusive_ptr<c10d::Work>(work)] {
       const auto alive = weak.lock();
       return !alive || alive->isCompleted();
     };
   }
-  /// A thread-safe function that returns how long a call that has ended took on its GPU, waiting
-  /// for the other ranks included. Empty if nobody measures that.
+  /// A thread-safe function that returns how long a call that has ended took on its GPU, including
+  /// the wait for the other ranks. Empty if the group does not measure it.
   virtual std::function<std::chrono::nanoseconds()> time_on_gpu_of(
       const c10::intrusive_ptr<c10d::Work>& /*work*/) const {
     return nullptr;
   }
-  /// @throws an error that the transport's own threads have found
+  /// @throws the error that the transport's own threads have found, if any
   virtual void throw_asynchronous_error() const {}
   /// The file to which abort() has written the latest calls as the library saw them; may be empty.
   virtual std::string record_of_calls() const { return ""; }

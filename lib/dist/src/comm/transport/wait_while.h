@@ -8,9 +8,9 @@
 
 namespace syncbn::dist::detail {
 
-/// Runs a task that may never end on a thread of its own, and waits for it.
-/// @param goes_on is asked every `interval` whether to wait on; may throw
-/// @return false if it said no; the task, which must own what it uses, runs on
+/// Runs a task that may never end on its own thread, and waits for it.
+/// @param goes_on called every `interval`: whether to continue to wait; may throw
+/// @return false if goes_on() did; the task then continues, so it must own what it uses
 /// @throws what the task throws
 inline bool wait_while(std::function<void()> task, std::chrono::milliseconds interval,
                        const std::function<bool()>& goes_on) {
