@@ -13,7 +13,7 @@ namespace {
 
 std::atomic<bool> g_traces{false};
 
-/// Outlives static destructors: threads of a group may still end calls.
+/// Never destroyed: threads of a group may end calls during static destruction.
 struct Ended {
   std::mutex mutex;
   std::vector<TracedCall> calls;

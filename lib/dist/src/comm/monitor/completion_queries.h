@@ -22,7 +22,8 @@ class CompletionQueries {
   CompletionQueries(const CompletionQueries&) = delete;
   CompletionQueries& operator=(const CompletionQueries&) = delete;
 
-  /// Updates the recorders. Returns after `limit` at the latest, with what was known before.
+  /// Updates the recorders. Returns after `limit` at the latest; the recorders may then be out of
+  /// date.
   void update(Logs logs, std::chrono::milliseconds limit);
 
  private:

@@ -20,7 +20,7 @@ const char* name_of_op(int reduce_op) {
   return index < kNames.size() ? kNames[index] : "another operation";
 }
 
-/// The name in torch's flight records, by which fr_trace knows the operation.
+/// The name in torch's flight records, by which fr_trace recognises the operation.
 const char* torch_name(const Call& call) {
   switch (call.type) {
     case c10d::OpType::BROADCAST:
@@ -193,7 +193,7 @@ void FlightRecorder::begin(const Call& call, Timeout timeout, int64_t traced_sin
   if (call.is_collective()) {
     last_ = call.sequence;
     Entry& slot = collectives_[call.sequence % kKept];
-    end(slot, State::kFailed);  // nobody has told its end
+    end(slot, State::kFailed);  // if its end was never reported
     slot = std::move(entry);
     return;
   }
@@ -209,7 +209,7 @@ void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_d
   const std::lock_guard lock(mutex_);
   Entry* const entry = entry_of(call);
   if (entry == nullptr || !entry->is_pending()) return;
-  if (entry->runs_on_gpu()) trace(*entry);  // it is queued
+  if (entry->runs_on_gpu()) trace(*entry);  // a traced call on a GPU ends when it is queued
   if (!is_done) {
     if (entry->runs_on_gpu()) {
       replayed_ = call;
@@ -291,7 +291,7 @@ void FlightRecorder::fail(const Call& call) {
 void FlightRecorder::refuse(const Call& call) {
   const std::lock_guard lock(mutex_);
   Entry* const entry = entry_of(call);
-  if (entry == nullptr) return;  // it had not begun
+  if (entry == nullptr) return;  // begin() was not called
   if (record_) record_->remove(entry->number);
   if (!call.is_collective()) {
     Transfers& with_peer = transfers_by_rank_[{call.peer, call.type}];
@@ -299,7 +299,7 @@ void FlightRecorder::refuse(const Call& call) {
     if (entry->timeout) --with_peer.done;
     transfers_.remove_if([&call](const Entry& one) { return one.call.sequence == call.sequence; });
   } else {
-    // Its slot is also that of call `sequence - kKept`, which has ended long ago.
+    // With last_ back, the slot stands for call `sequence - kKept` again, which has ended long ago.
     *entry = {};
     entry->state = State::kSucceeded;
     last_ = call.sequence - 1;

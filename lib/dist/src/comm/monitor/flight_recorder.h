@@ -44,8 +44,8 @@ struct Call {
   bool has_sizes = false;              ///< all ranks must have the same `sizes`
   /// Of a coalesced call: its tensors after the first, as ", Float [8]".
   std::optional<std::string> others;
-  uint64_t content = 0;      ///< a hash of what the tensor means; 0: nothing that ranks compare
-  bool is_replayed = false;  ///< captured in a CUDA graph, which may launch it at any time
+  uint64_t content = 0;      ///< a hash of the tensor's meaning; 0: ranks do not compare it
+  bool is_replayed = false;  ///< captured in a CUDA graph, which may be launched at any time
   uint64_t replay = 0;       ///< the number of the launch, see FlightRecorder; 0: none
 
   bool is_collective() const { return peer < 0; }
@@ -78,15 +78,15 @@ class NamedAs {
   const uint64_t content_;
 };
 
-/// Records the calls of this rank in one group: the latest ones for the PeerMonitor's thread,
-/// which reads them here, and all of them for the process's base::FlightRecord and for a CallTrace.
-/// Of CUDA graphs that have captured calls of the group it counts the launches: their calls are not
-/// recorded again. Thread-safe.
+/// Records the calls of this rank in one group: the latest ones for the PeerMonitor's thread, which
+/// reads them here, and all of them for the process's base::FlightRecord and for a CallTrace. For
+/// CUDA graphs that have captured calls of the group, it counts launches and does not record the
+/// calls again. Thread-safe.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Number of collectives: more than a group makes on a GPU between two calls of update().
+  /// Number of collectives to keep: more than a group makes on a GPU between two calls of update().
   static constexpr size_t kKept = 2048;
 
   struct Pending {
@@ -97,8 +97,8 @@ class FlightRecorder {
   using Abort = std::function<void(std::optional<Clock::time_point> awaited_since)>;
 
   /// @param ranks the group's, in the world.
-  /// @param abort makes all pending calls fail, and does not wait for that; told since when a
-  ///   thread has waited for a call on the CPU, if one does.
+  /// @param abort makes all pending calls fail, without waiting for that. Its argument says since
+  ///   when a thread has waited for a call on the CPU; empty: none waits.
   /// @param record also gets the calls, for the launcher and `syncbn-launch explain`; may be null.
   FlightRecorder(std::string group, std::vector<int> ranks, Abort abort,
                  std::shared_ptr<base::FlightRecord> record = nullptr);
@@ -109,57 +109,58 @@ class FlightRecorder {
   const std::string& group() const { return group_; }
   const std::vector<int>& ranks() const { return ranks_; }
   bool has_member(int rank) const;
-  /// Aborts the group, since the call cannot succeed.
+  /// Aborts the group because the call cannot succeed.
   void abort(const Call& call);
 
   /// Call::with_peer of the next send to this rank, or recv from it.
   uint64_t next_with(int peer, c10d::OpType type) const;
   /// Only succeed() and fail() end the call, unless set_completion() follows.
-  /// @param timeout of a call for which no thread waits, so that the PeerMonitor has to.
+  /// @param timeout of a call on a GPU, which the PeerMonitor enforces because no thread waits for
+  ///   it.
   /// @param traced_since when the caller began, from trace_time().
   void begin(const Call& call, Timeout timeout = std::nullopt, int64_t traced_since = trace_time());
-  /// The call has started.
-  /// @param is_done whether it has ended; empty: it counts as ended, and if it is for a GPU, it was
-  ///   captured in a graph. May be called by any thread. Throws if the transport has failed.
-  /// @param time_on_gpu how long it took there, once it has ended; may be empty.
+  /// Reports that the call has started.
+  /// @param is_done returns whether the call has ended, on any thread; throws if the transport has
+  ///   failed. Empty: the call counts as ended; a call on a GPU was then captured in a graph.
+  /// @param time_on_gpu returns how long the call took on the GPU, once it has ended; may be empty.
   void set_completion(const Call& call, std::function<bool()> is_done,
                       std::function<std::chrono::nanoseconds()> time_on_gpu = nullptr);
-  /// A thread waits for the call from now on.
+  /// Reports that a thread waits for the call from now on.
   /// @param is_blocked the thread does nothing else; otherwise it waits for a future, as DDP does
   ///   at the end of its backward.
   void await(const Call& call, bool is_blocked = true);
   void succeed(const Call& call, std::chrono::nanoseconds on_gpu = {});
   void fail(const Call& call);
-  /// The call did not start: its arguments were refused, and the group goes on.
+  /// Removes a call that did not start, because its arguments were refused; the group can go on.
   void refuse(const Call& call);
 
-  /// A call has failed, so later ones must: ranks may be out of step.
+  /// Reports that a call has failed. Later ones must then fail as well: ranks may be out of step.
   /// @param call not given: one of another rank
   void set_failed(const Call& call = {});
   /// The call that failed first; number 0: one of another rank.
   std::optional<Call> failed() const;
 
-  /// This rank shuts the group down: calls that are pending will fail for that reason.
+  /// Reports that this rank shuts the group down, which makes its pending calls fail.
   void close();
   /// Whether close() was called before any call failed.
   bool was_closed() const;
 
-  /// A graph with calls of this group was launched.
+  /// Reports that a graph with calls of this group was launched.
   /// @param is_done as of set_completion()
   void begin_replay(std::function<bool()> is_done, std::chrono::milliseconds timeout);
 
-  /// Asks which pending calls and launches have ended. While it does so, no lock is held.
+  /// Asks which pending calls and launches have ended. It asks without holding the lock.
   void update();
   /// As of the last update().
   std::vector<Pending> pending() const;
   /// The number of calls that were captured in CUDA graphs.
   uint64_t captured() const;
-  /// The latest of them, as the call of the oldest launch that has not ended, with its time and
-  /// timeout if there is one. Empty if none was captured, and after abort().
+  /// The latest captured call, as a call of the oldest launch that has not ended, with that
+  /// launch's time and timeout if there is one. Empty if no call was captured, and after abort().
   std::optional<Pending> replayed() const;
   /// The number of launches of graphs with calls of this group.
   uint64_t replays() const;
-  /// What `is_done` of a call has thrown first.
+  /// The first exception that a call's `is_done` threw.
   struct TransportError {
     std::string what;
     Call call;
@@ -169,15 +170,17 @@ class FlightRecorder {
   /// A collective; empty if it was not called, or is no longer kept.
   std::optional<Call> find(uint64_t sequence) const;
   std::optional<Call> last_collective() const;
-  /// Every collective up to this number has succeeded on this rank, as of the last update().
-  /// @param with_running or runs on a GPU, which needs no thread of this process
+  /// The highest number up to which every collective has succeeded on this rank, as of the last
+  /// update().
+  /// @param with_running counts collectives that run on a GPU as well: they need no thread of this
+  ///   process
   uint64_t completed(bool with_running = false) const;
-  /// The number of sends to, or recvs from, a rank.
+  /// Numbers of sends to a rank, or of recvs from it.
   struct Transfers {
     uint64_t begun = 0;
     uint64_t done = 0;  ///< succeeded, or run on a GPU
   };
-  /// By the other rank and c10d::OpType.
+  /// By the peer and c10d::OpType.
   using TransfersByRank = std::map<std::pair<int, c10d::OpType>, Transfers>;
   TransfersByRank transfers() const;
 
@@ -190,11 +193,11 @@ class FlightRecorder {
     std::function<std::chrono::nanoseconds()> time_on_gpu = {};
     Timeout timeout;
     State state = State::kPending;
-    uint64_t number = 0;  ///< in the record; 0: not there
+    uint64_t number = 0;  ///< in the base::FlightRecord; 0: not in it
     bool is_awaited = false;
     Clock::time_point awaited_since = {};
     int64_t traced_since = 0;   ///< Unix time, ns; 0: it is not traced
-    int64_t blocked_since = 0;  ///< a thread, in Work::wait(); 0: none
+    int64_t blocked_since = 0;  ///< when a thread blocked on it, as traced_since; 0: none did
 
     bool runs_on_gpu() const { return timeout.has_value(); }
     bool is_pending() const { return state == State::kPending; }
@@ -209,7 +212,7 @@ class FlightRecorder {
   Entry* entry_of(const Call& call);
   uint64_t begin_in_record(const Call& call);
   void end(Entry& entry, State state, std::chrono::nanoseconds on_gpu = {});
-  /// Adds the call, which ends now, to the CallTrace, if there is one.
+  /// Adds the call, as ending now, to the CallTrace if there is one.
   void trace(const Entry& entry) const;
   void note_error(const std::exception& error, const Call& call);
   void update_replays();

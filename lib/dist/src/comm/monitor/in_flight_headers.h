@@ -12,28 +12,28 @@
 
 namespace syncbn::dist::detail {
 
-/// Headers of exchanges on GPUs. They travel between CPUs: reading the rows would wait for the GPU.
-/// One all-gather has those of several exchanges, so a mismatch is found some exchanges later.
-/// Thread-safe; ranks send in the same order.
+/// Headers of exchanges on GPUs. They travel between CPUs, because reading them from the GPU would
+/// wait for it. One all-gather carries the headers of several exchanges, so a mismatch is found
+/// some exchanges later. Thread-safe; ranks send in the same order.
 class InFlightHeaders {
  public:
-  /// Exchanges of an all-gather. Before the next one starts, send() waits for it; a FlightRecorder
-  /// keeps both together with the exchanges between them.
+  /// Number of exchanges per all-gather. send() waits for an all-gather after starting the next
+  /// one; a FlightRecorder must keep both, and the exchanges between them.
   static constexpr size_t kBatch = 16;
 
-  /// @param batch 1: send() waits for each header; the exchange waits for GPUs anyway.
+  /// @param batch 1: send() waits for each header, because the exchange waits for GPUs anyway.
   explicit InFlightHeaders(size_t batch = kBatch) : batch_(batch) {}
 
   size_t batch() const { return batch_; }
 
-  /// @param header of one exchange, [1, n] on the CPU. @param called its name in errors.
+  /// @param header of one exchange, [1, n] on the CPU. @param called the exchange's name in errors.
   /// @return [W, n] for each exchange whose headers have all arrived since the last call, in order.
-  /// @throws base::UnavailableError if a header did not arrive in time; the last call has returned
-  ///   those before it.
+  /// @throws base::UnavailableError if a header did not arrive in time; the previous call has
+  ///   returned those before it.
   std::vector<at::Tensor> send(const at::Tensor& header, const ProcessGroupPtr& group,
                                Timeout timeout, const char* called);
 
-  /// Drops what is in flight, with the connections that it holds.
+  /// Drops the headers in flight, and the connections that they hold.
   void clear();
 
  private:

@@ -25,17 +25,17 @@ namespace {
 
 constexpr char kStoreKey[] = "syncbn/monitor";
 constexpr int kTickMilliseconds = 250;
-// Time limit for the hello, which ranks send at once.
+// Time limit for a connection's hello, which ranks send at once.
 constexpr std::chrono::seconds kGreetingTime(30);
-// A connection without a hello that is older is dropped when there are too many.
+// When there are too many connections without a hello, one older than this may be dropped.
 constexpr std::chrono::seconds kUndisturbedTime(1);
-// Upper bound on the bytes of the hello. Later messages have none: a leave notice grows with the
-// number of groups.
+// Upper bound on the bytes of the hello. Later messages have no bound, because a leave notice grows
+// with the number of groups.
 constexpr size_t kMaxGreeting = size_t{64} * 1024;
 // Upper bound on connections of other programs (port scanners) that are open at the same time.
 constexpr int kMaxStrangers = 64;
 
-/// This process's channel, for the handlers of fork().
+/// This process's channel, for the fork() handlers.
 struct Living {
   std::mutex mutex;
   MonitorChannel* channel = nullptr;
@@ -203,8 +203,8 @@ MonitorChannel::~MonitorChannel() {
   if (thread_.joinable()) thread_.join();
 }
 
-/// A child forked without exec (a loader's worker) must not keep the connections open: they have to
-/// end with this process.
+/// A child forked without exec (a loader's worker) must not keep the connections open, because they
+/// have to end with this process.
 void MonitorChannel::follow_forks() {
   const std::lock_guard lock(living_channel().mutex);
   living_channel().channel = this;
@@ -256,7 +256,7 @@ void MonitorChannel::flush(std::chrono::milliseconds limit) {
   }
 }
 
-/// Rank 0 sends to the receivers, other ranks send everything to rank 0.
+/// Rank 0 sends to the receivers; other ranks send everything to rank 0.
 void MonitorChannel::send(const Message& message) {
   const std::string line = message.line();
   for (MonitorLink& link : links_) {
@@ -278,7 +278,7 @@ void MonitorChannel::run() {
       const std::lock_guard lock(mutex_);
       if (stop_) return;
       messages = read_links();
-      accept_links();  // it may drop one that has said nothing
+      accept_links();  // after reading: it may drop a connection without a hello
     }
     for (const Message& message : messages) dispatch(message);
     if (Clock::now() < next_tick) continue;
@@ -304,7 +304,8 @@ void MonitorChannel::wait_for_events() {
   for (size_t i = 0; i < links_.size(); ++i) links_[i].is_ready = polls[first + i].revents != 0;
 }
 
-/// Without a free file descriptor poll() would return at once: then try again at the next tick.
+/// Without a free file descriptor, poll() would return at once for the listener: leave that out
+/// until the next tick.
 void MonitorChannel::accept_links() {
   if (!listener_) return;
   const auto is_unknown = [](const MonitorLink& link) { return link.peer < 0; };

@@ -19,7 +19,8 @@
 
 namespace syncbn::dist::detail {
 
-/// A message between ranks outside of collectives. On the wire: a line of fields between tabs.
+/// A message between ranks outside of collectives. On the wire it is a line of tab-separated
+/// fields.
 struct Message {
   static constexpr int kAll = -1;
 
@@ -30,7 +31,7 @@ struct Message {
 
   /// Without a newline. Control characters in fields become blanks.
   std::string line() const;
-  /// @param line without the newline. Empty if line() does not make such a line.
+  /// @param line without the newline. Empty if line() cannot have made it.
   static std::optional<Message> parse(const std::string& line);
   /// Empty if there is no such field.
   std::string field(size_t index) const { return index < fields.size() ? fields[index] : ""; }
@@ -38,8 +39,9 @@ struct Message {
   uint64_t number(size_t index) const;
 };
 
-/// One end of a connection between rank 0 and another rank. Ranks whose launcher has given them a
-/// secret (base::job_secret()) prove to each other that they know it, before anything is parsed.
+/// One end of a connection between rank 0 and another rank. Ranks to which the launcher has given a
+/// secret (base::job_secret()) prove to each other that they know it, before they parse any
+/// message.
 struct MonitorLink {
   /// @param side kClient connects to rank 0.
   MonitorLink(base::UniqueFd fd, base::Handshake::Side side, int peer = -1, std::string where = "");
@@ -53,7 +55,7 @@ struct MonitorLink {
   base::Channel channel;
   base::Handshake handshake;
   std::unique_ptr<base::LinkProtection> protection;  ///< once the handshake is done
-  bool is_ready = true;  ///< poll() has reported an event, or has not been asked yet
+  bool is_ready = true;  ///< poll() has reported an event, or has not been called yet
   /// The rank at the other end; -1 before its hello.
   int peer;
   std::string where;  ///< the peer's host and process: "host, process 7"
@@ -65,11 +67,10 @@ struct MonitorLink {
 /// Thread-safe; has one thread, which sleeps in poll().
 class MonitorChannel {
  public:
-  /// Callbacks, called by the channel's thread.
+  /// Callbacks; the channel's thread calls them.
   struct Events {
     std::function<void(const Message&)> message;
-    /// The process of a rank has ended, or its host does not answer. @param where as in
-    /// MonitorLink.
+    /// The process of a rank has ended, or its host does not answer. @param where as in MonitorLink
     std::function<void(int rank, const std::string& where)> end;
     std::function<void()> tick;  ///< four times a second
   };
@@ -77,7 +78,7 @@ class MonitorChannel {
   /// Every rank of the world calls it.
   /// @param address of this host, for other hosts.
   /// @throws base::UnavailableError if rank 0 does not answer within `limit`, or does not know the
-  ///   secret of this rank's launcher, and base::UserError if only rank 0 has one.
+  ///   secret of this rank's launcher; base::UserError if only rank 0 has a secret.
   MonitorChannel(c10d::Store& store, int rank, int world_size, const std::string& address,
                  std::chrono::milliseconds limit);
   ~MonitorChannel();

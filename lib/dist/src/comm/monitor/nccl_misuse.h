@@ -7,8 +7,8 @@
 
 namespace syncbn::dist::detail {
 
-/// Whether NCCL or ProcessGroupNCCL found fault with what it was given: another start of the
-/// program would change nothing.
+/// Whether NCCL or ProcessGroupNCCL refused its arguments, so that restarting the program would not
+/// help.
 inline bool is_misuse_of_nccl(const std::exception& error) {
   const std::string text = plain_message(error);
   for (const char* const sign :

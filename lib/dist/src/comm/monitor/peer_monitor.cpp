@@ -19,19 +19,19 @@ using std::chrono::milliseconds;
 
 // Grace period for messages that a rank sent before it died.
 constexpr milliseconds kDeliveryTime{400};
-// Time for a rank that runs to answer how far it is.
+// Time for a running rank to answer how far it is.
 constexpr milliseconds kAnswerTime{1000};
 // The failure arrives over Gloo, its cause over this channel: give the cause time to catch up.
 constexpr milliseconds kNewsTime{2000};
-// Connections of a dead process close before its parent is notified. Ranks that noticed wait, so
-// that a launcher sees the first failure first.
+// Connections of a dead process close before its parent is notified. Ranks that notice this wait,
+// so that a launcher sees the first failure first.
 constexpr milliseconds kParentNoticesTime{200};
 // Upper bound on sending the leave notice: rank 0 may be stopped and not read it.
 constexpr milliseconds kLeaveTime{5000};
-// After this a rank reports which call it is in. Not an error: other ranks may be slow.
+// After this time in a call, a rank reports the call. Not an error: other ranks may be slow.
 constexpr milliseconds kStuckTime{1000};
 
-// Upper bound on asking the GPU which calls have ended; a query takes a microsecond.
+// Upper bound on asking the GPU which calls have ended; a query normally takes a microsecond.
 constexpr milliseconds kQueryTime{100};
 
 // The answer of a rank that has made the same call.
@@ -44,7 +44,7 @@ constexpr char kGaveUp[] = "gave-up";
 constexpr char kLeft[] = "has left the group (destroy_process_group)";
 constexpr char kEndedProgram[] = "has ended its program";
 
-// Upper bound on the stuck collectives that are remembered for a group.
+// Upper bound on the stuck collectives that are kept per group.
 constexpr size_t kMaxStuck = 16;
 
 std::atomic<bool> skips_destructors{false};
@@ -83,7 +83,7 @@ PeerMonitor::~PeerMonitor() {
   leave(kLeft);
   std::map<std::string, std::thread> asking;
   {
-    const Lock lock(mutex_);  // from here on, supervise() starts none
+    const Lock lock(mutex_);  // supervise() starts none after leave()
     asking.swap(overdue_);
   }
   for (auto& [group, thread] : asking) thread.join();
@@ -123,7 +123,7 @@ void PeerMonitor::leave_with(int exit_code) {
 }
 
 void PeerMonitor::leave(const std::string& manner) {
-  // A forked child is no rank, and a thread of its parent may have held the mutex.
+  // A forked child is not a rank, and a thread of its parent may have held the mutex.
   if (::getpid() != process_) return;
   update_logs();
   std::vector<std::string> fields{manner};
@@ -150,7 +150,7 @@ void PeerMonitor::announce_leave() {
 
 namespace {
 
-/// The name of the sends from one rank to another in Completed.
+/// The key in Completed of the sends from one rank to another.
 std::string name_of_sends(const std::string& group, int from, int to) {
   return fmt::format("{} {}>{}", group, from, to);
 }
@@ -160,8 +160,8 @@ std::string name_of_recvs(const std::string& group, int from, int to) {
 
 }  // namespace
 
-/// Pairs of a group and the number of its collectives in which this rank has done its part. With
-/// those that run, also pairs for its sends and recvs: the rank ends once they have.
+/// Pairs of a group's name and the number of its collectives in which this rank has done its part.
+/// With `with_running`, also pairs for sends and recvs: the rank ends only after those that run.
 std::vector<std::string> PeerMonitor::completed_now(bool with_running) {
   std::vector<std::string> fields;
   const auto add = [&fields](std::string name, uint64_t number) {
@@ -226,8 +226,8 @@ void PeerMonitor::on_message(const Message& message) {
   }
 }
 
-// All ranks of a group may find the same failure at once. They send it to rank 0 alone, which
-// forwards the first: otherwise the number of messages would be the square of that of the ranks.
+// All ranks of a group may find the same failure at once. They send it only to rank 0, which
+// forwards the first one: otherwise n ranks would send n² messages.
 
 void PeerMonitor::receive_stuck(const Message& report) {
   std::map<uint64_t, Stuck>& known = stuck_[report.field(0)];
@@ -261,8 +261,8 @@ void PeerMonitor::report_mismatch(const FlightRecorder& log, const std::string& 
   report_failure(kDiffer, log.group(), what);
 }
 
-/// Ends are recorded when the connection ends, not when the leave notice arrives: by then a
-/// launcher has seen this failure before those of other ranks.
+/// Records a rank's end when its connection ends, not when its leave notice arrives: by then the
+/// launcher has seen this failure, before those of other ranks.
 void PeerMonitor::on_end(int rank, const std::string& where) {
   const Lock lock(mutex_);
   const auto found = leave_notices_.find(rank);
@@ -308,7 +308,7 @@ std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds p
   return what;
 }
 
-/// Tells a rank whose call timed out how far this rank is.
+/// Answers a rank whose call timed out: how far this rank is.
 void PeerMonitor::answer(const Message& question) {
   const std::string group = question.field(1);
   const uint64_t sequence = question.number(2);
@@ -330,14 +330,14 @@ void PeerMonitor::answer(const Message& question) {
     } else if (last && last->sequence < sequence) {
       text += fmt::format(": its last call is {} #{}", last->describe(), last->sequence);
     } else if (last) {
-      text = kSameCall;  // and is further now
+      text = kSameCall;  // it was in the call, and has made later ones
     }
   }
   channel_.post(question.from, "here", {question.field(0), text});
 }
 
-/// Asks the ranks of the group that still run how far they are. Returns what is wrong with those
-/// that are not in the call; stops waiting when the cause becomes known.
+/// Asks the running ranks of the group how far they are. Returns what is wrong with those that are
+/// not in the call. Stops waiting when the cause becomes known.
 std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const Call& call) {
   const uint64_t id =
       ++questions_ * static_cast<uint64_t>(world_size()) + static_cast<uint64_t>(rank());
@@ -374,15 +374,15 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
   return base::join(texts, "; ");
 }
 
-/// Whether a call needs a rank that has ended.
+/// Whether the call needs `rank`, which has ended.
 bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
                            const Call& call) const {
-  // The monitor does not see replays: one may wait for any member. Those that end in order have no
-  // replay left that the others wait for.
+  // The monitor does not see the calls of a replay, which may wait for any member. A rank that ends
+  // in an orderly way has finished the replays for which the others wait.
   if (call.is_replayed) return log.has_member(rank) && !end.is_orderly;
   if (!call.is_collective()) {
     if (call.peer != rank) return false;
-    // What a rank that leaves has sent arrives, however late.
+    // Messages that a rank sent before it left still arrive, however late.
     const auto transfers = end.completed.find(call.type == c10d::OpType::RECV
                                                   ? name_of_sends(log.group(), rank, this->rank())
                                                   : name_of_recvs(log.group(), this->rank(), rank));
@@ -392,7 +392,7 @@ bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
   return log.has_member(rank) && (done == end.completed.end() || done->second < call.sequence);
 }
 
-/// The earliest event that keeps the call from succeeding: later ones may be its consequences.
+/// The earliest event that keeps the call from succeeding; later ones may be its consequences.
 std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecorder& log,
                                                                const Call& call) const {
   std::optional<Failure> first;
@@ -426,7 +426,7 @@ PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& 
   return timed_out ? Cause{text} : Cause{};
 }
 
-/// Whether the call waits for a rank that has ended, and whose messages have had time to arrive.
+/// Whether the call waits for a rank that has ended and whose messages have had time to arrive.
 bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const {
   const Clock::time_point now = Clock::now();
   return std::any_of(ends_.begin(), ends_.end(), [&](const auto& entry) {
@@ -468,7 +468,8 @@ void PeerMonitor::supervise() {
   for (const auto& [log, call] : to_abort) log->abort(call);
 }
 
-/// For calls on GPUs, which no thread waits for. If a rank has ended, that is the cause.
+/// Reports errors of calls on GPUs, for which no thread waits. If a rank has ended, that is the
+/// cause instead.
 void PeerMonitor::report_transport_error(const FlightRecorder& log) {
   const auto error = log.transport_error();
   if (!error || Clock::now() - error->when < kNewsTime || known_failure(log, error->call)) return;
@@ -476,7 +477,7 @@ void PeerMonitor::report_transport_error(const FlightRecorder& log) {
                  fmt::format("{} gave up {}: {}", self(), error->call.numbered(), error->what));
 }
 
-/// For calls on GPUs, which no thread waits for: what a waiting thread does after the timeout.
+/// Ends calls on GPUs, for which no thread waits, as a waiting thread would after the timeout.
 void PeerMonitor::give_up_overdue(const std::shared_ptr<FlightRecorder>& log,
                                   const std::vector<FlightRecorder::Pending>& pending) {
   const auto found = std::find_if(pending.begin(), pending.end(), [](const auto& one) {
@@ -484,13 +485,13 @@ void PeerMonitor::give_up_overdue(const std::shared_ptr<FlightRecorder>& log,
   });
   if (found == pending.end() || overdue_.count(log->group()) != 0) return;
   const std::string reason = fmt::format("timed out after {} ms", found->timeout->count());
-  // The answers come to this thread.
+  // Not on this thread, which receives the answers.
   overdue_[log->group()] = std::thread([this, log, call = found->call, reason] {
     static_cast<void>(cause_of(*log, call, reason, true));
   });
 }
 
-/// Lets ranks find out that they made different calls: they wait for each other, see tag_of().
+/// Lets ranks that made different calls find that out: they wait for each other, see tag_of().
 void PeerMonitor::report_stuck(const FlightRecorder& log,
                                const std::vector<FlightRecorder::Pending>& pending) {
   const std::string& group = log.group();
@@ -533,7 +534,7 @@ void PeerMonitor::compare_with_stuck(const FlightRecorder& log,
   if (const auto found = stuck_transfers_.find(log.group()); found != stuck_transfers_.end()) {
     const StuckTransfer& theirs = found->second;
     for (const auto& [own, since, timeout] : pending) {
-      // Each may still find its match.
+      // Each may still meet its match.
       if (Clock::now() - since < kStuckTime) continue;
       const bool is_other_end = own.peer == theirs.peer && own.name != theirs.name &&
                                 static_cast<uint64_t>(own.tag) == theirs.tag;

@@ -20,20 +20,20 @@
 
 namespace syncbn::dist::detail {
 
-/// Detects within a second which rank of the world has ended, compares the calls that ranks wait
-/// in, and asks ranks how far they are. It aborts calls that wait for a dead rank and names the
+/// Detects within a second which rank of the world has ended, compares the calls in which ranks
+/// wait, and asks ranks how far they are. It aborts calls that wait for a dead rank and names the
 /// cause: Gloo would wait until the timeout, or report "Connection closed by peer". After rank 0
-/// has left, nothing is detected. Thread-safe.
+/// has left, it detects nothing. Thread-safe.
 class PeerMonitor {
  public:
   /// Every rank of the world calls it, if all of them run this library.
   /// @param address of this host, for other hosts.
-  /// @throws base::UnavailableError if rank 0 does not answer within `limit`.
+  /// @throws as MonitorChannel's constructor.
   static std::shared_ptr<PeerMonitor> join(c10d::Store& store, int rank, int world_size,
                                            const std::string& address,
                                            std::chrono::milliseconds limit);
 
-  /// Sends a leave notice: calls that other ranks still make with this one fail.
+  /// Sends a leave notice: calls that other ranks still make with this rank fail.
   ~PeerMonitor();
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
@@ -55,28 +55,28 @@ class PeerMonitor {
   /// Monitors a group's calls as long as its recorder lives.
   void add(const std::shared_ptr<FlightRecorder>& log);
 
-  /// Tells the other ranks that this one makes no more calls. It stays connected, and its calls
+  /// Tells the other ranks that this rank makes no more calls. It stays connected, and its calls
   /// that run on a GPU go on.
   void announce_leave();
 
-  /// Whether a process of these ranks has ended, or left, `grace` ago.
+  /// Whether the connection of one of these ranks ended at least `grace` ago.
   bool has_lost(const std::vector<int>& ranks, std::chrono::milliseconds grace);
 
   /// Describes the first of these ranks that has ended; waits for one for up to `patience`, and
   /// returns an empty string if none has ended by then.
   std::string end_among(const std::vector<int>& ranks, std::chrono::milliseconds patience);
 
-  /// Makes the calls of the group fail on all ranks, as those of ranks that made different calls.
+  /// Makes the group's calls fail on all ranks, with the error that the ranks made different calls.
   void report_mismatch(const FlightRecorder& log, const std::string& what);
 
   struct Cause {
-    std::string text;             ///< empty if it is not known
+    std::string text;             ///< empty if unknown
     bool ranks_disagree = false;  ///< the ranks made different calls
   };
 
-  /// Waits for the cause for up to 2 s.
-  /// @param reason the message of the library that failed.
-  /// @param timed_out asks the other ranks how far they are.
+  /// The cause of the failure of `call`; waits for it for up to 2 s.
+  /// @param reason the message of the library that failed
+  /// @param timed_out whether `call` timed out; then asks the other ranks how far they are
   Cause cause_of(const FlightRecorder& log, const Call& call, const std::string& reason,
                  bool timed_out);
 
@@ -85,7 +85,7 @@ class PeerMonitor {
   using Lock = std::unique_lock<std::mutex>;
   using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
 
-  /// Once: what exit() does first, with a monitor or, in a group of one, without.
+  /// Registers, once, what exit() does first: with a monitor or, in a group of one, without.
   static void handle_exit();
   using Completed = std::map<std::string, uint64_t>;
 
@@ -104,7 +104,7 @@ class PeerMonitor {
   struct Failure {
     std::string what;
     bool ranks_disagree = false;
-    Clock::time_point report_at{};  ///< when to report it, see kParentNoticesTime
+    Clock::time_point report_at{};  ///< see kParentNoticesTime
     uint64_t order = 0;             ///< among ends and failures
   };
   /// A collective in which a rank has waited for kStuckTime.

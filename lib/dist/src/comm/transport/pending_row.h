@@ -18,7 +18,7 @@ struct PendingRow {
   /// row is already computed.
   std::function<void(const cuda::PeerGatherArguments* peers)> launch = {};
 
-  /// Launches the kernel, without a gather, and returns the row.
+  /// Returns the row; launches its kernel, without a gather, if that is still to be done.
   at::Tensor now() const {
     if (launch) launch(nullptr);
     return row;
