@@ -39,7 +39,7 @@ bool gloo_knows(at::ScalarType type) {
   return std::ranges::count(kTypes, type) != 0;
 }
 
-/// A contiguous tensor of the same values; `tensor` itself if it is one.
+/// A contiguous tensor with the same values: `tensor` itself if possible.
 Tensor dense(const Tensor& tensor) {
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
@@ -50,7 +50,7 @@ Tensor sendable(const Tensor& dense) {
   return dense.is_cpu() && !gloo_knows(dense.scalar_type()) ? flat.view(at::kByte) : flat;
 }
 
-/// Checks the arguments of a function below, and names the function in errors.
+/// Checks the arguments of a collective, and names the collective in errors.
 class CheckedCall {
  public:
   CheckedCall(const char* name, const GroupOrDefault& group, Timeout timeout)
@@ -186,16 +186,16 @@ enum class Kind {
   kTransfer,            ///< send or recv
 };
 
-/// A call with valid arguments, for complete() or launch(): the blocking and the asynchronous form
-/// of a function differ only there.
+/// A call with valid arguments. The blocking and the asynchronous form of a collective differ only
+/// in calling complete() or launch().
 template <class Start>
 struct Plan {
   CheckedCall call;
   Kind kind;
-  Start start;  ///< returns what it Started; called once
+  Start start;  ///< starts the call; called once
 };
 
-/// A plan of any function.
+/// A plan of any collective.
 using AnyPlan = Plan<std::function<Started()>>;
 
 template <class Start>
@@ -212,8 +212,8 @@ Outcome complete(Plan<Start> plan) {
 }
 
 /// The asynchronous form. The group's StartQueue starts a call of several collectives, and the
-/// calls after it while it is busy. So the collectives are in the same order on all ranks,
-/// whichever form they use.
+/// calls after it while the queue is busy. So collectives start in the same order on all ranks,
+/// whichever form each rank uses.
 WorkPtr launch(AnyPlan plan) {
   auto work = std::make_shared<detail::StartedWork>(plan.call.describe());
   detail::Backend* const backend = detail::backend_of(plan.call.group_ptr());
@@ -223,7 +223,7 @@ WorkPtr launch(AnyPlan plan) {
     try {
       work->start(plan.start());
     } catch (const base::UnavailableError&) {
-      // A rank that has already ended is reported where one that ends later is: in wait().
+      // wait() reports a rank that has already ended, like one that ends later.
       work->fail(std::current_exception());
     }
     return work;
@@ -238,14 +238,15 @@ WorkPtr launch(AnyPlan plan) {
   return work;
 }
 
-/// A tensor of any strides that a collective overwrites: the collective works on `buffers`.
+/// A tensor of any strides that a collective overwrites. The collective works on `buffers`.
 struct Target {
   /// @param to_buffer returns a view of the contiguous values.
   template <class ToBuffer = Tensor(const Tensor&)>
   explicit Target(const Tensor& tensor, const ToBuffer& to_buffer = sendable)
       : data(tensor.detach()), values(dense(data)), buffers{to_buffer(values)} {}
 
-  /// The work's transport keeps `buffers`. Called once.
+  /// Copies the result to the tensor after the work. The work's transport keeps `buffers`. Called
+  /// once.
   Started started(c10::intrusive_ptr<c10d::Work> work) {
     if (values.is_alias_of(data)) return {.work = std::move(work)};
     return {.work = std::move(work),
@@ -259,7 +260,7 @@ struct Target {
   Tensors buffers;
 };
 
-/// A reduction in terms of what Gloo can reduce.
+/// A reduction, expressed in operations and dtypes that Gloo can reduce.
 struct Reduction {
   Reduction(const CheckedCall& call, const Tensor& tensor, c10d::ReduceOp wanted)
       : op(std::move(wanted)), type(tensor.scalar_type()) {
@@ -276,7 +277,7 @@ struct Reduction {
                             c10::toString(type), can_sum ? " other than by SUM" : ""));
   }
 
-  /// A view of the values as numbers that the backend can reduce.
+  /// A view of the values in a dtype that the backend can reduce.
   Tensor operator()(const Tensor& dense) const {
     if (dense.is_cpu() && at::isComplexType(type)) return at::view_as_real(dense).view(-1);
     return sendable(dense);
@@ -338,7 +339,7 @@ std::vector<std::string> to_bytes(const Tensors& tensors, const Tensors& sizes) 
   return list;
 }
 
-/// Whether the caller of all_gather waits at once.
+/// When the caller of all_gather waits.
 enum class Waits { kNow, kLater };
 
 auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group,
@@ -360,7 +361,7 @@ auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const GroupO
   call.require_rank("root", root);
   call.require_output(tensor);
   const Reduction reduction(call, tensor, std::move(op));
-  // A copy, since backends leave partial sums on the other ranks.
+  // A copy, because backends leave partial sums on the other ranks.
   const Tensor values = dense(tensor).clone();
   auto options = call.options<c10d::ReduceOptions>();
   options.reduceOp = reduction.op;
@@ -385,7 +386,7 @@ auto plan_broadcast(const Tensor& tensor, int root, const GroupOrDefault& group,
               }};
 }
 
-/// Both forms of all_gather make the same exchange, so that ranks may mix them.
+/// Both forms of all_gather exchange the same messages, so that ranks may mix them.
 auto plan_all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout,
                      Waits waits) {
   const CheckedCall call("all_gather", group, timeout);
@@ -553,7 +554,7 @@ auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
   return plan_all_to_all(outputs, inputs, call.group_ptr(), timeout);
 }
 
-/// For sends and recvs, which take no options.
+/// Adds the timeout of a send or recv, which take no options.
 Started with_timeout_of(const CheckedCall& call, Started started) {
   started.timeout = call.timeout();
   started.since = std::chrono::steady_clock::now();
@@ -589,9 +590,9 @@ auto plan_barrier(const GroupOrDefault& group, Timeout timeout) {
               }};
 }
 
-// Bytes: first the sizes, then the bytes, which need them.
+// Collectives for bytes first exchange the sizes, which the buffers for the bytes need.
 
-/// Makes bytes of the tensors that a call returns.
+/// Converts the tensors that a call returns to bytes.
 Started as_bytes(Started started, const Tensors& sizes) {
   started.finish = [finish = std::move(started.finish), sizes](Outcome& outcome) {
     finish(outcome);
@@ -620,7 +621,7 @@ auto plan_broadcast_bytes(const std::string& bytes, int root, const GroupOrDefau
               }};
 }
 
-/// @param all_ranks returns every rank's bytes everywhere, otherwise on `root` alone.
+/// @param all_ranks return every rank's bytes on all ranks; otherwise on `root` only.
 auto plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int root, bool all_ranks,
                        Waits waits) {
   return Plan{call, Kind::kSeveralCollectives, [=] {
@@ -816,7 +817,7 @@ WorkPtr irecv(Tensor& tensor, GroupRank source, const GroupOrDefault& group, int
 
 std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const GroupOrDefault& group,
                                        Timeout timeout) {
-  std::vector<AnyPlan> plans;  // first all, so that nothing has started if one is refused
+  std::vector<AnyPlan> plans;  // all before the first start: none starts if one is refused
   for (const P2POp& op : ops) {
     plans.push_back(op.type == P2POp::Type::kSend
                         ? any(plan_send(op.tensor, op.peer, group, op.tag, timeout))

@@ -21,7 +21,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// The tag of gather_one_by_one(), unlikely to be one that users choose.
+/// The tag of gather_one_by_one(); users are unlikely to choose the same one.
 constexpr int kTag = 0x5b17;
 
 }  // namespace
@@ -48,7 +48,8 @@ c10::intrusive_ptr<c10d::Work> start_gather_rows(const at::Tensor& row, const at
     return group->_allgather_base(rows, own, with_timeout<c10d::AllgatherOptions>(timeout));
   }
   if (!all_ranks_are_ours(group)) return {};
-  // Gloo refuses empty tensors, but a rank whose row is not empty must see the mismatch.
+  // Gloo refuses empty tensors. Send a dummy, so that a rank whose row is not empty sees the
+  // mismatch.
   return start_gather_rows(at::zeros({1, 1}, row.options()),
                            at::empty({group->getSize(), 1}, row.options()), group, timeout,
                            is_awaited);

@@ -14,21 +14,21 @@
 
 namespace syncbn::dist::detail {
 
-/// What a function returns besides tensors that it overwrites.
+/// What a collective returns, besides the tensors that it overwrites.
 struct Outcome {
   std::vector<at::Tensor> tensors;
   std::vector<std::string> bytes;
 };
 
-/// A call that is on its way.
+/// A call that has been started.
 struct Started {
-  c10::intrusive_ptr<c10d::Work> work = {};          ///< null: nothing to wait for
-  std::function<void(Outcome&)> finish = {};         ///< after the work succeeded; may be empty
-  Timeout timeout = std::nullopt;                    ///< of works that have none of their own
+  c10::intrusive_ptr<c10d::Work> work = {};   ///< null: nothing to wait for
+  std::function<void(Outcome&)> finish = {};  ///< called after the work succeeded; may be empty
+  Timeout timeout = std::nullopt;             ///< for a work that has none of its own
   std::chrono::steady_clock::time_point since = {};  ///< start of the timeout
 };
 
-/// Waits for a call, and finishes it. @param limit of this wait, on top of the call's timeout.
+/// Waits for a call, and finishes it. @param limit of this wait, in addition to the call's timeout.
 void complete(const Started& started, Timeout limit, Outcome& outcome);
 
 /// The Work of an asynchronous call.
@@ -56,7 +56,7 @@ class StartedWork : public Work {
   bool has_started_ = false;
   Started started_;
 
-  // Only for the thread that waits.
+  // Only the thread that waits uses these.
   bool is_done_ = false;
   std::exception_ptr error_;
   Outcome outcome_;
