@@ -17,15 +17,15 @@
 namespace syncbn::dist {
 namespace {
 
-/// Reports each launch to the groups whose calls it has captured: their timeouts hold for it.
-/// Launches nothing that uses communicators after their abort, for which NCCL waits until no graph
-/// holds their calls.
+/// Reports each launch to the groups whose calls it has captured, because their timeouts apply to
+/// it. After an abort it destroys the graph instead of launching it: NCCL's abort waits until no
+/// graph holds calls of the communicator.
 class CheckedGraph : public CudaGraph {
  public:
   explicit CheckedGraph(std::unique_ptr<detail::DeviceGraph> graph) : graph_(std::move(graph)) {}
 
   void capture(const std::function<void()>& work) override {
-    // Threads of autograd make some of the calls.
+    // Compares counts of all threads: autograd's threads make some of the calls.
     std::map<c10d::ProcessGroup*, uint64_t> before;
     for (const ProcessGroupPtr& group : detail::living_groups()) {
       before[group.get()] = detail::backend_of(group)->captured();

@@ -17,7 +17,7 @@ struct Library {
 
 /// Looks in the folder of the library that contains this code.
 Library load() {
-  // There is no GPU without a driver, and loading libtorch's CUDA part doubles the time of a start.
+  // Without a driver there is no GPU, and loading libtorch's CUDA part doubles the start-up time.
   if (::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL) == nullptr) {
     return {nullptr, fmt::format("there is no NVIDIA driver here ({})", ::dlerror())};
   }
@@ -27,7 +27,7 @@ Library load() {
       self.dli_fname != nullptr) {
     path = (std::filesystem::path(self.dli_fname).parent_path() / path).string();
   }
-  // Never closed: its kernels and threads live as long as the process.
+  // Never closed: the library's kernels and threads live as long as the process.
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr || ::dlsym(handle, kEntryPoint) == nullptr) return {nullptr, ::dlerror()};
   return {handle, ""};

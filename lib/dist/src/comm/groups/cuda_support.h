@@ -23,12 +23,12 @@ struct NcclGroup {
   int world_rank = 0;
   int device = 0;
   std::chrono::milliseconds timeout{};
-  /// A PeerMonitor aborts the group after a failure or a timeout; otherwise libtorch's watchdog
+  /// True: a PeerMonitor aborts the group after a failure or a timeout. False: libtorch's watchdog
   /// ends the process.
   bool is_monitored = false;
-  bool measures_time = false;  ///< how long calls take on the GPU
+  bool measures_time = false;  ///< measure how long calls take on the GPU
   NcclOptions options = {};
-  /// A connected group of the same ranks, whose communicator is split; null: a new communicator.
+  /// A connected group of the same ranks, whose communicator the new one is split from; null: none.
   std::shared_ptr<Transport> parent;
 };
 
@@ -39,10 +39,11 @@ class DeviceGraph : public CudaGraph {
   virtual std::function<bool()> end_of_replay() = 0;
 };
 
-/// What process groups need from CUDA and NCCL. libsyncbn_dist_cuda.so, installed beside this
-/// library, has one such table for each layer of lib/dist; this library does not link CUDA.
+/// What process groups need from CUDA and NCCL. This library does not link CUDA;
+/// libsyncbn_dist_cuda.so, which is installed beside it, has one such table for each layer of
+/// lib/dist.
 struct CudaSupport {
-  /// Why CUDA or NCCL does not work here, such as a driver that is too old; empty if it does.
+  /// Why CUDA or NCCL does not work here, such as a driver that is too old; empty if both work.
   std::string (*why_unusable)();
   int (*device_count)();
   /// Why the kernels do not run on this GPU; empty if they do.

@@ -22,7 +22,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// The name in Offer of a backend in any of PyTorch's spellings.
+/// Offer::backend for a backend in any of PyTorch's spellings.
 std::string canonical_backend(const std::string& given) {
   static const std::map<std::string, std::string> spellings = {
       {"auto", "auto"},
@@ -79,7 +79,7 @@ OwnGpu find_own_gpu(const std::string& given, std::optional<int> index) {
   const bool may_do_without = is_auto && !was_given_gpu;
   if (const std::string why = why_no_gpu(); !why.empty()) {
     if (may_do_without) {
-      // Where there is no GPU, or the program was not built for them, the CPU is what users expect.
+      // Users expect the CPU if there is no GPU, or if the program was not built for GPUs.
       const bool surprises = local_rank() == 0 && base::count_gpus_at_hand() != 0 &&
                              cuda_support() != nullptr && !cuda_support()->why_unusable().empty();
       spdlog::log(surprises ? spdlog::level::warn : spdlog::level::debug,

@@ -7,7 +7,7 @@
 
 namespace syncbn::dist::detail {
 
-/// What this rank offers, and the GPU that it would use.
+/// What this rank offers in the choice of a backend, and the GPU that it would use.
 struct OwnGpu {
   Offer offer;    ///< without the rank
   int index = 0;  ///< among the GPUs that this process sees
@@ -15,13 +15,12 @@ struct OwnGpu {
 
 /// Loads the GPU library unless the backend is gloo or there is no GPU.
 ///
-/// A process that sees one GPU uses that, as srun's --gpus-per-task=1 means it. Others use the one
-/// of their local rank.
+/// A process that sees one GPU uses that one, as srun's --gpus-per-task=1 intends. Others use the
+/// GPU with the index of their local rank, with cuda:gloo modulo the number of GPUs.
 /// @param backend of InitOptions.
-/// @param index of the GPU, where the caller has chosen one.
-/// @throws base::UserError for an unknown backend, if there is no GPU for one that needs it, or if
-/// the
-///   GPU is older than those that this library was built for.
+/// @param index of the GPU, if the caller has chosen one.
+/// @throws base::UserError for an unknown backend, if the backend needs a GPU and there is none for
+///   this rank, or if the GPU is older than those for which this library was built.
 OwnGpu find_own_gpu(const std::string& backend, std::optional<int> index = std::nullopt);
 
 }  // namespace syncbn::dist::detail

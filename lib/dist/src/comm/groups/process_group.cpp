@@ -49,7 +49,7 @@ struct MadeGroup {
   bool all_ours = true;
 };
 
-/// What init_process_group makes and destroy_process_group drops.
+/// What init_process_group() makes and destroy_process_group() destroys.
 struct World {
   Rendezvous place;
   std::chrono::milliseconds timeout;
@@ -64,13 +64,13 @@ struct World {
   std::shared_ptr<PeerMonitor> monitor;  ///< null in a world of one, and with Python ranks
   std::vector<MadeGroup> made;
   ProcessGroupPtr group;
-  std::shared_ptr<Transport> connected_nccl;            ///< of `group`; null: none, or not yet
-  std::map<std::string, ProcessGroupPtr> joined;        ///< of join_group(), by name
-  ProcessGroupPtr statistics;                           ///< made at first use
+  std::shared_ptr<Transport> connected_nccl;      ///< of `group`; null: none, or not connected yet
+  std::map<std::string, ProcessGroupPtr> joined;  ///< of join_group(), by name
+  ProcessGroupPtr statistics;                     ///< made at first use
   std::map<int, ProcessGroupPtr> statistics_subgroups;  ///< the same, by size
 };
 
-// Never destroyed: at exit, libtorch's statics may have been destroyed already.
+// Never destroyed: at exit, libtorch's statics may already be gone.
 std::unique_ptr<World>& world() {
   static auto* const instance = new std::unique_ptr<World>();
   return *instance;
@@ -90,7 +90,7 @@ int count_ours(const World& world, const std::vector<int>& ranks) {
   }));
 }
 
-/// A message if one of the ranks has ended, or ends within `patience`; otherwise empty.
+/// Describes one of the ranks that has ended, or ends within `patience`; otherwise empty.
 std::string end_of_member(const World& world, const std::vector<int>& ranks,
                           std::chrono::milliseconds patience) {
   if (!world.monitor) {
@@ -101,11 +101,11 @@ std::string end_of_member(const World& world, const std::vector<int>& ranks,
   return end.empty() ? end : end + ". That rank's own message, if any, says why";
 }
 
-/// Interval between queries to the store, which does not notice that ranks end.
+/// Interval between queries to the store, which does not notice when ranks end.
 constexpr std::chrono::milliseconds kPollInterval{5};
 
 /// Bounds Transport::connect(), which waits without a limit. After a failure, the thread that runs
-/// it may never end.
+/// connect() may never end.
 void connect_within(std::chrono::milliseconds limit, const World& world,
                     const std::vector<int>& ranks, const std::shared_ptr<Transport>& transport) {
   const auto deadline = std::chrono::steady_clock::now() + limit;
@@ -123,8 +123,8 @@ void connect_within(std::chrono::milliseconds limit, const World& world,
                   limit.count()));
 }
 
-/// Why connecting failed. Gloo and libtorch name a line of their sources for what the system
-/// refused.
+/// Why connecting failed. Adds advice if the system refused a resource: Gloo and libtorch only name
+/// a line of their sources.
 std::string reason_of(const std::exception& error) {
   const std::string text = plain_message(error);
   for (const int refused : {EMFILE, ENFILE}) {
@@ -143,7 +143,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   std::shared_ptr<Transport> cpu;
   std::shared_ptr<Transport> cuda;
   try {
-    // Not without a monitor: it detects dead peers, and Python ranks have none.
+    // Shared memory needs the monitor to detect dead peers; with Python ranks there is none.
     std::optional<shm::Handshake> handshake;
     if (world.monitor && world.shared_memory && size > 1) {
       handshake = shm::Handshake::start(*store, rank, size);
@@ -181,7 +181,7 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
            .options = nccl,
            .parent = size == world.place.world_size ? world.connected_nccl : nullptr});
       PeerMonitor::skip_destructors_after_failure();
-      // Ranks of Python connect in their first collective.
+      // Python ranks connect in their first collective.
       if (world.monitor && all_ours) {
         connect_within(std::min(timeout, world.connect_timeout), world, ranks, cuda);
         if (name == kDefaultGroupName) world.connected_nccl = cuda;
@@ -215,8 +215,8 @@ ProcessGroupPtr make_group(World& world, const std::vector<int>& ranks, int rank
   return group;
 }
 
-/// Checks that every rank of the world calls new_group with the same list. Otherwise ranks would
-/// wait in the store, which does not notice that ranks die.
+/// Checks that every rank of the world calls new_group() with the same list. Otherwise ranks would
+/// wait in the store, which does not notice when ranks die.
 void agree_on_members(const World& world, const std::vector<int>& ranks) {
   if (world.place.world_size == 1 || !world.place.python_ranks.empty()) return;
   const auto text = [](const std::vector<int>& list) {
@@ -254,7 +254,7 @@ ProcessGroupPtr form_group(World& world, const std::vector<int>& ranks,
 
 /// Waits until the other ranks have formed this rank's groups.
 void let_peers_connect(const World& world) {
-  // Do not delay the report of an exception.
+  // An exception must be reported without delay.
   if (std::uncaught_exceptions() > 0) return;
   for (const MadeGroup& made : world.made) {
     const auto group = made.group.lock();
@@ -266,7 +266,8 @@ void let_peers_connect(const World& world) {
   }
 }
 
-/// While the monitor still tells which ranks have ended. The others learn that this one has left.
+/// Tells the other ranks that this one leaves, and closes NCCL. Called while the monitor still
+/// reports which ranks have ended.
 void close_nccl(const World& world) {
   if (world.place.choice.backend != "nccl") return;
   if (world.monitor) world.monitor->announce_leave();
@@ -400,7 +401,7 @@ using detail::require_world;
 
 namespace {
 
-/// Under this name lib/data finds the default group.
+/// The name under which lib/data finds the default group.
 constexpr const char* kRegisteredAs = "syncbn";
 
 }  // namespace
@@ -418,7 +419,7 @@ ProcessGroupPtr form_world(const InitOptions& given,
   options.timeout = detail::checked(given.timeout, "InitOptions::timeout");
   options.connect_timeout = detail::checked(given.connect_timeout, "InitOptions::connect_timeout");
   detail::check(options.nccl);
-  // c10d logs a page of stack frames for each lost connection.
+  // Otherwise c10d logs a page of stack frames for each lost connection.
   if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
   auto made = std::make_unique<detail::World>();
   const detail::OwnGpu gpu = detail::find_own_gpu(options.backend, gpu_index);
@@ -432,7 +433,7 @@ ProcessGroupPtr form_world(const InitOptions& given,
   const detail::BackendChoice& choice = made->place.choice;
   if (!choice.message.empty()) spdlog::warn("{}", choice.message);
   if (choice.backend != "gloo") {
-    // libtorch's watchdog and monitor report what this library's messages say better.
+    // libtorch's watchdog and monitor only repeat what this library's messages say better.
     if (!base::env("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     detail::set_nccl_environment(options.interface);
     detail::cuda_support()->set_device(gpu.index);
@@ -487,9 +488,9 @@ void destroy_process_group() {
   c10d::unregister_process_group(kRegisteredAs);
   detail::let_peers_connect(*world);
   detail::close_nccl(*world);
-  // First, so that ranks that still wait for this one learn the cause of the lost connections.
+  // First, so that ranks that still wait for this one learn why they lose their connections.
   world->monitor.reset();
-  // The user's modules and graphs may hold groups longer, but connections end here.
+  // The user's modules and graphs may keep groups alive, but connections end here.
   for (const detail::MadeGroup& made : world->made) {
     if (const auto group = made.group.lock()) group->shutdown();
   }

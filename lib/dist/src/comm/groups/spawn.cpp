@@ -47,15 +47,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 
-// Upper bound on the bytes of a message: fits into a pipe that is not read yet.
+// Upper bound on the bytes of a message: it must fit into a pipe that is not read yet.
 constexpr size_t kMaxMessage = 32 * 1024;
 
-// Names the launcher's store, which is not the store of the ranks.
+// Tells a rank that a launcher's agent holds the store; the ranks of spawn() hold their own.
 constexpr std::string_view kAgentStore = "TORCHELASTIC_USE_AGENT_STORE";
 
-// Set in a rank that was started by exec: "<parent> <pipe for its message> <rank> <function>".
+// Set in a rank that was started by exec: "<parent> <rank> <function>".
 constexpr const char* kSpawned = "SYNCBN_SPAWNED";
-/// Where a rank made by exec writes the message of its exception.
+/// The descriptor to which a rank started by exec writes the message of its exception.
 constexpr int kMessage = 3;
 
 bool uses_cuda() {
@@ -117,8 +117,8 @@ void set_environment(int rank, int nprocs, int port) {
 
 using Functions = std::vector<std::pair<std::string, std::function<void(int)>>>;
 
-/// The registered functions. Not a global object: other files register theirs while globals are
-/// made.
+/// The registered functions. Not a global object: other files register theirs during static
+/// initialisation.
 Functions& functions() {
   static Functions all;
   return all;
@@ -140,7 +140,8 @@ const std::function<void(int)>& registered(const std::string& name) {
   return functions()[static_cast<size_t>(found - names.begin())].second;
 }
 
-/// Whether main() lets ranks that are started by exec run their function.
+/// Whether main() has called run_spawned_rank(), without which a rank started by exec would not run
+/// its function.
 bool run_spawned_rank_was_called = false;
 
 /// The arguments of this process, its name included.
@@ -151,7 +152,7 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-/// The variables of this process, with others in place of some.
+/// The environment of this process, with `variables` added or replaced, and without kAgentStore.
 std::vector<std::string> environment_with(const Variables& variables) {
   std::vector<std::string> entries;
   for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
@@ -170,9 +171,9 @@ std::vector<char*> pointers(std::vector<std::string>& words) {
   return all;
 }
 
-/// Starts this program again, with stdin, stdout, stderr and a descriptor that it finds as
-/// kMessage: it must not keep the sockets of this process's groups open.
-/// @return its process id; -1, with errno, if it cannot be started
+/// Starts this program again, with only stdin, stdout, stderr and `message` (as kMessage) open: it
+/// must not keep the sockets of this process's groups open.
+/// @return its process id; -1, with errno, on failure
 pid_t exec_self(const Variables& variables, int message) {
   std::vector<std::string> arguments = own_arguments();
   std::vector<std::string> environment = environment_with(variables);
@@ -189,7 +190,7 @@ pid_t exec_self(const Variables& variables, int message) {
   return error == 0 ? pid : -1;
 }
 
-/// In a rank: makes it end with the thread that started it.
+/// Makes this rank end with the thread that started it.
 void die_with_parent(pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(base::kExitSignalBase + SIGKILL);
@@ -225,7 +226,7 @@ struct Child {
   bool running = true;
 };
 
-/// While it lives, SIGCHLD is not ignored: if it is, waitpid() does not find children that ended.
+/// While it lives, SIGCHLD is not ignored: otherwise waitpid() would not find children that ended.
 class KeepEndedChildren {
  public:
   KeepEndedChildren() {
@@ -249,7 +250,7 @@ class KeepEndedChildren {
   inline static struct sigaction before_ {};
 };
 
-/// The ranks. The destructor kills those that still run.
+/// The spawned ranks. The destructor kills those that still run.
 class Children {
  public:
   Children() = default;
@@ -294,7 +295,7 @@ class Children {
 
   void signal_all(int signal) {
     for (const Child& child : children_) {
-      // Not kill(): once other code has waited for the child, its id may be another process's.
+      // Not kill(): if other code has waited for the child, its id may belong to another process.
       if (child.running) ::syscall(SYS_pidfd_send_signal, child.process.get(), signal, nullptr, 0);
     }
   }
@@ -320,7 +321,7 @@ class Children {
       child.running = false;
       auto failure = ended == child.pid ? failure_of(static_cast<int>(rank), child, status)
                                         : unknown_end_of(static_cast<int>(rank), child);
-      // A rank that reports a lost peer is a victim: prefer any other failure.
+      // A rank that reports a lost peer is a victim, not the root cause: prefer any other failure.
       if (failure && (!worst || worst->exit_code() == base::kExitUnavailable)) {
         worst = std::move(failure);
       }
@@ -329,7 +330,7 @@ class Children {
   }
 
  private:
-  /// @param begin starts a process that writes its message to a descriptor, and returns its id
+  /// @param begin starts a process that writes its message to the given descriptor; returns its id
   template <class Begin>
   void start(int rank, const Begin& begin) {
     int ends[2];
@@ -369,7 +370,7 @@ class Children {
     }
     const int code = WEXITSTATUS(status);
     std::string text(kMaxMessage, '\0');
-    // Children of the rank may keep the other end open.
+    // Children of the rank may keep the other end open, so read() must not wait.
     ::fcntl(child.message.get(), F_SETFL, O_NONBLOCK);
     const ssize_t got = ::read(child.message.get(), text.data(), text.size());
     text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));

@@ -9,7 +9,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Options of c10d for one call.
+/// c10d's options of a call, with this timeout.
 template <class Options>
 Options with_timeout(Timeout timeout) {
   Options options;
