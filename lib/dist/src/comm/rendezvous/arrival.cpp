@@ -26,8 +26,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstDelay{1};
 constexpr milliseconds kLongestDelay{50};
-// Upper bound on the time for which the process that holds the store stays after a refusal, for the
-// others to read it, also those that are still being started.
+// Upper bound on the time for which the process that holds the store stays after a refusal, so that
+// the other ranks can read it, including those that are still being started.
 constexpr milliseconds kRefusalGrace{5000};
 
 constexpr char kRefusedKey[] = "syncbn/refused";
@@ -76,7 +76,7 @@ struct Arrival {
   }
 };
 
-/// In one query to the store. @param ranks must have arrived.
+/// Asks for all in one query to the store. @param ranks must have arrived.
 std::vector<Arrival> arrivals_of(c10d::Store& store, const std::vector<int>& ranks) {
   std::vector<std::string> keys;
   for (const int rank : ranks) keys.push_back(rank_key(rank));
@@ -93,7 +93,7 @@ bool are_here(c10d::Store& store, int begin, int end) {
 }
 
 /// The first rank from `begin` on that has not arrived; `world_size` if all have. Doubles its step:
-/// one query per rank would be world_size² queries at the start of a job.
+/// with one query per rank, a job would start with world_size² queries.
 int first_absent(c10d::Store& store, int begin, int world_size) {
   int step = 1;
   const auto next = [&] { return std::min(begin + step, world_size); };
@@ -110,7 +110,8 @@ bool is_python(c10d::Store& store, int rank) {
   return store.check({gloo_key(rank)}) && !are_here(store, rank, rank + 1);
 }
 
-/// Every process that reads the refusal counts up; the one that holds the store waits for that.
+/// Every process that reads the refusal increments a counter, and the process that holds the store
+/// waits until all have.
 [[noreturn]] void end_refused(c10d::Store& store, const Place& place, bool holds_store,
                               const std::string& refusal) {
   int64_t reporters = store.add(kReportersKey, 1);
@@ -139,8 +140,8 @@ bool is_python(c10d::Store& store, int rank) {
           place.file.empty() ? "" : "; or " + place.how_to_separate_jobs()));
 }
 
-/// Our first rank chooses for all: if each read what all others offer, a thousand ranks would
-/// ask the store for a million answers.
+/// Our first rank chooses for all: if each rank read the offers of all others, a thousand ranks
+/// would ask the store for a million answers.
 BackendChoice agree_on_backend(c10d::Store& store, const Place& place, bool holds_store,
                                const std::set<int>& python_ranks, Clock::time_point deadline) {
   std::vector<int> ours;
@@ -189,7 +190,7 @@ std::string missing_ranks(c10d::Store& store, const Place& place) {
 }  // namespace
 
 std::string process_id() {
-  // A forked process has the same number, but another PID.
+  // A forked process has the same number but another PID.
   static const std::string number = base::random_id();
   return fmt::format("{}-{}", number, ::getpid());
 }
@@ -201,7 +202,7 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
   if (place.agent_holds_store) return;
   for (auto delay = kFirstDelay; !store.check({kJobKey});
        delay = std::min(2 * delay, kLongestDelay)) {
-    if (is_python(store, 0)) return;      // it writes no name
+    if (is_python(store, 0)) return;      // Python writes no name
     if (Clock::now() > deadline) return;  // arrive() names the missing ranks
     std::this_thread::sleep_for(delay);
   }

@@ -14,20 +14,22 @@ namespace syncbn::dist::detail {
 /// Unique among processes; names and PIDs may be equal in several containers.
 std::string process_id();
 
-/// Finds out whether another job was given the same port or file. An agent's store serves one job.
-/// @param first whether rank 0 found no store of another process: then it writes the job's name.
+/// Checks that no other job was given the same port or file. Skips an agent's store, which serves
+/// one job.
+/// @param first on rank 0, whether it found no store of another process; it then writes the job's
+///   name.
 /// @throws base::UserError naming both jobs.
 void check_same_job(c10d::Store& store, const Place& place, bool first,
                     std::chrono::steady_clock::time_point deadline);
 
 struct Arrived {
   std::set<int> python_ranks;  ///< that run Python's torch.distributed
-  BackendChoice choice;        ///< its message: on the first of our ranks only
+  BackendChoice choice;        ///< with a message on the first of our ranks only
 };
 
 /// Reports this rank's arrival, waits for the others and agrees with them on a backend.
-/// @param holds_store whether the store ends with this process. It then stays after an error until
-///   the others have read it.
+/// @param holds_store whether the store ends with this process, which then stays after a refusal
+///   until the other ranks have read it, for up to 5 s.
 /// @throws base::UserError on every rank that has arrived, if two processes claim one rank or
 ///   choose_backend() refuses; base::UnavailableError naming the ranks that did not arrive in time.
 Arrived arrive(c10d::Store& store, const Place& place, const Offer& offer, bool holds_store,

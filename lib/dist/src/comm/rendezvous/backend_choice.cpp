@@ -19,7 +19,7 @@ std::string why_not_one_gpu_each(const std::vector<Offer>& offers) {
     if (offer.gpu == kTooFewGpus) return fmt::format("there is no GPU for {}", describe(offer));
     const auto [owner, is_new] = owners.emplace(offer.gpu, &offer);
     if (is_new) continue;
-    // Its address follows the machine.
+    // The PCI address, which follows the machine.
     const std::string address = offer.gpu.substr(offer.gpu.find(' ') + 1);
     return fmt::format("{} and {} share the GPU {}", describe(*owner->second), describe(offer),
                        address);
@@ -33,7 +33,7 @@ BackendChoice choose_backend(const std::vector<Offer>& offers) {
   const auto is_auto = [](const Offer& offer) { return offer.backend == "auto"; };
   const auto asking = std::ranges::find_if_not(offers, is_auto);
   const Offer& first = asking == offers.end() ? offers.front() : *asking;
-  // With cuda:gloo a rank chooses its GPU by another rule than with auto.
+  // auto does not follow cuda:gloo, with which a rank chooses its GPU by another rule.
   const bool takes_auto = first.backend != "cuda:gloo";
   const auto other = std::ranges::find_if(offers, [&](const Offer& offer) {
     return offer.backend != first.backend && !(takes_auto && is_auto(offer));

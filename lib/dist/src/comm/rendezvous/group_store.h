@@ -19,15 +19,16 @@ inline StorePtr store_part(const StorePtr& store, const std::string& name) {
   return c10::make_intrusive<c10d::PrefixStore>(name + "/", store);
 }
 
-/// The part of the job's store in which a group connects; later groups' are in the default's part.
+/// The part of the job's store in which a group connects. Those of later groups lie inside the
+/// default group's.
 inline StorePtr group_store(const StorePtr& store, const std::string& name) {
   const auto job = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   const StorePtr first = store_part(job, kDefaultGroupName);
   return name == kDefaultGroupName ? first : store_part(first, name);
 }
 
-/// The key at which Gloo stores how to reach a rank of the default group. A Python rank sets it
-/// when it arrives, one of ours only after all ranks have arrived.
+/// The key under which Gloo stores how to reach a rank of the default group. A Python rank sets it
+/// when it arrives, ours only after all ranks have arrived.
 inline std::string gloo_key(int rank) {
   // PrefixStore adds another slash; "0" is Gloo's first mesh.
   return fmt::format("default_pg/{}//cpu//0/{}", kDefaultGroupName, rank);

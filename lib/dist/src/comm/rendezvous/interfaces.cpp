@@ -57,7 +57,7 @@ std::vector<InterfaceAddress> interface_addresses() {
   return result;
 }
 
-/// Asks the routing table; sends nothing.
+/// Only asks the routing table: connecting a datagram socket sends nothing.
 std::string default_route_address() {
   sockaddr_in anywhere{};
   anywhere.sin_family = AF_INET;
@@ -70,7 +70,7 @@ std::string default_route_address() {
   return ::getsockname(fd.get(), generic, &size) == 0 ? numeric_address(generic, size) : "";
 }
 
-/// @param source of the name, for the message.
+/// @param source where the user gave the name, for the message.
 std::string interface_address(const std::string& name, const std::string& source) {
   std::vector<std::string> names;
   for (const InterfaceAddress& one : interface_addresses()) {
@@ -102,12 +102,11 @@ void set_nccl_environment(const std::string& interface) {
   const auto set = [](const char* name, const std::string& value) {
     ::setenv(name, value.c_str(), /*overwrite=*/0);
   };
-  // Without the "=", NCCL would take it as a prefix of names.
+  // Without the "=", NCCL would take the name as a prefix.
   if (!interface.empty()) set("NCCL_SOCKET_IFNAME", "=" + interface);
-  // While the process exits, calls of CUDA fail, and libtorch's watchdog would turn that into
-  // SIGABRT.
+  // While the process exits, calls of CUDA fail, which libtorch's watchdog would turn into SIGABRT.
   set("TORCH_NCCL_RETHROW_CUDA_ERRORS", "0");
-  // libtorch's own names in this folder are the same for all jobs.
+  // libtorch's default names in this folder are the same for all jobs.
   const auto job = base::env("SYNCBN_JOB_ID");
   const auto home = base::env("HOME");
   const auto cache = base::env("XDG_CACHE_HOME");

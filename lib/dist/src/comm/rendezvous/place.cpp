@@ -60,7 +60,7 @@ bool answers_as_store(int fd, base::Deadline deadline) {
   return std::memcmp(answer.data(), &kNonce, sizeof(kNonce)) == 0;
 }
 
-/// Listens at the first address that this host has.
+/// Listens at the first of the addresses that this host has.
 StoreEndpoint::Listener listen_at_first(const addrinfo* addresses) {
   StoreEndpoint::Listener result;
   result.error = EADDRNOTAVAIL;

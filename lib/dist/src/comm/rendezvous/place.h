@@ -11,7 +11,7 @@
 
 namespace syncbn::dist::detail {
 
-/// The address at which rank 0, or a launcher's agent, holds the store of a job.
+/// The address of a job's store, which rank 0 or a launcher's agent holds.
 struct StoreEndpoint {
   std::string host;
   uint16_t port = 0;
@@ -25,14 +25,15 @@ struct StoreEndpoint {
     base::UniqueFd fd;
     std::string address;  ///< numeric
     int error = 0;        ///< EADDRINUSE: the port is in use, and there is no socket
-    /// Whether the host's name resolves to this address. It does not if it is a service's, which
+    /// Whether the host's name resolves to this address. False if the name is a service's, which
     /// forwards connections, or if this is the wrong host.
     bool at_host = true;
   };
 
-  /// Listens on one interface: the one with the host's address, or else with the address `other`.
-  /// @param several_hosts whether other hosts must reach it: if the host's name resolves to
-  ///   loopback, as Debian's 127.0.1.1 does, it then listens on `other`.
+  /// Listens on one interface: the one with the host's address, or else the one with the address
+  /// `other`.
+  /// @param several_hosts whether other hosts must reach it: it then listens on `other` if the
+  ///   host's name resolves to loopback, as with Debian's 127.0.1.1.
   /// @throws base::UserError for an unknown host, base::UnavailableError unless the port is in use.
   Listener listen(bool several_hosts, const std::string& other) const;
 
@@ -42,7 +43,7 @@ struct StoreEndpoint {
     std::string store;
   };
 
-  /// The route over which c10d's TCPStore answers; otherwise empty, with a `reason`. Returns by
+  /// The route over which a c10d TCPStore answers; empty, with a `reason`, if none does. Returns by
   /// `deadline`, except for the time to resolve the host's name.
   /// @param other a second address to try if is_own_name().
   std::optional<Route> probe(base::Deadline deadline, const std::string& other,
@@ -55,7 +56,7 @@ struct StoreEndpoint {
 /// This process's rank, and where the ranks meet, as given by the environment and the user.
 struct Place {
   StoreEndpoint master;
-  std::string file;  ///< of file://, instead of `master`
+  std::string file;  ///< for file://, in place of `master`
   int rank = 0;
   int world_size = 1;
   bool agent_holds_store = false;

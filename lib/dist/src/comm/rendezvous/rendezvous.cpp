@@ -36,9 +36,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstRetryDelay{10};
 constexpr milliseconds kLongestRetryDelay{500};
-// Time limit for a store that exists already to answer.
+// Time limit for an existing store to answer.
 constexpr milliseconds kFirstAnswerTime{1000};
-// Time limit for one answer: a store that serves a thousand ranks may be slow.
+// Time limit for one answer of the store, which may be slow while it serves a thousand ranks.
 constexpr timeval kMaxAnswerTime{.tv_sec = 60, .tv_usec = 0};
 
 /// The store of a job, as this process reaches it.
@@ -50,8 +50,8 @@ struct JoinedStore {
                                ///< 0, or the store of another job
 };
 
-/// Waits until the store answers. c10d's client would fill the screen with warnings, and wait for
-/// ever for another program that does not answer.
+/// Waits until the store answers. c10d's client would fill the screen with warnings, and wait
+/// forever if another program holds the port and does not answer.
 StoreEndpoint::Route wait_for_store(const Place& place, const std::string& other,
                                     Clock::time_point deadline, milliseconds limit) {
   std::string reason;
@@ -73,12 +73,13 @@ c10d::TCPStoreOptions store_options(const Place& place, milliseconds limit) {
   c10d::TCPStoreOptions options;
   options.port = place.master.port;
   options.numWorkers = static_cast<size_t>(place.world_size);
-  // The client retries for as long if the store ends between probe and connection.
+  // Also bounds the client's retries if the store ends between probe and connection.
   options.timeout = limit;
   return options;
 }
 
-/// c10d's client waits for answers without a timeout, on a socket that it does not expose.
+/// Bounds the wait for answers: c10d's client has no timeout for them, and does not expose its
+/// socket.
 void bound_answers(const Place& place) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
@@ -95,7 +96,8 @@ void bound_answers(const Place& place) {
 }
 
 JoinedStore connect_to(const Place& place, const StoreEndpoint::Route& route, milliseconds limit) {
-  // By address: given a name, the client would spend all of its time on one that drops packets.
+  // By address: given a name, the client could spend all of its time on an address that drops
+  // packets.
   auto store = c10::make_intrusive<c10d::TCPStore>(route.store, store_options(place, limit));
   bound_answers(place);
   return {std::move(store), route.own};
@@ -131,14 +133,14 @@ JoinedStore hold_store(const Place& place, const std::string& other, Clock::time
   const StoreEndpoint::Route route = wait_for_store(place, other, deadline, limit);
   result.address = route.own;
   if (listener.at_host) return result;
-  // A service that forwards to this store has answered, or another rank 0.
+  // Either a service that forwards to this store has answered, or the store of another rank 0.
   JoinedStore second = connect_to(place, route, limit);
   second.held_by_other = true;
   return second.store->check({holder_key}) ? result : second;
 }
 
 JoinedStore open_file_store(const Place& place, milliseconds limit) {
-  // FileStore would retry until its timeout.
+  // Reports errors at once; FileStore would retry until its timeout.
   const base::UniqueFd fd(::open(place.file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (!fd) {
     throw UserError(fmt::format(
@@ -153,7 +155,8 @@ JoinedStore open_file_store(const Place& place, milliseconds limit) {
   return result;
 }
 
-/// Groups that this process has been in. Failed attempts, in which ranks may differ, do not count.
+/// The default groups that this process has been in. Failed attempts do not count, because ranks
+/// may have made different numbers of them.
 struct History {
   int groups = 0;
   bool with_python = false;
@@ -171,7 +174,7 @@ c10::intrusive_ptr<c10d::Store> without_history(c10::intrusive_ptr<c10d::Store> 
   return c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), store);
 }
 
-/// The meeting point of a store that the caller has opened.
+/// The place of a job whose store the caller has opened.
 Place place_of(const c10::intrusive_ptr<c10d::Store>& opened, const InitOptions& options) {
   Place place;
   place.rank = options.rank.value();
@@ -191,7 +194,8 @@ Place place_of(const c10::intrusive_ptr<c10d::Store>& opened, const InitOptions&
   return place;
 }
 
-/// Rank 0 counts as the one that holds an opened store: it may, and it then leaves last.
+/// Rank 0 counts as the holder of an opened store, because it may be, and the holder must leave
+/// last.
 JoinedStore join_opened_store(const c10::intrusive_ptr<c10d::Store>& opened, const Place& place,
                               const std::string& outside, Clock::time_point deadline) {
   JoinedStore result;
@@ -207,7 +211,7 @@ JoinedStore join_opened_store(const c10::intrusive_ptr<c10d::Store>& opened, con
 /// Opens the file of `place`, or starts c10d's TCPStore on rank 0 (unless an agent holds it) and
 /// connects to it on the other ranks.
 /// @param outside this host's address for peers, if the name in `place` resolves to loopback only.
-/// @param limit for the store to answer; it ends at `deadline`.
+/// @param limit the time in which the store must answer; it ends at `deadline`.
 JoinedStore join_store(const Place& place, const std::string& outside, Clock::time_point deadline,
                        milliseconds limit) {
   JoinedStore result;
@@ -223,7 +227,8 @@ JoinedStore join_store(const Place& place, const std::string& outside, Clock::ti
   return result;
 }
 
-/// Retries: an early rank may still find the previous group's store, which rank 0 then closes.
+/// Retries, because an early rank may still find the previous group's store, which rank 0 then
+/// closes.
 JoinedStore join_new_store(const Place& place, const std::string& outside,
                            Clock::time_point deadline, milliseconds limit) {
   for (;;) {
@@ -236,7 +241,7 @@ JoinedStore join_new_store(const Place& place, const std::string& outside,
   }
 }
 
-/// The address on the route to the store, unless other hosts cannot reach it.
+/// This host's address on the route to the store, or `outside` if other hosts cannot reach that.
 std::vector<std::string> addresses_for_peers(const JoinedStore& joined, const Rendezvous& job,
                                              const std::string& outside) {
   if (!job.python_ranks.empty()) return {};
@@ -251,12 +256,12 @@ std::string connected_key(const std::string& group) {
   return fmt::format("syncbn/connected/{}", group);
 }
 
-/// Waits for all members. Empty once they are connected.
+/// Waits until all members are connected. Empty if they are; otherwise the reason.
 std::string why_not_connected(const Rendezvous& place, const std::string& group, milliseconds limit,
                               const std::function<std::string()>& end_of_member) {
   const std::string all = connected_key(group) + "/all";
   const auto deadline = Clock::now() + limit;
-  // Polls, since the store does not notice a member's end.
+  // Polls, because the store does not notice when a member ends.
   while (!place.store->check({all})) {
     if (const std::string end = end_of_member(); !end.empty()) {
       if (place.store->check({all})) break;
@@ -340,14 +345,14 @@ bool wait_for_members(const Rendezvous& place, const std::string& group, millise
                       const std::function<std::string()>& end_of_member) {
   if (place.world_size == 1) return true;
   const auto end = [&]() -> std::string {
-    // Without the key, a launcher has emptied the store: this attempt is over.
+    // Without the key, a launcher has emptied the store, so this attempt is over.
     const bool has_own_mark = place.store->check({connected_key(group)});
     return has_own_mark ? end_of_member() : "the store was emptied";
   };
   try {
     static_cast<void>(why_not_connected(place, group, limit, end));
   } catch (const c10::Error&) {
-    // The rank that holds the store leaves when all are connected, or when it fails.
+    // The store has ended: the rank that holds it leaves when all are connected, or when it fails.
     return false;
   }
   return true;

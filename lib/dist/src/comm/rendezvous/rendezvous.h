@@ -20,7 +20,7 @@ struct Rendezvous {
   int rank = 0;
   int world_size = 1;
   /// This process's addresses for peers, one for each of Gloo's meshes. Empty if there are Python
-  /// ranks: then it is chosen as Python's torch.distributed does.
+  /// ranks: Gloo then chooses as in Python's torch.distributed.
   std::vector<std::string> addresses{"127.0.0.1"};
   bool holds_store = false;
   std::set<int> python_ranks;  ///< that run Python's torch.distributed
@@ -28,23 +28,23 @@ struct Rendezvous {
 };
 
 /// Opens the job's store and waits until every rank has arrived and a backend is chosen.
-/// @param offer its rank is found here.
-/// @param opened a store that the caller has opened and all ranks share, or null. `options` then
-///   give rank and world_size, and their init_method is not used.
+/// @param offer without the rank, which this function sets.
+/// @param opened null, or a store that the caller has opened and all ranks share. With it,
+///   `options` must give rank and world_size, and their init_method is not used.
 Rendezvous rendezvous(const InitOptions& options, Offer offer,
                       const c10::intrusive_ptr<c10d::Store>& opened = {});
 
-/// Every rank calls it after its part of making a group. The rank that holds the store waits until
-/// all members are connected, even if it is no member: they still read from the store.
-/// @param members the number of members that are ours.
+/// Every rank calls it after its part in making a group. The rank that holds the store waits until
+/// all members are connected, even if it is not a member: they still read from the store.
+/// @param members the number of members that run this library.
 /// @param end_of_member describes a member that has ended; empty if none has.
 void leave_rendezvous(const Rendezvous& place, const std::string& group, int members, bool member,
                       std::chrono::milliseconds limit,
                       const std::function<std::string()>& end_of_member);
 
-/// For a member that is about to close its connections, which would be a failure for a peer that is
-/// still connecting. Waits until all of our members are connected, one has ended, the store was
-/// emptied or `limit` has passed.
+/// A member calls it before it closes its connections, which would be a failure for a peer that is
+/// still connecting. Waits until all members that run this library are connected, one has ended,
+/// the store was emptied or `limit` has passed.
 /// @return false if the store does not answer.
 bool wait_for_members(const Rendezvous& place, const std::string& group,
                       std::chrono::milliseconds limit,
