@@ -37,16 +37,16 @@ namespace {
 
 using Event = PeerGatherWork::Event;
 
-/// The begin and the end of a call on its stream. Shared with the work, so that the work's tensors
-/// need not live as long as these are asked for.
+/// The events at the begin and the end of a call on its stream. They are shared with the work, so
+/// that queries of them need not keep the work and its tensors alive.
 struct WorkEvents : c10d::ProcessGroupNCCL::WorkNCCL {
   /// Null unless the group measures time.
   static Event begin_of(const WorkNCCL& work) { return work.*&WorkEvents::ncclStartEvent_; }
   static Event end_of(const WorkNCCL& work) { return work.*&WorkEvents::ncclEndEvent_; }
 };
 
-/// A ProcessGroupNCCL that leaves failures to the PeerMonitor. libtorch's own watchdog would sleep
-/// for a minute after a failure and then end the process by SIGABRT, without naming the peer.
+/// A ProcessGroupNCCL that leaves failures to the PeerMonitor. After a failure, libtorch's own
+/// watchdog would sleep for a minute and then end the process by SIGABRT, without naming the peer.
 class MonitoredNccl : public c10d::ProcessGroupNCCL {
  public:
   using ProcessGroupNCCL::ProcessGroupNCCL;
@@ -56,25 +56,25 @@ class MonitoredNccl : public c10d::ProcessGroupNCCL {
     heartbeatMonitor_->stop();
   }
 
-  /// As the first collective does. eagerConnectSingleDevice() would also move sends and recvs,
-  /// which have a communicator of each pair's own, to the group's stream.
+  /// Connects as the first collective does. eagerConnectSingleDevice() would also move sends and
+  /// recvs, which use a separate communicator for each pair, to the group's stream.
   void connect(at::Device device) {
     const c10::cuda::CUDAGuard guard(device);
-    // A split may hang while calls of the parent are under way.
+    // A split may hang while calls of the parent are running.
     if (options_->split_from) c10::cuda::device_synchronize();
     initNCCLComm(std::to_string(device.index()), device, c10d::OpType::ALLREDUCE);
-    getCommPtr();  // waits if the communicator does not block
+    getCommPtr();  // waits until a non-blocking communicator is ready
   }
 
-  /// @throws c10::DistBackendError in NCCL's words if its threads have found an error, such as a
-  ///   broken connection.
+  /// @throws c10::DistBackendError with NCCL's message if NCCL's threads have found an error, such
+  ///   as a broken connection.
   void throw_asynchronous_error(at::DeviceIndex device) {
     std::shared_ptr<c10d::NCCLComm> communicator = getNCCLComm(std::to_string(device));
     if (!communicator) return;
     if (const auto error = checkForNCCLErrors(communicator)) std::rethrow_exception(error);
   }
 
-  /// Returns the name of the file.
+  /// Returns the name of the file; empty if libtorch keeps no record.
   std::string write_flight_record(int world_rank) {
     dumpDebuggingInfo(/*includeStackTrace=*/false);
     return traceBufferSize_ > 0 ? c10d::DebugInfoWriter::getWriter(world_rank).getWriterTarget()
@@ -117,7 +117,8 @@ class Nccl : public Transport {
                                  uses_peer_memory_, no_peers_);
     if (peers_ && measures_time_) peers_->measure_time();
   }
-  /// NCCL's shutdown waits for the other ranks: this one has released their memory by then.
+  /// Unmaps the other ranks' memory before NCCL's shutdown, which waits for all ranks: once it
+  /// returns, each rank may free its own.
   void shutdown() override {
     if (peers_) peers_->shutdown();
     nccl_->shutdown();
@@ -129,7 +130,7 @@ class Nccl : public Transport {
     const c10::cuda::CUDAGuard guard(device_);
     if (!pool_) {
       using Allocator = c10::cuda::CUDACachingAllocator::CUDAAllocator;
-      // NCCL's own is for GPUs that an NVSwitch connects.
+      // NCCL's own allocator is for GPUs that an NVSwitch connects.
       pool_ = std::make_unique<at::cuda::MemPool>(
           nccl_->supportsTensorAlloc(device_.index())
               ? std::static_pointer_cast<Allocator>(nccl_->getMemAllocator())
@@ -205,7 +206,7 @@ class Nccl : public Transport {
   }
 
  private:
-  /// At the first exchange of statistics.
+  /// Called at the first exchange of statistics.
   void tell_once() const {
     static std::once_flag told;
     if (world_rank_ != 0 || nccl_->getSize() == 1) return;
@@ -216,7 +217,7 @@ class Nccl : public Transport {
     });
   }
 
-  /// 0 if it cannot be told.
+  /// 0 if it cannot be measured.
   static std::chrono::nanoseconds time_between(at::cuda::CUDAEvent& begin,
                                                at::cuda::CUDAEvent& end) {
     const c10::cuda::CUDAGuard device(end.device_index());
@@ -229,7 +230,7 @@ class Nccl : public Transport {
     return std::chrono::nanoseconds(static_cast<int64_t>(1e6 * milliseconds));
   }
 
-  /// Its queries may hang, as everything may after a failure.
+  /// In a thread with a time limit: its queries may hang after a failure.
   void write_record() {
     std::packaged_task<std::string()> task([nccl = nccl_, device = device_, rank = world_rank_] {
       const c10::cuda::CUDAGuard guard(device);
@@ -242,7 +243,7 @@ class Nccl : public Transport {
       const std::string file = written.get();
       const std::lock_guard lock(record_mutex_);
       record_ = file;
-    } catch (const std::exception&) {  // the message goes without
+    } catch (const std::exception&) {  // the error message then names no file
     }
   }
 
@@ -250,10 +251,10 @@ class Nccl : public Transport {
   static constexpr std::chrono::milliseconds kRecordTime{500};
 
   const c10::intrusive_ptr<MonitoredNccl> nccl_;
-  c10::intrusive_ptr<PeerGather> peers_;  ///< may be null
-  std::string no_peers_;                  ///< why
+  c10::intrusive_ptr<PeerGather> peers_;  ///< null: statistics go over NCCL
+  std::string no_peers_;                  ///< why peers_ is null
   const at::Device device_;
-  const c10::intrusive_ptr<c10d::Store> store_;  ///< null: GPUs shall not share memory
+  const c10::intrusive_ptr<c10d::Store> store_;  ///< null in a group of one
   const bool uses_peer_memory_;
   const bool registers_buckets_;
   const bool measures_time_;
@@ -265,7 +266,7 @@ class Nccl : public Transport {
 };
 
 std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
-  // Longer than any call: the watchdog's timeout is the PeerMonitor's.
+  // Longer than any call: the PeerMonitor enforces timeouts, not the watchdog.
   constexpr std::chrono::hours kNever{24 * 365};
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = group.is_monitored ? kNever : group.timeout;
@@ -290,7 +291,7 @@ std::string why_unusable() {
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess && error != cudaErrorNoDevice) {
-    static_cast<void>(cudaGetLastError());  // or the next call would report it
+    static_cast<void>(cudaGetLastError());  // otherwise a later check would report it
     int driver = 0;
     cudaDriverGetVersion(&driver);
     return fmt::format(
@@ -301,8 +302,8 @@ std::string why_unusable() {
   // Minor versions are compatible with each other.
   int runtime = 0;
   cudaRuntimeGetVersion(&runtime);
-  // A stub stands there if libtorch was asked for CUDA before this library was loaded; why_no_gpu()
-  // says so.
+  // The hooks are a stub if libtorch was asked for CUDA before this library was loaded;
+  // why_no_gpu() reports that.
   const auto& hooks = at::detail::getCUDAHooks();
   const int of_libtorch =
       hooks.hasCUDART() ? static_cast<int>(hooks.versionCUDART()) : CUDART_VERSION;
@@ -316,8 +317,8 @@ std::string why_unusable() {
         "LD_LIBRARY_PATH",
         shown(CUDART_VERSION), shown(of_libtorch), shown(runtime));
   }
-  // ProcessGroupNCCL's options hold structures of NCCL by value, so the headers of libtorch and of
-  // this library must agree; the library may be newer.
+  // ProcessGroupNCCL's options hold structures of NCCL by value, so libtorch and this library must
+  // be built with the same headers; the loaded NCCL may be newer.
   int library = 0;
   ncclGetVersion(&library);
   const uint64_t of_torch = torch::cuda::nccl::version();

@@ -6,11 +6,11 @@
 
 namespace syncbn::dist::detail {
 
-/// Whether the device has reached the event. For any thread.
+/// Whether the device has reached the event. May be called on any thread.
 inline bool has_ended(at::cuda::CUDAEvent& event) {
-  // The monitor's thread would create a context on the first GPU, which is another rank's.
+  // Otherwise the monitor's thread would create a context on GPU 0, which may be another rank's.
   const c10::cuda::CUDAGuard device(event.device_index());
-  // Otherwise a query would break the capture of a graph by another thread.
+  // Otherwise the query would break the capture of a graph on another thread.
   const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
   return cudaEventQuery(event) == cudaSuccess;
 }

@@ -18,7 +18,8 @@ class Graph : public DeviceGraph {
  public:
   void capture(const std::function<void()>& work) override {
     c10::cuda::device_synchronize();
-    // Other threads may go on: those of the loader pin memory, NCCL's asks for events.
+    // Thread-local, because other threads make CUDA calls: the loader's pin memory, NCCL's query
+    // events.
     graph_.capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
     try {
       work();
@@ -38,7 +39,8 @@ class Graph : public DeviceGraph {
   }
 
  private:
-  /// The stream would stay in capture. Ending it reports the failure again.
+  /// Without this the stream would stay in capture mode. Ending the capture reports the failure
+  /// again.
   void end_after_failure() {
     try {
       graph_.capture_end();

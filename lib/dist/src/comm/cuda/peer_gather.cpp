@@ -26,7 +26,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// Equal for ranks on one host, where a handle means the same memory. NCCL_HOSTID overrides it, as
+/// Equal on ranks of one host, where a handle names the same memory. NCCL_HOSTID overrides it, as
 /// in NCCL.
 std::string name_of_host() {
   const auto given = base::env("NCCL_HOSTID");
@@ -35,7 +35,7 @@ std::string name_of_host() {
 
 using Bytes = std::vector<uint8_t>;
 
-/// What each rank has published; waits for it.
+/// Publishes `own`, waits for all ranks and returns what each has published.
 std::vector<std::string> exchange(c10d::Store& store, const std::string& key, int rank, int size,
                                   const std::string& own) {
   store.set(fmt::format("{}/{}", key, rank), Bytes(own.begin(), own.end()));
@@ -47,7 +47,8 @@ std::vector<std::string> exchange(c10d::Store& store, const std::string& key, in
   return all;
 }
 
-/// The error of the last call as text; "" if it succeeded. Otherwise the next call would report it.
+/// The error as text; "" for success. Clears the runtime's last error, which a later check would
+/// report.
 std::string text_of(cudaError_t error) {
   if (error == cudaSuccess) return "";
   static_cast<void>(cudaGetLastError());
@@ -90,7 +91,7 @@ c10::intrusive_ptr<PeerGather> PeerGather::connect(const c10::intrusive_ptr<c10d
   cudaIpcMemHandle_t handle{};
   std::string failure = text_of(cudaIpcGetMemHandle(&handle, own));
   if (!wanted) failure = "peer_memory is off";
-  // Users set it where peer memory maps, but does not work.
+  // Users set it on machines where peer memory can be mapped but does not work.
   if (base::env("NCCL_P2P_DISABLE").value_or("0") != "0") failure = "NCCL_P2P_DISABLE is set";
   const std::string host = name_of_host();
   const std::string bytes(reinterpret_cast<const char*>(&handle), sizeof handle);
@@ -98,7 +99,7 @@ c10::intrusive_ptr<PeerGather> PeerGather::connect(const c10::intrusive_ptr<c10d
       exchange(*store, "peer_memory", rank, size, failure.empty() ? bytes + host : "");
   for (int peer = 0; peer < size && failure.empty(); ++peer) {
     const std::string& offer = offers[static_cast<size_t>(peer)];
-    if (offer.size() < sizeof handle) continue;  // that rank says why
+    if (offer.size() < sizeof handle) continue;  // that rank reports why
     if (offer.substr(sizeof handle) != host) {
       failure = fmt::format("rank {} is on another host", peer);
     } else if (peer != rank) {
@@ -118,8 +119,8 @@ c10::intrusive_ptr<PeerGather> PeerGather::connect(const c10::intrusive_ptr<c10d
 }
 
 PeerGather::~PeerGather() {
-  // A group that was aborted leaves its memory to the end of the process: freeing it would wait for
-  // the device, and others may still use it.
+  // An aborted group keeps its memory until the process ends: freeing it would wait for the device,
+  // and other ranks may still use it.
   if (!is_closed_) return;
   const c10::cuda::CUDAGuard guard(device_);
   static_cast<void>(cudaFree(arguments_.mailboxes[arguments_.rank]));
@@ -132,7 +133,8 @@ c10::intrusive_ptr<c10d::Work> PeerGather::_allgather_base(
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
   const bool captures =
       c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-  // The rows of two gathers must not overlap. A graph begins when the device has nothing to do.
+  // Two gathers must not overlap. A capture has nothing to wait for: the device is idle when it
+  // begins.
   if (last_ && !captures) last_->block(stream);
   cuda::PeerGatherArguments arguments = arguments_;
   arguments.tag = tag_;
@@ -162,7 +164,7 @@ void PeerGather::abort() {
 
 void PeerGather::shutdown() {
   const c10::cuda::CUDAGuard guard(device_);
-  c10::cuda::device_synchronize();  // also for replays of graphs
+  c10::cuda::device_synchronize();  // replays of graphs may still run
   close_to_others();
 }
 

@@ -12,19 +12,20 @@ struct PeerGatherShared {
   bool is_aborted;
 };
 
-/// What another GPU, or the host, writes while this kernel runs.
+/// Reads a value that another GPU, or the host, may write while this kernel runs.
 template <class T>
 __device__ __forceinline__ T read_now(const T* address) {
   return *static_cast<const volatile T*>(address);
 }
 
-/// Waits until the slot has the row of this exchange. A row of another call counts as none, so the
-/// ranks wait for each other until the PeerMonitor finds that they disagree, and aborts.
+/// Waits until the slot has the row of this exchange. Ignores the row of another call, so that
+/// ranks in different calls wait for each other until the PeerMonitor detects the mismatch and
+/// aborts.
 /// @return false if the group was aborted
 __device__ __forceinline__ bool wait_for_row(const PeerGatherArguments& arguments,
                                              const Mailbox::Slot& slot, unsigned exchange) {
   constexpr unsigned kNanoseconds = 100;
-  constexpr unsigned kLooks = 64;  // the host's memory is farther away
+  constexpr unsigned kLooks = 64;  // reads of host memory are slower
   for (unsigned looks = 1;; ++looks) {
     if (read_now(&slot.arrived) == exchange && read_now(&slot.tag) == arguments.tag) return true;
     if (looks % kLooks == 0 && read_now(arguments.aborted) != 0) return false;
@@ -32,8 +33,8 @@ __device__ __forceinline__ bool wait_for_row(const PeerGatherArguments& argument
   }
 }
 
-/// An all-gather of rows by one block: writes this rank's row to all mailboxes, and waits for those
-/// of the others in its own. Other blocks of this launch may have written the row.
+/// An all-gather of rows by one block: writes this rank's row to all mailboxes, and waits for the
+/// other ranks' rows in its own. Other blocks of this launch may have written the row.
 __device__ __forceinline__ void gather_from_peers(const PeerGatherArguments& arguments,
                                                   PeerGatherShared& shared) {
   const int thread = static_cast<int>(threadIdx.x);

@@ -15,13 +15,13 @@
 
 namespace syncbn::dist::detail {
 
-/// A gather that was launched.
+/// A gather that has been launched.
 class PeerGatherWork : public c10d::Work {
  public:
   using Event = std::shared_ptr<at::cuda::CUDAEvent>;
   PeerGatherWork(Event begin, Event end) : begin_(std::move(begin)), end_(std::move(end)) {}
 
-  /// Null unless the time is measured.
+  /// Null unless time is measured.
   const Event& begin() const { return begin_; }
   const Event& end() const { return end_; }
   bool isCompleted() override { return end_->query(); }
@@ -34,18 +34,18 @@ class PeerGatherWork : public c10d::Work {
   const Event end_;
 };
 
-/// Gathers rows of float64 through memory of each rank's GPU that all ranks of a group reach, by
-/// one kernel on the current stream: its own, or the one that computes the row
-/// (GatherByOwnKernel). Offers nothing else of c10d::Backend.
+/// Gathers rows of float64 through memory of each rank's GPU that all ranks of a group reach. One
+/// kernel on the current stream does it: its own, or the one that computes the row
+/// (GatherByOwnKernel). Implements nothing else of c10d::Backend.
 class PeerGather : public c10d::Backend {
  public:
-  /// Use connect().
+  /// For connect().
   PeerGather(int rank, int size, at::Device device);
 
   /// Every rank of the group calls it, and waits for the others in the store. transport/README.md
   /// says why it uses CUDA's IPC.
   /// @param wanted the options' peer_memory
-  /// @param why_not what keeps some rank from it, if it returns null; equal on all ranks
+  /// @param why_not if it returns null: what prevents it on some rank, equal on all ranks
   static c10::intrusive_ptr<PeerGather> connect(const c10::intrusive_ptr<c10d::Store>& store,
                                                 int rank, int size, at::Device device, bool wanted,
                                                 std::string& why_not);
@@ -55,16 +55,16 @@ class PeerGather : public c10d::Backend {
   /// @param output [W, n] and input [1, n]: float64 on the device, with n up to kMaxPeerRow
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& options) override;
-  /// Of the next gather; equal on ranks that make the same call.
+  /// Sets the tag of the next gather: equal on ranks that make the same call.
   void set_tag(uint64_t tag) { tag_ = tag; }
 
-  /// From now on works know when they began and ended on the GPU.
+  /// Makes later works record when they begin and end on the GPU.
   void measure_time() { measures_time_ = true; }
 
-  /// Ends kernels that wait for other ranks. Thread-safe.
+  /// Ends kernels that wait for other ranks, and lets later ones not wait. Thread-safe.
   void abort();
-  /// Waits for the gathers of this rank, and unmaps the memory of the others. The caller bounds the
-  /// wait: abort() from another thread ends it, unless kernels of other code run on.
+  /// Waits for this rank's gathers, and unmaps the other ranks' memory. The caller bounds the wait:
+  /// abort() from another thread ends it, unless kernels of other code still run.
   void shutdown() override;
 
  private:
@@ -73,7 +73,7 @@ class PeerGather : public c10d::Backend {
   bool is_closed_ = false;
   const at::Device device_;
   cuda::PeerGatherArguments arguments_;
-  unsigned* aborted_ = nullptr;  ///< pinned; the kernels read it
+  unsigned* aborted_ = nullptr;  ///< pinned host memory, which the kernels read
   uint64_t tag_ = 0;
   bool measures_time_ = false;
   PeerGatherWork::Event last_;
