@@ -27,7 +27,7 @@ void distribute_bn(torch::jit::Module& module, bool reduce = false,
                    const GroupOrDefault& group = {});
 
 /// Replaces the running statistics of all batch-norm layers below `module`, and of `module` itself,
-/// with the exact mean and unbiased variance over `num_iters` batches, since running averages lag
+/// with the exact mean and unbiased variance over `num_iters` batches, because running averages lag
 /// behind the weights (Wu and Johnson, arXiv:2105.07576; like fvcore's function of that name, but
 /// each batch is weighted by its number of values).
 ///

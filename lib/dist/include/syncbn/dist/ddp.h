@@ -88,7 +88,7 @@ struct DdpStats {
   int64_t unused_parameter_size_bytes = 0;
   std::vector<int64_t> bucket_sizes;  ///< bytes, in the order of communication
   bool has_rebuilt_buckets = false;
-  bool can_set_static_graph = false;  ///< as far as is known
+  bool can_set_static_graph = false;  ///< as far as known
   std::string comm_hook;              ///< empty: none was registered
 };
 

@@ -117,7 +117,7 @@ class SpawnContext {
 /// @return the context; unless `join` is false, all ranks have ended
 /// @throws SpawnError for the first rank that failed, after the others have ended.
 /// @throws base::UserError when this process has other threads, uses CUDA, or is in a process group
-///   already, since a forked copy would hang or fail, and for StartMethod::kExec;
+///   already, because a forked copy would hang or fail, and for StartMethod::kExec;
 ///   base::UnavailableError when the system cannot start another process.
 SpawnContext spawn(const std::function<void(int rank)>& fn, int nprocs,
                    const SpawnOptions& options = {});

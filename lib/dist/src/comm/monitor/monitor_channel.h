@@ -124,7 +124,7 @@ class MonitorChannel {
   std::mutex mutex_;
   std::vector<MonitorLink> links_;  ///< on rank 0 to every connected rank; elsewhere to rank 0
   bool stop_ = false;
-  bool is_copy_ = false;  ///< in a forked child, which has no such thread
+  bool is_copy_ = false;  ///< in a forked child, which does not have the thread
   std::thread thread_;
 };
 

@@ -38,15 +38,15 @@ class PeerMonitor {
   PeerMonitor(const PeerMonitor&) = delete;
   PeerMonitor& operator=(const PeerMonitor&) = delete;
 
-  /// Sends a leave notice with the exit code with which this process is about to end. exit() and
-  /// quick_exit() call it with their code and 0. Does nothing if there is no monitor.
+  /// Sends a leave notice with the exit code with which this process is about to end. exit() calls
+  /// it with its code, quick_exit() with 0. Does nothing if there is no monitor.
   static void leave_with(int exit_code);
 
-  /// From now on exit() ends the process once the leave notice is sent, without static destructors.
+  /// From now on, exit() sends the leave notice and ends the process without static destructors.
   static void skip_destructors();
 
-  /// From now on exit() with a code other than 0 ends the process once the leave notice is sent:
-  /// while calls on GPUs are pending, threads of NCCL and libtorch crash in the static destructors.
+  /// As skip_destructors(), for exit codes other than 0: while calls on GPUs are pending, threads
+  /// of NCCL and libtorch crash in the static destructors.
   static void skip_destructors_after_failure();
 
   int rank() const { return channel_.rank(); }

@@ -167,7 +167,7 @@ History& history() {
   return instance;
 }
 
-/// Hides the keys of earlier groups, since an agent's store outlives a group.
+/// Hides the keys of earlier groups, because an agent's store outlives a group.
 c10::intrusive_ptr<c10d::Store> without_history(c10::intrusive_ptr<c10d::Store> store) {
   const int earlier = history().groups;
   if (earlier == 0) return store;

@@ -32,7 +32,7 @@ struct PlacedCall {
 
 /// The c10d::Backend of every process group of this library. It numbers and records each call,
 /// passes it to a Transport, and adds rank, collective, sequence number, group and cause to errors.
-/// Registered as CUSTOM, since c10d's Logger casts a backend of type GLOO to ProcessGroupGloo.
+/// Registered as CUSTOM, because c10d's Logger casts a backend of type GLOO to ProcessGroupGloo.
 class Backend : public c10d::Backend {
  public:
   struct Members {

@@ -176,7 +176,7 @@ bool Exchange::is_idle() {
 
 void Exchange::stop() {
   abort();
-  // A forked child has no such thread, and another thread may have held the mutex.
+  // A forked child does not have these threads, and one of its parent may have held the mutex.
   if (::getpid() != process_) {
     for (std::thread& thread : threads_) thread.detach();
     return threads_.clear();
@@ -331,8 +331,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task)
   return future;
 }
 
-/// Advances the first operation of the queue without the mutex. Callbacks run after the turn, since
-/// they may wait for other operations. @return false if it is not done by `give_up`.
+/// Advances the first operation of the queue without the mutex. Callbacks run after the turn,
+/// because they may wait for other operations. @return false if it is not done by `give_up`.
 /// @param depth of the calling background thread; none: another thread, which runs the callbacks
 ///   itself.
 bool Exchange::take_turn(Lock& lock, Clock::time_point give_up, std::optional<size_t> depth) {

@@ -60,8 +60,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// Makes all pending and later operations fail.
   void abort() { aborted_ = true; }
 
-  /// abort(), and ends the threads; within a callback, without waiting for them. For the owner
-  /// only.
+  /// abort(), and ends the threads; within a callback, does not wait for them. Only the owner calls
+  /// it.
   void stop();
 
  private:

@@ -29,7 +29,7 @@ class TaggedGloo : public c10d::ProcessGroupGloo {
              const c10::intrusive_ptr<Options>& options, bool all_ours)
       : ProcessGroupGloo(store, rank, world_size, options), all_ours_(all_ours) {}
 
-  // The sequence number occupies the low bits, since Gloo alternates between its meshes by the tag.
+  // The sequence number occupies the low bits, by which Gloo alternates between its meshes.
   void set_next_tag(uint64_t tag) {
     collectiveCounter_ = static_cast<uint32_t>((tag & 0xffff) << 16 | (tag >> 16 & 0xffff));
   }

@@ -49,7 +49,7 @@ void StartQueue::drain() {
 }
 
 void StartQueue::stop() {
-  // A forked child has no such thread, and another thread may have held the mutex.
+  // A forked child does not have this thread, and one of its parent may have held the mutex.
   if (::getpid() != process_) {
     if (thread_.joinable()) thread_.detach();
     return;
