@@ -11,8 +11,8 @@
 
 namespace syncbn::dist::detail {
 
-/// Calls FlightRecorder::update() on a thread of its own: while another thread holds the lock of a
-/// CUDA context, a query of an event never returns. Thread-safe.
+/// Calls FlightRecorder::update() on a separate thread, because a query of an event does not return
+/// while another thread holds the lock of the CUDA context. Thread-safe.
 class CompletionQueries {
  public:
   using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
@@ -27,7 +27,7 @@ class CompletionQueries {
   void update(Logs logs, std::chrono::milliseconds limit);
 
  private:
-  /// What the thread, which may outlive this object, shares with it.
+  /// Shared with the thread, which may outlive this object.
   struct State {
     std::mutex mutex;
     std::condition_variable changed;

@@ -42,7 +42,7 @@ class Backend : public c10d::Backend {
   };
 
   /// @param cuda null without NCCL: `cpu` then carries CUDA tensors as well.
-  /// @param monitor null if some ranks do not run this library.
+  /// @param monitor null in a world of one, and if some ranks do not run this library.
   Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda, std::string group_name,
           std::chrono::milliseconds timeout, Members members,
           const std::shared_ptr<PeerMonitor>& monitor);

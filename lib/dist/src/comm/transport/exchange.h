@@ -52,7 +52,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// start() without a c10d::Work, for a caller that then waits.
   TaskPtr begin(uint64_t tag, std::unique_ptr<Operation> operation,
                 std::chrono::milliseconds timeout);
-  /// @throws the operation's error, or std::runtime_error after `timeout` (kNoTimeout: never).
+  /// @throws the operation's error, or TimedOut after `timeout` (kNoTimeout: never).
   void wait(const TaskPtr& task, std::chrono::milliseconds timeout);
 
   bool is_idle();

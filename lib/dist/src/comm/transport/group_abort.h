@@ -38,7 +38,7 @@ class GroupAbort : public std::enable_shared_from_this<GroupAbort> {
   ///   empty: none waits
   void start(std::optional<std::chrono::steady_clock::time_point> awaited_since = {});
 
-  /// While it lives, its thread is in a call of NCCL.
+  /// While it lives, its thread may be in a call of NCCL.
   class InCall {
    public:
     explicit InCall(GroupAbort& abort) : abort_(abort) { ++abort_.in_calls_; }

@@ -13,7 +13,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Starts collectives of one group on a thread of its own, in the order in which they were called.
+/// Starts collectives of one group on a separate thread, in the order in which they were called.
 /// For asynchronous calls that consist of several collectives, each of which needs the result of
 /// the previous one, and for the asynchronous calls after them.
 class StartQueue : public std::enable_shared_from_this<StartQueue> {

@@ -8,7 +8,7 @@
 
 namespace syncbn::dist::detail {
 
-/// Runs a task that may never end on its own thread, and waits for it.
+/// Runs a task, which may never end, on a separate thread, and waits for it.
 /// @param goes_on called every `interval`: whether to continue to wait; may throw
 /// @return false if goes_on() did; the task then continues, so it must own what it uses
 /// @throws what the task throws
