@@ -1,4 +1,4 @@
-/* The channel from a launcher to its workers: plain C, no library needed.
+/* The channel from workers to their launcher: plain C, no library needed.
  *
  * The launcher gives each worker the writing end of a pipe and names it in the environment:
  *   SYNCBN_AGENT_FD       the descriptor's number
@@ -29,18 +29,19 @@ enum syncbn_agent_kind {
   SYNCBN_AGENT_HEARTBEAT = 2, /* done = steps since the start of the run */
   SYNCBN_AGENT_PROGRESS = 3,  /* done of total, and a line of text to show beside the bar */
   SYNCBN_AGENT_CLEAR = 4,     /* hide the progress bar until the next PROGRESS */
-  SYNCBN_AGENT_WAITING = 5, /* has waited for other ranks for a while (say, a second) in collective
-                               number `done`, from 1, whose name is `text`. A later PHASE, or a
-                               HEARTBEAT or PROGRESS with another `done`, ends the wait */
-  SYNCBN_AGENT_PHASE = 6,   /* `text` is what it does now, such as "evaluation"; the next record may
-                               take `done` milliseconds longer than usual */
-  SYNCBN_AGENT_TIMEOUT = 7, /* without a --hang_timeout, this worker hangs if it makes no progress
-                               for `done` milliseconds; 0: never */
+  SYNCBN_AGENT_WAITING = 5, /* the worker has waited for other ranks for a while (say, a second) in
+                               collective number `done`, from 1, whose name is `text`. A later
+                               PHASE, or a HEARTBEAT or PROGRESS with another `done`, ends the
+                               wait */
+  SYNCBN_AGENT_PHASE = 6,   /* `text` is what the worker does, such as "evaluation"; the next record
+                               may take `done` milliseconds longer than usual */
+  SYNCBN_AGENT_TIMEOUT = 7, /* without --hang_timeout, the launcher treats this worker as hanging if
+                               it makes no progress for `done` milliseconds; 0: never */
   SYNCBN_AGENT_LOG = 8,   /* `text` is the absolute path of a file of JSON lines. If the job fails,
                              the launcher appends {"event":"end","time":...,"reason":...} with the
                              first failure */
-  SYNCBN_AGENT_RESUME = 9 /* `text` is the command that resumes the job; printed if it fails. Send
-                             neither of these if it does not fit */
+  SYNCBN_AGENT_RESUME = 9 /* `text` is the command that resumes the job; the launcher prints it if
+                             the job fails. Do not send a LOG or RESUME whose text does not fit */
 };
 
 /* All numbers little-endian, as on every machine this runs on. */

@@ -11,30 +11,31 @@ namespace syncbn::base {
 
 /// Replaces `path`, or the target of a symbolic link, by a temporary file in the same folder, which
 /// `write` fills: fsync, rename, fsync of the folder. Creates missing folders. A reader sees the
-/// old file or the new one, never a part.
+/// whole old file or the whole new one.
 /// @throws UserError or UnavailableError (see throw_file_error) naming the file and the reason. The
 ///   temporary file is removed, and the old file is unchanged unless only the folder's fsync
 ///   failed.
 void write_file_atomically(const std::filesystem::path& path,
                            const std::function<void(const std::filesystem::path&)>& write);
 
-/// Writes `bytes` in this way. A file that is not regular, such as /dev/stdout or a FIFO, is
-/// written directly.
+/// The same, with `bytes` as the content. Writes directly to a file that is not regular, such as
+/// /dev/stdout or a FIFO.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 
-/// Throws at once what write_file_atomically() would throw later because of the path, for files
-/// that are written after long work. Creates missing folders as well. A FIFO needs a reader.
+/// Throws the errors of write_file_atomically() that the path causes. Call it before long work
+/// whose result goes to `path`. Creates missing folders as well. A FIFO needs a reader.
 void check_can_write(const std::filesystem::path& path);
 
 /// Throws for the errno `error` of a failed file operation: UserError if the path is wrong
 /// (missing, not permitted, too long), UnavailableError if the disk failed.
 [[noreturn]] void throw_file_error(const std::string& what, int error);
 
-/// Whether there is a file or a folder; false where that cannot be found out.
+/// Whether `path` is a file or a folder; false if that cannot be determined.
 bool exists(const std::filesystem::path& path);
 
-/// Reads the whole file, or all that comes from a pipe or a device. @throws UserError naming the
-/// file if it cannot be read, or is larger than `max_bytes`, and pipes and devices than 64 MiB.
+/// Reads a whole file, pipe or device.
+/// @throws UserError naming the file if it cannot be opened or has more than `max_bytes` (a pipe or
+///   device: more than 64 MiB); UnavailableError if a read fails.
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);
 
 }  // namespace syncbn::base

@@ -6,8 +6,8 @@
 
 namespace syncbn::base {
 
-/// Bytes that are appended at the end and consumed from the front. Its memory is proportional to
-/// its size, even if it never becomes empty.
+/// Bytes that are appended at the end and consumed from the front. The memory stays proportional to
+/// the size, even if the queue never becomes empty.
 class ByteQueue {
  public:
   void append(std::string_view bytes) { bytes_.append(bytes); }

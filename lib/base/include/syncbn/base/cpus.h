@@ -14,12 +14,12 @@ namespace syncbn::base {
 using Cpus = std::set<int>;
 
 /// The online CPUs in a process's affinity mask, which a cpuset (containers, SLURM) narrows.
-/// @param process 0: the calling thread. Empty if the process has ended.
+/// @param process 0: the calling thread. The result is empty if the process has ended.
 Cpus allowed_cpus(pid_t process = 0);
 
-/// A control group of this process, a line of /proc/self/cgroup.
+/// A control group of this process: one line of /proc/self/cgroup.
 struct ControlGroup {
-  std::string controllers;  ///< "cpu,cpuacct"; empty: version 2, which has one group for all
+  std::string controllers;  ///< "cpu,cpuacct"; empty: version 2, one group for all controllers
   std::filesystem::path path;
 };
 /// @param root prefix of /proc, for tests.
@@ -30,11 +30,11 @@ std::vector<ControlGroup> control_groups(const std::filesystem::path& root = "/"
 /// @param root prefix of /proc and /sys, for tests.
 int usable_cpus(size_t allowed = allowed_cpus().size(), const std::filesystem::path& root = "/");
 
-/// More processes of a job on each usable CPU stall the machine: refused unless the user insists.
+/// Upper bound on a job's processes per usable CPU unless the user insists: more stall the machine.
 inline constexpr int kMaxProcessesPerCpu = 32;
 
-/// The share of one of `ranks` processes on this host in usable_cpus(), at least 1. A process that
-/// the launcher has bound to its own CPUs gets its whole mask.
+/// The CPUs for each of `ranks` processes on this host: an equal share of usable_cpus(), at least
+/// 1. A process that the launcher has bound to its own CPUs gets its whole mask.
 int cpus_of_rank(int ranks);
 
 }  // namespace syncbn::base

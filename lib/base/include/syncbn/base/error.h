@@ -6,7 +6,7 @@
 
 namespace syncbn::base {
 
-/// Exit codes of every program of this project; docs/errors.md is the page for users.
+/// Exit codes of every program of this project; docs/errors.md describes them for users.
 /// Codes that a worker chose itself pass through the launcher unchanged.
 enum ExitCode : int {
   kExitOk = 0,
@@ -14,7 +14,7 @@ enum ExitCode : int {
   kExitInternal = 70,  ///< a broken invariant: a bug in this project (EX_SOFTWARE)
   kExitUnavailable =
       75,               ///< a peer, the network or a disk failed; a restart may help (EX_TEMPFAIL)
-  kExitPreempted = 85,  ///< asked to stop, and stopped after saving: the same command goes on
+  kExitPreempted = 85,  ///< stopped on request after saving: the same command continues the job
   kExitCannotExecute = 126,  ///< the program was found but could not be executed
   kExitNotFound = 127,       ///< the program was not found
   kExitSignalBase = 128,     ///< 128 + N: ended by signal N
@@ -40,7 +40,7 @@ class UserError : public Error {
   explicit UserError(const std::string& message) : Error(message, kExitUsage) {}
 };
 
-/// A peer, the network or a disk failed. Starting again may succeed.
+/// A peer, the network or a disk failed. A restart may help.
 class UnavailableError : public Error {
  public:
   explicit UnavailableError(const std::string& message) : Error(message, kExitUnavailable) {}
@@ -56,15 +56,15 @@ class InternalError : public Error {
 /// std::system_error, kExitInternal for all others.
 int exit_code_of(const std::exception& error);
 
-/// The end of a message about a system call that has reached a limit (EMFILE, ENFILE, ENOMEM, and
-/// EAGAIN of fork() and pthread_create()): the limit, its value and what to do. Empty for other
-/// errors.
+/// The end of a message about a system call that reached a limit (EMFILE, ENFILE, ENOMEM, and
+/// EAGAIN of fork() and pthread_create()): the limit, its value and what to do. For ENETUNREACH,
+/// advice if the loopback interface is down. Empty for other errors.
 std::string limit_advice(int error);
 
 /// strerror() and limit_advice().
 std::string describe_errno(int error);
 
-/// UnavailableError for a failed system call: "<what>: <describe_errno(errno)>".
+/// Throws UnavailableError for a failed system call: "<what>: <describe_errno(errno)>".
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace syncbn::base

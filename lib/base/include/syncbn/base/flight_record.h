@@ -15,9 +15,9 @@
 
 namespace syncbn::base {
 
-/// The layout of a flight record: what a rank's collectives were, in memory that outlives the rank.
-/// A header, lines about groups, and a ring of the latest calls. All numbers are little-endian, all
-/// texts UTF-8 that ends with NUL, and all times CLOCK_MONOTONIC in ns.
+/// The layout of a flight record: a rank's collectives, in memory that outlives the rank. A header,
+/// lines about groups, and a ring of the latest calls. All numbers are little-endian, all texts
+/// UTF-8 that ends with NUL, and all times CLOCK_MONOTONIC in ns.
 struct FlightLayout {
   static constexpr uint32_t kMagic = 0x52464253;  ///< "SBFR"
   static constexpr uint32_t kVersion = 4;
@@ -30,20 +30,20 @@ struct FlightLayout {
   struct Header {
     uint32_t magic;
     uint32_t version;
-    int32_t pid;   ///< of the process that writes, or has written; 0: none
+    int32_t pid;   ///< of the process that writes or has written the record; 0: none
     int32_t rank;  ///< in the world
     int32_t world_size;
-    uint32_t group_bytes;  ///< of lines about groups
+    uint32_t group_bytes;  ///< size of the lines about groups
     int64_t unix_ns;       ///< the Unix time at CLOCK_MONOTONIC 0
     uint64_t started;      ///< calls
     uint64_t ended;        ///< calls
-    uint64_t own_ns;       ///< as own_until(), up to `own_since`; wraps around below 0
-    uint64_t own_since;    ///< since when no thread waits; 0: one does
+    uint64_t own_ns;       ///< own_until() at `own_since`; wraps around below 0
+    uint64_t own_since;    ///< when the last thread stopped waiting; 0: a thread waits
     char host[64];
-    char gpu[32];  ///< the PCI address of the GPU that it computes on; "": none
+    char gpu[32];  ///< PCI address of the GPU that the process computes on; "": none
 
-    /// Time in ns in which no thread has waited for a call, less the time that calls took on a GPU,
-    /// up to `now`. Below 0 if calls on a GPU overlapped.
+    /// Time in ns up to `now` in which no thread waited for a call, less the time that calls took
+    /// on a GPU. Below 0 if calls on a GPU overlapped.
     int64_t own_until(uint64_t now) const {
       return static_cast<int64_t>(own_ns + (own_since == 0 ? 0 : now - own_since));
     }
@@ -51,10 +51,10 @@ struct FlightLayout {
 
   struct Call {
     uint64_t number;    ///< of all calls, from 1; call n is at n % kCalls; 0: no call
-    uint64_t sequence;  ///< in its group, from 1; sends and recvs are counted apart
+    uint64_t sequence;  ///< in its group, from 1; sends and recvs have a separate count
     uint64_t begin;
     uint64_t end;      ///< 0: pending
-    uint64_t awaited;  ///< since when a thread waits for it; 0: none does
+    uint64_t awaited;  ///< when a thread began to wait for it; 0: none has
     int64_t sizes[6];  ///< the first dimensions
     int32_t peer;      ///< of a send or recv, in the world; -1 for collectives
     uint16_t group;    ///< the number of its line, from 0
@@ -62,13 +62,13 @@ struct FlightLayout {
     uint8_t dimensions;
     char kind[32];   ///< as in torch's records, such as "all_reduce"
     char dtype[16];  ///< such as "Float"
-    char name[112];  ///< as messages name it, such as "SyncBatchNorm layer 'bn1' …: exchange"
+    char name[112];  ///< as in messages, such as "SyncBatchNorm layer 'bn1' …: exchange"
   };
 
   Header header;
-  /// A line for each group: its ranks with commas in between, a blank, its name.
+  /// A line for each group: its ranks, separated by commas, a blank, its name.
   char groups[kGroupBytes];
-  /// By group, the sequence of the latest collective; 0: none. `calls` may have lost it.
+  /// The sequence of each group's latest collective, which `calls` may have lost; 0: none.
   uint64_t last_collectives[kGroups];
   Call calls[kCalls];
 };
@@ -77,15 +77,15 @@ static_assert(sizeof(FlightLayout::Call) == 256);
 
 /// Writes this process's flight record. Thread-safe.
 ///
-/// A launcher prepares one and names the inherited descriptor in SYNCBN_FLIGHT_FD. The first
-/// process that needs it takes it, by a lock, until it ends; a later one then begins it anew.
+/// A launcher prepares the record and names the inherited descriptor in SYNCBN_FLIGHT_FD. The first
+/// process that needs the record locks it until it ends; a later process starts the record afresh.
 /// Without a launcher, SYNCBN_FLIGHT_FOLDER may name a folder for files `rank-<N>.flight`. With
 /// neither, nothing is recorded.
 class FlightRecord {
  public:
   static constexpr const char* kDescriptor = "SYNCBN_FLIGHT_FD";
 
-  /// What is recorded when a call begins.
+  /// The facts known when a call begins.
   struct Call {
     std::string_view kind = {};
     std::string_view dtype = {};
@@ -98,17 +98,18 @@ class FlightRecord {
   };
 
   /// The record of this process; null if it has none.
-  /// @param rank in the world. It and the size are those of the first caller.
+  /// @param rank in the world. Only the first call's rank and size count.
   static std::shared_ptr<FlightRecord> of_process(int rank, int world_size);
-  /// The same; null before of_process().
+  /// The record that of_process() returned; null before its first call.
   static std::shared_ptr<FlightRecord> current();
 
-  /// Makes an empty record of a file. Returns false, with errno set, if it cannot be written.
+  /// Turns a file into an empty record. Returns false, with errno set, if it cannot be written.
   static bool prepare(int fd);
 
-  /// Takes a prepared record. Null if another process writes to it, or if it is not one.
+  /// Opens and locks a prepared record. Null if another process holds the lock, or if the file is
+  /// not a record.
   static std::shared_ptr<FlightRecord> make(int fd, int rank, int world_size);
-  /// Whether the process that has taken the record still runs.
+  /// Whether a process that has locked the record still runs.
   static bool is_taken(int fd);
 
   ~FlightRecord();
@@ -122,9 +123,9 @@ class FlightRecord {
   std::chrono::nanoseconds own_time();
   /// Returns the call's number, for end().
   uint64_t begin(const Call& call);
-  /// From now on a thread waits for a call; once for each call.
+  /// Records that a thread starts to wait for a call. At most once per call.
   void await(uint64_t number);
-  /// @param on_gpu how long it took there, waiting for the other ranks included.
+  /// @param on_gpu how long the call took on the GPU, including the wait for other ranks.
   void end(uint64_t number, FlightLayout::State state, bool was_awaited,
            std::chrono::nanoseconds on_gpu = {});
   /// Removes a call that did not start.
@@ -138,8 +139,8 @@ class FlightRecord {
   FlightLayout* const layout_;
   std::mutex mutex_;
   size_t groups_ = 0;
-  bool has_all_groups_ = true;  ///< lines of all of them
-  uint64_t awaited_ = 0;
+  bool has_all_groups_ = true;  ///< whether each group so far has a line
+  uint64_t awaited_ = 0;        ///< number of calls that threads wait for
 };
 
 }  // namespace syncbn::base

@@ -9,17 +9,18 @@
 
 namespace syncbn::base {
 
-/// What two processes exchange before anything else, as lines:
+/// The first lines that two processes exchange:
 ///
 ///   client → server   GREETING           or, with a secret: GREETING token NONCE
 ///                                        and before TLS:    GREETING tls NONCE
-///   server → client   challenge NONCE    only with a secret, as all that follows
+///   server → client   challenge NONCE    this and the rest only with a secret
 ///   client → server   proof MAC
 ///   server → client   proof MAC
 ///
-/// Both have to know the secret, which itself is never sent. A MAC is the HMAC-SHA256, by the
-/// secret, of the sender's side and both nonces, which are new for each connection: a recorded
-/// proof is worthless. What follows is protected by more such keys, one for TLS or one for the
+/// With a secret, the server answers a failure with `refused REASON`. Both sides must know the
+/// secret, which neither sends. A MAC is the HMAC-SHA256, with the secret as its key, of the
+/// greeting, the sender's side and both nonces. Nonces are new for each connection, so a recorded
+/// proof is worthless. Further HMACs are the keys for all that follows: one for TLS, or one for the
 /// messages of each direction. Not thread-safe.
 class Handshake {
  public:
@@ -27,13 +28,13 @@ class Handshake {
   /// Upper bound on a line of the handshake, in bytes.
   static constexpr size_t kMaxLine = 1024;
 
-  /// Both ends, as the messages name them.
+  /// Names for error messages, and the greeting.
   struct Parties {
     std::string greeting;  ///< "NAME VERSION"
     std::string client;    ///< "launcher"
     std::string server;    ///< "node 0"
     std::string secret;    ///< "token"
-    std::string source;    ///< where it comes from: "--token_file, SYNCBN_TOKEN"
+    std::string source;    ///< where users set the secret: "--token_file, SYNCBN_TOKEN"
   };
 
   /// @param secret empty: there is none.
@@ -42,12 +43,12 @@ class Handshake {
 
   /// The client's first line, with its newline.
   std::string begin();
-  /// Whether the other side's next line may begin with these bytes: false for those of a program
-  /// that is no client, which may never end a line.
+  /// Whether the other side's next line may begin with these bytes. False for a program that is not
+  /// a client, which may never end its line.
   bool may_begin_with(std::string_view bytes) const;
   /// Processes the other side's next line. Returns what to send, with its newline, or "".
   std::string take(std::string_view line);
-  /// Processes the lines that have arrived, and answers them. Returns is_done().
+  /// Processes and answers the lines that have arrived. Returns is_done().
   bool advance(Channel& channel);
 
   /// Whether messages may follow.
@@ -55,7 +56,7 @@ class Handshake {
   /// Why the handshake has failed, or "".
   const std::string& failure() const { return failure_; }
 
-  /// The seal of the messages that follow; null without a secret.
+  /// The protection of the messages that follow; null without a secret.
   std::unique_ptr<LinkProtection> protection() const;
   /// The key of a connection that continues in TLS; empty if it does not.
   std::string tls_key() const;
@@ -65,7 +66,7 @@ class Handshake {
   std::string take_greeting(std::string_view line);
   std::string fail(const std::string& why);
   Side other() const { return side_ == Side::kClient ? Side::kServer : Side::kClient; }
-  /// The HMAC of both nonces, for a side's proof or as a key.
+  /// The HMAC of the greeting, `purpose`, `side` and both nonces: a proof, or a key.
   std::string mac(Side side, std::string_view purpose) const;
   std::string proof(Side side) const;
 

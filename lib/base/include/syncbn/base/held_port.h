@@ -6,9 +6,9 @@
 
 namespace syncbn::base {
 
-/// A socket that is bound to all addresses of both families, as TCPStore listens, with
-/// SO_REUSEADDR. Invalid, with errno, if another process listens on the port. `port` 0: any free
-/// one.
+/// A socket bound with SO_REUSEADDR to all addresses of both families, as TCPStore's is. Invalid,
+/// with errno, if another process listens on the port.
+/// @param port 0: any free one.
 UniqueFd bind_all_addresses(int port);
 
 /// The port that a socket is bound to.
@@ -16,12 +16,14 @@ int bound_port(int socket);
 
 /// Holds the port that rank 0 will listen on, so that no other job can take it.
 ///
-/// A held port is bound with SO_REUSEADDR, and does not listen. The kernel does not assign it as a
-/// free port (bind() to port 0, an outgoing connection). Rank 0 can still bind it and listen: its
-/// TCPStore sets SO_REUSEADDR as well, and of sockets that all have the flag one may listen.
+/// The socket is bound with SO_REUSEADDR and does not listen. The kernel does not assign its port
+/// as a free one (bind() to port 0, an outgoing connection). Rank 0 can still bind the port and
+/// listen: its TCPStore sets SO_REUSEADDR as well, and one of the sockets with this flag may
+/// listen.
 class HeldPort {
  public:
-  /// `port` 0: any free one. Empty, with errno, if another process listens on it.
+  /// std::nullopt, with errno, if another process listens on the port.
+  /// @param port 0: any free one.
   static std::optional<HeldPort> hold(int port);
 
   int port() const { return port_; }

@@ -6,17 +6,18 @@
 
 namespace syncbn::base {
 
-/// The variable that holds the number of the descriptor from share_secret(), for a worker.
+/// The environment variable that tells a worker the number of the descriptor from share_secret().
 inline constexpr const char* kSecretDescriptor = "SYNCBN_SECRET_FD";
 
-/// Memory with the secret of a job's workers: they inherit it from their launcher, so the secret is
-/// neither in an environment nor in a command line. Empty if the system has none.
+/// A memfd with the secret of a job's workers. They inherit it from their launcher, so that the
+/// secret appears neither in an environment nor on a command line. Invalid if the system cannot
+/// make one.
 /// @param secret 64 hexadecimal digits.
 UniqueFd share_secret(const std::string& secret);
 
-/// The secret that this process's launcher has shared with all workers of the attempt; empty if it
-/// has none. The first call reads it and closes the descriptor, so that the programs that this
-/// process starts do not inherit it. Thread-safe.
+/// The secret that this process's launcher shares with all workers of the attempt; empty if there
+/// is none. The first call reads it and closes the descriptor, so that programs that this process
+/// starts do not inherit it. Thread-safe.
 const std::string& job_secret();
 
 }  // namespace syncbn::base

@@ -9,8 +9,7 @@
 
 namespace syncbn::base {
 
-/// How a link between two processes protects its lines, once the handshake is done. Not
-/// thread-safe.
+/// Protects the lines of a link between two processes after the handshake. Not thread-safe.
 class LinkProtection {
  public:
   LinkProtection() = default;
@@ -20,8 +19,9 @@ class LinkProtection {
 
   /// @param line without a newline.
   virtual void send(Channel& channel, std::string_view line) = 0;
-  /// The other end's next line, if it is complete. What the other end has not sent in this way ends
-  /// the channel with EBADMSG, and a line above `max_size` bytes with EMSGSIZE.
+  /// The other end's next line, if it is complete. The channel fails with EBADMSG if the other end
+  /// did not send the line through a LinkProtection, and with EMSGSIZE if an incomplete line has
+  /// more than `max_size` bytes.
   virtual std::optional<std::string> next_line(Channel& channel, size_t max_size) = 0;
 };
 

@@ -6,7 +6,7 @@
 
 namespace syncbn::base {
 
-/// The median of at least one number; of two in the middle the lower one.
+/// The median of one or more numbers: for an even count, the lower of the two in the middle.
 inline double lower_median(std::vector<double> numbers) {
   const auto middle = numbers.begin() + (std::ssize(numbers) - 1) / 2;
   std::ranges::nth_element(numbers, middle);

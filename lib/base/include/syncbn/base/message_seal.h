@@ -10,7 +10,7 @@
 namespace syncbn::base {
 
 /// Proves to the other end of a link that messages come from this end, unchanged, in order and
-/// without a gap: each carries the HMAC-SHA256 of its number and its text, by a key of this
+/// without a gap: each carries the HMAC-SHA256 of its number and text, with a key for this
 /// connection and direction.
 class MessageSeal : public LinkProtection {
  public:
@@ -19,10 +19,10 @@ class MessageSeal : public LinkProtection {
   void send(Channel& channel, std::string_view line) override;
   std::optional<std::string> next_line(Channel& channel, size_t max_size) override;
 
-  /// What to send in place of the text, which is one line.
+  /// The line to send for `text`, which is one line itself.
   std::string seal(std::string_view text);
-  /// The text of a sealed line; empty if it is not the other end's next message, after which no
-  /// later one is either.
+  /// The text of a sealed line; std::nullopt if the line is not the other end's next message. The
+  /// number then does not advance, so that messages after a lost one fail as well.
   std::optional<std::string> open(std::string_view line);
 
  private:

@@ -16,13 +16,13 @@ struct ProgressState {
   std::optional<std::chrono::duration<double>> remaining = {};
 };
 
-/// One line of less than `columns` columns, since a terminal may wrap after its last one:
-/// "[#####.....]  50/100   50 %  epoch 3  loss 0.21  0:12 < 0:12", with the time so far and the
-/// time left at its end. What does not fit is left out: first the counts, then the text from its
-/// end, the bar ahead of the text's first three parts, and the times.
+/// One line of fewer than `columns` columns, as a terminal may wrap after its last one:
+/// "[#####.....]  50/100   50 %  epoch 3  loss 0.21  0:12 < 0:12". It ends with the time so far and
+/// the time left. Leaves out what does not fit, in this order: the counts, the text's parts from
+/// the last to the fourth, the bar, the text's other parts, the times.
 std::string render_progress(const ProgressState& state, int columns);
 
-/// The same for a file or pipe: "step 50/100   50 %  epoch 3  loss 0.21  0:12 < 0:12".
+/// A line for a file or pipe: "step 50/100   50 %  epoch 3  loss 0.21  0:12 < 0:12".
 std::string progress_line(const ProgressState& state);
 
 /// Renders the PROGRESS records of a worker.

@@ -14,8 +14,8 @@ std::string hmac_sha256(std::string_view key, std::string_view bytes);
 /// Two lower-case hexadecimal digits for each byte.
 std::string to_hex(std::string_view bytes);
 
-/// Whether two texts are equal, in a time that does not depend on where they differ: for proofs of
-/// a secret.
+/// Compares two texts in a time that does not depend on where they differ. Use it for secrets and
+/// proofs of them.
 bool equal_in_constant_time(std::string_view a, std::string_view b);
 
 }  // namespace syncbn::base

@@ -7,11 +7,12 @@
 
 namespace syncbn::base {
 
-/// Blocks or unblocks signals in the calling thread, for as long as it exists. Threads and
+/// Blocks or unblocks signals in the calling thread for the lifetime of the object. Threads and
 /// processes that start meanwhile inherit the change.
 class SignalMask {
  public:
-  /// Blocks all signals. For starting the threads of a library: the program's own handle signals.
+  /// Blocks all signals. Use it while a library starts threads: only the program's own threads
+  /// handle signals.
   SignalMask() {
     sigset_t all;
     ::sigfillset(&all);

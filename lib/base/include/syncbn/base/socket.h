@@ -19,7 +19,7 @@ struct HostPort {
   std::optional<int> port;  ///< 0 to 65535
 };
 
-/// Empty if the text is not such an address.
+/// std::nullopt if the text is not such an address.
 std::optional<HostPort> parse_host_port(std::string_view text);
 
 struct AddressListDeleter {
@@ -27,14 +27,14 @@ struct AddressListDeleter {
 };
 using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
 
-/// The host's addresses for stream sockets. Null and a reason if the lookup failed, perhaps only
+/// The host's addresses for stream sockets. Null and a reason if the lookup fails, perhaps only
 /// temporarily. May wait long for a name server, unless `flags` (of addrinfo) has AI_NUMERICHOST.
 AddressList resolve(const std::string& host, int port, std::string& reason, int flags = 0);
 
 int port_of(const sockaddr_storage& address);
 
-/// The address of the other end of a connection (or, with `own`, of this end), without its port:
-/// "10.0.0.3", also if the socket is of IPv6. Empty if the socket is not connected.
+/// The address of the other end of a connection (or, with `own`, of this end), without its port.
+/// "10.0.0.3" for an IPv4 peer of an IPv6 socket as well. Empty if the socket is not connected.
 std::string peer_address(int fd, bool own = false);
 
 using Deadline = std::chrono::steady_clock::time_point;
@@ -42,11 +42,10 @@ using Deadline = std::chrono::steady_clock::time_point;
 /// A timeout for poll(): the time left, rounded up, at most one minute; 0 after the deadline.
 int milliseconds_until(Deadline deadline);
 
-/// Waits with poll() for one of `events` or an error; false after the deadline. Polls at least
-/// once.
+/// Waits for one of `events` or an error; false after the deadline. Polls at least once.
 bool poll_until(int fd, short events, Deadline deadline);
 
-/// A socket that listens at the address, with SO_REUSEADDR; invalid, with errno, if that fails.
+/// A socket that listens at the address, with SO_REUSEADDR; invalid, with errno, on failure.
 /// @param flags of socket(), such as SOCK_NONBLOCK.
 UniqueFd listen_at(const addrinfo& address, int flags = 0);
 
@@ -57,19 +56,19 @@ UniqueFd start_connect(const addrinfo& address);
 /// 0 if the socket is connected, else the errno of the failure.
 int connect_error(int fd);
 
-/// Makes the connection fail with ETIMEDOUT if the peer's host does not answer for 11 seconds: a
-/// host that lost its power or its network does not close its connections.
+/// Makes the connection fail with ETIMEDOUT if the peer's host does not answer for 11 seconds. A
+/// host that loses power or its network closes no connections.
 void detect_lost_host(int fd);
 
-/// When to give up the first of several addresses. One of them may fail without an error, such as
-/// IPv6 behind a router that drops it, and the others need time as well.
+/// When to give up the first of several addresses, so that time is left for the others: an address
+/// may fail without an error, such as an IPv6 address behind a router that drops IPv6.
 Deadline deadline_of_first(Deadline now, Deadline deadline, size_t addresses);
 
-/// Checks a connection, by the deadline.
+/// Whether a connection is usable. Must return by the deadline.
 using ConnectionCheck = std::function<bool(int fd, Deadline deadline)>;
 
 /// Connects to the first address that answers and passes the check `usable`. Returns a non-blocking
-/// socket; if there is none by the deadline, an invalid one and a reason, which `usable` may set.
+/// socket; if no address does by the deadline, an invalid one and a reason, which `usable` may set.
 UniqueFd connect_to_any(const addrinfo* addresses, Deadline deadline, std::string& reason,
                         const ConnectionCheck& usable = {});
 

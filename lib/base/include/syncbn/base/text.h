@@ -10,35 +10,37 @@
 
 namespace syncbn::base {
 
-/// The candidate nearest to `word` by edit distance; empty if none is near enough to be meant.
+/// The candidate that a misspelt `word` probably means: the nearest by edit distance, else the
+/// shortest with the same beginning; std::nullopt if there is none.
 std::optional<std::string> nearest(std::string_view word,
                                    const std::vector<std::string>& candidates);
 
 /// The end of a message about an unknown name: "; did you mean 'x'?", or "".
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
-/// Splits "a, b" into "a" and "b"; no words for an empty text. A comma at the end yields an empty
-/// last word, for the caller to refuse.
+/// Splits "a, b" into "a" and "b"; an empty text has no words. A comma at the end yields an empty
+/// last word, which the caller can refuse.
 std::vector<std::string> words_of(std::string_view text);
 
 std::string join(const std::vector<std::string>& parts, std::string_view separator);
 
-/// join() of the first `max` parts, and how many are left out: "cat, dog, and 998 more".
+/// join() of the first `max` parts and the number of the others: "cat, dog, and 998 more".
 std::string join_some(std::vector<std::string> parts, std::string_view separator, size_t max);
 
-/// "1 rank", "2 ranks". @param noun in the singular; its plural takes an s.
+/// "1 rank", "2 ranks".
+/// @param noun in the singular; must form its plural with an s.
 std::string counted(int64_t count, std::string_view noun);
 
-/// Whether a wildcard, as in a shell, matches a dotted name or what is ahead of one of its dots:
-/// "fc" and "layer1.*" match "fc.weight" and "layer1.0.conv1.weight".
+/// Whether a shell wildcard matches a dotted name, or the part of it before one of its dots: "fc"
+/// matches "fc.weight", and "layer1.*" matches "layer1.0.conv1.weight".
 bool matches_name(const std::string& wildcard, const std::string& name);
 
 /// Makes text safe for a terminal: control characters except those in `kept`, byte order marks and
 /// bytes that are not UTF-8 become escapes such as "\\x1b".
 std::string printable(std::string_view text, std::string_view kept = "");
 
-/// The whole of `text` as a number; empty if it is anything else (a leading blank or plus sign
-/// included) or out of range.
+/// The whole of `text` as a number; std::nullopt if it is not one, is out of range, or has a
+/// leading blank or plus sign.
 template <class Number>
 std::optional<Number> parse_number(std::string_view text) {
   Number number{};
@@ -51,7 +53,7 @@ std::optional<Number> parse_number(std::string_view text) {
 /// The longest prefix of `text` that has at most `max_bytes` and does not cut a UTF-8 character.
 std::string_view utf8_prefix(std::string_view text, size_t max_bytes);
 
-/// The columns that UTF-8 text takes on a terminal; each character counts as one.
+/// The width of UTF-8 text on a terminal in columns, if each character takes one.
 int columns_of(std::string_view text);
 
 /// The first `columns` characters of UTF-8 text.
