@@ -18,11 +18,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Errors that another path would avoid.
+// Errors that another path may avoid.
 constexpr std::array kPathErrors{EACCES, EEXIST,  EISDIR, ELOOP, ENAMETOOLONG,
                                  ENOENT, ENOTDIR, EPERM,  EROFS};
 
-// In bytes, of what is read from pipes and devices, some of which never end.
+// Upper bound in bytes on what is read from a pipe or a device, which may never end.
 constexpr size_t kMaxOfStream = size_t{64} << 20;
 
 void sync_to_disk(const fs::path& path) {
@@ -37,7 +37,7 @@ void sync_folder_to_disk(const fs::path& folder) {
   throw_errno(fmt::format("cannot sync {}", folder.string()));
 }
 
-// The target of a symbolic link, which need not exist yet.
+// The target of a symbolic link. It need not exist.
 fs::path link_target(fs::path path) {
   constexpr int kMaxLinks = 40;  // the kernel's limit
   std::error_code error;
@@ -47,7 +47,7 @@ fs::path link_target(fs::path path) {
   return path;
 }
 
-// A file that must not be replaced: a device, a FIFO, an open file by its name, such as
+// Whether a file must not be replaced: a device, a FIFO, or the name of an open file, such as
 // /dev/stdout.
 bool is_special(const fs::path& link) {
   const std::string name = fs::absolute(link).lexically_normal().string();
@@ -80,7 +80,7 @@ void write_all(const UniqueFd& fd, std::string_view bytes, const fs::path& path)
   }
 }
 
-// O_NONBLOCK: a FIFO without a reader is an error, instead of a wait.
+// O_NONBLOCK: opening a FIFO without a reader fails instead of waiting.
 UniqueFd open_special(const fs::path& path) {
   UniqueFd fd(::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd) throw_file_error(fmt::format("cannot open {}", path.string()), errno);

@@ -49,13 +49,12 @@ void Channel::flush() {
   }
 }
 
-/// receive() still reads what the peer had sent; after that, the channel has ended. A pipe
-/// without a reader wakes poll() by itself.
+/// receive() still reads what the peer sent before; then the channel ends.
 void Channel::break_output(int error) {
   cannot_send_ = true;
   error_ = error;
   output_.clear();
-  ::shutdown(fd(), SHUT_RDWR);  // wakes the owner's poll()
+  ::shutdown(fd(), SHUT_RDWR);  // wakes the owner's poll(); a pipe without a reader does so itself
 }
 
 void Channel::receive(size_t max) {
@@ -70,7 +69,7 @@ void Channel::receive(size_t max) {
     if (ended_) break;
     input_.append({buffer.data(), static_cast<size_t>(got)});
     total += static_cast<size_t>(got);
-    // Nothing is left now; the next call sees the end, if there is one.
+    // A short read has emptied the socket; the next call sees the end, if there is one.
     if (static_cast<size_t>(got) < wanted) break;
   }
 }

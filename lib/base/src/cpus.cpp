@@ -44,7 +44,7 @@ double quota_up_from(const std::filesystem::path& mount, std::filesystem::path g
 }  // namespace
 
 Cpus allowed_cpus(pid_t process) {
-  // The kernel refuses a mask that is shorter than its own, and does not report its length.
+  // The kernel rejects a mask that is shorter than its own, and does not report its length.
   constexpr size_t kMaxBytes = 1 << 16;
   constexpr int kBits = sizeof(unsigned long) * CHAR_BIT;
   std::vector<unsigned long> mask(sizeof(cpu_set_t) / sizeof(unsigned long));
@@ -86,7 +86,7 @@ int usable_cpus(size_t allowed, const std::filesystem::path& root) {
 int cpus_of_rank(int ranks) {
   const Cpus own = allowed_cpus();
   Cpus all = own;
-  // The parent has started the other ranks as well, and keeps its own mask when it binds them.
+  // The parent has started the other ranks as well, and keeps its own mask when it binds theirs.
   all.merge(allowed_cpus(::getppid()));
   return std::clamp(usable_cpus(all.size()) / ranks, 1, static_cast<int>(own.size()));
 }

@@ -29,7 +29,7 @@ void put(char (&to)[size], std::string_view text) {
   std::fill(std::copy(kept.begin(), kept.end(), to), to + size, '\0');
 }
 
-/// A number that readers in other processes see once all that was written before it is there.
+/// Stores a number so that a reader in another process that sees it also sees all earlier writes.
 template <class Number>
 void publish(Number& number, Number value) {
   std::atomic_ref(number).store(value, std::memory_order_release);
@@ -41,7 +41,7 @@ std::shared_ptr<FlightRecord> open_own(int rank, int world_size) {
     ::unsetenv(FlightRecord::kDescriptor);
     if (!number) return {};
     auto record = FlightRecord::make(*number, rank, world_size);
-    // Otherwise the number is stale, and the descriptor somebody else's.
+    // Without a record, the number is stale and refers to another file, which must stay open.
     if (record) ::close(*number);
     return record;
   }
@@ -49,7 +49,7 @@ std::shared_ptr<FlightRecord> open_own(int rank, int world_size) {
   if (!folder) return {};
   const std::string path = fmt::format("{}/rank-{}.flight", *folder, rank);
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  // On a full disk a write to mapped memory would end this process.
+  // Allocate the blocks now: on a full disk, a write to mapped memory would kill this process.
   if (fd && ::posix_fallocate(fd.get(), 0, sizeof(FlightLayout)) != 0) return {};
   return FlightRecord::prepare(fd.get()) ? FlightRecord::make(fd.get(), rank, world_size) : nullptr;
 }
@@ -100,8 +100,8 @@ bool FlightRecord::prepare(int fd) {
 std::shared_ptr<FlightRecord> FlightRecord::make(int fd, int rank, int world_size) {
   struct stat what {};
   if (::fstat(fd, &what) != 0 || what.st_size != sizeof(FlightLayout)) return {};
-  // A lock of a file description of its own ends with this process and those that it has
-  // forked, in any PID namespace.
+  // The lock belongs to a file description of this process's own. It lasts until this process and
+  // all that it has forked have ended, in whichever PID namespace.
   UniqueFd own(::open(fmt::format("/proc/self/fd/{}", fd).c_str(), O_RDWR | O_CLOEXEC));
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -115,7 +115,7 @@ std::shared_ptr<FlightRecord> FlightRecord::make(int fd, int rank, int world_siz
     ::munmap(memory, sizeof(FlightLayout));
     return {};
   }
-  if (header.pid != 0) {  // of a process that has ended
+  if (header.pid != 0) {  // the record of a process that has ended
     std::memset(memory, 0, sizeof(FlightLayout));
     header.magic = FlightLayout::kMagic;
     header.version = FlightLayout::kVersion;
@@ -138,8 +138,8 @@ size_t FlightRecord::add_group(const std::string& name, const std::vector<int>& 
   const std::string line = fmt::format("{} {}\n", fmt::join(ranks, ","), printable(name));
   const std::lock_guard lock(mutex_);
   FlightLayout::Header& header = layout_->header;
-  // A group that does not fit has a number without a line, and so have all after it: a line's place
-  // is its number.
+  // After the first group that does not fit, no group gets a line, because a group's number is the
+  // index of its line.
   has_all_groups_ = has_all_groups_ && groups_ < FlightLayout::kGroups &&
                     header.group_bytes + line.size() <= FlightLayout::kGroupBytes;
   if (has_all_groups_) {
@@ -170,7 +170,7 @@ uint64_t FlightRecord::begin(const Call& call) {
   FlightLayout::Header& header = layout_->header;
   const uint64_t number = header.started + 1;
   FlightLayout::Call& entry = layout_->calls[number % FlightLayout::kCalls];
-  publish(entry.number, uint64_t{0});  // readers skip it until it is complete
+  publish(entry.number, uint64_t{0});  // readers skip the entry until it is complete
   std::atomic_thread_fence(std::memory_order_release);
   entry.sequence = call.sequence;
   entry.begin = monotonic_ns();
@@ -206,7 +206,7 @@ void FlightRecord::end(uint64_t number, FlightLayout::State state, bool was_awai
   const std::lock_guard lock(mutex_);
   const uint64_t now = monotonic_ns();
   FlightLayout::Call& entry = layout_->calls[number % FlightLayout::kCalls];
-  if (entry.number == number) {  // else later calls have taken its place
+  if (entry.number == number) {  // otherwise a later call has overwritten the entry
     entry.state = state;
     publish(entry.end, now);
   }

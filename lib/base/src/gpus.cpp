@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// CUDA_VISIBLE_DEVICES; empty if it is not set. Set to nothing, it hides all GPUs, so env()
-// does not do here. CUDA ignores an invalid entry and all that follow.
+// The entries of CUDA_VISIBLE_DEVICES; std::nullopt if it is not set. Not env(), because the empty
+// string hides all GPUs. CUDA ignores an invalid entry and all that follow.
 std::optional<std::vector<std::string>> visible_devices() {
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return std::nullopt;
@@ -38,8 +38,8 @@ std::string uuid_in(const fs::path& information) {
   return "";
 }
 
-// The GPU that an entry of CUDA_VISIBLE_DEVICES names: by number, by the first letters of a UUID,
-// or as "MIG-<UUID>/…".
+// The GPU that an entry of CUDA_VISIBLE_DEVICES names: by number, by the start of a UUID, or as
+// "MIG-<UUID>/…".
 const Gpu* find_gpu(const std::string& entry, const std::vector<Gpu>& machine) {
   if (const auto number = parse_number<size_t>(entry)) {
     return *number < machine.size() ? &machine[*number] : nullptr;
@@ -60,7 +60,7 @@ struct PciInfo {
   std::array<char, 32> address;  ///< "00000000:DC:00.0"
 };
 
-// As /sys writes it: four digits for the domain, lower case.
+// Converts NVML's address to /sys's form: four digits for the domain, lower case.
 std::string sys_address(std::string address) {
   constexpr size_t kDomainDigits = 4;
   const size_t colon = address.find(':');
@@ -69,7 +69,7 @@ std::string sys_address(std::string address) {
   return address;
 }
 
-// NVIDIA's management library, which is part of the driver.
+// NVIDIA's management library, a part of the driver.
 class Nvml {
  public:
   Nvml()
@@ -81,7 +81,7 @@ class Nvml {
   Nvml(const Nvml&) = delete;
   Nvml& operator=(const Nvml&) = delete;
 
-  // False: it is not installed, or its driver does not work.
+  // False if the library is not installed, or the driver does not work.
   bool is_started() const { return is_started_; }
 
   template <class... Args>

@@ -17,7 +17,7 @@ constexpr std::string_view kChallenge = "challenge ";
 constexpr std::string_view kProof = "proof ";
 constexpr std::string_view kRefused = "refused ";
 
-// What follows `name` in the line; empty if the line does not begin with it.
+// The rest of a line that begins with `name`; empty if it does not.
 std::string_view after(std::string_view name, std::string_view line) {
   return line.starts_with(name) ? line.substr(name.size()) : std::string_view();
 }
@@ -30,7 +30,7 @@ std::string quoted(std::string_view line) {
   return printable(utf8_prefix(line, 200));
 }
 
-// "NAME ", of any version.
+// "NAME ", which all versions begin with.
 std::string_view any_version(const std::string& greeting) {
   return std::string_view(greeting).substr(0, greeting.find(' ') + 1);
 }

@@ -22,7 +22,7 @@ uintptr_t address_of(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer);
 }
 
-/// Start address of the heap that grows by sbrk(); UINTPTR_MAX if there is none.
+/// The start address of the heap that sbrk() grows; UINTPTR_MAX if there is none.
 uintptr_t begin_of_heap() {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
@@ -42,15 +42,15 @@ char* end_of_heap() {
 std::atomic<uintptr_t> heap_begin = UINTPTR_MAX;
 std::atomic<char*> heap_advised = nullptr;
 
-/// Requests huge pages for the whole ones between two addresses.
+/// Requests huge pages for the 2 MiB ranges that lie wholly between two addresses.
 void advise(char* begin, const char* end) {
   begin += (kHugePage - address_of(begin) % kHugePage) % kHugePage;
   const auto bytes = end - begin - static_cast<ptrdiff_t>(address_of(end) % kHugePage);
   if (bytes > 0) ::madvise(begin, static_cast<size_t>(bytes), MADV_HUGEPAGE);
 }
 
-/// Grows the heap and requests huge pages for the new part before its first use. Unused pages take
-/// addresses, but no memory. Does nothing if the addresses are not available.
+/// Grows the heap and requests huge pages for the new part before its first use. Unused pages
+/// occupy addresses, not memory. Does nothing if the addresses are not available.
 void grow_heap(size_t bytes) {
   void* const block = std::malloc(bytes);
   if (block == nullptr) return;
@@ -70,8 +70,8 @@ void advise_huge_pages(void* block, size_t bytes) {
     advise(begin, begin + bytes);
     return;
   }
-  // Requests block by block would split the heap into many mappings, and the kernel would have to
-  // copy the pages in between to make them huge later.
+  // Requests for single blocks would split the heap into many mappings, and the kernel would have
+  // to copy the pages in between to make them huge later.
   constexpr size_t kGrowth = size_t{128} << 20;
   if (end > heap_advised) grow_heap(kGrowth);
 }
@@ -82,8 +82,8 @@ void keep_freed_memory() {
   if (std::ranges::any_of(kUsersOwn, [](const char* name) { return env(name).has_value(); })) {
     return;
   }
-  // No block gets a mapping of its own, which free() would unmap, and the free end of the heap
-  // stays.
+  // No block gets a mapping of its own, which free() would unmap, and free() does not shrink the
+  // heap.
   ::mallopt(M_MMAP_MAX, 0);
   ::mallopt(M_TRIM_THRESHOLD, -1);
   constexpr size_t kGrowth = size_t{512} << 20;  // enough for the tensors of a common model

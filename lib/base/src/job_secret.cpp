@@ -20,7 +20,7 @@ std::string read_secret() {
   if (variable == nullptr) return "";
   const auto fd = parse_number<int>(variable);
   ::unsetenv(kSecretDescriptor);
-  // The number may be stale, and the descriptor somebody else's.
+  // The number may be stale and refer to another file, which must stay open.
   const int seals = fd ? ::fcntl(*fd, F_GET_SEALS) : -1;
   if (seals < 0 || (seals & kSeals) != kSeals) return "";
   std::string text(kPrefix.size() + kDigits, '\0');

@@ -23,7 +23,7 @@ std::string message_of(const std::exception& error) {
   const std::string what = error.what();
   if (const auto* system = dynamic_cast<const std::system_error*>(&error)) {
     const int code = system->code().value();
-    // std::thread's exception says nothing about the thread.
+    // std::thread's exception does not say that a thread could not start.
     return (code == EAGAIN ? "cannot start a thread: " : "") + what + limit_advice(code);
   }
   // libtorch appends a page of stack frames.
@@ -37,7 +37,8 @@ std::atomic<int> g_stdout_error{0};
 
 void init_logging(int rank) {
   const auto colours = env("NO_COLOR") ? spdlog::color_mode::never : spdlog::color_mode::automatic;
-  // Made by hand: the name is that of spdlog's own default logger, which this one replaces.
+  // spdlog's factories refuse a name in use, and "" is the name of the default logger, which this
+  // one replaces.
   auto logger = std::make_shared<spdlog::logger>("", std::make_shared<StderrSink>(colours));
   logger->set_pattern("%^%L%$ %v");
   logger->set_level(rank == 0 ? spdlog::level::info : spdlog::level::warn);
@@ -72,11 +73,11 @@ void write_stderr(std::string_view text) noexcept {
 }
 
 int run_main(const std::string& program, const std::function<int()>& body) {
-  // A worker's output is a pipe, whose lines would wait for a full buffer and be lost in a crash.
+  // A worker's stdout is a pipe: fully buffered, its last lines would be late, and lost in a crash.
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   try {
     const int exit_code = body();
-    // stdio would flush after main() and ignore a full disk.
+    // stdio flushes after main() as well, but then ignores a full disk.
     if (std::fflush(stdout) != 0) g_stdout_error = errno;
     if (g_stdout_error != 0) {
       throw UnavailableError("cannot write standard output: " + describe_errno(g_stdout_error));

@@ -12,7 +12,7 @@
 namespace syncbn::base {
 
 UniqueFd open_to_read(const std::filesystem::path& path, int more_flags) {
-  // O_NONBLOCK, or open() would wait for a writer of a FIFO.
+  // Without O_NONBLOCK, open() would wait for the writer of a FIFO.
   const int flags = O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | more_flags;
   UniqueFd file(::open(path.c_str(), flags));
   if (file) ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);

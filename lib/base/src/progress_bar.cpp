@@ -33,7 +33,7 @@ double share_of(const ProgressState& state) {
   return std::min(1.0, static_cast<double>(state.done) / static_cast<double>(state.total));
 }
 
-/// "[##...]", of so many columns; empty if it would be too short to tell anything.
+/// "[##...]" in at most `columns` columns; empty if that is too short to show anything.
 std::string bar_of(double share, int columns) {
   constexpr int kShortest = 5, kLongest = 30;
   const int width = std::min(columns - 2, kLongest);
@@ -85,7 +85,7 @@ std::string render_progress(const ProgressState& state, int columns) {
     const int between = left == columns - 1 ? 0 : static_cast<int>(kBetween.size());
     const int room = std::max(left - between, 0);
     if (part->rank == kBar) part->text = bar_of(share_of(state), std::min(room, columns / 8 + 2));
-    // Of another program's text, as much as there is room for.
+    // Another program's text may have no separators: cut it, so that some of it is shown.
     if (part->rank == kText) part->text = truncated(part->text, room);
     const int needed = columns_of(part->text) + between;
     part->is_shown = needed > between && needed <= left;
@@ -113,7 +113,7 @@ void ProgressBar::update(const syncbn_agent_record& record, Clock::time_point no
     return;
   }
   if (record.kind != SYNCBN_AGENT_PROGRESS) return;
-  // A smaller count or another total starts a new bar. After CLEAR the same one may go on.
+  // A smaller count or another total starts a new bar. After CLEAR the same bar may continue.
   if (!started_ || record.done < state_.done || record.total != state_.total) {
     started_ = now;
     first_done_ = record.done;

@@ -1,5 +1,5 @@
-// Here and not from OpenSSL: loading libcrypto takes a program about 5 ms, and the launcher has to
-// start in few.
+// Not from OpenSSL: a program takes about 5 ms to load libcrypto, and the launcher has to start
+// within a few.
 #include <syncbn/base/sha256.h>
 
 #include <fmt/format.h>

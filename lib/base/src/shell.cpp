@@ -22,7 +22,7 @@ bool names_secret(std::string_view name) {
   }
   words += '_';
   if (words.ends_with("_file_") || words.ends_with("_path_")) return false;
-  // Whole words: a --tokenizer and --max_tokens are no secrets.
+  // Only whole words: --tokenizer and --max_tokens are not secrets.
   constexpr const char* kSecrets[] = {"_token_",   "_secret_", "_password_",   "_passwd_",
                                       "_api_key_", "_apikey_", "_access_key_", "_private_key_"};
   return std::ranges::any_of(

@@ -18,18 +18,18 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Time limits for an address: while others remain to be tried, and for the last one.
+// Upper bounds on the time for one address: while others remain, and for the last one.
 constexpr std::chrono::seconds kPatience{2};
 constexpr std::chrono::seconds kLastPatience{10};
 
 bool is_ipv6(std::string_view host) {
-  // After % comes the interface of a link-local address.
+  // % precedes the interface of a link-local address.
   const std::string address(host.substr(0, host.find('%')));
   in6_addr ignored{};
   return ::inet_pton(AF_INET6, address.c_str(), &ignored) == 1;
 }
 
-/// A connected socket, or none and a reason.
+/// A connected socket, or an invalid one and a reason.
 UniqueFd connect_to(const addrinfo& address, Deadline deadline, std::string& reason) {
   UniqueFd fd = start_connect(address);
   int error = fd ? 0 : errno;
@@ -85,7 +85,7 @@ std::string peer_address(int fd, bool own) {
       ::getnameinfo(pointer, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
     return "";
   }
-  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address at a socket of IPv6
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on an IPv6 socket
   const std::string_view name = text.data();
   return std::string(name.starts_with(kMapped) ? name.substr(kMapped.size()) : name);
 }

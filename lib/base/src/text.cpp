@@ -12,7 +12,7 @@
 namespace syncbn::base {
 namespace {
 
-// Levenshtein's distance, one row at a time.
+// The Levenshtein distance, one row at a time.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
@@ -28,7 +28,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 bool begins_character(char byte) {
-  constexpr unsigned kContinuation = 0x80, kMask = 0xc0;  // of UTF-8's bytes after the first
+  constexpr unsigned kContinuation = 0x80, kMask = 0xc0;  // a character's bytes after the first
   return (static_cast<unsigned char>(byte) & kMask) != kContinuation;
 }
 
@@ -71,7 +71,7 @@ std::optional<std::string> nearest(std::string_view word,
     }
   }
   if (best != nullptr) return *best;
-  // "nproc" and "nprocs" are beginnings of "nproc_per_node".
+  // "nproc" and "nprocs" mean "nproc_per_node".
   constexpr size_t kMinBeginning = 3;
   std::optional<std::string> shortest;
   for (const std::string& candidate : candidates) {
