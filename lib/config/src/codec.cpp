@@ -13,7 +13,7 @@ std::string at(const std::string& path, const std::string& key) {
 }
 
 std::string at(const std::string& path, size_t index) {
-  return at(path, std::to_string(index));  // as it is set on the command line
+  return at(path, std::to_string(index));  // as the command line spells it
 }
 
 Value map_of(const std::string& key, Value value) {
@@ -43,7 +43,7 @@ void not_a_list(const Value& value, const std::string& path, Faults& faults) {
   const bool names_items = value.kind == Value::Kind::kMap && !value.members.empty() &&
                            base::parse_number<size_t>(value.members.front().key);
   if (!names_items) {
-    // Of an empty value the scalar is empty.
+    // An empty value has an empty scalar.
     const bool is_map = value.kind == Value::Kind::kMap;
     return wrong_type(value, path, is_map ? "a list" : fmt::format("a list, as [{}]", value.scalar),
                       faults);
@@ -62,7 +62,7 @@ std::optional<T> parse(std::string_view text) {
   if constexpr (std::is_same_v<T, std::string>) {
     return std::string(text);
   } else if constexpr (std::is_same_v<T, bool>) {
-    // The spellings of YAML 1.2, which has neither yes nor no.
+    // The spellings of YAML 1.2, without yes and no.
     if (text == "true" || text == "True" || text == "TRUE") return true;
     if (text == "false" || text == "False" || text == "FALSE") return false;
     return std::nullopt;

@@ -20,7 +20,7 @@ constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 80;
 
 std::optional<FieldInfo> find_key(const std::string& name, const std::vector<FieldInfo>& fields) {
-  // A section with a type may be set by its type alone.
+  // The name of a section with a type stands for its type.
   for (const std::string& path : {name, name + kType}) {
     const auto found = std::ranges::find(fields, path, &FieldInfo::path);
     if (found != fields.end()) return *found;
@@ -66,7 +66,7 @@ Value value_of(const std::string& text, const FieldInfo& field, const std::strin
     try {
       value = parse_yaml(text, option);
     } catch (const base::UserError&) {
-      // The value stays a scalar, and reading the field reports what was expected.
+      // The value stays a scalar: reading the field reports the expected type.
     }
   }
   set_marks(value, {std::make_shared<const std::string>(option)});
@@ -75,7 +75,7 @@ Value value_of(const std::string& text, const FieldInfo& field, const std::strin
 
 /// The layer of one option on the command line.
 Value layer_of(const FieldInfo& field, const std::string& text, const std::string& option) {
-  // `--optimizer sgd` sets optimizer.type, `--optimizer '{lr: 1}'` any keys of it.
+  // `--optimizer sgd` sets optimizer.type, `--optimizer '{lr: 1}'` any keys of the section.
   const bool is_section = field.path.ends_with(kType) && !option.ends_with(kType);
   if (is_section && text.starts_with('{')) {
     FieldInfo section = field;
@@ -131,7 +131,7 @@ class Parser {
     }
   }
 
-  /// For a word that is neither an option nor KEY=VALUE.
+  /// Reports a word that is neither an option nor KEY=VALUE.
   void refuse(const std::string& arg) {
     std::string name = arg.substr(0, arg.find('='));
     name.erase(0, std::min(name.find_first_not_of('-'), name.size()));
@@ -148,7 +148,7 @@ class Parser {
     if (is_name && arg.find('=') == arg.npos) skip_value();
   }
 
-  /// Does not report the value of an option that is reported as another fault.
+  /// Skips the value of an unknown option, which would be reported as a second fault.
   void skip_value() {
     if (next_ < args_.size() && !args_[next_].starts_with("-")) ++next_;
   }
@@ -176,7 +176,7 @@ class Parser {
     }
   }
 
-  /// Whether the next word can be a value: a negative number, but no option.
+  /// Whether the next word can be a value: not an option, but a negative number can.
   bool has_value() const { return next_ < args_.size() && !args_[next_].starts_with("--"); }
 
   std::optional<std::string> take_value(const std::string& option,
@@ -211,7 +211,7 @@ class Parser {
 
 std::string help_line(const std::string& name, const std::string& text) {
   if (text.empty()) return fmt::format("  {}\n", name);
-  // After a name that is too long for its column, the help starts on the next line.
+  // If the name is too long for its column, the help starts on the next line.
   const std::string gap = name.size() + 4 > kHelpColumn ? "\n" + std::string(kHelpColumn, ' ') : "";
   return fmt::format("  {:<{}}{}{}\n", name, kHelpColumn - 2, gap,
                      wrapped(text, kHelpColumn, kHelpWidth));

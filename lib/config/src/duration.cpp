@@ -31,7 +31,7 @@ constexpr std::array kSuffixes = {
     Suffix{"s", Unit::kSeconds, 1},     Suffix{"min", Unit::kSeconds, kMinute},
     Suffix{"h", Unit::kSeconds, kHour}, Suffix{"d", Unit::kSeconds, kDay}};
 
-/// More is a typing error.
+/// Upper bound on a duration: more is a typing error.
 struct Limit {
   double count;
   const char* text;
@@ -139,7 +139,7 @@ Value Codec<Duration>::write(const Duration& in) {
 
 Value Codec<Duration>::json_schema(Definitions&) {
   Value schema = detail::map_of("type", Value::of_scalar("string", /*quoted=*/true));
-  // Above 0: there is a digit other than 0.
+  // The count is above 0 if one of its digits is not 0.
   const char* const number = "(?=[0-9.]*[1-9])([0-9]+\\.?[0-9]*|\\.[0-9]+)";
   std::vector<std::string> suffixes;
   suffixes.reserve(kSuffixes.size());

@@ -20,10 +20,11 @@ namespace fs = std::filesystem;
 
 constexpr const char* kBase = "base";
 constexpr std::string_view kOpening = "${";  // of a reference
-constexpr int kMaxFiles = 100;               // two files that each name the next twice double
-constexpr int kMaxReferredValues =
-    100'000;                               // references to sections of references multiply as well
-constexpr size_t kMaxTextBytes = 1 << 16;  // of a text
+// Upper bounds on what short files can expand to. Files that each name the next one twice double
+// the number of files to read; references to sections of references multiply the values.
+constexpr int kMaxFiles = 100;
+constexpr int kMaxReferredValues = 100'000;
+constexpr size_t kMaxTextBytes = 1 << 16;  // of one text
 
 std::string child_of(const std::string& path, const std::string& key) {
   return path.empty() ? key : path + "." + key;
@@ -58,7 +59,7 @@ class Merger {
       return merge(section_of_type(over), under, path);
     }
     if (over.kind != Value::Kind::kMap || under.kind == Value::Kind::kNull) {
-      // A file without keys is still the place of keys that are missing.
+      // Faults about missing keys name the file, even if it has no keys.
       const bool is_empty_file = path.empty() && over.kind == Value::Kind::kMap;
       const Mark place = is_empty_file && under.mark.source ? under.mark : over.mark;
       under = over;
@@ -66,7 +67,7 @@ class Merger {
       return;
     }
     if (under.kind == Value::Kind::kList) return merge_items(over, under, path);
-    // The top level has no type: reading it reports the word.
+    // The top level has no type: reading it reports the scalar.
     if (under.kind == Value::Kind::kScalar && path.empty()) return;
     if (under.kind == Value::Kind::kScalar) {
       under = section_of_type(under);
@@ -93,7 +94,7 @@ class Merger {
   }
 
   void merge_items(const Value& over, Value& under, const std::string& path) {
-    // Keys that are no indices are meant for a section: reading the list reports it.
+    // Keys that are not indices are meant for a section: reading the list reports them.
     if (!has_only_indices(over)) return;
     for (const Value::Member& member : over.members) {
       const size_t index = *base::parse_number<size_t>(member.key);
@@ -160,7 +161,7 @@ class FileLoader {
     load_over(file, config);
   }
 
-  /// For messages: how the present file came to be read, if it was not named on the command line.
+  /// For messages: the files that led to this one, unless the command line names it.
   std::string chain() const {
     if (chain_.size() < 2) return "";
     std::vector<std::string> files;
@@ -181,7 +182,7 @@ struct Reference {
   std::optional<std::string> otherwise;
 };
 
-/// @param inner what is between the brackets
+/// @param inner the text between the brackets
 Reference parse_reference(std::string_view inner) {
   const size_t otherwise = inner.find(":-");
   Reference reference{std::string(inner.substr(0, otherwise)), std::nullopt};
@@ -279,7 +280,7 @@ class Resolver {
     for (const Value::Member& member : value.members) set_resolved(member.value);
   }
 
-  /// Sets `found` to what a reference in `value` stands for.
+  /// Sets `found` to the value that a reference in `value` refers to. Returns false after a fault.
   bool look_up(const Reference& reference, Value& value, Value& found) {
     const Mark mark = value.mark;
     const std::string& name = reference.name;
@@ -342,7 +343,7 @@ class Resolver {
     return value;
   }
 
-  /// The name of the alternative that is chosen in a section, or "".
+  /// The name of the alternative that a section chooses, or "".
   std::string chosen_type(const std::string& section) {
     const std::string path = section + ".type";
     if (Value* const given = find(path); given != nullptr) {
@@ -355,7 +356,7 @@ class Resolver {
 
   bool find_default(const std::string& path, Value& found) {
     const auto field = std::ranges::find_if(fields_, [&](const FieldInfo& one) {
-      // An alternative's defaults count only if it is chosen.
+      // The defaults of an alternative count only if the section chooses it.
       return one.path == path &&
              (one.only_for.empty() ||
               one.only_for == "type: " + chosen_type(path.substr(0, path.rfind('.'))));

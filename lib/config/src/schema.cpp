@@ -24,8 +24,8 @@ bool has_word(const std::string& text, const std::string& word) {
   return false;
 }
 
-/// Where to look for a problem between several keys of a section: at one that the message names, on
-/// the command line if it is there.
+/// The place to report for a problem between several keys of a section: that of a key that the
+/// message names, preferably one set on the command line.
 Mark mark_of(const std::string& problem, const Value& section) {
   const Mark* place = &section.mark;
   for (const Value::Member& member : section.members) {
@@ -53,7 +53,7 @@ std::string Rules::bounds() const {
 }
 
 void Rules::restrict(Value& schema) const {
-  // The rules of `null or a number` are the number's; those of a list are its items'.
+  // The rules of `null or a number` apply to the number, and those of a list to its items.
   if (Value* const alternatives = schema.find("anyOf")) return restrict(alternatives->list.front());
   if (length_) {
     const Value length = Value::of_scalar(fmt::format("{}", *length_));
@@ -251,7 +251,7 @@ Value SchemaBase::json_schema(Definitions& definitions) const {
     if (is_plain && !info.required) property.set("default", by_default);
     properties.set(field.name, std::move(property));
   }
-  // A section without keys may be written as nothing.
+  // A file may have a section without keys, which YAML reads as null.
   Value section = detail::map_of("type", detail::list_of({text("object"), text("null")}));
   section.set("additionalProperties", Value::of_scalar("false"));
   section.set("properties", std::move(properties));
@@ -346,7 +346,7 @@ bool ComponentBase::read(const RegistryBase& registry, const Value& value, const
                          Faults& faults) {
   const std::vector<std::string> names = registry.names();
   const Value* type = value.kind == Value::Kind::kScalar ? &value : value.find("type");
-  // A component that has a default type may be configured without naming the type.
+  // A component with a default type does not need the key `type`.
   const Value default_type = Value::of_scalar(type_);
   if (type == nullptr && *this) type = &default_type;
   if (value.is_unresolved || (type != nullptr && type->is_unresolved)) return false;
@@ -413,7 +413,7 @@ void ComponentBase::info(const RegistryBase& registry, const std::string& path,
     for (FieldInfo& one : own) {
       const bool is_direct = one.path.rfind('.') == path.size();
       if (is_direct) one.only_for = "type: " + name;
-      // Several alternatives may have the same section in them.
+      // Several alternatives may contain the same section.
       const bool is_repeated = !is_direct && std::ranges::any_of(out, [&](const FieldInfo& other) {
         return other.path == one.path && other.only_for == one.only_for;
       });

@@ -85,8 +85,8 @@ void Faults::add(const Mark& mark, const std::string& message) {
   const auto at = static_cast<ptrdiff_t>(place);
   marks_.insert(marks_.begin() + at, mark);
   const std::string where = mark.str();
-  // A message about the key that the option sets, or about a part of it, does not name it again:
-  // "--model: model.type: unknown" is "--model.type: unknown".
+  // A message about the key that the option sets, or about a part of that key, does not repeat it:
+  // "--model.type: unknown" instead of "--model: model.type: unknown".
   const std::string key = mark.line > 0 ? "" : key_of(where);
   const bool repeats = !key.empty() && message.starts_with(key) &&
                        message.find_first_of(":.[", key.size()) == key.size();

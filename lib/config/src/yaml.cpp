@@ -15,7 +15,7 @@
 namespace syncbn::config {
 namespace {
 
-// They also limit a file in which aliases expand without end.
+// Upper bounds on nesting and on the number of values, so that aliases cannot expand without end.
 constexpr int kMaxDepth = 100;
 constexpr int kMaxValues = 10'000;
 
@@ -30,7 +30,7 @@ Mark mark_of(const YAML::Mark& mark, const Source& source) {
   throw base::UserError(mark.str() + ": " + message);
 }
 
-/// `text` from line `number` on, which is 1 for the first.
+/// `text` from line `number` on, counted from 1.
 std::string_view from_line(std::string_view text, int number) {
   for (int line = 1; line < number; ++line) {
     const size_t end = text.find('\n');
@@ -63,7 +63,7 @@ std::string syntax_advice(std::string_view message, std::string_view line) {
   return "";
 }
 
-/// Whether text is UTF-16 or UTF-32, which yaml-cpp reads as well.
+/// Whether text is UTF-16 or UTF-32, which yaml-cpp can read.
 bool has_wide_characters(std::string_view text) {
   using namespace std::string_view_literals;
   return text.starts_with("\xff\xfe"sv) || text.starts_with("\xfe\xff"sv) ||
@@ -74,7 +74,7 @@ bool has_wide_characters(std::string_view text) {
   fail(mark, "nested too deep or too large (does an alias contain itself?)");
 }
 
-/// Refuses a text of too many values before yaml-cpp makes nodes of them, each a kilobyte or so.
+/// Refuses a text of too many values before yaml-cpp makes nodes of about 1 kB of them.
 class SizeCheck : public YAML::EventHandler {
  public:
   explicit SizeCheck(Source source) : source_(std::move(source)) {}
@@ -107,7 +107,7 @@ class SizeCheck : public YAML::EventHandler {
   int values_ = 0;
 };
 
-/// Whether text has only characters that mean nothing in YAML.
+/// Whether text has only characters without a special meaning in YAML.
 bool is_one_word(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](unsigned char c) {
     return std::isalnum(c) ||
@@ -117,7 +117,7 @@ bool is_one_word(std::string_view text) {
 
 class Converter {
  public:
-  /// @param text what is converted, to look up marks; empty: not in UTF-8
+  /// @param text the YAML text, to look up marks; empty if it is not in UTF-8
   Converter(std::string_view text, Source source) : text_(text), source_(std::move(source)) {}
 
   Value convert(const YAML::Node& node, int depth = 0) {
@@ -131,8 +131,8 @@ class Converter {
       case YAML::NodeType::Scalar:
         value.kind = Value::Kind::kScalar;
         value.scalar = node.Scalar();
-        // yaml-cpp tags plain scalars "?", and quoted and block ones "!". A tag of the file's own
-        // hides which it was.
+        // yaml-cpp tags plain scalars "?", and quoted and block ones "!". A tag in the file
+        // replaces both.
         value.quoted = node.Tag() == "!" || (node.Tag() != "?" && !is_one_word(value.scalar));
         if (value.quoted && !is_closed(value.mark)) fail(value.mark, "this quote is not closed");
         break;
@@ -149,12 +149,12 @@ class Converter {
   }
 
  private:
-  /// yaml-cpp takes the end of the file for the quote that is missing.
+  /// False if the closing quote is missing: yaml-cpp accepts the end of the file instead.
   bool is_closed(const Mark& mark) const {
     if (mark.line == 0) return true;
     std::string_view rest = from_line(text_, mark.line);
     rest.remove_prefix(std::min(rest.size(), static_cast<size_t>(mark.column - 1)));
-    // An anchor or a tag may stand before the quote.
+    // An anchor or a tag may precede the quote.
     while (rest.starts_with('&') || rest.starts_with('!')) {
       rest.remove_prefix(std::min(rest.find_first_of(" \n"), rest.size()));
       rest.remove_prefix(std::min(rest.find_first_not_of(" \n"), rest.size()));
@@ -163,7 +163,7 @@ class Converter {
     for (size_t i = 1; i < rest.size(); ++i) {
       const bool is_escape = rest[0] == '"' ? rest[i] == '\\' : rest.substr(i).starts_with("''");
       if (is_escape) {
-        ++i;  // a quote within the text, perhaps
+        ++i;  // the escaped character may be a quote
       } else if (rest[i] == rest[0]) {
         return true;
       }
@@ -188,7 +188,7 @@ class Converter {
                                earlier.mark.line));
       }
       Value converted = convert(content, depth + 1);
-      // yaml-cpp marks an empty value where the next key begins.
+      // yaml-cpp puts the mark of an empty value at the next key.
       if (converted.kind == Value::Kind::kNull) converted.mark = mark;
       value.members.push_back({key.Scalar(), mark, std::move(converted)});
     }
@@ -214,14 +214,14 @@ class Converter {
   int values_ = 0;
 };
 
-/// Whether text needs no quotes: no reader takes it for a number, a bool or null.
+/// Whether text needs no quotes: no reader parses it as a number, a bool or null.
 bool is_plain(std::string_view text) {
   if (!is_one_word(text) || std::string_view("-.+0123456789").find(text[0]) != text.npos) {
     return false;
   }
   std::string lower(text);
   for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  // Readers of YAML 1.1 or 1.2 take these for true, false or null.
+  // Readers of YAML 1.1 or 1.2 parse these as true, false or null.
   const auto words = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"};
   return std::ranges::count(words, lower) == 0;
 }
@@ -247,10 +247,10 @@ std::string text_of(const std::string& text) {
   return is_plain(text) ? text : in_quotes(text);
 }
 
-/// @param between_brackets where fewer texts need no quotes than in `key: text`
+/// @param between_brackets whether the text is inside [] or {}, where more texts need quotes
 std::string scalar_text(const Value& value, bool between_brackets) {
   if (value.quoted) return text_of(value.scalar);
-  // It was written over several lines, or where these characters have no meaning.
+  // The file had the text on several lines, or where these characters have no special meaning.
   const bool is_unclear =
       value.scalar.find_first_of(between_brackets ? "\n,?[]{}" : "\n") != std::string::npos;
   return is_unclear ? in_quotes(value.scalar) : value.scalar;
@@ -278,7 +278,7 @@ std::string flow(const Value& value, bool between_brackets = false) {
 
 std::string syntax_message(const YAML::Exception& error, std::string_view line) {
   if (error.msg == YAML::ErrorMsg::EOF_IN_SCALAR) return "this quote is not closed";
-  // What yaml-cpp says about nesting that is too deep.
+  // yaml-cpp reports too deep nesting in this way.
   if (error.msg == YAML::ErrorMsg::BAD_FILE) return "nested too deep";
   return "YAML syntax: " + error.msg + syntax_advice(error.msg, line);
 }
@@ -322,7 +322,8 @@ void add_origins(const Value& value, std::vector<std::string>& origins) {
   for (const Value::Member& member : value.members) add_origins(member.value, origins);
 }
 
-/// Where the lines of a value were written. @param origin null: nowhere
+/// The files and lines, or options, that set a value.
+/// @param origin null: none of them does
 std::string origins_of(const Value* origin) {
   std::vector<std::string> origins;
   if (origin != nullptr) add_origins(*origin, origins);
@@ -331,7 +332,7 @@ std::string origins_of(const Value* origin) {
   return origins.empty() ? "default" : base::join(origins, ", ");
 }
 
-/// @param origins of the members; null: without comments
+/// @param origins the marks of the members; null: write no comments
 void write_members(const Value& value, const Value* origins, int indent, std::string& out) {
   constexpr size_t kCommentColumn = 40;
   const Value nowhere;

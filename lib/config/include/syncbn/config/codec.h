@@ -1,7 +1,7 @@
 #pragma once
 
-// Reads and writes numbers, text and lists. schema.h does so for sections, component.h for sections
-// with a type.
+// Reads and writes numbers, text and lists. schema.h reads and writes sections, component.h
+// sections with a type.
 
 #include <map>
 #include <optional>
@@ -23,10 +23,10 @@ struct OrAuto {
 template <class T>
 class Schema;
 
-/// The parts of a JSON Schema that others refer to, by name.
+/// The named parts of a JSON Schema that other parts refer to ($defs).
 using Definitions = std::map<std::string, Value>;
 
-/// Reads and writes a T. This template is for text, bool, integers of 16 bits and more, float and
+/// Reads and writes a T. This template is for text, bool, integers of at least 16 bits, float and
 /// double. Specialisations: std::optional, OrAuto, std::vector, described structs, Component.
 template <class T>
 struct Codec {
@@ -35,7 +35,7 @@ struct Codec {
   static std::string type_name();
   static bool read(const Value& value, T& out, const std::string& path, Faults& faults);
   static Value write(const T& in);
-  /// What JSON Schema calls this type, without the rules of a field.
+  /// The JSON Schema of this type, without the rules of a field.
   static Value json_schema(Definitions& definitions);
 };
 
@@ -51,10 +51,10 @@ std::string at(const std::string& path, const std::string& key);
 /// "path[index]"
 std::string at(const std::string& path, size_t index);
 
-/// {KEY: VALUE}, and a list.
+/// {KEY: VALUE}
 Value map_of(const std::string& key, Value value);
 Value list_of(std::vector<Value> items);
-/// In JSON Schema: what `schema` describes, or a reference such as `${key}`.
+/// A JSON Schema of what `schema` describes or a reference such as `${key}`.
 Value or_reference(Value schema);
 
 void wrong_type(const Value& value, const std::string& path, const std::string& wanted,
@@ -133,7 +133,7 @@ struct Codec<std::vector<T>> {
     return value;
   }
   static Value json_schema(Definitions& definitions) {
-    // A file that builds on another may set parts of single items: {0: …}.
+    // A file that is based on another may change parts of single items: {0: …}.
     const auto text = [](const char* type) { return Value::of_scalar(type, /*quoted=*/true); };
     Value schema = detail::map_of("type", detail::list_of({text("array"), text("object")}));
     schema.set("items", detail::or_reference(Codec<T>::json_schema(definitions)));

@@ -12,7 +12,7 @@ namespace syncbn::config {
 /// An option of the program itself, not a key of its configuration.
 struct ProgramOption {
   std::string name;        ///< "config"
-  std::string value_name;  ///< "FILE"; "[KIND]": may be left out; empty: a switch without a value
+  std::string value_name;  ///< "FILE"; "[KIND]": optional; empty: a switch without a value
   std::string help;        ///< empty: not listed in --help
 
   bool has_optional_value() const { return value_name.starts_with('['); }
@@ -24,7 +24,7 @@ struct CommandLine {
     std::string value;
   };
   std::vector<Setting> program;  ///< program options in the order given
-  Value overrides;               ///< the layer of all keys; marks name the options
+  Value overrides;               ///< all keys, as a layer; marks name the options
 
   bool has(const std::string& name) const { return value(name).has_value(); }
   /// The last value given to a program option.
@@ -37,31 +37,31 @@ struct CommandLine {
 /// dashes or underscores. A key is named by its path (`optimizer.lr=0.1`, `transforms.0.size=64`
 /// for an item of a list), a section with a type by its own name (`--optimizer adamw`). true|false
 /// keys need no value (`--overwrite`). Values are YAML (`--widths=[16,32]`, `--limit=null`), except
-/// for keys of type text. Of two values for a key the last counts. Adds mistakes to `faults`.
+/// for keys of type text. The last value for a key counts. Adds mistakes to `faults`.
 CommandLine parse_command_line(const std::vector<std::string>& args,
                                const std::vector<ProgramOption>& options,
                                const std::vector<FieldInfo>& fields, Faults& faults);
 
-/// What `args` ask to explain: "optimizer" for `--help optimizer`, "" for `--help` or `-h` alone,
-/// nothing without these.
+/// The topic that `args` ask help for: "optimizer" for `--help optimizer`, "" for `--help` or `-h`
+/// alone, std::nullopt without these.
 std::optional<std::string> help_topic(const std::vector<std::string>& args);
 
-/// The text of `--help`: program options.
+/// The part of the text of `--help` about program options.
 std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options);
 
-/// The keys that are in no section, and the sections.
+/// The part of the text of `--help` about keys: those outside of sections, and the sections.
 std::string keys_text(const std::vector<FieldInfo>& fields);
 
-/// The text of `--help topic`: a key or the keys of a section, "optimizer", or of one of its types,
-/// "optimizer.adamw".
-/// @throws base::UserError when there is no such key.
+/// The text of `--help topic`. The topic is a key, a section ("optimizer") or one of a section's
+/// types ("optimizer.adamw").
+/// @throws base::UserError if there is no such topic.
 std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fields);
 
 class RegistryBase;
 
-/// A table of the alternatives that a configuration chooses from: names, help, the plug-in in
-/// brackets, and below each its options with their defaults. Alternatives with the same are one
-/// line.
+/// A table of the alternatives that a configuration can choose: names, help, the plug-in in
+/// brackets, and below each the options with their defaults. Alternatives with the same help,
+/// plug-in and options share an entry.
 std::string list_text(const RegistryBase& registry);
 
 }  // namespace syncbn::config

@@ -1,6 +1,6 @@
 #pragma once
 
-// Sections that choose an alternative by their key `type`. Registering one needs schema.h.
+// Sections whose key `type` chooses an alternative. To register an alternative, include schema.h.
 
 #include <functional>
 #include <map>
@@ -26,8 +26,8 @@ class RegistryBase {
     std::string help;
     const SchemaBase& (*schema)();
     std::shared_ptr<void> (*make_options)();  ///< options with their defaults
-    /// The plug-in that registered it, "libmine.so"; "" for the program itself. Not set before
-    /// set_origin().
+    /// The plug-in that registered the alternative, "libmine.so"; "" for the program itself.
+    /// std::nullopt until set_origin().
     std::optional<std::string> origin = std::nullopt;
   };
 
@@ -41,14 +41,14 @@ class RegistryBase {
   };
   std::vector<Group> groups() const;
 
-  /// Sets the origin of the alternatives that have none yet.
+  /// Sets the origin of the alternatives that have none.
   void set_origin(const std::string& origin);
 
  protected:
-  /// @param noun what an alternative is, for messages: "model"
+  /// @param noun the word for an alternative in messages: "model"
   explicit RegistryBase(std::string noun) : noun_(std::move(noun)) {}
 
-  /// @throws base::UserError if there is an alternative of this name.
+  /// @throws base::UserError if an alternative of this name exists.
   void add_entry(const std::string& type, Entry entry);
 
  private:
@@ -56,7 +56,7 @@ class RegistryBase {
   std::map<std::string, Entry> entries_;
 };
 
-/// Alternatives that a configuration chooses from by name, each with its own options:
+/// Alternatives that a configuration chooses by name, each with its own options:
 /// `optimizer: {type: sgd, lr: 0.1}`. An alternative makes a Product from its options and Args.
 /// Not thread-safe: register alternatives at start-up.
 template <class Product_, class... Args>
@@ -67,7 +67,7 @@ class Registry : public RegistryBase {
   explicit Registry(std::string noun) : RegistryBase(std::move(noun)) {}
 
   /// @param make called with const Options& and Args
-  /// @throws base::UserError if there is an alternative of this name.
+  /// @throws base::UserError if an alternative of this name exists.
   template <Described Options, class Make>
   void add(const std::string& type, const std::string& help, Make make) {
     add_entry(type, {help, []() -> const SchemaBase& { return Schema<Options>::get(); },
@@ -100,10 +100,10 @@ class ComponentBase {
             Faults& faults);
   void info(const RegistryBase& registry, const std::string& path, const std::string& help,
             std::vector<FieldInfo>& out) const;
-  /// A reference to the definition `name`, which is added if it is new.
+  /// Adds the definition `name` if it is new, and returns a reference to it.
   static Value json_schema(const RegistryBase& registry, const std::string& name,
                            Definitions& definitions);
-  /// @throws base::InternalError if no configuration has set it.
+  /// @throws base::InternalError if no configuration has set this component.
   const void* options() const;
 
  private:

@@ -14,7 +14,7 @@ struct Duration {
 
   Unit unit = Unit::kEpochs;
   double count = 0;       ///< above 0; steps are integers
-  std::string text = {};  ///< as it was written; empty: not read from a configuration
+  std::string text = {};  ///< the text in the configuration; empty: not read from one
 
   static Duration epochs(double count) { return {Unit::kEpochs, count}; }
 
@@ -25,9 +25,9 @@ struct Duration {
 struct EpochsOrSteps {
   double count = 0;
   bool is_steps = false;
-  std::string text = {};  ///< as it was written
+  std::string text = {};  ///< the text in the configuration
 
-  /// The same in epochs.
+  /// The length in epochs.
   double epochs(int64_t steps_per_epoch) const {
     return is_steps ? count / static_cast<double>(steps_per_epoch) : count;
   }

@@ -15,7 +15,7 @@ struct FieldInfo {
   std::string unit;           ///< "s", "samples"; empty: none
   std::string range;          ///< "above 0"; empty: any
   std::string help;
-  std::string only_for;  ///< "type: sgd" where the key exists for one alternative only
+  std::string only_for;  ///< "type: sgd" if the key belongs to an alternative
   bool required = false;
   std::optional<double> min;         ///< inclusive
   std::optional<double> max;         ///< inclusive
@@ -34,8 +34,8 @@ struct FieldInfo {
   bool is_text() const { return type.starts_with("text"); }
 };
 
-/// The key that `name` probably means: one that ends in `.name`, is called so by other programs, or
-/// is spelled almost like it.
+/// The key that `name` probably means: one that ends in `.name`, one that other programs call so,
+/// or one with a similar spelling.
 std::optional<std::string> nearest_key(const std::string& name,
                                        const std::vector<FieldInfo>& fields);
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// A configuration is made of layers: files, the files that they are based on, and the command line.
+// A configuration has layers: files, the files that they are based on, and the command line.
 
 #include <filesystem>
 #include <functional>
@@ -13,14 +13,14 @@
 
 namespace syncbn::config {
 
-/// Writes `over` over `under`. Sections are merged key by key; anything else is replaced. A section
-/// that gets another `type` loses its other keys. A key that is a number names an item of a list.
-/// Adds a fault for an item that the list lacks.
+/// Writes `over` over `under`. Merges sections key by key; replaces anything else. A section whose
+/// `type` changes loses its other keys. A key that is a number names an item of a list. Adds a
+/// fault for an item that the list lacks.
 void merge(const Value& over, Value& under, Faults& faults);
 
 /// Reads configuration files and merges them, later ones over earlier ones. A file may be based on
-/// others, which it names relative to itself: `base: a.yaml` or `base: [a.yaml, b.yaml]`; they are
-/// merged in this order, and the file over them.
+/// others, which it names relative to itself: `base: a.yaml` or `base: [a.yaml, b.yaml]`. These are
+/// merged in this order, and then the file over them.
 /// @throws base::UserError as load_yaml() does, for a file that is based on itself, and for more
 ///   than 100 files; the message names the chain of files.
 /// @param load reads one file
@@ -31,13 +31,14 @@ Value load_files(const std::vector<std::filesystem::path>& files, Faults& faults
 ///   ${optimizer.lr}  the value of another key, or its default in `fields`
 ///   ${env:DATA}      an environment variable
 ///   ${here}          the folder of the file that contains the reference
-///   ${NAME:-TEXT}    one of these, or TEXT where it is not set
+///   ${NAME:-TEXT}    one of these, or TEXT if it is not set
 ///   $${              a literal ${
-/// A value that is a reference as a whole gets the other value's kind, such as a list. A leading
-/// `~/` becomes the home folder. Adds a fault for each reference without a value or to itself.
+/// A value that consists of one reference gets the kind of the value it refers to, such as a list.
+/// A leading `~/` becomes the home folder. Adds a fault for each reference that has no value or
+/// refers to itself.
 void resolve_references(Value& config, const std::vector<FieldInfo>& fields, Faults& faults);
 
-/// Makes resolve_references() leave all texts as they are.
+/// Escapes `${` in all texts so that resolve_references() restores them. Does not escape `~/`.
 void escape_references(Value& config);
 
 }  // namespace syncbn::config

@@ -1,6 +1,6 @@
 #pragma once
 
-// An option struct is described once. YAML parsing, command line, --help, --print-config, the
+// Describe an option struct once. YAML parsing, command line, --help, --print-config, the
 // reference in docs/ and error messages use that description. Does not need yaml-cpp.
 //
 //   struct SgdOptions {
@@ -29,8 +29,8 @@
 
 namespace syncbn::config {
 
-/// The rules of one field, in a chain of calls after Schema::field. In a list, bounds apply to each
-/// number; null and `auto` are not checked.
+/// The rules of one field, set by a chain of calls after Schema::field. In a list, bounds apply to
+/// each number. Null and `auto` pass every rule.
 class Rules {
  public:
   Rules& at_least(double bound) { return info_.min = bound, *this; }
@@ -60,7 +60,7 @@ class Rules {
   void restrict(Value& schema) const;
   void restrict_one(Value& schema) const;
   bool holds(double number) const;
-  /// Whether a field's value, as its Codec writes it, keeps the rules.
+  /// Whether a field's value, as its Codec writes it, satisfies the rules.
   bool check(const Value& value, const Mark& mark, const std::string& path, Faults& faults) const;
 
   FieldInfo info_;  ///< without path, type and range, which follow from the rest
@@ -147,7 +147,7 @@ class SchemaBase {
 
   std::shared_ptr<const void> defaults_;
   std::string group_;
-  std::deque<Field> fields_;  ///< a deque, since describe() holds references to rules
+  std::deque<Field> fields_;  ///< a deque, because describe() holds references to rules
   std::vector<Check> checks_;
 };
 
@@ -168,13 +168,15 @@ class Schema : public SchemaBase {
                      &(static_cast<const T*>(defaults())->*member));
   }
 
-  /// Adds a rule over several fields. It returns what is wrong, as an optional string.
+  /// Adds a rule about several fields.
+  /// @param rule takes a const T& and returns what is wrong, as an optional string.
   template <class Rule>
   void check(Rule rule) {
     add_check([rule](const void* in) { return rule(*static_cast<const T*>(in)); });
   }
 
-  /// Reads a section into `out`. Fields without a key keep their values. Adds all faults.
+  /// Reads a section into `out`. Fields whose key is absent keep their values. Adds all faults;
+  /// false if there is one.
   bool read(const Value& value, T& out, const std::string& path, Faults& faults) const {
     return SchemaBase::read(value, &out, path, faults);
   }

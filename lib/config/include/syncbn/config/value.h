@@ -7,7 +7,7 @@
 
 namespace syncbn::config {
 
-/// A user's text for a message: cut after 60 bytes, and "…" added.
+/// A user's text for a message, on one line of at most 60 characters: "…" replaces the rest.
 std::string shortened(std::string_view text);
 
 /// Where a piece of configuration was written: "configs/digits.yaml:12:3" or "--epochs".
@@ -19,8 +19,8 @@ struct Mark {
   std::string str() const;
 };
 
-/// An untyped configuration. YAML files and command lines are parsed into it, and option structs
-/// are written back to it.
+/// An untyped configuration: what a YAML file or a command line contains, or an option struct
+/// writes.
 struct Value {
   enum class Kind { kNull, kScalar, kList, kMap };
   struct Member;
@@ -53,10 +53,10 @@ struct Value::Member {
 /// Collects all mistakes of a configuration, to report them in one message.
 class Faults {
  public:
-  /// Messages about one file come in the order of its lines. If `message` begins with the key that
-  /// the option at `mark` sets, the key is not repeated.
+  /// Sorts the messages about a file by line. If `message` begins with the key that the option at
+  /// `mark` sets, drops the key.
   void add(const Mark& mark, const std::string& message);
-  /// Whether further messages would only be counted.
+  /// Whether throw_if_any() would only count further messages.
   bool is_full() const;
   bool empty() const { return messages_.empty(); }
   const std::vector<std::string>& messages() const { return messages_; }

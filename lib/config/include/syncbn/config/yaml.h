@@ -9,24 +9,24 @@
 
 namespace syncbn::config {
 
-/// Reads a YAML file. Values and keys are marked with their positions; anchors, aliases and merge
-/// keys (`<<: *base`) are resolved.
+/// Reads a YAML file. Marks values and keys with their positions; resolves anchors, aliases and
+/// merge keys (`<<: *base`).
 /// @throws base::UserError with file:line:column for a syntax error, a key written twice, a key
-///   that is not plain text, or several documents; naming the file when it cannot be read.
+///   that is not plain text, or several documents; naming the file if it cannot be read.
 Value load_yaml(const std::filesystem::path& path);
 
-/// The text of a YAML file. @throws base::UserError naming the file if it cannot be read, or is
-/// larger than 128 KiB.
+/// The text of a YAML file.
+/// @throws base::UserError naming the file if it cannot be read or is larger than 128 KiB.
 std::string read_yaml(const std::filesystem::path& path);
 
-/// Like load_yaml(), for the text `given`. Marks name `source` in place of a file's path.
+/// load_yaml() for the text `given`. Marks name `source` in place of a file's path.
 Value parse_yaml(const std::string& given, const std::string& source);
 
 /// YAML text that parse_yaml() reads back to the same value; ends with a newline.
 std::string to_yaml(const Value& value);
 
-/// The same, with a comment after each value that says where it was written: the file and line, or
-/// the option, of the value at its place in `origins`, or "default".
+/// to_yaml() with a comment after each value that says where it was set: the file and line, or the
+/// option, of the same key in `origins`; else "default".
 std::string to_yaml(const Value& value, const Value& origins);
 
 /// A key with different values in two sections.
