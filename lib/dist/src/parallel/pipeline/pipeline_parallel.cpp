@@ -34,8 +34,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Tags of messages between ranks. Each direction has this one and the next; users should not use
-/// them in the group meanwhile.
+/// Tags of messages between ranks: this one for headers and the next one for tensors. Users must
+/// not use them in the group during a step.
 constexpr int kForwardTag = 0x5b20;
 constexpr int kBackwardTag = 0x5b22;
 
@@ -61,8 +61,8 @@ void check_options(const PipelineOptions& options) {
   }
 }
 
-/// The stage's device, with its number.
-/// @throws base::UserError when there is no module, or it is not on the device
+/// The stage's device, with its index.
+/// @throws base::UserError if there is no module, or it is not on the device
 at::Device device_of(const PipelineStage& stage, int index) {
   if (stage.is_empty()) {
     throw base::UserError(fmt::format("PipelineParallel: stage {} is null", index));
@@ -83,7 +83,7 @@ at::Device device_of(const PipelineStage& stage, int index) {
   return device;
 }
 
-/// The parts of a tensor that each micro-batch gets.
+/// Splits a tensor into micro-batches.
 Tensors divided(const char* what, const at::Tensor& tensor, const PipelineOptions& options) {
   if (!tensor.defined() || tensor.dim() == 0) {
     throw base::UserError(
@@ -98,8 +98,8 @@ Tensors divided(const char* what, const at::Tensor& tensor, const PipelineOption
   return tensor.detach().tensor_split(options.micro_batches);
 }
 
-/// Runs a stage's part. If it fails, sends a notice to its neighbours.
-/// @return its failure; null: it has none of its own
+/// Runs `body`, a stage's part of a step. If it throws, sends a failure notice to the neighbours.
+/// @return the failure; null if there is none, or if another stage caused it
 template <class Body>
 std::exception_ptr attempt(const StageTransfers& transfers, const Body& body) {
   std::exception_ptr failure;
@@ -107,7 +107,7 @@ std::exception_ptr attempt(const StageTransfers& transfers, const Body& body) {
     body();
     return failure;
   } catch (const StageAbandoned&) {
-    // Another stage has failed.
+    // The other stage reports its failure.
   } catch (...) {
     failure = std::current_exception();
   }
@@ -116,13 +116,13 @@ std::exception_ptr attempt(const StageTransfers& transfers, const Body& body) {
     try {
       transfer->fail();
     } catch (const std::exception&) {
-      // The group has failed, and its other ranks find out themselves.
+      // The group has failed, which its other ranks notice by themselves.
     }
   }
   return failure;
 }
 
-/// The ends of a stage's transfers to other ranks.
+/// A stage's ends of its transfers to other ranks.
 struct RankTransfers {
   std::optional<RankTransfer> inputs, outputs, input_gradients, output_gradients;
 
@@ -266,8 +266,9 @@ Pipeline::Result Pipeline::run_between_ranks(const at::Tensor& input, const at::
   return result;
 }
 
-/// Waits for all stages, and for all messages to arrive. @return the loss of the last.
-/// @throws on every rank what a stage has thrown
+/// Waits for all stages and for all messages.
+/// @return the loss of the last stage
+/// @throws on every rank, the failure of any stage
 double Pipeline::agree(RankTransfers& ends, bool is_done, const std::exception_ptr& failure,
                        double loss) {
   std::string text;
@@ -289,7 +290,7 @@ double Pipeline::agree(RankTransfers& ends, bool is_done, const std::exception_p
                   sent(ends.outputs), sent(ends.input_gradients)},
                  at::kDouble);
   const PlacedStage& placed = stages.front();
-  // On GPUs receives may be left over, unless all stages are done.
+  // On GPUs, receives may be pending unless all stages are done.
   is_unusable = placed.device.is_cuda();
   const Tensors all = all_gather(own, group, options.timeout);
   const auto value = [&](int64_t stage, Column column) {
@@ -363,7 +364,7 @@ PipelineParallel PipelineParallel::across_ranks(PipelineStage stage,
   pipeline->options = options;
   pipeline->group = options.process_group.get();
   const int index = pipeline->group->getRank();
-  // A mistake on one rank is thrown on all, which would wait for it otherwise.
+  // If one rank throws, all must: the others would wait for it.
   at::Device device = at::kCPU;
   std::exception_ptr mistake;
   std::string own;

@@ -30,7 +30,7 @@ std::vector<int> ranks_of(const ProcessGroupPtr& group) {
   return ranks;
 }
 
-/// The ranks of SyncBatchNorm's private group, which its first exchange forms.
+/// The ranks of SyncBatchNorm's private group, which the first exchange creates.
 std::vector<int> ranks_of_private_group(int group_size) {
   if (!is_initialized()) return {};
   std::vector<int> ranks(static_cast<size_t>(group_size > 0 ? group_size : world_size()));
@@ -82,7 +82,7 @@ void check_stages_share_no_group(const std::vector<PlacedStage>& stages) {
 }
 
 void check_groups_have_one_stage(const PipelineStage& stage, const ProcessGroupPtr& pipeline) {
-  if (backend_of(pipeline) == nullptr) return;  // ranks in the world are unknown
+  if (backend_of(pipeline) == nullptr) return;  // the world ranks are unknown
   const std::vector<int> ranks = ranks_of(pipeline);
   const int index = pipeline->getRank();
   for (const StageGroup& one : groups_of(stage)) {

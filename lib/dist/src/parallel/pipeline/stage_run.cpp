@@ -30,14 +30,14 @@ Tensors requiring_grad(const Tensors& tensors) {
   return some;
 }
 
-/// Several micro-batches as one, as a leaf.
+/// Concatenates micro-batches; the result is a leaf.
 at::Tensor concatenated(const Tensors& parts) {
   if (parts.size() == 1) return parts.front();
   const at::NoGradGuard no_grad;
   return at::cat(parts).set_requires_grad(parts.front().requires_grad());
 }
 
-/// @throws base::UserError if the stages before get no gradients from a stage that could pass them
+/// @throws base::UserError if the stage would pass no gradients to earlier stages that need them
 void check_passes_gradients(const Tensors& inputs, const Tensors& outputs) {
   if (requiring_grad(inputs).empty() || !requiring_grad(outputs).empty()) return;
   throw base::UserError(
@@ -97,7 +97,7 @@ std::string StageRun::describe(const PipelineAction& action, const Tensors& inpu
   return placed_.is_first() ? text : text + " from " + placed_.name(placed_.index - 1);
 }
 
-/// The messages of an action's micro-batches as one.
+/// The messages of an action's micro-batches, concatenated.
 Tensors StageRun::receive(Transfer& transfer, const PipelineAction& action,
                           Samples& samples) const {
   std::vector<Tensors> parts;  // by tensor
@@ -126,7 +126,7 @@ Tensors StageRun::receive(Transfer& transfer, const PipelineAction& action,
   return all;
 }
 
-/// A message for each micro-batch with its part of the tensors, without graphs.
+/// Sends each micro-batch's part of the tensors, without graphs, in a message of its own.
 void StageRun::send(Transfer& transfer, const Tensors& tensors, const Samples& samples) const {
   std::vector<Tensors> parts(samples.size());
   for (const at::Tensor& tensor : tensors) {
@@ -155,7 +155,7 @@ void StageRun::forward(const PipelineAction& action, Tensors& inputs) {
     inputs = {to_stage(concatenated(parts), placed_.device)};
   } else {
     inputs = receive(*transfers_.inputs, action, samples);
-    // The stage before has sent these after it had received all gradients but the last.
+    // The previous stage had received all gradients but the last when it sent these inputs.
     transfers_.input_gradients->release(1);
   }
   Kept kept{.inputs = inputs, .outputs = call(inputs), .samples = samples};
@@ -237,7 +237,7 @@ void StageRun::backward(const PipelineAction& action, bool is_last) {
   if (!placed_.is_last()) {
     Samples samples;
     gradients = receive(*transfers_.output_gradients, action, samples);
-    // The next stage has received the outputs to which the gradients belong.
+    // The next stage has received the outputs that these gradients belong to.
     transfers_.outputs->release(sent_ - static_cast<size_t>(action.first + action.count));
   }
   const Tensors roots = requiring_grad(kept.outputs);

@@ -12,7 +12,7 @@
 
 namespace syncbn::dist::detail {
 
-/// A stage and its place.
+/// A stage and its place in the pipeline.
 struct PlacedStage {
   PipelineStage stage;
   at::Device device;
@@ -27,7 +27,7 @@ struct PlacedStage {
   bool is_last() const { return index + 1 == static_cast<int>(names.size()); }
 };
 
-/// What a stage exchanges with those before and behind; null at the ends.
+/// A stage's transfers from and to its neighbours; null where it has none.
 struct StageTransfers {
   Transfer* inputs = nullptr;
   Transfer* outputs = nullptr;
@@ -35,7 +35,7 @@ struct StageTransfers {
   Transfer* output_gradients = nullptr;
 };
 
-/// What a pipeline does with a batch. The vectors have an entry for each micro-batch.
+/// One batch of a pipeline. The vectors have an entry for each micro-batch.
 struct PipelineBatch {
   std::vector<at::Tensor> inputs;                ///< of the first stage
   std::vector<at::Tensor> targets;               ///< of the last stage
@@ -58,19 +58,19 @@ class StageRun {
   // Valid on the last stage only:
 
   double loss() const { return loss_.defined() ? loss_.item<double>() : 0; }
-  /// By micro-batch, without a loss.
+  /// In the order of micro-batches; empty in training.
   const Tensors& outputs() const { return outputs_; }
 
  private:
   using Samples = std::vector<int64_t>;  ///< of each micro-batch of an action
 
-  /// What backward needs of a forward.
+  /// The results of a forward that its backward needs.
   struct Kept {
     Tensors inputs, outputs;
     Samples samples;
   };
 
-  /// @param inputs set as soon as they are known
+  /// @param inputs set as soon as they are known, for error messages
   void forward(const PipelineAction& action, Tensors& inputs);
   void backward(const PipelineAction& action, bool is_last);
   Tensors receive(Transfer& transfer, const PipelineAction& action, Samples& samples) const;
@@ -83,8 +83,8 @@ class StageRun {
   const PlacedStage& placed_;
   const PipelineBatch& batch_;
   const StageTransfers transfers_;
-  std::map<int64_t, Kept> kept_;  ///< by the first micro-batch
-  size_t sent_ = 0;               ///< outputs
+  std::map<int64_t, Kept> kept_;  ///< by first micro-batch
+  size_t sent_ = 0;               ///< number of micro-batches whose outputs were sent
   at::Tensor loss_;
   Tensors outputs_;
 };

@@ -12,9 +12,9 @@
 namespace syncbn::dist::detail {
 namespace {
 
-// A header: 1 (0: the sender has failed), samples, whether a backward follows, the number of
-// tensors, and of each its dtype, whether it requires a gradient, the number of its sizes, and its
-// sizes.
+// Size of a header in int64 values: 1 (0: the sender has failed), samples, whether a backward
+// follows, the number of tensors, and for each tensor its dtype, whether it requires a gradient,
+// its number of dimensions, and its sizes.
 constexpr int64_t kMessageHeader = 128;
 
 at::Tensor header_of(const StageMessage& message) {
@@ -39,7 +39,8 @@ at::Tensor header_of(const StageMessage& message) {
   return header;
 }
 
-/// A message with memory for its tensors. @throws StageAbandoned
+/// A message with uninitialised tensors.
+/// @throws StageAbandoned
 StageMessage message_of(const at::Tensor& header, at::Device device) {
   const int64_t* value = header.const_data_ptr<int64_t>();
   if (*value++ == 0) throw StageAbandoned();
@@ -77,7 +78,7 @@ StageMessage QueueTransfer::receive(at::Device device) {
   lock.unlock();
   for (at::Tensor& tensor : message.tensors) {
     const bool requires_grad = tensor.requires_grad();
-    const at::NoGradGuard no_grad;  // so that a copy is a leaf
+    const at::NoGradGuard no_grad;  // a copy must be a leaf
     tensor = to_stage(tensor, device).set_requires_grad(requires_grad);
   }
   return message;
@@ -145,7 +146,7 @@ void RankTransfer::discard(int64_t sent, at::Device device) {
   while (received_ < sent) {
     try {
       receive(device);
-    } catch (const StageAbandoned&) {  // a notice
+    } catch (const StageAbandoned&) {  // a failure notice
     }
   }
 }

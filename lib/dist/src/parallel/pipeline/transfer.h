@@ -12,19 +12,19 @@
 
 namespace syncbn::dist::detail {
 
-/// Thrown in a stage that waits for one that failed.
+/// Thrown in a stage that waits for a stage that has failed.
 struct StageAbandoned {};
 
-/// What goes from a stage to a neighbour for a micro-batch. The tensors have no graph; whether they
-/// require a gradient arrives with them.
+/// A message from a stage to a neighbour for one micro-batch. It carries the tensors' requires_grad
+/// flags, but not their graph.
 struct StageMessage {
   std::vector<at::Tensor> tensors;
   int64_t samples = 0;      ///< of the micro-batch
   bool is_training = true;  ///< a backward follows
 };
 
-/// A copy on `device`, or the tensor itself. Only copies to a GPU may be in flight on return: those
-/// to the CPU have no stream that its readers wait for.
+/// A copy on `device`, or the tensor itself. Only a copy between GPUs may be in flight on return:
+/// readers on the CPU do not wait for a stream.
 inline at::Tensor to_stage(const at::Tensor& tensor, at::Device device) {
   return tensor.to(device, /*non_blocking=*/device.is_cuda() && tensor.is_cuda());
 }
@@ -39,18 +39,19 @@ class Transfer {
 
   /// Never waits for the other stage.
   virtual void send(const StageMessage& message) = 0;
-  /// The next message, with its tensors on `device`. @throws StageAbandoned if the sender failed
+  /// The next message, with its tensors on `device`.
+  /// @throws StageAbandoned if the sender has failed
   virtual StageMessage receive(at::Device device) = 0;
   /// Sends a notice of this stage's failure in place of a message. Never waits.
   virtual void fail() = 0;
 
-  /// Starts a receive() of tensors like these.
+  /// Starts to receive tensors like these, which receive() returns later.
   virtual void expect(const std::vector<at::Tensor>& /*like*/) {}
   /// Waits until all messages but the latest `kept` have arrived, and frees their tensors.
   virtual void release(size_t /*kept*/) {}
 };
 
-/// Between threads.
+/// A transfer between threads.
 class QueueTransfer : public Transfer {
  public:
   void send(const StageMessage& message) override;
@@ -64,7 +65,8 @@ class QueueTransfer : public Transfer {
   bool has_failed_ = false;
 };
 
-/// Between ranks. A header with types and sizes, on the CPU, precedes each message's tensors.
+/// A transfer between ranks. A header on the CPU, with types and sizes, precedes the tensors of
+/// each message.
 class RankTransfer : public Transfer {
  public:
   RankTransfer(ProcessGroupPtr group, int peer, int tag, Timeout timeout)
@@ -76,10 +78,10 @@ class RankTransfer : public Transfer {
   void expect(const std::vector<at::Tensor>& like) override;
   void release(size_t kept) override;
 
-  /// Messages and notices sent, and received.
+  /// The number of messages and notices that were sent and received.
   int64_t sent() const { return sent_; }
   int64_t received() const { return received_; }
-  /// Receives and drops what the peer has sent: `sent` messages and notices in all.
+  /// Receives and drops the rest of the `sent` messages and notices that the peer has sent.
   void discard(int64_t sent, at::Device device);
 
  private:
