@@ -9,7 +9,7 @@ namespace {
 
 using c10::ivalue::Future;
 
-/// A future of convert(tensor). Passes errors on.
+/// A future of convert(tensor) for the tensor of `future`. Passes errors on.
 FuturePtr then_tensor(const FuturePtr& future,
                       std::function<at::Tensor(const at::Tensor&)> convert) {
   return future->then(

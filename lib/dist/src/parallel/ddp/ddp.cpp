@@ -47,7 +47,7 @@ void check_options(const DdpOptions& options) {
   check("first_bucket_cap_mb", options.first_bucket_cap_mb);
 }
 
-/// An unknown name is a spelling mistake that would average the wrong parameters.
+/// Refuses unknown names: DDP would average the parameter whose name is misspelt.
 void check_ignored(const DdpState& state) {
   std::unordered_set<std::string> unknown = state.ignored;
   for (const NamedTensor& one : state.module->parameters()) unknown.erase(one.name);
@@ -76,8 +76,9 @@ std::shared_ptr<c10d::Reducer> make_reducer(const DdpState& state) {
   const int64_t cap = bytes(options.bucket_cap_mb, c10d::kDefaultBucketBytesCap);
   const int64_t first_cap = bytes(options.first_bucket_cap_mb,
                                   options.bucket_cap_mb ? cap : c10d::kDefaultFirstBucketBytes);
-  // As PyTorch does: one bucket in the first step, after which the reducer rebuilds the buckets in
-  // the order in which gradients became ready. If that order may change, the buckets stay.
+  // As in PyTorch, the first step has one bucket; then the reducer rebuilds the buckets in the
+  // order in which gradients became ready. With find_unused_parameters that order may change, so
+  // the first buckets stay.
   std::vector<size_t> limits{std::numeric_limits<int64_t>::max()};
   if (state.searches_unused()) {
     limits = {static_cast<size_t>(first_cap)};
@@ -92,7 +93,7 @@ std::shared_ptr<c10d::Reducer> make_reducer(const DdpState& state) {
       options.skip_all_reduce_unused_params, /*use_python_reducer=*/false, std::vector<int64_t>{});
 }
 
-/// For what allocates the reducer's buckets.
+/// Runs `allocate`, which allocates the reducer's buckets, so that NCCL memory can be registered.
 void with_bucket_memory(const DdpState& state, c10::function_ref<void()> allocate) {
   Backend* const backend = backend_of(state.group);
   backend != nullptr ? backend->allocate_registered(allocate) : allocate();
@@ -132,7 +133,7 @@ void check_hook_result(const std::string& hook, const c10::IValue& value,
                                     hook, returned, describe(bucket)));
 }
 
-/// A user's function as c10d::Reducer wants it.
+/// Adapts a user's function to c10d::Reducer.
 class FunctionHook : public c10d::CommHookInterface {
  public:
   FunctionHook(CommHook hook, std::string name, std::shared_ptr<std::atomic<bool>> failed)
@@ -153,7 +154,8 @@ class FunctionHook : public c10d::CommHookInterface {
       if (!future) {
         throw base::UserError(fmt::format("the communication hook '{}' returned no future", name_));
       }
-      // Without `this`: a bucket may complete after an exception has destroyed the wrapper.
+      // Does not capture `this`: a bucket may complete after an exception has destroyed the
+      // wrapper.
       return future->then(
           [recording_failure, name = name_, expected](c10::ivalue::Future& done) {
             return recording_failure([&]() -> c10::IValue {
@@ -175,7 +177,7 @@ class FunctionHook : public c10d::CommHookInterface {
   const std::shared_ptr<std::atomic<bool>> failed_;
 };
 
-/// Replaces gradients that are views of the buckets by aliases that autograd does not know as
+/// Replaces gradients that are views of the buckets by aliases that autograd does not regard as
 /// views, because zero_grad() of torch::optim cannot detach views.
 void hide_bucket_views(const DdpState& state) {
   for (const NamedTensor& parameter : state.parameters) {
@@ -314,7 +316,7 @@ void DdpBase::before_forward() {
 std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) {
   DdpState& state = *state_;
   const bool has_graph = at::GradMode::is_enabled();
-  // As in PyTorch, a forward without exchange of gradients makes the next not broadcast buffers.
+  // As in PyTorch, the forward after one without exchange of gradients does not broadcast buffers.
   const bool exchanges = has_graph && state.requires_sync();
   const bool hidden_from_joined = state.join && !has_graph;
   if (!hidden_from_joined) state.sync_buffers_next = exchanges;
@@ -323,7 +325,7 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
       outputs.begin(), outputs.end(), [](const at::Tensor& one) { return one.requires_grad(); });
   if (state.join && state.join->statistics) state.join->statistics->end_forward(backward_follows);
   if (listens_to_backward(state)) {
-    // If no parameter is used, an edge to one lets the reducer see this backward nevertheless.
+    // If the outputs use no parameter, an edge to one still shows the reducer this backward.
     const bool needs_anchor = state.searches_unused() && !reach_any(outputs, state.accumulators);
     outputs = join_outputs(
         std::move(outputs), needs_anchor ? state.parameters.front().tensor : at::Tensor(),
@@ -410,7 +412,7 @@ NoSyncGuard DdpBase::no_sync() {
 
 }  // namespace detail
 
-// Counted, because guards need not end in the opposite order.
+// A counter, because guards may end in any order.
 NoSyncGuard::NoSyncGuard(std::shared_ptr<detail::DdpState> state) : state_(std::move(state)) {
   ++state_->no_sync_guards;
 }

@@ -19,7 +19,7 @@ namespace syncbn::dist {
 namespace detail {
 namespace {
 
-bool span_is_open = false;  ///< of any module in this process
+bool span_is_open = false;  ///< for any module in this process
 
 /// The collectives of join() carry one number, as PyTorch's do.
 at::Tensor number(const DdpState& state, double value, at::ScalarType dtype = at::kFloat) {
@@ -61,7 +61,7 @@ ProcessGroupPtr shared_statistics_group(const DdpState& state) {
   return shared && shared->getSize() > 1 ? shared : nullptr;
 }
 
-/// Those of the module's SyncBatchNorm layers, in an order that is the same on all ranks.
+/// The devices of the module's SyncBatchNorm layers, in the same order on all ranks.
 std::vector<at::Device> devices_of_statistics(const DdpState& state) {
   std::vector<at::Device> devices;
   for (const at::Tensor& tensor : state.module->sync_layers().statistics) {
@@ -76,12 +76,13 @@ std::vector<at::Device> devices_of_statistics(const DdpState& state) {
 void close_span(DdpState& state) {
   state.join.reset();
   span_is_open = false;
-  // Otherwise the reducer would go on dividing by the number of ranks with input in the last step.
+  // Without this, the reducer would keep dividing by the number of ranks with input in the last
+  // step.
   state.reducer->set_forward_pass_work_handle(nullptr, /*useStaticWorldSize=*/true);
 }
 
-/// While one lives, this thread works on streams of its own on GPUs. Then the former streams wait
-/// for these.
+/// Moves this thread to side streams on its GPUs. On destruction it returns to the former streams,
+/// which then wait for the side streams.
 class SideStreams {
  public:
   explicit SideStreams(const std::vector<at::Device>& devices) {
@@ -100,7 +101,7 @@ class SideStreams {
   SideStreams(const SideStreams&) = delete;
   SideStreams& operator=(const SideStreams&) = delete;
 
-  /// Goes back to the former streams for a while.
+  /// Returns to the former streams until enter().
   void leave() const {
     for (const auto& [former, side] : streams_) set(former);
   }
@@ -126,7 +127,7 @@ class SideStreams {
   std::vector<Pair> streams_;
 };
 
-/// Takes part in the exchange of gradients of a backward that only other ranks run.
+/// Joins the exchange of gradients in a backward that only other ranks run.
 class JoinedGradients {
  public:
   explicit JoinedGradients(DdpState& state) : state_(state) {}
@@ -141,7 +142,8 @@ class JoinedGradients {
   void finish() {
     for (const FuturePtr& future : pending_) future->waitAndThrow();
     if (state_.searches_unused()) use_nothing();
-    // A backward that does not delay communication shows the order of gradients.
+    // Unless communication is delayed, the other ranks' reducers have recorded the order of
+    // gradients for rebuild_buckets(): record one here as well.
     if (!is_delayed()) state_.reducer->push_rebuilt_params_for_all_indices();
     state_.had_first_backward = true;
   }
@@ -151,9 +153,10 @@ class JoinedGradients {
   }
 
  private:
-  /// Whether the other ranks begin when their backward has ended.
+  /// Whether the other ranks exchange gradients only after their backward has ended.
   bool is_delayed() const { return state_.options.static_graph && !state_.had_first_backward; }
-  /// Zeroed each time, because the all-reduce leaves the marks of other ranks in it.
+  /// Tells the other ranks that this one used no parameter. Zeroes the map each time, because the
+  /// all-reduce leaves the other ranks' marks in it.
   void use_nothing() const {
     start_all_reduce(state_.reducer->get_local_used_map_on_device().zero_(), state_.group)->wait();
   }
@@ -162,13 +165,13 @@ class JoinedGradients {
   std::vector<FuturePtr> pending_;
 };
 
-/// Takes part in the exchanges of a backward, which come in no fixed order.
+/// Joins the exchanges of a backward, those of gradients and of statistics in any order.
 void join_backward(DdpState& state, JoinStatistics& statistics) {
   JoinedGradients gradients(state);
   const Backend* const backend = backend_of(state.group);
   if (backend != nullptr && backend->runs_on_streams(state.parameters.front().tensor)) {
-    // From one thread, since two that launch on two communicators may deadlock. What waits for
-    // gradients on the device must not hold up the statistics that other ranks need ahead of them.
+    // One thread, because two that launch on two communicators may deadlock. Two streams, because
+    // statistics that other ranks need first must not queue behind gradients.
     const SideStreams side(devices_of_statistics(state));
     gradients.start();
     side.leave();
@@ -183,7 +186,7 @@ void join_backward(DdpState& state, JoinStatistics& statistics) {
   }
 }
 
-/// Takes part in one step of the ranks that still have input.
+/// Joins one step of the ranks that still have input.
 void join_step(DdpState& state) {
   JoinStatistics* const statistics = state.join->statistics.get();
   state.reducer->rebuild_buckets();

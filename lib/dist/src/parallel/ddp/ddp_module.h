@@ -19,8 +19,9 @@ struct SyncLayers {
   bool empty() const { return groups.empty(); }
 };
 
-/// A module as DistributedDataParallel sees it. Each call lists the present tensors, in the order
-/// of named_parameters() and named_buffers(); a tensor with two names once.
+/// The interface that DistributedDataParallel needs of a module. Each call lists the current
+/// tensors, in the order of named_parameters() and named_buffers(). A tensor with two names appears
+/// once.
 class WrappedModule {
  public:
   virtual ~WrappedModule() = default;

@@ -14,7 +14,7 @@ namespace {
 struct JoinOutputs : torch::autograd::Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
     on_backward();
-    gradients.resize(next_edges().size());  // the anchor's is undefined
+    gradients.resize(next_edges().size());  // the anchor's gradient is undefined
     return std::move(gradients);
   }
   std::function<void()> on_backward;
@@ -57,7 +57,8 @@ std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::
     const auto index = node->add_input_metadata(output);
     const bool can = all && (output.is_floating_point() || output.is_complex());
     if (!output.requires_grad() && !can) continue;
-    // A view could not be modified in place; an alias would hide the change from the graph.
+    // Not a view, which users could not modify in place, nor an alias, which would hide the change
+    // from the graph.
     const at::NoGradGuard no_grad;
     output = output.clone();
     torch::autograd::impl::set_gradient_edge(output, {node, index});

@@ -32,16 +32,16 @@ struct DdpState {
   std::optional<at::Device> input_device;
   std::unordered_set<std::string> ignored;
   std::shared_ptr<c10d::Reducer> reducer;
-  /// Of the parameters, in the same order. The reducer owns them.
+  /// The gradient accumulators of `parameters`, in the same order. The reducer owns them.
   std::vector<const torch::autograd::Node*> accumulators;
   std::shared_ptr<c10d::Logger> logger;
   int no_sync_guards = 0;
-  /// False after a forward under no_sync: the next one does not broadcast buffers, as in PyTorch.
+  /// False after a forward under no_sync: as in PyTorch, the next one does not broadcast buffers.
   bool sync_buffers_next = true;
-  /// With a static graph, the first backward communicates at its end only.
+  /// With a static graph, the first backward communicates only at its end.
   bool had_first_backward = false;
   bool has_comm_hook = false;
-  /// The reducer then waits for that step forever. Written by any thread.
+  /// Whether the hook has failed: the reducer would wait forever for that step. Any thread sets it.
   std::shared_ptr<std::atomic<bool>> comm_hook_failed = std::make_shared<std::atomic<bool>>(false);
   std::optional<JoinSpan> join;
 
@@ -50,7 +50,7 @@ struct DdpState {
   /// The buffers that broadcast_buffers applies to.
   std::vector<NamedTensor> shared_buffers() const;
   std::vector<at::Tensor> buffers_to_sync() const;
-  /// Overwrites every rank's tensors by those of `rank`.
+  /// Overwrites every rank's tensors with those of `rank`.
   void broadcast(const std::vector<at::Tensor>& tensors, int rank) const;
   /// Broadcasts the parameters and shared_buffers().
   void broadcast_module(int rank) const;
@@ -58,7 +58,7 @@ struct DdpState {
 
 /// Compares the options, and the tensors' names, shapes and types, between all ranks. Does nothing
 /// in a group with Python ranks, where libtorch compares the parameters.
-/// @throws base::UserError naming both ranks; base::UnavailableError when a peer fails.
+/// @throws base::UserError naming two ranks that differ; base::UnavailableError if a peer fails.
 void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>& parameters,
                        const std::vector<NamedTensor>& buffers, const ProcessGroupPtr& group);
 
@@ -66,31 +66,31 @@ void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>
 /// @throws base::UserError for different types of device.
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices);
 
-/// @throws base::UserError if a parameter has another accumulator than when it was wrapped, because
-///   module.to() has removed the reducer's hooks, or if a frozen one requires a gradient now.
+/// @throws base::UserError if a parameter's accumulator has changed after wrapping, because then
+///   module.to() has removed the reducer's hooks, or if a frozen parameter requires a gradient.
 void check_unchanged(const DdpState& state);
 
-/// @throws base::UserError naming the parameters, if libtorch's message is that some got no
-///   gradient in the step before.
+/// @throws base::UserError naming the parameters, if libtorch's message says that some got no
+///   gradient in the previous step.
 void explain_unfinished_reduction(const std::string& message,
                                   const std::vector<NamedTensor>& parameters);
 
-// What a rank with input does in each step of a join() span.
+// The steps of a rank with input in a join() span.
 
 void notify_joined_ranks(DdpState& state);
-/// The highest rank for which `yes` is true. Collective. Its buffers are the ones to broadcast.
+/// The highest rank for which `yes` is true: it broadcasts its buffers. Collective.
 int highest_rank(const DdpState& state, bool yes);
 void announce_whether_gradients_follow(DdpState& state);
 
-/// Whether the graph of any output contains one of these leaves.
+/// Whether the graph of any output contains one of the leaves.
 bool reach_any(const std::vector<at::Tensor>& outputs,
                const std::vector<const torch::autograd::Node*>& leaves);
 
 /// Copies of all outputs that share one autograd node. If the loss uses only some of them, backward
 /// still runs the graphs of the others, with undefined gradients, so that the reducer does not wait
 /// for their parameters. Backward calls `on_backward` when it reaches the node.
-/// @param anchor a leaf that backward must reach, with an undefined gradient: if no output requires
-///   a gradient, the copies do. May be undefined.
+/// @param anchor a leaf that backward must reach, with an undefined gradient; may be undefined. If
+///   no output requires a gradient, the copies do.
 std::vector<at::Tensor> join_outputs(std::vector<at::Tensor> outputs, const at::Tensor& anchor,
                                      std::function<void()> on_backward);
 

@@ -61,8 +61,8 @@ void orthogonalize(at::Tensor& matrices, double epsilon) {
   }
 }
 
-/// numpy.random.RandomState(seed).randint(1_000_000_000), with which PyTorch's PowerSGD seeds its
-/// factors: the same seed gives the same training here and there.
+/// numpy.random.RandomState(seed).randint(1_000_000_000), which seeds the factors of PyTorch's
+/// PowerSGD: a seed gives the same training in both.
 uint64_t next_seed(std::mt19937& engine) {
   constexpr uint32_t kMask = (uint32_t{1} << 30) - 1;
   for (;;) {
@@ -96,14 +96,14 @@ class PowerSgd {
   /// The state of a bucket between steps.
   struct Memory {
     int64_t size = 0;
-    at::Tensor error;  ///< gradient minus its approximation
-    at::Tensor p, q;   ///< the factors of all batches, flat
+    at::Tensor error;  ///< the gradient minus its approximation
+    at::Tensor p, q;   ///< the factors of all batches, flattened
   };
 
   /// Matrices of one shape (or one matrix), and their factors.
   struct Batch {
     explicit Batch(at::Tensor matrix) : matrices{std::move(matrix)} {}
-    std::vector<at::Tensor> matrices;  ///< of the bucket
+    std::vector<at::Tensor> matrices;  ///< views of the bucket
     at::Tensor stacked;
     at::Tensor p;  ///< [batch, n, r]
     at::Tensor q;  ///< [batch, m, r]
@@ -118,8 +118,8 @@ class PowerSgd {
     detail::start_all_reduce(tensor, group_)->wait();
   }
 
-  // Starts all collectives of a bucket on the thread of backward: started from continuations,
-  // those of two buckets could run in different orders on different ranks.
+  // Starts all collectives of a bucket on the thread of backward. If continuations started them,
+  // the collectives of two buckets could run in a different order on each rank.
   void compress(c10d::GradBucket& bucket) {
     const at::Tensor buffer = bucket.getBuffer();
     Memory& memory = memory_[bucket.getIndex()];
@@ -153,7 +153,7 @@ class PowerSgd {
     if (!options_.warm_start) memory.p = memory.q = at::Tensor();
   }
 
-  /// Buckets of one wrapper keep their sizes after the first step.
+  /// Refuses a change of size: a wrapper's buckets keep theirs after the first step.
   static void check_size(Memory& memory, const at::Tensor& buffer) {
     if (!memory.error.defined() && !memory.q.defined()) memory.size = buffer.numel();
     if (memory.size == buffer.numel()) return;
@@ -184,7 +184,7 @@ class PowerSgd {
       } else if (options_.batch_tensors_with_same_shape) {
         same->matrices.push_back(matrix);
       } else {
-        // After the others of its shape, which is PyTorch's order of factors.
+        // Insert it after the others of its shape, as in PyTorch's order of factors.
         const auto behind = std::find_if(same, batches.end(), [&](const Batch& batch) {
           return batch.matrices[0].sizes() != matrix.sizes();
         });
@@ -220,7 +220,7 @@ class PowerSgd {
     };
     attach(memory.p, 1, &Batch::p);
     attach(memory.q, 2, &Batch::q);
-    // Equal on all ranks, and independent of the program's own random numbers.
+    // A generator that is equal on all ranks and leaves the program's own random numbers alone.
     at::Generator generator;
     if (fresh) generator = at::detail::createCPUGenerator(next_seed(seeds_));
     for (Batch& batch : batches) {
