@@ -8,7 +8,7 @@
 
 namespace syncbn::dist::detail {
 
-/// libtorch holds autograd's nodes by shared_ptr up to 2.12, and by intrusive_ptr since.
+/// libtorch up to 2.12 holds autograd's nodes by shared_ptr, later versions by intrusive_ptr.
 inline constexpr bool kSharesNodes = std::is_same_v<decltype(torch::autograd::Edge::function),
                                                     std::shared_ptr<torch::autograd::Node>>;
 
@@ -19,7 +19,7 @@ using NodePointer =
 template <class Made, class... Arguments>
 NodePointer<Made> make_node(Arguments&&... arguments) {
   if constexpr (kSharesNodes) {
-    // libtorch's deleteNode(), which does not recurse into a deep graph.
+    // libtorch's deleteNode() does not recurse, which could overflow the stack on a deep graph.
     return {new Made(std::forward<Arguments>(arguments)...), [](auto* node) { deleteNode(node); }};
   } else {
     return c10::make_intrusive<Made>(std::forward<Arguments>(arguments)...);

@@ -27,7 +27,7 @@ using torch::autograd::variable_list;
 /// The states of the random number generators that a checkpointed function may use.
 class RandomState {
  public:
-  /// The present states of the CPU's generator and of those of the inputs' devices.
+  /// Saves the states of the CPU's generator and of those of the inputs' GPUs.
   explicit RandomState(const Tensors& inputs) {
     std::unordered_set<at::Device> devices;
     for (const at::Tensor& input : inputs) {
@@ -39,7 +39,7 @@ class RandomState {
     }
   }
 
-  /// Restores these states and returns those before.
+  /// Sets these states and returns those that they replace.
   RandomState exchange() const {
     RandomState before;
     for (const auto& [generator, state] : states_) {
@@ -85,8 +85,8 @@ class AutocastState {
   std::array<Device, 2> devices_{Device{at::kCPU}, Device{at::kCUDA}};
 };
 
-/// While one lives, autocast keeps no casts of parameters: those of the first run have no graph,
-/// and those of the recomputation would outlive the step, and the parameters' values.
+/// Disables autocast's cache of cast parameters during its lifetime. Casts in the first run have no
+/// graph; those in the recomputation would stay cached after the step changed the parameters.
 class WithoutCastCache {
  public:
   WithoutCastCache() { at::autocast::set_autocast_cache_enabled(false); }
@@ -98,7 +98,7 @@ class WithoutCastCache {
   const bool was_enabled_ = at::autocast::is_autocast_cache_enabled();
 };
 
-/// What the recomputation needs besides the inputs.
+/// The state that the recomputation needs besides the inputs.
 struct Recorded : torch::CustomClassHolder {
   using Function = std::function<Tensors(const Tensors&)>;
   Recorded(Function function, const Tensors& inputs, const CheckpointOptions& options)
@@ -112,7 +112,7 @@ struct Recorded : torch::CustomClassHolder {
   detail::StatisticsTape tape;
 };
 
-/// Runs the function with the recorded state of this thread, and restores the present state.
+/// Runs the function with the recorded random and autocast states, then restores this thread's own.
 Tensors recompute(Recorded& recorded, const Tensors& inputs) {
   struct Restore {
     explicit Restore(const Recorded& recorded) {

@@ -24,7 +24,7 @@
 namespace syncbn::dist::detail {
 namespace {
 
-/// Makes this thread number its next node of a graph `number` or higher.
+/// Makes this thread give its next autograd node sequence number `number` or a higher one.
 void advance_sequence_number(uint64_t number) {
   while (at::sequence_number::peek() < number) at::sequence_number::get_and_increment();
 }
@@ -109,7 +109,7 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
   std::exception_ptr failure;  // the first
   int failed = 0;
   bool is_abandoned = false;
-  // As one thread would number them: later layers have higher numbers in all replicas.
+  // Number autograd nodes as one thread would: later layers get higher numbers in all replicas.
   const uint64_t begin = std::max(sequence_number_, at::sequence_number::peek());
   threads_->run(count, [&](int replica) {
     try {

@@ -18,7 +18,7 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-/// Makes `copy` the same values in the same memory.
+/// Makes `copy` share the memory of `original`.
 void share(const at::Tensor& original, at::Tensor& copy) {
   const bool is_shared = copy.data_ptr() == original.data_ptr() &&
                          copy.scalar_type() == original.scalar_type() &&
@@ -26,7 +26,7 @@ void share(const at::Tensor& original, at::Tensor& copy) {
   if (!is_shared) copy.set_data(original);
 }
 
-/// Makes gradients of `copy` go to `edge`; an invalid edge: nowhere.
+/// Makes gradients of `copy` flow to `edge`; with an invalid edge, `copy` needs none.
 void lead_gradients(const at::Tensor& copy, const autograd::Edge& edge) {
   if (!at::GradMode::is_enabled()) return;  // an earlier graph may still need it
   if (!edge.is_valid()) {
@@ -163,7 +163,8 @@ class EagerReplicas : public ModuleReplicas {
   std::vector<std::vector<std::shared_ptr<torch::nn::Module>>> parts_;  ///< modules() of each
 };
 
-/// Keeps the state of the CPU's random numbers: making a module draws its initial values.
+/// Restores the state of the CPU's random generator on destruction: constructing a module draws its
+/// initial values.
 class KeptRandomState {
  public:
   KeptRandomState() : state_(generator().get_state()) {}
@@ -232,8 +233,8 @@ ScriptReplicas::ScriptReplicas(const torch::jit::Module& module, std::vector<at:
 void ScriptReplicas::copy_module() {
   modules_.assign(1, module_);
   for (size_t i = 1; i < devices().size(); ++i) {
-    // Its type stays the module's: all run the same code. deepcopy(device) would copy nothing that
-    // is there already.
+    // The copy keeps the module's type, so that all run the same code. deepcopy(device) would not
+    // copy tensors that are on the device already.
     modules_.push_back(module_.deepcopy());
     modules_.back().to(devices()[i]);
   }

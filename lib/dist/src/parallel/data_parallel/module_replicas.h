@@ -18,7 +18,7 @@ class ModuleReplicas {
  public:
   virtual ~ModuleReplicas() = default;
 
-  /// Gives the copies what the module has now: parameters, buffers, training or evaluation mode.
+  /// Updates the copies from the module: parameters, buffers, training or evaluation mode.
   virtual void refresh() = 0;
 
   /// The originals of a replica's tensors; empty for the module.
@@ -27,13 +27,14 @@ class ModuleReplicas {
  protected:
   explicit ModuleReplicas(std::vector<at::Device> devices) : devices_(std::move(devices)) {}
 
-  /// The tensors of a module or copy, in the same order in all.
+  /// The tensors of a module or copy, in the same order in each.
   struct Tensors {
     std::vector<at::Tensor> parameters, buffers;
   };
 
   /// Sets the tensors of all replicas, the module's first.
-  /// @throws base::UserError if they do not fit each other, or the module is on another device
+  /// @throws base::UserError if the replicas' tensors do not match, or the module is not on the
+  ///   first device
   void set_tensors(const std::vector<Tensors>& all);
   void refresh_tensors();
 
@@ -46,16 +47,16 @@ class ModuleReplicas {
   };
 
   const std::vector<at::Device> devices_;
-  std::vector<Copy> copies_;  ///< of replicas 1 to the last
+  std::vector<Copy> copies_;  ///< replicas 1 to the last
 };
 
 /// Replicas of a TorchScript module.
 class ScriptReplicas : public ModuleReplicas {
  public:
-  /// @param module to which all calls refer; outlives this
+  /// @param module the original, which must outlive this object
   ScriptReplicas(const torch::jit::Module& module, std::vector<at::Device> devices);
 
-  /// Also replaces the copies of a module that was converted meanwhile.
+  /// Also makes new copies if the module was converted meanwhile.
   void refresh() override;
   torch::jit::Module& replica(int index) { return modules_[static_cast<size_t>(index)]; }
 

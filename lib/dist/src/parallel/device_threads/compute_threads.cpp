@@ -28,10 +28,10 @@ ComputeThreads::ComputeThreads(const char* owner, std::vector<at::Device> device
     : devices_(std::move(devices)),
       threads_(owner, static_cast<int>(devices_.size()),
                [all = at::get_num_threads(), count = static_cast<int>(devices_.size())] {
-                 at::get_num_threads();  // the first call on a thread sets the number that all have
+                 at::get_num_threads();  // its first call on a thread undoes set_num_threads()
                  at::set_num_threads(std::max(1, all / count));
                }) {
-  at::set_num_threads(at::get_num_threads());  // for threads that are made later
+  at::set_num_threads(at::get_num_threads());  // restores the global number, for later threads
 }
 
 void ComputeThreads::run(int count, const std::function<void(int)>& work) {

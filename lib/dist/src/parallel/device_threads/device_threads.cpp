@@ -12,7 +12,7 @@
 
 namespace syncbn::dist::detail {
 
-/// What the threads use.
+/// The state that the threads share with run().
 struct DeviceThreads::Shared {
   std::mutex mutex;
   std::condition_variable changed;
@@ -46,7 +46,7 @@ DeviceThreads::~DeviceThreads() {
 
 void DeviceThreads::end() {
   if (::getpid() != process_) {
-    // A copy without threads, which pthread_cond_destroy() would wait for.
+    // A forked process: it does not have the threads, which pthread_cond_destroy() would wait for.
     static_cast<void>(shared_.release());
     return;
   }
@@ -94,7 +94,7 @@ void DeviceThreads::loop(Shared& shared, int index, const std::function<void()>&
   uint64_t done = 0;
   for (;;) {
     if (--shared.busy == 0) shared.changed.notify_all();
-    // A thread that is not asked in a run skips it.
+    // A thread whose index is not below `count` skips the run.
     do {
       shared.changed.wait(lock, [&] { return shared.runs != done; });
       done = shared.runs;

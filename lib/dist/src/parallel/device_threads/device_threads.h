@@ -11,7 +11,7 @@ namespace syncbn::dist::detail {
 /// One thread per device. Threads sleep between calls of run().
 class DeviceThreads {
  public:
-  /// Held for as long as a caller uses the threads.
+  /// Hold one while you use the threads.
   class Claim {
    public:
     explicit Claim(std::atomic<bool>& is_held) : is_held_(is_held) {}
@@ -31,8 +31,8 @@ class DeviceThreads {
   DeviceThreads(const DeviceThreads&) = delete;
   DeviceThreads& operator=(const DeviceThreads&) = delete;
 
-  /// @throws base::UserError while another claim is held, or in a forked process, which does not
-  ///   have the threads
+  /// @throws base::UserError while a caller holds another claim, or in a forked process, which does
+  ///   not have the threads
   [[nodiscard]] Claim claim();
 
   /// Calls work(i) on thread i, for the first `count` threads, and waits for them. `work` must not

@@ -10,8 +10,9 @@
 
 namespace syncbn::dist::detail {
 
-/// In a handler: throws error_of(exit_code, message) for the exception, which it nests. A lost
-/// peer and out-of-memory errors are thrown unchanged, since the stage or replica is not the cause.
+/// Call it in a handler: throws error_of(exit_code, message) with the exception nested. Rethrows
+/// the errors of a lost peer or of memory unchanged, because the stage or replica did not cause
+/// them.
 template <class ErrorOf>
 [[noreturn]] void rethrow_named(const ErrorOf& error_of) {
   try {

@@ -24,19 +24,19 @@ namespace syncbn::dist {
 namespace {
 
 /// An operator of TorchScript and the one that replaces it. From the second run on, TorchScript's
-/// executor differentiates aten::batch_norm itself and bypasses overrides in the dispatcher; it
-/// leaves operators that it does not know as they are.
+/// executor differentiates aten::batch_norm itself and bypasses overrides in the dispatcher. It
+/// does not change operators that it does not know.
 struct Replacement {
   const char* plain;
   const char* sync;
 };
 constexpr Replacement kBatchNorm{"aten::batch_norm", "syncbn::batch_norm"};
-/// The exception for one value per channel on this rank. The replacement does nothing:
-/// syncbn::batch_norm counts the values of all ranks.
+/// Raises for one value per channel on this rank. The replacement does nothing: syncbn::batch_norm
+/// counts the values of all ranks.
 constexpr Replacement kCheck{"prim::RaiseException", "syncbn::raise_on_one_rank"};
 constexpr std::string_view kCheckMessage = "Expected more than 1 value per channel when training";
 
-/// The constant text that a string begins with, as far as the graph shows it.
+/// The constant text that a string begins with, if the graph contains it.
 std::string constant_prefix(const torch::jit::Value* value) {
   const torch::jit::Node* node = value->node();
   if (node->kind() == c10::aten::format) return constant_prefix(node->input(0));
@@ -52,7 +52,7 @@ std::optional<c10::Symbol> replacement(const torch::jit::Node& node, Direction d
   for (const Replacement& pair : {kBatchNorm, kCheck}) {
     const bool reverts = direction == Direction::kRevert;
     if (node.kind() != symbol(reverts ? pair.sync : pair.plain)) continue;
-    // Of all exceptions, only the check for one value per channel.
+    // Keep all other exceptions.
     if (node.kind() == c10::prim::RaiseException &&
         !constant_prefix(node.input(0)).starts_with(kCheckMessage)) {
       continue;
@@ -74,7 +74,7 @@ void replace_nodes(torch::jit::Block* block, Direction direction) {
   }
 }
 
-/// "a.b.c" for a value that is the attribute c of the module a.b in `self`, else empty.
+/// "a.b.c" if the value is the attribute c of the module a.b in `self`, else empty.
 std::string attribute_path(const torch::jit::Value* value, const torch::jit::Value* self) {
   std::string path;
   while (value != self) {
@@ -87,7 +87,8 @@ std::string attribute_path(const torch::jit::Value* value, const torch::jit::Val
   return path;
 }
 
-/// A call of batch_norm in a graph: the attributes that are its arguments; empty for other values.
+/// A call of batch_norm in a graph: the paths of the attributes that are its arguments; empty for
+/// other values.
 struct Call {
   std::string running_mean;
   std::string weight;
@@ -140,8 +141,9 @@ void copy_hooks(const torch::jit::Module& module, const torch::jit::Module& copy
   }
 }
 
-/// Makes `module` a copy with types of its own, and rewrites their methods and hooks: the executor
-/// caches plans of graphs that already ran. Parameters and buffers stay the same tensors.
+/// Replaces `module` by a copy with types of its own, and rewrites their methods and hooks. The old
+/// types' graphs cannot change: the executor caches plans of graphs that have run. Parameters and
+/// buffers stay the same tensors.
 void rewrite(torch::jit::Module& module, Direction direction) {
   torch::jit::Module copy = module.clone(/*inplace=*/true);
   copy_hooks(module, copy);
@@ -154,7 +156,7 @@ void rewrite(torch::jit::Module& module, Direction direction) {
       auto& made = torch::jit::toGraphFunction(*function);
       torch::jit::Inline(*made.graph());
       replace_nodes(made.graph()->block(), direction);
-      // Inlining this function into another has cached its optimised graph.
+      // Inlining this function into another one cached its optimised graph.
       made.clear_optimized_graphs();
     }
   }
@@ -171,7 +173,7 @@ std::vector<Call> calls_in(const torch::jit::Module& module) {
   return calls;
 }
 
-/// Goes by the name of the class. A class with submodules is a block that contains such a layer.
+/// Decides by the class name. A class with submodules is a block that contains such a layer.
 bool is_batch_norm(const torch::jit::Module& module) {
   return detail::class_of(module).find("BatchNorm") != std::string::npos &&
          module.children().size() == 0;
@@ -193,8 +195,8 @@ std::pair<torch::jit::Module, at::Tensor> follow(torch::jit::Module module, std:
   return {module, detail::tensor_attribute(module, path)};
 }
 
-/// A weak pointer to a module. An ivalue::Object keeps its attributes in memory until its last weak
-/// pointer is gone: hence release(). Thread-safe.
+/// A weak pointer to a module. Thread-safe. Call release() when the module may be gone: an
+/// ivalue::Object keeps its attributes in memory until its last weak pointer is gone.
 class WeakScriptModule {
  public:
   explicit WeakScriptModule(const torch::jit::Module& module) : object_(module._ivalue()) {}
@@ -204,7 +206,7 @@ class WeakScriptModule {
     return object_.lock();
   }
 
-  /// Drops the pointer if the module is destroyed.
+  /// Drops the pointer if the module has been destroyed.
   void release() {
     c10::weak_intrusive_ptr<c10::ivalue::Object> destroyed{
         c10::intrusive_ptr<c10::ivalue::Object>()};
@@ -217,8 +219,8 @@ class WeakScriptModule {
   c10::weak_intrusive_ptr<c10::ivalue::Object> object_;
 };
 
-/// The batch-norm layers of a module: modules of classes with such a name, and modules of other
-/// classes whose attributes are arguments of batch_norm.
+/// The batch-norm layers of a module: modules whose class is_batch_norm() recognises, and modules
+/// of other classes whose attributes are arguments of batch_norm.
 std::vector<ScriptLayer> find_layers(const torch::jit::Module& module,
                                      const std::vector<Call>& calls) {
   std::vector<ScriptLayer> found;
