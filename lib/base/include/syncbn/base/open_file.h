@@ -6,7 +6,8 @@
 
 namespace syncbn::base {
 
-/// Opens a file of any type for reading. Does not wait for the writer of a FIFO; reads do.
+/// Opens a file of any type for reading. Does not wait for the writer of a FIFO: until one opens
+/// the FIFO, reads return the end of the file.
 /// @param more_flags of open(), such as O_NOFOLLOW
 /// @return an invalid descriptor, with errno, if the file cannot be opened.
 UniqueFd open_to_read(const std::filesystem::path& path, int more_flags = 0);
