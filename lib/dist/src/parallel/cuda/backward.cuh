@@ -4,7 +4,7 @@
 
 namespace syncbn::dist::detail::cuda {
 
-/// dy and x of a pack, and which values of dy the ReLU lets pass.
+/// dy and x of a pack, and the bits of the ReLU mask for dy.
 template <class T>
 struct GradientPack {
   Pack<T> dy, x;
@@ -25,7 +25,7 @@ __device__ __forceinline__ Wide<T> masked(const GradientPack<T>& pack, int i) {
   return (pack.bits >> i & 1u) != 0 ? widen(pack.dy.values[i]) : Wide<T>(0);
 }
 
-/// A compensated sum of chunks, which are summed without compensation.
+/// A compensated sum of chunks. The sum of each chunk is not compensated.
 template <class A>
 class ChunkedSum {
  public:
@@ -57,7 +57,7 @@ __device__ __forceinline__ void reduce_gradient(const ReduceArguments& arguments
                                                 ReductionShared<ChannelSums, kRows>& shared) {
   using A = Wide<T>;
   constexpr int kBatch = kPacksInFlight < T >> 1 ? 2 : 1;
-  constexpr int kBatchesOfChunk = (kRows ? 32 : 4) / kBatch;  // 32 values, as of the moments
+  constexpr int kBatchesOfChunk = (kRows ? 32 : 4) / kBatch;  // 32 values, as for the moments
   const LaunchShape& shape = arguments.shape;
   const Position at = position();
   const int64_t channels = shape.layout.c;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void reduce_gradient(const ReduceArguments& arguments
   reduce_tiles<kRows>(shape, at, parts, arguments.partials, shared, arguments.peers,
                       [&](int64_t channel, ChannelSums all) {
                         const double mean = arguments.moments[channel];
-                        // Deviations were taken from the rounded mean.
+                        // The deviations are from the rounded mean.
                         all.dy_xmu -= all.dy * (mean - static_cast<double>(static_cast<A>(mean)));
                         if (arguments.before != nullptr) {
                           all.dy += arguments.before[channel];
@@ -124,7 +124,7 @@ struct BackwardShared {
   A center[kTile<kRows>], scale[kTile<kRows>], offset[kTile<kRows>], slope[kTile<kRows>];
 };
 
-/// The gradient of the input, and the residual's.
+/// The gradients of the input and of the residual.
 template <class T, bool kRows>
 __device__ __forceinline__ void differentiate_input(const ElementwiseArguments& arguments,
                                                     BackwardShared<Wide<T>, kRows>& shared) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void differentiate_input(const ElementwiseArguments& 
   const int64_t channels = shape.layout.c;
   const ChannelOfGroup of = channel_of_group<kRows>(shape, at);
   if (of.exists && is_first_lane()) {
-    // By one lane: merge_all() would take registers that double has not left.
+    // One lane adds them: merge_all() needs more registers than the float64 kernel has left.
     ChannelSums sums{0, 0};
     for (int64_t rank = 0; rank < arguments.ranks; ++rank) {
       const double* const row = arguments.sums + rank * 2 * channels;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void differentiate_input(const ElementwiseArguments& 
     const double ratio = -invstd * invstd * sums.dy_xmu / count;
     const double slope = ratio * scale;
     const A center = static_cast<A>(mean);
-    // The second term makes up for the rounding of the mean.
+    // The second term compensates for the rounding of the mean.
     const double offset = sums.dy / count + (mean - static_cast<double>(center)) * ratio;
     shared.center[of.group] = center;
     shared.scale[of.group] = static_cast<A>(scale);

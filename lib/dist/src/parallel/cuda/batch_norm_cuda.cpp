@@ -1,5 +1,5 @@
-// Batch norm on CUDA, for libsyncbn_dist_cuda.so: one launch for each function of the table, and no
-// operator of ATen.
+// Batch norm on CUDA, for libsyncbn_dist_cuda.so: each function of the table launches one kernel
+// and computes nothing with ATen's operators.
 
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
@@ -24,13 +24,13 @@
 namespace syncbn::dist::detail::cuda {
 namespace {
 
-// Blocks per multiprocessor that a launch aims at: enough that the last ones to end leave few of
-// them idle. Fewer where the last block has to merge what each of them leaves. Chosen without a GPU
-// to measure on.
+// Target for the number of blocks per multiprocessor: enough that few multiprocessors are idle
+// while the last blocks run. Fewer in reductions, where a tile's last block merges the results of
+// the others. Guesses, not measured on a GPU.
 constexpr int64_t kBlocks = 4;
 constexpr int64_t kReducingBlocks = 2;
 
-/// Upper bound on the tiles of a launch that have several slices, and so need tickets.
+/// Upper bound on the tiles of a launch with several slices: each of these tiles needs a ticket.
 constexpr int64_t kTileTickets = 4096;
 
 ValueType value_type(const at::Tensor& tensor) {
@@ -62,14 +62,15 @@ ChannelValues channel_values(const at::Tensor& tensor) {
   return {values.data_ptr(), value_type(values), values.stride(0)};
 }
 
-/// What the kernel will change. Tells autograd, as an operator does.
+/// channel_values() of a tensor that the kernel changes. Tells autograd about the change, as an
+/// operator does.
 ChannelValues changed_values(const at::Tensor& tensor) {
   if (tensor.defined()) tensor.unsafeGetTensorImpl()->bump_version();
   return channel_values(tensor);
 }
 
-/// Tickets for the kernels of the current stream. A graph has its own, which its replays clear:
-/// it may replay beside kernels of the stream on which it was captured.
+/// Tickets for the kernels of the current stream. A CUDA graph has its own, which each replay
+/// clears: it may replay beside kernels of the stream that captured it.
 unsigned* tickets() {
   const c10::cuda::CUDAStream stream = c10::cuda::getCurrentCUDAStream();
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -95,7 +96,7 @@ unsigned* tickets() {
   return static_cast<unsigned*>(workspace.tickets.mutable_data_ptr());
 }
 
-/// A tensor of one launch, with elements of the input's type in its order.
+/// A tensor for a launch, with elements of the input's type in the input's memory format.
 at::Tensor dense(const at::Tensor& tensor, const at::Tensor& input, const Shape& shape) {
   return tensor.detach().to(input.scalar_type()).contiguous(shape.format);
 }
@@ -126,7 +127,7 @@ at::Tensor doubles(const at::Tensor& like, at::IntArrayRef size) {
   return at::empty(size, like.options().dtype(at::kDouble));
 }
 
-/// A workspace of a Part per slice and channel; undefined for one slice.
+/// A workspace with a Part for each slice and channel; undefined for one slice.
 template <class Part>
 at::Tensor partials(const at::Tensor& like, const LaunchShape& shape) {
   if (shape.slices == 1) return {};
@@ -145,8 +146,8 @@ void start(const Arguments&... arguments) {
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-/// Of a kernel that computes a row, and may gather it.
-/// @param tensors that it reads and writes
+/// The PendingRow of a kernel that computes a row and may gather it.
+/// @param tensors that the kernel reads and writes, the input first
 template <class Arguments>
 PendingRow pending(const at::Tensor& row, const Arguments& arguments,
                    std::vector<at::Tensor> tensors) {
@@ -206,7 +207,7 @@ Normalized forward(const at::Tensor& input, const at::Tensor& rows, const Forwar
   at::Tensor residual;
   if (options.epilogue.residual.defined()) residual = dense(options.epilogue.residual, x, shape);
   const RunningStatistics& running = options.running;
-  // A counter that was left on the CPU comes back below, which waits for the GPU.
+  // A counter on the CPU gets its new value back below, which waits for the GPU.
   at::Tensor counter;
   if (running.num_batches_tracked.defined()) counter = running.num_batches_tracked.to(x.device());
   std::vector<at::Tensor> tensors{x, output.values};
@@ -302,8 +303,7 @@ at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& inpu
   return dx;
 }
 
-// A single rank takes the same kernels. Whether cuDNN's are faster there is left to a measurement
-// on a GPU.
+// A single rank uses the same kernels. Whether cuDNN's are faster there has not been measured.
 constexpr BatchNormKernels kKernels{.moments = moments,
                                     .merge = merge,
                                     .forward = forward,

@@ -6,8 +6,8 @@
 namespace syncbn::dist::detail::cuda {
 namespace {
 
-// One kernel per element type and layout; ReLU and residual are decided at run time, which costs
-// nothing beside the memory.
+// One kernel per element type and layout. The kernels check for ReLU and residual at run time,
+// which costs nothing compared with memory accesses.
 
 template <class T, bool kRows>
 __global__ void __launch_bounds__(kThreads<kRows>) moments_kernel(MomentsArguments arguments) {
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads<kRows>)
 template <class Arguments>
 using Kernel = void (*)(Arguments);
 
-/// @param by_type the kernels of each ValueType in its order, for rows and for planes
+/// @param by_type the kernels for rows and for planes of each ValueType, in the order of ValueType
 template <class Arguments>
 void launch(const Arguments& arguments, const Kernel<Arguments> (&by_type)[4][2], ValueType type,
             cudaStream_t stream) {

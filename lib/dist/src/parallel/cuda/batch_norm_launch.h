@@ -7,7 +7,7 @@
 namespace syncbn::dist::detail::cuda {
 
 // Each launches one kernel on the stream, for tensors with elements of the given type: float,
-// double, half or bfloat16. None waits. Errors stay with the CUDA runtime: see cudaGetLastError().
+// double, half or bfloat16. None waits. The CUDA runtime keeps errors: see cudaGetLastError().
 
 void launch(const MomentsArguments& arguments, ValueType type, cudaStream_t stream);
 void launch(const MergeArguments& arguments, cudaStream_t stream);

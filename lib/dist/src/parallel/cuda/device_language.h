@@ -1,7 +1,7 @@
 #pragma once
 
-// The words of CUDA that the kernels use. A host compiler gets their meaning from the emulator of
-// tests/cuda_emulator, under the same names.
+// The parts of CUDA's language that the kernels use. For a host compiler, the emulator in
+// tests/cuda_emulator defines them under the same names.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -4,8 +4,8 @@
 
 namespace syncbn::dist::detail::cuda {
 
-/// Welford's running mean and sum of squared deviations, in chunks: the sums of a chunk are taken
-/// about the mean so far.
+/// Welford's running mean and sum of squared deviations, in chunks: the sums of a chunk are of
+/// deviations from the mean so far.
 template <class A>
 class ChunkedWelford {
  public:
@@ -15,13 +15,13 @@ class ChunkedWelford {
     sum_ += deviation;
     squares_ += deviation * deviation;
   }
-  /// Ends a chunk of `count` values, before which there were `before`.
+  /// Ends a chunk of `count` values, which `before` values preceded.
   /// @param inverse 1 / count
   /// @param share count / (before + count)
   __device__ void merge_chunk(A before, A count, A inverse, A share) {
     const A chunk_mean = sum_ * inverse;
     const A m2 = squares_ - sum_ * chunk_mean;
-    // Rounding can make the chunk's m2 slightly negative. NaN stays.
+    // Rounding can make the chunk's m2 slightly negative. Keeps NaN.
     const ThreadMoments<A> chunk{sum_of(mean_.value, chunk_mean), m2 < 0 ? A(0) : m2, count};
     const ThreadMoments<A> merged = merge(moments(before), chunk, share);
     mean_ = merged.mean;
@@ -35,12 +35,13 @@ class ChunkedWelford {
   A m2_ = 0, sum_ = 0, squares_ = 0;
 };
 
-/// The row of this rank's statistics.
+/// Computes the row of this rank's statistics.
 template <class T, bool kRows>
 __device__ __forceinline__ void compute_moments(const MomentsArguments& arguments,
                                                 ReductionShared<Moments, kRows>& shared) {
   constexpr int kBatch = kPacksInFlight<T>;
-  // 32 values per chunk: float rounds their sum by little, and merging costs little per value.
+  // 32 values per chunk: float's rounding of their sum is small, and merging costs little per
+  // value.
   constexpr int kBatchesOfChunk = (kRows ? 32 : 4) / kBatch;
   const LaunchShape& shape = arguments.shape;
   const Position at = position();
@@ -139,7 +140,7 @@ struct ForwardShared {
 };
 
 /// Merges the rows of all ranks, updates the running statistics, normalises, adds the residual and
-/// applies the ReLU. The blocks of slice 0 write what is one value per channel.
+/// applies the ReLU. The blocks of slice 0 write the results per channel.
 template <class T, bool kRows>
 __device__ __forceinline__ void normalize(const ForwardArguments& arguments,
                                           ForwardShared<Wide<T>, kRows>& shared) {
@@ -157,7 +158,7 @@ __device__ __forceinline__ void normalize(const ForwardArguments& arguments,
     const A center = static_cast<A>(merged.mean);
     shared.center[of.group] = center;
     shared.scale[of.group] = static_cast<A>(scale);
-    // Makes up for the rounding of the mean.
+    // Compensates for the rounding of the mean.
     shared.shift[of.group] = static_cast<A>(load(arguments.bias, of.channel, 0) -
                                             (merged.mean - static_cast<double>(center)) * scale);
     if (at.slice == 0) {
@@ -166,7 +167,8 @@ __device__ __forceinline__ void normalize(const ForwardArguments& arguments,
       if (updates) update_running(arguments, of.channel, merged);
     }
   }
-  // The counter changes once every block has read it. Thread 0 has a channel in every block.
+  // The last block changes the counter, after all others have read it. Thread 0 has a channel in
+  // every block.
   if (at.slice == 0 && arguments.num_batches_tracked.data != nullptr &&
       is_last_block(shape.tickets, static_cast<int>(gridDim.x), shared.is_last) &&
       threadIdx.x == 0 && updates) {
@@ -210,7 +212,7 @@ __device__ __forceinline__ void normalize(const ForwardArguments& arguments,
                   shift[of_channel];
         if (arguments.residual != nullptr) value += widen(loaded[pack].residual.values[i]);
         if (arguments.relu_mask != nullptr) {
-          // As at::relu and at::threshold_backward do, NaN stays and lets the gradient pass.
+          // NaN stays and lets the gradient pass, as in at::relu and at::threshold_backward.
           if (!(value <= 0)) bits |= 1u << i;
           if (value < 0) value = 0;
         }

@@ -6,19 +6,19 @@
 
 #include "cuda/peer_gather_arguments.h"
 
-// What the host passes to the CUDA kernels of batch norm, and the shape of their launches. Plain
-// C++, for the host's compiler too.
+// The arguments of the CUDA kernels of batch norm, and the shape of their launches. Plain C++, for
+// the host's compiler as well.
 
 namespace syncbn::dist::detail::cuda {
 
-/// Consecutive values that a thread loads, computes and stores at once: one byte of the ReLU mask.
+/// Consecutive values that a thread loads, computes and stores at once: a byte of the ReLU mask.
 inline constexpr int kPack = 8;
 /// Neighbouring threads that merge the statistics of one channel.
 inline constexpr int kLanes = 8;
 inline constexpr int kWarp = 32;
-/// Upper bound on the packs of a row that lie side by side in a block.
+/// Upper bound on the neighbouring packs of a row in a block.
 inline constexpr int kMaxColumns = 8;
-/// Threads of a block: as many as merge the channels of a tile, or what fills a plane's packs.
+/// Threads of a block: for rows, as many as merge the channels of a tile; for planes, a guess.
 inline constexpr int kRowThreads = kMaxColumns * kPack * kLanes;
 inline constexpr int kPlaneThreads = 256;
 
@@ -27,8 +27,8 @@ inline constexpr int64_t packs_of(int64_t values) {
 }
 
 /// How the values of a tensor [N, C, ...] lie in memory: rows of all channels (channels-last, or
-/// two dimensions), or planes of one channel. A block has one tile of channels, all channels of up
-/// to 8 packs or one plane's channel, and one slice of the tile's packs.
+/// two dimensions), or planes of one channel. A block processes one slice of the packs of one tile.
+/// A tile has the channels of up to 8 neighbouring packs of a row, or the channel of a plane.
 struct Layout {
   bool rows = false;
   int64_t n = 0, c = 0,
@@ -44,8 +44,8 @@ struct Layout {
   }
   int threads() const { return rows ? kRowThreads : kPlaneThreads; }
   int64_t tiles() const { return rows ? (packs_of(c) + columns() - 1) / columns() : c; }
-  /// Blocks that share a tile: as many as give each thread several packs, and all tiles together
-  /// about `blocks` blocks.
+  /// Number of blocks that share a tile: each thread gets several packs, and all tiles together get
+  /// at most about `blocks` blocks.
   int slices(int64_t blocks) const {
     constexpr int64_t kPacksOfThread = 8;
     const int64_t packs = rows ? n * columns() : n * packs_of(s);
@@ -67,7 +67,7 @@ inline bool packs_are_aligned(const Layout& layout, std::initializer_list<const 
 
 enum class ValueType : int { kFloat, kDouble, kHalf, kBFloat16, kInt, kLong };
 
-/// One value per channel, of any type; data is null where the layer has none.
+/// One value per channel, of any type; data is null if the layer has none.
 struct ChannelValues {
   void* data = nullptr;
   ValueType type = ValueType::kFloat;
@@ -79,8 +79,8 @@ struct LaunchShape {
   Layout layout = {};
   int columns = 1;  ///< layout.columns()
   int slices = 1;
-  /// One for the whole launch, then one per tile if there are several slices. All zero before and
-  /// after a launch.
+  /// One ticket for the whole launch, then one per tile if there are several slices. All are 0
+  /// before and after a launch.
   unsigned* tickets = nullptr;
 };
 
@@ -94,7 +94,7 @@ struct MomentsArguments {
   const void* input = nullptr;
   double* row = nullptr;           ///< [2C + 1] result, as BatchNormKernels::moments() returns it
   Moments* partials = nullptr;     ///< [slices, C]; null for one slice
-  PeerGatherArguments peers = {};  ///< what gathers the row; 0 ranks: nothing does
+  PeerGatherArguments peers = {};  ///< to gather the row; 0 ranks: the kernel does not gather
 };
 
 struct MergeArguments {
@@ -108,14 +108,14 @@ struct ForwardArguments {
   LaunchShape shape = {};
   MergeArguments merge = {};
   const void* input = nullptr;
-  const void* residual = nullptr;  ///< null: nothing is added
+  const void* residual = nullptr;  ///< null: none
   void* output = nullptr;
   uint8_t* relu_mask = nullptr;  ///< null: no ReLU
   double* invstd = nullptr;      ///< [C] result
   ChannelValues weight = {}, bias = {};
   double eps = 0;
   ChannelValues running_mean = {}, running_var = {};
-  ChannelValues num_batches_tracked = {};  ///< one value; null: nothing is counted
+  ChannelValues num_batches_tracked = {};  ///< one value; null: no counter
   double momentum = 0;
   bool cumulative = false;  ///< the momentum is 1 / num_batches_tracked
 };
@@ -136,7 +136,7 @@ struct ReduceArguments {
   double* sums = nullptr;           ///< [2C] result
   ChannelSums* partials = nullptr;  ///< [slices, C]; null for one slice
   ChannelValues grad_weight = {}, grad_bias = {};
-  PeerGatherArguments peers = {};  ///< as of MomentsArguments, for the sums
+  PeerGatherArguments peers = {};  ///< as in MomentsArguments, for the sums
 };
 
 struct ElementwiseArguments {
@@ -145,7 +145,7 @@ struct ElementwiseArguments {
   const uint8_t* relu_mask = nullptr;  ///< null: no ReLU
   const void* input = nullptr;
   void* grad_input = nullptr;
-  void* masked_gradient = nullptr;  ///< null: not wanted
+  void* masked_gradient = nullptr;  ///< result; null: not wanted
   const double* moments = nullptr;
   const double* invstd = nullptr;
   const double* sums = nullptr;  ///< [ranks, 2C]

@@ -3,8 +3,8 @@
 #include "cuda/peer_gather.cuh"
 #include "cuda/walk.cuh"
 
-// Merges statistics and sums of threads, blocks and ranks. Every order is fixed, so equal inputs
-// give equal bits.
+// Merges statistics and sums of threads, blocks and ranks, always in the same order, so that equal
+// inputs give equal bits.
 
 namespace syncbn::dist::detail::cuda {
 
@@ -17,7 +17,7 @@ __device__ __forceinline__ double sum_lanes(double value) {
   return value;
 }
 
-/// A sum, and what its value lacks of the exact one.
+/// A sum and its rounding error: `error` is the exact sum less `value`.
 template <class A>
 struct Compensated {
   A value, error;
@@ -32,12 +32,13 @@ __device__ __forceinline__ Compensated<double> sum_of(double a, double b) {
   return {a + b, 0};
 }
 
-// Threads compute in A, float for all types but double: many GPUs have 64 float units for one of
-// double. Parts of warps, blocks and ranks are merged in double.
+// Threads compute in A, float for all types but double: many GPUs have 64 float units for each
+// double unit. Parts of warps, blocks and ranks are merged in double.
 //
-// Two kinds of parts. What a thread has of a channel (ThreadMoments, ThreadSums): merge() of two;
-// shuffle(), the part of the lane whose number differs by the bit `step`; and in_double(). What a
-// warp has (Moments, ChannelSums): merge_all() by a group of lanes, of read(0) to read(count - 1).
+// There are two kinds of parts. A thread's part of a channel (ThreadMoments, ThreadSums) has
+// merge(), which merges two parts; shuffle(), which returns the part of the lane whose number
+// differs in the bit `step`; and in_double(). A warp's part (Moments, ChannelSums) has merge_all(),
+// by which a group of lanes merges read(0) to read(count - 1).
 
 __device__ __forceinline__ Compensated<float> shuffle(const Compensated<float>& own, int step) {
   return {__shfl_xor_sync(kAllLanes, own.value, step), __shfl_xor_sync(kAllLanes, own.error, step)};
@@ -80,7 +81,7 @@ __device__ __forceinline__ Moments in_double(const ThreadMoments<A>& part) {
           static_cast<double>(part.m2), static_cast<double>(part.count)};
 }
 
-/// Parts of count 0 may hold NaN: they are skipped. A single part stays as it is.
+/// Skips parts of count 0, which may hold NaN. Returns a single part unchanged.
 template <class Read>
 __device__ __forceinline__ Moments merge_all(const Moments&, int64_t count, Read read) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -141,8 +142,8 @@ __device__ __forceinline__ ChannelSums merge_all(const ChannelSums&, int64_t cou
   return {sum_lanes(all.dy), sum_lanes(all.dy_xmu)};
 }
 
-/// The channel of a group of lanes: groups of a block stand for the channels of its tile, and those
-/// beyond it for none.
+/// The channel of a group of lanes: each group of a block has one channel of the tile; groups
+/// beyond the tile's channels have none.
 struct ChannelOfGroup {
   int group;
   int64_t channel;
@@ -162,8 +163,8 @@ __device__ __forceinline__ bool is_first_lane() {
   return threadIdx.x % kLanes == 0;
 }
 
-/// Whether this is the last of `blocks` blocks that come here with the ticket, which then sees what
-/// the others have written. Leaves the ticket 0.
+/// Whether this block is the last of `blocks` blocks to call it with the ticket. The last block
+/// then sees what the others have written. Leaves the ticket 0.
 __device__ __forceinline__ bool is_last_block(unsigned* ticket, int blocks, bool& shared) {
   __threadfence();
   __syncthreads();
@@ -192,10 +193,10 @@ struct ReductionShared {
   PeerGatherShared peers;
 };
 
-/// Merges what all threads have of the channels of a tile. In the tile's last block, one lane per
-/// channel calls finish(channel, part), which writes the launch's row. The block that ends the last
-/// tile gathers the rows of all ranks: it alone waits for other GPUs, while the others have ended
-/// and leave theirs to kernels of other streams.
+/// Merges all threads' parts of the channels of a tile. In the tile's last block, one lane per
+/// channel calls finish(channel, part), which writes the launch's row. The block that finishes the
+/// last tile gathers the rows of all ranks: it alone waits for other GPUs. The other blocks have
+/// ended and leave their multiprocessors to kernels of other streams.
 template <bool kRows, class ThreadPart, class Part, class Finish>
 __device__ __forceinline__ void reduce_tiles(const LaunchShape& shape, const Position& at,
                                              ThreadPart (&own)[kChannels<kRows>], Part* partials,

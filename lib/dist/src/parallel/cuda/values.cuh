@@ -3,7 +3,7 @@
 #include "cuda/device_language.h"
 #include "cuda/kernel_arguments.h"
 
-// Values in memory: packs of a tensor, and single values per channel of any type.
+// Loads and stores packs of a tensor, and single values per channel of any type.
 
 namespace syncbn::dist::detail::cuda {
 
@@ -20,7 +20,7 @@ __device__ inline float widen(__nv_bfloat16 value) {
   return __bfloat162float(value);
 }
 
-/// What values of T are computed in.
+/// The type in which kernels compute with values of T.
 template <class T>
 using Wide = decltype(widen(T()));
 
@@ -42,13 +42,14 @@ struct alignas(16) Pack {
   T values[kPack];
 };
 
-/// Where a pack lies: its first value, how many of its values exist, its byte of the ReLU mask.
+/// The place of a pack: offset of its first value, offset of its byte in the ReLU mask, and how
+/// many of its values exist.
 struct Place {
   int64_t offset, mask;
   int valid;
 };
 
-/// Values that do not exist are 0.
+/// Loads a pack. Values that do not exist are 0.
 template <class T>
 __device__ __forceinline__ Pack<T> load_pack(const void* tensor, const Place& place, bool aligned) {
   const T* const from = static_cast<const T*>(tensor) + place.offset;
@@ -73,12 +74,12 @@ __device__ __forceinline__ void store_pack(void* tensor, const Place& place, boo
   }
 }
 
-/// The ReLU mask's bits of a pack; all set without a mask.
+/// The bits of the ReLU mask for a pack; all set without a mask.
 __device__ __forceinline__ unsigned load_bits(const uint8_t* mask, const Place& place) {
   return mask == nullptr ? 0xFFu : mask[place.mask];
 }
 
-/// @param otherwise the value where the layer has none
+/// @param otherwise the value if the layer has none
 __device__ inline double load(const ChannelValues& values, int64_t channel, double otherwise) {
   if (values.data == nullptr) return otherwise;
   const int64_t i = channel * values.stride;

@@ -4,7 +4,7 @@
 
 namespace syncbn::dist::detail::cuda {
 
-/// Which part of a launch this thread is.
+/// This thread's position in a launch.
 struct Position {
   int64_t tile;
   int slice, thread;
@@ -15,8 +15,8 @@ __device__ inline Position position() {
           static_cast<int>(threadIdx.x)};
 }
 
-/// The packs of one thread: every (slices * threads)th of the tile. Indices have 64 bits; divisions
-/// only at the start.
+/// Iterates over the packs of one thread: every (slices * threads)th pack of the tile. Indices have
+/// 64 bits. Only the constructor divides.
 template <bool kRows>
 class Walk;
 
@@ -93,12 +93,12 @@ class Walk<false> {
   int64_t left_, sample_ = 0, pack_ = 0, sample_step_ = 0, pack_step_ = 0;
 };
 
-/// Packs of one tensor that a thread loads before it uses the first, as far as registers go.
+/// Number of packs of one tensor that a thread loads before it uses the first. Registers limit it.
 template <class T>
 inline constexpr int kPacksInFlight = sizeof(T) == sizeof(double) ? 1 : 4;
 
-/// Loads up to kBatch packs before the first is used, so that several loads are in flight.
-/// @return how many
+/// Loads up to kBatch packs before the caller uses the first, so that several loads are in flight.
+/// @return the number of packs loaded
 template <int kBatch, bool kRows, class Loaded, class Load>
 __device__ __forceinline__ int load_batch(Walk<kRows>& walk, Loaded (&loaded)[kBatch],
                                           Place (&places)[kBatch], Load load) {
