@@ -14,8 +14,8 @@ template <class Base>
 ConvertibleBatchNorm<Base>::ConvertibleBatchNorm(std::shared_ptr<Base> replaced)
     : Base(*replaced), replaced_(std::move(replaced)) {}
 
-// libtorch refuses one value per channel before it calls aten::batch_norm, where converted layers
-// exchange: only that input goes another way.
+// libtorch refuses one value per channel before it calls aten::batch_norm, in which converted
+// layers exchange. For such an input, this calls aten::batch_norm itself.
 template <class Base>
 at::Tensor ConvertibleBatchNorm<Base>::forward(const at::Tensor& input) {
   this->_check_input_dim(input);
@@ -43,7 +43,7 @@ std::shared_ptr<torch::nn::Module> ConvertibleBatchNorm<Base>::clone(
   return copy;
 }
 
-// Code that has a reference to the replaced layer goes on calling it.
+// Code that holds a reference to the replaced layer still calls it.
 template <class Base>
 void ConvertibleBatchNorm<Base>::train(bool on) {
   Base::train(on);

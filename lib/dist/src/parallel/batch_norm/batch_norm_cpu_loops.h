@@ -1,7 +1,7 @@
 #pragma once
 
-// The inner loops of the CPU kernels. They include nothing of libtorch: they are compiled once per
-// instruction set, and the linker could pick AVX2 versions of inline functions for all callers.
+// The inner loops of the CPU kernels. Must not include libtorch: each instruction set compiles
+// them, and the linker could pick the AVX2 version of an inline function for all callers.
 
 #include <cstdint>
 
@@ -36,8 +36,8 @@ struct Rows {
   bool stream = false;
 };
 
-// ReLU mask: one bit per value, from the lowest, set where the ReLU lets the gradient pass. Each
-// plane, or row of all channels, begins with a byte of its own. Null without ReLU.
+// ReLU mask: one bit per value, from the lowest, set if the ReLU lets the gradient pass. Each
+// plane, or row of all channels, begins with a new byte. Null without ReLU.
 
 inline int64_t mask_bytes(int64_t values) {
   return (values + 7) / 8;
@@ -46,14 +46,15 @@ inline bool mask_bit(const uint8_t* mask, int64_t i) {
   return (mask[i / 8] >> (i % 8) & 1) != 0;
 }
 
-/// Applied to the normalised values: y + residual (may be null), then ReLU, which sets its mask.
+/// Operations on the normalised values y: y + residual (may be null), then ReLU, which sets `mask`.
 template <class T>
 struct EpilogueData {
   const T* residual = nullptr;
   uint8_t* mask = nullptr;
 };
 
-/// The gradient of a layer's output. The masked gradient is also written to `kept` (may be null).
+/// The gradient of a layer's output. The loops also write the masked gradient to `kept` (may be
+/// null).
 template <class T>
 struct GradientData {
   const T* dy = nullptr;

@@ -9,17 +9,18 @@
 #include "batch_norm/batch_norm_cpu_loops.h"
 #include "batch_norm/batch_norm_shape.h"
 
-// Divides the values of a tensor among ATen's threads, and picks the loops for this processor.
+// Divides the values of a tensor among ATen's threads, and selects the loops for this processor.
 
 namespace syncbn::dist::detail::cpu {
 
-// Minimum number of values, and of rows, per task; results do not depend on the number of threads.
+// Minimum number of values, and of rows, per task. Tasks, and so results, do not depend on the
+// number of threads.
 inline constexpr int64_t kValuesPerTask = int64_t{1} << 18;
 inline constexpr int64_t kRowsPerTask = 64;
-// Upper bound on the bytes of one channel that are prefetched while the channel before it is
-// processed: several tensors' channels must fit in the L2 cache.
+// Upper bound in bytes on a channel to prefetch while the previous one is processed: the channels
+// of several tensors must fit in the L2 cache.
 inline constexpr int64_t kMaxPrefetchBytes = int64_t{64} << 10;
-// Minimum number of values for which another thread pays off.
+// Minimum number of values per thread: for fewer, another thread does not pay off.
 inline constexpr int64_t kGrain = 32768;
 
 template <class T>
@@ -92,8 +93,8 @@ void for_rows(const Shape& shape, Run run) {
   });
 }
 
-/// Calls run(part) in the reverse order of for_rows(), for the second time that a tensor is read:
-/// the rows that were read last are still in the cache.
+/// Calls run(part) in the reverse order of for_rows(), for the second pass over a tensor: the rows
+/// that the first pass read last are still in the cache.
 template <class Run>
 void for_rows_reversed(const Shape& shape, Run run) {
   parallel_for(row_tasks(shape), 1, [&](int64_t begin, int64_t end) {

@@ -63,7 +63,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-/// @param updates the running statistics as well
+/// @param updates whether the forward updates the running statistics
 ForwardOptions options_of(const BatchNormArguments& arguments, bool updates) {
   const at::Tensor& residual = arguments.residual;
   ForwardOptions options{.weight = arguments.weight,
@@ -80,16 +80,16 @@ ForwardOptions options_of(const BatchNormArguments& arguments, bool updates) {
 
 class SyncBatchNormNode;
 
-/// What a replica of the layer brings to its forward. Without DataParallel there is one.
+/// One replica's part in a forward of the layer. Without DataParallel there is one part.
 struct Part {
   const BatchNormArguments& arguments;
   const LayerName& layer;
   const GetGroup& group;
   BatchStatisticsRecorder* recorder = BatchStatisticsRecorder::current;
-  /// The node has the first part's, whichever thread makes it: autograd takes the highest number
-  /// that is ready, and ranks must run the layers' backwards in the same order.
+  /// The node gets the first part's number, whichever thread creates it: autograd runs the ready
+  /// node with the highest number, and ranks must run the layers' backwards in the same order.
   const uint64_t sequence_number = at::sequence_number::get_and_increment();
-  /// Of this replica's batch, then of all replicas and ranks. Undefined without DataParallel.
+  /// First of this replica's batch, then of all replicas and ranks. Undefined without DataParallel.
   at::Tensor moments = {};
   NodePointer<SyncBatchNormNode> node = {};  ///< null: no gradients are needed
   bool updated = false;
@@ -102,14 +102,14 @@ int64_t values_per_channel(const at::Tensor& input) {
   return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
 }
 
-/// Decides over all parts what becomes of their layer's statistics.
+/// Records the layer's statistics, or decides for all parts whether they update the running ones.
 /// @throws base::UserError for one value per channel
 void use_moments(std::span<Part* const> parts, const Exchange& exchange,
                  const at::Tensor& moments) {
   const Part& first = *parts.front();
   int64_t count = 0;
   for (const Part* part : parts) count += values_per_channel(part->input());
-  // Reading the total waits for the GPU: only necessary with fewer than two values on this rank.
+  // Read the total, which waits for the GPU, only if this rank has fewer than two values.
   const double total = count > 1 ? 2.0 : moments[-1].item<double>();
   if (total == 1) {
     throw base::UserError(fmt::format(
@@ -179,9 +179,9 @@ Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tens
   return result;
 }
 
-/// Normalises what several replicas of a layer have, with gradients of any order. Its inputs are
-/// the gradients of their outputs; its outputs those of each replica's input, of weight, bias, and
-/// of each replica's residual.
+/// The backward of a layer's forward in all its replicas, with gradients of any order. Inputs: the
+/// gradient of each replica's output. Outputs: the gradients of each replica's input, of weight, of
+/// bias, and of each replica's residual.
 class SyncBatchNormNode : public torch::autograd::Node {
  public:
   SyncBatchNormNode(std::span<Part* const> parts, c10::intrusive_ptr<Exchange> exchange)
@@ -204,7 +204,7 @@ class SyncBatchNormNode : public torch::autograd::Node {
     for (const Part* part : parts) add_edge(part->arguments.residual);
   }
 
-  /// Whether a gradient leads to one of the parts.
+  /// Whether a tensor of any part requires a gradient.
   static bool is_needed(std::span<Part* const> parts) {
     if (!at::GradMode::is_enabled()) return false;
     for (const Part* part : parts) {
@@ -217,7 +217,7 @@ class SyncBatchNormNode : public torch::autograd::Node {
     return false;
   }
 
-  /// Makes the output one of this node's. Each replica calls it on its own thread.
+  /// Makes this node the grad_fn of a replica's output. Each replica calls it on its own thread.
   void set_output(size_t replica, Normalized& result) {
     moments_[replica] = result.moments;
     invstds_[replica] = result.invstd;
@@ -288,7 +288,8 @@ class SyncBatchNormNode : public torch::autograd::Node {
     return batch_norm_kernels(moments_[replica].device().type());
   }
 
-  /// The gradients of the inputs, in `results`, and of the parameters, over all replicas.
+  /// Writes the gradients of the inputs to `results` and returns those of the parameters, which are
+  /// sums over all replicas.
   template <class NeedsResidual>
   ParameterGradients reduce(const std::vector<at::Tensor>& inputs,
                             std::vector<OutputGradient>& gradients, const at::Tensor& weight,
@@ -353,7 +354,7 @@ class SyncBatchNormNode : public torch::autograd::Node {
 
   c10::intrusive_ptr<Exchange> exchange_;
   double eps_;
-  at::ScalarType type_ = at::kFloat;  ///< of the gradients of weight and bias
+  at::ScalarType type_ = at::kFloat;  ///< of weight and bias, for their gradients
   SavedVariable weight_;
   // One for each replica:
   std::vector<SavedVariable> inputs_, relu_masks_;
@@ -389,7 +390,7 @@ Normalized normalize(Part& part, Timeout timeout) {
   return result;
 }
 
-/// What the replicas of a layer do together: statistics, and the node of the graph.
+/// Makes what the replicas of a layer share: the statistics and the autograd node.
 void combine(std::span<Part* const> parts, Timeout timeout) {
   const Part& first = *parts.front();
   const at::Tensor& input = first.input();
@@ -409,7 +410,7 @@ void combine(std::span<Part* const> parts, Timeout timeout) {
   for (Part* part : parts) part->node = node;
 }
 
-/// The forward of one of a layer's replicas. The first one's thread updates their statistics.
+/// The forward of one of a layer's replicas. Only replica 0 updates the running statistics.
 Normalized normalize_with_replicas(const ReplicaScope& scope, Part& part, Timeout timeout) {
   if (TapeScope::is_open()) {
     throw base::UserError(
@@ -448,7 +449,8 @@ BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const Layer
   if (arguments.input._fw_grad(/*level=*/0).defined()) {
     throw base::UserError("SyncBatchNorm: it has no forward-mode derivative; use backward()");
   }
-  // For profilers, with the number of the node that part gets. The dispatcher does not know it.
+  // Shows this call, which does not pass through the dispatcher, to profilers, with the sequence
+  // number that `part` gets below.
   RECORD_FUNCTION(
       "syncbn::batch_norm",
       std::vector<c10::IValue>({arguments.input, arguments.weight, arguments.running_mean}),

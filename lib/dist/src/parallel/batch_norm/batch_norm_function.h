@@ -35,14 +35,14 @@ struct BatchNormResult {
   bool updated = false;
 };
 
-/// The ranks that share a layer's statistics; null: nothing is exchanged between ranks. Called in
-/// one of a layer's replicas, since it may make the group. Empty: replicas do not share them
-/// either.
+/// Returns the group whose ranks share a layer's statistics; null: ranks exchange nothing. Only one
+/// of a layer's replicas calls it, because it may create the group. If it is empty, replicas share
+/// nothing either.
 using GetGroup = std::function<ProcessGroupPtr()>;
 
 /// Normalises over the batches of all ranks of the layer's group, with gradients of any order, and
-/// updates the running statistics. Collective: every rank of the group calls it.
-/// In a replica of DataParallel also over those of the other replicas, which must all call it.
+/// updates the running statistics. Collective: every rank of the group calls it. In DataParallel,
+/// normalises over the batches of all replicas as well, and every replica must call it.
 /// @throws base::UserError as check_input() does, and for one value per channel on all ranks; what
 ///   ReplicaTeam::meet() throws.
 BatchNormResult sync_batch_norm(const BatchNormArguments& arguments, const LayerName& layer,

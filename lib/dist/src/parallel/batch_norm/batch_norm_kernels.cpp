@@ -1,5 +1,5 @@
-// The kernels on the CPU, and the choice of kernels by device. Work per channel is plain loops:
-// with cold caches, as in a training step, an ATen operator costs more than the arithmetic.
+// The CPU kernels, and the choice of kernels by device. Plain loops do the work per channel: with
+// cold caches, as in a training step, an ATen operator costs more than the arithmetic.
 
 #include "batch_norm/batch_norm_kernels.h"
 
@@ -25,7 +25,7 @@
 namespace syncbn::dist::detail {
 namespace cpu {
 
-// at::parallel_for is a template, single-threaded in files that are compiled without OpenMP.
+// at::parallel_for is a template that uses one thread in files that are compiled without OpenMP.
 void parallel_for(int64_t end, int64_t grain, c10::function_ref<void(int64_t, int64_t)> run) {
   at::parallel_for(0, end, grain, run);
 }
@@ -36,7 +36,7 @@ at::Tensor doubles(at::IntArrayRef size) {
   return at::empty(size, at::kDouble);
 }
 
-/// Asks for huge pages if it is large: page faults could take most of a layer's time.
+/// Requests huge pages for a large result: page faults could take most of a layer's time.
 at::Tensor empty_result(const at::Tensor& like) {
   at::Tensor result = at::empty_like(like);
   base::advise_huge_pages(result.mutable_data_ptr(), result.nbytes());
@@ -71,7 +71,7 @@ class ForwardTable {
   template <class T>
   void set(int64_t c, double mean, double invstd) {
     scale_[c] = invstd * weight_[c];
-    // The loops round the mean to T: the shift makes up for the difference.
+    // The loops round the mean to T: the shift compensates for the difference.
     const double rounding = mean - static_cast<double>(static_cast<T>(mean));
     shift_[c] = bias_[c] - rounding * scale_[c];
   }
@@ -101,7 +101,7 @@ class BackwardTable {
     scale_[c] = invstd_[c] * weight_[c];
     slope_[c] = -scale_[c] * invstd_[c] * invstd_[c] * sum_dy_xmu / count_;
     offset_[c] = sum_dy / count_;
-    // The loops round the mean to T: the offset makes up for it. With scale 0 the slope is 0 too.
+    // The loops round the mean to T: the offset compensates. If the scale is 0, so is the slope.
     const double rounding = mean_[c] - static_cast<double>(static_cast<T>(mean_[c]));
     if (scale_[c] != 0) offset_[c] += rounding * slope_[c] / scale_[c];
   }
@@ -115,7 +115,7 @@ class BackwardTable {
   std::vector<double> scale_, offset_, slope_;
 };
 
-/// Merges rows of mean, m2 and count per channel as BatchNormKernels::merge does.
+/// Merges rows of moments as BatchNormKernels::merge does.
 /// @return the total count.
 double merge_rows(const double* rows, int64_t count_of_rows, int64_t stride, int64_t channels,
                   double* mean, double* m2) {
@@ -124,7 +124,7 @@ double merge_rows(const double* rows, int64_t count_of_rows, int64_t stride, int
   std::fill_n(mean, channels, 0.0);
   std::fill_n(m2, channels, 0.0);
   if (total == 0) return total;
-  // A row with count 0 may hold NaN, which a factor of 0 would not remove: such rows are skipped.
+  // Skip rows with count 0: they may hold NaN, which a factor of 0 would not remove.
   for (int64_t i = 0; i < count_of_rows; ++i) {
     const double* const row = rows + i * stride;
     const double count = row[2 * channels];
@@ -199,7 +199,7 @@ void change_channels(const at::Tensor& tensor, Change change) {
   if (!tensor.defined()) return;
   const bool directly = tensor.is_cpu() && tensor.is_contiguous() &&
                         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble);
-  // Tells autograd of the change, as an operator does; throws for an inference tensor.
+  // Tells autograd about the change, as an operator does; throws for an inference tensor.
   if (directly) tensor.unsafeGetTensorImpl()->bump_version();
   const at::Tensor values = directly ? tensor : tensor.to(at::kDouble).contiguous();
   with_type(values.scalar_type(), [&](auto type) {
@@ -214,7 +214,7 @@ void change_channels(const at::Tensor& tensor, Change change) {
 
 /// @return the incremented counter.
 double increment(const at::Tensor& counter) {
-  // Module::to(dtype) makes it a floating-point number.
+  // Module::to(dtype) turns it into a floating-point number.
   if (!counter.is_cpu() || counter.scalar_type() != at::kLong) {
     counter.add_(1);
     return counter.item<double>();
@@ -241,7 +241,8 @@ void update_running(const RunningStatistics& running, const at::Tensor& moments,
                   [&](double before, int64_t c) { return blend(before, m2[c] / (count - 1)); });
 }
 
-/// Calls run(x, y, epilogue) with pointers to input, output and operands of the epilogue.
+/// Makes the output by run(x, y, epilogue), with pointers to the input, the output and the operands
+/// of the epilogue.
 template <class Run>
 Output make_output(const at::Tensor& input, const Shape& shape, const Epilogue& epilogue, Run run) {
   const at::Tensor x = dense(input, shape);
@@ -377,8 +378,8 @@ GradientSums backward_reduce(const OutputGradient& gradient, const at::Tensor& i
   return {{.row = sums}, parameter_gradients(sums, invstd, parameter_type)};
 }
 
-/// Calls run(gradient, x, dx) with pointers to the gradient of the output, the input and the
-/// gradient of the input, which this returns.
+/// Makes the gradient of the input by run(gradient, x, dx), with pointers to the gradient of the
+/// output, the input and the result.
 /// @param keep as for backward_elementwise
 template <class Run>
 at::Tensor make_input_gradient(OutputGradient& gradient, const at::Tensor& input,

@@ -12,7 +12,7 @@ namespace syncbn::dist::detail {
 // Moments are the statistics of a channel's values, for all channels in one row of 2C + 1 float64:
 // C means, C times m2 (the sum of squared deviations from the mean), and the values per channel.
 
-/// What a layer keeps for evaluation; each tensor may be undefined.
+/// A layer's statistics for evaluation; each tensor may be undefined.
 struct RunningStatistics {
   at::Tensor mean, var;            ///< [C], of any floating-point type
   at::Tensor num_batches_tracked;  ///< scalar: int64, or the type that Module::to(dtype) gave it
@@ -25,7 +25,7 @@ struct Epilogue {
   bool relu = false;
 };
 
-/// What a layer's forward needs beside its input and the statistics.
+/// Operands of a layer's forward besides its input and the statistics.
 struct ForwardOptions {
   at::Tensor weight, bias;  ///< [C], may be undefined
   double eps;
@@ -35,9 +35,9 @@ struct ForwardOptions {
   RunningStatistics running = {};
 };
 
-/// The ReLU mask tells where the ReLU lets gradients pass: one bit per value, from the lowest. Each
-/// row of all channels (channels-last, or 2-D), or plane of one, begins with a byte of its own:
-/// [rows or planes, bytes] uint8. Undefined without ReLU.
+/// The ReLU mask marks where the ReLU lets gradients pass: one bit per value, from the lowest. Each
+/// row of all channels (channels-last, or 2-D), or plane of one, begins with a new byte: [rows or
+/// planes, bytes] uint8. Undefined without ReLU.
 struct Output {
   at::Tensor values = {}, relu_mask = {};
 };
@@ -65,32 +65,32 @@ struct GradientSums {
   /// [2C] float64: for each channel the sum of the masked gradient g, then for each channel the sum
   /// of g * (input - mean).
   PendingRow sums = {};
-  ParameterGradients parameters = {};  ///< written with the sums; undefined if they have no type
+  ParameterGradients parameters = {};  ///< written with the sums; undefined without parameter_type
 };
 
 /// The arithmetic of batch normalisation on one kind of device: everything but the exchange.
 /// Inputs are [N, C, ...] of 2 to 5 dimensions and any strides; results have the input's dtype and
 /// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
-/// None of the functions waits for the device. On GPUs each launches one kernel, or leaves that to
-/// the PendingRow that it returns.
+/// No function waits for the device. On GPUs each launches one kernel, or returns a PendingRow that
+/// launches it.
 struct BatchNormKernels {
   /// Moments of this rank's values.
   PendingRow (*moments)(const at::Tensor& input);
 
   /// Merges W ranks' moments by Chan, Golub and LeVeque's formula ("Updating formulae and a
-  /// pairwise algorithm for computing sample variances", 1979), in the order of ranks. The merge of
-  /// one row has its bits.
+  /// pairwise algorithm for computing sample variances", 1979), in the order of ranks. Returns a
+  /// single row bit for bit.
   /// @param rows [W, 2C+1 or more]; each begins with moments, whose count may be 0.
   at::Tensor (*merge)(const at::Tensor& rows, int64_t channels);
 
-  /// Merges the rows; then (input - mean) * invstd * weight + bias, and the epilogue.
+  /// Merges the rows, computes (input - mean) * invstd * weight + bias, and applies the epilogue.
   Normalized (*forward)(const at::Tensor& input, const at::Tensor& rows,
                         const ForwardOptions& options);
 
   /// @param moments, invstd as forward() returned them
   /// @param before [2C], added to the sums; may be undefined
-  /// @param parameter_type of the parameters, whose gradients have it or a wider one; nullopt: they
-  ///   are not wanted
+  /// @param parameter_type of the parameters, whose gradients have it or a wider type; nullopt: do
+  ///   not compute these gradients
   GradientSums (*backward_reduce)(const OutputGradient& gradient, const at::Tensor& input,
                                   const at::Tensor& moments, const at::Tensor& invstd,
                                   const at::Tensor& before,
@@ -98,13 +98,13 @@ struct BatchNormKernels {
 
   /// (g - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the gradient in
   /// Ioffe and Szegedy (2015), where mean_dy and mean_dy_xmu are sums / count.
-  /// @param sums [W, 2C] of the ranks; on CPUs added up, W = 1
-  /// @param keep The caller needs g as well: replaces `gradient` by the masked one.
+  /// @param sums [W, 2C] of the ranks; on CPUs W = 1, the sum over ranks
+  /// @param keep the caller needs g as well: replace `gradient` by the masked one
   at::Tensor (*backward_elementwise)(OutputGradient& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& moments,
                                      const at::Tensor& invstd, const at::Tensor& sums, bool keep);
 
-  // Two steps in one for a single rank, which exchanges nothing between them: each channel is read
+  // Two steps fused for a single rank, which exchanges nothing between them: they read each channel
   // from memory once. Null if fusing saves nothing on this device.
 
   /// moments and forward.

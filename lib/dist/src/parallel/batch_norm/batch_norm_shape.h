@@ -6,8 +6,8 @@
 
 namespace syncbn::dist::detail {
 
-// Results of this many bytes (in float32) bypass the cache: a core's L2 cache cannot hold such a
-// result and its input, and would read each line from memory only to overwrite it.
+// Results of at least this many bytes (in float32) bypass the cache: a core's L2 cache cannot hold
+// such a result and its input, and would read each line from memory only to overwrite it.
 inline constexpr int64_t kLargeBytes = int64_t{1} << 20;
 
 /// The memory layout of a tensor [N, C, ...]: planes of one channel each, or rows of all channels.
@@ -35,7 +35,7 @@ struct Shape {
   }
 };
 
-/// The planes or rows of a tensor, and the values of each.
+/// The number of planes or rows of a tensor, and of values in each.
 struct Runs {
   int64_t count, values;
   explicit Runs(const Shape& shape)

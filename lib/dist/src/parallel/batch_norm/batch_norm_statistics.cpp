@@ -21,7 +21,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// In one message, as float64, which holds the other floating-point types exactly.
+/// Averages or broadcasts the running statistics in one message, as float64, which holds the other
+/// floating-point types exactly.
 void distribute(const std::vector<detail::NamedTensor>& all_buffers, bool reduce,
                 const GroupOrDefault& group) {
   Tensors buffers;
@@ -55,8 +56,8 @@ struct Layer {
   at::Tensor running_var;
 };
 
-/// The layers whose statistics update_bn_stats() computes. While this lives, libtorch's own layers
-/// are converted, without exchange, since only converted layers use a BatchStatisticsRecorder.
+/// The layers whose statistics update_bn_stats() computes. While one lives, libtorch's own layers
+/// are converted, without exchange, because only converted layers use a BatchStatisticsRecorder.
 class RecordedLayers {
  public:
   explicit RecordedLayers(const torch::nn::Module& module) {
@@ -108,7 +109,7 @@ class RecordedLayers {
   std::vector<std::pair<at::Tensor, at::Tensor>> converted_;
 };
 
-/// Of several batches of a layer.
+/// The moments of several batches of a layer.
 at::Tensor merged(const Tensors& batches, int64_t channels) {
   const at::Tensor rows = at::stack(batches);
   return detail::batch_norm_kernels(rows.device().type()).merge(rows, channels);

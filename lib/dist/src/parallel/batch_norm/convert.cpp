@@ -36,7 +36,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 using LayerPtr = std::shared_ptr<const ConvertedLayer>;
 
 struct Entry {
-  // Weak pointers keep addresses in use: no new tensor is mistaken for a destroyed one.
+  // A weak pointer keeps the address in use, so that no new tensor is mistaken for a destroyed one.
   c10::weak_intrusive_ptr<at::TensorImpl> key;
   LayerPtr layer;
   /// The layer was reverted, but another handle may still run converted code.
@@ -76,7 +76,7 @@ LayerPtr find(const at::Tensor& key, bool was_reverted = false) {
   return entry.key.expired() || entry.was_reverted != was_reverted ? nullptr : entry.layer;
 }
 
-/// A layer with is_it(key, layer); null if there is none.
+/// A layer for which is_it(key, layer) is true; null if there is none.
 template <class Condition>
 LayerPtr find_if(const Condition& is_it) {
   Registry& all = registry();
@@ -88,7 +88,7 @@ LayerPtr find_if(const Condition& is_it) {
   return nullptr;
 }
 
-/// The tensor by which a layer is recognised; undefined for a layer that has neither.
+/// The tensor that identifies a layer; undefined for a layer that has neither.
 at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight) {
   return running_mean.defined() ? running_mean : weight;
 }
@@ -141,7 +141,7 @@ std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
 }
 
 // The gradient of a replica's parameter goes through a ReduceAdd node to the original's
-// AccumulateGrad. It is recognised by its name because the header of its class is a large one.
+// AccumulateGrad. Recognises the node by its name, because the header of its class is large.
 bool is_replica(const at::Tensor& parameter) {
   return parameter.defined() && parameter.grad_fn() && parameter.grad_fn()->num_outputs() == 1 &&
          parameter.grad_fn()->name().find("ReduceAdd") != std::string::npos;
@@ -158,7 +158,7 @@ void throw_is_replica(const LayerName& layer) {
 namespace {
 
 /// @throws base::UserError for a replica of a converted layer inside data_parallel. A layer without
-///   a weight, or with a frozen one, has no gradient that leads to the original: it is taken for a
+///   a weight, or with a frozen one, has no gradient that leads to the original: it counts as a
 ///   replica if a converted layer has the same size.
 void refuse_replica(const BatchNormArguments& arguments) {
   const at::Tensor& weight = arguments.weight;
@@ -196,9 +196,9 @@ bool is_training(const ConvertedLayer& layer, const at::Tensor& running_mean) {
   return running_mean.defined() || layer.is_training();
 }
 
-/// @throws base::UserError for a converted TorchScript layer in code from before the conversion.
-///   Other handles to its module, modules that contain it and a DistributedDataParallel from before
-///   run such code. The executor may have replaced the layer's tensors by aliases.
+/// @throws base::UserError for a converted TorchScript layer that runs in unconverted code. Other
+///   handles to its module, modules that contain it, and a DistributedDataParallel made before the
+///   conversion run such code. The executor may have replaced the layer's tensors by aliases.
 void refuse_old_script(const at::Tensor& running_mean, const at::Tensor& weight) {
   const at::Tensor tensor = layer_key(running_mean, weight);
   if (!tensor.defined()) return;
@@ -233,7 +233,7 @@ bool shares_statistics(const ConvertedLayer& layer) {
   return has_replicas || group_of(layer);
 }
 
-/// The output of a layer, which may be null; nullopt: libtorch's own batch_norm computes it.
+/// The output of `layer`, which may be null; nullopt if libtorch's own batch_norm must compute it.
 OptionalTensor sync_output(const LayerPtr& layer, const BatchNormArguments& arguments) {
   if (!layer) return std::nullopt;
   if (!TapeScope::is_open() && BatchStatisticsRecorder::current == nullptr &&
@@ -242,7 +242,8 @@ OptionalTensor sync_output(const LayerPtr& layer, const BatchNormArguments& argu
   }
   const GetGroup group = layer->is_local ? GetGroup() : [&] { return group_of(*layer); };
   const BatchNormResult result = sync_batch_norm(arguments, *layer->name, group, layer->timeout);
-  // The module has counted this batch already; a replica has counted it in its own copy.
+  // Takes back the module's count of a batch that did not update the statistics. Replicas other
+  // than 0 have counted it in their own copies.
   const ReplicaScope* const replica = ReplicaScope::current();
   const bool counts = replica == nullptr || replica->replica() == 0;
   const at::Tensor counter =
@@ -258,8 +259,8 @@ OptionalTensor eager_output(const BatchNormArguments& arguments) {
   return sync_output(layer, arguments);
 }
 
-/// @throws base::UserError if the layer was reverted through another handle: with libtorch's
-///   batch_norm the rank would go on with its own statistics.
+/// @throws base::UserError if the layer was reverted through another handle: libtorch's batch_norm
+///   would use only this rank's statistics.
 void refuse_reverted(const BatchNormArguments& arguments) {
   const auto layer = find_in_training(arguments, /*was_reverted=*/true);
   if (!layer || !group_of(*layer)) return;
@@ -293,7 +294,8 @@ OptionalTensor script_output(const BatchNormArguments& arguments) {
 /// Whether this thread is in libtorch's own batch_norm, called from batch_norm().
 thread_local bool in_own_batch_norm = false;
 
-/// aten::batch_norm, and TorchScript's syncbn::batch_norm: in training kSyncOutput()'s, if any.
+/// aten::batch_norm, and TorchScript's syncbn::batch_norm. In training, returns kSyncOutput()'s
+/// output if there is one.
 template <OptionalTensor (*kSyncOutput)(const BatchNormArguments&)>
 at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
                       const OptionalTensor& bias, const OptionalTensor& running_mean,
@@ -408,7 +410,7 @@ void exchange_layers(torch::nn::Module& module, const Exchange& exchange) {
   }
 }
 
-/// Why a converted layer refuses one value per channel; empty if it takes it.
+/// Why a converted layer refuses one value per channel; empty if it accepts it.
 template <class Layer>
 std::string refusal_of(const Layer& layer, const detail::LayerPlaces& all_places) {
   const std::string use_drop_in = "; declare it as dist::BatchNorm1d, 2d or 3d";

@@ -33,7 +33,7 @@ namespace {
 // a rank without input in a join() span. It follows the values of a row: the 2C + 1 statistics of a
 // forward, or the 2C or 4C sums of a backward, so rows of the two never have the same length.
 constexpr size_t kHeader = 3;
-/// In the place of the layer: the header of a row merged from rows with different headers.
+/// Replaces the layer in the header of a row that was merged from rows with different headers.
 constexpr double kMixed = -1;
 constexpr int64_t kDtypes = 256;  ///< upper bound on the values of at::ScalarType
 
@@ -101,8 +101,8 @@ at::Tensor merge_sums(const at::Tensor& rows) {
 /// The rows of all ranks, or one row if they are merged on the way.
 at::Tensor collect(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group,
                    Timeout timeout) {
-  // A few rows are added where they are needed, with the same bits through peer memory and NCCL.
-  // Many would take more memory and time than their sum.
+  // The kernel that uses the sum adds a few rows itself, with the same bits over peer memory and
+  // NCCL. Many rows would take more memory and time than an exchange of sums.
   constexpr int kMaxAdded = 16;
   if (step == JoinStep::kSums && !row.is_cpu() && group->getSize() > kMaxAdded) {
     return sum_rows(row, group, timeout);
@@ -123,7 +123,7 @@ bool are_mixed(const at::Tensor& rows) {
 struct Exchange::Layer {
   double hash;         ///< of its name, 52 bits
   double shape;        ///< channels and dtype
-  const char* called;  ///< its exchanges in logs and messages
+  const char* called;  ///< the name of its exchanges in logs and messages
 };
 
 struct Exchange::Group {
@@ -138,7 +138,7 @@ struct Exchange::Group {
   bool gathers_by_peers(const at::Tensor& row) const {
     return !row.is_cpu() && backend != nullptr && backend->gathers_by_peers(row.numel());
   }
-  /// Whether headers travel between the processes. Peers compare them on the GPUs.
+  /// Whether headers travel between the processes. With peer memory, the GPUs compare them.
   bool sends_headers(const at::Tensor& row) const {
     return !row.is_cpu() && backend != nullptr && !gathers_by_peers(row);
   }
@@ -236,7 +236,8 @@ Exchange::Header Exchange::next_header() const {
 }
 
 /// @param rows of all ranks, each with a header from column `first` to its end.
-/// @param tells_others they may be waiting in an exchange, and look at these headers later or never
+/// @param tells_others report a mismatch to the other ranks, which may be waiting in an exchange
+///   and see these headers later or never
 void Exchange::compare(const at::Tensor& rows, int64_t first, bool tells_others) const {
   const int64_t stride = rows.size(1);
   const double* const headers = rows.const_data_ptr<double>() + first;
@@ -266,7 +267,7 @@ void Exchange::compare(const at::Tensor& rows, int64_t first, bool tells_others)
       base::join(places, "; ")));
 }
 
-/// Announces the row to ranks without input, and compares headers ahead of it where necessary.
+/// Announces the row to ranks without input, and compares or sends its header if necessary.
 at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
                                  JoinStep step) const {
   const at::Tensor row =

@@ -24,28 +24,31 @@ struct LayerName {
   inline static std::atomic<uint64_t> made{0};
 };
 
-/// The exchanges of one forward of a layer and of its backward. A header with the layer's name, its
-/// channels, the input's dtype and the number of the exchange belongs to each; if headers differ,
-/// every rank throws base::UserError that names the ranks and their layers. On CPUs the header is
-/// part of the row; rows with different headers that were merged on the way are marked, and ranks
-/// then gather the headers. In groups whose calls are not compared otherwise, a message with the
-/// row's size precedes the row. Headers of rows on GPUs travel between the processes; over NCCL no
-/// rank waits for them, so a later exchange throws, and rows of different layers are mixed until
-/// then. A single rank exchanges nothing.
+/// The exchanges of one forward of a layer and of its backward. A single rank exchanges nothing.
+///
+/// Each exchange has a header: the layer's name, its channels, the input's dtype and the number of
+/// the exchange. If headers differ, every rank throws base::UserError naming the ranks and their
+/// layers. On CPUs the header is part of the row. A merge on the way marks its row if headers
+/// differ, and the ranks then gather the headers. In groups whose calls nothing else compares, a
+/// message with the row's size precedes the row. Headers of rows on GPUs travel between the
+/// processes. Over NCCL no rank waits for them: a later exchange throws, and rows of different
+/// layers mix until then.
 class Exchange : public torch::CustomClassHolder {
  public:
-  /// @param group null, or of one rank: nothing is exchanged.
+  /// @param group null or of one rank: there is no exchange.
   /// @param timeout of each exchange; unset: the group's.
   Exchange(const LayerName& layer, int64_t channels, at::ScalarType dtype,
            const ProcessGroupPtr& group, Timeout timeout);
 
   int ranks() const { return group_ ? group_->getSize() : 1; }
 
-  /// [2C+1] in, as BatchNormKernels::moments() returns them. Out what BatchNormKernels::merge()
-  /// takes: a row of each rank, in the order of ranks, or one row if they were merged on the way.
+  /// @param own [2C+1], from BatchNormKernels::moments()
+  /// @return rows for BatchNormKernels::merge(): one per rank, in the order of ranks, or one row if
+  ///   they were merged on the way
   at::Tensor moments(const PendingRow& own) const;
-  /// [n] float64 in. Out rows whose sum is that of every rank's values: a row of each rank on up to
-  /// 16 GPUs, [W, n], otherwise one. The same bits on each rank.
+  /// @param own [n] float64
+  /// @return rows whose sum is the sum over ranks, with the same bits on each rank: one row per
+  ///   rank on up to 16 GPUs, [W, n], otherwise one row
   at::Tensor sums(const PendingRow& own) const;
 
  private:
@@ -66,8 +69,8 @@ class Exchange : public torch::CustomClassHolder {
   const Layer* layer_ = nullptr;  ///< outlives this
 };
 
-/// Takes part in moments() or sum() of the other ranks without running the layer.
-/// @param row of zeros, with the header's columns.
+/// Joins moments() or sums() of the other ranks without running the layer.
+/// @param row zeros, including the header's columns on CPUs.
 void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
 }  // namespace syncbn::dist::detail

@@ -66,7 +66,7 @@ JoinStatistics::Announcement JoinStatistics::exchange(const Announcement& own) {
 }
 
 void JoinStatistics::announce(const Announcement& own) {
-  // All ranks take part in exchanges outside a step, such as in an evaluation.
+  // Outside a step, such as in an evaluation, all ranks run the layers.
   if (!ask_some_joined_) return;
   if (!some_joined_) some_joined_ = ask_some_joined_();
   if (*some_joined_) exchange(own);

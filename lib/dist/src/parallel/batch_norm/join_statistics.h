@@ -10,12 +10,12 @@
 
 namespace syncbn::dist::detail {
 
-/// What the ranks with input do next; kNoInput from the others.
+/// The next step of a rank with input; kNoInput for the others.
 enum class JoinStep : int64_t { kNoInput, kMoments, kSums, kForwardEnd, kBackwardEnd };
 
-/// SyncBatchNorm inside a join() span: ranks without input take part in the exchanges of the
-/// others, with rows of no samples. They do not run the layers, so the ranks with input announce
-/// each exchange over the same group. While all ranks have input, nothing is announced.
+/// SyncBatchNorm inside a join() span: ranks without input join the exchanges of the others, with
+/// rows of no samples. They do not run the layers, so the ranks with input announce each exchange
+/// over the same group. While all ranks have input, no rank announces anything.
 ///
 /// At most one exists in a process; announce_exchange() finds it. Forward and backward may use it
 /// from different threads, one at a time.
@@ -38,9 +38,9 @@ class JoinStatistics {
   void end_forward(bool backward_follows);
   void end_backward();
 
-  // On a rank without.
+  // On a rank without input.
 
-  /// Takes part in exchanges until the others' forward, or backward, ends.
+  /// Joins exchanges until the other ranks' forward or backward ends.
   /// @return after a forward: whether a backward follows.
   bool serve();
 
@@ -51,7 +51,7 @@ class JoinStatistics {
     JoinStep step = JoinStep::kNoInput;
     int64_t columns = 0;  ///< for kForwardEnd: whether a backward follows
     at::ScalarType dtype = at::kFloat;
-    int64_t device = 0;  ///< its place in devices_
+    int64_t device = 0;  ///< index in devices_
     bool operator==(const Announcement&) const = default;
   };
 

@@ -16,13 +16,13 @@ class LayerPlace {
   LayerPlace(torch::nn::Module& container, std::shared_ptr<torch::nn::Module>& kept)
       : container_(&container), kept_(&kept) {}
 
-  /// Whether the container calls the layer, as Sequential does. Users of the others call it
-  /// themselves, by the type that they know.
+  /// Whether the container calls the layer, as Sequential does. Users of ModuleList and ModuleDict
+  /// call it themselves, as the type that they know.
   bool is_called() const { return called_ != nullptr; }
 
   std::shared_ptr<torch::nn::Module> layer() const { return called_ ? called_->ptr() : *kept_; }
 
-  /// Puts another layer in the place of this one, under the same name.
+  /// Replaces the layer by another one, under the same name.
   template <class Layer>
   void put(const std::shared_ptr<Layer>& other) const {
     const auto before = layer();
@@ -42,13 +42,13 @@ class LayerPlace {
   std::shared_ptr<torch::nn::Module>* kept_ = nullptr;
 };
 
-/// The places of each module that is in containers below `root`, or in `root` itself. Valid until a
+/// The places of each module in the containers below `root`, and in `root` itself. Valid until a
 /// container changes.
 using LayerPlaces = std::map<const torch::nn::Module*, std::vector<LayerPlace>>;
 LayerPlaces layer_places(torch::nn::Module& root);
 
-/// Whether something besides the module's places holds it, such as a ModuleHolder member: it would
-/// go on with this module if another took the places.
+/// Whether something besides the module's places holds it, such as a ModuleHolder member, which
+/// would keep using this module after LayerPlace::put().
 bool is_held_elsewhere(const torch::nn::Module& module, const std::vector<LayerPlace>& places);
 
 }  // namespace syncbn::dist::detail

@@ -53,8 +53,7 @@ void visit_batch_norm(const torch::nn::Module& module, const Visit& visit) {
   if (const auto* three = module.as<torch::nn::BatchNorm3dImpl>()) visit(*three);
 }
 
-/// The tensors of a layer by their usual names, those of TorchScript included. Undefined: it has
-/// none.
+/// The tensors of a layer, found by their usual names; undefined if it has none.
 struct NormTensors {
   at::Tensor running_mean, running_var, num_batches_tracked, weight;
 };
@@ -74,7 +73,7 @@ void print_sync_batch_norm(std::ostream& stream, const Options& options) {
 /// Names SyncBatchNorm layers by their place in `module`, unless their options have a name.
 void name_layers(const torch::nn::Module& module);
 
-/// The group over which a layer exchanges, made at its first use; null: nothing is exchanged.
+/// The group over which a layer exchanges, created at its first use; null: no exchange.
 /// @throws base::UserError as statistics_group() and statistics_subgroup() do.
 ProcessGroupPtr statistics_group_of(const SyncBatchNormOptions& options);
 

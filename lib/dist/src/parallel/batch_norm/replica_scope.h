@@ -9,11 +9,11 @@
 
 namespace syncbn::dist::detail {
 
-/// Maps the parameters and buffers of a module's copy to the module's.
+/// Maps the parameters and buffers of a module's copy to those of the module.
 using Originals = std::unordered_map<const at::TensorImpl*, const at::TensorImpl*>;
 
-/// While it lives, this thread runs a replica of a module: layers that share statistics do so with
-/// the team's other replicas as well.
+/// While one lives, this thread runs a replica of a module: layers that share statistics also share
+/// them with the team's other replicas.
 class ReplicaScope {
  public:
   /// @param originals empty for the module itself
@@ -36,7 +36,7 @@ class ReplicaScope {
     return current_ != nullptr && current_->team_.size() > 1 ? current_ : nullptr;
   }
 
-  /// What the module has in the place of a replica's tensor; the tensor itself elsewhere.
+  /// The module's tensor that a replica's tensor is a copy of; other tensors map to themselves.
   static const at::TensorImpl* original_of(const at::TensorImpl* tensor) {
     if (current_ == nullptr) return tensor;
     const auto found = current_->originals_.find(tensor);

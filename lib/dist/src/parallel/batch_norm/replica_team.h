@@ -17,17 +17,17 @@ namespace syncbn::dist::detail {
 /// layers that share statistics. Thread-safe.
 class ReplicaTeam {
  public:
-  /// Thrown in replicas that wait for another one that failed.
+  /// Thrown in a replica that waits for a replica that has failed.
   struct Abandoned {};
 
-  /// A replica did not come to a layer, or came to another one.
+  /// A replica did not arrive at a layer, or arrived at another one.
   struct Error : base::Error {
     Error(int replica, int exit_code, const std::string& message)
         : base::Error(message, exit_code), replica(replica) {}
-    const int replica;  ///< the first that is missing, or in another layer than the first to arrive
+    const int replica;  ///< the lowest that is missing, or in another layer than lower replicas
   };
 
-  /// What a replica brings to a layer.
+  /// A replica's arrival at a layer.
   struct Visit {
     const void* layer = nullptr;  ///< the same in all replicas
     std::string name;             ///< for messages: "layer 'bn1'"
@@ -40,11 +40,10 @@ class ReplicaTeam {
 
   int size() const { return static_cast<int>(visits_.size()); }
 
-  /// Waits until every replica has come to the layer. The last one calls work() with the parts of
-  /// all, in the order of replicas, while the others wait.
-  /// @throws Error when replicas are in different layers, or one has returned without coming, or
-  ///   has not come in time; what work() throws. Only one replica throws these, the others
-  ///   Abandoned.
+  /// Waits until every replica has arrived at the layer. The last one calls work() with the parts
+  /// of all, in the order of replicas, while the others wait.
+  /// @throws Error if replicas are in different layers, or if one has returned or does not arrive
+  ///   in time; what work() throws. One replica throws these, the others Abandoned.
   void meet(int replica, const Visit& visit,
             const std::function<void(std::span<void* const> parts)>& work);
 

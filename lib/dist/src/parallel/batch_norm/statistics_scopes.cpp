@@ -20,7 +20,7 @@ at::Tensor TapeScope::next(const std::function<at::Tensor()>& exchange) {
   TapeScope* const scope = current_;
   if (scope == nullptr) return exchange();
   if (scope->mode_ == Mode::kRecord) {
-    // The scopes outside decide: an exchange, or the replay of an outer recomputation.
+    // The outer scopes decide whether to exchange or to replay an outer recomputation.
     struct Outside {
       explicit Outside(TapeScope* inner) : inner(inner) { current_ = inner->outer_; }
       ~Outside() { current_ = inner; }

@@ -6,12 +6,12 @@
 
 #include "batch_norm/batch_norm_kernels.h"
 
-// Objects that change, while they live, what this thread's layers do with their statistics.
+// Objects that change what this thread's layers do with their statistics while the object lives.
 
 namespace syncbn::dist::detail {
 
-/// While it lives, layers record the statistics of their batches here and leave their running
-/// statistics as they are. At most one per thread.
+/// While one lives, layers record the statistics of their batches in it and do not update their
+/// running statistics. At most one per thread.
 struct BatchStatisticsRecorder {
   BatchStatisticsRecorder() { current = this; }
   ~BatchStatisticsRecorder() { current = nullptr; }
@@ -19,7 +19,7 @@ struct BatchStatisticsRecorder {
   BatchStatisticsRecorder& operator=(const BatchStatisticsRecorder&) = delete;
 
   static thread_local BatchStatisticsRecorder* current;
-  /// By the layer's running mean; in the order in which the layer ran.
+  /// The statistics of each batch, in order, by the layer's running mean.
   std::unordered_map<const at::TensorImpl*, std::vector<at::Tensor>> batches;
 };
 
@@ -27,8 +27,8 @@ struct BatchStatisticsRecorder {
 /// recomputation uses them instead of exchanging again.
 using StatisticsTape = std::vector<at::Tensor>;
 
-/// While it lives, layers record their statistics on the tape, or replay them. Scopes nest: an
-/// inner one records what an outer one replays.
+/// While one lives, layers record their statistics on the tape, or replay them. Scopes nest: an
+/// inner scope records what an outer one replays.
 class TapeScope {
  public:
   enum class Mode { kRecord, kReplay };
