@@ -26,7 +26,7 @@ ssize_t write_to(int fd, std::string_view bytes) {
 Channel::Channel(UniqueFd fd, size_t max_unsent) : fd_(std::move(fd)), max_unsent_(max_unsent) {
   ::fcntl(fd_.get(), F_SETFL, ::fcntl(fd_.get(), F_GETFL) | O_NONBLOCK);
   const int on = 1;
-  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // fails for other kinds
+  ::setsockopt(fd_.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));  // fails unless it is TCP
 }
 
 void Channel::queue(std::string_view bytes) {

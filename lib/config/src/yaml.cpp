@@ -100,7 +100,7 @@ class SizeCheck : public YAML::EventHandler {
 
  private:
   void count(const YAML::Mark& mark) {
-    if (++values_ > 2 * kMaxValues) fail_size(mark_of(mark, source_));  // keys too
+    if (++values_ > 2 * kMaxValues) fail_size(mark_of(mark, source_));  // keys count as well
   }
 
   Source source_;

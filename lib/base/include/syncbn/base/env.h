@@ -16,7 +16,7 @@ std::optional<int64_t> env_int(const char* name, int64_t min, int64_t max);
 /// This machine's host name, for messages.
 std::string hostname();
 
-/// The width of the terminal on stderr in columns; 80 if it is unknown or stderr is no terminal.
+/// The width of the terminal on stderr in columns; 80 if unknown or if stderr is not a terminal.
 int terminal_columns();
 
 }  // namespace syncbn::base

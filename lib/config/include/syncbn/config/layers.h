@@ -22,7 +22,7 @@ void merge(const Value& over, Value& under, Faults& faults);
 /// others, which it names relative to itself: `base: a.yaml` or `base: [a.yaml, b.yaml]`. These are
 /// merged in this order, and then the file over them.
 /// @throws base::UserError as load_yaml() does, for a file that is based on itself, and for more
-///   than 100 files; the message names the chain of files.
+///   than 100 base files; the message names the chain of files.
 /// @param load reads one file
 Value load_files(const std::vector<std::filesystem::path>& files, Faults& faults,
                  const std::function<Value(const std::filesystem::path&)>& load = load_yaml);

@@ -38,7 +38,7 @@ struct Change {
   std::string str() const;  ///< "optimizer.lr 0.2 (was 0.1)"
 };
 
-/// The keys that both sections have with different values.
+/// The keys that both sections have and whose values differ.
 std::vector<Change> changes(const Value& before, const Value& after);
 
 /// All keys that are not sections, with their values as YAML on one line: {"optimizer.lr", "0.1"}.

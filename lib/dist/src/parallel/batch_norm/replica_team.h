@@ -24,7 +24,7 @@ class ReplicaTeam {
   struct Error : base::Error {
     Error(int replica, int exit_code, const std::string& message)
         : base::Error(message, exit_code), replica(replica) {}
-    const int replica;  ///< the lowest that is missing, or in another layer than lower replicas
+    const int replica;  ///< the lowest that has returned, is missing, or is in another layer
   };
 
   /// A replica's arrival at a layer.

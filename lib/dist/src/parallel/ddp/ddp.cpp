@@ -77,8 +77,8 @@ std::shared_ptr<c10d::Reducer> make_reducer(const DdpState& state) {
   const int64_t first_cap = bytes(options.first_bucket_cap_mb,
                                   options.bucket_cap_mb ? cap : c10d::kDefaultFirstBucketBytes);
   // As in PyTorch, the first step has one bucket; then the reducer rebuilds the buckets in the
-  // order in which gradients became ready. With find_unused_parameters that order may change, so
-  // the first buckets stay.
+  // order in which gradients became ready. With find_unused_parameters that order may change: then
+  // the first buckets are the final ones.
   std::vector<size_t> limits{std::numeric_limits<int64_t>::max()};
   if (state.searches_unused()) {
     limits = {static_cast<size_t>(first_cap)};

@@ -52,7 +52,8 @@ class StageRun {
   StageRun(const PlacedStage& placed, const PipelineBatch& batch, const StageTransfers& transfers)
       : placed_(placed), batch_(batch), transfers_(transfers) {}
 
-  /// @throws StageAbandoned if another stage fails, StageError if this one does
+  /// @throws StageAbandoned if another stage fails, StageError if this one does; errors of a lost
+  ///   peer or of memory unchanged
   void run(const PipelineActions& actions);
 
   // Valid on the last stage only:
