@@ -54,7 +54,7 @@ struct ParallelConfig {
   static void describe(config::Schema<ParallelConfig>& schema);
 };
 
-/// The section `clip`; unset: not clipped.
+/// The section `clip`; an unset limit does not clip.
 struct ClipConfig {
   std::optional<double> norm;
   std::optional<double> value;
@@ -109,7 +109,7 @@ struct CheckpointConfig {
   static void describe(config::Schema<CheckpointConfig>& schema);
 };
 
-/// The section `profile`: steps that are recorded.
+/// The section `profile`: the steps to record.
 struct ProfileConfig {
   /// Upper bound on `steps`: a step of a large network has 10^4 operators of 1 kB each.
   static constexpr int64_t kMaxSteps = 20;
@@ -142,7 +142,7 @@ struct LoaderConfig {
   data::LoaderOptions options(int64_t batch_size, at::Device device) const;
 };
 
-/// A time in seconds, as configurations have it.
+/// Converts seconds, the unit of times in configurations.
 inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }

@@ -10,7 +10,7 @@
 
 namespace syncbn::train {
 
-/// The data of a run. Every rank makes it alone, before the process group is formed: a rank that
+/// The data of a run. Each rank loads it by itself, before the process group is formed: a rank that
 /// finds a mistake in the data can exit while no other rank waits for it.
 struct Inputs {
   std::shared_ptr<const data::Dataset> train_set;

@@ -24,10 +24,10 @@ using OptimizerState = std::map<std::string, std::map<std::string, at::Tensor>>;
 /// thread-safe.
 class Optimizer {
  public:
-  /// Parameters with the same rates.
+  /// Parameters with the same learning rate and weight decay.
   struct Group {
     NamedTensors parameters;
-    double lr = 0;  ///< where the optimizer's is base_lr()
+    double lr = 0;  ///< when the optimizer's rate is base_lr()
     double weight_decay = 0;
   };
 
@@ -35,23 +35,24 @@ class Optimizer {
 
   virtual double base_lr() const = 0;
 
-  /// The global batch size that base_lr() is for, if a configuration names one.
+  /// The global batch size for which base_lr() is meant, if a configuration names one.
   virtual std::optional<int64_t> lr_batch() const { return std::nullopt; }
 
-  /// All parameters, in the order of the first of each group.
+  /// All parameters. Groups are in the order of their first parameters.
   virtual std::vector<Group> groups() const = 0;
 
-  /// @param found_inf a float32 scalar on the device: unless it is 0, nothing changes. Not given:
-  /// 0.
-  /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well.
+  /// @param found_inf a float32 scalar on the device; if it is not 0, the step changes nothing.
+  ///   Undefined: 0.
+  /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well
   virtual void step(double lr, const at::Tensor& found_inf = {}) = 0;
 
   /// Whether a CUDA graph can repeat step_on_device(): no update depends on what the host reads.
   virtual bool steps_on_device() const { return false; }
-  /// Puts the learning rate of the next steps where step_on_device() reads it. Does not wait for
-  /// the device.
+  /// Writes the learning rate of the next steps to where step_on_device() reads it. Does not wait
+  /// for the device.
   virtual void place_lr(double /*lr*/) {}
-  /// step() with the rate of place_lr(). Call it after a first step(), and if steps_on_device().
+  /// step() with the rate of place_lr(). Call it only after a first step(), and if
+  /// steps_on_device().
   virtual void step_on_device(const at::Tensor& /*found_inf*/) {}
 
   /// The optimizer's own tensors, not copies.
@@ -69,8 +70,7 @@ inline double scaled_lr(const Optimizer& optimizer, int64_t global_batch) {
   return optimizer.base_lr() * (static_cast<double>(global_batch) / static_cast<double>(*batch));
 }
 
-/// The registry behind `optimizer: {type: sgd}`. Knows sgd, adam, adamw,
-/// rmsprop and lamb.
+/// The registry behind `optimizer: {type: sgd}`. Contains sgd, adam, adamw, rmsprop and lamb.
 struct OptimizerKind {
   using Registry = config::Registry<std::unique_ptr<Optimizer>, const NamedTensors&>;
   static Registry& registry();

@@ -1,7 +1,6 @@
 #pragma once
 
-// What a plug-in of `train` contains besides its networks, data sets, and so on
-// (docs/extending.md):
+// What a plug-in of `train` contains besides its networks, data sets and so on (docs/extending.md):
 //
 //   void register_mine() {
 //     models::ModelKind::registry().add<MyOptions>("mine", "what it is", make_mine);
@@ -34,17 +33,17 @@
 #define SYNCBN_DETAIL_LIBTORCH \
   SYNCBN_DETAIL_TEXT(TORCH_VERSION_MAJOR) "." SYNCBN_DETAIL_TEXT(TORCH_VERSION_MINOR)
 
-/// What a plug-in and the program that loads it must have in common, each ending with '|'. libtorch
-/// keeps no binary interface between minor versions.
+/// What a plug-in and the program that loads it must have in common; each part ends with '|'.
+/// libtorch's binary interface changes between minor versions.
 #define SYNCBN_PLUGIN_ABI                                                                \
   "syncbn " SYNCBN_VERSION "|libtorch " SYNCBN_DETAIL_LIBTORCH "|" SYNCBN_DETAIL_LIBRARY \
   "|headers of syncbn with digest " SYNCBN_DETAIL_HEADERS_DIGEST "|"
 
-/// Makes a shared library a plug-in: `train` calls `register_all()` after it has loaded it. Once in
-/// a library, outside of all namespaces. A program that calls train::run_main() may contain it too.
+/// Makes a shared library a plug-in: `train` loads it, then calls `register_all()`. Use it once per
+/// library, outside all namespaces. A program that calls train::run_main() may contain it as well.
 #define SYNCBN_PLUGIN(register_all)                                            \
   extern "C" {                                                                 \
-  /* `train` reads the text from the file: loading another ABI's may crash. */ \
+  /* `train` reads the text in the file: loading a different ABI may crash. */ \
   [[gnu::visibility("default")]] extern const char syncbn_plugin_abi[];        \
   const char syncbn_plugin_abi[] = "syncbn-plugin|" SYNCBN_PLUGIN_ABI;         \
   [[gnu::visibility("default")]] void syncbn_register_plugin() {               \

@@ -16,7 +16,7 @@ class Schedule {
   /// @param step from 0, over all epochs.
   virtual double lr(int64_t step) const = 0;
 
-  /// Tells the loss of an evaluation.
+  /// Takes the loss of an evaluation into account.
   virtual void observe(double /*loss*/) {}
   /// What the rate depends on besides the step, for a checkpoint.
   virtual std::map<std::string, double> state() const { return {}; }
@@ -32,8 +32,8 @@ struct ScheduleArgs {
   int64_t steps_per_epoch = 1;
 };
 
-/// The registry behind `schedule: {type: cosine}`. Knows constant, step,
-/// multistep, exponential, cosine, poly, onecycle and plateau.
+/// The registry behind `schedule: {type: cosine}`. Contains constant, step, multistep, exponential,
+/// cosine, poly, onecycle and plateau.
 struct ScheduleKind {
   using Registry = config::Registry<std::unique_ptr<Schedule>, const ScheduleArgs&>;
   static Registry& registry();
