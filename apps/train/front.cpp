@@ -1,5 +1,5 @@
-// bin/train: prints help that the build has written, and becomes libexec/syncbn/train_program for
-// all else. That one needs a quarter of a second to load libtorch.
+// bin/train: prints help texts that the build has generated; for anything else it executes
+// libexec/syncbn/train_program, which takes a quarter of a second to load libtorch.
 #include <syncbn/base/signal_mask.h>
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
         std::fwrite(help.data(), 1, help.size(), stdout) == help.size() && std::fflush(stdout) == 0;
     return is_written ? 0 : fail(75, "cannot write standard output");
   }
-  // libtorch's libraries find nothing then, and would say that they are missing.
+  // Without a working directory, libtorch's libraries would be reported as missing.
   std::error_code error;
   if (std::filesystem::current_path(error).empty()) {
     if (!may_print) ::sleep(1);  // local rank 0 reports it

@@ -4,7 +4,7 @@
 
 namespace syncbn::train {
 
-/// What `train --print_help_texts` printed when this was built: for each way to ask for help the
+/// The output of `train --print_help_texts` at build time: for each way to ask for help the
 /// character 0x1e, the arguments, a line break and the text.
 extern const std::string_view kHelpTexts;
 

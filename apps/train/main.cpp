@@ -23,7 +23,7 @@ std::atomic<pid_t> g_running{0};  ///< the process that trains
 }
 
 /// A plug-in or a library may call exit(0) in the middle of a run, which would count as finished.
-/// Reports it at once: destructors would run while other threads train.
+/// Reports the call and ends the process at once: destructors would run while other threads train.
 void refuse_success(const char* function, int status) {
   if ((status & 0xff) != 0 || g_running != ::getpid()) return;  // what wait() reports
   if (train::reports_plugin()) {
@@ -35,15 +35,16 @@ void refuse_success(const char* function, int status) {
   end_process(base::kExitInternal);
 }
 
-/// Looked up at each call: a library may call exit() before this program's constants are made.
+/// Looks the function up at each call: a library may call exit() before this program's globals are
+/// initialised.
 void call_libc(const char* function, int status) {
   reinterpret_cast<void (*)(int)>(::dlsym(RTLD_NEXT, function))(status);
 }
 
 }  // namespace
 
-// Plug-ins and libraries call these in place of libc's, since a program's symbols come first
-// (exported_symbols.txt). Handlers of atexit() are too late, and _exit() has none.
+// Plug-ins and libraries call these instead of libc's, since a program's symbols come first
+// (exported_symbols.txt). Handlers of atexit() would run too late, and _exit() runs none.
 // NOLINTBEGIN(bugprone-reserved-identifier)
 extern "C" {
 
@@ -73,7 +74,7 @@ void _Exit(int status) noexcept {
 // NOLINTEND(bugprone-reserved-identifier)
 
 int main(int argc, char** argv) {
-  // What top, pgrep and messages show: users start bin/train.
+  // The name in top, pgrep and messages: users start bin/train.
   static char name[] = "train";
   ::prctl(PR_SET_NAME, name);
   program_invocation_short_name = name;
