@@ -10,11 +10,11 @@
 namespace syncbn::train {
 namespace {
 
-constexpr double kMillisecond = 0.001;  // in seconds, as the next
+constexpr double kMillisecond = 0.001;  // seconds, as kYear
 constexpr double kYear = 365.0 * 24 * 3600;
 
-// Upper bounds on options; more is a typing error.
-constexpr double kMaxThreads = 1024;  // with many more libgomp hangs
+// Upper bounds on options: anything above is a typo.
+constexpr double kMaxThreads = 1024;  // libgomp hangs with many more
 constexpr double kMaxBucketMiB = 1e6;
 constexpr double kMaxBatchSize = 1e7;
 constexpr double kMaxPrefetch = 1e4;
@@ -268,10 +268,10 @@ data::LoaderOptions LoaderConfig::options(int64_t batch_size, at::Device device)
           .num_workers = static_cast<int>(num_workers.value.value_or(data::kAutoWorkers)),
           .prefetch = prefetch,
           .pin_memory = device.is_cuda() && pin_memory.value.value_or(true),
-          // Rounded up, since 0 means no limit.
+          // Rounded up: 0 would mean no limit.
           .timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(timeout * 1000))),
           .on_error = on_error == "skip" ? OnError::kSkip : OnError::kRaise,
-          // A rank's batch may be empty where the others' are not: all of them take the step.
+          // A rank's batch may be empty when others' are not: all ranks take the step.
           .empty_batches = true,
           .error_budget = error_budget,
           .on_error_advice =

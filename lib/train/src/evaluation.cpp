@@ -31,10 +31,11 @@ namespace syncbn::train {
 
 namespace {
 
-/// For work on batches, which returns this rank's wishes. If a sample of any rank is damaged, all
-/// ranks leave together, as they do if the network, the task or a metric throws on one.
+/// Runs work on batches and exchanges the ranks' wishes. If a sample is damaged, or the network,
+/// the task or a metric throws on any rank, all ranks leave together.
+/// @param work returns this rank's wishes
 /// @return the wishes of all ranks
-/// @throws what `work` throws there, and QuietExit on the other ranks.
+/// @throws what `work` throws on this rank, QuietExit on the other ranks
 Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   std::exception_ptr damage;
   int code = base::kExitOk;
@@ -57,14 +58,14 @@ Wishes run_and_share_wishes(const std::function<Wishes()>& work) {
   return Wishes::of_row(all);
 }
 
-/// The values of all tensors, one after the other, on the options' device.
+/// Concatenates the values of all tensors on the options' device.
 at::Tensor joined(const std::vector<at::Tensor>& tensors, const at::TensorOptions& options) {
   std::vector<at::Tensor> flat{at::empty({0}, options)};
   for (const at::Tensor& tensor : tensors) flat.push_back(tensor.flatten().to(options.device()));
   return at::cat(flat);
 }
 
-/// Vectors with elements of 8 bytes, on the host: one copy and one wait for the device.
+/// Copies vectors with elements of 8 bytes to the host: one copy and one wait for the device.
 std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& vectors) {
   std::vector<at::Tensor> bytes;
   for (const at::Tensor& one : vectors) bytes.push_back(one.view(at::kByte));
@@ -79,7 +80,7 @@ std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& vectors) {
   return copies;
 }
 
-/// The values of all ranks.
+/// Concatenates the values of all ranks.
 /// @param own on the host
 std::vector<int64_t> gathered(const at::Tensor& own) {
   const std::string bytes(reinterpret_cast<const char*>(own.const_data_ptr<int64_t>()),
@@ -125,7 +126,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
       each_once(inputs_.eval_set, loader_options_, dist::world_size(), dist::rank());
   loader.set_damaged(damaged_);
   const at::Device device = dist::device();
-  // The task's, and behind them those of the added metrics.
+  // The task's counts, followed by those of the added metrics.
   at::Tensor counts = at::zeros({task_->num_counts() + added_.num_counts()},
                                 at::TensorOptions(at::kLong).device(device));
   std::vector<at::Tensor> records;
@@ -138,7 +139,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
   // Sum and number of losses, samples, samples left out.
   at::Tensor sums = at::zeros({4}, at::TensorOptions(at::kDouble).device(device));
   const Wishes all_wishes = run_and_share_wishes([&] {
-    // A rank that is to stop leaves its other batches out: the results do not count then.
+    // A rank that is to stop skips its other batches: the results are not used then.
     for (int64_t done = 0;; ++done) {
       const Wishes own = wishes();
       if (own.ends_run()) return own;
@@ -176,7 +177,7 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
   });
   sums[3].fill_(loader.skipped());
   damaged_ = loader.damaged();
-  // One exchange and one wait for the device. Counts below 2^53 are exact in float64.
+  // One all-reduce and one wait for the device. Counts below 2^53 are exact in float64.
   at::Tensor of_all_ranks = at::cat({sums, counts.to(at::kDouble)});
   dist::all_reduce(of_all_ranks);
   const auto host =
@@ -225,7 +226,7 @@ void Evaluator::write(const Evaluation& evaluation, const std::string& prefix, i
 /// Writes mistakes.csv, and mistakes.png with their images in the same order.
 void Evaluator::write_mistakes(const std::vector<Mistake>& mistakes, RunFolder& folder) const {
   const data::Dataset& set = *inputs_.eval_set;
-  // Of an earlier evaluation, they have to go.
+  // The mistakes of an earlier evaluation have to be replaced.
   if (mistakes.empty() && !base::exists(folder.path() / "mistakes.csv")) return;
   const auto name_of = [&](int64_t sample) {
     const auto* const samples = dynamic_cast<const data::SampleDataset*>(&set);
@@ -259,7 +260,7 @@ void prepare_statistics(const Config& config, const Inputs& inputs, const Task& 
                    return wishes();
                  }).ends_run();
           const Autocast autocast(config, dist::device());
-          // An empty batch takes part in the other ranks' statistics.
+          // A rank with an empty batch still takes part in the exchange of statistics.
           const bool counts = batch && (batch->size() > 0 || config.sync_batchnorm);
           if (counts && !ends) task.forward(model, /*turn=*/0, to_device(*batch));
         },

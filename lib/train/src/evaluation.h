@@ -21,7 +21,7 @@
 
 namespace syncbn::train {
 
-/// What the names of the moving average's results begin with.
+/// Prefix of the names of the moving average's results.
 inline constexpr const char* kAverage = "ema_";
 
 /// The results on a set of samples, equal on all ranks.
@@ -30,26 +30,26 @@ struct Evaluation {
   std::vector<Metric> metrics;
   std::string remark;             ///< Task::remark()
   std::vector<Table> tables;      ///< Task::tables()
-  std::vector<Task::Seen> seen;   ///< with Pictures: this rank's first samples
-  std::vector<Task::Seen> worst;  ///< with kFirstAndWorst: its samples with the highest losses
+  std::vector<Task::Seen> seen;   ///< this rank's first samples; empty with Pictures::kNone
+  std::vector<Task::Seen> worst;  ///< the samples with the highest losses, with kFirstAndWorst
   std::vector<Mistake> mistakes;  ///< worst_mistakes()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out
   Wishes wishes = {};   ///< of any rank; if they end the run, the results are incomplete
 };
 
-/// What a rank wishes at the moment.
+/// Returns this rank's current wishes.
 using GetWishes = std::function<Wishes()>;
 
-/// The samples of this rank that an evaluation keeps for pictures.
+/// Which of this rank's samples an evaluation keeps for pictures.
 enum class Pictures { kNone, kFirst, kFirstAndWorst };
 
-/// Called before each batch of this rank, with the number of batches before it and that of all.
+/// Called before each batch of this rank, with the number of batches before it and in total.
 using OnBatch = std::function<void(int64_t batch, int64_t batches)>;
 
-/// Reads each sample of a set once, divided between `num_replicas` ranks: by batches, or one at a
+/// Reads each sample of a set once, divided between `num_replicas` ranks: in batches, or one at a
 /// time if sizes vary.
-/// @param options of training; drop_last does not count
+/// @param options of training; drop_last is ignored
 data::Loader each_once(const std::shared_ptr<const data::Dataset>& set, data::LoaderOptions options,
                        int64_t num_replicas, int64_t rank);
 
@@ -59,20 +59,20 @@ class Evaluator {
  public:
   /// @param loader_options of training
   /// @throws base::UserError on rank 0, QuietExit on the others, when data, task and network do not
-  ///   suit each other.
+  ///   suit each other
   Evaluator(const Config& config, const Inputs& inputs, models::Model& model,
             const BatchToDevice& to_device, const data::LoaderOptions& loader_options);
 
   const Task& task() const { return *task_; }
 
   /// Every rank calls it.
-  /// @param wishes asked before each batch
-  /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others.
+  /// @param wishes called before each batch
+  /// @throws base::UserError on the ranks with a damaged sample, QuietExit on the others
   Evaluation evaluate(const GetWishes& wishes, const OnBatch& on_batch,
                       Pictures pictures = Pictures::kNone) const;
 
-  /// Writes tables, pictures and mistakes. A keeper calls it.
-  /// @param prefix of the results' names; with one there are no mistakes
+  /// Writes tables, pictures and mistakes. Keepers call it.
+  /// @param prefix of the results' names; with a prefix, mistakes are not written
   void write(const Evaluation& evaluation, const std::string& prefix, int64_t step,
              RunFolder& folder) const;
 
@@ -89,9 +89,9 @@ class Evaluator {
   mutable std::set<int64_t> damaged_;  ///< samples that a warning has named
 };
 
-/// Makes batch norm's running statistics what the configuration asks for ahead of an evaluation.
-/// Every rank calls it; the model stays in training mode. Incomplete if a rank wishes to end the
-/// run.
+/// Updates batch norm's running statistics before an evaluation, as the configuration asks for.
+/// Every rank calls it; it may leave the model in training mode. Incomplete if a rank wishes to end
+/// the run.
 void prepare_statistics(const Config& config, const Inputs& inputs, const Task& task,
                         models::Model& model, const BatchToDevice& to_device,
                         const data::LoaderOptions& loader_options, int64_t seed,

@@ -34,7 +34,7 @@ void check_divisible(const Config& config, int64_t batch_size, int world_size) {
   }
 }
 
-/// Compares a sample of a plug-in's data set with what the set says of its samples.
+/// Checks that a sample of a plug-in's data set is as the set describes it.
 void check_sample(const Config& config, const data::Dataset& set) {
   if (plugin_of(config.data).empty() || set.size() < 1 || set.sizes_vary()) return;
   naming(component_name("data", config.data), [&] {
@@ -53,9 +53,9 @@ void check_sample(const Config& config, const data::Dataset& set) {
   });
 }
 
-/// A split of the data, or null. Where a file is missing, the message begins with the key that
-/// names it, and says from where a relative path starts: the configuration may have been written
-/// for another working folder.
+/// A split of the data, or null. If a file is missing, the message begins with the key that names
+/// it, and says where a relative path starts: the configuration may have been written for another
+/// working directory.
 std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split split) {
   const auto name = [&] { return component_name("data", config.data); };
   try {
@@ -71,7 +71,7 @@ std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split
     const config::Value all = config::Schema<Config>::get().write(config);
     for (const config::Value::Member& member : all.find("data")->members) {
       const std::filesystem::path path = member.value.scalar;
-      // Of shards, what is before their numbers: train-{00..99}.tar
+      // For shards, the part before their numbers: train-{00..99}.tar
       const std::string named = path.string().substr(0, path.string().find('{'));
       if (!is_path_of_data("data." + member.key) || path.empty() || base::exists(path) ||
           what.find(named) == what.npos) {
@@ -91,7 +91,7 @@ std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split
   }
 }
 
-/// The validation split, or null. Takes samples out of `train_set` if it is to be held out.
+/// The validation split, or null. Takes its samples out of `train_set` if val_fraction is set.
 std::shared_ptr<const data::Dataset> make_val_set(const Config& config,
                                                   std::shared_ptr<const data::Dataset>& train_set) {
   auto val_set = make_data(config, data::Split::kVal);
@@ -154,7 +154,7 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
   check_same_classes(inputs);
 }
 
-/// Finds now what `train eval` would find when the training is over.
+/// Finds before training what `train eval` would find after it.
 bool has_test_set(const Config& config, const Inputs& inputs) {
   return inputs.eval_split == data::Split::kTest ||
          make_data(config, data::Split::kTest) != nullptr;
@@ -186,7 +186,7 @@ void check_readable(const Config& config, const Inputs& inputs) {
   }
 }
 
-/// The samples of a split as `train eval` takes them, without augmentation; null if there are none.
+/// A split's samples as `train eval` uses them: without augmentation. Null if there are none.
 std::shared_ptr<const data::Dataset> make_split(const Config& config, data::Split split) {
   std::shared_ptr<const data::Dataset> set;
   if (split == data::Split::kVal && config.val_fraction > 0) {

@@ -15,11 +15,11 @@ namespace syncbn::train {
 /// What an evaluation measures, and which measure chooses the best checkpoint.
 class Measures {
  public:
-  /// @throws base::UserError when checkpoint.keep_best.metric names none of them, early_stop is set
-  ///   and no metric tells the best, or two have the same name.
+  /// @throws base::UserError when checkpoint.keep_best.metric names none of them, when early_stop
+  ///   is set but no metric says which network is the best, or when two have the same name
   Measures(const Config& config, const Task& task, const AddedMetrics& added);
 
-  /// The measure by which the best checkpoint is chosen; nothing if none tells.
+  /// The measure that chooses the best checkpoint, if there is one.
   const std::optional<Metric>& chosen() const { return chosen_; }
 
   /// "test loss 0.0429 accuracy 98.31 %  ": the loss and the first metric, also of the moving

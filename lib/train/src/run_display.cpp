@@ -56,7 +56,7 @@ void RunDisplay::evaluation(const EpochRecord& record, int64_t total_steps, int6
 
 void RunDisplay::epoch(const EpochRecord& record) {
   if (!record.eval.empty()) headline_ = measures_.headline(record.eval_split, record.eval);
-  // A run that resumed after the epoch's last step has taken none.
+  // A run that resumed after the epoch's last step has taken none in it.
   const std::string speed =
       record.images_per_second > 0
           ? fmt::format("{}  data wait {:.1f} %  ", rate(record.images_per_second),
@@ -100,7 +100,7 @@ std::string command_line(const std::string& command, const fs::path& run) {
   std::vector<std::string> words = {near.starts_with("..") ? program.string() : near};
   if (!command.empty()) words.push_back(command);
   const std::string name = run.string();
-  // Neither an option nor KEY=VALUE.
+  // The path must not look like an option or KEY=VALUE.
   const bool is_odd =
       name.starts_with('-') || (name.find('/') == name.npos && name.find('=') != name.npos);
   words.push_back(is_odd ? "./" + name : name);

@@ -20,14 +20,14 @@
 
 namespace syncbn::train {
 
-/// What people see of a run while it goes on: rank 0's bar, and lines above it. Does nothing on the
-/// other ranks. Not thread-safe.
+/// Rank 0's display of a run: a bar, and lines above it. Does nothing on the other ranks. Not
+/// thread-safe.
 class RunDisplay {
  public:
   RunDisplay(const Config& config, const Measures& measures, AgentChannel& channel,
              at::Device device);
 
-  /// Removes the bar. False: this is not rank 0.
+  /// Removes the bar. Returns whether this is rank 0.
   bool clear();
 
   template <class... Args>
@@ -39,7 +39,7 @@ class RunDisplay {
     if (clear()) spdlog::warn(text, std::forward<Args>(args)...);
   }
 
-  /// A step that was taken.
+  /// A step that has been taken.
   struct Step {
     int64_t step = 0;
     int64_t total = 0;  ///< steps of the run
@@ -49,17 +49,17 @@ class RunDisplay {
     double images_per_second = 0;
     double data_wait_share = 0;
   };
-  /// @param is_logged as a line too
+  /// @param is_logged whether to log it as a line as well
   void step(const Step& step, bool is_logged);
 
-  /// Batches of an evaluation after `record`'s training.
+  /// Shows the batches of an evaluation after `record`'s training.
   void evaluation(const EpochRecord& record, int64_t total_steps, int64_t batch, int64_t batches);
 
-  /// A line about an epoch; its results are shown beside the following steps.
+  /// Logs a line about an epoch; the following steps show its results as well.
   void epoch(const EpochRecord& record);
 
-  /// The lines at the end of a run.
-  /// @param best empty: no evaluation had a number
+  /// Logs the lines at the end of a run.
+  /// @param best empty: no evaluation gave a number
   void result(const EpochRecord& last, const std::optional<Checkpoint::Best>& best,
               const std::filesystem::path& folder);
 

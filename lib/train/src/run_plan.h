@@ -13,7 +13,7 @@ namespace syncbn::train {
 /// When a run evaluates, saves and ends. Not thread-safe.
 class RunPlan {
  public:
-  /// @param position how far the run is, which others move on
+  /// @param position how far the run is; its owner updates it
   RunPlan(const Config& config, const data::Loader& loader, const Checkpoint& position)
       : config_(config), loader_(loader), position_(position) {}
 
@@ -23,31 +23,31 @@ class RunPlan {
 
   /// Whether an evaluation follows this epoch's training.
   bool evaluates(int64_t epoch) const { return evaluates_whole(epoch) || reached_max_steps(); }
-  /// The same if the epoch was trained to its end.
+  /// The same for an epoch that was trained to its end.
   bool evaluates_whole(int64_t epoch) const;
   /// Whether last.pt is due after the last step.
   bool saves() const;
-  /// The same after the last step of an epoch, which may be the run's.
+  /// saves() after the last step of an epoch, which may be the run's last.
   bool saves_after_epoch(const data::SamplerState& next) const {
     return next.epoch >= config_.epochs || reached_max_steps() || saves();
   }
 
   /// The last complete epoch.
   EpochRecord last_epoch() const;
-  /// Whether the run that is resumed ended in the evaluation of its last epoch.
+  /// Whether the resumed run ended during the evaluation of its last epoch.
   bool owes_evaluation() const;
-  /// The same if it was to end in the middle of an epoch.
+  /// The same for a run that max_steps ended in the middle of an epoch.
   bool owes_last_evaluation() const {
     return reached_max_steps() && position_.sampler.consumed > 0;
   }
 
-  /// Batches of the run up to the last that the loader returned, in this run's batch size. A run
-  /// that resumes with another batch size has taken fewer or more steps.
+  /// Batches of the run up to the last one that the loader returned, in this run's batch size. A
+  /// run that resumed with another batch size has taken fewer or more steps.
   int64_t batches_done() const;
   bool is_before(const config::EpochsOrSteps& end) const {
     return epochs_done() < end.epochs(loader_.num_batches());
   }
-  /// Steps that the run will have at its end.
+  /// Number of steps that the run will have at its end.
   int64_t total_steps() const { return total_steps_after(batches_done()); }
   int64_t total_steps_after(int64_t batches_done) const;
 

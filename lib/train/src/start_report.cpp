@@ -50,7 +50,7 @@ std::string precision_part(const Config& config) {
   }
 }
 
-/// The keys that are set and only count on GPUs.
+/// The keys that are set although only GPUs use them.
 std::vector<std::string> gpu_keys(const Config& config) {
   const auto text_of = [](const NcclConfig& nccl) {
     return config::to_yaml(config::Schema<NcclConfig>::get().write(nccl));
@@ -85,7 +85,7 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                replicas > 0 ? fmt::format(" over {}", base::counted(replicas, "replica")) : "",
                norm, has_gpu ? "GPU" : "CPU", precision_part(config));
   describe_classes(set);
-  // One and the same where samples are held out.
+  // A set, since both texts are the same if validation samples are held out.
   for (const std::string& unreadable :
        std::set<std::string>{set.unreadable(), inputs.eval_set->unreadable()}) {
     if (unreadable.empty()) continue;

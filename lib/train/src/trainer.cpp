@@ -74,7 +74,7 @@ using config::Duration;
 
 constexpr int64_t kLogInterval = 10;  // steps, with log_interval: auto
 constexpr int64_t kMaxRestores = 3;
-// For --hang_timeout of the launcher: what these phases may take beyond it.
+// Time that these phases may take beyond the launcher's --hang_timeout.
 constexpr std::chrono::minutes kPhaseAllowance{10};
 constexpr const char* kEvaluation = "evaluation";
 constexpr int64_t kMaxBadInRow = 100;  // with on_nan: skip
@@ -112,7 +112,7 @@ class Trainer {
         display_(config, measures_, channel_, device_),
         profiler_(config.profile, *model_) {
     report_on_rank_0([&] { step_.check_graph(inputs.train_set->sizes_vary()); });
-    // The checkpoint is as large as the model: this releases it after the constructor.
+    // The checkpoint is as large as the model: do not hold it after the constructor.
     std::string resumed = std::exchange(resume_.checkpoint, {});
     if (is_of_python(resumed)) resumed = on_rank_0([&] { return converted_python_run(); });
     position_.sampler.epoch = config.start_epoch;
@@ -122,7 +122,7 @@ class Trainer {
     is_finished_ = plan_.is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
     if (is_finished_) return;
     const std::string environment = describe_environment(inputs);
-    // Last, since this removes the files of an earlier run.
+    // Last, because it removes the files of an earlier run.
     keepers_.each([&] { start_folder(!resumed.empty(), environment); });
   }
 
@@ -162,7 +162,7 @@ class Trainer {
     return base::kExitOk;
   }
 
-  /// Writes down what ends the run. Other ranks may be gone.
+  /// Logs the error that ends the run. The other ranks may be gone.
   void note_failure(const std::exception& error) {
     if (!keepers_.is_one()) return;
     try {
@@ -178,11 +178,11 @@ class Trainer {
         display_.warn("to resume from the last checkpoint: {}", resume_command(folder_->path()));
       }
     } catch (const std::exception&) {
-      // The first error counts.
+      // Only the first error counts.
     }
   }
 
-  /// Tells the launcher how to continue if the job fails, once there is a checkpoint.
+  /// Tells the launcher the command that continues the job if it fails, once there is a checkpoint.
   void offer_resume() {
     if (!has_saved_ || offers_resume_ || !is_rank_0() || !base::exists(folder_->last())) return;
     offers_resume_ = true;
@@ -203,7 +203,7 @@ class Trainer {
     return model;
   }
 
-  /// Chooses the number of threads first, which the replicas divide between them.
+  /// Chooses the number of threads first: the replicas share them.
   std::shared_ptr<Replicas> replicas() const {
     choose_threads(config_, *model_, *inputs_.train_set, inputs_.batch_size);
     return make_replicas(config_, *inputs_.train_set, *task_, model_);
@@ -219,7 +219,7 @@ class Trainer {
 
   // ---- resuming --------------------------------------------------------------------------------
 
-  /// What messages about the checkpoint begin with.
+  /// Prefix of messages about the checkpoint.
   std::string resuming() const { return "cannot resume from " + resume_.checkpoint_path; }
 
   /// Converts a checkpoint of a Python script. Only rank 0 reads the file.
@@ -249,7 +249,8 @@ class Trainer {
                    resume_.checkpoint_path, base::join(changed, ", "));
     }
     if (ranks != dist::world_size() && !plan_.is_over()) {
-      // With batch_size a step has other samples, and with global_batch_size the same.
+      // The number of ranks changes the samples of a step with batch_size, but not with
+      // global_batch_size.
       const int64_t batch = config_.batch_size.value_or(0);
       const int64_t before = batch * ranks;
       const bool is_divisible = before % dist::world_size() == 0;
@@ -309,12 +310,12 @@ class Trainer {
     const fs::path former = run_files::newest(config_.run_dir, name_);
     const bool is_unfinished = former != resume_.folder && run_files::is_unfinished(former);
     config::Value config = config::parse_yaml(config_text_, name_);
-    // A run from this file continues in the folder that the file is in.
+    // A run started from this file continues in the file's folder.
     config.set("run_dir", config::Value::of_scalar("${here}", /*quoted=*/true));
     config.set("resume", config::Value::of_scalar("auto", /*quoted=*/true));
     config.set("overwrite", config::Value::of_scalar("false"));
     folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);
-    // The launcher's working folder may be another.
+    // Absolute: the launcher may have another working directory.
     channel_.tell(SYNCBN_AGENT_LOG, fs::absolute(folder_->path() / run_files::kLog).string());
     has_saved_ = continues;
     if (continues) {
@@ -325,7 +326,7 @@ class Trainer {
                           plan_.owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->write_environment(environment);
-    // The loader of a run that begins has not started its first epoch.
+    // The loader of a new run has not started its first epoch.
     const int64_t done =
         continues_epoch_ ? plan_.batches_done() : position_.sampler.epoch * loader_.num_batches();
     folder_->log_start(dist::world_size(), position_.step, resumed, plan_.total_steps_after(done));
@@ -357,7 +358,7 @@ class Trainer {
     gpu_meter_.start_epoch();
     epoch_samples_ = 0;
     const int64_t first_step = position_.step;
-    // A run that resumes after the epoch's last step has no step left to set it.
+    // A run that resumes after the epoch's last step has no step left to set this.
     record.lr = scheduled_lr();
     epoch_begin_ = Clock::now();
     own_timer_.start();
@@ -407,7 +408,7 @@ class Trainer {
     return outcome;
   }
 
-  /// Each loader has checked what its own rank left out; this adds up the ranks.
+  /// Each loader has checked what its own rank left out; this checks the sum over the ranks.
   void check_left_out() const {
     if (config_.loader.on_error != "skip") return;
     at::Tensor all =
@@ -434,14 +435,14 @@ class Trainer {
     if (is_rank_0()) renew_report();
   }
 
-  /// At the end of the run: a profile that has begun ends with it.
+  /// Writes a profile that has begun, since it ends with the run.
   void end_profile() {
     if (profiler_.has_steps()) return write_profile();
     if (!profiler_.is_pending()) return;
     display_.warn("profile: the run ended before the first step to record; lower profile.skip");
   }
 
-  /// The learning rate of the step on the last batch.
+  /// The learning rate of the step on the batch that the loader returned last.
   double scheduled_lr() const {
     const int64_t batch = std::max<int64_t>(plan_.batches_done() - 1, 0);
     return position_.lr_scale *
@@ -449,9 +450,9 @@ class Trainer {
                    [&] { return schedule_->lr(batch); });
   }
 
-  /// Random numbers of a rank's batch, whatever happened before it.
+  /// Random numbers for a rank's batch, independent of what happened before it.
   data::SampleRandom random_of_batch() const {
-    constexpr int64_t kOtherThanSamples = 0x6d6978;  // those of the loader have the run's seed
+    constexpr int64_t kOtherThanSamples = 0x6d6978;  // the loader's own use the run's seed
     const int64_t batch = loader_.num_batches() - loader_.batches_left();
     return {resume_.seed ^ kOtherThanSamples, position_.sampler.epoch,
             batch * dist::world_size() + dist::rank()};
@@ -470,7 +471,7 @@ class Trainer {
     return own;
   }
 
-  /// Why the epoch ends here, or nothing.
+  /// Returns why the epoch ends here, or nothing.
   std::optional<Outcome> train_step(const data::Batch& batch, EpochRecord& record) {
     const double former_lr = std::exchange(record.lr, scheduled_lr());
     picture_first_batch(batch);
@@ -502,7 +503,7 @@ class Trainer {
     return std::nullopt;
   }
 
-  /// Waits for the last step. False: it was not accepted, and the run continues elsewhere.
+  /// Waits for the last step. False: it was not accepted, and recover() has restored a checkpoint.
   bool take_last_vote() {
     const auto last = step_.finish();
     if (!last) return true;
@@ -548,7 +549,8 @@ class Trainer {
     return fmt::format("the loss of rank {} is", result.first_bad_rank);
   }
 
-  /// After a step whose loss was not finite: ends the run, or restores the last checkpoint.
+  /// After a step whose loss or gradients were not finite: ends the run, or restores the last
+  /// checkpoint.
   void recover(const StepVote::Result& result, double lr) {
     const int64_t step = position_.step;
     const std::string what = fmt::format(
@@ -588,7 +590,7 @@ class Trainer {
 
   // ---- the end of an epoch ---------------------------------------------------------------------
 
-  /// False: a signal arrived, or the time was up, in the evaluation.
+  /// Returns false if a signal arrived, or the time was up, during the evaluation.
   bool finish_epoch(EpochRecord& record) {
     collect_counts();
     const int64_t every = config_.tensorboard.histograms;
@@ -623,12 +625,12 @@ class Trainer {
   }
 
   /// Evaluates after an epoch, keeps the checkpoint if it is one of the best, and logs the epoch.
-  /// False: the run is to stop, and the epoch is not evaluated yet.
+  /// Returns false if the run is to stop before the epoch is evaluated.
   bool judge_epoch(EpochRecord& record) {
     const bool is_whole = next_.consumed == 0;
     if (is_whole) position_.epoch_line = line_of(record);
     const bool is_due = plan_.saves_after_epoch(next_);
-    // An evaluation may be long: whatever ends it, the epoch's training is on disk.
+    // An evaluation may take long: save the epoch's training first, whatever ends it.
     if (is_due) save(next_);
     if (!evaluate(record)) return false;
     if (!std::isfinite(find(record.eval, "loss").value_or(0))) {
@@ -638,7 +640,7 @@ class Trainer {
           record.eval_split);
     }
     // An evaluation that only max_steps asks for leaves no trace: with a higher limit, the run goes
-    // on as if it had not stopped. A run without a result gets a best.pt all the same.
+    // on as if it had not stopped. But a run without any result gets a best.pt.
     const bool is_regular = is_whole && plan_.evaluates_whole(record.epoch);
     BestChange change;
     const auto& chosen = measures_.chosen();
@@ -647,7 +649,7 @@ class Trainer {
     record.seconds = seconds();
     const std::string line = line_of(record);
     if (is_regular) position_.epoch_line = line;
-    // last.pt is never older than the best checkpoint.
+    // last.pt must not be older than the best checkpoint.
     const bool is_last = is_due || plan_.stopped_early() || change.write.has_value();
     save(next_, change, /*last=*/is_regular && is_last);
     keepers_.each([&] { folder_->append(line); });
@@ -664,7 +666,7 @@ class Trainer {
   BestChange rank_result(const EpochRecord& record, const Metric& chosen) {
     const auto& [metric, unused, higher, share] = chosen;
     if (std::exchange(position_.best_metric, metric) != metric) {
-      // Another metric chose so far.
+      // So far, another metric chose.
       position_.best.clear();
       position_.improved_to.reset();
       position_.stale_evaluations = 0;
@@ -680,8 +682,8 @@ class Trainer {
                       config_.checkpoint.keep_best.count, higher);
   }
 
-  /// Fills in the record's results. If a sample is damaged, the epoch's training is saved first.
-  /// False: the run is to stop, and there are no results.
+  /// Fills in the record's results. If the evaluation throws, saves the epoch's training first.
+  /// Returns false if the run is to stop; there are no results then.
   bool evaluate(EpochRecord& record) {
     record.eval.clear();
     record.eval_split = eval_split();
@@ -708,7 +710,7 @@ class Trainer {
     keepers_.each([&] { writer_->wait(); });
   }
 
-  /// False: as evaluate().
+  /// Returns false as evaluate() does.
   bool add_results(EpochRecord& record, const std::string& prefix) {
     const auto now = [&] { return wishes(); };
     channel_.phase(kEvaluation, kPhaseAllowance);
@@ -745,8 +747,8 @@ class Trainer {
     return true;
   }
 
-  /// Writes pictures/first_batch-0.png: what a step trains on, and first_batch.csv with its
-  /// classes.
+  /// Writes the first batch after augmentation to pictures/first_batch-000000000000.png, and its
+  /// classes to first_batch.csv.
   void picture_first_batch(const data::Batch& batch) {
     if (!keepers_.is_one() || position_.step > 0 || batch.size() == 0) return;
     data::SampleRandom random = random_of_batch();
@@ -770,7 +772,7 @@ class Trainer {
 
   // ---- checkpoints -----------------------------------------------------------------------------
 
-  /// Adds this epoch's counts since the last call, over all ranks, to the position.
+  /// Adds the counts of all ranks since the last call to the position.
   void collect_counts() {
     at::Tensor counts = step_.take_counts();
     dist::all_reduce(counts);
@@ -782,9 +784,9 @@ class Trainer {
     }
   }
 
-  /// Saves the run in the background. Every rank calls it, and contributes the state of its random
+  /// Saves the run in the background. Every rank calls it and contributes the state of its random
   /// number generator.
-  /// @param last write last.pt, besides what `change` asks for
+  /// @param last whether to write last.pt, besides what `change` asks for
   void save(const data::SamplerState& sampler, const BestChange& change = {}, bool last = true) {
     if (!last && !change.write) return;
     channel_.phase("checkpoint", kPhaseAllowance);
@@ -857,7 +859,7 @@ class Trainer {
   const std::string name_;
   const Inputs& inputs_;
   const Clock::time_point begin_ = Clock::now();
-  Clock::time_point counted_from_ = begin_;  ///< position_.seconds has the time before
+  Clock::time_point counted_from_ = begin_;  ///< position_.seconds covers the time before
   const StopSignals signals_;
   const at::Device device_;
   AgentChannel channel_;
@@ -876,14 +878,14 @@ class Trainer {
   const RunPlan plan_;
   RunDisplay display_;
   Profiler profiler_;
-  std::unique_ptr<RunFolder> folder_;         ///< of a keeper
-  std::unique_ptr<CheckpointWriter> writer_;  ///< of a keeper
-  std::unique_ptr<ReportWriter> report_;      ///< of a keeper
+  std::unique_ptr<RunFolder> folder_;         ///< null unless this rank is a keeper
+  std::unique_ptr<CheckpointWriter> writer_;  ///< null unless this rank is a keeper
+  std::unique_ptr<ReportWriter> report_;      ///< null unless this rank is a keeper
   bool continues_epoch_ = false;
   bool is_finished_ = false;
   bool is_first_step_ = true;
   bool has_told_of_signal_ = false;
-  bool has_saved_ = false;  ///< last.pt, or a run that this one continues has
+  bool has_saved_ = false;  ///< last.pt exists, perhaps from the run that this one continues
   bool offers_resume_ = false;
   std::string remark_;    ///< of the last evaluation
   int64_t left_out_ = 0;  ///< damaged samples of the last evaluation
@@ -895,7 +897,7 @@ class Trainer {
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch
   Wishes stop_wishes_;         ///< why it stops
-  int64_t bad_in_row_ = 0;     ///< steps that were skipped
+  int64_t bad_in_row_ = 0;     ///< successive steps that were skipped
   int64_t epoch_samples_ = 0;  ///< of all ranks in this epoch, since the program started
   Clock::time_point saved_ = Clock::now();
 };
@@ -911,8 +913,8 @@ int train(const Config& config, const std::string& config_text, const std::strin
                                                                   !inputs.train_set->sizes_vary()));
   context.setAllowTF32CuBLAS(config.tf32);
   context.setAllowTF32CuDNN(config.tf32);
-  // A graph is captured on a stream other than the default one, and what it differentiates has to
-  // begin its life there.
+  // A graph is captured on a stream other than the default one, and the tensors that it
+  // differentiates must be created on that stream.
   std::optional<c10::StreamGuard> stream;
   if (config.cuda_graph && dist::device().is_cuda()) {
     stream.emplace(
