@@ -9,7 +9,7 @@
 namespace syncbn::train {
 namespace {
 
-/// Reduces numbers over all ranks, in float64, so that counts stay exact.
+/// Reduces numbers over all ranks, in float64.
 std::vector<double> all_reduced(const std::vector<double>& own, c10d::ReduceOp op) {
   at::Tensor numbers = at::tensor(own, at::kDouble);
   dist::all_reduce(numbers, std::move(op));

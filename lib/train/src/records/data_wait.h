@@ -8,8 +8,8 @@ namespace syncbn::train {
 class DataWait {
  public:
   struct Means {
-    double seconds = 0;  ///< mean of a step
-    double share = 0;    ///< share of the elapsed time, in [0, 1]
+    double seconds = 0;  ///< mean per step
+    double share = 0;    ///< of the elapsed time, in [0, 1]
   };
 
   void start_epoch() { epoch_ = since_last_ = {}; }
@@ -33,7 +33,7 @@ class DataWait {
   Sum since_last_;
 };
 
-/// The largest waits of all ranks: steps take as long as the slowest rank's. Every rank calls it.
+/// The largest means of all ranks: a step takes as long as the slowest rank's. Every rank calls it.
 DataWait::Means longest(const DataWait::Means& own);
 
 }  // namespace syncbn::train

@@ -34,7 +34,7 @@ namespace {
 // Ordered: keys stay in the order written, for people who read the file.
 using Json = nlohmann::ordered_json;
 
-/// Variables by which launchers and schedulers name a job.
+/// Environment variables in which launchers and schedulers name a job.
 constexpr const char* kJobVariables[] = {
     "SYNCBN_JOB_ID", "SYNCBN_ATTEMPT", "TORCHELASTIC_RUN_ID",  "TORCHELASTIC_RESTART_COUNT",
     "SLURM_JOB_ID",  "SLURM_JOB_NAME", "JOB_COMPLETION_INDEX", "OMPI_COMM_WORLD_SIZE"};
@@ -49,7 +49,7 @@ std::vector<std::string> command_line() {
 
 /// What a command of git prints, without the last line's end; nothing if it fails.
 std::optional<std::string> git(const std::string& arguments) {
-  // A working directory may be on a slow file server: the run does not wait for it.
+  // The working directory may be on a slow file server: do not wait for it.
   const std::string command = "timeout 5 git --no-optional-locks " + arguments + " 2>/dev/null";
   FILE* const pipe = ::popen(command.c_str(), "re");
   if (pipe == nullptr) return std::nullopt;
@@ -63,7 +63,7 @@ std::optional<std::string> git(const std::string& arguments) {
   return text;
 }
 
-/// The checkout that the working directory is in; null outside of one.
+/// The state of the checkout that contains the working directory; null outside of one.
 Json git_state() {
   const auto commit = git("rev-parse HEAD");
   if (!commit) return nullptr;
@@ -88,7 +88,7 @@ std::string value_in(const char* file, const std::string& key) {
   return "";
 }
 
-/// "2.28.9", of 22809 as nccl.h and cudnn.h make it.
+/// "2.28.9" for 22809, the encoding in nccl.h and cudnn.h.
 std::string version_text(int64_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
@@ -124,7 +124,7 @@ Json software() {
   return all;
 }
 
-/// The device of this rank, for the list of its host.
+/// The device of this rank, for its host's list.
 Json device() {
   const at::Device device = dist::device();
   if (!device.is_cuda()) return "cpu";
@@ -153,7 +153,7 @@ Json own_part() {
                         {"device", device()}}}};
 }
 
-/// The parts of all ranks, those of one host together.
+/// Merges the parts of all ranks by host.
 Json hosts_of(const std::vector<std::string>& parts) {
   Json hosts = Json::array();
   for (const std::string& text : parts) {
@@ -178,7 +178,7 @@ Json data_set(const data::Dataset& set) {
 }  // namespace
 
 std::string describe_environment(const Inputs& inputs) {
-  constexpr auto kReplace = Json::error_handler_t::replace;  // arguments may be no UTF-8
+  constexpr auto kReplace = Json::error_handler_t::replace;  // arguments may not be UTF-8
   const std::vector<std::string> parts =
       dist::all_gather_bytes(own_part().dump(-1, ' ', false, kReplace));
   return on_rank_0([&] {

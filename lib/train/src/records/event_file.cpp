@@ -18,10 +18,10 @@ namespace {
 using protozero::pbf_writer;
 
 constexpr const char* kPrefix = "events.out.tfevents.";
-// Bytes that wait for write(), at most: a resumed run may add the records of its whole log.
+// Upper bound on buffered bytes: a resumed run may add the records of its whole log.
 constexpr size_t kMaxUnwritten = 1 << 20;
 
-// Numbers of fields, after tensorboard/compat/proto/{event,summary,histogram}.proto and
+// Field numbers of tensorboard/compat/proto/{event,summary,histogram}.proto and
 // tensorboard/plugins/hparams/plugin_data.proto.
 namespace event {
 constexpr uint32_t kWallTime = 1, kStep = 2, kFileVersion = 3, kSummary = 5, kSessionLog = 7;
@@ -35,7 +35,7 @@ constexpr uint32_t kSessionStart = 3, kSessionEnd = 4;
 
 constexpr uint32_t kSummaryValue = 1;
 
-/// The table of CRC-32C (Castagnoli), for a byte at a time; RFC 3720, appendix B.4.
+/// The table of CRC-32C (Castagnoli) for one byte at a time; RFC 3720, appendix B.4.
 constexpr std::array<uint32_t, 256> kCrcTable = [] {
   constexpr uint32_t kReversedPolynomial = 0x82f63b78;
   std::array<uint32_t, 256> table{};
@@ -47,7 +47,7 @@ constexpr std::array<uint32_t, 256> kCrcTable = [] {
   return table;
 }();
 
-/// The checksum of a TFRecord: masked, since a CRC of data that has CRCs inside is weak.
+/// The checksum of a TFRecord: masked, since the CRC of data that contains CRCs is weak.
 uint32_t masked_crc(std::string_view bytes) {
   uint32_t crc = 0xffffffff;
   for (const char byte : bytes) {
@@ -91,7 +91,7 @@ std::string protobuf_value(const config::Value& value) {
   });
 }
 
-/// Adds the entries of a map of hyperparameters: a scalar by its dotted path.
+/// Adds each scalar to a map of hyperparameters, by its dotted path.
 void add_scalars(pbf_writer& to, const config::Value& value, const std::string& path) {
   constexpr uint32_t kEntry = 1, kKey = 1, kValue = 2;
   if (value.kind == config::Value::Kind::kScalar) {

@@ -14,7 +14,7 @@
 
 namespace syncbn::train {
 
-/// How often values of a tensor lie in each of some ranges.
+/// A histogram of a tensor's values.
 struct Histogram {
   double min = 0;
   double max = 0;
@@ -22,35 +22,35 @@ struct Histogram {
   double sum = 0;
   double sum_of_squares = 0;
   std::vector<double> limits = {};  ///< upper ends of the ranges
-  std::vector<double> counts = {};  ///< in the ranges
+  std::vector<double> counts = {};  ///< number of values in each range
 };
 
-/// What TensorBoard shows of a run: a file of TFRecords, each an Event of tensorflow/core/util/
-/// event.proto. Not thread-safe.
+/// The data of a run for TensorBoard: a file of TFRecords, each an Event of
+/// tensorflow/core/util/event.proto. Not thread-safe.
 class EventFile {
  public:
-  /// Names a new file in the folder. The first write() makes it.
+  /// Names a new file in the folder. The first write() creates it.
   explicit EventFile(const std::filesystem::path& folder);
 
-  /// The files of a folder, those of its earlier runs too.
+  /// The event files of a folder, including those of earlier runs.
   static std::vector<std::filesystem::path> all_in(const std::filesystem::path& folder);
 
-  /// TensorBoard drops what the files so far have about `step` and later ones.
+  /// Makes TensorBoard drop what the files so far say about `step` and later ones.
   void restart_at(int64_t step);
 
-  /// A curve for each value: "train/loss" for "train_loss" and so on for "val" and "test", and
+  /// Adds a curve for each value: "train/loss" for "train_loss", likewise for "val" and "test", and
   /// "EVENT/NAME" for other names.
   void add(const LogRecord& record);
 
-  /// @param png the image as a file
+  /// @param png the image as a PNG file
   void add_image(const std::string& tag, int64_t step, const data::Image& image,
                  std::string_view png);
 
   void add_histogram(const std::string& tag, int64_t step, const Histogram& histogram);
 
-  /// The configuration, for TensorBoard's table of hyperparameters.
+  /// Adds the configuration to TensorBoard's table of hyperparameters.
   void begin_session(const config::Value& config);
-  /// Marks the run as finished there.
+  /// Marks the run as finished in that table.
   void end_session();
 
   /// Writes what was added since the last call. @throws as base::throw_file_error()

@@ -21,8 +21,8 @@ constexpr const char* kFile = ".lock";
 // A process that was killed keeps its locks until the kernel has freed its memory.
 constexpr auto kPatience = std::chrono::seconds(3);
 
-/// Of the whole file, and of its open description: closing another descriptor of the file, as
-/// is_locked() does, does not release it.
+/// A lock of the whole file, owned by the open file description: closing another descriptor of the
+/// file, as is_locked() does, does not release it.
 struct flock whole_file() {
   struct flock lock {};
   lock.l_type = F_WRLCK;

@@ -7,8 +7,8 @@
 
 namespace syncbn::train {
 
-/// Makes a folder, and locks it by its file `.lock` for as long as the descriptor is open. NFS
-/// supports these locks. On file systems without locks the descriptor locks nothing.
+/// Creates a folder and locks it through its file `.lock` while the descriptor is open. Works on
+/// NFS. On file systems without locks, the descriptor locks nothing.
 /// @param advice completes the message "another process is writing to FOLDER; ..."
 /// @throws base::UserError when another process keeps it locked for 3 s.
 base::UniqueFd lock_folder(const std::filesystem::path& folder, const std::string& advice);

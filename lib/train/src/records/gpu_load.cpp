@@ -26,7 +26,7 @@ std::optional<GpuLoad> GpuMeter::of_all_ranks() const {
   if (!device_.is_cuda()) return std::nullopt;
   const auto stats = c10::getDeviceAllocator(device_.type())->getDeviceStats(device_.index());
   constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  constexpr double kUnknown = 2;  // above any idle share, so that it is the maximum
+  constexpr double kUnknown = 2;  // above any idle share, so it is the maximum
   const auto utilization = base::gpu_utilization(uuid_);
   at::Tensor most = at::tensor({static_cast<double>(stats.allocated_bytes.at(kAll).peak),
                                 utilization ? 1 - *utilization : kUnknown},

@@ -9,16 +9,16 @@ namespace syncbn::train {
 
 /// How an epoch used the GPUs.
 struct GpuLoad {
-  double memory_bytes = 0;  ///< that tensors had at most, on the rank with the most
-  /// Of the least busy GPU, in the last second of training: [0, 1]. Empty if a rank's driver does
-  /// not tell it, as for a part of a GPU (MIG).
+  double memory_bytes = 0;  ///< peak memory of tensors, on the rank with the most
+  /// Of the least busy GPU, in the last second of training: [0, 1]. Empty if the driver of any rank
+  /// does not report it, as for a part of a GPU (MIG).
   std::optional<double> utilization = {};
 };
 
 /// Measures the load of this rank's GPU. Not thread-safe.
 class GpuMeter {
  public:
-  /// @param device a CPU: there is nothing to measure
+  /// @param device if it is a CPU, there is nothing to measure
   explicit GpuMeter(at::Device device);
 
   void start_epoch() const;

@@ -9,7 +9,7 @@
 namespace syncbn::train {
 namespace {
 
-/// Of the finite values in equal ranges; nothing if there are none.
+/// A histogram of the finite values, with ranges of equal width; nothing if there are none.
 std::optional<Histogram> histogram_of(const at::Tensor& tensor) {
   constexpr int64_t kRanges = 64;
   at::Tensor values = (tensor.is_sparse() ? tensor._values() : tensor).to(at::kFloat);
@@ -21,7 +21,7 @@ std::optional<Histogram> histogram_of(const at::Tensor& tensor) {
                       .count = static_cast<double>(values.numel()),
                       .sum = values.sum(at::kDouble).item<double>(),
                       .sum_of_squares = values.square().sum(at::kDouble).item<double>()};
-  // All values may be equal: at::histc() then takes this range as well.
+  // If all values are equal, at::histc() widens the range in the same way.
   const bool is_flat = histogram.min == histogram.max;
   const double begin = histogram.min - (is_flat ? 1 : 0);
   const double end = histogram.max + (is_flat ? 1 : 0);

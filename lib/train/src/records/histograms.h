@@ -8,8 +8,8 @@
 
 namespace syncbn::train {
 
-/// Logs a histogram of each parameter ("parameters/NAME"), and of its gradient in the last step
-/// ("gradients/NAME") where it has one.
+/// Logs a histogram of each parameter ("parameters/NAME") and, if it has one, of its gradient in
+/// the last step ("gradients/NAME").
 void log_histograms(const models::Model& model, int64_t step, RunFolder& folder);
 
 }  // namespace syncbn::train

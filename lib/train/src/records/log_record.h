@@ -19,16 +19,16 @@ struct LogRecord {
   double time = 0;    ///< seconds since 1970
   int64_t epoch = 0;  ///< from 1
   int64_t step = 0;
-  /// All other keys, in the order written. What JSON has as null is NaN.
+  /// All other keys, in the order written. JSON's null is NaN.
   std::vector<std::pair<std::string, double>> values = {};
 };
 
-/// Nothing for a line about something else.
+/// Nothing for a line about anything else.
 std::optional<LogRecord> record_of(const nlohmann::ordered_json& line);
-/// Nothing for a line that is cut off, either.
+/// Nothing for a truncated line either.
 std::optional<LogRecord> parse_record(const std::string& line);
 
-/// What a line has for a key, or `otherwise` where it has nothing of this type.
+/// The value of a key, or `otherwise` if the line has none of this type.
 template <class Value>
 Value field_of(const nlohmann::ordered_json& line, const char* key, Value otherwise) {
   const auto found = line.is_object() ? line.find(key) : line.end();
@@ -39,11 +39,11 @@ Value field_of(const nlohmann::ordered_json& line, const char* key, Value otherw
   return is_of_type ? found->template get<Value>() : otherwise;
 }
 
-/// The object in a JSON file; null without the file, or if it is damaged.
+/// The object in a JSON file; null if the file is missing or damaged.
 nlohmann::ordered_json json_file(const std::filesystem::path& file);
 
 /// A number is a share in [0, 1], shown in percent, if its name ends with one of these words or has
-/// one with a "_" behind it: "val_miou", "test_accuracy_cat".
+/// one followed by "_": "val_miou", "test_accuracy_cat".
 inline constexpr std::array<std::string_view, 9> kShareWords = {
     "accuracy",         "iou", "ap", "mar", "share", "utilization", "precision", "recall",
     "calibration_error"};

@@ -13,7 +13,7 @@ namespace {
 
 uint64_t resident_bytes() {
   uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages >> pages;  // the second number
+  std::ifstream("/proc/self/statm") >> pages >> pages;  // the second number is the resident set
   return pages * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 

@@ -7,16 +7,16 @@
 
 namespace syncbn::train {
 
-/// The most that this process has had in RAM so far.
+/// Peak resident memory of this process, in bytes.
 double peak_resident_bytes();
 
-/// The memory that this rank uses, for people. Not thread-safe.
+/// Shows how much memory this rank uses. Not thread-safe.
 class MemoryGauge {
  public:
   explicit MemoryGauge(at::Device device) : device_(device) {}
 
-  /// "1.2 GB": on a GPU that tensors have there, otherwise that the process has in RAM. At most one
-  /// second old.
+  /// "1.2 GB": on a GPU the memory of tensors there, otherwise the process's resident memory. At
+  /// most one second old.
   const std::string& text();
 
  private:

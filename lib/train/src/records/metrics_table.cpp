@@ -19,7 +19,7 @@
 namespace syncbn::train {
 namespace {
 
-// Bytes of rows that wait for write(), at most: a resumed run adds those of its whole log.
+// Upper bound on buffered bytes of rows: a resumed run adds the rows of its whole log.
 constexpr size_t kMaxWaiting = 65536;
 
 }  // namespace

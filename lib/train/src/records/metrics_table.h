@@ -9,28 +9,28 @@
 
 namespace syncbn::train {
 
-/// metrics.csv: a row for each line of log.jsonl about a step or an epoch. A new column goes to the
-/// right end of all rows. Not thread-safe.
+/// metrics.csv: a row for each line of log.jsonl about a step or an epoch. New columns are added at
+/// the right end of all rows. Not thread-safe.
 class MetricsTable {
  public:
-  /// The first write() begins the file anew.
+  /// The first write() replaces the file.
   explicit MetricsTable(std::filesystem::path file);
 
   void add(const LogRecord& record);
 
-  /// Writes the rows since the last call. @throws as base::throw_file_error()
+  /// Writes the rows added since the last call. @throws as base::throw_file_error()
   void write();
 
  private:
   std::string header() const;
-  /// Writes all rows again, with empty fields in the added columns.
+  /// Rewrites all rows with empty fields in the added columns.
   void widen(const std::vector<std::string>& added);
 
   std::filesystem::path file_;
   std::vector<std::string> columns_;
-  std::map<std::string, size_t> numbers_;  ///< of the columns
+  std::map<std::string, size_t> numbers_;  ///< index of each column
   std::string rows_;                       ///< not written yet
-  bool has_begun_ = false;                 ///< the file
+  bool has_begun_ = false;                 ///< whether the file is this object's
 };
 
 }  // namespace syncbn::train

@@ -39,7 +39,7 @@ void keep_worst(std::vector<Mistake>& mistakes) {
 std::vector<Mistake> worst_mistakes(const at::Tensor& verdicts,
                                     const std::vector<int64_t>& samples) {
   std::vector<Mistake> own = mistakes_of(verdicts, samples);
-  // A network that has diverged has no order of losses.
+  // A diverged network's losses may be NaN, which has no order.
   std::erase_if(own, [](const Mistake& one) { return std::isnan(one.loss); });
   keep_worst(own);
   const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Mistake));

@@ -17,7 +17,7 @@ struct Mistake {
   double loss = 0;
 };
 
-/// The mistakes with the highest losses, at most 24 of all ranks, the worst first; the same for any
+/// The mistakes of all ranks with the highest losses: at most 24, worst first, the same for any
 /// number of ranks. Every rank calls it.
 /// @param verdicts Task::verdicts() of this rank's samples, on the host
 /// @param samples their indices in the data set

@@ -8,7 +8,7 @@
 namespace syncbn::train {
 namespace {
 
-/// The longer side of a thumbnail is at most this.
+/// Upper bound on the longer side of a thumbnail, in pixels.
 constexpr int64_t kMaxSide = 512;
 constexpr int64_t kLineWidth = 2;
 constexpr int64_t kNumColors = 256;

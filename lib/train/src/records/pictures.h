@@ -15,7 +15,7 @@
 
 namespace syncbn::train {
 
-/// The key `samples`.
+/// Describes the key `samples`.
 template <class Options>
 void describe_samples(config::Schema<Options>& schema, const std::string& what) {
   schema
@@ -25,13 +25,13 @@ void describe_samples(config::Schema<Options>& schema, const std::string& what) 
       .between(0, 1024);
 }
 
-/// Images as a network takes them, [N, C, H, W], back as uint8 [N, H, W, C] on the CPU.
+/// Converts a network's input, [N, C, H, W], back to images: uint8 [N, H, W, C] on the CPU.
 at::Tensor pixels_of(const at::Tensor& images, const data::Normalization& normalization);
 
-/// An image of `batch` that is small enough to stand beside others: uint8 [H, W, 3] on the CPU.
+/// An image of `batch`, small enough to stand beside others: uint8 [H, W, 3] on the CPU.
 struct Thumbnail {
   at::Tensor pixels;
-  int64_t step = 1;  ///< pixels of the batch's image from one of these to the next
+  int64_t step = 1;  ///< pixels of the batch's image per pixel of this one
 };
 Thumbnail thumbnail(const data::Batch& batch, int64_t index,
                     const data::Normalization& normalization);
@@ -39,20 +39,20 @@ Thumbnail thumbnail(const data::Batch& batch, int64_t index,
 /// PASCAL VOC's colors of the classes: uint8 [256, 3]. Class 0, the background, is black.
 const at::Tensor& class_colors();
 
-/// The color of a class in a mask, and that of its boxes, which is bright: uint8 [3].
+/// The color of a class in a mask, and the brighter one of its boxes: uint8 [3].
 at::Tensor mask_color(int64_t label);
 at::Tensor box_color(int64_t label);
 
-/// The labels of pixels over an image: the background as it is, `ignored` pixels white.
+/// Draws the labels of pixels over an image: the background stays, `ignored` pixels become white.
 /// @param pixels uint8 [H, W, 3]
 /// @param labels int64 [H, W]
 at::Tensor with_mask(const at::Tensor& pixels, const at::Tensor& labels, int64_t ignored);
 
-/// Draws the outline of a box, as far as it is within the image.
+/// Draws the part of a box's outline that lies within the image.
 /// @param pixels uint8 [H, W, 3]
 void draw_box(at::Tensor& pixels, const data::Box& box, int64_t label);
 
-/// Images side by side, row by row, each in a place as large as the largest.
+/// Images side by side, row by row, each in a cell as large as the largest image.
 /// @param tiles uint8 [H, W, C], at least one
 data::Image tiled(const std::vector<at::Tensor>& tiles, int64_t columns);
 

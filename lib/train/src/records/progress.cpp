@@ -24,7 +24,7 @@ base::UniqueFd adopt() {
   if (!number) return {};
   ::unsetenv("SYNCBN_AGENT_FD");
   const int fd = static_cast<int>(*number);
-  // The variable may be stale: the descriptor then is closed, or another file.
+  // The variable may be stale: the descriptor is then closed, or is another file's.
   const int flags = ::fcntl(fd, F_GETFL);
   struct stat what {};
   if (::fstat(fd, &what) != 0 || !S_ISFIFO(what.st_mode) || (flags & O_ACCMODE) == O_RDONLY) {
@@ -71,7 +71,7 @@ void AgentChannel::phase(const std::string& text, std::chrono::minutes allowance
   if (!fd_) return;
   const std::chrono::milliseconds time = allowance;
   step_begin_ = {};
-  // The record that ends the allowance must not wait for its second.
+  // The next heartbeat, which ends the allowance, must not wait until a second is over.
   if (time.count() > 0) last_heartbeat_ = {};
   send(SYNCBN_AGENT_PHASE, static_cast<uint64_t>(time.count()), /*total=*/0, text);
 }
@@ -103,13 +103,13 @@ syncbn_agent_record AgentChannel::send(syncbn_agent_kind kind, uint64_t done, ui
   record.total = total;
   base::utf8_prefix(text, sizeof(record.text) - 1).copy(record.text, sizeof(record.text));
   if (fd_ && ::write(fd_.get(), &record, sizeof(record)) < 0) {
-    // A full pipe may have room later. Any other error means that the launcher has left.
+    // A full pipe may have room later. Any other error means that the launcher has gone.
     if (errno != EAGAIN && errno != EINTR) fd_.reset();
   }
   return record;
 }
 
-// With LOCAL_RANK set another launcher started this worker: other ranks may write to the terminal.
+// With LOCAL_RANK set, another launcher started this worker: other ranks may write to the terminal.
 Progress::Progress(AgentChannel& channel, std::chrono::milliseconds line_interval)
     : channel_(channel),
       draws_(!channel && !base::env("LOCAL_RANK") && ::isatty(STDERR_FILENO) == 1),
@@ -140,7 +140,7 @@ void Progress::log(int64_t done, int64_t total, const std::string& text) {
   state.done = static_cast<uint64_t>(done);
   state.total = static_cast<uint64_t>(total);
   state.text = text;
-  // As init_logging() has it.
+  // The prefix is that of init_logging().
   lines_ += (lines_.empty() ? "" : "\nI ") + base::progress_line(state);
   if (now - written_ >= base::ProgressBar::kPeriod) clear();
 }

@@ -13,13 +13,13 @@
 namespace syncbn::train {
 
 /// This worker's end of the launcher's channel (see syncbn/agent.h). Does nothing without a
-/// launcher. Never blocks: a record that the pipe has no room for is dropped.
+/// launcher. Never blocks: it drops a record if the pipe is full.
 class AgentChannel {
  public:
   /// Adopts the descriptor named in the environment and says hello.
   explicit AgentChannel(int rank);
 
-  /// Reports the last steps: a launcher compares where failures happen.
+  /// Reports the last steps: the launcher compares the steps at which ranks fail.
   ~AgentChannel();
   AgentChannel(const AgentChannel&) = delete;
   AgentChannel& operator=(const AgentChannel&) = delete;
@@ -29,56 +29,56 @@ class AgentChannel {
   /// Reports `steps` finished steps, at most once a second, and asks for hang_timeout().
   void heartbeat(uint64_t steps);
 
-  /// Without progress for this time a run hangs. Much longer than any step, so that a slow file
-  /// server, a busy machine or a compilation in a later step is none.
+  /// A run without progress for this time hangs. Much longer than any step, so that a slow file
+  /// server, a busy machine or a compilation in a later step does not count as a hang.
   static std::chrono::milliseconds hang_timeout(std::chrono::steady_clock::duration longest_step);
 
-  /// Reports what this worker does instead of steps. The next record may take `allowance` longer
+  /// Reports what this worker does instead of steps. The next record may come `allowance` later
   /// than usual.
   void phase(const std::string& text, std::chrono::minutes allowance);
 
   /// Reports that the phase goes on, at most once a second.
   void phase_goes_on(const std::string& text);
 
-  /// Sends text that is of no use if it is cut: nothing if it is too long for a record.
+  /// Sends text that is useless if truncated: sends nothing if it is too long for a record.
   void tell(syncbn_agent_kind kind, const std::string& text);
 
   syncbn_agent_record send(syncbn_agent_kind kind, uint64_t done = 0, uint64_t total = 0,
                            const std::string& text = {});
 
  private:
-  bool is_due();  ///< and counts the record that follows
+  bool is_due();  ///< if so, counts the record that follows
 
   int rank_;
   base::UniqueFd fd_;
   std::chrono::steady_clock::time_point last_heartbeat_;
   uint64_t steps_ = 0;
-  bool has_reported_ = true;                            ///< `steps_`
-  std::chrono::steady_clock::time_point step_begin_{};  ///< unknown after a phase
+  bool has_reported_ = true;                            ///< whether `steps_` has been reported
+  std::chrono::steady_clock::time_point step_begin_{};  ///< zero after a phase
   std::chrono::steady_clock::duration longest_step_{};
   std::chrono::milliseconds asked_timeout_{};
 };
 
-/// Rank 0's progress: a bar that the launcher draws or, without one, this process; where there is
-/// no terminal, a line from time to time.
+/// Rank 0's progress: a bar that the launcher draws or, without one, this process; without a
+/// terminal, a line from time to time.
 class Progress {
  public:
   static constexpr std::chrono::milliseconds kLineInterval{30'000};
 
-  /// @param line_interval time between two lines where there is no terminal
+  /// @param line_interval time between two lines without a terminal
   explicit Progress(AgentChannel& channel, std::chrono::milliseconds line_interval = kLineInterval);
   ~Progress() { clear(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Shows `done` of `total` steps and a text (see base::ProgressState), which is asked for at most
-  /// ten times a second.
-  /// @param as_line false: only in a bar; the time until the next line begins now
+  /// Shows `done` of `total` steps and a text (see base::ProgressState). Calls `text` at most ten
+  /// times a second.
+  /// @param as_line false: shows it only in a bar, and restarts the time until the next line
   void show(int64_t done, int64_t total, const std::function<std::string()>& text,
             bool as_line = true);
 
-  /// Logs the same as a line. Lines that follow each other within a tenth of a second are written
-  /// at once: a small network has a thousand steps a second.
+  /// Logs the same as a line. Writes lines that follow each other within a tenth of a second
+  /// together: a small network has a thousand steps a second.
   void log(int64_t done, int64_t total, const std::string& text);
 
   /// Removes the bar, so that a log line can be printed, and writes what log() has not written yet.

@@ -27,8 +27,8 @@ constexpr const char* kStepPrefix = "step-";
 constexpr const char* kBestPrefix = "best-";
 constexpr const char* kSuffix = ".pt";
 constexpr const char* kFiles[] = {kConfig, kLog, kResult, kLast, kBest};
-// What a new run removes, but what does not tell that a folder is a run's: names that others use,
-// the page, and files about the last evaluation of the built-in tasks.
+// Files that a new run removes but that do not mark a folder as a run's: common names, the page,
+// and files about the last evaluation of the built-in tasks.
 constexpr const char* kOthers[] = {
     kMetrics,
     kEnvironment,
@@ -41,23 +41,23 @@ constexpr const char* kOthers[] = {
     "precision_recall.csv",
     "ema_precision_recall.csv",
 };
-// What the names of files that a run writes begin with, besides kOthers.
+// Prefixes of the names of files that a run writes, besides kOthers.
 constexpr const char* kTemporaries[] = {kConfig, kLog, kResult, kLast, kBest, kBestPrefix};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
 }
 
-/// Whether the folder has something to lose: a run that failed before its first checkpoint has
-/// nothing. A config.yaml that no run wrote is someone's work. A folder that cannot be read counts
-/// as empty. The error shows when the run writes to it.
+/// Whether the folder has something to lose. A run that failed before its first checkpoint has
+/// nothing. A config.yaml that no run wrote is the user's work. A folder that cannot be read counts
+/// as empty: the error shows when the run writes to it.
 bool holds_run(const fs::path& folder) {
   const auto has = [&](const char* file) { return base::exists(folder / file); };
   return has(kResult) || has(kLast) || has(kBest) || is_locked(folder) ||
          (has(kConfig) && !is_run(folder));
 }
 
-/// Whether the folder's log says that this job was the last to start.
+/// Whether this job was the last to start the run in the folder, according to its log.
 bool was_started_by(const fs::path& folder, const std::string& job) {
   std::string last;
   RunLog(folder).read(ReadSteps::kNo, [&](const nlohmann::ordered_json& line) {
@@ -68,7 +68,7 @@ bool was_started_by(const fs::path& folder, const std::string& job) {
   return !job.empty() && last == job;
 }
 
-/// Files that a killed run was writing: ".last.pt.PID.tmp".
+/// Removes files that a killed run was writing: ".last.pt.PID.tmp".
 void remove_temporaries(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
@@ -93,7 +93,7 @@ std::vector<fs::path> runs_of(const std::string& name) {
   return found;
 }
 
-/// When a run wrote its log last.
+/// When a run last wrote its log.
 fs::file_time_type last_written(const fs::path& run) {
   std::error_code error;
   const auto time = fs::last_write_time(run / kLog, error);
@@ -121,8 +121,8 @@ std::vector<fs::path> numbered_files(const fs::path& folder, std::string_view pr
   return found;
 }
 
-/// What a run would take for its own in a folder that is not a run's.
-/// @throws base::UserError if there is such a thing: it is someone's work
+/// Looks in a folder that is not a run's for files that a run would replace.
+/// @throws base::UserError if there are any: they are the user's work
 void refuse_others_work(const fs::path& folder) {
   std::vector<fs::path> found = {folder / kConfig, folder / kPictures, ProfileFiles(folder).folder};
   for (const char* file : kOthers) found.push_back(folder / file);
@@ -136,8 +136,8 @@ void refuse_others_work(const fs::path& folder) {
                   folder.string(), found.front().filename().string(), kLog));
 }
 
-/// Refuses a folder of other files, which a run's would be mixed with. Not hidden ones, not those
-/// that new file systems have, and not the launcher's --log_dir.
+/// Refuses a folder with other files: a run's would be mixed with them. Ignores hidden files, those
+/// of new file systems, and the launcher's --log_dir.
 void refuse_folder_of_others(const fs::path& folder) {
   if (is_run(folder)) return;
   std::error_code ignored;
@@ -148,7 +148,7 @@ void refuse_folder_of_others(const fs::path& folder) {
     const std::string name = entry.path().filename();
     if (name.starts_with('.') || name == "lost+found") continue;
     if (!place.empty() && name == *place.begin()) continue;
-    if (base::exists(entry.path() / "attempt_0")) continue;  // another launcher's, or an earlier
+    if (base::exists(entry.path() / "attempt_0")) continue;  // another or earlier launcher's
     throw base::UserError(fmt::format(
         "run_dir: {} is not empty and holds no run, but {}; choose another folder, or write into "
         "this one (--overwrite)",
@@ -177,7 +177,7 @@ void remove_run(const fs::path& folder) {
       };
       if (std::ranges::any_of(patterns, is_of)) fs::remove(entry.path(), ignored);
     }
-    fs::remove(path, ignored);  // unless others' files are left in it
+    fs::remove(path, ignored);  // fails if others' files are left in it
   }
 }
 
@@ -255,7 +255,7 @@ std::optional<std::string> config_of(const fs::path& folder) {
 std::vector<fs::path> checkpoints(const fs::path& folder) {
   std::vector<fs::path> found = numbered_files(folder, kStepPrefix);
   std::error_code ignored;
-  // A symbolic link that leads nowhere, as to a disk that is not there, is not "no checkpoint".
+  // A dangling symbolic link, for example to a missing disk, does not mean "no checkpoint".
   if (fs::exists(fs::symlink_status(folder / kLast, ignored))) {
     found.insert(found.begin(), folder / kLast);
   }
@@ -294,7 +294,7 @@ void rotate(const fs::path& folder, int64_t step, int64_t keep_last) {
     const fs::path kept = folder / fmt::format("{}{:012}{}", kStepPrefix, step, kSuffix);
     std::error_code error;
     fs::create_hard_link(last, kept, error);
-    // Some file systems have no links. There may be no last.pt then either.
+    // Some file systems have no links, and there may be no last.pt.
     const bool has_links = !error || error == std::errc::file_exists;
     if (!has_links && base::exists(last)) {
       base::write_file_atomically(kept, base::read_file(last));

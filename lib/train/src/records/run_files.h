@@ -18,7 +18,7 @@ inline constexpr const char* kBest = "best.pt";        ///< the network with the
 inline constexpr const char* kResult = "result.json";  ///< of a finished run
 inline constexpr const char* kPictures = "pictures";   ///< a folder
 inline constexpr const char* kFirstBatch = "first_batch.csv";
-/// A page about the run, which anyone may write to show it; see syncbn/train/report.h.
+/// A page about the run; see syncbn/train/report.h.
 inline constexpr const char* kReport = "report.html";
 
 // ---- the folder of a run ----
@@ -26,23 +26,23 @@ inline constexpr const char* kReport = "report.html";
 /// `wanted`, or runs/`name` if that is empty.
 std::filesystem::path wanted_path(const std::string& wanted, const std::string& name);
 
-/// The run in `wanted`, or that of runs/`name`, runs/name-2, ... which was written to last.
+/// The run in `wanted`, or the one of runs/`name`, runs/name-2, ... whose log was written last.
 std::filesystem::path newest(const std::string& wanted, const std::string& name);
 
-/// The folder of the run that a checkpoint lies in, if it is `wanted` or one of runs/`name`,
-/// runs/name-2, ...
+/// The folder that a checkpoint lies in, if it is `wanted` or one of runs/`name`, runs/name-2, ...
 std::optional<std::filesystem::path> of_checkpoint(const std::filesystem::path& file,
                                                    const std::string& wanted,
                                                    const std::string& name);
 
-/// The folder for a run: wanted_path(). If that holds a run and neither `resume` nor `overwrite`
-/// is set, the next free one of runs/name-2, runs/name-3, ... Writes nothing.
-/// @throws base::UserError instead if `wanted` names the folder.
+/// The folder for a run. With `resume`, newest(). Otherwise wanted_path() or, if that holds a run
+/// and `overwrite` is not set, the next free one of runs/name-2, runs/name-3, ... Writes nothing.
+/// @throws base::UserError if `wanted` names a folder that holds a run or other files, unless
+///   `resume` or `overwrite` is set
 std::filesystem::path choose(const std::string& wanted, const std::string& name, bool resume,
                              bool overwrite);
 
-/// The folder that an earlier attempt of the job `id` (SYNCBN_JOB_ID) got from choose(); nothing
-/// if no attempt has got that far.
+/// The folder that choose() returned in an earlier attempt of the job `id` (SYNCBN_JOB_ID); nothing
+/// if no attempt got that far.
 std::optional<std::filesystem::path> of_job(const std::string& id, const std::string& wanted,
                                             const std::string& name);
 
@@ -61,26 +61,26 @@ std::optional<std::string> config_of(const std::filesystem::path& folder);
 /// last.pt and the checkpoints before it, the newest first.
 std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& folder);
 
-/// The name of a checkpoint that is kept for its result, besides best.pt.
+/// The name of a checkpoint that is kept for its result but is not the best.
 std::string best_name(int64_t step);
 
-/// The names of the files that only a run's folder has: the log and the best checkpoints.
+/// The names of the files whose contents last.pt does not have: the log and the best checkpoints.
 std::vector<std::string> history(const std::filesystem::path& folder);
 
 // ---- changes ----
 
-/// Removes temporary files of a run that was killed, and its result; without `resume`, all files of
-/// a run that the folder holds.
-/// @throws base::UserError if there is no run, but files that one would replace.
+/// Removes temporary files of a killed run, and its result; without `resume`, all files of a run
+/// that the folder holds.
+/// @throws base::UserError if the folder holds no run, but files that a run would replace
 void make_ready(const std::filesystem::path& folder, bool resume);
 
-/// Ahead of a new last.pt: gives the present one, saved after `step`, the name step-STEP.pt too,
-/// and keeps the newest `keep_last` - 1 of these.
+/// Call it before writing a new last.pt: gives the present one, saved after `step`, a second name,
+/// step-STEP.pt, and keeps the newest `keep_last` - 1 of these.
 void rotate(const std::filesystem::path& folder, int64_t step, int64_t keep_last);
 
-/// For a run that goes on after `step`, from `resumed`: renames checkpoints of later steps to
-/// X.abandoned, and last.pt as well, unless it is that file. Removes each best-STEP.pt but
-/// `best`.
+/// For a run that resumes from `resumed` after `step`: renames checkpoints of later steps to
+/// X.abandoned, and last.pt as well unless it is `resumed`. Removes each best-STEP.pt that is not
+/// in `best`.
 void set_aside_after(const std::filesystem::path& folder, int64_t step,
                      const std::filesystem::path& resumed, const std::vector<std::string>& best);
 

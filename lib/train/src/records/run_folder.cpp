@@ -32,7 +32,7 @@ namespace fs = std::filesystem;
 // Ordered: keys stay in the order written, for people who read the files.
 using Json = nlohmann::ordered_json;
 
-/// No other run writes to the folder while the descriptor is open.
+/// Keeps other runs from writing to the folder while the descriptor is open.
 base::UniqueFd lock_of_run(const fs::path& folder) {
   try {
     return lock_folder(folder, "wait for the end of that run, or choose another run_dir");
@@ -48,7 +48,7 @@ std::string json_number(double value) {
   return std::isfinite(value) ? fmt::format("{}", value) : "null";
 }
 
-/// Calls `take` with each line. A log is never in memory as a whole: in a week it grows to hundreds
+/// Calls `take` with each line. Never holds the whole log in memory: in a week it grows to hundreds
 /// of MB.
 void each_line(const fs::path& log, const std::function<void(const std::string&)>& take) {
   std::ifstream lines(log);
@@ -64,19 +64,19 @@ void each_record(const fs::path& log, const std::function<void(const LogRecord&)
   });
 }
 
-/// Whether a file is empty or its last line is complete: what is appended begins a line.
+/// Whether a file is empty or its last line is complete, so that appended text begins a line.
 bool ends_line(const fs::path& file) {
   std::ifstream bytes(file, std::ios::binary);
   return !bytes.seekg(-1, std::ios::end) || bytes.get() == '\n';
 }
 
-/// Writes the log again: the lines that `keeps` tells, and then `last` unless it is empty.
+/// Rewrites the log: the lines that `keeps` marks, then `last` unless it is empty.
 void rewrite(const fs::path& log, const std::vector<bool>& keeps, const std::string& last) {
   base::write_file_atomically(log, [&](const fs::path& file) {
     std::ofstream to(file, std::ios::binary);
     size_t number = 0;
     each_line(log, [&](const std::string& line) {
-      const bool is_new = number >= keeps.size();  // a launcher's note
+      const bool is_new = number >= keeps.size();  // a note of the launcher
       if (is_new || keeps[number]) to << line << '\n';
       ++number;
     });
@@ -85,7 +85,7 @@ void rewrite(const fs::path& log, const std::vector<bool>& keeps, const std::str
   });
 }
 
-/// Curves of each rank, as far as TensorBoard can show them.
+/// The times as curves of each rank, for as many ranks as TensorBoard can show.
 LogRecord by_rank(const Json& times) {
   constexpr size_t kMaxRanks = 64;
   LogRecord record{.event = times["event"],
@@ -110,7 +110,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
       metrics_(path_ / run_files::kMetrics),
       events_(path_) {
   run_files::make_ready(path_, resume);
-  open_log();  // first: it tells that the folder is a run's
+  open_log();  // first: it marks the folder as a run's
   base::write_file_atomically(path_ / run_files::kConfig, config);
   open_records();
 }
@@ -160,7 +160,7 @@ void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
                          double data_wait_seconds) {
   constexpr std::chrono::milliseconds kLatest{100};
   const double time = unix_time();
-  // Not by Json, which takes longer than all the rest.
+  // Not through Json, which takes longer than everything else here.
   lines_ += fmt::format(
       R"({{"event":"step","time":{},"epoch":{},"step":{},"loss":{},"lr":{},"data_wait_seconds":{}}})",
       json_number(time), epoch, step, json_number(loss), json_number(lr),
@@ -258,7 +258,7 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
                          (is_epoch && field_of<int64_t>(json, "epoch", 0) > epochs);
     keeps.push_back(is_whole && !repeats);
     is_changed = is_changed || !keeps.back();
-    // Another node's line has times of its own.
+    // Compared by its numbers: the line of another node has other times.
     has_epoch = has_epoch || (keeps.back() && is_epoch && is_last(json));
   });
   if (has_epoch && !is_changed) return;

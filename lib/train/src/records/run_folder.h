@@ -17,13 +17,13 @@
 
 namespace syncbn::train {
 
-/// The folder of one run: config.yaml, log.jsonl and what is made of its lines (metrics.csv and the
-/// event files of TensorBoard), checkpoints and, once it has finished, result.json. Only keepers
-/// have one; not thread-safe, but for writing checkpoints from one other thread.
+/// The folder of one run: config.yaml, log.jsonl and what is derived from its lines (metrics.csv
+/// and TensorBoard's event files), checkpoints and, once the run has finished, result.json. Only
+/// keepers have one. Not thread-safe, except that one other thread may write checkpoints.
 class RunFolder {
  public:
-  /// Makes the folder and what run_files::make_ready() does.
-  /// @throws base::UserError when another run is writing to it.
+  /// Creates the folder and calls run_files::make_ready().
+  /// @throws base::UserError when another run is writing to it
   RunFolder(std::filesystem::path path, const std::string& config, bool resume);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -34,32 +34,33 @@ class RunFolder {
 
   // Lines about steps and epochs become rows of metrics.csv and curves of TensorBoard as well.
 
-  /// Adds a line to log.jsonl, in a tenth of a second at the latest if steps go on: a small network
-  /// has a thousand steps a second.
+  /// Adds a line to log.jsonl. While steps go on, lines are written after a tenth of a second at
+  /// the latest: a small network has a thousand steps a second.
   void log_step(int64_t step, int64_t epoch, double loss, double lr, double data_wait_seconds);
 
-  /// Writes the lines of log_step(). Call it ahead of a checkpoint: if the run is killed then, the
-  /// log has all steps before it.
+  /// Writes the lines of log_step(). Call it before saving a checkpoint: the log then has all steps
+  /// before it, even if the run is killed.
   void write_lines();
 
-  // These add lines to log.jsonl, which are on disk when the call returns.
-  /// @param total_steps that the run will have at its end
+  // These add lines to log.jsonl. Unless noted, the lines are on disk when the call returns.
+  /// @param total_steps number of steps that the run will have at its end
   void log_start(int64_t world_size, int64_t step, bool resumed, int64_t total_steps = 0);
   void append(const std::string& line);
-  /// Makes the log that of a run after `step` and so many whole `epochs`: removes lines about later
-  /// ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
+  /// Makes the log that of a run after `step` and this many whole `epochs`: removes lines about
+  /// later ones, which the run writes again, and adds a checkpoint's epoch_line if it is missing.
   void rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line);
-  /// Whether the log has an end: the launcher notes the first failure there.
+  /// Whether the log has an end: the launcher writes the first failure there.
   bool has_end();
-  /// Of several reasons, the first counts.
+  /// Logs why the run ends. Only the first call counts.
   void log_end(const std::string& reason, int64_t step, std::optional<double> seconds = {});
+  /// Adds a line that is written with the next one.
   /// @param times of all ranks in this epoch
   void log_step_time(int64_t epoch, int64_t step, const std::vector<StepTime>& times);
 
   /// Writes pictures/NAME-STEP.png, and shows it in TensorBoard.
   void write_picture(const std::string& name, int64_t step, const data::Image& image);
 
-  /// Shows it in TensorBoard, with the next line of the log.
+  /// Shows a histogram in TensorBoard, written with the next line of the log.
   void log_histogram(const std::string& name, int64_t step, const Histogram& histogram);
 
   /// Writes environment.json.
@@ -73,10 +74,10 @@ class RunFolder {
  private:
   void open_log();
   void add_record(const LogRecord& record);
-  /// Begins metrics.csv and an event file: with the records of the log, which a run of an earlier
-  /// version or on another node's disk may have without them.
+  /// Begins metrics.csv and an event file with the records of the log: a run of an earlier version
+  /// or on another node's disk may lack these files.
   void open_records();
-  /// Begins the folder anew if someone has removed it.
+  /// Writes the files anew if the log has been removed.
   void restore_removed();
 
   std::filesystem::path path_;

@@ -11,8 +11,7 @@
 
 namespace syncbn::train {
 
-/// Of the log's lines: readers refuse higher ones. Lines may get further keys without another
-/// version.
+/// Version of the log's lines; readers refuse higher ones. New keys do not need a new version.
 inline constexpr int64_t kLogVersion = 1;
 inline constexpr const char* kLogVersionKey = "format_version";
 
@@ -22,23 +21,23 @@ enum class ReadSteps { kNo, kYes };
 /// @throws base::UserError if a newer version of train wrote the log.
 void check_format(const std::filesystem::path& folder, const nlohmann::ordered_json& start);
 
-/// The log.jsonl of a run's folder, read while the run writes to it. Not thread-safe.
+/// The log.jsonl of a run's folder, readable while the run writes to it. Not thread-safe.
 class RunLog {
  public:
   explicit RunLog(const std::filesystem::path& folder);
 
-  /// Whether another file has replaced what was read: a run that resumes cuts its log back. The
-  /// next read() begins with its first line.
+  /// Whether another file has replaced the one read so far: a run that resumes truncates its log.
+  /// The next read() then starts at the first line.
   bool is_replaced();
 
   /// When the log was last written, in seconds since 1970, as of the last is_replaced().
   double changed() const { return changed_; }
 
-  /// How many lines were no JSON object: a full disk may leave such.
+  /// Number of lines that were not JSON objects, as a full disk may leave them.
   int64_t damaged() const { return damaged_; }
 
-  /// Calls `take` for each line that was completed since the last call, but for damaged lines, and
-  /// for lines about steps with ReadSteps::kNo.
+  /// Calls `take` for each line completed since the last call, except damaged lines and, with
+  /// ReadSteps::kNo, lines about steps.
   void read(ReadSteps steps, const std::function<void(const nlohmann::ordered_json& line)>& take);
 
  private:

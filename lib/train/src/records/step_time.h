@@ -8,19 +8,19 @@
 
 namespace syncbn::train {
 
-/// What a rank's steps cost, and where they spend their time: means in seconds. What is left of
-/// `whole` is the rest: the copy to the device, clipping, the vote.
+/// What a rank's steps cost, and where the time goes: means in seconds. The rest of `whole` is the
+/// copy to the device, clipping and the vote.
 struct StepTime {
   double whole = 0;
   double data = 0;       ///< waiting for the batch
-  double forward = 0;    ///< with the exchange of batch norm's statistics
-  double backward = 0;   ///< the same
-  double exchange = 0;   ///< of gradients, as far as backward does not hide it
+  double forward = 0;    ///< including the exchange of batch norm's statistics
+  double backward = 0;   ///< likewise
+  double exchange = 0;   ///< of gradients, the part that backward does not hide
   double optimizer = 0;  ///< 0 on GPUs, where it is part of the rest
-  /// In which no thread waited for other ranks: the rank with the most holds up the others. 0 on
-  /// GPUs, and without a launcher.
+  /// Time in which no thread waited for other ranks: the rank with the most holds up the others. 0
+  /// on GPUs, and without a launcher.
   double own = 0;
-  double memory_bytes = 0;  ///< that the process has had in RAM at most
+  double memory_bytes = 0;  ///< peak resident memory of the process
 };
 
 /// Adds up times between two calls. Not thread-safe.
@@ -50,7 +50,7 @@ class OwnTimer {
   std::optional<std::chrono::nanoseconds> begin_;
 };
 
-/// By rank. Every rank calls it.
+/// The times of all ranks, by rank. Every rank calls it.
 std::vector<StepTime> of_all_ranks(const StepTime& own);
 
 }  // namespace syncbn::train

@@ -35,7 +35,7 @@ void WorstSamples::add(const data::Batch& batch, const Task::Outputs& outputs,
   for (int64_t i = 0; i < batch.size(); ++i) {
     const double loss = all[i][0].item<double>() / std::max(all[i][1].item<double>(), 1.0);
     const bool is_full = std::ssize(worst_) == count_;
-    if (std::isnan(loss)) continue;  // a network that has diverged has no order of losses
+    if (std::isnan(loss)) continue;  // from a diverged network; NaN has no order
     if (is_full && loss <= std::prev(worst_.end())->first) continue;
     worst_.emplace(loss, some_of(batch, outputs, i, 1));
     if (is_full) worst_.erase(std::prev(worst_.end()));

@@ -12,7 +12,7 @@
 
 namespace syncbn::train {
 
-/// `count` samples of a batch from `first` on, without the memory of the others.
+/// `count` samples of a batch from `first` on; does not keep the memory of the others.
 Task::Seen some_of(const data::Batch& batch, const Task::Outputs& outputs, int64_t first,
                    int64_t count);
 
@@ -22,11 +22,11 @@ class WorstSamples {
  public:
   explicit WorstSamples(const Task& task) : task_(task), count_(task.pictured_samples()) {}
 
-  /// Waits for the device, unless no pictures are wanted.
+  /// Waits for the device unless no pictures are wanted.
   /// @param loss_sum Task::loss_sum() of the batch
   void add(const data::Batch& batch, const Task::Outputs& outputs, const at::Tensor& loss_sum);
 
-  /// The highest loss first.
+  /// The samples, highest loss first.
   std::vector<Task::Seen> take();
 
  private:
