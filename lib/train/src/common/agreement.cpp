@@ -41,7 +41,7 @@ config::Value description(const std::string& config_text, const Inputs& inputs) 
   return all;
 }
 
-/// The description without what may differ.
+/// The description without the keys that may differ.
 std::string shared_part(const config::Value& all, const std::string& path = "") {
   std::string out;
   for (const config::Value::Member& member : all.members) {

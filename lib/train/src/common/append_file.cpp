@@ -13,7 +13,8 @@
 namespace syncbn::train {
 
 base::UniqueFd open_to_append(const std::filesystem::path& file) {
-  // O_NONBLOCK, or open() would wait for the reader of a FIFO; it fails with ENXIO without one.
+  // O_NONBLOCK, so that open() does not wait for the reader of a FIFO; without one it fails with
+  // ENXIO.
   base::UniqueFd descriptor(::open(
       file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   struct stat about {};
@@ -37,7 +38,7 @@ void write_at_once(int descriptor, const std::filesystem::path& file, std::strin
     if (written < 0 && errno != EINTR) {
       base::throw_file_error(fmt::format("cannot write {}", file.string()), errno);
     }
-    // Only a full disk takes less than all. The next write then tells whether it is a limit.
+    // Only a full disk or a limit takes fewer bytes than all; the next write reports the error.
     bytes.remove_prefix(static_cast<size_t>(std::max<ssize_t>(written, 0)));
   }
 }

@@ -11,13 +11,13 @@
 
 namespace syncbn::train {
 
-/// What a network, a loss, a metric or a data set threw: the message begins with its name.
+/// An exception of a network, a loss, a metric or a data set; the message begins with its name.
 class ComponentError : public base::Error {
  public:
   ComponentError(const std::string& message, int exit_code) : base::Error(message, exit_code) {}
 };
 
-/// The plug-in that has what a configuration chose; empty for what this program has.
+/// The plug-in that provides what a configuration chose; empty if this program provides it.
 template <class Kind>
 std::string plugin_of(const config::Component<Kind>& component) {
   return Kind::registry().entries().at(component.type()).origin.value_or("");
@@ -34,19 +34,20 @@ std::string component_name(const char* noun, const config::Component<Kind>& comp
 std::string model_name(const Config& config, const at::Tensor& input);
 
 /// "task classification with loss focal of libmine.so, given outputs Float [20, 3] of model mlp and
-/// targets Long [20]"; without outputs, of its part before the network
+/// targets Long [20]"; without outputs, for the task's work before the network
 std::string task_name(const Config& config, const Task::Outputs& outputs, const at::Tensor& target);
 
 /// @throws std::runtime_error if one is undefined
 void check_defined(const std::vector<at::Tensor>& tensors);
 
-/// In a handler: throws a ComponentError for the exception. Errors of this project, of a lack of
-/// memory and of the process group are thrown unchanged, since the component is not the cause.
+/// Call it in a handler: throws a ComponentError for the exception. Rethrows errors of this
+/// project, of a lack of memory and of the process group unchanged, since the component is not
+/// their cause.
 [[noreturn]] void rethrow_as_of(const std::string& component);
 
 /// Calls `work`, which runs code of a component.
 /// @param name returns the component's name
-/// @throws ComponentError with the exit code that the exception would have had.
+/// @throws ComponentError with the exit code that the exception would have had
 template <class Name, class Work>
 auto blaming(const Name& name, const Work& work) {
   try {
@@ -56,7 +57,7 @@ auto blaming(const Name& name, const Work& work) {
   }
 }
 
-/// The same before the first step, where a component is refused like a mistake in the
+/// blaming() before the first step, where a component's error counts as a mistake in the
 /// configuration.
 /// @throws base::UserError
 template <class Name, class Work>
@@ -68,7 +69,7 @@ auto refusing(const Name& name, const Work& work) {
   }
 }
 
-/// Calls `work`. The message of a ComponentError begins with where it was: "step 1: model mlp ...".
+/// Calls `work`. Prepends the place to the message of a ComponentError: "step 1: model mlp ...".
 template <class Place, class Work>
 auto placing(const Place& place, const Work& work) {
   try {

@@ -36,7 +36,7 @@ bool is_path_of_data(std::string_view key) {
 }
 
 bool may_differ(std::string_view key) {
-  // What is in the files is compared instead.
+  // The contents of the files are compared instead.
   return is_local(key) || is_path_of_data(key) || key == "data.cache_dir";
 }
 

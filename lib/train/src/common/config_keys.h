@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-// Keys of a configuration that do not say what is trained, for comparing two configurations.
+// Keys of a configuration that do not change what is trained, for comparing two configurations.
 // is_incidental() and may_differ() are also true for the keys of the functions above them.
 namespace syncbn::train {
 
@@ -18,7 +18,7 @@ bool is_path_of_data(std::string_view key);
 /// Keys that may differ between the ranks of a run.
 bool may_differ(std::string_view key);
 
-/// Keys that may change when a run is resumed. Not those of may_differ() about files of data.
+/// Keys that may change when a run is resumed. Not all of may_differ(): files of data may not.
 bool may_change(std::string_view key);
 
 }  // namespace syncbn::train

@@ -6,7 +6,7 @@
 
 namespace syncbn::train {
 
-/// A registry of what configurations choose from, plug-ins' alternatives included.
+/// A registry from which configurations choose, including plug-ins' entries.
 struct Kind {
   const char* name;  ///< for `train --list`: "models"
   config::RegistryBase& (*registry)();

@@ -6,7 +6,7 @@
 
 namespace syncbn::train {
 
-/// Calls `work`. The message of a base::UserError begins with `subject` and a colon: "cannot load
+/// Calls `work`. Prepends `subject` and a colon to the message of a base::UserError: "cannot load
 /// runs/a/best.pt: ...".
 template <class Work>
 auto naming(const std::string& subject, const Work& work) {

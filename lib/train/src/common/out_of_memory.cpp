@@ -14,7 +14,7 @@
 namespace syncbn::train {
 namespace {
 
-/// " for 4096 bytes", or "" if the size is unknown. Nothing for errors of another kind.
+/// " for 4096 bytes", or "" if the size is unknown. Nothing for other errors.
 std::optional<std::string> missing_memory(MemoryUse use, const std::exception& error) {
   if (dynamic_cast<const c10::Error*>(&error) != nullptr) {
     // The CPU's allocator throws a plain c10::Error.

@@ -6,17 +6,17 @@ namespace syncbn::train {
 
 enum class MemoryUse {
   kSetup,      ///< data and model: their sizes are a mistake in the configuration
-  kFirstStep,  ///< the same, since every step needs as much
+  kFirstStep,  ///< likewise: every step needs as much
   kLater,      ///< memory sufficed before, so another process must have taken it
 };
 
-/// Whether it is a lack of memory, wherever it occurs.
+/// Whether an error is a lack of memory, wherever it occurs.
 bool is_out_of_memory(const std::exception& error);
 
 /// @throws base::UserError, or for kLater base::UnavailableError, if `error` is a lack of memory.
 void throw_if_out_of_memory(MemoryUse use, const std::exception& error);
 
-/// Calls `work`, and turns its errors for lack of memory into advice on the configuration.
+/// Calls `work` and turns its errors for lack of memory into advice on the configuration.
 template <class Work>
 auto explain_out_of_memory(MemoryUse use, const Work& work) {
   try {

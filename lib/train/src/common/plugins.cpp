@@ -29,7 +29,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxBytes = size_t{2} << 30;  // with debug information it has hundreds of MB
+constexpr size_t kMaxBytes = size_t{2} << 30;  // debug information takes hundreds of MB
 
 std::vector<Plugin>& plugins() {
   static std::vector<Plugin> all;
@@ -55,7 +55,7 @@ std::vector<std::string> abi_of(std::string_view library) {
   return abi_parts(rest.substr(0, rest.find('\0')));
 }
 
-/// Item `index` of a table at `offset` of a file; nothing if the file ends before.
+/// Item `index` of a table at `offset` of a file; nothing if the file ends before it.
 template <class Item>
 std::optional<Item> item_of(std::string_view file, uint64_t offset, uint64_t index = 0) {
   Item item{};
@@ -64,10 +64,10 @@ std::optional<Item> item_of(std::string_view file, uint64_t offset, uint64_t ind
   return item;
 }
 
-/// Whether the end of a library is missing, or is zeros, as after a copy that has stopped. The
-/// dynamic loader would die of it. Linkers write the table of sections last; `sstrip` removes it.
+/// Whether the end of a library is missing or all zeros, as after an aborted copy: the dynamic
+/// loader would crash. Linkers write the table of sections last; `sstrip` removes it.
 bool is_damaged(std::string_view library) {
-  // What is no library of 64 bits, the loader refuses.
+  // The loader itself refuses anything but a 64-bit library.
   if (!library.starts_with(ELFMAG "\x02")) return false;
   const auto header = item_of<Elf64_Ehdr>(library, 0);
   if (!header) return true;
@@ -104,7 +104,7 @@ void check_abi(const std::string& file, const std::vector<std::string>& built_fo
                   file, base::join(theirs, ", "), base::join(ours, ", ")));
 }
 
-/// A plug-in's own message, whatever it holds.
+/// A plug-in's own message, made printable and limited in length.
 std::string shown(const std::exception& error) {
   constexpr size_t kMaxMessage = 1000;
   const std::string text = base::printable(error.what(), "\n");
@@ -113,9 +113,9 @@ std::string shown(const std::exception& error) {
 }
 
 std::string loading;     ///< the plug-in that is being loaded
-std::string crash_text;  ///< made ahead: a handler of signals must not allocate memory
+std::string crash_text;  ///< formatted ahead: a signal handler must not allocate memory
 
-/// Names the plug-in that ends this process while it is loaded.
+/// Names the plug-in that ends this process while it is being loaded.
 class LoadReport {
  public:
   explicit LoadReport(const std::string& file) {
@@ -125,7 +125,7 @@ class LoadReport {
         "at its global objects and at what registers its classes\n",
         file);
     struct sigaction action {};
-    // Afterwards the signal ends the process, as without a handler.
+    // The signal then ends the process as if it had no handler.
     action.sa_flags = static_cast<int>(SA_RESETHAND);
     action.sa_handler = [](int signal) {
       if (reports_plugin()) {
@@ -202,7 +202,7 @@ const std::vector<Plugin>& loaded_plugins() {
 }
 
 void register_from(const std::string& origin, const std::function<void()>& register_all) {
-  // What has no origin yet is the program's own.
+  // Entries without an origin are the program's own.
   for (const Kind& kind : all_kinds()) kind.registry().set_origin("");
   const std::string failed =
       origin.empty() ? "cannot register what this program has" : "cannot load " + origin;

@@ -18,7 +18,7 @@ const std::vector<Plugin>& loaded_plugins();
 
 /// Runs a function that registers networks, data sets, and so on.
 /// @param origin the plug-in that registers; empty: the program itself
-/// @throws base::UserError that names the origin for everything that it throws
+/// @throws base::UserError that names the origin, for all exceptions of the function
 void register_from(const std::string& origin, const std::function<void()>& register_all);
 
 /// Loads the plug-ins that the key `plugins` lists. They stay loaded.

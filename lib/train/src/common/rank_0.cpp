@@ -27,7 +27,7 @@ bool is_rank_0() {
 }
 
 std::string on_rank_0(const std::function<std::string()>& work) {
-  // The message is a byte with the exit code, and after code 0 the result.
+  // The message is a byte with the exit code and, after code 0, the result.
   const auto send = [](int exit_code, const std::string& result) {
     dist::broadcast_bytes(static_cast<char>(exit_code) + result, 0);
   };

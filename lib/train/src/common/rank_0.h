@@ -9,13 +9,13 @@
 
 namespace syncbn::train {
 
-/// How long ranks that exit quietly wait first. When one rank exits, the launcher ends the others:
-/// the rank that reports the error needs time to do so.
+/// How long a rank waits before it exits quietly. When one rank exits, the launcher ends the
+/// others, and the rank that reports the error needs time to do so.
 inline constexpr auto kQuietExitDelay = std::chrono::seconds(10);
 
-/// Whether this rank reports what a plug-in does, perhaps on all ranks. True on local rank 0. The
-/// others wait: the launcher ends them meanwhile if local rank 0 fails as well. Then true, or false
-/// without a launcher. Safe in a handler of signals.
+/// Whether this rank reports an error of a plug-in that other ranks may have as well. True on local
+/// rank 0. The other ranks wait first, so that the launcher ends them if local rank 0 fails as
+/// well; then true, or false without a launcher. Safe in a signal handler.
 bool reports_plugin();
 
 bool is_rank_0();
@@ -25,17 +25,16 @@ bool is_rank_0();
 ///   base::UnavailableError when a peer fails.
 std::string on_rank_0(const std::function<std::string()>& work);
 
-/// The same for work without a result.
+/// on_rank_0() for work without a result.
 void do_on_rank_0(const std::function<void()>& work);
 
 /// For work that may fail on some ranks only. Every rank calls it.
 /// @throws what `work` throws, on the first rank where it fails; QuietExit with its exit code on
-/// the
-///   others; base::UnavailableError when a peer fails.
+///   the others; base::UnavailableError when a peer fails
 void on_each_rank(const std::function<void()>& work);
 
-/// For work that every rank does and that fails on every rank alike: only rank 0 reports a
-/// base::UserError, the others throw QuietExit.
+/// For work that every rank does and that fails on every rank alike: only rank 0 throws the
+/// base::UserError, the others QuietExit.
 template <class Work>
 auto report_on_rank_0(const Work& work) {
   try {

@@ -4,9 +4,9 @@
 
 namespace syncbn::train {
 
-/// Leaves this process one GPU of those that it sees, by CUDA_VISIBLE_DEVICES. To be called before
-/// CUDA is used, and before there are threads.
-/// @throws base::UserError where the host has several ranks, or fewer GPUs are visible.
+/// Restricts this process to one of the GPUs that it sees, through CUDA_VISIBLE_DEVICES. Call it
+/// before CUDA is used and before there are threads.
+/// @throws base::UserError if the host has several ranks or the process sees fewer GPUs
 void see_only_gpu(int64_t index);
 
 }  // namespace syncbn::train
