@@ -68,7 +68,7 @@ class Adam : public StatefulOptimizer {
     const auto call = [&](const auto& update) {
       batch.placed_lr ? call_with(update, *batch.placed_lr) : call_with(update, batch.lr);
     };
-    // The operators are overloaded, so that they cannot be passed as they are.
+    // In lambdas, since the operators are overloaded.
     if (is_decoupled_) {
       call([](const auto&... all) { at::_fused_adamw_(all...); });
     } else {
@@ -95,7 +95,7 @@ class Adam : public StatefulOptimizer {
       square = largest(batch);
     }
     const ParameterBatch::Tensors denominators = at::_foreach_sqrt(square);
-    // As Python takes a power for the root. sqrt() may round differently.
+    // pow() as in Python's implementation: sqrt() may round differently.
     at::_foreach_div_(denominators, by_count(batch, [&](double count) {
                         return std::pow(1 - std::pow(beta2(), count), 0.5);
                       }));

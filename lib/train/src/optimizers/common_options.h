@@ -9,7 +9,7 @@
 
 namespace syncbn::train {
 
-constexpr double kMaxRate = 1e6;  ///< upper bound on options; more is a typing error
+constexpr double kMaxRate = 1e6;  ///< upper bound on options: anything above is a typo
 
 /// The learning rate of a group: `0.01`, or `0.1x` of the optimizer's.
 struct GroupRate {

@@ -70,7 +70,7 @@ class Onecycle : public Schedule {
   };
 
   double between(const Phase& phase, double begin, double at) const {
-    // A phase of a run of few steps may be empty.
+    // In a run of few steps a phase may be empty.
     const double share =
         phase.end > begin ? std::min((at - begin) / (phase.end - begin), 1.0) : 1.0;
     if (is_linear_) return (phase.to - phase.from) * share + phase.from;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMaxNamesShown = 5;
 
-/// Some of the names, from the first to the last.
+/// Some of the names, evenly spread.
 std::string examples(const NamedTensors& parameters) {
   if (parameters.empty()) return "the model has no parameters to train";
   const size_t shown = std::min(parameters.size(), kMaxNamesShown);
@@ -36,7 +36,8 @@ bool ends_with_component(const std::string& name, const std::string& component) 
   return name == component || name.ends_with("." + component);
 }
 
-/// Weights with at most one dimension and the biases beside them: those of normalisation layers.
+/// Parameters of normalisation layers: weights with at most one dimension, and the biases beside
+/// them.
 std::set<std::string> norm_parameters(const NamedTensors& parameters) {
   constexpr std::string_view kWeight = "weight";
   std::set<std::string> norms;
@@ -49,7 +50,7 @@ std::set<std::string> norm_parameters(const NamedTensors& parameters) {
 }
 
 /// Indices of the parameters that a pattern of the option `key` matches.
-/// @throws base::UserError if there are none.
+/// @throws base::UserError if there are none
 std::vector<size_t> matching(const std::string& key, const std::string& pattern,
                              const NamedTensors& parameters) {
   const std::set<std::string> norms = norm_parameters(parameters);
@@ -119,7 +120,7 @@ std::vector<ParameterRates> parameter_rates(const CommonOptions& options,
 
 std::vector<size_t> layers_of(const std::vector<std::string>& names) {
   const auto layer_of = [](const std::string& name) {
-    const std::string module = name.substr(0, name.rfind('.'));  // all of a name without dots
+    const std::string module = name.substr(0, name.rfind('.'));  // the whole name if it has no dot
     for (size_t begin = 0; begin < module.size();) {
       const size_t end = std::min(module.find('.', begin), module.size());
       const char last = end > begin ? module[end - 1] : '.';

@@ -81,7 +81,7 @@ class Plateau : public WarmupSchedule {
       const auto found = state.find(key);
       return found == state.end() ? otherwise : found->second;
     };
-    // A run may resume with another rate of the optimizer.
+    // The optimizer's rate may have changed since the checkpoint was saved.
     const double former = get("base_lr", base_lr_);
     lr_ = former > 0 ? get("lr", base_lr_) * (base_lr_ / former) : base_lr_;
     bad_evaluations_ = static_cast<int64_t>(get("bad_evaluations", 0));

@@ -16,8 +16,8 @@ struct ConstantOptions : WarmupOptions {
   double rate(double lr, const Position&) const { return lr; }
 };
 
-/// `lr` after `changes` factors of `gamma`, with the bits of torch's schedulers: they multiply at
-/// each change.
+/// `lr` after `changes` factors of `gamma`. Multiplies at each change, as torch's schedulers do,
+/// for the same bits.
 double multiplied(double lr, double gamma, double changes) {
   for (double i = 0; i < changes; ++i) lr *= gamma;
   return lr;
@@ -95,8 +95,8 @@ struct CosineOptions : WarmupOptions {
   }
 
  private:
-  /// The same, with the bits of torch's CosineAnnealingLR, which makes each epoch's rate from that
-  /// of the epoch before it.
+  /// rate() with the bits of torch's CosineAnnealingLR, which derives each epoch's rate from the
+  /// one before.
   double by_recursion(double lr, const Position& position) const {
     double before = 2;
     for (double epoch = 1; epoch <= position.at; ++epoch) {

@@ -46,7 +46,7 @@ class Sgd : public StatefulOptimizer {
              .fused = options.fused,
              .keys = options.momentum == 0 ? std::vector<std::string>{}
                                            : std::vector<std::string>{"momentum_buffer"},
-             // Without dampening, velocities start at 0, with the same result.
+             // Without dampening, velocities that start at 0 give the same result.
              .first_step_differs = options.momentum != 0 && options.dampening != 0,
              .sparse = Sparse::kWithoutWeightDecay}),
         options_(options) {}

@@ -24,7 +24,7 @@ bool have_same_layout(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
-/// A copy of `values` on the device, of the type and with the strides of `parameter`.
+/// A copy of `values` with the device, type and strides of `parameter`.
 at::Tensor copy_like(const at::Tensor& parameter, const at::Tensor& values) {
   at::Tensor copy = at::empty_like(parameter);
   copy.copy_(values);
@@ -167,7 +167,7 @@ at::Device StatefulOptimizer::count_device(const Slot& slot) const {
 }
 
 double StatefulOptimizer::lr_of(double group_lr, double lr) const {
-  // In this order, both are exact while the schedule leaves the rate as it is.
+  // In this order, both results are exact while the schedule leaves the rate unchanged.
   return group_lr == base_lr_ ? lr : group_lr * (lr / base_lr_);
 }
 
@@ -181,7 +181,8 @@ ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group,
   ParameterBatch batch;
   if (lr) {
     batch.lr = lr_of(first.rates.lr, *lr);
-    // The fused operators read a placed rate as float32. Both ways of a step give the same bits.
+    // The fused operators read a placed rate as float32: round here as well, so that step() and
+    // step_on_device() give the same bits.
     if (first.parameter.is_cuda()) batch.lr = static_cast<float>(batch.lr);
   } else {
     batch.placed_lr = placed_lrs_.select(0, place_of(first));
@@ -252,7 +253,7 @@ void StatefulOptimizer::load(const OptimizerState& state) {
             slot->name, fmt::join(tensor.sizes(), ", "), fmt::join(slot->parameter.sizes(), ", ")));
       }
       const auto known = std::ranges::find(traits_.keys, key);
-      // Other options may have left state that is not needed now, such as momentum.
+      // The state may come from other options and include what is not needed, such as momentum.
       if (known == traits_.keys.end()) continue;
       slot->state[static_cast<size_t>(known - traits_.keys.begin())] =
           copy_like(slot->parameter, tensor);

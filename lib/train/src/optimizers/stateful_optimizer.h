@@ -13,7 +13,7 @@
 
 namespace syncbn::train {
 
-/// Parameters that one operator updates together: of one device, type, learning rate and weight
+/// Parameters that one operator updates together: they share device, type, learning rate and weight
 /// decay.
 struct ParameterBatch {
   using Tensors = std::vector<at::Tensor>;
@@ -21,17 +21,17 @@ struct ParameterBatch {
   Tensors parameters;
   Tensors gradients;
   std::vector<Tensors> state;  ///< by key, then by parameter
-  Tensors counts;              ///< updates of each parameter, this one included: float scalars
+  Tensors counts;              ///< updates of each parameter, including this one: float scalars
   double lr = 0;
-  /// The learning rate, in its place: a float32 scalar on the device, for the fused operators.
+  /// The learning rate of place_lr(): a float32 scalar on the device, for the fused operators.
   std::optional<at::Tensor> placed_lr = {};
   double weight_decay = 0;
   bool fused = false;
   bool is_first_step = false;  ///< only if Traits::first_step_differs
-  /// 1: the fused operator changes nothing. On the device; not given: 0.
+  /// If 1, the fused operator changes nothing. On the device; empty: 0.
   std::optional<at::Tensor> found_inf = {};
 
-  /// Gradients with the L2 penalty's.
+  /// Gradients plus that of the L2 penalty.
   Tensors decayed_gradients() const;
 };
 
@@ -45,8 +45,8 @@ class StatefulOptimizer : public Optimizer {
     std::string type;               ///< for messages
     bool fused = true;              ///< use torch's fused operators where possible
     std::vector<std::string> keys;  ///< of the state: tensors of the parameter's shape
-    bool counts_steps = false;      ///< the state also has the number of updates
-    /// The first update is not that of a state of zeros.
+    bool counts_steps = false;      ///< the state also counts the updates
+    /// Whether the first update differs from one with a state of zeros.
     bool first_step_differs = false;
     Sparse sparse = Sparse::kNever;  ///< which sparse gradients can be used
   };
@@ -89,7 +89,7 @@ class StatefulOptimizer : public Optimizer {
     std::vector<at::Tensor> state = {};  ///< by key; undefined before the first update
     at::Tensor count = {};               ///< updates; undefined before the first
   };
-  /// Slots of one batch.
+  /// Slots that are updated as one batch.
   struct SlotGroup {
     std::vector<Slot*> slots;
     bool fused = false;
@@ -97,15 +97,15 @@ class StatefulOptimizer : public Optimizer {
   };
 
   std::vector<SlotGroup> slots_to_update();
-  /// @throws base::UserError for a sparse gradient that the formula cannot use.
+  /// @throws base::UserError for a sparse gradient that the formula cannot use
   void check_layout(const Slot& slot) const;
   bool can_fuse(const Slot& slot) const;
   bool is_first_step(const Slot& slot) const;
-  /// Where a slot's count is: the fused operators read it on the parameter's device.
+  /// The device of a slot's count: the fused operators read it on the parameter's device.
   at::Device count_device(const Slot& slot) const;
-  /// The learning rate of a group with `group_lr` where the optimizer's is `lr`.
+  /// The learning rate of a group with `group_lr` when the optimizer's is `lr`.
   double lr_of(double group_lr, double lr) const;
-  /// The rate's place in placed_lrs_.
+  /// The index of the slot's rate in placed_lrs_.
   int64_t place_of(const Slot& slot) const;
   /// @param lr empty: the placed one
   void update(std::optional<double> lr, const at::Tensor& found_inf);
@@ -116,7 +116,7 @@ class StatefulOptimizer : public Optimizer {
   std::optional<int64_t> lr_batch_;
   Traits traits_;
   std::vector<Slot> slots_;
-  std::vector<double> lrs_;  ///< the different ones among ParameterRates::lr
+  std::vector<double> lrs_;  ///< the distinct values of ParameterRates::lr
   at::Tensor placed_lrs_;    ///< of lrs_, float32, on the device; undefined before place_lr()
 };
 

@@ -20,7 +20,7 @@ double WarmupSchedule::lr(int64_t step) const {
   if (at >= warmup_) return rate_(position(at - warmup_));
   const double full = rate_(position(0));
   if (const auto start = options_.warmup_start) return rising(full, *start, at);
-  // + 1, so that the first step has a rate above 0.
+  // + 1: the first step must have a rate above 0.
   return full * std::min((at + 1) / std::max(warmup_, 1.0), 1.0);
 }
 
@@ -31,7 +31,7 @@ Position WarmupSchedule::position(double at) const {
 double WarmupSchedule::rising(double full, double start, double at) const {
   const double rise = 1 - start;
   if (!options_.by_epoch) return full * (start + rise * at / warmup_);
-  // As torch's LinearLR, with the same bits.
+  // Like torch's LinearLR, with the same bits.
   double lr = full * start;
   for (double epoch = 1; epoch <= at; ++epoch) {
     lr *= 1 + rise / (warmup_ * start + (epoch - 1) * rise);

@@ -12,7 +12,7 @@
 
 namespace syncbn::train {
 
-constexpr double kMaxFactor = 1000;  ///< more is a typing error
+constexpr double kMaxFactor = 1000;  ///< anything above is a typo
 
 /// The options of schedules that can rise at the start.
 struct WarmupOptions {
@@ -58,15 +58,15 @@ class WarmupSchedule : public Schedule {
  public:
   using Rate = std::function<double(const Position&)>;
 
-  /// @param rate after the warm-up, which rises to the rate at position 0.
+  /// @param rate the rate after the warm-up, which rises to the rate at position 0
   WarmupSchedule(const WarmupOptions& options, const ScheduleArgs& args, Rate rate);
 
   double lr(int64_t step) const override;
 
  private:
-  /// Where the part after the warm-up is `at`.
+  /// The position `at` after the end of the warm-up.
   Position position(double at) const;
-  /// `full` at `at` steps, or epochs, of a warm-up from `start` * full.
+  /// The rate at `at` steps or epochs in a warm-up from `start` * `full` to `full`.
   double rising(double full, double start, double at) const;
 
   WarmupOptions options_;
