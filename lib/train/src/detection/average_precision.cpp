@@ -10,7 +10,7 @@
 namespace syncbn::train {
 namespace {
 
-constexpr int64_t kMaxDetections = 100;  // of an image and class
+constexpr int64_t kMaxDetections = 100;  // per image and class
 constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
 
 struct AreaRange {
@@ -33,7 +33,7 @@ uint64_t bit_of(size_t area, size_t threshold) {
   return uint64_t{1} << (area * kNumThresholds + threshold);
 }
 
-/// Intersection over union; with a crowd, over the detection's own area.
+/// Intersection over union; for a crowd, over the detection's own area.
 double iou(const PixelBox& found, const Truth& truth) {
   const PixelBox& box = truth.box;
   const double width =
@@ -46,10 +46,10 @@ double iou(const PixelBox& found, const Truth& truth) {
   return common / (truth.is_crowd ? area : area + box.width * box.height - common);
 }
 
-/// Truths and detections of one class in one image.
+/// Matches the detections of one class in one image with its truths.
 class ClassMatcher {
  public:
-  /// @param found the best first
+  /// @param found best first
   ClassMatcher(std::span<const Truth* const> truths, std::span<const Detection* const> found)
       : truths_(truths), found_(found), ignored_(truths.size()) {
     for (const Detection* one : found) {
@@ -57,7 +57,7 @@ class ClassMatcher {
     }
   }
 
-  /// Adds the bits of an area to `out`, in the order of `found`.
+  /// Adds the bits of an area range to `out`, in the order of `found`.
   void match(size_t area, std::span<MatchedDetection> out) {
     order_.clear();
     for (size_t i = 0; i < truths_.size(); ++i) {
@@ -86,8 +86,8 @@ class ClassMatcher {
  private:
   static constexpr size_t kUnmatched = std::numeric_limits<size_t>::max();
 
-  /// The truth with the largest IoU that is still free, the last of several. One that is ignored
-  /// counts only where no other suffices. A crowd is always free.
+  /// The free truth with the largest IoU; of several, the last. Takes an ignored one only if no
+  /// other reaches the threshold. A crowd is always free.
   size_t best_match(size_t found, double threshold) const {
     double best = threshold;
     size_t match = kUnmatched;
@@ -117,7 +117,8 @@ std::vector<const T*> pointers_to(std::span<const T> items) {
   return all;
 }
 
-/// The items with a label, where `label_of` says by what the items are sorted.
+/// The items with a label.
+/// @param sorted by `label_of`
 template <class T, class LabelOf>
 std::span<const T> of_label(const std::vector<T>& sorted, int64_t label, LabelOf label_of) {
   return {std::ranges::lower_bound(sorted, label, {}, label_of),
@@ -158,13 +159,13 @@ double recall(std::span<const MatchedDetection> found, uint64_t bit, int64_t max
 }
 
 void sort_by_label_and_score(std::vector<MatchedDetection>& matched) {
-  // Equal scores: the image with the lower id comes first.
+  // For equal scores, the image with the lower id comes first.
   std::ranges::sort(matched, {}, [](const MatchedDetection& one) {
     return std::tuple(one.label, -one.score, one.image_id, one.place);
   });
 }
 
-/// The precision at each recall_point(): the highest one there or at a higher recall, 0 above the
+/// The precision at each recall_point(): the highest one at this or a higher recall, 0 above the
 /// highest recall.
 /// @param found by falling score
 std::array<double, kNumRecalls> precisions_of(std::span<const MatchedDetection> found, uint64_t bit,
@@ -197,7 +198,7 @@ double mean_precision(std::span<const MatchedDetection> found, uint64_t bit, dou
   return std::accumulate(precisions.begin(), precisions.end(), 0.0) / kNumRecalls;
 }
 
-/// The part of one class in a figure.
+/// The value of a figure for one class.
 /// @param truths number of truths in the area
 double value_of(const Summary& summary, std::span<const MatchedDetection> found, int64_t truths) {
   if (truths == 0) return kNone;

@@ -1,11 +1,11 @@
 #pragma once
 
-// Average precision of boxes as COCO counts it: the figures of pycocotools' COCOeval with iouType
+// Average precision of boxes as COCO defines it: the figures of pycocotools' COCOeval with iouType
 // "bbox" and its default parameters, which are the reference for every rule and number here.
 //
 // It has two parts, so that ranks can share the work: match() compares the detections of one image
-// with its truths, and average_precision() makes the figures from the matches of all images.
-// Functions without state: call them from any thread.
+// with its truths, and average_precision() computes the figures from the matches of all images. The
+// functions have no state: any thread may call them.
 
 #include <array>
 #include <cstddef>
@@ -26,7 +26,7 @@ struct PixelBox {
 struct Truth {
   int64_t label = 0;
   PixelBox box;
-  double area = 0;        ///< in square pixels; of the object, which may fill a part of its box
+  double area = 0;        ///< square pixels of the object, which may fill only a part of its box
   bool is_crowd = false;  ///< a group: detections that match it count neither as right nor wrong
 };
 
@@ -36,15 +36,15 @@ struct Detection {
   PixelBox box;
 };
 
-/// Ranges of area, in which truths count separately: all, small, medium, large.
+/// Ranges of area for which truths count separately: all, small, medium, large.
 inline constexpr size_t kNumAreas = 4;
 /// IoU from which a detection matches a truth: 0.5, 0.55, ..., 0.95.
 inline constexpr size_t kNumThresholds = 10;
-/// Recalls at which precision counts.
+/// Recalls at which precision is sampled.
 inline constexpr size_t kNumRecalls = 101;
 
 /// A detection that was compared with the truths of its image. Bit `area * kNumThresholds +
-/// threshold` of a mask is for one range and one threshold.
+/// threshold` of a mask stands for one range and one threshold.
 struct MatchedDetection {
   int64_t label = 0;
   int64_t image_id = 0;
@@ -54,12 +54,12 @@ struct MatchedDetection {
   uint64_t ignored = 0;  ///< bits: counts neither as right nor wrong
 };
 
-/// Compares the detections of an image with its truths. Of each class the best 100 count; of two
-/// detections with equal scores, the former.
+/// Compares the detections of an image with its truths. Only the best 100 of each class count; of
+/// two with equal scores, the first is better.
 std::vector<MatchedDetection> match(int64_t image_id, std::span<const Truth> truths,
                                     std::span<const Detection> detections);
 
-/// Adds an image's truths that are to be found to `counts`, [classes x kNumAreas].
+/// Adds the number of an image's truths that are to be found to `counts`, [classes x kNumAreas].
 void count_truths(std::span<const Truth> truths, std::span<int64_t> counts);
 
 /// Names of AveragePrecision::summary. "map": mean over classes and thresholds, "map_50": with the
@@ -71,7 +71,7 @@ inline constexpr std::array kSummaryNames = {"map",        "map_50",    "map_75"
 /// All in [0, 1]; NaN where there is no truth.
 struct AveragePrecision {
   std::array<double, kSummaryNames.size()> summary;  ///< as COCOeval.summarize() prints them
-  std::vector<double> classes;                       ///< by label: the class's part in "map"
+  std::vector<double> classes;                       ///< by label: the class's value of "map"
 };
 
 /// @param matched of all images, in any order
@@ -79,8 +79,9 @@ struct AveragePrecision {
 AveragePrecision average_precision(std::vector<MatchedDetection> matched,
                                    std::span<const int64_t> counts);
 
-/// For each threshold the precision at kNumRecalls recalls, 0, 0.01, ..., 1: means over the classes
-/// that have truths, in all areas; NaN without any. The mean of all is "map".
+/// For each threshold, the precision at kNumRecalls recalls, 0, 0.01, ..., 1: means over the
+/// classes that have truths, for the area range "all"; NaN if none has any. The mean of all is
+/// "map".
 using PrecisionCurves = std::array<std::array<double, kNumRecalls>, kNumThresholds>;
 
 /// @param matched, counts as for average_precision()

@@ -20,19 +20,19 @@
 namespace syncbn::train {
 namespace {
 
-// Below it, threads cost more than they save (docs/training.md).
+// Below this, threads cost more than they save (docs/training.md).
 constexpr int64_t kWorthThreads = 10'000'000;  // multiply-adds of a forward pass
 
 thread_local int64_t t_multiply_adds = 0;
 
-/// What each value of an operator's result takes.
+/// Multiply-adds for each value of an operator's result.
 struct PerResult : at::ObserverContext {
   explicit PerResult(int64_t work) : multiply_adds(work) {}
   int64_t multiply_adds;
 };
 
-/// A convolution takes a filter's values, a product the common dimension. Called ahead of the
-/// operator, since its inputs are gone afterwards.
+/// A convolution takes as many as a filter has values, a product the common dimension. Called
+/// before the operator, since its inputs are gone afterwards.
 std::unique_ptr<at::ObserverContext> look_at_inputs(const at::RecordFunction& function) {
   const std::string_view name = function.name();
   const auto inputs = function.inputs();
@@ -54,7 +54,8 @@ void look_at_results(const at::RecordFunction& function, at::ObserverContext* co
 }
 
 bool is_worth_threads(models::Model& model, const data::Dataset& dataset, int64_t batch_size) {
-  // Networks use each parameter at least once per sample: this spares large ones the forward pass.
+  // A network uses each parameter at least once per sample: a large one needs no trial forward
+  // pass.
   int64_t least = 0;
   for (const at::Tensor& parameter : model.parameters()) least += parameter.numel();
   if (least * batch_size >= kWorthThreads) return true;
@@ -84,7 +85,7 @@ void spare_waiting_threads(const Config& config, const std::vector<std::string>&
   std::error_code error;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return;
-  // libgomp has read its environment, so the program starts anew.
+  // libgomp has already read its environment, so the program starts anew.
   ::setenv("GOMP_SPINCOUNT", "10000", /*replace=*/0);
   std::vector<std::string> words = {base::program_file().string()};
   words.insert(words.end(), args.begin(), args.end());
@@ -92,7 +93,7 @@ void spare_waiting_threads(const Config& config, const std::vector<std::string>&
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
   const base::SignalMask held(SIG_BLOCK, kEarlySignals);
-  // Without it, training is only slower on busy cores.
+  // If this fails, training is only slower on busy cores.
   ::execv(program.c_str(), argv.data());
 }
 

@@ -6,8 +6,8 @@
 
 namespace syncbn::train {
 
-/// What batch systems send ahead of the end. bin/train blocks them until the program that it starts
-/// has handlers. Includes nothing of libtorch.
+/// Signals that batch systems send before they end a job. bin/train blocks them until the program
+/// that it starts has handlers. This header must not include libtorch's.
 inline constexpr std::initializer_list<int> kEarlySignals = {SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 }  // namespace syncbn::train

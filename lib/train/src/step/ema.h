@@ -17,16 +17,16 @@ class Ema {
  public:
   Ema(const EmaConfig& config, const models::Model& model);
 
-  /// Takes the model's present values into account.
+  /// Updates the averages with the model's present values.
   /// @param step steps of the run so far, this one included
-  /// @param copies take them over as they are, as ahead of ema.start
+  /// @param copies whether to copy the values instead, as before ema.start
   void update(int64_t step, bool copies);
 
   /// The averages, by the model's names.
   const std::map<std::string, at::Tensor>& state() const { return averages_; }
   void load(const std::map<std::string, at::Tensor>& state);
 
-  /// While one lives, the model holds the averages in place of its own values.
+  /// While one lives, the model holds the averages instead of its own values.
   class InPlace {
    public:
     explicit InPlace(Ema& ema) : ema_(ema) { ema_.swap(); }
@@ -43,7 +43,7 @@ class Ema {
 
   const EmaConfig config_;
   std::map<std::string, at::Tensor> averages_;
-  // In the same order, the first ones averaged and the others copied.
+  // In the same order: first those that are averaged, then those that are copied.
   std::vector<at::Tensor> values_;
   std::vector<at::Tensor> average_list_;
   size_t averaged_ = 0;

@@ -10,7 +10,7 @@ constexpr double kNormEps = 1e-6;   // of clip_grad_norm_
 constexpr double kUnitEps = 1e-3;   // of adaptive_clip_grad
 constexpr double kZeroNorm = 1e-6;  // gradients with a smaller norm are not scaled up
 
-/// The norm of each unit, in a shape that multiplies `tensor`.
+/// The norm of each unit, in a shape that broadcasts over `tensor`.
 at::Tensor unit_norms(const at::Tensor& tensor) {
   if (tensor.dim() < 2) return tensor.norm();
   std::vector<int64_t> dims;
@@ -31,7 +31,7 @@ Tensors gradients_of(const Tensors& parameters) {
 at::Tensor clip_norm(const Tensors& gradients, double max_norm) {
   const at::NoGradGuard no_grad;
   const at::Tensor norm = at::linalg_vector_norm(at::stack(at::_foreach_norm(gradients, 2)), 2);
-  // Python divides a number by a tensor in this way.
+  // Python computes number / tensor like this.
   const at::Tensor factor = ((norm + kNormEps).reciprocal() * max_norm).clamp_max(1);
   at::_foreach_mul_(gradients, factor);
   return norm;
@@ -61,7 +61,7 @@ GradScaler::GradScaler(const Options& options, at::Device device)
 
 void GradScaler::unscale(const Tensors& gradients, at::Tensor& found_inf) const {
   const at::NoGradGuard no_grad;
-  // In float64, as Python's, so that the quotient is exact for every power of two.
+  // In float64, as in Python, so that the quotient is exact for every power of two.
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, inverse);
 }

@@ -11,22 +11,22 @@ namespace syncbn::train {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Gradients are equal on all ranks after DistributedDataParallel's exchange, so what follows gives
-// the same on all without another one. Nothing here waits for the device.
+// Gradients are equal on all ranks after DistributedDataParallel's exchange, so the functions below
+// give the same result on all ranks without another one. None waits for the device.
 
-/// Those of the parameters that have one.
+/// The gradients of the parameters that have one.
 Tensors gradients_of(const Tensors& parameters);
 
-/// Scales gradients so that the norm of all together is at most `max_norm`, as
-/// torch.nn.utils.clip_grad_norm_ does. Returns the norm before, a scalar.
+/// Scales gradients so that their joint norm is at most `max_norm`, as
+/// torch.nn.utils.clip_grad_norm_ does. Returns the norm before scaling, a scalar.
 at::Tensor clip_norm(const Tensors& gradients, double max_norm);
 
 /// Limits each element to [-limit, limit], as torch.nn.utils.clip_grad_value_ does.
 void clip_value(const Tensors& gradients, double limit);
 
 /// Adaptive gradient clipping (Brock et al., arXiv:2102.06171), as timm's adaptive_clip_grad:
-/// limits the norm of each unit's gradient to `factor` times that of its weights, of which at least
-/// 1e-3. A unit is a row of a matrix or filter, or a whole vector.
+/// limits the norm of each unit's gradient to `factor` times the norm of its weights, which counts
+/// as at least 1e-3. A unit is a row of a matrix or filter, or a whole vector.
 void clip_adaptive(const Tensors& parameters, double factor);
 
 /// Scales the loss so that small gradients do not vanish in float16, with the scales of

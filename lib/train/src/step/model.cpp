@@ -179,7 +179,7 @@ std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Datase
 
 namespace {
 
-/// Asks a network for the outputs of one sample, so that its mistakes are found before the first
+/// Asks a plug-in's network for the outputs of one sample, to find its mistakes before the first
 /// step.
 void try_out(const Config& config, const models::ModelArgs& args, models::Model& model) {
   std::vector<int64_t> shape = args.sample_shape;
@@ -282,7 +282,8 @@ void load_model(const std::map<std::string, at::Tensor>& saved, const models::Mo
 
 BatchToDevice batch_to_device(const Config& config, const models::Model& model,
                               const data::Dataset& dataset, bool pinned) {
-  // What autocast would make of images in another kernel, as its first convolution begins.
+  // On GPUs, the type to which autocast would convert images in a kernel before the first
+  // convolution.
   const bool is_gpu = dist::device().is_cuda();
   return BatchToDevice(
       {.device = dist::device(),
@@ -311,7 +312,7 @@ data::Batch BatchToDevice::operator()(const data::Batch& batch) const {
   c10::Event copied(options_.device.type());
   copied.record(*stream_);
   copied.block(computing);
-  // Their memory is the copying stream's, which must not use it again before that time.
+  // The tensors belong to the copying stream, which must not reuse their memory before that time.
   for (const at::Tensor& tensor : {ready.data, ready.target}) tensor.record_stream(computing);
   return ready;
 }

@@ -16,7 +16,7 @@
 
 namespace syncbn::train {
 
-/// The memory format of a model and its input: the configuration's, or the faster one for `auto`.
+/// The memory format of a model and its input: the configured one or, with `auto`, the faster one.
 at::MemoryFormat memory_format(const Config& config, const models::Model& model);
 
 /// The configuration's model, with the same parameters on all ranks, on the device of the default
@@ -29,32 +29,33 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
 
 using Replicas = dist::DataParallel<models::Model>;
 
-/// The model and replicas of it on the devices of the section `parallel`; null without it. Every
-/// rank calls it.
-/// @throws base::UserError on a rank whose device is not the first of them, and for a task with
-///   outputs that cannot be divided by samples; QuietExit on the others
+/// The model and its replicas on the devices of the section `parallel`; null without it. Every rank
+/// calls it.
+/// @throws base::UserError on a rank whose device is not the first of them, and for a task whose
+///   outputs cannot be divided by samples; QuietExit on the others
 std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Dataset& dataset,
                                         const Task& task,
                                         const std::shared_ptr<models::Model>& model);
 
 /// The configuration's task, for this data and network.
-/// @throws base::UserError on rank 0, QuietExit on the others, when they do not suit each other.
+/// @throws base::UserError on rank 0, QuietExit on the others, when they do not suit each other
 std::unique_ptr<Task> make_task(const Config& config, const data::Dataset& dataset,
                                 models::Model& model);
 
-/// Gives the model the weights of `init`: rank 0's parameters, which DistributedDataParallel copies
-/// to the others, and the buffers of all ranks. Every rank calls it.
-/// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit.
+/// Loads the weights of `init` into the model: the parameters on rank 0, from which
+/// DistributedDataParallel copies them to the others, and the buffers on all ranks. Every rank
+/// calls it.
+/// @throws base::UserError on rank 0, QuietExit on the others, when they do not fit
 void init_model(const Config& config, models::Model& model);
 
-/// The model's buffers, one after the other: float64, on their device.
+/// The model's buffers, concatenated: float64, on their device.
 at::Tensor packed_buffers(const models::Model& model);
 /// packed_buffers() by name, with the shapes and types of the model's buffers.
 std::map<std::string, at::Tensor> unpacked_buffers(const at::Tensor& packed,
                                                    const models::Model& model);
 void load_buffers(const at::Tensor& packed, models::Model& model);
 
-/// Model::train(), but for layers that freeze_statistics leaves in evaluation mode.
+/// Model::train(), except for layers that freeze_statistics leaves in evaluation mode.
 void set_training(const Config& config, models::Model& model);
 
 /// The parameters that require gradients: those that an optimizer updates.
@@ -64,11 +65,11 @@ NamedTensors trainable_parameters(const models::Model& model);
 std::map<std::string, at::Tensor> state_of(const torch::nn::Module& model);
 
 /// Copies the result of state_of() into a model.
-/// @throws base::UserError for other names or shapes; its message calls `saved` "it".
+/// @throws base::UserError for other names or shapes; its message calls `saved` "it"
 void load_model(const std::map<std::string, at::Tensor>& saved, const models::Model& model);
 
-/// Copies batches to the device, in the form that the network takes. On a GPU this runs on a stream
-/// of its own, while the step before still computes.
+/// Copies batches to the device, in the form that the network takes. On a GPU it uses its own
+/// stream, so that the previous step can still compute.
 class BatchToDevice {
  public:
   struct Options {

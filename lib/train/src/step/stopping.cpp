@@ -51,10 +51,10 @@ void remember(int signal) {
   ::raise(signal);
 }
 
-/// Whether no launcher reports how this process ends.
+/// Whether this process reports how it ends, because no launcher does.
 bool g_tells_end = false;
 
-// A handler of signals: allocates no memory, as the name is short.
+// A signal handler: formatting allocates no memory, since the name is short.
 void leave(int signal) {
   std::array<char, 64> text;
   const char* const end =
@@ -86,7 +86,7 @@ void take_held_signals() {
 StopSignals::StopSignals() {
   g_received = 0;
   g_received_at = 0;
-  // A launcher ends its workers itself at the second signal.
+  // With a launcher, the launcher ends its workers at the second signal.
   g_second_ends = !base::env("LOCAL_RANK");
   struct sigaction action {};
   action.sa_handler = remember;
@@ -104,7 +104,8 @@ StopSignals::StopSignals() {
 StopSignals::~StopSignals() {
   const bool fails = std::uncaught_exceptions() > 0;
   for (Former& former : former_) {
-    // The launcher ends the peers of a rank that has failed; they have saved nothing.
+    // The launcher ends the peers of a failed rank by a signal, which leave() would report as a
+    // stop.
     if (fails && former.action.sa_handler == leave) former.action.sa_handler = SIG_DFL;
     ::sigaction(former.signal, &former.action, nullptr);
   }
@@ -112,7 +113,7 @@ StopSignals::~StopSignals() {
 
 double seconds_of_job() {
   static const SystemClock::time_point started = [] {
-    constexpr int64_t kMaxSeconds = int64_t{1} << 33;  // what a time_point holds, and to spare
+    constexpr int64_t kMaxSeconds = int64_t{1} << 33;  // well within the range of a time_point
     const auto launched = base::env_int("SYNCBN_JOB_START", 0, kMaxSeconds);
     return launched ? SystemClock::from_time_t(*launched) : g_loaded;
   }();
@@ -139,7 +140,7 @@ Wishes Wishes::of_row(const at::Tensor& row) {
           static_cast<int64_t>(values[3])};
 }
 
-// The columns of a vote: what is on the device, and what the host says.
+// The columns of a vote: first those on the device, then those from the host.
 enum : int64_t { kLoss, kFoundInf, kSamples, kWishes };
 
 namespace {
@@ -152,9 +153,9 @@ at::Tensor row_of(const Wishes& wishes, int64_t samples) {
   return at::cat({at::tensor({static_cast<double>(samples)}, at::kDouble), wishes.row()});
 }
 
-/// The rows of all ranks. Sets `found_inf` to 1 if a loss is not finite.
-/// @param is_bad set to whether one is
-// For a few bytes an all-gather is quicker than an all-reduce: one hop instead of many.
+/// Gathers the rows of all ranks. Sets `found_inf` to 1 if a loss is not finite. For a few bytes an
+/// all-gather is quicker than an all-reduce: one hop instead of many.
+/// @param is_bad set to whether a loss is not finite
 at::Tensor exchange(const at::Tensor& row, at::Tensor& found_inf, at::Tensor& is_bad) {
   const at::Tensor all = at::stack(dist::all_gather(row));
   is_bad = all.select(1, kLoss).isfinite().all().logical_not();
@@ -192,11 +193,11 @@ at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t 
   return is_bad;
 }
 
-// Polls, since a wait inside CUDA has no end if another rank is stuck.
+// Polls, since a wait inside CUDA never ends if another rank is stuck.
 void StepVote::wait_for_device() const {
   constexpr std::chrono::microseconds kInterval{20};
-  // The monitor of the group has the same timeout, aborts what waits, and knows which rank is
-  // missing.
+  // Grace period for the group's monitor, which has the same timeout, aborts what waits, and knows
+  // which rank is missing.
   constexpr std::chrono::seconds kGrace{3};
   const auto deadline = std::chrono::steady_clock::now() + timeout_ + kGrace;
   while (!copied_->query()) {
@@ -214,7 +215,7 @@ void StepVote::wait_for_device() const {
 
 std::optional<StepVote::Result> StepVote::take() {
   if (!votes_.defined()) return std::nullopt;
-  // First, since it notices that a rank has died. A graph that waits for that rank never ends.
+  // First, because it notices that a rank has died. A graph that waits for that rank never ends.
   const at::Tensor from_hosts = wishes_ ? at::stack(wishes_->tensors()) : at::Tensor();
   wishes_.reset();
   if (copied_) wait_for_device();

@@ -14,20 +14,20 @@
 
 namespace syncbn::train {
 
-/// Before a StopSignals exists, kEarlySignals end the process with base::kExitPreempted: there is
+/// Until a StopSignals exists, kEarlySignals end the process with base::kExitPreempted: there is
 /// nothing to save yet.
 void leave_at_early_signals();
 
-/// Unblocks kEarlySignals, which the program that called execv() has blocked.
+/// Unblocks kEarlySignals, which the program that called execv() blocked.
 void take_held_signals();
 
-/// How long the job has been running, in all attempts: since its launcher was started, or, without
-/// one, since this program was.
+/// Seconds that the job has been running, in all attempts: since its launcher started or, without
+/// one, since this program started.
 double seconds_of_job();
 
 /// While one lives, the signals that ask a run to stop (SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2)
-/// do not end the process: the training loop polls received(). Without a launcher, a second one
-/// more than a second later does. Signals that the process ignores (nohup) stay ignored.
+/// do not end the process: the training loop polls received(). Without a launcher, a second signal
+/// more than a second later ends it. Signals that the process ignores (nohup) stay ignored.
 class StopSignals {
  public:
   StopSignals();
@@ -51,9 +51,9 @@ struct Wishes {
   int stop_signal = 0;        ///< the signal that this rank received, or 0
   bool wants_save = false;    ///< a checkpoint is due by rank 0's clock
   bool wants_stop = false;    ///< the run's time is up
-  int64_t profile_steps = 0;  ///< that `train profile` asks for, or 0
+  int64_t profile_steps = 0;  ///< number of steps that `train profile` asks for, or 0
 
-  /// [4], float64. The largest numbers of several rows are the wishes of any of these ranks.
+  /// [4], float64. The element-wise maximum of several rows holds the wishes of all these ranks.
   at::Tensor row() const;
   static Wishes of_row(const at::Tensor& row);
 
@@ -61,13 +61,13 @@ struct Wishes {
 };
 
 /// One small exchange per step. All ranks learn the loss over all samples, and act after the same
-/// step when a single rank has a wish or a loss that is not finite: no rank then waits for one that
-/// has left. The result is read a step later, so that no step waits for its own work on the device.
-/// Wishes are exchanged in host memory: on a GPU only losses go through its streams.
+/// step if any rank has a wish or a loss that is not finite, so that no rank waits for one that has
+/// left. The result is read a step later, so that no step waits for its own work on the device.
+/// Wishes are exchanged in host memory; on a GPU, only losses go through its streams.
 class StepVote {
  public:
   struct Result {
-    Wishes wishes;        ///< of any rank; of signals the highest
+    Wishes wishes;        ///< of any rank; the highest of several signals
     double loss_sum = 0;  ///< over the samples of all ranks; NaN or infinite if any rank's is
     int64_t samples = 0;  ///< of all ranks
     int64_t first_bad_rank = 0;  ///< the first whose loss is not finite
@@ -76,7 +76,7 @@ class StepVote {
     double loss() const { return loss_sum / static_cast<double>(samples); }
   };
 
-  /// @param timeout of a wait for the device
+  /// @param timeout for a wait for the device
   explicit StepVote(std::chrono::milliseconds timeout = std::chrono::minutes(30))
       : timeout_(timeout) {}
 
@@ -100,8 +100,8 @@ class StepVote {
   at::Tensor cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
                   at::Tensor& found_inf);
 
-  /// The result of the last cast(), once; waits for the device to get there.
-  /// @throws base::UnavailableError when a peer fails, or the device has not got there in time.
+  /// The result of the last cast(), once; waits until the device has computed it.
+  /// @throws base::UnavailableError when a peer fails, or the device takes too long
   std::optional<Result> take();
 
  private:
@@ -109,8 +109,8 @@ class StepVote {
 
   const std::chrono::milliseconds timeout_;
   at::Tensor votes_;                  ///< on the CPU: a row for each rank
-  std::optional<c10::Event> copied_;  ///< on a GPU: that votes_ has come from there
-  dist::WorkPtr wishes_;              ///< on a GPU: the columns of votes_ that the hosts exchange
+  std::optional<c10::Event> copied_;  ///< on a GPU: when it has copied votes_ to the host
+  dist::WorkPtr wishes_;              ///< on a GPU: the columns that the hosts exchange
 };
 
 }  // namespace syncbn::train

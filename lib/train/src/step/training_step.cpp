@@ -24,8 +24,8 @@
 namespace syncbn::train {
 namespace {
 
-/// Whether a step may be captured after so many: c10d's logger reads timers in the first 10 steps
-/// and in every 100th, which a graph does not allow.
+/// Whether a step may be captured after this many: c10d's logger reads timers, which a graph does
+/// not allow, in the first 10 steps and in every 100th.
 bool is_without_timers(int64_t steps) {
   const int64_t place = steps % 100;
   return place > 10 && place < 99;
@@ -65,7 +65,7 @@ std::vector<std::string> others_than(const std::string& prefix, const models::Mo
   return names;
 }
 
-/// Parameters that get no gradients while it lives.
+/// Turns off the gradients of parameters while it lives.
 class Untrained {
  public:
   explicit Untrained(const Tensors& parameters) : parameters_(parameters) { set(false); }
@@ -81,7 +81,7 @@ class Untrained {
   const Tensors& parameters_;
 };
 
-/// `parts` of a batch, of which the last ones may be empty.
+/// Splits a batch into `parts`, of which the last ones may be empty.
 std::vector<data::Batch> split(const data::Batch& batch, int64_t parts) {
   if (parts == 1) return {batch};
   std::vector<data::Batch> all;
@@ -103,7 +103,7 @@ at::Tensor zero_loss(const Task::Outputs& outputs) {
   return zero;
 }
 
-/// @throws base::UserError if no parameter of a turn of the step learns.
+/// @throws base::UserError if all parameters of a turn are frozen
 void check_trains(const std::string& prefix, const models::Model& model) {
   const NamedTensors parameters = trainable_parameters(model);
   const bool trains = std::ranges::any_of(
@@ -138,7 +138,7 @@ Autocast::Autocast(const Config& config, at::Device device)
 
 Autocast::~Autocast() {
   if (at::autocast::is_autocast_enabled(device_) == was_enabled_) return;
-  // Casts of parameters are kept until the outermost region ends.
+  // The cache keeps casts of parameters until the outermost region ends.
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(device_, was_enabled_);
   at::autocast::set_autocast_dtype(device_, former_type_);
@@ -228,7 +228,7 @@ std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& bat
     }
     RECORD_USER_SCOPE(kOptimizerPhase);
     timer_.start();
-    // It leaves parameters alone that have no gradient: those of other turns.
+    // The optimizer skips parameters without a gradient: those of other turns.
     blaming([&] { return component_name("optimizer", config_.optimizer); },
             [&] { optimizer_->step(lr, found_inf); });
     timer_.add_lap(times_.optimizer);
@@ -253,7 +253,7 @@ std::optional<StepVote::Result> TrainingStep::run_captured(const data::Batch& ba
   input.data.copy_(batch.data);
   input.target.copy_(batch.target);
   captured_->graph->replay();
-  // Only now: the device has work while the host waits for the vote of the step before.
+  // Only now, so that the device has work while the host waits for the vote of the step before.
   auto former = vote_.take();
   if (former && !accepts(*former)) return former;
   vote_.cast_exchanged(wishes, captured_->losses, batch.size());
@@ -344,7 +344,7 @@ at::Tensor TrainingStep::backward(size_t turn, const data::Batch& batch) {
   // damaged). They run first, since the exchange of gradients is part of the last backward.
   for (size_t i = parts.size(); i-- > 0;) {
     const int64_t size = parts[i].size();
-    // An empty part still takes part in the other ranks' statistics.
+    // With an empty part, the rank still takes part in the exchange of statistics.
     if (size == 0 && i > 0 && !config_.sync_batchnorm) continue;
     const double share = size > 0 ? static_cast<double>(size) / samples : 0;
     const auto add = [&] {
@@ -409,7 +409,8 @@ Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
   if (!replicas_) return forward_one(model, batch);
   return replicas_->invoke(
       [&](models::Model& replica, const at::Tensor& data) {
-        // The rest of its part of the batch, by the numbers of its samples.
+        // The targets and sizes of the replica's part of the batch, by the positions of its
+        // samples.
         const auto [place, places] = dist::replica_place();
         const at::Tensor own =
             at::arange(batch.size()).tensor_split(places)[static_cast<size_t>(place)];
@@ -446,7 +447,7 @@ void TrainingStep::clip(const Tensors& parameters, const Tensors& gradients) con
   if (config_.clip.adaptive) clip_adaptive(parameters, *config_.clip.adaptive);
 }
 
-/// What a step changes besides parameters, if it may turn out that it must not.
+/// What a step changes besides parameters and has to be undone if the step is skipped.
 Tensors TrainingStep::undone_by_skip() const {
   if (config_.on_nan != "skip") return {};
   Tensors all = model_->buffers();
@@ -497,7 +498,7 @@ StepTime TrainingStep::take_times(int64_t steps) {
 at::Tensor TrainingStep::take_counts() {
   const at::NoGradGuard no_grad;
   const at::Tensor taken = counts_.clone();
-  counts_.zero_();  // in its place: a graph adds to it
+  counts_.zero_();  // in place: a graph adds to it
   return taken;
 }
 

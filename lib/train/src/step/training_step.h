@@ -21,8 +21,8 @@
 
 namespace syncbn::train {
 
-/// The type of convolutions and matrix products: that of the key `amp`, which for auto is bf16 on
-/// GPUs that have it.
+/// The type of convolutions and matrix products: that of the key `amp`; with auto, bf16 on GPUs
+/// that support it.
 at::ScalarType chosen_precision(const Config& config, at::Device device);
 
 /// Runs the network in mixed precision while it lives, if the configuration asks for it.
@@ -39,7 +39,7 @@ class Autocast {
   const at::ScalarType former_type_;
 };
 
-/// A network's outputs, in float32 where mixed precision left them in 16 bits: losses need more.
+/// A network's outputs; those in 16 bits, from mixed precision, become float32, which losses need.
 Task::Outputs full_precision(Task::Outputs outputs);
 
 /// One step of training: forward, backward and update. Not thread-safe.
@@ -52,28 +52,28 @@ class TrainingStep {
   /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
   /// device to finish.
   /// @param random of this batch and rank
-  /// @param is_regular the same on all ranks: the batch has the run's size. With `cuda_graph` such
-  ///   steps are one launch, after a warm-up.
-  /// @return the vote of the step before, if that was not taken yet. If a loss was not finite there
-  ///   and the run does not skip such steps, this step has changed no parameter, or was a launch of
-  ///   the graph: then the run must not continue from here.
-  /// @throws base::UserError if a step cannot be captured in a graph.
+  /// @param is_regular whether the batch has the run's size; the same on all ranks. With
+  ///   `cuda_graph`, such steps are one launch, after a warm-up.
+  /// @return the vote of the step before, if it was not taken yet. If a loss was not finite in that
+  ///   step and the run does not skip such steps, this step has changed no parameter or was a
+  ///   launch of the graph: the run must not continue from here.
+  /// @throws base::UserError if a step cannot be captured in a graph
   std::optional<StepVote::Result> run(const data::Batch& batch, double lr,
                                       data::SampleRandom& random, const Wishes& wishes,
                                       bool is_regular = true);
 
-  /// @param sizes_vary images have different sizes
-  /// @throws base::UserError if `cuda_graph` asks for what a graph cannot repeat.
+  /// @param sizes_vary whether images have different sizes
+  /// @throws base::UserError if `cuda_graph` asks for what a graph cannot repeat
   void check_graph(bool sizes_vary) const;
 
-  /// Call this after the state of the optimizer was loaded, or a step of the run is not its next:
-  /// the next graph is captured anew.
+  /// Call this after loading the state of the optimizer, or if the next step is not the run's next:
+  /// the graph is then captured anew.
   void forget_graph();
 
-  /// The vote of the last step; waits for it.
+  /// Waits for the vote of the last step and returns it.
   std::optional<StepVote::Result> finish() { return vote_.take(); }
 
-  /// Whether the run goes on after a step like this.
+  /// Whether the run goes on after a step with this result.
   bool accepts(const StepVote::Result& result) const {
     return is_good(result) || config_.on_nan == "skip";
   }
@@ -86,9 +86,9 @@ class TrainingStep {
   /// @param step steps of the run so far, this one included
   void update_average(int64_t step, bool copies);
 
-  /// The passes of this rank since the last call, without `whole` and `data`. How much of the
-  /// exchange of gradients backward hides is what c10d's Reducer measures in some steps; on GPUs,
-  /// whose work the host does not see, all of it is.
+  /// The times of this rank's passes since the last call, without `whole` and `data`. How much of
+  /// the exchange of gradients backward hides is what c10d's Reducer measures in some steps. On
+  /// GPUs, whose work the host does not see, it measures all times.
   StepTime take_times(int64_t steps);
 
   /// Prepares the network for training.
@@ -113,10 +113,10 @@ class TrainingStep {
     dist::DistributedDataParallel<models::Model> ddp;
   };
 
-  /// A step as one launch.
+  /// A step that is captured as one launch.
   struct CapturedStep {
     std::unique_ptr<dist::CudaGraph> graph;
-    data::Batch batch;  ///< that every launch trains on
+    data::Batch batch;  ///< the input of every launch
     at::Tensor losses;  ///< StepVote::exchange_losses() of the last launch
   };
 
@@ -127,7 +127,8 @@ class TrainingStep {
   void capture(const data::Batch& batch);
   /// What a graph repeats. Returns StepVote::exchange_losses().
   at::Tensor run_on_device(const data::Batch& batch);
-  /// Makes ready for the update what a backward has left, and looks for what is not finite.
+  /// Prepares gradients that a backward has left for the update, and checks whether they are
+  /// finite.
   void prepare_gradients(const Turn& turn, at::Tensor& found_inf) const;
   /// Adds the gradients of a batch; returns its mean loss.
   at::Tensor backward(size_t turn, const data::Batch& batch);
@@ -144,19 +145,19 @@ class TrainingStep {
   const Task& task_;
   const BatchToDevice& to_device_;
   const std::shared_ptr<models::Model> model_;
-  const std::shared_ptr<Replicas> replicas_;  ///< null: none
+  const std::shared_ptr<Replicas> replicas_;  ///< null: the rank has one device
   const at::Device device_;
   const std::unique_ptr<Optimizer> optimizer_;  ///< of all turns
   std::vector<std::unique_ptr<Turn>> turns_;
   const std::unique_ptr<GradScaler> scaler_;
   const std::unique_ptr<Ema> ema_;
   StepVote vote_;
-  Tensors former_;  ///< values ahead of the step, of undone_by_skip()
+  Tensors former_;  ///< values of undone_by_skip() before the step
   at::Tensor counts_;
   LapTimer timer_;
   StepTime times_;             ///< sums since the last take_times()
-  int64_t reducer_steps_ = 0;  ///< that DistributedDataParallel knows of: eager and captured ones
-  /// Since the graph was forgotten: an eager step makes what the optimizer's state lacks.
+  int64_t reducer_steps_ = 0;  ///< steps that DistributedDataParallel counts, eager or captured
+  /// Since the graph was released: an eager step creates what the optimizer's state lacks.
   bool has_run_eagerly_ = false;
   std::optional<CapturedStep> captured_;
 };
