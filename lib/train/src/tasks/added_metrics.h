@@ -10,10 +10,10 @@
 
 namespace syncbn::train {
 
-/// The metrics of the key `metrics`, with their counts one after the other.
+/// The metrics of the key `metrics`, with their counts concatenated.
 class AddedMetrics {
  public:
-  /// @throws base::UserError for a metric that is not for this data.
+  /// @throws base::UserError for a metric that does not suit this data
   AddedMetrics(const Config& config, const data::Dataset& dataset);
 
   int64_t num_counts() const;

@@ -79,8 +79,8 @@ class Classification : public Task {
                           [&](const at::Tensor& output) { return loss_->mean(output, target); });
   }
 
-  /// Each sample's loss counts in whole units, of which float64 holds exact sums: they do not
-  /// depend on batches and ranks.
+  /// Rounds each sample's loss to whole units, whose sums are exact in float64: they do not depend
+  /// on batches and ranks.
   at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
     constexpr double kUnits = 1 << 24;
     const at::Tensor losses = loss_->each(outputs.front(), target);
@@ -111,7 +111,7 @@ class Classification : public Task {
     return at::stack(counts);
   }
 
-  /// The cell of each sample in the confusion matrix. The matrix itself as counts() would add
+  /// The cell of each sample in the confusion matrix. The matrix itself, in counts(), would add
   /// num_classes² values to each step of training.
   at::Tensor records(const Outputs& outputs, const at::Tensor& target) const override {
     return target * num_classes_ + outputs.front().argmax(1);
@@ -179,7 +179,7 @@ class Classification : public Task {
   }
 
  private:
-  /// Samples of each cell of the confusion matrix that has any.
+  /// Number of samples in each cell of the confusion matrix that has any.
   std::map<int64_t, int64_t> cells_of(std::span<const int64_t> records) const {
     std::map<int64_t, int64_t> cells;
     for (const int64_t cell : records) {

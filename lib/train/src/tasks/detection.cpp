@@ -26,12 +26,12 @@ struct DetectionOptions {
   }
 };
 
-/// With the digits that a file has of it.
+/// Rounded to the digits that the file shows.
 double rounded(double value) {
   return std::round(value * 1e4) / 1e4;
 }
 
-/// A record of a MatchedDetection.
+/// A MatchedDetection as a record.
 using Record = std::array<int64_t, 6>;
 
 class ObjectDetection : public Task {
@@ -48,8 +48,8 @@ class ObjectDetection : public Task {
     return detector_->loss(outputs, data::BoxTarget::decode(target));
   }
 
-  /// Over images. The loss of a batch is its own only if the batch is one image, since networks
-  /// divide by the number of boxes in the batch.
+  /// Over images. Exact only if the batch is one image, since networks divide the loss by the
+  /// number of boxes in the batch.
   at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const override {
     const auto images = static_cast<double>(target.size(0));
     const at::Tensor mean = loss(outputs, target);
@@ -129,7 +129,7 @@ class ObjectDetection : public Task {
 
   int64_t pictured_samples() const override { return samples_; }
 
-  /// "samples": a row for each image, with its boxes, and with as many of the network's, those with
+  /// "samples": a row for each image: with its boxes, and with as many of the network's, those with
   /// the highest scores.
   std::vector<Picture> pictures(std::span<const Seen> seen,
                                 const data::Normalization& normalization) const override {
@@ -159,7 +159,7 @@ class ObjectDetection : public Task {
 
   bool predicts() const override { return true; }
 
-  /// COCO's format for results, with the image's file.
+  /// COCO's format for results, with the image's file name added.
   PredictionFile prediction_file() const override {
     return {.name = "detections.json", .opening = "[\n", .separator = ",\n", .closing = "\n]\n"};
   }
@@ -204,7 +204,7 @@ class ObjectDetection : public Task {
     return data::BoxTarget::decode(target).select(1, 0).cpu();
   }
 
-  /// In data::BoxDataset::whole().
+  /// The sample's index in data::BoxDataset::whole().
   static int64_t index_of(const at::Tensor& sample) {
     return static_cast<int64_t>(sample[data::BoxTarget::kIndex].item<double>());
   }
@@ -220,7 +220,7 @@ class ObjectDetection : public Task {
     return truths;
   }
 
-  /// @param corners [N, 4]: x1, y1, x2, y2, `step` times as far from the corner as in `pixels`
+  /// @param corners [N, 4]: x1, y1, x2, y2, in an image that is `step` times as large as `pixels`
   static void draw_boxes(at::Tensor& pixels, const at::Tensor& corners, const at::Tensor& labels,
                          int64_t step) {
     const at::Tensor scaled = corners.to(at::kCPU, at::kDouble)
@@ -239,7 +239,7 @@ class ObjectDetection : public Task {
     }
   }
 
-  /// Detections in pixels of the image before it was resized.
+  /// Detections in pixels of the original image.
   static std::vector<Detection> scaled(const models::Detections& found, double across,
                                        double down) {
     const at::Tensor boxes = found.boxes.to(at::kCPU, at::kDouble);

@@ -42,15 +42,15 @@ at::Tensor draw_noise(std::vector<data::SampleRandom> randoms, int64_t size,
   return noise.to(like.options(), /*non_blocking=*/true);
 }
 
-/// Logits against a target that is the same for all.
+/// The mean loss of logits against one target for all.
 at::Tensor mean_loss(const at::Tensor& logits, double target) {
   return at::binary_cross_entropy_with_logits(logits, at::full_like(logits, target));
 }
 
 /// Two turns a step: the discriminator learns to tell real images from generated ones, and the
-/// generator to make images that it takes for real (its loss does not saturate: section 3 of
-/// Goodfellow et al., arXiv:1406.2661). The noise depends on seed, epoch and sample, not on ranks.
-/// Each turn makes its images anew, from the same noise.
+/// generator learns to make images that the discriminator takes for real (with the non-saturating
+/// loss of Goodfellow et al., arXiv:1406.2661, section 3). The noise depends on seed, epoch and
+/// sample, not on ranks. Each turn generates its images anew, from the same noise.
 class GanTask : public Task {
  public:
   GanTask(const GanOptions& options, std::vector<int64_t> shape)
@@ -100,7 +100,7 @@ class GanTask : public Task {
 
   int64_t num_counts() const override { return 3; }
 
-  /// Images, real ones taken for real, and generated ones not taken for real.
+  /// Number of images, of real ones taken for real, and of generated ones not taken for real.
   at::Tensor counts(const Outputs& outputs, const at::Tensor& /*target*/) const override {
     const auto sum = [](const at::Tensor& is_right) { return is_right.sum(at::kLong); };
     const at::Tensor real = sum(outputs[0] > 0);
@@ -116,7 +116,7 @@ class GanTask : public Task {
             {.name = "fake_accuracy", .value = share(2), .is_share = true}};
   }
 
-  /// A discriminator that is easily fooled, or a poor generator: each makes the other look well.
+  /// A discriminator that is easily fooled and a poor generator each make the other look good.
   bool has_best() const override { return false; }
 
   /// "samples": images from the same noise each time.

@@ -29,7 +29,7 @@ class CrossEntropy : public Loss {
                                     label_smoothing_);
     };
     if (!may_divide_by_0_ || target.dim() > 1) return reduced(at::Reduction::Mean);
-    // A batch in which no sample has a weight changes nothing: nor do its smoothed targets.
+    // A batch in which no sample has a weight changes nothing, and neither do its smoothed targets.
     const at::Tensor weight = weights.index_select(0, target).sum();
     const at::Tensor sum = reduced(at::Reduction::Sum);
     return at::where(weight > 0, sum / at::where(weight > 0, weight, 1), sum * 0);
@@ -45,7 +45,7 @@ class CrossEntropy : public Loss {
   double label_smoothing_;
 };
 
-/// The same over the pixels that are not ignored, each with the weight of its class; but 0 for a
+/// CrossEntropy over the pixels that are not ignored, each with the weight of its class; 0 for a
 /// batch without such pixels.
 class PixelCrossEntropy : public Loss {
  public:

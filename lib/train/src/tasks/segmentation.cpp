@@ -61,7 +61,7 @@ class Segmentation : public Task {
   /// The confusion matrix: a row for each label, a column for each prediction.
   at::Tensor counts(const Outputs& outputs, const at::Tensor& target) const override {
     const at::Tensor predicted = outputs.front().argmax(1);
-    // Ignored pixels are counted behind the matrix: leaving them out would wait for the device.
+    // Counts ignored pixels after the matrix: leaving them out would wait for the device.
     const at::Tensor cell =
         at::where(target.eq(ignore_index_), num_counts(), target * num_classes_ + predicted)
             .flatten();
@@ -113,7 +113,7 @@ class Segmentation : public Task {
 
   int64_t pictured_samples() const override { return samples_; }
 
-  /// "samples": a row for each image, with its labels, and with the network's.
+  /// "samples": a row for each image: as it is, with its labels, and with the network's.
   std::vector<Picture> pictures(std::span<const Seen> seen,
                                 const data::Normalization& normalization) const override {
     std::vector<at::Tensor> tiles;
@@ -159,7 +159,7 @@ class Segmentation : public Task {
   }
 
  private:
-  /// Pixels of a class.
+  /// Pixel counts of a class.
   struct Class {
     int64_t labelled = 0, predicted = 0, right = 0;
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tasks of this folder share.
+// Shared by the tasks of this folder.
 
 #include <cstdint>
 #include <map>
@@ -29,29 +29,29 @@ void expect_labels(LabelKind kind, const data::Dataset& dataset);
 /// @throws base::UserError if the network predicts another kind; the message calls it "it".
 void expect_predictions(LabelKind kind, const models::Model& model);
 
-/// A name for each class: its number if the data has none.
+/// A name for each class; its number if the data has no names.
 std::vector<std::string> class_names(const data::Dataset& dataset);
 
 /// The part of a metric's name that stands for each class: the class's name with "_" for spaces,
 /// since it becomes a key of the log, a column, a tag of TensorBoard and a word of a command line.
-/// Where two would be the same, the one without spaces keeps it, and others get "_2", "_3" and so
+/// If two would be the same, the one without spaces keeps it, and the others get "_2", "_3" and so
 /// on.
 std::vector<std::string> class_keys(const std::vector<std::string>& names);
 
 /// "miou leaves out a class that no pixel has: star"; empty if no class is absent.
-/// @param thing what has a class
+/// @param thing what has a class, such as "pixel"
 std::string leaves_out(const std::string& metric, const std::string& thing,
                        const std::vector<std::string>& absent);
 
 /// NaN if `whole` is 0.
 double share_of(int64_t part, int64_t whole);
 
-/// Adds the share MEASURE_KEY of each class, with its class_keys().
+/// Adds the share MEASURE_KEY of each class, where KEY is from class_keys().
 void add_by_class(std::vector<Metric>& metrics, const std::string& measure,
                   const std::vector<std::string>& names, std::span<const double> values);
 
-/// confusion.csv: a row for each label and a column for each answer or, with thousands of classes,
-/// a row for each cell that is not 0.
+/// confusion.csv: a row for each label and a column for each answer or, with more than 2000
+/// classes, a row for each cell that is not 0.
 /// @param names of the classes
 /// @param cells the counts that are not 0, by label * number of classes + answer
 Table confusion_table(const std::vector<std::string>& names,
@@ -71,7 +71,7 @@ void describe_loss_weights(config::Schema<Options>& schema) {
 /// `task.class_weights`. Not thread-safe.
 class ClassWeights {
  public:
-  /// @throws base::UserError if there is another number of weights, or all are 0. None: all are 1.
+  /// @throws base::UserError if the number of weights is wrong or all are 0. No weights: all are 1.
   ClassWeights(const std::vector<double>& weights, int64_t num_classes);
 
   /// [num_classes], of the type and on the device of `like`; undefined if there are none. Only the
