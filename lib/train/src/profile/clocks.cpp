@@ -13,7 +13,7 @@
 namespace syncbn::train {
 namespace {
 
-constexpr int kReadings = 32;  // of a host, each a message and its answer
+constexpr int kReadings = 32;  // per host; each is a message and its answer
 
 ClockOffset ask(int rank, const std::function<int64_t()>& now) {
   at::Tensor time = at::empty({1}, at::kLong);

@@ -5,7 +5,7 @@
 
 namespace syncbn::train {
 
-/// A stretch of time, in nanoseconds; its end is not part of it.
+/// A stretch of time in nanoseconds, without its end.
 struct Interval {
   int64_t begin = 0;
   int64_t end = 0;
@@ -13,13 +13,13 @@ struct Interval {
   friend bool operator==(const Interval&, const Interval&) = default;
 };
 
-/// In order, and disjoint.
+/// In order and disjoint.
 using Intervals = std::vector<Interval>;
 
-/// The times that any of `parts` covers. These may overlap, in any order.
+/// The times that any of `parts` covers; the parts may overlap, in any order.
 Intervals united(Intervals parts);
 
-/// The times in both.
+/// The times that both cover.
 Intervals common(const Intervals& a, const Intervals& b);
 
 /// The times in `whole` but not in `taken`.

@@ -17,9 +17,10 @@ struct ProfileFiles {
   std::filesystem::path trace(int64_t first_step) const {
     return folder / fmt::format("trace-{}.json.gz", first_step);
   }
-  /// What summary_of() makes of the latest profile.
+  /// summary_of() the latest profile.
   std::filesystem::path summary() const { return folder / "summary.json"; }
-  /// While it exists, `train profile` waits for a profile of as many steps as it says.
+  /// Asks the run for a profile of as many steps as it says; `train profile` waits until the run
+  /// removes it.
   std::filesystem::path request() const { return folder / "request"; }
 
   std::filesystem::path folder;

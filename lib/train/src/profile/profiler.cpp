@@ -33,7 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A gzip file that is written from its beginning to its end.
+/// A gzip file, written from beginning to end.
 class GzipFile {
  public:
   /// @param name for messages
@@ -62,10 +62,11 @@ class GzipFile {
   gzFile file_;
 };
 
-// Recorded but left out: the first recorded step takes longer.
+// Recorded but not used: the first recorded step takes longer.
 constexpr int64_t kWarmUpSteps = 1;
 
-// A message of one size each, since the receiver has to know it.
+// Upper bound on a message: a text is sent in parts, after its size, which the receiver needs to
+// know.
 constexpr int64_t kMaxPart = 1 << 24;  // bytes
 
 void send_text(const std::string& text, int to) {
@@ -88,7 +89,7 @@ void receive_text(int from, const std::function<void(const std::string&)>& add) 
   }
 }
 
-/// Rank 0: writes its text and the others', of which it holds a part at a time.
+/// On rank 0: writes its own text and the others', of which it holds one part at a time.
 void write_trace(const fs::path& path, const std::string& own) {
   int next = 1;
   const auto receive_rest = [&](const std::function<void(const std::string&)>& add) {
@@ -97,7 +98,7 @@ void write_trace(const fs::path& path, const std::string& own) {
       receive_text(next++, add);
     }
   };
-  // A rank that sends waits for its receiver, whatever the disk does.
+  // A rank that sends waits for its receiver: receive everything even if the disk fails.
   std::exception_ptr failure;
   try {
     base::write_file_atomically(path, [&](const fs::path& temporary) {
@@ -132,7 +133,7 @@ Profiler::Profiler(const ProfileConfig& config, const models::Model& model)
 int64_t Profiler::requested(const fs::path& run) {
   constexpr auto kPeriod = std::chrono::seconds(1);
   const auto now = Clock::now();
-  if (now - looked_ < kPeriod || steps_ > 0) return 0;  // a request waits for a profile to come
+  if (now - looked_ < kPeriod || steps_ > 0) return 0;  // requests wait for the pending profile
   looked_ = now;
   const fs::path request = ProfileFiles(run).request();
   if (!base::exists(request)) return 0;
@@ -140,7 +141,7 @@ int64_t Profiler::requested(const fs::path& run) {
     const auto steps = base::parse_number<int64_t>(base::read_file(request, 100));
     if (steps && *steps > 0 && *steps <= ProfileConfig::kMaxSteps) return *steps;
   } catch (const base::Error&) {
-    // Its writer has taken it back.
+    // The command has withdrawn its request.
   }
   return 0;
 }
@@ -191,7 +192,7 @@ std::vector<std::string> Profiler::write(const fs::path& run) {
 
   const std::vector<ClockOffset> clocks = clock_offsets(base::machine_id(), base::unix_ns);
   const auto rank = static_cast<size_t>(dist::rank());
-  // The earliest of all ranks by rank 0's clock: Perfetto drops what has a negative time.
+  // The earliest time on all ranks, by rank 0's clock: Perfetto drops events with negative times.
   int64_t earliest = own.steps.front().begin;
   for (const Track& track : tracks) {
     for (const Track::Span& span : track.spans) earliest = std::min(earliest, span.time.begin);

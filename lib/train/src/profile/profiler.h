@@ -21,27 +21,27 @@ class Profiler {
   /// @param model outlives it
   Profiler(const ProfileConfig& config, const models::Model& model);
 
-  /// Rank 0: the steps that `train profile` asks for, or 0. Looks once a second.
+  /// On rank 0: the number of steps that `train profile` asks for, or 0. Looks once a second.
   /// @param run the run's folder
   int64_t requested(const std::filesystem::path& run);
-  /// Profiles `steps` steps from the next one on, unless a profile is under way or to come. The
-  /// same on all ranks.
+  /// Profiles the next `steps` steps, unless another profile is in progress or pending. Call it
+  /// with the same number on all ranks.
   void request(int64_t steps);
 
-  /// Ahead of a step's batch.
+  /// Call it before reading a step's batch.
   /// @param step from 1
   void begin_step(int64_t step);
-  /// True: the profile is complete, for write().
+  /// Returns whether the profile is complete, for write().
   bool end_step();
-  /// Ends the current stretch of steps, ahead of an evaluation.
+  /// Ends the current stretch of steps, before an evaluation.
   void pause();
-  /// Whether steps of the configuration, or of a request, are still to begin.
+  /// Whether steps that the configuration or a request asks for have not begun yet.
   bool is_pending() const { return steps_ > 0 && !has_steps(); }
   /// Whether write() has anything to write.
   bool has_steps() const { return !own_.steps.empty(); }
 
-  /// Gathers what was recorded on rank 0, which writes it. If it cannot, it warns, and training
-  /// goes on. Every rank calls it.
+  /// Gathers the recordings on rank 0, which writes them. If it cannot, it warns, and training goes
+  /// on. Every rank calls it.
   /// @param run on rank 0 the run's folder, else empty
   /// @return on rank 0 lines for the terminal
   std::vector<std::string> write(const std::filesystem::path& run);
@@ -51,7 +51,7 @@ class Profiler {
 
   const models::Model& model_;
   int64_t skip_;   ///< steps until the profile begins
-  int64_t steps_;  ///< that the profile still lacks
+  int64_t steps_;  ///< steps that the profile still lacks
   std::unique_ptr<Recorder> recorder_;
   RankProfile own_;
   int64_t step_begin_ = 0;

@@ -4,7 +4,7 @@
 
 namespace syncbn::train {
 
-// For nlohmann's conversions, which find them by the arguments' namespace. Lists are shorter than
+// nlohmann finds these conversions in the namespace of their arguments. Lists are shorter than
 // objects.
 
 using nlohmann::json;

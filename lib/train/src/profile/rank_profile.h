@@ -8,7 +8,7 @@
 
 namespace syncbn::train {
 
-/// A collective between the ranks. Times are those of the rank's own clock.
+/// A collective. Times are by the rank's own clock.
 struct Exchange {
   enum class Kind { kGradients, kStatistics, kOther };
 
@@ -16,11 +16,11 @@ struct Exchange {
   Kind kind = Kind::kOther;
   std::string group;
   uint64_t sequence = 0;   ///< in the group; the same on all ranks
-  Interval time;           ///< from the call until the result is there
-  Intervals blocked = {};  ///< in which the rank has nothing to do but to wait for it
+  Interval time;           ///< from the call until the result is available
+  Intervals blocked = {};  ///< times in which the rank only waits for it
 };
 
-/// The time of a layer, or of an operator without parameters, in all steps. In nanoseconds.
+/// The time of a layer, or of an operator without parameters, over all steps. In nanoseconds.
 struct LayerTime {
   std::string name;
   int64_t calls = 0;
@@ -34,7 +34,7 @@ struct Phase {
   Interval time;
 };
 
-/// What the table about a profile needs of a rank.
+/// What the summary of a profile needs from a rank.
 struct RankProfile {
   int64_t rank = 0;
   std::string host;

@@ -35,7 +35,7 @@ std::set<kineto::ActivityType> activities() {
   return all;
 }
 
-/// "layer1.0.conv1" of "layer1.0.conv1.weight".
+/// "layer1.0.conv1" for "layer1.0.conv1.weight".
 std::string layer_of(const std::string& tensor) {
   const size_t dot = tensor.rfind('.');
   return dot == std::string::npos ? tensor : tensor.substr(0, dot);
@@ -47,7 +47,7 @@ bool is_phase(const std::string& name) {
   return phases.contains(name);
 }
 
-/// Spreads spans that overlap over tracks NAME, NAME 2, ...
+/// Distributes spans that overlap over tracks NAME, NAME 2, ...
 std::vector<Track> in_lanes(const std::string& name, std::vector<Track::Span> spans) {
   std::ranges::stable_sort(spans, {}, [](const Track::Span& span) { return span.time.begin; });
   std::vector<Track> lanes;
@@ -66,7 +66,7 @@ std::vector<Track> in_lanes(const std::string& name, std::vector<Track::Span> sp
 
 }  // namespace
 
-/// Reads the events of one stretch between start() and stop().
+/// Reads the events that were recorded between start() and stop().
 class Recorder::Reader {
  public:
   Reader(Recorder& recorder, std::vector<dist::TracedCall> calls)
@@ -89,7 +89,7 @@ class Recorder::Reader {
     int64_t on_gpu = 0;  ///< time of its kernels
   };
 
-  /// What an event is inside of.
+  /// What contains an event.
   struct Inside {
     bool forward = false;
     bool node = false;  ///< of the autograd graph
@@ -101,7 +101,7 @@ class Recorder::Reader {
     const Interval time{event.start_time_ns_, event.endTimeNS()};
     if (time.begin < recorder_.first_) return;
     if (event.tag() == kineto::EventType::TorchOp) {
-      // What had not ended at stop() has no end.
+      // An event that had not ended at stop() has no end.
       if (time.end < time.begin) return;
       read(event, std::get<TorchOp>(event.extra_fields_), time, inside);
     } else if (event.deviceType() == at::kCUDA) {
@@ -138,7 +138,7 @@ class Recorder::Reader {
 
   void read_operator(const kineto::Result& event, const TorchOp& fields, Interval time,
                      Inside& inside) {
-    // Inside a node, layers run that were not kept (activation checkpointing).
+    // Layers whose results were not kept run again inside a node (activation checkpointing).
     if (inside.work == kNone && (inside.forward || inside.node)) {
       std::string layer = layer_of(fields);
       if (layer.empty() && inside.forward && !fields.name_.starts_with("c10d::")) {
@@ -149,8 +149,8 @@ class Recorder::Reader {
         works_.push_back({.layer = std::move(layer), .time = time});
       }
     }
-    // A node of autograd has the number that its operator saw. If operators made no node, others
-    // with the same number follow, and the last one counts.
+    // An autograd node has the sequence number that its operator saw. If an operator makes no node,
+    // the next ones see the same number, and the last one counts.
     if (fields.sequence_number_ < 0) return;
     makers_[{event.start_tid_, fields.sequence_number_}] =
         inside.work == kNone ? "" : works_[inside.work].layer;
@@ -178,8 +178,8 @@ class Recorder::Reader {
     if (inside.work != kNone) works_[inside.work].on_gpu += time.end - time.begin;
   }
 
-  /// When nothing is computed: on GPUs, between kernels; on CPUs, in a backward after its last
-  /// node, where the Reducer waits for the gradients.
+  /// The times in which nothing is computed: on GPUs, between kernels; on CPUs, in a backward after
+  /// its last node, where the Reducer waits for the gradients.
   Intervals idle() const {
     if (!kernels_.empty()) {
       const Intervals busy = united(kernels_);
@@ -213,7 +213,7 @@ class Recorder::Reader {
         exchange.kind = Exchange::Kind::kStatistics;
         exchange.name.resize(std::min(exchange.name.size(), exchange.name.find(" (")));
       } else if (backward != nullptr && call.name == "all_reduce") {
-        // The Reducer sends its buckets in their order.
+        // The Reducer sends its buckets in order.
         if (std::exchange(backward_end, backward->time.end) != backward->time.end) bucket = 0;
         exchange.kind = Exchange::Kind::kGradients;
         exchange.name = fmt::format("DDP bucket {}", bucket++);
@@ -242,7 +242,7 @@ class Recorder::Reader {
     return nullptr;
   }
 
-  /// The time of NCCL's kernels that a call has queued.
+  /// The time of the NCCL kernels that a call has queued.
   Interval time_on_gpu(Interval call) const {
     Interval time = call;
     for (const auto& [queued, kernel] : exchanging_) {
@@ -265,7 +265,7 @@ class Recorder::Reader {
       LayerTime& sum = layer != recorder_.profile_.layers.end()
                            ? *layer
                            : recorder_.profile_.layers.emplace_back(LayerTime{.name = work.layer});
-      // Only those that may lie inside.
+      // Only exchanges that may lie inside.
       const auto first = std::ranges::lower_bound(statistics, work.time.begin, {}, &Interval::end);
       const auto last =
           std::ranges::lower_bound(first, statistics.end(), work.time.end, {}, &Interval::begin);
@@ -283,11 +283,11 @@ class Recorder::Reader {
   Recorder& recorder_;
   std::vector<dist::TracedCall> calls_;
   const uint64_t thread_ = at::RecordFunction::currentThreadId();
-  /// The layer that made a node of autograd, by thread and number of the node; empty: none.
+  /// The layer that made an autograd node, by the node's thread and number; empty: none.
   std::map<std::pair<uint64_t, int64_t>, std::string> makers_;
   std::vector<Work> works_;
   std::vector<Interval> nodes_;
-  std::vector<Interval> kernels_;                         ///< but NCCL's
+  std::vector<Interval> kernels_;                         ///< except NCCL's
   std::vector<std::pair<int64_t, Interval>> exchanging_;  ///< NCCL's, with the time of the launch
 };
 
@@ -321,7 +321,7 @@ void Recorder::start_profiler() {
         {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION,
          at::RecordScope::USER_SCOPE});
     has_profiler_ = true;
-  } catch (const std::exception& error) {  // of CUPTI, which a driver may refuse
+  } catch (const std::exception& error) {  // a driver may refuse CUPTI
     is_refused_ = true;
     spdlog::warn("libtorch's profiler does not start, so the profile has only exchanges: {}",
                  error.what());

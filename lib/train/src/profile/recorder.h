@@ -14,8 +14,8 @@
 
 namespace syncbn::train {
 
-/// A line of a trace: the spans of a thread, or others that belong together. They may contain each
-/// other, and do not overlap otherwise.
+/// A row of a trace: the spans of a thread, or others that belong together. Spans may contain each
+/// other, but do not overlap otherwise.
 struct Track {
   struct Span {
     std::string name;
@@ -25,8 +25,8 @@ struct Track {
   std::vector<Span> spans = {};
 };
 
-/// Records what this process does between start() and stop() by libtorch's profiler (Kineto) and a
-/// dist::CallTrace, any number of times. Not thread-safe.
+/// Records what this process does between start() and stop() with libtorch's profiler (Kineto) and
+/// a dist::CallTrace. Start and stop may alternate any number of times. Not thread-safe.
 class Recorder {
  public:
   explicit Recorder(const models::Model& model);
@@ -37,10 +37,10 @@ class Recorder {
   bool is_running() const { return calls_ != nullptr; }
   void start();
   void stop();
-  /// Forgets what has begun before now.
+  /// Drops everything that began before this call.
   void begin_anew();
 
-  /// What was recorded since the last call: in `profile` phases, exchanges and layers.
+  /// What was recorded since the last call. Sets phases, exchanges and layers of `profile`.
   std::vector<Track> take(RankProfile& profile);
 
  private:
@@ -48,11 +48,11 @@ class Recorder {
 
   void start_profiler();
 
-  /// The layer of a parameter or buffer.
+  /// The layer of each parameter and buffer.
   std::unordered_map<const void*, std::string> names_;
   std::unique_ptr<dist::CallTrace> calls_;
-  bool has_profiler_ = false;                              ///< libtorch's runs
-  bool is_refused_ = false;                                ///< it did not start
+  bool has_profiler_ = false;                              ///< libtorch's profiler is running
+  bool is_refused_ = false;                                ///< libtorch's profiler did not start
   std::map<std::string, std::vector<Track::Span>> spans_;  ///< by track
   RankProfile profile_;
   int64_t first_ = 0;  ///< the earliest time that counts

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMaxLayers = 10;
 constexpr size_t kMaxWaits = 5;
 // A straggler costs the others at least this share of a step, and twice what any other rank does:
-// ranks that take turns are none.
+// ranks that take turns are not stragglers.
 constexpr double kStragglerShare = 0.05;
 constexpr double kStragglerLead = 2;
 
@@ -27,7 +27,7 @@ double seconds(int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) * 1e-9;
 }
 
-/// Sums over all ranks and steps, as means.
+/// Converts sums over all ranks and steps to means.
 class Means {
  public:
   explicit Means(std::span<const RankProfile> profiles) {
@@ -80,7 +80,7 @@ Json layers_of(const std::vector<RankProfile>& profiles) {
   return list;
 }
 
-/// The time of exchanges of this kind, and the share of it in which ranks had something else to do.
+/// The time of exchanges of this kind, and the share of it in which ranks had other work.
 Json exchange_of(const std::vector<RankProfile>& profiles, Exchange::Kind kind) {
   int64_t whole = 0;
   int64_t open = 0;
@@ -93,7 +93,7 @@ Json exchange_of(const std::vector<RankProfile>& profiles, Exchange::Kind kind) 
     }
     times = united(std::move(times));
     whole += length_of(times);
-    // A node of backward that waits in another exchange hides nothing.
+    // A backward node that waits in another exchange does not hide this one.
     open += length_of(common(times, united(std::move(blocked))));
   }
   if (whole == 0 || profiles.size() == 1) return nullptr;
@@ -141,7 +141,7 @@ std::map<Pair, Wait> waits_of(const std::vector<RankProfile>& profiles,
   return waits;
 }
 
-/// Time of the phase in which the rank did not wait for others, in a step.
+/// Time per step of the phase in which the rank did not wait for others.
 double own_seconds(const RankProfile& profile, const std::string& phase) {
   Intervals times;
   Intervals blocked;
@@ -155,7 +155,7 @@ double own_seconds(const RankProfile& profile, const std::string& phase) {
   return Means(profile).of_step(length_of(own));
 }
 
-/// The phase in which a rank takes longer than the others by the most, and by how much.
+/// The phase in which a rank is slower than the others by the most, and by how much.
 std::pair<std::string, double> slowest_phase(const std::vector<RankProfile>& profiles,
                                              size_t rank) {
   std::pair<std::string, double> slowest{"", 0};
@@ -175,7 +175,7 @@ std::pair<std::string, double> slowest_phase(const std::vector<RankProfile>& pro
 
 Json straggler_of(const std::vector<RankProfile>& profiles, const std::map<Pair, Wait>& waits) {
   if (profiles.size() < 2) return nullptr;
-  std::vector<double> costs(profiles.size(), 0);  // to each of the other ranks, in a step
+  std::vector<double> costs(profiles.size(), 0);  // to each of the other ranks, per step
   for (const auto& [pair, wait] : waits) {
     costs[pair.second] += Means(profiles[pair.first]).of_step(length_of(wait.times)) /
                           static_cast<double>(profiles.size() - 1);
@@ -214,7 +214,7 @@ std::string percent(const Json& share) {
   return fmt::format("{:.1f} %", 100 * share.get<double>());
 }
 
-/// With three digits, of which base::format_seconds() has one or two: "1.23 ms".
+/// With three digits, where base::format_seconds() gives one or two: "1.23 ms".
 std::string time_of(const Json& value) {
   const auto time = value.get<double>();
   if (time >= 0.9995) return fmt::format("{:.3g} s", time);

@@ -11,19 +11,19 @@
 namespace syncbn::train {
 namespace {
 
-/// In quotes, with escapes.
+/// Quotes and escapes a text.
 std::string quoted(const std::string& text) {
   return nlohmann::json(text).dump(-1, ' ', /*ensure_ascii=*/false,
                                    nlohmann::json::error_handler_t::replace);
 }
 
-/// Microseconds with three decimals, of nanoseconds: a double has too few digits for all times.
+/// Microseconds with three decimals: a double has too few digits for all times.
 std::string microseconds(int64_t nanoseconds) {
   const int64_t size = std::abs(nanoseconds);
   return fmt::format("{}{}.{:03}", nanoseconds < 0 ? "-" : "", size / 1000, size % 1000);
 }
 
-/// The order of tracks from the top.
+/// The position of a track from the top.
 int order_of(std::string_view track) {
   constexpr std::string_view kOrder[] = {"steps", "training", "layers", "exchanges", "GPU"};
   const auto* const place =
