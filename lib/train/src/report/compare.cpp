@@ -34,12 +34,12 @@ using Json = nlohmann::ordered_json;
 using Settings = std::map<std::string, std::string>;
 
 constexpr const char* kSeed = "seed";
-constexpr const char* kRanks = "world_size";  // no key, but compared like one
+constexpr const char* kRanks = "world_size";  // not a key, but compared like one
 constexpr size_t kMaxKeys = 6;                // in the table for a terminal
 constexpr int kMaxCell = 24;                  // columns of a setting, such as a list of transforms
 constexpr size_t kMaxEpochs = 300;            // in a run's curves on the page
 
-/// A run beside others.
+/// A run to compare.
 struct ComparedRun {
   RunRecords records;
   Settings settings;
@@ -75,7 +75,7 @@ ComparedRun read_compared(const fs::path& folder) {
   return run;
 }
 
-/// A folder that is no run, as that of a sweep, stands for the runs in it.
+/// A folder that is not a run, such as a sweep's, stands for the runs in it.
 std::vector<std::string> folders_of_runs(const std::vector<std::string>& given) {
   std::vector<std::string> folders;
   for (const std::string& one : given) {
@@ -122,7 +122,7 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
         fmt::format("compare: {} is a run of task {} and {} one of {}; compare runs of one task",
                     folders[0], first, folder, task));
   }
-  // Runs in several folders may have one name.
+  // Runs in different folders may have the same name.
   std::map<std::string, int> count;
   for (const ComparedRun& run : runs) ++count[run.records.name];
   for (auto& [records, settings, result] : runs) {
@@ -131,9 +131,9 @@ std::vector<ComparedRun> read_all(const std::vector<std::string>& folders) {
   return runs;
 }
 
-/// The keys whose values are not the same in all runs. Those that some runs do not have come last,
-/// since another type of data or network brings many of them, and ahead of these the data's. The
-/// number of ranks comes first, so that the terminal's table always has it.
+/// The keys whose values differ between the runs. First the number of ranks, so that the terminal's
+/// table always has it; then the keys that all runs have, the data's last; then those that some
+/// runs lack, since another type of data or network brings many of them.
 std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
   Settings all;
   for (const ComparedRun& run : runs) all.insert(run.settings.begin(), run.settings.end());
@@ -160,8 +160,8 @@ std::string setting_of(const ComparedRun& run, const std::string& key) {
   return found == run.settings.end() ? "" : found->second;
 }
 
-/// Finished runs that differ only in their seeds, by their places. Another has no result that a
-/// mean could take in.
+/// Indices of the runs in groups: finished runs that differ only in their seeds share one. Others
+/// have no result for a mean.
 std::vector<std::vector<size_t>> groups_of(const std::vector<ComparedRun>& runs,
                                            const std::vector<std::string>& keys) {
   std::map<std::vector<std::string>, size_t> places;
@@ -179,7 +179,7 @@ std::vector<std::vector<size_t>> groups_of(const std::vector<ComparedRun>& runs,
   return groups;
 }
 
-/// "0.9812 ± 0.0031", of a share "98.12 ± 0.31 %": mean and standard deviation of a sample.
+/// "0.9812 ± 0.0031", or "98.12 ± 0.31 %" for a share: mean and standard deviation of a sample.
 std::string mean_and_spread(const std::string& column, const std::vector<double>& values) {
   const auto count = static_cast<double>(values.size());
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
@@ -191,7 +191,7 @@ std::string mean_and_spread(const std::string& column, const std::vector<double>
   return fmt::format("{:.4f} ± {:.4f}", mean, spread);
 }
 
-/// The results of several runs as one: text for what is not the same in all of them.
+/// Merges the results of several runs: values that differ become text.
 Json merged(const std::vector<Json>& results) {
   Json merged = results.front();
   for (auto& [name, value] : merged.items()) {
@@ -215,7 +215,7 @@ std::string group_name(const std::vector<ComparedRun>& runs, const std::vector<s
   return group.size() == 1 ? name : fmt::format("{} and {} more", name, group.size() - 1);
 }
 
-/// How many bytes the values of all runs that have this key begin with.
+/// Length in bytes of the common beginning of the values of all runs that have this key.
 size_t common_begin(const std::vector<ComparedRun>& runs, const std::string& key) {
   std::optional<std::string> common;
   for (const ComparedRun& run : runs) {
@@ -228,7 +228,7 @@ size_t common_begin(const std::vector<ComparedRun>& runs, const std::string& key
   return common.value_or("").size();
 }
 
-/// The part of a value that a column has room for, with the place where values differ.
+/// The part of a value that fits into a column, including the place where values differ.
 std::string cell_of(const std::string& value, size_t common) {
   if (base::columns_of(value) <= kMaxCell) return value;
   const size_t rest = value.size() - (kMaxCell - 1);

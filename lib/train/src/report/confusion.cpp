@@ -15,7 +15,7 @@ using Row = std::vector<std::string>;
 
 constexpr size_t kMaxClasses = 30;
 constexpr size_t kMaxMistakes = 50;
-constexpr int64_t kMaxCount = int64_t{1} << 40;  // sums of those in a file do not overflow
+constexpr int64_t kMaxCount = int64_t{1} << 40;  // sums of the counts in a file do not overflow
 
 struct Cell {
   std::string label;
@@ -23,7 +23,7 @@ struct Cell {
   int64_t count = 0;
 };
 
-/// Those with a count, from either form of the table.
+/// The cells with a count, from either form of the table.
 std::vector<Cell> cells_of(const std::vector<Row>& rows) {
   std::vector<Cell> cells;
   const Row& header = rows.front();

@@ -66,7 +66,7 @@ EmbeddedPicture embedded_picture(const fs::path& file, size_t max_bytes) {
   data::Image image = decoder.decode();
   std::string jpeg = data::encode_jpeg(image, kQuality);
   for (int i = 0; i < kMaxTries && jpeg.size() > max_bytes; ++i) {
-    // A JPEG has somewhat more bytes for each pixel the smaller it is.
+    // A smaller JPEG needs somewhat more bytes per pixel.
     const double scale =
         0.9 * std::sqrt(static_cast<double>(max_bytes) / static_cast<double>(jpeg.size()));
     const auto shrunk = [&](int64_t side) {

@@ -67,7 +67,7 @@ void NumberTable::add(const Json& line) {
   for (Column& own : columns_) own.values.resize(rows_, kAbsent);
 }
 
-/// @param expected where it is if the lines are alike
+/// @param expected the index of the column if the lines are alike
 NumberTable::Column& NumberTable::column(std::string_view name, size_t expected) {
   if (expected < columns_.size() && columns_[expected].name == name) return columns_[expected];
   const auto found = std::ranges::find(columns_, name, &Column::name);

@@ -8,7 +8,8 @@
 
 namespace syncbn::train {
 
-/// Lines of a log by columns: each key that has a number in any of them. NaN where a line has none.
+/// Lines of a log as columns: one for each key that has a number in any line. NaN for lines without
+/// it.
 class NumberTable {
  public:
   struct Column {
@@ -19,14 +20,14 @@ class NumberTable {
   void add(const nlohmann::ordered_json& line);
 
   size_t rows() const { return rows_; }
-  /// In the order in which the lines brought them.
+  /// In the order of their first appearance.
   const std::vector<Column>& columns() const { return columns_; }
-  /// Null without this column.
+  /// Null if there is no such column.
   const std::vector<double>* find(std::string_view name) const;
   void remove(std::string_view name);
 
-  /// At most `rows` rows. Where there are more, each row stands for successive ones: their means,
-  /// but the last of them for `step` and `epoch`; the columns `loss_min` and `loss_max` are then
+  /// At most `rows` rows. If there are more, each row stands for successive ones: it has their
+  /// means, but the last values of `step` and `epoch`. Columns `loss_min` and `loss_max` are then
   /// added for `loss`.
   NumberTable thinned(size_t rows) const;
 

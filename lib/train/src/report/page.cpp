@@ -21,7 +21,7 @@ std::string escaped(const std::string& text) {
   return html;
 }
 
-/// JSON within a <script>: nothing in it ends the element, or begins a comment.
+/// JSON for a <script> element: nothing in it ends the element or begins a comment.
 std::string script_json(const nlohmann::ordered_json& data) {
   using Json = nlohmann::ordered_json;
   std::string text;
@@ -44,7 +44,7 @@ void replace(std::string& text, std::string_view mark, std::string_view by) {
 std::string page(const std::string& title, const nlohmann::ordered_json& data,
                  std::string_view script) {
   std::string html(assets::kPageHtml);
-  // From the end to the beginning, so that no mark is looked for in what was put in.
+  // From the end to the beginning, so that the inserted text is not searched for marks.
   replace(html, "{{script}}", script);
   replace(html, "{{common}}", fmt::format("{}\n{}\n", assets::kFormatJs, assets::kCurvesJs));
   replace(html, "{{shares}}", fmt::format("{}", fmt::join(kShareWords, "|")));

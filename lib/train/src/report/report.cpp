@@ -46,14 +46,13 @@ constexpr size_t kMaxPictureBytes = 120'000;
 constexpr size_t kMaxAllPictureBytes = 1'300'000;
 constexpr size_t kMaxRanks = 512;  // with 300 bytes each, the environment's included
 
-/// At most kMaxPoints rows, and fewer of many columns.
+/// At most kMaxPoints rows, and fewer if there are many columns.
 Json curves_of(const NumberTable& table) {
   const size_t columns = std::max<size_t>(1, table.columns().size());
   return table.thinned(std::min(kMaxPoints, kMaxNumbers / columns)).json();
 }
 
-/// The classes' names, as far as the rows of confusion.csv have them, by what stands for them in
-/// the log.
+/// The classes' names in the rows of confusion.csv, by the keys that stand for them in the log.
 std::map<std::string, std::string> names_of_classes(const Rows& rows) {
   std::map<std::string, std::string> names;
   if (rows.empty() || rows[0].front() != "label/answer") return names;
@@ -63,8 +62,8 @@ std::map<std::string, std::string> names_of_classes(const Rows& rows) {
   return names;
 }
 
-/// The results of single classes at the last evaluation, {"test_iou": {"cat": 0.5}}, which leave
-/// the table.
+/// Moves the results of single classes at the last evaluation out of the table: {"test_iou":
+/// {"cat": 0.5}}.
 Json take_classes(NumberTable& epochs, const std::map<std::string, std::string>& names) {
   Json classes = Json::object();
   const auto columns = epochs.columns();
@@ -100,7 +99,7 @@ Json colors_of(const std::string& task, const Json& classes) {
   return colors;
 }
 
-/// What a key is without a setting; nothing if it must be set.
+/// The default of a key; nothing if the key must be set.
 std::optional<std::string> default_of(const std::string& path, const RunRecords& run) {
   static const std::vector<config::FieldInfo> fields = config_fields();
   const std::string section = path.substr(0, path.rfind('.') + 1);
@@ -139,7 +138,7 @@ Json pictures_json(const fs::path& folder) {
                                      {"height", picture.height},
                                      {"address", picture.address}});
     } catch (const base::Error&) {
-      // Someone else's file, one too large, or one that was just removed: the page does without.
+      // A file of someone else, too large, or removed meanwhile: the page omits it.
     }
   }
   if (pictures.contains("first_batch") && base::exists(folder / run_files::kFirstBatch)) {
@@ -207,7 +206,7 @@ Json stragglers_of(const RunRecords& run, const Json& environment) {
   return stragglers;
 }
 
-/// The times of steps, of the ranks that hold up the others most if there are too many.
+/// The times of steps; if there are too many ranks, of those that hold up the others most.
 Json of_slowest_ranks(Json times) {
   const Json own = times.is_object() ? times.value("own", Json()) : Json();
   if (!own.is_array() || own.size() <= kMaxRanks) return times;
@@ -229,7 +228,7 @@ Json of_slowest_ranks(Json times) {
   return times;
 }
 
-/// The environment with its first hosts, if all have too many ranks.
+/// The environment; if there are too many ranks, with its first hosts only.
 Json of_first_hosts(Json environment) {
   if (!environment.contains("hosts") || !environment["hosts"].is_array()) return environment;
   Json kept = Json::array();

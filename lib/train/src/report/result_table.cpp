@@ -14,11 +14,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Row = std::vector<std::string>;
 
-// Columns of a table that the state gets at least: a run that failed has its error there.
+// Minimum width of the state in columns: the state of a failed run is its error.
 constexpr int kMinState = 40;
 
-/// "best_test_accuracy"; empty if no metric tells the best. The value is no number if there was
-/// none in any evaluation, and text where it is that of several runs.
+/// "best_test_accuracy"; empty if no metric says which is best, or no evaluation had a number. The
+/// value is text if it stands for several runs.
 std::string best_column(const Json& result) {
   std::string found;
   for (const auto& [name, value] : result.items()) {
@@ -45,7 +45,7 @@ std::vector<std::string> columns_of(const std::vector<ResultRow>& rows,
       const bool is_loss = name.ends_with("_loss") && name.find("ema_") == name.npos;
       if (is_loss && std::ranges::count(names, name) == 0) names.push_back(name);
     }
-    // Runs that are not alike in these are not to be compared.
+    // Runs that differ in these cannot be compared.
     for (const char* name : {"epochs", "world_size"}) {
       const auto is_other = [&](const ResultRow& other) {
         return !other.result.empty() &&
@@ -60,7 +60,8 @@ std::vector<std::string> columns_of(const std::vector<ResultRow>& rows,
   return {};
 }
 
-/// Cuts the last column where the terminal ends; empty if less than kMinState were left of it.
+/// Truncates the last column at the end of the terminal; empty if less than kMinState would be
+/// left.
 std::string aligned(const std::vector<Row>& rows, int columns_of_terminal) {
   std::vector<int> widths(rows.front().size());
   for (const Row& row : rows) {
@@ -78,7 +79,7 @@ std::string aligned(const std::vector<Row>& rows, int columns_of_terminal) {
   return text;
 }
 
-/// Each row as lines of a name and a value, under the value of its first column.
+/// Each row as lines of name and value, below the value of its first column.
 std::string listed(const std::vector<Row>& rows) {
   std::string text;
   for (size_t i = 1; i < rows.size(); ++i) {

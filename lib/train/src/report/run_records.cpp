@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// Counts a line about an epoch's step times.
+/// Takes a line about an epoch's step times into account.
 void count_slow_epochs(const Json& line, std::vector<int>& epochs) {
   std::vector<double> own;
   for (const Json& time : line.value("own", Json())) {
@@ -41,7 +41,7 @@ void read_line(const Json& line, RunRecords& run) {
   if (event == "epoch") run.epochs.add(line);
   if (event == "step") run.steps.add(line);
   if (event == "start") {
-    // Other ranks than these.
+    // The step times are of another number of ranks.
     const char* const ranks = "world_size";
     if (field_of<int64_t>(line, ranks, 0) != field_of<int64_t>(run.start, ranks, 0)) {
       run.step_time = nullptr;
@@ -67,7 +67,7 @@ bool is_of_split(std::string_view name) {
   return name.starts_with("val_") || name.starts_with("test_");
 }
 
-/// The column that the configuration's checkpoint.keep_best.metric means; empty if there is none.
+/// The column that checkpoint.keep_best.metric names; empty if there is none.
 std::string chosen_column(const RunRecords& run) {
   const std::string wanted = run.setting("checkpoint.keep_best.metric");
   if (wanted.empty() && run.setting("task.type") == "gan") return "";

@@ -14,16 +14,16 @@
 
 namespace syncbn::train {
 
-/// What a run's folder tells of the run, which may still be training.
+/// What a run's folder says about the run, which may still be training.
 struct RunRecords {
   std::filesystem::path folder;
   std::string name;                  ///< of the folder
   config::Value config;              ///< of config.yaml; null without it
   std::string config_text;           ///< the same, as it was written
   NumberTable epochs;                ///< the log's lines about epochs
-  NumberTable steps;                 ///< and about steps; empty if they were not asked for
+  NumberTable steps;                 ///< the same about steps; empty if they were not asked for
   nlohmann::ordered_json step_time;  ///< the log's last line of this event, or null
-  /// By rank, the epochs in a row, up to the last one, in which it held up the others.
+  /// For each rank, the number of last epochs in a row in which it held up the others.
   std::vector<int> slow_epochs;
   nlohmann::ordered_json start;   ///< the log's last line of this event, or null
   nlohmann::ordered_json end;     ///< the same, if no start follows it
@@ -35,7 +35,7 @@ struct RunRecords {
   /// The value of a key, "task.type"; empty without it.
   std::string setting(const std::string& path) const;
 
-  /// The metric that chooses the best network, and what it was.
+  /// The metric that chooses the best network, and its best value.
   struct Best {
     std::string name;  ///< "test_accuracy"
     double value = 0;
@@ -47,8 +47,7 @@ struct RunRecords {
   std::optional<Best> best() const;
 };
 
-/// @throws base::UserError for a folder that holds no run, or the run of a newer version of
-/// `train`.
+/// @throws base::UserError for a folder that holds no run, or the run of a newer version of `train`
 RunRecords read_run(const std::filesystem::path& folder, ReadSteps steps);
 
 }  // namespace syncbn::train
