@@ -9,17 +9,17 @@
 
 namespace syncbn::train {
 
-/// What a new result changes in a run's folder; names of files.
+/// What a new result changes in a run's folder, as names of files.
 struct BestChange {
   bool is_best = false;
-  std::optional<std::string> write;   ///< the new checkpoint
-  std::optional<std::string> aside;   ///< where best.pt goes first
+  std::optional<std::string> write;   ///< the checkpoint to write
+  std::optional<std::string> aside;   ///< the new name of the present best.pt
   std::optional<std::string> remove;  ///< the one that is no longer among the best
 };
 
-/// Adds a result to those that are kept, the best first.
+/// Adds a result to those that are kept, best first.
 /// @param result without a file
-/// @param count of checkpoints to keep; of 0 the list still has the best result
+/// @param count number of checkpoints to keep; with 0, the list still holds the best result
 BestChange add_result(std::vector<Checkpoint::Best>& best, const Checkpoint::Best& result,
                       int64_t count, bool higher_is_better);
 

@@ -12,7 +12,7 @@
 namespace syncbn::train {
 namespace {
 
-constexpr int64_t kOrderVersion = 2;  // the first SamplerState that has an order
+constexpr int64_t kOrderVersion = 2;  // the first SamplerState with an order
 
 at::Tensor own_copy(const at::Tensor& tensor) {
   const at::Tensor host = on_host(tensor);
@@ -162,7 +162,7 @@ Checkpoint read_checkpoint(const Reader& reader) {
   checkpoint.epoch_loss = reader.number("epoch_loss");
   checkpoint.epoch_samples = reader.integer("epoch_samples");
   checkpoint.world_size = reader.integer("world_size");
-  reader.get("rng_states");  // without it a run would go on with other random numbers
+  reader.get("rng_states");  // throws without it: the run would go on with other random numbers
   checkpoint.rng_states = reader.list<at::Tensor>("rng_states");
   checkpoint.rank_buffers = reader.list<at::Tensor>("rank_buffers");
   checkpoint.epoch_counts = reader.list<int64_t>("epoch_counts");

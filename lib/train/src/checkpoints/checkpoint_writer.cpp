@@ -18,7 +18,7 @@ CheckpointWriter::~CheckpointWriter() {
 void CheckpointWriter::save(const Checkpoint& checkpoint, const BestChange& change, bool last) {
   wait();
   Checkpoint copy = copy_to_host(checkpoint);
-  dist::throw_if_aborted();  // before the files are written: the copy is of no use then
+  dist::throw_if_aborted();  // before the files are written: the copy is then of no use
   const int64_t former_step = saved_step_;
   if (last) saved_step_ = checkpoint.step;
   thread_ = std::thread([this, change, last, former_step, host = std::move(copy)]() mutable {
@@ -35,7 +35,7 @@ void CheckpointWriter::wait() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-/// In this order: a run that crashes in between repeats the epoch, and writes the best checkpoint
+/// In this order, a run that crashes in between repeats the epoch and writes the best checkpoint
 /// again.
 void CheckpointWriter::write(Checkpoint checkpoint, const BestChange& change, bool last,
                              int64_t former_step) const {

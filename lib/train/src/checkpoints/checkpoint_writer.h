@@ -11,22 +11,22 @@
 
 namespace syncbn::train {
 
-/// Writes a run's checkpoints while training goes on, one after the other. Not thread-safe.
+/// Writes a run's checkpoints, one after the other, while training goes on. Not thread-safe.
 class CheckpointWriter {
  public:
   /// @param keep_last how many of the last checkpoints to keep
   /// @param saved_step of the folder's last.pt, if it has one
   CheckpointWriter(const RunFolder& folder, int64_t keep_last, int64_t saved_step)
       : folder_(folder), keep_last_(keep_last), saved_step_(saved_step) {}
-  /// Waits for the last checkpoint, and drops its error.
+  /// Waits for the last checkpoint and drops its error.
   ~CheckpointWriter();
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  /// Begins to write a checkpoint after the one before. Copies its tensors first, so that the run
-  /// may change them.
-  /// @param last write last.pt, besides what `change` asks for
-  /// @throws what writing the former one threw.
+  /// Starts to write a checkpoint after the one before is written. Copies its tensors first, so
+  /// that the run may change them.
+  /// @param last whether to write last.pt, besides what `change` asks for
+  /// @throws what writing the former one threw
   void save(const Checkpoint& checkpoint, const BestChange& change, bool last);
 
   /// Waits for the last checkpoint. @throws what writing it threw.

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The innermost folder on the way to `path` that exists.
+/// The deepest folder on the way to `path` that exists.
 fs::path existing_part(fs::path path) {
   std::error_code ignored;
   while (!path.empty() && !fs::is_directory(path, ignored)) path = path.parent_path();
@@ -56,7 +56,7 @@ void Keepers::copy_missing(const fs::path& folder, const std::vector<std::string
   }
 }
 
-/// Of the keepers that see one folder, the one with the lowest rank stays.
+/// Of the keepers that see the same folder, only the one with the lowest rank stays one.
 void Keepers::leave_if_shared(const fs::path& folder) {
   const std::string job = on_rank_0([] { return fmt::format("{:08x}", std::random_device()()); });
   const auto token = [&](int rank) { return folder / fmt::format(".keeper-{}-{}", job, rank); };

@@ -11,7 +11,7 @@ namespace syncbn::train {
 /// node, so that a run survives the loss of a node's disk. All ranks call all functions.
 class Keepers {
  public:
-  /// @param folder of the run. Nodes that share its disk have one keeper together.
+  /// @param folder the run's; nodes that share its disk have one keeper together
   Keepers(bool of_each_node, const std::filesystem::path& folder);
 
   /// Whether this rank is a keeper.

@@ -37,7 +37,7 @@ at::Tensor bytes_of(const torch::optim::Optimizer& optimizer) {
   return tensor;
 }
 
-/// libtorch's readers do not look whether tensors lie within their data.
+/// libtorch's readers do not check whether tensors lie within their data.
 void check_tensors(const c10::IValue& values) {
   values.visit([](const c10::IValue& value) {
     if (!value.isTensor() || !value.toTensor().defined()) return false;
@@ -67,7 +67,7 @@ void load_optimizer(const at::Tensor& bytes, torch::optim::Optimizer& optimizer)
 std::optional<Dict> read_program_checkpoint(const std::string& bytes) {
   if (!is_sealed(bytes)) return std::nullopt;
   try {
-    // By libtorch's reader, which knows whatever may be in `extra`.
+    // With libtorch's reader, which knows every type that `extra` may hold.
     const c10::IValue values = torch::jit::pickle_load({bytes.begin(), bytes.end()});
     check_tensors(values);
     const Dict dict = values.toGenericDict();

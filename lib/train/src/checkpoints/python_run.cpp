@@ -52,10 +52,10 @@ c10::IValue need(const Dict& dict, const std::string& key) {
   throw base::UserError(fmt::format("it has no '{}'", key));
 }
 
-/// The epochs that the run has ended.
+/// The number of epochs that the run has completed.
 int64_t ended_epochs(const Dict& run, bool is_imagenet) {
   const c10::IValue epoch = need(run, "epoch");
-  // torchvision saves the number of the epoch that has ended, from 0; the example the next one's.
+  // torchvision saves the number of the completed epoch, from 0; the example that of the next one.
   const int64_t first = is_imagenet ? 1 : 0;
   constexpr auto kLast = static_cast<int64_t>(kMaxEpochs);
   if (epoch.isInt() && epoch.toInt() >= first && epoch.toInt() <= kLast) {
@@ -88,10 +88,9 @@ Checkpoint::Tensors weights_of(const std::filesystem::path& path, const std::str
 }
 
 // ---- the optimizer's state
-// -----------------------------------------------------------------------
 
-/// Why parameters are not those of a group of Python's, by their number and their states' shapes;
-/// empty: they are.
+/// Why parameters do not match a group of Python's, by their number and their states' shapes; empty
+/// if they do.
 std::string misfit(const NamedTensors& parameters, const Dict& group, const Dict& states) {
   const auto numbers = group.at("params").toListRef();
   if (numbers.size() != parameters.size()) {
@@ -144,7 +143,7 @@ Groups groups_of(const std::vector<Dict>& python, const Dict& states,
   return matched;
 }
 
-/// A parameter has no state, or what the others have.
+/// Each parameter must have no state, or the same keys as the others.
 void check_complete(const OptimizerState& state) {
   std::set<std::string> keys;
   for (const auto& [name, tensors] : state) {
@@ -181,9 +180,8 @@ OptimizerState named_state(const std::vector<Dict>& python, const Dict& states,
 }
 
 // ---- hyperparameters
-// -----------------------------------------------------------------------------
 
-/// A group does not name its optimizer.
+/// The type of optimizer, which a group does not name, by its options.
 /// @param chosen the configuration's
 std::string optimizer_type(const Dict& group, const Dict& run, const std::string& chosen) {
   if (group.contains("alpha")) return "rmsprop";
@@ -191,8 +189,8 @@ std::string optimizer_type(const Dict& group, const Dict& run, const std::string
   if (group.contains("decoupled_weight_decay")) {
     return group.at("decoupled_weight_decay").toBool() ? "adamw" : "adam";
   }
-  // Older torch has the same keys for both. torchvision's script, which saves its arguments, knows
-  // AdamW alone.
+  // Older torch has the same keys for both. torchvision's script, which saves its arguments,
+  // supports only AdamW.
   return run.contains("args") || chosen == "adamw" ? "adamw" : "adam";
 }
 
@@ -214,7 +212,7 @@ void set_optimizer(config::Value& section, const std::vector<Dict>& python, cons
   for (const std::string& key : python_options(type)) {
     if (section.find(key) != nullptr) section.set(key, setting_of(first.at(key)));
   }
-  // Python's one group has the same rates for all.
+  // Python's single group has the same rates for all parameters.
   if (python.size() == 1 && target.optimizer.groups().size() > 1) {
     for (const char* key : {"no_decay", "groups"}) section.set(key, config::detail::list_of({}));
     section.set("layer_decay", setting_of(1));
@@ -234,7 +232,7 @@ void set_optimizer(config::Value& section, const std::vector<Dict>& python, cons
   if (has_other_decay) section.set("weight_decay", of_groups(decays));
 }
 
-/// A scheduler's class is known by its options.
+/// Recognises a scheduler's class by its options.
 void set_scheduler(config::Value& section, const Dict& state) {
   const auto set = [&](const char* type, std::vector<std::pair<const char*, const char*>> keys) {
     if (section.find("type")->scalar != type) section = config::Value::of_map();
@@ -268,7 +266,7 @@ void set_schedule(config::Value& config, const Dict& state) {
   const std::vector<Dict> parts = has_warmup ? dicts(state.at("_schedulers")) : std::vector{state};
   const Dict& main = parts.back();
   set_scheduler(section, main);
-  // The rates of the others are the same step by step.
+  // The other schedulers' rates are the same step by step.
   if (has_warmup || main.contains("T_max") || section.find("type")->scalar == "exponential") {
     section.set("by_epoch", config::Codec<bool>::write(true));
   }

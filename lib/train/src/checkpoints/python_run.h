@@ -14,8 +14,8 @@
 
 namespace syncbn::train {
 
-/// Python scripts: `train` resumes from their checkpoints and writes such. They save at the end of
-/// an epoch.
+/// Python scripts whose checkpoints `train` resumes from and writes. They save at the end of an
+/// epoch.
 enum class PythonScript {
   kTorchvision,  ///< references/classification/train.py
   kImagenet,     ///< imagenet/main.py of pytorch/examples
@@ -25,10 +25,11 @@ enum class PythonScript {
 /// weight_decay; empty for an optimizer that torch.optim lacks.
 std::vector<std::string> python_options(const std::string& optimizer_type);
 
-/// Whether a file is a checkpoint of one of these scripts. @throws what read_torch_values() throws
+/// Whether a file is a checkpoint of one of these scripts.
+/// @throws what read_torch_values() throws
 bool is_python_run(const std::filesystem::path& path);
 
-/// The run that goes on from a checkpoint of Python's.
+/// The run that continues from a checkpoint of Python's.
 struct PythonRunTarget {
   models::Model& model;
   const Optimizer& optimizer;
@@ -38,17 +39,17 @@ struct PythonRunTarget {
   int64_t world_size = 1;
 };
 
-/// Converts such a file. The model gets its weights. `config` of the result is the target's, with
-/// the file's hyperparameters where they differ.
+/// Converts a checkpoint of one of the scripts, and loads its weights into the model. `config` of
+/// the result is the target's, with the file's hyperparameters where they differ.
 /// @throws base::UserError if the file does not fit the model or the optimizer's groups, or is
-///   damaged; its message calls the file "it".
+///   damaged; its message calls the file "it"
 Checkpoint read_python_run(const std::filesystem::path& path, const PythonRunTarget& target);
 
-/// What the script's --resume takes.
+/// A checkpoint for the script's --resume.
 /// @param config the run's
 /// @param model of the checkpoint; gets its weights
-/// @throws base::UserError for a checkpoint within an epoch, and for optimizers and schedules that
-///   the script lacks; its message calls the checkpoint "it".
+/// @throws base::UserError for a checkpoint in the middle of an epoch, and for optimizers and
+///   schedules that the script lacks; its message calls the checkpoint "it"
 models::Dict to_python_run(const Checkpoint& checkpoint, PythonScript script, const Config& config,
                            models::Model& model);
 

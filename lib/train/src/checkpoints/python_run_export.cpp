@@ -1,4 +1,4 @@
-// The way back: checkpoints for the scripts' --resume.
+// Exports checkpoints for the scripts' --resume.
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ c10::impl::GenericList make_list() {
   return c10::impl::GenericList(c10::AnyType::get());
 }
 
-/// An option of the configuration, as Python has it.
+/// An option of the configuration in Python's form.
 c10::IValue option(const config::Value& section, const std::string& key) {
   const config::Value& value = *section.find(key);
   const auto number = [](const config::Value& item) {
@@ -150,7 +150,7 @@ class PythonExport {
     load_model(checkpoint_.model, model_);
     Dict dict = make_dict();
     for (const auto& item : models::state_dict(model_)) {
-      // main.py saves a DataParallel or DistributedDataParallel.
+      // main.py saves the state of a DataParallel or DistributedDataParallel.
       put(dict, (is_imagenet_ ? "module." : "") + item.key(), on_host(item.value()));
     }
     return dict;
@@ -189,7 +189,7 @@ class PythonExport {
     return scaled_lr(*optimizer_, config_.local_batch_size(ranks) * ranks);
   }
 
-  /// Rates of the groups where the optimizer's is `lr`.
+  /// Rates of the groups when the optimizer's is `lr`.
   std::vector<double> rates(double lr) const {
     std::vector<double> all;
     for (const auto& group : groups_) all.push_back(group.lr / optimizer_->base_lr() * lr);
@@ -230,7 +230,7 @@ class PythonExport {
 
   Dict state_of_one(const std::string& name) const {
     Dict dict = make_dict();
-    // Python's RMSprop counts steps, too.
+    // Python's RMSprop counts steps as well.
     if (config_.optimizer.type() == "rmsprop") {
       put(dict, "step", at::scalar_tensor(checkpoint_.step, at::kFloat));
     }
@@ -240,7 +240,7 @@ class PythonExport {
     return dict;
   }
 
-  /// The keys of a parameter group that this project has, and those that it has not.
+  /// The keys of a parameter group, including those that this project lacks.
   Dict options() const {
     Dict dict = make_dict();
     const std::string& type = config_.optimizer.type();
@@ -290,12 +290,13 @@ class PythonExport {
     if (type == "step") {
       put(dict, "step_size", option(schedule_section_, "step_size").toScalar().toLong());
     }
-    // MultiStepLR's milestones are a collections.Counter, which libtorch does not write. The script
+    // MultiStepLR's milestones are a collections.Counter, which libtorch cannot write. The script
     // keeps those that it was started with.
     return dict;
   }
 
-  /// A scheduler after `epoch` epochs. @param epoch -1: SequentialLR has not come to it yet
+  /// The state of a scheduler after `epoch` epochs.
+  /// @param epoch -1: SequentialLR has not started it yet
   Dict scheduler_at(int64_t epoch, Dict dict, const std::vector<double>& last) const {
     put(dict, "base_lrs", list_of(rates(initial_lr())));
     put(dict, "last_epoch", epoch);

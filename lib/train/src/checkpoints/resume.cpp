@@ -40,11 +40,11 @@ struct Found {
   std::string path = {};
   int64_t step = -1;
   int64_t seed = 0;
-  std::vector<fs::path> damaged = {};  ///< newer ones
+  std::vector<fs::path> damaged = {};  ///< newer checkpoints that are damaged
   std::string damage = {};             ///< of the newest of them
 };
 
-/// Reports a damaged checkpoint before a model is made.
+/// Reads a checkpoint and reports damage, before a model is made.
 Found read_whole(const fs::path& file) {
   Found found{.bytes = load_file(file), .path = file.string()};
   if (is_of_python(found.bytes) && is_python_run(file)) {
@@ -108,7 +108,7 @@ OwnState own_state(const Config& config, const std::string& name) {
                               ? fs::path(config.resume) / run_files::kLast
                               : fs::path(config.resume);
     own.checkpoint = read_whole(file);
-    // A run of Python's goes on in a new folder.
+    // A run of Python's continues in a new folder.
     folder = is_of_python(own.checkpoint.bytes)
                  ? std::nullopt
                  : run_files::of_checkpoint(file, config.run_dir, name);
@@ -120,7 +120,7 @@ OwnState own_state(const Config& config, const std::string& name) {
   return own;
 }
 
-/// The first rank with the highest number.
+/// The first of the ranks with the highest number.
 int rank_of_highest(int64_t number) {
   const auto all = dist::all_gather_bytes(std::to_string(number));
   const auto value = [](const std::string& text) { return std::stoll(text); };
@@ -153,7 +153,7 @@ ResumeState find_resume_state(const Config& config, const std::string& name,
     return state;
   }
   keepers.each([&] {
-    // What is free on one node may hold a run on another.
+    // A folder that is free on one node may hold a run on another.
     if (own.folder == state.folder) return;
     run_files::choose(state.folder, name, /*resume=*/false, config.overwrite);
   });

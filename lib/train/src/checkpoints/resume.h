@@ -19,18 +19,18 @@ struct ResumeState {
   int64_t seed = 0;               ///< the configuration's, that of the checkpoint, or a new one
 };
 
-/// Follows the configuration, or after a restart the previous attempt; of the checkpoints of all
-/// keepers, the newest counts. Keepers that lack its run's folder get a copy. Every rank calls it;
-/// the result is the same on all.
+/// Follows the configuration or, after a restart, the previous attempt. The newest checkpoint of
+/// all keepers counts; keepers that lack the log or the best checkpoints of its run get copies.
+/// Every rank calls it; the result is the same on all.
 /// @throws base::UserError on a keeper, QuietExit on the others, when the folder holds another run
-///   or the checkpoint cannot be read or is damaged.
+///   or the checkpoint cannot be read or is damaged
 ResumeState find_resume_state(const Config& config, const std::string& name,
                               const Keepers& keepers);
 
-/// Settings that differ from those of a checkpoint, for a message. Keys that only say where and for
-/// how long a run continues are left out.
+/// Settings that differ from those of a checkpoint, for a message. Ignores keys that only say where
+/// and for how long a run continues.
 /// @throws base::UserError when this configuration cannot use the checkpoint's state; its message
-///   calls the checkpoint "it".
+///   calls the checkpoint "it"
 std::vector<std::string> changed_settings(const config::Value& checkpoint,
                                           const config::Value& now);
 

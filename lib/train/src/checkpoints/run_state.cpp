@@ -31,7 +31,7 @@ Checkpoint RunState::restore(Checkpoint checkpoint, const std::string& name) {
   }
   load_model(checkpoint.model, model_);
   for (const auto& item : model_.named_parameters()) {
-    // `freeze` may have other parameters now.
+    // `freeze` may name other parameters than when the checkpoint was saved.
     if (!item.value().requires_grad()) checkpoint.optimizer.erase(item.key());
   }
   step_.optimizer().load(checkpoint.optimizer);
@@ -41,7 +41,7 @@ Checkpoint RunState::restore(Checkpoint checkpoint, const std::string& name) {
   if (step_.scaler() != nullptr && !checkpoint.scaler.empty()) {
     step_.scaler()->load(checkpoint.scaler);
   }
-  // A checkpoint without averages starts them with its parameters.
+  // Without averages in the checkpoint, they start with its parameters.
   if (step_.ema() != nullptr) {
     step_.ema()->load(checkpoint.ema.empty() ? checkpoint.model : checkpoint.ema);
   }

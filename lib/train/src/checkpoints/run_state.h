@@ -14,23 +14,23 @@
 
 namespace syncbn::train {
 
-/// Whatever of a run changes from step to step, other than its position. Not thread-safe.
+/// Everything in a run that changes from step to step, except its position. Not thread-safe.
 class RunState {
  public:
-  /// All outlive it.
+  /// The arguments must outlive it.
   RunState(const Config& config, models::Model& model, TrainingStep& step, data::Loader& loader,
            Schedule& schedule)
       : config_(config), model_(model), step_(step), loader_(loader), schedule_(schedule) {}
 
-  /// Puts everything where it was when the checkpoint was saved: bit for bit on as many ranks of
-  /// the same type of device.
+  /// Restores everything to what it was when the checkpoint was saved: bit for bit on as many ranks
+  /// with the same type of device.
   /// @param name of the checkpoint
   /// @return the position: the checkpoint without its tensors
-  /// @throws base::UserError when it does not fit; its message calls the checkpoint "it".
+  /// @throws base::UserError when it does not fit; its message calls the checkpoint "it"
   Checkpoint restore(Checkpoint checkpoint, const std::string& name);
 
-  /// Adds the state to a position. Every rank calls it, and contributes its random numbers; the
-  /// network is rank 0's on all.
+  /// Adds the state to a position. Every rank calls it and contributes its random numbers; on all
+  /// ranks, the network is rank 0's.
   Checkpoint add_to(Checkpoint position) const;
 
  private:

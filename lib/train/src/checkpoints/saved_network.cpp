@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Gives all ranks the weights in a file of Python's.
+/// Loads the weights in a file of Python's into the model of each rank.
 void load_python_weights(const std::string& path, bool average, models::Model& model) {
   do_on_rank_0([&] {
     const models::StateDict weights = models::read_state_dict(path, average ? "model_ema" : "");

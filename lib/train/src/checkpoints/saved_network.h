@@ -10,14 +10,14 @@
 
 namespace syncbn::train {
 
-/// The file that a command without training is about: `resume`, or best.pt or last.pt of the newest
-/// run of this name.
+/// The file that a command without training uses: `resume`, or best.pt or last.pt of the newest run
+/// of this name.
 /// @param command for messages: "eval"
 /// @throws base::UserError if there is none
 std::filesystem::path checkpoint_file(const std::string& command, const Config& config,
                                       const std::string& name);
 
-/// The weights that `train eval` and `train predict` are about. Not thread-safe.
+/// The weights that `train eval` and `train predict` use. Not thread-safe.
 class SavedNetwork {
  public:
   /// Reads checkpoint_file(). Every rank calls it.
@@ -25,7 +25,7 @@ class SavedNetwork {
   SavedNetwork(const std::string& command, const Config& config, const std::string& name);
 
   const std::string& path() const { return path_; }
-  /// Null: the file is Python's.
+  /// Null if the file is Python's.
   const Checkpoint* checkpoint() const { return checkpoint_ ? &*checkpoint_ : nullptr; }
   /// Whether checkpoint() has a moving average.
   bool has_average() const { return checkpoint_ && !checkpoint_->ema.empty(); }

@@ -27,13 +27,13 @@ std::string checksum(uint32_t crc) {
   return fmt::format("{:08x}", crc);
 }
 
-/// Passes an archive that has no comment yet on to a sink, and appends the checksum.
+/// Passes an archive without a comment on to a sink, and appends the checksum.
 class Sealer {
  public:
   explicit Sealer(Sink sink) : sink_(std::move(sink)) {}
 
   void write(std::string_view bytes) {
-    // The last two bytes of an archive are the length of its comment, which is known at its end.
+    // Holds back the last two bytes: at the end of an archive they are the length of its comment.
     held_back_ += bytes.substr(bytes.size() - std::min(bytes.size(), kHeldBack));
     if (bytes.size() >= kHeldBack) {
       pass_on(std::string_view(held_back_).substr(0, held_back_.size() - kHeldBack));
@@ -93,7 +93,8 @@ std::string load_file(const std::filesystem::path& file) {
   return base::read_file(file);
 }
 
-/// A whole zip archive without our checksum, or a pickle, as torch.save wrote before 1.6.
+/// A whole zip archive without our checksum, a pickle, as torch.save wrote before 1.6, or
+/// safetensors.
 bool is_of_python(std::string_view bytes) {
   constexpr std::string_view kEndOfZip = "PK\5\6";
   constexpr size_t kEndSize = 22;  // without a comment

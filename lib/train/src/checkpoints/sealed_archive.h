@@ -16,7 +16,7 @@ using models::put;
 /// A zip archive as torch.save writes it, with a checksum of the whole at its end.
 std::string sealed_archive(const Dict& dict);
 
-/// Writes the same bytes, tensor by tensor, as base::write_file_atomically() does.
+/// Writes the bytes of sealed_archive(), tensor by tensor, as base::write_file_atomically() does.
 void write_sealed_archive(const Dict& dict, const std::filesystem::path& path);
 
 bool is_sealed(std::string_view bytes);
