@@ -24,8 +24,8 @@
 namespace syncbn::train {
 namespace {
 
-/// Leaves out what cannot be read, and reads all of each file: of an image that is cropped first, a
-/// part would be decoded.
+/// Makes a check skip what it cannot read, and read all of each file: a crop as the first transform
+/// would decode only a part of an image.
 Config for_reading(const Config& config) {
   config::Value all = config::Schema<Config>::get().write(config);
   config::Value whole = config::Value::of_map();
@@ -76,7 +76,7 @@ std::string classes_text(const data::Dataset& set) {
 }
 
 /// Reads a split and prints a line about it. The loader warns of each sample that it cannot use.
-/// @return how many there are
+/// @return the number of such samples
 int64_t check_split(const std::string& name, const std::shared_ptr<const data::Dataset>& set,
                     const Config& config, Progress& progress) {
   data::Loader loader = each_once(set, config.loader.options(config.local_batch_size(1), at::kCPU),
@@ -93,7 +93,7 @@ int64_t check_split(const std::string& name, const std::shared_ptr<const data::D
   return bad;
 }
 
-/// Names the files in an image folder that are no samples.
+/// Warns of files in an image folder that are not samples.
 void warn_of_files_left_out(const Config& config) {
   if (config.data.type() != "image_folder") return;
   const config::Value all = config::Schema<Config>::get().write(config);
@@ -138,7 +138,7 @@ int check(const std::vector<std::string>& args) {
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);
   int64_t bad = 0;
-  double budget = 0;  // that the splits need, where the configured one would end a run
+  double budget = 0;  // that a run would need; 0: the configured one suffices
   const auto check_set = [&](data::Split split, const std::shared_ptr<const data::Dataset>& set) {
     const int64_t found = check_split(to_string(split), set, config, progress);
     bad += found;

@@ -51,7 +51,7 @@
 namespace syncbn::train {
 namespace {
 
-// The launcher takes up to a second to end the others.
+// The launcher takes up to a second to end the other ranks.
 constexpr auto kPeerErrorDelay = std::chrono::seconds(2);
 
 struct RankEnv {
@@ -83,7 +83,7 @@ RankEnv read_rank_env(int local_rank) {
   return env;
 }
 
-/// For work before the ranks are connected. Local rank 0 reports its mistake at once. The other
+/// Runs work before the ranks are connected. Local rank 0 reports its mistake at once. The other
 /// ranks cannot know whether they share it: they wait before they report theirs, and the launcher
 /// ends them meanwhile if local rank 0 has failed.
 template <class Work>
@@ -96,8 +96,8 @@ auto local_rank_0_first(int local_rank, const Work& work) {
   }
 }
 
-/// Leaves the launcher the message, in the form of torch's @record. torchrun finds by the time
-/// which rank failed first.
+/// Writes the message to the launcher's error file, in the form of torch's @record. torchrun finds
+/// by the time which rank failed first.
 void leave_error_file(const std::exception& error) {
   const auto file = base::env("TORCHELASTIC_ERROR_FILE");
   if (!file) return;
@@ -112,17 +112,17 @@ void leave_error_file(const std::exception& error) {
 
 struct GroupGuard {
   // After an exception the process ends soon, and its exit code tells the other ranks more than
-  // that it has left the group: they would repeat what this rank reports.
+  // that it has left the group, after which they would repeat what this rank reports.
   ~GroupGuard() {
     if (std::uncaught_exceptions() == 0) dist::destroy_process_group();
   }
 };
 
-// Commands of the ranks of a job, as training is.
+// Commands that run on all ranks of a job, as training does.
 constexpr const char* kEval = "eval";
 constexpr const char* kPredict = "predict";
 
-/// A command of one process.
+/// A command that runs in one process.
 struct SingleCommand {
   const char* name;
   /// @param args what follows the command's name
@@ -144,7 +144,7 @@ const SingleCommand* find_single(const std::string& name) {
   return found == std::end(kSingleCommands) ? nullptr : found;
 }
 
-/// The samples that `train eval` is about.
+/// The split that `train eval` evaluates on.
 data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
   const std::string wanted = line.value("split").value_or("test");
   for (const auto split : {data::Split::kTrain, data::Split::kVal, data::Split::kTest}) {
@@ -154,7 +154,7 @@ data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
   return data::Split::kTest;
 }
 
-/// Removes `eval` or `predict` from the front of the command line; kTraining without such a word.
+/// Removes `eval` or `predict` from the front of the command line; kTraining if it has neither.
 std::string take_command(std::vector<std::string>& args) {
   const std::string first = args.empty() ? "" : args.front();
   if (first == kEval || first == kPredict) {
@@ -171,7 +171,7 @@ std::string take_command(std::vector<std::string>& args) {
   return kTraining;
 }
 
-/// Removes what `predict` is asked about from the front of its arguments.
+/// Removes the images of `predict` from the front of its arguments.
 std::string take_images(std::vector<std::string>& args) {
   if (args.empty() || args[0].empty() || args[0].starts_with('-')) {
     throw base::UserError(
@@ -182,7 +182,7 @@ std::string take_images(std::vector<std::string>& args) {
   return images;
 }
 
-/// Whether all ranks of this node can have their threads at the same time.
+/// Checks that all ranks of this node can have their threads at the same time.
 void check_threads_of_all(const LoaderConfig& loader) {
   constexpr int kGroupThreads = 8;  // store, Gloo, peer monitor, shared memory
   constexpr int kLoaders = 2;       // of the training and the test set
@@ -192,10 +192,10 @@ void check_threads_of_all(const LoaderConfig& loader) {
   base::check_threads(ranks * (threads + kGroupThreads + kLoaders * workers));
 }
 
-/// Registers what this program and its plug-ins add to networks, data sets, and so on.
+/// Registers the networks, data sets and so on that this program and its plug-ins add.
 void register_own(const std::vector<std::string>& given, const RegisterAll& register_all) {
   if (register_all) register_from("", register_all);
-  // Their keys are not known before they are loaded: the command line is read again afterwards.
+  // Plug-ins' keys are unknown until they are loaded: the command line is read again afterwards.
   config::Faults ignored;
   load_plugins(parse_arguments(kTraining, given, ignored));
 }
@@ -257,7 +257,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
     }
   } catch (const base::UserError& error) {
     if (env.local_rank == 0) throw;
-    // Without a launcher, nobody ends the ranks that would repeat local rank 0's message.
+    // Without a launcher, nothing ends the ranks that would repeat local rank 0's message.
     if (!base::env("TORCHELASTIC_RUN_ID")) throw QuietExit{error.exit_code()};
     std::this_thread::sleep_for(kQuietExitDelay);
     throw;
@@ -265,9 +265,9 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
   const Config& config = resolved.config;
   local_rank_0_first(env.local_rank, [&] {
     if (const auto gpu = config.gpu()) see_only_gpu(*gpu);
-    // cuBLAS reads it at its first use, and is not deterministic without.
+    // cuBLAS reads it at its first use, and is not deterministic without it.
     if (config.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-    // The profiler of libtorch with CUDA calls it an error that there is no GPU.
+    // libtorch's profiler with CUDA would report a missing GPU as an error.
     if (base::count_gpus_at_hand().value_or(0) == 0)
       ::setenv("KINETO_LOG_LEVEL", "5", /*overwrite=*/0);
     dist::init_process_group({.backend = config.chosen_backend(),
@@ -328,7 +328,7 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
   try {
     return run(given, env, register_all);
   } catch (const dist::PeerError& error) {
-    // If that rank has ended, so does this one by its launcher, and only the other's message
+    // If that rank has ended, the launcher ends this one by a signal, and only the other's message
     // counts.
     if (const int signal = StopSignals::received(); signal != 0) ::raise(signal);
     if (base::env("TORCHELASTIC_RUN_ID")) std::this_thread::sleep_for(kPeerErrorDelay);

@@ -24,12 +24,11 @@ int dry_run(const Config& config, const std::string& name, const Inputs& inputs)
 int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs,
                         const std::filesystem::path& tables);
 
-/// `train predict FOLDER`: asks the network of a checkpoint about each image in the folder, and
-/// writes what the task says of them into the folder `output`. Each rank takes its share of the
-/// images.
+/// `train predict FOLDER`: runs the network of a checkpoint on each image in the folder, and writes
+/// the task's answers into the folder `output`. Each rank takes its share of the images.
 /// @param text of the configuration, in YAML
 /// @param name of the run
-/// @param average whether to take the moving average of the weights
+/// @param average whether to use the moving average of the weights
 /// @throws base::UserError on all ranks with an image that cannot be read
 int predict(const Config& config, const std::string& text, const std::string& name,
             const std::string& images, const std::string& output, bool average);
@@ -38,30 +37,31 @@ int predict(const Config& config, const std::string& text, const std::string& na
 
 /// `train check`: reads each sample of a configuration's data once, as a run would, and names all
 /// that a run could not use.
-/// @throws base::UserError when there are such samples, or the configuration or the data is refused
-///   before one is read
+/// @throws base::UserError when there are such samples, or when the configuration or the data is
+///   refused before a sample is read
 int check(const std::vector<std::string>& args);
 
 /// `train export`: writes the network of a checkpoint to a file for other programs, beside the
 /// checkpoint unless told otherwise.
 int export_checkpoint(const std::vector<std::string>& args);
 
-/// `train profile RUN [--steps N]`: lets the run that writes to the folder RUN profile its next
-/// steps, waits for that, and prints the table.
+/// `train profile RUN [--steps N]`: makes the run that writes to the folder RUN profile its next
+/// steps, waits for the profile, and prints its table.
 /// @throws base::UserError when no process trains in RUN; base::UnavailableError when the run ends
-///   before, or could not write its profile
+///   first, or could not write its profile
 int profile_command(const std::vector<std::string>& args);
 
-/// `train sweep`: a run for each combination of values, one after the other, each in a process of
-/// its own. Runs that have finished are skipped, others resumed. Ends with a table on stdout, and
-/// sweep.csv in the sweep's folder.
-/// @return 0, the code of the first run that failed, or that of the run that a signal stopped
+/// `train sweep`: trains a run for each combination of values, one after the other, each in its own
+/// process. Skips finished runs and resumes others. Ends with a table on stdout, and sweep.csv in
+/// the sweep's folder.
+/// @return 0; the code of the first run that failed; or after a signal 128 + SIGINT for SIGINT and
+///   base::kExitPreempted for all else
 /// @throws base::UserError before the first run, for a mistake in any run's configuration
 int sweep(const std::vector<std::string>& args);
 
-/// `train watch RUN`: shows a run on the terminal until it ends. Where there is no terminal, prints
-/// its state once and then a line for each epoch.
-/// @throws base::UserError when RUN is not the folder of a run.
+/// `train watch RUN`: shows a run on the terminal until it ends. Without a terminal, prints its
+/// state once and then a line for each epoch.
+/// @throws base::UserError when RUN is not the folder of a run
 int watch(const std::vector<std::string>& args);
 
 // ---- without a run ------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kShownResults = 40;  // of an evaluation, in the log; the line of JSON has all
 
-/// Images of another size, for one, give other results.
+/// Other data settings, such as another size of images, give other results.
 void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
                         const Config& config) {
   std::vector<std::string> changed;
@@ -42,7 +42,7 @@ void warn_of_other_data(const Checkpoint& checkpoint, const std::string& path,
                base::join(changed, ", "));
 }
 
-/// Labels are numbers: in another order they mean other classes.
+/// Labels are numbers: in another order they stand for other classes.
 void warn_of_other_classes(const Checkpoint& checkpoint, const std::string& path,
                            const std::vector<std::string>& classes) {
   const auto [own, other] = std::ranges::mismatch(checkpoint.classes, classes);
@@ -52,7 +52,7 @@ void warn_of_other_classes(const Checkpoint& checkpoint, const std::string& path
                base::printable(*other));
 }
 
-/// Finds ahead of the evaluation what would keep its tables from being written.
+/// Finds before the evaluation what would keep its tables from being written.
 void check_tables(const Task& task, const std::string& type, const fs::path& folder) {
   const std::vector<int64_t> none(static_cast<size_t>(task.num_counts()));
   const std::vector<Table> tables = task.tables(none, {});

@@ -45,7 +45,7 @@ constexpr std::array<std::string_view, 2> kRunFormats = {"torchvision-run", "ima
 struct Request {
   ResolvedConfig resolved;
   models::ExportFormat format = models::ExportFormat::kTorchScript;
-  std::optional<PythonScript> script;  ///< for a run; `format` does not count then
+  std::optional<PythonScript> script;  ///< to export a run; `format` is then ignored
   std::optional<std::string> output;
   bool takes_average = false;
 };
@@ -72,7 +72,7 @@ void set_format(const std::string& name, Request& request, config::Faults& fault
   }
 }
 
-/// The format whose extension this is, if only one has it; .pt and .pth are ambiguous.
+/// The only format with this extension; nothing for .pt and .pth, which are ambiguous.
 std::optional<std::string> format_by_ending(const std::string& ending) {
   for (const auto format : {models::ExportFormat::kOnnx, models::ExportFormat::kSafetensors}) {
     if (ending == models::extension(format)) {
@@ -115,7 +115,7 @@ fs::path wanted_checkpoint(const Request& request) {
   const Config& config = request.resolved.config;
   const std::string& name = request.resolved.name;
   const bool is_named = !config.resume.empty() && config.resume != "auto";
-  // Python's scripts resume the last epoch, not the best.
+  // Python's scripts resume from the last epoch, not the best.
   return request.script && !is_named ? run_files::newest(config.run_dir, name) / run_files::kLast
                                      : checkpoint_file("export", config, name);
 }
@@ -129,10 +129,10 @@ Saved read_saved(const Request& request, const fs::path& path) {
   return saved;
 }
 
-/// For the shape of the images, the classes and the normalisation. No image is read where the
-/// checkpoint knows its classes.
+/// A data set for the shape of the images, the classes and the normalisation. Reads no image if the
+/// checkpoint has the classes.
 std::shared_ptr<const data::Dataset> dataset_of(const Config& config, const Saved& saved) {
-  // What a plug-in's samples look like, only its data set knows.
+  // Only a plug-in's data set knows what its samples look like.
   const auto& entry = data::DatasetKind::registry().entries().at(config.data.type());
   const bool is_ours = entry.origin.value_or("").empty();
   const auto options =
@@ -150,7 +150,7 @@ std::shared_ptr<models::Model> make_network(const Config& config, const data::Da
                                              .sample_shape = dataset.sample_shape()});
 }
 
-/// Fills the network with the weights of a file, ours or Python's.
+/// Loads the weights of a file, ours or Python's, into the network.
 void load_weights(const Saved& saved, bool takes_average, models::Model& model) {
   if (!saved.own) {
     models::load_state_dict(model,
@@ -170,7 +170,7 @@ std::string transforms_of(const Config& config) {
   return transforms == nullptr ? "" : config::to_json(*transforms);
 }
 
-/// The file to write. A folder as --output gets a file of the default name.
+/// The file to write. If --output is a folder, the file in it gets the default name.
 fs::path output_file(const Request& request, const fs::path& checkpoint) {
   const std::string extension = request.script ? ".pth" : models::extension(request.format);
   const fs::path wanted = request.output ? fs::path(*request.output) : checkpoint.parent_path();
@@ -194,7 +194,7 @@ fs::path output_file(const Request& request, const fs::path& checkpoint) {
   return file;
 }
 
-/// Writes a run for --resume of a script of Python's.
+/// Writes a run for the --resume of a Python script.
 void export_run(const std::string& output, const Request& request, const Checkpoint& checkpoint,
                 models::Model& model) {
   const models::Dict run =
@@ -203,7 +203,6 @@ void export_run(const std::string& output, const Request& request, const Checkpo
                       [&](const models::Sink& sink) { models::write_torch_archive(run, sink); });
 }
 
-/// Writes a network.
 void export_network(const std::string& output, const Request& request, const Saved& saved,
                     const data::Dataset& dataset, models::Model& model) {
   const bool is_whole = request.format == models::ExportFormat::kTorchScript ||

@@ -22,11 +22,11 @@ namespace {
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
-/// An option in `args`, and where it stands.
+/// An option in `args`.
 struct Option {
   std::string name;                       ///< without dashes, with underscores: "dist_url"
   std::optional<std::string> value = {};  ///< after '=', or the next word
-  size_t words = 1;                       ///< that it takes
+  size_t words = 1;                       ///< number of words that it takes
 };
 
 Option option_at(const Words& args, size_t place, bool takes_value) {
@@ -111,7 +111,7 @@ const std::map<std::string, Translation>& imagenet_switches() {
   return all;
 }
 
-/// Whether a word may belong to the option before it.
+/// Whether a word may be the value of the option before it.
 bool may_be_value(const Words& args, size_t place) {
   return place > 0 && args[place - 1].starts_with("--") &&
          args[place - 1].find('=') == std::string::npos &&
@@ -122,7 +122,7 @@ bool may_be_value(const Words& args, size_t place) {
 bool is_data_folder(const Words& args, size_t place) {
   const std::string& word = args[place];
   if (word.starts_with('-') || word.find('=') != std::string::npos) return false;
-  // Commands of train, and predict's argument, whatever is in folders of these names.
+  // Commands of train and the argument of predict, even if folders of these names hold data.
   if (place == 0 && (word == "eval" || word == "predict")) return false;
   if (place == 1 && args.front() == "predict") return false;
   std::error_code ignored;
@@ -133,7 +133,7 @@ bool is_data_folder(const Words& args, size_t place) {
 
 constexpr std::string_view kTrigger = "nproc_per_node";
 
-// The launcher's options that `train` passes on. Users of the others start syncbn-launch.
+// The launcher's options that `train` passes on. For others, users start syncbn-launch.
 constexpr std::string_view kLauncherOptions[] = {
     kTrigger,       "nnodes",  "node_rank", "master_addr",  "master_port", "rdzv_endpoint",
     "rdzv_backend", "rdzv_id", "log_dir",   "max_restarts", "bind"};
@@ -237,7 +237,7 @@ void launch_if_asked(const Words& args) {
   const fs::path beside = program.parent_path() / "syncbn-launch";
   Words words = {base::exists(beside) ? beside.string() : "syncbn-launch"};
   words.insert(words.end(), parts.launcher.begin(), parts.launcher.end());
-  // Its result is a line of JSON.
+  // The result of eval is a line of JSON.
   if (!parts.program.empty() && parts.program.front() == "eval") words.emplace_back("--prefix=off");
   words.push_back(program.string());
   words.insert(words.end(), parts.program.begin(), parts.program.end());

@@ -7,13 +7,13 @@ namespace syncbn::train {
 
 /// Replaces the options of PyTorch's ImageNet example (examples/imagenet/main.py) by this program's
 /// and the launcher's: `-a resnet50 -b 256 DIR`. docs/imagenet.md has the list.
-/// @throws base::UserError for those that have no counterpart, with what to do instead.
+/// @throws base::UserError for those without a counterpart, with what to do instead
 std::vector<std::string> translate_imagenet_options(const std::vector<std::string>& args);
 
-/// What translate_imagenet_options() makes of an option, such as "--optimizer.lr=VALUE" of "lr"; ""
-/// for other names.
+/// The replacement of an option by translate_imagenet_options(), such as "--optimizer.lr=VALUE" for
+/// "lr"; "" for other names.
 /// @param name without dashes, with underscores
-/// @throws base::UserError for those that have no counterpart, with what to do instead.
+/// @throws base::UserError for those without a counterpart, with what to do instead
 std::string imagenet_counterpart(const std::string& name);
 
 /// Whether `train` passes the option on to syncbn-launch.
@@ -27,13 +27,13 @@ struct LaunchRequest {
 };
 
 /// @param args options of the ImageNet example are translated first
-/// @throws base::UserError for an option of the launcher without its value.
+/// @throws base::UserError for an option of the launcher without its value
 LaunchRequest split_launch_options(const std::vector<std::string>& args);
 
-/// With --nproc_per_node among `args`: becomes syncbn-launch, with the launcher's options among
-/// `args`, which starts this program with the others on each rank. Returns otherwise.
+/// If --nproc_per_node is among `args`, executes syncbn-launch with the launcher's options among
+/// `args`; syncbn-launch starts this program with the others on each rank. Returns otherwise.
 /// @throws base::UserError if syncbn-launch cannot be found or executed, and for the launcher's
-///   options without --nproc_per_node.
+///   options without --nproc_per_node
 void launch_if_asked(const std::vector<std::string>& args);
 
 }  // namespace syncbn::train

@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 
 using RowsByImage = std::map<int64_t, std::vector<std::string>>;
 
-/// Masks are called as their images, but for the extension.
+/// Masks are named after their images, except for the extension.
 void check_masks(const std::vector<fs::path>& files) {
   std::map<fs::path, fs::path> images;
   for (const fs::path& file : files) {
@@ -45,7 +45,7 @@ void check_masks(const std::vector<fs::path>& files) {
   }
 }
 
-/// For weights that do not know their classes.
+/// Takes from the training data what the checkpoint does not say about its classes.
 void take_classes_of_training_data(const Config& config, data::UnlabelledImagesOptions& options) {
   const auto set = config.data.make(data::Split::kTrain);
   if (!options.class_names.empty() && options.class_names != set->class_names()) {
@@ -77,7 +77,7 @@ data::UnlabelledImages find_images(const Config& config, const SavedNetwork& net
   return images;
 }
 
-/// What the images of this rank are called, and the size of their answers.
+/// Describes the images of a batch for the task.
 std::vector<UnlabelledImage> describe(const data::UnlabelledImages& images,
                                       const data::Batch& batch) {
   std::vector<UnlabelledImage> all;
@@ -105,7 +105,7 @@ void write_mask(const fs::path& output, const std::string& file, const data::Ima
       path, data::encode_png(mask, {colors.const_data_ptr<uint8_t>(), colors.nbytes()}));
 }
 
-/// The rows of all ranks, by image; on rank 0.
+/// Gathers the rows of all ranks, by image, on rank 0.
 RowsByImage gather_rows(const RowsByImage& own) {
   // Not as text: JSON is UTF-8, and a file's name may be anything.
   const std::vector<uint8_t> packed = nlohmann::json::to_msgpack(own);
@@ -129,7 +129,7 @@ void check_output(const fs::path& output, bool overwrite) {
       output.string()));
 }
 
-/// One image's answer is short; those of many are for the file.
+/// Prints the answer about a single image, if it is short. Those about many are for the file.
 void show_answer(const RowsByImage& all, const std::string& separator) {
   constexpr size_t kMaxRows = 10;
   if (all.size() != 1 || all.begin()->second.size() > kMaxRows) return;

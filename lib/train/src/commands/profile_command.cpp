@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kUsualSteps = "3";
-// While the launcher restarts a run, no process has its folder.
+// Grace period for a restart by the launcher, during which no process holds the run's folder.
 constexpr std::chrono::seconds kRestartTime{15};
 
 std::atomic<int> g_interrupted{0};
@@ -39,11 +39,12 @@ std::optional<fs::file_time_type> changed(const fs::path& file) {
   return error ? std::nullopt : std::optional(time);
 }
 
-/// The file by which a run is asked for a profile, taken back if the command ends before.
+/// The file that asks a run for a profile. Removes it if the command ends first.
 class ProfileRequest {
  public:
   ProfileRequest(fs::path file, int64_t steps) : file_(std::move(file)) {
-    // First: a signal that ended this process at once would leave the request behind.
+    // First: a signal that ended this process before its handler is set would leave the request
+    // behind.
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
       ::signal(signal, [](int received) { g_interrupted = received; });
     }

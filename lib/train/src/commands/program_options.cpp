@@ -145,21 +145,21 @@ const CommandHelp* find_command(const std::string& name) {
   return found == kCommands.end() ? nullptr : found;
 }
 
-/// A key or a section, also of one type only.
+/// Whether a name is a key or a section, including those of one type only.
 bool is_key(const std::string& name) {
   return std::ranges::any_of(config_fields(), [&](const config::FieldInfo& field) {
     return field.path == name || field.path.starts_with(name + ".");
   });
 }
 
-/// A run's folder or a YAML file, given without --config.
+/// Whether a word is a run's folder or a YAML file, given without --config.
 bool is_configuration(const std::string& word) {
   const std::filesystem::path path = word;
   if (word.starts_with('-') || !base::exists(path)) return false;
   return path.extension() == ".yaml" || path.extension() == ".yml" || run_files::is_run(path);
 }
 
-/// What a path in the place of a configuration is: "is a folder of data, no run".
+/// What a path given as a configuration is instead: "is a folder of data, no run".
 std::string describe_path(const std::filesystem::path& path) {
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
@@ -173,7 +173,7 @@ std::string describe_path(const std::filesystem::path& path) {
   return "is no run and no YAML file";
 }
 
-/// Reports a path in the place of a configuration that is none. @return whether it did
+/// Reports a path that is given as a configuration but is none. @return whether it did
 bool refuse_path(const std::string& command, const std::string& word, config::Faults& faults) {
   if (word.starts_with('-') || word.find('=') != word.npos) return false;
   const bool exists = base::exists(word);
@@ -213,7 +213,8 @@ std::string whole_help() {
          config::wrapped(base::join({names.begin(), names.end()}, ", "), 2, kHelpColumns) + "\n";
 }
 
-/// What the command line takes for a key or for the launcher, but is neither a key nor an option.
+/// Help on a word that the command line takes for a key or for the launcher, but that is neither a
+/// key nor an option.
 std::string help_of_alias(const std::string& name) {
   if (is_launcher_option(name)) {
     return fmt::format("--{} is passed on to syncbn-launch; `syncbn-launch --help` explains it\n",
@@ -240,7 +241,8 @@ config::CommandLine parse_arguments(const std::string& command,
       !has_configuration && !words.empty() && refuse_path(command, words.front(), faults);
   if (is_refused) words.erase(words.begin());
   auto line = config::parse_command_line(words, all, config_fields(), faults);
-  // What was taken for the ImageNet example's folder of data, without a configuration for it.
+  // Reports a word that was taken for the ImageNet example's folder of data, if there is no
+  // configuration.
   if (!has_configuration && !is_refused && !line.has("config") && !args.empty()) {
     refuse_path(command, args.front(), faults);
   }

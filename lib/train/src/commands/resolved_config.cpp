@@ -26,8 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The texts of configuration files since the last load_plugins(). Each is read once: a pipe, as a
-/// shell's <(…), gives its text only once, and a file may change meanwhile.
+/// The texts of configuration files since the last load_plugins(). Each is read once: a pipe, such
+/// as a shell's <(…), can be read only once, and a file may change meanwhile.
 std::map<fs::path, std::string>& texts() {
   static std::map<fs::path, std::string> all;
   return all;
@@ -51,7 +51,8 @@ fs::path run_folder_of(const fs::path& file) {
   return file.filename() == run_files::kConfig && run_files::is_run(folder) ? folder : "";
 }
 
-/// The file without its extension, or the folder of a run whose config.yaml it is.
+/// The name of a run: that of its file without the extension, or of the folder of the run whose
+/// config.yaml it is.
 std::string name_of(const fs::path& file) {
   const fs::path run = run_folder_of(file);
   return run.empty() ? file.stem().string() : run.filename().string();
@@ -72,7 +73,7 @@ bool is_weights(const fs::path& file) {
   return extension == ".pt" || extension == ".pth" || extension == ".safetensors";
 }
 
-/// Says of a file that cannot be a configuration what it may be instead.
+/// Says what a file that cannot be a configuration may be instead.
 void check_file(const fs::path& file) {
   std::error_code ignored;
   if (base::is_missing(file)) {
@@ -97,7 +98,7 @@ void check_file(const fs::path& file) {
   }
 }
 
-/// The config.yaml of a run. A run writes all keys, and a newline behind the last one, which an
+/// The config.yaml of a run. A run writes all keys, and a newline after the last one, which an
 /// editor may leave out.
 config::Value load_run(const fs::path& file, const fs::path& run, config::Faults& faults) {
   try {
@@ -149,7 +150,7 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
     if (run.empty()) check_file(file);
     const config::Value own = run.empty() ? load({file}, faults) : load_run(file, run, faults);
     config::merge(own, resolved.origins, faults);
-    resolved.origins.mark = own.mark;  // the place of keys that are missing
+    resolved.origins.mark = own.mark;  // where missing keys are reported
   }
   config::merge(line.overrides, resolved.origins, faults);
   config::resolve_references(resolved.origins, config_fields(), faults);

@@ -12,22 +12,22 @@ namespace syncbn::train {
 /// A configuration from its files and the command line.
 struct ResolvedConfig {
   Config config;
-  config::Value origins;  ///< all that is not a default, marked with where it was written
+  config::Value origins;  ///< all that is not a default, with the place where it was written
   std::string text;       ///< all keys, in YAML
-  std::string name;       ///< of the last file, without its folder and ending
+  std::string name;       ///< of the last file without folder and extension, or of a run's folder
 };
 
-/// Loads the plug-ins that the files of --config and the command line name, ahead of everything
-/// that depends on what they register. Leaves other mistakes to resolve_config().
+/// Loads the plug-ins that the files of --config and the command line name, before everything that
+/// depends on what they register. Leaves other mistakes to resolve_config().
 /// @param line read without the plug-ins, so without their keys
 /// @throws what the other load_plugins() throws
 void load_plugins(const config::CommandLine& line);
 
-/// @throws base::UserError with all mistakes, those in `faults` included.
+/// @throws base::UserError with all mistakes, including those in `faults`
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults);
 
-/// Throws the mistake that is being handled again. If its message begins with a key of the
-/// configuration ("data.train: …"), the place where the key was written comes first.
+/// Rethrows the mistake that is being handled. If its message begins with a key of the
+/// configuration ("data.train: …"), prepends the place where the key was written.
 [[noreturn]] void rethrow_with_place(const base::UserError& mistake, const ResolvedConfig& config);
 
 }  // namespace syncbn::train

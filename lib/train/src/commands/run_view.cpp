@@ -33,7 +33,7 @@ constexpr const char* kRed = "\x1b[31m";
 constexpr const char* kCyan = "\x1b[36m";
 constexpr const char* kPlain = "\x1b[0m";
 
-/// Means of `count` ranges of the values, without NaN.
+/// Means of `count` successive ranges of the values, without NaN.
 std::vector<double> means_of(const std::vector<double>& values, size_t count) {
   std::vector<double> means;
   for (size_t i = 0; i < count; ++i) {
@@ -58,14 +58,13 @@ int64_t setting_of(const std::filesystem::path& folder, const char* key) {
   return value == nullptr ? 0 : base::parse_number<int64_t>(value->scalar).value_or(0);
 }
 
-/// A name of the log, without control characters, as it is shown.
+/// A name of the log as it is shown: with spaces, and without control characters.
 std::string spaced(std::string name) {
   std::ranges::replace(name, '_', ' ');
   return base::printable(name);
 }
 
-/// What people call a number of the log, by its name with spaces. As in assets/format.js, but
-/// short.
+/// The label of a number of the log, by its name with spaces. As in assets/format.js, but shorter.
 std::string label_of(const std::string& name) {
   static const std::map<std::string, std::string> kLabels = {
       {"lr", "learning rate"},
@@ -94,8 +93,8 @@ std::string number_text(const std::string& name, double value) {
   return fmt::format("{:.4g}", value);
 }
 
-/// Both ends of a name that is too long: "test accuracy cat" and "test accuracy dog" begin alike,
-/// "train accuracy" and "test accuracy" end alike.
+/// Keeps both ends of a name that is too long: "test accuracy cat" and "test accuracy dog" begin
+/// alike, "train accuracy" and "test accuracy" end alike.
 std::string name_in(const std::string& name, int width) {
   const int excess = base::columns_of(name) - std::max(width, 1);
   if (excess <= 0) return name;
@@ -118,7 +117,7 @@ std::string sparkline(const std::vector<double>& values, int width) {
   }
   std::string line;
   for (const double value : shown) {
-    // Equal values are half a block.
+    // Equal values show as half a block.
     const double height = greatest > least ? (value - least) / (greatest - least) : 0.5;
     const auto index =
         static_cast<size_t>(std::isfinite(value) ? height * (kBlocks.size() - 1) : 0);
@@ -146,7 +145,7 @@ RunView::RunView(std::filesystem::path folder) : folder_(std::move(folder)), log
 }
 
 void RunView::update() {
-  // First: a run that ends in between has written its last line by then.
+  // First: a run that has ended by then has written its last line before.
   is_locked_ = is_locked(folder_);
   now_ = unix_time();
   if (log_.is_replaced()) {
@@ -173,7 +172,7 @@ void RunView::take(const nlohmann::ordered_json& line) {
   first_step_ = field_of<int64_t>(line, "step", 0);
   total_steps_ = field_of<int64_t>(line, "total_steps", 0);
   started_ = field_of(line, "time", 0.0);
-  // The epoch of the step to come, as the run's own bar shows it.
+  // The epoch of the next step, as the run's own bar shows it.
   int64_t epoch = std::max(first_epoch_, last_.epoch + (last_.event == "epoch" ? 1 : 0));
   if (epochs_ > 0) epoch = std::min(epoch, epochs_);
   last_ = {.event = event, .time = started_, .epoch = epoch, .step = first_step_};
@@ -188,7 +187,7 @@ void RunView::add(const LogRecord& record) {
     if (record.event == "epoch") series(spaced(name)).values.push_back(value);
   }
   last_ = record;
-  // A log that was rewound has some epochs again.
+  // A log that was rewound repeats some epochs.
   const std::pair now(record.time, record.epoch);
   if (record.event == "epoch" && now > newest_) {
     new_epochs_.push_back(record);
@@ -270,7 +269,7 @@ std::vector<std::string> RunView::screen(int columns, int rows, bool colours) co
                                     progress(columns)};
   lines.resize(std::min(lines.size(), static_cast<size_t>(std::max(rows, 1))));
 
-  // "test accuracy cat" comes after all that is not of a class.
+  // The results of single classes, such as "test accuracy cat", come last.
   std::vector<const Series*> ordered;
   for (const Series& one : series_) ordered.push_back(&one);
   std::ranges::stable_partition(ordered, [this](const Series* one) { return !is_of_class(*one); });

@@ -13,21 +13,21 @@
 
 namespace syncbn::train {
 
-/// At most `width` characters: the highest value is a full block, the lowest an eighth of one. Of
-/// more values than that, a character shows the mean of some. NaN is blank.
+/// At most `width` characters: the highest value is a full block, the lowest an eighth of one. With
+/// more values than that, a character shows the mean of several. NaN is blank.
 std::string sparkline(const std::vector<double>& values, int width);
 
-/// What the folder of a run tells about it, while it runs and afterwards. Not thread-safe.
+/// What a run's folder says about the run, during and after it. Not thread-safe.
 class RunView {
  public:
-  /// @throws base::UserError when the folder is not a run's.
+  /// @throws base::UserError when the folder is not a run's
   explicit RunView(std::filesystem::path folder);
 
   /// Reads what is new.
   void update();
 
   /// Whether nothing more is to come: the run has finished, or no process has written to the folder
-  /// for a while. Between two attempts of a job none does, whatever ended the first.
+  /// for a while. Between two attempts of a job no process does, whatever ended the first one.
   bool is_over() const;
 
   /// At most `rows` lines of less than `columns` columns: the state, progress and time left, and a
@@ -47,7 +47,7 @@ class RunView {
   void take(const nlohmann::ordered_json& line);
   void add(const LogRecord& record);
   Series& series(const std::string& name);
-  /// Whether its name continues another's.
+  /// Whether its name continues the name of another series.
   bool is_of_class(const Series& one) const;
   State state() const;
   std::string state_text() const;
@@ -62,7 +62,7 @@ class RunView {
   // The log, as far as it is read.
   RunLog log_;
   std::vector<Series> series_;
-  std::map<std::string, size_t> numbers_;  ///< of series_
+  std::map<std::string, size_t> numbers_;  ///< index in series_
   std::optional<std::string> end_;         ///< the reason, once the last attempt has ended
   int64_t ranks_ = 0;
   int64_t first_step_ = 0;   ///< where the last attempt began

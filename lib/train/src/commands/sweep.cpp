@@ -39,7 +39,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kTable = "sweep.csv";
 
-/// A run that is to be made, or has been.
+/// A run of the sweep.
 struct Run {
   SweepResult result;
   std::vector<std::string> command = {};  ///< the arguments of train
@@ -68,7 +68,7 @@ void refuse_what_cannot_be(const LaunchRequest& request) {
   }
 }
 
-/// Keys that end a run.
+/// Keys that limit the length of a run.
 bool is_limit(const std::string& key) {
   return key == "epochs" || key == "max_steps" || key.starts_with("early_stop.");
 }
@@ -85,7 +85,7 @@ bool is_finished(const fs::path& folder, const ResolvedConfig& resolved) {
     throw base::UserError(fmt::format("sweep: the config.yaml in {} is damaged; remove that folder",
                                       folder.string()));
   }
-  // It was drawn when the run began.
+  // The seed was drawn when the run began.
   if (!resolved.config.seed) now.set("seed", *seed);
   const std::string advice = "choose another run_dir, or make all runs anew with --overwrite";
   std::vector<std::string> changed;
@@ -102,7 +102,7 @@ bool is_finished(const fs::path& folder, const ResolvedConfig& resolved) {
   return std::ranges::none_of(config::changes(former, now), is_limit, &config::Change::path);
 }
 
-/// Adds the lines that are new.
+/// Adds the lines that `lines` lacks.
 void add_lines(const std::string& text, std::vector<std::string>& lines) {
   std::istringstream all(text);
   for (std::string line; std::getline(all >> std::ws, line);) {
@@ -152,12 +152,12 @@ std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request) {
 
 // ---- the runs -----------------------------------------------------------------------------------
 
-/// While one lives, signals that ask to stop, and the end of a child, wait for next(). Those that
-/// were ignored before, as by nohup, still are.
+/// While one lives, signals that ask to stop, and the end of a child, wait for next(). Signals that
+/// were ignored before, as by nohup, stay ignored.
 class Signals {
  public:
   Signals() {
-    ::signal(SIGPIPE, SIG_IGN);  // who no longer reads the log does not end the sweep
+    ::signal(SIGPIPE, SIG_IGN);  // a closed log does not end the sweep
     ::signal(SIGCHLD, SIG_DFL);
     ::sigemptyset(&set_);
     ::sigaddset(&set_, SIGCHLD);
@@ -177,7 +177,7 @@ class Signals {
     ::sigprocmask(SIG_SETMASK, &former_, nullptr);
   }
 
-  /// Waits for one.
+  /// Waits for a signal.
   siginfo_t next() const {
     siginfo_t info{};
     while (::sigwaitinfo(&set_, &info) < 0) {
@@ -185,7 +185,7 @@ class Signals {
     return info;
   }
 
-  /// One that has arrived already.
+  /// A signal that has arrived already, if any.
   std::optional<siginfo_t> pending() const {
     siginfo_t info{};
     const timespec now{};
@@ -199,9 +199,10 @@ class Signals {
 
 /// Passes a signal on to a run.
 ///
-/// Its sender may have sent it to the run as well: a terminal, `timeout`, a batch system. A run
-/// that gets the same one twice ends at once, without saving. So the first is passed on as another
-/// one that means the same, and copies within a second are dropped.
+/// The sender (a terminal, `timeout`, a batch system) may have sent it to the run as well, and a
+/// launcher kills its workers at the second such signal, before they have saved. So the first one
+/// is passed on as SIGUSR1 or SIGUSR2, which also ask a run to stop, and copies within a second are
+/// dropped.
 class Forwarding {
  public:
   void forward(pid_t child, const siginfo_t& info) {
@@ -221,7 +222,7 @@ class Forwarding {
 
 [[noreturn]] void become(const fs::path& program, const std::vector<std::string>& args,
                          pid_t parent) {
-  // The run saves and ends if the sweep is killed.
+  // If the sweep is killed, the run saves and ends.
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(base::kExitPreempted);
   std::string name = program.string();
@@ -264,13 +265,13 @@ int run_child(const Signals& signals, const std::vector<std::string>& args, int&
   }
 }
 
-/// How a run that has ended with this code stands.
+/// The state of a run that has ended with this code.
 std::string state_after(int code) {
   if (code == base::kExitOk) return kFinished;
   return code == base::kExitPreempted ? "stopped" : fmt::format("failed ({})", code);
 }
 
-/// Makes the runs that have not finished. Returns the sweep's exit code.
+/// Trains the runs that have not finished. Returns the sweep's exit code.
 int make(const SweepPlan& plan, std::vector<Run>& runs) {
   const Signals signals;
   int first_failure = base::kExitOk;

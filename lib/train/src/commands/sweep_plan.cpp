@@ -98,7 +98,7 @@ Axis axis_of(const std::string& option, const std::string& text) {
 
 void check(const Axis& axis, const std::vector<Axis>& former) {
   const std::string key = axis.key();
-  // The results of two metrics have no common order.
+  // keep_best: results by two metrics have no common order.
   if (key == "run_dir" || key == "resume" || key == "overwrite" || key == "config" ||
       key == "nproc_per_node" || key.starts_with("checkpoint.keep_best")) {
     throw base::UserError(fmt::format("sweep: {} cannot have several values", axis.option));
@@ -108,7 +108,7 @@ void check(const Axis& axis, const std::vector<Axis>& former) {
   }
 }
 
-/// A word without what file names should not have. Characters beyond ASCII are left as they are.
+/// Replaces characters that file names should not have. Keeps characters beyond ASCII.
 std::string file_name(std::string text) {
   for (char& c : text) {
     const auto byte = static_cast<unsigned char>(c);

@@ -12,7 +12,7 @@ struct SweepPlan {
 
     /// The run's folder within the sweep's: "optimizer.lr=0.05,seed=0".
     std::string folder;
-    std::vector<std::string> settings;  ///< the same as arguments of train
+    std::vector<std::string> settings;  ///< the values as arguments of train
   };
 
   std::vector<std::string> keys;       ///< as given, without dashes
@@ -24,9 +24,9 @@ struct SweepPlan {
 };
 
 /// Finds the arguments that give a key several values, `KEY=V1,V2` or `--KEY V1,V2`, where a value
-/// may be a range of integers `0..2`. Commas within brackets and quotes do not count.
-/// @throws base::UserError when there are none, for more than 1000 runs, for two runs alike, and
-///   for keys that a sweep sets itself.
+/// may be a range of integers, `0..2`. Commas within brackets and quotes do not count.
+/// @throws base::UserError when there are none, for more than 1000 runs, for two equal runs, and
+///   for keys that a sweep sets itself
 SweepPlan plan_sweep(const std::vector<std::string>& args);
 
 }  // namespace syncbn::train

@@ -19,7 +19,7 @@ using Row = std::vector<std::string>;
 
 ResultRow read(const SweepResult& result) {
   ResultRow row{.values = result.run->values, .result = Json::object(), .state = result.state};
-  if (result.state != kFinished) return row;  // it may be that of other settings
+  if (result.state != kFinished) return row;  // result.json may be from other settings
   row.result = json_file(result.folder / run_files::kResult);
   if (row.result.is_null()) {
     row.result = Json::object();

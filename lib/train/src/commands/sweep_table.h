@@ -10,15 +10,15 @@ namespace syncbn::train {
 
 constexpr const char* kFinished = "finished";
 
-/// How a run of a sweep stands.
+/// The state of a run of a sweep.
 struct SweepResult {
   const SweepPlan::Run* run = nullptr;
   std::filesystem::path folder;
   std::string state;  ///< kFinished, "failed (75)", "stopped", "not run"
 };
 
-/// The results as a table for a terminal: finished runs first, the best one on top. Where
-/// numbers of epochs or ranks differ, they are shown.
+/// The results as a table for a terminal: finished runs first, the best one on top. Numbers of
+/// epochs and ranks are shown if they differ.
 std::string sweep_table(const SweepPlan& plan, const std::vector<SweepResult>& results);
 
 /// The same with every value of result.json, as comma-separated values (RFC 4180).

@@ -10,17 +10,17 @@
 
 namespace syncbn::train {
 
-/// How image files without labels become samples: as those that the configuration evaluates on,
+/// How image files without labels become samples: like those that the configuration evaluates on,
 /// with the classes of the checkpoint. Nothing for data that has no image files.
-/// @param checkpoint null: of unknown classes
+/// @param checkpoint null if the classes are unknown
 std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& config,
                                                                 const Checkpoint* checkpoint);
 
-/// Whether the training data has to tell the classes.
+/// Whether the classes have to come from the training data.
 bool lacks_classes(const Config& config, const data::UnlabelledImagesOptions& options);
 
-/// Logs a warning with the number of files that are no images and the first one. Does nothing if
-/// there are none.
+/// Warns of files that are not images: their number and the first one. Does nothing if there are
+/// none.
 void warn_of_left_out(const std::vector<std::filesystem::path>& files);
 
 }  // namespace syncbn::train

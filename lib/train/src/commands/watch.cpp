@@ -22,7 +22,7 @@ constexpr auto kPeriod = std::chrono::milliseconds(500);
 constexpr int kPipeColumns = 100;  // where there is no terminal
 constexpr int kAllRows = 1000;
 
-/// False: the terminal or the reader of the pipe has left.
+/// Returns false if the terminal or the reader of the pipe has gone.
 bool print(const std::string& text) {
   return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() &&
          std::fflush(stdout) == 0;
@@ -39,7 +39,7 @@ int watch_on_terminal(RunView& view, bool colours) {
     former = size;
     const int columns = size.ws_col > 0 ? size.ws_col : 80;
     const int rows = size.ws_row > 0 ? size.ws_row : 24;
-    // Another width has wrapped the former lines.
+    // Another width has wrapped the former lines: clears the screen.
     std::string text = drawn == 0   ? ""
                        : is_resized ? "\x1b[H\x1b[2J"
                                     : fmt::format("\x1b[{}A", drawn);
