@@ -16,7 +16,7 @@
 
 namespace {
 
-/// What `train ARGUMENTS` prints if they ask for help; empty if they do not.
+/// The help that `train ARGUMENTS` asks for; empty if it asks for none.
 std::string_view find_help(int argc, char** argv) {
   std::string mark = "\x1e";
   for (int i = 1; i < argc; ++i) mark.append(i > 1 ? " " : "").append(argv[i]);

@@ -23,7 +23,7 @@ class RunPlan {
 
   /// Whether an evaluation follows this epoch's training.
   bool evaluates(int64_t epoch) const { return evaluates_whole(epoch) || reached_max_steps(); }
-  /// The same for an epoch that was trained to its end.
+  /// evaluates() for an epoch that was trained to its end.
   bool evaluates_whole(int64_t epoch) const;
   /// Whether last.pt is due after the last step.
   bool saves() const;
@@ -36,7 +36,7 @@ class RunPlan {
   EpochRecord last_epoch() const;
   /// Whether the resumed run ended during the evaluation of its last epoch.
   bool owes_evaluation() const;
-  /// The same for a run that max_steps ended in the middle of an epoch.
+  /// owes_evaluation() for a run that max_steps ended in the middle of an epoch.
   bool owes_last_evaluation() const {
     return reached_max_steps() && position_.sampler.consumed > 0;
   }

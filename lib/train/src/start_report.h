@@ -9,7 +9,7 @@
 
 namespace syncbn::train {
 
-/// Logs what a run is about to do: data, ranks, batch, classes, and what looks like a mistake.
+/// Logs what a run is about to do: data, ranks, batch, classes. Warns of what looks like a mistake.
 void report_start(const Config& config, const std::string& name, const Inputs& inputs,
                   const models::Model& model, int64_t seed);
 

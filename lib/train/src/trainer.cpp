@@ -288,7 +288,7 @@ class Trainer {
         is, resume_.checkpoint_path, base::counted(before.epochs, "epoch"), was);
   }
 
-  /// The folder that holds the results of the run that is resumed, or "".
+  /// The folder with the results of the resumed run, or "".
   std::string finished_folder() const {
     const char* const limit = plan_.stopped_early()                      ? "early_stop.patience"
                               : position_.sampler.epoch < config_.epochs ? "max_steps"

@@ -14,8 +14,8 @@ namespace syncbn::train {
 /// Writes a run's checkpoints, one after the other, while training goes on. Not thread-safe.
 class CheckpointWriter {
  public:
-  /// @param keep_last how many of the last checkpoints to keep
-  /// @param saved_step of the folder's last.pt, if it has one
+  /// @param keep_last number of the last checkpoints to keep
+  /// @param saved_step the step of the folder's last.pt, if it has one
   CheckpointWriter(const RunFolder& folder, int64_t keep_last, int64_t saved_step)
       : folder_(folder), keep_last_(keep_last), saved_step_(saved_step) {}
   /// Waits for the last checkpoint and drops its error.

@@ -112,7 +112,7 @@ std::string misfit(const NamedTensors& parameters, const Dict& group, const Dict
   return {};
 }
 
-/// The parameters of each of Python's groups. Python numbers parameters group by group.
+/// The parameters of each of Python's groups. Python numbers parameters by group.
 Groups groups_of(const std::vector<Dict>& python, const Dict& states,
                  const PythonRunTarget& target) {
   Groups own = target.optimizer.groups();

@@ -44,7 +44,6 @@ c10::IValue option(const config::Value& section, const std::string& key) {
   return number(value);
 }
 
-/// Makes the checkpoint of one run.
 class PythonExport {
  public:
   PythonExport(const Checkpoint& checkpoint, PythonScript script, const Config& config,

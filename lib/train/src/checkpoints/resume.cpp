@@ -34,7 +34,7 @@ std::optional<fs::path> previous_folder(const Config& config, const std::string&
   return run_files::of_job(*job, config.run_dir, name);
 }
 
-/// A checkpoint that was found on this node's disk.
+/// A checkpoint on this node's disk.
 struct Found {
   std::string bytes = {};  ///< empty: none
   std::string path = {};

@@ -7,7 +7,7 @@
 #include <syncbn/train/config.h>
 #include <syncbn/train/inputs.h>
 
-// What `train` does besides training. The commands return the exit code.
+// The commands of `train` besides training. They return the exit code.
 namespace syncbn::train {
 
 // ---- on all ranks of the default process group --------------------------------------------------
@@ -17,9 +17,9 @@ namespace syncbn::train {
 /// multiply-adds, time of a step, memory, duration. Writes nothing.
 int dry_run(const Config& config, const std::string& name, const Inputs& inputs);
 
-/// `train eval`: evaluates a checkpoint on `inputs.eval_set`. Rank 0 logs the results, and prints
-/// them as a line of JSON, unless stdout is a terminal. The checkpoint is the one that `resume`
-/// names, or best.pt of the newest run.
+/// `train eval`: evaluates a checkpoint on `inputs.eval_set`. Rank 0 logs the results and, unless
+/// stdout is a terminal, prints them as a line of JSON. The checkpoint is the one that `resume`
+/// names, or best.pt or last.pt of the newest run.
 /// @param tables the folder for the task's tables; empty: none are written
 int evaluate_checkpoint(const Config& config, const std::string& name, const Inputs& inputs,
                         const std::filesystem::path& tables);

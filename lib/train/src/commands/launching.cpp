@@ -118,7 +118,7 @@ bool may_be_value(const Words& args, size_t place) {
          !imagenet_switches().contains(option_at(args, place - 1, false).name);
 }
 
-/// A folder of images, as the example's only argument.
+/// Whether a word is a folder of images, the example's only argument.
 bool is_data_folder(const Words& args, size_t place) {
   const std::string& word = args[place];
   if (word.starts_with('-') || word.find('=') != std::string::npos) return false;
@@ -153,7 +153,7 @@ Words translate_imagenet_options(const Words& args) {
       continue;
     }
     const bool is_option = args[i].starts_with('-') && args[i].size() > 1;
-    // `lr=0.1` is `--lr=0.1`, as for keys.
+    // `lr=0.1` means `--lr=0.1`, as for keys.
     const bool is_setting =
         !is_option && args[i].find('=') != std::string::npos && !may_be_value(args, i);
     const std::string name = option_at(args, i, false).name;

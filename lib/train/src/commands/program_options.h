@@ -32,7 +32,7 @@ std::string help_texts();
 /// @throws base::UserError when there is no such key or section
 std::string help_of(const std::vector<std::string>& args, const std::string& topic);
 
-/// "; did you mean 'watch'?" for a word that is nearly a command; or "".
+/// "; did you mean 'watch'?" for a word that is almost a command; otherwise "".
 std::string did_you_mean_command(const std::string& word);
 
 }  // namespace syncbn::train

@@ -80,7 +80,7 @@ std::string label_of(const std::string& name) {
   return found == kLabels.end() ? name : found->second;
 }
 
-/// A number of the log for people, by its name with spaces.
+/// A number of the log as text, by its name with spaces.
 std::string number_text(const std::string& name, double value) {
   const std::string words = " " + name + " ";
   const auto has = [&](std::string_view word) {

@@ -138,7 +138,7 @@ SweepPlan::Run run_of(const std::vector<Axis>& axes, const std::vector<size_t>& 
   return run;
 }
 
-/// Moves to the next combination; false after the last.
+/// Moves to the next combination. Returns false after the last.
 bool move_on(const std::vector<Axis>& axes, std::vector<size_t>& places) {
   for (size_t i = axes.size(); i-- > 0;) {
     if (++places[i] < axes[i].values.size()) return true;

@@ -21,7 +21,7 @@ struct SweepResult {
 /// epochs and ranks are shown if they differ.
 std::string sweep_table(const SweepPlan& plan, const std::vector<SweepResult>& results);
 
-/// The same with every value of result.json, as comma-separated values (RFC 4180).
+/// The results with every value of result.json, as comma-separated values (RFC 4180).
 std::string sweep_csv(const SweepPlan& plan, const std::vector<SweepResult>& results);
 
 }  // namespace syncbn::train

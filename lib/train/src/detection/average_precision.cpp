@@ -129,7 +129,7 @@ std::span<const T> of_label(const std::vector<T>& sorted, int64_t label, LabelOf
 struct Summary {
   bool is_recall = false;
   size_t area = 0;
-  int64_t max_detections = kMaxDetections;  ///< of an image and class
+  int64_t max_detections = kMaxDetections;  ///< per image and class
   size_t first_threshold = 0;
   size_t num_thresholds = kNumThresholds;
 };

@@ -15,10 +15,10 @@
 namespace syncbn::train {
 
 /// Records some steps of a run on all ranks: those that the configuration names, and those that
-/// `train profile` asks for. Every rank makes the same calls. Not thread-safe.
+/// `train profile` asks for. All ranks must make the same calls. Not thread-safe.
 class Profiler {
  public:
-  /// @param model outlives it
+  /// @param model must outlive it
   Profiler(const ProfileConfig& config, const models::Model& model);
 
   /// On rank 0: the number of steps that `train profile` asks for, or 0. Looks once a second.

@@ -81,7 +81,7 @@ class Recorder::Reader {
  private:
   static constexpr size_t kNone = SIZE_MAX;
 
-  /// The work of a layer: an operator of its forward, or a node of its backward.
+  /// Work for a layer: an operator of its forward, or a node of its backward.
   struct Work {
     std::string layer;
     bool is_backward = false;

@@ -47,7 +47,7 @@ std::vector<std::string> command_line() {
   return words;
 }
 
-/// What a command of git prints, without the last line's end; nothing if it fails.
+/// The output of a git command, without the last line's end; nothing if it fails.
 std::optional<std::string> git(const std::string& arguments) {
   // The working directory may be on a slow file server: do not wait for it.
   const std::string command = "timeout 5 git --no-optional-locks " + arguments + " 2>/dev/null";

@@ -26,7 +26,8 @@ class AgentChannel {
 
   explicit operator bool() const { return static_cast<bool>(fd_); }
 
-  /// Reports `steps` finished steps, at most once a second, and asks for hang_timeout().
+  /// Reports `steps` finished steps, at most once a second, and asks the launcher for
+  /// hang_timeout().
   void heartbeat(uint64_t steps);
 
   /// A run without progress for this time hangs. Much longer than any step, so that a slow file

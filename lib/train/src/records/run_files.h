@@ -52,7 +52,7 @@ std::optional<std::filesystem::path> of_job(const std::string& id, const std::st
 bool is_run(const std::filesystem::path& folder);
 /// Whether the folder holds a finished run.
 bool has_result(const std::filesystem::path& folder);
-/// Whether a run could go on from the folder: it was stopped or killed after a checkpoint.
+/// Whether a run could resume from the folder: it was stopped or killed after a checkpoint.
 bool is_unfinished(const std::filesystem::path& folder);
 
 /// The text of a run's config.yaml; nothing if there is none.

@@ -46,7 +46,8 @@ struct ComparedRun {
   Json result;  ///< result.json, or the same keys of a run that has not finished
 };
 
-/// What a run would write to result.json if it ended now, as far as a comparison needs it.
+/// What a run would write to result.json if it ended at this point, as far as a comparison needs
+/// it.
 Json result_so_far(const RunRecords& run) {
   Json result = Json::object();
   if (const auto best = run.best()) {

@@ -83,7 +83,7 @@ Json take_classes(NumberTable& epochs, const std::map<std::string, std::string>&
   return classes;
 }
 
-/// The classes that pictures show in color: [name, CSS color], in the order of their labels.
+/// The classes that pictures show in colour: [name, CSS color], in the order of their labels.
 Json colors_of(const std::string& task, const Json& classes) {
   Json colors = Json::array();
   const bool has_boxes = task == "detection";

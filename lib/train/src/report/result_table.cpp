@@ -29,7 +29,7 @@ std::string best_column(const Json& result) {
   return found;
 }
 
-/// The columns besides the `values`.
+/// The columns after the `values`.
 std::vector<std::string> columns_of(const std::vector<ResultRow>& rows,
                                     const std::vector<std::string>& values) {
   for (const ResultRow& row : rows) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kNormEps = 1e-6;   // of clip_grad_norm_
 constexpr double kUnitEps = 1e-3;   // of adaptive_clip_grad
-constexpr double kZeroNorm = 1e-6;  // gradients with a smaller norm are not scaled up
+constexpr double kZeroNorm = 1e-6;  // of adaptive_clip_grad: lower bound on a divisor
 
 /// The norm of each unit, in a shape that broadcasts over `tensor`.
 at::Tensor unit_norms(const at::Tensor& tensor) {

@@ -47,7 +47,8 @@ class GradScaler {
   /// Divides the gradients by the scale, and sets `found_inf` to 1 if one is not finite.
   void unscale(const Tensors& gradients, at::Tensor& found_inf) const;
 
-  /// Lowers the scale if `found_inf` is 1, and raises it after growth_interval steps without.
+  /// Lowers the scale if `found_inf` is 1, and raises it after growth_interval steps without
+  /// overflow.
   void update(const at::Tensor& found_inf);
 
   /// The scaler's own tensors, by name.

@@ -103,7 +103,7 @@ class TrainingStep {
   GradScaler* scaler() { return scaler_.get(); }  ///< null: none
 
  private:
-  /// What the task trains in a turn.
+  /// The parameters that a turn of the step trains.
   struct Turn {
     Turn(const Config& config, const std::shared_ptr<models::Model>& model,
          const std::string& prefix);

@@ -19,14 +19,14 @@ void add_detection(TaskKind::Registry& registry);
 void add_segmentation(TaskKind::Registry& registry);
 void add_gan(TaskKind::Registry& registry);
 
-/// What has a label.
+/// What carries a label.
 enum class LabelKind { kImages, kPixels, kBoxes };
 
 LabelKind label_kind(const data::Dataset& dataset);
 
-/// @throws base::UserError if the data has labels of another kind.
+/// @throws base::UserError if the data has another kind of labels
 void expect_labels(LabelKind kind, const data::Dataset& dataset);
-/// @throws base::UserError if the network predicts another kind; the message calls it "it".
+/// @throws base::UserError if the network predicts another kind; the message calls it "it"
 void expect_predictions(LabelKind kind, const models::Model& model);
 
 /// A name for each class; its number if the data has no names.

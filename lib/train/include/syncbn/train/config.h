@@ -218,7 +218,7 @@ struct Config {
   /// The GPU that `device: cuda:N` names, among those that this process sees.
   std::optional<int64_t> gpu() const;
 
-  /// The backend that `device` and `backend` choose together, for dist::init_process_group().
+  /// The backend for dist::init_process_group() that `device` and `backend` together choose.
   std::string chosen_backend() const;
 };
 

@@ -46,7 +46,8 @@ class Optimizer {
   /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well
   virtual void step(double lr, const at::Tensor& found_inf = {}) = 0;
 
-  /// Whether a CUDA graph can repeat step_on_device(): no update depends on what the host reads.
+  /// Whether a CUDA graph can repeat step_on_device(), because no update depends on what the host
+  /// reads.
   virtual bool steps_on_device() const { return false; }
   /// Writes the learning rate of the next steps to where step_on_device() reads it. Does not wait
   /// for the device.

@@ -29,7 +29,7 @@ struct Metric {
   bool is_share = false;  ///< in [0, 1], shown in percent
 };
 
-/// A value of the metric, for people: "98.31 %", "0.0429" or "2.860e+22".
+/// A value of the metric as text: "98.31 %", "0.0429" or "2.860e+22".
 std::string shown(const Metric& metric, double value);
 
 /// A picture of what a network does.
@@ -106,11 +106,11 @@ class Task {
   /// @param batch from augment(), or from the evaluation set, as input for the network
   virtual Outputs forward(models::Model& model, size_t turn, const data::Batch& batch) const;
 
-  /// The loss to train on: the mean over the rank's samples (or pixels), a scalar with a graph.
+  /// The loss to train on: the mean over the rank's samples or pixels, a scalar with a graph.
   virtual at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const = 0;
 
-  /// The loss to report in evaluation, without regularisation such as label smoothing: {sum, number
-  /// of summands}, [2], of any float type.
+  /// The loss for evaluation, without regularisation such as label smoothing: {sum, number of
+  /// summands}, [2], of any float type.
   virtual at::Tensor loss_sum(const Outputs& outputs, const at::Tensor& target) const = 0;
 
   /// Counts over the samples: [K], int64, the same K in every call. Integers, so that the sums are
