@@ -10,18 +10,18 @@
 
 namespace syncbn::data {
 
-/// What normalize() makes of images.
+/// Type and memory format of normalize()'s result.
 struct ImageFormat {
   at::ScalarType dtype = at::kFloat;  ///< float32, float16 or bfloat16
-  /// Contiguous or ChannelsLast; Preserve: that of the bytes.
+  /// Contiguous or ChannelsLast; Preserve: that of the uint8 images.
   at::MemoryFormat memory_format = at::MemoryFormat::Preserve;
 };
 
-/// (images / 255 - mean) / std, computed in float32, on the images' device. On a GPU one kernel if
-/// the process has one there (dist::init_process_group()), which does not wait for the device.
+/// (images / 255 - mean) / std, computed in float32 on the images' device. On a GPU, one kernel
+/// that does not wait for the device, if dist::init_process_group() has loaded it.
 /// @param images [B, C, H, W], uint8.
 /// @param sizes Batch::sizes on the same device, or undefined. Pixels outside of an image become 0
-///   after the division, as torchvision's GeneralizedRCNNTransform pads.
+///   after the division, as in torchvision's GeneralizedRCNNTransform.
 /// @throws base::InternalError if mean and std do not have C values each.
 at::Tensor normalize(const at::Tensor& images, const Normalization& normalization,
                      const at::Tensor& sizes = {}, const ImageFormat& format = {});
@@ -34,7 +34,7 @@ at::Tensor normalize(const at::Tensor& images, const Normalization& normalizatio
 Batch mixup(const Batch& batch, int64_t num_classes, double alpha, SampleRandom& random);
 
 /// torchvision's CutMix: like mixup(), but pastes a rectangle of the previous image. The rectangle
-/// has 1 - lambda of the area; what falls outside of the image is cut off and lambda adjusted.
+/// covers 1 - lambda of the area; it is clipped to the image and lambda adjusted accordingly.
 Batch cutmix(const Batch& batch, int64_t num_classes, double alpha, SampleRandom& random);
 
 }  // namespace syncbn::data

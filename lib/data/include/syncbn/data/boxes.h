@@ -10,15 +10,15 @@
 
 namespace syncbn::data {
 
-/// An object in an image, as COCO's instances files have it. Lengths are in pixels of the image
-/// before it is transformed.
+/// An object in an image, as in COCO's instances files. Lengths are in pixels of the image before
+/// the transforms.
 struct Annotation {
   int64_t label = 0;  ///< below num_classes()
   double x = 0;       ///< of the left side
   double y = 0;       ///< of the upper side
   double width = 0;   ///< may be 0, as height
   double height = 0;
-  double area = 0;        ///< of the object's mask if the file has it, otherwise of the box
+  double area = 0;        ///< of the object's mask if the file states it, otherwise of the box
   bool is_crowd = false;  ///< the box is around many objects
   int64_t id = 0;
 };
@@ -26,27 +26,27 @@ struct Annotation {
 /// Images with boxes around objects. The target of a sample has the layout of BoxTarget.
 class BoxDataset : public SampleDataset {
  public:
-  /// All of an image, crowds and boxes without area included.
+  /// All annotations of an image, including crowds and boxes without area.
   virtual std::span<const Annotation> annotations(int64_t index) const = 0;
   virtual int64_t image_id(int64_t index) const = 0;
   /// The id of a class in the annotation file, by label.
   virtual int64_t category_id(int64_t label) const = 0;
-  /// Before the image is transformed.
+  /// The image's size before the transforms.
   virtual ImageSize original_size(int64_t index) const = 0;
 
-  /// The set of which this one is a part (see subset()), or itself. BoxTarget::kIndex counts there.
+  /// The set that this one is a subset() of, or itself. BoxTarget::kIndex is an index into it.
   virtual const BoxDataset& whole() const { return *this; }
 };
 
 /// BoxDataset::category_id() of all classes, by label; empty if the data has no boxes.
 std::vector<int64_t> category_ids(const Dataset& dataset);
 
-/// The layout of a target, [1 + M, kColumns], where no image of the set has more than M boxes.
-/// Values are float64 in the memory of an int64 tensor, so that batches have one type for all kinds
-/// of targets: BoxTarget::decode() gives the values. Row 0 describes the sample. The other rows are
-/// boxes, first those that are used.
+/// The layout of a target, [1 + M, kColumns], where M is the largest number of boxes of a sample.
+/// Values are float64 in the memory of an int64 tensor, so that all kinds of targets have one type:
+/// BoxTarget::decode() gives the values. Row 0 describes the sample. The other rows are boxes;
+/// unused rows come last.
 ///
-/// Left out are crowds, and boxes that are less than a pixel wide or high after the transforms
+/// Crowds are left out, as are boxes that are less than a pixel wide or high after the transforms
 /// (torchvision's SanitizeBoundingBoxes).
 struct BoxTarget {
   static constexpr int64_t kColumns = 5;

@@ -18,7 +18,7 @@ enum class Split {
   kTrain,
   kVal,   ///< to choose the best checkpoint by
   kTest,  ///< to report on at the end
-  /// The training samples with the transforms for evaluation, of which a part may be held out.
+  /// The training samples with the transforms for evaluation, for hold_out().
   kHeldOut,
 };
 
@@ -32,9 +32,10 @@ struct Batch {
   /// int64 [B, 2]: height and width of each image, which is in the upper left corner of its part of
   /// `data`; undefined if all images fill the batch.
   at::Tensor sizes = {};
-  // Of each sample, if a Loader made the batch:
+  // One per sample, if a Loader made the batch:
   std::vector<int64_t> indices = {};  ///< in the data set
-  /// Random numbers besides those of the transforms, a function of (seed, epoch, sample) as these.
+  /// Random numbers for later steps, independent of those that the transforms used; also a function
+  /// of (seed, epoch, sample).
   std::vector<SampleRandom> randoms = {};
 
   int64_t size() const { return data.defined() ? data.size(0) : 0; }
@@ -89,7 +90,8 @@ class Dataset {
   /// The argument of normalize() for batches of uint8; by default mean 0 and std 1.
   virtual Normalization normalization() const;
 
-  /// A hash of the content, the same on every machine, by which a resumed run detects other data.
+  /// A hash of the content, the same on every machine. A resumed run compares it to detect other
+  /// data.
   virtual uint64_t fingerprint() const = 0;
 };
 
@@ -103,8 +105,8 @@ class Dataset {
 ///
 /// Built in are digits, synthetic (random images with a learnable class signal, for benchmarks),
 /// and the sets of <syncbn/data/image_sets.h>. make() reads the data; it throws base::UserError
-/// naming a file that cannot be read. It returns null for a split that the data does not have: most
-/// have no Split::kVal. Split::kHeldOut is as long as Split::kTrain, or null.
+/// naming a file that cannot be read. It returns null for a split that the data does not have; most
+/// sets have no Split::kVal. Split::kHeldOut is as long as Split::kTrain, or null.
 struct DatasetKind {
   using Registry = config::Registry<std::shared_ptr<const Dataset>, Split>;
   static Registry& registry();

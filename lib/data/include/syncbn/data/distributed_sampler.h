@@ -10,7 +10,7 @@ namespace syncbn::data {
 
 /// Names and defaults are those of torch.utils.data.DistributedSampler.
 struct DistributedSamplerOptions {
-  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> num_replicas = std::nullopt;  ///< defaults to process_rank(), as does `rank`
   std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;

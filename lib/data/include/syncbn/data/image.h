@@ -50,7 +50,8 @@ struct DecodeOptions {
   /// does. torchvision's data sets do not.
   bool exif_orientation = false;
   int64_t max_pixels = 64'000'000;
-  /// Limit for progressive JPEGs, in which each scan costs as much as decoding a whole image.
+  /// Upper bound on the scans of a progressive JPEG, each of which costs as much as decoding a
+  /// whole image.
   int max_scans = 1000;
 };
 
@@ -105,11 +106,12 @@ class ImageDecoder {
 /// @throws base::UserError naming the file.
 Image load_image(const std::filesystem::path& path, const DecodeOptions& options = {});
 
-/// The bytes of a PNG file: RGB, or for one channel grey, or the colors of a palette.
-/// @param palette red, green and blue of each value
+/// The bytes of a PNG file: RGB, grey for one channel, or one channel with a palette.
+/// @param palette red, green and blue of each value; empty: no palette
 std::string encode_png(const Image& image, std::span<const uint8_t> palette = {});
 
-/// The bytes of a JPEG file: RGB, or grey for one channel. @param quality from 1 to 100
+/// The bytes of a JPEG file: RGB, or grey for one channel.
+/// @param quality from 1 to 100
 std::string encode_jpeg(const Image& image, int quality);
 
 }  // namespace syncbn::data

@@ -14,8 +14,8 @@ namespace syncbn::data {
 
 /// Options of all sets of images. Samples are uint8, [channels, height, width].
 struct ImageSetOptions {
-  /// For training, and for evaluation. The results must have one size; sets with masks or boxes
-  /// take images of different, bounded sizes as well.
+  /// For training and for evaluation. All results must have the same size; sets with masks or boxes
+  /// also accept different sizes that have a bound.
   std::vector<config::Component<TransformKind>> transforms;
   std::vector<config::Component<TransformKind>> test_transforms;
   /// Dataset::normalization(): one value per channel, or one for all.
@@ -23,8 +23,8 @@ struct ImageSetOptions {
   std::vector<double> std = Normalization::imagenet().std;
 };
 
-/// Options of sets of image files: DecodeOptions, and the folder of the index, a file that all
-/// processes of a host share and that is rebuilt when a folder or shard has changed.
+/// Options of sets of image files: DecodeOptions, and the folder of the index. All processes of a
+/// host share this file; it is rebuilt when a folder or shard has changed.
 struct ImageFileOptions : ImageSetOptions {
   bool exif_orientation = false;
   int64_t max_pixels = DecodeOptions{}.max_pixels;
@@ -72,8 +72,8 @@ struct ImageFolderOptions : ImageFileOptions {
   static void describe(config::Schema<ImageFolderOptions>& schema);
 };
 
-/// `type: segmentation_folder`: images, and in another folder masks of the same name: grey or
-/// palette PNGs whose values are the labels. Targets are [H, W].
+/// `type: segmentation_folder`: a folder of images and a folder of masks with the same names: grey
+/// or palette PNGs whose values are the labels. Targets are [H, W].
 struct SegmentationFolderOptions : ImageFileOptions {
   std::string train_images, train_masks;
   std::string val_images, val_masks;    ///< empty: no such split
@@ -109,8 +109,9 @@ struct CocoOptions : ImageFileOptions {
   static void describe(config::Schema<CocoOptions>& schema);
 };
 
-/// `type: tar_shards`: tar files as webdataset writes them. Successive files with the same name up
-/// to the first dot are a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a number).
+/// `type: tar_shards`: tar files as webdataset writes them. Successive files whose names are the
+/// same up to the first dot form a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a
+/// number).
 struct TarShardsOptions : ImageFileOptions {
   std::string train;
   std::string val;   ///< empty: no such split
@@ -120,9 +121,9 @@ struct TarShardsOptions : ImageFileOptions {
   static void describe(config::Schema<TarShardsOptions>& schema);
 };
 
-// Each reads the index of the data, or all data for the sets that are kept in memory (mnist, cifar,
-// csv_images). Null for a split that the options do not name, and for Split::kVal of those that are
-// kept in memory. @throws base::UserError naming a file that cannot be read.
+// Each function reads the index of the data, or all data for the sets that are kept in memory
+// (mnist, cifar, csv_images). It returns null for a split that the options do not name, and for
+// Split::kVal of the sets in memory. @throws base::UserError naming a file that cannot be read.
 std::shared_ptr<const Dataset> load_mnist(const MnistOptions& options, Split split);
 std::shared_ptr<const Dataset> load_cifar10(const CifarOptions& options, Split split);
 std::shared_ptr<const Dataset> load_cifar100(const CifarOptions& options, Split split);

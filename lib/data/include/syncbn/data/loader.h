@@ -28,45 +28,46 @@ constexpr int kAutoWorkers = -1;
 int automatic_workers();
 
 struct LoaderOptions {
-  /// Of this rank; 1 if neither this nor global_batch_size is given.
+  /// Samples per batch of this rank; 1 if neither this nor global_batch_size is given.
   std::optional<int64_t> batch_size = {};
   bool drop_last = false;  ///< leave out a smaller last batch
-  /// Of all ranks together; instead of batch_size.
+  /// Samples per batch over all ranks, instead of batch_size.
   std::optional<int64_t> global_batch_size = {};
-  /// Threads that make samples; 0: next() makes them itself. Batches have the same bytes for any
-  /// number of threads.
+  /// Threads that make samples; 0: next() makes them itself. The bytes of a batch do not depend on
+  /// the number of threads.
   int num_workers = 0;
   /// Maximum number of batches made in advance.
   int64_t prefetch = 2;
   /// Put batches into page-locked memory, from which GPUs copy faster. Ignored without a GPU, with
   /// one warning per process.
   bool pin_memory = false;
-  /// How long next() waits for a batch from worker threads; 0: no limit. If it expires, the
+  /// How long next() waits for a batch from worker threads; 0: no limit. After a timeout, the
   /// destructor detaches the threads instead of joining them, since one may hang forever.
   std::chrono::milliseconds timeout{0};
   /// What next() does if a sample throws a base::UserError: throw it, or leave the sample out of
   /// its batch. A batch must keep at least one sample, unless `empty_batches` are allowed.
   enum class OnError { kRaise, kSkip } on_error = OnError::kRaise;
   bool empty_batches = false;
-  /// With kSkip: the share of an epoch's samples, of all ranks together, that may be left out
-  /// before next() throws. max_skipped() is their number.
+  /// With kSkip: the share of an epoch's samples, over all ranks, that may be left out before
+  /// next() throws. max_skipped() is their number.
   double error_budget = 0.05;
-  /// For messages about samples that cannot be made; `train` names its own keys and splits there.
+  /// For messages about samples that cannot be made; lib/train sets them to its keys and splits.
   std::string on_error_advice = "on_error = kSkip leaves such samples out";
   std::string budget_name = "error_budget";
   std::string sample_name = "sample";
-  /// Without a sampler: a new order in each epoch, a function of `seed` and the epoch.
+  /// Without a sampler: whether each epoch has a new order, a function of `seed` and the epoch.
   std::optional<bool> shuffle = {};
   int64_t seed = 0;
 };
 
-/// How many of an epoch's samples may be left out (OnError::kSkip): the share error_budget. If it
-/// is above 0, also up to 5, but no more than half: of a few samples one is more than 5 %.
+/// How many of an epoch's samples may be left out (OnError::kSkip): the share error_budget. Unless
+/// it is 0, at least 5 or half of the samples, whichever is less: one sample of a small set may
+/// already exceed the share.
 int64_t max_skipped(const LoaderOptions& options, int64_t samples);
 
-/// Checks the number of samples that were left out. A loader checks its own rank's; call this with
-/// the sum over all ranks where that is known.
-/// @param samples of an epoch, on all ranks
+/// Checks the number of samples that were left out. A loader checks only its own rank's; call this
+/// with the sum over all ranks where that is known.
+/// @param samples of an epoch, over all ranks
 /// @throws base::UserError if `skipped` is above max_skipped()
 void check_skipped(const LoaderOptions& options, int64_t skipped, int64_t samples);
 
@@ -79,7 +80,8 @@ void check_skipped(const LoaderOptions& options, int64_t skipped, int64_t sample
 ///     }
 ///
 /// start_epoch() may be called before the previous epoch has ended. The worker threads live as long
-/// as the loader. The memory of a batch is reused once its tensors are released. Not thread-safe.
+/// as the loader, which reuses the memory of a batch once its tensors are released. Not
+/// thread-safe.
 class Loader {
  public:
   /// @throws base::UserError if batch_size is below 1, if both batch_size and global_batch_size are
@@ -87,7 +89,7 @@ class Loader {
   ///   given: it is an option of the sampler.
   Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> sampler,
          const LoaderOptions& options);
-  /// All samples on one rank.
+  /// All samples on one rank, without a sampler.
   Loader(const std::shared_ptr<const Dataset>& dataset, const LoaderOptions& options);
   ~Loader();
   Loader(Loader&&) noexcept;
@@ -100,16 +102,16 @@ class Loader {
   /// This rank's samples per epoch, without those that drop_last leaves out.
   int64_t num_samples() const;
 
-  /// Batches that next() has still to return in this epoch.
+  /// Batches that next() has yet to return in this epoch.
   int64_t batches_left() const;
 
   /// Moves to the beginning of an epoch, and calls the sampler's set_epoch().
   void start_epoch(int64_t epoch);
 
   /// The next batch, or nothing at the end of the epoch and before the first start_epoch().
-  /// @throws base::UserError naming the sample and its file if it cannot be made; any other
-  ///   exception of the data set; base::UnavailableError after `timeout`. next() may be called
-  ///   again: it returns the following batch after an error, the same batch after a timeout.
+  /// @throws base::UserError naming a sample that cannot be made, and its file; any other exception
+  ///   of the data set; base::UnavailableError after `timeout`. next() may be called again: after
+  ///   an error it returns the following batch, after a timeout the same one.
   std::optional<Batch> next();
 
   /// Seconds that the last next() took, that is, how long the training step waited for data.
@@ -117,15 +119,15 @@ class Loader {
   /// Samples left out so far in this epoch (OnError::kSkip).
   int64_t skipped() const { return skipped_; }
 
-  /// The samples that next() does not warn of: it has done so, or set_damaged() named them.
+  /// Samples that next() does not warn about: it already has, or set_damaged() listed them.
   const std::set<int64_t>& damaged() const { return damaged_; }
   void set_damaged(std::set<int64_t> samples) { damaged_ = std::move(samples); }
 
   /// The position after the last batch that next() returned.
   SamplerState state() const;
 
-  /// Moves to a position, also in the middle of an epoch and on another number of ranks. Earlier
-  /// samples are not read.
+  /// Moves to a position, which may be in the middle of an epoch and from a run with another number
+  /// of ranks. Does not read earlier samples.
   /// @throws base::UserError for a state of another version, seed or data set; in the middle of an
   ///   epoch also for another order (Sampler::order_name()), and, with a sampler without share(),
   ///   if the consumed samples are not a multiple of the number of ranks.
@@ -137,7 +139,7 @@ class Loader {
   void move_to(const SamplerState& state);
   /// Starts batches until `batches` are pending.
   void schedule(int64_t batches);
-  /// The next samples to ask storage for.
+  /// The next samples to prefetch.
   std::vector<int64_t> next_read_ahead();
   Batch free_slot();
   void complete(detail::PendingBatch& pending);
@@ -151,10 +153,10 @@ class Loader {
   std::vector<int64_t> order_;
   int64_t position_ = 0;   ///< samples returned by next()
   int64_t scheduled_ = 0;  ///< samples returned or pending
-  /// What all ranks have consumed beyond `position_` samples each: of a resumed epoch.
+  /// In a resumed epoch: the samples that all ranks consumed beyond `position_` each.
   int64_t consumed_ahead_ = 0;
   std::vector<int64_t> storage_order_;
-  int64_t requested_ = 0;  ///< samples of storage_order_ that storage was asked for
+  int64_t requested_ = 0;  ///< samples of storage_order_ that were prefetched
   int64_t skipped_ = 0;
   std::set<int64_t> damaged_;
   double wait_seconds_ = 0;

@@ -18,7 +18,8 @@ class SampleRandom {
   double uniform();
   /// In [low, high).
   double uniform(double low, double high);
-  /// In [0, bound); bound must be at least 1.
+  /// In [0, bound).
+  /// @pre bound >= 1
   int64_t below(int64_t bound);
   bool chance(double probability) { return uniform() < probability; }
   /// Mean 0 and variance 1 (Box and Muller).

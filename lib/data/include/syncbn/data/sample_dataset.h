@@ -14,8 +14,8 @@ namespace syncbn::data {
 struct SampleSlot {
   std::span<uint8_t> data;    ///< of shape sample_shape()
   std::span<int64_t> target;  ///< of shape target_shape(): one value for a class label
-  /// If sizes_vary(), height and width of the image, which read_sample() sets. It writes the image
-  /// into the upper left corner of `data`, and labels of pixels into that of `target`.
+  /// If sizes_vary(): read_sample() sets this to the image's height and width, and writes the image
+  /// to the upper left corner of `data` and labels of pixels to that of `target`.
   std::span<int64_t> size = {};
 };
 
@@ -36,21 +36,21 @@ class SampleDataset : public Dataset {
   /// @throws base::UserError naming file and reason if the sample is damaged.
   virtual void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const = 0;
 
-  /// Asks storage for samples that will be read soon, without waiting for it. Called from many
-  /// threads at once if the sampler has a storage_order().
+  /// Asks storage for samples that will be read soon, without waiting. If the sampler has a
+  /// storage_order(), this is called from many threads at once.
   virtual void prefetch(std::span<const int64_t> /*indices*/) const {}
 
   /// {} for a class label, {height, width} for the labels of pixels, another shape for boxes.
   virtual std::vector<int64_t> target_shape() const { return {}; }
 
-  /// With labels of pixels: the label of those that count for nothing.
+  /// With labels of pixels: the label of ignored pixels.
   virtual int64_t ignore_index() const { return 255; }
 
   /// The sample's file or position, for messages.
   virtual std::string name_of(int64_t index) const;
 
-  /// Makes the samples in this thread, with the random numbers of seed 0, epoch 0. Loader uses
-  /// several threads.
+  /// Makes the samples in this thread, with the random numbers of seed 0 and epoch 0. Loader uses
+  /// several threads instead.
   Batch get_batch(std::span<const int64_t> indices) const override;
 
   /// Uninitialised memory for a batch.
@@ -60,13 +60,13 @@ class SampleDataset : public Dataset {
   static SampleSlot slot_of(const Batch& batch, int64_t place);
 
   /// Turns a batch from allocate(), with its samples made, into what the loader returns. If
-  /// sizes_vary(), it is as large as its largest image, with sides rounded up to a multiple of 32
-  /// (torchvision's GeneralizedRCNNTransform), if sample_shape() is not smaller. Pixels outside of
-  /// an image are 0, their labels ignore_index().
+  /// sizes_vary(), the result is as large as its largest image, with sides rounded up to a multiple
+  /// of 32 (torchvision's GeneralizedRCNNTransform) but not beyond sample_shape(). Pixels outside
+  /// of an image are 0, their labels ignore_index().
   Batch trimmed(const Batch& batch) const;
 };
 
-/// Whether a data set has a label for each pixel.
+/// Whether a data set has labels of pixels.
 bool labels_pixels(const Dataset& dataset);
 
 }  // namespace syncbn::data

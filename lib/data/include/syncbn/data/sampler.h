@@ -19,8 +19,7 @@ struct SamplerState {
   int64_t version = kVersion;
   int64_t seed = 0;
   int64_t epoch = 0;
-  /// Samples of this epoch that all ranks together have consumed: independent of the number of
-  /// ranks.
+  /// Samples of this epoch that all ranks together have consumed.
   int64_t consumed = 0;
   /// Dataset::fingerprint(), bit for bit.
   int64_t fingerprint = 0;
@@ -33,13 +32,14 @@ struct ProcessRank {
   int num_replicas = 1;
 };
 
-/// Which rank this process is, for samplers that are not told: that of the default process group;
-/// without one, that of RANK and WORLD_SIZE; without these, 0 of 1. Thread-safe.
-/// @throws base::UserError if WORLD_SIZE is above 1 and RANK is not set
+/// This process's rank, for samplers without explicit ranks: from the default process group, or
+/// else from RANK and WORLD_SIZE, or else 0 of 1. Thread-safe.
+/// @throws base::UserError if WORLD_SIZE is above 1 and RANK is not set, or RANK is above 0 and
+///   WORLD_SIZE is not set
 ProcessRank process_rank();
 
-/// Chooses which samples this rank sees in an epoch, and in which order.
-/// The order is a function of (seed, epoch) alone. Not thread-safe.
+/// Chooses which samples this rank sees in an epoch, and in which order, as a function of
+/// (seed, epoch) alone. Not thread-safe.
 class Sampler {
  public:
   virtual ~Sampler() = default;
@@ -65,19 +65,19 @@ class Sampler {
 
   /// Everything that the order of all ranks' samples depends on besides data set, seed and epoch:
   /// "shards, shuffle true, buffer_size 10000, streams 16". A run can resume in the middle of an
-  /// epoch only if this is unchanged. drop_last is not part of it: it only cuts the end off.
+  /// epoch only if this is unchanged. drop_last is not part of it: it only cuts off the end.
   virtual std::string order_name() const { return {}; }
 
   /// The repetition number of indices()[place], for samplers that give a sample several times.
   /// Repetitions are augmented differently.
   virtual int64_t copy_at(int64_t /*place*/) const { return 0; }
 
-  /// For samples in large files: `indices` (the result of indices() in this epoch) in the order in
-  /// which the files hold them. Each moves by at most read_ahead() positions. Otherwise empty.
+  /// For samples in large files: `indices` (the result of indices() in this epoch) in the files'
+  /// order. Each moves by at most read_ahead() positions. Otherwise empty.
   virtual std::vector<int64_t> storage_order(std::span<const int64_t> /*indices*/) const {
     return {};
   }
-  /// Number of samples of storage_order() that storage should be asked for in advance.
+  /// How many samples of storage_order() to prefetch beyond those being read.
   virtual int64_t read_ahead() const { return 0; }
 
   /// Call this before each epoch; otherwise every epoch has the order of epoch 0.
@@ -115,7 +115,7 @@ class SequentialShardSampler : public Sampler {
 };
 
 struct ClassSkewedSamplerOptions {
-  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> num_replicas = std::nullopt;  ///< defaults to process_rank(), as does `rank`
   std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;
@@ -124,8 +124,8 @@ struct ClassSkewedSamplerOptions {
 };
 
 /// Rank r of W sees only the samples whose label y has y % W == r, as if each rank had collected
-/// data of its own. Shorter shards repeat from their front up to the length of the longest, so all
-/// ranks run the same number of steps.
+/// its own data. Shorter shards repeat from their front up to the length of the longest, so that
+/// all ranks run the same number of steps.
 class ClassSkewedSampler : public Sampler {
  public:
   /// @throws base::UserError if any rank, not only this one, has no sample; for a negative label;
@@ -145,10 +145,10 @@ class ClassSkewedSampler : public Sampler {
 };
 
 struct WeightedSamplerOptions {
-  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> num_replicas = std::nullopt;  ///< defaults to process_rank(), as does `rank`
   std::optional<int> rank = std::nullopt;
   int64_t seed = 0;
-  /// Draws of all ranks together; 0: the number of weights.
+  /// Number of draws over all ranks; 0: the number of weights.
   int64_t num_samples = 0;
   bool replacement = true;
 };
@@ -159,8 +159,8 @@ struct WeightedSamplerOptions {
 class WeightedSampler : public Sampler {
  public:
   /// @throws base::UserError if a weight is negative or not finite, if all are 0, if there are more
-  ///   than 2^24 (torch.multinomial's limit), or if fewer than num_samples are above 0 without
-  ///   replacement; for a rank outside [0, num_replicas).
+  ///   than 2^24 (torch.multinomial's limit), or, without replacement, if fewer than num_samples
+  ///   are above 0; for a rank outside [0, num_replicas).
   WeightedSampler(std::vector<double> weights, const WeightedSamplerOptions& options);
 
   std::vector<int64_t> indices() const override;
@@ -179,7 +179,7 @@ class WeightedSampler : public Sampler {
 };
 
 struct RepeatedAugmentationSamplerOptions {
-  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> num_replicas = std::nullopt;  ///< defaults to process_rank(), as does `rank`
   std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;
@@ -192,7 +192,7 @@ struct RepeatedAugmentationSamplerOptions {
 };
 
 /// Repeated augmentation (Hoffer et al., "Augment your batch", 2020): `repetitions` ranks get the
-/// same sample and augment it differently. An epoch is not longer for it. The order is that of the
+/// same sample and augment it differently. Epochs do not become longer. The order is that of the
 /// RASampler of torchvision's reference training and of timm.
 class RepeatedAugmentationSampler : public Sampler {
  public:
@@ -216,7 +216,7 @@ class RepeatedAugmentationSampler : public Sampler {
   int64_t num_selected_;
 };
 
-/// What the registry's samplers are made from, besides their options.
+/// Arguments of the registry's samplers, besides their options.
 struct SamplerArgs {
   int64_t size = 0;                      ///< samples in the data set
   std::span<const int64_t> labels = {};  ///< Dataset::labels()
@@ -229,8 +229,8 @@ struct SamplerArgs {
 /// The registry behind `sampler: {type: distributed}`: distributed, class_skewed, weighted,
 /// repeated_augmentation and shards, each with the options of its class (weighted has class_weights
 /// and replacement).
-/// make() throws base::UserError if any rank would have no sample of its own; the result of this
-/// check is the same on every rank.
+/// For distributed, class_skewed and shards, make() throws base::UserError on every rank if any
+/// rank would have no sample of its own.
 struct SamplerKind {
   using Registry = config::Registry<std::shared_ptr<Sampler>, const SamplerArgs&>;
   static Registry& registry();

@@ -14,21 +14,21 @@ struct ShardSamplerOptions {
   static constexpr int64_t kMaxBufferSize = 1'000'000'000'000;
   static constexpr int64_t kMaxStreams = 1'000'000;
 
-  std::optional<int> num_replicas = std::nullopt;  ///< unset, as `rank`: process_rank()'s
+  std::optional<int> num_replicas = std::nullopt;  ///< defaults to process_rank(), as does `rank`
   std::optional<int> rank = std::nullopt;
   bool shuffle = true;
   int64_t seed = 0;
   bool drop_last = false;
-  /// Samples that are shuffled with each other, of all ranks together.
+  /// Samples that are shuffled with each other, over all ranks.
   int64_t buffer_size = 10'000;
-  /// Positions at which files are read in turn, of all ranks together.
+  /// Positions at which all ranks together read files in turn.
   int64_t streams = 16;
 
   static void describe(config::Schema<ShardSamplerOptions>& schema);
 };
 
 /// The order of webdataset's loaders, for samples in a few large files: shards in random order,
-/// their samples shuffled in a buffer, so that files are read from front to end in large pieces.
+/// their samples shuffled in a buffer, so that each file is read sequentially in large pieces.
 ///
 /// The concatenated shards of an epoch are cut into `streams` parts of equal length. In each part,
 /// every buffer_size / streams samples in a row are shuffled with each other. The global list takes
@@ -36,7 +36,7 @@ struct ShardSamplerOptions {
 /// multiple of W = num_replicas. Rank r takes the elements r, r + W, r + 2W, ...
 ///
 /// The list does not depend on the number of ranks. If that number divides `streams`, each rank
-/// has parts of its own and shares few shards with other ranks.
+/// has its own parts and shares few shards with other ranks.
 class ShardSampler : public Sampler {
  public:
   /// `shard_ends`: Dataset::shard_ends().
@@ -55,10 +55,10 @@ class ShardSampler : public Sampler {
 
  private:
   int64_t dataset_size() const { return ends_.empty() ? 0 : ends_.back(); }
-  /// The samples of all shards, in the epoch's order of the shards.
+  /// The samples of all shards, in this epoch's order of shards.
   std::vector<int64_t> shard_by_shard() const;
   void shuffle_part(std::span<int64_t> part, int64_t stream) const;
-  /// The samples of all ranks. `shuffled`: within buffers.
+  /// The samples of all ranks. @param shuffled within buffers
   std::vector<int64_t> global_list(bool shuffled) const;
 
   std::vector<int64_t> ends_;

@@ -22,7 +22,7 @@ struct LabelledBox {
   bool operator==(const LabelledBox&) const = default;
 };
 
-/// An image and, for segmentation, the labels of its pixels, or, for detection, its boxes.
+/// An image with the labels of its pixels (segmentation) or its boxes (detection).
 /// Geometric transforms change all of them (masks by nearest neighbour), colour transforms only the
 /// image.
 struct ImageSample {
@@ -30,7 +30,7 @@ struct ImageSample {
   std::optional<Image> mask = {};
   /// The mask's label for pixels outside of the image.
   uint8_t ignored_label = 255;
-  /// Crops clip them to the image, so that some may have no area.
+  /// Crops clip boxes to the image, so some may have no area.
   std::vector<LabelledBox> boxes = {};
 };
 
@@ -39,8 +39,8 @@ class Transform {
  public:
   virtual ~Transform() = default;
 
-  /// The part of the image that apply() needs, by default all of it. If the first transform is a
-  /// crop, only its region is decoded.
+  /// The part of the image that apply() needs, by default all of it. Pipeline::run() with a decoder
+  /// decodes only the first transform's region.
   virtual Box region(ImageSize size, SampleRandom& random) const;
 
   /// Changes a sample that has been cropped to region().
@@ -51,19 +51,20 @@ class Transform {
     return before;
   }
 
-  /// The largest width and height of a result, if the options bound them for images that are not
-  /// larger than `before`. Transforms that can enlarge an image define it.
+  /// The largest width and height of a result, if the options bound them for images up to the size
+  /// `before`. Transforms that can enlarge an image override this.
   virtual std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const {
     return size_after(before);
   }
 
-  /// Whether apply() moves boxes with the image. If not, samples with boxes are refused.
+  /// Whether apply() moves boxes with the image. If not, Pipeline refuses it for samples with
+  /// boxes.
   virtual bool moves_boxes() const { return false; }
 };
 
 /// The registry behind lists of transforms such as `- {type: random_resized_crop, size: 224}`.
-/// Names, options, defaults and the distribution of random choices are those of
-/// torchvision.transforms. Image operations give the bytes of Pillow.
+/// Names, options, defaults and distributions of random choices are those of
+/// torchvision.transforms. Image operations give the same bytes as Pillow.
 ///   resize, center_crop, random_crop, random_resized_crop, random_horizontal_flip,
 ///   random_vertical_flip, random_scale, random_shortest_size, scale_jitter, random_zoom_out,
 ///   random_iou_crop, color_jitter, random_photometric_distort, rand_augment,
@@ -79,7 +80,7 @@ class Pipeline {
   Pipeline() = default;
   explicit Pipeline(std::vector<std::shared_ptr<const Transform>> steps);
   /// @param has_boxes samples will have boxes
-  /// @throws base::UserError for a transform that is not for samples with boxes.
+  /// @throws base::UserError if `has_boxes` and a transform does not move boxes.
   explicit Pipeline(const std::vector<config::Component<TransformKind>>& steps,
                     bool has_boxes = false);
 
@@ -89,11 +90,11 @@ class Pipeline {
   /// Runs all steps on an image and its mask, which must have the same size.
   ImageSample run(ImageSample sample, SampleRandom& random) const;
 
-  /// The size of the results, if it is the same for all images (of size `before`, if given).
+  /// The size of the results, if it is the same for all images (or all images of size `before`).
   std::optional<ImageSize> size(std::optional<ImageSize> before = {}) const;
 
-  /// The largest width and height of the results, if they are bounded (for images that are not
-  /// larger than `before`, if given).
+  /// The largest width and height of the results, if they are bounded (for images up to the size
+  /// `before`, if given).
   std::optional<ImageSize> max_size(std::optional<ImageSize> before = {}) const;
 
  private:

@@ -11,39 +11,38 @@
 
 namespace syncbn::data {
 
-/// The options of a set of image files, of which test_transforms, mean, std and the limits count.
+/// Options of load_unlabelled_images(); the inherited transforms and cache_dir have no effect.
 struct UnlabelledImagesOptions : ImageFileOptions {
-  /// A folder, or one file; empty: none, for a set of no samples that tells their shape.
+  /// A folder or a file; empty: the set has no samples, only their shape.
   std::string images;
   int64_t classes = 0;
   std::vector<std::string> class_names;  ///< by label; empty: none
-  /// Whether targets are of the shape [H, W], as in sets with masks.
+  /// Whether targets have the shape [H, W], as in sets with masks.
   bool labels_pixels = false;
-  /// By label, for a BoxDataset; empty: the set is none.
+  /// By label; if not empty, the set is a BoxDataset.
   std::vector<int64_t> category_ids;
 
   static void describe(config::Schema<UnlabelledImagesOptions>& schema);
 };
 
-/// Images to ask a network about. Targets have no meaning.
+/// Images for inference. Their targets have no meaning.
 struct UnlabelledImages {
   std::shared_ptr<const SampleDataset> set;
-  std::vector<std::filesystem::path> files;  ///< by sample, below the folder, sorted
-  /// Files below the folder that are neither JPEG nor PNG by their names, sorted, without hidden
-  /// ones.
+  std::vector<std::filesystem::path> files;  ///< by sample, relative to the folder, sorted
+  /// Files below the folder whose names are neither JPEG nor PNG, sorted, without hidden ones.
   std::vector<std::filesystem::path> others;
-  /// Whether samples show the whole of their images, in another resolution.
+  /// Whether samples show whole images, at most resized.
   bool are_whole = false;
-  /// Of an image file, as it is decoded. @throws base::UserError if the file cannot be read.
+  /// The size of a decoded image file. @throws base::UserError if the file cannot be read.
   std::function<ImageSize(int64_t index)> original_size;
 };
 
-/// The file, or all JPEG and PNG files in the folder and the folders in it.
+/// Loads the file, or all JPEG and PNG files in and below the folder.
 /// @throws base::UserError naming the folder if it cannot be read or has no such file
 UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options);
 
-/// The files below a folder of class folders that are no samples by their names, sorted, without
-/// hidden ones.
+/// The files below a folder of class folders whose names make them no samples of image_folder,
+/// sorted, without hidden ones.
 /// @throws base::UserError naming the folder if it cannot be read
 std::vector<std::filesystem::path> files_left_out(const std::filesystem::path& folder);
 
