@@ -5,7 +5,7 @@
 
 #include "cuda/normalize_arguments.h"
 
-// A host compiler gets CUDA's words from the emulator.
+// For a host compiler, the emulator defines CUDA's keywords.
 #ifndef __CUDACC__
 #include "cuda_emulator/device.h"
 #endif
@@ -21,7 +21,7 @@ struct alignas(16) ImagePack {
   T values[kPack];
 };
 
-/// Where a value of the output lies in its image.
+/// The position of an output value in its image.
 template <bool kChannelsLast>
 class Place {
  public:
@@ -36,7 +36,7 @@ class Place {
   __device__ int offset(bool channels_last) const {
     return channels_last ? pixel_ * channels_ + channel_ : channel_ * pixels_ + pixel_;
   }
-  /// Goes on to the next value in memory.
+  /// Moves to the next value in memory.
   __device__ void advance() {
     int& inner = kChannelsLast ? channel_ : pixel_;
     if (++inner < (kChannelsLast ? channels_ : pixels_)) return;
@@ -54,7 +54,7 @@ __device__ inline bool is_inside(const NormalizeArguments& arguments, int64_t sa
   return pixel / arguments.width < size[0] && pixel % arguments.width < size[1];
 }
 
-/// A block has a part of the values of every (gridDim.y)th image.
+/// Each block handles one part of the values, in every gridDim.y-th image.
 template <class T, bool kChannelsLast>
 __device__ void normalize_images(const NormalizeArguments& arguments) {
   const int values = arguments.values();

@@ -2,14 +2,14 @@
 
 #include <cstdint>
 
-// What the host passes to the CUDA kernel that normalizes images, and the shape of its launch.
-// Plain C++, for the host's compiler too.
+// Arguments and launch shape of the CUDA kernel that normalizes images. Plain C++: the host's
+// compiler reads it as well.
 
 namespace syncbn::data::cuda {
 
-/// Upper bound on the channels of an image: what a kernel's arguments have room for.
+/// Upper bound on the channels of an image: `mean` and `std` must fit into the kernel's arguments.
 inline constexpr int kMaxChannels = 256;
-/// Upper bound on the values of an image, so that places inside it fit into an int.
+/// Upper bound on the values of an image, so that offsets in it fit into an int.
 inline constexpr int64_t kMaxValues = int64_t{1} << 30;
 inline constexpr int kThreads = 256;
 /// Consecutive values of the output that a thread computes, and stores at once.
@@ -17,7 +17,7 @@ inline constexpr int kPack = 8;
 
 enum class ImageType : int { kFloat, kHalf, kBFloat16 };
 
-/// What a launch needs, and its shape. Images are dense: contiguous, or channels-last.
+/// Images are dense: contiguous or channels-last.
 struct NormalizeArguments {
   const uint8_t* images = nullptr;
   void* output = nullptr;
@@ -26,15 +26,15 @@ struct NormalizeArguments {
   int64_t samples = 0;
   int channels = 0, height = 0, width = 0;
   bool from_channels_last = false, to_channels_last = false;
-  /// Every pack is full, and starts at a multiple of its size in images and of 16 bytes in output.
+  /// All packs are full, and aligned to kPack bytes in `images` and 16 bytes in `output`.
   bool aligned = false;
-  float mean[kMaxChannels] = {}, std[kMaxChannels] = {};  ///< of bytes
+  float mean[kMaxChannels] = {}, std[kMaxChannels] = {};  ///< of values from 0 to 255
 
   constexpr int values() const { return channels * height * width; }
   unsigned blocks() const {
     return static_cast<unsigned>((values() + kThreads * kPack - 1) / (kThreads * kPack));
   }
-  /// Blocks for the samples, each of which may get several.
+  /// gridDim.y, whose limit is 65535; a block may process several samples.
   unsigned rows() const { return static_cast<unsigned>(samples < 65535 ? samples : 65535); }
 };
 

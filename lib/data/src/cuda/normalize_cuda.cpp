@@ -1,5 +1,5 @@
-// Images of bytes as input for a network, for libsyncbn_dist_cuda.so: one launch for a batch.
-// data::normalize() finds it as an operator, so that lib/data needs no CUDA.
+// Converts a batch of uint8 images to a network's input in one launch. Part of
+// libsyncbn_dist_cuda.so: data::normalize() looks up the operator, so that lib/data needs no CUDA.
 
 #include <cstdint>
 #include <optional>

@@ -5,8 +5,8 @@
 namespace syncbn::data::cuda {
 namespace {
 
-// The arguments stay where the launch put them: a thread chooses a channel's values by an index,
-// which a copy in registers does not allow.
+// Without __grid_constant__, each thread would copy the arguments to local memory, because it
+// indexes `mean` and `std` by channel.
 template <class T, bool kChannelsLast>
 __global__ void __launch_bounds__(kThreads)
     normalize_kernel(const __grid_constant__ NormalizeArguments arguments) {

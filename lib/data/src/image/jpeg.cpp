@@ -27,7 +27,7 @@
 namespace syncbn::data::detail {
 namespace {
 
-/// Pixels decoded around a box on each side. Upsampling looks at neighbours, and libjpeg-turbo
+/// Pixels to decode around a box on each side: upsampling reads neighbours, and libjpeg-turbo
 /// treats the edges of a cropped region as edges of the image.
 constexpr int64_t kMargin = 16;
 
@@ -73,8 +73,8 @@ uint8_t times_share(int value, int share) {
   return static_cast<uint8_t>(((product >> 8) + product) >> 8);
 }
 
-/// CMYK as Adobe stores it, inverted: 255 is no ink. Pillow inverts it and subtracts each ink from
-/// the light that black leaves.
+/// Converts CMYK as Adobe stores it, inverted: 255 means no ink. Like Pillow, inverts it and
+/// subtracts each ink from the light that black leaves.
 void cmyk_to_rgb(const uint8_t* cmyk, int64_t count, uint8_t* rgb) {
   for (int64_t i = 0; i < count; ++i, cmyk += 4) {
     const int light = cmyk[3];
@@ -100,7 +100,7 @@ class JpegReader : public ImageReader {
       jpeg_save_markers(&cinfo_, kApp1, 0xffff);
     });
     read_header();
-    // Kept, since a second frame header may change cinfo's size before it is refused.
+    // A copy: a second frame header may change the size in cinfo_ before libjpeg refuses it.
     set_size(cinfo_.image_width, cinfo_.image_height, options);
     const int components = cinfo_.num_components;
     if (components != 1 && components != 3 && components != 4) {
@@ -192,7 +192,7 @@ class JpegReader : public ImageReader {
   jpeg_error_mgr errors_{};
   Progress progress_{};
   jpeg_decompress_struct cinfo_{};
-  /// Destroying a struct that was never created does nothing.
+  /// Has no effect on a struct that was never created.
   const std::unique_ptr<jpeg_decompress_struct, void (*)(j_decompress_ptr)> destroys_cinfo_{
       &cinfo_, &jpeg_destroy_decompress};
   std::vector<uint8_t> row_;
@@ -221,7 +221,7 @@ std::string encode_jpeg(const Image& image, int quality) {
   cinfo.err = jpeg_std_error(&errors);
   errors.error_exit = detail::on_error;
   cinfo.client_data = &jump;
-  unsigned char* bytes = nullptr;  // of malloc()
+  unsigned char* bytes = nullptr;  // allocated by malloc()
   unsigned long size = 0;
   const auto encode = [&] {
     jpeg_create_compress(&cinfo);
@@ -234,7 +234,7 @@ std::string encode_jpeg(const Image& image, int quality) {
     jpeg_set_quality(&cinfo, quality, /*force_baseline=*/TRUE);
     jpeg_start_compress(&cinfo, /*write_all_tables=*/TRUE);
     while (cinfo.next_scanline < cinfo.image_height) {
-      // libjpeg does not write to it, though its type says that it may.
+      // libjpeg only reads it, although the parameter is not const.
       auto* row = const_cast<JSAMPLE*>(image.row(cinfo.next_scanline));
       jpeg_write_scanlines(&cinfo, &row, 1);
     }

@@ -12,7 +12,7 @@ namespace {
 constexpr uint32_t kOrientationTag = 0x0112;
 constexpr size_t kEntryBytes = 12;
 
-/// Reads numbers in the file's byte order. Those out of bounds are 0.
+/// Reads numbers in the file's byte order; 0 if out of bounds.
 class TiffBytes {
  public:
   explicit TiffBytes(std::span<const uint8_t> bytes)
@@ -62,7 +62,7 @@ uint32_t u32(std::string_view bytes) {
   return value;
 }
 
-/// Removes the text up to the first zero from `rest`; nothing if there is no zero.
+/// Removes the text up to the first zero byte from `rest` and returns it; nothing if there is none.
 std::optional<std::string_view> take_word(std::string_view& rest) {
   const size_t zero = rest.find('\0');
   if (zero == std::string_view::npos) return std::nullopt;
@@ -101,8 +101,8 @@ std::optional<std::string> text_of(TextChunk chunk) {
   return is_compressed ? inflated(rest) : std::string(rest);
 }
 
-/// Decodes EXIF data as ImageMagick wrote it before PNG had a chunk for it: lines with a name, a
-/// length and hexadecimal digits.
+/// Decodes EXIF data as ImageMagick wrote it before PNG had a chunk for it: a line with a name, one
+/// with a length, then hexadecimal digits.
 std::string from_raw_profile(std::string_view text) {
   for (int line = 0; line < 3; ++line) {
     const size_t end = text.find('\n');
@@ -121,7 +121,7 @@ std::string from_raw_profile(std::string_view text) {
   return bytes;
 }
 
-/// The chunks of a file that may have an orientation.
+/// The chunks of a PNG file that may hold an orientation.
 class Metadata {
  public:
   void read(std::string_view file) {
@@ -131,7 +131,7 @@ class Metadata {
       const size_t size = u32(file);
       if (size > file.size() - kFrameBytes) return;
       const std::string_view kind = file.substr(4, 4);
-      // After the first frame of an animation, the rest belongs to other frames.
+      // Chunks after the first frame of an animation belong to other frames.
       if (kind == "IEND" || (kind == "fcTL" && has_pixels)) return;
       has_pixels = has_pixels || kind == "IDAT";
       if (is_relevant(kind) && u32(file.substr(8 + size)) == checksum(file.substr(4, 4 + size))) {
@@ -159,7 +159,7 @@ class Metadata {
         ::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
   }
 
-  /// Keeps the chunk. Only the last texts are inflated, in orientation(): there may be thousands.
+  /// Keeps the last chunk of each kind. orientation() inflates only those: there may be thousands.
   void keep(std::string_view kind, std::string_view data) {
     if (kind == "eXIf") {
       exif_ = data;

@@ -18,7 +18,7 @@ std::optional<int> exif_orientation(std::span<const uint8_t> tiff);
 std::optional<int> xmp_orientation(std::string_view xmp);
 
 /// The orientation of a PNG file, 1 to 8, from EXIF data or else XMP data, before or after the
-/// pixels; 1 if there is none. The last of several entries is used, damaged ones are ignored. As
+/// pixels; 1 if there is none. The last of several entries is used, damaged ones are ignored. Like
 /// Pillow's ImageOps.exif_transpose, except that Pillow reads some damaged data.
 int png_orientation(std::span<const uint8_t> file);
 

@@ -13,7 +13,7 @@ namespace syncbn::data::detail {
 /// @throws base::UserError "cannot decode '<name>': <why>".
 [[noreturn]] void fail_to_decode(const std::string& name, const std::string& why);
 
-/// The target to which the error functions of libjpeg and libpng jump, since they must not return.
+/// The error functions of libjpeg and libpng, which must not return, jump to `target`.
 struct ErrorJump {
   std::jmp_buf target;
   char message[256] = "";
@@ -30,7 +30,7 @@ class ImageReader {
 
   int64_t width() const { return width_; }
   int64_t height() const { return height_; }
-  /// EXIF's or else XMP's, 1 to 8; 1 if there is none.
+  /// The EXIF orientation or else the XMP orientation, 1 to 8; 1 if there is none.
   virtual int orientation() const = 0;
   /// Fills `image` with the RGB pixels in `box`.
   virtual void read(const Box& box, Image& image) = 0;
@@ -47,7 +47,7 @@ class ImageReader {
     calls();
   }
 
-  /// @throws base::UserError for an image without pixels or with more than the options allow.
+  /// @throws base::UserError for an image without pixels or with more than max_pixels.
   void set_size(int64_t width, int64_t height, const DecodeOptions& options);
 
   const std::span<const uint8_t> bytes_;

@@ -25,7 +25,7 @@ double triangle(double distance) {
   return std::max(0.0, 1.0 - std::abs(distance));
 }
 
-/// Pillow's weights: normalised to a sum of 1, then rounded to fixed point. None is negative.
+/// Pillow's weights, none negative: normalised to a sum of 1, then rounded to fixed point.
 ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
   const double scale = static_cast<double>(in_size) / static_cast<double>(out_size);
   const double support = std::max(scale, 1.0);
@@ -56,8 +56,8 @@ ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
   return axis;
 }
 
-/// Pads with zero weights to the same even count for all outputs, so that several can be computed
-/// at once. Returns `axis` unchanged if the input has fewer pixels than that.
+/// Pads with zero weights to the same even count for all outputs, so that rgb_row() can compute
+/// several at once. Returns `axis` unchanged if the input has fewer pixels than that count.
 ResizeAxis evened_out(const ResizeAxis& axis, int64_t in_size) {
   const int32_t max_count = std::ranges::max(axis.count);
   const int32_t count = max_count + max_count % 2;
@@ -106,7 +106,7 @@ void check_target(const Image& image, int64_t width, int64_t height) {
                                         image.width, image.height, width, height));
 }
 
-/// The source of each output pixel along one axis. Adds step by step, to round as Pillow does.
+/// The source of each output pixel along one axis. Adds `scale` repeatedly, to round like Pillow.
 std::vector<int64_t> nearest_places(int64_t in_size, int64_t out_size) {
   const double scale = static_cast<double>(in_size) / static_cast<double>(out_size);
   std::vector<int64_t> places;

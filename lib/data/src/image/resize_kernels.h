@@ -30,7 +30,7 @@ struct PixelLoops {
   void (*rgb_planes)(const uint8_t* in, int64_t count, uint8_t* out, int64_t distance);
 };
 
-/// A pixel is read as 4 bytes, a pair of pixels as 8.
+/// rgb_row() reads a pixel (3 bytes) as 4 bytes, and a pair of pixels as 8.
 constexpr int64_t kBeyondRow = 2;
 
 namespace baseline {
