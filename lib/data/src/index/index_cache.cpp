@@ -37,8 +37,8 @@ std::optional<fs::path> default_cache_folder() {
   return std::nullopt;
 }
 
-/// The host name is part of the hash, since hosts that share a folder would replace each other's
-/// mapped files.
+/// The host name is part of the hash: otherwise, hosts that share a folder would replace each
+/// other's mapped files.
 std::string file_name_of(const std::string& key) {
   base::Fnv1a hash;
   hash.add_bytes(base::hostname());
@@ -115,10 +115,10 @@ class CachedIndex {
   }
 
  private:
-  /// @throws IndexFileError if no file can be written. The lock is released before that, so ranks
+  /// @throws IndexFileError if no file can be written. It releases the lock first, so that ranks
   ///   can build in memory at the same time.
   MappedIndex in_file() const {
-    // Before the check, so that a file that replaces the old one during the check is noticed.
+    // Taken before the check, to notice a file that replaces the old one during the check.
     const FileStamp before = stamp_of(path_);
     if (auto index = current()) return std::move(*index);
     try {
@@ -188,7 +188,7 @@ class CachedIndex {
 
   MappedIndex in_memory(const std::string& why) const {
     static std::mutex mutex;
-    static std::set<fs::path> reported;  // folders: several splits have one reason
+    static std::set<fs::path> reported;  // folders: one warning for all splits
     const auto is_new = [this] {
       const std::lock_guard lock(mutex);
       return reported.insert(path_.parent_path()).second;

@@ -31,8 +31,8 @@ struct IndexCacheOptions {
   std::chrono::milliseconds head_start = std::chrono::seconds(2);
 };
 
-/// Maps the index file of `source`, and builds it first if it is not current. One process of a host
-/// builds, the others wait and share its memory. If no file can be written, each process builds the
+/// Maps the index file of `source`, building it first if it is not current. One process of a host
+/// builds; the others wait and share its memory. If no file can be written, each process builds the
 /// index in its own memory, and LOCAL_RANK 0 logs a warning.
 /// @throws any exception of `build`; base::UnavailableError after the timeout.
 MappedIndex open_index(const IndexSource& source, const IndexCacheOptions& options);

@@ -20,7 +20,7 @@ int64_t nanoseconds(const timespec& time) {
   return time.tv_sec * kSecond + time.tv_nsec;
 }
 
-/// Upper bound on a tick of the clock that the file's times come from, in nanoseconds.
+/// Upper bound on the resolution of the clock behind the file's times, in nanoseconds.
 int64_t tick_of(const FileStamp& stamp) {
   const bool whole_seconds = stamp.modified_ns % kSecond == 0 && stamp.changed_ns % kSecond == 0;
   return whole_seconds ? 2 * kSecond : kSecond / 50;
@@ -83,7 +83,7 @@ FileStamp stamp_of(const base::UniqueFd& file) {
 }
 
 FileStamp settled_stamp_of(const std::filesystem::path& path) {
-  // A file that is written all the time never settles.
+  // A file that is written continuously never settles.
   constexpr int kMaxRounds = 5;
   FileStamp stamp = stamp_of(path);
   for (int round = 0; round < kMaxRounds; ++round) {

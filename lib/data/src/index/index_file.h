@@ -35,8 +35,8 @@ struct FileStamp {
 FileStamp stamp_of(const std::filesystem::path& path);
 FileStamp stamp_of(const base::UniqueFd& file);
 
-/// Call this before reading the file: waits until its times are older than a tick of the file
-/// system's clock, so that any later change gives another stamp.
+/// Call this before reading the file. Waits until the file's times are older than the resolution of
+/// the file system's clock, so that any later change gives another stamp.
 FileStamp settled_stamp_of(const std::filesystem::path& path);
 
 // An index file is a header and a few arrays, the sections. All processes of a host map it and
@@ -62,7 +62,7 @@ struct IndexHeader {
   uint32_t header_checksum = 0;  ///< CRC-32 of the header up to here
 };
 
-/// An index file cannot be written, read or mapped. Errors in the data are other exceptions.
+/// An index file cannot be written, read or mapped. Errors in the data throw other exceptions.
 class IndexFileError : public base::UnavailableError {
  public:
   using base::UnavailableError::UnavailableError;

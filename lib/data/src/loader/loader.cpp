@@ -60,7 +60,7 @@ void check_ranges(const LoaderOptions& options) {
   }
 }
 
-/// Warns once if pinned memory was asked for without a GPU.
+/// Warns once if the options ask for pinned memory and there is no GPU.
 bool pins_memory(const LoaderOptions& options) {
   if (!options.pin_memory) return false;
   if (at::hasCUDA()) return true;
@@ -87,7 +87,7 @@ void check_resumable(const SamplerState& state, const Dataset& dataset, const Sa
     refuse(
         fmt::format("it was saved with seed {}, this run has seed {}", state.seed, sampler.seed()));
   }
-  // A new epoch may begin in any order.
+  // The order may change at the beginning of an epoch.
   const std::string order = sampler.order_name();
   if (state.consumed != 0 && !state.order.empty() && state.order != order) {
     refuse(fmt::format(
@@ -208,7 +208,7 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, std::shared_ptr<Sampler> 
         "is its option");
   }
   int workers = options.num_workers;
-  // Other data sets only copy from memory, which more threads would not speed up.
+  // Other data sets only copy from memory, which threads would not speed up.
   if (workers == kAutoWorkers) workers = maker_->samples() != nullptr ? automatic_workers() : 0;
   if (workers > 0) pool_ = std::make_unique<detail::WorkerPool>(maker_, workers);
 }
@@ -237,12 +237,13 @@ void Loader::start_epoch(int64_t epoch) {
 void Loader::move_to(const SamplerState& state) {
   const int64_t ranks = sampler_->num_replicas();
   const auto share = sampler_->share();
-  // With padding, other numbers of ranks may have consumed more than there is.
+  // With padding, another number of ranks may have consumed more samples than there are.
   const int64_t all = std::min(share ? share->list_size : INT64_MAX, num_samples() * ranks);
   const int64_t consumed = std::min(state.consumed, all);
   int64_t left = share ? (all - consumed + ranks - 1) / ranks : num_samples() - consumed / ranks;
   if (options_.drop_last) left -= left % batch_size_;
-  // Where the consumed samples are no multiple of the ranks, the first ranks have had one more.
+  // If the consumed samples are not a multiple of the ranks, the first ranks have consumed one
+  // more.
   const bool is_ahead = share && share->rank < consumed % ranks;
   const int64_t position = consumed / ranks + (is_ahead ? 1 : 0);
   if (pool_) pool_->clear();
@@ -250,7 +251,7 @@ void Loader::move_to(const SamplerState& state) {
   sampler_->set_epoch(state.epoch);
   order_ = sampler_->indices();
   storage_order_ = sampler_->storage_order(order_);
-  // Padded from its front, as the sampler pads.
+  // Pads from the front, like the sampler.
   if (position + left > std::ssize(order_)) order_.push_back(order_.front());
   order_.resize(static_cast<size_t>(position + left));
   position_ = scheduled_ = requested_ = position;
@@ -287,7 +288,7 @@ void Loader::schedule(int64_t batches) {
 }
 
 std::vector<int64_t> Loader::next_read_ahead() {
-  // Several batches, since large reads are faster; not all at once, which would delay the first.
+  // Several batches, because large reads are faster; not all, which would delay the first.
   constexpr int64_t kBatchesAtOnce = 4;
   const int64_t all = std::ssize(storage_order_);
   const int64_t end = std::min(requested_ + kBatchesAtOnce * batch_size_, all);
@@ -299,9 +300,9 @@ std::vector<int64_t> Loader::next_read_ahead() {
   return ahead;
 }
 
-/// Memory for a batch, if possible that of a released one.
+/// Memory for a batch: a released batch's, if there is one.
 Batch Loader::free_slot() {
-  // torch reuses pinned memory itself. Only it knows when the GPU has finished reading.
+  // torch reuses pinned memory itself: only it knows when the GPU has finished reading.
   if (pins_memory_) return maker_->samples()->allocate(batch_size_, /*pin_memory=*/true);
   for (const Batch& slot : slots_) {
     if (is_free(slot.data) && is_free(slot.target)) return slot;
@@ -343,7 +344,7 @@ void Loader::complete(PendingBatch& pending) {
 }
 
 Batch Loader::result_of(PendingBatch& pending) {
-  // In a fixed order, whichever thread was first.
+  // The order must not depend on the threads.
   std::ranges::sort(pending.faults, {}, &PendingBatch::Fault::place);
   for (const auto& [place, error] : pending.faults) {
     std::string text;
@@ -360,7 +361,7 @@ Batch Loader::result_of(PendingBatch& pending) {
       throw base::UserError(fmt::format("{} ({})", text, options_.on_error_advice));
     }
     if (is_new) spdlog::warn("cannot be used: {}", text);
-    // Samplers may round to a multiple of the replicas.
+    // A sampler may round the number of samples to a multiple of the ranks.
     const int64_t replicas = sampler_->num_replicas();
     const int64_t drawn = std::ssize(order_) * replicas;
     const auto all = static_cast<int64_t>(maker_->samples()->size());

@@ -127,7 +127,7 @@ void WorkerPool::State::work() {
     const bool is_urgent = waited_for == nullptr || waited_for == batch.get();
     running.push_back(own);
     lock.unlock();
-    // If there are more threads than processors, let those run that make the awaited batch.
+    // If there are more threads than processors, those that make the awaited batch run first.
     if (!is_urgent) std::this_thread::yield();
     std::exception_ptr error = [&] {
       RECORD_USER_SCOPE("load samples");

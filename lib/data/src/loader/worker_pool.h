@@ -24,7 +24,7 @@ struct PendingBatch {
   std::vector<int64_t> indices;
   /// Keys of the samples' random numbers, besides seed and epoch.
   std::vector<int64_t> random_keys;
-  /// Samples of later batches that storage is asked for in advance.
+  /// Samples of later batches to prefetch.
   std::vector<int64_t> read_ahead;
   int64_t seed = 0;
   int64_t epoch = 0;
@@ -46,7 +46,7 @@ class BatchMaker {
   /// Runs one job, and returns its exception. Writes only to the job's own part of the batch.
   std::exception_ptr run(PendingBatch& batch, int64_t job) const noexcept;
 
-  /// "sample 17 (train/cat/3.jpg)"; without the name if `message` has it.
+  /// "sample 17 (train/cat/3.jpg)"; without the name if `message` contains it.
   std::string describe(int64_t index, std::string_view message = "") const;
 
  private:
@@ -67,14 +67,14 @@ class WorkerPool {
 
   void add(std::shared_ptr<PendingBatch> batch);
 
-  /// Waits until all jobs of the batch are done, after which the batch belongs to the caller.
-  /// Returns false after `timeout` (0: no limit).
+  /// Waits until all jobs of the batch are done; the batch then belongs to the caller. Returns
+  /// false after `timeout` (0: no limit).
   bool wait(const PendingBatch& batch, std::chrono::milliseconds timeout);
 
   /// The index of an unfinished sample of the batch, for messages.
   int64_t unfinished(const PendingBatch& batch);
 
-  /// Drops all batches. Results of jobs that are running are ignored.
+  /// Drops all batches, and ignores the results of running jobs.
   void clear();
 
  private:

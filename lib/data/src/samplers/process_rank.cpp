@@ -10,8 +10,8 @@
 namespace syncbn::data {
 namespace {
 
-/// Nothing without a default process group. This library does not know lib/dist, which registers
-/// it.
+/// Nothing without a default process group. lib/dist registers it under this name; this library
+/// does not depend on lib/dist.
 std::optional<ProcessRank> rank_in_group() {
   try {
     const auto group = c10d::resolve_process_group("syncbn");

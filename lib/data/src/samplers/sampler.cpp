@@ -25,7 +25,7 @@
 namespace syncbn::data {
 namespace {
 
-/// What torch.Generator.manual_seed(seed + epoch) gets; a negative seed wraps around.
+/// The argument of torch.Generator.manual_seed(seed + epoch); a negative sum wraps around.
 uint64_t generator_seed(int64_t seed, int64_t epoch) {
   return static_cast<uint64_t>(seed) + static_cast<uint64_t>(epoch);
 }
@@ -47,12 +47,12 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, int64_t seed, int64
 /// The number of samples per rank if `size` samples are padded (or cut, with drop_last) to a
 /// multiple of num_replicas.
 int64_t samples_per_rank(int64_t size, int num_replicas, bool drop_last) {
-  // With drop_last PyTorch computes ceil((N - W) / W) for an uneven N, which is floor(N / W).
+  // With drop_last, if W does not divide N, PyTorch computes ceil((N - W) / W) = floor(N / W).
   return size / num_replicas + (!drop_last && size % num_replicas != 0 ? 1 : 0);
 }
 
-/// `count` elements of a list: rank, rank + num_replicas, ... After the end, the list continues
-/// from its front.
+/// The first `count` of the elements rank, rank + num_replicas, ... of a list, which continues from
+/// its front after its end.
 std::vector<int64_t> shard_of(std::span<const int64_t> list, int num_replicas, int rank,
                               int64_t count) {
   std::vector<int64_t> shard;
@@ -314,7 +314,7 @@ void ShardSampler::shuffle_part(std::span<int64_t> part, int64_t stream) const {
       static_cast<size_t>(std::max<int64_t>(options_.buffer_size / options_.streams, 1));
   for (size_t begin = 0; begin < part.size(); begin += buffer_size) {
     const auto buffer = part.subspan(begin, std::min(buffer_size, part.size() - begin));
-    // Negative, so no key of an augmentation (a sample's index) is the same.
+    // Negative, so that it differs from every key of an augmentation (a sample's index).
     constexpr int kBitsOfBegin = 40;
     const int64_t key = ~(stream << kBitsOfBegin | static_cast<int64_t>(begin));
     SampleRandom random(options_.seed, epoch(), key);

@@ -16,7 +16,7 @@ constexpr const char* kShuffleHelp = "a new order in every epoch";
 constexpr const char* kDropLastHelp =
     "leave out the samples that do not divide evenly, instead of repeating some";
 
-/// The configuration's part of WeightedSampler, which has weights of samples instead of classes.
+/// A WeightedSampler's configuration, with weights of classes instead of samples.
 struct WeightedChoice {
   std::vector<double> class_weights;
   bool replacement = true;
@@ -32,7 +32,7 @@ struct WeightedChoice {
   }
 };
 
-/// The sampler's options: those of the configuration for this rank.
+/// The options from the configuration, completed for this rank.
 template <class Options>
 Options for_rank(Options options, const SamplerArgs& args) {
   options.num_replicas = args.num_replicas;
@@ -41,7 +41,7 @@ Options for_rank(Options options, const SamplerArgs& args) {
   return options;
 }
 
-// PyTorch's sampler would let ranks share samples; in a training run that is a mistake.
+// PyTorch's sampler would let ranks share samples, which is a mistake in a training run.
 void check_enough(const SamplerArgs& args) {
   if (args.size >= args.num_replicas) return;
   throw base::UserError(
