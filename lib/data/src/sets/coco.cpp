@@ -19,7 +19,7 @@ namespace {
 
 using detail::CocoInstances;
 
-/// Whether a box is in the target, as in torchvision's references.
+/// Whether a box belongs to the target, as in torchvision's references.
 bool is_target(const Annotation& box) {
   return !box.is_crowd && box.width > 0 && box.height > 0;
 }
@@ -131,7 +131,7 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   uint64_t fingerprint_ = 0;
 };
 
-/// Finds a wrong folder at the start; other files that are missing are reported when they are read.
+/// Reports a wrong folder at the start. Other missing files are reported when they are read.
 void check_first_image(const CocoInstances& instances, const std::filesystem::path& images,
                        const std::string& annotations) {
   const auto first = images / instances.photos.front().file;
@@ -152,7 +152,8 @@ void check_test_transforms(const CocoOptions& options) {
                   other->type()));
 }
 
-/// Says what an image or box without content comes to. @throws base::UserError if all are.
+/// Logs the numbers of images without annotations and boxes without area.
+/// @throws base::UserError if the training split has no box to learn from.
 void check_content(const CocoInstances& instances, const std::string& annotations, Split split) {
   const auto empty = std::ranges::count(instances.photos, size_t{0}, &CocoInstances::Photo::count);
   const auto flat = std::ranges::count_if(instances.annotations, [](const Annotation& box) {

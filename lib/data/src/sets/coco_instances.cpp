@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMaxFaults = 10;
 
-/// A file's content, mapped: an annotation file may have hundreds of megabytes.
+/// A file's content, mapped: an annotation file may have hundreds of MB.
 class MappedText {
  public:
   explicit MappedText(const fs::path& path) : bytes_(nullptr, Unmapper{0}) {
@@ -50,7 +50,7 @@ class MappedText {
 };
 
 /// An input iterator over a JSON text that leaves out the numbers of lists nested deeper than an
-/// annotation's box. They are the polygons, which are most of a file and of the time to parse it.
+/// annotation's box: the polygons, which take most of a file and of the time to parse it.
 class WithoutPolygons {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -105,7 +105,7 @@ struct Category {
   std::string name;
 };
 
-/// The annotation's label is its category's id.
+/// Here, the annotation's label is its category's id.
 struct Placed {
   int64_t image_id = 0;
   Annotation annotation;
@@ -118,7 +118,7 @@ struct Lists {
   std::vector<Category> categories;
 };
 
-/// Receives the parser's events and builds the lists. Nothing is kept of other keys.
+/// Receives the parser's events and builds the lists. Ignores other keys.
 class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
   InstancesReader(std::string file, std::string_view text, Lists& out)
@@ -201,7 +201,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  // Open objects and lists: within the root, a list, and an element of it.
+  // Number of open objects and lists: in a list of the root, and in an element of that list.
   static constexpr int kListDepth = 2;
   static constexpr int kElementDepth = 3;
 
@@ -211,7 +211,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   static constexpr unsigned kAnnotations = 2;
   static constexpr unsigned kCategories = 4;
 
-  /// What was found of the element that is being read.
+  /// The values found so far in the current element.
   struct Element {
     std::optional<int64_t> id, image_id, category_id, width, height, is_crowd;
     std::optional<double> area;
@@ -312,7 +312,7 @@ std::optional<size_t> find_sorted(const Items& sorted, const Id& id, int64_t wan
   return static_cast<size_t>(found - sorted.begin());
 }
 
-/// What is wrong with a box that is not within its image; else empty.
+/// Describes a box that is not within its image; empty for any other box.
 std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
   constexpr double kTolerance = 1;  // pixels; COCO's own boxes are rounded
   const auto width = static_cast<double>(photo.size.width);
@@ -327,7 +327,7 @@ std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
       box.id, box.x, box.y, box.width, box.height, photo.id, width, height);
 }
 
-/// Results are named after classes.
+/// Class names must be unique: they name results.
 void check_names(std::vector<Category> categories, const std::string& file) {
   std::ranges::sort(categories, {}, &Category::name);
   const auto twice = std::ranges::adjacent_find(categories, {}, &Category::name);

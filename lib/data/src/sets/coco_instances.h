@@ -10,7 +10,7 @@
 
 namespace syncbn::data::detail {
 
-/// What a data set needs of a file with COCO's instances: images and their boxes, not the polygons.
+/// The part of a file with COCO's instances that a data set needs: images and boxes, no polygons.
 struct CocoInstances {
   struct Photo {
     int64_t id = 0;
@@ -30,10 +30,10 @@ struct CocoInstances {
   }
 };
 
-/// Takes memory for the result only, about twice as much while it reads. Polygons are not checked.
+/// Needs memory only for the result, about twice that while it reads. Does not check polygons.
 /// @throws base::UserError naming the file and the annotation, image or category if the file is not
-///   JSON, misses a key, has an id twice or one that is unknown, or a box that is not within its
-///   image (up to a pixel).
+///   JSON, misses a key, has a duplicate or unknown id or two categories of the same name, or if a
+///   box is more than a pixel outside of its image.
 CocoInstances read_coco_instances(const std::filesystem::path& path);
 
 }  // namespace syncbn::data::detail

@@ -23,13 +23,13 @@ std::vector<int64_t> with_batch(int64_t size, std::vector<int64_t> shape) {
   return shape;
 }
 
-/// The side of a batch for images of at most this side.
+/// The side of a batch whose largest image has this side.
 int64_t padded_side(int64_t side, int64_t limit) {
   constexpr int64_t kDivisor = 32;  // torchvision's size_divisible
   return std::min((side + kDivisor - 1) / kDivisor * kDivisor, limit);
 }
 
-/// Copies of [H, W] (or [C, H, W]) images of these sizes, in a batch of this height and width with
+/// Copies [H, W] or [C, H, W] images of these sizes to a batch of this height and width, with
 /// `fill` outside of them.
 at::Tensor cut_out(const at::Tensor& slots, const at::Tensor& sizes, int64_t height, int64_t width,
                    int64_t fill) {

@@ -49,7 +49,7 @@ bool is_cached(const base::UniqueFd& file, int64_t offset) {
   return ::preadv2(file.get(), &one, 1, offset, RWF_NOWAIT) == 1;
 }
 
-/// Ignores the time of change, which a new name or owner sets too.
+/// Ignores st_ctim, which a new name or owner changes as well.
 bool has_same_content(const FileStamp& a, const FileStamp& b) {
   return a.size == b.size && a.modified_ns == b.modified_ns;
 }
@@ -58,8 +58,8 @@ bool has_same_content(const FileStamp& a, const FileStamp& b) {
   throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
 }
 
-/// The error of the last read, or nothing. zlib reports a truncated stream only after it has
-/// returned all bytes before the end.
+/// The error of the last read, or "". zlib reports a truncated stream only after it has returned
+/// all bytes before the end.
 std::string failure(gzFile_s* file) {
   int code = Z_OK;
   const char* message = gzerror(file, &code);
@@ -103,13 +103,13 @@ void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int6
 }
 
 void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size) {
-  // The kernel limits a request to its read-ahead window; this is the default.
+  // The kernel limits a request to its read-ahead window, by default 128 KiB.
   constexpr int64_t kPiece = 128 << 10;
   constexpr int64_t kBlock = 8 * kPiece;
   const int64_t end = offset + size;
   for (int64_t block = offset; block < end; block += kBlock) {
     const int64_t block_end = std::min(block + kBlock, end);
-    // Reading one byte is faster than having the kernel look up each page of a cached block.
+    // For a cached block, reading one byte is faster than posix_fadvise, which looks up each page.
     if (is_cached(file, block_end - 1)) continue;
     for (int64_t at = block; at < block_end; at += kPiece) {
       ::posix_fadvise(file.get(), at, std::min(kPiece, block_end - at), POSIX_FADV_WILLNEED);

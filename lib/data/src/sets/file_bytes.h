@@ -25,18 +25,18 @@ void read_at(const base::UniqueFd& file, const std::filesystem::path& path, int6
 /// Asks the system to read a part of a file into its cache, without waiting for it.
 void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size);
 
-/// A buffer of this thread, so that memory is not allocated for each sample.
+/// This thread's buffer, which saves an allocation for each sample.
 std::vector<uint8_t>& thread_buffer();
 
 /// The whole file, in thread_buffer().
 std::span<const uint8_t> read_whole_file(const std::filesystem::path& path);
 
-/// The uncompressed content of a gzip file; any other file as it is.
+/// The uncompressed content of a gzip file; the plain content of any other file.
 /// @throws base::UserError naming the file if it is missing, unreadable, damaged, truncated, or
 ///   longer than `max_bytes` after decompression.
 std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes);
 
-/// Opens files on demand and keeps a limited number of them open, since a data set may have more
+/// Opens files on demand and keeps a limited number of them open, because a data set may have more
 /// files than a process may open. Thread-safe.
 class OpenFiles {
  public:
@@ -47,7 +47,7 @@ class OpenFiles {
     FileStamp stamp;  ///< of the indexed file
   };
 
-  /// @param max_open of the files, the most recently used ones stay open.
+  /// @param max_open this many files stay open, the most recently used ones.
   explicit OpenFiles(std::vector<Named> files, size_t max_open = 128);
 
   const std::filesystem::path& path(size_t number) const { return files_[number].path; }
@@ -69,7 +69,7 @@ class OpenFiles {
   const std::vector<Named> files_;
   const size_t max_open_;
   mutable std::mutex mutex_;
-  mutable std::vector<Opened> opened_;  ///< the most recently used one first
+  mutable std::vector<Opened> opened_;  ///< most recently used first
 };
 
 /// Whether files with this extension are images that can be decoded.

@@ -1,4 +1,4 @@
-// Data sets of image files with a label each: image folders, tar shards.
+// Data sets of image files with one label each: image folders, tar shards.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,11 +42,11 @@ class ImageFolder : public detail::ImageSet {
   std::span<const int64_t> labels() const override { return index_.labels(); }
   int64_t num_classes() const override { return classes_; }
   std::vector<std::string> class_names() const override { return index_.classes(); }
-  /// Of names and classes only: reading ten million files would take hours.
+  /// A hash of all paths and the start of the first file: reading all files might take hours.
   uint64_t fingerprint() const override { return index_.fingerprint(); }
   std::string name_of(int64_t index) const override { return path_of(index).string(); }
 
-  /// torchvision takes these files for images, and they are samples here as well.
+  /// torchvision takes these files for images; here, too, they count as samples.
   std::string unreadable() const override {
     return detail::unreadable_files(index_, [this](int64_t index) { return path_of(index); });
   }

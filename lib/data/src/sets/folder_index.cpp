@@ -52,7 +52,7 @@ struct Listing {
   NameList images;
 };
 
-/// Sorted. Links to folders count as folders.
+/// Lists a folder, sorted. Links to folders count as folders.
 Listing list_folder(const fs::path& path) {
   Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .images = {}};
   std::error_code error;
@@ -161,7 +161,7 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
   return writer.finish({});
 }
 
-/// The same for all paths that lead to the folder.
+/// The canonical path: the same for all paths that lead to the folder.
 std::string real_name(const fs::path& folder) {
   std::error_code unreadable;
   const fs::path real = fs::canonical(folder, unreadable);
@@ -271,7 +271,7 @@ void FolderIndexWriter::add_file(std::string_view name, bool is_empty) {
   const FolderIndex::Folder& folder = folders_.back();
   out_.add_bytes(name);
   bytes_ += name.size();
-  // Fits: the names of a folder were in a NameList.
+  // Fits into 32 bits: a NameList held the names of this folder.
   ends_.push_back(static_cast<uint32_t>(bytes_ - folder.first_byte));
   const std::string_view folder_name = folder_names_[std::ssize(folders_) - 1];
   if (first_file_.empty()) first_file_ = fs::path(folder_name) / name;
@@ -347,7 +347,7 @@ std::string empty_files_text(const std::vector<fs::path>& files) {
 std::string unreadable_files(const FolderIndex& index,
                              const std::function<fs::path(int64_t)>& path_of) {
   std::set<std::string> kinds;
-  std::string other;  // the first of another kind
+  std::string other;  // the first file of such a kind
   int64_t others = 0;
   for (int64_t i = 0; i < index.size(); ++i) {
     const std::string name = index.file(i);
@@ -358,7 +358,7 @@ std::string unreadable_files(const FolderIndex& index,
   }
   std::vector<fs::path> empty;
   for (const uint64_t file : index.empty_files()) {
-    // It may have been mended since: that does not change its folder.
+    // The file may have changed: that does not change its folder's stamp, nor the index.
     const fs::path path = path_of(static_cast<int64_t>(file));
     if (is_decoded(path.extension().string()) && is_empty_file(path)) empty.push_back(path);
   }

@@ -15,7 +15,7 @@
 
 namespace syncbn::data::detail {
 
-/// A list of strings in one buffer: 8 bytes per name besides its characters.
+/// A list of strings in one buffer: 8 bytes per name in addition to its characters.
 class NameList {
  public:
   /// @throws base::UserError if all names together exceed 4 GB.
@@ -44,7 +44,7 @@ class NameList {
   std::vector<Entry> entries_;
 };
 
-/// The files of a data set by folder: about 4 bytes per file besides its name and label.
+/// The files of a data set by folder: about 4 bytes per file in addition to its name and label.
 /// Thread-safe.
 class FolderIndex {
  public:
@@ -54,8 +54,7 @@ class FolderIndex {
     int64_t label;
   };
 
-  /// Whether the arrays of an index fit each other. Checksums do not protect against a file that
-  /// was made on purpose.
+  /// Whether the arrays of an index are consistent. Checksums do not protect against a forged file.
   static bool is_sound(const MappedIndex& index, bool has_classes);
   /// @pre is_sound()
   explicit FolderIndex(MappedIndex index);
@@ -66,10 +65,10 @@ class FolderIndex {
   /// Empty if there are no classes.
   std::span<const int64_t> labels() const { return labels_; }
   std::vector<std::string> classes() const;
-  /// The files that had no content, or could not be found (a link to nothing), when the index was
-  /// built.
+  /// The files that were empty or missing (dangling links) when the index was built.
   std::span<const uint64_t> empty_files() const;
-  /// A hash of all names and the first file: two folders may have files of the same names.
+  /// A hash of all paths and the first 64 KiB of the first file: two folders may have files of the
+  /// same names.
   uint64_t fingerprint() const { return index_.fingerprint(); }
 
  private:
@@ -88,7 +87,7 @@ class FolderIndexWriter {
   /// @param stamp of the folder before its entries were listed.
   void begin_folder(std::string_view name, const FileStamp& stamp, int64_t label);
   void add_file(std::string_view name, bool is_empty);
-  /// For the fingerprint. To be called after the files were added.
+  /// Adds to the fingerprint. To be called after all files were added.
   void add_content_of_first_file(const std::filesystem::path& root);
   /// Returns the fingerprint. Without classes, files have no labels.
   uint64_t finish(const std::vector<std::string>& classes);
@@ -98,7 +97,7 @@ class FolderIndexWriter {
 
   IndexWriter& out_;
   base::Fnv1a hash_;
-  std::filesystem::path first_file_;  ///< its path below the data set's folder
+  std::filesystem::path first_file_;  ///< relative to the data set's folder
   NameList folder_names_;
   std::vector<FileStamp> stamps_;
   std::vector<FolderIndex::Folder> folders_;
@@ -110,19 +109,19 @@ class FolderIndexWriter {
 /// Whether torchvision takes a file of this name for an image.
 bool has_image_extension(std::string_view name);
 
-/// Whether a file has no content, or is not there.
+/// Whether a file is empty or missing.
 bool is_empty_file(const std::filesystem::path& file);
 
-/// "7 empty files, such as 'a.jpg', …", with five names at most; "" without files.
+/// "7 empty files, such as 'a.jpg', …", with at most five names; "" without files.
 std::string empty_files_text(const std::vector<std::filesystem::path>& files);
 
-/// What Dataset::unreadable() says of an index: files of extensions that are not decoded, and empty
-/// ones that are still empty.
+/// The text of Dataset::unreadable() for an index: files with extensions that are not decoded, and
+/// files that are still empty.
 /// @param path_of takes a file's number
 std::string unreadable_files(const FolderIndex& index,
                              const std::function<std::filesystem::path(int64_t)>& path_of);
 
-/// The names of a folder's folders, sorted.
+/// The names of the folders in a folder, sorted.
 std::vector<std::string> class_names(const std::filesystem::path& root);
 
 /// The image files below a folder of class folders, in the order of torchvision's ImageFolder:

@@ -21,7 +21,7 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
                                     base::counted(channels, "channel")));
 }
 
-/// @throws base::UserError for transforms without a result size, or without a bound.
+/// @throws base::UserError for transforms whose results differ in size, or have no bound.
 [[noreturn]] void refuse_sizes(const std::string& kind, bool is_train, bool may_vary) {
   const char* const list = is_train ? "transforms" : "test_transforms";
   if (may_vary) {

@@ -10,28 +10,28 @@
 
 namespace syncbn::data::detail {
 
-/// How the images of a set get into batches: transforms, size and normalisation. Thread-safe.
+/// How the images of a set are written to batches: transforms, size, normalisation. Thread-safe.
 class ImageFormat {
  public:
   struct Source {
     int64_t channels = 3;  ///< 1 or 3
-    /// Of all images before they are transformed, if they have the same.
+    /// The size of all images before the transforms, if it is the same.
     std::optional<ImageSize> size = {};
     /// Whether batches may have images of different sizes.
     bool may_vary = false;
-    /// If they may, the largest width and height before the images are transformed, if known.
+    /// With may_vary: the largest width and height before the transforms, if known.
     std::optional<ImageSize> max_size = {};
-    bool has_boxes = false;  ///< the transforms have to move boxes with the images
+    bool has_boxes = false;  ///< the transforms must move boxes with the images
   };
 
   /// @param kind the set's type, for messages.
-  /// @throws base::UserError if the transforms leave images of different sizes (unbounded sizes, if
-  ///   they may vary) or do not move boxes, or mean and std do not match the channels.
+  /// @throws base::UserError if the transforms leave images of different sizes (with may_vary:
+  ///   unbounded sizes) or do not move boxes, or if mean and std do not match the channels.
   ImageFormat(const std::string& kind, const ImageSetOptions& options, Split split,
               const Source& source);
 
   const Pipeline& pipeline() const { return pipeline_; }
-  /// The largest, if sizes_vary().
+  /// The largest size, if sizes_vary().
   ImageSize size() const { return size_; }
   bool sizes_vary() const { return sizes_vary_; }
   std::vector<int64_t> sample_shape() const;
@@ -39,7 +39,7 @@ class ImageFormat {
 
   /// Writes a transformed image as [channels, height, width], and its size.
   void write(const Image& image, const SampleSlot& slot) const;
-  /// Writes the labels of its pixels as [height, width].
+  /// Writes labels of pixels as [height, width].
   void write_mask(const Image& mask, const SampleSlot& slot) const;
 
  private:
@@ -70,18 +70,17 @@ class ImageSetOf : public Base {
 
 using ImageSet = ImageSetOf<SampleDataset>;
 
-/// The option of a split.
+/// The option for a split.
 const std::string& of_split(Split split, const std::string& train, const std::string& val,
                             const std::string& test);
 
-/// The first of the transforms after which an image may lack a part, or be turned; null if there is
-/// none.
+/// The first transform that may crop or turn an image (any but resize); null if there is none.
 const config::Component<TransformKind>* first_but_resize(
     const std::vector<config::Component<TransformKind>>& steps);
 
 DecodeOptions decode_options(const ImageFileOptions& options);
 
-/// A member of a base class as a member of `Options`, which Schema::field requires.
+/// Converts a base class's member pointer to one of `Options`, as Schema::field requires.
 template <class Options, class Base, class Member>
 Member Options::*member_of(Member Base::*member) {
   return member;

@@ -103,7 +103,7 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
                                   base::counted(dimensions, "dimension")));
   }
   Idx idx{.sizes = {}, .values = {bytes.begin() + static_cast<ptrdiff_t>(header), bytes.end()}};
-  // The product of the sizes may overflow, so it is compared by division.
+  // Compares by division: the product of the sizes may overflow.
   const size_t there = idx.values.size();
   size_t named = 1;
   for (size_t d = 0; d < dimensions; ++d) {

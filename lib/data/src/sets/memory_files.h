@@ -10,7 +10,7 @@
 
 namespace syncbn::data::detail {
 
-constexpr size_t kMaxFileBytes = size_t{4} << 30;  // uncompressed
+constexpr size_t kMaxFileBytes = size_t{4} << 30;  // of an uncompressed file
 
 /// Each line has `pixels` integers from 0 to `max_pixel` and a label below `classes`.
 struct CsvLayout {
@@ -25,8 +25,8 @@ struct CsvSamples {
   std::vector<int64_t> labels;
 };
 
-/// The samples of one split of a CSV file, plain or gzipped. Every k-th sample of each class is in
-/// the test split, k = 1 / test_fraction.
+/// The samples of one split of a CSV file, plain or gzipped. Every (1 / test_fraction)-th sample of
+/// each class is in the test split.
 /// @throws base::UserError naming file, line and column of a wrong value, or if the split is empty.
 CsvSamples read_labelled_csv(const std::filesystem::path& path, const CsvLayout& layout,
                              double test_fraction, Split split);
@@ -45,8 +45,9 @@ struct StoredImages {
 ///   has a label above 9.
 StoredImages read_mnist(const std::filesystem::path& images, const std::filesystem::path& labels);
 
-/// The images of files in CIFAR's binary form. @param classes 10, or 100 with labels of two bytes
-/// @throws base::UserError naming a file that has no whole records, or another label.
+/// The images of files in CIFAR's binary form.
+/// @param classes 10, or 100 with labels of two bytes
+/// @throws base::UserError naming a file with an incomplete record or a label out of range.
 StoredImages read_cifar(const std::vector<std::filesystem::path>& files, int64_t classes);
 
 }  // namespace syncbn::data::detail

@@ -107,7 +107,7 @@ std::shared_ptr<const Dataset> load_cifar(const std::string& kind, const CifarOp
                                            detail::read_cifar(paths, classes));
 }
 
-/// `folder`/`name`, or the same with .gz.
+/// `folder`/`name`, or else `folder`/`name`.gz.
 fs::path plain_or_gz(const fs::path& folder, const std::string& name) {
   if (base::exists(folder / name)) return folder / name;
   return folder / (name + ".gz");

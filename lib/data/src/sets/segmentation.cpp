@@ -1,4 +1,4 @@
-// Data sets of images with masks, which have the label of each pixel.
+// Data sets of images with masks, which hold the label of each pixel.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Reads pairs of an image file and a mask file; a subclass knows which.
+/// Reads pairs of an image file and a mask file, which subclasses name.
 class MaskedImages : public detail::ImageSet {
  public:
   struct Labels {
@@ -115,7 +115,7 @@ const std::vector<std::string> kVocClasses = {
 
 class VocSegmentation : public MaskedImages {
  public:
-  /// @param list of names, in ImageSets/Segmentation
+  /// @param list name of a list in ImageSets/Segmentation
   VocSegmentation(const VocSegmentationOptions& options, Split split, const std::string& list)
       : MaskedImages("voc_segmentation", options, split,
                      {.classes = std::ssize(kVocClasses), .names = kVocClasses}),
@@ -145,7 +145,7 @@ class VocSegmentation : public MaskedImages {
  private:
   static fs::path folder_of(const VocSegmentationOptions& options) {
     const fs::path root = options.root;
-    constexpr int64_t kDeeper = 2011;  // its archive has a folder more
+    constexpr int64_t kDeeper = 2011;  // its archive has an extra folder
     return (options.year == kDeeper ? root / "TrainVal" : root) / "VOCdevkit" /
            fmt::format("VOC{}", options.year);
   }

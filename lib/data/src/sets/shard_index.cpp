@@ -27,7 +27,7 @@ enum ShardSection : size_t {
   kShardStamps
 };
 
-/// webdataset's key of a sample: the name up to the first dot after the last slash.
+/// The end of webdataset's key of a sample: the name up to the first dot after the last slash.
 size_t end_of_key(std::string_view name) {
   const size_t slash = name.rfind('/');
   return std::min(name.find('.', slash == std::string_view::npos ? 0 : slash), name.size());
@@ -136,7 +136,7 @@ class ShardIndexWriter {
 
 constexpr int64_t kMaxShards = 10'000'000;
 
-/// The alternatives that the text between two braces stands for.
+/// The alternatives for which the text between two braces stands.
 std::vector<std::string> alternatives(const std::string& inside, const std::string& pattern) {
   std::vector<std::string> all;
   const size_t dots = inside.find("..");
@@ -185,7 +185,7 @@ bool ShardIndex::is_sound(const MappedIndex& index, int64_t classes) {
   for (size_t shard = 0; shard < ends.size(); ++shard) {
     const auto end = static_cast<uint64_t>(ends[shard]);
     if (end < sample || end > places.size()) return false;
-    uint64_t free = 0;  // where the image before ends
+    uint64_t free = 0;  // the end of the previous image
     for (; sample < end; ++sample) {
       const Place& place = places[sample];
       if (place.shard != shard || place.offset < free || place.offset > stamps[shard].size ||

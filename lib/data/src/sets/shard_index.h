@@ -27,9 +27,9 @@ class ShardIndex {
     int64_t size;
   };
 
-  /// Whether the arrays of an index fit each other, the sizes of the shards and `classes`.
-  /// Checksums do not protect against a file that was made on purpose. @pre its stamps are those of
-  /// the shards
+  /// Whether the arrays of an index are consistent with each other, the sizes of the shards and
+  /// `classes`. Checksums do not protect against a forged file.
+  /// @pre its stamps are those of the shards
   static bool is_sound(const MappedIndex& index, int64_t classes);
   /// @pre is_sound()
   explicit ShardIndex(MappedIndex index);
@@ -39,9 +39,9 @@ class ShardIndex {
   std::span<const int64_t> labels() const { return labels_; }
   /// Dataset::shard_ends()
   std::span<const int64_t> shard_ends() const { return shard_ends_; }
-  /// The shards' stamps when they were indexed.
+  /// The shards' stamps at the time of indexing.
   std::span<const FileStamp> stamps() const;
-  /// The positions of these samples. Adjacent samples are joined to one range.
+  /// The positions of these samples, with adjacent samples joined into one range.
   std::vector<Range> ranges(std::span<const int64_t> samples) const;
   /// A hash of all places and labels.
   uint64_t fingerprint() const { return index_.fingerprint(); }

@@ -16,12 +16,11 @@
 namespace syncbn::data {
 namespace {
 
-/// The mean of a class is a pattern of kCells x kCells cells per channel, each +kSignal or
-/// -kSignal.
+/// The mean of a class: kCells x kCells cells per channel, each +kSignal or -kSignal.
 constexpr int64_t kCells = 4;
 constexpr float kSignal = 0.5F;
 
-// Anything larger is a typing error.
+// Upper bounds on options: larger values are typing errors.
 constexpr int64_t kMaxImages = 100'000'000;
 constexpr int64_t kMaxClasses = 1'000'000;
 constexpr int64_t kMaxChannels = 4096;
@@ -63,7 +62,7 @@ class Synthetic : public Dataset {
     return {options_.channels, options_.height, options_.width};
   }
 
-  /// Of everything that determines the pixels.
+  /// A hash of everything that determines the pixels.
   uint64_t fingerprint() const override {
     base::Fnv1a hash;
     hash.add(key_);

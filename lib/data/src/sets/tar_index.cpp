@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kBlock = 512;
 constexpr int64_t kMaxNameBytes = 1 << 16;  // of a header that holds a long name
 
-/// The block before each member.
+/// The block in front of each member.
 class Header {
  public:
   explicit Header(const std::vector<uint8_t>& block)
@@ -37,7 +37,7 @@ class Header {
     return prefix.empty() ? name : fmt::format("{}/{}", prefix, name);
   }
 
-  /// Negative if it is not a number.
+  /// Negative if the field is not a number.
   int64_t size() const { return number(124, 12); }
 
   /// The checksum is the sum of all bytes, with its own field counted as spaces.
@@ -55,7 +55,7 @@ class Header {
     return all.substr(0, all.find('\0'));
   }
 
-  /// Octal digits, or a set bit and a binary number (GNU, files above 8 GB).
+  /// Octal digits, or the byte 0x80 and a big-endian number (GNU tar, for files of 8 GB and more).
   int64_t number(size_t begin, size_t size) const {
     const std::string_view raw = text_.substr(begin, size);
     if (static_cast<uint8_t>(raw[0]) == 0x80) {
@@ -75,7 +75,7 @@ class Header {
   std::string_view text_;
 };
 
-/// The value of `key` in pax records ("<length> <key>=<value>\n"), or nothing.
+/// The last value of `key` in pax records ("<length> <key>=<value>\n"), or "".
 std::string pax_value(std::string_view records, std::string_view key) {
   std::string found;
   while (!records.empty()) {
@@ -97,7 +97,7 @@ class TarReader {
       : file_(file), path_(path), end_(size_of_file(file, path)) {}
 
   void run(const std::function<void(const TarMember&)>& visit) {
-    // An archive ends with blocks of zeros; some programs omit them.
+    // An archive ends with blocks of zeros, which some programs omit.
     while (at_ + kBlock <= end_) {
       read_at(file_, path_, at_, kBlock, block_);
       const Header header(block_);
@@ -126,7 +126,7 @@ class TarReader {
     visit(member);
   }
 
-  /// Reads a long name or size of the next member.
+  /// Reads a header that holds the next member's long name or size.
   void keep_for_next(const TarMember& member, char type) {
     if (member.size > kMaxNameBytes) fail(member.name, "its header with a long name is too long");
     read_at(file_, path_, member.offset, member.size, text_);

@@ -84,7 +84,7 @@ class UnlabelledSet : public detail::ImageSetOf<Base> {
   }
 
  private:
-  /// Valid until this thread reads the next file.
+  /// The result is valid until this thread reads the next file.
   ImageDecoder open(int64_t index) const {
     const std::string file = name_of(index);
     return {detail::read_whole_file(file), file, detail::decode_options(options_)};
