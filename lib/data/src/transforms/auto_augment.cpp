@@ -32,7 +32,7 @@ struct Reach {
   double translate_x;  ///< pixels
   double translate_y;
   double rotate;     ///< degrees
-  double color;      ///< of brightness, saturation, contrast and sharpness: distance from 1
+  double color;      ///< distance of the factors of brightness, saturation, etc. from 1
   double posterize;  ///< bits removed
 };
 
@@ -55,7 +55,7 @@ void turn(ImageSample& sample, double degrees) {
   if (sample.mask) sample.mask = rotate(*sample.mask, degrees, sample.ignored_label);
 }
 
-/// Runs operations at magnitude `index` of `bins`, with a random sign for those that have one.
+/// Runs operations at magnitude `index` of `bins`, with a random sign if the operation has one.
 class Application {
  public:
   Application(const Reach& reach, int64_t bins, int64_t index)
@@ -132,7 +132,7 @@ class RandAugment : public Transform {
   explicit RandAugment(const Options& options) : options_(options) {}
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
-    // Translations by the share of the paper: 150 of 331 pixels.
+    // The same share of the side as in the paper, which translates by 150 of 331 pixels.
     const auto part = [](int64_t side) { return 150.0 / 331.0 * static_cast<double>(side); };
     const Reach reach{.shear = 0.3,
                       .translate_x = part(sample.image.width),

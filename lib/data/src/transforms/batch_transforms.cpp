@@ -29,13 +29,13 @@ void check_channels(const std::vector<double>& values, const at::Tensor& images)
       fmt::format("{} values of a normalisation for {} channels", values.size(), images.size(1)));
 }
 
-/// [B, num_classes]: lambda for the own label, 1 - lambda for that of the previous sample.
+/// [B, num_classes]: lambda for a sample's own label, 1 - lambda for the previous sample's.
 at::Tensor mixed_targets(const at::Tensor& target, int64_t num_classes, double lambda) {
   const at::Tensor shares = at::one_hot(target, num_classes).to(at::kFloat);
   return shares * lambda + shares.roll(1, 0) * (1 - lambda);
 }
 
-/// [B, 1, H, W]: which pixels are outside of their image.
+/// [B, 1, H, W]: whether a pixel is outside of its image.
 at::Tensor outside(const at::Tensor& images, const at::Tensor& sizes) {
   const at::Tensor rows = at::arange(images.size(2), sizes.options()).view({1, 1, -1, 1});
   const at::Tensor columns = at::arange(images.size(3), sizes.options()).view({1, 1, 1, -1});
@@ -46,7 +46,8 @@ at::Tensor outside(const at::Tensor& images, const at::Tensor& sizes) {
 using Normalize = at::Tensor(const at::Tensor&, at::ArrayRef<double>, at::ArrayRef<double>,
                              const std::optional<at::Tensor>&, at::ScalarType, at::MemoryFormat);
 
-/// The operator of src/cuda, for images that it takes. Only a process that uses GPUs has loaded it.
+/// The operator of src/cuda, if it is loaded and supports these images. Only processes that use
+/// GPUs load it.
 std::optional<c10::TypedOperatorHandle<Normalize>> cuda_kernel(const at::Tensor& images) {
   if (!images.is_cuda() || images.size(1) > cuda::kMaxChannels ||
       images.numel() > images.size(0) * cuda::kMaxValues) {

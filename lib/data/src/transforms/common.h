@@ -30,24 +30,24 @@ ImageSize size_of(const Image& image);
 /// Crops image and mask, and clips boxes.
 void crop_sample(ImageSample& sample, const Box& box);
 
-/// Adds a border of `fill` to the image and of ignored pixels to the mask. The four sides of
-/// `border` are the widths of its left, upper, right and lower part, in pixels.
+/// Adds a border of `fill` to the image and of ignored pixels to the mask.
+/// @param border left, top, width and height: pixels to add at the left, top, right and bottom
 void pad_sample(ImageSample& sample, const Box& border, uint8_t fill);
 
 /// Resizes the image (bilinear) and the mask (nearest neighbour).
 void resize_sample(ImageSample& sample, ImageSize size);
 
-/// Python's round(): halves go to the even neighbour.
+/// Python's round(): rounds halves to the even neighbour.
 int64_t rounded(double value);
 
-/// The sides of a random rectangle. Its share of `area` is uniform in `scale`, the ratio of its
-/// first to its second side log-uniform in `ratio`.
+/// The sides of a random rectangle. Its share of `area` is uniform in `scale`; the ratio of its
+/// first to its second side is log-uniform in `ratio`.
 std::pair<int64_t, int64_t> random_sides(double area, const std::vector<double>& scale,
                                          const std::vector<double>& ratio, SampleRandom& random);
 
 constexpr int64_t kMaxSide = 65'500;  // pixels; the limit of libjpeg
 
-/// Describes the members size, height and width: either size (of a square), or height and width.
+/// Describes the members size, height and width: users give size (of a square) or the other two.
 template <class Options>
 void describe_size(config::Schema<Options>& schema, const std::string& size_help) {
   schema.field("size", &Options::size, size_help).between(1, kMaxSide).unit("px");

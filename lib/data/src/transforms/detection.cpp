@@ -1,4 +1,4 @@
-// Transforms of torchvision's references for detection. They serve images without boxes as well.
+// Transforms of torchvision's references for detection. They also accept images without boxes.
 #include <syncbn/data/image_ops.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace syncbn::data::detail {
 namespace {
 
-/// torchvision's int(side * ratio), but at least a pixel.
+/// torchvision's int(side * ratio), but at least 1 pixel.
 ImageSize scaled_by(ImageSize size, double ratio) {
   const auto scaled = [ratio](int64_t side) {
     return std::max<int64_t>(static_cast<int64_t>(static_cast<double>(side) * ratio), 1);
@@ -125,7 +125,7 @@ class ScaleJitter : public Transform {
   const std::vector<double> range_;
 };
 
-/// Liu et al., "SSD: Single Shot MultiBox Detector", 2016, as torchvision has it.
+/// Liu et al., "SSD: Single Shot MultiBox Detector", 2016, as in torchvision.
 class RandomPhotometricDistort : public Transform {
  public:
   struct Options {
@@ -247,8 +247,8 @@ class RandomZoomOut : public Transform {
   const Options options_;
 };
 
-/// Crops so that a box overlaps the crop by at least a share that is drawn (Liu et al., 2016).
-/// Boxes with their middle outside the crop are removed.
+/// Crops so that the overlap (intersection over union) of a box and the crop is at least a randomly
+/// drawn value (Liu et al., 2016). Removes boxes whose middle is outside the crop.
 class RandomIouCrop : public Transform {
  public:
   struct Options {

@@ -67,7 +67,7 @@ class Resize : public Transform {
   const Options options_;
 };
 
-/// Mirrors two sides of a box in an image of this length.
+/// Mirrors two opposite sides of a box, where the image's side is `length`.
 void mirror(double& low, double& high, int64_t length) {
   std::swap(low, high);
   low = static_cast<double>(length) - low;
