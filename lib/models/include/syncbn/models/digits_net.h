@@ -8,7 +8,7 @@ namespace syncbn::models {
 
 struct DigitsNetOptions {
   int64_t width = 16;  ///< channels of the first convolution
-  double dropout = 0;  ///< probability that an input of the last layer is left out in training
+  double dropout = 0;  ///< probability that training drops an input of the last layer
 
   static void describe(config::Schema<DigitsNetOptions>& schema);
 };

@@ -14,18 +14,18 @@ class Gan : public Model {
   static constexpr const char* kGenerator = "generator";
   static constexpr const char* kDiscriminator = "discriminator";
 
-  /// Values of noise that an image is made from.
+  /// The number of noise values for an image.
   virtual int64_t latent_size() const = 0;
 
   /// [C, H, W]
   virtual std::vector<int64_t> image_shape() const = 0;
 
-  /// @param noise [N, latent_size()], of a standard normal distribution
-  /// @return images [N, C, H, W], of values between -1 and 1
+  /// @param noise [N, latent_size()], from a standard normal distribution
+  /// @return images [N, C, H, W], with values between -1 and 1
   virtual at::Tensor generate(const at::Tensor& noise) = 0;
 
   /// @param images [N, C, H, W]
-  /// @return [N] logits of being real
+  /// @return [N] logits of the images being real
   virtual at::Tensor discriminate(const at::Tensor& images) = 0;
 
   /// discriminate()

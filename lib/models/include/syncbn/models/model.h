@@ -18,23 +18,23 @@ namespace syncbn::models {
 class Model : public torch::nn::Module {
  public:
   /// @param input [N, ...sample_shape], float32: [N, C, H, W] for images.
-  /// @return logits: [N, num_classes], or [N, num_classes, H, W] if labels_pixels(), or as Detector
-  ///   has it.
+  /// @return logits: [N, num_classes]; [N, num_classes, H, W] if labels_pixels(); or a Detector's.
   virtual at::Tensor forward(at::Tensor input) = 0;
 
-  /// What the trainer calls: the result of forward() and, in training mode, behind it the logits of
-  /// auxiliary heads, each of the same shape; a Detector's outputs. By default forward() alone.
+  /// The trainer calls this. Returns the result of forward(), in training mode followed by the
+  /// logits of auxiliary heads, each of the same shape; or a Detector's outputs. By default only
+  /// the result of forward().
   virtual std::vector<at::Tensor> forward_all(at::Tensor input);
 
-  /// Whether the logits are of the classes of each pixel, for segmentation.
+  /// Whether there are logits for each pixel (segmentation).
   virtual bool labels_pixels() const { return false; }
 
-  /// For load_state_dict(): what the tensor is called that had another name in an older version,
-  /// such as the one that published the weights. Asked only for names that the network lacks.
+  /// For load_state_dict(): the current name of a tensor that is called `name` in an older version,
+  /// such as the one that published the weights. Called only for names that the network lacks.
   virtual std::string present_name(const std::string& name) const { return name; }
 };
 
-/// Where batch norm takes its statistics from in training.
+/// The source of batch norm's statistics in training.
 enum class Norm {
   kLocal,  ///< this rank's batch: torch::nn::BatchNorm2d
   kSync,   ///< the batches of all ranks: dist::SyncBatchNorm
@@ -49,7 +49,7 @@ struct ModelArgs {
   /// For Norm::kSync: timeout of an exchange. Empty: the group's.
   std::optional<std::chrono::milliseconds> norm_timeout = std::nullopt;
   /// Recompute the inside of each block in the backward pass (dist::checkpoint()). With
-  /// Norm::kLocal, running statistics are then updated twice a step, as in PyTorch.
+  /// Norm::kLocal, running statistics are then updated twice per step, as in PyTorch.
   bool activation_checkpointing = false;
 };
 

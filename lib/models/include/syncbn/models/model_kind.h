@@ -9,15 +9,15 @@ namespace syncbn::models {
 class Model;
 struct ModelArgs;
 
-/// The registry behind `model: {type: resnet50}`. Knows digits, and torchvision's networks under
-/// torchvision's names: parameters, buffers and, from one seed, initial values are the same.
+/// The registry behind `model: {type: resnet50}`. It has digits, and torchvision's networks under
+/// torchvision's names, with the same parameters, buffers and, for the same seed, initial values.
 /// make() draws the initial parameters from torch's default generator (torch::manual_seed). It
-/// throws base::UserError when the model does not take samples of that shape. Both kinds of
+/// throws base::UserError if the model does not take samples of the given shape. Both kinds of
 /// normalisation give the same parameter and buffer names, and the same initial values. A custom
 /// model is a class and a line of registration, as for data::DatasetKind.
 ///
-/// This header is separate from model.h because configurations need no more, and libtorch's modules
-/// take 13 s to compile.
+/// This header is separate from model.h because configurations need only this, and libtorch's
+/// modules take 13 s to compile.
 struct ModelKind {
   using Registry = config::Registry<std::shared_ptr<Model>, const ModelArgs&>;
   static Registry& registry();

@@ -9,12 +9,13 @@ namespace syncbn::models {
 struct ResNetOptions {
   /// A 3x3 stem of stride 1 without max pooling, for images of about 32 x 32 (CIFAR).
   bool small_input = false;
-  /// Start the weight of each block's last batch norm at zero (Goyal et al., arXiv:1706.02677).
+  /// Initialise the weight of each block's last batch norm to zero (Goyal et al.,
+  /// arXiv:1706.02677).
   bool zero_init_residual = false;
-  /// Probability that an input of the last layer is left out in training.
+  /// Probability that training drops an input of the last layer.
   double dropout = 0;
-  /// Probability that a sample skips the last block in training (NormRelu); it rises linearly from
-  /// 0 in the first block, as timm's drop_path_rate.
+  /// Probability that a sample skips the last block in training (NormRelu); rises linearly from 0
+  /// in the first block, like timm's drop_path_rate.
   double stochastic_depth = 0;
 
   static void describe(config::Schema<ResNetOptions>& schema);

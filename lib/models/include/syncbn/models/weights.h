@@ -15,52 +15,53 @@ namespace syncbn::models {
 /// Tensors by the names of parameters and buffers, in the order of the network.
 using StateDict = torch::OrderedDict<std::string, at::Tensor>;
 
-/// Reads weights that Python or this project has saved:
-/// - torch.save's files, in the zip format and in the one before torch 1.6 (.pth, .pt, .bin)
+/// Reads weights saved by Python or this project:
+/// - torch.save's files, in the zip format or the format before torch 1.6 (.pth, .pt, .bin)
 /// - safetensors
 /// - the folder of a run of `train`: its best.pt, or last.pt if there is none.
 ///
-/// The weights are the file's whole dictionary, or that of its key `state_dict`, `model` or
-/// `model_ema`, the first that is there. The prefixes `module.` and `_orig_mod.`, which
-/// DistributedDataParallel and torch.compile put ahead of all names, are removed.
+/// The weights are the dictionary at the first of the keys `state_dict`, `model` and `model_ema`
+/// that has tensors, or else the file's whole dictionary. Removes the prefixes `module.` and
+/// `_orig_mod.`, which DistributedDataParallel and torch.compile put in front of all names.
 ///
-/// Nothing in a file is executed: a pickle with anything but tensors, numbers, text and containers
-/// is refused. Tensors share the file's pages, which are read at their first use; they may be
-/// written to, without changing the file. The file must not be cut off while they live.
-/// @param key takes the dictionary of this key, as "model_ema"
-/// @throws base::UserError naming the file and what is wrong with it; base::UnavailableError when
-///   the disk fails. Thread-safe.
+/// Executes nothing in a file: a pickle with anything but tensors, numbers, text and containers is
+/// refused. Tensors share the file's pages, which the system reads at first use; writing to a
+/// tensor does not change the file. The file must not be truncated while they live. Thread-safe.
+/// @param key read the dictionary at this key instead, such as "model_ema"
+/// @throws base::UserError naming the file and what is wrong with it; base::UnavailableError if the
+///   disk fails.
 StateDict read_state_dict(const std::string& path, const std::string& key = "");
 
-/// The file that read_state_dict() reads: of a run's folder its best.pt or last.pt, else `path`.
+/// The file that read_state_dict() reads: best.pt or last.pt in a run's folder, otherwise `path`.
 /// @throws base::UserError for a folder without either
 std::string weights_file(const std::string& path);
 
 struct LoadOptions {
-  /// Wildcards on the module's names (base::matches_name()), such as "fc": these keep their values.
+  /// Wildcards (base::matches_name()) for names in the module, such as "fc", that keep their
+  /// values.
   std::vector<std::string> skip = {};
-  /// Every name must be in both; else those that are in one only are left out.
+  /// Whether every name must be in both; otherwise names in only one of them are left out.
   bool strict = true;
-  /// Name of the child that takes the weights, as "backbone.body"; names are then relative to it,
-  /// and weights that it lacks, such as those of a classifier, are left out. Empty: the module
+  /// Name of the child that receives the weights, such as "backbone.body"; names are then relative
+  /// to it, and weights that it lacks, such as a classifier's, are left out. Empty: the module
   /// itself.
   std::string into = {};
 };
 
-/// Names, in their order.
+/// Names, in the order of the module or of the weights.
 struct LoadReport {
   std::vector<std::string> loaded;
-  std::vector<std::string> skipped;     ///< of the module, by LoadOptions::skip
-  std::vector<std::string> missing;     ///< of the module, and not among the weights
-  std::vector<std::string> unexpected;  ///< of the weights, and not of the module
+  std::vector<std::string> skipped;     ///< in the module, matched by LoadOptions::skip
+  std::vector<std::string> missing;     ///< in the module, not in the weights
+  std::vector<std::string> unexpected;  ///< in the weights, not in the module
 };
 
 /// Copies weights into a module's parameters and buffers of the same names (a Model's also by
 /// present_name()), converting types. As in Python, a batch norm's num_batches_tracked may be
 /// missing.
-/// @throws base::UserError with all names that are missing, unexpected (`strict`) or of another
-///   shape, for a wildcard that no name matches, and for a child that is not there; the module is
-///   unchanged then.
+/// @throws base::UserError listing names (at most 10 of each kind) that are missing, unexpected
+///   (`strict`) or of another shape; for a wildcard that no name matches; and for an unknown child.
+///   The module is then unchanged.
 LoadReport load_state_dict(torch::nn::Module& module, const StateDict& weights,
                            const LoadOptions& options = {});
 
@@ -68,9 +69,9 @@ LoadReport load_state_dict(torch::nn::Module& module, const StateDict& weights,
 /// parameters and buffers, then its children's. They share the module's memory.
 StateDict state_dict(const torch::nn::Module& module);
 
-/// Writes state_dict(): for .safetensors in that format, for .pth, .pt and .bin in torch.save's.
-/// Replaces the file at once when it is whole.
-/// @throws base::UserError for another extension, and as base::write_file_atomically().
+/// Writes state_dict() atomically: a .safetensors file in that format, a .pth, .pt or .bin file in
+/// torch.save's.
+/// @throws base::UserError for another extension, and like base::write_file_atomically().
 void write_state_dict(const std::string& path, const torch::nn::Module& module);
 
 }  // namespace syncbn::models
