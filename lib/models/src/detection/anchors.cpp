@@ -8,7 +8,7 @@
 namespace syncbn::models {
 namespace {
 
-/// Rounded to whole pixels, as torchvision's: [ratios * scales, 4].
+/// [ratios * scales, 4], rounded to whole pixels as in torchvision.
 at::Tensor cell_anchors(const std::vector<float>& scales, const std::vector<float>& ratios) {
   const at::Tensor heights = at::tensor(ratios).sqrt().unsqueeze(1);
   const at::Tensor scale = at::tensor(scales).unsqueeze(0);
@@ -27,11 +27,11 @@ AnchorGenerator::AnchorGenerator(const std::vector<std::vector<float>>& scales,
 
 std::vector<at::Tensor> AnchorGenerator::operator()(const at::Tensor& images,
                                                     const std::vector<at::Tensor>& features) {
-  // 16 bits, as images have on GPUs, round places beyond the 256th pixel.
+  // Images on GPUs may be bfloat16, which rounds positions beyond pixel 256 (float16: 2048).
   const at::ScalarType type = images.scalar_type();
   const at::TensorOptions options =
       at::TensorOptions(images.device()).dtype(at::isReducedFloatingType(type) ? at::kFloat : type);
-  // The distance between two places, rounded down where the sizes do not divide.
+  // Multiples of the level's stride, which is rounded down if the sizes do not divide.
   const auto places = [&](const at::Tensor& level, int64_t dim) {
     return at::arange(level.size(dim), options) * (images.size(dim) / level.size(dim));
   };
@@ -41,7 +41,7 @@ std::vector<at::Tensor> AnchorGenerator::operator()(const at::Tensor& images,
     const at::Tensor y = grid[0].flatten();
     const at::Tensor x = grid[1].flatten();
     const at::Tensor origins = at::stack({x, y, x, y}, 1).unsqueeze(1);
-    // Kept, since the copy of memory that is not pinned blocks until the GPU has it.
+    // Cached: a copy from memory that is not pinned blocks until the GPU has it.
     if (cells_[i].device() != options.device() || cells_[i].dtype() != options.dtype()) {
       cells_[i] = cells_[i].to(options);
     }

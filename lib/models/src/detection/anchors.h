@@ -14,7 +14,7 @@ class AnchorGenerator {
   /// @param ratios height / width
   AnchorGenerator(const std::vector<std::vector<float>>& scales, const std::vector<float>& ratios);
 
-  /// Anchors of one place.
+  /// Number of anchors at one place.
   int64_t per_place() const { return cells_.front().size(0); }
   size_t levels() const { return cells_.size(); }
 

@@ -14,7 +14,7 @@
 namespace syncbn::models {
 namespace {
 
-/// Bounds what exp() makes of an untrained network's output.
+/// Upper bound on an untrained network's outputs before exp().
 const double kMaxLogRatio = std::log(1000.0 / 16);
 
 struct Centered {
@@ -32,7 +32,7 @@ at::Tensor area(const at::Tensor& boxes) {
   return (boxes.select(-1, 2) - boxes.select(-1, 0)) * (boxes.select(-1, 3) - boxes.select(-1, 1));
 }
 
-/// @param a, b the four sides of a box
+/// @param a, b four sides of a box each
 template <class Real>
 Real iou_of(const Real* a, const Real* b) {
   const auto area = [](const Real* box) { return (box[2] - box[0]) * (box[3] - box[1]); };
@@ -42,7 +42,7 @@ Real iou_of(const Real* a, const Real* b) {
   return both / (area(a) + area(b) - both);
 }
 
-/// The indices that nms() keeps of boxes in the order of their scores.
+/// The indices that nms() keeps. The boxes are sorted by score.
 template <class Real>
 std::vector<int64_t> kept_boxes(const Real* boxes, const int64_t* labels, int64_t count,
                                 double threshold, int64_t limit) {
@@ -118,7 +118,7 @@ at::Tensor decode_distances(const at::Tensor& distances, const at::Tensor& ancho
 at::Tensor nms(const at::Tensor& boxes, const at::Tensor& scores, const at::Tensor& labels,
                double threshold, int64_t limit) {
   const at::Tensor order = scores.argsort(/*stable=*/true, /*dim=*/0, /*descending=*/true);
-  // One box decides after the other: on the CPU, wherever the boxes are.
+  // Suppression is sequential, so it always runs on the CPU.
   const at::Tensor sorted = boxes.index_select(0, order).cpu();
   const at::Tensor sorted_labels = labels.index_select(0, order).cpu();
   std::vector<int64_t> kept;

@@ -13,16 +13,16 @@ at::Tensor clip_boxes(const at::Tensor& boxes, double height, double width);
 
 // ---- boxes relative to anchors: [..., 4] both -------------------------------------------------
 
-/// Offsets of the centre in sizes of the anchor, and logarithms of the ratios of width and height
-/// (Girshick et al., arXiv:1311.2524, appendix C).
+/// Offsets of the centre in units of the anchor's size, and logarithms of the ratios of width and
+/// height (Girshick et al., arXiv:1311.2524, appendix C).
 at::Tensor encode_offsets(const at::Tensor& boxes, const at::Tensor& anchors);
-/// The reverse. A box is at most 62.5 times as wide and as high as its anchor.
+/// The inverse of encode_offsets(). A box is at most 62.5 times as wide and high as its anchor.
 at::Tensor decode_offsets(const at::Tensor& offsets, const at::Tensor& anchors);
 
-/// Distances of the anchor's centre from left, top, right and bottom of the box, in sizes of the
-/// anchor (Tian et al., arXiv:1904.01355, equation 1).
+/// Distances of the anchor's centre from left, top, right and bottom of the box, in units of the
+/// anchor's size (Tian et al., arXiv:1904.01355, equation 1).
 at::Tensor encode_distances(const at::Tensor& boxes, const at::Tensor& anchors);
-/// The reverse.
+/// The inverse of encode_distances().
 at::Tensor decode_distances(const at::Tensor& distances, const at::Tensor& anchors);
 
 // ---- non-maximum suppression ------------------------------------------------------------------
@@ -30,10 +30,10 @@ at::Tensor decode_distances(const at::Tensor& distances, const at::Tensor& ancho
 /// Drops a box if its IoU with a kept one of the same label and a higher score is above
 /// `threshold`.
 /// @param boxes [n, 4], float32 or float64
-/// @param scores [n]; of equal ones, the first box counts as the highest
+/// @param scores [n]; among equal scores, the first counts as the highest
 /// @param labels [n]
-/// @param limit of boxes to keep
-/// @return indices of the kept boxes, highest score first, as torchvision's batched_nms
+/// @param limit maximum number of boxes to keep
+/// @return indices of the kept boxes, highest score first, like torchvision's batched_nms
 at::Tensor nms(const at::Tensor& boxes, const at::Tensor& scores, const at::Tensor& labels,
                double threshold, int64_t limit);
 

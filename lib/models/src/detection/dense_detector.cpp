@@ -34,7 +34,7 @@ std::vector<at::Tensor> DenseDetector::forward_all(at::Tensor images) {
 
 std::string DenseDetector::present_name(const std::string& name) const {
   for (int i = 0; i < 4; ++i) {
-    // In the heads, the ReLU behind each convolution had a number as well.
+    // In the heads, the ReLU after each convolution had a number as well.
     for (const auto& [part, number] : {std::pair("_blocks.", i), std::pair("_head.conv.", 2 * i)}) {
       const std::string old = fmt::format("{}{}.", part, number);
       const size_t begin = name.find(old);
@@ -75,7 +75,7 @@ at::Tensor DenseDetector::loss(const std::vector<at::Tensor>& outputs,
                                const at::Tensor& target) const {
   const std::vector<at::Tensor> levels = anchors_of(outputs);
   at::Tensor rows = target.slice(1, 1);
-  // Each image has a row, if only one for no box.
+  // Each image needs at least one row, which may be without a box.
   if (rows.size(1) == 0) rows = at::constant_pad_nd(rows, {0, 0, 0, 1}, kBackground);
   std::vector<at::Tensor> labels;
   std::vector<at::Tensor> boxes;

@@ -46,12 +46,12 @@ void describe_detection(config::Schema<Options>& schema) {
       .one_of({"none", "group", "batch"});
 }
 
-/// A network that classifies anchors at all places of a feature pyramid, and moves them to the
-/// boxes.
+/// A network that classifies anchors at all places of a feature pyramid, and regresses boxes from
+/// them.
 class DenseDetector : public Detector {
  public:
   struct Shape {
-    std::vector<std::vector<float>> anchor_scales;  ///< as AnchorGenerator's
+    std::vector<std::vector<float>> anchor_scales;  ///< see AnchorGenerator
     std::vector<float> anchor_ratios;
     ResNetStages backbone = kResNet50;
     bool p6_from_c5 = false;
@@ -67,15 +67,15 @@ class DenseDetector : public Detector {
   at::Tensor loss(const std::vector<at::Tensor>& outputs, const at::Tensor& target) const override;
   std::vector<Detections> detect(const std::vector<at::Tensor>& outputs,
                                  const at::Tensor& sizes) const override;
-  /// In the torchvision that published the weights, a convolution had no layer of its own.
+  /// The torchvision version that published the weights had no layer around each convolution.
   std::string present_name(const std::string& name) const override;
 
  protected:
   static constexpr int64_t kBackground = -1;
   static constexpr int64_t kIgnored = -2;
 
-  /// Predictions of the anchors of all levels, in the anchors' type, since autocast makes them
-  /// bfloat16.
+  /// Predictions for the anchors of all levels, converted to the anchors' type because autocast
+  /// makes them bfloat16.
   struct Predictions {
     at::Tensor logits;      ///< [..., A, K]
     at::Tensor regression;  ///< [..., A, 4]
@@ -88,7 +88,7 @@ class DenseDetector : public Detector {
   /// The box that each anchor of an image is to predict.
   struct Assignment {
     at::Tensor labels;  ///< [A], int64; kBackground: no box; kIgnored: not in the loss
-    at::Tensor boxes;   ///< [A, 4]; without a box the anchor itself, so that losses are finite
+    at::Tensor boxes;   ///< [A, 4]; the anchor itself if it has no box, so that losses are finite
   };
 
   /// @param labels [M], int64; negative: no box
@@ -107,7 +107,7 @@ class DenseDetector : public Detector {
  private:
   std::vector<at::Tensor> anchors_of(const std::vector<at::Tensor>& outputs) const;
   Predictions predictions_of(const std::vector<at::Tensor>& outputs) const;
-  /// The best anchors of one level of an image, before boxes that overlap are dropped.
+  /// The best anchors of one level of an image, before non-maximum suppression.
   Detections candidates(const Predictions& level, const at::Tensor& anchors, double height,
                         double width) const;
 

@@ -39,8 +39,8 @@ struct FcosOptions : DetectionOptions {
   }
 };
 
-/// The closeness of an anchor's centre to the centre of its box (equation 3): 1 there, 0 on a side.
-/// @param distances [..., 4] as encode_distances()
+/// How close an anchor's centre is to the centre of its box (equation 3): 1 there, 0 on a side.
+/// @param distances [..., 4], see encode_distances()
 at::Tensor centerness_of(const at::Tensor& distances) {
   const auto sides = distances.unbind(-1);  // left, top, right, bottom
   const auto ratio = [&](int a, int b) {
@@ -49,8 +49,8 @@ at::Tensor centerness_of(const at::Tensor& distances) {
   return (ratio(0, 2) * ratio(1, 3)).sqrt();
 }
 
-/// FCOS (Tian et al., arXiv:1904.01355), with center sampling (arXiv:2006.09214). A place is a
-/// square anchor, as long as the stride of its level.
+/// FCOS (Tian et al., arXiv:1904.01355), with center sampling (arXiv:2006.09214). Each place has
+/// one square anchor, whose side is the stride of its level.
 class Fcos : public DenseDetector {
  public:
   Fcos(const std::string& name, const ModelArgs& args, const FcosOptions& options)
@@ -78,7 +78,7 @@ class Fcos : public DenseDetector {
     const at::Tensor is_inside = distances.amin(-1) > 0;
     const at::Tensor fits = is_inside & (from_centre < radius_ * strides) & (farthest > lower) &
                             (farthest < upper) & (labels >= 0).unsqueeze(1);
-    // A place within several boxes takes the smallest.
+    // A place within several boxes is assigned the smallest.
     const at::Tensor sides = boxes.slice(1, 2) - boxes.slice(1, 0, 2);
     const at::Tensor area = sides.prod(1).unsqueeze(1);
     const auto [smallest, index] =
@@ -88,7 +88,7 @@ class Fcos : public DenseDetector {
             .boxes = at::where(is_foreground.unsqueeze(1), boxes.index_select(0, index), anchors)};
   }
 
-  /// The losses of all images, divided by their number of places with a box.
+  /// The sum of the losses of all images, divided by their number of places with a box.
   at::Tensor loss_of(const Predictions& predictions, const at::Tensor& anchors,
                      const Assignment& assignment) const override {
     const at::Tensor is_background = assignment.labels < 0;
@@ -113,7 +113,7 @@ class Fcos : public DenseDetector {
   }
 
  private:
-  /// For each place the bounds of the largest distance, in pixels: 4 to 8 strides of its level; the
+  /// Bounds of the largest distance at each place, in pixels: 4 to 8 strides of its level; the
   /// first level has no lower and the last no upper bound. Both [A].
   static std::pair<at::Tensor, at::Tensor> ranges(const std::vector<at::Tensor>& levels) {
     std::vector<at::Tensor> lower;

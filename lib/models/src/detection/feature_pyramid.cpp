@@ -34,7 +34,7 @@ ResNetFpn::ResNetFpn(const std::string& name, const ModelArgs& args, const ResNe
                      bool p6_from_c5)
     : body_(resnet_backbone(name, args, stages)), p6_from_c5_(p6_from_c5) {
   const auto channels = stages.channels();
-  // Drawn before the other layers, as torchvision does.
+  // Initialised before the other layers, as in torchvision: a seed then gives the same weights.
   const auto extra = std::make_shared<Chain>();
   p6_ = extra->add(pyramid_conv(p6_from_c5 ? channels.back() : kChannels, 3, 2), "p6");
   p7_ = extra->add(pyramid_conv(kChannels, 3, 2), "p7");

@@ -36,7 +36,7 @@ void add_tower_layer(Chain& tower, const std::string& head_norm, bool bias,
   tower.add_relu();
 }
 
-/// The convolutions before the last, with default values.
+/// The convolutions before the last, with default initial values.
 std::shared_ptr<Chain> tower(const DenseHeadOptions& options, const NormFactory& norm) {
   auto all = std::make_shared<Chain>();
   for (int i = 0; i < 4; ++i) {
@@ -51,8 +51,8 @@ std::shared_ptr<Chain> tower(const DenseHeadOptions& options, const NormFactory&
   return all;
 }
 
-/// [N, anchors * values, h, w] as [N, h * w * anchors, values]. Does not ask for N, which an
-/// exported network would keep.
+/// [N, anchors * values, h, w] as [N, h * w * anchors, values]. Does not read N, which would become
+/// a constant in an exported network.
 at::Tensor by_anchor(const at::Tensor& x, int64_t values) {
   return x.unflatten(1, {-1, values}).permute({0, 3, 4, 1, 2}).flatten(1, 3);
 }
@@ -68,7 +68,7 @@ DenseHead::DenseHead(const ModelArgs& args, const DenseHeadOptions& options)
   class_tower_ = classification->add(tower(options, norm), "conv");
   init_layers(*class_tower_, normal_init(kInitStd), {});
   class_logits_ = classification->add(head_conv(options.anchors * classes_), "cls_logits");
-  // Each class begins with the probability 0.01 (Lin et al., section 4.1).
+  // Each class has an initial probability of 0.01 (Lin et al., section 4.1).
   init_output(class_logits_, -std::log((1 - 0.01) / 0.01));
 
   box_tower_ = regression->add(tower(options, norm), "conv");

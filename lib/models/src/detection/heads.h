@@ -11,12 +11,13 @@
 namespace syncbn::models {
 
 struct DenseHeadOptions {
-  int64_t anchors = 1;  ///< of each place
-  /// Normalisation of the four convolutions before the last: none, group (32 groups), or batch: the
-  /// batch norm of ModelArgs. Levels share the layers; each level has batch statistics of its own.
+  int64_t anchors = 1;  ///< at each place
+  /// Normalisation of the four convolutions before the last: none, group (32 groups) or batch (the
+  /// batch norm of ModelArgs). Levels share the layers, but each level has its own batch
+  /// statistics.
   std::string norm = "none";
-  /// Has also FCOS's centerness, and positive box regressions. The layers have FCOS's names in
-  /// place of RetinaNet's.
+  /// Adds FCOS's centerness, clips box regressions at 0, and gives layers FCOS's names instead of
+  /// RetinaNet's.
   bool centerness = false;
 };
 

@@ -12,18 +12,18 @@ namespace {
 
 constexpr double kAlpha = 0.25;
 
-/// -p^2 log(1 - p), where p is the sigmoid of x: of a class that is wrong. Of the right class, that
-/// of -x.
+/// -p^2 log(1 - p), where p is the sigmoid of x: the loss of a wrong class with the logit x, or of
+/// the right class with the logit -x.
 at::Tensor focal_term(const at::Tensor& x) {
-  // log(1 + exp(x)) is x beyond the threshold, also in float64.
+  // Beyond the threshold, log(1 + exp(x)) is x even in float64.
   return at::sigmoid(x).square() * at::softplus(x, /*beta=*/1, /*threshold=*/40);
 }
 
 }  // namespace
 
 at::Tensor focal_loss(const at::Tensor& logits, const at::Tensor& labels) {
-  // As if no class were right, then the terms of the right ones exchanged: fewer passes over all
-  // logits than with a target for each.
+  // Treats all classes as wrong, then replaces the right class's term: this needs fewer passes over
+  // all logits than a target for each class.
   const at::Tensor none = (1 - kAlpha) * focal_term(logits).sum(-1);
   const at::Tensor right = logits.gather(-1, labels.clamp_min(0).unsqueeze(-1)).squeeze(-1);
   const at::Tensor exchanged = kAlpha * focal_term(-right) - (1 - kAlpha) * focal_term(right);

@@ -92,7 +92,7 @@ class RetinaNet : public DenseDetector {
     const at::Tensor is_box = (labels >= 0).unsqueeze(1);
     const at::Tensor iou = box_iou(boxes, anchors).masked_fill_(is_box.logical_not(), -1);
     const auto [best, index] = iou.max(0);
-    // The anchors that fit a box best are to find one, however little they overlap.
+    // An anchor that has a box's highest IoU is foreground, however small that IoU is.
     const at::Tensor is_closest = ((iou == iou.amax(1, /*keepdim=*/true)) & is_box).any(0);
     const at::Tensor is_foreground = (best >= foreground_iou_) | is_closest;
     const at::Tensor without_box = at::where(best < background_iou_, kBackground, kIgnored);
@@ -100,8 +100,7 @@ class RetinaNet : public DenseDetector {
             .boxes = at::where(is_foreground.unsqueeze(1), boxes.index_select(0, index), anchors)};
   }
 
-  /// The mean over the images of the losses of an image, divided by its number of anchors with a
-  /// box.
+  /// The mean over all images of an image's losses divided by its number of anchors with a box.
   at::Tensor loss_of(const Predictions& predictions, const at::Tensor& anchors,
                      const Assignment& assignment) const override {
     const at::Tensor is_background = assignment.labels < 0;
