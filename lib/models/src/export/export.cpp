@@ -39,7 +39,7 @@ std::map<std::string, std::string> strings_of(const ExportInfo& info) {
   return all;
 }
 
-/// Images that are not all alike.
+/// Images that differ from each other.
 at::Tensor example_of(const ExportInfo& info) {
   constexpr int64_t kImages = 2;
   std::vector<int64_t> shape = info.size;
@@ -47,7 +47,7 @@ at::Tensor example_of(const ExportInfo& info) {
   return at::sin(at::arange(c10::multiply_integers(shape), at::kFloat)).reshape(shape);
 }
 
-/// Not a list of one type, which torch.load(weights_only=True) does not read.
+/// A list without an item type: torch.load(weights_only=True) does not read typed lists.
 template <class Item>
 c10::IValue list_of(const std::vector<Item>& items) {
   c10::impl::GenericList list(c10::AnyType::get());

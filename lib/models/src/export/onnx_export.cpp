@@ -22,7 +22,7 @@
 namespace syncbn::models::detail {
 namespace {
 
-/// Calls on tensors of which only shapes and types count.
+/// Whether a call's result depends only on the shapes and types of tensors.
 bool asks_for_shape(const std::string& name) {
   static const std::set<std::string> all = {"aten::size",   "aten::dim",      "aten::len",
                                             "aten::numel",  "prim::dtype",    "prim::device",
@@ -30,7 +30,7 @@ bool asks_for_shape(const std::string& name) {
   return all.contains(name);
 }
 
-/// Runs a graph on examples and records it.
+/// Runs a graph on an example and records it.
 class OnnxRecorder : public OnnxNames {
   using Block = torch::jit::Block;
   using Node = torch::jit::Node;
@@ -100,7 +100,7 @@ class OnnxRecorder : public OnnxNames {
   }
 
  private:
-  /// A tensor is known by its address, which must not be used again: keeps each alive.
+  /// Keeps a tensor alive: its address identifies it and must not be reused.
   const at::TensorImpl* keep(const at::Tensor& tensor) {
     kept_.push_back(tensor);
     return tensor.unsafeGetTensorImpl();
@@ -133,7 +133,7 @@ class OnnxRecorder : public OnnxNames {
     for (size_t i = 0; i < results.size(); ++i) values_[node->output(i)] = results[i];
     const std::string name = node->kind().toQualString();
     const auto depends = [this](const c10::IValue& value) { return is_dynamic(value); };
-    // A call without results has changed a list or dictionary in values_.
+    // A call without results changes a list or dictionary in values_.
     if (node->kind().is_aten() && !results.empty() && !asks_for_shape(name) &&
         std::ranges::any_of(inputs, depends)) {
       record_call(name, inputs, results.front());
@@ -185,7 +185,7 @@ class OnnxRecorder : public OnnxNames {
     }
   }
 
-  /// A graph of ONNX has values, not memory: what changes one tensor changes no other.
+  /// ONNX has values, not memory: changing one tensor must not change another.
   void check_in_place(const std::string& name, const at::Tensor& changed) const {
     const auto is_changed_too = [&](const at::Tensor& other) {
       return !other.is_same(changed) && dynamic_.contains(other.unsafeGetTensorImpl()) &&
@@ -220,10 +220,10 @@ class OnnxRecorder : public OnnxNames {
   OnnxModel model_;
   std::unordered_map<const Value*, c10::IValue> values_;
   std::unordered_map<const at::TensorImpl*, std::string> dynamic_;    ///< depend on the images
-  std::unordered_map<const at::TensorImpl*, std::string> constants_;  ///< parameters, and others
+  std::unordered_map<const at::TensorImpl*, std::string> constants_;  ///< parameters and others
   std::set<const at::TensorImpl*> written_;                           ///< constants in model_
   std::vector<at::Tensor> kept_;
-  std::string layer_;  ///< whose parameters were used last
+  std::string layer_;  ///< the layer whose parameters were used last
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ using protozero::pbf_writer;
 constexpr int64_t kIrVersion = 8;  // the oldest for kOpset
 constexpr int64_t kOpset = 18;     // Resize and Pad take axes
 
-// The numbers of fields and values are those of onnx.proto.
+// Numbers of fields and values are from onnx.proto.
 
 enum ElementType : int32_t { kFloat = 1, kInt64 = 7 };
 

@@ -32,7 +32,7 @@ struct OnnxPort {
   std::vector<int64_t> shape;
 };
 
-/// What an ONNX file holds: a graph of nodes that name their inputs and outputs.
+/// The content of an ONNX file: a graph of nodes that name their inputs and outputs.
 struct OnnxModel {
   std::vector<OnnxNode> nodes;
   std::vector<std::pair<std::string, at::Tensor>> initializers;  ///< float32 or int64
@@ -41,7 +41,7 @@ struct OnnxModel {
   std::map<std::string, std::string> metadata;
 };
 
-/// The bytes of its file, a protobuf message ModelProto (onnx/onnx.proto of ONNX 1.12 and later).
+/// The bytes of the file, a protobuf message ModelProto (onnx/onnx.proto of ONNX 1.12 and later).
 /// @throws base::UserError beyond 2 GB, the limit of protobuf
 std::string serialize(const OnnxModel& model);
 

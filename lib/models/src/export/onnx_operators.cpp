@@ -1,5 +1,5 @@
-// The ATen operators of networks for images in terms of ONNX's (github.com/onnx/onnx,
-// docs/Operators.md, opset 18). The numbers are positions in ATen's native_functions.yaml.
+// Translates the ATen operators of image networks to ONNX's (github.com/onnx/onnx,
+// docs/Operators.md, opset 18). Argument numbers are positions in ATen's native_functions.yaml.
 #include "export/onnx_operators.h"
 
 #include <ATen/ops/scalar_tensor.h>
@@ -45,7 +45,7 @@ namespace {
 using Names = std::vector<std::string>;
 using Ints = std::vector<int64_t>;
 
-/// ONNX lists the padding at the beginning of each side, then at the end.
+/// ONNX lists the padding at the beginning of each dimension, then at the end.
 Ints both_ends(Ints padding) {
   const Ints begin = padding;
   padding.insert(padding.end(), begin.begin(), begin.end());
@@ -56,7 +56,7 @@ void require(bool holds, const char* what) {
   if (!holds) throw base::UserError(what);
 }
 
-/// An operator of one tensor, which ONNX calls kName.
+/// An operator on one tensor, which ONNX calls kName.
 template <const char* kName>
 Names unary(const OnnxCall& call) {
   return {call.add(kName, {call.name(0)})};
@@ -128,7 +128,7 @@ Names conv_transpose2d(const OnnxCall& call) {
                                 .groups = call.integer(6)});
 }
 
-/// What traces made in Python have for both.
+/// aten::_convolution, which Python's traces have for both kinds of convolution.
 Names convolution(const OnnxCall& call) {
   return add_convolution(call, {.stride = call.integers(3, 2),
                                 .padding = call.integers(4, 2),
@@ -155,7 +155,7 @@ Names layer_norm(const OnnxCall& call) {
                    {{"axis", axis}, {"epsilon", call.number(4)}})};
 }
 
-/// By ONNX's instance norm of each group, since its own group norm changed with opset 21.
+/// Uses ONNX's instance norm for each group, because its group norm changed with opset 21.
 Names group_norm(const OnnxCall& call) {
   require(!call.is_none(2) && !call.is_none(3), "it has no weight or no bias");
   const at::Tensor x = call.tensor(0);
@@ -234,7 +234,7 @@ at::Tensor mean_matrix(int64_t out, int64_t in) {
   return matrix;
 }
 
-/// Adaptive pooling is linear in both directions. ONNX has it for one output cell only.
+/// Multiplies by a matrix in each direction: ONNX has adaptive pooling only for one output cell.
 Names adaptive_avg_pool2d(const OnnxCall& call) {
   const at::Tensor x = call.tensor(0);
   const at::Tensor y = call.result();
@@ -250,7 +250,7 @@ Names mean(const OnnxCall& call) {
                    {{"keepdims", int64_t{call.flag(2)}}})};
 }
 
-/// Whatever changes the shape alone. The number of images stays free: 0 copies it.
+/// Any operator that changes only the shape. The 0 copies the number of images, which may vary.
 Names reshape(const OnnxCall& call) {
   Ints shape = call.result().sizes().vec();
   require(!shape.empty() && shape.front() == call.tensor(0).size(0),
@@ -335,7 +335,7 @@ Names upsample_nearest2d(const OnnxCall& call) {
                     {"axes", Ints{2, 3}}})};
 }
 
-/// ATen's padding begins with the last dimension.
+/// ATen lists padding from the last dimension on.
 Names constant_pad_nd(const OnnxCall& call) {
   const Ints padding = call.integers(1);
   Ints axes, begins, ends;

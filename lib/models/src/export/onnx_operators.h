@@ -10,7 +10,7 @@
 
 namespace syncbn::models::detail {
 
-/// Where the nodes for a call of an operator go, and the names that its tensors have in the model.
+/// Receives the nodes for an operator call, and names its tensors in the model.
 class OnnxNames {
  public:
   virtual ~OnnxNames() = default;
@@ -38,7 +38,7 @@ class OnnxCall {
   int64_t integer(size_t i) const { return at(i).toInt(); }
   double number(size_t i) const { return at(i).toScalar().toDouble(); }
   bool flag(size_t i) const { return at(i).toBool(); }
-  /// @param size one number stands for so many
+  /// @param size how often to repeat a single number
   std::vector<int64_t> integers(size_t i, size_t size = 1) const;
   /// The name of a tensor, or of a number as a tensor; empty for None.
   std::string name(size_t i) const;
@@ -52,7 +52,7 @@ class OnnxCall {
                   std::vector<OnnxAttribute> attributes = {}) const {
     return names_.add(op_type, std::move(inputs), std::move(attributes), 1).front();
   }
-  /// A node with several outputs.
+  /// Adds a node with several outputs.
   std::vector<std::string> add_all(const std::string& op_type, std::vector<std::string> inputs,
                                    std::vector<OnnxAttribute> attributes, size_t outputs) const {
     return names_.add(op_type, std::move(inputs), std::move(attributes), outputs);
@@ -71,8 +71,8 @@ class OnnxCall {
 /// Adds the nodes that compute what a call does. @return the names of its results
 using EmitOnnx = std::vector<std::string> (*)(const OnnxCall& call);
 
-/// The function for an ATen operator, without the underscore of those that work in place; null if
-/// ONNX has no counterpart here.
+/// The function for an ATen operator, or null if none is known.
+/// @param aten_operator without the underscore of an in-place operator
 EmitOnnx onnx_counterpart(const std::string& aten_operator);
 
 }  // namespace syncbn::models::detail
