@@ -9,8 +9,8 @@
 
 namespace syncbn::models::detail {
 
-/// A file in memory, read page by page at its first use, or a copy of one. Tensors that are made
-/// from it keep it, and may be written to: the file does not change. Nothing may cut the file off
+/// A file mapped into memory, each page read at first use, or a copy of a file. Tensors made from
+/// it keep it alive; writing to them does not change the file. The file must not be truncated
 /// meanwhile.
 class MappedFile : public std::enable_shared_from_this<MappedFile> {
  public:
@@ -24,7 +24,7 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
 
   std::string_view bytes() const { return {data_, size_}; }
 
-  /// A storage over a part of bytes(), without a copy if it is aligned for its elements.
+  /// A storage over a part of bytes(), without a copy if the part is aligned for its elements.
   c10::Storage storage(std::string_view part, size_t element_size) const;
 
  private:

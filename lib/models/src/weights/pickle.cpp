@@ -26,8 +26,8 @@ using Items = std::vector<const Value*>;
 
 constexpr size_t kMaxValues = 1'000'000;
 constexpr size_t kMaxContent = 16'000'000;
-// What small files may have. The weights of a tensor take about 20 values, and more bytes than
-// that.
+// Allowances for the smallest file. Larger files may have one more value per kBytesOfValue bytes: a
+// tensor takes about 20 values in a pickle.
 constexpr size_t kFreeValues = 64'000;
 constexpr size_t kFreeContent = 500'000;
 constexpr size_t kBytesOfValue = 16;
@@ -139,7 +139,7 @@ std::vector<int64_t> integers(const Value& tuple) {
   return all;
 }
 
-/// The tensor over a storage; its elements must lie within.
+/// A tensor over a storage, whose elements must lie within the storage.
 at::Tensor tensor_over(const Value& storage, int64_t offset, const std::vector<int64_t>& sizes,
                        const std::vector<int64_t>& strides) {
   if (storage.kind != Kind::kStorage || offset < 0 || sizes.size() != strides.size()) {
@@ -272,7 +272,7 @@ void Unpickler::extend(Kind kind, const Items& items) {
 }
 
 void Unpickler::put(uint64_t place) {
-  constexpr size_t kEntry = 24;  // of memo_: a node of the table, as content
+  constexpr size_t kEntry = 24;  // content charged for a node of memo_
   Value* const top = pop();
   values_.charge(kEntry);
   memo_[place] = top;
@@ -296,7 +296,7 @@ void Unpickler::reduce() {
 void Unpickler::build() {
   const Value* const state = pop();
   Value* const object = pop();
-  // Other objects here are dictionaries, whose attributes (a state dict's _metadata) are left out.
+  // All other objects are dictionaries, whose attributes (a state dict's _metadata) are ignored.
   if (object->is_object && state->kind == Kind::kDict) {
     values_.charge(state->items.size());
     object->items = state->items;
@@ -312,7 +312,7 @@ Value Unpickler::call(const std::string& function, const Items& arguments) {
   if (function.starts_with("collections.")) {
     Value dict{.kind = Kind::kDict};
     if (arguments.empty()) return dict;
-    // From another dictionary, or from a list of pairs.
+    // Made from another dictionary or a list of pairs.
     const Value& source = argument(0);
     if (source.kind == Kind::kDict) dict.items = source.items;
     if (source.kind == Kind::kList) {
@@ -330,7 +330,7 @@ Value Unpickler::call(const std::string& function, const Items& arguments) {
   if (function.starts_with("torch._utils._rebuild_tensor")) {
     at::Tensor tensor =
         tensor_over(argument(0), argument(1).integer, integers(argument(2)), integers(argument(3)));
-    // More elements than there is data: a copy takes more memory than the file.
+    // With more elements than data (stride 0), a copy takes more memory than the file.
     const auto elements = static_cast<size_t>(tensor.numel());
     if (elements > tensor.storage().nbytes() / tensor.element_size()) values_.charge(elements);
     return {.kind = Kind::kTensor, .tensor = std::move(tensor)};

@@ -21,10 +21,10 @@ struct Value {
     kInt,      ///< integer
     kFloat,    ///< number
     kText,     ///< text, in UTF-8
-    kBytes,    ///< text; integers of more than 64 bits too, as they are in the file
-    kTuple,    ///< items
-    kList,     ///< items; sets too
-    kDict,     ///< items: keys and values by turns
+    kBytes,    ///< text; also integers of more than 64 bits, as in the file
+    kTuple,    ///< items; torch.Size and protocol 2's sets as well
+    kList,     ///< items; sets of later protocols as well
+    kDict,     ///< items: keys and values in turn
     kGlobal,   ///< text: "collections.OrderedDict"
     kStorage,  ///< storage, dtype
     kTensor,   ///< tensor
@@ -32,7 +32,7 @@ struct Value {
 
   Kind kind = Kind::kNone;
   at::ScalarType dtype = at::kFloat;
-  bool is_object = false;  ///< a kDict of an object's attributes
+  bool is_object = false;  ///< a kDict with an object's attributes
   int64_t integer = 0;
   double number = 0;
   std::string text = {};
@@ -41,22 +41,23 @@ struct Value {
   at::Tensor tensor = {};
 
   bool is_text() const { return kind == Kind::kText; }
-  /// The value of a key; null if this has none, or is no dictionary.
+  /// The value of a key; null if this does not have it or is not a dictionary.
   const Value* find(std::string_view key) const;
 };
 
-/// Owns values. Their number grows with the file, so that a small one cannot take much memory.
+/// Owns values. Its limits grow with the file, so that a small file cannot take much memory.
 class Values {
  public:
   /// @param file_bytes of the file that they are read from
   explicit Values(size_t file_bytes);
 
-  /// @throws base::UserError beyond 64,000 and one in 16 bytes of the file, and as charge().
+  /// @throws base::UserError beyond 64,000 values plus one per 16 bytes of the file, at most
+  ///   1,000,000, and like charge().
   Value& add(Value value);
 
-  /// Counts what values hold besides themselves: items, bytes of text. A file of a few bytes can
-  /// ask for copies of copies.
-  /// @throws base::UserError beyond 500,000 and one for each byte of the file.
+  /// Counts the content of values: items and bytes of text. A file of a few bytes can ask for
+  /// copies of copies.
+  /// @throws base::UserError beyond 500,000 plus one per byte of the file, at most 16,000,000.
   void charge(size_t content);
 
  private:
@@ -70,21 +71,21 @@ class Values {
 /// @throws base::UserError for another name.
 at::ScalarType storage_type(const std::string& name);
 
-/// Reads one pickle. Knows only what torch.save writes for dictionaries of tensors, numbers and
+/// Reads one pickle. Supports only what torch.save writes for dictionaries of tensors, numbers and
 /// text (a fixed list of globals), and executes nothing.
 class Unpickler {
  public:
-  /// Returns the storage that a persistent id stands for.
+  /// Returns the storage with a persistent id.
   using LoadStorage = std::function<Value(const Value& id)>;
 
   /// @param bytes that begin with the pickle
-  /// @param values keeps what is read
+  /// @param values owns the values read
   Unpickler(std::string_view bytes, Values& values, LoadStorage load_storage);
 
-  /// @throws base::UserError with what is wrong with the pickle.
+  /// @throws base::UserError saying what is wrong with the pickle.
   const Value& read();
 
-  /// Bytes of the pickle, after read().
+  /// The pickle's size in bytes, after read().
   size_t size() const { return at_; }
 
  private:
@@ -108,7 +109,7 @@ class Unpickler {
   void reduce();
   void build();
   Value call(const std::string& function, const std::vector<const Value*>& arguments);
-  /// False: it was the last.
+  /// Runs an opcode. Returns false after the last one.
   bool step(unsigned char code);
 
   std::string_view bytes_;

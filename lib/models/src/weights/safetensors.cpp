@@ -73,7 +73,7 @@ Entry parse_entry(const std::string& name, const Json& json) {
     if (!size.is_number_unsigned()) wrong("shape");
     const auto side = size.get<int64_t>();
     is_empty = is_empty || side == 0;
-    // The strides of an empty tensor must not overflow either.
+    // The strides of an empty tensor must not overflow, either.
     if (side < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(side, 1), &bytes)) {
       wrong("shape");
     }
@@ -91,7 +91,7 @@ Entry parse_entry(const std::string& name, const Json& json) {
   return entry;
 }
 
-/// Puts the tensors into their order in the data, which they fill without holes and overlaps.
+/// Sorts the tensors by position. @throws base::UserError if they do not fill the data exactly
 void arrange(std::vector<Entry>& entries, uint64_t size) {
   std::ranges::sort(entries, {},
                     [](const Entry& entry) { return std::pair(entry.begin, entry.end); });

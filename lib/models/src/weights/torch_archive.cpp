@@ -29,7 +29,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
 }
 
 void write_torch_archive(const Dict& dict, const Sink& sink) {
-  // Not torch::pickle_save(), which tags dictionaries with types: weights_only refuses those.
+  // Not torch::pickle_save(): it tags dictionaries with types, which weights_only refuses.
   std::string pickled;
   const auto append_pickle = [&](const char* data, size_t size) { pickled.append(data, size); };
   torch::jit::Pickler pickler(append_pickle, /*tensor_table=*/nullptr,
@@ -51,7 +51,7 @@ void write_torch_archive(const Dict& dict, const Sink& sink) {
 void write_parts(const std::filesystem::path& path, const std::function<void(const Sink&)>& write) {
   base::write_file_atomically(path, [&](const std::filesystem::path& temporary) {
     std::ofstream file(temporary, std::ios::binary | std::ios::trunc);
-    // An exception may not pass through libtorch's writer: the error is kept until the end.
+    // An exception must not pass through libtorch's writer: keep the error until the end.
     int error = file ? 0 : errno;
     const auto keep_error = [&] {
       if (!file && error == 0) error = errno != 0 ? errno : EIO;

@@ -19,7 +19,7 @@ namespace {
 
 using Kind = Value::Kind;
 
-// How the format before torch 1.6 begins: a pickle of 0x1950a86a20f9469cfc6c.
+// The beginning of the format before torch 1.6: a pickle of 0x1950a86a20f9469cfc6c.
 constexpr std::string_view kLegacy = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";
 
 [[noreturn]] void fail_truncated() {
@@ -58,7 +58,7 @@ class Storages {
  public:
   explicit Storages(const MappedFile& file) : file_(file) {}
 
-  /// @param find returns the content of the whole storage; called once for each
+  /// @param find returns the content of the whole storage; called once for each storage
   template <class Find>
   Value make(const StorageId& id, const Find& find) {
     auto found = all_.find(id.key);
@@ -99,8 +99,8 @@ const Value& read_zip(const MappedFile& file, Values& values) {
   return unpickler.read();
 }
 
-/// Pickles one after the other: a magic number, a version, the machine, what was saved and the
-/// storages' keys. Then each storage: its number of elements and its bytes.
+/// The format is a sequence of pickles (a magic number, a version, the machine, the saved value and
+/// the storages' keys), then each storage: its number of elements and its bytes.
 const Value& read_legacy(const MappedFile& file, Values& values) {
   std::string_view rest = file.bytes();
   std::map<std::string, StorageId> ids;
@@ -113,8 +113,7 @@ const Value& read_legacy(const MappedFile& file, Values& values) {
   const auto none = [](const Value&) -> Value { fail_truncated(); };
   for (int i = 0; i < 3; ++i) next(none);
   const std::string_view saved = rest;
-  // Where the storages are is known only after what they are part of. The first pass finds their
-  // sizes.
+  // The storages come after the saved value that refers to them: the first pass finds their sizes.
   Values discarded(file.bytes().size());
   {
     Unpickler first(rest, discarded, [&](const Value& value) {

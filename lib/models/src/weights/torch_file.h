@@ -8,13 +8,13 @@
 
 namespace syncbn::models::detail {
 
-/// Whether a file begins as one that torch.save has written, in its zip format or the one before
+/// Whether a file begins like one from torch.save, in the zip format or the format before
 /// torch 1.6.
 bool is_torch_file(std::string_view bytes);
 
-/// What was saved. Tensors share the file's memory.
-/// @param values keeps it
-/// @throws base::UserError with what is wrong with the file.
+/// The saved value. Tensors share the file's memory.
+/// @param values owns the result
+/// @throws base::UserError saying what is wrong with the file.
 const Value& read_torch_file(const MappedFile& file, Values& values);
 
 }  // namespace syncbn::models::detail

@@ -16,7 +16,7 @@ namespace {
 
 using detail::Value;
 
-/// Makes an IValue of a Value, and of containers that occur several times one.
+/// Converts Values to IValues. A container that occurs several times becomes one IValue.
 class Converter {
  public:
   c10::IValue convert(const Value& value, int depth = 0) {

@@ -77,7 +77,7 @@ StateDict tensors_of(const Value& dict) {
   return all;
 }
 
-/// Without the prefixes of wrappers.
+/// Removes the prefixes of wrappers.
 StateDict without_prefixes(StateDict weights) {
   constexpr std::string_view kPrefixes[] = {"module.", "_orig_mod."};
   constexpr std::string_view kCounter = "n_averaged";  // of torch.optim.swa_utils.AveragedModel
@@ -121,7 +121,7 @@ torch::nn::Module& child_of(torch::nn::Module& module, const std::string& name) 
                                     base::did_you_mean(name, children.keys())));
 }
 
-/// Under the names that the network has now.
+/// Renames weights to the network's current names.
 StateDict with_present_names(const StateDict& weights, const torch::nn::Module& module,
                              const StateDict& present) {
   const auto* const model = dynamic_cast<const Model*>(&module);
@@ -174,7 +174,7 @@ StateDict read_state_dict(const std::string& path, const std::string& key) {
   try {
     const auto file = detail::MappedFile::open(name);
     if (!detail::is_torch_file(file->bytes())) {
-      // It has no magic number: eight bytes of a length, then JSON.
+      // safetensors has no magic number: it begins with 8 bytes of a length, then JSON.
       const bool is_safetensors =
           file->bytes().size() > sizeof(uint64_t) && file->bytes()[sizeof(uint64_t)] == '{';
       if (!is_safetensors) {

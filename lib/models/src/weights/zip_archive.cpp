@@ -14,7 +14,7 @@
 namespace syncbn::models::detail {
 namespace {
 
-// The format is PKWARE's APPNOTE 6.3; names as there.
+// The format and its names are from PKWARE's APPNOTE 6.3.
 constexpr std::string_view kLocalHeader = "PK\x03\x04";
 constexpr std::string_view kCentralHeader = "PK\x01\x02";
 constexpr std::string_view kEnd = "PK\x05\x06";
@@ -32,7 +32,7 @@ constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the zip64 field
   throw base::UserError("its table of contents is damaged; the file is probably truncated");
 }
 
-/// `size` bytes at `offset`, if they are there.
+/// `size` bytes at `offset`. @throws base::UserError if there are fewer
 std::string_view part(std::string_view bytes, uint64_t offset, uint64_t size) {
   if (offset > bytes.size() || size > bytes.size() - offset) fail_table();
   return bytes.substr(offset, size);
@@ -113,7 +113,7 @@ void ZipArchive::add(std::string_view header) {
   const Entry entry{.content = part(bytes_, begin, stored),
                     .crc = read_le<uint32_t>(header, 16),
                     .is_stored = method == 0 && stored == size};
-  // Entries that share bytes would be copies of them in memory.
+  // Overlapping entries could take more memory than the file.
   if (stored > bytes_.size() - content_bytes_) fail_table();
   content_bytes_ += stored;
   if (!entries_.emplace(below, entry).second) fail_table();
@@ -130,7 +130,7 @@ std::string_view ZipArchive::read(const std::string& name) const {
                                       base::printable(name)));
   }
   const uint32_t crc = libdeflate_crc32(0, content.data(), content.size());
-  // torch.serialization.set_crc32_options(False) leaves them out.
+  // torch.serialization.set_crc32_options(False) leaves checksums out.
   if (expected != 0 && crc != expected) {
     throw base::UserError(
         fmt::format("its entry '{}' is damaged: the checksum is wrong", base::printable(name)));

@@ -6,21 +6,21 @@
 
 namespace syncbn::models::detail {
 
-/// The entries of a zip archive as torch.save writes it: stored, not compressed.
+/// The entries of a zip archive written by torch.save: stored, not compressed.
 class ZipArchive {
  public:
-  /// Whether bytes begin as an archive does.
+  /// Whether `bytes` begin like an archive.
   static bool begins(std::string_view bytes);
 
   /// @param bytes of the whole archive; must outlive this.
-  /// @throws base::UserError for a table of contents that is damaged, with what is wrong.
+  /// @throws base::UserError for a damaged table of contents.
   explicit ZipArchive(std::string_view bytes);
 
-  /// Whether there is an entry of this name, below the archive's only folder ("data.pkl").
+  /// Whether there is an entry of this name, relative to the archive's only folder ("data.pkl").
   bool has(const std::string& name) const { return entries_.contains(name); }
 
   /// The content of an entry.
-  /// @throws base::UserError if there is none, or its checksum is wrong.
+  /// @throws base::UserError if there is none, it is compressed, or its checksum is wrong.
   std::string_view read(const std::string& name) const;
 
  private:
