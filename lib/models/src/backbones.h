@@ -16,7 +16,7 @@ namespace syncbn::models {
 /// The layers of a classifier up to its last features.
 struct Backbone {
   std::shared_ptr<torch::nn::Module> module;
-  /// Features at several depths, the last ones at the end.
+  /// Features at several depths, the deepest last.
   std::function<std::vector<at::Tensor>(const at::Tensor& images)> features;
 };
 
@@ -38,12 +38,13 @@ inline constexpr ResNetStages kResNet101{.depths = {3, 4, 23, 3}};
 
 /// A ResNet. Features are the outputs of the four stages, at 1/4 to 1/32 of the images' resolution.
 /// @param name of the whole network, for messages
-/// @param dilated_stages at the end that keep the resolution and have dilation in place of a stride
+/// @param dilated_stages number of last stages with dilation instead of a stride: they keep the
+///   resolution
 Backbone resnet_backbone(const std::string& name, const ModelArgs& args, const ResNetStages& stages,
                          size_t dilated_stages = 0);
 
-/// MobileNetV3, with dilation in place of its last stride. Features are of 40 channels at an eighth
-/// of the resolution, and of 960 at a sixteenth.
+/// MobileNetV3, with dilation instead of its last stride. Features have 40 channels at 1/8 of the
+/// images' resolution, and 960 at 1/16.
 Backbone dilated_mobilenet_v3_large(const std::string& name, const ModelArgs& args);
 
 }  // namespace syncbn::models

@@ -96,7 +96,7 @@ void Chain::add_step(Step step) {
 }
 
 void Chain::add_relu() {
-  // A layer that is computed again finds its input as it was.
+  // A layer that is recomputed in the backward pass must find its input unchanged.
   add_step([recompute = recompute_](const at::Tensor& x) {
     return recompute ? at::relu(x) : at::Tensor(x).relu_();
   });

@@ -1,6 +1,6 @@
 #pragma once
 
-// What several families of networks are built from.
+// Building blocks that several families of networks share.
 
 #include <functional>
 #include <initializer_list>
@@ -18,15 +18,15 @@
 namespace syncbn::models {
 
 /// The number of channels of the samples that a model is made for.
-/// @throws base::UserError naming the model when the samples are not images of at least `min_side`
-///   x `min_side` pixels, or when there is no class.
+/// @throws base::UserError naming the model if the samples are not images of at least `min_side` x
+///   `min_side` pixels, or if there is no class.
 int64_t image_channels(const std::string& model, const ModelArgs& args, int64_t min_side);
 
-/// @throws base::UserError if activations are to be computed again.
+/// @throws base::UserError if `args` ask for activation checkpointing.
 void refuse_recomputation(const std::string& model, const ModelArgs& args);
 
-/// `channels` rounded to a multiple of `divisor`, upwards if that would take more than a tenth away
-/// (Howard et al., arXiv:1704.04861).
+/// `channels` rounded to the nearest multiple of `divisor`, or to the next one if that removes more
+/// than a tenth (Howard et al., arXiv:1704.04861).
 int64_t make_divisible(double channels, int64_t divisor = 8);
 
 enum class Activation { kNone, kRelu, kRelu6, kHardswish, kSilu, kSigmoid, kHardsigmoid };
@@ -39,11 +39,11 @@ torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride =
                        int64_t groups = 1, int64_t dilation = 1);
 
 /// Stochastic depth (Huang et al., arXiv:1603.09382): zeroes each sample with `probability`, and
-/// scales the others so that the expected value stays.
+/// scales the others to keep the expected value.
 at::Tensor drop_path(const at::Tensor& x, double probability);
 
-/// A sequence of layers. Their names are numbers, as in torch.nn.Sequential, where layers without
-/// parameters count as well.
+/// A sequence of layers, named by numbers as in torch.nn.Sequential: layers without parameters
+/// count as well.
 class Chain : public torch::nn::Module {
  public:
   using Step = std::function<at::Tensor(const at::Tensor&)>;
@@ -66,11 +66,11 @@ class Chain : public torch::nn::Module {
   void add_dropout(double probability);
   void add_max_pool(int64_t kernel, int64_t stride, int64_t padding = 0, bool ceil_mode = false);
 
-  /// Batch norm, and the activation behind it as a second layer.
+  /// Batch norm, followed by the activation as a second layer.
   void add_norm(const NormFactory& norm, int64_t channels, Activation activation,
                 const std::string& name = {});
 
-  /// A name for a layer that its owner runs itself.
+  /// Registers a layer that its owner runs itself.
   template <class Layer>
   void add_name(const Layer& layer, const std::string& name = {}) {
     register_module(name.empty() ? std::to_string(layers_) : name, layer);
@@ -79,7 +79,7 @@ class Chain : public torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x) const;
 
-  /// The outputs of the steps with these numbers, in rising order; later steps do not run.
+  /// The outputs of the steps with these numbers, in ascending order; later steps do not run.
   std::vector<at::Tensor> forward(const at::Tensor& x, std::initializer_list<size_t> kept) const;
 
  private:
@@ -98,12 +98,12 @@ struct ConvNormOptions {
   int64_t dilation = 1;
 };
 
-/// A convolution that keeps the resolution (divided by the stride), batch norm and activation.
+/// A convolution that divides the resolution by the stride only, batch norm and activation.
 std::shared_ptr<Chain> conv_norm(int64_t in, int64_t out, const NormFactory& norm,
                                  const ConvNormOptions& options = {});
 
-/// Scales each channel by a factor between 0 and 1 that is computed from the means of all channels
-/// (Hu et al., arXiv:1709.01507).
+/// Scales each channel by a factor between 0 and 1, computed from the means of all channels (Hu et
+/// al., arXiv:1709.01507).
 class SqueezeExcitation : public torch::nn::Module {
  public:
   /// @param channels of input and output
@@ -119,11 +119,11 @@ class SqueezeExcitation : public torch::nn::Module {
   Activation scale_activation_;
 };
 
-/// Layers with a shortcut around them, if input and output have the same shape.
+/// Layers with a shortcut around them if input and output have the same shape.
 class Residual : public torch::nn::Module {
  public:
   /// @param name of `layers`
-  /// @param drop_path probability that a sample takes the shortcut alone in training
+  /// @param drop_path probability that a sample takes only the shortcut in training
   Residual(const std::string& name, std::shared_ptr<Chain> layers, bool has_shortcut,
            double drop_path = 0);
   at::Tensor forward(const at::Tensor& x);
@@ -159,14 +159,13 @@ std::shared_ptr<Chain> linear_classifier(int64_t in, int64_t classes, double dro
 using Init = std::function<void(const at::Tensor& weight)>;
 
 Init normal_init(double std);
-/// Normal distribution with the variance 2 / (outputs that a value of the input contributes to)
-/// (He et al., arXiv:1502.01852).
+/// Normal distribution with variance 2 / fan_out (He et al., arXiv:1502.01852).
 Init kaiming_init();
-/// As Python's torch.nn.init.trunc_normal_: no value is beyond -2 or 2.
+/// Like Python's torch.nn.init.trunc_normal_, with bounds -2 and 2.
 Init truncated_normal_init(double std);
 
-/// Fills the weights of convolutions and of linear layers, in the order of modules(), and zeroes
-/// their biases. Without a function, such layers keep their weights and biases.
+/// Fills the weights of convolutions and linear layers, in the order of modules(), and zeroes their
+/// biases. Layers without a function keep their weights and biases.
 void init_layers(torch::nn::Module& model, const Init& convolution, const Init& linear);
 
 // ---- options ----------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ at::Tensor channels_first(const at::Tensor& x) {
   return x.permute({0, 3, 1, 2});
 }
 
-/// Layer norm of each pixel's channels.
+/// Layer norm over the channels of each pixel.
 class LayerNorm2d : public torch::nn::LayerNormImpl {
  public:
   explicit LayerNorm2d(int64_t channels) : torch::nn::LayerNormImpl(layer_norm(channels)) {}

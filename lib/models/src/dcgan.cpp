@@ -49,7 +49,7 @@ struct Step {
   int64_t padding = 1;
 };
 
-/// Between a single pixel and the smallest features.
+/// The step between a single pixel and the smallest features.
 constexpr Step kWhole = {.stride = 1, .padding = 0};
 
 template <class Layer, class Options>
@@ -107,7 +107,7 @@ std::shared_ptr<Chain> initialized(std::shared_ptr<Chain> chain) {
   return chain;
 }
 
-/// A network below a name of its own, as in PyTorch's example: `main.0.weight`.
+/// A module with the network as its child `main`, as in PyTorch's example: `main.0.weight`.
 std::shared_ptr<torch::nn::Module> named_main(const std::shared_ptr<Chain>& chain) {
   auto module = std::make_shared<torch::nn::Module>();
   module->register_module("main", chain);

@@ -29,8 +29,8 @@ struct DenseNetOptions {
   }
 };
 
-/// Computes `growth` new channels from all channels before: batch norm, ReLU and convolution, 1x1
-/// and 3x3.
+/// Computes `growth` new channels from all previous ones: batch norm, ReLU and convolution, first
+/// 1x1, then 3x3.
 class DenseLayer : public torch::nn::Module {
  public:
   DenseLayer(int64_t in, int64_t growth, double dropout, bool recomputes, const NormFactory& norm)
@@ -136,7 +136,7 @@ class DenseNet : public Model {
     return classifier_->forward(x.flatten(1));
   }
 
-  /// torchvision's published weights have norm.1 for norm1, and so on.
+  /// In torchvision's published weights, norm1 is called norm.1, and so on.
   std::string present_name(const std::string& name) const override {
     std::string present = name;
     for (const char* const layer : {".norm.", ".conv."}) {

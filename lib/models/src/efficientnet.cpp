@@ -13,7 +13,7 @@ namespace syncbn::models {
 namespace {
 
 struct EfficientStage {
-  bool fused;  ///< one convolution in place of a 1x1 and a depthwise one
+  bool fused;  ///< one convolution instead of a 1x1 and a depthwise one
   int expansion;
   int64_t kernel, stride, in, out;
   int depth;
@@ -23,7 +23,7 @@ struct EfficientNetShape {
   std::vector<EfficientStage> stages;
   int64_t last = 0;  ///< channels of the last convolution
   double dropout = 0;
-  double eps = 1e-5;  ///< of batch norm, as the momentum
+  double eps = 1e-5;  ///< of batch norm, like `momentum`
   double momentum = 0.1;
 };
 
@@ -84,7 +84,7 @@ std::shared_ptr<Model> efficientnet(const std::string& name, const ModelArgs& ar
   return net;
 }
 
-/// EfficientNet-B0, its channels and depths multiplied.
+/// EfficientNet-B0 with its channels and depths multiplied.
 EfficientNetShape scaled(double width, double depth, double dropout) {
   EfficientNetShape shape{.stages = {{false, 1, 3, 1, 32, 16, 1},
                                      {false, 6, 3, 2, 16, 24, 2},

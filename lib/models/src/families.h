@@ -4,7 +4,7 @@
 
 namespace syncbn::models {
 
-// Each registers the networks of one file, under torchvision's names.
+// Each function registers the networks of one file, under torchvision's names.
 void add_resnets(ModelKind::Registry& registry);
 void add_vggs(ModelKind::Registry& registry);
 void add_mobilenets(ModelKind::Registry& registry);

@@ -26,7 +26,7 @@ constexpr Kernel square(int64_t side) {
   return {side, side};
 }
 
-/// A padding that keeps the resolution at stride 1.
+/// The padding that keeps the resolution at stride 1.
 constexpr Kernel same(const Kernel& kernel) {
   return {kernel[0] / 2, kernel[1] / 2};
 }
@@ -62,10 +62,10 @@ class InceptionNet : public Model {
     parts_.back()->add_max_pool(kernel, 2, 0, ceil_mode);
   }
 
-  /// Marks where an auxiliary classifier branches off.
+  /// Begins a part: an auxiliary classifier can branch off before it.
   void start_part() { parts_.push_back(std::make_shared<Chain>(recomputes_)); }
 
-  /// The classifier behind the first part that has none.
+  /// Adds a classifier after the first part that has none.
   void add_aux(const std::string& name, const std::shared_ptr<Chain>& classifier) {
     aux_.push_back(register_module(name, classifier));
   }
@@ -90,13 +90,13 @@ class InceptionNet : public Model {
  private:
   bool recomputes_;
   double dropout_;
-  std::vector<std::shared_ptr<Chain>> parts_;  ///< modules are registered with the network
+  std::vector<std::shared_ptr<Chain>> parts_;  ///< the network, not a part, registers their modules
   std::vector<std::shared_ptr<Chain>> aux_;
   torch::nn::Linear fc_{nullptr};
 };
 
-/// Draws weights as torchvision does: biases keep torch's initial values.
-/// @param std_of the standard deviation for a module
+/// Draws weights like torchvision: biases keep torch's initial values.
+/// @param std_of returns the standard deviation for a module
 template <class StdOf>
 void draw_weights(const torch::nn::Module& net, const StdOf& std_of) {
   for (const auto& item : net.named_modules("", /*include_self=*/false)) {

@@ -27,7 +27,7 @@ std::shared_ptr<Model> mnasnet(const std::string& name, const ModelArgs& args, d
                                double multiplier) {
   const auto scaled = [multiplier](int channels) { return make_divisible(channels * multiplier); };
   const int64_t channels = image_channels(name, args, 1);
-  // The momentum that TensorFlow calls 0.9997.
+  // TensorFlow's momentum 0.9997.
   const NormFactory norm(args, /*eps=*/1e-5, /*momentum=*/1 - 0.9997);
 
   auto layers = std::make_shared<Chain>();

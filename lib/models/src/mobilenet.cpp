@@ -138,7 +138,7 @@ Backbone dilated_mobilenet_v3_large(const std::string& name, const ModelArgs& ar
   std::vector<BlockV3> blocks = blocks_of_large();
   for (size_t i = 12; i < blocks.size(); ++i) blocks[i].stride = 1, blocks[i].dilation = 2;
   ModelArgs pretrained = args;
-  pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
+  pretrained.num_classes = 1000;  // of the classifier, which torchvision draws and then drops
   const auto net = mobilenet_v3(name, pretrained, 0.2, blocks, kLargeHidden);
   return {.module = net->features(), .features = [features = net->features()](const at::Tensor& x) {
             return features->forward(x, {4, 16});

@@ -14,7 +14,7 @@
 namespace syncbn::models {
 namespace {
 
-/// torch's layer, with advice where it has nothing to normalise by.
+/// torch's layer, with advice in the error for inputs without a variance.
 class LocalNorm : public torch::nn::BatchNorm2dImpl {
  public:
   using BatchNorm2dImpl::BatchNorm2dImpl;

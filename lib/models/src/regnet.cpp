@@ -29,8 +29,8 @@ struct RegNetStage {
   int64_t groups = 0;
 };
 
-/// Blocks' widths grow linearly. Rounded to powers of `factor` times `width`, and to multiples of
-/// 8, equal ones form a stage (section 3.3 of the paper).
+/// Block widths grow linearly and are rounded to `width` times powers of `factor`, then to
+/// multiples of 8. Blocks of equal width form a stage (section 3.3 of the paper).
 std::vector<RegNetStage> stages_of(const RegNetShape& shape) {
   std::vector<RegNetStage> stages;
   const auto first = static_cast<double>(shape.width);
@@ -50,7 +50,7 @@ std::vector<RegNetStage> stages_of(const RegNetShape& shape) {
   return stages;
 }
 
-/// Three convolutions, of which the second has groups, with a shortcut.
+/// Three convolutions, the second with groups, and a shortcut.
 class RegNetBlock : public torch::nn::Module {
  public:
   RegNetBlock(int64_t in, const RegNetStage& stage, int64_t stride, bool squeezes,
@@ -70,7 +70,7 @@ class RegNetBlock : public torch::nn::Module {
     }
     auto last = std::make_shared<Chain>();
     last->add(conv(out, out, 1));
-    norm_ = norm.with_relu(out);  // forward() runs it, with the shortcut
+    norm_ = norm.with_relu(out);  // forward() runs it with the shortcut
     last->add_name(norm_.ptr());
     layers_->add(last, "c");
     register_module("f", layers_);
@@ -118,7 +118,7 @@ class RegNet : public Model {
   }
 
  private:
-  /// As torchvision's: without regard to groups, and squeeze and excitation keep their biases.
+  /// Like torchvision: ignores groups, and keeps the biases of squeeze and excitation.
   void init() {
     for (const auto& module : modules(/*include_self=*/false)) {
       const auto* conv = module->as<torch::nn::Conv2dImpl>();

@@ -25,8 +25,8 @@
 namespace syncbn::models {
 namespace {
 
-// Modules are made and registered in torchvision's order: registration sets the order of
-// parameters, making sets the order of random draws, so that a seed gives torchvision's weights.
+// Modules are constructed and registered in torchvision's order: construction determines the order
+// of random draws, so that a seed gives torchvision's weights, and registration that of parameters.
 
 /// A residual block of two 3x3 convolutions or, as a bottleneck, of 1x1, 3x3 and 1x1 convolutions.
 class Block : public torch::nn::Module {
@@ -39,7 +39,7 @@ class Block : public torch::nn::Module {
     int64_t groups = 1;  ///< of the 3x3 convolution of a bottleneck
     bool bottleneck = false;
     bool projects = true;  ///< the shortcut between different shapes is a 1x1 convolution
-    int64_t dilation = 1;  ///< as groups
+    int64_t dilation = 1;  ///< of the 3x3 convolution of a bottleneck
   };
 
   Block(const Shape& shape, const NormFactory& norm, double drop_path)
@@ -100,8 +100,8 @@ struct ResNetShape {
   int64_t groups = 1;
   int64_t group_width = 64;  ///< channels of a group in the first stage
   int64_t channels = 64;     ///< of the first convolution; each stage after the first doubles them
-  bool small_input = false;  ///< whatever the options say
-  bool projects = true;      ///< as in Block::Shape
+  bool small_input = false;  ///< regardless of the options
+  bool projects = true;      ///< see Block::Shape
   size_t dilated_from = SIZE_MAX;  ///< the first stage with dilation instead of a stride
 };
 
@@ -139,7 +139,7 @@ class ResNet : public Model {
         blocks_.push_back(std::make_shared<Block>(block, norm, drop_path));
         stage->push_back(blocks_.back());
         in = block.out;
-        // The first block has the dilation of the stage before.
+        // The first block has the dilation of the previous stage.
         if (k == 0 && i >= shape.dilated_from) dilation *= 2;
       }
       stage_ends_.push_back(blocks_.size());
@@ -185,7 +185,7 @@ class ResNet : public Model {
   torch::nn::Linear fc_{nullptr};
 };
 
-/// The options of networks whose stem has none.
+/// Options of networks with a fixed stem: without small_input.
 struct CifarResNetOptions : ResNetOptions {
   static void describe(config::Schema<CifarResNetOptions>& schema);
 };
@@ -231,7 +231,7 @@ std::shared_ptr<Model> resnet50(const ModelArgs& args, const ResNetOptions& opti
 Backbone resnet_backbone(const std::string& name, const ModelArgs& args, const ResNetStages& stages,
                          size_t dilated_stages) {
   ModelArgs pretrained = args;
-  pretrained.num_classes = 1000;  // of the classifier that torchvision draws, and drops
+  pretrained.num_classes = 1000;  // of the classifier, which torchvision draws and then drops
   auto net =
       std::make_shared<ResNet>(name, pretrained, ResNetOptions{},
                                ResNetShape{.depths = {stages.depths.begin(), stages.depths.end()},

@@ -59,7 +59,7 @@ void register_state(torch::nn::Module& module, const torch::jit::Module& script)
   }
 }
 
-/// The end of what TorchScript says, behind the lines of the code that it ran.
+/// The last line of TorchScript's message, after the lines of code that it ran.
 std::string reason(const std::exception& error) {
   std::string text = dist::plain_message(error);
   while (text.ends_with('\n')) text.pop_back();
@@ -79,7 +79,7 @@ torch::jit::Module read_script(const std::string& path) {
   }
 }
 
-/// Whether a call of batch_norm does not depend on the module's mode: the network was traced.
+/// Whether a call of batch_norm is always in evaluation mode, as in a traced network.
 bool has_fixed_norm(const torch::jit::Block* block) {
   return std::ranges::any_of(block->nodes(), [](const torch::jit::Node* node) {
     constexpr size_t kTraining = 5;
@@ -124,7 +124,7 @@ at::Tensor example_logits(torch::jit::Module& script, const ModelArgs& args) {
   return outputs.front();
 }
 
-/// Whether the logits are of pixels.
+/// Whether there are logits for each pixel. @throws base::UserError for another shape
 bool check_logits(const at::Tensor& logits, const ModelArgs& args) {
   const bool is_of_pixels = logits.dim() == 4;
   std::vector<int64_t> expected = {2, args.num_classes};
@@ -140,7 +140,7 @@ bool check_logits(const at::Tensor& logits, const ModelArgs& args) {
 
 void synchronise(torch::jit::Module& script, const ModelArgs& args) {
   const auto report = dist::convert_sync_batchnorm(script, args.norm_group, args.norm_timeout);
-  if (dist::is_initialized() && dist::rank() != 0) return;  // said once
+  if (dist::is_initialized() && dist::rank() != 0) return;  // rank 0 warns
   for (const auto& [name, why] : report.not_converted) {
     spdlog::warn("model torchscript: {}: {}", name.empty() ? "batch norm" : name, why);
   }

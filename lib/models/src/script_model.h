@@ -10,22 +10,22 @@
 
 namespace syncbn::models {
 
-/// Where `model: {type: torchscript}` comes from.
+/// Options of `model: {type: torchscript}`.
 struct ScriptOptions {
   std::string file;
 
   static void describe(config::Schema<ScriptOptions>& schema);
 };
 
-/// A network that Python has scripted and saved (torch.jit.script(), torch.jit.save()). Its
-/// parameters, buffers and submodules are registered under their names, so that optimizers,
+/// A network scripted and saved in Python (torch.jit.script(), torch.jit.save()). Registers its
+/// parameters, buffers and submodules under their names, so that optimizers,
 /// DistributedDataParallel and checkpoints find them.
 class ScriptModel : public Model {
  public:
   ScriptModel(torch::jit::Module script, bool labels_pixels);
 
   at::Tensor forward(at::Tensor input) override { return forward_all(std::move(input)).front(); }
-  /// The tensors that the script returns, in their order: in evaluation mode, the first alone.
+  /// The tensors that the script returns, in their order; in evaluation mode, only the first.
   std::vector<at::Tensor> forward_all(at::Tensor input) override;
   bool labels_pixels() const override { return labels_pixels_; }
   void train(bool on = true) override;

@@ -1,5 +1,5 @@
-// Networks for segmentation: heads on a dilated backbone, with logits that are interpolated to the
-// size of the image, and U-Net.
+// Networks for segmentation: heads on a dilated backbone, whose logits are interpolated to the
+// image's size, and U-Net.
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/cat.h>
@@ -35,7 +35,7 @@ torch::nn::Conv2d classifier(int64_t in, int64_t classes) {
   return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, classes, 1));
 }
 
-/// The head of FCN, and the auxiliary head of all.
+/// FCN's head, and the auxiliary head of all networks.
 std::shared_ptr<Chain> fcn_head(int64_t in, int64_t classes, const NormFactory& norm) {
   auto head = std::make_shared<Chain>();
   head->add(conv(in, in / 4, 3));
@@ -67,7 +67,7 @@ class Branches : public torch::nn::Module {
   std::vector<std::shared_ptr<Chain>> branches_;
 };
 
-/// Means over a grid of cells, and a convolution of them.
+/// Means over a grid of cells, and a convolution.
 std::shared_ptr<Chain> grid_means(int64_t grid, int64_t in, int64_t out, const NormFactory& norm) {
   auto chain = std::make_shared<Chain>();
   chain->add_step([grid](const at::Tensor& x) { return at::adaptive_avg_pool2d(x, {grid, grid}); });
@@ -113,7 +113,7 @@ std::shared_ptr<Chain> deeplab_head(int64_t in, int64_t classes, const NormFacto
   return head;
 }
 
-/// Means over grids of several sizes, beside their input.
+/// Means over grids of several sizes, concatenated with their input.
 class PyramidMeans : public torch::nn::Module {
  public:
   PyramidMeans(int64_t in, const NormFactory& norm) {
@@ -161,7 +161,7 @@ class SegmentationNet : public Model {
   }
 
  protected:
-  /// Logits in a lower resolution, in the order of forward_all().
+  /// Logits at a lower resolution, in the order of forward_all().
   virtual std::vector<at::Tensor> heads(const std::vector<at::Tensor>& features) = 0;
 
  private:
@@ -218,7 +218,7 @@ class LrasppHead : public torch::nn::Module {
   torch::nn::Conv2d high_classifier_{nullptr};
 };
 
-/// The decoder of DeepLab V3+: pyramid pooling, and features of a higher resolution.
+/// The decoder of DeepLab V3+: pyramid pooling, and features at a higher resolution.
 class DeepLabPlusHead : public torch::nn::Module {
  public:
   DeepLabPlusHead(int64_t low, int64_t high, int64_t classes, const NormFactory& norm) {
@@ -244,7 +244,7 @@ class DeepLabPlusHead : public torch::nn::Module {
   std::shared_ptr<Chain> classifier_ = std::make_shared<Chain>();
 };
 
-/// A head on the features of the highest and of the lowest resolution.
+/// A head on the features of the highest and the lowest resolution.
 template <class Head>
 class TwoDepths : public SegmentationNet {
  public:
@@ -261,7 +261,7 @@ class TwoDepths : public SegmentationNet {
   std::shared_ptr<Head> head_;
 };
 
-/// Two convolutions in each resolution, on the way down to a sixteenth and up again.
+/// Two convolutions at each resolution, down to 1/16 and up again.
 class UNet : public Model {
  public:
   UNet(const ModelArgs& args, int64_t width) {
@@ -297,7 +297,7 @@ class UNet : public Model {
     for (size_t i = 0; i < decoder_.size(); ++i) {
       x = up_[i]->forward(x);
       const at::Tensor& skip = skipped.back();
-      // Odd sizes were rounded down.
+      // Pads, because pooling rounded odd sizes down.
       x = at::constant_pad_nd(x, {0, skip.size(3) - x.size(3), 0, skip.size(2) - x.size(2)});
       x = decoder_[i]->forward(at::cat({skip, x}, 1));
       skipped.pop_back();
@@ -345,7 +345,7 @@ struct NoOptions {
 
 using MakeHead = std::shared_ptr<Chain> (*)(int64_t in, int64_t classes, const NormFactory& norm);
 
-/// A head on the last features, and an auxiliary one on those before.
+/// A head on the last features, and an auxiliary one on the previous features.
 struct Heads {
   MakeHead make_head;
   int64_t aux_channels;
@@ -354,7 +354,7 @@ struct Heads {
   std::shared_ptr<Model> on(const Backbone& backbone, const AuxOptions& options,
                             const ModelArgs& args) const {
     const NormFactory norm(args);
-    // In torchvision's order, which is that of the random draws.
+    // In torchvision's order of random draws.
     const auto aux = options.aux_loss ? fcn_head(aux_channels, args.num_classes, norm) : nullptr;
     return std::make_shared<FcnLike>(backbone, make_head(channels, args.num_classes, norm), aux);
   }

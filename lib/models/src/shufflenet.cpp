@@ -19,8 +19,8 @@ at::Tensor shuffle_channels(const at::Tensor& x) {
   return x.unflatten(1, {2, x.size(1) / 2}).transpose(1, 2).flatten(1, 2);
 }
 
-/// Half of the channels go through three convolutions, the other half passes. At stride 2, all
-/// channels go through both branches.
+/// Half of the channels go through three convolutions, the other half stays unchanged. At stride 2,
+/// all channels go through both branches.
 class ShuffleUnit : public torch::nn::Module {
  public:
   ShuffleUnit(int64_t in, int64_t out, int64_t stride, const NormFactory& norm)

@@ -40,7 +40,7 @@ class Fire : public torch::nn::Module {
 
 struct SqueezeNetShape {
   int64_t channels, kernel;        ///< of the first convolution
-  std::vector<size_t> pool_ahead;  ///< of which Fire modules
+  std::vector<size_t> pool_ahead;  ///< Fire modules that follow a pooling layer
   int64_t min_side;
 };
 

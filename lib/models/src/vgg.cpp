@@ -12,7 +12,7 @@
 namespace syncbn::models {
 namespace {
 
-/// Two hidden layers. VGG drops inputs of the layers behind them, AlexNet those of the layers
+/// Two hidden layers and the output layer. VGG applies dropout after each hidden layer, AlexNet
 /// before.
 std::shared_ptr<Chain> hidden_layers(int64_t in, int64_t classes, double dropout,
                                      bool drops_first) {
@@ -28,7 +28,7 @@ std::shared_ptr<Chain> hidden_layers(int64_t in, int64_t classes, double dropout
   return classifier;
 }
 
-/// Five stages of 3x3 convolutions, each halved in resolution at its end.
+/// Five stages of 3x3 convolutions, each of which halves the resolution at its end.
 /// @param depths convolutions of each stage
 std::shared_ptr<Model> vgg(const std::string& name, const ModelArgs& args, double dropout,
                            const std::vector<int>& depths, bool batch_norm) {
