@@ -1,4 +1,4 @@
-// Does broadcast_buffers make batch normalisation synchronised? No: this program shows it.
+// Shows that broadcast_buffers does not synchronise batch normalisation: docs/buffers.md.
 //
 //     syncbn-launch --standalone --nproc_per_node=2 --prefix=off buffer_broadcast
 #include <cstdio>
@@ -10,7 +10,7 @@ using namespace buffer_broadcast;
 
 namespace {
 
-/// Rank 0 prints everybody's values, one line a rank.
+/// Rank 0 prints the values of all ranks, one line per rank.
 void print_on_ranks(const char* what, const at::Tensor& values) {
   const std::vector<at::Tensor> everyones = dist::all_gather(values);
   if (dist::rank() > 0) return;

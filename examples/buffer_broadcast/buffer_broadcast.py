@@ -66,7 +66,7 @@ def run_with_unused_forward():
     torch.manual_seed(0)
     ddp = DistributedDataParallel(Net())
     loss = ddp(images()).square().mean()
-    ddp(images())  # its result is not used, yet it overwrites the buffers
+    ddp(images())  # overwrites the buffers, although its result is not used
     try:
         loss.backward()
         said = "works"

@@ -1,5 +1,5 @@
-// Two steps of a network with batch normalisation on ranks that see different data, and what its
-// running_mean is on the way. buffer_broadcast.cpp prints it; docs/buffers.md says what it means.
+// Runs two steps of a network with batch normalisation on ranks with different data, and records
+// running_mean along the way. buffer_broadcast.cpp prints it; docs/buffers.md explains the numbers.
 #pragma once
 
 #include <numeric>
@@ -30,11 +30,11 @@ struct NetImpl : torch::nn::Module {
       register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 5, 3).padding(1)));
   torch::nn::BatchNorm2d batch_norm = register_module("batch_norm", torch::nn::BatchNorm2d(5));
   std::vector<at::Tensor> seen;  // running_mean at the start of each forward
-  at::Tensor batch_mean;         // of this rank's own batch, by channel
+  at::Tensor batch_mean;         // of this rank's batch, per channel
 };
 TORCH_MODULE(Net);
 
-/// Even ranks feed zeros, odd ones ones.
+/// Zeros on even ranks, ones on odd ranks.
 inline at::Tensor images() {
   return at::full({7, 3, 5, 5}, static_cast<double>(syncbn::dist::rank() % 2));
 }
@@ -52,7 +52,7 @@ inline Net make_net(BatchNorm kind) {
   return net;
 }
 
-/// This rank's running_mean at five moments, by channel.
+/// This rank's running_mean at five moments, per channel.
 struct Moments {
   at::Tensor batch_mean;  // of the first batch
   at::Tensor inside_first, after_first, after_backward, inside_second, after_second;
@@ -78,9 +78,9 @@ inline Moments run(BatchNorm kind, bool broadcast_buffers) {
   return moments;
 }
 
-/// The gradient of batch normalisation's bias. A second forward that nobody uses overwrites the
-/// buffers before the first one's backward: PyTorch 2.11 ends there with "modified by an inplace
-/// operation".
+/// The gradient of batch normalisation's bias. With `unused_forward`, a second forward overwrites
+/// the buffers before the first one's backward: PyTorch 2.11 fails there with "modified by an
+/// inplace operation".
 inline at::Tensor gradient(bool unused_forward) {
   const Net net = make_net(BatchNorm::kLocal);
   syncbn::dist::DistributedDataParallel<NetImpl> ddp(net);

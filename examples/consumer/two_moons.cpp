@@ -1,9 +1,9 @@
 // Trains a small network on two interleaved half circles, split over the ranks.
 //
-// What makes it distributed: init_process_group, convert_sync_batchnorm, DistributedDataParallel
-// and DistributedSampler. The rest is any libtorch program. With a file's name as its argument it
-// saves after each epoch, on Ctrl-C or SIGTERM ends after the epoch with exit code 85, and resumes
-// when started again.
+// init_process_group, convert_sync_batchnorm, DistributedDataParallel and DistributedSampler make
+// it distributed; the rest is an ordinary libtorch program. With a file name as its argument, it
+// saves a checkpoint after each epoch and resumes from it when started again. On Ctrl-C or SIGTERM
+// it ends after the epoch with exit code 85.
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -57,7 +57,8 @@ Moons make_moons(int64_t count) {
 
 volatile std::sig_atomic_t stop_signal = 0;
 
-/// Whether any rank got a signal. All ranks call it at the same place, so that all stop there.
+/// Whether any rank received a signal. All ranks call this at the same place, so that all stop
+/// there.
 bool any_rank_stops() {
   auto stop = at::tensor(static_cast<int64_t>(stop_signal));
   dist::all_reduce(stop, c10d::ReduceOp::MAX);
@@ -115,6 +116,6 @@ int run(const std::string& file) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // An error becomes one message and its exit code.
+  // Turns an error into one message and its exit code.
   return syncbn::base::run_main("two_moons", [&] { return run(argc > 1 ? argv[1] : ""); });
 }

@@ -66,7 +66,7 @@ def scene(digits, draw):
     image = [[ground + draw.randrange(20) for _ in range(2 * side)] for _ in range(2 * side)]
     mask = [[0] * (2 * side) for _ in range(2 * side)]
     boxes = []
-    # In quarters of the image, so that no digit covers another.
+    # One digit per quarter of the image, so that none covers another.
     for quarter in draw.sample(range(4), draw.randrange(1, 4)):
         label, values = draw.choice(digits)
         scale = draw.randrange(SCALE - 1, SCALE + 1)

@@ -1,10 +1,10 @@
-// ResNet-50 divided between two devices, as in PyTorch's tutorial "Single-Machine Model Parallel
+// Divides ResNet-50 between two devices, as in PyTorch's tutorial "Single-Machine Model Parallel
 // Best Practices": plain, where one device waits for the other, and pipelined, where both work on
-// parts of the batch. Prints the time of a training step by the number of parts (micro-batches).
+// parts of the batch. Prints the time per training step by the number of parts (micro-batches).
 //
 //     model_parallel [IMAGES [PIXELS [ROUNDS [CSV]]]]
 //
-// With two GPUs the halves are on them. Otherwise both are on the CPU, with one core each.
+// The halves run on two GPUs, or else both on the CPU with one core each.
 #include <syncbn/base/log.h>
 #include <syncbn/dist/pipeline_parallel.h>
 #include <syncbn/models/resnet.h>
@@ -39,7 +39,7 @@ namespace {
 namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 
-/// Registers a child of `network` in `module` as well.
+/// Also registers a child of `network` in `module`.
 template <class Layer>
 std::shared_ptr<Layer> take(nn::Module& module, const nn::Module& network,
                             const std::string& name) {
@@ -47,7 +47,7 @@ std::shared_ptr<Layer> take(nn::Module& module, const nn::Module& network,
                                 std::dynamic_pointer_cast<Layer>(network.named_children()[name]));
 }
 
-/// The blocks of a stage of ResNet from `begin` to before `end`.
+/// The blocks [begin, end) of a ResNet stage.
 nn::Sequential blocks(const nn::Module& network, const std::string& name, size_t begin,
                       size_t end) {
   const auto stage = std::dynamic_pointer_cast<nn::SequentialImpl>(network.named_children()[name]);
@@ -58,7 +58,7 @@ nn::Sequential blocks(const nn::Module& network, const std::string& name, size_t
   return some;
 }
 
-// The first block of layer3 makes both halves take about as long.
+// With the first block of layer3 in front, both halves take about the same time.
 constexpr size_t kBlocksInFront = 1;
 
 struct FrontImpl : nn::Module {
@@ -102,7 +102,7 @@ at::Tensor loss_of(const at::Tensor& output, const at::Tensor& labels) {
 
 double seconds_of(const std::function<double()>& step) {
   const auto begin = std::chrono::steady_clock::now();
-  step();  // returns the loss as a number, so a GPU has ended
+  step();  // returns the loss as a number, so it waits for a GPU
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 

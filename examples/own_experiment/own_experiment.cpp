@@ -1,5 +1,5 @@
-// A network counts the dots in an image. `model: counter`, `data: dots` and `metrics: [off_by]` of
-// a configuration choose what this file registers.
+// A network that counts the dots in an image. This file registers it, its data and a metric as
+// `model: counter`, `data: dots` and `metrics: [off_by]` for configurations.
 
 #include <ATen/Functions.h>
 #include <syncbn/base/hash.h>
@@ -36,7 +36,7 @@ struct DotsOptions {
   }
 };
 
-/// Images [1, 16, 16] with 0 to `most` dots, whose number is the label.
+/// Images [1, 16, 16] with 0 to `most` dots. The label is the number of dots.
 class Dots : public data::Dataset {
  public:
   Dots(const DotsOptions& options, data::Split split)
@@ -68,7 +68,7 @@ class Dots : public data::Dataset {
   }
 
  private:
-  /// The random numbers depend on the sample alone, so that every rank sees the same image.
+  /// The random numbers depend only on the sample, so that every rank sees the same image.
   at::Tensor draw(int64_t index, int64_t dots) const {
     data::SampleRandom random(seed_, /*epoch=*/0, index);
     at::Tensor image = at::zeros({1, kSide, kSide});
@@ -103,7 +103,7 @@ class Counter : public models::Model {
     conv_ = register_module(
         "conv", torch::nn::Conv2d(
                     torch::nn::Conv2dOptions(channels, options.width, 3).padding(1).bias(false)));
-    // Batch norm over all ranks, or over this one: as sync_batchnorm says.
+    // sync_batchnorm chooses between statistics of all ranks and of this one.
     norm_ = models::NormFactory(args).with_relu(options.width);
     register_module("norm", norm_.ptr());
     linear_ = register_module("linear", torch::nn::Linear(options.width, args.num_classes));
@@ -130,7 +130,7 @@ struct OffByOptions {
   }
 };
 
-/// off_by_DISTANCE: share of the images of which the answer is that near to the label.
+/// off_by_DISTANCE: share of the images whose answer is at most this far from the label.
 class OffBy : public train::CountedMetric {
  public:
   explicit OffBy(int64_t distance) : distance_(distance) {}
@@ -159,7 +159,7 @@ void register_own_experiment() {
   data::DatasetKind::registry().add<DotsOptions>(
       "dots", "images with dots to count",
       [](const DotsOptions& options, data::Split split) -> std::shared_ptr<const data::Dataset> {
-        if (split == data::Split::kVal) return nullptr;  // val_fraction may hold some out
+        if (split == data::Split::kVal) return nullptr;  // val_fraction can hold out samples
         return std::make_shared<Dots>(options, split);
       });
   models::ModelKind::registry().add<CounterOptions>(

@@ -7,8 +7,8 @@
 
 namespace ring_all_reduce {
 
-/// Stores the sum of all ranks' `send` in `recv`. In each of W - 1 steps a rank passes on what it
-/// received in the step before to the rank on its right, and adds what arrives from its left.
+/// Stores the sum of all ranks' `send` in `recv`. In each of W - 1 steps, a rank sends what it
+/// received in the previous step to the rank on its right, and adds what arrives from its left.
 inline void all_reduce(const at::Tensor& send, at::Tensor& recv) {
   namespace dist = syncbn::dist;
   const int rank = dist::rank();
@@ -24,11 +24,11 @@ inline void all_reduce(const at::Tensor& send, at::Tensor& recv) {
     const bool is_even = i % 2 == 0;
     const at::Tensor& outgoing = is_even ? send_buff : recv_buff;
     at::Tensor& incoming = is_even ? recv_buff : send_buff;
-    // isend: if every rank waited in send() here, none would reach recv().
+    // isend(), because if every rank waited in send(), none would reach recv().
     const dist::WorkPtr send_req = dist::isend(outgoing, right);
     dist::recv(incoming, left);
     accum.add_(incoming);
-    // The next step overwrites `outgoing`.
+    // Wait, because the next step overwrites `outgoing`.
     send_req->wait();
   }
   recv.copy_(accum);

@@ -1,7 +1,7 @@
-// A ring all-reduce out of isend and recv, as in PyTorch's tutorial "Writing Distributed
-// Applications" (custom ring-allreduce). ring.h has the algorithm; this program runs it, and
-// compares its result with dist::all_reduce(), which you should use in programs of your own: it
-// goes through shared memory or divides the tensor into chunks, and moves far fewer bytes.
+// A ring all-reduce built from isend and recv, as in PyTorch's tutorial "Writing Distributed
+// Applications" (custom ring-allreduce). ring.h has the algorithm; this program runs it and
+// compares the result with dist::all_reduce(). Use that function in your own programs: it goes
+// through shared memory or divides the tensor into chunks, and moves far fewer bytes.
 //
 //     syncbn-launch --standalone --nproc_per_node=4 --prefix=off ring_all_reduce
 #include <syncbn/base/log.h>

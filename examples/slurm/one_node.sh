@@ -1,5 +1,5 @@
 #!/bin/bash
-# One machine, with a worker on each GPU, or on each of the job's CPUs if it has none:
+# One machine, with one worker per GPU, or per CPU of the job if it has no GPUs:
 #
 #   sbatch --gpus-per-node=4 examples/slurm/one_node.sh configs/images.yaml data.train=photos/train …
 #
@@ -9,7 +9,7 @@
 #SBATCH --cpus-per-task=4
 #SBATCH --output=%x-%j.out
 
-# srun does not take --cpus-per-task over from sbatch.
+# srun does not inherit --cpus-per-task from sbatch.
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 exec srun syncbn-launch --standalone --nproc_per_node=auto train --config "$@"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# A run that is longer than its time limit, or whose nodes may be taken away. It saves its state before it has to go,
-# goes back to the queue under the same job id, and goes on where it was.
+# A run that takes longer than its time limit, or whose nodes may be preempted. It saves its state before it must end,
+# returns to the queue under the same job id, and resumes.
 #
 #   sbatch --time=4:00:00 --partition=preemptible examples/slurm/preemptible.sh configs/imagenet.yaml
 #

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Several machines, as one job. srun starts one launcher on each; they find each other through SLURM's variables.
+# One job on several machines. srun starts one launcher per machine; they find each other through SLURM's variables.
 #
 #   sbatch --nodes=4 --gpus-per-node=8 examples/slurm/several_nodes.sh configs/imagenet.yaml
 #

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A run for each value, each a task of one array job:
+# One run per value, each a task of an array job:
 #
 #   sbatch --gpus-per-node=1 examples/slurm/sweep.sh configs/digits.yaml
 #   train compare runs/train-1234/*            # the array's job id
@@ -12,7 +12,7 @@
 #SBATCH --output=%x-%A_%a.out
 
 export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-values=(optimizer.lr=0.05 optimizer.lr=0.1 optimizer.lr=0.2 optimizer.lr=0.4) # as many as --array has numbers
+values=(optimizer.lr=0.05 optimizer.lr=0.1 optimizer.lr=0.2 optimizer.lr=0.4) # one per index of --array
 value=${values[SLURM_ARRAY_TASK_ID]}
 
 exec srun syncbn-launch --standalone --nproc_per_node=auto \

@@ -1,8 +1,8 @@
-// Trains a network that Python exported as TorchScript, split over the ranks, with batch
-// normalisation over all of them: train_torchscript FILE
+// Trains a network that Python exported as TorchScript on several ranks, with batch normalisation
+// over all of them: train_torchscript FILE
 //
-// What makes it distributed: init_process_group, convert_sync_batchnorm and
-// DistributedDataParallel. Nothing in the network is changed.
+// init_process_group, convert_sync_batchnorm and DistributedDataParallel make it distributed. The
+// network needs no change.
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -25,9 +25,9 @@ namespace dist = syncbn::dist;
 namespace {
 
 constexpr int64_t kClasses = 4;
-constexpr int64_t kBatch = 8;  // of each rank
+constexpr int64_t kBatch = 8;  // per rank
 
-/// Images of one class are bright in one quarter.
+/// The images of each class are brighter in one quarter.
 at::Tensor make_images(const at::Tensor& labels) {
   at::Tensor images = at::randn({labels.size(0), 3, 16, 16});
   for (int64_t i = 0; i < labels.size(0); ++i) {
