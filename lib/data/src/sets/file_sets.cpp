@@ -46,7 +46,7 @@ class ImageFolder : public detail::ImageSet {
   uint64_t fingerprint() const override { return index_.fingerprint(); }
   std::string name_of(int64_t index) const override { return path_of(index).string(); }
 
-  /// torchvision takes these files for images; here, too, they count as samples.
+  /// torchvision takes these files for images, so they are samples here as well.
   std::string unreadable() const override {
     return detail::unreadable_files(index_, [this](int64_t index) { return path_of(index); });
   }
