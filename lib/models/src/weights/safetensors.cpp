@@ -73,7 +73,7 @@ Entry parse_entry(const std::string& name, const Json& json) {
     if (!size.is_number_unsigned()) wrong("shape");
     const auto side = size.get<int64_t>();
     is_empty = is_empty || side == 0;
-    // The strides of an empty tensor must not overflow, either.
+    // The strides of an empty tensor must not overflow either.
     if (side < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(side, 1), &bytes)) {
       wrong("shape");
     }
