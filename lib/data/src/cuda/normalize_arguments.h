@@ -12,7 +12,7 @@ inline constexpr int kMaxChannels = 256;
 /// Upper bound on the values of an image, so that offsets in it fit into an int.
 inline constexpr int64_t kMaxValues = int64_t{1} << 30;
 inline constexpr int kThreads = 256;
-/// Consecutive values of the output that a thread computes, and stores at once.
+/// Number of consecutive output values that a thread computes, and stores at once.
 inline constexpr int kPack = 8;
 
 enum class ImageType : int { kFloat, kHalf, kBFloat16 };

@@ -35,7 +35,7 @@ class TiffBytes {
   bool little_;
 };
 
-/// An orientation: exchange x and y, then mirror the sides of the stored image.
+/// An orientation: exchange x and y, then mirror sides of the stored image.
 struct Turn {
   bool swap;
   bool mirror_x;

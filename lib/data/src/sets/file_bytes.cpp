@@ -49,7 +49,7 @@ bool is_cached(const base::UniqueFd& file, int64_t offset) {
   return ::preadv2(file.get(), &one, 1, offset, RWF_NOWAIT) == 1;
 }
 
-/// Ignores st_ctim, which a new name or owner changes as well.
+/// Ignores the inode, and st_ctim, which a new name or owner changes as well.
 bool has_same_content(const FileStamp& a, const FileStamp& b) {
   return a.size == b.size && a.modified_ns == b.modified_ns;
 }

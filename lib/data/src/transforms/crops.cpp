@@ -21,7 +21,7 @@ class Crop : public Transform {
   const ImageSize target_;
 };
 
-/// Smaller images get a black border.
+/// Pads smaller images with a black border.
 class CenterCrop : public Crop {
  public:
   struct Options {

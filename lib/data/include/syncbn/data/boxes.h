@@ -16,7 +16,7 @@ struct Annotation {
   int64_t label = 0;  ///< below num_classes()
   double x = 0;       ///< of the left side
   double y = 0;       ///< of the upper side
-  double width = 0;   ///< may be 0, as height
+  double width = 0;   ///< may be 0, like height
   double height = 0;
   double area = 0;        ///< of the object's mask if the file states it, otherwise of the box
   bool is_crowd = false;  ///< the box is around many objects

@@ -16,8 +16,8 @@ namespace syncbn::data {
 /// The part of a data set.
 enum class Split {
   kTrain,
-  kVal,   ///< to choose the best checkpoint by
-  kTest,  ///< to report on at the end
+  kVal,   ///< for choosing the best checkpoint
+  kTest,  ///< for the final report
   /// The training samples with the transforms for evaluation, for hold_out().
   kHeldOut,
 };

@@ -31,7 +31,7 @@ struct DistributedSamplerOptions {
 /// The order is exactly that of torch.utils.data.DistributedSampler: a permutation drawn from
 /// seed + epoch, padded from its front (or cut, with drop_last) to a multiple of W = num_replicas.
 /// Rank r takes the elements r, r + W, r + 2W, ...
-/// Logs a warning once if the second shuffled order is requested without a call of set_epoch().
+/// Logs a warning once if a second shuffled order is requested without a call of set_epoch().
 class DistributedSampler : public Sampler {
  public:
   /// @throws base::UserError for a negative size or a rank outside [0, num_replicas).
