@@ -25,8 +25,8 @@
 namespace syncbn::models {
 namespace {
 
-// Modules are constructed and registered in torchvision's order: construction determines the order
-// of random draws, so that a seed gives torchvision's weights, and registration that of parameters.
+// Modules are constructed and registered in torchvision's order: registration determines the order
+// of parameters, construction that of random draws, so that a seed gives torchvision's weights.
 
 /// A residual block of two 3x3 convolutions or, as a bottleneck, of 1x1, 3x3 and 1x1 convolutions.
 class Block : public torch::nn::Module {
