@@ -3,21 +3,21 @@
 # The CMake package inside a CUDA build of torch demands nvcc and all CUDA libraries, even from a
 # program that never touches a GPU; linking torch_cpu and c10 directly needs neither.
 #
-# Looked for, in this order:
+# Searches, in this order:
 #   1. Torch_ROOT or Torch_DIR (cache or environment), then CMAKE_PREFIX_PATH (likewise);
 #   2. what an earlier configure of this build folder found;
 #   3. SyncbnLibtorch_HINTS, which syncbn's own CMake package sets to the libtorch it was built with;
-#   4. the torch that Python_EXECUTABLE (set by scikit-build-core) or the active Python (python3) has;
-#   5. the project's own .venv, where scripts/setup puts it.
-# A libtorch named in 1 must be a supported one; in 4 and 5 others are passed over.
+#   4. the torch of Python_EXECUTABLE (set by scikit-build-core) or of the active Python (python3);
+#   5. the project's own .venv, where scripts/setup installs torch.
+# From 1 to 3, a version that is too old is an error, and one that is too new a warning; 4 and 5 skip both.
 #
 # Sets SyncbnLibtorch_FOUND, SyncbnLibtorch_VERSION, SyncbnLibtorch_ROOT (the folder that holds
-# include/ and lib/) and SyncbnLibtorch_HAS_CUDA (libtorch_cuda is there, too).
+# include/ and lib/) and SyncbnLibtorch_HAS_CUDA (it contains libtorch_cuda).
 
 set(_syncbn_torch_oldest 2.11)
 set(_syncbn_torch_newest 2.15)
 
-# "2.11.0", or "" when `folder` holds no libtorch with headers.
+# Sets `out` to a version such as "2.11.0", or to "" if `folder` has no libtorch with headers.
 function(_syncbn_torch_version folder out)
   set(${out} "" PARENT_SCOPE)
   foreach(header torch/headeronly/version.h torch/version.h torch/csrc/api/include/torch/version.h)
@@ -34,7 +34,7 @@ function(_syncbn_torch_version folder out)
   endforeach()
 endfunction()
 
-# Is it one of the versions that this project was built and tested with?
+# Whether this project was built and tested with this version.
 function(_syncbn_torch_supported version out)
   string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
   if(minor VERSION_GREATER_EQUAL _syncbn_torch_oldest AND minor VERSION_LESS_EQUAL
@@ -45,7 +45,7 @@ function(_syncbn_torch_supported version out)
   endif()
 endfunction()
 
-# The torch folder of a Python, without importing it (that takes seconds).
+# The torch folder of a Python. Does not import torch, which takes seconds.
 function(_syncbn_torch_of_python python out)
   execute_process(
     COMMAND ${python} -c
@@ -61,7 +61,7 @@ endfunction()
 function(_syncbn_find_torch out_root out_problem)
   set(${out_problem} "" PARENT_SCOPE)
 
-  # 1. What the user names.
+  # 1. Named by the user.
   set(named ${Torch_ROOT} $ENV{Torch_ROOT})
   foreach(dir ${Torch_DIR} $ENV{Torch_DIR})
     list(APPEND named ${dir}/../../..)
@@ -81,7 +81,7 @@ function(_syncbn_find_torch out_root out_problem)
   endif()
   string(REPLACE ":" ";" prefixes "$ENV{CMAKE_PREFIX_PATH}")
   foreach(prefix IN LISTS CMAKE_PREFIX_PATH prefixes)
-    # ${prefix}/../.. is for the value of torch.utils.cmake_prefix_path.
+    # torch.utils.cmake_prefix_path is share/cmake in the torch folder, hence ${prefix}/../..
     foreach(folder ${prefix} ${prefix}/torch ${prefix}/../..)
       _syncbn_torch_version(${folder} version)
       if(version)
@@ -91,7 +91,7 @@ function(_syncbn_find_torch out_root out_problem)
     endforeach()
   endforeach()
 
-  # 2. and 3. What was used before.
+  # 2. and 3. Used before.
   foreach(folder IN LISTS SyncbnLibtorch_ROOT SyncbnLibtorch_HINTS)
     _syncbn_torch_version(${folder} version)
     if(version)
@@ -100,7 +100,7 @@ function(_syncbn_find_torch out_root out_problem)
     endif()
   endforeach()
 
-  # 4. and 5. Python's.
+  # 4. and 5. Installed in a Python.
   foreach(python ${Python_EXECUTABLE} python3 ${PROJECT_SOURCE_DIR}/.venv/bin/python3)
     _syncbn_torch_of_python(${python} folder)
     if(folder)
@@ -168,7 +168,7 @@ if(SyncbnLibtorch_FOUND AND NOT TARGET syncbn::libtorch)
   endif()
 
   # The wheel's include folder also holds the fmt that torch was built with, which would shadow the
-  # fmt that spdlog and this project link. So: a folder of links to everything else in there.
+  # fmt that spdlog and this project link. Hence a folder of links to everything else in it.
   set(_syncbn_torch_include ${CMAKE_BINARY_DIR}/libtorch-include)
   file(MAKE_DIRECTORY ${_syncbn_torch_include})
   file(GLOB _syncbn_torch_entries ${SyncbnLibtorch_ROOT}/include/*)
@@ -179,7 +179,7 @@ if(SyncbnLibtorch_FOUND AND NOT TARGET syncbn::libtorch)
   endforeach()
 
   add_library(syncbn::libtorch INTERFACE IMPORTED)
-  # A program that also uses find_package(Torch) has the whole include folder on its path. -I is searched before it.
+  # A program that also uses find_package(Torch) searches the whole include folder, but only after -I.
   if(TARGET fmt::fmt AND NOT syncbn_SOURCE_DIR STREQUAL CMAKE_SOURCE_DIR)
     get_target_property(_syncbn_fmt_dirs fmt::fmt INTERFACE_INCLUDE_DIRECTORIES)
     foreach(_dir IN LISTS _syncbn_fmt_dirs)
@@ -195,8 +195,8 @@ if(SyncbnLibtorch_FOUND AND NOT TARGET syncbn::libtorch)
                                       ${_syncbn_torch_include}/torch/csrc/api/include)
   target_link_libraries(syncbn::libtorch INTERFACE ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so
                                                    ${SyncbnLibtorch_ROOT}/lib/libc10.so)
-  # torch_cpu of a CUDA build needs libcudart and libcupti. At run time its own RPATH leads to
-  # NVIDIA's wheels beside it; the linker is told here.
+  # torch_cpu of a CUDA build needs libcudart and libcupti from NVIDIA's wheels beside it. At run time
+  # its own RPATH finds them; the linker needs -rpath-link.
   file(GLOB _syncbn_torch_link_dirs ${SyncbnLibtorch_ROOT}/../nvidia/*/lib)
   foreach(_dir ${SyncbnLibtorch_ROOT}/lib ${_syncbn_torch_link_dirs})
     get_filename_component(_dir ${_dir} REALPATH)

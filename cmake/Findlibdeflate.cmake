@@ -1,5 +1,5 @@
 # Finds libdeflate and makes the target libdeflate::libdeflate. Debian 12's package has no CMake
-# files, and those of newer releases name their targets by kind.
+# files, and newer releases have separate targets for the static and the shared library.
 find_path(libdeflate_INCLUDE_DIR libdeflate.h)
 find_library(libdeflate_LIBRARY deflate)
 mark_as_advanced(libdeflate_INCLUDE_DIR libdeflate_LIBRARY)

@@ -1,13 +1,13 @@
-# The GPU part is a shared library of its own, syncbn_dist_cuda, so that everything else builds and
-# runs where there is no CUDA. It needs nvcc, the CUDA runtime, torch's CUDA libraries and NCCL's
-# header; no GPU is needed to build it.
+# The GPU code is a separate shared library, syncbn_dist_cuda, so that everything else builds and
+# runs without CUDA. Building it needs nvcc, the CUDA runtime, torch's CUDA libraries and NCCL's
+# header, but no GPU.
 #
-# Sets SYNCBN_HAVE_CUDA. Included from the top CMakeLists.txt, since a language is enabled for the
+# Sets SYNCBN_HAVE_CUDA. The top CMakeLists.txt must include this file: enable_language() is for the
 # whole project.
 
 set(SYNCBN_HAVE_CUDA FALSE)
 
-# Why the GPU library cannot be built here; empty when it can.
+# Why the GPU library cannot be built here; empty if it can.
 function(_syncbn_cuda_obstacle out)
   set(${out} "" PARENT_SCOPE)
   if(NOT SYNCBN_WITH_TORCH)
@@ -34,20 +34,20 @@ if(NOT SYNCBN_CUDA STREQUAL "OFF")
     SYNCBN_NVCC nvcc
     HINTS ENV CUDACXX ${CUDAToolkit_ROOT}/bin $ENV{CUDAToolkit_ROOT}/bin $ENV{CUDA_HOME}/bin
     PATHS /usr/local/cuda/bin)
-  # torch's own NCCL first: the header must be that of the library which torch was built with.
+  # torch's own NCCL first: the header must match the NCCL that torch was built with.
   find_path(
     SYNCBN_NCCL_INCLUDE_DIR nccl.h
     HINTS ${SyncbnLibtorch_ROOT}/../nvidia/nccl/include
     PATHS /usr/local/cuda/include)
   mark_as_advanced(SYNCBN_NVCC SYNCBN_NCCL_INCLUDE_DIR)
 
-  # Where torch was installed without what only GPUs need, its GPU library would never load.
+  # If torch was installed without the packages that only GPUs need, its GPU library cannot load.
   execute_process(COMMAND ldd ${SyncbnLibtorch_ROOT}/lib/libtorch_cuda.so
                   OUTPUT_VARIABLE _syncbn_ldd ERROR_QUIET)
   string(REGEX MATCHALL "[^ \t\n]+ => not found" _syncbn_torch_cuda_lacks "${_syncbn_ldd}")
   list(TRANSFORM _syncbn_torch_cuda_lacks REPLACE " => not found" "")
 
-  # Structures of the runtime differ from one major version to the next.
+  # The CUDA runtime changes its structures between major versions.
   string(REGEX MATCH "libcudart\\.so\\.([0-9]+)" _syncbn_cudart "${_syncbn_ldd}")
   set(_syncbn_cudart_major "${CMAKE_MATCH_1}")
   execute_process(COMMAND ${SYNCBN_NVCC} --version OUTPUT_VARIABLE _syncbn_nvcc_version ERROR_QUIET)
@@ -63,16 +63,16 @@ if(NOT SYNCBN_CUDA STREQUAL "OFF")
     if(DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(_syncbn_architectures_given TRUE)
     else()
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 90) # A100, H100 and H200; newer ones take 90's PTX
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90) # A100, H100 and H200; newer GPUs use 90's PTX
     endif()
     enable_language(CUDA)
     if(NOT _syncbn_architectures_given AND CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 # and B200; newer ones take 100's PTX
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100 # and B200; newer GPUs use 100's PTX
           CACHE STRING "" FORCE)
-      unset(CMAKE_CUDA_ARCHITECTURES) # the one that hides the cache's
+      unset(CMAKE_CUDA_ARCHITECTURES) # the normal variable, which hides the cache entry
     endif()
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
-      # nvcc 12 and later know it, CMake before 3.26 does not know that.
+      # nvcc 12 and later accept this option, but CMake before 3.26 does not know it.
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
     endif()
@@ -90,8 +90,8 @@ if(NOT SYNCBN_CUDA STREQUAL "OFF")
 endif()
 
 # syncbn_add_cuda_library(SOURCES ... [PRIVATE ...]) makes syncbn_dist_cuda, linked to syncbn::dist.
-# Call it only where SYNCBN_HAVE_CUDA is true. Nothing links it: syncbn_dist opens it at run time,
-# from its own folder.
+# Call it only if SYNCBN_HAVE_CUDA is true. Nothing links the library: syncbn_dist loads it at run
+# time from the folder of its own file.
 function(syncbn_add_cuda_library)
   cmake_parse_arguments(ARG "" "" "SOURCES;PRIVATE" ${ARGN})
   add_library(syncbn_dist_cuda SHARED ${ARG_SOURCES})
@@ -101,7 +101,7 @@ function(syncbn_add_cuda_library)
   target_include_directories(syncbn_dist_cuda SYSTEM PRIVATE ${SYNCBN_NCCL_INCLUDE_DIR})
   target_compile_definitions(syncbn_dist_cuda PRIVATE USE_DISTRIBUTED USE_C10D_NCCL)
   target_compile_features(syncbn_dist_cuda PUBLIC cxx_std_20)
-  # CUDA::cudart is the toolkit's; torch brings the same soname along.
+  # CUDA::cudart is the toolkit's; torch ships a library with the same soname.
   target_link_libraries(
     syncbn_dist_cuda
     PUBLIC syncbn_dist
@@ -112,7 +112,8 @@ function(syncbn_add_cuda_library)
     syncbn_dist_cuda
     PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Xptxas=-v;-Xcompiler=-Wall,-Wextra>
             $<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SYNCBN_WERROR}>>:-Werror=all-warnings;-Xcompiler=-Werror>)
-  # It exists for its registrations: a linker that drops unused libraries must keep it and torch's.
+  # The library exists for its registrations: the linker must keep torch's libraries even if no symbol
+  # of theirs is used.
   target_link_options(syncbn_dist_cuda PRIVATE -Wl,--no-as-needed -Wl,--allow-shlib-undefined)
   set_target_properties(syncbn_dist_cuda PROPERTIES EXPORT_NAME dist_cuda)
   set_property(TARGET syncbn_dist_cuda PROPERTY CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/scripts/kernel-resources

@@ -1,6 +1,6 @@
-# Outside libraries: Debian's packages where they are there; FetchContent fills in where they are
-# not. Without a network, give it sources: -DFETCHCONTENT_SOURCE_DIR_FMT=... (scripts/vendor packs
-# them). The versions fetched are those of Debian 12.
+# Third-party libraries. Installed packages are used where CMake finds them; FetchContent fetches the
+# others in the versions of Debian 12. Without a network, name sources with
+# -DFETCHCONTENT_SOURCE_DIR_FMT=... (scripts/vendor packs them).
 include(FetchContent)
 
 FetchContent_Declare(
@@ -31,8 +31,8 @@ FetchContent_Declare(
   libdeflate
   GIT_REPOSITORY https://github.com/ebiggers/libdeflate.git GIT_TAG v1.20 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS)
-# Neither Debian's package nor its own build makes a target. Headers only, for ONNX files: the
-# protobuf headers in libtorch's include folder would shadow those of another version.
+# protozero in place of protobuf, whose headers in libtorch's include folder would shadow those of another
+# version. It has headers only, and neither Debian's package nor its own build makes a target.
 find_path(PROTOZERO_INCLUDE_DIR protozero/pbf_writer.hpp)
 set(SYNCBN_READS_DATA ${SYNCBN_WITH_TORCH})
 if(SYNCBN_PYTHON STREQUAL "ONLY")
@@ -53,16 +53,16 @@ FetchContent_Declare(
   GIT_REPOSITORY https://github.com/google/benchmark.git GIT_TAG v1.7.1 GIT_SHALLOW ON SYSTEM
   FIND_PACKAGE_ARGS 1.6)
 
-# What a fetched library should build; a block, so that these names stay out of our own cache.
+# Options of the fetched libraries. The block keeps these names out of this project's scope.
 block()
   if(NOT DEFINED CMAKE_POLICY_VERSION_MINIMUM)
-    set(CMAKE_POLICY_VERSION_MINIMUM 3.5) # for CMake 4: some of these releases ask for less
+    set(CMAKE_POLICY_VERSION_MINIMUM 3.5) # for CMake 4: some of these releases require less
   endif()
   set(CMAKE_POLICY_DEFAULT_CMP0077 NEW) # option() respects the variables below
   set(BUILD_SHARED_LIBS OFF)
   set(BUILD_TESTING OFF)
-  set(CMAKE_UNITY_BUILD OFF) # their files are not written for it
-  # Linked statically into what is built here; not installed.
+  set(CMAKE_UNITY_BUILD OFF) # their sources are not written for it
+  # Linked statically into this project's binaries; not installed.
   set(FMT_INSTALL OFF)
   set(SPDLOG_INSTALL OFF)
   set(SKIP_INSTALL_ALL ON) # zlib's
@@ -103,8 +103,8 @@ block()
   endif()
 endblock()
 
-# yaml-cpp named its target plainly until 0.8; a fetched zlib has no namespace and leaves its two
-# header folders to whoever uses it.
+# yaml-cpp before 0.8 has a target without namespace. A fetched zlib has one as well, and does not
+# export its two header folders.
 if(TARGET yaml-cpp AND NOT TARGET yaml-cpp::yaml-cpp)
   add_library(yaml-cpp::yaml-cpp ALIAS yaml-cpp)
 endif()
@@ -118,7 +118,7 @@ if(TARGET libdeflate_static AND NOT TARGET libdeflate::libdeflate)
 endif()
 
 find_package(Threads REQUIRED)
-# Not fetched: libjpeg-turbo refuses to be built within another project.
+# Not fetched: libjpeg-turbo cannot be built within another project.
 if(SYNCBN_READS_DATA OR SYNCBN_BUILD_FUZZERS)
   find_package(JPEG)
   find_package(PNG)
@@ -128,8 +128,8 @@ if(SYNCBN_READS_DATA OR SYNCBN_BUILD_FUZZERS)
                         "and libpng-devel)")
   endif()
 endif()
-# Only its headers: the launcher loads the library when --tls asks for it.
-# Not OPENSSL_FOUND: a project that includes this one may have set it.
+# Only OpenSSL's headers are used: the launcher loads the library if --tls is given. Not OPENSSL_FOUND
+# itself: a project that includes this one may have set it.
 set(SYNCBN_HAVE_TLS FALSE)
 if(SYNCBN_TLS STREQUAL "ON")
   find_package(OpenSSL 3.0 REQUIRED)

@@ -1,7 +1,7 @@
 # Installation, and the CMake package for other programs (find_package(syncbn CONFIG)).
 #
-# Components, of which packages are made: launcher, program (train), runtime (what train needs; the default,
-# CMAKE_INSTALL_DEFAULT_COMPONENT_NAME), development (headers, static libraries), libtorch (the copy).
+# Components, from which packages are made: launcher, program (train), runtime (what train needs; the
+# default, CMAKE_INSTALL_DEFAULT_COMPONENT_NAME), development (headers, static libraries), libtorch (the copy).
 include(CMakePackageConfigHelpers)
 
 get_property(_libraries GLOBAL PROPERTY SYNCBN_LIBRARIES)
@@ -9,9 +9,9 @@ get_property(_programs GLOBAL PROPERTY SYNCBN_PROGRAMS)
 get_property(_header_dirs GLOBAL PROPERTY SYNCBN_HEADER_DIRS)
 set(_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/syncbn)
 
-# Where installed files, and programs built against them, look for libtorch. One that lies in this
-# clone, or in the .venv that the clone links to, would be gone with it: then the installation gets a
-# copy, laid out as the original, of its headers and of the libraries that CPU runs need.
+# Where installed files, and programs built against them, look for libtorch. If libtorch lies in this
+# clone or in the .venv that the clone links to, the installation gets a copy, so that it survives the
+# clone: the headers and the libraries that CPU runs need, laid out as in the original.
 set(_torch_rpath "")
 if(SYNCBN_WITH_TORCH)
   set(_torch_hint ${SyncbnLibtorch_ROOT})
@@ -26,9 +26,9 @@ if(SYNCBN_WITH_TORCH)
   if(_torch_in_clone)
     set(_bundle_dir ${CMAKE_INSTALL_LIBDIR}/syncbn/libtorch)
     list(APPEND _torch_rpath $ORIGIN/../${_bundle_dir}/lib $ORIGIN/syncbn/libtorch/lib)
-    # From the package's folder, so that the installation can be moved.
+    # Relative to the package's folder, so that the installation can be moved.
     set(_torch_hint "\${CMAKE_CURRENT_LIST_DIR}/../../syncbn/libtorch")
-    # torch_cpu looks beside itself for the others.
+    # torch_cpu finds the others in its own folder.
     file(GLOB _torch_runtime ${SyncbnLibtorch_ROOT}/lib/libtorch_cpu.so
          ${SyncbnLibtorch_ROOT}/lib/libc10.so ${SyncbnLibtorch_ROOT}/lib/libgomp*.so*
          ${SyncbnLibtorch_ROOT}/../nvidia/*/lib/libcudart.so.*
@@ -54,13 +54,13 @@ set_target_properties(
   ${_libraries} ${_programs}
   PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_rpath}")
 if(NOT BUILD_SHARED_LIBS)
-  # The launcher starts faster without libtorch's folders to look into. fmt and spdlog may be
-  # installed beside it.
+  # The launcher starts faster if its RPATH has no libtorch folders to search. fmt and spdlog may be
+  # installed in this one.
   set_target_properties(syncbn-launch PROPERTIES INSTALL_RPATH
                                                  "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 endif()
 
-# The component launcher is what the Python package has (pyproject.toml).
+# The Python package of the launcher consists of the component launcher (pyproject.toml).
 install(TARGETS syncbn-launch RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT launcher)
 list(REMOVE_ITEM _programs syncbn-launch)
 if(_programs)
@@ -75,8 +75,8 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/configs/
         DESTINATION ${CMAKE_INSTALL_DATADIR}/syncbn/configs FILES_MATCHING PATTERN "*.yaml")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
-# Other programs need the same libraries as ours. Those that were fetched are not installed, so then
-# there are only programs to install.
+# Programs built against the package need the same third-party libraries. Fetched ones are not
+# installed: with any of them, only programs can be installed.
 set(SYNCBN_INSTALL_PACKAGE TRUE)
 foreach(_dependency fmt::fmt spdlog::spdlog CLI11::CLI11 yaml-cpp::yaml-cpp
                     nlohmann_json::nlohmann_json ZLIB::ZLIB libdeflate::libdeflate)

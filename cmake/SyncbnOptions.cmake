@@ -1,4 +1,4 @@
-# Every switch of the build, in one place.
+# All options of the build.
 option(SYNCBN_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
 option(SYNCBN_BUILD_BENCH "Build the benchmarks (target syncbn_bench)" OFF)
 option(SYNCBN_BUILD_FUZZERS "Build the libFuzzer programs of tests/fuzz; needs clang" OFF)

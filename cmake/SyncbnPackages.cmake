@@ -1,6 +1,6 @@
 # Debian packages, by cpack -G DEB (scripts/debs): syncbn-launch, syncbn and syncbn-dev.
 
-# Where torch's wheel lies is the user's choice: in place of libexec/syncbn/train_program there is a script that looks for it.
+# The user chooses where torch's wheel is installed: libexec/syncbn/train_program is a script that finds it.
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" _torch_minor "${SyncbnLibtorch_VERSION}")
 if(SYNCBN_WITH_TORCH)
   configure_file(${PROJECT_SOURCE_DIR}/packaging/debian/train_program.in ${PROJECT_BINARY_DIR}/debian/train_program @ONLY)
@@ -9,7 +9,7 @@ if(SYNCBN_WITH_TORCH)
           COMPONENT debian EXCLUDE_FROM_ALL)
   install(PROGRAMS ${PROJECT_BINARY_DIR}/debian/train_program DESTINATION libexec/syncbn
           COMPONENT debian EXCLUDE_FROM_ALL)
-  # The script tells the loader where libtorch is, so the builder's folders are removed from the programs. The component
+  # Removes the build machine's folders from RPATHs: the script tells the loader where libtorch is. The component
   # runtime, in the same package, is installed before this one.
   install(
     CODE [[

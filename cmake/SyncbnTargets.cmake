@@ -1,27 +1,27 @@
-# Helpers that make every module of lib/ look the same to CMake.
+# Functions that make libraries and programs in the same way for every module.
 
-# Warnings are a target of their own, linked privately: they never reach a consumer.
+# Link this target privately, so that its warnings do not reach consumers.
 add_library(syncbn_warnings INTERFACE)
 target_compile_options(
   syncbn_warnings
   INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wnon-virtual-dtor;-Woverloaded-virtual>
             $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SYNCBN_WERROR}>>:-Werror>)
-# GCC 12 warns of every `"text" + std::string` that it inlines (its bug 105651).
+# GCC 12 warns falsely about each `"text" + std::string` that it inlines (GCC bug 105651).
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   target_compile_options(syncbn_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>)
 endif()
-# GCC 14 takes libtorch's optional device guards for uninitialised.
+# GCC 14 warns falsely that libtorch's optional device guards are uninitialised.
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 14)
   target_compile_options(syncbn_warnings
                          INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
 endif()
 
-# c10d's headers hide Gloo behind these; no public header of ours needs them.
+# c10d's headers declare Gloo only with these; none of the public headers needs them.
 set(SYNCBN_C10D_DEFINITIONS USE_DISTRIBUTED USE_C10D_GLOO)
 
-# Gives a target that links syncbn::libtorch the precompiled libtorch headers of lib/precompiled.h. They
-# are compiled once, with the flags that all modules share. Files with compile options of their own
-# do without.
+# Gives a target that links syncbn::libtorch the precompiled libtorch headers of lib/precompiled.h,
+# compiled once with the flags that all modules share. Files with compile options of their own must
+# set SKIP_PRECOMPILE_HEADERS.
 function(syncbn_precompile target)
   if(NOT TARGET syncbn_precompiled)
     set(empty ${PROJECT_BINARY_DIR}/precompiled.cpp)
@@ -35,12 +35,12 @@ function(syncbn_precompile target)
   target_precompile_headers(${target} REUSE_FROM syncbn_precompiled)
 endfunction()
 
-# The code of these modules waits, or calls libtorch: -O1 saves a seventh of the time that a build takes.
+# These modules mostly wait or call libtorch, so -O1 is enough; it saves a seventh of the build time.
 set(SYNCBN_COLD_MODULES launch models config train)
 
 # syncbn_add_library(<module> [SHARED|STATIC] SOURCES ... [PUBLIC ...] [PRIVATE ...])
-# makes syncbn_<module> with the alias syncbn::<module>; headers in lib/<module>/include, which are
-# installed, as is the library.
+# makes syncbn_<module> (static by default) with the alias syncbn::<module>. The library and the
+# headers in lib/<module>/include are installed.
 function(syncbn_add_library module)
   cmake_parse_arguments(ARG "SHARED;STATIC" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   set(kind STATIC)
@@ -69,7 +69,7 @@ function(syncbn_add_library module)
   set_property(GLOBAL APPEND PROPERTY SYNCBN_HEADER_DIRS ${CMAKE_CURRENT_SOURCE_DIR}/include)
 endfunction()
 
-# syncbn_add_program(<name> SOURCES ... LINK ...) makes build/bin/<name>, which is installed.
+# syncbn_add_program(<name> SOURCES ... LINK ...) makes build/bin/<name> and installs it.
 function(syncbn_add_program name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
@@ -77,7 +77,7 @@ function(syncbn_add_program name)
   set_property(GLOBAL APPEND PROPERTY SYNCBN_PROGRAMS ${name})
 endfunction()
 
-# Call it after all modules: makes the target syncbn_product, everything but tests and benchmarks.
+# Makes the target syncbn_product: everything but tests and benchmarks. Call it after all modules.
 function(syncbn_add_product_target)
   get_property(libraries GLOBAL PROPERTY SYNCBN_LIBRARIES)
   get_property(programs GLOBAL PROPERTY SYNCBN_PROGRAMS)

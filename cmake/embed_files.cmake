@@ -1,4 +1,4 @@
-# Writes a source file that has the texts of files as constants.
+# Writes a source file that defines the texts of files as string constants.
 #   cmake -D OUT=assets.cpp -D HEADER=report/assets.h -D NAMESPACE=a::b -D FILES=kName=path;... -P embed_files.cmake
 set(source "#include \"${HEADER}\"\n\nnamespace ${NAMESPACE} {\n")
 foreach(pair ${FILES})

@@ -1,7 +1,7 @@
-# Writes what a program and its plug-ins were built from, to files that are left alone if they are up to date:
+# Writes what a program and its plug-ins were built from. Files that are up to date keep their time stamps.
 #   cmake -D SOURCE=... -D OUT=folder -P write_revision.cmake
 
-# revision.cpp: the commit, and a hash of what was changed since. Empty outside of a git checkout.
+# revision.cpp: the commit, and a hash of the changes to lib/ and apps/ since. Empty outside a git checkout.
 set(revision "")
 execute_process(COMMAND git -C "${SOURCE}" rev-parse --short=12 HEAD OUTPUT_VARIABLE commit
                 OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE code)
@@ -22,7 +22,7 @@ const char* const kRevision = "@revision@";
 }
 ]] @ONLY)
 
-# headers_digest.h: of the public headers, since classes may change between two versions.
+# headers_digest.h: a digest of the public headers. Classes may change without a new version number.
 file(GLOB_RECURSE headers RELATIVE "${SOURCE}" "${SOURCE}/lib/*/include/*.h")
 list(SORT headers)
 set(digests "")
