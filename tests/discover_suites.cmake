@@ -1,5 +1,5 @@
-# Writes the file that tells ctest of the test suites in PROGRAM: one ctest entry per GoogleTest suite.
-# A suite Exhaustive… has the label exhaustive, too (CONTRIBUTING.md).
+# Writes a file for ctest with one entry per GoogleTest suite of PROGRAM. A suite whose name begins with
+# Exhaustive also gets the label exhaustive (CONTRIBUTING.md).
 #   cmake -D PROGRAM=… -D OUT=… [-D PREFIX=…] [-D FILTER=…] -D TIMEOUT=… -D LABELS=… [-D ENVIRONMENT=…] -P …
 if(NOT FILTER)
   set(FILTER "*")
@@ -10,7 +10,7 @@ execute_process(
 if(NOT status EQUAL 0)
   message(FATAL_ERROR "${PROGRAM} --gtest_list_tests failed: ${status}\n${listing}")
 endif()
-# A CPU test is the same wherever it runs: two ranks would take a workstation's two GPUs.
+# CPU tests run in the same way on every machine: without this, two ranks would use a workstation's two GPUs.
 if(NOT LABELS MATCHES "(^|;)(fake)?gpu(;|$)")
   list(PREPEND ENVIRONMENT CUDA_VISIBLE_DEVICES=)
 endif()
