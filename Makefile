@@ -1,4 +1,4 @@
-# A thin front: scripts/ and CMake's presets do the work and can be used directly.
+# Short names for scripts/ and CMake's presets, which do the work and can be used directly.
 .DEFAULT_GOAL := help
 PREFIX ?= /usr/local
 SHELL := /bin/bash

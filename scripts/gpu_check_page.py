@@ -26,7 +26,7 @@ pre { background: var(--panel); padding: .75rem; overflow-x: auto; font-size: 12
 .aim { position: absolute; top: 0; bottom: 0; width: 2px; background: var(--text); }
 """
 CLASSES = {"ok": "good", "met": "good", "failed": "bad", "missed": "bad"}
-# What needs more GPUs than a machine may have, by their number.
+# Tests and benchmarks that a machine with fewer GPUs cannot run, by the number they need.
 NEVER = {2: "exchanges over NCCL, training on several ranks, ranks that fail (dist_gpu_faults_test), and the "
             "benchmark's parts sync-cost, exchange and scaling",
          8: "the targets of those parts"}
@@ -39,7 +39,7 @@ def cell(value, kind=""):
 
 
 def table(heads, rows):
-    """Rows of values; a string is HTML, and (string, class) has a class. Heads are aligned like their column."""
+    """Makes a table of values. Strings are HTML; (string, class) sets a class. Heads align as their columns do."""
     kinds = ["number" if isinstance(one, (int, float)) or (isinstance(one, tuple) and one[1] == "number") else ""
              for one in (rows[0] if rows else heads)]
     head = "".join(f'<th class="{kind}">{name}</th>' for name, kind in zip(heads, kinds))
@@ -89,13 +89,13 @@ def tests(report):
 
 
 def bench(report, key):
-    """All entries under `key` of the benchmark's parts."""
+    """All entries under `key` in the parts of the stage bench."""
     return [entry for name, part in report["parts"].items() if name.startswith("bench/")
             for entry in part.get("data", {}).get(key, [])]
 
 
 def chart(row):
-    """The interval of a ratio as a band, its median as a mark, and the target as a line."""
+    """Draws the interval of a ratio as a band, its median as a mark, and the target as a line."""
     top = 1.25 * max(row["interval"][1], row["target"] or 1)
     low, high = (100 * end / top for end in row["interval"])
     aim = f'<div class="aim" style="left:{100 * row["target"] / top:.1f}%"></div>' if row["target"] else ""
