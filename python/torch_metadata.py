@@ -1,6 +1,6 @@
-"""The version and the requirement of a wheel, which is for one torch: 0.1.0+torch2.11, and torch 2.11.
+"""Version and requirements of a wheel, which works with one torch only: 0.1.0+torch2.11 requires torch==2.11.*.
 
-Called by scikit-build-core (pyproject.toml) in the Python that has the torch.
+scikit-build-core (pyproject.toml) calls this module in the Python that has the torch.
 """
 
 import importlib.metadata
@@ -9,7 +9,7 @@ import re
 
 
 def installed_torch():
-    """Its version, such as 2.11."""
+    """Version of the installed torch, such as 2.11."""
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""Makes one site of docs/, of the README and its neighbours, and of a page for each file or folder that these link to.
+"""Makes one site of docs/, of the README and the files beside it, and of each file or folder that these link to.
 
-Links in the repository are relative, and lead out of docs/; here each leads to the page of the same file.
+Links in the repository are relative and may leave docs/. This hook makes each point to the page of the same file.
 """
 
 import os
@@ -14,11 +14,11 @@ LINK = re.compile(r"(\]\(|\bsrc=\")([^)\s\"#]+)(#[^)\s\"]*)?(?=[)\"\s])")
 LANGUAGES = {".cpp": "cpp", ".h": "cpp", ".py": "python", ".yaml": "yaml", ".sh": "bash", ".txt": "cmake"}
 TOP = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 
-origins = {}  # of each page, by its path in the site: the file or folder in the repository
+origins = {}  # path of a page in the site: the file or folder in the repository
 
 
 def page_of(path):
-    """Where the site has a file or folder of the repository."""
+    """The path in the site of a file or folder of the repository."""
     if path == "README.md":
         return "index.md"
     if path in TOP or path.endswith((".md", ".png", ".svg", ".json")) and path.startswith("docs/"):
@@ -69,7 +69,7 @@ def on_files(files, config):
         if origin.endswith(".md"):
             targets = (target_of(origin, link) for _, link, _ in LINK.findall(text))
             pending += [path for path in targets if path and page_of(path).endswith(".md")]
-    # doxygen's pages, which scripts/docs puts beside this one.
+    # scripts/docs adds doxygen's pages beside this one.
     files.append(File.generated(config, "api.md", content="# API\n\n<a href=\"api/index.html\">The public headers</a>\n"))
     return files
 

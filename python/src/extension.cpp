@@ -1,4 +1,4 @@
-// The Python module syncbn._C: lib/dist for Python's torch.distributed.
+// The Python module syncbn._C, which makes lib/dist a backend of Python's torch.distributed.
 #include <syncbn/base/log.h>
 #include <syncbn/dist/process_group.h>
 
@@ -70,7 +70,7 @@ at::Tensor sync_batch_norm(const at::Tensor& input, std::optional<at::Tensor> we
 }
 
 void translate_errors() {
-  // As errors of other backends: a subclass of RuntimeError.
+  // DistBackendError as from other backends; it is a subclass of RuntimeError.
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);

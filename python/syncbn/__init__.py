@@ -4,7 +4,7 @@
     dist.init_process_group("syncbn")
     model = DistributedDataParallel(syncbn.convert_sync_batchnorm(model))
 
-docs/python.md has what it gives and its limits.
+docs/python.md describes its features and limits.
 """
 
 import importlib
@@ -43,7 +43,7 @@ def _create_backend(options, pg_options):
         raise ValueError(f"syncbn: pg_options are not known, got {pg_options!r}")
     ranks = options.global_ranks_in_group
     if not ranks:  # the default group
-        # lib/dist takes the GPU of LOCAL_RANK, which mp.spawn does not set.
+        # lib/dist chooses the GPU by LOCAL_RANK, which mp.spawn does not set.
         chosen = torch.cuda.is_initialized() and "LOCAL_RANK" not in os.environ
         return _C.init_process_group(options.store, options.group_rank, options.group_size,
                                      options.timeout,
@@ -52,7 +52,7 @@ def _create_backend(options, pg_options):
         raise RuntimeError(
             "new_group: backend syncbn needs a default group of the same backend; call "
             'init_process_group("syncbn") first')
-    # SyncBatchNorm's own groups have the plain numbers.
+    # SyncBatchNorm's own groups have plain numbers as names.
     return _C.join_group(f"new_group {options.group_id}", ranks, options.timeout)
 
 

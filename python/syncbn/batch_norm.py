@@ -12,15 +12,15 @@ from . import _C
 class SyncBatchNorm(_BatchNorm):
     """torch.nn.SyncBatchNorm that works on CPUs, with the same arguments and state_dict.
 
-    On CPU tensors, statistics over all ranks are computed in float32 or better and merged by Chan,
-    Golub and LeVeque's formula with an exact count. Batches may differ in size between ranks and be
-    empty; gradients of gradients work. Other devices run torch.nn.SyncBatchNorm's code.
+    On CPU tensors, each rank computes its statistics in float32 or better, and all ranks merge them
+    by Chan, Golub and LeVeque's formula with an exact count. Batches may differ in size between
+    ranks and be empty; gradients of gradients work. Other devices run torch.nn.SyncBatchNorm's code.
 
-    It is no subclass of torch.nn.SyncBatchNorm, which DistributedDataParallel refuses on CPUs.
+    Not a subclass of torch.nn.SyncBatchNorm, because DistributedDataParallel refuses that on CPUs.
 
     Args:
-        process_group: the ranks that share statistics. None: all ranks, over a group of the layers'
-            own where the default group has the backend "syncbn". A group of any backend will do.
+        process_group: the ranks that share statistics, a group of any backend. None: all ranks. If
+            the default group has the backend "syncbn", the layers then use a group of their own.
     """
 
     def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True,
@@ -34,7 +34,7 @@ class SyncBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module, process_group=None):
-        """As the function of the same name."""
+        """Same as the function convert_sync_batchnorm()."""
         return convert_sync_batchnorm(module, process_group)
 
     def forward(self, input):
@@ -47,13 +47,14 @@ class SyncBatchNorm(_BatchNorm):
             self.momentum, self.eps, self._layer(), self._statistics_group())
 
     def _layer(self):
-        """What ranks compare: created at the first call, since it cannot be copied or pickled."""
+        """Identifies the layer to the other ranks. Created at the first call, because it cannot be
+        copied or pickled."""
         if "_layer_handle" not in self.__dict__:
             self._layer_handle = _C.Layer(self.__dict__.get("_layer_name", ""))
         return self._layer_handle
 
     def _statistics_group(self):
-        # Pickling makes another object of the number that stands for such a group.
+        # By ==, not `is`: NON_GROUP_MEMBER is a number, of which unpickling makes another object.
         if self.process_group == torch.distributed.GroupMember.NON_GROUP_MEMBER:
             raise ValueError("SyncBatchNorm: this rank is no member of the layer's process_group; "
                              "run the layer on the group's members only")
@@ -75,10 +76,10 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def convert_sync_batchnorm(module, process_group=None):
-    """Makes each BatchNorm layer of `module`, and `module` itself if it is one, a SyncBatchNorm.
+    """Turns each BatchNorm layer of `module`, and `module` itself if it is one, into a SyncBatchNorm.
 
-    Works in place, and returns `module`, as in torch.nn.SyncBatchNorm.convert_sync_batchnorm. The
-    layers stay the same objects: parameters, hooks, attributes and other references to them remain.
+    Works in place and returns `module`. The layers stay the same objects, so parameters, hooks,
+    attributes and references to them remain valid.
 
     Args:
         process_group: as in SyncBatchNorm
@@ -93,6 +94,6 @@ def convert_sync_batchnorm(module, process_group=None):
         if not isinstance(layer, SyncBatchNorm):
             layer.__class__ = SyncBatchNorm
         layer.process_group = process_group
-        layer.__dict__.pop("_layer_handle", None)  # of a layer that has run under another name
+        layer.__dict__.pop("_layer_handle", None)  # the layer may have run under another name
         layer._layer_name = name
     return module
