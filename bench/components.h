@@ -6,7 +6,7 @@
 
 namespace syncbn::bench {
 
-/// A model or an optimizer as a configuration file would describe it.
+/// A model, an optimizer or another component from the YAML of a configuration file.
 template <class Kind>
 config::Component<Kind> component(const std::string& yaml) {
   config::Component<Kind> component;

@@ -1,6 +1,6 @@
-// An all-reduce through shared memory beside one over Gloo: SyncBatchNorm's 2 C + 1 numbers, and
-// 100 MB of gradients. By turns, so that both meet the same machine. Needs syncbn-launch, and as
-// many cores as ranks.
+// Compares an all-reduce through shared memory with one over Gloo: SyncBatchNorm's 2 C + 1 numbers,
+// and 100 MB of gradients. Takes turns, so that a change in the machine's speed affects both. Run
+// it with syncbn-launch, on as many cores as ranks.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -25,9 +25,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int kTurns = 5;
 constexpr int64_t kGradients = 25'000'000;
 
-/// Of each call, in seconds.
+/// Seconds of each call.
 std::vector<double> time_all_reduces(int64_t elements, int calls) {
-  at::Tensor tensor = at::zeros({elements});  // and so it stays
+  at::Tensor tensor = at::zeros({elements});  // sums stay zero
   for (int warm_up = 0; warm_up < 2; ++warm_up) dist::all_reduce(tensor);
   std::vector<double> times;
   for (int call = 0; call < calls; ++call) {
@@ -58,7 +58,7 @@ double bandwidth(const Times& times) {
   return kGradients * sizeof(float) / median(times.at(kGradients)) / 1e9;
 }
 
-/// For bench/syncbn/run.py.
+/// Prints the medians for bench/syncbn/run.py.
 void report_json(const Times& shared, const Times& gloo) {
   std::string rows;
   for (const auto& [elements, times] : shared) {

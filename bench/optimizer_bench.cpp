@@ -1,4 +1,4 @@
-// A step of the optimizers, by torch's fused operators and operation by operation.
+// Times a step of the optimizers with torch's fused operators, and operation by operation.
 #include <benchmark/benchmark.h>
 
 #include <ATen/Functions.h>
@@ -36,7 +36,7 @@ const std::string kAdamw = "type: adamw, lr: 1e-4";
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  // Under the launcher, too, one process measures: an optimizer knows no ranks.
+  // Under the launcher, only rank 0 measures: an optimizer does not communicate.
   if (syncbn::base::env("RANK").value_or("0") != "0") return 0;
   for (const std::string model : {"digits", "resnet18", "resnet50"}) {
     for (const auto& [name, options] : {std::pair("sgd", kSgd), std::pair("adamw", kAdamw)}) {

@@ -1,4 +1,4 @@
-"""Two things timed by turns, which a machine that gets slower and faster hits alike."""
+"""Times two programs by turns, so that a change in the machine's speed affects both."""
 
 import argparse
 import math
@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def parse_arguments(description, pairs, add=lambda parser: None):
-    """--pairs, --build, --python and what `add` adds."""
+    """Parses --pairs, --build, --python and the options that `add` adds."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=pairs)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
@@ -24,13 +24,13 @@ def processor_times():
 
 
 def stolen_share(before, after):
-    """Of the processors' time between two processor_times(): what the host gave to other virtual machines."""
+    """Share of the processors' time between two processor_times() that the host gave to other virtual machines."""
     spent = [end - begin for begin, end in zip(before, after)]
     return spent[7] / max(1, sum(spent))
 
 
 def median_and_interval(values):
-    """The interval holds the median with at least 95 %, where there are enough values for that."""
+    """The median, and an interval of order statistics that holds it with at least 95 %, given six values or more."""
     values = sorted(values)
     count, outside = len(values), 0
     for below in range(count // 2):
@@ -42,7 +42,7 @@ def median_and_interval(values):
 
 
 def by_turns(jobs, pairs, *words):
-    """Answers of ours and of theirs; who is first changes from pair to pair."""
+    """Pairs of the two jobs' answers. The job that is asked first changes from pair to pair."""
     answers = []
     for pair in range(pairs):
         order = jobs if pair % 2 == 0 else jobs[::-1]

@@ -1,4 +1,4 @@
-"""Jobs of several ranks that do what they are asked for. For the run.py of bench/ddp and bench/syncbn."""
+"""Jobs of one or more ranks that execute commands from their standard input."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def free_port():
 
 
 class Job:
-    """The ranks of one side."""
+    """The ranks of one side of a comparison."""
 
     def __init__(self, command, ranks=RANKS):
         port = str(free_port())
@@ -28,7 +28,7 @@ class Job:
                                                stdin=subprocess.PIPE, stdout=subprocess.PIPE))
 
     def ask(self, *words):
-        """What rank 0 answers."""
+        """Sends a command to all ranks. Returns rank 0's answer."""
         for process in self.ranks:
             print(*words, file=process.stdin, flush=True)
         answers = [process.stdout.readline() for process in self.ranks]

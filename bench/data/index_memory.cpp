@@ -1,8 +1,8 @@
-// What the index of an image folder costs: time to build, bytes of its file, memory of each rank.
+// Measures the index of an image folder: time to build, bytes of its file, memory of each rank.
 //
 //   index_memory [FILES] [FOLDERS] [RANKS]      default: 10000000 1000 4
 //
-// Names are made up and fed to the index as a scan of folders would, so no files are needed.
+// Needs no files: it gives the index made-up names, as a scan of folders would.
 #include <fmt/format.h>
 #include <syncbn/base/text.h>
 #include <sys/mman.h>
@@ -34,13 +34,13 @@ struct Size {
   int ranks = 4;
 };
 
-/// As many names as ImageNet's are long: "n00001234/n00001234_5678.JPEG".
+/// Adds names as long as ImageNet's: "n00001234/n00001234_5678.JPEG".
 uint64_t build(const Size& size, IndexWriter& out) {
   FolderIndexWriter writer(out);
   std::vector<std::string> classes;
   for (int64_t folder = 0; folder < size.folders; ++folder) {
     const std::string name = fmt::format("n{:08}", folder);
-    // The scan sorts a folder's names before it hands them on.
+    // The scan sorts a folder's names before it passes them on.
     NameList names;
     for (int64_t i = folder; i < size.files; i += size.folders) {
       names.add(fmt::format("{}_{}.JPEG", name, i));

@@ -1,5 +1,5 @@
-// Loads photographs as its standard input asks for and answers each line by a line of JSON;
-// bench/data/run.py drives it, beside the same in Python (loading.py).
+// Loads photographs on commands from standard input, and answers each line with a line of JSON.
+// bench/data/run.py drives this program and its counterpart in Python (loading.py).
 #include <fmt/format.h>
 
 #include <chrono>
@@ -63,7 +63,7 @@ class Job {
     return seconds_since(begin);
   }
 
-  /// From an epoch's last batch to the next one's first.
+  /// Times from an epoch's last batch to the next epoch's first.
   std::string turn() const {
     Loader loader(dataset_, options_);
     loader.start_epoch(0);

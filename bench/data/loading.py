@@ -1,5 +1,5 @@
-"""What loading.cpp is, in Python: torch's DataLoader over torchvision's ImageFolder, by Pillow or by
-torchvision.io.decode_jpeg."""
+"""Counterpart of loading.cpp in Python: torch's DataLoader over torchvision's ImageFolder, decoded by Pillow or
+by torchvision.io.decode_jpeg."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ SIZE = 224
 
 
 def pillow(folder):
-    # PILToTensor keeps uint8; the first two are Pillow's own operations.
+    # Pillow executes the first two; PILToTensor keeps uint8.
     steps = [v2.RandomResizedCrop(SIZE), v2.RandomHorizontalFlip(), v2.PILToTensor()]
     return torchvision.datasets.ImageFolder(folder, v2.Compose(steps))
 
@@ -36,7 +36,7 @@ class Job:
         return torch.utils.data.DataLoader(self.dataset, self.batch, shuffle=True, num_workers=self.workers, **options)
 
     def epoch(self):
-        """Workers are kept from epoch to epoch, which costs the least."""
+        """Times an epoch. Workers live from epoch to epoch, which is fastest."""
         begin = time.perf_counter()
         images = sum(len(data) for data, _ in self.loader)
         return {"images": images, "seconds": time.perf_counter() - begin}
@@ -55,7 +55,7 @@ class Job:
         return {"seconds": time.perf_counter() - begin}
 
     def turn(self):
-        """From an epoch's last batch to the next one's first, with the default options."""
+        """Times from an epoch's last batch to the next epoch's first, with the default options."""
         loader = self.make()
         for _ in loader:
             pass

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes photographs as ImageNet has them of those that Python packages ship.
+"""Makes photographs in ImageNet's sizes from photographs that Python packages ship.
 
   bench/data/photos.py FOLDER [--count 512] [--seed 0] [--quality 90]
 
-Parts of the photographs, mirrored or not, are brought to ImageNet's sizes (500 x 375 and the like) and stored as
-JPEG of that quality in FOLDER/0 and FOLDER/1, in the manner of torchvision.datasets.ImageFolder. The same arguments make
-the same files. Which packages are looked for is said when none of them is there.
+Resizes random parts of the photographs, mirrored or not, to ImageNet's sizes (500 x 375 and the like), and stores them
+as JPEG of that quality in FOLDER/0 and FOLDER/1, as torchvision.datasets.ImageFolder expects. The same arguments make
+the same files. If no such package is installed, the error message names those that would do.
 """
 
 import argparse
@@ -26,7 +26,7 @@ PHOTOGRAPHS = {
 }
 # Width, height and their share.
 SIZES = {(500, 375): 50, (375, 500): 20, (500, 333): 15, (333, 500): 5, (640, 480): 5, (400, 300): 5}
-SMALLEST_PART = 0.7  # of a side
+SMALLEST_PART = 0.7  # lower bound on a part's share of the largest possible side
 
 
 def shipped():
@@ -43,7 +43,7 @@ def shipped():
 
 
 def part_of(photograph, shape, chance):
-    """A part of this shape, as large as it can be times a random share."""
+    """A part of this shape: the largest possible one, scaled by a random share."""
     scale = min(photograph.width / shape[0], photograph.height / shape[1]) * chance.uniform(SMALLEST_PART, 1)
     width, height = (round(side * scale) for side in shape)
     left = chance.randint(0, photograph.width - width)
@@ -52,7 +52,7 @@ def part_of(photograph, shape, chance):
 
 
 def make(folder, count, seed, quality):
-    """The mean size of a file in bytes."""
+    """Writes the files. Returns their mean size in bytes."""
     photographs = shipped()
     chance = random.Random(seed)
     for label in "01":

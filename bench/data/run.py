@@ -30,14 +30,14 @@ HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 from pairs import ROOT, by_turns, median_and_interval
 
-SAME_MEAN = 4  # of values from 0 to 255: crops are random
+SAME_MEAN = 4  # upper bound on the difference of means of values from 0 to 255: crops are random
 TRAINING = {"batch": 8, "images": 48}
 SHARDS, MEMBERS, MEMBER_BYTES = 4, 64, 1 << 20
 SMALL_JPEG = "import sys; from PIL import Image; Image.open(sys.argv[1]).resize((8, 8)).save(sys.stdout.buffer, 'jpeg')"
 
 
 class Job:
-    """One side: a process that does what it is asked for."""
+    """One side: a process that executes commands from its standard input."""
 
     def __init__(self, command, batch, workers):
         environment = dict(os.environ, OMP_NUM_THREADS="1")
@@ -53,7 +53,7 @@ class Job:
         return {**json.loads(answer), "processor": self.processor_seconds() - before}
 
     def processor_seconds(self):
-        """Of the process and its children, ended or not."""
+        """Processor time of the process and its descendants, including ended ones."""
         ticks, pids = 0, [self.process.pid]
         for pid in pids:
             fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -111,7 +111,7 @@ def start(arguments):
 
 
 def training(arguments):
-    """The wait for data that `train` itself reports, over an epoch, its first step's included."""
+    """The wait for data of an epoch, including its first step, as `train` reports it."""
     with tempfile.TemporaryDirectory() as folder:
         for label in "01":
             part = pathlib.Path(folder) / "photos" / label
@@ -138,7 +138,7 @@ def shards(arguments):
     image = next((pathlib.Path(arguments.folder) / "0").iterdir())
     with tempfile.TemporaryDirectory() as folder:
         files = [f"{folder}/{number}.tar" for number in range(SHARDS)]
-        # Decoders do not look at what stands behind a JPEG's end, which is read with it.
+        # Decoders ignore bytes after the end of a JPEG, but the loader reads them.
         small = subprocess.run([arguments.python, "-c", SMALL_JPEG, image], check=True, stdout=subprocess.PIPE).stdout
         for file in files:
             with tarfile.open(file, "w", format=tarfile.USTAR_FORMAT) as shard:
@@ -189,7 +189,7 @@ def main():
         subprocess.run([arguments.python, HERE / "photos.py", arguments.folder, "--count", str(arguments.count)],
                        check=True)
     results = []
-    # The indexes of what is measured, which nobody wants later.
+    # Keeps the indexes of the measured files out of the user's cache.
     with tempfile.TemporaryDirectory() as cache:
         os.environ["XDG_CACHE_HOME"] = cache
         for part in arguments.part:

@@ -1,10 +1,9 @@
-// How fast the samples of tar shards are read, beside plain reads of the same files from front to
-// end, by blocks of 128 KiB (as cat does) and of 1 MiB. All from the page cache, by one thread, by
-// turns.
+// Times reading the samples of tar shards beside sequential reads of the same files, in blocks of
+// 128 KiB (as cat does) and of 1 MiB. All by turns, on one thread, from the page cache.
 //
 //   shard_read [SAMPLE_BYTES] [SHARDS] [SAMPLES_PER_SHARD]      default: 110000 16 600
 //
-// Samples come in ShardSampler's order, with what a loader asks storage for meanwhile.
+// Reads samples in ShardSampler's order, and reads ahead as the loader does.
 #include <fmt/format.h>
 #include <syncbn/base/clock.h>
 #include <syncbn/base/text.h>
@@ -61,7 +60,7 @@ fs::path write_shard(const fs::path& folder, int number, int samples, size_t sam
     bytes.append(511, '\0');
   }
   bytes.append(1024, '\0');
-  // At once: the page cache then has large pages, as it has of files that were read.
+  // In one write, so that the page cache gets large folios, as it does for files read from disk.
   std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
   return path;
 }

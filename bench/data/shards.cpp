@@ -1,7 +1,7 @@
-// Reads tar shards by turns through the loader and plainly, and prints the bytes a second of both
-// as a line of JSON for each pair; bench/data/run.py makes the shards.
+// Reads tar shards by turns through the loader and plainly, and prints the bytes per second of both
+// as a line of JSON for each pair. bench/data/run.py makes the shards.
 //
-//   data_shards PATTERN PAIRS FILE...        FILE: those that PATTERN names
+//   data_shards PATTERN PAIRS FILE...        FILE: the files that PATTERN names
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/// Seconds of an epoch in the shards' order, by one thread.
+/// Seconds of an epoch in the shards' order, on one thread.
 double by_loader(data::Loader& loader) {
   const double begin = now();
   loader.start_epoch(0);
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
                                        argv[1], cache.path().string()))
                            .make(data::Split::kTrain);
   data::Loader loader(dataset, {.batch_size = 16});
-  // Once before, so that all is in the page cache.
+  // Reads everything once, so that it is in the page cache.
   plainly(files);
   by_loader(loader);
   for (int pair = 0; pair < std::stoi(argv[2]); ++pair) {

@@ -1,4 +1,4 @@
-// Training steps of one job, whenever its standard input asks for "steps N"; run.py drives it.
+// Executes N training steps of one job for each line "steps N" of standard input. run.py drives it.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -33,7 +33,7 @@ namespace train = syncbn::train;
 
 constexpr int64_t kClasses = 10;
 
-/// The network of the digits, which torch::nn::parallel::data_parallel can clone.
+/// The digits network as a module that torch::nn::parallel::data_parallel can clone.
 struct DigitsImpl : nn::Cloneable<DigitsImpl> {
   DigitsImpl() { reset(); }
   void reset() override {
@@ -104,7 +104,7 @@ Job digits(const std::string& mode, int64_t batch) {
   const auto net = std::make_shared<DigitsImpl>();
   const at::Tensor input = at::randn({batch, 1, 8, 8});
   if (mode == "torch") {
-    // What data_parallel() does, but for its Scatter and Gather, which are for GPUs.
+    // What data_parallel() does, except its Scatter and Gather, which need GPUs.
     return {*net, input, [net](const at::Tensor& x) {
               auto replicas = nn::parallel::replicate(net, kTwoCpus);
               return at::cat(nn::parallel::parallel_apply(replicas, x.chunk(2)));

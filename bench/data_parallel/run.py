@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from pairs import by_turns, median_and_interval, parse_arguments  # noqa: E402
 from ranks import Job  # noqa: E402
 
-# what is compared: model, images, steps of a slice, then mode, batch norm and ranks of both, and the highest ratio
+# comparison: model, images, steps of a slice; mode, batch norm and ranks of both sides; upper bound on the ratio
 COMPARISONS = {
     "DDP on two ranks": ("resnet18", 64, 2, ("dp", "sync", 1), ("ddp", "sync", 2), 1.05),
     "libtorch's data_parallel": ("digits", 64, 50, ("dp", "local", 1), ("torch", "local", 1), 0.5),

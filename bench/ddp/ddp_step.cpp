@@ -1,5 +1,5 @@
-// One rank of a DDP job that does what its standard input asks for and answers each line by a line
-// of JSON; bench/ddp/run.py drives it, beside the same in Python (ddp_step.py).
+// One rank of a DDP job. It executes commands from standard input, and answers each line with a
+// line of JSON. bench/ddp/run.py drives this program and its counterpart in Python (ddp_step.py).
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -86,7 +86,7 @@ class Job {
     return fmt::format(R"({{"seconds": {}, "loss": {}}})", (now() - begin) / count, loss);
   }
 
-  /// Backward with and without the exchange of gradients, by turns.
+  /// Times backward with and without the exchange of gradients, by turns.
   std::string overlap(int count) {
     std::vector<double> with;
     std::vector<double> without;
@@ -99,7 +99,7 @@ class Job {
   }
 
  private:
-  /// Three boxes in each image, as Detector::loss() takes them.
+  /// Three boxes in each image, in the form that Detector::loss() takes.
   static at::Tensor boxes(int64_t batch, double size) {
     const at::Tensor rows = at::tensor({0., 1.,   1.,  1.,   1.,   //
                                         1., 0.1,  0.1, 0.4,  0.5,  //

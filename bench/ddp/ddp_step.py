@@ -1,4 +1,4 @@
-"""What ddp_step.cpp is, in Python: the same networks, options and commands with torch's DDP."""
+"""Counterpart of ddp_step.cpp in Python: the same networks, options and commands with torch's DDP."""
 
 import math
 import os
@@ -47,7 +47,7 @@ class Digits(nn.Module):
 class Block(nn.Module):
     def __init__(self, inputs, outputs, stride, convs):
         super().__init__()
-        # Made first and registered last, as in torchvision: initial weights are drawn in this order.
+        # Made first and registered last, as in torchvision: weights are initialised in the order of creation.
         downsample = None
         if stride != 1 or inputs != outputs:
             downsample = nn.Sequential(conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
@@ -108,7 +108,7 @@ class DeepLab(nn.Module):
 
 
 class RetinaNet(nn.Module):
-    """Without the transform, which would resize the images."""
+    """torchvision's network without its transform, which would resize the images."""
 
     def __init__(self):
         super().__init__()

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What grows with the number of ranks, as far as one machine can show it: the digits network, batch 4 a rank.
 
-  bench/ddp/measure_scale.py [--ranks 2 4 8 16 32] [--worker build/bench/ddp_step]
+  bench/ddp/measure_scale.py [--ranks 1 2 4 8 16 32] [--worker build/bench/ddp_step]
 
-"init" is rank 0's init_process_group, "step" the median of slices of ten, "fds" the open files of rank 0 and of
-the last rank, "threads" of rank 0. With more ranks than cores a step is the sum of the ranks' computing:
-its share of a rank is the figure to look at.
+"init" is rank 0's init_process_group, "step" the median of slices of ten, "4 KiB" and "1 MiB" an all_reduce, "fds" the
+open files of rank 0 and of the last rank, "threads" and "peak" those of rank 0. With more ranks than cores a step is
+the sum of the ranks' computing: look at "ms a rank".
 """
 
 import argparse

@@ -42,7 +42,7 @@ def address(host):
 
 
 class Hosts:
-    """Namespaces, and a thread that passes on the packets of each to the others, after a delay."""
+    """Namespaces, and a thread that forwards packets between them after a delay."""
 
     def __init__(self, count, delay):
         self.delay = delay
@@ -57,7 +57,7 @@ class Hosts:
 
     @staticmethod
     def plug_in(host, name):
-        """This end of the cable of a host."""
+        """Makes a TUN device in the host's namespace. Returns this process's end."""
         cable = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
         device = f"syncbn{host}"
         fcntl.ioctl(cable, TUNSETIFF, struct.pack("16sH22x", device.encode(), IFF_TUN | IFF_NO_PI))
@@ -68,7 +68,7 @@ class Hosts:
         return cable
 
     def pass_packets_on(self):
-        # All ranks share the processors with this thread, which stands for a network.
+        # This thread stands in for a network, but all ranks share the processors with it.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), -10)
         poll = select.epoll()
         for cable in self.cables:
@@ -78,7 +78,7 @@ class Hosts:
             wait = max(0, under_way[0][0] - time.monotonic()) if under_way else 0.1
             for cable, _ in poll.poll(wait):
                 packet = os.read(cable, MTU)
-                if packet[0] >> 4 == 4:  # others are IPv6's announcements
+                if packet[0] >> 4 == 4:  # the others are IPv6 announcements
                     host = 250 * packet[18] + packet[19] - 1  # the last bytes of the destination
                     under_way.append((time.monotonic() + self.delay, host, packet))
             while under_way and under_way[0][0] <= time.monotonic():
@@ -93,7 +93,7 @@ class Hosts:
             ip("netns", "delete", name)
 
     def run(self, ranks_of_a_host, command):
-        """What rank 0 prints."""
+        """Runs the command on all ranks. Returns what rank 0 printed."""
         world = len(self.names) * ranks_of_a_host
         environment = dict(os.environ, WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(ranks_of_a_host),
                            MASTER_ADDR=address(0), MASTER_PORT="29500", OMP_NUM_THREADS="1")

@@ -2,8 +2,8 @@
 //
 //     syncbn-launch --standalone --nproc_per_node=2 --prefix=off build/bench/overlap [PAIRS]
 //
-// Prints, for products of several sizes, the time of both together as a ratio of the longer one
-// alone: medians over rounds in which each has its turn.
+// For products of several sizes, prints the time of both together over that of the longer one
+// alone: medians over rounds in which each takes its turn.
 #include <syncbn/base/log.h>
 #include <syncbn/dist/process_group.h>
 
@@ -41,7 +41,7 @@ int run(int rounds) {
     const at::Tensor matrix = at::rand({size, size});
     at::Tensor product = at::mm(matrix, matrix);
     std::vector<double> products, reductions, both, ratios;
-    for (int round = -1; round < rounds; ++round) {  // the first warms up
+    for (int round = -1; round < rounds; ++round) {  // the first one warms up
       const double one = milliseconds_of([&] { at::mm_out(product, matrix, matrix); });
       const double other = milliseconds_of([&] { dist::all_reduce(gradients); });
       const double together = milliseconds_of([&] {

@@ -26,16 +26,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
 from ranks import RANKS, Job  # noqa: E402
 
-# model: batch a rank, size of an image, steps of a slice, warm-up steps
+# model: batch per rank, size of an image, steps of a slice, warm-up steps
 MODELS = {"digits": (8, 8, 300, 50), "resnet18": (32, 32, 2, 1), "resnet50": (4, 224, 1, 1),
           "deeplabv3_resnet50": (2, 256, 1, 1), "retinanet_resnet50_fpn": (2, 256, 1, 1)}
-# case: memory format and fused optimizer (and batch norm) of ours, of Python's
+# case: memory format, fused optimizer and, if given, batch norm or backend; of ours, then of Python's
 CASES = {"same": (("contiguous", "1"), ("contiguous", "1")),
          "defaults": (("default", "1"), ("contiguous", "0")),
          "sync": (("default", "1", "sync"), ("contiguous", "0")),
          "python": (("contiguous", "1", "syncbn"), ("contiguous", "1", "gloo"))}
 ALL_REDUCE = {"4 KiB": (4096, 200), "1 MiB": (1 << 20, 30), "25 MiB": (25 << 20, 5)}
-SAME_LOSS = 1e-3  # of the first slices, relative: both compute the same
+SAME_LOSS = 1e-3  # upper bound on the relative difference of the first losses: both compute the same
 
 
 def compare(model, case, arguments):
@@ -74,7 +74,7 @@ def show(result):
 
 
 def all_reduce(arguments):
-    """Rows of bus bandwidth, ours and Gloo's own by Python."""
+    """Rows of bus bandwidth: ours, and Gloo's in Python."""
     shape = ["digits", "1", "8", "contiguous", "1"]
     jobs = [Job([arguments.worker, *shape]),
             Job([arguments.python, str(ROOT / "bench/ddp/ddp_step.py"), *shape])]

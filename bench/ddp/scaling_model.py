@@ -20,12 +20,12 @@ import math
 import pathlib
 
 MIB = 1 << 20
-FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # PyTorch's
-POWER_SGD_RANK = 1  # PyTorch's
-NORM_CHANNELS = 26560  # of ResNet-50's 53 batch norm layers together
+FIRST_BUCKET, BUCKET = 1 * MIB, 25 * MIB  # PyTorch's defaults
+POWER_SGD_RANK = 1  # PyTorch's default
+NORM_CHANNELS = 26560  # total of ResNet-50's 53 batch norm layers
 NORM_LAYERS = 53
 RANKS_OF_A_HOST = 8
-ONE_HOP_RANKS = 16  # lib/dist/src/comm/transport/gloo.cpp
+ONE_HOP_RANKS = 16  # kMaxOneHopRanks in lib/dist/src/comm/transport/gloo.cpp
 
 
 def resnet50():
@@ -43,7 +43,7 @@ def resnet50():
 
 
 def buckets(shapes):
-    """Shapes by bucket in the order in which backward fills them, by c10d's rule: a bucket is closed when it
+    """Shapes by bucket, in the order in which backward fills them. As in c10d, a bucket is closed as soon as it
     has reached its size."""
     made, limit = [[]], FIRST_BUCKET
     for shape in reversed(shapes):
@@ -59,7 +59,7 @@ def size(shape):
 
 
 def power_sgd(shape):
-    """Bytes of both factors, or of the gradient where they would not be half as many."""
+    """Bytes of both factors, or of the gradient if the factors have half as many or more."""
     rows, columns = shape[0], math.prod(shape[1:])
     factors = 4 * POWER_SGD_RANK * (rows + columns)
     return factors if len(shape) > 1 and 2 * factors < size(shape) else size(shape)
@@ -68,12 +68,12 @@ def power_sgd(shape):
 class Hook:
     def __init__(self, bytes_of, all_reduces):
         self.bytes_of = bytes_of
-        self.all_reduces = all_reduces  # of a bucket, one after the other
+        self.all_reduces = all_reduces  # for each bucket, one after the other
 
 
 HOOKS = {"allreduce": Hook(size, 1),
          "fp16, bf16": Hook(lambda shape: size(shape) // 2, 1),
-         "PowerSGD": Hook(power_sgd, 3)}  # what is not compressed, and each of the two factors
+         "PowerSGD": Hook(power_sgd, 3)}  # one for uncompressed gradients, and one for each of the two factors
 
 
 class Network:
@@ -83,7 +83,7 @@ class Network:
         self.backward = arguments.backward
 
     def steps(self, ranks, ring=True):
-        """Seconds of one all-reduce's messages."""
+        """Latency of one all-reduce's messages, in seconds."""
         return self.latency * (2 * (ranks - 1) if ring else 2 * math.ceil(math.log2(ranks)))
 
     def exchange(self, ranks, bucket, hook, ring=True):
@@ -91,7 +91,7 @@ class Network:
         return hook.all_reduces * self.steps(ranks, ring) + sent / self.bandwidth
 
     def exposed(self, ranks, filled, hook, ring=True):
-        """Seconds that backward's end waits for the exchange, and those of the exchange itself."""
+        """Seconds that the exchange lasts beyond the end of backward, and the seconds of the whole exchange."""
         total = sum(size(shape) for bucket in filled for shape in bucket)
         ready = end = busy = 0.0
         for bucket in filled:
@@ -116,7 +116,7 @@ class Network:
 
 
 def norm_hops(hosts, ranks_of_a_host=RANKS_OF_A_HOST):
-    """Between hosts."""
+    """Number of hops between hosts."""
     if ranks_of_a_host == 1 and 1 < hosts <= ONE_HOP_RANKS:
         return 1
     return math.ceil(math.log2(hosts))
@@ -137,7 +137,7 @@ def table(network, ranks_of_rows):
             waits, busy = network.exposed(ranks, filled, hook)
             other, _ = network.exposed(ranks, filled, hook, ring=False)
             latency = len(filled) * hook.all_reduces * network.steps(ranks)
-            # Forward takes half as long as backward.
+            # Assumes that forward takes half as long as backward.
             step = 1.5 * network.backward
             print(f"| {ranks} | {name} | {2 * (ranks - 1) / ranks * sent / 1e6:.1f} | {1000 * busy:.0f} | "
                   f"{latency / busy:.0%} | {1000 * waits:.0f} | {1000 * other:.0f} | {step / (step + waits):.0%} |")
@@ -160,7 +160,7 @@ def table(network, ranks_of_rows):
 
 
 def draw(network, path):
-    """Efficiency by ranks and hook."""
+    """Draws the efficiency by ranks and hook."""
     width, height, left, right, top, bottom = 680, 320, 56, 130, 34, 44
     counts = [2**power for power in range(1, 11)]
     filled = buckets(resnet50())

@@ -1,5 +1,5 @@
-// Average precision of 5,000 random images with 100 detections each, of 80 classes. Writes the
-// images to the file that is named, for pycocotools, and then measures whenever a line arrives.
+// Times average precision over 5,000 random images with 100 detections each, of 80 classes. Writes
+// the images to the given file for pycocotools, then measures once for each line of standard input.
 #include <chrono>
 #include <cstdint>
 #include <fstream>
@@ -17,10 +17,10 @@ using namespace syncbn::train;
 
 constexpr int64_t kImages = 5000;
 constexpr size_t kClasses = 80;
-constexpr int kTruths = 7;  // of an image, as COCO has
+constexpr int kTruths = 7;  // per image, as in COCO
 constexpr int kDetections = 100;
 
-/// A third of the detections are near a truth.
+/// Places a third of the detections near a ground-truth box.
 std::vector<BoxImage> make_images() {
   std::mt19937 random(1);
   const auto below = [&](uint32_t bound) { return static_cast<double>(random() % bound); };

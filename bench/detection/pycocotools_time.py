@@ -1,4 +1,4 @@
-"""What average_precision.cpp measures, by pycocotools: evaluate() and accumulate(), after the file is read."""
+"""Counterpart of average_precision.cpp with pycocotools: evaluate() and accumulate(), after the file is read."""
 
 import contextlib
 import io

@@ -25,7 +25,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         file = str(pathlib.Path(folder, "images.json"))
         ours = Job([str(arguments.build / "bench/average_precision_time"), file], ranks=1)
-        ours.ask("measure")  # after this the file is there
+        ours.ask("measure")  # now the file exists
         theirs = Job([arguments.python, str(HERE / "pycocotools_time.py"), file], ranks=1)
         pairs = by_turns([ours, theirs], arguments.pairs, "measure")
         for job in (ours, theirs):

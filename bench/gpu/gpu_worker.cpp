@@ -1,7 +1,8 @@
-// Ranks, each on a GPU, that do what rank 0's standard input asks for; rank 0 answers each line by
-// a line of JSON. bench/gpu/run.py drives it, beside the same in Python (gpu_worker.py).
+// Ranks, each on a GPU, that execute commands from rank 0's standard input. Rank 0 answers each
+// line with a line of JSON. bench/gpu/run.py drives this program and its counterpart in Python
+// (gpu_worker.py).
 //
-// These prepare what is measured, in bf16 and channels-last:
+// These prepare a pass to measure, in bf16 and channels-last:
 //   group itself|all|nccl|alone     the group of the next layers: this rank with itself over NCCL,
 //                                   all ranks, all ranks without peer memory, this rank alone
 //   network BATCH SIZE sync|local   a step of ResNet-50 for images of SIZE pixels, in
@@ -9,13 +10,13 @@
 //   layers BATCH DIVISOR            SyncBatchNorm + ReLU of ResNet-50's layers; channels and sizes
 //                                   are divided
 //   layer BATCH CHANNELS SIZE rows|planes
-//   graph                           records what was prepared last as a CUDA graph
-//   keep NAME, use NAME             keeps what was prepared last, prepares it again
-// And these measure it:
+//   graph                           records the last prepared pass as a CUDA graph
+//   keep NAME, use NAME             keeps the last prepared pass, prepares a kept one
+// These measure it:
 //   time COUNT    seconds of a pass
 //   trace COUNT   a pass's kernels, copies and waits, by CUPTI or by the pretended machine
 //   copy MIB      bytes read and written per second by a copy within the GPU
-//   memory        bytes of the GPU's memory that are free
+//   memory        free bytes of the GPU's memory
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -66,10 +67,11 @@ using syncbn::bench::kResnet50Layers;
 
 constexpr auto kRows = at::MemoryFormat::ChannelsLast;
 
-/// A group of two ranks for a single process: over NCCL with itself, whose row stands for the other
-/// rank's as well. NCCL refuses two ranks on one GPU, and a group of one rank exchanges nothing. A
-/// job over NCCL also compares headers, by one all-gather on CPUs for 16 exchanges; one whose GPUs
-/// reach each other's memory launches nothing in place of NCCL's kernel, and sends no headers.
+/// A group of two ranks for a single process, which exchanges with itself over NCCL: its row also
+/// stands in for the other rank's. NCCL refuses two ranks on one GPU, and a group of one rank
+/// exchanges nothing. Unlike this group, a job over NCCL compares headers, with one all-gather on
+/// CPUs per 16 exchanges; and a job whose GPUs reach each other's memory launches no NCCL kernel
+/// and sends no headers.
 class WithItself : public c10d::Backend {
  public:
   explicit WithItself(c10::intrusive_ptr<c10d::Backend> nccl)
@@ -174,7 +176,7 @@ Pass run_layers(std::vector<Layer> layers) {
   };
 }
 
-/// @param count of layers that have the same input
+/// @param count number of layers, which share one input
 std::vector<Layer> make_layers(int count, int64_t batch, int64_t channels, int64_t size,
                                at::MemoryFormat format, const dist::ProcessGroupPtr& group) {
   const at::Tensor input =
@@ -201,7 +203,7 @@ Pass resnet50_layers(int64_t batch, int64_t divisor, const dist::ProcessGroupPtr
   return run_layers(all);
 }
 
-/// Runs `pass` a few times ahead of the recording, as CUDA graphs demand.
+/// Runs `pass` a few times before recording it, as CUDA graphs require.
 Pass recorded(const Pass& pass) {
   c10::cuda::device_synchronize();
   const auto graph = std::make_shared<at::cuda::CUDAGraph>();
@@ -224,7 +226,7 @@ double seconds_of(const Pass& pass, int count) {
   return std::chrono::duration<double>(Clock::now() - begin).count() / count;
 }
 
-/// Kernels by name: how many, and microseconds of all of them.
+/// Kernels by name: their number, and the sum of their microseconds.
 using Kernels = std::map<std::string, std::pair<int, double>>;
 
 std::string report(double kernels, double copies, double waits, int passes,
@@ -237,7 +239,7 @@ std::string report(double kernels, double copies, double waits, int passes,
                      kernels / passes, copies / passes, waits / passes, fmt::join(entries, ", "));
 }
 
-/// The pretended machine counts an operator of ATen as one kernel and does not time any.
+/// The pretended machine counts each ATen operator as one kernel, and does not time kernels.
 std::string trace_pretended(const Pass& pass, int count) {
   using fake_cuda::Count;
   const auto before = fake_cuda::counts();
@@ -267,7 +269,7 @@ std::string trace(const Pass& pass, int count) {
                                       "cudaDeviceSynchronize", "cudaMemcpy"};
   int kernels = 0;
   int copies = 0;
-  int waits = -1;  // the profiler itself waits for the device when it stops
+  int waits = -1;  // the profiler itself waits once when it stops
   Kernels by_name;
   for (const auto& event : result->events()) {
     const auto type = static_cast<libkineto::ActivityType>(event.activityType());
@@ -308,7 +310,7 @@ dist::ProcessGroupPtr make_group(const std::string& kind) {
   throw syncbn::base::UserError(fmt::format("unknown group '{}'", kind));
 }
 
-/// A line of rank 0's standard input, on all ranks; nothing at its end.
+/// Returns a line of rank 0's standard input on all ranks; nothing at its end.
 std::optional<std::string> next_line() {
   std::string line;
   const bool is_first = dist::rank() == 0;

@@ -1,8 +1,8 @@
-"""What gpu_worker.cpp is, in Python: the same network, layers and commands with torch alone.
+"""Counterpart of gpu_worker.cpp in Python: the same network, layers and commands with torch alone.
 
   network BATCH SIZE eager|compiled   a step of ResNet-50
   layers BATCH DIVISOR sync|cudnn     SyncBatchNorm with the exchange forced, or BatchNorm2d; + ReLU
-  time COUNT, trace COUNT             as there
+  time COUNT, trace COUNT             as in gpu_worker.cpp
 """
 
 import json
@@ -47,7 +47,7 @@ def network(batch, size, kind):
 
 
 def exchanged(norm, values):
-    """SyncBatchNorm's forward in training; a module of its own exchanges nothing in a world of one."""
+    """SyncBatchNorm's forward in training, called directly: the module does not exchange in a world of one."""
     norm.num_batches_tracked.add_(1)
     return SyncBatchNorm.apply(values, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.eps,
                                norm.momentum, dist.group.WORLD, 1)
@@ -90,7 +90,7 @@ def traced(step, count):
     on_gpu = [event.name for event in profile.events()
               if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation]
     copies = sum(name.startswith(("Memcpy", "Memset")) for name in on_gpu)
-    waits = sum(event.name in WAITING for event in profile.events()) - 1  # the profiler's own
+    waits = sum(event.name in WAITING for event in profile.events()) - 1  # the profiler itself waits once
     return {"launches": (len(on_gpu) - copies) / count, "copies": copies / count, "waits": max(waits, 0) / count}
 
 

@@ -35,19 +35,19 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from pairs import ROOT, by_turns, median_and_interval, parse_arguments  # noqa: E402
 from ranks import Job  # noqa: E402
 
-# up to this batch: steps of ResNet-50 in a slice, passes through its layers in a slice
+# batches up to this: steps of ResNet-50 in a slice, passes through its layers in a slice
 COUNTS = {2: (1, 1), 32: (20, 30), 64: (15, 20), 128: (10, 15), 256: (5, 10)}
-# Upper bounds on the memory of a GPU that a process takes for each image of a step of ResNet-50, or of a pass
-# through its layers, and besides. Computed, not measured: activations in bf16, and cuDNN's workspaces.
+# Upper bounds on a process's GPU memory in bytes: per image of a step of ResNet-50, or of a pass through its
+# layers; and per process in addition. Computed, not measured: activations in bf16, and cuDNN's workspaces.
 IMAGE_BYTES = {"step": 100e6, "layers": 45e6}
 PROCESS_BYTES = 2e9
 RESNET50_LAYERS = 53
 SHAPES = [(256, 64, 112), (256, 256, 56), (256, 512, 28)]  # above 64 MB in bf16
 COPY_MIB = 1024
-RANK_BATCH = 64  # of a rank, on several GPUs
-TARGET_GPUS = 8  # the targets of several GPUs are for this number
-# Bytes that a kernel reads and writes per value of a layer with ReLU, in bf16: x and dx are 2, and the
-# mask is 1 / 8. By a part of the kernel's name.
+RANK_BATCH = 64  # images per rank, on several GPUs
+TARGET_GPUS = 8  # the targets for several GPUs hold from this number on
+# By part of a kernel's name: bytes that it reads and writes per value of a layer with ReLU. In bf16, x and dx
+# take 2 bytes each; the ReLU mask takes 1 / 8.
 BYTES = {"moments_kernel": 2, "forward_kernel": 2 + 2 + 1 / 8, "reduce_kernel": 2 + 2 + 1 / 8,
          "elementwise_kernel": 2 + 2 + 1 / 8 + 2}
 
@@ -66,19 +66,19 @@ def ranks(arguments, count):
 
 
 def warm_up(arguments):
-    """Passes ahead of a measurement."""
+    """Number of passes before a measurement."""
     return 1 if arguments.tiny else 3
 
 
 def fitting(batch, what, free):
-    """The largest of batch, its half, its quarter ... that fits into the memory for both sides at once."""
+    """The largest of batch, its half, its quarter ... for which both sides fit into memory at once."""
     while batch > 1 and 2 * (batch * IMAGE_BYTES[what] + PROCESS_BYTES) > free:
         batch //= 2
     return batch
 
 
 def batch_that_fits(batch, what, arguments):
-    """What is measured in place of `batch`, what a row's name says of it, and whether a target holds for it."""
+    """The batch to measure in place of `batch`, its description in the row's name, and whether it has a target."""
     if arguments.tiny:
         return 2, f"batch {batch}", True
     job = ours(arguments)
@@ -91,12 +91,12 @@ def batch_that_fits(batch, what, arguments):
 
 
 def counts_of(shape):
-    """Those of COUNTS for this batch."""
+    """The entry of COUNTS for this batch."""
     return COUNTS[min(batch for batch in COUNTS if batch >= shape)]
 
 
 def compare(name, jobs, count, arguments, target, at_least):
-    """A row: the ratio is Python's time / ours if it is to be at least `target`, else ours / Python's."""
+    """A row: the ratio is Python's time / ours if it must be at least `target`, else ours / Python's."""
     for job in jobs:
         job.ask("time", max(count, warm_up(arguments)))
     pairs = by_turns(jobs, arguments.pairs, "time", count)
@@ -112,7 +112,7 @@ def trace(job, arguments):
 
 
 def step(batch, arguments, kind="eager", graph=False):
-    """With each of our batch norms: the faster one is what a program would take."""
+    """Measures a step with each of our batch norms, since a program would use the faster one."""
     size = 32 if arguments.tiny else 224
     shape, said, has_target = batch_that_fits(batch, "step", arguments)
     targets = {(256, "eager"): 1.05, (32, "eager"): 1.3 if graph else None, (256, "compiled"): 0.9}
@@ -190,19 +190,19 @@ def kernel_row(name, microseconds, values, copy, shape):
 
 
 def in_turn(job, names, count, arguments):
-    """Seconds of a pass of each that the job has kept, `pairs` times."""
+    """Seconds of a pass by name, `pairs` times each. The job has kept the passes under these names."""
     seconds = {name: [] for name in names}
     for pair in range(0 if arguments.tiny else -1, arguments.pairs):
         for name in names if pair % 2 else names[::-1]:
             job.ask("use", name)
             took = job.ask("time", count)["seconds"]
-            if pair >= 0:  # the first ones warm up
+            if pair >= 0:  # round -1 warms up
                 seconds[name].append(took)
     return seconds
 
 
 def several_row(name, first, second, target, at_least, arguments):
-    """A row: the first's seconds / the second's."""
+    """A row: the ratio is the first's seconds / the second's."""
     ratio, low, high = median_and_interval([a / b for a, b in zip(first, second)])
     return {"name": name, "ratio": ratio, "interval": [low, high],
             "target": target if arguments.gpus >= TARGET_GPUS else None, "at_least": at_least,
@@ -210,7 +210,7 @@ def several_row(name, first, second, target, at_least, arguments):
 
 
 def rank_network(arguments):
-    """Batch, pixels and steps in a slice, of a rank."""
+    """Batch of a rank, pixels of an image, and steps in a slice."""
     return (2, 32, 1) if arguments.tiny else (RANK_BATCH, 224, 20)
 
 
@@ -235,7 +235,7 @@ def exchange(arguments):
         job.ask("keep", kind)
     seconds = in_turn(job, kinds, 1 if arguments.tiny else 200, arguments)
     job.end()
-    # A layer that exchanges may by chance not be slower than one that does not.
+    # By chance, a layer that exchanges may be no slower than one that does not.
     taken = {kind: [max(took - alone, 1e-7) for took, alone in zip(seconds[kind], seconds["alone"])]
              for kind in ("all", "nccl")}
     return {"several": [several_row(f"two exchanges of a layer of 256 channels, {arguments.gpus} GPUs, peer memory / "

@@ -1,4 +1,4 @@
-// What a collective pays for its entry in the flight record: beginning, waiting and end.
+// Times what the flight recorder adds to a collective: the records of begin, wait and end.
 #include <benchmark/benchmark.h>
 #include <syncbn/base/flight_record.h>
 #include <syncbn/base/unique_fd.h>

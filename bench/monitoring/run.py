@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What it costs that a job is watched, and that its launchers prove who they are.
+"""Measures the cost of monitoring a job, and of authentication between its launchers.
 
 1. Steps of digits on two ranks, with heartbeats and flight record and without, by turns: images per second of the
-   last epoch. The workers without them do not get the launcher's descriptors.
+   fastest epoch but the first. The workers without them do not get the launcher's descriptors.
 2. The processor time of a launcher with 64 workers that report a step each second.
 3. The processor time of both launchers of a job on two nodes with a token, less that without, by turns.
 """
@@ -26,7 +26,7 @@ SECONDS = 20
 
 
 def images_per_second(build, prepare, epochs):
-    """Of the fastest epoch but the first."""
+    """Images per second of the fastest epoch, without the first."""
     with tempfile.TemporaryDirectory() as folder:
         train = f"{prepare} exec {build}/bin/train --config {ROOT}/configs/digits.yaml --epochs {epochs} --run_dir {folder}/run"
         launcher = [build / "bin/syncbn-launch", "--standalone", "--nproc_per_node=2", "sh", "-c", train]
@@ -36,7 +36,7 @@ def images_per_second(build, prepare, epochs):
 
 
 def launcher_share(build):
-    """Of a core, in percent."""
+    """Processor time of a launcher with RANKS workers, in percent of a core."""
     worker = [build / "tests/launch_agent_worker", "steps", "1000", "1000"]
     job = subprocess.Popen([build / "bin/syncbn-launch", f"--nproc_per_node={RANKS}", *worker], stderr=subprocess.DEVNULL)
     times = []
@@ -50,7 +50,7 @@ def launcher_share(build):
 
 
 def start_milliseconds(build, token):
-    """Of processor time, until a job of two nodes has started and ended."""
+    """Processor time of both launchers of a job on two nodes, from start to end."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", 0))

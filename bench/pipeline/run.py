@@ -29,7 +29,7 @@ AT_LEAST = 1.6
 
 
 def measure(arguments):
-    """Seconds of each round by micro-batches; 0 is not pipelined."""
+    """Seconds of each round by number of micro-batches; 0 means not pipelined."""
     with tempfile.TemporaryDirectory() as folder:
         rows = pathlib.Path(folder) / "rows.csv"
         program = arguments.build / "tests/model_parallel"

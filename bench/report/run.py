@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Times what a user waits for who looks at runs: medians of the repetitions, with the shortest and the longest.
+"""Times the commands with which a user looks at runs: medians of the repetitions, with the shortest and the longest.
 
   bench/report/run.py [--part help|report|compare ...] [--repeat 9] [--build build] [--steps 100000] [--pictures 1000]
 
@@ -27,7 +27,7 @@ import time
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-SIDE = 256  # of a picture, in pixels
+SIDE = 256  # width and height of a picture, in pixels
 AFTER_DRAWING = """<script>
 addEventListener("load", () => requestAnimationFrame(() => setTimeout(() =>
     console.log("drawn after", performance.now(), "ms, charts:", document.querySelectorAll("canvas").length))));
@@ -48,7 +48,7 @@ def show(name, seconds, more=""):
 
 
 def noise_png(seed):
-    """Noise: nothing makes the picture smaller."""
+    """A PNG of noise, which does not compress."""
 
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -60,7 +60,7 @@ def noise_png(seed):
 
 
 def make_run(folder, steps, steps_per_epoch, lr=0.1, seed=0, start=0):
-    """A run folder as `train` leaves it, with a made-up log."""
+    """Makes a run folder as `train` does, with a made-up log."""
     folder.mkdir(parents=True)
     folder.joinpath("config.yaml").write_text(
         f"seed: {seed}\nepochs: {steps // steps_per_epoch}\nbatch_size: 8\nmodel: {{type: digits}}\n"
@@ -78,7 +78,7 @@ def make_run(folder, steps, steps_per_epoch, lr=0.1, seed=0, start=0):
                           "test_accuracy": 0.99 - loss / 3, "images_per_second": 5000 + 100 * noise.random(),
                           "data_wait_share": 0.01, "seconds": 0.01 * step})
     with open(folder / "log.jsonl", "w", encoding="utf-8") as log:
-        log.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)  # as train does: it looks for "event":"step"
+        log.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)  # without spaces: `train` searches for "event":"step"
     result = {"best_test_accuracy": lines[-1]["test_accuracy"], "best_mode": "max", "best_epoch": lines[-1]["epoch"],
               "test_accuracy": lines[-1]["test_accuracy"], "train_loss": lines[-1]["train_loss"],
               "epochs": steps // steps_per_epoch, "seconds": 0.01 * steps, "world_size": 2}

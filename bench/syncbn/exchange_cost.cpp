@@ -1,6 +1,7 @@
-// What synchronising a layer adds to it by number of channels: the exchange and the merging of its
-// forward, and the exchange of its backward, on ranks that come at the same time. A rank of
-// syncbn-launch; rank 0 prints medians in microseconds as JSON, by channels, for plot_cost.py.
+// Measures what synchronisation adds to a layer, by number of channels: the exchange and the
+// merging of its forward, and the exchange of its backward, if all ranks arrive at the same time.
+// Run it with syncbn-launch. Rank 0 prints medians in microseconds by channels as JSON, for
+// plot_cost.py.
 //
 //   exchange_cost [--gloo]
 #include <fmt/format.h>
@@ -35,7 +36,7 @@ double microseconds(const detail::LayerName& layer, const at::Tensor& moments,
   const int64_t channels = sums.numel() / 2;
   const detail::Exchange exchange(layer, channels, at::kFloat, detail::statistics_group({}), {});
   const at::Tensor rows = exchange.moments({.row = moments});
-  // A rank alone goes another way.
+  // A single rank does not merge.
   if (exchange.ranks() > 1) detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
   exchange.sum(sums);
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();

@@ -1,13 +1,13 @@
-// The time of ResNet-50's batch-norm layers, forward and backward, alone:
-// SyncBatchNorm beside torch::nn::BatchNorm2d, and with the addition and ReLU of its residual
-// blocks fused beside the same apart. As in a step, all layers go forward, and then all go
-// backward. By turns; prints medians of the rounds as JSON, for run.py.
+// Times ResNet-50's batch-norm layers alone, forward and backward: SyncBatchNorm beside
+// torch::nn::BatchNorm2d, and SyncBatchNorm with fused addition and ReLU of the residual blocks
+// beside the same operations apart. As in a step, all layers run forward, then all backward. Takes
+// turns, and prints medians of the rounds as JSON for run.py.
 //
 //   layer_time [ROUNDS] [--keep_memory] [--threads N]
 //
-// On one thread, in time of the processor; on several, by the clock.
-// --keep_memory: malloc keeps what is freed, as `train` tells it to; page faults are then
-// neither's.
+// On one thread it measures processor time, on several threads wall-clock time.
+// --keep_memory: malloc keeps freed memory, as in `train`, so that page faults count for neither
+// side.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,19 +36,18 @@ using syncbn::dist::SyncBatchNormOptions;
 using syncbn::bench::kResnet50Layers;
 using syncbn::bench::Shape;
 
-// The last layers of its blocks, which the addition and ReLU follow.
+// The last layers of ResNet-50's blocks, which the addition and ReLU follow.
 constexpr Shape kLast[] = {{256, 56, 3}, {512, 28, 4}, {1024, 14, 6}, {2048, 7, 3}};
 constexpr int64_t kBatch = 4;
 
-/// On one thread of this process's processor, which others that take their turns on it do not add
-/// to.
+/// On one thread the processor time of this process, which other processes do not affect.
 double now_in_milliseconds() {
   timespec time{};
   ::clock_gettime(at::get_num_threads() == 1 ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &time);
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
 }
 
-/// What goes through one layer in both of the programs compared.
+/// Tensors of one layer, the same for both sides.
 struct Data {
   at::Tensor input, residual, gradient;
 };
@@ -66,7 +65,7 @@ std::vector<Data> make_data(const Shape* shapes, size_t count, at::MemoryFormat 
   return data;
 }
 
-/// Runs a network's worth of layers once, milliseconds: forward(i, data) is the i-th layer.
+/// Runs all layers of a network once. Returns milliseconds. forward(i, data) runs the i-th layer.
 using Forward = std::function<at::Tensor(size_t, const Data&)>;
 double step(const std::vector<Data>& data, const Forward& forward) {
   const double begin = now_in_milliseconds();

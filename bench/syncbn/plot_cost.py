@@ -21,7 +21,7 @@ from matplotlib import pyplot  # noqa: E402
 
 
 def measure(arguments, *options):
-    """Microseconds by ranks and channels."""
+    """Microseconds by number of ranks and of channels."""
     rows = {}
     for ranks in arguments.ranks:
         said = on_ranks(arguments, ranks, arguments.build / "bench/exchange_cost", *options)

@@ -1,7 +1,7 @@
-// What synchronising a layer costs over several hosts, forward and backward: rows that are merged
-// up a tree, and rows around a ring, as earlier versions had it. A rank that measure_tree.py
-// starts; rank 0 prints medians in seconds as JSON, with those of a message between the first and
-// the last rank, and of an exchange of forward or backward among the ranks of a host alone.
+// Measures what synchronising a layer over several hosts costs, forward and backward: with rows
+// merged up a tree, and with rows sent around a ring, for comparison. measure_tree.py starts the
+// ranks. Rank 0 prints medians in seconds as JSON, including those of a message between the first
+// and the last rank, and of one exchange (forward or backward) within a host.
 //
 //   tree_cost CHANNELS CALLS RANKS_OF_A_HOST
 #include <fmt/format.h>
@@ -30,10 +30,10 @@ using syncbn::bench::median;
 namespace dist = syncbn::dist;
 namespace detail = dist::detail;
 
-constexpr int64_t kHeader = 3;  ///< columns that a row has beside its values
+constexpr int64_t kHeader = 3;  ///< columns of a row besides its values
 constexpr int kMessages = 20;
 
-/// The median of a call in seconds, after one that does not count.
+/// Median seconds of a call, after one to warm up.
 double time_of(int calls, const std::function<void()>& body) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> times;
@@ -63,7 +63,7 @@ void exchange_around_a_ring(const dist::ProcessGroupPtr& group, int64_t channels
   group->allreduce(sums)->wait();
 }
 
-/// Half of the time in which a row goes from the first rank to the last and back.
+/// Half of the time that a row takes from the first rank to the last and back.
 double message(int64_t channels) {
   const int last = dist::world_size() - 1;
   if (dist::rank() != 0 && dist::rank() != last) return 0;
@@ -85,7 +85,7 @@ double message(int64_t channels) {
 
 void measure(int64_t channels, int calls, int ranks_of_a_host) {
   const auto all = detail::statistics_group({});
-  dist::ProcessGroupPtr host;  // null: nothing to exchange
+  dist::ProcessGroupPtr host;  // null: one rank per host, which exchanges nothing
   if (ranks_of_a_host > 1) host = dist::new_subgroups(ranks_of_a_host);
   const double one_message = message(channels);
   dist::barrier();

@@ -1,4 +1,4 @@
-"""Runs torchvision's references/classification/train.py on CPUs: it asks for NCCL and a GPU, whatever --device says.
+"""Runs torchvision's references/classification/train.py on CPUs. The script uses NCCL and a GPU whatever --device says.
 
   torchrun --nproc_per_node=2 bench/train/reference_on_cpu.py /path/to/references/classification/train.py [OPTION]...
 """

@@ -37,7 +37,7 @@ sys.path.insert(0, str(HERE.parent))
 from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
 from ranks import RANKS, free_port  # noqa: E402
 
-# model: size of an image, batch of a rank, steps of an epoch, epochs
+# model: size of an image, batch per rank, steps per epoch, epochs
 MODELS = {"digits": (8, 8, 90, 6), "resnet18": (32, 32, 3, 4), "resnet50": (224, 8, 2, 4)}
 IMAGENET = 1281167
 CLASSES = 1000
@@ -51,7 +51,7 @@ FIRST_STEP = {"ours": re.compile(r"step 1/"), "theirs": re.compile(r"Epoch: \[0\
 
 
 class Ranks:
-    """One side, which answers with the figures of a run."""
+    """One side: runs a command on all ranks, and returns the figures of the run."""
 
     def __init__(self, command, options=()):
         self.command, self.options = command, list(options)
@@ -120,7 +120,7 @@ def script(arguments, model, *options, steps=None, epochs=None):
 
 
 def figures_of(name, pairs, kind):
-    """Prints and returns the comparison of two rates, or of two times."""
+    """Compares two rates or two times. Prints and returns the result."""
     first, second = ([pair[side][kind] for pair in pairs] for side in (0, 1))
     middle, low, high = median_and_interval([a / b for a, b in zip(first, second)])
     result = {"name": name, "pairs": len(pairs), "ratio": middle, "interval": [low, high],
@@ -150,7 +150,7 @@ def speed(arguments):
 
 
 def with_and_without(arguments, name, model, ours, theirs, ours_without=(), **length):
-    """`ours` and `theirs` are the options that make the difference."""
+    """Compares runs with and without options, on each side: `ours` for `train`, `theirs` for the script."""
     return [figures_of(f"{name}, {side}", by_turns([make(arguments, model, *options, **length),
                                                     make(arguments, model, *without, **length)], arguments.pairs), "rate")
             for side, make, options, without in (("ours", train, ours, ours_without), ("Python", script, theirs, ()))]
@@ -177,8 +177,8 @@ def logging(arguments):
 
 
 class UntilFirstStep:
-    """A command that is ended once it has said that a step is done. The second of two runs counts: the first finds
-    the memory as the other side left it, which on virtual machines takes a second to get back."""
+    """A command that is terminated after it has reported a step. The second of two runs counts: the first has to get
+    back memory that the other side used, which takes a second on virtual machines."""
 
     def __init__(self, command, said, cwd, prepare=lambda: None):
         self.command, self.said, self.cwd, self.prepare = command, said, cwd, prepare
@@ -207,7 +207,7 @@ class UntilFirstStep:
 
 
 def make_images(python, folder, images, classes, size):
-    """JPEG files, one for each class with many names."""
+    """Makes one JPEG file for each class, with many hard links."""
     folders = [folder / f"{label:04}" for label in range(classes)]
     for each in folders:
         each.mkdir(parents=True)
@@ -232,7 +232,7 @@ def start(arguments):
                 f"transforms: [{{type: random_resized_crop, size: {size}}}, random_horizontal_flip], "
                 f"test_transforms: [{{type: resize, size: {size}}}, {{type: center_crop, size: {size}}}]}}",
                 "--sync_batchnorm=false", "--log_interval=1", "--run_dir=run", "--overwrite",
-                "--max_steps=1"]  # the line comes when the step's result is read: with the next step, or the last
+                "--max_steps=1"]  # `train` prints the line only with the next step, or after the last one
         torchrun = pathlib.Path(arguments.python).parent / "torchrun"
         theirs = [str(torchrun), "--standalone", f"--nproc_per_node={RANKS}", str(HERE / "reference_on_cpu.py"),
                   str(reference), "--data-path", str(arguments.scratch), "--model", "resnet18", "--device", "cpu",

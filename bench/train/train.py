@@ -1,5 +1,5 @@
-"""What `train` does, as a Python script: DistributedDataParallel, DistributedSampler, DataLoader, SGD with a cosine
-schedule, and the loss and accuracy of each epoch. run.py starts its ranks and reads its lines."""
+"""Counterpart of `train` in Python: DistributedDataParallel, DistributedSampler, DataLoader, SGD with a cosine
+schedule, and the loss and accuracy of each epoch. run.py starts its ranks and reads its output."""
 
 import argparse
 import contextlib
@@ -91,7 +91,7 @@ def main():
                               "accuracy": correct / samples}), flush=True)
     dist.barrier()
     sys.stdout.flush()
-    os._exit(0)  # Gloo's threads sometimes abort a process that ends as it should
+    os._exit(0)  # Gloo's threads sometimes abort a process that ends normally
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         file = str(pathlib.Path(folder, "resnet50.pth"))
         theirs = Job([arguments.python, str(HERE / "weights_read.py"), file], ranks=1)
-        theirs.ask("load")  # after this the file is there
+        theirs.ask("load")  # now the file exists
         ours = Job([str(arguments.build / "bench/weights_read"), file], ranks=1)
         for work in ("read", "load"):
             by_turns([ours, theirs], 2, work)

@@ -1,5 +1,5 @@
-// Reads weights of a ResNet-50 (102 MB), whenever a line arrives: "read" until the tensors are
-// there, "load" until a network has their values.
+// Reads the weights of a ResNet-50 (102 MB) for each line of standard input: "read" until the
+// tensors exist, "load" until a network has their values.
 #include <syncbn/models/resnet.h>
 #include <syncbn/models/weights.h>
 

@@ -1,4 +1,4 @@
-"""What weights_read.cpp measures, by Python. Writes the file first."""
+"""Counterpart of weights_read.cpp in Python. Writes the file first."""
 
 import json
 import sys
