@@ -54,8 +54,8 @@ set_target_properties(
   ${_libraries} ${_programs}
   PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../${CMAKE_INSTALL_LIBDIR};${_torch_rpath}")
 if(NOT BUILD_SHARED_LIBS)
-  # The launcher starts faster if its RPATH has no libtorch folders to search. fmt and spdlog may be
-  # installed in this one.
+  # The launcher starts faster if its RPATH has no libtorch folders. It needs only this folder, in which
+  # fmt and spdlog may be installed.
   set_target_properties(syncbn-launch PROPERTIES INSTALL_RPATH
                                                  "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
 endif()

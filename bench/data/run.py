@@ -10,9 +10,9 @@ theirs, pair by pair with an interval that holds the median with 95 % or more. "
 PILToTensor, "decode_jpeg" torchvision.io.read_file and decode_jpeg with the transforms on tensors; both keep their
 workers from epoch to epoch. start: from construction to the first batch, and from an epoch's last batch to the next
 one's first, four workers, DataLoader's defaults; the ratio is theirs / ours. training: the wait for data in a run of
-`train` with ResNet-50. shards: tar files with members of 1 MiB, of which hardly any is to be decoded, through the loader
-beside a plain sequential read, GB/s and their ratio. index: what bench/index_memory prints, where it was built. The
-photographs are made in --folder where it has none (photos.py). The Python needs torchvision.
+`train` with ResNet-50. shards: tar files with members of 1 MiB, of which few bytes need decoding, through the loader
+beside a plain sequential read, GB/s and their ratio. index: the output of bench/index_memory, if it was built. If
+--folder does not exist, photos.py makes the photographs there. The Python needs torchvision.
 """
 
 import argparse

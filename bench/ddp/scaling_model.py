@@ -6,13 +6,13 @@
 
 An all-reduce of b bytes over n ranks takes steps * latency + 2 (n - 1) / n * b / bandwidth: a ring, which is
 what Gloo runs, has 2 (n - 1) steps, halving and doubling 2 log2 n. DistributedDataParallel sends the
-gradients of ResNet-50 bucket by bucket, each as soon as backward has filled it, one after the other; what
-is left when backward ends is waited for.
+gradients of ResNet-50 bucket by bucket, each as soon as backward has filled it, one after the other; a step waits for
+those that are left when backward ends.
 
-SyncBatchNorm's rows are merged up a tree: within a host through shared memory, between h hosts in log2 h hops,
+SyncBatchNorm's ranks merge their rows up a tree: within a host through shared memory, between h hosts in log2 h hops,
 each of which brings one row; up to 16 ranks that share no memory exchange all rows in one hop. Gloo sends a row once
-the receiver has announced that it expects one. In the tree this takes a message more in the first hop alone, in a ring
-in each. A layer's forward takes h - 1 hops around the ring, each with the rows of a host, and its backward 2 (h - 1).
+the receiver has announced that it expects one: one message more in the first hop of the tree, and in each hop of a
+ring. A layer's forward takes h - 1 hops around the ring, each with the rows of a host, and its backward 2 (h - 1).
 """
 
 import argparse
