@@ -405,6 +405,10 @@ TEST_F(RunFolderTest, BeginsAnewWhereItWasRemoved) {
   EXPECT_EQ(base::read_file(temp_ / "run/config.yaml"), "a: 1\n");
   EXPECT_THAT([&] { RunFolder(temp_ / "run", "a: 2\n", true); },
               ThrowsMessage<base::UserError>(HasSubstr("another process is writing to")));
+  fs::remove(temp_ / "run/log.jsonl");
+  folder.append("third");
+  EXPECT_EQ(base::read_file(temp_ / "run/log.jsonl"), "third\n");
+  EXPECT_THROW(RunFolder(temp_ / "run", "a: 2\n", true), base::UserError);
   // A log that was lost is no reason to refuse.
   fs::remove_all(temp_ / "run");
   base::write_file_atomically(temp_ / "run/config.yaml", "a: 1\n");
@@ -431,6 +435,26 @@ TEST_F(RunFolderTest, KeepsTheLastCheckpoints) {
                                             "step-000000000030.pt 30"));
   run_files::rotate(folder.path(), 50, /*keep_last=*/1);
   EXPECT_THAT(run_files::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
+}
+
+// Resumed from step 20, after a better result at step 30.
+TEST_F(RunFolderTest, TheBestCheckpointsAreThoseOfTheStepThatARunResumesFrom) {
+  const std::string at_10 = run_files::best_name(10);
+  const std::string at_20 = run_files::best_name(20);
+  const auto write = [&](const std::string& name, const std::string& text) {
+    base::write_file_atomically(temp_ / name, text);
+  };
+  write(at_10, "10");
+  write(at_20, "20");
+  write("best.pt", "30");
+  run_files::set_aside_after(temp_, 20, temp_ / "last.pt", {{"best.pt", 20}, {at_10, 10}});
+  EXPECT_EQ(base::read_file(temp_ / "best.pt"), "20");
+  EXPECT_EQ(base::read_file(temp_ / at_10), "10");
+  EXPECT_FALSE(fs::exists(temp_ / at_20));
+  write(at_20, "20, which was never best");
+  run_files::set_aside_after(temp_, 10, temp_ / "last.pt", {{"best.pt", 10}});
+  EXPECT_EQ(base::read_file(temp_ / "best.pt"), "10");
+  EXPECT_FALSE(fs::exists(temp_ / at_20));
 }
 
 TEST_F(RunFolderTest, TheNewestRunIsTheOneThatWroteLast) {

@@ -26,6 +26,7 @@
 #include <cmath>
 #include <exception>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -319,8 +320,8 @@ class Trainer {
     channel_.tell(SYNCBN_AGENT_LOG, fs::absolute(folder_->path() / run_files::kLog).string());
     has_saved_ = continues;
     if (continues) {
-      std::vector<std::string> best;
-      for (const Checkpoint::Best& one : position_.best) best.push_back(one.file);
+      std::map<std::string, int64_t> best;
+      for (const Checkpoint::Best& one : position_.best) best[one.file] = one.step;
       run_files::set_aside_after(folder_->path(), position_.step, resume_.checkpoint_path, best);
       folder_->rewind_log(position_.step, position_.sampler.epoch,
                           plan_.owes_evaluation() ? "" : position_.epoch_line);

@@ -308,16 +308,18 @@ void rotate(const fs::path& folder, int64_t step, int64_t keep_last) {
 }
 
 void set_aside_after(const fs::path& folder, int64_t step, const fs::path& resumed,
-                     const std::vector<std::string>& best) {
+                     const std::map<std::string, int64_t>& best) {
   std::error_code ignored;
   for (const fs::path& file : checkpoints(folder)) {
     const auto number = number_of(file, kStepPrefix);
     const bool is_later = number ? *number > step : !fs::equivalent(file, resumed, ignored);
     if (is_later) fs::rename(file, file.string() + ".abandoned", ignored);
   }
+  if (const auto first = best.find(kBest); first != best.end()) {
+    fs::rename(folder / best_name(first->second), folder / kBest, ignored);  // if it is there
+  }
   for (const fs::path& file : numbered_files(folder, kBestPrefix)) {
-    const bool is_kept = std::ranges::find(best, file.filename().string()) != best.end();
-    if (!is_kept) fs::remove(file, ignored);
+    if (!best.contains(file.filename())) fs::remove(file, ignored);
   }
 }
 

@@ -291,7 +291,8 @@ void RunFolder::restore_removed() {
   if (::fstat(log_.get(), &status) != 0 || status.st_nlink > 0) return;
   spdlog::warn("{} was removed while the run writes to it; a new one begins here",
                (path_ / run_files::kLog).string());
-  lock_ = lock_of_run(path_);  // the former lock is gone with the folder
+  lock_.reset();  // its file may be there still
+  lock_ = lock_of_run(path_);
   open_log();
   base::write_file_atomically(path_ / run_files::kConfig, config_);
   open_records();
