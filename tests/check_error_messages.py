@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Looks for the messages that docs/errors.md quotes in the sources, and names those that are not there.
+"""Searches the sources for the messages that docs/errors.md quotes, and lists those that are not there.
 
-A quoted message is code with a blank in it, in the section "Messages" of the page, except for its part on libtorch's
-own messages. … stands for a value. Each text between values has to be part of a string literal in lib/ or apps/,
-where adjacent literals are one and {…} is a value.
+A quoted message is a code span with a space in the page's section "Messages", without its part on libtorch's own
+messages. … stands for a value. Each text between values has to be part of a string literal in lib/ or apps/, where
+adjacent literals are joined and {…} is a value.
 """
 
 import pathlib
@@ -43,7 +43,7 @@ def values_as_dots(literal):
 
 
 def quoted_messages(page):
-    """Line and text of each."""
+    """The line number and text of each message."""
     begin = page.index("## Messages")
     for span in re.compile("`([^`]+)`").finditer(page, begin, page.index("### libtorch")):
         message = " ".join(span[1].split())

@@ -1,5 +1,5 @@
-# Writes a file for ctest with one entry per GoogleTest suite of PROGRAM. A suite whose name begins with
-# Exhaustive also gets the label exhaustive (CONTRIBUTING.md).
+# Writes the file by which ctest finds the test suites of PROGRAM: one ctest entry per GoogleTest suite.
+# A suite Exhaustive… also has the label exhaustive (CONTRIBUTING.md).
 #   cmake -D PROGRAM=… -D OUT=… [-D PREFIX=…] [-D FILTER=…] -D TIMEOUT=… -D LABELS=… [-D ENVIRONMENT=…] -P …
 if(NOT FILTER)
   set(FILTER "*")
@@ -10,7 +10,7 @@ execute_process(
 if(NOT status EQUAL 0)
   message(FATAL_ERROR "${PROGRAM} --gtest_list_tests failed: ${status}\n${listing}")
 endif()
-# CPU tests run in the same way on every machine: without this, two ranks would use a workstation's two GPUs.
+# CPU tests must behave the same on every machine: two ranks would use a workstation's two GPUs.
 if(NOT LABELS MATCHES "(^|;)(fake)?gpu(;|$)")
   list(PREPEND ENVIRONMENT CUDA_VISIBLE_DEVICES=)
 endif()

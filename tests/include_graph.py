@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if folders of lib/ include each other in a circle, or if lib/dist's comm includes parallel."""
+"""Fails if folders of lib/ include each other in a cycle, or if comm of lib/dist includes parallel."""
 
 import pathlib
 import re
@@ -8,12 +8,12 @@ import sys
 LIB = pathlib.Path(__file__).resolve().parent.parent / "lib"
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 SOURCES = {".h", ".inc", ".cpp", ".cu", ".cuh"}
-# The public headers of comm. The others in lib/dist/include belong to parallel.
+# The public headers of comm. The other ones in lib/dist/include belong to parallel.
 COMM_HEADERS = {"call_trace", "collectives", "cuda_graph", "peer_error", "plain_message", "process_group", "process_group_ptr", "spawn", "work", "world_rank"}
 
 
 def folder_of(file):
-    """The node of the graph that a file belongs to: a module's public headers, or a folder of its sources."""
+    """The graph node of a file: a module's public headers, or a folder of its sources."""
     parts = file.relative_to(LIB).parts
     if parts[1] == "src":
         return "/".join(parts[:-1])
@@ -23,7 +23,7 @@ def folder_of(file):
 
 
 def included_files():
-    """Yields each pair of files of lib/ of which the first includes the second."""
+    """Yields all pairs of files in lib/ of which the first includes the second."""
     files = [file for file in LIB.glob("*/*/**/*") if file.suffix in SOURCES and "gloo_names" not in file.parts]
     for file in files:
         module = LIB / file.relative_to(LIB).parts[0]
@@ -35,7 +35,7 @@ def included_files():
 
 
 def circle(edges):
-    """The nodes of one circle, or None."""
+    """The nodes of a cycle, or None."""
     done = set()
 
     def visit(node, path):
@@ -69,7 +69,7 @@ def main():
     if not folders:
         errors.append(f"no includes found in {LIB}")
     for kind, edges in (("folders", folders), ("modules", modules)):
-        # All circles, one after the other: the link that closes one is left out of the search for the next.
+        # Finds all cycles: removes the edge that closes a cycle before it searches for the next one.
         edges = {node: dict(targets) for node, targets in edges.items()}
         while nodes := circle(edges):
             errors.append(f"circle of {kind}: {' -> '.join(nodes)}")

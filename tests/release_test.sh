@@ -1,11 +1,11 @@
 #!/bin/bash
-# scripts/release, in a clone of this repository.
+# Tests scripts/release in a clone of this repository.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 git clone -q --depth=1 "file://$PWD" "$work/clone"
-# As it is here, committed or not.
+# The present state, committed or not.
 cp scripts/release scripts/version "$work/clone/scripts/"
 cp CHANGELOG.md CMakeLists.txt "$work/clone/"
 cd "$work/clone"

@@ -1,4 +1,4 @@
-"""Tests of what scripts/ decide, without the machines that they decide about."""
+"""Tests of the decisions of scripts/, without the machines that these are about."""
 
 import importlib.machinery
 import importlib.util
@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 
 def load(name, folder="scripts"):
-    """A script, as a module."""
+    """Loads a script as a module."""
     loader = importlib.machinery.SourceFileLoader(name.replace("-", "_"), str(ROOT / folder / name))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(module)
@@ -54,7 +54,7 @@ class BenchOfAGpu(unittest.TestCase):
 
 
 class GpuCheckReports(unittest.TestCase):
-    """Reports of tests, as tests/support/test_main.cpp writes them."""
+    """Test reports in the format of tests/support/test_main.cpp."""
 
     def figures(self, lines, gpus, pretend=False):
         with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ class GpuCheckParts(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        self.check = object.__new__(gpu_check.Check)  # __init__ looks at the machine
+        self.check = object.__new__(gpu_check.Check)  # __init__ inspects the machine
         self.check.__dict__.update(parts={}, tried=set(), pretend=False, machine={"gpus": 1}, environment={},
                                    work=pathlib.Path(folder.name), record=self.record)
 
@@ -181,13 +181,13 @@ class GpuCheckParts(unittest.TestCase):
         self.assertEqual(self.check.saved_parts(), {})
 
     def test_the_end_of_a_part_is_that_of_its_process_groups(self):
-        # As a test of tests/support/test_main.cpp does: what it starts is in a group of its own.
+        # Like a test of tests/support/test_main.cpp, which puts its processes into their own group.
         process = subprocess.Popen(["bash", "-c", "set -m; sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE,
                                    text=True, start_new_session=True)
         self.addCleanup(process.stdout.close)
         sleeper = pathlib.Path("/proc", process.stdout.readline().strip(), "stat")
         gpu_check.end(process)
-        # Whoever inherits it may not have waited for it yet.
+        # The process that inherits it may not have reaped it yet.
         self.assertTrue(not sleeper.exists() or sleeper.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
@@ -224,7 +224,7 @@ class GpuCheckSanitizer(unittest.TestCase):
 
     PASSED = "[==========] 1 test from 1 test suite ran. (9 ms total)\n[  PASSED  ] 1 test.\n"
     SKIPPED = "[==========] 1 test from 1 test suite ran. (9 ms total)\n[  PASSED  ] 0 tests.\n[  SKIPPED ] 1 test.\n"
-    # A kernel is named like this by newer versions, and like "at 0x1b0 in …" by older ones.
+    # Newer versions name a kernel like this, older ones like "at 0x1b0 in …".
     INVALID = ("========= Invalid __global__ read of size 16 bytes\n"
                "=========     at {}+0x1b0\n=========     by thread (31,0,0) in block (2,0,0)\n")
     OURS = "void syncbn::dist::detail::cuda::<unnamed>::moments_kernel<float, (bool)1>(MomentsArguments)"
@@ -270,7 +270,7 @@ class RunTests(unittest.TestCase):
                          "fakegpu: 3 entries, 720 s, about 240 s with 3 at once")
 
     def runs(self, *options, **environment):
-        """What it says of a ctest with an entry of each label, one of which has a test that needs a GPU."""
+        """The output for a ctest with one entry per label, one of which has a test that needs a GPU."""
         with tempfile.TemporaryDirectory() as folder:
             ctest = pathlib.Path(folder, "ctest")
             ctest.write_text("""#!/bin/sh

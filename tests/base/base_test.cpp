@@ -35,10 +35,10 @@
 #include "support/skip.h"
 #include "support/temp_folder.h"
 
-/// The errno with which fsync() of a folder fails; 0: it works.
+/// The errno with which fsync() of a folder fails; 0: fsync() works.
 static int folder_sync_error = 0;
 
-/// In place of libc's.
+/// Replaces libc's fsync().
 extern "C" int fsync(int fd) {
   struct stat status {};
   if (folder_sync_error == 0 || ::fstat(fd, &status) != 0 || !S_ISDIR(status.st_mode)) {
@@ -137,13 +137,13 @@ TEST_F(AtomicFileTest, LeavesWhatIsNoRegularFileInItsPlace) {
   write_file_atomically(fifo, "bytes");
   std::array<char, 16> buffer{};
   EXPECT_EQ(::read(reader.get(), buffer.data(), buffer.size()), 5);
-  // What is written in parts needs a file.
+  // A writer that gets a path needs a regular file.
   EXPECT_THAT(
       [&] { write_file_atomically(fifo, [](const fs::path&) {}); },
       ThrowsMessage<UserError>(HasSubstr("fifo: it is not a regular file; choose another")));
   EXPECT_TRUE(fs::is_fifo(fifo));
 
-  // An open file, by the name that /dev/stdout leads to.
+  // An open file, under a name like the one that /dev/stdout leads to.
   const UniqueFd open(::open((folder_ / "open").c_str(), O_WRONLY | O_CREAT, 0600));
   ASSERT_EQ(::write(open.get(), "before ", 7), 7);
   write_file_atomically(fmt::format("/proc/self/fd/{}", open.get()), "after");
@@ -215,7 +215,7 @@ TEST_F(AtomicFileTest, ReadingWaitsForNobodyAndEnds) {
   EXPECT_EQ(read_file(fifo), "") << "nobody writes";
   EXPECT_THAT([] { read_file("/dev/zero"); },
               ThrowsMessage<UserError>("/dev/zero is larger than 67.1 MB"));
-  // As a shell's <(…) is.
+  // A pipe, as for a shell's <(…).
   std::array<int, 2> ends{};
   ASSERT_EQ(::pipe(ends.data()), 0);
   std::thread writer([end = ends[1]] {
@@ -365,7 +365,7 @@ TEST(TextTest, WhatCannotBeShownIsEscaped) {
   EXPECT_EQ(printable("\x1b[2J\x7f\r\n\t"), "\\x1b[2J\\x7f\\x0d\\x0a\\x09");
   EXPECT_EQ(printable("\x1b\r\n\t", "\n\t"), "\\x1b\\x0d\n\t");
   EXPECT_EQ(printable("\ufeffhost \u009b"), "\\xef\\xbb\\xbfhost \\xc2\\x9b");
-  // No UTF-8: alone, cut off, overlong, a surrogate, too high.
+  // Not UTF-8: a lone byte, cut off, overlong, a surrogate, too high.
   EXPECT_EQ(printable("\x80 \xff \xe2\x82"), "\\x80 \\xff \\xe2\\x82");
   EXPECT_EQ(printable("\xc0\xaf \xe0\x80\xaf"), "\\xc0\\xaf \\xe0\\x80\\xaf");
   EXPECT_EQ(printable("\xed\xa0\x80 \xf4\x90\x80\x80"), "\\xed\\xa0\\x80 \\xf4\\x90\\x80\\x80");

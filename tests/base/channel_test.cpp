@@ -27,7 +27,7 @@ bool is_ready(const Channel& channel) {
   return ::poll(&ready, 1, 0) > 0;
 }
 
-// A thousand ranks speak at the same time.
+// As many lines as a thousand ranks send at the same time.
 TEST(ChannelTest, ManyLinesAtOnceArrive) {
   constexpr size_t kLines = 20'000;
   std::string text;

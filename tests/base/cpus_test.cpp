@@ -12,7 +12,7 @@
 namespace syncbn::base {
 namespace {
 
-/// A file system with these groups of this process.
+/// A file system with control groups for this process.
 class UsableCpusTest : public ::testing::Test {
  protected:
   void write(const std::string& file, const std::string& text) {
@@ -38,7 +38,7 @@ TEST_F(UsableCpusTest, AreLimitedByAContainersQuota) {
   write("proc/self/cgroup", "0::/\n");
   write("sys/fs/cgroup/cpu.max", "100000 100000\n");
   EXPECT_EQ(cpus(), 1);
-  // Part of a CPU is one.
+  // Part of a CPU counts as one.
   write("sys/fs/cgroup/cpu.max", "50000 100000\n");
   EXPECT_EQ(cpus(), 1);
 }
@@ -77,7 +77,7 @@ TEST(AllowedCpusTest, RanksDivideTheCpusTheyShareAndKeepThoseTheyAreBoundTo) {
   affinity.bind_to(*allowed_cpus().begin());
   EXPECT_EQ(cpus_of_rank(1), 1);
   EXPECT_EQ(cpus_of_rank(all), 1);
-  // A child inherits the mask: it shares this one CPU, however many the machine has.
+  // A child inherits the mask, so it shares this CPU, however many the machine has.
   const pid_t child = ::fork();
   if (child == 0) ::_exit(cpus_of_rank(2));
   int status = 0;

@@ -1,5 +1,5 @@
-// Counting and finding GPUs. NVML is tests/support/fake_nvml.cpp, which this program finds through
-// its RPATH.
+// Counts and finds GPUs. NVML is tests/support/fake_nvml.cpp, which this program finds through its
+// RPATH.
 #include <gmock/gmock.h>
 #include <syncbn/base/gpus.h>
 

@@ -13,7 +13,7 @@
 namespace syncbn::base {
 namespace {
 
-constexpr int64_t kMany = 100;  // of huge pages there are 32 in a block
+constexpr int64_t kMany = 100;  // a block of 64 MiB has 32 huge pages
 
 int64_t page_faults() {
   rusage usage{};
@@ -21,14 +21,14 @@ int64_t page_faults() {
   return usage.ru_minflt;
 }
 
-/// Page faults of allocating, touching and freeing a block again and again.
+/// The page faults from allocating, touching and freeing a block repeatedly.
 int64_t faults_of_reuse() {
-  constexpr size_t kBytes = size_t{64} << 20;  // above what malloc would keep by itself
+  constexpr size_t kBytes = size_t{64} << 20;  // more than malloc keeps by default
   constexpr int kTimes = 10;
   int64_t before = 0;
   for (int i = 0; i <= kTimes; ++i) {
     if (i == 1) before = page_faults();
-    // volatile: or the compiler leaves all of it out.
+    // volatile, or the compiler removes everything.
     void* volatile block = std::malloc(kBytes);
     std::memset(block, i, kBytes);
     std::free(block);
@@ -36,7 +36,7 @@ int64_t faults_of_reuse() {
   return page_faults() - before;
 }
 
-/// The mappings of the heap, and whether all but its edges may have huge pages.
+/// Number and size of the heap's mappings, and the size of those that may have huge pages.
 struct Heap {
   int mappings = 0;
   int64_t kib = 0;
@@ -64,7 +64,7 @@ Heap heap() {
   return found;
 }
 
-// One test: what it sets stays set in this process.
+// A single test, because its settings persist in this process.
 TEST(HeapTest, FreedMemoryComesBackWithoutPageFaultsUnlessTheUserChoseOtherwise) {
   ::setenv("MALLOC_TRIM_THRESHOLD_", "131072", 1);
   keep_freed_memory();
@@ -74,7 +74,7 @@ TEST(HeapTest, FreedMemoryComesBackWithoutPageFaultsUnlessTheUserChoseOtherwise)
   keep_freed_memory();
   EXPECT_LT(faults_of_reuse(), before / 10);
 
-  // Blocks of 3 MiB, some asked for and some not, as libraries next to each other allocate.
+  // Blocks of 3 MiB, every second one with huge pages, as libraries next to each other allocate.
   constexpr size_t kBytes = size_t{3} << 20;
   std::vector<void*> blocks;
   for (int i = 0; i < 300; ++i) {
@@ -85,7 +85,7 @@ TEST(HeapTest, FreedMemoryComesBackWithoutPageFaultsUnlessTheUserChoseOtherwise)
   for (void* block : blocks) std::free(block);
   EXPECT_GT(all.kib, 300 * 3 << 10);
   EXPECT_LT(all.mappings, 15) << "one for each block would be 150";
-  // A kernel without huge pages knows no such flag.
+  // A kernel without huge pages does not have this flag.
   const bool knows = std::filesystem::exists("/sys/kernel/mm/transparent_hugepage");
   EXPECT_GE(all.huge_kib, knows ? all.kib - (16 << 10) : 0) << "of " << all.kib;
 }

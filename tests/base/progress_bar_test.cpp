@@ -97,7 +97,7 @@ TEST(ProgressBarTest, IsDrawnAtMostOncePerPeriod) {
 TEST(ProgressBarTest, EstimatesTheRestFromTheSpeedSinceItsStart) {
   ProgressBar bar;
   const ProgressBar::Clock::time_point now{seconds(1000)};
-  bar.update(progress(100, 200), now);  // resumed: the first 100 took no time
+  bar.update(progress(100, 200), now);  // resumed: the first 100 took no time in this run
   bar.update(progress(110, 200), now + seconds(10));
   EXPECT_NE(bar.draw(80, now + seconds(10)).find("0:10 < 1:30"), std::string::npos);
 }

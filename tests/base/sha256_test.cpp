@@ -4,8 +4,8 @@
 namespace syncbn::base {
 namespace {
 
-// The examples of FIPS 180-4 (NIST's "Example values"), and lengths at the edges of a block, whose
-// digests are those of Python's hashlib.
+// The examples of FIPS 180-4 (NIST's "Example values"), and lengths close to a block's end, with
+// digests from Python's hashlib.
 TEST(Sha256Test, HasThePublishedDigests) {
   EXPECT_EQ(to_hex(sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(to_hex(sha256("abc")),

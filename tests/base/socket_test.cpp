@@ -50,7 +50,7 @@ TEST(SocketTest, ANameThatIsNotKnownHasAReason) {
   EXPECT_NE(reason, "");
 }
 
-/// A list of addresses, as of a host that has several.
+/// A list of addresses, as a host name with several addresses gives.
 class Addresses {
  public:
   explicit Addresses(const std::vector<int>& ports) {
@@ -70,7 +70,7 @@ class Addresses {
   std::vector<AddressList> parts_;
 };
 
-/// Swallows packets: its queue is full of connections that nobody accepts.
+/// Drops packets, because its queue is full of connections that no process accepts.
 class BlackHole {
  public:
   BlackHole() {

@@ -8,8 +8,8 @@
 
 namespace {
 
-// Without addresses for a stack a thread fails to start as it does under `ulimit -u`, which does
-// not bind root.
+// Without address space for its stack, a thread fails to start as under `ulimit -u`, which does not
+// limit root.
 TEST(ThreadsTest, ThreadsThatCannotStartAreAnErrorThatNamesTheLimit) {
   const auto check = [](int count) {
     const rlimit limit{.rlim_cur = rlim_t{256} << 20, .rlim_max = RLIM_INFINITY};

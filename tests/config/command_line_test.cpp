@@ -29,7 +29,7 @@ std::vector<FieldInfo> car_fields() {
   return fields;
 }
 
-/// Of two alternatives that share one of their keys.
+/// The fields of two alternatives that share one of their keys.
 std::vector<FieldInfo> fields_of_engines() {
   std::vector<FieldInfo> fields;
   for (const char* type : {"diesel", "electric"}) {
@@ -46,7 +46,7 @@ std::vector<FieldInfo> fields_of_engines() {
   return fields;
 }
 
-/// Everything that a program does: command line over file into options.
+/// The whole work of a program: reads the command line over a file into options.
 struct Outcome {
   CommandLine line;
   CarOptions car;

@@ -10,7 +10,7 @@
 
 namespace syncbn::config::test {
 
-/// What an alternative of the example makes: a name to look at.
+/// The example's alternatives, each of which makes a name.
 struct EngineKind {
   using Registry = config::Registry<std::string, int>;
   static Registry& registry();
@@ -27,7 +27,7 @@ struct WheelOptions {
   }
 };
 
-/// An option struct with a field of every sort.
+/// An option struct with a field of each type.
 struct CarOptions {
   std::string name = "none";
   std::string colour = "red";
@@ -82,7 +82,7 @@ inline EngineKind::Registry& EngineKind::registry() {
   return registry;
 }
 
-/// Reads text into options and returns what was wrong with it.
+/// Reads text into options and returns the faults.
 template <class T>
 std::vector<std::string> read(const std::string& text, T& out) {
   Faults faults;

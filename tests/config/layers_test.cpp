@@ -50,7 +50,7 @@ TEST(LayersTest, NumbersNameItemsOfLists) {
   EXPECT_THROW(merged("l: [1]\n", "l: {1: 2}\n"), base::UserError);
 }
 
-/// Files in a folder of their own.
+/// Files in their own folder.
 class LayeredFilesTest : public ::testing::Test {
  protected:
   void write(const std::string& name, const std::string& text) {
@@ -66,7 +66,7 @@ class LayeredFilesTest : public ::testing::Test {
     return value;
   }
 
-  /// What load() throws; folders' names are replaced by "DIR".
+  /// The message that load() throws, with "DIR" for folders.
   std::string error_of(const std::vector<std::string>& names) {
     try {
       load(names);
@@ -166,7 +166,7 @@ TEST_F(LayeredFilesTest, RefusesBasesThatDoubleWithoutEnd) {
   EXPECT_THAT(error_of({"0.yaml"}), HasSubstr("base: more than 100 files"));
 }
 
-/// A text with references, resolved.
+/// A text with its references resolved, and the faults.
 struct Resolved {
   std::string text;
   std::vector<std::string> faults;

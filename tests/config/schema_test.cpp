@@ -120,7 +120,7 @@ TEST(SchemaTest, CutsLongValuesInMessages) {
     EXPECT_THAT(fault, ::testing::HasSubstr("…'"));
     EXPECT_LT(fault.size(), 180u) << fault;
   }
-  // Never within a character of two bytes.
+  // Never cuts within a character of two bytes.
   EXPECT_EQ(shortened(std::string(58, 'x') + "äää"), std::string(58, 'x') + "ä…");
 }
 

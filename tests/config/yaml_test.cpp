@@ -148,7 +148,7 @@ TEST(YamlTest, RefusesDeepNesting) {
   }
 }
 
-// Refused before yaml-cpp makes nodes of them: these took 54 MiB.
+// Refused before yaml-cpp makes nodes of the values, which would take 54 MiB.
 TEST(YamlTest, RefusesManyValues) {
   for (const char* value : {"a,", "1,", "*x,"}) {
     std::string text = "x: &x 1\ny: {";
@@ -216,7 +216,7 @@ TEST(YamlTest, WritesPlainTextInQuotesWhereItWouldBeReadAsSomethingElse) {
 }
 
 TEST(YamlTest, KeepsBytesThatAreNotUtf8) {
-  // Such as of a path.
+  // For example in a path.
   const std::string text = "path: \"/data/\xe9\xff\"\n";
   EXPECT_EQ(parse_yaml(text, "a.yaml").find("path")->scalar, "/data/\xe9\xff");
   EXPECT_EQ(to_yaml(parse_yaml(text, "a.yaml")), text);

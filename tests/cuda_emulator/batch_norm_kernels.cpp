@@ -8,7 +8,7 @@
 namespace syncbn::dist::detail::cuda {
 namespace {
 
-/// What batch_norm_launch.cu does with a kernel.
+/// Launches a kernel with the grid and block of batch_norm_launch.cu.
 template <class Shared, class Kernel>
 void run(const LaunchShape& shape, const Schedule& schedule, Kernel kernel) {
   const Layout& layout = shape.layout;

@@ -11,7 +11,7 @@ namespace syncbn::dist::detail::cuda {
 
 struct Schedule {
   uint64_t seed = 0;
-  std::optional<uint3> only = {};  ///< block
+  std::optional<uint3> only = {};  ///< the only block to run
 };
 
 void emulate(const MomentsArguments& arguments, ValueType type, const Schedule& schedule = {});

@@ -44,7 +44,7 @@ struct TypeOf<__nv_bfloat16> {
 };
 
 using Doubles = std::vector<double>;
-/// For the reference, more precise than double.
+/// The type of the reference: more precise than double.
 using Exact = long double;
 using Exacts = std::vector<Exact>;
 
@@ -57,7 +57,7 @@ T rounded(double value) {
   return narrow<T>(static_cast<Wide<T>>(value));
 }
 
-/// Ends where an access beyond it is seen.
+/// Ends exactly after the last value, so that a sanitizer sees an access beyond it.
 template <class T>
 struct Buffer {
   explicit Buffer(int64_t count, double value = std::numeric_limits<double>::quiet_NaN())
@@ -74,7 +74,7 @@ struct KernelCase {
   bool residual = false, relu = false, cumulative = false;
   bool constant_channel = false;
   bool sorted = false;  ///< values of a rank ascend, so the mean of a thread's values moves
-  int64_t blocks = 8;   ///< that a launch aims at
+  int64_t blocks = 8;   ///< that a launch aims for
   uint64_t seed = 0;    ///< of values and of schedules
 };
 
@@ -188,7 +188,7 @@ class KernelCheck {
     return 1 / std::sqrt(exact_.m2[c] / std::max(exact_.count, 1.0) + case_.eps);
   }
 
-  /// What the rounding of the mean, which is in double, does to deviations from it.
+  /// Upper bound on the error of normalised deviations that comes from rounding the mean to double.
   Exact of_mean(size_t c) const { return kDouble * std::abs(exact_.mean[c]) * invstd(c); }
 
   template <class Use>
@@ -315,7 +315,7 @@ class KernelCheck {
   }
 
   void expect_sums(const Doubles& sums) const {
-    // Absolute values do not cancel.
+    // Sums of absolute values, which do not cancel.
     Exacts dy(at(case_.c)), dy_xmu(at(case_.c));
     for_all([&](const Rank& rank, size_t i, size_t c) {
       dy[c] += std::abs(gradient(rank, i));
@@ -330,7 +330,7 @@ class KernelCheck {
     }
   }
 
-  /// @param sums of all ranks
+  /// @param sums those of all ranks
   void elementwise(Rank& rank, const Doubles& sums) {
     ElementwiseArguments arguments{.shape = shape(rank),
                                    .gradient = rank.dy.data(),
@@ -345,7 +345,7 @@ class KernelCheck {
                                    .weight = {weight_.data()}};
     emulate(arguments, TypeOf<T>::kType, schedule());
     Exacts exact;
-    Exact least = 0;  // of what cancels where there are few values
+    Exact least = 0;  // scale of the terms, which may cancel if there are few values
     for (size_t i = 0; i < rank.x.size(); ++i) {
       const size_t c = at(channel(static_cast<int64_t>(i)));
       least = std::max(least, std::abs(gradient(rank, i) * invstd(c) * Exact(weight_[c])));
@@ -359,8 +359,8 @@ class KernelCheck {
     expect_near(rank.dx, exact, least, "gradient of the input");
   }
 
-  /// Relative to the largest value, as in batch_norm_numerics_test.cpp: rounded once to the type,
-  /// and a few times in what they are computed in.
+  /// The bound is relative to the largest value, as in batch_norm_numerics_test.cpp: one rounding
+  /// to T and a few in the type of the computation.
   void expect_near(const std::vector<T>& values, const Exacts& exact, Exact most,
                    const char* what) const {
     for (const Exact value : exact) most = std::max(most, std::abs(value));
@@ -373,10 +373,10 @@ class KernelCheck {
     }
   }
 
-  /// Rounding of what the values are computed in.
+  /// Rounding error of the type that the values are computed in.
   static constexpr double kDouble = 1e-15;
   static constexpr double kFloat = sizeof(T) == sizeof(double) ? kDouble : 6e-8;
-  /// Sums of 32 values each in that precision.
+  /// Error of sums that take 32 values at a time in that type.
   static constexpr double kStatistics = sizeof(T) == sizeof(double) ? 3e-14 : 2e-7;
 
   const KernelCase case_;
@@ -412,7 +412,7 @@ void expect_accurate(const KernelCase& c) {
   }
 }
 
-/// In both layouts, with and without what is fused.
+/// In both layouts, with and without the fused operations.
 void expect_accurate_in_all_forms(KernelCase c) {
   for (const bool rows : {true, false}) {
     KernelCase one = c;
@@ -474,7 +474,7 @@ TEST(CudaKernelsTest, FewerThanTwoValuesLeaveTheRunningStatistics) {
 }
 
 TEST(CudaKernelsTest, LargeMeansTinyDeviationsAndNoEps) {
-  // What is left of x - mean is exact; half and bfloat16 hold few different values there.
+  // x - mean is exact here; half and bfloat16 have only a few different values in this range.
   for (const double eps : {1e-5, 0.0}) {
     expect_accurate_in_all_forms(
         {.c = 5, .s = 32, .shares = {3, 5}, .mean = 1e3, .deviation = 10, .eps = eps});
@@ -529,7 +529,7 @@ TEST(CudaKernelsTest, AConstantChannelHasNoVariance) {
   }
 }
 
-/// A checkpoint's second forward has the merged row instead of all ranks' rows.
+/// In a checkpoint, the second forward gets the merged row instead of the rows of all ranks.
 TEST(CudaKernelsTest, MergingAMergedRowLeavesItsBits) {
   std::mt19937_64 random(1);
   std::normal_distribution<double> normal;
@@ -555,7 +555,7 @@ TEST(CudaKernelsTest, ARowWithoutValuesIsIgnored) {
   EXPECT_EQ(merged, (Doubles{1.5, 4, 2}));
 }
 
-/// The places of all threads in the blocks of the last tile.
+/// Checks the places of all threads in the blocks of the last tile.
 template <bool kRows>
 void expect_walk_covers(const Layout& layout, int slices) {
   const LaunchShape shape{layout, layout.columns(), slices, nullptr};

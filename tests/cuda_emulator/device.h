@@ -1,4 +1,4 @@
-// CUDA's device language for a host compiler: kernels that run by emulator.h find these names.
+// CUDA's device language for a host compiler: the names that kernels under emulator.h use.
 #pragma once
 
 #include <vector_types.h>
@@ -21,10 +21,10 @@ namespace cuda_emulator {
 void wait_for_block();
 /// May run other threads.
 void pause();
-/// Waits until the lanes of `mask` are here; then copies what the lane `source` brought, of at most
-/// 8 bytes, over `value`.
+/// Waits until the lanes of `mask` are here, then copies the value of lane `source`, at most 8
+/// bytes, to `value`.
 void exchange(unsigned mask, int source, void* value, size_t bytes);
-/// A bit for each lane of `mask` that brought true.
+/// A bit for each lane of `mask` that passed true.
 unsigned ballot(unsigned mask, bool value);
 int lane();
 
@@ -49,7 +49,7 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes) {
   return cuda_emulator::from_lane(mask, value, cuda_emulator::lane() ^ lanes);
 }
-/// A lane without one `delta` above it keeps its own value.
+/// A lane that has no lane `delta` above it keeps its own value.
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
   const int own = cuda_emulator::lane();
@@ -57,12 +57,12 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
   return cuda_emulator::from_lane(mask, value, source < 32 ? source : own);
 }
 
-// One thread of the host runs all threads of a launch, so every access is atomic and in order.
+// One host thread runs all threads of a launch, so every access is atomic and in order.
 
 inline void __threadfence() {
   cuda_emulator::pause();
 }
-/// Other threads and processes of the host run kernels as well.
+/// Other threads and processes of the host run kernels at the same time.
 inline void __threadfence_system() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   cuda_emulator::pause();

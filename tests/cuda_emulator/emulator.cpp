@@ -58,14 +58,14 @@ namespace {
 constexpr int kWarp = 32;
 constexpr size_t kStack = size_t{128} << 10;
 constexpr uint64_t kCanary = 0xC0FFEE0DDBA11CAFu;
-/// Exchanges of a warp before another has its turn, on average.
+/// Average number of exchanges of a warp before another warp has its turn.
 constexpr size_t kTurns = 16;
-/// Blocks that take turns.
+/// Number of blocks that take turns.
 constexpr size_t kResident = 4;
 
 void fiber_main();
 
-/// A stack of its own, on which one thread of a kernel runs after the other.
+/// A stack on which one kernel thread runs after another.
 class Fiber {
  public:
   Fiber()
@@ -73,7 +73,7 @@ class Fiber {
                                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {
     if (stack_ == MAP_FAILED) throw std::bad_alloc();
     *reinterpret_cast<uint64_t*>(stack_) = kCanary;
-    // What cuda_emulator_switch pops: six registers, and fiber_main, to begin as if called.
+    // What cuda_emulator_switch pops: six registers, then fiber_main as the return address.
     void** const top = reinterpret_cast<void**>(stack_ + kStack) - 8;
     top[6] = reinterpret_cast<void*>(&fiber_main);
     pointer_ = top;
@@ -87,7 +87,7 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// Runs it until leave().
+  /// Runs the fiber until it calls leave().
   void enter() {
 #ifdef CUDA_EMULATOR_ASAN
     void* fake_stack = nullptr;
@@ -113,7 +113,7 @@ class Fiber {
     begin(fake_stack);
   }
 
-  /// Called on the fiber each time that it goes on.
+  /// The fiber calls this first, and whenever it continues.
   void begin([[maybe_unused]] void* fake_stack = nullptr) {
 #ifdef CUDA_EMULATOR_ASAN
     __sanitizer_finish_switch_fiber(fake_stack, &host_stack_, &host_size_);
@@ -122,8 +122,8 @@ class Fiber {
 
  private:
   char* const stack_;
-  void* pointer_;         ///< of the fiber while it does not run
-  void* host_ = nullptr;  ///< of its caller while it runs
+  void* pointer_;         ///< stack pointer of the fiber while it does not run
+  void* host_ = nullptr;  ///< stack pointer of its caller while it runs
 #ifdef CUDA_EMULATOR_ASAN
   const void* host_stack_ = nullptr;
   size_t host_size_ = 0;
@@ -133,9 +133,9 @@ class Fiber {
 struct Block;
 
 struct Warp {
-  unsigned mask = 0, arrived = 0;  ///< of the exchange that lanes wait for
+  unsigned mask = 0, arrived = 0;  ///< of the exchange in progress
   unsigned turn = 0;               ///< completed exchanges
-  /// What lanes brought to this exchange and the one before, which slower lanes have yet to read.
+  /// The lanes' values in this exchange and the previous one, which slower lanes have yet to read.
   std::array<std::array<std::array<char, 8>, kWarp>, 2> brought = {};
 };
 
@@ -161,7 +161,7 @@ class Run;
 thread_local Run* current_run = nullptr;
 thread_local Thread* current = nullptr;
 
-/// Kept for the next launch: making them takes longer than most launches.
+/// Kept for the next launch: creating fibers takes longer than most launches.
 thread_local std::vector<std::unique_ptr<Fiber>> fibers;
 
 class Run {
@@ -194,7 +194,7 @@ class Run {
     }
   }
 
-  /// On a fiber.
+  /// Runs on a fiber.
   void thread() {
     try {
       body_(current->block->shared.get());
@@ -256,7 +256,7 @@ class Run {
     if (warp.arrived != mask) return switch_away(Thread::State::kAtWarp);
     warp.arrived = 0;
     ++warp.turn;
-    Thread* const lanes = current - lane;  // a block's threads lie side by side
+    Thread* const lanes = current - lane;  // a block's threads are adjacent
     for (unsigned other = 0; other < kWarp; ++other) {
       if ((mask >> other & 1u) != 0) lanes[other].state = Thread::State::kReady;
     }
@@ -301,7 +301,7 @@ class Run {
     }
     return false;
   }
-  /// Runs its threads that are ready, from a random one on.
+  /// Runs the warp's ready threads, beginning with a random one.
   bool run_warp(Block& block, size_t warp) {
     const size_t begin = warp * kWarp;
     const size_t lanes = std::min(block.threads.size() - begin, size_t{kWarp});
@@ -376,7 +376,7 @@ void run(const Launch& launch, size_t shared_bytes, const std::function<void(voi
   try {
     run.all_blocks();
   } catch (...) {
-    // Fibers that have not ended cannot begin anew: their stacks go.
+    // Fibers that have not ended cannot start again: release their stacks.
     fibers.clear();
     throw;
   }

@@ -11,10 +11,10 @@
 #include "cuda_emulator/device.h"
 
 // Threads are fibers that run from one synchronisation to the next; blocks and warps take turns at
-// random. Threads of a warp do not run in lockstep. It finds missing barriers, barriers that not
-// all threads reach, reads of unset shared memory, and under AddressSanitizer accesses outside a
-// tensor. It cannot show the device's memory model (a missing __threadfence), its rounding of fused
-// operations, or its speed.
+// random. Threads of a warp do not run in lockstep. The emulator finds missing barriers, barriers
+// that not all threads reach, reads of unset shared memory, and under AddressSanitizer accesses
+// outside a tensor. It does not show the device's memory model (a missing __threadfence), its
+// rounding of fused operations, or its speed.
 
 namespace cuda_emulator {
 
@@ -25,12 +25,12 @@ struct Launch {
   std::optional<uint3> only = {};
 };
 
-/// @param shared_bytes of each block's shared memory, filled with 0xFF
-/// @param body of a thread; called with the shared memory of its block
-/// @throws std::logic_error if threads wait for others that never come; what body throws.
+/// @param shared_bytes size of each block's shared memory, which is filled with 0xFF
+/// @param body runs in each thread with the shared memory of its block
+/// @throws std::logic_error if threads wait for others that never arrive; any exception of body
 void run(const Launch& launch, size_t shared_bytes, const std::function<void(void*)>& body);
 
-/// For a kernel whose shared memory is one Shared.
+/// For a kernel whose shared memory is one object of type Shared.
 template <class Shared, class Body>
 void run(const Launch& launch, Body body) {
   run(launch, sizeof(Shared), [&](void* shared) { body(*static_cast<Shared*>(shared)); });

@@ -1,4 +1,5 @@
-// The emulator itself: what a wrong kernel does on a GPU now and then has to show here.
+// Tests the emulator itself: it must show every time what a wrong kernel shows on a GPU only
+// sometimes.
 
 #include "cuda_emulator/emulator.h"
 
@@ -15,7 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Reverses the block's part of the values by way of shared memory.
+/// Reverses the block's values through shared memory.
 void reverse(std::vector<int>& values, int* shared, bool waits) {
   int* const own = values.data() + blockIdx.x * blockDim.x;
   shared[threadIdx.x] = own[threadIdx.x];
@@ -23,7 +24,7 @@ void reverse(std::vector<int>& values, int* shared, bool waits) {
   own[threadIdx.x] = shared[blockDim.x - 1 - threadIdx.x];
 }
 
-/// Whether reverse() has the right result with this order of warps.
+/// Whether reverse() gives the right result with this order of warps.
 bool reverses(uint64_t seed, bool waits) {
   std::vector<int> values(7 * 128);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int>(i);

@@ -6,7 +6,7 @@
 namespace syncbn::data::cuda {
 namespace {
 
-/// What normalize_launch.cu does.
+/// Launches the kernel as normalize_launch.cu does.
 template <class T>
 void run(const NormalizeArguments& arguments, uint64_t seed) {
   const cuda_emulator::Launch launch{

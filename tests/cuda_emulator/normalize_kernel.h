@@ -1,4 +1,4 @@
-// The CUDA kernel that normalizes images, run by the emulator on memory of the host.
+// The CUDA kernel that normalises images, run by the emulator on host memory.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The CUDA kernel that normalizes images, run by the emulator, against a plain loop.
+// The CUDA kernel that normalises images, run by the emulator, against a plain loop.
 
 #include "cuda_emulator/normalize_kernel.h"
 
@@ -25,17 +25,17 @@ struct Case {
   int64_t samples;
   int channels, height, width;
   bool from_channels_last, to_channels_last, with_sizes;
-  size_t offset = 0;  ///< of the images in their memory
+  size_t offset = 0;  ///< bytes before the images in their allocation
 };
 
-/// The first value of channel `c` of pixel `p`.
+/// The offset of channel `c` of pixel `p`.
 size_t place(const Case& shape, bool channels_last, int64_t sample, int c, int p) {
   const int pixels = shape.height * shape.width;
   const int inside = channels_last ? p * shape.channels + c : c * pixels + p;
   return static_cast<size_t>(sample * shape.channels * pixels + inside);
 }
 
-/// Vectors end where the values do, so that a sanitizer finds what reaches beyond.
+/// The vectors end with the last value, so that a sanitizer finds accesses beyond it.
 template <class T>
 void expect_as_a_loop(const Case& shape) {
   const int pixels = shape.height * shape.width;

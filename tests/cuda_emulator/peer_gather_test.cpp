@@ -1,4 +1,4 @@
-// The kernels that gather rows through the memory of GPUs: each rank is a thread that emulates
+// The kernels that gather rows through the memory of GPUs. Each rank is a thread that emulates
 // them.
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ class PeerGatherTest : public ::testing::Test {
  protected:
   static constexpr int kRanks = 3;
 
-  /// What a rank has after a gather of `row`.
+  /// The rows that a rank has after a gather of `row`.
   Numbers gather(int rank, const Numbers& row, uint64_t tag, uint64_t seed = 0) {
     Numbers rows(kRanks * row.size(), -7);
     emulate(arguments_of(rank, row, tag, rows), seed);
@@ -54,7 +54,7 @@ class PeerGatherTest : public ::testing::Test {
   }();
 };
 
-/// The row of a rank in an exchange.
+/// A rank's row in the given exchange.
 Numbers row_of(int rank, uint64_t exchange) {
   Numbers row(1 + exchange * 37 % 900);
   for (size_t i = 0; i < row.size(); ++i) {
@@ -97,7 +97,7 @@ TEST_F(PeerGatherTest, AnAbortEndsTheWaitForARankThatDoesNotCome) {
   abort();
 }
 
-/// A rank's part of a layer: what its kernels read, and the rows that they write.
+/// A rank's part of a layer: the input of its kernels and the rows that they write.
 class RankOfLayer {
  public:
   RankOfLayer(int rank, const Layout& layout) : layout_(layout) {
@@ -109,7 +109,7 @@ class RankOfLayer {
     EXPECT_GT(shape().slices, 1);
   }
 
-  /// @param peers null: gathers nothing
+  /// @param peers null: gather nothing
   Numbers moments(const PeerGatherArguments* peers, uint64_t seed) {
     MomentsArguments arguments{.shape = shape(), .input = x_.data()};
     std::vector<Moments> partials(workspace());
@@ -154,7 +154,7 @@ class RankOfLayer {
   std::vector<unsigned> tickets_ = std::vector<unsigned>(7);
 };
 
-// Rows of two tiles, and planes of three channels, each of two blocks or more.
+// Rows in two tiles, and planes of three channels; each has at least two blocks.
 constexpr Layout kLayouts[] = {{.rows = true, .n = 1100, .c = 70},
                                {.rows = false, .n = 2, .c = 3, .s = 20000}};
 
@@ -173,7 +173,7 @@ TEST_F(PeerGatherTest, KernelsThatComputeRowsGatherThem) {
         threads.emplace_back([&, rank] {
           RankOfLayer own(rank, layout);
           Numbers rows(expected.size(), -7);
-          // A rank that joins the others without running the layer gathers by the other kernel.
+          // A rank that joins the exchange without running the layer gathers with the other kernel.
           if (rank == 1) {
             const Numbers row = (own.*kernel)(nullptr, 5);
             rows = gather(rank, row, exchanges, 7);

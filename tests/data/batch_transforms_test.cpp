@@ -62,7 +62,8 @@ TEST(CutmixTest, PastesARectangleOfThePreviousImage) {
     const Batch mixed = cutmix(batch, 3, 1.0, random);
     const at::Tensor own = mixed.data.eq(batch.data);
     EXPECT_TRUE(own.logical_or(mixed.data.eq(batch.data.roll(1, 0))).all().item<bool>());
-    // The rectangle is the same in every image and channel; the labels are mixed by its area.
+    // The rectangle is the same in every image and channel; its area determines how labels are
+    // mixed.
     EXPECT_TRUE(own.eq(own[0][0]).all().item<bool>());
     const double kept = own[0][0].to(at::kDouble).mean().item<double>();
     EXPECT_NEAR(mixed.target[1][1].item<double>(), kept, 1e-6);

@@ -82,7 +82,7 @@ class CocoTest : public ::testing::Test {
   const test::TempFolder folder_;
 };
 
-/// Rows of a target as lists.
+/// The rows of a target as lists.
 std::vector<std::vector<double>> rows_of(const at::Tensor& target) {
   const at::Tensor values = BoxTarget::decode(target);
   std::vector<std::vector<double>> rows;
@@ -131,8 +131,8 @@ TEST_F(CocoTest, TargetsHaveTheBoxesOfTheTransformedImage) {
   const Batch batch = set->get_batch(std::vector<int64_t>{2, 0});
   EXPECT_EQ(batch.data.sizes(), (std::vector<int64_t>{2, 3, 100, 96}));
   EXPECT_TRUE(at::equal(batch.sizes, at::tensor({60, 80, 100, 40}, at::kLong).view({2, 2})));
-  // Image 9 is twice as large and mirrored. The box of width 0 is left out, and the first one is
-  // clipped to the image, of which it has 0.75 pixels too many.
+  // Image 9 is twice as large and mirrored. The box of width 0 is left out, and the first box,
+  // which exceeds the image by 0.75 pixels, is clipped to it.
   EXPECT_THAT(rows_of(batch.target[0]),
               ElementsAre(ElementsAre(2, 30, 40, 60, 80), ElementsAre(1, 0, 20, 80 - 61, 60),
                           ElementsAre(0, 80 - 20, 8, 80 - 4, 20)));
@@ -165,7 +165,7 @@ TEST_F(CocoTest, NeedsNoTransforms) {
 TEST_F(CocoTest, BoxesLessThanAPixelWideAreLeftOut) {
   CocoOptions smaller = options();
   smaller.transforms = {component("resize", {{"height", "5"}, {"width", "4"}})};
-  // The boxes of image 9 are 0.95 and 0.8 pixels wide after it.
+  // After the resize, the boxes of image 9 are 0.95 and 0.8 pixels wide.
   const Batch batch = load(smaller)->get_batch(std::vector<int64_t>{2});
   EXPECT_THAT(rows_of(batch.target[0]),
               ElementsAre(ElementsAre(2, 30, 40, 5, 4), ElementsAre(-1, 0, 0, 0, 0),
@@ -200,7 +200,7 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal(file_of().substr(0, 200), "damaged at byte 200");
   std::string damaged = file_of();
   const size_t colon = damaged.find(": 103");
-  damaged[colon] = ';';  // behind polygons
+  damaged[colon] = ';';  // after the polygons
   refusal(damaged, fmt::format("damaged at byte {}", colon + 1));
   refusal("[]", "no list 'images'");
   refusal(fmt::format("{{{}, {}}}", kImages, kCategories), "no list 'annotations'");

@@ -11,7 +11,7 @@ namespace syncbn::test {
 
 using ComponentOptions = std::vector<std::pair<std::string, std::string>>;
 
-/// `{type: <type>, <options>}` as in a configuration file; a list is "[first,second]".
+/// `{type: <type>, <options>}`, as in a configuration file; a list is "[first,second]".
 inline config::Component<data::TransformKind> component(const std::string& type,
                                                         const ComponentOptions& options = {}) {
   config::Value value = config::Value::of_map();

@@ -50,8 +50,9 @@ ImageSample run(const Pipeline& steps, const ImageSample& sample, int64_t number
   return steps.run(sample, random);
 }
 
-/// Applies torchvision's transforms, with options that leave no choice, to images of raw pixels
-/// (arguments: file, width and height of each). Prints size, FNV-1a and boxes of each result.
+/// Applies torchvision's transforms, with options that make them deterministic, to images of raw
+/// pixels (arguments: file, width and height of each). Prints the size, FNV-1a and boxes of each
+/// result.
 constexpr const char* kTorchvision = R"(
 import sys, torch
 from PIL import Image
@@ -87,8 +88,8 @@ TEST(DetectionTransformsTest, MoveBoxesAsTorchvisionDoes) {
       box_pipeline("scale_jitter", {{"target_size", "[60,45]"}, {"scale_range", "[1.5,1.5]"}}),
       box_pipeline("center_crop", {{"height", "21"}, {"width", "18"}}),
       box_pipeline("center_crop", {{"size", "70"}})};
-  // Even numbers of missing pixels: else torchvision's center_crop moves boxes by one more than
-  // the pixels.
+  // Even numbers of missing pixels: with odd ones, torchvision's center_crop moves boxes by one
+  // more than the pixels.
   const std::vector<std::pair<int64_t, int64_t>> sizes = {{40, 30}, {30, 64}, {71, 24}};
   const test::TempFolder folder;
   std::vector<std::string> command = {test::python(), "-c", kTorchvision};
@@ -114,7 +115,7 @@ TEST(DetectionTransformsTest, MoveBoxesAsTorchvisionDoes) {
         for (const double value : {box.x1, box.y1, box.x2, box.y2}) {
           double torchvisions = NAN;
           numbers >> torchvisions;
-          // torchvision's ratios of a resize are float32.
+          // torchvision's resize ratios are float32.
           EXPECT_NEAR(value, torchvisions, 1e-4) << i << " of " << width << " x " << height;
         }
       }
@@ -175,12 +176,12 @@ TEST(DetectionTransformsTest, ScaleJitterDrawsItsScale) {
     sum += static_cast<double>(out.image.width);
     EXPECT_NEAR(static_cast<double>(out.image.height), static_cast<double>(out.image.width) / 2, 1);
   }
-  EXPECT_LT(least, 14);  // 0.1 * 80 at least
-  EXPECT_GT(most, 150);  // 2 * 80 at most
+  EXPECT_LT(least, 14);  // at least 0.1 * 80
+  EXPECT_GT(most, 150);  // at most 2 * 80
   EXPECT_NEAR(sum / 400, 1.05 * 80, 8);
 }
 
-/// All results of random_photometric_distort where no factor has a choice.
+/// All possible results of random_photometric_distort if its factors are fixed.
 std::vector<Image> distorted(const Image& image) {
   std::vector<Image> all;
   for (const bool contrast_before : {true, false}) {
@@ -272,9 +273,9 @@ TEST(DetectionTransformsTest, RandomIouCropKeepsBoxesWhoseMiddleIsInside) {
       EXPECT_TRUE(box.x1 < box.x2 && box.y1 < box.y2);
     }
   }
-  EXPECT_GT(whole, 400 / 7 - 25);  // one of seven overlaps
+  EXPECT_GT(whole, 400 / 7 - 25);  // one of seven overlaps keeps the whole image
   EXPECT_GT(without_a_box, 20);
-  // With an overlap of 0.9 only crops around a box are left.
+  // With an overlap of 0.9, only crops around a box remain.
   const Pipeline tight = box_pipeline("random_iou_crop", {{"sampler_options", "[0.9,1]"},
                                                           {"min_aspect_ratio", "0.1"},
                                                           {"max_aspect_ratio", "9"},

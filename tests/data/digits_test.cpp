@@ -74,7 +74,7 @@ TEST(DigitsTest, ReturnsImagesAndLabelsInTheRequestedOrder) {
 }
 
 TEST(DigitsTest, ReadsTheFirstDigitOfTheFile) {
-  // 0,0,5,13,9,1,0,0, ... ,0
+  // The first line of the file: 0,0,5,13,9,1,0,0, ... ,0
   const Batch batch = shipped(Split::kTrain)->get_batch(std::vector<int64_t>{0});
   const at::Tensor row = batch.data[0][0][0] * 16;
   EXPECT_TRUE(row.equal(at::tensor({0, 0, 5, 13, 9, 1, 0, 0}, at::kFloat)));
@@ -111,7 +111,7 @@ TEST(DigitsTest, IsRegisteredUnderItsType) {
   EXPECT_EQ(dataset->fingerprint(), shipped(Split::kTest)->fingerprint());
 }
 
-/// A temporary file.
+/// Files with digits in a temporary folder.
 class DigitsFileTest : public ::testing::Test {
  protected:
   std::string file(const std::string& bytes) {
@@ -120,7 +120,7 @@ class DigitsFileTest : public ::testing::Test {
     return path;
   }
 
-  /// A line with equal pixels.
+  /// A line whose pixels are all equal.
   static std::string line(int label, const std::string& pixel = "1") {
     std::string text;
     for (int i = 0; i < 64; ++i) text += pixel + ",";

@@ -25,7 +25,7 @@ namespace {
 
 using Orders = std::vector<std::vector<int64_t>>;
 
-/// The order of every rank.
+/// The orders of all ranks.
 Orders orders(int64_t size, int64_t epoch, DistributedSamplerOptions options) {
   Orders all;
   for (int rank = 0; rank < options.num_replicas.value_or(1); ++rank) {
@@ -38,7 +38,7 @@ Orders orders(int64_t size, int64_t epoch, DistributedSamplerOptions options) {
   return all;
 }
 
-// Golden values made with torch 2.11.
+// Golden values from torch 2.11.
 
 TEST(DistributedSamplerTest, ShufflesAsPyTorchDoes) {
   EXPECT_EQ(orders(10, 0, {.num_replicas = 3}), (Orders{{4, 5, 0, 2}, {1, 3, 8, 4}, {7, 9, 6, 1}}));
@@ -134,7 +134,7 @@ TEST(DistributedSamplerTest, WarnsOnceIfSetEpochIsNeverCalled) {
   EXPECT_EQ(warnings_of(in_order, 3), 0);
 }
 
-/// The output of Python: the indices of one case per line.
+/// Python's output: the indices of one case per line.
 std::string ask_python(const std::vector<SamplerCase>& cases) {
   std::string program =
       "from torch.utils.data import DistributedSampler\n"

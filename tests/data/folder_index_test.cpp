@@ -94,7 +94,7 @@ TEST_F(FolderIndexTest, IsReusedUntilAFolderChanges) {
   const uint64_t fingerprint = index().fingerprint();
   const FileStamp before = index_file();
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
-  // The index is that of the names; the fingerprint was made with it.
+  // The index depends on the names only, and the fingerprint was stored when it was built.
   folder_.write("data/cat/1.jpg", "other bytes");
   EXPECT_EQ(index().fingerprint(), fingerprint);
   EXPECT_EQ(index_file(), before);
@@ -165,7 +165,7 @@ TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
   EXPECT_EQ(text(), fmt::format("3 empty files: '{0}/cat/1.jpg', '{0}/cat/more/2.jpg', "
                                 "'{0}/dog/3.jpg'",
                                 root));
-  // Written to in place: the index is not made anew.
+  // These files are written in place, so the index is not rebuilt.
   const FileStamp before = index_file();
   for (const char* file : {"cat/1.jpg", "dog/3.jpg"})
     folder_.write(fmt::format("data/{}", file), "x");
@@ -207,7 +207,7 @@ TEST_F(FolderIndexTest, PairsImagesWithMasks) {
 TEST_F(FolderIndexTest, FindsEveryFileInFoldersOfAllSizes) {
   std::vector<std::string> expected;
   for (int folder = 0; folder < 20; ++folder) {
-    // Some of them are empty.
+    // Some of the folders are empty.
     for (int file = 0; file < folder * folder % 7; ++file) {
       expected.push_back(fmt::format("x/{:02}/{}.png", folder, file));
       add("sizes/" + expected.back());

@@ -16,16 +16,16 @@
 namespace syncbn::data {
 namespace {
 
-/// All batches of an epoch on the GPU. Checks that they were in pinned memory. Waits for no copy
-/// before the loader makes the next batches: it must not take the memory of batches that are still
-/// copied.
+/// Copies all batches of an epoch to the GPU. Checks that they were in pinned memory. Does not wait
+/// for copies before the loader makes the next batches: it must not reuse memory that is still
+/// being copied.
 void expect_pinned_and_the_same(const std::shared_ptr<const Dataset>& dataset) {
   LoaderOptions options{.batch_size = 4, .num_workers = 2};
   Loader plain(dataset, options);
   options.pin_memory = true;
   Loader pinned(dataset, options);
   for (Loader* loader : {&plain, &pinned}) loader->start_epoch(0);
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // with what they should be
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // each with its expected value
   while (const auto batch = pinned.next()) {
     EXPECT_TRUE(batch->data.is_pinned());
     EXPECT_TRUE(batch->target.is_pinned());

@@ -33,7 +33,7 @@ int64_t whole(double value) {
   return static_cast<int64_t>(value);
 }
 
-/// An operation that changes its argument.
+/// Turns an operation that changes its argument into one that returns the result.
 template <class Change>
 auto changing(const Change& change) {
   return [change](Image image, const Arguments& arguments) {

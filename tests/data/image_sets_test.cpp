@@ -384,14 +384,14 @@ TEST_F(SegmentationFolderTest, RefusesPairsThatDoNotMatch) {
               refuses("images/a.jpg", "no mask"));
 }
 
-// A small PASCAL VOC: the folders of VOCtrainval_11-May-2012.tar.
+// A small PASCAL VOC with the folders of VOCtrainval_11-May-2012.tar.
 class VocSegmentationTest : public ::testing::Test {
  protected:
   VocSegmentationTest() {
     for (const char* below : {"JPEGImages", "SegmentationClass", "ImageSets/Segmentation"}) {
       fs::create_directories(folder_ / kVoc / below);
     }
-    // Not sorted: the list's order counts.
+    // Not sorted: the order of the list counts.
     write("ImageSets/Segmentation/train.txt", "2008_000002\n2007_000032\n");
     write("ImageSets/Segmentation/val.txt", "2007_000033");
     add("2007_000032", "png_palette2.png");
@@ -467,7 +467,7 @@ TEST_F(VocSegmentationTest, NamesWhatIsMissing) {
   fs::remove(folder_ / kVoc / "SegmentationClass/2007_000032.png");
   EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
               refuses("SegmentationClass/2007_000032.png", "on the list 'train', does not exist"));
-  add("2007_000032", "png_palette8.png");  // has labels that VOC does not
+  add("2007_000032", "png_palette8.png");  // its labels exceed VOC's
   EXPECT_THAT([&] { all_of(*load_voc_segmentation(options_, Split::kTrain)); },
               refuses("SegmentationClass/2007_000032.png", "labels are below 21"));
 }

@@ -31,8 +31,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// Sample i has 10 + 20 i rows and 50 - 10 i columns of the value i + 1, and the same as labels of
-/// pixels. Sample 3 is damaged.
+/// Sample i has 10 + 20 i rows and 50 - 10 i columns with the value i + 1, also as pixel labels.
+/// Sample 3 is damaged.
 class Growing : public SampleDataset {
  public:
   int64_t size() const override { return 4; }
@@ -47,7 +47,7 @@ class Growing : public SampleDataset {
     if (index == 3) throw base::UserError("damaged");
     slot.size[0] = height_of(index);
     slot.size[1] = width_of(index);
-    // What is outside of the image is not the batch's.
+    // Values outside of the image must not get into the batch.
     std::ranges::fill(slot.data, 99);
     std::ranges::fill(slot.target, 99);
     for (int64_t y = 0; y < height_of(index); ++y) {
@@ -67,7 +67,7 @@ class Growing : public SampleDataset {
   static constexpr int64_t kWidth = 50;
 };
 
-/// What a batch of these samples of Growing is.
+/// The expected batch of these samples of Growing.
 Batch expected(const std::vector<int64_t>& indices, int64_t height, int64_t width) {
   const auto size = std::ssize(indices);
   Batch batch{at::zeros({size, 2, height, width}, at::kByte),

@@ -38,7 +38,7 @@ Image decode(const std::string& file, const DecodeOptions& options = {}) {
   return ImageDecoder(bytes_of(file), "a.jpg", options).decode();
 }
 
-/// "name width height hash width height hash" of each image, as Pillow decoded it.
+/// "name width height hash width height hash" of each image, as decoded by Pillow.
 struct Golden {
   std::string name;
   std::string stored;
@@ -64,7 +64,7 @@ Image cropped(const Image& image, const Box& box) {
   return part;
 }
 
-/// Boxes of all sizes, some of them at the edges.
+/// Boxes of all sizes, some of them at the image's edges.
 std::vector<Box> boxes(int64_t width, int64_t height, int count) {
   uint32_t state = 7;
   const auto below = [&state](int64_t bound) {
@@ -119,7 +119,7 @@ TEST(ImageTest, FilesDecodeAsInPillow) {
 }
 
 TEST(ImageTest, APngWithDamagedMetadataKeepsItsStoredOrientation) {
-  // The first data byte of the chunk with the orientation.
+  // Damages the first data byte of the chunk with the orientation.
   for (const auto& [name, kind] : {std::pair("exif_6.png", "eXIf"),
                                    {"exif_6_late.png", "eXIf"},
                                    {"xmp_6_compressed.png", "iTXt"},
@@ -144,7 +144,7 @@ std::string compressed_xmp(const std::string& xmp) {
   ::compress(reinterpret_cast<Bytef*>(text.data()), &size,
              reinterpret_cast<const Bytef*>(xmp.data()), xmp.size());
   text.resize(size);
-  // Compressed (method 0), without a language.
+  // Compressed (method 0), without a language tag.
   const std::string key("XML:com.adobe.xmp\0\1\0\0\0", 22);
   const std::string chunk = "iTXt" + key + text;
   const auto* bytes = reinterpret_cast<const Bytef*>(chunk.data());
@@ -228,7 +228,7 @@ TEST(ImageTest, ADecoderCanDecodeAgain) {
 }
 
 TEST(ImageTest, ASecondFrameHeaderDoesNotChangeTheSize) {
-  // Found by image_fuzz: a progressive file whose later scan is followed by a larger frame.
+  // Found by image_fuzz: a progressive file in which a larger frame header follows a later scan.
   std::string file = write_jpeg(picture(16, 16), {.progressive = true});
   const size_t frame = file.find("\xff\xc2");
   std::string larger = file.substr(frame, 19);
@@ -240,7 +240,7 @@ TEST(ImageTest, ASecondFrameHeaderDoesNotChangeTheSize) {
   EXPECT_EQ(decoder.height(), 16);
 }
 
-/// The peak of the mapped memory of this process, in bytes.
+/// The peak size of this process's mapped memory, in bytes.
 int64_t most_mapped() {
   std::ifstream lines("/proc/self/status");
   for (std::string word; lines >> word;) {
@@ -251,7 +251,7 @@ int64_t most_mapped() {
 }
 
 TEST(ImageTest, AChunkWithAFalseLengthAllocatesNoMemory) {
-  // Found by image_fuzz: a chunk of EXIF data that claims 2 GB.
+  // Found by image_fuzz: a chunk of EXIF data with a stated length of 2 GB.
   const std::string file =
       base::read_file(SYNCBN_SOURCE_DIR "/tests/fuzz/corpus/image/png_exif_of_2_gb");
   const int64_t before = most_mapped();
@@ -277,7 +277,7 @@ TEST(ImageTest, MasksAreIndicesOrStoredValues) {
   EXPECT_EQ(two_bits.channels, 1);
   EXPECT_EQ(largest(two_bits), 3);
   EXPECT_EQ(largest(mask("png_grey1.png")), 1);
-  // The same values, as colours: 0, 85, 170, 255.
+  // The same pixels as colours: 0, 85, 170, 255.
   const Image seen = load_image(kImages / "png_grey2.png");
   for (size_t i = 0; i < two_bits.pixels.size(); ++i) {
     EXPECT_EQ(two_bits.pixels[i] * 85, seen.pixels[3 * i]);
@@ -320,14 +320,14 @@ TEST(ImageTest, RefusesMorePixelsThanAllowedBeforeDecodingThem) {
 }
 
 TEST(ImageTest, RefusesMoreScansThanAllowed) {
-  // The usual progression has ten.
+  // libjpeg-turbo's default progression has ten scans.
   const std::string file = write_jpeg(picture(16, 16), {.progressive = true});
   EXPECT_EQ(decode(file, {.max_scans = 10}).width, 16);
   EXPECT_THAT(([&] { decode(file, {.max_scans = 9}); }),
               ThrowsMessage<base::UserError>(HasSubstr("more than max_scans, 9")));
 }
 
-/// The length of a PNG without the chunks after its pixels, which may be missing.
+/// The length of a PNG up to the end of its pixels. The chunks after them may be missing.
 size_t size_until_pixels_end(const std::string& file) {
   const size_t pixels = file.find("IDAT");
   if (pixels == std::string::npos) return file.size();

@@ -34,7 +34,7 @@ using ::testing::ThrowsMessage;
 
 class IndexCacheTest : public ::testing::Test {
  protected:
-  /// An index of `content_`, current until that changes.
+  /// An index of `content_`, which is current until `content_` changes.
   IndexSource source() {
     return {.name = "test set",
             .key = "key",
@@ -48,7 +48,7 @@ class IndexCacheTest : public ::testing::Test {
   }
   std::string open() { return std::string(open_index(source(), options_).text(1)); }
 
-  /// The only file of the cache with this extension.
+  /// The only file in the cache with this extension.
   fs::path file(const std::string& ending) const {
     std::vector<fs::path> found;
     for (const auto& entry : fs::directory_iterator(options_.folder)) {
@@ -130,7 +130,7 @@ TEST_F(IndexCacheTest, WithoutALockItKeepsTemporaryFilesOfOthers) {
   const fs::path others = options_.folder / fmt::format(".{}.1234.tmp", index.filename().string());
   std::ofstream(others) << "half";
   fs::remove(file(".lock"));
-  fs::create_directory(index.string() + ".lock");  // which cannot be opened for writing
+  fs::create_directory(index.string() + ".lock");  // a folder cannot be opened for writing
   content_ = "second";
   EXPECT_EQ(open(), "second");
   EXPECT_TRUE(fs::exists(others));
@@ -152,7 +152,7 @@ TEST_F(IndexCacheTest, AFailedRenameFallsBackToMemoryWithoutDelayingOthers) {
     return build(out);
   };
   EXPECT_EQ(open_index(disturbed, options_).text(1), "second");
-  // The second build, in memory, does not hold the lock.
+  // The second build is in memory and does not hold the lock.
   EXPECT_THAT(free, ElementsAre(false, true));
 }
 
@@ -199,7 +199,8 @@ TEST_F(IndexCacheTest, AFailedMappingFallsBackToMemory) {
   const fs::path index = file(".index");
   fs::remove(index);
   fs::create_directory(index);
-  // A folder can be opened but not mapped. On some file systems its size is that of its entries.
+  // A folder can be opened but not mapped. On some file systems it has a size, because of its
+  // entries.
   for (int i = 0; i < 40; ++i) std::ofstream(index / fmt::format("a file in the folder {}", i));
   const base::UniqueFd folder(::open(index.c_str(), O_RDONLY));
   EXPECT_THAT([&] { MappedIndex::open(folder); },
@@ -227,7 +228,7 @@ TEST_F(IndexCacheTest, OtherRanksDoNotWaitForAnExistingFile) {
   open();
   IndexSource replaced = source();
   int looks = 0;
-  // The first rank replaces the file while this one checks the old one.
+  // The first rank replaces the file while this rank checks the old one.
   replaced.is_current = [&](const MappedIndex& index) {
     if (++looks > 1) return index.text(1) == "second";
     content_ = "second";
@@ -235,7 +236,7 @@ TEST_F(IndexCacheTest, OtherRanksDoNotWaitForAnExistingFile) {
     open();
     return false;
   };
-  options_.head_start = std::chrono::hours(1);  // longer than a test may take
+  options_.head_start = std::chrono::hours(1);  // longer than any test takes
   ::setenv("LOCAL_RANK", "1", 1);
   EXPECT_EQ(open_index(replaced, options_).text(1), "second");
   ::unsetenv("LOCAL_RANK");
@@ -259,7 +260,7 @@ TEST_F(IndexCacheTest, UsesTheFolderThatTheEnvironmentNames) {
   ::setenv("XDG_CACHE_HOME", (folder_ / "xdg").c_str(), 1);
   open();
   EXPECT_FALSE(fs::is_empty(folder_ / "xdg/syncbn"));
-  ::setenv("XDG_CACHE_HOME", "relative", 1);  // which the specification says to ignore
+  ::setenv("XDG_CACHE_HOME", "relative", 1);  // the specification says to ignore relative paths
   ::setenv("HOME", (folder_ / "home").c_str(), 1);
   open();
   EXPECT_FALSE(fs::is_empty(folder_ / "home/.cache/syncbn"));
@@ -278,7 +279,7 @@ TEST_F(IndexCacheTest, NamesTheProcessThatItWaitedFor) {
 }
 
 TEST_F(IndexCacheTest, TheFirstRankOfAHostBuildsForAll) {
-  // Each rank that builds writes a line.
+  // Each rank that builds appends a line.
   const std::string log = folder_.write("log", "");
   test::run_ranks(4, [&](int rank) {
     IndexSource slow = source();
@@ -290,7 +291,7 @@ TEST_F(IndexCacheTest, TheFirstRankOfAHostBuildsForAll) {
     options_.head_start = std::chrono::seconds(40);
     const MappedIndex index = open_index(slow, options_);
     EXPECT_EQ(index.text(1), "first");
-    // Shared memory, not a copy per rank.
+    // The ranks map the same file instead of making copies.
     EXPECT_THAT(base::read_file("/proc/self/maps"), HasSubstr(file(".index").string()));
   });
   EXPECT_EQ(base::read_file(log), "rank 0\n");

@@ -32,7 +32,7 @@ class IndexFileTest : public ::testing::Test {
   base::UniqueFd open(int flags = O_RDONLY) const {
     return base::UniqueFd(::open(path_.c_str(), flags, 0666));
   }
-  /// Whether the file can be opened after these bytes were overwritten.
+  /// Whether a file with these bytes can be opened as an index.
   bool is_index(const std::string& bytes) const {
     folder_.write("a.index", bytes);
     return MappedIndex::open(open()).has_value();

@@ -40,7 +40,7 @@ J_COLOR_SPACE stored_space(Colors colors) {
 std::string write_jpeg(const data::Image& image, const JpegStyle& style) {
   jpeg_compress_struct cinfo{};
   jpeg_error_mgr errors{};
-  cinfo.err = jpeg_std_error(&errors);  // ends the program: a mistake of the test
+  cinfo.err = jpeg_std_error(&errors);  // exits on an error, which would be a mistake in the test
   jpeg_create_compress(&cinfo);
   unsigned char* bytes = nullptr;
   unsigned long size = 0;
@@ -53,7 +53,7 @@ std::string write_jpeg(const data::Image& image, const JpegStyle& style) {
   jpeg_set_colorspace(&cinfo, stored_space(style.colors));
   jpeg_set_quality(&cinfo, 90, TRUE);
   for (int c = 0; c < cinfo.num_components; ++c) {
-    // The first component, and the black of YCCK, are sampled more finely than the colours.
+    // The first component, and the black of YCCK, have a higher resolution than the colours.
     const bool fine = c == 0 || c == 3;
     cinfo.comp_info[c].h_samp_factor = fine ? style.horizontal : 1;
     cinfo.comp_info[c].v_samp_factor = fine ? style.vertical : 1;

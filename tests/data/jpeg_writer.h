@@ -7,7 +7,7 @@
 
 namespace syncbn::test {
 
-/// How a JPEG is written, with options that image libraries do not offer.
+/// How to write a JPEG, with options that image libraries do not offer.
 struct JpegStyle {
   enum class Colors { kYcc, kRgb, kGrey, kCmyk, kYcck };
 
@@ -16,14 +16,14 @@ struct JpegStyle {
   int vertical = 2;
   bool progressive = false;
   bool arithmetic = false;
-  bool one_scan_each = false;  ///< components not interleaved
+  bool one_scan_each = false;  ///< do not interleave the components
   int restart_interval = 0;    ///< in blocks
 };
 
-/// The file's bytes. `image` has 3 channels, or 4 for CMYK and YCCK, or 1 for grey.
+/// Returns the file's bytes. `image` has 3 channels, or 4 for CMYK and YCCK, or 1 for grey.
 std::string write_jpeg(const data::Image& image, const JpegStyle& style = {});
 
-/// A deterministic picture with gradients, edges and noise.
+/// A deterministic image with gradients, edges and noise.
 data::Image picture(int64_t width, int64_t height, int64_t channels = 3);
 
 }  // namespace syncbn::test

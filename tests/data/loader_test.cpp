@@ -32,7 +32,7 @@ using ::testing::ThrowsMessage;
 
 constexpr int64_t kSamples = 21;
 
-/// Sample i has the value i.
+/// The value of sample i is i.
 class Counting : public Dataset {
  public:
   explicit Counting(int64_t size, uint64_t fingerprint = 1)
@@ -144,7 +144,7 @@ TEST(LoaderTest, ResumesAtEveryPositionOfAnEpoch) {
   }
 }
 
-/// Takes `steps` batches on each of `ranks` ranks from `state` on, and counts the samples.
+/// Takes `steps` batches on each of `ranks` ranks, starting at `state`, and counts the samples.
 SamplerState take(int ranks, int64_t batch_size, int64_t steps, const SamplerState& state,
                   std::map<int64_t, int>& seen) {
   SamplerState end;
@@ -240,7 +240,7 @@ std::vector<ResumingSampler> samplers_that_resume() {
           {"repeated augmentation", repeated}};
 }
 
-/// Takes batches on all ranks, and returns how often each sample came.
+/// Takes batches on all ranks, and returns how often each sample was in one.
 std::map<int64_t, int> taken_by(const ResumingSampler& sampler, bool drop_last, int ranks,
                                 int64_t steps, SamplerState& state) {
   constexpr int64_t kBatch = 2;
@@ -330,7 +330,7 @@ TEST(LoaderTest, RefusesAStateOfAnotherSeedDataSetOrFormat) {
       ThrowsMessage<base::UserError>(HasSubstr("in format 3, this program reads formats 1 to 2")));
 }
 
-/// Reads one batch in one order, and resumes in another.
+/// Reads one batch in one order, and resumes in another order.
 void go_on(const std::shared_ptr<Sampler>& before, const std::shared_ptr<Sampler>& after) {
   const auto dataset = std::make_shared<Counting>(kSamples);
   Loader first(dataset, before, {.batch_size = 2});
@@ -421,7 +421,7 @@ TEST(LoaderTest, RefusesAPositionThatTheseRanksCannotReach) {
   SamplerState state = loader.state();
   state.consumed = -2;
   EXPECT_THROW(loader.resume(state), base::UserError);
-  // Its ranks do not share one list.
+  // The ranks of this sampler do not divide one list.
   Loader separate(std::make_shared<Counting>(10),
                   std::make_shared<SequentialShardSampler>(10, 2, 0), {.batch_size = 2});
   state = separate.state();

@@ -37,14 +37,14 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using OnError = LoaderOptions::OnError;
 
-/// Fails for the samples in `bad`.
+/// Reading the samples in `bad` fails.
 std::shared_ptr<const Dataset> with_bad(int64_t size, std::set<int64_t> bad) {
   return std::make_shared<Noise>(size, [bad = std::move(bad)](int64_t index) {
     if (bad.contains(index)) throw base::UserError("it is damaged");
   });
 }
 
-/// Lets samples wait until it is opened.
+/// Blocks samples until it is opened.
 class Gate {
  public:
   void open() {
@@ -63,7 +63,7 @@ class Gate {
   bool open_ = false;
 };
 
-/// All bytes of an epoch, batch by batch.
+/// All bytes of an epoch, one string per batch.
 std::vector<std::string> bytes_of_epoch(Loader& loader) {
   std::vector<std::string> all;
   while (const auto batch = loader.next()) {
@@ -122,7 +122,7 @@ TEST(LoaderWorkersTest, AugmentedFilesHaveTheSameBytesForAnyNumberOfWorkers) {
 
 TEST(LoaderWorkersTest, ASlowSampleDelaysNeitherItsBatchNorTheNext) {
   Gate gate;
-  // Sample 0 waits for sample 7 of the second batch; the order of batches is kept.
+  // Sample 0 waits for sample 7, which is in the second batch; the order of batches stays the same.
   const auto dataset = std::make_shared<Noise>(8, [&](int64_t index) {
     if (index == 0) gate.pass();
     if (index == 7) gate.open();
@@ -141,7 +141,7 @@ TEST(LoaderWorkersTest, MakesAtMostPrefetchBatchesInAdvance) {
   loader.start_epoch(0);
   const auto first = loader.next();
   const auto second = loader.next();
-  // Two returned and two in advance. A third one would appear after a while.
+  // Two returned batches and two in advance. A third one in advance would appear within this time.
   for (int i = 0; i < 50; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     EXPECT_LE(made, 20);
@@ -205,7 +205,7 @@ TEST(LoaderWorkersTest, StopsWhenMoreThanTheBudgetIsDamaged) {
 }
 
 TEST(LoaderWorkersTest, TheBudgetIsOfAllRanksTogether) {
-  // 40 % of 20 are 8, and one rank has 10 of them.
+  // 40 % of 20 samples are 8, and one rank has 10 samples.
   const auto skipped_of = [](std::set<int64_t> bad) {
     Loader loader(with_bad(20, std::move(bad)), std::make_shared<SequentialShardSampler>(20, 2, 0),
                   {.batch_size = 10, .on_error = OnError::kSkip, .error_budget = 0.4});
@@ -275,7 +275,7 @@ TEST(LoaderWorkersTest, NamesTheSampleThatTakesTooLong) {
   Loader loader =
       make(dataset, {.batch_size = 3, .num_workers = 2, .timeout = std::chrono::milliseconds(20)});
   loader.start_epoch(0);
-  // On a busy machine the first batch may time out, although it does not hang.
+  // On a busy machine even the first batch, which does not hang, may time out.
   std::string message;
   while (message.find("file-4") == std::string::npos) {
     try {

@@ -21,7 +21,7 @@ ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (
 
 
 def picture(width, height, channels=3):
-    """A picture with gradients, edges and noise, which subsampling and filters change."""
+    """An image with gradients, edges and noise, so that subsampling and filters change it."""
     y, x = np.mgrid[0:height, 0:width]
     planes = []
     for c in range(channels):
@@ -86,7 +86,7 @@ def exif_without_orientation():
 
 
 def raw_profile(exif):
-    """EXIF data in a text chunk, as ImageMagick writes it."""
+    """EXIF data in a text chunk, in ImageMagick's form."""
     digits = exif.hex()
     lines = "".join(f"{digits[i:i + 72]}\n" for i in range(0, len(digits), 72))
     text = f"\nexif\n{len(exif):8}\n{lines}".encode()
@@ -98,7 +98,7 @@ def frame(number, width, height):
 
 
 def with_xmp(jpeg, xmp):
-    """XMP data in a segment after the first two bytes."""
+    """A JPEG with XMP data in a segment after the first two bytes."""
     data = b"http://ns.adobe.com/xap/1.0/\0" + xmp.encode()
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data + jpeg[2:]
 
@@ -120,7 +120,7 @@ def files():
     small = picture(21, 13)
     yield "xmp_6.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="6"/>')
     yield "xmp_8.jpg", with_xmp(jpeg(small), "<tiff:Orientation>8</tiff:Orientation>")
-    # Pillow skips a name without a digit and takes the next.
+    # Pillow skips a name without a digit and uses the next one.
     yield "xmp_second.jpg", with_xmp(jpeg(small), 'tiff:Orientation=6 tiff:Orientation="x" tiff:Orientation="3"')
     yield "xmp_9.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="9"/>')
     yield "xmp_6_exif_3.jpg", with_xmp(jpeg(small, exif=exif(3)), '<a tiff:Orientation="6"/>')
@@ -179,7 +179,7 @@ def fnv1a(data):
 
 
 def hue(image, factor):
-    """As torchvision's adjust_hue."""
+    """Like torchvision's adjust_hue."""
     h, s, v = image.convert("HSV").split()
     turned = np.array(h) + np.int32(factor * 255).astype(np.uint8)
     return Image.merge("HSV", (Image.fromarray(turned.astype(np.uint8), "L"), s, v)).convert("RGB")

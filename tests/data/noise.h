@@ -12,7 +12,8 @@
 
 namespace syncbn::test {
 
-/// Sample i is random bytes with the label i. `before` runs first, on the thread that makes it.
+/// Sample i has random bytes and the label i. `before` runs first, on the thread that reads the
+/// sample.
 class Noise : public data::SampleDataset {
  public:
   explicit Noise(

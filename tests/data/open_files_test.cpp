@@ -22,7 +22,7 @@ using ::testing::ThrowsMessage;
 
 class OpenFilesTest : public ::testing::Test {
  protected:
-  /// File i holds the number i.
+  /// File i contains the number i.
   OpenFiles files(size_t count, size_t max_open) const {
     std::vector<OpenFiles::Named> all;
     for (size_t i = 0; i < count; ++i) {
@@ -40,7 +40,7 @@ class OpenFilesTest : public ::testing::Test {
     return {bytes.begin(), bytes.end()};
   }
 
-  /// The files of the folder that this process has open.
+  /// Number of the folder's files that this process has open.
   int64_t open_now() const {
     int64_t count = 0;
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

@@ -12,7 +12,7 @@ namespace {
 
 #ifdef __x86_64__
 
-/// 40 outputs of `taps` inputs each.
+/// 40 outputs with `taps` inputs each.
 ResizeAxis even_axis(int taps) {
   ResizeAxis axis;
   axis.taps = taps;
@@ -25,7 +25,7 @@ ResizeAxis even_axis(int taps) {
   return axis;
 }
 
-/// 40 outputs of up to seven inputs each.
+/// 40 outputs with up to seven inputs each.
 ResizeAxis some_axis() {
   ResizeAxis axis;
   axis.taps = 7;

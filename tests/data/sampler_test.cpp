@@ -63,7 +63,7 @@ TEST(SequentialShardSamplerTest, RefusesARankOutsideTheWorld) {
 const std::vector<int64_t> kLabels = {0, 1, 2, 3, 4, 2, 0, 4, 2, 1};
 
 TEST(ClassSkewedSamplerTest, GivesEachRankOnlyItsLabels) {
-  // Labels 0, 2, 4 are rank 0's.
+  // Rank 0 has the labels 0, 2 and 4.
   const ClassSkewedSampler sampler(kLabels, {.num_replicas = 2, .rank = 0, .shuffle = false});
   EXPECT_THAT(sampler.indices(), ElementsAre(0, 2, 4, 5, 6, 7, 8));
 }
@@ -217,7 +217,7 @@ TEST(RepeatedAugmentationSamplerTest, RefusesOptionsThatLeaveARankWithoutASample
 }
 
 TEST(SamplerRegistryTest, WeightsClassesEquallyByDefault) {
-  // Label 0 once, label 1 nine times.
+  // Label 0 occurs once, label 1 nine times.
   std::vector<int64_t> labels(10, 1);
   labels[0] = 0;
   const auto sampler = Component("weighted").make(SamplerArgs{.size = 10, .labels = labels});

@@ -50,7 +50,7 @@ std::vector<int64_t> order_of(ShardSamplerOptions options, int64_t epoch = 0) {
   return sampler.indices();
 }
 
-/// The global list, merged from the orders of the ranks.
+/// The global list, interleaved from the orders of the ranks.
 std::vector<int64_t> list_of_all(int num_replicas, ShardSamplerOptions options = {}) {
   std::vector<std::vector<int64_t>> ranks;
   options.num_replicas = num_replicas;
@@ -79,7 +79,7 @@ TEST(ShardSamplerTest, ListIsTheSameForAnyNumberOfRanks) {
   for (const int ranks : {2, 3, 8, 16, 100}) {
     auto list = list_of_all(ranks);
     EXPECT_EQ(std::ssize(list), (kShardedSamples + ranks - 1) / ranks * ranks);
-    // Padded from its front.
+    // The padding repeats the list's front.
     for (size_t i = alone.size(); i < list.size(); ++i) EXPECT_EQ(list[i], alone[i - alone.size()]);
     list.resize(alone.size());
     EXPECT_EQ(list, alone) << ranks << " ranks";
@@ -116,7 +116,7 @@ TEST(ShardSamplerTest, EachRankReadsShardsOfItsOwn) {
     for (const int64_t sample : order_of({.num_replicas = 4, .rank = rank, .streams = 4})) {
       shards.insert(std::ranges::upper_bound(kEnds, sample) - kEnds.begin());
     }
-    // A quarter of the samples, beginning and ending within a shard.
+    // The rank has a quarter of the samples, and begins and ends within a shard.
     EXPECT_LT(shards.size(), 20U);
   }
 }
@@ -131,7 +131,7 @@ TEST(ShardSamplerTest, ShufflesWithinABufferThatStorageIsAskedForInAdvance) {
       EXPECT_EQ(sorted(order), sorted(stored)) << "rank " << rank << " of " << ranks;
       int64_t farthest = 0;
       for (int64_t place = 0; place < std::ssize(order); ++place) {
-        // A padding sample is in this rank's list twice, and its copy at the end stays there.
+        // A padding sample is twice in this rank's list, and its copy at the end stays there.
         const bool pads = rank + place * ranks >= kShardedSamples;
         const int64_t at =
             pads ? std::ssize(stored) - 1
@@ -214,7 +214,7 @@ TEST(ShardSamplerTest, IsMadeFromAConfigurationIfTheDataHasShards) {
   EXPECT_THAT([&] { kind.make(args); }, ThrowsMessage<base::UserError>(HasSubstr("10 ranks")));
 }
 
-/// Records which samples storage was asked for, and which were read before that.
+/// Records for which samples storage was asked, and which samples were read before it was.
 class NotingSet : public SampleDataset {
  public:
   int64_t size() const override { return kShardedSamples; }
@@ -235,7 +235,7 @@ class NotingSet : public SampleDataset {
 
   mutable std::vector<int64_t> asked_for;
   mutable std::vector<int64_t>
-      unasked;  ///< positions of samples read before storage was asked, or -1
+      unasked;  ///< positions of samples that were read before storage was asked, or -1
   mutable int64_t read = 0;
 };
 
@@ -249,7 +249,7 @@ TEST(ShardSamplerTest, ALoaderAsksStorageForEachSampleOnceAndInAdvance) {
   while (loader.next()) {
   }
   EXPECT_EQ(set->asked_for, sampler->storage_order(sampler->indices()));
-  // Each batch asks for four batches, so storage is soon one buffer ahead.
+  // Each batch asks for the samples of four batches, so storage is soon a whole buffer ahead.
   EXPECT_LT(std::ranges::max(set->unasked), 160);
 }
 

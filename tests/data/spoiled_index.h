@@ -12,8 +12,8 @@
 
 namespace syncbn::test {
 
-/// Replaces 8 bytes of a section of the only index in `cache`, and gives the file the right
-/// checksums again. False: the section ends before them.
+/// Replaces 8 bytes of a section of the only index in `cache`, and corrects the file's checksums.
+/// Returns false if the section is shorter.
 inline bool spoil_index(const std::filesystem::path& cache, size_t section, size_t word) {
   using namespace data::detail;
   std::filesystem::path path;

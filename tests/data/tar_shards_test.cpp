@@ -42,7 +42,7 @@ auto refuses(const std::string& what, const std::string& why) {
   return ThrowsMessage<base::UserError>(AllOf(HasSubstr(what), HasSubstr(why)));
 }
 
-/// A member of a tar file with a valid checksum.
+/// A member of a tar file, with a valid checksum.
 std::string member(const std::string& name, const std::string& bytes, char type = '0') {
   std::string block(512, '\0');
   block.replace(0, name.size(), name);
@@ -73,7 +73,7 @@ class TarShardsTest : public ::testing::Test {
     folder_.write("a.tar", bytes);
     return load("a.tar");
   }
-  /// Reads the headers, without an index.
+  /// Reads the headers of all members, without an index.
   void scan(const std::string& bytes) const {
     const std::string path = folder_.write("b.tar", bytes);
     detail::for_each_tar_member(base::open_regular_file(path), path,
@@ -136,7 +136,7 @@ TEST_F(TarShardsTest, RefusesUnsafeMembers) {
   refuse(member("1.jpg", "", '1'), "1.jpg", "link");
   refuse(member("1.jpg", "", '2'), "1.jpg", "link");
   refuse(member("1.jpg", "", '3'), "1.jpg", "neither a file nor a folder");
-  // Long names are checked too.
+  // Long names are checked as well.
   refuse(member("x", "../" + std::string(200, 'a') + ".jpg", 'L') + member("1.jpg", image_), "../",
          "'..'");
   refuse(member("x", "15 path=/1.jpg\n", 'x') + member("1.jpg", image_), "/1.jpg", "absolute");
@@ -164,7 +164,7 @@ TEST_F(TarShardsTest, RefusesDamagedArchives) {
   damaged[5] = 'x';
   EXPECT_THAT([&] { load_bytes(damaged); }, refuses("a.tar", "damaged"));
   for (size_t at = 0; at < 512; ++at) {
-    if (at == 155) continue;  // after the end of the checksum
+    if (at == 155) continue;  // the byte after the checksum's terminator
     std::string changed = whole;
     changed[at] = static_cast<char>(changed[at] ^ 0x41);
     EXPECT_THROW(scan(changed), base::UserError) << at;
@@ -221,7 +221,7 @@ TEST_F(TarShardsTest, IsIndexedOnceAndAgainAfterAShardChanges) {
   EXPECT_THAT([&] { load("a.tar"); }, refuses("a.tar", "No such file"));
 }
 
-/// Limits the number of files that the process may open.
+/// Limits the number of files that the process can open.
 class FewerFiles {
  public:
   explicit FewerFiles(rlim_t max) {
@@ -268,7 +268,7 @@ TEST_F(TarShardsTest, NamesAShardThatWasReplacedDuringTheRun) {
   EXPECT_THAT([&] { loader.next(); }, refuses("sample 0", "a.tar: it was written to or replaced"));
 }
 
-/// The bytes of a rank's remaining batches of the epoch.
+/// The bytes of a rank's remaining batches in the epoch.
 std::vector<std::string> rest_of_epoch(Loader& loader) {
   std::vector<std::string> all;
   while (const auto batch = loader.next()) {

@@ -68,7 +68,7 @@ TEST(SampleRandomTest, IsAFunctionOfSeedEpochAndSample) {
     }
   }
   EXPECT_EQ(all.size(), 5U * 10 * 50);
-  // If these values change, runs resumed from older checkpoints see other pixels.
+  // If these values change, runs resumed from older checkpoints get other pixels.
   SampleRandom random(1, 2, 3);
   EXPECT_EQ(random.bits(), 1321962074176129191ULL);
   EXPECT_EQ(random.bits(), 15925659190040627001ULL);
@@ -203,10 +203,10 @@ TEST(TransformTest, CenterCropRoundsAsPythonDoes) {
     SampleRandom random(0, 0, 0);
     return component("center_crop", {{"size", "5"}}).make()->region({width, height}, random);
   };
-  EXPECT_EQ(box(8, 10), (Box{2, 2, 5, 5}));   // 1.5 and 2.5: to the even
+  EXPECT_EQ(box(8, 10), (Box{2, 2, 5, 5}));   // 1.5 and 2.5 round to the even number
   EXPECT_EQ(box(11, 12), (Box{3, 4, 5, 5}));  // 3.5
   EXPECT_EQ(box(3, 9), (Box{0, 2, 3, 5}));
-  // Missing pixels become a black border, with the larger part at the right and bottom.
+  // Missing pixels become a black border, whose larger part is at the right and at the bottom.
   const Image image = picture(2, 9);
   EXPECT_EQ(run(pipeline("center_crop", {{"size", "5"}}), image, 0),
             pad(crop(image, {0, 2, 2, 5}), 1, 0, 2, 0, 0));
@@ -329,7 +329,7 @@ TEST(TransformTest, ColorJitterAppliesItsOptions) {
   EXPECT_EQ(run(pipeline("color_jitter"), image, 0), image);
   Image black = image;
   adjust_brightness(black, 0);
-  // The smallest factor is 1 - 1 = 0.
+  // The smallest factor is max(1 - 3, 0) = 0.
   double darkest = 255;
   for (int64_t number = 0; number < 200; ++number) {
     const Image out = run(pipeline("color_jitter", {{"brightness", "3"}}), image, number);
@@ -342,11 +342,11 @@ TEST(TransformTest, ColorJitterAppliesItsOptions) {
     const auto most = [i](const Image& of) {
       return std::max({of.pixels[i], of.pixels[i + 1], of.pixels[i + 2]});
     };
-    EXPECT_EQ(most(turned), most(image));  // HSV's value
+    EXPECT_EQ(most(turned), most(image));  // the value of HSV
   }
 }
 
-/// All results of one operation of RandAugment at magnitude 9 of 31.
+/// All possible results of one operation of RandAugment at magnitude 9 of 31.
 std::vector<Image> at_magnitude_9(const Image& image) {
   std::vector<Image> all = {image};
   const auto change = [&](const auto& operation) {

@@ -1,4 +1,4 @@
-// Asynchronous collectives end as their blocking forms do.
+// Asynchronous collectives give the results of their blocking forms.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-/// Values that differ between ranks and elements; every second column of a larger tensor, so that
+/// Values that differ between ranks and elements. Every second column of a larger tensor, so that
 /// the collective works on a copy.
 Tensor strided(int rank, int64_t rows = 3) {
   const Tensor whole = (at::arange(rows * 4) + 100.0 * rank).view({rows, 4});
@@ -55,7 +55,7 @@ Tensor dense(int rank, int64_t rows = 3) {
   return strided(rank, rows).contiguous();
 }
 
-/// Large enough for several steps through shared memory.
+/// Large enough for several steps in shared memory.
 Tensor large(int rank) {
   return at::full({1'000'000}, rank + 1.0F);
 }
@@ -64,7 +64,7 @@ using Tensors = std::vector<Tensor>;
 using Collective = std::function<void(Tensors&)>;
 using AsyncCollective = std::function<WorkPtr(Tensors&)>;
 
-/// Runs both forms on copies of the tensors, and both forms on different ranks.
+/// Runs both forms on copies of the tensors, and also each form on different ranks.
 void expect_equal(const Tensors& tensors, const Collective& blocking, const AsyncCollective& async,
                   int rank) {
   const auto copy = [&] {
@@ -136,7 +136,7 @@ TEST_P(AsyncCollectivesTest, GathersReturnTheirTensorsInTheWork) {
       for (size_t i = 0; i < expected.size(); ++i) {
         EXPECT_TRUE(work->tensors()[i].equal(expected[i]));
       }
-      // Either form on either rank.
+      // Different forms on different ranks.
       const Tensors mixed =
           rank == 0 ? dist::all_gather(own) : dist::all_gather_async(own)->tensors();
       EXPECT_TRUE(mixed[0].equal(expected[0]));
@@ -224,7 +224,7 @@ TEST_P(AsyncCollectivesTest, BytesOfAnyLengthComeWithTheWork) {
     EXPECT_THAT(empty->bytes(), ElementsAre(""));
     EXPECT_THAT(broadcast->bytes(), ElementsAre(of(1)));
     EXPECT_THAT(broadcast->tensors(), IsEmpty());
-    // Either form on either rank.
+    // Different forms on different ranks.
     const auto mixed = rank == 0 ? dist::all_gather_bytes(of(rank))
                                  : dist::all_gather_bytes_async(of(rank))->bytes();
     EXPECT_EQ(mixed, all);
@@ -249,7 +249,7 @@ TEST_P(AsyncCollectivesTest, SeveralInFlightMayBeWaitedForInAnyOrder) {
     for (Tensor& one : tensors) {
       works.push_back(dist::all_reduce_async(one));
       if (works.size() % 4 == 0) bytes.push_back(dist::all_gather_bytes_async("x"));
-      // Blocking calls in between.
+      // Blocking calls between the asynchronous ones.
       if (works.size() % 7 == 0) dist::barrier();
       if (works.size() % 9 == 0) {
         EXPECT_THAT(dist::all_gather(dense(rank)), SizeIs(ranks()));
@@ -309,7 +309,7 @@ TEST(AsyncTransfersTest, MatchByTagAndPassEachOther) {
     s7->wait();
     EXPECT_TRUE(seven.equal(strided(other) + 7));
     EXPECT_TRUE(eight.equal(strided(other) + 8));
-    // With the blocking forms.
+    // The same with blocking forms.
     if (rank == 0) dist::send(strided(0), 1);
     if (rank == 1) {
       dist::irecv(seven, 0)->wait();
@@ -348,7 +348,7 @@ TEST(AsyncTransfersTest, ASendThatNobodyReceivesIsNamedAtItsTimeout) {
     const std::string message = message_of<UnavailableError>([&] { work->wait(); });
     EXPECT_THAT(message, AllOf(HasSubstr("rank 0 of 2"), HasSubstr("send #1 to rank 1"),
                                HasSubstr("of group '0'"), HasSubstr("imed out")));
-    // The same once more.
+    // A second wait throws the same error.
     EXPECT_EQ(message_of<UnavailableError>([&] { work->wait(); }), message);
     EXPECT_TRUE(work->is_completed());
     EXPECT_TRUE(work->exception());
@@ -428,7 +428,7 @@ TEST(AsyncWorkTest, ADroppedWorkHarmsNobody) {
     Tensor tensor = dense(rank);
     dist::all_reduce(tensor);
     EXPECT_TRUE(tensor.equal(dense(0) + dense(1) + dense(2)));
-    // Nobody sends these, and nobody receives those: destroy_process_group() ends them.
+    // These sends and recvs have no counterpart: destroy_process_group() ends them.
     Tensor never = dense(0);
     dist::irecv(never, previous, {}, 1000);
     dist::isend(never, next, {}, 2000);
@@ -487,15 +487,15 @@ TEST(AsyncCollectivesTest, AnOperationEndsWithTheWaitThatFails) {
       tensor.fill_(-7);
       dist::barrier(until_then);
       std::this_thread::sleep_for(milliseconds(1500));
-      EXPECT_TRUE(tensor.equal(at::full({4}, -7.0)));  // it is the caller's again
+      EXPECT_TRUE(tensor.equal(at::full({4}, -7.0)));  // only the caller writes to it
       EXPECT_THROW(dist::barrier(), UnavailableError);
       return;
     }
     dist::barrier(until_then);
     try {
       dist::all_reduce(tensor);
-      EXPECT_TRUE(tensor.equal(at::full({4}, 102.0)));  // what rank 0 had published
-    } catch (const UnavailableError&) {                 // or an error, never another sum
+      EXPECT_TRUE(tensor.equal(at::full({4}, 102.0)));  // the sum with what rank 0 had published
+    } catch (const UnavailableError&) {                 // or an error, but never another sum
     }
   });
 }

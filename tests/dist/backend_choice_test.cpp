@@ -13,7 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Ranks 0, 1, … that ask for the same.
+/// Ranks 0, 1, … that ask for the same backend.
 std::vector<Offer> offers(const std::string& backend, const std::vector<std::string>& gpus) {
   std::vector<Offer> all;
   for (const std::string& gpu : gpus) {
@@ -57,7 +57,7 @@ TEST(BackendChoiceTest, NcclRefusesTwoRanksOnOneGpu) {
   EXPECT_EQ(choose_backend(offers("cuda:gloo", {"m 01:00.0", "m 01:00.0"})).backend, "cuda:gloo");
 }
 
-// Rarely meant: one host's driver does not work.
+// Rarely intended: usually the driver of one host does not work.
 TEST(BackendChoiceTest, RefusesAHostWithoutGpusBesideOthers) {
   for (const char* backend : {"auto", "nccl"}) {
     const auto choice = choose_backend(offers(backend, {"m 01:00.0", kNoGpu}));

@@ -1,4 +1,4 @@
-// Gradients, and gradients of gradients, against differences, over two ranks.
+// Gradients and second derivatives, compared with finite differences, over two ranks.
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/process_group.h>
@@ -39,8 +39,9 @@ double over_ranks(const at::Tensor& own) {
   return sum.item<double>();
 }
 
-/// Whether the gradients of the sum over all ranks of function(inputs), a scalar, agree with
-/// central differences: for each rank's inputs in turn, while the others' stay as they are.
+/// Expects the gradients of the sum over all ranks of function(inputs), a scalar, to agree with
+/// central differences. Each rank's inputs change in turn, while those of the other ranks stay as
+/// they are.
 void expect_gradients_are_differences(const Function& function, const Tensors& inputs) {
   const at::Tensor value = function(inputs);
   const Tensors gradients = torch::autograd::grad({value}, inputs);
@@ -48,7 +49,8 @@ void expect_gradients_are_differences(const Function& function, const Tensors& i
   constexpr double kStep = 1e-6;
   for (int rank = 0; rank < dist::world_size(); ++rank) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      // Ranks may have inputs of different sizes: all go through the longest.
+      // Inputs may differ in size between ranks: each rank makes as many calls as the longest
+      // needs.
       at::Tensor longest = at::zeros({}, at::kLong) + inputs[i].numel();
       dist::all_reduce(longest, c10d::ReduceOp::MAX);
       at::Tensor flat = inputs[i].detach().view({-1});
@@ -65,7 +67,8 @@ void expect_gradients_are_differences(const Function& function, const Tensors& i
         if (mine) differences[at] = slope;
       }
       if (rank == dist::rank()) {
-        // Differences of a value lose what it is larger than they are.
+        // Rounding errors of the value, which are relative to it, limit the accuracy of
+        // differences.
         const double lost = 1e-13 * std::abs(over_all) / kStep;
         EXPECT_TRUE(close(gradients[i].view({-1}), differences, 1e-5, 1e-7 + lost))
             << "input " << i << " of rank " << rank;
@@ -74,8 +77,8 @@ void expect_gradients_are_differences(const Function& function, const Tensors& i
   }
 }
 
-/// A layer in float64 on `samples` of this rank, as a function of input, weight and bias if it has
-/// them, and, with `residual`, what is added. The weighting makes all gradients different.
+/// A float64 layer on `samples` of this rank, as a function of the input, of weight and bias if it
+/// has them, and of the residual if `residual`. The weighting makes all gradients different.
 struct Layer {
   explicit Layer(SyncBatchNormOptions options, int64_t samples, bool residual = false)
       : layer(options.track_running_stats(false)) {
@@ -185,7 +188,8 @@ TEST_F(SyncBatchNormGradTest, GradgradcheckWithoutAffine) {
   });
 }
 
-/// Input's gradient of the sum of squares of its gradient, by libtorch on the whole batch.
+/// The input's gradient of the sum of squares of its gradient, compared with libtorch's on the
+/// whole batch.
 TEST_F(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) {
   run_ranks(2, [](int rank) {
     init_on_device();
@@ -234,8 +238,8 @@ TEST_F(SyncBatchNormGradTest, GradientsOfGradientsWorkInFloatAndHalf) {
       const at::Tensor actual = penalty(layer, input);
       EXPECT_EQ(actual.scalar_type(), type);
       const double scale = expected.abs().max().item<double>();
-      // A mean of 100 in float32, which is what GPUs have, is known to 8e-5 of the deviation; it is
-      // in the output, whose fourth power this is about.
+      // On GPUs the mean is float32, so a mean of 100 has an error of 8e-5 deviations; the loss is
+      // the output's fourth power.
       const double of_float = device().is_cuda() ? 2e-3 : 1e-4;
       EXPECT_TRUE(close(actual, expected, 0, (type == at::kFloat ? of_float : 5e-2) * scale));
     }

@@ -1,4 +1,4 @@
-// SyncBatchNorm over several hosts, whose leaders merge the rows of their ranks up a tree.
+// SyncBatchNorm on several hosts, whose leaders merge the rows of their ranks in a tree.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -43,15 +43,15 @@ class BatchNormHostsTest : public ::testing::Test {
   void SetUp() override { SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces"); }
 };
 
-constexpr double kPatience = 150;  // seconds, for many ranks on few cores
+constexpr double kPatience = 150;  // seconds: many ranks share few cores
 
-/// The same bits on every rank of the group.
+/// Expects the same bits on every rank of the group.
 void expect_equal_on_all_ranks(const Tensor& tensor, const dist::ProcessGroupPtr& group) {
   for (const Tensor& theirs : dist::all_gather(tensor, group)) EXPECT_TRUE(theirs.equal(tensor));
 }
 
-/// A step of SyncBatchNorm against BatchNorm on the samples of all ranks of the group. Ranks have
-/// none, one or two samples of their own.
+/// Compares a step of SyncBatchNorm with BatchNorm on the samples of all ranks of the group. A rank
+/// has no, one or two samples.
 void expect_as_whole_batch(int64_t channels, const dist::ProcessGroupPtr& group) {
   const int rank = dist::rank(group);
   const auto samples_before = [](int64_t end) {
@@ -86,8 +86,8 @@ void expect_as_whole_batch(int64_t channels, const dist::ProcessGroupPtr& group)
   expect_equal_on_all_ranks(layer->running_var, group);
 }
 
-/// In groups of all ranks and of every second one, the last first. Few channels, and more than fit
-/// into one step of shared memory.
+/// In a group of all ranks, and in one of every second rank, in descending order. With few
+/// channels, and with more than fit into one step of shared memory.
 void expect_groups_as_whole_batch() {
   std::vector<int> odd;
   for (int rank = 1; rank < dist::world_size(); rank += 2) odd.insert(odd.begin(), rank);
@@ -134,7 +134,7 @@ TEST_F(BatchNormHostsTest, EqualsBatchNormOnTheWholeBatchOfTwentyFourRanks) {
       kPatience);
 }
 
-// As on as many hosts: every rank is a leader.
+// As on 17 hosts: every rank is a leader.
 TEST(BatchNormGlooTest, EqualsBatchNormOnTheWholeBatchOfSeventeenRanks) {
   run_ranks(
       17,
@@ -145,7 +145,7 @@ TEST(BatchNormGlooTest, EqualsBatchNormOnTheWholeBatchOfSeventeenRanks) {
       kPatience);
 }
 
-// Each rank merges other rows than the next, and the ranks come in another order each time.
+// The ranks' rows differ, and the ranks arrive in another order each time.
 TEST_F(BatchNormHostsTest, TheOrderOfArrivalDoesNotChangeBits) {
   run_ranks_on_hosts({2, 1, 2}, [](int rank) {
     dist::init_process_group();
@@ -214,7 +214,7 @@ TEST_F(BatchNormHostsTest, DifferentChannelsAreNamedOnEveryRank) {
   });
 }
 
-// A leader, and a rank that has one.
+// The dead rank is a leader, or a rank with a leader.
 TEST_F(BatchNormHostsTest, ADeadRankIsNamed) {
   for (const int dead : {2, 3}) {
     run_ranks_on_hosts({2, 2, 1}, [dead](int rank) {
@@ -248,7 +248,7 @@ TEST_F(BatchNormHostsTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
   });
 }
 
-// Rank r has r + 1 batches; the others are without input when it has the last.
+// Rank r has r + 1 batches; when it has its last one, ranks below it have none left.
 TEST_F(BatchNormHostsTest, RanksThatHaveRunOutOfBatchesJoin) {
   run_ranks_on_hosts({2, 1}, [](int rank) {
     dist::init_process_group();

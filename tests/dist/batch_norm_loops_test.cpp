@@ -1,5 +1,5 @@
 // The loops of the CPU kernels, for each instruction set of this processor, against plain loops in
-// double: runs that are not a multiple of a vector, parts, and writes beyond the results.
+// double: lengths that are not a multiple of a vector, parts, and writes beyond the results.
 
 #include "batch_norm/batch_norm_cpu_loops.h"
 
@@ -18,10 +18,11 @@
 namespace syncbn::dist::detail::cpu {
 namespace {
 
-/// How values lie: `runs` of `length` values; as rows each of all channels, as planes each of one.
+/// The layout of values: `runs` runs of `length` values. A row holds all channels, a plane one
+/// channel.
 struct Layout {
   bool rows;
-  int64_t n, c, s;  ///< s is 1 in rows
+  int64_t n, c, s;  ///< s is 1 for rows
 
   int64_t length() const { return rows ? c : s; }
   int64_t runs() const { return rows ? n : n * c; }
@@ -36,8 +37,7 @@ struct Layout {
   }
 };
 
-/// Values from an address that vectors are aligned to, or from one element behind it, and guards
-/// around them.
+/// Values that begin at a vector's alignment, or one element after it, with guards around them.
 template <class T>
 class Guarded {
  public:
@@ -73,7 +73,7 @@ class LoopsCheck {
     for (std::vector<double>* one : {&center_, &scale_, &shift_, &slope_}) {
       for (int64_t c = 0; c < layout.c; ++c) one->push_back(random());
     }
-    // An output of exactly 0, and one that is not a number.
+    // An output of exactly 0, and a NaN.
     scale_[0] = shift_[0] = 0;
     residual_.back() = std::numeric_limits<T>::quiet_NaN();
   }
@@ -191,7 +191,7 @@ class LoopsCheck {
   void for_all(Run run) {
     for (int64_t i = 0; i < layout_.count(); ++i) run(i, layout_.channel(i));
   }
-  /// All rows, or channels, in two parts.
+  /// All rows, or all channels, in two parts.
   template <class Run>
   void in_parts(Run run) {
     const int64_t all = layout_.rows ? layout_.n : layout_.c;
@@ -240,7 +240,7 @@ void expect_right(const Loops<T>& loops) {
   }
 }
 
-// Sums of doubles are rounded: the deviations of a constant channel must not add up to less than 0.
+// Despite rounding, the squared deviations of a constant channel must not have a negative sum.
 void expect_no_negative_deviation(const Loops<double>& loops) {
   for (int i = 0; i < 500; ++i) {
     const std::vector<double> x(2500, 700 + i / 3.0);

@@ -1,4 +1,4 @@
-// Errors against float64, beside those of BatchNorm on the whole batch in the same dtype.
+// Errors against float64, next to those of BatchNorm on the whole batch in the same dtype.
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/process_group.h>
@@ -31,20 +31,20 @@ using syncbn::test::run_ranks;
 using SyncBatchNormNumericsTest = syncbn::test::DeviceTest;
 
 struct NumericsCase {
-  std::vector<int64_t> shares = {3, 5};       ///< samples of each rank
+  std::vector<int64_t> shares = {3, 5};       ///< number of samples of each rank
   std::vector<int64_t> sample = {4, 32, 32};  ///< [C, ...]
   at::ScalarType type = at::kFloat;
   double mean = 0;
   double stddev = 1;
-  double drift = 0;  ///< of the mean from each sample to the next
+  double drift = 0;  ///< change of the mean from one sample to the next
   double eps = 1e-5;
   bool constant_channel = false;
 };
 
 using Results = std::map<std::string, at::Tensor>;
 
-/// BatchNorm on the whole batch, on the same device; parameters and statistics in float32 where the
-/// input is narrower.
+/// BatchNorm on the whole batch, on the same device. Parameters and statistics are float32 where
+/// the input is narrower.
 Results whole_batch(const at::Tensor& input, const at::Tensor& gradient, const at::Tensor& weight,
                     const at::Tensor& bias, double eps) {
   const at::Tensor x = input.detach().clone().requires_grad_();
@@ -75,7 +75,7 @@ Results over_ranks(const NumericsCase& c, const at::Tensor& input, const at::Ten
   const at::Tensor x = own(input).clone().requires_grad_();
   const at::Tensor y = layer(x);
   y.backward(own(gradient));
-  // Ranks have different numbers of samples: each fills in its own.
+  // Ranks have different numbers of samples: each fills in its own part.
   const auto whole = [&](const at::Tensor& part) {
     at::Tensor all = test::zeros(input.sizes(), at::kDouble);
     all.narrow(0, begin, part.size(0)).copy_(part);
@@ -124,11 +124,12 @@ void expect_accurate(const NumericsCase& c, at::MemoryFormat format) {
                                exact.at("mean").abs().max().item<double>();
   for (const auto& [name, reference] : exact) {
     const bool in_input_type = name == "output" || name == "grad_input";
-    // Nothing has to be better than rounded once to its type. By luck BatchNorm's own is, below a
-    // quarter of that: the mean of a tiny deviation (1e-8) and of a constant channel (1e-10).
+    // No result has to be more accurate than one rounding to its type. By chance BatchNorm's error
+    // can be less than a quarter of that: for the mean at a tiny deviation (1e-8) and of a constant
+    // channel (1e-10).
     const double rounding = in_input_type ? half_ulp : 6e-8;
     double bound = std::max(4 * relative_error(theirs.at(name), reference), rounding);
-    // The kernels on GPUs sum 32 deviations at a time in float32, those on CPUs in float64.
+    // The GPU kernels sum 32 deviations at a time in float32, the CPU kernels sum in float64.
     if (device().is_cuda() && name == "mean") bound = std::max(bound, of_deviations);
     EXPECT_LE(relative_error(ours.at(name), reference), bound) << name;
   }
@@ -167,7 +168,7 @@ TEST_F(SyncBatchNormNumericsTest, OfAConstantChannel) {
   expect_accurate({.type = at::kHalf, .constant_channel = true});
 }
 
-// Errors above are relative to the largest value, which is not of that channel.
+// The errors above are relative to the largest value, which is in another channel.
 TEST_F(SyncBatchNormNumericsTest, AConstantChannelHasNoVarianceAndBecomesTheBias) {
   run_ranks(2, [](int) {
     init_on_device();
@@ -184,7 +185,7 @@ TEST_F(SyncBatchNormNumericsTest, AConstantChannelHasNoVarianceAndBecomesTheBias
       output.pow(2).sum().backward();
       EXPECT_LE(layer->running_var[0].item<double>(), 1e-12);
       EXPECT_LE((output.select(1, 0) - 0.5).abs().max().item<double>(), 1e-6);
-      // sum over the channel of what is left of 2 * 0.5 per value
+      // a sum over the channel, whose terms of 2 * 0.5 cancel except for rounding
       EXPECT_LE(input.grad().select(1, 0).abs().max().item<double>(), 1e-3);
     }
   });
@@ -208,7 +209,7 @@ TEST_F(SyncBatchNormNumericsTest, OfAMeanThatDrifts) {
   expect_accurate({.drift = 100});
 }
 
-// Where a layer goes other ways than in a group.
+// A group of one rank uses other code.
 TEST_F(SyncBatchNormNumericsTest, InAWorldOfOne) {
   expect_accurate({.shares = {8}});
   expect_accurate({.shares = {8}, .mean = 1e3, .stddev = 0.1});

@@ -1,4 +1,4 @@
-// Running statistics made equal between ranks, and computed anew.
+// Running statistics that ranks make equal, and that they recompute.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ using ::testing::HasSubstr;
 using DistributeBnTest = syncbn::test::DeviceTest;
 using UpdateBnStatsTest = syncbn::test::DeviceTest;
 
-/// Whether a tensor, on whatever device, has exactly this one value.
+/// Whether all elements of a tensor, on any device, have exactly this value.
 ::testing::AssertionResult holds(const at::Tensor& tensor, double value) {
   return close(tensor, at::full(tensor.sizes(), value, tensor.scalar_type()), 0, 0);
 }
@@ -115,7 +115,7 @@ std::vector<at::Tensor> uneven_batches(int rank) {
 template <class Layer>
 void expect_exact(bool over_all_ranks, Layer layer, nn::Linear& linear, int rank) {
   const auto run = [&](const at::Tensor& batch) { return layer->forward(linear(batch)); };
-  run(randn({4, 4}));  // something to be replaced
+  run(randn({4, 4}));  // statistics that must be replaced
   std::vector<at::Tensor> seen;
   for (int other = 0; other < 2; ++other) {
     if (!over_all_ranks && other != rank) continue;
@@ -148,7 +148,7 @@ TEST_F(UpdateBnStatsTest, IsExactForLayersOfEachKind) {
 
 constexpr size_t kStatisticsLayers = 5;
 
-/// Convolution, batch norm and ReLU in turn.
+/// Convolution, batch norm and ReLU by turns.
 template <class Layer>
 nn::Sequential images_net() {
   nn::Sequential net;
@@ -160,7 +160,8 @@ nn::Sequential images_net() {
   return on_device(net);
 }
 
-/// One a step, of other sizes in each, and of other numbers of images on each rank.
+/// One batch per step. Image size and number of images differ between steps, the latter also
+/// between ranks.
 std::vector<at::Tensor> images(int rank) {
   at::manual_seed(40 + static_cast<uint64_t>(rank));
   std::vector<at::Tensor> batches;
@@ -170,8 +171,8 @@ std::vector<at::Tensor> images(int rank) {
   return batches;
 }
 
-/// The statistics of each layer's input in float64, where all ranks' images of a step are one
-/// batch, which layers normalise by itself.
+/// The statistics of each layer's input, in float64. All ranks' images of a step are one batch, by
+/// whose statistics the layers normalise.
 std::vector<Expected> exact_statistics(nn::Sequential& net) {
   const auto exact = [](const at::Tensor& t) { return t.detach().to(at::kCPU, at::kDouble); };
   std::vector<std::vector<at::Tensor>> seen(kStatisticsLayers);

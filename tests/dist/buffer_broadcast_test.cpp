@@ -1,4 +1,4 @@
-// What docs/buffers.md says about buffers, in numbers, and that it is what the example prints.
+// What docs/buffers.md says about buffers, in numbers, and that the example prints it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
@@ -103,9 +103,9 @@ std::optional<double> number(const std::string& word) {
   return *end == '\0' ? std::optional(value) : std::nullopt;
 }
 
-/// The same words, and numbers that are as good as the same. The bias of a convolution before batch
-/// normalisation has no gradient but rounding errors, which Adam turns into steps of up to 1e-3:
-/// they move running_mean by a tenth of that.
+/// Expects the same words, and nearly the same numbers. The bias of a convolution before batch
+/// normalisation has only rounding errors for a gradient; Adam turns them into steps of up to 1e-3,
+/// which move running_mean by a tenth of that.
 void expect_same_report(const std::string& actual, const std::string& expected) {
   std::istringstream a(actual);
   std::istringstream b(expected);

@@ -49,7 +49,7 @@ using CheckpointTest = syncbn::test::DeviceTest;
 constexpr int kRecomputedLayers = 5;
 constexpr int kRecomputedSteps = 5;
 
-/// Layers of either kind; cumulative ones, where a second update would show most.
+/// Layers of either kind, with cumulative averages, where a second update would change most.
 struct RecomputingNetImpl : nn::Module {
   explicit RecomputingNetImpl(bool recompute, bool converted) : recompute(recompute) {
     at::manual_seed(1);
@@ -82,7 +82,7 @@ TORCH_MODULE(RecomputingNet);
 
 void expect_equal(const Tensors& actual, const Tensors& expected) {
   ASSERT_EQ(actual.size(), expected.size());
-  // In a world of one a converted layer is libtorch's, but for its statistics in a checkpoint.
+  // In a world of one, a converted layer is libtorch's, except for its statistics in a checkpoint.
   for (size_t i = 0; i < actual.size(); ++i) {
     EXPECT_TRUE(close(actual[i], expected[i], 1e-4, 1e-4)) << i;
   }
@@ -94,7 +94,7 @@ Tensors gradients(const nn::Module& module) {
   return all;
 }
 
-/// Trains a network with and without checkpoint: it gives the same, and exchanges no more.
+/// Trains a network with and without checkpoint: the results are equal, and so are the exchanges.
 void expect_as_without(bool converted) {
   RecomputingNet plain(false, converted);
   RecomputingNet recomputing(true, converted);
@@ -191,7 +191,7 @@ TEST_F(CheckpointTest, CallsNest) {
 
 TEST_F(CheckpointTest, DropsTheSameValuesBothTimes) {
   run_ranks(1, [](int) {
-    // Of the device's own generator.
+    // With the device's own generator.
     const auto draw = [](int64_t n) { return at::randn({n}, at::TensorOptions(device())); };
     at::manual_seed(3);
     const at::Tensor input = draw(100).requires_grad_();
@@ -200,7 +200,7 @@ TEST_F(CheckpointTest, DropsTheSameValuesBothTimes) {
     const at::Tensor next = draw(3);
     output.sum().backward();
     EXPECT_TRUE(close(input.grad() * input, output));
-    // And what is drawn outside goes on as if nothing had happened.
+    // Draws outside of the checkpoint continue as if there were none.
     const at::Tensor after = draw(3);
     at::manual_seed(3);
     draw(100);
@@ -231,7 +231,7 @@ TEST_F(CheckpointTest, RecomputesUnderTheSameAutocast) {
   });
 }
 
-// As a training step does: autocast drops its casts when it ends, and backward comes after.
+// As in a training step: autocast drops its casts when it ends, and backward comes afterwards.
 TEST_F(CheckpointTest, NoCastOfAParameterOutlivesItsStep) {
   run_ranks(1, [](int) {
     const at::DeviceType type = device().type();
@@ -255,7 +255,7 @@ TEST_F(CheckpointTest, NoCastOfAParameterOutlivesItsStep) {
       return weight.detach();
     };
     EXPECT_TRUE(at::equal(train(true, false), train(false, false)));
-    // Of two casts, gradients are added in float32, of a shared one in bfloat16.
+    // With two casts the gradients are added in float32, with one shared cast in bfloat16.
     EXPECT_TRUE(at::allclose(train(true, true), train(false, true), 0.01, 0.01))
         << "a cast outside of the function has a graph";
   });

@@ -35,7 +35,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// What every dtype holds: zeros and ones.
+// Every dtype can hold ones.
 Tensor ones_of(at::ScalarType type) {
   return at::ones({2, 3}, type);
 }
@@ -204,7 +204,7 @@ TEST(CollectivesTest, SendAndRecvMatchByTag) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     if (rank == 0) {
-      // Not send(): with Gloo that returns when the other has called recv().
+      // Not send(): with Gloo it returns only when the other rank has called recv().
       std::vector<Tensor> seven{at::full({2}, 7.0)};
       std::vector<Tensor> eight{at::full({2}, 8.0)};
       const auto first = dist::default_group()->send(seven, 1, 7);
@@ -291,7 +291,7 @@ TEST(CollectivesTest, ArgumentsAreRefusedBeforeAnythingIsSent) {
     EXPECT_THAT(said([&] { dist::send(tensor, rank); }), HasSubstr("this rank itself"));
     EXPECT_THAT(said([&] { dist::recv(tensor, 1 - rank, {}, -1); }), HasSubstr("tag -1"));
     EXPECT_THAT(said([&] { dist::barrier({}, milliseconds(0)); }), HasSubstr("timeout of 0 ms"));
-    // The two are still in step.
+    // The two ranks still make the same calls.
     dist::all_reduce(tensor);
     EXPECT_TRUE(tensor.equal(at::full({2}, 2.0F)));
   });
@@ -302,7 +302,7 @@ TEST(CollectivesTest, ATimeoutIsThatOfTheCall) {
     dist::init_process_group();
     dist::barrier({}, std::chrono::seconds(20));
     Tensor tensor = at::ones({2});
-    // Nobody sends. The other one's wait ends with this one's.
+    // No rank sends. Rank 1's wait ends when rank 0's does.
     if (rank == 0) {
       EXPECT_THAT(
           message_of<UnavailableError>([&] { dist::recv(tensor, 1, {}, 0, milliseconds(200)); }),
@@ -316,7 +316,7 @@ TEST(CollectivesTest, ATimeoutIsThatOfTheCall) {
 TEST(CollectivesTest, AllToAllComparesWhatIsSentAndExpected) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();
-    // Rank 2 expects more of rank 0 than it gets.
+    // Rank 2 expects more from rank 0 than rank 0 sends.
     std::vector<at::Tensor> inputs(3, at::ones({2}));
     std::vector<at::Tensor> outputs;
     for (int from = 0; from < 3; ++from) {

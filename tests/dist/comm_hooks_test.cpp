@@ -39,7 +39,8 @@ nn::Sequential make_net() {
   return nn::Sequential(nn::Linear(8, 16), nn::Linear(16, 16), nn::Linear(16, 4));
 }
 
-/// The gradients of one step, averaged by `hook` (none: DDP's own way), in several buckets.
+/// The gradients of one step in several buckets, averaged by `hook`, or by DDP itself if it is
+/// null.
 std::vector<at::Tensor> gradients(const dist::CommHook& hook, int rank, int steps = 3) {
   nn::Sequential net = make_net();
   SequentialDdp ddp(net, {.bucket_cap_mb = 0.0005});
@@ -76,7 +77,7 @@ TEST(CommHookTest, HalfPrecisionHooksAreOffByTheirPrecisionOnly) {
     const auto half = gradients(dist::fp16_compress_hook(), rank);
     expect_close(half, exact, 2e-3, 1e-5);
     expect_close(gradients(dist::bf16_compress_hook(), rank), exact, 2e-2, 1e-3);
-    // And they were compressed indeed.
+    // They were in fact compressed.
     bool differs = false;
     for (size_t i = 0; i < exact.size(); ++i) differs = differs || !half[i].equal(exact[i]);
     EXPECT_TRUE(differs);
@@ -178,7 +179,7 @@ TEST(CommHookTest, ABucketMayCompleteAfterTheWrapperWasUnwound) {
     dist::FuturePtr late;
     const auto train = [&late] {
       SequentialDdp ddp(make_net(), {.bucket_cap_mb = 0.0005});
-      ddp(at::ones({1, 8})).sum().backward();  // after which there are several buckets
+      ddp(at::ones({1, 8})).sum().backward();  // from the next step on there are several buckets
       ddp.register_comm_hook([&late](c10d::GradBucket&) {
         if (late) throw std::runtime_error("no paper");
         late = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
@@ -187,12 +188,12 @@ TEST(CommHookTest, ABucketMayCompleteAfterTheWrapperWasUnwound) {
       ddp(at::ones({1, 8})).sum().backward();
     };
     EXPECT_THAT(message_of<std::runtime_error>(train), HasSubstr("no paper"));
-    // What was freed is taken and overwritten.
+    // Reuse and overwrite the freed memory.
     std::vector<std::string> others;
     for (size_t size = 16; size <= 512; size += 8) {
       for (int i = 0; i < 50; ++i) others.emplace_back(size, '\xff');
     }
-    late->markCompleted(at::ones({7}));  // of a wrong size, which is an error that is noted
+    late->markCompleted(at::ones({7}));  // the wrong size is an error, which is recorded
   });
 }
 
@@ -206,7 +207,7 @@ TEST(CommHookTest, ASecondHookIsRefused) {
   });
 }
 
-/// The gradient of one weight after `steps`, compressed from the third on.
+/// The gradient of one weight after `steps` steps, compressed from the third step on.
 at::Tensor power_sgd_gradient(const dist::PowerSgdOptions& options, int rank, int steps) {
   at::manual_seed(2);
   nn::Linear net(nn::LinearOptions(24, 20).bias(false));
@@ -247,7 +248,7 @@ TEST(PowerSgdTest, AFullRankApproximationIsExact) {
 TEST(PowerSgdTest, ErrorFeedbackMakesUpForWhatWasLeftOut) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    // The same gradient g each step: the sum of n compressed ones approaches n g.
+    // With the same gradient g in each step, the sum of n compressed gradients approaches n g.
     at::manual_seed(2);
     nn::Linear net(nn::LinearOptions(24, 20).bias(false));
     DistributedDataParallel<nn::LinearImpl> ddp(net);

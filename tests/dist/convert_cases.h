@@ -1,5 +1,5 @@
-// What the tests of convert_sync_batchnorm share: networks of five layers, five steps, and the
-// number of exchanges in each.
+// Shared by the tests of convert_sync_batchnorm: networks of five layers, five steps, and a check
+// of the number of exchanges in each step.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,16 +27,16 @@ inline void sgd_step(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-/// What expect_steps() trains with, and what it has to see.
+/// Arguments and expectations of expect_steps().
 struct Steps {
-  uint64_t exchanges = kLayers;  ///< of each forward, and of each backward
+  uint64_t exchanges = kLayers;  ///< in each forward, and in each backward
   std::vector<int64_t> batch = {4, 3, 6, 6};
   at::ScalarType dtype = at::kFloat;
-  at::Device network = device();  ///< where its layers exchange
+  at::Device network = device();  ///< device on which its layers exchange
 };
 
-/// Trains for kSteps steps, each rank with batches and gradients of its own, and counts the
-/// exchanges of each.
+/// Trains for kSteps steps, each rank with its own batches and gradients, and checks the number of
+/// exchanges in each.
 template <class Forward>
 void expect_steps(const Forward& forward, const std::vector<at::Tensor>& parameters,
                   const Steps& steps = {}) {
@@ -54,7 +54,7 @@ void expect_steps(const Forward& forward, const std::vector<at::Tensor>& paramet
   }
 }
 
-/// Who averages gradients over ranks: DDP, or this test.
+/// Whether DDP has averaged the gradients over ranks, or this test has to.
 enum class Gradients { kAveraged, kLocal };
 
 inline void average_gradients(const std::vector<at::Tensor>& parameters) {
@@ -64,14 +64,15 @@ inline void average_gradients(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-/// Trains on this rank's half of each batch and the reference on the whole, and compares.
+/// Trains on this rank's half of each batch, and the reference on the whole batch, and compares
+/// them.
 template <class Forward, class ReferenceForward>
 void expect_trains_as_whole_batch(Forward forward, const std::vector<at::Tensor>& parameters,
                                   ReferenceForward reference_forward,
                                   const std::vector<at::Tensor>& reference_parameters, int rank,
                                   Gradients gradients) {
   exchanges();  // makes the group
-  // cuDNN chooses other algorithms for half a batch than for the whole.
+  // cuDNN chooses other algorithms for half a batch than for the whole one.
   const double atol = device().is_cuda() ? 1e-4 : 1e-5;
   at::manual_seed(11);
   for (int step = 0; step < kSteps; ++step) {

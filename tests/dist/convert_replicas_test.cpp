@@ -12,7 +12,7 @@
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
-#if __has_include(<cuda_runtime_api.h>)  // as libtorch's header demands, even for CPUs
+#if __has_include(<cuda_runtime_api.h>)  // libtorch's header includes it, even for CPUs
 #include <torch/nn/parallel/data_parallel.h>
 #define SYNCBN_HAVE_DATA_PARALLEL
 #endif
@@ -37,7 +37,7 @@ using ::testing::HasSubstr;
 class ConvertReplicasTest : public ::testing::Test {
  protected:
 #ifdef SYNCBN_HAVE_DATA_PARALLEL
-  /// Two replicas, as data_parallel makes them, run.
+  /// Runs two replicas, as data_parallel makes them.
   static void run_replicas(const nn::Sequential& net) {
     auto replicas = nn::parallel::replicate(net.ptr(), std::vector<at::Device>(2, at::kCPU));
     nn::parallel::parallel_apply(replicas, std::vector<at::Tensor>(2, at::randn({4, 3})));
@@ -49,9 +49,9 @@ class ConvertReplicasTest : public ::testing::Test {
   static void run_replicas(const nn::Sequential&) {}
 #endif
 
-  /// In each step, where the network itself goes on working.
+  /// Expects a refusal in each step, while the network itself still works.
   static void expect_replicas_are_refused(nn::Sequential net) {
-    run_replicas(net);  // what is not converted is libtorch's own affair
+    run_replicas(net);  // before the conversion, replicas work
     dist::convert_sync_batchnorm(*net);
     for (int step = 0; step < kSteps; ++step) {
       EXPECT_THAT(message_of<UserError>([&] { run_replicas(net); }),

@@ -60,7 +60,7 @@ def forward(self, x: Tensor) -> Tensor:
     return torch.mm(self.bn4.forward(x).mean([2, 3]), self.linear)
 )";
 
-/// As torch.jit.load gives it: a net with five batch-norm submodules.
+/// A net with five batch-norm submodules, as torch.jit.load returns it.
 torch::jit::Module script_net(at::Device place = device()) {
   at::manual_seed(0);
   torch::jit::Module net("Net");
@@ -105,7 +105,7 @@ void expect_script_trains_as_whole_batch(bool warm_up) {
       return module.forward({x}).toTensor();
     };
     if (warm_up) {
-      // The executor specialises and optimises its graphs over the first runs.
+      // The executor specialises and optimises its graphs during the first runs.
       for (int i = 0; i < 3; ++i) {
         const at::Tensor batch = ones({4, 3, 6, 6}) * (i + 1.0);
         for (torch::jit::Module* module : {&net, &reference}) {
@@ -131,7 +131,7 @@ TEST_F(ConvertScriptTest, TrainsAsOnTheWholeBatchAfterTheExecutorHasOptimisedIt)
   expect_script_trains_as_whole_batch(/*warm_up=*/true);
 }
 
-/// Trains through any handle, and looks at the exchanges of each step.
+/// Trains through any handle and checks the number of exchanges in each step.
 template <class Net>
 void expect_script_steps(Net& net, const torch::jit::Module& module, const Steps& steps = {}) {
   const auto forward = [&](const at::Tensor& x) { return net.forward({x}).toTensor(); };
@@ -154,7 +154,7 @@ TEST_F(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
   });
 }
 
-// Tensors get other memory: from the CPU to the tests' device, or of another type.
+// The tensors get new memory: on the tests' device instead of the CPU, or with another type.
 TEST_F(ConvertScriptTest, AModuleThatMovesStaysConverted) {
   run_ranks(2, [](int) {
     init_on_device();
@@ -173,13 +173,14 @@ TEST_F(ConvertScriptTest, DestroyedModulesLeaveNothingBehind) {
     for (int i = 0; i < 20; ++i) {
       torch::jit::Module net = script_net();
       dist::convert_sync_batchnorm(net);
-      // Running mean and weight of each.
+      // The running mean and the weight of each layer.
       EXPECT_EQ(dist::detail::registered_keys(), 2u * kLayers);
-      // The executor and autograd, which have seen those of some, keep nothing either.
+      // The executor and autograd have seen the tensors of some modules, and must not keep them
+      // alive.
       if (i % 10 == 0) expect_script_steps(net, net);
     }
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
-    // Modules that are made now may have their addresses.
+    // New modules may have the addresses of destroyed ones.
     exchanges();
     for (int i = 0; i < 20; ++i) {
       const uint64_t before = exchanges();
@@ -193,14 +194,14 @@ TEST_F(ConvertScriptTest, WhereAWrapperCameFirstItsModuleIsConverted) {
   run_ranks(2, [](int) {
     init_on_device();
     dist::DistributedDataParallel<torch::jit::Module> ddp(script_net());
-    // Its code is optimised by then.
+    // The executor has optimised its code before the conversion.
     expect_script_steps(ddp, ddp.module(), {.exchanges = 0});
     dist::convert_sync_batchnorm(ddp.module());
     expect_script_steps(ddp, ddp.module());
   });
 }
 
-/// TorchScript's interpreter makes an exception of its own of any.
+/// TorchScript's interpreter replaces every exception by its own.
 template <class Net>
 void expect_refused(Net& net) {
   for (int step = 0; step < kSteps; ++step) {
@@ -212,7 +213,7 @@ void expect_refused(Net& net) {
   }
 }
 
-// Whether or not the executor has optimised what they run.
+// Both before and after the executor has optimised the code of the other handle.
 TEST_F(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHalf) {
   run_ranks(2, [](int) {
     init_on_device();
@@ -244,7 +245,7 @@ TEST_F(ConvertScriptTest, OtherHandlesAreRefusedWhenWhatWasConvertedIsGone) {
   });
 }
 
-// Saving in the middle of training.
+// For example to save in the middle of training.
 TEST_F(ConvertScriptTest, WhatWasRevertedThroughAnotherHandleDoesNotTrainOnAlone) {
   run_ranks(2, [](int) {
     init_on_device();
@@ -363,7 +364,7 @@ TEST_F(ConvertScriptTest, WorksUnderAutocast) {
       return output;
     };
     expect_steps(forward, parameters_of(net));
-    // Without it the executor has other code.
+    // Without autocast the executor runs other code.
     expect_script_steps(net, net);
   });
 }
@@ -379,7 +380,7 @@ TEST_F(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
                 }),
                 StartsWith("SyncBatchNorm: one value per channel over all 2 ranks"));
     expect_script_steps(ddp, net);
-    // What others throw stays the interpreter's.
+    // The interpreter replaces other exceptions.
     EXPECT_THAT(message_of<std::runtime_error>([&] {
                   ddp(randn({4, 1, 6, 6}));
                 }),
@@ -387,7 +388,7 @@ TEST_F(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
   });
 }
 
-// Its check is out of the graph by then.
+// The executor has removed the layer's own check from the graph by then.
 TEST_F(ConvertScriptTest, AloneOneValueAChannelIsStillRefused) {
   run_ranks(1, [](int) {
     init_on_device();
@@ -422,8 +423,8 @@ def forward(self, x: Tensor) -> Tensor:
     return torch.batch_norm(x, None, None, None, None, self.training, 0.1, 1e-5, False)
 )";
 
-/// Layers of a class that is not called batch norm, one without any tensors, and a bare call of
-/// what is called so, and is none.
+/// Layers of a class whose name is not batch norm's, and a module without tensors, named
+/// BatchNorm1d, that only calls batch_norm.
 torch::jit::Module own_net() {
   torch::jit::Module net("BatchNormNet");
   const auto with_training = [](const std::string& name) {

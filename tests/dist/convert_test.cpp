@@ -51,7 +51,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ConvertTest = syncbn::test::DeviceTest;
 
-/// Batch norm in a Sequential, in holders and in a container of a container.
+/// Batch norm in a Sequential, in module holders and in a container within a container.
 struct NetImpl : nn::Module {
   NetImpl() {
     conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(3, 4, 3)));
@@ -82,7 +82,7 @@ struct NetImpl : nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// One of kLayers layers that has a clone: linear and batch norm by turns.
+/// kLayers linear layers, each with batch norm after it. The net can be cloned.
 nn::Sequential flat_net() {
   nn::Sequential net;
   for (int i = 0; i < kLayers; ++i) {
@@ -165,14 +165,15 @@ TEST_F(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
   });
 }
 
-/// The same where the network may be on the CPU, whatever the tests' device.
+/// Like expect_net_steps(), for a network on the CPU, whatever the tests' device.
 void expect_net_steps_on_cpu(Net net, Steps steps = {}) {
   steps.network = at::kCPU;
   expect_steps([&](const at::Tensor& x) { return net->forward(x.cpu()); }, net->parameters(),
                steps);
 }
 
-// Tensors get other memory: from the CPU to the tests' device, or of another type, and back.
+// The tensors get new memory: on the tests' device instead of the CPU, or with another type, and
+// back.
 TEST_F(ConvertTest, LayersThatMoveStayConverted) {
   run_ranks(2, [](int rank) {
     init_on_device();
@@ -190,7 +191,7 @@ TEST_F(ConvertTest, LayersThatMoveStayConverted) {
     expect_net_steps_on_cpu(net, {.dtype = at::kDouble});
     net->to(device(), at::kFloat);
     expect_net_steps(net);
-    // Nothing is left of where they were.
+    // No key of the earlier tensors is left.
     dist::revert_sync_batchnorm(*net);
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
     expect_net_steps(net, {.exchanges = 0});
@@ -251,7 +252,7 @@ TEST_F(ConvertTest, TheRootItselfIsConverted) {
   });
 }
 
-// Autograd, where such calls are else caught, is out of the way then.
+// Calls are otherwise intercepted in autograd, which inference mode skips.
 TEST_F(ConvertTest, TrainingInInferenceModeIsSynchronisedToo) {
   run_ranks(2, [](int rank) {
     init_on_device();
@@ -344,7 +345,7 @@ TEST_F(ConvertTest, WhatTheLayersHaveStaysTheirs) {
     EXPECT_FALSE(net->first->weight.requires_grad());
     EXPECT_FALSE(net->last->is_training());
     EXPECT_TRUE(net->first->is_training());
-    // All but the one that is being evaluated.
+    // All layers except the one in evaluation mode.
     expect_net_steps(net, {.exchanges = kLayers - 1});
     EXPECT_EQ(hooked, kSteps);
   });
@@ -412,11 +413,12 @@ TEST_F(ConvertTest, DestroyedLayersLeaveNothingBehind) {
     for (int i = 0; i < 100; ++i) {
       auto net = on_device(Net());
       dist::convert_sync_batchnorm(*net);
-      // Running mean and weight of each, of the one without statistics its weight.
+      // The running mean and the weight of each layer; only the weight of the one without
+      // statistics.
       EXPECT_EQ(dist::detail::registered_keys(), 2u * kLayers - 1);
     }
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
-    // Layers that are made now may have their addresses.
+    // New layers may have the addresses of destroyed ones.
     for (int i = 0; i < 20; ++i) expect_net_steps(on_device(Net()), {.exchanges = 0});
   });
 }

@@ -154,7 +154,7 @@ TEST_F(ConvertibleBatchNormTest, ACloneIsADropInWithTensorsOfItsOwn) {
   });
 }
 
-/// Layers of one class in a net that gives each rank one value per channel.
+/// Layers of one class in a net that has one value per channel on each rank.
 template <class Norm>
 struct PooledNetImpl : nn::Module {
   explicit PooledNetImpl(const nn::BatchNormOptions& options) {
@@ -168,8 +168,9 @@ struct PooledNetImpl : nn::Module {
   Norm second{nullptr};
 };
 
-/// Trains on this rank's rows of each batch and the reference on the whole, and compares.
-/// @param begin, rows this rank's of the batch's
+/// Trains on this rank's rows of each batch, and the reference on the whole batch, and compares
+/// them.
+/// @param begin, rows this rank's rows of the batch
 template <class Forward, class Reference>
 void expect_rows_train_as_whole_batch(const Forward& forward, nn::Module& net, Reference& reference,
                                       int64_t begin, int64_t rows, int64_t all_rows) {
@@ -179,7 +180,7 @@ void expect_rows_train_as_whole_batch(const Forward& forward, nn::Module& net, R
     const auto loss = [](const at::Tensor& scores, const at::Tensor& wanted) {
       return (scores - wanted).pow(2).mean();
     };
-    // Means over this rank's rows, of which the whole batch has more.
+    // Means over this rank's rows, weighted by its share of the batch.
     const double scale = static_cast<double>(dist::world_size() * rows) / all_rows;
     (loss(forward(batch.narrow(0, begin, rows)), target.narrow(0, begin, rows)) * scale).backward();
     loss(reference.forward(batch), target).backward();
@@ -212,13 +213,13 @@ TEST_F(ConvertibleBatchNormTest, ConvertedDropInsTakeOneValuePerChannelOnARank) 
       EXPECT_THAT(report.refuse_one_value, IsEmpty());
       const auto forward = [&](const at::Tensor& x) { return net.forward(x); };
       expect_rows_train_as_whole_batch(forward, net, reference, rank, 1, 2);
-      // One value on rank 0, more on rank 1, which go through libtorch's forward().
+      // One value on rank 0, several on rank 1, where libtorch's forward() accepts them.
       expect_rows_train_as_whole_batch(forward, net, reference, rank, 1 + 3 * rank, 5);
     }
   });
 }
 
-// As in DeepLab's head.
+// As in the head of DeepLab.
 TEST_F(ConvertibleBatchNormTest, ImagePoolingTrainsAtOneImageOnARank) {
   run_ranks(2, [](int rank) {
     init_on_device();
@@ -335,7 +336,7 @@ TEST_F(ConvertibleBatchNormTest, RevertPutsTheLayersBack) {
     for (int round = 0; round < 2; ++round) {
       net->train();
       dist::convert_sync_batchnorm(*net);
-      dist::convert_sync_batchnorm(*net);  // a second one changes nothing
+      dist::convert_sync_batchnorm(*net);  // a second conversion changes nothing
       EXPECT_NE(modules_of(*net), modules);
       net->eval();
       EXPECT_FALSE(layer.is_training()) << "where somebody calls the replaced layer";
@@ -375,14 +376,15 @@ TEST_F(ConvertibleBatchNormTest, ACloneOfAConvertedModuleIsRevertedToo) {
   });
 }
 
-/// A user's, which Sequential calls by its own forward().
+/// A user's class, whose own forward() Sequential calls.
 struct DoubledImpl : nn::BatchNorm1dImpl {
   using nn::BatchNorm1dImpl::BatchNorm1dImpl;
   at::Tensor forward(const at::Tensor& x) { return nn::BatchNorm1dImpl::forward(x) * 2; }
 };
 TORCH_MODULE(Doubled);
 
-/// A layer in each place where convert_sync_batchnorm() cannot make it take one value per channel.
+/// One layer in each place where convert_sync_batchnorm() cannot make it accept one value per
+/// channel.
 struct RefusingNetImpl : nn::Module {
   RefusingNetImpl() {
     member = register_module("member", nn::BatchNorm1d(kChannels));
@@ -425,7 +427,7 @@ TEST_F(ConvertibleBatchNormTest, TheReportNamesLayersThatStillRefuseOneValuePerC
                             "chain.1: its class is derived from libtorch's; derive it from "
                             "dist::BatchNorm1dImpl, 2d or 3d",
                             "list.0" + called, "dict.a" + called));
-    // Those that only containers hold print as what they are.
+    // Layers that only containers hold are printed as SyncBatchNorm.
     EXPECT_THAT(printed(*net->list), HasSubstr("SyncBatchNorm"));
     EXPECT_THAT(printed(*net->dict), HasSubstr("SyncBatchNorm"));
     EXPECT_THAT(printed(*net->member), StartsWith("torch::nn::BatchNorm1d"));

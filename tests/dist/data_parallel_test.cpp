@@ -1,4 +1,4 @@
-// DataParallel over the CPU, given several times.
+// DataParallel over several replicas on the CPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ DataParallelOptions on_cpus(size_t count) {
           .sync_timeout = std::chrono::seconds(60)};
 }
 
-/// Two layers of batch normalisation between convolutions; the type decides which.
+/// A network with two layers of batch normalisation, of the given type, between convolutions.
 template <class BatchNorm>
 struct NetImpl : nn::Cloneable<NetImpl<BatchNorm>> {
   NetImpl() { reset(); }
@@ -91,8 +91,8 @@ std::shared_ptr<Net> make_net() {
   return net;
 }
 
-/// Steps on batches of these sizes with the module's gradients and buffers those of the whole
-/// batch.
+/// Trains on batches of these sizes. The module's gradients and buffers must equal those of the
+/// whole batch.
 template <class Net>
 void expect_whole_batch(DataParallel<Net>& dp, PlainNet& reference,
                         const std::vector<int64_t>& batches, double tolerance = 1e-12) {
@@ -118,7 +118,7 @@ TEST(DataParallelTest, EqualsTheWholeBatch) {
     SCOPED_TRACE(devices);
     const auto reference = make_net<PlainNet>();
     DataParallel<SyncNet> dp(make_net<SyncNet>(), on_cpus(devices));
-    // Evenly, unevenly, as many samples as devices and fewer.
+    // Batches that divide evenly or unevenly, with as many samples as devices or fewer.
     expect_whole_batch(dp, *reference, {6, 8, 7, 3, 2, 1, 6});
   }
 }
@@ -131,7 +131,7 @@ TEST(DataParallelTest, LayersMayBeConvertedBeforeAndAfter) {
     if (before) dist::convert_sync_batchnorm(*net);
     DataParallel<PlainNet> dp(net, on_cpus(3));
     if (!before) {
-      dp(at::randn({6, 3, 8, 8}, at::kDouble));  // which counts
+      dp(at::randn({6, 3, 8, 8}, at::kDouble));  // this step updates the statistics
       dist::convert_sync_batchnorm(*net);
       for (const auto& [name, buffer] : net->named_buffers().pairs()) {
         reference->named_buffers()[name].copy_(buffer);
@@ -172,7 +172,7 @@ TEST(DataParallelTest, ReplicasOfConvertedLayersTakeOneValuePerChannel) {
   for (const auto& item : net->named_buffers()) {
     EXPECT_TRUE(close(item.value(), reference->named_buffers()[item.key()], 1e-12, 1e-12));
   }
-  // The wrapper holds the layers that are in the module now, and goes by their mode.
+  // The wrapper uses the layers that the module has at the time, and their mode.
   dist::revert_sync_batchnorm(*net);
   dp.eval();
   reference->eval();
@@ -213,7 +213,8 @@ TEST(DataParallelTest, GradientsOfGradientsAreThoseOfTheWholeBatch) {
   expect_same_state(*net, *reference, 1e-10);
 }
 
-/// A block of a ResNet: two paths whose layers run backward in the order of their numbers alone.
+/// A block of a ResNet with two paths; only the layers' numbers determine the order of their
+/// backward.
 template <class BatchNorm>
 struct BranchesNetImpl : nn::Cloneable<BranchesNetImpl<BatchNorm>> {
   BranchesNetImpl() { reset(); }
@@ -241,7 +242,7 @@ TEST(DataParallelTest, LayersOfBranchesRunInTheSameOrderOnAllRanks) {
     DataParallel<Net> dp(net, on_cpus(3));
     dist::DistributedDataParallel<Net> ddp(net, {.broadcast_buffers = false});
     for (int step = 0; step < 60; ++step) {
-      // Fewer images than replicas at times, and not the same number on both ranks.
+      // Sometimes fewer images than replicas, and different numbers on the two ranks.
       const int64_t sizes[2] = {1 + step % 5, 1 + step / 2 % 4};
       at::manual_seed(static_cast<uint64_t>(step));
       const at::Tensor images = at::randn({sizes[0] + sizes[1], 3, 4, 4}, at::kDouble);
@@ -317,7 +318,7 @@ TEST(DataParallelTest, SharedOptionsOfLayersHold) {
   }
 }
 
-/// A layer with ReLU and the addition of its input in one pass.
+/// A layer that applies ReLU and adds its input in one pass.
 struct ResidualNetImpl : nn::Cloneable<ResidualNetImpl> {
   ResidualNetImpl() { reset(); }
   void reset() override {
@@ -384,7 +385,7 @@ TEST(DataParallelTest, PlainBatchNormIsOfEachReplica) {
   const at::Tensor images = at::randn({6, 3, 8, 8}, at::kDouble);
   const at::Tensor output = dp(images);
   const at::Tensor first = apart->forward(images.narrow(0, 0, 3));
-  expect_same_state(*net, *apart, 1e-12);  // the buffers are the first replica's
+  expect_same_state(*net, *apart, 1e-12);  // the buffers are those of the first replica
   const at::Tensor second = apart->forward(images.narrow(0, 3, 3));
   EXPECT_TRUE(close(output, at::cat({first, second}), 1e-12, 1e-12));
 }
@@ -403,10 +404,10 @@ TEST(DataParallelTest, EvaluationUsesTheModulesBuffers) {
     net->conv1->weight.mul_(2);
   }
   EXPECT_TRUE(close(dp(images), net->forward(images), 1e-12, 1e-12));
-  // What a file of weights has.
+  // New values, as from a file of weights.
   for (const auto& item : net->named_buffers()) item.value().set_data(item.value() * 2 + 1);
   EXPECT_TRUE(close(dp(images), net->forward(images), 1e-12, 1e-12));
-  // A part of its own mode.
+  // Parts of the network in another mode.
   dp.train();
   net->bn1->eval();
   net->bn2->eval();
@@ -488,7 +489,7 @@ struct FailingImpl : nn::Cloneable<FailingImpl> {
   dist::SyncBatchNorm bn{nullptr};
 };
 
-/// Replica i has the value i.
+/// The values of replica i are i.
 at::Tensor numbered(int64_t replicas) {
   return at::arange(replicas, at::kDouble)
       .to(at::kFloat)

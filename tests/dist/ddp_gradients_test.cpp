@@ -1,4 +1,4 @@
-// What gradients are where parameters are not simply used once in each backward on every rank.
+// Gradients of parameters that are not used exactly once in each backward on every rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
@@ -95,8 +95,8 @@ TEST(DdpGradientsTest, FrozenParametersStayAsRankZeroHadThem) {
       ddp.zero_grad();
       ddp(inputs_of(rank)).sum().backward();
       EXPECT_FALSE(frozen->weight.grad().defined());
-      // d output / d weight is the frozen layer's output: linear in the input, so the mean over
-      // ranks is that of the mean input.
+      // d output / d weight is the frozen layer's output, which is linear in the input: its mean
+      // over ranks is the output for the mean input.
       const at::Tensor expected = frozen(at::full({1, 2}, 1.5));
       EXPECT_TRUE(close(trained->weight.grad(), expected));
     }
@@ -129,7 +129,7 @@ TEST(DdpGradientsTest, ASharedParameterGetsTheSumOfItsUsesOnce) {
       const at::NoGradGuard no_grad;
       alone->inner->weight.copy_(net->inner->weight);
     }
-    // The loss is linear in the input: the mean over ranks is the loss of the mean input.
+    // The loss is linear in the input: its mean over ranks is the loss of the mean input.
     alone->forward(at::full({1, 2}, 1.5)).sum().backward();
     for (int step = 0; step < 2; ++step) {
       ddp.zero_grad();
@@ -157,7 +157,7 @@ TEST(DdpGradientsTest, ALayerUsedTwiceInOneForwardIsAveragedAfterItsLastUse) {
   });
 }
 
-/// One of its ways has no parameters at all.
+/// One of its two paths has no parameters except the common scale.
 struct DetourImpl : nn::Module {
   at::Tensor forward(const at::Tensor& input, bool detour) {
     return detour ? at::relu(input) * scale : layer(input) * scale;
@@ -207,7 +207,7 @@ TEST(DdpGradientsTest, SparseEmbeddingsAreAveragedByRow) {
       }
       for (int step = 0; step < 3; ++step) {
         ddp.zero_grad();
-        // Row 0 is used by rank 0, row 1 by both (twice on rank 1), row 4 by rank 1.
+        // Rank 0 uses row 0, both ranks use row 1 (rank 1 twice), rank 1 uses row 4.
         ddp(rank == 0 ? rows({0, 1}) : rows({1, 1, 4})).sum().backward();
         const at::Tensor gradient = table->weight.grad();
         ASSERT_TRUE(gradient.is_sparse());

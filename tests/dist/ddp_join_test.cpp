@@ -41,7 +41,7 @@ nn::Linear linear() {
   return nn::Linear(nn::LinearOptions(2, 1).bias(false));
 }
 
-/// Rank r has r + 1 inputs; the ones of step s are of value s + 1.
+/// Rank r has r + 1 inputs; those of step s have the value s + 1.
 int number_of_inputs(int rank) {
   return rank + 1;
 }
@@ -70,7 +70,7 @@ TEST(DdpJoinTest, GradientsAreDividedByTheInitialWorldSizeOrByTheRanksLeft) {
           EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, expected))) << "step " << step;
         }
       }
-      // Afterwards everything is as without it.
+      // Afterwards, steps work as without join().
       ddp.zero_grad();
       ddp(at::full({1, 2}, 6.0)).sum().backward();
       EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 6.0)));
@@ -123,7 +123,7 @@ TEST(DdpJoinTest, StepsUnderNoSyncAreAccumulatedHere) {
     nn::Linear net = linear();
     DistributedDataParallel<nn::LinearImpl> ddp(net);
     const auto guard = ddp.join();
-    // Rank 0 has no input: each exchange halves what rank 1 has.
+    // Rank 0 has no input, so each all-reduce halves rank 1's gradients.
     for (int round = 0; round < 2 * rank; ++round) {
       ddp.zero_grad();
       {
@@ -179,7 +179,7 @@ struct SyncNetImpl : nn::Module {
   nn::BatchNorm1d converted{nullptr};
 };
 
-/// Rank r has r + 1 batches. The reference sees, in each step, all batches of the step at once.
+/// Rank r has r + 1 batches. In each step, the reference uses all batches of that step at once.
 void expect_trains_as_on_all_batches(int world_size, const dist::DdpOptions& options,
                                      const dist::CommHook& hook = nullptr, double rtol = 1.3e-6) {
   run_ranks(world_size, [&](int rank) {
@@ -225,7 +225,7 @@ TEST(DdpJoinTest, SyncBatchNormWithSeveralBucketsAndWithoutBufferBroadcast) {
   expect_trains_as_on_all_batches(3, {.broadcast_buffers = false, .bucket_cap_mb = 1e-5});
 }
 
-// The hook waits for its own communication on the thread of backward.
+// The hook blocks the backward thread until its own communication has ended.
 TEST(DdpJoinTest, SyncBatchNormWithAHookThatBlocks) {
   expect_trains_as_on_all_batches(2, {.bucket_cap_mb = 1e-5}, [](c10d::GradBucket& bucket) {
     auto future = dist::allreduce_hook()(bucket);
@@ -261,7 +261,7 @@ TEST(DdpJoinTest, ThrowOnEarlyTerminationEndsEveryRank) {
       guard.finish();
     };
     EXPECT_THROW(train(), dist::EarlyTermination);
-    // The span is over, and the group as good as before.
+    // The join context has ended, and the group still works.
     dist::barrier();
     const auto guard = ddp.join();
   });
@@ -289,7 +289,7 @@ TEST(DdpJoinTest, RanksOfASubgroupAreNamedAsInTheWorld) {
   });
 }
 
-// Such rows are too large to be gathered in one hop.
+// Rows of this size are too large to be gathered in one hop.
 TEST(DdpJoinTest, DifferentLayersAreNamedWhereRowsAreAddedUpOnTheWay) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();
@@ -323,7 +323,7 @@ TEST(DdpJoinTest, AnExceptionInsideIsNotWaitedWith) {
       const auto guard = ddp.join();
       throw std::runtime_error("of the loop");
     };
-    // Nobody else comes for it.
+    // Rank 0 must not wait for rank 1.
     if (rank == 0) {
       EXPECT_THROW(fail(), std::runtime_error);
     }
@@ -347,7 +347,7 @@ TEST(DdpJoinTest, DisabledItDoesNothing) {
       return collectives() - before;
     };
     step();
-    step();  // arranges the buckets
+    step();  // rebuilds the buckets
     const uint64_t without = step();
     const auto guard = ddp.join({.enable = false});
     EXPECT_EQ(step(), without);

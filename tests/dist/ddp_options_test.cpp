@@ -1,4 +1,4 @@
-// What DistributedDataParallel takes besides plain modules, and each of its options on its own.
+// Modules that DistributedDataParallel accepts besides plain ones, and each of its options.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -175,7 +175,7 @@ TEST(DdpOptionsTest, SkippingUnusedBucketsLeavesTheirGradientsAlone) {
       EXPECT_EQ(net->right->weight.grad().defined(), use != Use::kLeft);
       counts.push_back(collectives() - before);
     }
-    // A bucket for each parameter.
+    // One bucket per parameter.
     EXPECT_EQ(counts[0], counts[1] - 1);
     EXPECT_EQ(counts[2], counts[1] - 1) << "the first parameter's, too";
     EXPECT_EQ(counts[3], counts[1]);
@@ -266,7 +266,7 @@ TEST(DdpOptionsTest, BucketsAreAsLargeAsAskedFor) {
       for (int step = 0; step < 2; ++step) ddp(at::ones({1, 16})).sum().backward();
       return ddp.stats().bucket_sizes;
     };
-    // Each layer has 1 KiB. A bucket is closed when it reaches its size.
+    // Each layer has 1 KiB. A bucket is complete when it reaches its size.
     EXPECT_THAT(buckets_after_two_steps({}), ElementsAre(4096));
     EXPECT_THAT(buckets_after_two_steps({.bucket_cap_mb = 2 * kKiB}), ElementsAre(2048, 2048));
     EXPECT_THAT(buckets_after_two_steps({.bucket_cap_mb = 2 * kKiB, .first_bucket_cap_mb = kKiB}),
@@ -288,7 +288,7 @@ TEST(DdpOptionsTest, GradientsThatAreBucketViewsCanBeZeroedByAnyone) {
     step(1);
     optimizer.zero_grad();
     EXPECT_FALSE(net->weight.grad().defined());
-    step(5);  // in the buckets that are arranged anew
+    step(5);  // with the rebuilt buckets
     optimizer.zero_grad(/*set_to_none=*/false);
     EXPECT_TRUE(net->weight.grad().equal(at::zeros({2, 3})));
     const void* const memory = net->weight.grad().data_ptr();
@@ -366,7 +366,7 @@ TEST(DdpOptionsTest, AModuleThatComputesNothingOnSomePathsIsWaitedFor) {
     DistributedDataParallel<MaybeImpl> ddp(net, {.find_unused_parameters = true});
     for (int step = 0; step < 3; ++step) {
       ddp.zero_grad();
-      // Rank 1's output depends on its input only: nothing there has a gradient.
+      // Rank 1's output depends on its input only: no parameter has a gradient there.
       ddp(at::ones({1, 2}), rank == 0).sum().backward();
       EXPECT_TRUE(close(net->linear->weight.grad(), at::full({2, 2}, 0.5)));
     }
@@ -395,7 +395,7 @@ TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
     EXPECT_THAT(
         message_of<UserError>([&] { DistributedDataParallel<nn::SequentialImpl> ddp(net); }),
         AllOf(HasSubstr("rank 0 has nothing"), HasSubstr("rank 2 has 1.weight [2, 2]")));
-    // The group is as good as before.
+    // The group still works.
     dist::barrier();
   });
 }

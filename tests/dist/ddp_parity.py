@@ -1,9 +1,9 @@
-"""Trains with Python's DDP what ddp_parity_worker.cpp trains with ours.
+"""Trains with Python's DDP the cases that ddp_parity_worker.cpp trains with ours.
 
     ddp_parity.py FOLDER "net=mlp optimizer=sgd bucket_cap_mb=0.01" ...
 
-Each argument is one case; ddp_parity_test.cpp has them all. Rank R writes the bytes of all parameters
-and buffers, before the first step and after each, to FOLDER/<number of the case>.rankR.
+Each argument is one case; ddp_parity_test.cpp lists them. Rank R writes the bytes of all parameters and
+buffers, before the first step and after each step, to FOLDER/<number of the case>.rankR.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ class Conv(nn.Module):
 
 
 class Heads(nn.Module):
-    """Two outputs; with loss=first the second head gets no gradient."""
+    """Has two outputs; with loss=first, the second head gets no gradient."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +67,7 @@ class Heads(nn.Module):
 
 
 class Branches(nn.Module):
-    """Which parameters are used depends on the rank and the step; every fourth time neither branch."""
+    """The rank and the step determine which branch is used; every fourth time it is neither."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ def write_state(file, net):
 
 def train(case, file):
     rank = dist.get_rank()
-    torch.manual_seed(7 + rank)  # other weights on each rank: rank 0's count
+    torch.manual_seed(7 + rank)  # different weights on each rank, of which DDP takes rank 0's
     net = NETS[case["net"]]()
     options = {flag: case[flag] == "1" for flag in FLAGS if flag in case}
     if "bucket_cap_mb" in case:

@@ -1,4 +1,4 @@
-// Our DDP and Python's train the same cases from the same seeds; parameters and buffers have the
+// Our DDP and Python's train the same cases from the same seeds. Parameters and buffers have the
 // same bits after every step.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -26,11 +26,11 @@ using syncbn::test::TempFolder;
 
 using Words = std::vector<std::string>;
 
-// Twenty steps, and the state before the first.
+// Twenty steps, and the state before the first one.
 constexpr size_t kStates = 21;
 
-// What is told apart: the options of DDP, the networks and the optimizers. The parameters take 15
-// to 30 kB, so a bucket_cap_mb of 0.005 makes several buckets.
+// The cases differ in DDP's options, the networks and the optimizers. The parameters take 15 to 30
+// kB, so that a bucket_cap_mb of 0.005 makes several buckets.
 const Words kCases{
     "net=mlp optimizer=sgd",
     "net=mlp optimizer=adamw",
@@ -63,14 +63,15 @@ const Words kCases{
     "net=branches optimizer=sgd find_unused_parameters=1 hook=bf16",
 };
 
-// PyTorch's hook needs numpy, for the first factors. With more buckets than Gloo has threads (two)
-// it hangs, since it waits on them, so these have a single one.
+// PyTorch's hook needs numpy for the first factors. It blocks in Gloo's threads, of which there are
+// two, and hangs with more buckets than threads, so these cases have one bucket.
 const Words kPowerSgdCases{
     "net=mlp optimizer=sgd hook=powersgd",
     "net=conv optimizer=adamw hook=powersgd gradient_as_bucket_view=1",
 };
 
-/// Bits can only be the same where Python's libtorch is the one that this was built with.
+/// Results can have the same bits only if Python's libtorch is of the version that this was built
+/// with.
 bool python_has_this_torch() {
   return python_torch_version() == TORCH_VERSION;
 }
@@ -88,7 +89,7 @@ Words launched_by_torchrun(int world_size) {
           "--standalone", "--no-python", fmt::format("--nproc-per-node={}", world_size)};
 }
 
-/// Runs the cases; the ranks write their states to `folder`.
+/// Runs the cases. The ranks write their states to `folder`.
 void run_cases(Words argv, const Words& program, const Words& cases, const TempFolder& folder) {
   argv.insert(argv.end(), program.begin(), program.end());
   argv.push_back(folder.path());
@@ -98,7 +99,7 @@ void run_cases(Words argv, const Words& program, const Words& cases, const TempF
   ASSERT_EQ(result.exit_code, 0) << result.err;
 }
 
-/// Both hold the states one after the other.
+/// Compares files that contain the states one after another.
 void expect_same_states(const std::string& ours, const std::string& theirs) {
   ASSERT_EQ(ours.size(), theirs.size());
   ASSERT_GT(ours.size(), 0U);
@@ -145,14 +146,14 @@ TEST_P(DdpParityTest, PowerSgdTrainsToTheSameBitsAsPython) {
   expect_parity(kPowerSgdCases, GetParam());
 }
 
-// With three ranks the order of additions depends on where in a bucket a gradient lies.
+// With three ranks, the order of additions depends on a gradient's position in its bucket.
 INSTANTIATE_TEST_SUITE_P(Ranks, DdpParityTest, ::testing::Values(2, 3),
                          [](const auto& ranks) { return std::to_string(ranks.param); });
 
 struct Mixed {
   const char* name;
   Words (*launched)(int world_size);
-  const char* our_ranks;  ///< as a pattern of the shell's
+  const char* our_ranks;  ///< as a pattern in a shell's `case`
 };
 
 constexpr Mixed kMixed[]{{"ours first under syncbn-launch", launched_by_us, "0|1"},
@@ -177,7 +178,7 @@ TEST(DdpMixedJobTest, TwoRanksOfOursAndTwoOfPythonsTrainOneNetwork) {
       expect_same_states(read_file(mixed / file), plain);  // no buffers: all ranks have the same
     }
     expect_same_states_on_ranks(mixed, ours, cases, 4);
-    cases.resize(11);  // who is first changes how the ranks meet, not how they train
+    cases.resize(11);  // which ranks come first changes the rendezvous, not the training
   }
 }
 

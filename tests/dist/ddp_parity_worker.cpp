@@ -1,4 +1,5 @@
-// Trains with our DDP what ddp_parity.py trains with Python's; it says how the two are called.
+// Trains with our DDP the cases that ddp_parity.py trains with Python's; ddp_parity.py explains the
+// arguments.
 #include <fmt/format.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/dist/comm_hooks.h>
@@ -40,7 +41,7 @@ Case parse(const std::string& words) {
   return made;
 }
 
-/// `route` tells which parameters to use, where a network has a choice.
+/// `route` selects the parameters to use, if a network has a choice.
 struct Net : nn::Module {
   virtual std::vector<at::Tensor> forward(const at::Tensor& x, int64_t route) = 0;
   virtual int64_t inputs() const { return 20; }
@@ -218,7 +219,7 @@ void train_case(const Case& given, std::ofstream& file) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Through shared memory more than two ranks add up in another order than Python's.
+  // In shared memory, more than two ranks add in another order than Python's.
   dist::init_process_group({.backend = "gloo", .shared_memory = false});
   for (int i = 2; i < argc; ++i) {
     std::ofstream file(fmt::format("{}/{}.rank{}", argv[1], i - 2, dist::rank()), std::ios::binary);

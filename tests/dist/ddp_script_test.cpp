@@ -1,4 +1,4 @@
-// DistributedDataParallel around modules of TorchScript's.
+// DistributedDataParallel around TorchScript modules.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using syncbn::test::close;
 using syncbn::test::run_ranks;
 using ScriptDdp = DistributedDataParallel<torch::jit::Module>;
 
-/// weight * input, and the parts of a container.
+/// weight * input, and the members of a container.
 torch::jit::Module make_module() {
   torch::jit::Module module("Scale");
   module.register_parameter("weight", at::ones({2}).requires_grad_(), /*is_buffer=*/false);

@@ -167,7 +167,8 @@ TEST(DdpTest, BroadcastsRankZerosBuffersBeforeEachForward) {
 TEST(DdpTest, TwoForwardsBeforeOneBackwardWorkWithBuffers) {
   run_ranks(2, [](int) {
     dist::init_process_group();
-    // Its backward saves the running statistics, which the second forward's broadcast overwrites.
+    // Batch norm's backward needs the running statistics, which the second forward's broadcast
+    // overwrites.
     nn::Sequential net(nn::Linear(2, 3), nn::BatchNorm1d(3));
     DistributedDataParallel<nn::SequentialImpl> ddp(net);
     const at::Tensor first = ddp(at::randn({4, 2}));

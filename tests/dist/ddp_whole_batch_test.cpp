@@ -22,7 +22,7 @@ using syncbn::test::run_ranks;
 struct NamedOptions {
   const char* name;
   DdpOptions options;
-  bool own_group = false;  ///< of all ranks, in place of the default one
+  bool own_group = false;  ///< a new group of all ranks instead of the default one
 };
 
 struct NamedNetwork {
@@ -69,7 +69,7 @@ TEST_P(DdpWholeBatchTest, TrainsAsOneModelOnTheWholeBatch) {
   }
 }
 
-// A bucket holds one parameter, or a few.
+// Makes buckets of one or a few parameters.
 constexpr double kSmallBuckets = 0.0001;
 
 INSTANTIATE_TEST_SUITE_P(
@@ -122,7 +122,7 @@ INSTANTIATE_TEST_SUITE_P(
                                                        .bucket_cap_mb = kSmallBuckets}})),
     name_of);
 
-// Statistics are shared in every forward, gradients in the last backward only.
+// Every forward exchanges statistics; only the last backward exchanges gradients.
 TEST(DdpAccumulationTest, OfThreeBatchesWithSyncBatchNormIsThatOfWholeBatches) {
   run_ranks(2, [](int) {
     dist::init_process_group();

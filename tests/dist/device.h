@@ -1,4 +1,4 @@
-// For tests that are written for CPUs and GPUs: they run on the CPU, and once more, under "Gpu.",
+// For tests that run on CPUs and GPUs: they run on the CPU and once more, with the prefix "Gpu.",
 // on the device that SYNCBN_TEST_DEVICE names (CMakeLists.txt).
 #pragma once
 
@@ -20,8 +20,8 @@
 
 namespace syncbn::test {
 
-/// Where such a test's ranks make their tensors. All ranks may share a GPU. The test's own process
-/// makes none: once it has initialised CUDA it cannot fork ranks.
+/// The device for the tensors of such a test's ranks. All ranks may share a GPU. The test's own
+/// process must not use it: after initialising CUDA it cannot fork ranks.
 inline at::Device device() {
   return at::Device(base::env("SYNCBN_TEST_DEVICE").value_or("cpu"));
 }
@@ -32,18 +32,18 @@ class DeviceTest : public ::testing::Test {
   void SetUp() override {
     if (!device().is_cuda()) return;
     SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-    // By default cuDNN rounds what it multiplies in a convolution to TF32's 10 bits.
+    // By default cuDNN rounds the factors of convolutions to TF32, with 10 bits.
     at::globalContext().setAllowTF32CuDNN(false);
     at::globalContext().setAllowTF32CuBLAS(false);
   }
 };
 
-/// Over Gloo, since NCCL takes one rank a GPU.
+/// Over Gloo, since NCCL allows one rank per GPU.
 inline void init_on_device() {
   dist::init_process_group({.backend = "gloo"});
 }
 
-/// The same numbers on any device.
+/// Draws the same numbers for any device.
 inline at::Tensor randn(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) {
   return at::randn(sizes, type).to(device());
 }
@@ -56,15 +56,15 @@ inline at::Tensor ones(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) 
   return at::ones(sizes, at::TensorOptions(type).device(device()));
 }
 
-/// Of batch norm's statistics, so far; alone nothing is exchanged.
-/// @param group empty: of all ranks, which is made at first use.
+/// Number of exchanges of batch norm's statistics so far; a single rank makes none.
+/// @param group null: all ranks; the group is created at first use
 inline uint64_t exchanges(const dist::ProcessGroupPtr& group = {}, at::Device where = device()) {
   const auto over = dist::detail::statistics_group(group);
   if (!over) return 0;
   dist::detail::Backend& backend = *dist::detail::backend_of(over);
   const uint64_t calls = backend.sequence();
   if (where.is_cpu() || backend.gathers_by_peers(1)) return calls;
-  // Ahead of the last of a batch on GPUs goes a call with the headers of all.
+  // On GPUs, one more call with all headers precedes the last exchange of each batch.
   return calls - calls / (backend.in_flight_headers().batch() + 1);
 }
 

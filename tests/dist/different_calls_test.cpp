@@ -1,4 +1,4 @@
-// Ranks that call different things learn who called what.
+// Ranks that make different calls learn which rank made which call.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ void sum_over_ranks(int64_t size = 3) {
   dist::all_reduce(tensor);
 }
 
-/// What both ranks of two say when they call different things.
+/// Checks the errors of two ranks that make different calls.
 template <class First, class Second>
 void expect_disagreement(First first, Second second, const std::vector<std::string>& parts) {
   run_ranks(2, [&](int rank) {
@@ -89,7 +89,7 @@ TEST(DifferentCallsTest, DifferentDtypesRootsAndOperationsAreNamed) {
   const auto broadcast_from = [](int root) {
     Tensor tensor = at::ones({3});
     dist::broadcast(tensor, root);
-    sum_over_ranks();  // the root does not wait for anybody
+    sum_over_ranks();  // the root does not wait for the others
   };
   expect_disagreement([&] { broadcast_from(0); }, [&] { broadcast_from(1); },
                       {"with root 0", "with root 1"});
@@ -146,7 +146,7 @@ TEST(DifferentCallsTest, ALateDifferenceIsFound) {
                       {"[3]", "[4]"});
 }
 
-// Rank 0 passes on what the others say of a group that it is not in.
+// Rank 0 passes on the messages about a group to which it does not belong.
 TEST(DifferentCallsTest, OneOfManyIsNamedInAGroupWithoutRankZero) {
   run_ranks(5, [](int rank) {
     dist::init_process_group();
@@ -163,7 +163,7 @@ TEST(DifferentCallsTest, OneOfManyIsNamedInAGroupWithoutRankZero) {
   });
 }
 
-/// Never done.
+/// Never completes.
 struct EndlessWork : c10d::Work {
   bool isCompleted() override { return false; }
 };
@@ -195,7 +195,7 @@ TEST(DifferentCallsTest, AThirdRankHearsOnceThatAllAreStuck) {
       monitor->add(logs.back());
     }
     EXPECT_TRUE(syncbn::test::eventually([&] { return heard > 0; }));
-    ::usleep(1'000'000);  // for the others
+    ::usleep(1'000'000);  // time for the others to be notified
     EXPECT_EQ(heard, 1);
   });
 }

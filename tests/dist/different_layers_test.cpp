@@ -1,4 +1,5 @@
-// Ranks that are in different SyncBatchNorm layers, or that do not come, learn who is where.
+// Ranks that are in different SyncBatchNorm layers, or that do not arrive, learn which rank is
+// where.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +61,7 @@ TEST(DifferentLayersTest, LayersOfOneWidthAreToldApartByTheirNames) {
 TEST(DifferentLayersTest, LayersWithoutANameGoByTheirOrder) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
-    // One that does not exchange does not count.
+    // A layer that does not exchange does not count.
     SyncBatchNorm only_here(SyncBatchNormOptions(3));
     only_here->eval();
     if (rank == 0) only_here(batch());
@@ -143,7 +144,7 @@ TEST(DifferentLayersTest, BackwardIsComparedToo) {
 }
 
 TEST(DifferentLayersTest, RowsThatAreMergedOnTheWayAreCompared) {
-  // Shared memory takes the rows of all ranks at once up to 256 KiB, Gloo one of less than 64 KiB.
+  // Shared memory gathers up to 256 KiB of all ranks together at once, Gloo a row below 64 KiB.
   for (const auto& [shared_memory, channels] : {std::pair{true, 20000}, std::pair{false, 5000}}) {
     run_ranks(2, [shared_memory = shared_memory, channels = channels](int rank) {
       dist::init_process_group({.shared_memory = shared_memory});
@@ -172,7 +173,8 @@ TEST(DifferentLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
   });
 }
 
-/// Runs a layer twice, the second time without rank 1, which stays until rank 0 has given up.
+/// Runs a layer twice; the second time rank 1 does not run it, and stays until rank 0 has timed
+/// out.
 void expect_times_out(int rank, const SyncBatchNormOptions& options, milliseconds timeout) {
   const auto until_then = dist::new_group({0, 1}, milliseconds(60'000));
   SyncBatchNorm layer(options);
@@ -187,7 +189,7 @@ void expect_times_out(int rank, const SyncBatchNormOptions& options, millisecond
   dist::barrier(until_then);
 }
 
-// The group's own is half an hour.
+// The group's own timeout is half an hour.
 TEST(DifferentLayersTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
@@ -203,7 +205,7 @@ TEST(DifferentLayersTest, ALayerWithoutATimeoutHasTheGroups) {
   });
 }
 
-// Longer than the group's, too.
+// A layer's timeout may also be longer than the group's.
 TEST(DifferentLayersTest, TheLayersTimeoutIsTakenInPlaceOfTheGroups) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.timeout = milliseconds(1500)});

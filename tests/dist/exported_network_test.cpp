@@ -1,5 +1,5 @@
-// A network exported from Python, in torchvision's manner, trained under DistributedDataParallel
-// with converted layers; and the example that does it.
+// A network exported from Python, as torchvision's are, trained under DistributedDataParallel with
+// converted layers; and the example that does it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -88,12 +88,12 @@ layers.register_forward_hook(add_mean)
 torch.jit.script(layers).save(sys.argv[1])
 )";
 
-// Of the module that is called, and of the layers in it; Module::clone() knows of none.
+// Hooks of the module that is called and of the layers in it. Module::clone() does not copy hooks.
 TEST(ExportedNetworkTest, HooksStay) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const TempFolder folder;
   const std::string file = folder.path() / "hooks.pt";
-  folder.write("hooks.py", kNetworkWithHooks);  // the compiler of TorchScript reads its source
+  folder.write("hooks.py", kNetworkWithHooks);  // TorchScript's compiler reads the source file
   const ProgramResult made = run_program({python(), folder.path() / "hooks.py", file});
   ASSERT_EQ(made.exit_code, 0) << made.err;
   run_ranks(2, [&](int) {
@@ -105,7 +105,7 @@ TEST(ExportedNetworkTest, HooksStay) {
     exchanges();  // makes the group
     at::manual_seed(4);
     for (int step = 0; step < 5; ++step) {
-      // All ranks have the same batch: its statistics are those of one of them.
+      // All ranks have the same batch, so the statistics are those of one rank's batch.
       const at::Tensor batch = at::randn({4, 3, 5, 5}) + step;
       const uint64_t before = exchanges();
       const at::Tensor output = ddp(batch).toTensor();
@@ -149,7 +149,8 @@ TEST(ExportedNetworkTest, TrainsTwentyStepsAsOnTheWholeBatch) {
     for (int step = 0; step < kSteps; ++step) {
       const at::Tensor images = at::randn({6, 3, 8, 8}, at::kDouble);
       const at::Tensor labels = at::randint(4, {6}, at::kLong);
-      // Ranks have 2 and 4 samples; the weights turn DDP's mean over ranks into that over samples.
+      // Ranks have 2 and 4 samples; the weights turn DDP's mean over ranks into a mean over
+      // samples.
       const int64_t share = rank == 0 ? 2 : 4;
       const auto own = [&](const at::Tensor& all) { return all.narrow(0, 2L * rank, share); };
       uint64_t before = exchanges();
@@ -171,7 +172,7 @@ TEST(ExportedNetworkTest, TrainsTwentyStepsAsOnTheWholeBatch) {
   });
 }
 
-// The check for it is in the graph, on each rank by itself.
+// The scripted code contains libtorch's check, which sees one rank's values only.
 TEST(ExportedNetworkTest, ARankMayHaveOneValueAChannelOnceItIsConverted) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const TempFolder folder;
@@ -181,7 +182,7 @@ TEST(ExportedNetworkTest, ARankMayHaveOneValueAChannelOnceItIsConverted) {
     torch::jit::Module net = torch::jit::load(file);
     net.train();
     dist::convert_sync_batchnorm(net);
-    // The last layers see 1 x 1 pixels.
+    // The layers see 1 x 1 pixels.
     const auto forward = [&](const at::Tensor& x) { return net.forward({x}).toTensor(); };
     expect_steps(forward, tensors_of(net), {.exchanges = kLayers, .batch = {1, 3, 1, 1}});
     dist::revert_sync_batchnorm(net);

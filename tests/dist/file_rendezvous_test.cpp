@@ -45,7 +45,7 @@ TEST(FileRendezvousTest, RanksMeetInAFileThatGoesWithTheLast) {
       EXPECT_EQ(dist::world_size(), 2);
       dist::barrier();
       ASSERT_TRUE(dist::new_group({0, 1}));
-      // When two leave at once, c10d's FileStore may take neither for the last.
+      // If both leave at once, c10d's FileStore may not notice that one of them is the last.
       char byte = 0;
       if (rank == 1) {
         ASSERT_EQ(::read(first_is_gone[0], &byte, 1), 1);
@@ -74,7 +74,7 @@ TEST(FileRendezvousTest, AFileThatAnEarlierJobLeftIsRefusedByAllRanks) {
   const TempFolder folder;
   const auto crashing = run_ranks_and_collect({.set_master = false}, [&](int) {
     dist::init_process_group({.init_method = url_of(folder)});
-    dist::barrier();  // and no destroy_process_group()
+    dist::barrier();  // without destroy_process_group()
   });
   expect_success(crashing);
   const auto results = run_ranks_and_collect({.set_master = false}, [&](int) {
@@ -90,7 +90,7 @@ TEST(FileRendezvousTest, AFileThatCannotBeMadeIsNamed) {
   const std::string nowhere = (folder / "no folder/store").string();
   run_ranks(1, [&](int) {
     ::setenv("WORLD_SIZE", "2", 1);
-    // Not even root may write there.
+    // Not even root may write to /proc.
     for (const std::string& path : {nowhere, std::string("/proc/store")}) {
       EXPECT_THAT(
           message_of<UserError>(

@@ -1,4 +1,4 @@
-// ReLU and addition fused into SyncBatchNorm, against the same apart.
+// SyncBatchNorm with fused ReLU and addition, against the separate operations.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,8 +38,8 @@ using syncbn::test::on_device;
 using syncbn::test::run_ranks;
 using FusedBatchNormTest = syncbn::test::DeviceTest;
 
-/// The same bits; on a GPU up to what another order of summing changes, which ATen's operators do
-/// not promise to keep.
+/// The same bits on the CPU. On a GPU, ATen's operators do not promise the order of summation, so
+/// allow for the rounding of another order.
 ::testing::AssertionResult same(const at::Tensor& actual, const at::Tensor& expected) {
   const auto bound = [&] {
     if (device().is_cpu()) return 0.0;
@@ -75,8 +75,8 @@ void expect_as_apart(const FusedCase& c) {
   const at::Tensor input = random();
   const at::Tensor residual = random();
   const at::Tensor gradient = random();
-  // Fused, all is computed in float32 or better and rounded once; so are the others here. Not on a
-  // GPU, where ATen's operators follow each other either way.
+  // The fused kernels compute in float32 or better and round once, so the separate operations do
+  // here as well. Not on a GPU, where ATen's operators are separate in either case.
   const bool rounded_once =
       device().is_cpu() && c.training && (c.type == at::kBFloat16 || c.type == at::kHalf);
   const at::ScalarType wide = rounded_once ? at::kFloat : c.type;
@@ -119,7 +119,7 @@ void expect_all_as_apart() {
               {.relu = relu, .add = add, .type = type, .format = format, .sizes = {3, 5, 4, 3, 7}});
         }
       }
-      // More values and rows than the kernels take at once, and no multiple of what they do.
+      // More values and rows than the kernels process at once, and not multiples of what they do.
       const std::vector<int64_t> large{3, 5, 37, 31};
       expect_as_apart({.relu = relu, .add = add, .sizes = large});
       expect_as_apart(
@@ -132,8 +132,8 @@ void expect_all_as_apart() {
   }
 }
 
-// Above 1 MiB, results go past the cache where planes and rows are whole vectors; rows are several
-// tasks.
+// Above 1 MiB, results bypass the cache if planes and rows are whole vectors; rows are then divided
+// into several tasks.
 void expect_large_ones_as_apart() {
   for (const std::vector<int64_t>& sizes :
        {std::vector<int64_t>{2, 8, 160, 208}, std::vector<int64_t>{2, 3, 613, 601}}) {
@@ -157,8 +157,7 @@ TEST(FusedBatchNormOnCpuTest, EqualsThemWhereResultsGoPastTheCache) {
   }
 }
 
-// What the backward needs of the ReLU is not its output, as it is on GPUs, so that the next
-// operation may overwrite that.
+// The backward uses a mask of the ReLU, not its output, so the next operation may overwrite that.
 TEST(FusedBatchNormOnCpuTest, TheOutputMayBeChangedInPlace) {
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [](int) {
@@ -185,7 +184,7 @@ TEST_F(FusedBatchNormTest, AResidualOnAnotherDeviceIsRefused) {
   });
 }
 
-// Of the residual alone: no gradient of the input, no second pass.
+// Only the residual needs a gradient: the backward has no second pass.
 TEST_F(FusedBatchNormTest, GivesTheResidualAGradientWhereTheInputNeedsNone) {
   for (const int ranks : {1, 2}) {
     run_ranks(ranks, [](int) {
@@ -201,7 +200,7 @@ TEST_F(FusedBatchNormTest, GivesTheResidualAGradientWhereTheInputNeedsNone) {
   }
 }
 
-// All that was pruned: nothing to normalise, and nothing to fall over.
+// A pruning may have removed all channels: nothing to normalise, and no error.
 TEST_F(FusedBatchNormTest, TakesNoChannelsAtAll) {
   run_ranks(2, [](int) {
     init_on_device();

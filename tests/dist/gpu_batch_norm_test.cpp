@@ -1,5 +1,5 @@
-// SyncBatchNorm on a GPU against the same on the CPU, in a world of one; gpu_test.cpp has two GPUs.
-// And whether the host waits for the GPU.
+// SyncBatchNorm on a GPU against the CPU, in a world of one, and whether the host waits for the
+// GPU. The tests with two GPUs are in gpu_test.cpp.
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -42,14 +42,14 @@ using syncbn::test::gpus;
 using syncbn::test::run_ranks;
 using Tensors = std::vector<at::Tensor>;
 
-/// What `run` gives for a layer and an input on the GPU is what it gives on the CPU.
+/// Expects `run` to give the same for a layer and an input on the GPU as on the CPU.
 void expect_as_on_cpu(const SyncBatchNormOptions& options, const at::Tensor& input,
                       const std::function<Tensors(SyncBatchNorm&, const at::Tensor&)>& run,
                       double tolerance = 1e-4) {
   const auto on = [&](at::Device device) {
     SyncBatchNorm layer(options);
     layer->to(device);
-    // A tensor of its own: on the CPU, to() gives back `input` itself.
+    // detach() first: on the CPU, to() returns `input` itself.
     Tensors results = run(layer, input.detach().to(device).requires_grad_());
     for (const at::Tensor& buffer : layer->buffers()) results.push_back(buffer);
     return results;
@@ -149,7 +149,7 @@ TEST(GpuBatchNormTest, StatisticsOverSeveralBatchesAreAsOnTheCpu) {
   });
 }
 
-/// While this lives, what makes the host wait for the GPU throws, as far as libtorch does it.
+/// While this exists, libtorch throws where it makes the host wait for the GPU.
 class NoWaiting {
  public:
   NoWaiting() { set(c10::cuda::SyncDebugMode::L_ERROR); }
@@ -169,9 +169,9 @@ void expect_steps_without_waiting(const std::function<at::Tensor(const at::Tenso
     const at::Tensor input =
         at::randn({4, 3, 5, 5}).to(dist::device()).contiguous(format).requires_grad_();
     const at::Tensor gradient = at::ones_like(input);
-    forward(input).backward(gradient);  // makes the group, and connects it
-    // A call into libc10_cuda besides, without which the linker would give NoWaiting a switch of
-    // its own.
+    forward(input).backward(gradient);  // creates the group and connects it
+    // Calls into libc10_cuda: without any such call, the linker would give NoWaiting its own copy
+    // of the switch.
     c10::cuda::device_synchronize();
     for (int step = 0; step < 5; ++step) {
       const NoWaiting guard;
@@ -219,10 +219,10 @@ TEST(GpuBatchNormTest, AStepOfTwoRanksExchangesTwiceAndDoesNotWaitForTheGpu) {
   });
 }
 
-/// What a layer asks of the pretended machine, which counts it.
+/// What a layer asks of the fake CUDA devices, which count it.
 class LayerCounts {
  public:
-  /// @param parameters of the layer
+  /// @param parameters type of the layer's parameters
   LayerCounts(at::ScalarType type, at::ScalarType parameters, at::MemoryFormat format, bool fused) {
     SyncBatchNorm layer(SyncBatchNormOptions(16).fuse_relu(fused));
     layer->to(dist::device(), parameters);
@@ -239,7 +239,7 @@ class LayerCounts {
       forward = second - first;
       backward = fake_cuda::counts() - second;
     };
-    step();  // makes the group, and accumulated gradients
+    step();  // creates the group, and gradients that the next lines drop
     for (const at::Tensor& leaf : {input, residual, layer->weight, layer->bias}) {
       leaf.mutable_grad() = at::Tensor();
     }
@@ -259,7 +259,7 @@ void expect_four_launches() {
                                    c10::toString(parameters), fused ? "fused" : "not fused"));
           const LayerCounts counts(type, parameters, format, fused);
           for (const fake_cuda::Counts& part : {counts.forward, counts.backward}) {
-            // The first kernel exchanges as well; NCCL is not asked.
+            // The first kernel also exchanges the rows, without NCCL.
             EXPECT_EQ(part[Count::kKernels], 2u);
             EXPECT_EQ(part[Count::kCollectives], 0u);
             EXPECT_EQ(part[Count::kOperators], 0u);
@@ -289,7 +289,7 @@ TEST(GpuLaunchesTest, ALayerOfTwoRanksLaunchesNoKernelMoreForItsExchanges) {
   });
 }
 
-/// The output and all gradients of three steps, with a group that exchanges as the options say.
+/// The output and all gradients of three steps, in a group with the given options.
 Tensors results_of_steps(const dist::NcclOptions& nccl, bool has_peers) {
   const auto group = dist::new_group({0, 1}, std::nullopt, nccl);
   EXPECT_EQ(dist::detail::backend_of(group)->gathers_by_peers(9), has_peers);
@@ -356,7 +356,7 @@ TEST(GpuLaunchesTest, OptionsReachNccl) {
   });
 }
 
-/// @return how many buffers NCCL was told of
+/// @return number of buffers registered with NCCL
 uint64_t registrations_of_training(bool register_buckets, Tensors& gradients) {
   const auto group = dist::new_group({0, 1}, std::nullopt,
                                      dist::NcclOptions{.register_buckets = register_buckets});
@@ -385,7 +385,7 @@ TEST(GpuLaunchesTest, BucketsAreRegisteredWithNcclIfAsked) {
   });
 }
 
-// The exchanges themselves are what NCCL does; headers are compared by collectives of CPUs.
+// NCCL performs the exchanges; collectives between CPUs compare the headers.
 TEST(GpuBatchNormTest, HeadersOfExchangesAreComparedOnceForSixteen) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [](int) {
@@ -397,7 +397,7 @@ TEST(GpuBatchNormTest, HeadersOfExchangesAreComparedOnceForSixteen) {
     const auto step = [&] { layer(input).sum().backward(); };
     const dist::detail::Backend& backend = *dist::detail::backend_of(dist::default_group());
     const uint64_t before = backend.sequence();
-    constexpr uint64_t kExchanges = 64;  // two in a step
+    constexpr uint64_t kExchanges = 64;  // two in each step
     for (uint64_t i = 0; i < kExchanges / 2; ++i) step();
     EXPECT_EQ(backend.sequence() - before, kExchanges + kExchanges / 16);
     dist::destroy_process_group();

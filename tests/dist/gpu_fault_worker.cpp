@@ -52,7 +52,7 @@ struct Plan {
   }
 };
 
-/// As a careful program has it: the group goes, however the function is left.
+/// As in a careful program: the group is destroyed however the function is left.
 struct Group {
   ~Group() { dist::destroy_process_group(); }
 };

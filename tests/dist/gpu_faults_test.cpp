@@ -1,5 +1,5 @@
-// Ranks on GPUs that fail. The pretended NCCL (tests/fake_cuda) does not notice that a peer has
-// died, and waits for it on the GPU: the worst that NCCL does.
+// Ranks on GPUs that fail. The fake NCCL (tests/fake_cuda) does not notice that a peer has died,
+// and waits for it on the GPU: the worst that NCCL does.
 
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -73,13 +73,13 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
-/// The device's work, then the errors of the group, as a training loop meets them.
+/// Waits for the device's work, then reports errors of the group, as a training loop does.
 void wait_for(const at::Tensor& tensor) {
   static_cast<void>(tensor.cpu());
   dist::throw_if_aborted();
 }
 
-/// Joins a group over NCCL, whose ranks have then taken part in one all-reduce.
+/// Creates a group over NCCL, and one all-reduce in it.
 at::Tensor sum_of_new_group(milliseconds timeout = dist::InitOptions().timeout) {
   dist::init_process_group({.backend = "nccl", .timeout = timeout});
   at::Tensor value = ones({3});
@@ -88,21 +88,21 @@ at::Tensor sum_of_new_group(milliseconds timeout = dist::InitOptions().timeout) 
   return value;
 }
 
-/// Ends rank 1 after that time, without leaving the group.
+/// Ends rank 1 after this time, without leaving the group.
 void end_rank_1(int rank, seconds after) {
   if (rank != 1) return;
   std::this_thread::sleep_for(after);
   ::_exit(0);
 }
 
-// Jobs of a launcher, which starts the ranks again.
+// Jobs of a launcher, which restarts the ranks.
 
 struct Fault {
   const char* what;
   const char* place;
-  const char* report;  ///< how the launcher says which rank failed first
+  const char* report;  ///< how the launcher reports the rank that failed first
   const char* rank = "1";
-  const char* says = "";  ///< a part of the rank's message
+  const char* says = "";  ///< part of the rank's message
 };
 
 std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
@@ -131,7 +131,7 @@ TEST_P(GpuFaultTest, EndsAllWorkersInTimeAndTheRestartTrains) {
   EXPECT_THAT(launched.err, HasSubstr(fault.report)) << text;
   EXPECT_LE(count(text, "error: "), 1) << text;
   EXPECT_THAT(text, HasSubstr(fault.says));
-  // Of both attempts; the timeout of the group is 3 s.
+  // From the fault in the first attempt to the second attempt. The timeout of the group is 3 s.
   const auto took = fs::last_write_time(folder / "restart") - fs::last_write_time(folder / "fault");
   EXPECT_LT(took, seconds(stops ? 3 + 10 : 10)) << text;
   fmt::print("{} in {}: {:.1f} s\n", fault.what, fault.place,
@@ -142,7 +142,7 @@ constexpr char kKilled[] = "rank 1 failed: killed by signal 9";
 constexpr char kThrew[] = "rank 1 failed: exit code 70";
 constexpr char kStopped[] = "rank 0 failed: exit code 75";
 
-// Each fault, each place, and a failing rank 0.
+// Each fault and each place, and also a failing rank 0.
 INSTANTIATE_TEST_SUITE_P(
     All, GpuFaultTest,
     ::testing::Values(
@@ -165,10 +165,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Fault{"stop", "checkpoint", kStopped}),
     name_of);
 
-// Ranks that a program starts by itself.
+// Ranks that a program starts without a launcher.
 
-/// Runs two ranks, of which rank 1 is killed before it takes part in an all-reduce.
-/// @return rank 0
+/// Runs two ranks; rank 1 is killed before it takes part in an all-reduce.
+/// @return the result of rank 0
 RankResult rank_0_beside_a_killed_one(const std::function<void(at::Tensor&)>& body) {
   return run_ranks_and_collect({.world_size = 2}, [&](int rank) {
     at::Tensor value = sum_of_new_group();
@@ -192,7 +192,7 @@ TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) 
     const std::string file = message.substr(message.find(mark) + mark.size());
     EXPECT_THAT(syncbn::base::read_file(file.substr(0, file.find(')'))),
                 AllOf(HasSubstr("nccl:all_reduce"), HasSubstr("scheduled")));
-    // Later calls fail for the same reason, and the group can still be left.
+    // Later calls fail for the same reason, and the rank can still leave the group.
     EXPECT_EQ(message_of<dist::PeerError>([&] { dist::all_reduce(value); }), message);
     dist::destroy_process_group();
     EXPECT_LT(Clock::now() - begin, seconds(5));
@@ -220,7 +220,7 @@ TEST(GpuFailureTest, ALayerThatWaitedForADeadRankIsNamed) {
   }
 }
 
-/// Calls `then` with a sum over two ranks, and the graph that has made it in a first replay.
+/// Calls `then` with a sum over two ranks and the graph that computed it in a first replay.
 void with_replayed_sum(const std::function<void(at::Tensor&, dist::CudaGraph&)>& then,
                        milliseconds timeout = dist::InitOptions().timeout) {
   at::Tensor value = sum_of_new_group(timeout);
@@ -233,7 +233,7 @@ void with_replayed_sum(const std::function<void(at::Tensor&, dist::CudaGraph&)>&
   then(value, *graph);
 }
 
-// It reads results after each replay, and makes no call outside the graph.
+// The rank reads results after each replay and makes no call outside the graph.
 TEST(GpuFailureTest, AReplayThatWaitsForADeadRankEndsAndTheNextNamesIt) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   for (const bool is_killed : {true, false}) {
@@ -281,7 +281,7 @@ TEST(GpuFailureTest, ATimeoutOfAReplayHoldsAndNamesTheRankThatIsMissing) {
           EXPECT_EQ(::write(ends[1], &other, kSize), kSize);
           if (does == Other::kStops) ::raise(SIGSTOP);
           if (does == Other::kLeaves) return dist::destroy_process_group();
-          return std::this_thread::sleep_for(seconds(60));  // rank 0 ends it
+          return std::this_thread::sleep_for(seconds(60));  // until rank 0 ends it
         }
         EXPECT_EQ(::read(ends[0], &other, kSize), kSize);
         const auto begin = Clock::now();
@@ -309,7 +309,7 @@ TEST(GpuFailureTest, ReplaysThatEndInTimeAreNotAborted) {
         graph.replay();
       }
       wait_for(value);
-      std::this_thread::sleep_for(milliseconds(3500));  // nothing is under way
+      std::this_thread::sleep_for(milliseconds(3500));  // no operation is in flight
       dist::throw_if_aborted();
     };
     with_replayed_sum(run, seconds(3));
@@ -329,7 +329,7 @@ TEST(PretendedGpuFailureTest, AnErrorWithinNcclEndsAReplay) {
   });
 }
 
-// Real NCCL's abort has no end while a graph holds its calls.
+// Real NCCL's abort waits without a limit while a graph contains its calls.
 TEST(PretendedGpuFailureTest, AReplayThatIsRefusedLetsNcclGo) {
   const RankResult rank_0 = run_ranks_and_collect({.world_size = 2}, [](int rank) {
     with_replayed_sum([rank](at::Tensor& value, dist::CudaGraph& graph) {
@@ -343,7 +343,7 @@ TEST(PretendedGpuFailureTest, AReplayThatIsRefusedLetsNcclGo) {
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
-// After the last replay, as one rank writes a checkpoint and a report.
+// After the last replay, as while one rank writes a checkpoint and a report.
 TEST(GpuFailureTest, ARankThatEndsInOrderAbortsNoGraphOfTheOthers) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [&](int rank) {
@@ -418,7 +418,7 @@ TEST(GpuFailureTest, ATimeoutOfAWaitAbortsTheGroup) {
                 AllOf(HasSubstr("all_reduce #2 of group"), HasSubstr("timed out after 1000 ms"),
                       HasSubstr("has not called it")));
     EXPECT_THROW(dist::throw_if_aborted(), dist::PeerError);
-    static_cast<void>(value.cpu());  // the kernel has ended
+    static_cast<void>(value.cpu());  // the abort has ended the kernel
     EXPECT_LT(Clock::now() - begin, seconds(4));
   });
 }
@@ -489,7 +489,7 @@ TEST(PretendedGpuFailureTest, WhatARankHasSentBeforeItLeavesIsReceived) {
     dist::all_reduce(value);
     wait_for(value);
     if (rank == 2) std::this_thread::sleep_for(seconds(1));
-    // Rank 1 leaves while its message waits on the GPU for rank 2.
+    // Rank 1 leaves while its send waits on the GPU, behind a call in which rank 2 is late.
     if (rank > 0) dist::all_reduce(value, c10d::ReduceOp::SUM, late);
     if (rank == 1) dist::send(value, 0);
     if (rank == 0) {
@@ -511,9 +511,9 @@ TEST(PretendedGpuFailureTest, AGpuThatIsOlderThanTheKernelsIsRefused) {
   });
 }
 
-// Ranks that disagree.
+// Ranks that make different calls.
 
-/// @param body runs on two ranks, whose layers exchange in either way, and fails with what both say
+/// @param body runs on two ranks, with both ways of exchanging statistics; must fail with `says`
 void expect_disagreement(const std::function<void(int rank)>& body,
                          const ::testing::Matcher<std::string>& says) {
   for (const bool peer_memory : {true, false}) {

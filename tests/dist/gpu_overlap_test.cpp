@@ -20,7 +20,7 @@ namespace {
 namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 
-/// Waits for the current stream, but not for others.
+/// Waits for the current stream, but not for other streams.
 void wait_for_computation() {
   const c10::impl::VirtualGuardImpl device(at::kCUDA);
   c10::Event computed(at::kCUDA);
@@ -32,24 +32,24 @@ uint64_t collectives_of_nccl() {
   return fake_cuda::counts()[fake_cuda::Count::kCollectives];
 }
 
-/// Rank 1 begins its backward only when rank 0 has computed all of its own: an all-reduce of rank 0
-/// that held up its backward would never end.
+/// Rank 1 begins its backward only when rank 0 has computed its own: if rank 0's backward waited
+/// for its all-reduces, it would never end.
 void expect_overlap(int rank) {
   dist::init_process_group();
   const auto signals = dist::new_group({0, 1});
   nn::Sequential net(nn::Conv2d(3, 4, 3), nn::Conv2d(4, 4, 3), nn::Conv2d(4, 4, 3));
   net->to(dist::device());
   dist::DistributedDataParallel<nn::SequentialImpl> ddp(
-      net, {.broadcast_buffers = false, .bucket_cap_mb = 1e-6});  // a bucket for each parameter
+      net, {.broadcast_buffers = false, .bucket_cap_mb = 1e-6});  // a bucket per parameter
   const at::Tensor input = at::randn({2, 3, 9, 9}, at::TensorOptions().device(dist::device()));
-  // The second step has the buckets that all later ones have.
+  // From the second step on, the buckets stay the same.
   for (int step = 0; step < 2; ++step) ddp(input).sum().backward();
 
   const at::Tensor loss = ddp(input).sum();
   const bool is_counted = fake_cuda::counters() != nullptr;
   const uint64_t before = is_counted ? collectives_of_nccl() : 0;
   bool was_called = false;
-  // Called when the kernels of the first layer, the last ones of the backward, are launched.
+  // Called after the kernels of the first layer, the last ones of the backward, were launched.
   const auto on_last_gradient = [&](const at::Tensor& /*gradient*/) {
     was_called = true;
     if (is_counted) {

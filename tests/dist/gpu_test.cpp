@@ -1,5 +1,5 @@
-// Run on a machine with a GPU: ctest -L gpu. The kernels are compared with the CPU's, which other
-// tests compare with float64 references.
+// Run on a machine with a GPU: ctest -L gpu. These tests compare the kernels with the CPU's, which
+// other tests compare with float64 references.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -72,13 +72,13 @@ struct KernelCase {
   double tolerance;
 };
 
-/// A layer's forward on a device, from moments of several ranks.
+/// A layer's forward on a device, from the moments of several ranks.
 struct Forward {
   dist::detail::Normalized result;
   at::Tensor running;  ///< [2, C]
 
   /// @param momentum nullopt: the mean of all batches
-  /// @param counter Module::to(dtype) makes it a floating-point number.
+  /// @param counter dtype of the batch counter, which Module::to(dtype) makes floating-point
   Forward(at::DeviceType device, const at::Tensor& x, const at::Tensor& residual,
           const at::Tensor& rows, std::optional<double> momentum, at::ScalarType counter) {
     const auto on_device = [device](const at::Tensor& t) { return t.to(device); };
@@ -134,7 +134,7 @@ void expect_kernels_agree(const KernelCase& c) {
   EXPECT_TRUE(
       close(forward_on_gpu.output.values.cpu(), forward.output.values, c.tolerance, c.tolerance));
 
-  // Both devices take the CPU's mask: rounding near 0 could make them differ.
+  // Both devices get the CPU's mask: rounding near 0 could make their own masks differ.
   OutputGradient gradient{dy, forward.output.relu_mask};
   OutputGradient gradient_on_gpu{on_gpu(dy), on_gpu(forward.output.relu_mask)};
   EXPECT_TRUE(
@@ -167,14 +167,14 @@ TEST(GpuTest, KernelsAgreeWithTheCpus) {
     expect_kernels_agree({{8, 6, 20, 30}, at::kBFloat16, false, 5e-2});
     expect_kernels_agree({{16, 7}, at::kFloat, false, 1e-4});
     expect_kernels_agree({{4, 7, 33}, at::kFloat, false, 1e-4});
-    // Several blocks merge what they found in a tile.
+    // Several blocks compute partial results for a tile and merge them.
     expect_kernels_agree({{16, 128, 7, 7}, at::kBFloat16, true, 5e-2});
     expect_kernels_agree({{16, 4, 56, 56}, at::kHalf, false, 1e-2});
     expect_kernels_agree({{8, 72, 9, 9}, at::kDouble, true, 1e-4});
   });
 }
 
-// compute-sanitizer has to find this mistake, or it sees no kernel of this library
+// compute-sanitizer has to find this mistake, else it does not see the kernels of this library
 // (scripts/gpu-check).
 TEST(GpuTest, DISABLED_AKernelReadsPastItsInput) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
@@ -201,17 +201,18 @@ TEST(GpuTest, AutoChoosesNcclAndTheDeviceOfTheLocalRank) {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// What is trained with on CPUs and on GPUs, for the two to be compared.
+/// A training that runs on CPUs and on GPUs, to compare the results.
 struct Recipe {
   const char* name;
   dist::DdpOptions options = {};
   std::function<dist::CommHook()> hook = {};
-  bool accumulates = false;  ///< two backward passes a step
+  bool accumulates = false;  ///< two backward passes per step
   double tolerance = 1e-4;
 };
 
-/// Convolution and SyncBatchNorm, five steps on this rank's uneven part of each batch; returns
-/// parameters and buffers. Batches lie on the CPU: DDP moves them to the module's device.
+/// Trains convolution and SyncBatchNorm for five steps on this rank's uneven part of each batch,
+/// and returns the parameters and buffers. The batches are on the CPU: DDP moves them to the
+/// module's device.
 Tensors train(const Recipe& recipe, at::Device device) {
   namespace nn = torch::nn;
   const int rank = dist::rank();
@@ -240,7 +241,7 @@ Tensors train(const Recipe& recipe, at::Device device) {
   return all;
 }
 
-/// On every rank of two.
+/// Call this on both of two ranks.
 void expect_trains_as_on_cpus(const Recipe& recipe, at::Device device) {
   SCOPED_TRACE(recipe.name);
   const Tensors expected = train(recipe, at::kCPU);
@@ -280,7 +281,7 @@ TEST(GpuTest, DdpAndSyncBatchNormTrainTheSameOnTwoGpusAsOnTwoCpus) {
   });
 }
 
-// NCCL takes one rank a GPU; Gloo copies by way of the host, and takes any number.
+// NCCL allows one rank per GPU. Gloo copies through host memory, and allows any number.
 TEST(GpuTest, TwoRanksThatShareAGpuTrainTheSameOverGlooAsOnTwoCpus) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   run_ranks(2, [](int) {
@@ -289,8 +290,8 @@ TEST(GpuTest, TwoRanksThatShareAGpuTrainTheSameOverGlooAsOnTwoCpus) {
   });
 }
 
-/// Rank 1 has three steps more than rank 0. A bucket of gradients leaves between the two layers'
-/// exchanges of statistics.
+/// Rank 1 has three steps more than rank 0. The reduction of a bucket starts between the exchanges
+/// of statistics of the two layers.
 void expect_joins_as_on_cpus(at::Device device, bool static_graph = false) {
   const auto train_unevenly = [static_graph](at::Device on) {
     at::manual_seed(0);
@@ -387,7 +388,7 @@ TEST(GpuTest, CollectivesTakeTensorsOfTwoRanksOnOneGpuOverGloo) {
   });
 }
 
-// To compare split sizes, as on CPUs, the host would have to wait for other ranks.
+// Comparing split sizes, as on CPUs, would make the host wait for other ranks.
 TEST(GpuTest, AllToAllOverNcclIsOneCall) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   run_ranks(1, [](int) {
@@ -423,7 +424,7 @@ TEST(GpuTest, CollectivesTakeTensorsOnAGpuOverNccl) {
   });
 }
 
-/// Two halves, each with a convolution and SyncBatchNorm.
+/// Two halves on two devices, each with a convolution and SyncBatchNorm.
 struct TwoDevicesImpl : torch::nn::Module {
   explicit TwoDevicesImpl(std::vector<at::Device> devices) : devices(std::move(devices)) {
     for (size_t i = 0; i < 2; ++i) {
@@ -472,13 +473,13 @@ TEST(GpuTest, AModuleOnTwoGpusOfARankTrainsAsOnTheCpu) {
   });
 }
 
-// Each context takes half a gigabyte, and all ranks of a host would have one on the first GPU.
+// A context takes half a gigabyte, and all ranks of a host would have one on the first GPU.
 TEST(GpuTest, ARankHasNoContextOnTheGpuOfAnother) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
   run_ranks(2, [](int rank) {
     dist::init_process_group({.backend = "nccl"});
     at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
-    // The monitor asks every 250 ms whether a call is complete.
+    // The monitor checks every 250 ms whether a call is complete.
     if (rank == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
     dist::all_reduce(value);
     EXPECT_EQ(value[0].item<float>(), 2);
@@ -505,7 +506,7 @@ TEST(GpuTest, AsynchronousCallsReadWhatTheCallersStreamWrites) {
   });
 }
 
-// libtorch remembers that it found no CUDA, and most programs begin with a seed.
+// Most programs begin with a seed, after which libtorch remembers that it found no CUDA.
 TEST(GpuTest, ASeedBeforeTheProcessGroupIsRefusedWithAdvice) {
   // Before gpus(), which loads libtorch's CUDA part.
   const auto results = syncbn::test::run_ranks_and_collect({.world_size = 1}, [](int) {
@@ -529,7 +530,7 @@ TEST(GpuTest, AProcessThatSeesOneGpuUsesIt) {
   });
 }
 
-/// Runs two ranks, which see one GPU each, its number 0.
+/// Runs two ranks that see one GPU each, as number 0.
 void run_ranks_that_see(const std::array<const char*, 2>& gpus, const std::function<void()>& body) {
   run_ranks(2, [&](int rank) {
     ::setenv("CUDA_VISIBLE_DEVICES", gpus.at(static_cast<size_t>(rank)), 1);
@@ -548,7 +549,7 @@ TEST(GpuTest, RanksThatSeeOneGpuEachExchangeAsOthers) {
     EXPECT_EQ(value[0].item<float>(), 3);
     dist::SyncBatchNorm layer(dist::SyncBatchNormOptions(1).affine(false));
     layer->to(dist::device());
-    // 1 and 3: the mean of both ranks is 2, and their deviation 1.
+    // The inputs are 1 and 3, so the mean over both ranks is 2 and the deviation 1.
     const at::Tensor output = layer(at::full({4, 1}, 1. + 2 * dist::rank(), on_gpu));
     EXPECT_TRUE(close(output.cpu(), at::full({4, 1}, 2. * dist::rank() - 1), 1e-4, 1e-4));
     dist::destroy_process_group();
@@ -564,7 +565,7 @@ TEST(GpuTest, RanksThatSeeTheSameGpuAreRefusedByItsAddress) {
   });
 }
 
-// Loading it takes seconds.
+// Loading CUDA's libraries takes seconds.
 TEST(GpuTest, AGroupOverGlooLoadsNothingOfCuda) {
   SYNCBN_SKIP_UNLESS(syncbn::base::count_gpus() > 0, "gpu");
   run_ranks(2, [](int) {
@@ -585,7 +586,7 @@ TEST(GpuTest, AGroupOverGlooLoadsNothingOfCuda) {
   });
 }
 
-// A world of one has no monitor, as groups with Python ranks.
+// A world of one has no monitor, like groups with Python ranks.
 TEST(GpuTest, WithoutAMonitorACallCountsAsEndedOnceItIsQueued) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   const syncbn::test::TempFolder folder;
@@ -639,12 +640,12 @@ TEST(GpuTest, GroupsOfAllRanksSplitTheDefaultGroupsCommunicator) {
   run_ranks(2, [](int rank) {
     dist::init_process_group({.backend = "nccl", .nccl = {.max_ctas = 8}});
     at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
-    const auto work = dist::all_reduce_async(value);  // is under way when the group is split
+    const auto work = dist::all_reduce_async(value);  // runs while the group is split
     const auto reversed = dist::new_group({1, 0}, {}, dist::NcclOptions{.blocking = false});
     work->wait();
     value.mul_(rank + 1);
     dist::broadcast(value, 0, reversed);
-    EXPECT_EQ(value.sum().item<float>(), 3 * 2 * 2);  // of rank 1
+    EXPECT_EQ(value.sum().item<float>(), 3 * 2 * 2);  // the values of rank 1
     const auto alone = dist::new_subgroups(1);
     dist::all_reduce(value, c10d::ReduceOp::SUM, alone);
     EXPECT_EQ(value.sum().item<float>(), 3 * 2 * 2);

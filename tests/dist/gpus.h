@@ -8,10 +8,11 @@
 
 namespace syncbn::test {
 
-/// Counted in a process of its own: a process that has initialised CUDA cannot fork ranks. Loads
-/// libtorch's CUDA part, for the ranks too: tests link none, and a group over Gloo loads none.
+/// The number of GPUs, which a forked process counts: a process that has initialised CUDA cannot
+/// fork ranks. Loads libtorch's CUDA part here for the ranks as well: the tests do not link it, and
+/// a group over Gloo does not load it.
 inline int gpus() {
-  // Loading libtorch's CUDA part takes seconds.
+  // Do not load libtorch's CUDA part, which takes seconds, where there is no GPU.
   if (base::count_gpus() == 0) return 0;
   const auto* const cuda = dist::detail::cuda_support();
   if (cuda == nullptr) return 0;

@@ -1,7 +1,7 @@
-// One rank of a job that tests start: forms the default group as its arguments say, takes it
-// through the collectives and says what came out, word for word as group_worker.py does.
+// One rank of a job that tests start: creates the default group as its arguments say, runs the
+// collectives in it and prints the results in the same words as group_worker.py.
 //   group_worker [init_method]
-// CPP_RANKS: which ranks run this program, where others run Python's.
+// CPP_RANKS: the ranks that run this program, if others run Python's.
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/ddp.h>
@@ -31,7 +31,7 @@ double first(const at::Tensor& tensor) {
   return tensor.flatten()[0].item<double>();
 }
 
-/// What the user is told who asks for what is not to be had.
+/// The error of a request that cannot be fulfilled.
 template <class Ask>
 std::string answer_to(Ask ask) {
   try {
@@ -42,7 +42,7 @@ std::string answer_to(Ask ask) {
   return "nothing";
 }
 
-/// Ranks that have inputs for one and for two steps.
+/// Trains with join(): ranks have input for one or for two steps.
 int64_t batches_of_joined_ranks(const dist::ProcessGroupPtr& ours,
                                 const dist::ProcessGroupPtr& for_layers) {
   nn::Sequential net(nn::Linear(3, 3),
@@ -57,7 +57,7 @@ int64_t batches_of_joined_ranks(const dist::ProcessGroupPtr& ours,
   return net[1]->as<dist::SyncBatchNorm>()->num_batches_tracked.item<int64_t>();
 }
 
-/// What is said in a job with Python's ranks, and the group of the others that works there.
+/// Prints the errors in a job with Python's ranks, and works in a group of the other ranks.
 void work_beside_python(const std::string& cpp_ranks) {
   fmt::print("statistics: {}\n", answer_to([] { dist::detail::statistics_group({}); }));
   fmt::print("unsorted: {}\n", answer_to([] { dist::new_group({dist::world_size() - 1, 0}); }));
@@ -87,7 +87,7 @@ void work(const dist::InitOptions& options) {
     gathered += fmt::format(" {:.0f}", first(one));
   }
   dist::barrier();
-  // The outer ranks, one of which may be Python's.
+  // The first and the last rank, one of which may be Python's.
   at::Tensor outer = at::full({1}, rank + 1.0);
   if (const auto group = dist::new_group({0, world_size - 1})) {
     dist::all_reduce(outer, c10d::ReduceOp::SUM, group);

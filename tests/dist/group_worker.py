@@ -1,4 +1,4 @@
-"""What group_worker.cpp does, by Python's torch.distributed: group_worker.py [init_method]."""
+"""Does the same as group_worker.cpp with Python's torch.distributed: group_worker.py [init_method]."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-// What the launcher finds out about programs of this library that wait for each other.
+// What the launcher reports about ranks that wait for each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// One node with ranks that go wrong so.
+/// Starts one node whose ranks go wrong in the way `how` (see waiting_worker.cpp).
 Program& start(Nodes& nodes, int ranks, const std::string& how, std::vector<std::string> options) {
   options.insert(options.end(), {"--nnodes=1", "--master_port=0"});
   return nodes.start(0, ranks, options, {SYNCBN_WAITING_WORKER, how});
@@ -52,7 +52,7 @@ TEST(HangTest, ARankThatSkipsACallIsNamed) {
                     Not(HasSubstr("sees nothing"))));
 }
 
-/// The path that a failed job names at the node of the rank.
+/// The flight record file that the failed job names.
 std::string flight_file(const std::string& err) {
   const std::string command = "syncbn-launch explain ";
   const size_t begin = err.find(command) + command.size();
@@ -101,8 +101,7 @@ TEST(HangTest, WithoutALauncherTheRecordsAreInAFolder) {
     return run_program({kLauncher, "explain", folder + "/rank-0.flight", folder + "/rank-1.flight"})
         .out;
   };
-  // The last call of all, and not one of the start-up, in which a rank may also be behind for a
-  // moment.
+  // The last call, not one of the start-up, in which a rank may also be behind for a moment.
   const std::string call = "#1 of group '1', all_reduce of Float [4]:\n";
   const std::string named = "has not come to it: it has called nothing in this group";
   EXPECT_TRUE(job.wait_until([&] { return explained().find(call) != std::string::npos; }));
@@ -124,7 +123,7 @@ TEST(HangTest, ARankThatIsSlowerThanTheOthersIsNamedOnAnyNode) {
   nodes.wait();
 }
 
-// No thread waits in a call over NCCL.
+// Over NCCL no thread blocks in a call.
 TEST(GpuHangTest, ARankThatIsSlowerThanTheOthersIsNamedWithItsGpu) {
   Nodes nodes(1);
   Program& job = start(nodes, 2, "slow", {"--straggler_interval=2"});
@@ -136,7 +135,7 @@ TEST(GpuHangTest, ARankThatIsSlowerThanTheOthersIsNamedWithItsGpu) {
   job.wait();
 }
 
-// The 30 s are those of the launcher.
+// The 30 s are the launcher's.
 TEST(HangTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
   Nodes nodes(2);
   const std::string program = SYNCBN_WAITING_WORKER;

@@ -25,7 +25,8 @@ inline bool may_make_namespaces() {
   return status == 0;
 }
 
-/// Runs ranks in processes that see no others. This process must be the first of a PID namespace.
+/// Runs ranks in processes that see no other ones. This process must be the first of a PID
+/// namespace.
 inline int run_host(int first, int ranks, const std::function<void(int rank)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 1;
@@ -42,9 +43,9 @@ inline int run_host(int first, int ranks, const std::function<void(int rank)>& b
   return failures;
 }
 
-/// run_ranks() with neighbouring ranks on hosts, which are PID namespaces: ranks of different hosts
-/// cannot share memory. Needs may_make_namespaces().
-/// @param hosts the number of ranks of each.
+/// Like run_ranks(), with consecutive ranks on hosts, which are PID namespaces: ranks of different
+/// hosts cannot share memory. Requires may_make_namespaces().
+/// @param hosts number of ranks on each host
 inline void run_ranks_on_hosts(const std::vector<int>& hosts,
                                const std::function<void(int rank)>& body,
                                double timeout_seconds = 50) {
@@ -57,7 +58,7 @@ inline void run_ranks_on_hosts(const std::vector<int>& hosts,
     const int size = host_sizes[static_cast<size_t>(rank)];
     if (size == 0) return;
     ASSERT_EQ(::unshare(CLONE_NEWPID | CLONE_NEWNS), 0);
-    const pid_t first = ::fork();  // the namespace ends with it
+    const pid_t first = ::fork();  // the namespace ends with this process
     if (first == 0) std::quick_exit(run_host(rank, size, body));
     int status = 0;
     ASSERT_EQ(::waitpid(first, &status, 0), first);

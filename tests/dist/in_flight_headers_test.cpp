@@ -1,4 +1,4 @@
-// Headers of exchanges on GPUs. They travel between CPUs, so no GPU is needed here.
+// Headers of exchanges on GPUs. They are exchanged between CPUs, so no GPU is needed here.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 
 using Tensors = std::vector<at::Tensor>;
 
-/// The header of exchange n holds 10 n + rank.
+/// The header of exchange n contains 10 n + rank.
 Tensors send(InFlightHeaders& headers, size_t n, dist::Timeout timeout = std::nullopt) {
   const double value = 10.0 * static_cast<double>(n) + dist::rank();
   return headers.send(at::full({1, 3}, value, at::kDouble), dist::default_group(), timeout,
@@ -61,7 +61,7 @@ TEST_P(InFlightHeadersTest, SendDoesNotWaitAndKeepsTheOrder) {
       EXPECT_TRUE(rank == 1 || come.empty()) << "rank 1 has not sent any";
     }
     if (rank == 0) dist::barrier(tell);
-    // Headers arrive although nobody waits for them.
+    // Headers arrive although no thread waits for them.
     for (; sent < 2 * InFlightHeaders::kBatch - 1; ++sent) {
       std::this_thread::sleep_for(std::chrono::milliseconds(come.empty() ? 1000 : 0));
       append(come, send(headers, sent));
@@ -106,7 +106,7 @@ TEST_P(InFlightHeadersTest, ARankThatDoesNotSendIsNamed) {
     if (rank == 1) return dist::barrier(until_then);
     InFlightHeaders headers;
     std::string message;
-    // At the latest the second batch waits for the first, until its timeout.
+    // The second batch at the latest waits for the first one, and times out.
     for (size_t sent = 0; message.empty() && sent < 2 * InFlightHeaders::kBatch; ++sent) {
       try {
         send(headers, sent, std::chrono::milliseconds(500));

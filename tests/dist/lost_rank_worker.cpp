@@ -1,5 +1,5 @@
-// A rank of the job that peer_monitor_test starts with the launcher. Rank 1 dies by SIGKILL between
-// two sums; the others leave with what they were told of it as their exit code.
+// A rank of the job that peer_monitor_test starts with the launcher. SIGKILL ends rank 1 between
+// two sums; the others exit with the code of the error that they get.
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>

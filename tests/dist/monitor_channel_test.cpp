@@ -1,4 +1,4 @@
-// The connections over which ranks talk outside of collectives.
+// The connections between ranks outside of collectives.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -46,7 +46,7 @@ using syncbn::test::run_ranks;
 using syncbn::test::send_to;
 using ::testing::HasSubstr;
 
-// Linux sends no keepalive probes while something that was sent is not acknowledged.
+// Linux sends no keepalive probes while sent data is not acknowledged.
 TEST(MonitorLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
   const syncbn::test::Listener listener;
   const MonitorLink link(connect_to(listener.port), Handshake::Side::kClient);
@@ -60,7 +60,7 @@ TEST(MonitorLinkTest, AHostThatIsGoneIsGivenUpAfterElevenSeconds) {
   EXPECT_EQ(option(TCP_KEEPIDLE) + option(TCP_KEEPCNT) * option(TCP_KEEPINTVL), 11);
 }
 
-/// Rank 0 of two, and how others come to it.
+/// Rank 0 of two, to which others connect.
 struct RankZero {
   RankZero() {
     channel.start({.message = [](const Message&) {},
@@ -73,17 +73,17 @@ struct RankZero {
     return *Message::parse({bytes.begin(), bytes.end()});
   }
   int port() { return static_cast<int>(place().number(1)); }
-  /// The other rank comes.
+  /// The other rank connects.
   void complete() {
     const MonitorChannel other(store, 1, 2, "127.0.0.1", std::chrono::seconds(20));
   }
 
-  std::atomic<int> ended{0};  ///< ranks that had come
+  std::atomic<int> ended{0};  ///< number of ranks whose connection has ended
   c10d::HashStore store;
   MonitorChannel channel{store, 0, 2, "127.0.0.1", std::chrono::seconds(20)};
 };
 
-// It died in between, and the store is a launcher's.
+// Rank 0 has died meanwhile, and the store, which a launcher holds, still exists.
 TEST(MonitorChannelTest, ARankZeroThatDoesNotListenIsNamedAfterTheConnectTimeout) {
   c10d::HashStore store;
   EXPECT_THAT(syncbn::test::message_of<syncbn::base::UnavailableError>([&] {
@@ -92,7 +92,7 @@ TEST(MonitorChannelTest, ARankZeroThatDoesNotListenIsNamedAfterTheConnectTimeout
               HasSubstr("rank 0 arrived and then did not listen for the other ranks"));
 }
 
-/// Waits for the other side to close it.
+/// Waits until the other side closes the connection.
 bool is_closed(const UniqueFd& fd) {
   char byte = 0;
   return ::recv(fd.get(), &byte, 1, 0) <= 0;
@@ -133,17 +133,17 @@ TEST(MonitorChannelTest, SilentConnectionsKeepNoRankOut) {
   });
 }
 
-/// Of this process, as its launcher would give it.
+/// Gives this process a secret, as its launcher would.
 void take_secret(char digit) {
   static UniqueFd memory;
   memory = syncbn::base::share_secret(std::string(64, digit));
-  // job_secret() closes its own.
+  // job_secret() closes its descriptor.
   ::setenv(syncbn::base::kSecretDescriptor, std::to_string(::dup(memory.get())).c_str(), 1);
   ASSERT_EQ(syncbn::base::job_secret(), std::string(64, digit));
   EXPECT_EQ(std::getenv(syncbn::base::kSecretDescriptor), nullptr);
 }
 
-/// What `fd` sends until it closes, or to the end of a line.
+/// What the other side of `fd` sends until it closes the connection, or up to the end of a line.
 std::string line_from(const UniqueFd& fd) {
   std::string line;
   for (char byte = 0; ::recv(fd.get(), &byte, 1, 0) == 1 && byte != '\n';) line += byte;
@@ -163,7 +163,7 @@ TEST(MonitorChannelTest, OnlyRanksWithTheSecretOfTheirLauncherAreHeard) {
     };
     const std::string hello = "1\t0\thello\t" + zero.place().field(2) + "\there\n";
     EXPECT_EQ(stranger("syncbn-monitor 1\n" + hello), "") << "without a secret";
-    // Another secret.
+    // A stranger with another secret.
     const Handshake::Parties parties{"syncbn-monitor 1", "rank", "rank 0", "secret", "a test"};
     Handshake other(Handshake::Side::kClient, parties, std::string(64, 'b'));
     const UniqueFd guesser = connect_to(zero.port());
@@ -171,7 +171,7 @@ TEST(MonitorChannelTest, OnlyRanksWithTheSecretOfTheirLauncherAreHeard) {
     EXPECT_TRUE(send_to(guesser, other.take(line_from(guesser)) + hello));
     EXPECT_THAT(line_from(guesser), HasSubstr("refused its secret"));
     EXPECT_TRUE(is_closed(guesser));
-    // A rank, and who repeats what it has sent.
+    // A rank, and then a stranger that repeats what the rank has sent.
     Handshake good(Handshake::Side::kClient, parties, std::string(64, 'a'));
     const std::string greeting = good.begin();
     std::string proof;
@@ -207,7 +207,7 @@ TEST(MonitorChannelTest, ARankWithoutTheSecretOfItsLauncherSaysSo) {
   });
 }
 
-// They must not keep the ranks out, either.
+// Nor may they keep the ranks out.
 TEST(MonitorChannelTest, ManySilentStrangersAreAcceptedOnlyInPart) {
   run_ranks(1, [](int) {
     const auto open_files = [] {
@@ -225,12 +225,12 @@ TEST(MonitorChannelTest, ManySilentStrangersAreAcceptedOnlyInPart) {
   });
 }
 
-// The time is that of the processor, which others' work does not add to.
+// Measures processor time, to which other processes do not add.
 TEST(MonitorChannelTest, WithoutAFreeFileRankZeroIsNotBusy) {
   run_ranks(1, [](int) {
     RankZero zero;
     const int port = zero.port();
-    UniqueFd last;  // takes the last descriptor there is
+    UniqueFd last;  // uses up the last free descriptor
     rlimit before{};
     ::getrlimit(RLIMIT_NOFILE, &before);
     {

@@ -33,8 +33,8 @@
 #include "transport/group_abort.h"
 #include "transport/no_sigpipe.h"
 
-// The groups of these tests have a timeout of half an hour, the default: what ends sooner was
-// broken off because of what became of a rank.
+// The groups of these tests have the default timeout of half an hour: a call that ends sooner was
+// aborted because of a rank.
 
 namespace {
 
@@ -59,7 +59,7 @@ using ::testing::Not;
 
 constexpr int kKilled = kExitSignalBase + SIGKILL;
 
-/// Every rank but `dead` says which call failed, because that rank died.
+/// Every rank but `dead` must name the call that failed and the dead rank as the cause.
 void expect_named(const std::vector<RankResult>& results, size_t dead, const std::string& call) {
   EXPECT_EQ(results[dead].exit_code, kKilled) << results[dead].output;
   for (size_t rank = 0; rank < results.size(); ++rank) {
@@ -89,7 +89,7 @@ TEST_P(DeadRank, EndsAnAllReduceOfAllTheOthers) {
     try {
       sum();
     } catch (const UnavailableError&) {
-      // Within a second on an idle machine. Only a wait for some timeout takes so long.
+      // Within a second on an idle machine. Only waiting for a timeout takes this long.
       const auto time = std::chrono::steady_clock::now() - before;
       if (time > std::chrono::seconds(60)) throw std::runtime_error("seen after more than 60 s");
       throw;
@@ -102,12 +102,12 @@ INSTANTIATE_TEST_SUITE_P(FaultTest, DeadRank,
                          ::testing::Values(std::pair(2, 0), std::pair(2, 1), std::pair(3, 1),
                                            std::pair(4, 0), std::pair(4, 2)));
 
-/// Of several ranks in one process.
+/// Joins as one of several ranks in this process.
 std::shared_ptr<PeerMonitor> join(c10d::Store& store, int rank, int world_size) {
   return PeerMonitor::join(store, rank, world_size, "127.0.0.1", milliseconds(20'000));
 }
 
-// What a launcher sees first is what it reports.
+// The launcher reports the first failure that it sees.
 TEST(PeerMonitorTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
@@ -123,7 +123,7 @@ TEST(PeerMonitorTest, SurvivorsWaitUntilAProcessThatEndedIsGone) {
   });
 }
 
-// Other errors may have such a text as well: "Connection timed out" is that of a lost host.
+// Other errors may have a similar text: "Connection timed out" is the error for a lost host.
 TEST(PeerMonitorTest, OnlyAfterATimeoutAreRanksAskedHowFarTheyAre) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
@@ -139,7 +139,7 @@ TEST(PeerMonitorTest, OnlyAfterATimeoutAreRanksAskedHowFarTheyAre) {
   });
 }
 
-// More than the buffers of its connection take: rank 0 is busy and reads later.
+// More than the buffers of the connection hold: rank 0 is busy and reads later.
 TEST(PeerMonitorTest, ALeaveNoticeOfAnyLengthArrives) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
@@ -172,7 +172,7 @@ TEST(PeerMonitorTest, AChildThatEndsDoesNotTakeItsRankAlong) {
   });
 }
 
-// A thread has the monitor's lock at about every second of these forks.
+// In about every second of these forks, another thread holds the monitor's lock.
 TEST(PeerMonitorTest, AChildThatEndsDoesNotWaitForAThreadThatIsNotThere) {
   run_ranks(1, [](int) {
     c10d::HashStore store;
@@ -213,11 +213,11 @@ TEST(NoSigpipeTest, WritingToNobodyIsAnErrorOfThisThreadAndLeavesNothingBehind) 
   ::close(ends[1]);
 }
 
-// Gloo's barrier lets ranks wait for others that wait themselves: none of these would ever hear.
+// In Gloo's barrier, ranks wait for ranks that wait themselves: they would never notice.
 TEST(FaultTest, ADeadRankEndsABarrier) {
   const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
     dist::init_process_group();
-    sum();  // until all have connected
+    sum();  // until all are connected
     if (rank == 3) ::raise(SIGKILL);
     dist::barrier();
   });
@@ -227,7 +227,7 @@ TEST(FaultTest, ADeadRankEndsABarrier) {
 TEST(FaultTest, ADeadRankEndsARecvFromItOnly) {
   const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
     dist::init_process_group();
-    dist::barrier();  // until all have connected
+    dist::barrier();  // until all are connected
     Tensor tensor = at::zeros({4});
     if (rank == 2) ::raise(SIGKILL);
     if (rank == 0) {
@@ -249,7 +249,7 @@ TEST(FaultTest, TwoRanksGoOnWithoutAThirdThatTheyDoNotNeed) {
     if (rank == 2) ::raise(SIGKILL);
     Tensor tensor = at::full({4}, rank + 1.0);
     if (rank == 1) {
-      ::usleep(1'500'000);  // rank 0 waits for longer than it takes to notice rank 2's end
+      ::usleep(1'500'000);  // rank 0 waits longer than it takes to notice that rank 2 has ended
       dist::send(tensor, 0);
     } else {
       dist::recv(tensor, 1);
@@ -278,7 +278,7 @@ TEST(FaultTest, ADeadRankEndsABackwardOfDistributedDataParallel) {
 TEST(FaultTest, ARankThatEndedWithACodeIsNamedWithIt) {
   const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
     dist::init_process_group();
-    sum();  // until all have connected
+    sum();  // until all are connected
     if (rank == 1) std::exit(7);
     sum();
   });
@@ -294,9 +294,9 @@ TEST(FaultTest, RanksOfASmallerGroupAreNamedAsInTheWorld) {
   const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
     dist::init_process_group();
     const auto group = dist::new_group({1, 3});
-    dist::barrier();  // until all have connected
+    dist::barrier();  // until all are connected
     if (rank == 3) ::raise(SIGKILL);
-    if (rank != 1) return dist::barrier();  // rank 0 has to be there to pass the news on
+    if (rank != 1) return dist::barrier();  // rank 0 has to be there to pass the message on
     Tensor tensor = at::ones({3});
     dist::all_reduce(tensor, c10d::ReduceOp::SUM, group);
   });
@@ -317,7 +317,7 @@ TEST(FaultTest, ARankThatDestroyedItsGroupIsNamed) {
   });
 }
 
-// Rank 0 holds the store and passes the messages on.
+// Rank 0 holds the store and passes messages on.
 TEST(FaultTest, ARankZeroThatDestroyedItsGroupIsNamed) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();
@@ -334,7 +334,7 @@ TEST(FaultTest, ARankThatDoesNotCallIsNamedAfterTheTimeout) {
   const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
     dist::init_process_group({.timeout = milliseconds(4000)});
     sum();
-    if (rank == 1) {  // busy with something else until the others have given up
+    if (rank == 1) {  // is busy until the others have given up
       char byte = 0;
       ASSERT_EQ(::read(done[0], &byte, 1), 1);
       ASSERT_EQ(::read(done[0], &byte, 1), 1);
@@ -394,7 +394,7 @@ TEST(FaultTest, AFailureOfItsOwnIsWhatARankEndsWith) {
   }
 }
 
-// The last collective of one rank may not be the last of the others.
+// The last collective of one rank need not be the last one of the others.
 TEST(PeerMonitorTest, RanksThatEndOneAfterAnotherAreNoFailure) {
   run_ranks(4, [](int rank) {
     dist::init_process_group();
@@ -407,14 +407,14 @@ TEST(PeerMonitorTest, RanksThatEndOneAfterAnotherAreNoFailure) {
   });
 }
 
-// A loader's process, forked from a rank, would otherwise keep the rank's connection open.
+// A loader's process, forked from a rank, could otherwise keep the rank's connection open.
 TEST(FaultTest, AChildThatOutlivesItsRankDoesNotHideItsEnd) {
   const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
     dist::init_process_group();
     sum();
     if (rank == 2) {
       if (::fork() == 0) {
-        ::close(STDOUT_FILENO);  // the test waits for its end
+        ::close(STDOUT_FILENO);  // the test waits until stdout is closed
         ::close(STDERR_FILENO);
         ::sleep(3);
         ::_exit(0);
@@ -430,7 +430,7 @@ TEST(FaultTest, AChildThatOutlivesItsRankDoesNotHideItsEnd) {
 TEST(FaultTest, ARankThatDiesInTheMiddleOfAMessageEndsTheOthers) {
   const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
     dist::init_process_group();
-    Tensor values = at::zeros({32 << 20});  // 128 MiB, which take some 0.1 s
+    Tensor values = at::zeros({32 << 20});  // 128 MiB, which take about 0.1 s
     dist::all_reduce(values);
     std::thread killer;
     if (rank == 1) {
@@ -445,7 +445,7 @@ TEST(FaultTest, ARankThatDiesInTheMiddleOfAMessageEndsTheOthers) {
   EXPECT_THAT(results[0].output, AllOf(HasSubstr("rank 1 ("), HasSubstr("died")));
 }
 
-// As Gloo where a connection has broken in the middle of a message.
+// Like Gloo after a connection broke in the middle of a message.
 class DeafTransport : public dist::detail::Transport {
  public:
   c10d::Backend& prepare(const dist::detail::Call& /*call*/) override {
@@ -483,7 +483,7 @@ TEST(PeerMonitorTest, ThirtyTwoRanksComeAndGo) {
   expect_named(results, 17, "all_reduce #2 of group '0'");
 }
 
-// The survivors speak up when the dead process is gone, and its end is the first that is seen.
+// The survivors report only when the dead process is gone, so the launcher sees its end first.
 TEST(FaultTest, TheLauncherReportsTheRankThatDiedAndNotThoseThatNoticed) {
   const auto result = syncbn::test::run_program(
       {SYNCBN_BIN_DIR "/syncbn-launch", "--nproc_per_node=4", SYNCBN_LOST_RANK_WORKER},

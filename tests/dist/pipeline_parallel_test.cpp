@@ -1,4 +1,4 @@
-// PipelineParallel in one process over the CPU, given several times, and across ranks.
+// PipelineParallel: several stages in one process on the CPU, and stages on ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
   return at::mse_loss(output, target);
 }
 
-/// Layers for one, two or three stages.
+/// The layers of one, two or three stages.
 nn::Sequential make_layers(int first, int last, bool batch_norm = false) {
   nn::Sequential layers;
   for (int i = first; i < last; ++i) {
@@ -91,7 +91,7 @@ nn::Sequential make_layers(int first, int last, bool batch_norm = false) {
   return layers;
 }
 
-/// A network as a whole, and its layers as stages.
+/// A network as a whole, and its layers divided into stages.
 struct Split {
   explicit Split(int stages, bool batch_norm = false) {
     for (int i = 0; i < stages; ++i) {
@@ -159,7 +159,7 @@ TEST(PipelineScheduleTest, OneForwardOneBackwardIsInOrder) {
       ElementsAre(forward(0), backward(0), forward(1), backward(1), forward(2), backward(2)));
 }
 
-/// What a pair of stages transfers, as the stage in front starts it and as the one behind does.
+/// The transfers between two stages in the order in which the front or the back stage starts them.
 std::vector<std::string> transfers(const PipelineActions& actions, bool is_front) {
   std::vector<std::string> all;
   std::vector<bool> asked(16);
@@ -225,7 +225,7 @@ TEST(PipelineParallelTest, GradientsAndSummedLossesAddUp) {
     return (output - target).pow(2).sum();
   };
   const Data data(8);
-  for (int i = 0; i < 2; ++i) {  // without zero_grad() in between
+  for (int i = 0; i < 2; ++i) {  // without zero_grad()
     const at::Tensor expected = sum_loss(net.whole_forward(data.input), data.target);
     expected.backward();
     EXPECT_NEAR(pipeline.step(data.input, data.target, sum_loss), expected.item<double>(), 1e-12);
@@ -233,7 +233,7 @@ TEST(PipelineParallelTest, GradientsAndSummedLossesAddUp) {
   net.expect_same();
 }
 
-/// Counts its results that are alive, and records the order of its calls.
+/// Counts its results that are still alive, and records the order of its calls.
 struct CountingImpl : nn::Module {
   explicit CountingImpl(int index) : index(index) {}
 
@@ -249,7 +249,7 @@ struct CountingImpl : nn::Module {
         },
         values->options());
     record("F");
-    const at::Tensor output = input * counted;  // whose graph keeps `counted`
+    const at::Tensor output = input * counted;  // its graph keeps `counted` alive
     output.register_hook([this](const at::Tensor&) { record("B"); });
     return output;
   }
@@ -303,7 +303,7 @@ TEST(PipelineParallelTest, MicroBatchesComeInOrder) {
   }
 }
 
-/// Two tensors out, one of integers.
+/// Returns several tensors, one of them of integers.
 struct FrontImpl : nn::Module {
   FrontImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
   struct Output {
@@ -412,7 +412,7 @@ TEST(PipelineParallelTest, StagesComputeWithTheCallersModesAndAShareOfItsThreads
   at::set_num_threads(before);
 }
 
-/// Throws for inputs that begin with a number, in forward or backward.
+/// Throws in forward or backward if the input begins with a given number.
 struct ThrowingImpl : nn::Module {
   at::Tensor forward(const at::Tensor& input) {
     if (in_forward) throw std::runtime_error("no luck");
@@ -647,7 +647,7 @@ TEST(PipelineRanksTest, StagesMayPassSeveralTensors) {
   });
 }
 
-/// Two stages with two replicas each: ranks 0 and 1 are a pipeline, 2 and 3 the other.
+/// Two stages with two replicas each: ranks 0 and 1 form one pipeline, 2 and 3 the other.
 struct Grid {
   explicit Grid(int rank) : stage(rank % 2), replica(rank / 2) {
     for (int i = 0; i < 2; ++i) {
@@ -702,7 +702,7 @@ TEST(PipelineRanksTest, NoSyncLeavesGradientsOfEachReplica) {
     }
     net.whole_step(half.input, half.target);
     expect_same_state(*own, *net.whole[static_cast<size_t>(grid.stage)], 1e-12);
-    pipeline.step(half.input, half.target, loss_of);  // averages the sums of both
+    pipeline.step(half.input, half.target, loss_of);  // averages the sums of both pipelines
     for (auto& part : net.whole) part->zero_grad();
     net.whole_step(data.input, data.target);
     net.whole_step(data.input, data.target);
@@ -736,7 +736,7 @@ TEST(PipelineRanksTest, SyncBatchNormTakesStatisticsOverAllReplicas) {
   });
 }
 
-/// A stage with batch normalisation over a group, by a layer of its own or a converted one.
+/// A stage with batch normalisation over a group, either our layer or a converted one.
 nn::Sequential synchronized(const dist::GroupOrDefault& group, bool is_converted) {
   nn::Sequential stage(nn::Linear(4, 4));
   if (is_converted) {
@@ -791,7 +791,7 @@ TEST(PipelineRanksTest, GroupsOfAStageMustNotHaveOtherStages) {
       return message_of<UserError>(
           [&] { PipelineParallel::across_ranks(stage, {.process_group = group}); });
     };
-    // One rank's mistake is thrown on both.
+    // An error of one rank is thrown on both.
     const std::string names_layer = "SyncBatchNorm layer 'norm' of stage 0 (torch::nn::Sequential";
     for (const bool is_converted : {false, true}) {
       const auto mistaken = synchronized({}, is_converted);
@@ -806,7 +806,7 @@ TEST(PipelineRanksTest, GroupsOfAStageMustNotHaveOtherStages) {
     halves->push_back("norm", dist::SyncBatchNorm(dist::SyncBatchNormOptions(4).group_size(2)));
     EXPECT_THAT(refusal(halves, grid.pipeline),
                 HasSubstr("layer 'norm' of stage " + std::to_string(grid.stage)));
-    // Without a group for the pipeline, it has four stages.
+    // Without a group for it, the pipeline has four stages.
     dist::DistributedDataParallel<nn::SequentialImpl> ddp(make_layers(0, 1),
                                                           {.process_group = grid.replicas});
     EXPECT_THAT(refusal(ddp, {}),
@@ -838,7 +838,7 @@ TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
                     HasSubstr(" on rank " + std::to_string(failing) + " ("), HasSubstr("no luck")));
           throwing->in_forward = throwing->in_backward = false;
           net.whole[static_cast<size_t>(failing)]->push_back(std::make_shared<ThrowingImpl>());
-          for (const int64_t samples : {5, 8}) {  // no message is left over
+          for (const int64_t samples : {5, 8}) {  // no message of the failed step may be left
             const Data other(samples, /*seed=*/99);
             for (auto* const modules : {&net.parts, &net.whole}) {
               for (auto& module : *modules) module->zero_grad();

@@ -1,5 +1,5 @@
-// What PyTorch tests of its SyncBatchNorm (torch/testing/_internal/distributed/distributed_test.py,
-// and test_nn.py for the last), under the same names, less "DistributedDataParallel_".
+// PyTorch's tests of its SyncBatchNorm (torch/testing/_internal/distributed/distributed_test.py;
+// the last one is from test_nn.py), with their names less "DistributedDataParallel_".
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/ddp.h>
@@ -40,7 +40,7 @@ using syncbn::test::run_ranks;
 using syncbn::test::zeros;
 using PortedSyncBatchNormTest = syncbn::test::DeviceTest;
 
-// assertEqual's for float32.
+// The tolerances of assertEqual for float32.
 constexpr double kRtol = 1.3e-6;
 constexpr double kAtol = 1e-5;
 
@@ -59,7 +59,7 @@ struct BatchNormNetImpl : nn::Module {
 };
 TORCH_MODULE(BatchNormNet);
 
-/// The samples of this rank among those of all.
+/// This rank's samples among all samples.
 struct Share {
   int64_t local, offset, global;
 
@@ -68,7 +68,7 @@ struct Share {
   }
 };
 
-/// Trains `net` on shares and `reference` on the whole batch, and compares after each step.
+/// Trains `net` on shares and `reference` on the whole batch; compares them after each step.
 template <class Net, class Reference>
 void check_two_model_parameters(const std::shared_ptr<Net>& net, Reference& reference,
                                 std::vector<int64_t> sample, int64_t outputs, const Share& share,
@@ -142,7 +142,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_2D_Input) {
   });
 }
 
-// nn::BatchNorm1d refuses one value per channel before a conversion can help: the layer itself.
+// Trains the layer itself: nn::BatchNorm1d may refuse one value per channel even if converted.
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Single_Input_Per_Process) {
   run_ranks(3, [](int) {
     init_on_device();
@@ -184,7 +184,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Diff_Input_Sizes_gradient) {
   });
 }
 
-// PyTorch's only looks at dtypes; here values are compared with float64.
+// PyTorch's test checks only dtypes; this one compares values with float64.
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_half) {
   run_ranks(2, [](int rank) {
     init_on_device();
@@ -234,7 +234,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Channels_Last) {
   });
 }
 
-// PyTorch's looks at an attribute of a nested layer; here the layer runs.
+// PyTorch's test checks an attribute of a nested layer; this one runs the layer.
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_process_group) {
   run_ranks(3, [](int rank) {
     init_on_device();
@@ -252,7 +252,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_process_group) {
   });
 }
 
-/// A layer with other weights than ones and zeros, and libtorch's with the same.
+/// A layer whose weights are not just ones and zeros, and libtorch's with the same weights.
 struct LayerAndReference {
   LayerAndReference() {
     at::manual_seed(1);
@@ -266,8 +266,8 @@ struct LayerAndReference {
   nn::BatchNorm2d reference = on_device(nn::BatchNorm2d(2));
 };
 
-/// Trains on this rank's samples of a batch of four, of which each belongs to one of two ranks, and
-/// libtorch's layer on all of them, and compares. DDP's gradients are the mean over ranks.
+/// Trains on this rank's samples of a batch of four that two ranks divide, and libtorch's layer on
+/// the whole batch, and compares them. DDP's gradients are means over ranks.
 void check_share_of_batch(LayerAndReference& both,
                           dist::DistributedDataParallel<dist::SyncBatchNormImpl>& ddp,
                           int64_t offset, int64_t local) {
@@ -279,7 +279,7 @@ void check_share_of_batch(LayerAndReference& both,
   const at::Tensor expected = both.reference(whole);
   output.backward(own(grad_output));
   expected.backward(grad_output);
-  // A NaN would not be close either.
+  // close() is also false for NaN.
   EXPECT_TRUE(close(output, own(expected)));
   EXPECT_TRUE(close(input.grad(), own(whole.grad())));
   for (const char* name : {"weight", "bias"}) {
@@ -293,8 +293,8 @@ void check_share_of_batch(LayerAndReference& both,
   }
 }
 
-// As test_sync_batch_norm_*empty_input of test_c10d_nccl.py, which looks at sizes: an empty rank,
-// and only such.
+// Like test_sync_batch_norm_*empty_input in test_c10d_nccl.py, which checks sizes: one empty rank,
+// and only empty ranks.
 TEST_F(PortedSyncBatchNormTest, sync_batch_norm_empty_input) {
   run_ranks(2, [](int rank) {
     init_on_device();
@@ -324,7 +324,7 @@ TEST_F(PortedSyncBatchNormTest, sync_batch_norm_only_empty_input) {
       for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(after[i].equal(before[i])) << i;
       ddp.zero_grad();
     }
-    // It goes on as if nothing had happened.
+    // Training continues as before.
     ddp.train();
     check_share_of_batch(both, ddp, 2 * rank, 2);
   });
@@ -337,7 +337,7 @@ TEST_F(PortedSyncBatchNormTest, ddp_sync_bn_training_vs_eval) {
         SyncBatchNormOptions(2).momentum(0.99).track_running_stats(false));
     layer->to(device());
     dist::DistributedDataParallel<dist::SyncBatchNormImpl> net(layer);
-    exchanges();  // makes the group
+    exchanges();  // creates the group
     const auto run_six_times = [&](uint64_t expected) {
       for (int i = 0; i < 6; ++i) {
         const uint64_t before = exchanges();
@@ -347,7 +347,7 @@ TEST_F(PortedSyncBatchNormTest, ddp_sync_bn_training_vs_eval) {
     };
     run_six_times(2);
     if (rank > 0) return;
-    // In evaluation nothing is exchanged, and one rank can run alone.
+    // Evaluation exchanges nothing, so one rank can run alone.
     layer->eval();
     const at::Tensor input = randn({10, 2, 4, 4}).requires_grad_();
     for (int i = 0; i < 6; ++i) {
@@ -365,8 +365,7 @@ TEST_F(PortedSyncBatchNormTest, sync_batch_norm_training_vs_eval) {
   run_ranks(2, [](int rank) {
     init_on_device();
     at::manual_seed(static_cast<uint64_t>(rank));
-    // With momentum 1 the running statistics are the batch's: only the bias of the variance
-    // differs.
+    // With momentum 1 the running statistics are the batch's, except for the bias of the variance.
     auto layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3).momentum(1.0)));
     const at::Tensor input = randn({64, 3, 8, 8});
     const at::Tensor training = layer(input);
@@ -382,7 +381,7 @@ TEST_F(PortedSyncBatchNormTest, sync_batchnorm_accuracy) {
     at::manual_seed(0);
     const at::Tensor whole = randn({2, 96, 112, 112});
     const at::Tensor exact = whole.to(at::kDouble);
-    // On GPUs ATen's kernels add up in float32, and PyTorch's test has its usual tolerance.
+    // On GPUs ATen's kernels sum in float32, and PyTorch's test has its usual tolerance.
     const double atol = device().is_cuda() ? kAtol : 1e-8;
     for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
       auto layer = on_device(SyncBatchNorm(SyncBatchNormOptions(96).momentum(1.0)));

@@ -119,7 +119,7 @@ TEST(ProcessGroupTest, TheNullOfARankOutsideIsNotTheDefaultGroup) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
     const dist::ProcessGroupPtr null;
-    EXPECT_EQ(dist::world_size(null), 2);  // nobody has been outside of a group yet
+    EXPECT_EQ(dist::world_size(null), 2);  // no group without this rank exists yet
     dist::new_subgroups(1);
     EXPECT_EQ(dist::world_size(null), 2);
     const auto group = dist::new_group({0});
@@ -169,7 +169,7 @@ TEST(ProcessGroupTest, GroupsCanBeFormedAgainAfterDestroy) {
       dist::all_reduce(tensor);
       EXPECT_TRUE(tensor.equal(at::full({2, 3}, 3.0)));
       dist::barrier();
-      // The other rank may meet the store that this one still holds.
+      // The other rank may connect to the store that this rank still holds.
       if (rank == 0) ::usleep(100'000);
       dist::destroy_process_group();
     }
@@ -202,7 +202,7 @@ TEST(FaultTest, AStuckPeerEndsACollectiveAfterTheTimeout) {
     dist::init_process_group({.timeout = milliseconds(1500)});
     dist::barrier();
     if (rank == 1) {
-      ::usleep(4'000'000);  // longer than the timeout, which the message must name
+      ::usleep(4'000'000);  // longer than the timeout that the message has to name
       return;
     }
     at::Tensor tensor = value_of(rank);
@@ -221,7 +221,7 @@ TEST(ProcessGroupTest, RefusedArgumentsAreTheCallersMistake) {
   });
 }
 
-// Gloo's threads find it out.
+// Gloo's own threads would throw for these.
 TEST(ProcessGroupTest, WhatGlooCannotReduceIsRefusedOnEachRankAndTheGroupGoesOn) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
@@ -313,7 +313,7 @@ TEST(ProcessGroupTest, AnEndlessTimeoutIsAVeryLongOne) {
   });
 }
 
-// While others are still connecting to it, or have done so.
+// While others are still connecting to it, or are already connected.
 TEST(FaultTest, ARankThatDiesRightAfterInitIsNamed) {
   const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
     dist::init_process_group();
@@ -323,7 +323,7 @@ TEST(FaultTest, ARankThatDiesRightAfterInitIsNamed) {
   for (const int rank : {0, 1, 2}) {
     const auto& result = results[static_cast<size_t>(rank)];
     EXPECT_EQ(result.exit_code, syncbn::base::kExitUnavailable) << result.output;
-    // Rank 0 may be gone in turn before it has passed on why.
+    // Rank 0 may itself be gone before it has passed on the cause.
     EXPECT_THAT(result.output, AnyOf(HasSubstr("rank 3 ("), HasSubstr("rank 0 (")));
   }
 }

@@ -1,4 +1,4 @@
-// Python's BatchNorm on the whole batch is what SyncBatchNorm does over ranks.
+// Python's BatchNorm on the whole batch against SyncBatchNorm over ranks.
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/process_group.h>
@@ -43,7 +43,7 @@ struct PythonCase {
   bool affine = true;
 };
 
-/// What batch_norm_reference.py takes.
+/// The inputs of batch_norm_reference.py.
 torch::jit::Module make_inputs(const PythonCase& c) {
   at::manual_seed(5);
   torch::jit::Module inputs("Inputs");
@@ -107,7 +107,7 @@ void expect_as_python(const PythonCase& c) {
   const TempFolder folder;
   const std::string given = folder / "given.pt";
   const std::string computed = folder / "computed.pt";
-  // In a process of its own: saving may start threads, and ranks are forked from this one.
+  // In another process: saving may start threads, and this process still has to fork ranks.
   run_ranks(1, [&](int) { make_inputs(c).save(given); });
   const auto result = run_program(
       {python(), SYNCBN_SOURCE_DIR "/tests/dist/batch_norm_reference.py", given, computed});

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr char kWorker[] = SYNCBN_TEST_BIN_DIR "/dist_group_worker";
 constexpr char kScript[] = SYNCBN_SOURCE_DIR "/tests/dist/group_worker.py";
 
-/// Becomes one or the other by the rank.
+/// Runs our worker or Python's, depending on the rank.
 constexpr char kDispatcher[] = R"(#!/bin/sh
 case " $CPP_RANKS " in
   *" $RANK "*) exec "$WORKER" "$@" ;;
@@ -30,7 +30,7 @@ case " $CPP_RANKS " in
 esac
 )";
 
-/// Both sides must be of one version: the store's layout and Gloo's are no public interface.
+/// Both need the same version of libtorch: the formats in the store and of Gloo are not public.
 bool python_has_this_torch() {
   static const bool same =
       python_has_torch() &&
@@ -52,7 +52,7 @@ class PythonPeersTest : public ::testing::Test {
     return {python(), "-m", "torch.distributed.run", "--no-python", "--standalone"};
   }
 
-  /// Two of ours and two of Python's, which all must have seen the same.
+  /// Two of our ranks and two of Python's, which must all get the same results.
   void expect_one_group(std::vector<std::string> command, const std::string& cpp_ranks,
                         const std::map<std::string, std::string>& environment = {},
                         const std::vector<std::string>& arguments = {}) {
@@ -109,7 +109,7 @@ TEST_F(PythonPeersTest, OneGroupByTorchrunWithPythonAtRankZero) {
   expect_one_group(by_torchrun(), "2 3");
 }
 
-// Rank 0 then holds the store, as it does under syncbn-launch.
+// Rank 0 then holds the store, as under syncbn-launch.
 const std::map<std::string, std::string> kNoAgentStore{{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
 
 class ExhaustivePythonPeersTest : public PythonPeersTest {};

@@ -1,5 +1,5 @@
-// The loops that add up what ranks have put into shared memory, for each instruction set that this
-// processor has, against plain ones: to the bit.
+// The loops that reduce the ranks' values in shared memory, for each instruction set of this
+// processor, against plain loops, bit by bit.
 
 #include "transport/reduce_loops.h"
 
@@ -29,7 +29,7 @@ namespace {
 
 using c10d::ReduceOp;
 
-// Around vectors of 4 to 32 values, and around blocks of 512 to 4096.
+// Close to multiples of vectors of 4 to 32 values and of blocks of 512 to 4096.
 constexpr int64_t kSizes[] = {0, 1, 7, 8, 9, 31, 33, 511, 1000, 1025, 4097, 9001};
 
 enum class Op { kSum, kProduct, kMin, kMax };
@@ -50,7 +50,7 @@ Reduce loop_of(const ReduceLoops& loops, Op op) {
 
 template <class T>
 T apply(Op op, T a, T b) {
-  // What does not fit wraps around.
+  // Integer overflow wraps around.
   using Wide = std::conditional_t<std::is_integral_v<T>, uint64_t, T>;
   switch (op) {
     case Op::kSum:
@@ -69,7 +69,7 @@ bool same_bits(const T& a, const T& b) {
   return std::memcmp(&a, &b, sizeof(T)) == 0;
 }
 
-/// Values that begin where vectors do, or some elements behind that, and guards around them.
+/// Values that begin at a vector's alignment, or some elements after it, with guards around them.
 template <class T>
 class Guarded {
  public:
@@ -96,8 +96,8 @@ class Guarded {
 template <class T>
 class LoopsCheck {
  public:
-  /// @param offset of the first input from where vectors begin; the others' and the result's
-  /// differ.
+  /// @param offset elements between a vector's alignment and the first input; the other inputs and
+  ///   the result have other offsets
   LoopsCheck(int64_t n, int inputs, size_t offset) : n_(n), out_(n, (offset + 2) % 5) {
     for (int i = 0; i < inputs; ++i) {
       inputs_.emplace_back(n, offset);
@@ -112,7 +112,7 @@ class LoopsCheck {
     const std::vector<T> expected = plain(op, divisor);
     reduce(out_.data(), in.data(), static_cast<int>(in.size()), n_, divisor);
     expect_values(out_, expected);
-    // In the place of an input, which the next call then has another of.
+    // The result replaces an input, which then gets new values for the next call.
     Guarded<T>& last = inputs_.back();
     reduce(last.data(), in.data(), static_cast<int>(in.size()), n_, divisor);
     expect_values(last, expected);
@@ -183,7 +183,7 @@ void expect_right(const ReduceTable& table) {
   expect_right<int64_t>(table.of_int64, "int64");
 }
 
-/// All numbers of float16, and numbers between any two of them, in runs of all lengths.
+/// All values of float16, and values between any two of them, in runs of all lengths.
 void expect_right(const HalfConversion& conversion) {
   constexpr int64_t kAll = 65536;
   std::vector<uint16_t> all(kAll);
@@ -201,7 +201,7 @@ void expect_right(const HalfConversion& conversion) {
       const float expected = value_of(all[static_cast<size_t>(begin + i)]);
       float& value = values.data()[i];
       ASSERT_TRUE(value == expected || (std::isnan(value) && std::isnan(expected))) << begin + i;
-      // In the middle to the next, where rounding is to the even one, or near that.
+      // At the midpoint to the next value, where rounding goes to the even one, or close to it.
       const float next = value_of(static_cast<uint16_t>(begin + i + 1));
       value = (expected + next) / 2 * (1 + 0x1p-20F * static_cast<float>(i % 3 - 1));
     }
@@ -220,7 +220,7 @@ void expect_right(const HalfConversion& conversion) {
 TEST(ReduceLoopsTest, AreRightOnAnyProcessor) {
   const ReduceTable& table = baseline::reduce_table();
   expect_right(table);
-  // Which the compiler may have been told of.
+  // Not null if the compiler may use the instructions everywhere.
   if (table.half.load != nullptr) expect_right(table.half);
 }
 
@@ -234,7 +234,7 @@ TEST(ReduceLoopsTest, AreRightWithAvx2) {
 }
 #endif
 
-/// With the loops for this processor.
+/// Uses the loops for this processor.
 template <class T>
 void expect_rounds_once(at::ScalarType type) {
   constexpr ReduceOp::RedOpType kTypes[] = {ReduceOp::SUM, ReduceOp::PRODUCT, ReduceOp::MIN,
@@ -285,7 +285,7 @@ TEST(ReduceLoopsTest, WhatTheyDoNotKnowHasNone) {
   }
 }
 
-// A sum of them is any, a product all; no sum of bytes, of which 1 + 1 would be no bool.
+// The sum of bools is "any", the product "all". Added as bytes, 1 + 1 would not be a bool.
 TEST(ReduceLoopsTest, SumsOfBoolsAreBools) {
   const bool a[] = {false, false, true, true};
   const bool b[] = {false, true, false, true};

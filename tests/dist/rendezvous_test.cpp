@@ -1,5 +1,5 @@
-// How ranks meet, by the environment or a URL, and over which interface; and what is said when they
-// do not.
+// How ranks find each other, by the environment or a URL, and through which interface; and the
+// errors if they do not.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -54,7 +54,7 @@ using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// This rank's part in a sum over the ranks 0 and 1.
+/// This rank's part of a sum over the ranks 0 and 1.
 void expect_sum_of_two(int rank) {
   at::Tensor tensor = at::full({3}, rank + 1.0);
   dist::all_reduce(tensor);
@@ -113,7 +113,7 @@ TEST(RendezvousTest, BackendsMayBeWrittenInEachOfPyTorchsWays) {
   });
 }
 
-// In silence it would train on the CPU, beside the GPU that it was started for.
+// It would silently train on the CPU although it was started for a GPU.
 TEST(RendezvousTest, AutoIsRefusedWhereTheLauncherGaveAGpuThatCannotBeUsed) {
   run_ranks(1, [](int) {
     ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
@@ -125,7 +125,7 @@ TEST(RendezvousTest, AutoIsRefusedWhereTheLauncherGaveAGpuThatCannotBeUsed) {
   });
 }
 
-/// Counts what is asked of it.
+/// Counts the queries.
 class CountingStore : public c10d::HashStore {
  public:
   bool check(const std::vector<std::string>& keys) override {
@@ -149,7 +149,7 @@ TEST(RendezvousTest, ARankAsksAboutAThousandOthersInAFewQuestions) {
     CountingStore store;
     c10d::Store& base = store;
     for (int rank = 0; rank < kRanks; ++rank) {
-      // Rank 700 is Python's.
+      // Rank 700 is one of Python's.
       if (rank == 700) base.set(gloo_key(rank), "address");
       if (rank != own && rank != 700) {
         base.set("syncbn/arrived/" + std::to_string(rank), "gloo|none|process|network|host");
@@ -169,20 +169,20 @@ TEST(RendezvousTest, ARankAsksAboutAThousandOthersInAFewQuestions) {
   }
 }
 
-/// The store of ranks 0 and 1, in a process of its own, as a launcher holds it.
+/// The store of ranks 0 and 1, in a separate process, as a launcher holds it.
 class AgentStore {
  public:
   AgentStore() {
     if (::pipe(orders_) != 0 || ::pipe(answers_) != 0) syncbn::base::throw_errno("pipe");
   }
 
-  /// Runs the ranks, which wait for each other until all have connected.
+  /// Runs the ranks, once all have connected.
   void run(const std::function<void(int rank)>& body) {
     run_ranks(3, [&](int rank) {
       ::setenv("WORLD_SIZE", "2", 1);
       ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
       if (rank == 2) return serve();
-      answer();  // the store is there
+      answer();  // waits until the store exists
       dist::init_process_group();
       dist::barrier();
       body(rank);
@@ -190,9 +190,9 @@ class AgentStore {
     });
   }
 
-  // Called by a rank.
+  // The ranks call these.
   void empty() { order(kEmpty); }
-  /// @return whom SIGCONT lets go on.
+  /// @return the process that SIGCONT resumes
   pid_t stop() {
     const pid_t holder = order(kStop);
     EXPECT_TRUE(syncbn::test::eventually([&] {
@@ -217,7 +217,7 @@ class AgentStore {
     const pid_t own = ::getpid();
     EXPECT_EQ(::write(answers_[1], &own, sizeof(own)), static_cast<ssize_t>(sizeof(own)));
   }
-  /// Until both ranks are through.
+  /// Serves until both ranks have finished.
   void serve() {
     c10d::TCPStoreOptions options;
     options.isServer = true;
@@ -229,11 +229,11 @@ class AgentStore {
     int running = 2;
     for (char order = 0; running > 0 && ::read(orders_[0], &order, 1) == 1;) {
       for (const std::string& key : store.listKeys()) {
-        // With the prefix of its clients, or without.
+        // With and without its clients' prefix.
         if (order == kEmpty) store.deleteKey(key), store.deleteKey(key.substr(1));
       }
       if (order == kThrough) {
-        --running;  // unanswered: another rank may be waiting for an answer
+        --running;  // gets no answer: another rank may be waiting for one
         continue;
       }
       send_answer();
@@ -248,7 +248,7 @@ class AgentStore {
   int answers_[2];
 };
 
-// A launcher does that between attempts.
+// A launcher empties its store between attempts.
 TEST(RendezvousTest, ARankLeavesThoughItsStoreWasEmptied) {
   AgentStore store;
   store.run([&](int rank) {
@@ -275,7 +275,8 @@ TEST(RendezvousTest, AnErrorIsReportedThoughTheStoreDoesNotAnswer) {
   });
 }
 
-// c10d waits for answers without one. What AHostThatIsGoneIsGivenUpAfterElevenSeconds is about.
+// c10d waits for answers without a deadline. The deadline is for hosts that are gone, see
+// MonitorLinkTest.AHostThatIsGoneIsGivenUpAfterElevenSeconds.
 TEST(RendezvousTest, AnswersOfTheStoreHaveADeadline) {
   AgentStore store;
   store.run([](int) {
@@ -310,7 +311,7 @@ TEST(RendezvousTest, NobodyAtTheMasterAddressIsSaidAfterTheTimeout) {
   });
 }
 
-// A connection alone proves nothing: c10d's own client would wait for its answer for ever.
+// A connection alone proves nothing: c10d's client would wait for an answer forever.
 TEST(RendezvousTest, AForeignProgramAtThePortIsNoStore) {
   run_ranks(1, [](int) {
     const Listener silent(std::atoi(std::getenv("MASTER_PORT")));
@@ -336,7 +337,7 @@ TEST(RendezvousTest, ARankOfAnotherJobIsTurnedAwayAndTheJobGoesOn) {
       return;
     }
     dist::init_process_group();
-    // The store has to be there for as long as the stranger comes.
+    // The store has to exist until the stranger was turned away.
     char byte = 0;
     ASSERT_EQ(::read(turned_away[0], &byte, 1), 1);
     dist::barrier();
@@ -349,15 +350,15 @@ TEST(RendezvousTest, AMissingRankIsNamed) {
     ::setenv("WORLD_SIZE", "3", 1);
     const std::string message = message_of<UnavailableError>(
         [] { dist::init_process_group({.connect_timeout = milliseconds(5000)}); });
-    // Rank 0 holds the store: when it gives up first, the other one finds the store gone.
+    // Rank 0 holds the store: if it gives up first, the other one finds no store.
     if (rank == 0) {
       EXPECT_THAT(message, HasSubstr("waited 5.0 s for rank 2,"));
     }
   });
 }
 
-/// Every process must have been refused with these words, long before the connect timeout, which is
-/// longer than run_ranks_and_collect() waits.
+/// Every process must have been refused with these words. The connect timeout cannot be the reason:
+/// it is longer than run_ranks_and_collect() waits.
 void expect_all_told(const std::vector<RankResult>& results, int rank,
                      const std::string& first = "host .* .pid [0-9]+.") {
   for (const auto& result : results) {
@@ -389,7 +390,7 @@ TEST(RendezvousTest, RankZeroThatTwoProcessesClaimIsToldToAllAtOnce) {
                   0);
 }
 
-// Rank 1 gives up twice: before there is a store, and while it waits for rank 2.
+// Rank 1 gives up twice: before the store exists, and while it waits for rank 2.
 TEST(RendezvousTest, ARankThatGaveUpCanComeAgain) {
   int no_store[2];
   int waited[2];
@@ -450,7 +451,7 @@ TEST(RendezvousTest, RankZeroOfAnotherJobIsTurnedAway) {
   for (const auto& result : results) EXPECT_EQ(result.exit_code, 0) << result.output;
 }
 
-// Rank 1 is Python's, as far as its key in the store goes; rank 2 does not come.
+// Rank 1 is one of Python's, as far as its key in the store tells; rank 2 does not arrive.
 TEST(RendezvousTest, ARankThatAPythonProcessHasIsToldToOurs) {
   int has_key[2];
   ASSERT_EQ(::pipe(has_key), 0);
@@ -496,7 +497,7 @@ TEST(InterfaceTest, OneThatIsNotThereIsNamedWithThoseThatAre) {
   });
 }
 
-/// The addresses at which this process listens.
+/// The addresses on which this process listens.
 std::set<std::string> listening_at() {
   std::set<std::string> addresses;
   for (int fd = 0; fd < 1024; ++fd) {
@@ -514,7 +515,8 @@ std::set<std::string> listening_at() {
   return addresses;
 }
 
-// The store on rank 0, and Gloo on both; unless asked, not at loopback, nor at all interfaces.
+// The store on rank 0 and Gloo on both listen on the interface that leads to the master, not on
+// loopback or on all interfaces.
 TEST(InterfaceTest, RanksListenOnTheWayToTheMasterAlone) {
   const std::string outside = dist::detail::outside_address();
   SYNCBN_SKIP_UNLESS(!outside.empty(), "network");
@@ -540,7 +542,7 @@ TEST(InterfaceTest, TheOptionGoesBeforeTheEnvironment) {
   });
 }
 
-// As in PyTorch: one mesh for each.
+// As in PyTorch: one mesh per interface.
 TEST(InterfaceTest, TheEnvironmentMayNameSeveral) {
   run_ranks(2, [](int rank) {
     ::setenv("GLOO_SOCKET_IFNAME", "lo,lo", 1);

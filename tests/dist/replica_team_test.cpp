@@ -1,4 +1,4 @@
-// How the threads of replicas meet. Without libtorch, so that ThreadSanitizer can run it.
+// How the threads of replicas synchronise. Without libtorch, so that ThreadSanitizer can run it.
 
 #include "batch_norm/replica_team.h"
 
@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 constexpr int kReplicas = 4;
 constexpr std::chrono::seconds kLong{60};
 
-/// Calls work(replica, team) on a thread for each replica. @return what each threw
+/// Calls work(replica, team) on a thread for each replica. @return each replica's error
 template <class Work>
 std::vector<std::string> run(DeviceThreads& threads, int replicas,
                              std::chrono::milliseconds timeout, const Work& work) {

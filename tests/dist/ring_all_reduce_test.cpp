@@ -1,4 +1,4 @@
-// The example that makes an all-reduce out of isend and recv.
+// The example that implements an all-reduce with isend and recv.
 
 #include "ring_all_reduce/ring.h"
 

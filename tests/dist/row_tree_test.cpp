@@ -1,4 +1,4 @@
-// The tree that merges rows, with any number of ranks: threads that send to each other.
+// The tree that merges rows, for any number of ranks, which are threads here.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ struct Route {
   auto operator<=>(const Route&) const = default;
 };
 
-/// What ranks have sent and not received yet.
+/// Tensors that ranks have sent and not yet received.
 class Mail {
  public:
   void put(const Route& route, const Tensor& tensor) {
@@ -101,8 +101,8 @@ class LocalRank : public c10d::Backend {
   Mail& mail_;
 };
 
-/// Rows (a, b) stand for the functions a x + b, which merge to their composition: associative, but
-/// the order matters. Exact: the numbers are small.
+/// A row (a, b) stands for the function a x + b; rows merge to the composition, which is
+/// associative, but not commutative. The results are exact, since the numbers are small.
 Tensor compose(const Tensor& rows) {
   double a = 1;
   double b = 0;

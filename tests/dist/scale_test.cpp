@@ -1,4 +1,4 @@
-// As many ranks as one machine carries: nothing here depends on there being few.
+// As many ranks as one machine can run: no code may depend on there being few.
 #include <ATen/Functions.h>
 #include <gtest/gtest.h>
 #include <syncbn/dist/ddp.h>
@@ -16,8 +16,8 @@ namespace dist = syncbn::dist;
 namespace nn = torch::nn;
 
 constexpr int kRanks = 32;
-constexpr int64_t kSamples = 2;    // of each rank
-constexpr double kPatience = 110;  // seconds; the machine may have two cores
+constexpr int64_t kSamples = 2;    // on each rank
+constexpr double kPatience = 110;  // seconds: the machine may have only two cores
 constexpr double kLearningRate = 0.1;
 
 at::Tensor all_samples() {

@@ -1,6 +1,6 @@
 #pragma once
 
-// Every collective of SharedMemory, with known results.
+// All collectives of SharedMemory, with known results.
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/process_group.h>
@@ -22,25 +22,25 @@ inline dist::detail::Backend& backend(const dist::ProcessGroupPtr& group = dist:
   return *dist::detail::backend_of(group);
 }
 
-/// Every call must have gone through shared memory, unless the group has one rank.
+/// Expects that every call used shared memory, unless the group has one rank.
 inline void expect_all_shared(const dist::ProcessGroupPtr& group = dist::default_group()) {
   EXPECT_EQ(backend(group).shares_memory(), group->getSize() > 1);
   const uint64_t shared = group->getSize() > 1 ? backend(group).sequence() : 0;
   EXPECT_EQ(backend(group).shared_calls(), shared);
 }
 
-// None, one, an odd number, and more than one step takes.
+// No element, one, an odd number, and more than fit into one step.
 inline constexpr int64_t kSizes[] = {0, 1, 7, 20'001, 200'003};
 
-/// The first `size` elements, along the last dimension, of a pattern of three that repeats.
+/// The first `size` elements, along the last dimension, of a repeated pattern of three.
 inline at::Tensor repeated(const at::Tensor& pattern, int64_t size) {
   std::vector<int64_t> times(pattern.dim(), 1);
   times.back() = size / 3 + 1;
   return pattern.repeat(times).narrow(-1, 0, size).contiguous();
 }
 
-/// Rank r's values: small numbers, so that the results fit into every dtype. They repeat after
-/// three, so that expected results are reduced from three elements.
+/// Rank r's values. They are small, so that results fit into every dtype, and repeat after three,
+/// so that three elements determine the expected results.
 inline at::Tensor values_of(int rank, int64_t size, at::ScalarType type) {
   const at::Tensor numbers = at::arange(3, at::kLong).add(rank).remainder(3);
   return repeated(type == at::kBool ? numbers.eq(1) : numbers.add(1).to(type), size);
@@ -138,7 +138,7 @@ inline void broadcast_everything(int rank) {
   }
 }
 
-/// The group works, with or without shared memory.
+/// Expects the group to work, and to share memory if `shared`.
 inline void expect_works(bool shared) {
   at::Tensor tensor = at::ones({70'000});
   dist::all_reduce(tensor);

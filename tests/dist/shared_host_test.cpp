@@ -1,4 +1,4 @@
-// Which ranks share memory, on one host and on several, and when ranks die.
+// Which ranks share memory, on one host and on several, and what happens when ranks die.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -53,7 +53,7 @@ TEST(SharedHostTest, OneRankTurnsItOffForAll) {
   run_ranks(3, [](int rank) {
     dist::init_process_group({.shared_memory = rank != 1});
     expect_works(false);
-    // A group without that rank still shares memory.
+    // A group without rank 1 still shares memory.
     const auto others = dist::new_group({0, 2});
     EXPECT_TRUE(!others || backend(others).shares_memory());
   });
@@ -82,7 +82,7 @@ TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAllUnlessItIsAskedFor) {
         const auto refused =
             HasSubstr("SYNCBN_SHARED_MEMORY=1, and the ranks of this host do not share");
         const std::string message = message_of<base::Error>([] { dist::init_process_group(); });
-        // The first rank to fail may be gone while the other still connects.
+        // The first rank to fail may be gone while the other one is still connecting.
         EXPECT_THAT(message, AnyOf(refused, HasSubstr("has left the group")));
         return;
       }
@@ -92,12 +92,12 @@ TEST(SharedHostTest, ARankWithoutTheMemoryTurnsItOffForAllUnlessItIsAskedFor) {
   }
 }
 
-/// The store's key for the handshake of a rank, in a build of that version.
+/// The key of a rank's handshake in the store, for a build of this version.
 std::string handshake_key(int version, int rank) {
   return fmt::format("syncbn/shared-memory/{}/{}", version, rank);
 }
 
-/// This build's version, from the key that its rank 0 has set.
+/// This build's version, from the key that rank 0 has set.
 std::optional<int> version_in(c10d::Store& store) {
   for (int version = 0; version < 100; ++version) {
     if (store.check({handshake_key(version, 0)})) return version;
@@ -105,7 +105,7 @@ std::optional<int> version_in(c10d::Store& store) {
   return std::nullopt;
 }
 
-// A rank must not wait for a key that another build never sets: that would end in an exception.
+// A rank must not wait for a key that another build never sets: it would end with an exception.
 TEST(SharedHostTest, AHandshakeOfAnotherBuildTurnsItOffForAll) {
   c10d::HashStore memory;
   c10d::Store& store = memory;
@@ -124,7 +124,7 @@ TEST(SharedHostTest, AHandshakeOfAnotherBuildTurnsItOffForAll) {
   EXPECT_TRUE(equal->is_started_by_all(store));
 }
 
-// As in containers, only smaller.
+// Like /dev/shm in containers, but smaller.
 TEST(SharedHostTest, DevShmMayBeTiny) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   run_ranks(2, [](int) {
@@ -136,7 +136,7 @@ TEST(SharedHostTest, DevShmMayBeTiny) {
   });
 }
 
-// As in two containers: the host's name, the network and the boot are the same.
+// As in two containers: the host name, the network and the boot ID are the same.
 TEST(SharedHostTest, RanksThatDoNotSeeEachOthersProcessesUseGloo) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   run_ranks(2, [](int rank) {
@@ -165,7 +165,7 @@ TEST(SharedHostTest, HostsMeetOverGloo) {
     broadcast_everything(rank);
     dist::barrier();
     expect_all_shared();
-    // One rank on each host; both on one and one on the other; both on one.
+    // One rank on each host; two on one host and one on the other; two on the same host.
     for (const auto& [ranks, shared] :
          {std::pair(std::vector<int>{3, 1}, false), std::pair(std::vector<int>{2, 0, 1}, true),
           std::pair(std::vector<int>{3, 2}, true)}) {
@@ -193,7 +193,7 @@ TEST(SharedHostTest, AsynchronousCallsSpanHosts) {
       if (i % 3 == 0) bytes.push_back(dist::all_gather_bytes_async(std::to_string(rank)));
     }
     const auto gathered = dist::all_gather_async(at::full({3}, rank));
-    // The leaders wait for the last first, the others for the first.
+    // The leaders wait for the last call first, the others for the first call.
     for (int i = 0; i < 8; ++i) works[static_cast<size_t>(rank % 2 == 0 ? 7 - i : i)]->wait();
     for (int i = 0; i < 8; ++i) {
       EXPECT_TRUE(sums[static_cast<size_t>(i)].equal(at::full({100'000}, 6.0F + 4.0F * i)));
@@ -207,9 +207,10 @@ TEST(SharedHostTest, AsynchronousCallsSpanHosts) {
   });
 }
 
-/// A step of SyncBatchNorm on this rank's samples against BatchNorm on those of all four.
+/// Compares a step of SyncBatchNorm on this rank's samples with BatchNorm on those of all four
+/// ranks.
 void expect_batch_norm_of_all(int rank, int64_t channels) {
-  constexpr int64_t kSamples = 3;  // of each rank
+  constexpr int64_t kSamples = 3;  // on each rank
   at::manual_seed(5);
   const Tensor all = at::randn({4 * kSamples, channels, 5}, at::kDouble) * 2 + 1;
   const Tensor gradient = at::randn(all.sizes(), at::kDouble);
@@ -237,7 +238,7 @@ TEST(SharedHostTest, SyncBatchNormSpansHosts) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   run_ranks_on_hosts({2, 2}, [](int rank) {
     dist::init_process_group();
-    // Few statistics, and more than fit into one step.
+    // Few statistics, and more than fit into one step of shared memory.
     for (const int64_t channels : {6, 20'000}) {
       SCOPED_TRACE(channels);
       expect_batch_norm_of_all(rank, channels);
@@ -267,7 +268,7 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHosts) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   struct Progress {
     std::atomic<bool> was_alone;
-    std::atomic<int> waited;  // ranks
+    std::atomic<int> waited;  // number of ranks
   };
   void* const shared =
       ::mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -281,7 +282,7 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHosts) {
     expect_works(true);
     const auto group = dist::new_group({2, 0, 1});
     Tensor tensor = at::ones({3});
-    // The only rank of its host.
+    // Rank 2 is alone on its host.
     if (rank == 2) {
       EXPECT_THAT(message_of<UnavailableError>([&] {
                     dist::all_reduce(tensor, ReduceOp::SUM, group, std::chrono::seconds(1));
@@ -291,7 +292,7 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHosts) {
     } else {
       wait_until([&] { return progress->was_alone.load(); });
     }
-    // A leader and a rank that waits for it, by the timeout of wait() alone.
+    // A leader and a rank that waits for it; the only timeout is that of wait().
     if (rank < 2) {
       Tensors tensors{tensor};
       const auto work = dist::default_group()->allreduce(tensors);

@@ -64,7 +64,7 @@ TEST(SharedMemoryCpusTest, RanksThatShareCpusDoNotSpin) {
   EXPECT_TRUE(may_spin({first, last}));
   EXPECT_FALSE(may_spin({first, first}));
   EXPECT_FALSE(may_spin({first, last, last}));
-  // Of two ranks on one CPU only one is in the group.
+  // A rank outside of the group may share the CPU.
   ::setenv("LOCAL_WORLD_SIZE", "2", 1);
   EXPECT_FALSE(may_spin({first}));
   EXPECT_TRUE(may_spin({first, last}));
@@ -83,7 +83,7 @@ TEST_P(SharedMemoryTest, AllReducesEveryDtypeBySumProductMinAndMax) {
 }
 
 TEST_P(SharedMemoryTest, AveragesFloatingPointNumbers) {
-  if (GetParam() == 1) return;  // uses Gloo
+  if (GetParam() == 1) return;  // a world of one uses Gloo
   run_ranks(GetParam(), [](int rank) {
     dist::init_process_group();
     average_everything(rank);
@@ -125,7 +125,7 @@ TEST(SharedMemoryTest, ABarrierWaitsForAll) {
   });
 }
 
-// Gloo ignores gaps between elements.
+// Gloo would ignore gaps between elements.
 TEST(SharedMemoryTest, StridesMayBeAnyAndDifferBetweenRanks) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
@@ -181,7 +181,7 @@ TEST(SharedMemoryTest, WhatItDoesNotKnowGoesThroughGlooInBetween) {
   });
 }
 
-/// Starts all-reduces of rank + i, small and large ones in turn.
+/// Starts all-reduces of rank + i, small and large ones by turns.
 std::vector<c10::intrusive_ptr<c10d::Work>> start_many(const ProcessGroupPtr& group,
                                                        Tensors& tensors, int rank) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
@@ -193,7 +193,7 @@ std::vector<c10::intrusive_ptr<c10d::Work>> start_many(const ProcessGroupPtr& gr
   return works;
 }
 
-// Ranks may start the calls of different groups in different orders, and wait in any.
+// Ranks may start the calls of different groups in different orders, and wait in any order.
 TEST(SharedMemoryTest, CallsOfSeveralGroupsMayBePendingAtOnce) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
@@ -241,7 +241,7 @@ TEST(SharedMemoryTest, NobodyHasToWaitForAWork) {
   });
 }
 
-// gather_rows() makes no work that another thread could drive.
+// gather_rows() creates no work that another thread could drive.
 TEST(SharedMemoryTest, RowsGatheredInOneHopWaitForEarlierCalls) {
   run_ranks(3, [](int rank) {
     dist::init_process_group();
@@ -291,7 +291,7 @@ double processor_time() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// Rank 0 waits in `call` for about a second.
+/// Expects rank 0 to sleep while it waits in `call` for about a second.
 void expect_waits_asleep(const std::function<void()>& call) {
   call();  // the first call also sets up
   dist::barrier();
@@ -307,13 +307,13 @@ void expect_waits_asleep(const std::function<void()>& call) {
 TEST(SharedMemoryTest, ARankThatWaitsSleepsAfterAMoment) {
   run_ranks(2, [](int) {
     dist::init_process_group();
-    // In one step, and in several.
+    // A call of one step, and one of several.
     for (const int64_t size : {3, 300'000}) {
       SCOPED_TRACE(size);
       Tensor tensor = at::ones({size});
       expect_waits_asleep([&] { dist::all_reduce(tensor); });
     }
-    // Nobody waits for the call itself: the background thread does.
+    // No caller waits for this call: the background thread drives it.
     expect_waits_asleep([] {
       Tensors tensors{at::ones({3})};
       const auto work = dist::default_group()->allreduce(tensors);
@@ -350,7 +350,7 @@ TEST(SharedMemoryTest, ACallbackMayCallTheNextCollectiveAndWaitForIt) {
   });
 }
 
-// As in PowerSGD's hook for DistributedDataParallel.
+// As PowerSGD's hook does in DistributedDataParallel.
 TEST(SharedMemoryTest, ACallbackMayWaitForTheFutureOfACollectiveThatItCalls) {
   run_ranks(2, [](int) {
     dist::init_process_group();
@@ -375,7 +375,7 @@ TEST(SharedMemoryTest, ACallbackMayWaitForTheFutureOfACollectiveThatItCalls) {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-/// The sum over two ranks of a tensor of ones, which takes several steps.
+/// The sum over two ranks of a tensor of ones that takes several steps.
 FuturePtr summed(const ProcessGroupPtr& group) {
   Tensors tensors{at::ones({300'000})};
   return group->allreduce(tensors)->getFuture();
@@ -392,9 +392,9 @@ FuturePtr then(const FuturePtr& future, std::function<c10::IValue()> callback) {
       future->elementType());
 }
 
-/// Rank 0 makes `calls` calls of summed(), some of them in callbacks. Rank 1 makes them in turn,
-/// each when rank 0 lets it, so that no call is complete before its future has a callback.
-/// @param body takes the group, and a function that lets rank 1 make its next calls.
+/// Rank 0 makes `calls` calls of summed(), some of them in callbacks. Rank 1 makes each of its
+/// calls only when rank 0 allows it, so that no call completes before its future has a callback.
+/// @param body gets the group and a function that allows rank 1 its next calls
 void run_callbacks(
     int calls,
     const std::function<void(const ProcessGroupPtr&, const std::function<void(int)>&)>& body) {
@@ -497,7 +497,7 @@ struct Nothing : dist::detail::shm::Operation {
   void consume(const dist::detail::shm::Step& /*step*/) override {}
 };
 
-// A callback may start one while the group is shut down.
+// A callback may start an operation while the group shuts down.
 TEST(ExchangeTest, AnOperationThatStartsAfterStopFails) {
   namespace shm = dist::detail::shm;
   const shm::Layout layout(1);

@@ -1,5 +1,5 @@
-// A program that spawns two ranks of one of its functions. With exec it has a second thread and is
-// in a process group, which a fork would not survive.
+// A program that spawns two ranks of one of its functions. With exec, it has a second thread and a
+// process group of c10d, neither of which survives a fork.
 //   spawn_program fork|exec FUNCTION [tcp://host:port NODE]
 #include <fmt/format.h>
 #include <signal.h>
@@ -25,7 +25,7 @@ namespace dist = syncbn::dist;
 
 constexpr int kRanks = 2;
 
-std::vector<std::string> arguments;  // ranks of exec parse them again
+std::vector<std::string> arguments;  // the ranks of exec parse them again
 
 const dist::SpawnFunction kSum("sum", [](int rank) {
   dist::InitOptions options;

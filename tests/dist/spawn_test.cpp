@@ -40,7 +40,7 @@ using syncbn::test::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// The error of spawn(); a failure when there is none.
+/// The error of spawn(); fails the test if there is none.
 template <class Body>
 SpawnError error_of(int nprocs, Body body, const dist::SpawnOptions& options = {}) {
   try {
@@ -128,7 +128,7 @@ TEST(SpawnTest, SeveralNodesAreOneWorld) {
         },
         2);
   };
-  dist::spawn(node, 2);  // in place of hosts
+  dist::spawn(node, 2);  // stands for two hosts
 }
 
 TEST(SpawnTest, CanBeCalledAgain) {
@@ -170,7 +170,7 @@ TEST(SpawnTest, PeersOfARankThatFailedSayItsCode) {
   error_of(2, [&](int rank) {
     ::signal(SIGTERM, SIG_IGN);
     dist::init_process_group();
-    dist::barrier();  // until all have connected
+    dist::barrier();  // until all are connected
     if (rank == 1) throw UserError("no data for rank 1");
     const std::string message = message_of<UnavailableError>([] { dist::barrier(); });
     require(::write(said[1], message.data(), message.size()) > 0, "write");
@@ -221,7 +221,7 @@ TEST(SpawnTest, RanksThatIgnoreSigtermAreKilled) {
   EXPECT_EQ(error.rank(), 1);
 }
 
-/// A program in a process group of its own, whose two ranks wait for ever.
+/// A program in its own process group, whose two ranks wait forever.
 class WaitingProgram {
  public:
   void start() {
@@ -246,7 +246,7 @@ class WaitingProgram {
   }
   ~WaitingProgram() { ::close(end_); }
 
-  /// Waits until nobody has the other end any more.
+  /// Waits until no process has the other end open any more.
   bool all_end() const {
     char byte = 0;
     return ::read(end_, &byte, 1) == 0;
@@ -339,7 +339,7 @@ TEST_P(SpawnExecTest, FailuresArePassedOn) {
 TEST_P(SpawnExecTest, RanksEndWithTheirParent) {
   test::Program program({SYNCBN_SPAWN_PROGRAM, GetParam(), "waits"});
   ASSERT_TRUE(program.wait_until([&] { return test::count(program.out(), "\n") == 2; }));
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // they become children of this process
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);  // the orphaned ranks become children of this process
   program.send_signal(SIGKILL);
   std::istringstream pids(program.wait().out);
   for (pid_t rank = 0; pids >> rank;) {

@@ -42,7 +42,7 @@ using syncbn::test::run_ranks;
 using ::testing::HasSubstr;
 using SyncBatchNormTest = syncbn::test::DeviceTest;
 
-/// A batch and its output's gradient: the same on all ranks.
+/// A batch and the gradient of its output: the same on all ranks.
 struct Batch {
   explicit Batch(const std::vector<int64_t>& sizes, at::ScalarType type = at::kFloat,
                  at::MemoryFormat format = at::MemoryFormat::Contiguous)
@@ -56,8 +56,8 @@ struct Batch {
   at::Tensor input, gradient;
 };
 
-/// A step of a new layer, on some of the samples that a group shares statistics of, is as
-/// BatchNorm's on all of them, in float64.
+/// Compares a step of a new layer, on this rank's part of the samples of a group, with BatchNorm on
+/// all of them, in float64.
 /// @param begin the first of this rank's `samples`
 void expect_as_batch_norm(const SyncBatchNormOptions& options, const Batch& whole, int64_t begin,
                           int64_t samples, const dist::ProcessGroupPtr& group) {
@@ -93,7 +93,7 @@ void expect_as_batch_norm(const SyncBatchNormOptions& options, const Batch& whol
   };
   EXPECT_EQ(output.scalar_type(), type);
   EXPECT_EQ(input.grad().scalar_type(), type);
-  // GPUs have the mean in the input's type or float32, and the weight makes its rounding larger.
+  // On GPUs the mean is in the input's type or float32, and the weight amplifies its rounding.
   const double bound = type == at::kDouble ? 1e-12 : type == at::kFloat ? 1e-5 : 2e-3;
   const double atol = device().is_cuda() ? bound : bound / 10;
   const double scale = std::max(1.0, x.grad().abs().max().item<double>());
@@ -112,7 +112,7 @@ TEST_F(SyncBatchNormTest, SharesStatisticsWithinItsProcessGroupOnly) {
     const auto group = dist::new_subgroups(2);
     at::manual_seed(1);
     const Batch batches[] = {Batch({5, 3, 2}), Batch({5, 3, 2})};
-    // Three samples, then two.
+    // The ranks of a group have three and two samples.
     expect_as_batch_norm(SyncBatchNormOptions(3).process_group(group), batches[rank / 2],
                          rank % 2 == 0 ? 0 : 3, rank % 2 == 0 ? 3 : 2, group);
   });
@@ -194,12 +194,12 @@ TEST_F(SyncBatchNormTest, GroupSizeSharesStatisticsBetweenNeighbours) {
     init_on_device();
     for (const int size : {1, 2, 4, 8}) {
       SCOPED_TRACE(::testing::Message() << "groups of " << size);
-      // Its own batch for each group.
+      // Each group has its own batch.
       at::manual_seed(static_cast<uint64_t>(10 + rank / size));
       expect_as_batch_norm(SyncBatchNormOptions(3).group_size(size), Batch({2L * size, 3, 2}),
                            2L * (rank % size), 2, dist::new_subgroups(size));
     }
-    // One group for all layers of one size.
+    // All layers with this group size share one group.
     EXPECT_EQ(dist::detail::statistics_subgroup(2), dist::detail::statistics_subgroup(2));
   });
 }
@@ -254,7 +254,7 @@ TEST_F(SyncBatchNormTest, AGroupOfSomeRanksLeavesTheOthersAlone) {
     init_on_device();
     const auto group = dist::new_group({0, 2});
     at::manual_seed(1);
-    const Batch both({4, 3, 2});  // the first half is rank 0's, the second rank 2's
+    const Batch both({4, 3, 2});  // rank 0 has the first half, rank 2 the second
     if (rank != 1) {
       expect_as_batch_norm(SyncBatchNormOptions(3).process_group(group), both, rank, 2, group);
     }

@@ -35,7 +35,7 @@ using testing::HasSubstr;
 using testing::ThrowsMessage;
 using SyncBatchNormTest = syncbn::test::DeviceTest;
 
-/// What one process computes on the whole batch, in float64 on the CPU.
+/// The results of one process on the whole batch, in float64 on the CPU.
 struct Reference {
   at::Tensor output, grad_input, grad_weight, grad_bias, running_mean, running_var;
 };
@@ -58,15 +58,15 @@ Reference whole_batch(const at::Tensor& input, const at::Tensor& grad_output,
   return result;
 }
 
-/// Below what a float32 result of a few values differs: on GPUs all of its arithmetic is in
-/// float32.
+/// The error of a float32 result of a few values is below this. On GPUs, all arithmetic for float32
+/// is in float32.
 double float_atol() {
   return device().is_cuda() ? 1e-5 : 1e-6;
 }
 
-/// One layer on shards of the batch against the whole batch.
+/// One layer on shards of the batch, compared with the whole batch.
 struct WholeBatchCase {
-  std::vector<int64_t> shares;              ///< samples of each rank
+  std::vector<int64_t> shares;              ///< on each rank
   std::vector<int64_t> sample = {5, 4, 3};  ///< [C, ...]
   at::ScalarType type = at::kFloat;
   bool channels_last = false;
@@ -106,8 +106,8 @@ void expect_as_whole_batch(const WholeBatchCase& c, int rank) {
   const at::Tensor input = share(batch).to(device()).requires_grad_();
   const at::Tensor output = layer->forward(input);
   output.backward(share(grad_batch).to(device()));
-  // GPUs normalise by a mean and a deviation in the input's type, which the CPU has in float64:
-  // what is off by one rounding there, a small deviation and the weight make larger.
+  // GPUs have the mean and the deviation in the input's type, the CPU in float64: a small deviation
+  // and the weight amplify their rounding.
   const double atol = (device().is_cuda() ? 5 : 1) * c.atol;
 
   EXPECT_EQ(output.scalar_type(), c.type);
@@ -115,10 +115,10 @@ void expect_as_whole_batch(const WholeBatchCase& c, int rank) {
     EXPECT_EQ(output.suggest_memory_format(), input.suggest_memory_format());
   }
   EXPECT_TRUE(close(output, share(expected.output), c.rtol, atol));
-  // A gradient grows with 1 / stddev, and so does what cancels in it.
+  // A gradient grows with 1 / stddev, and so do the terms that cancel in it.
   const double scale = std::max(1.0, expected.grad_input.abs().max().item<double>());
   EXPECT_TRUE(close(input.grad(), share(expected.grad_input), c.rtol, atol * scale));
-  // Parameters' gradients are local sums; DDP averages them.
+  // The parameters' gradients are local sums; DDP would average them.
   at::Tensor grad_weight = layer->weight.grad().to(at::kDouble);
   at::Tensor grad_bias = layer->bias.grad().to(at::kDouble);
   dist::all_reduce(grad_weight);
@@ -161,7 +161,7 @@ TEST_F(SyncBatchNormTest, EqualsBatchNorm3dOnTheWholeBatchInChannelsLast) {
   expect_as_whole_batch({.shares = {3, 3}, .sample = {5, 4, 6, 7}, .channels_last = true});
 }
 
-// Rows of several cache lines and what is left of one; blocks of rows, and one that is cut short.
+// Rows of several cache lines and a part of one; whole blocks of rows and a partial one.
 TEST_F(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForWideRows) {
   expect_as_whole_batch({.shares = {70, 61}, .sample = {37}});
   expect_as_whole_batch({.shares = {2, 3}, .sample = {53, 13, 11}, .channels_last = true});
@@ -174,8 +174,7 @@ TEST_F(SyncBatchNormTest, EqualsBatchNormOnTheWholeBatchForWideRows) {
                          .atol = 1e-13});
 }
 
-// Above 1 MiB, where planes and rows are whole vectors; and where they are not, which go through
-// it.
+// Above 1 MiB, results bypass the cache if planes and rows are whole vectors, else they do not.
 TEST(SyncBatchNormOnCpuTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastTheCache) {
   for (const std::vector<int64_t>& sample :
        {std::vector<int64_t>{8, 160, 208}, std::vector<int64_t>{3, 613, 601}}) {
@@ -196,8 +195,8 @@ TEST(SyncBatchNormOnCpuTest, EqualsBatchNormOnTheWholeBatchWhereResultsGoPastThe
   }
 }
 
-// Messages that are gathered at once, forward and backward, forward only, and not at all: 256 KiB
-// of all ranks together, with 2 C + 4 numbers forward and 2 C + 6 backward.
+// Messages that are gathered at once in forward and backward, in forward only, and in neither. The
+// limit is 256 KiB for all ranks together, with 2 C + 4 numbers in forward and 2 C + 6 in backward.
 TEST(SyncBatchNormOnCpuTest, EqualsBatchNormOnTheWholeBatchForMessagesOfAnySize) {
   for (const int64_t channels : {8189, 8190, 20000}) {
     expect_as_whole_batch({.shares = {3, 2}, .sample = {channels}, .rtol = 1e-4, .atol = 1e-5});
@@ -260,7 +259,7 @@ TEST_F(SyncBatchNormTest, WorksWithOneSampleARank) {
 }
 
 TEST_F(SyncBatchNormTest, KeepsPrecisionWhenTheMeanIsLargeAgainstTheDeviation) {
-  // In float32, which is what GPUs have for the mean, that is known to 6e-4 of the deviation.
+  // On GPUs the mean is float32, and has an error of 6e-4 deviations.
   const double bound = device().is_cuda() ? 2e-3 : 2e-5;
   expect_as_whole_batch({.shares = {4, 4},
                          .sample = {3, 64, 64},
@@ -284,7 +283,7 @@ TEST_F(SyncBatchNormTest, ExchangesOnceForwardAndOnceBackward) {
   run_ranks(2, [](int) {
     init_on_device();
     SyncBatchNorm layer = on_device(SyncBatchNorm(3));
-    layer->forward(test::randn({4, 3, 2, 2}));  // makes the group
+    layer->forward(test::randn({4, 3, 2, 2}));  // creates the group
     const uint64_t before = exchanges();
     const at::Tensor output = layer->forward(test::randn({4, 3, 2, 2}).requires_grad_());
     EXPECT_EQ(exchanges(), before + 1);
@@ -310,7 +309,7 @@ TEST_F(SyncBatchNormTest, EvaluationUsesRunningStatisticsAndExchangesNothing) {
   });
 }
 
-// As torch.nn.SyncBatchNorm's.
+// As torch.nn.SyncBatchNorm does.
 TEST_F(SyncBatchNormTest, EvaluationWithoutRunningStatisticsUsesTheRanksOwnAndExchangesNothing) {
   run_ranks(2, [](int rank) {
     init_on_device();
@@ -321,10 +320,10 @@ TEST_F(SyncBatchNormTest, EvaluationWithoutRunningStatisticsUsesTheRanksOwnAndEx
       const at::NoGradGuard no_grad;
       layer->weight.copy_(at::randn({3}) + 2);
     }
-    layer->forward(test::randn({4, 3, 2, 2}));  // makes the group
+    layer->forward(test::randn({4, 3, 2, 2}));  // creates the group
     layer->eval();
     const uint64_t before = exchanges();
-    // Ranks evaluate as often as they like.
+    // Ranks may evaluate different numbers of times.
     for (int i = 0; i <= rank; ++i) {
       const at::Tensor input = (test::randn({4 + rank, 3, 2, 2}) + 3 * rank).requires_grad_();
       const at::Tensor gradient = test::randn({4 + rank, 3, 2, 2});
@@ -385,7 +384,7 @@ TEST_F(SyncBatchNormTest, RunningStatisticsMayBeOfAnyTypeAndLieApart) {
   });
 }
 
-// Module::to(dtype) makes a floating-point number of the counter.
+// Module::to(dtype) converts the counter to a floating-point number.
 TEST_F(SyncBatchNormTest, CountsBatchesAfterTheLayerWasMovedToAnotherType) {
   run_ranks(1, [](int) {
     for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kHalf}) {
@@ -404,7 +403,7 @@ TEST_F(SyncBatchNormTest, CountsBatchesAfterTheLayerWasMovedToAnotherType) {
   });
 }
 
-// On the CPU they are written without operators of ATen's.
+// On the CPU, no ATen operator writes them.
 TEST_F(SyncBatchNormTest, AutogradSeesThatRunningStatisticsHaveChanged) {
   run_ranks(1, [](int) {
     SyncBatchNorm layer = on_device(SyncBatchNorm(3));
@@ -535,7 +534,7 @@ TEST_F(SyncBatchNormTest, EvaluationBetweenForwardAndBackwardDisturbsNothing) {
     const at::Tensor input = batch.narrow(0, 3L * rank, 3).clone().requires_grad_();
     const at::Tensor output = layer(input);
     layer->eval();
-    // Ranks evaluate as often as they like.
+    // Ranks may evaluate different numbers of times.
     for (int i = 0; i <= rank; ++i) layer(test::randn({2, 3}));
     layer->train();
     output.backward(gradient.narrow(0, 3L * rank, 3));

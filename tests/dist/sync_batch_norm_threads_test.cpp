@@ -1,5 +1,5 @@
-// The CPU's kernels divide a tensor into parts that do not depend on the number of threads: nor do
-// their results.
+// The CPU's kernels divide a tensor into parts that do not depend on the number of threads, so
+// their results do not either.
 
 #include <gtest/gtest.h>
 #include <syncbn/dist/process_group.h>
@@ -62,8 +62,8 @@ void expect_same_bits(const ThreadsCase& c) {
   }
 }
 
-// Planes are divided by channel, rows of all channels into parts of 2^18 values: these are more
-// channels than threads, of so many values that they are worth some, and three parts.
+// The kernels divide planes by channel, and rows into parts of 2^18 values. These tensors have more
+// channels than threads, enough values for several threads, and three parts.
 void expect_same_bits_of_all() {
   using at::MemoryFormat;
   for (const auto type : {at::kFloat, at::kBFloat16}) {

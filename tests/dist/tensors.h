@@ -10,7 +10,7 @@
 namespace syncbn::test {
 
 /// Fails with the largest difference unless |actual - expected| <= atol + rtol * |expected|. The
-/// two may be of different types, and on different devices.
+/// two tensors may have different types and devices.
 inline ::testing::AssertionResult close(const at::Tensor& actual, const at::Tensor& expected,
                                         double rtol = 1e-5, double atol = 1e-6) {
   if (!actual.defined() || !expected.defined()) {

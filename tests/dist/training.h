@@ -11,7 +11,7 @@
 
 namespace syncbn::test {
 
-/// At learning rate 0.1; drops the gradients.
+/// A step of SGD with learning rate 0.1, which also drops the gradients.
 inline void sgd_step(const torch::nn::Module& module) {
   const at::NoGradGuard no_grad;
   for (const at::Tensor& parameter : module.parameters()) {
@@ -20,7 +20,7 @@ inline void sgd_step(const torch::nn::Module& module) {
   }
 }
 
-/// Parameters, their gradients, and buffers are equal.
+/// Expects equal parameters, gradients and buffers.
 inline void expect_same_state(const torch::nn::Module& net, const torch::nn::Module& reference,
                               double tolerance) {
   const auto expected_parameters = reference.named_parameters();

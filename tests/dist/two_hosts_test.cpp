@@ -1,4 +1,4 @@
-// Ranks on two hosts, which are network namespaces joined by a cable.
+// Ranks on two hosts, which are network namespaces connected by a virtual cable.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ class DistTwoHostsTest : public ::testing::Test {
  protected:
   void SetUp() override { SYNCBN_SKIP_UNLESS(hosts_.available(), "network-namespaces"); }
 
-  /// One of the ranks of a job with two of them on each host.
+  /// Starts one rank of a job with two ranks on each host.
   Program& start(const Rank& who, const std::vector<std::string>& arguments = {}) {
     std::vector<std::string> command{SYNCBN_TEST_BIN_DIR "/dist_group_worker"};
     command.insert(command.end(), arguments.begin(), arguments.end());
@@ -50,13 +50,14 @@ class DistTwoHostsTest : public ::testing::Test {
     for (size_t rank = 0; rank < programs_.size(); ++rank) {
       const ProgramResult result = programs_[rank]->wait();
       EXPECT_THAT(result.out, HasSubstr("sum 10, sent 30, gathered 0 1 2 3")) << result.err;
-      // Two networks of one machine: processes that see each other, whatever their addresses.
+      // The hosts are two networks of one machine, so the processes see each other, whatever their
+      // addresses.
       EXPECT_THAT(result.out, HasSubstr("through shared memory\n"));
       EXPECT_EQ(result.exit_code, 0) << result.err;
     }
   }
 
-  /// The lines of host 0's listening sockets on the port 29500.
+  /// The lines of host 0's sockets that listen on port 29500.
   std::string listening() {
     return run_program(hosts_.on(0, {"sh", "-c", "cat /proc/net/tcp* | grep ':733C .* 0A '"})).out;
   }
@@ -69,7 +70,7 @@ class DistTwoHostsTest : public ::testing::Test {
   std::vector<std::unique_ptr<Program>> programs_;
 };
 
-// Debian's 127.0.1.1: rank 1 is led to its loopback, as rank 0 is, and the others to the cable.
+// Debian's 127.0.1.1: ranks 0 and 1 reach their own loopback, the others the cable.
 TEST_F(DistTwoHostsTest, AHostsOwnNameMayLeadToItsLoopback) {
   start_all("node0");
   expect_one_group();
@@ -95,7 +96,7 @@ TEST_F(DistTwoHostsTest, TcpUrlWithIPv6) {
   expect_one_group();
 }
 
-// A program that spawns the ranks of its host, started on each.
+// The program is started on each host and spawns the ranks of its host.
 TEST_F(DistTwoHostsTest, RanksThatAreSpawnedOnEachHost) {
   const std::string url = fmt::format("tcp://{}:29500", TwoHosts::address(0));
   for (const std::string method : {"fork", "exec"}) {
@@ -117,7 +118,7 @@ TEST_F(DistTwoHostsTest, RanksThatAreSpawnedOnEachHost) {
   }
 }
 
-// Nothing says there how to reach a peer.
+// A file does not tell how to reach a peer.
 TEST_F(DistTwoHostsTest, RanksThatMeetInAFile) {
   const TempFolder folder;
   start_all("", {"file://" + (folder / "store").string()});
@@ -125,7 +126,7 @@ TEST_F(DistTwoHostsTest, RanksThatMeetInAFile) {
   EXPECT_TRUE(folder.empty());
 }
 
-// Two nodes, whose script takes the local rank for the rank. Whichever comes first.
+// Two nodes whose script uses the local rank as the rank, whichever of them arrives first.
 TEST_F(DistTwoHostsTest, RanksThatBothHostsClaimAreToldToAll) {
   for (const bool right_first : {true, false}) {
     programs_.clear();

@@ -1,5 +1,5 @@
-// SyncBatchNorm over groups that this library did not make, in which nobody compares calls or hears
-// of a rank's end.
+// SyncBatchNorm over groups that this library did not create: no process compares calls in them,
+// and none is told that a rank has ended.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// c10d's own, as another library would make it.
+/// A c10d group, as another library would create it.
 dist::ProcessGroupPtr plain_gloo_group() {
   const int rank = dist::rank();
   const int size = dist::world_size();
@@ -98,7 +98,7 @@ TEST(UnwatchedLayersTest, DifferentChannelsAreNamedOnEveryRank) {
         message_of<UserError>([&] { rank == 1 ? wide(small_batch(700)) : narrow(small_batch()); }),
         AllOf(HasSubstr("ranks 0, 2 in layer 'narrow' (3 channels, Float, exchange 3"),
               HasSubstr("rank 1 in layer 'wide' (700 channels, Float, exchange 3")));
-    // Nothing is broken: once they agree, they go on.
+    // The group still works: once the ranks agree, they continue.
     EXPECT_TRUE(narrow(small_batch()).defined());
   });
 }

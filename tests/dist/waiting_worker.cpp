@@ -1,7 +1,8 @@
-// A rank of the jobs that hang_test starts with the launcher. The argument says what goes wrong:
-// "crossed": rank 0 waits in one group, and rank 1 in another; "skips": the last rank does not make
-// a call that all others make; "sleeps": the last rank does not come; "slow": it takes much longer
-// than the others between two calls.
+// A rank of the jobs that hang_test starts with the launcher. The argument is what goes wrong:
+//   crossed  rank 0 waits in one group, and rank 1 in another
+//   skips    the last rank does not make a call that all others make
+//   sleeps   the last rank does not arrive
+//   slow     the last rank takes much longer than the others between two calls
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/collectives.h>
@@ -20,7 +21,7 @@ namespace {
 
 namespace dist = syncbn::dist;
 
-/// On the GPU, if ranks have one. Returns the sum.
+/// The sum, on the GPU if ranks have one.
 at::Tensor sum_over(const dist::GroupOrDefault& group) {
   at::Tensor sum = at::ones({4}, dist::device());
   dist::all_reduce(sum, c10d::ReduceOp::SUM, group);
@@ -43,7 +44,7 @@ void go_wrong(const std::string& how) {
     for (;;) {
       ::usleep(is_last ? 60'000 : 2'000);
       static_cast<void>(
-          sum_over({})[0].item());  // the host waits, as a loop does that reads a loss
+          sum_over({})[0].item());  // the host waits, as a training loop does that reads a loss
     }
   } else if (how == "sleeps") {
     if (is_last) ::sleep(1000);

@@ -1,5 +1,5 @@
-// PyTorch's own check of DistributedDataParallel: five steps on shards, the losses scaled, against
-// one model on the whole batch, parameters (and here buffers) compared after each.
+// PyTorch's check of DistributedDataParallel: trains five steps on shards, with scaled losses, and
+// one model on the whole batch; compares parameters, and here also buffers, after each step.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -21,18 +21,18 @@
 
 namespace syncbn::test {
 
-// PyTorch's own tests of DDP compare with these bounds.
+// The tolerances of PyTorch's own tests of DDP.
 inline constexpr double kRtol = 1.3e-6;
 inline constexpr double kAtol = 1e-5;
 
-/// What a network has besides three linear layers.
+/// What a network has besides its three linear layers.
 enum class Network {
   kPlain,
   kBatchNorm,
   kSyncBatchNorm,
   kSeveralOutputs,
-  kUnusedLayer,  ///< one that no rank ever uses
-  kBranches,     ///< two, of which even and odd ranks use one each
+  kUnusedLayer,  ///< a layer that no rank uses
+  kBranches,     ///< two layers, one for even and one for odd ranks
 };
 
 struct ShardedNetImpl : torch::nn::Module {
@@ -52,7 +52,7 @@ struct ShardedNetImpl : torch::nn::Module {
     right = register_module("right", nn::Linear(50, 4));
   }
 
-  /// @param rank whose samples these are
+  /// @param rank the rank to which the samples belong
   std::vector<at::Tensor> forward(const at::Tensor& input, int rank) {
     at::Tensor x = first(input);
     if (batch_norm) x = batch_norm(x);
@@ -83,7 +83,7 @@ using Tensors = std::vector<at::Tensor>;
 struct WholeBatch {
   at::Tensor input;
   Tensors targets;              ///< as many as a network may have outputs
-  std::vector<int64_t> shares;  ///< samples of each rank
+  std::vector<int64_t> shares;  ///< number of samples of each rank
 
   WholeBatch(std::vector<int64_t> samples, int step) : shares(std::move(samples)) {
     at::manual_seed(static_cast<uint64_t>(1337 + step));
@@ -116,8 +116,8 @@ struct WholeBatch {
 /// The model on the whole batch.
 class WholeBatchReference {
  public:
-  /// @param broadcast_buffers whether all ranks normalise on from rank 0's running statistics
-  /// @param alone a group of this rank only
+  /// @param broadcast_buffers whether all ranks continue with rank 0's running statistics
+  /// @param alone a group that contains only this rank
   WholeBatchReference(Network kind, size_t ranks, bool broadcast_buffers,
                       const dist::ProcessGroupPtr& alone)
       : net_(kind),
@@ -137,7 +137,7 @@ class WholeBatchReference {
     buffers_.assign(buffers_.size(), cloned(net_->buffers()));
   }
 
-  /// What stands on a rank after the step.
+  /// The buffers of a rank after the step.
   const Tensors& buffers_of(size_t rank) const { return buffers_[rank]; }
 
  private:
@@ -146,7 +146,7 @@ class WholeBatchReference {
     return tensors;
   }
 
-  // Each rank's samples as that rank has them: with its own statistics, or branch.
+  // Runs each rank's samples as that rank does: with its own statistics, or its own branch.
   void backward_by_shards(const WholeBatch& batch) {
     const Tensors of_first = buffers_[0];
     for (size_t rank = 0; rank < buffers_.size(); ++rank) {
@@ -173,12 +173,12 @@ inline void expect_close(const Tensors& actual, const Tensors& expected) {
   }
 }
 
-/// To be called on every rank; `shares` are the samples of each.
+/// Call this on every rank; `shares` are the numbers of samples of the ranks.
 inline void expect_trains_as_whole_batch(Network kind, const dist::DdpOptions& options,
                                          const std::vector<int64_t>& shares,
                                          const dist::ProcessGroupPtr& alone) {
   const auto rank = static_cast<size_t>(dist::rank());
-  // Other weights on each rank, where rank 0's are to be taken.
+  // Different weights on each rank if DDP has to take rank 0's.
   at::manual_seed(options.init_sync ? 100 + rank : 100);
   ShardedNet net(kind);
   at::manual_seed(100);
@@ -188,7 +188,7 @@ inline void expect_trains_as_whole_batch(Network kind, const dist::DdpOptions& o
   for (int step = 0; step < 5; ++step) {
     SCOPED_TRACE(step);
     const WholeBatch batch(shares, step);
-    // DDP averages over ranks; the weight turns that into the mean over samples.
+    // DDP averages over ranks; the weight turns that into a mean over samples.
     const double weight = batch.weight(rank) * static_cast<double>(shares.size());
     const auto outputs = ddp(batch.shard(batch.input, rank), dist::rank());
     (batch.loss_of_shard(outputs, rank) * weight).backward();
@@ -200,8 +200,9 @@ inline void expect_trains_as_whole_batch(Network kind, const dist::DdpOptions& o
   }
 }
 
-/// Three steps of three batches each, of which DDP averages with the last: a network with
-/// SyncBatchNorm. To be called on every rank; `shares` are the samples of each, in every batch.
+/// Three steps of three batches each, in which DDP averages with the last batch, of a network with
+/// SyncBatchNorm. Call this on every rank; `shares` are the numbers of samples of the ranks in
+/// every batch.
 inline void expect_accumulates_as_whole_batch(const dist::DdpOptions& options,
                                               const std::vector<int64_t>& shares,
                                               const dist::ProcessGroupPtr& alone) {

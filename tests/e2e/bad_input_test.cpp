@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 /// A run that must fail with one message and leave nothing behind.
 class BadInputTest : public ::testing::Test {
  protected:
-  /// `train` on the digits' configuration with `text` appended, as `bad.yaml`.
+  /// Runs `train` on the digits' configuration with `text` appended, as `bad.yaml`.
   ProgramResult train_with(const std::string& text, const std::vector<std::string>& args = {}) {
     base::write_file_atomically(inputs_ / "bad.yaml",
                                 base::read_file(shipped_config("digits.yaml")) + text);
@@ -114,7 +114,7 @@ TEST_F(BadInputTest, NamesAPathInPlaceOfARun) {
   base::write_file_atomically(inputs_ / "runs/one/log.jsonl", "");
   expect_one_message(run_train({"eval", inputs_ / "runs"}), base::kExitUsage,
                      "runs/one, and is none; name a run's folder or a YAML file");
-  // A folder of runs is compare's business.
+  // A folder of runs is for `compare`.
   expect_one_message(run_train({"compare", inputs_.path()}), base::kExitUsage, "holds no run");
 }
 
@@ -191,7 +191,7 @@ TEST_F(BadInputTest, NamesWhatRanksWereNotStartedAlikeWith) {
     return start_train(args, rank_env(rank, 3, port));
   };
   const auto first = start(0, {});
-  // Ranks may have paths and threads of their own.
+  // Paths and numbers of threads may differ between ranks.
   const auto second =
       start(1, {"--threads=2", "--data.path", SYNCBN_SOURCE_DIR "/data/digits.csv.gz"});
   const auto third = start(2, {"--batch_size=16", "--optimizer.lr=0.2"});
@@ -356,7 +356,7 @@ TEST_F(BadInputTest, RefusesAnEmptyNameOfAConfiguration) {
 }
 
 TEST_F(BadInputTest, SaysThatMemoryIsShort) {
-  // More than the address space: it fails even if the kernel overcommits memory.
+  // More than the address space: fails even if the kernel overcommits memory.
   const auto result =
       train_on(shipped_config("digits.yaml"),
                {"--data=synthetic", "--data.size=2000000", "--batch_size=2000000",

@@ -25,15 +25,16 @@ def no_constant(text):
 
 
 def check_format(trace):
-    """The rules of the Trace Event Format (Google's document, JSON Object Format) for what a profile writes: complete
-    events and metadata. Perfetto's reader, which no package index has, drops or misplaces what breaks them."""
+    """Checks the rules of the Trace Event Format (Google's document, JSON Object Format) for complete events and
+    metadata, which are all that a profile writes. Perfetto's reader, which no package index has, drops or misplaces
+    events that break them."""
     assert isinstance(trace, dict) and isinstance(trace["traceEvents"], list)
     assert trace.get("displayTimeUnit", "ms") in ("ms", "ns")
     seen = set()
     for e in trace["traceEvents"]:
         assert isinstance(e["name"], str) and e["name"], e
         for key in ("pid", "tid"):
-            # Perfetto keeps them in 32 bits; true would be an int to Python.
+            # Perfetto stores them in 32 bits; Python would accept true as an int.
             assert type(e[key]) is int and 0 <= e[key] < 2**31, e
         if e["ph"] == "M":
             key, kind = METADATA[e["name"]]
@@ -42,7 +43,7 @@ def check_format(trace):
             assert place not in seen, f"twice: {e}"
             seen.add(place)
             continue
-        # No event that begins or ends alone, and no flow: these need partners with the same id.
+        # No separate begin or end events and no flows: these need partners with the same id.
         assert e["ph"] == "X", e
         for key in ("ts", "dur"):
             assert type(e[key]) in (int, float) and 0 <= e[key] < 2**53, e
@@ -52,7 +53,7 @@ def check_format(trace):
 
 
 def check_nesting(spans, where):
-    """Spans of a track lie inside or behind each other, as viewers draw them."""
+    """Checks that spans of a track nest or follow each other, since viewers draw them like that."""
     ends = []
     for begin, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
         while ends and ends[-1] <= begin:

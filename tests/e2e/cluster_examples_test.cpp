@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 namespace fs = std::filesystem;
 
-/// As many lines of log.jsonl as have this event, with the value of a key.
+/// The values of a key in the lines of log.jsonl that have this event.
 std::vector<std::string> values_in_log(const fs::path& run, const std::string& event,
                                        const std::string& key) {
   std::vector<std::string> values;
@@ -40,7 +40,7 @@ class SlurmExamplesTest : public SlurmCluster {
     fs::create_directory_symlink(SYNCBN_SOURCE_DIR "/data", folder() / "data");
   }
 
-  /// The id of a job that runs this script.
+  /// Submits this script as a job and returns the job's id.
   std::string submit(const std::string& script, const std::string& epochs) const {
     auto environment = options();
     environment.env["PATH"] = fmt::format("{}:{}", SYNCBN_BIN_DIR, std::getenv("PATH"));
@@ -94,7 +94,7 @@ TEST_F(SlurmExamplesTest, APreemptibleRunGoesBackToTheQueueAndGoesOn) {
   ASSERT_TRUE(eventually([&] { return state(job) == "PENDING\n"; })) << output();
   EXPECT_THAT(output(), HasSubstr("stopped by SIGUSR1"));
 
-  // SLURM lets two minutes pass before a job that was requeued.
+  // SLURM delays a requeued job by two minutes.
   const auto start_now = [&] {
     return run({"scontrol", "update", "JobId=" + job, "StartTime=now"}).exit_code == 0;
   };
@@ -126,11 +126,11 @@ TEST_F(SlurmExamplesTest, ASweepHasARunForEachTask) {
 TEST(MpiExamplesTest, TheHostsOfARunOfMpirunAreOneRun) {
   SYNCBN_SKIP_UNLESS(fs::exists("/usr/bin/mpirun"), "mpi");
   const TempFolder folder;
-  // Takes ssh's place: HOST COMMAND…
+  // Stands in for ssh; called as: HOST COMMAND…
   const std::string remote_shell =
       folder.write("shell",
                    "#!/bin/sh\n"
-                   // Two daemons that make one folder for their sessions at once fail.
+                   // Two daemons fail if they create the same session folder at once.
                    "export OMPI_MCA_orte_tmpdir_base=" +
                        folder.path().string() +
                        "/$1\n"
@@ -145,7 +145,7 @@ TEST(MpiExamplesTest, TheHostsOfARunOfMpirunAreOneRun) {
                {"OMP_NUM_THREADS", "1"},
                {"PET_MASTER_PORT", std::to_string(free_port())},
                {"OMPI_MCA_plm_rsh_agent", remote_shell},
-               // Both daemons are on one host, where they would share one picture of its cores.
+               // Both daemons are on one host, where they would share one map of its cores.
                {"OMPI_MCA_rtc", "^hwloc"},
                {"OMPI_ALLOW_RUN_AS_ROOT", "1"},
                {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},

@@ -1,4 +1,4 @@
-// Detection: images of shapes, and COCO files with boxes around them.
+// Detection on images of shapes, with boxes in COCO files.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ class DetectionTest : public ::testing::Test {
                               {{{"id", 3}, {"name", "light"}},
                                {{"id", 7}, {"name", "dark"}},
                                {{"id", 9}, {"name", "star"}}}}};
-      // Ids fall, so that the order of images is not that of the file.
+      // Ids descend, so that the order of ids is not that of the file.
       for (int i = images; i > 0; --i) add(split, i, file);
       folder_.write(fmt::format("{}.json", split), file.dump());
     }
@@ -73,7 +73,7 @@ threads: 1
         folder);
   }
 
-  /// An image of up to 120 x 90 pixels with a light and a dark rectangle; some are crowds.
+  /// Adds an image of up to 120 x 90 pixels with a light and a dark rectangle; some are crowds.
   void add(const std::string& split, int id, nlohmann::json& file) const {
     std::mt19937 random(static_cast<uint32_t>(id) + (split == "test" ? 1000U : 0U));
     const auto below = [&](int bound) {
@@ -114,14 +114,14 @@ threads: 1
         ranks, {"eval", "--config=run1/config.yaml", "--resume=run1/best.pt"}, folder_.path());
     EXPECT_EQ(evaluated.exit_code, 0) << evaluated.err;
     EXPECT_THAT(evaluated.err, HasSubstr("map leaves out a class that no image has: star"));
-    // Behind the launcher's prefix.
+    // After the launcher's prefix.
     return nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{')));
   }
 
-  /// What the network of run1 finds in the test images, with their truths.
+  /// The detections of run1's network in the test images, with the true boxes.
   std::vector<train::BoxImage> detections() const {
     const at::NoGradGuard no_grad;
-    at::set_num_threads(1);  // as the program: sums in another order give other bits
+    at::set_num_threads(1);  // as in the program: sums in another order have other bits
     const auto set =
         test::from_yaml<data::DatasetKind>(data_yaml(), "data").make(data::Split::kTest);
     const auto& boxes = dynamic_cast<const data::BoxDataset&>(*set);
@@ -179,7 +179,8 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
     other["loss"] = first["loss"];
     EXPECT_EQ(other, first) << ranks;
   }
-  // The checkpoint knows the classes and their ids: the annotations may have gone or changed.
+  // The checkpoint contains the classes and their ids: the annotations may have been removed or
+  // changed.
   const std::string train_json = base::read_file(folder_ / "train.json");
   std::filesystem::remove(folder_ / "train.json");
   for (const int ranks : {1, 2}) {

@@ -13,8 +13,8 @@ using ::testing::HasSubstr;
 
 class DigitsTest : public ::testing::TestWithParam<int> {};
 
-// What the project is for: on class-skewed shards, training succeeds with synchronised statistics
-// and fails with each rank's own.
+// The purpose of the project: on class-skewed shards, training succeeds with synchronised
+// statistics and fails with those of each rank.
 TEST_P(DigitsTest, SyncBatchNormLearnsWhereBatchNormOfEachRankDoesNot) {
   const TempFolder folder;
   const auto accuracy = [&](const std::string& config) {
@@ -66,7 +66,7 @@ TEST(TrainProgramTest, LearnsTheSameInEachMemoryFormat) {
   const double channels_last = loss("channels_last");
   EXPECT_NEAR(loss("contiguous"), channels_last, 0.02 * channels_last);
   EXPECT_EQ(loss("auto"), channels_last);
-  // Each program resumes from the other's checkpoint.
+  // Both formats resume from the contiguous run's checkpoint.
   const auto second_epoch = [&](const std::string& format) {
     return loss(format, {"--resume", folder / "contiguous0/last.pt", "--epochs", "2"});
   };
@@ -186,7 +186,7 @@ TEST(TrainProgramTest, HelpListsEveryKey) {
 TEST(TrainProgramTest, HelpNeedsNoLibtorch) {
   const TempFolder folder;
   std::filesystem::create_directory(folder / "bin");
-  const std::string alone = folder / "bin/train";  // without what loads libtorch
+  const std::string alone = folder / "bin/train";  // without the program that loads libtorch
   std::filesystem::copy_file(program("train"), alone);
   const std::string whole = std::filesystem::path(program("train")).parent_path().parent_path() /
                             "libexec/syncbn/train_program";

@@ -1,4 +1,4 @@
-// train export, and networks that Python has scripted.
+// `train export`, and networks that Python has scripted.
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -106,7 +106,7 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
   EXPECT_THAT(trained.err, HasSubstr("--format: only for train export"));
 }
 
-/// The network `digits` with width 16 in Python, and what scripts need of it.
+/// The network `digits` with width 16 in Python, and the imports that the scripts need.
 constexpr const char* kDigitsInPython = R"(
 import sys, torch
 from torch import nn

@@ -1,4 +1,4 @@
-// A generative adversarial network on the digits, which are as small as its images can be.
+// A generative adversarial network on the digits, the smallest images that it can generate.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -93,7 +93,7 @@ TEST_F(GanTest, ShowsWhatItGenerates) {
       if (name.starts_with("first_batch-")) continue;  // real images
       names.push_back(name);
       const data::Image image = data::load_image(entry.path());
-      // Six images of 8 x 8 pixels, in rows of three.
+      // Six images of 8 x 8 pixels, three in each row.
       EXPECT_EQ(image.width, 24);
       EXPECT_EQ(image.height, 16);
     }
@@ -106,7 +106,7 @@ TEST_F(GanTest, ShowsWhatItGenerates) {
                                      "samples-000000000023.png", "samples-000000000046.png"));
   EXPECT_EQ(run_train(args("run", {"--batch_size=64", "--epochs=1", "--overwrite"})).exit_code, 0);
   EXPECT_THAT(pictures(), ::testing::ElementsAre("samples-000000000023.png"));
-  // No metric tells the best network: last.pt is the one to use.
+  // No metric selects the best network, so last.pt is the one to use.
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run/best.pt"));
   EXPECT_FALSE(result_of(folder_ / "run").contains("best_epoch"));
   const auto exported = run_train({"export", "--config", folder_ / "run/config.yaml", "--format",

@@ -1,5 +1,5 @@
-// A rank of train that fails on a GPU, under the launcher. What fails before training, and programs
-// of one's own, are in tests/dist/gpu_faults_test.cpp.
+// A rank of `train` that fails on a GPU, under the launcher. tests/dist/gpu_faults_test.cpp has
+// failures before training and in custom programs.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
                      fault.in_graph ? "_with_graph" : "");
 }
 
-/// Seconds from the first worker's end in the first attempt to the last one's.
+/// Seconds between the first and the last worker's end in the first attempt.
 double seconds_to_end(const std::string& events) {
   std::istringstream lines(base::read_file(events));
   std::vector<double> ends;
@@ -84,13 +84,13 @@ TEST_P(GpuTrainFaultTest, EndsAllWorkersAndTheRestartGoesOn) {
   ASSERT_EQ(result.exit_code, 0) << text;
   const bool is_killed = what == "kill";
   const bool is_stopped = what == "stop";
-  // The rank that waits for a stopped one gives up at the timeout.
+  // The rank that waits for a stopped one fails at the timeout.
   EXPECT_THAT(text, HasSubstr(fmt::format("rank {} failed: {}", is_stopped ? "0" : fault.rank,
                                           is_killed    ? "killed by signal 9"
                                           : is_stopped ? "exit code 75"
                                                        : "exit code 70")));
   const int errors = count(result.err, "] train: ");
-  // The launcher may end the rank that waits for a killed one before it says so.
+  // The launcher may end the rank that waits for a killed one before that rank reports it.
   EXPECT_LE(errors, 1) << text;
   EXPECT_GE(errors, is_killed ? 0 : 1) << text;
   if (is_stopped) {

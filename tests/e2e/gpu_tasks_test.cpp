@@ -1,5 +1,5 @@
-// Tasks and commands of train on a GPU give what they give on the CPU: ctest -L gpu, or on the
-// pretended machine ctest -L fakegpu. gpu_training_test.cpp has the digits over NCCL.
+// Tasks and commands of `train` give the same on a GPU as on the CPU: ctest -L gpu, or on fake CUDA
+// devices ctest -L fakegpu. gpu_training_test.cpp trains the digits over NCCL.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -29,17 +29,17 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 constexpr int kSide = 64;    // of images, in pixels
-constexpr int kSquare = 30;  // of the square in each image
+constexpr int kSquare = 30;  // side of the square in each image
 constexpr int kTrainImages = 4;
 constexpr int kTestImages = 3;
-// In float32, which is also exact enough on CPUs to compare with.
+// In float32, which is exact enough to compare with CPUs.
 constexpr const char* kTinyRun = "seed: 1\nepochs: 1\namp: none\nthreads: 1\n";
 
 class GpuTaskTest : public ::testing::Test {
  protected:
   void SetUp() override { SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu"); }
 
-  /// @param device gpu or cpu
+  /// @param device "gpu" or "cpu"
   ProgramResult run_on(const std::string& device, const std::vector<std::string>& args) const {
     const Env env = device == "cpu" ? Env{{"CUDA_VISIBLE_DEVICES", ""}} : Env();
     const ProgramResult result = run_train(args, env, folder_.path());
@@ -47,7 +47,7 @@ class GpuTaskTest : public ::testing::Test {
     return result;
   }
 
-  /// Trains in the folders "gpu" and "cpu", and expects the same weights and results.
+  /// Trains in the folders "gpu" and "cpu", and expects equal weights and results.
   void expect_same_training(const std::string& config, const std::vector<std::string>& on_gpu = {},
                             const std::vector<std::string>& on_cpu = {}) const {
     folder_.write("run.yaml", kTinyRun + config);
@@ -71,7 +71,8 @@ class GpuTaskTest : public ::testing::Test {
     expect_close(result_of(folder_ / "gpu"), of_cpu);
   }
 
-  /// Results of the same samples. A share moves by steps: one of few answers may differ.
+  /// Compares results for the same samples. A share of few samples changes in steps, and one may
+  /// differ.
   static void expect_close(const nlohmann::json& found, const nlohmann::json& expected) {
     for (const auto& [key, value] : expected.items()) {
       if (!value.is_number() || key.find("second") != std::string::npos) continue;
@@ -83,7 +84,7 @@ class GpuTaskTest : public ::testing::Test {
     }
   }
 
-  /// `train eval` of the network that was trained on the GPU.
+  /// Expects `train eval` of the network from the GPU to give the same on both devices.
   void expect_same_evaluation() const {
     const auto evaluated = [&](const std::string& device) {
       return nlohmann::json::parse(
@@ -94,7 +95,7 @@ class GpuTaskTest : public ::testing::Test {
     expect_close(evaluated("gpu"), expected);
   }
 
-  /// `train predict` of that network, into the folders of-gpu and of-cpu.
+  /// Runs `train predict` with that network, into the folders of-gpu and of-cpu.
   void predict(const std::string& images) const {
     for (const std::string device : {"gpu", "cpu"}) {
       run_on(device, {"predict", images, "--config=gpu/config.yaml", "--resume=gpu/last.pt",
@@ -107,7 +108,7 @@ class GpuTaskTest : public ::testing::Test {
   /// The left side of the square in an image.
   static int left_of(int index) { return 5 + 9 * index % (kSide - kSquare - 5); }
 
-  /// Writes FOLDER/0.png and so on: a square on noise, or what `pixel` makes of a place in it.
+  /// Writes FOLDER/0.png and so on: a square on noise, each pixel as `pixel` returns it.
   void write_images(const std::string& folder, int count,
                     const std::function<std::string(bool is_square, int noise)>& pixel) const {
     fs::create_directories(folder_ / folder);
@@ -132,7 +133,7 @@ class GpuTaskTest : public ::testing::Test {
   const TempFolder folder_;
 };
 
-/// Images with boxes, in COCO's format.
+/// Images with boxes in COCO's format.
 class GpuDetectionTest : public GpuTaskTest {
  protected:
   GpuDetectionTest() {
@@ -169,7 +170,7 @@ class GpuDetectionTest : public GpuTaskTest {
         network);
   }
 
-  /// The scores of all detections, which fall.
+  /// The scores of all detections, in descending order.
   std::vector<double> scores_of(const std::string& device) const {
     std::vector<double> scores;
     for (const auto& row : nlohmann::json::parse(text_of("of-" + device + "/detections.json"))) {
@@ -180,8 +181,8 @@ class GpuDetectionTest : public GpuTaskTest {
   }
 };
 
-// Of 18 layers: with 50, batch norm over 8 values a channel makes of other roundings another step.
-// Two instruction sets of one CPU (ONEDNN_MAX_CPU_ISA=SSE41) differ as much there.
+// With 18 layers: with 50, batch norm over 8 values per channel turns another rounding into another
+// step. Two instruction sets of one CPU (ONEDNN_MAX_CPU_ISA=SSE41) differ as much.
 TEST_F(GpuDetectionTest, TrainsAndPredictsAsOnTheCpu) {
   expect_same_training(config("retinanet_resnet18_fpn"));
   predict("test");
@@ -192,7 +193,7 @@ TEST_F(GpuDetectionTest, TrainsAndPredictsAsOnTheCpu) {
   for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4) << i;
 }
 
-/// Images, and masks that tell which pixels belong to the square.
+/// Images, and masks of the pixels in the square.
 class GpuSegmentationTest : public GpuTaskTest {
  protected:
   GpuSegmentationTest() {
@@ -313,7 +314,7 @@ TEST_F(GpuTaskTest, AProfileHasTheLayersOfTheNetwork) {
   EXPECT_TRUE(fs::exists(folder_ / ("run/" + summary["trace"].get<std::string>())));
 }
 
-// Loading it takes seconds, and as much memory as the rest of the program.
+// Loading CUDA's libraries takes seconds, and as much memory as the rest of the program.
 TEST_F(GpuTaskTest, ARunOnTheCpuLoadsNothingOfCuda) {
   const auto loaded = [&](const std::string& device) {
     const std::string log = folder_ / (device + "-files");

@@ -1,4 +1,4 @@
-// train on GPUs, as a user starts it: ctest -L gpu, or on the pretended machine ctest -L fakegpu.
+// `train` on GPUs, as a user starts it: ctest -L gpu, or on fake CUDA devices ctest -L fakegpu.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 const Env kOnCpus = {{"CUDA_VISIBLE_DEVICES", ""}};
 
-/// Trains a narrow digits network on batches of 64, over as many workers as asked for.
+/// Trains a narrow digits network with batches of 64 over `workers` workers.
 nlohmann::json train_digits(int workers, const std::string& run_dir,
                             const std::vector<std::string>& more, const Env& env = {}) {
   std::vector<std::string> args = {
@@ -44,8 +44,7 @@ TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
   const std::string need = gpus == 1 ? "gpu" : gpus == 2 ? "two-gpus" : "eight-gpus";
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= gpus, need);
   const TempFolder folder;
-  // Just long enough to learn them: on the pretended machine a step takes ten times as long as on
-  // the CPU.
+  // Few epochs: on the fake CUDA devices a step takes ten times as long as on the CPU.
   const std::vector<std::string> epochs = {"--epochs", "4"};
   const auto on_gpus = train_digits(gpus, folder / "gpus", epochs);
   const auto on_cpus = train_digits(gpus, folder / "cpus", epochs, kOnCpus);
@@ -53,16 +52,16 @@ TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
   EXPECT_EQ(on_gpus["world_size"], gpus);
   const double expected = on_cpus["test_accuracy"];
   EXPECT_GE(expected, 0.96);
-  // bf16 beside float32, on CPUs that round bf16 in their own ways: 7 of 355 test samples may
-  // differ.
+  // bf16 against float32, and CPUs differ in how they round to bf16: 7 of 355 test samples may have
+  // other predictions.
   EXPECT_NEAR(on_gpus["test_accuracy"], expected, 0.02);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainingTest, ::testing::Values(1, 2));
 INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuTrainingTest, ::testing::Values(8));
 
-// Two network namespaces, the second of which is another machine for us and for NCCL: both ranks
-// take the first GPU of their host.
+// Two network namespaces, which are two machines for `train` and for NCCL: each rank uses the first
+// GPU of its host.
 TEST(GpuTwoHostsTest, TrainOverNcclAsTwoGpusOfOneHost) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() > 0, "gpu");
   SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
@@ -133,13 +132,13 @@ void expect_same_bits(const train::Checkpoint& one, const train::Checkpoint& oth
   }
 }
 
-/// Devices differ by roundings, which a few steps multiply.
+/// Devices round differently, and a few steps amplify that.
 void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& name) {
   EXPECT_TRUE(at::allclose(a, b, /*rtol=*/1e-3, /*atol=*/1e-4))
       << name << " differs by " << (a - b).abs().max().item<double>();
 }
 
-// Learning the digits on as many takes a minute, and is exhaustive.
+// Training the digits on eight takes a minute; that is an exhaustive test.
 TEST(GpuEightTest, StepsAreThoseOfEightCpus) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 8, "eight-gpus");
   const TempFolder folder;
@@ -153,7 +152,7 @@ TEST(GpuEightTest, StepsAreThoseOfEightCpus) {
   }
 }
 
-// Weights, statistics and momentum at the end are those of a run that stays on the CPU.
+// The final weights, statistics and momentum equal those of a run that stays on the CPU.
 TEST(GpuResumeTest, ARunMovesBetweenGpusAndCpus) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
   const TempFolder folder;
@@ -181,7 +180,7 @@ TEST(GpuResumeTest, ARunMovesBetweenGpusAndCpus) {
 TEST(GpuGraphTrainingTest, ARunAndOneThatResumesEndWithTheBitsOfEagerOnes) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
   const TempFolder folder;
-  // An epoch has 20 steps, of which the last one has fewer samples and is eager.
+  // An epoch has 20 steps; the last one has fewer samples, so it is eager.
   const auto steps = [&](int count, const std::string& run_dir, std::vector<std::string> more) {
     for (const char* key :
          {"type=synthetic", "channels=1", "height=8", "width=8", "size=155", "test_size=16"}) {
@@ -209,7 +208,7 @@ TEST(GpuGraphTrainingTest, OptionsThatAGraphRepeatsGiveTheBitsOfEagerSteps) {
   expect_same_bits(last_of(folder / "graph"), last_of(folder / "eager"));
 }
 
-// The first steps of such a rate end in NaN.
+// Training at this learning rate ends in NaN within the first steps.
 TEST(GpuGraphTrainingTest, ARestoredRunCapturesAnew) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
   const TempFolder folder;
@@ -243,7 +242,7 @@ TEST(GpuGraphTrainingTest, WhatAGraphCannotRepeatIsRefusedByName) {
               HasSubstr("ddp.find_unused_parameters"));
 }
 
-// The driver does not tell the utilization of a part of a GPU (MIG).
+// For a part of a GPU (MIG), the driver does not report the utilization.
 TEST(GpuLogTest, LeavesOutAUtilizationThatTheDriverDoesNotTell) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
   SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
@@ -255,7 +254,7 @@ TEST(GpuLogTest, LeavesOutAUtilizationThatTheDriverDoesNotTell) {
     return nlohmann::json::parse(log.substr(begin + 1, log.find('\n', begin + 1) - begin - 1));
   };
   const auto told = line({});
-  EXPECT_EQ(told["gpu_utilization"], 0.5);  // as the pretended NVML has it
+  EXPECT_EQ(told["gpu_utilization"], 0.5);  // the value of the fake NVML
   EXPECT_GT(told["gpu_memory_bytes"], 0);
   EXPECT_FALSE(line({{"FAKE_NVML_NO_UTILIZATION", "1"}}).contains("gpu_utilization"));
 }

@@ -1,4 +1,4 @@
-// Training on image files, from a configuration.
+// Training on image files with a configuration.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
-constexpr int kImages = 8;  // of each class and split
+constexpr int kImages = 8;  // in each class and split
 
 /// The last epoch's line in a run's log.
 nlohmann::json last_epoch_of(const std::string& run_dir) {
@@ -112,7 +112,7 @@ torch.save({"model": run["model"], "model_ema": average}, sys.argv[1] + "/python
     ASSERT_EQ(result.exit_code, 0) << result.err;
     of_python = base::read_file(folder_ / "python/predictions.csv");
   }
-  std::filesystem::remove_all(folder_ / "train");  // what a network learnt from need not be there
+  std::filesystem::remove_all(folder_ / "train");  // predicting does not need the training data
   std::filesystem::copy_file(folder_ / "test/grey/0.png", folder_ / "test/grey/a,b.png");
   const auto predict = [&](int ranks, const std::string& output, const std::string& more) {
     return launch_train(ranks,
@@ -175,7 +175,7 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
 
 TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
   const auto check = [&] {
-    // An option of the ImageNet example, as every command takes them.
+    // An option of the ImageNet example, in the form that every command accepts.
     return run_train({"check", "--config=images.yaml", "lr=0.1"}, {}, folder_.path());
   };
   base::write_file_atomically(folder_ / "train/grey/notes.txt", "mine");
@@ -196,7 +196,7 @@ TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
 
   base::write_file_atomically(folder_ / "train/grey/none.png", "no image");
   base::write_file_atomically(folder_ / "test/colour/none.png", "no image");
-  // The end of a file, which no crop of these transforms would read.
+  // Damaged at the end, which no crop of these transforms would read.
   const std::string image = base::read_file(folder_ / "train/colour/0.jpg");
   base::write_file_atomically(folder_ / "train/colour/0.jpg", image.substr(0, image.size() - 40));
   const auto damaged = check();
@@ -221,7 +221,7 @@ TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
 }
 
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudget) {
-  // Of the two ranks each meets three or fewer, and both together six.
+  // Neither of the two ranks finds more damaged files than the budget allows; together they do.
   for (const int file : {1, 2, 3, 4, 5}) {
     base::write_file_atomically(folder_ / fmt::format("train/colour/{}.jpg", file), "no image");
   }

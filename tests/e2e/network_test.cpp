@@ -9,8 +9,8 @@
 namespace syncbn::test {
 namespace {
 
-// The master's name resolves to loopback on the master and to its address elsewhere: the store must
-// listen on more than loopback, and peers need the outer address.
+// The master's name resolves to loopback on the master and to its outer address elsewhere: the
+// store must not listen on loopback only, and peers need the outer address.
 TEST(TwoNodesTest, LearnWhatFourRanksOfOneNodeLearn) {
   const TwoHosts hosts;
   SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
@@ -23,7 +23,7 @@ TEST(TwoNodesTest, LearnWhatFourRanksOfOneNodeLearn) {
     std::vector<std::string> words{
         program("syncbn-launch"), "--nnodes=2",          fmt::format("--node_rank={}", rank),
         "--nproc_per_node=2",     "--master_addr=node0", "train"};
-    // The nodes share no folder: only rank 0 writes.
+    // The nodes share no folder; only rank 0 writes.
     const auto more = arguments(fmt::format("node{}", rank));
     words.insert(words.end(), more.begin(), more.end());
     return hosts.on(rank, words);

@@ -1,4 +1,4 @@
-// checkpoint.on: node. Nodes are processes with working folders of their own.
+// checkpoint.on: node. Nodes are processes with their own working folders.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -25,7 +25,7 @@ class NodeDisksTest : public ::testing::Test {
     for (const char* disk : {"a", "b", "whole"}) fs::create_directory(disk_(disk));
   }
 
-  /// Trains on two nodes, each with a rank and the disk of that name.
+  /// Trains on two nodes, each with one rank and the disk of the given name.
   std::vector<ProgramResult> run(const std::string& first, const std::string& second,
                                  const std::vector<std::string>& more = {}) const {
     std::vector<std::string> args = {"--config=" + shipped_config("digits.yaml"),
@@ -53,13 +53,13 @@ class NodeDisksTest : public ::testing::Test {
   std::vector<std::string> files(const std::string& folder) const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(disk_(folder))) {
-      // Event files are named after the time at which a process began one.
+      // The name of an event file contains the time at which it was begun.
       const std::string name = entry.path().filename();
-      // Of the first step: a lost disk had them.
+      // Written at the first step; a lost disk lacks them.
       if (name == "pictures" || name == "first_batch.csv") continue;
       names.push_back(name.starts_with("events.out.tfevents.") ? "events" : name);
     }
-    // A disk that was not lost has those of both attempts.
+    // A disk that was not lost has the event files of both attempts.
     std::ranges::sort(names);
     names.erase(std::ranges::unique(names).begin(), names.end());
     return names;

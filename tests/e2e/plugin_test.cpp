@@ -27,7 +27,7 @@ std::string plugin(const std::string& name) {
   return SYNCBN_TEST_BIN_DIR "/plugins/lib" + name + ".so";
 }
 
-/// `train` on the digits' configuration with `text` over it.
+/// Runs `train` on the digits' configuration with `text` merged over it.
 class PluginTest : public ::testing::Test {
  protected:
   std::vector<std::string> arguments(const std::string& text) {
@@ -55,7 +55,7 @@ TEST_F(PluginTest, TrainsWithAScheduleOfAPlugin) {
   const auto result = train_with("plugins: [" + plugin("staircase") +
                                  "]\nschedule: {type: staircase, steps: 1}\nlog_interval: 1\n");
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  // Half the rate of digits.yaml in the second step.
+  // The second step has half the learning rate of digits.yaml.
   EXPECT_THAT(base::read_file(folder_ / "run/log.jsonl"), HasSubstr("\"lr\":0.05"));
   EXPECT_THAT(base::read_file(folder_ / "run/config.yaml"), HasSubstr("type: staircase"));
   const auto evaluated = run_train({"eval", folder_ / "run"});
@@ -181,8 +181,8 @@ TEST_F(PluginTest, IsRefusedIfAGlobalObjectThrows) {
 TEST_F(PluginTest, IsRefusedIfItIsCutOff) {
   const std::string whole = base::read_file(plugin("staircase"));
   const std::string cut = folder_ / "libcut.so";
-  // A copy that stopped may have its whole size already, with zeros at the end. `sstrip` removes
-  // the table of sections.
+  // An interrupted copy may already have its full size, with zeros at the end. `sstrip` removes the
+  // section headers.
   std::string zeros = whole;
   zeros.replace(whole.size() / 2, whole.npos, whole.size() - whole.size() / 2, '\0');
   std::string stripped = whole;
@@ -375,7 +375,7 @@ TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
   const data::Image negative = data::load_image(folder_ / ("own/" + picture));
   const data::Image plain = data::load_image(folder_ / ("corners/" + picture));
   ASSERT_EQ(negative.pixels.size(), plain.pixels.size());
-  for (int64_t i = 0; i < 8 * plain.channels; ++i) {  // of the first image
+  for (int64_t i = 0; i < 8 * plain.channels; ++i) {  // the first eight pixels of the first image
     const auto at = static_cast<size_t>(i);
     EXPECT_NEAR(negative.pixels[at], 255 - plain.pixels[at], 2) << i;
   }

@@ -8,8 +8,8 @@
 
 namespace syncbn::test {
 
-/// The bytes of a PNG file.
-/// @param pixels row by row, of 1 (grey) or 3 (RGB) bytes each
+/// An image as the bytes of a PNG file.
+/// @param pixels row by row, 1 byte (grey) or 3 bytes (RGB) per pixel
 inline std::string png(int64_t width, int64_t height, const std::string& pixels) {
   data::Image image(width, height, std::ssize(pixels) / (width * height));
   image.pixels.assign(pixels.begin(), pixels.end());

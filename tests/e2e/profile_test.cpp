@@ -1,4 +1,4 @@
-// `profile` and `train profile`: what the programs write, and that training is as without them.
+// `profile` and `train profile`: what they write, and that they do not change the training.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ std::vector<std::string> digits(const std::string& run, const std::vector<std::s
   return all;
 }
 
-/// What is wrong with a trace; empty: nothing.
+/// The mistakes in a trace; empty if there are none.
 std::string faults_of_trace(const fs::path& trace, int ranks, int steps, int loader_threads = 0) {
   const auto checked =
       run_program({python(), SYNCBN_SOURCE_DIR "/tests/e2e/check_trace.py", trace,
@@ -69,7 +69,7 @@ TEST(ProfileTest, RecordsAllRanksAndChangesNoBit) {
   }
 }
 
-// The clocks of two hosts are aligned by their exchanges, and the slow rank is named.
+// The exchanges align the clocks of the two hosts; the report names the slow rank.
 TEST(ProfileTest, OfTwoHostsNamesTheSlowRank) {
   const TwoHosts hosts;
   SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
@@ -99,7 +99,7 @@ TEST(ProfileTest, OfTwoHostsNamesTheSlowRank) {
 TEST(ProfileTest, LeavesOutAnEvaluationAmongItsSteps) {
   const TempFolder folder;
   const std::string run = folder / "run";
-  // Two steps an epoch.
+  // An epoch has two steps.
   const auto result = launch_train(
       2, digits(run, {"--epochs=3", "--batch_size=512", "--profile.skip=1", "--profile.steps=4"}));
   ASSERT_EQ(result.exit_code, 0) << result.err;

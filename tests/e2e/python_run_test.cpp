@@ -1,4 +1,4 @@
-// Runs that go to PyTorch's scripts and come from there.
+// Runs that move to PyTorch's scripts and back.
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ TEST_F(PythonRunProgramTest, ExportedRunsGoOnAsTheirCheckpointDoes) {
     for (const auto& item : expected) {
       EXPECT_TRUE(at::equal(found[item.key()], item.value())) << format << " " << item.key();
     }
-    // main.py has no average: it begins with the network.
+    // main.py saves no average: the average begins with the network.
     const auto average = models::read_state_dict(path_of(format + "/last.pt"), "ema");
     const auto averages = models::read_state_dict(path_of("own/last.pt"), "ema");
     const at::Tensor* const weight = averages.find("conv1.weight");

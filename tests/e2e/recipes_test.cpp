@@ -1,4 +1,4 @@
-// Each configuration in configs/ and of docs/results.md, on small stand-ins for its data in the
+// Each configuration in configs/ and of docs/results.md, on small stand-ins for its data, in the
 // same formats.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 constexpr int kStandInSide = 48;  // of image files, in pixels
 constexpr int kStandInImages = 8;
 
-// Small images and batches, and the folders of the stand-ins.
+// Small images and batches, and the stand-ins' folders.
 const std::vector<std::string> kImagenet = {
     "--data.train=train",     "--data.val=val",
     "--global_batch_size=4",  "--data.transforms.0.size=32",
@@ -65,7 +65,7 @@ const std::map<std::string, std::vector<std::string>> kRecipes = {
       "--data.test_transforms.0.size=64", "--data.test_transforms.0.max_size=80"}},
 };
 
-/// Those of docs/results.md lie beside what makes their data.
+/// The configurations of docs/results.md are next to the programs that create their data.
 std::string file_of(const std::string& recipe) {
   return recipe.starts_with("stamps/") ? SYNCBN_SOURCE_DIR "/examples/" + recipe + ".yaml"
                                        : shipped_config(recipe + ".yaml");
@@ -92,7 +92,7 @@ class RecipesTest
     base::write_file_atomically(folder_ / file, bytes);
   }
 
-  /// Folders of two classes, and a box in each image of the first.
+  /// Writes folders of two classes, and a box for each image of the first one.
   void write_images(const std::string& split) const {
     const int first = split == "val" ? 100 : 0;
     nlohmann::json file = {{"categories", {{{"id", 1}, {"name", "thing"}}}}};
@@ -153,7 +153,7 @@ class RecipesTest
     }
   }
 
-  /// What examples/stamps/make_data.py makes.
+  /// Writes files like those of examples/stamps/make_data.py.
   void write_stamps() const {
     for (const std::string split : {"train", "val"}) {
       const std::string folder = "scenes/" + split;

@@ -20,10 +20,10 @@ namespace {
 using ::testing::HasSubstr;
 using train::Checkpoint;
 
-/// Half of the training samples: where an interrupted run goes on is the same in a short epoch.
+/// Half of the training samples. In shorter epochs, an interrupted run continues at the same place.
 const std::string kHalf = "--data.test_fraction=0.6";
 const std::string kAll = "--data.test_fraction=0.2";
-constexpr int64_t kDigits = 1442;  // training samples of all
+constexpr int64_t kDigits = 1442;  // number of all training samples
 
 Checkpoint load(const std::string& path) {
   return train::parse_checkpoint(base::read_file(path), path);
@@ -90,13 +90,13 @@ TEST_F(ResumeTest, SaysWhichBatchSizeKeepsTheSamplesOfAStep) {
                 "step has 8 samples in place of 16; batch_size=16 keeps their number"));
 }
 
-// Without --resume: the restart by the launcher implies it.
+// Without --resume: a restart by the launcher implies it.
 TEST_F(ResumeTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
   run_ranks_of_train(2, args("whole"));
   std::vector<std::string> words{
       program("syncbn-launch"), "--standalone", "--nproc_per_node=2", "--max_restarts=1", "sh",
       "-c",
-      // Two epochs, then a crash.
+      // Two epochs, then a failure.
       R"([ $TORCHELASTIC_RESTART_COUNT = 1 ] && exec "$0" "$@"; "$0" "$@" --epochs=2; exit 1)",
       program("train")};
   const auto more = args("parts");
@@ -106,7 +106,8 @@ TEST_F(ResumeTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
 }
 
-// The learning rate leaves the network as it is, so the mean loss of an epoch tells its samples.
+// The learning rate does not change the network, so the mean loss of an epoch identifies its
+// samples.
 TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatch) {
   constexpr int64_t kBatch = 14;
   constexpr int64_t kSteps = kDigits / kBatch;
@@ -152,12 +153,12 @@ TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatc
   ASSERT_EQ(parts.size(), 4);
   for (size_t i = 0; i < parts.size(); ++i) {
     EXPECT_EQ(parts[i]["step"], static_cast<int64_t>(i + 1) * kSteps);
-    // Another sample in place of one changes it by 1e-4 or so.
+    // One wrong sample would change it by about 1e-4.
     EXPECT_NEAR(parts[i]["train_loss"], whole[i]["train_loss"], 5e-6) << "epoch " << i + 1;
   }
 }
 
-// Crashes before and after the group has formed. bench/recovery runs many more.
+// Failures before and after the group is formed. bench/recovery runs many more.
 TEST_F(ResumeTest, RecoversAtTheFirstRestart) {
   const std::string recovery = SYNCBN_SOURCE_DIR "/bench/recovery";
   for (const char* kind : {"standalone/c++", "static/c++"}) {
@@ -173,7 +174,7 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   auto ranks = start_ranks(2, args("parts", {"--log_interval=1"}));
   ranks[0]->limit_lead();
   ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "step 65/") > 0; }));
-  // A signal to one rank only: the vote stops all ranks.
+  // Only one rank gets the signal: the vote stops all ranks.
   ranks[1]->send_signal(SIGTERM);
   const auto results = wait_for(ranks);
   for (const ProgramResult& result : results) {
@@ -188,7 +189,7 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
 }
 
-// As SLURM announces the end of a job's time, with restarts left: they would not help.
+// As SLURM announces the end of a job's time. Restarts are left, but would not help.
 TEST_F(ResumeTest, SavesAndLeavesWhenTheLauncherForwardsAUserSignal) {
   std::vector<std::string> words{program("syncbn-launch"), "--standalone", "--nproc_per_node=2",
                                  "--max_restarts=3", "train"};
@@ -204,7 +205,7 @@ TEST_F(ResumeTest, SavesAndLeavesWhenTheLauncherForwardsAUserSignal) {
   EXPECT_GE(load(folder_ / "run/last.pt").step, 20);
 }
 
-// max_steps evaluates where a run without it does not. That leaves no trace.
+// max_steps causes evaluations that another run does not make. They must not change the run.
 TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
   const std::vector<std::string> options = {
       "--schedule={type: plateau, patience: 0, threshold: 0.5}",
@@ -217,7 +218,7 @@ TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
       "--ddp.broadcast_buffers=false"};
   run_ranks_of_train(2, args("whole", options));
   const int64_t steps = load(folder_ / "whole/last.pt").step;
-  // In the middle of an epoch, and after one that is not evaluated otherwise.
+  // In the middle of an epoch, and after an epoch that is not evaluated otherwise.
   for (const int64_t limit : {steps / 4, steps / 4 + 10, steps / 2 + 20, steps}) {
     auto more = options;
     more.insert(more.end(), {"--resume=auto", fmt::format("--max_steps={}", limit)});
@@ -243,7 +244,7 @@ TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
   std::set<std::string> files[2];
   for (const char* run : {"whole", "parts"}) {
     for (const auto& file : std::filesystem::directory_iterator(folder_ / run)) {
-      // Event files are named after the time at which a process began one.
+      // The name of an event file contains the time at which it was begun.
       const std::string name = file.path().filename();
       files[run[0] == 'w'].insert(name.starts_with("events.out.tfevents.") ? "events" : name);
     }
@@ -256,7 +257,7 @@ TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
   }
 }
 
-// As a run leaves it that was killed in its last evaluation.
+// The state of a run that was killed during its last evaluation.
 TEST_F(ResumeTest, EvaluatesAfterMaxStepsWhereTheRunWasKilledBefore) {
   const std::vector<std::string> options = {"--eval_interval=5", "--max_steps=100"};
   ASSERT_EQ(run_train(args("run", options)).exit_code, 0);
@@ -283,7 +284,7 @@ TEST_F(ResumeTest, KeepsTheLearningRateWithAnotherGlobalBatch) {
   with_log.emplace_back("--log_interval=1");
   auto stopped = start_ranks(1, args("parts", with_log));
   stopped[0]->limit_lead();
-  // 181 steps are an epoch.
+  // An epoch has 181 steps.
   ASSERT_TRUE(stopped[0]->wait_until([&] { return count(stopped[0]->err(), "step 270/") > 0; }));
   stopped[0]->send_signal(SIGTERM);
   wait_for(stopped);
@@ -295,7 +296,7 @@ TEST_F(ResumeTest, KeepsTheLearningRateWithAnotherGlobalBatch) {
   ASSERT_EQ(whole.size(), 4U);
   ASSERT_EQ(parts.size(), 4U);
   for (size_t epoch = 0; epoch < 4; ++epoch) {
-    // An epoch's last step is at most one step of two ranks away from its end.
+    // The last step of an epoch is at most one step of two ranks away from the epoch's end.
     EXPECT_NEAR(parts[epoch]["lr"], whole[epoch]["lr"], 0.001) << "epoch " << epoch + 1;
   }
   EXPECT_LT(parts[3]["step"], whole[3]["step"]);
@@ -340,7 +341,7 @@ TEST_F(ResumeTest, WritesTheResultOfARunThatEndedBeforeIt) {
 
 TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
   ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
-  // As a signal in the middle of the second epoch leaves it.
+  // The checkpoint that a signal in the middle of the second epoch would leave.
   train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
   checkpoint.step += 4;
   checkpoint.sampler.consumed = 32;
@@ -364,9 +365,9 @@ TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
   EXPECT_GE(load(folder_ / "run/best.pt").best.front().epoch, 1);
 }
 
-// Rank 0 only sees that a peer has left.
+// Rank 0 only notices that a peer has left.
 TEST_F(ResumeTest, NamesTheFirstFailureAndHowToContinueWhicheverRankFailed) {
-  // Written with the third checkpoint, in step 15: rank 0 has seen the first.
+  // train writes this file with the third checkpoint, in step 15, after rank 0 has seen the first.
   const std::string former = folder_ / "run/step-000000000010.pt";
   const std::string plugin = SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so";
   const auto failed = [&](const std::string& fault) {

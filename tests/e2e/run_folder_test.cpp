@@ -52,11 +52,11 @@ TEST(RunFolderProgramTest, ProposesCommandsThatAShellTakes) {
     return run_train({"my digits.yaml", "--val_fraction=0.2", "--max_steps=1"}, {}, cwd.path()).err;
   };
   EXPECT_THAT(run(), HasSubstr("/train eval 'runs/my digits'\n"));
-  std::filesystem::remove(cwd / "runs/my digits/result.json");  // as if it was killed
+  std::filesystem::remove(cwd / "runs/my digits/result.json");  // as if the run was killed
   const std::string unfinished = "runs/my digits has a run that was not finished; to resume it: ";
   EXPECT_THAT(run(), AllOf(HasSubstr("writes to runs/my digits-2\n"), HasSubstr(unfinished),
                            HasSubstr("/train 'runs/my digits'\n")));
-  EXPECT_THAT(run(), Not(HasSubstr(unfinished)));  // a later one has finished
+  EXPECT_THAT(run(), Not(HasSubstr(unfinished)));  // a later run has finished
 }
 
 TEST(RunFolderProgramTest, AResumeGoesOnWithTheNewestRun) {
@@ -69,12 +69,12 @@ TEST(RunFolderProgramTest, AResumeGoesOnWithTheNewestRun) {
   EXPECT_THAT(on.err, HasSubstr("writes to runs/digits-2\n"));
   EXPECT_EQ(result_of(cwd / "runs/digits-2")["epochs"], 2);
   EXPECT_EQ(result_of(cwd / "runs/digits")["epochs"], 1);
-  // The configuration that a run leaves leads to its folder.
+  // The configuration in a run's folder leads to that folder.
   const auto again = run_train(
       {"--config", "runs/digits/config.yaml", "--resume=auto", "--epochs=2"}, {}, cwd.path());
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_EQ(result_of(cwd / "runs/digits")["epochs"], 2);
-  // Also where both are elsewhere by now.
+  // Also after the folder was moved, and from another working folder.
   std::filesystem::rename(cwd / "runs/digits", cwd / "moved");
   const TempFolder elsewhere;
   const auto moved =
@@ -95,7 +95,7 @@ TEST(RunFolderProgramTest, AConfigYamlOfOnesOwnIsNoRuns) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.err, HasSubstr("writes to runs/config\n"));
   }
-  // The file of a run leads to the run.
+  // A run's configuration file leads to the run.
   for (const char* file : {"./config.yaml", ".", "../config/config.yaml"}) {
     const auto resumed =
         run_train({"--config", file, "--max_steps=2"}, {}, cwd / "own/runs/config");
@@ -199,7 +199,7 @@ TEST(RunFolderProgramTest, DescribesWhatItRanOn) {
   EXPECT_EQ(host["ranks"][1]["threads"], 1);
   EXPECT_EQ(found["data"]["train"]["samples"], 1442);
   EXPECT_NE(found["data"]["train"]["fingerprint"], found["data"]["test"]["fingerprint"]);
-  // Outside of a checkout there is nothing to tell.
+  // Outside of a checkout there is no commit to record.
   const TempFolder other;
   ASSERT_EQ(run_train(short_run({"--max_steps=1"}), {}, other.path()).exit_code, 0);
   EXPECT_TRUE(nlohmann::json::parse(base::read_file(other / "runs/digits/environment.json"))["git"]
@@ -316,7 +316,7 @@ TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
   };
   EXPECT_THAT(run_train(args({})).err, Not(HasSubstr("\x1b[")));
   EXPECT_THAT(run_train(args({"--color=always"})).err, HasSubstr("\x1b["));
-  // On a terminal, the colours of SGR; what erases a line is none.
+  // On a terminal, look for the colours of SGR; the sequence that erases a line is not one.
   const auto on_terminal = [&](std::vector<std::string> all, const Env& env) {
     all.insert(all.begin(), program("train"));
     OnTerminal terminal(all, 60, env);
@@ -337,7 +337,7 @@ TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
   }
   OnTerminal terminal(words);
   ASSERT_TRUE(terminal.shows("\x1b[32mI"));
-  ASSERT_TRUE(terminal.shows("]   "));  // the bar
+  ASSERT_TRUE(terminal.shows("]   "));  // part of the bar
   EXPECT_EQ(terminal.wait(), 0);
 }
 
@@ -346,7 +346,7 @@ TEST(RunFolderProgramTest, TheBarShowsHowTheTrainingGoes) {
   OnTerminal terminal({program("train"), "--config", shipped_config("digits.yaml"),
                        "--epochs=10000", "--run_dir", folder / "run"},
                       200);
-  // The metric is there from the first evaluation on.
+  // The metric appears after the first evaluation.
   ASSERT_TRUE(terminal.shows("  test accuracy "));
   terminal.type("\x03");
   EXPECT_EQ(terminal.wait(), base::kExitSignalBase + SIGINT);
@@ -357,7 +357,7 @@ TEST(RunFolderProgramTest, TheBarShowsHowTheTrainingGoes) {
                     "data wait [0-9.]+ %  [0-9.]+ [MG]B  [0-9:]+ < [0-9:]+"));
 }
 
-/// Lines of a terminal that a program draws over, in columns.
+/// The widths, in columns, of the lines that a program redraws on a terminal.
 std::vector<int> widths_of_bars(const std::string& screen) {
   const std::string erase = "\r\x1b[K";
   std::vector<int> widths;
@@ -383,7 +383,7 @@ TEST(RunFolderProgramTest, ATerminalOf20ColumnsIsWideEnough) {
   OnTerminal watch({program("train"), "watch", folder / "one", "--color=never"}, 20);
   EXPECT_EQ(watch.wait(), 0);
   EXPECT_THAT(widths_of_bars(watch.screen()), ::testing::Each(::testing::Le(19)));
-  // A table that is wider than the terminal is a list.
+  // If a table is wider than the terminal, it is printed as a list.
   const std::vector<std::string> compare = {program("train"), "compare", folder / "one",
                                             folder / "two"};
   OnTerminal narrow(compare, 20);
@@ -419,7 +419,7 @@ TEST(RunFolderProgramTest, ANewerCheckpointIsRefusedAndKept) {
   train::Dict newer = train::make_dict();
   train::put(newer, "format", std::string(train::Checkpoint::kFormat));
   train::put(newer, "format_version", train::Checkpoint::kFormatVersion + 1);
-  // An older one, of this version, must not take its place.
+  // An older checkpoint, of this version, must not be used instead.
   std::filesystem::rename(folder / "run/last.pt", folder / "run/step-000000000001.pt");
   for (const char* file : {"/last.pt", "/best.pt"}) train::write_sealed_archive(newer, run + file);
   for (const std::vector<std::string>& args :

@@ -1,4 +1,4 @@
-// Segmentation: images of shapes, and masks that tell which pixels belong to them.
+// Segmentation of images of shapes, with masks of the pixels that belong to them.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,8 +63,8 @@ update_bn_stats: 4
 )");
   }
 
-  /// A red disc and a blue square on noise, with pixels of no label around them; the upper `rows`
-  /// of the image.
+  /// Adds a red disc and a blue square on noise, with unlabelled pixels around them; only the upper
+  /// `rows` rows of the image.
   void add(const std::string& split, int index, int rows = kSide) const {
     std::mt19937 random(static_cast<uint32_t>(index) + (split == "test" ? 1000U : 0U));
     const auto below = [&](uint32_t bound) { return static_cast<int>(random() % bound); };
@@ -110,11 +110,11 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
   const std::string remark = "miou leaves out a class that no pixel has: star\n";
   EXPECT_EQ(count(trained.err, remark), 1) << trained.err;
   const auto result = result_of(folder_ / "run");
-  // A network that knows only the largest class has 0.26.
+  // A network that predicts only the largest class reaches 0.26.
   EXPECT_GT(result["best_test_miou"], 0.6);
   EXPECT_GT(result["test_pixel_accuracy"], 0.8);
   EXPECT_GT(result["train_miou"], 0.6);
-  // 8 steps an epoch; rows of an image, its labels and the network's.
+  // 8 steps per epoch. Each row of the picture has an image, its labels and the prediction.
   const auto picture = data::load_image(folder_ / "run/pictures/samples-000000000024.png");
   EXPECT_EQ(picture.width, 3 * kSide);
   EXPECT_EQ(picture.height, 4 * kSide);
@@ -133,7 +133,7 @@ TEST_F(SegmentationTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {
     EXPECT_THAT(evaluated.err, AllOf(HasSubstr(remark), Not(HasSubstr("other data"))));
     EXPECT_EQ(base::read_file(folder_ / fmt::format("of{}/confusion.csv", ranks)),
               base::read_file(folder_ / "of1/confusion.csv"));
-    // Behind the launcher's prefix.
+    // After the launcher's prefix.
     evaluations.push_back(nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{'))));
     EXPECT_TRUE(evaluations.back()["iou_star"].is_null());
     losses.push_back(evaluations.back()["loss"]);
@@ -159,7 +159,7 @@ TEST_F(SegmentationTest, PredictsTheMasksThatItEvaluates) {
       train(2, {"--epochs=2", "--data.test_transforms=[{type: resize, height: 64, width: 64}]"})
           .exit_code,
       0);
-  // The network sees them in half the resolution, and answers in their own.
+  // The network gets the images at half the resolution; predictions have the images' own size.
   const std::vector<std::string> halved = {
       "--data.test_transforms=[{type: resize, height: 32, width: 32}]", "--batch_size=2",
       "--loader.drop_last"};
@@ -213,7 +213,7 @@ TEST_F(SegmentationTest, PredictsTheMasksThatItEvaluates) {
   const auto evaluated = launch_train(1, {"eval", "--config=run/config.yaml"}, folder_.path());
   const auto json = nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{')));
   EXPECT_DOUBLE_EQ(right_in("of1"), json["pixel_accuracy"]);
-  // Four fifths of the pixels are ground: the others count.
+  // Four fifths of the pixels are ground, so count only the others.
   const double base_share = right_in("of1", /*of_shapes=*/true);
   EXPECT_GT(base_share, 0.3);
   EXPECT_GT(right_in("of2", /*of_shapes=*/true), base_share / 2);
@@ -237,7 +237,7 @@ TEST_F(SegmentationTest, ImagesOfAnySizeAreEvaluatedTheSameForAnyBatchAndNumberO
     ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
     evaluations.push_back(nlohmann::json::parse(evaluated.out.substr(evaluated.out.find('{'))));
     const double loss = evaluations.back()["loss"];
-    // Ranks have other numbers of threads, by which float32 sums differ.
+    // Ranks have different numbers of threads, and float32 sums differ with them.
     EXPECT_NEAR(loss, evaluations.front()["loss"], 1e-6 * loss);
     evaluations.back()["loss"] = evaluations.front()["loss"];
     EXPECT_EQ(evaluations.back(), evaluations.front()) << ranks << " ranks, batch " << batch_size;

@@ -1,4 +1,4 @@
-// train sweep, as a user runs it.
+// `train sweep`, as a user runs it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -78,7 +78,7 @@ TEST_F(SweepTest, GoesOnAfterASignal) {
   EXPECT_EQ(result_of(file("seed=1"))["epochs"], 6);
 }
 
-// As `timeout` and batch systems send it: the run gets it from them and from the sweep.
+// As `timeout` and batch systems send it: the run gets it from them and also from the sweep.
 TEST_F(SweepTest, ASignalToAllProcessesSavesTheRun) {
   for (const char* ranks : {"", "--nproc_per_node=2"}) {
     std::vector<std::string> words = {"--epochs=100000", "--checkpoint.every=100000ep",

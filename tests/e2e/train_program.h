@@ -46,7 +46,7 @@ void run_ranks_of_train(int world_size, const std::vector<std::string>& args);
 std::unique_ptr<Program> start_launched_train(int world_size, const std::vector<std::string>& args,
                                               const Env& env = {}, const std::string& cwd = "");
 
-/// Runs it.
+/// Runs such a job to its end.
 ProgramResult launch_train(int world_size, const std::vector<std::string>& args,
                            const std::string& cwd = "");
 

@@ -1,4 +1,4 @@
-// What the keys of a training step do, in the program as a user starts it.
+// The keys of a training step, in the program as a user starts it.
 
 #include <ATen/Functions.h>
 #include <fcntl.h>
@@ -91,7 +91,7 @@ void expect_same_run(const Checkpoint& a, const Checkpoint& b) {
   for (const auto& [name, tensors] : a.optimizer) expect_same(tensors, b.optimizer.at(name));
 }
 
-/// Everything that has a state, at once.
+/// Combines everything that has state.
 const std::vector<std::string> kEverything = {"--epochs=3",
                                               "--data.test_fraction=0.6",
                                               "--model.width=4",
@@ -123,7 +123,7 @@ TEST_F(TrainingTest, ReplicasInOneProcessTrainAsTheWholeBatch) {
   const auto parts = run("parts", more({mode, devices}));
   ASSERT_EQ(parts.exit_code, 0) << parts.err;
   EXPECT_THAT(parts.err, HasSubstr("1 rank x batch 48 over 2 replicas, SyncBatchNorm"));
-  // Two ranks of two replicas each.
+  // Two ranks with two replicas each.
   run_ranks_of_train(2, args("ranks", {"--batch_size=24", "--max_steps=20", "--sync_batchnorm=true",
                                        mode, devices}));
   const Checkpoint whole = load("whole/last.pt");
@@ -132,7 +132,7 @@ TEST_F(TrainingTest, ReplicasInOneProcessTrainAsTheWholeBatch) {
       EXPECT_TRUE(at::allclose(tensor, whole.model.at(name), 1e-3, 1e-4)) << other << " " << name;
     }
   }
-  // A run goes on with it, and without.
+  // A run can be resumed with and without replicas.
   ASSERT_EQ(
       run("parts", {"--batch_size=48", "--max_steps=30", "--resume=auto", mode, devices}).exit_code,
       0);
@@ -191,7 +191,7 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
     on.emplace_back("--resume=auto");
     run_ranks_of_train(2, args("parts", on));
     expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
-    // The log has each step once, and the same losses.
+    // The log contains each step once, with the same loss.
     const auto ours = events("parts", "step");
     const auto whole = events("whole", "step");
     ASSERT_EQ(ours.size(), whole.size());
@@ -225,18 +225,18 @@ TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
         start_launched_train(2, words("parts", "--resume=auto"), {{"SYNCBN_TEST_JOB", marker}});
     const int steps = draw(12);
     if (steps == 0) {
-      // In the start, or wherever a fast machine is by then.
+      // During the start, or later on a fast machine.
       std::this_thread::sleep_for(std::chrono::milliseconds(draw(400)));
     } else {
       ASSERT_TRUE(job->wait_until([&] { return count(job->err(), "step ") >= steps; }));
     }
     const auto processes = job_processes(marker);
-    job->send_signal(SIGKILL);  // first, or it reports workers that were killed
+    job->send_signal(SIGKILL);  // first: otherwise it reports the killed workers
     for (const pid_t pid : processes) ::kill(pid, SIGKILL);
     const auto killed = job->wait();
     EXPECT_EQ(killed.exit_code, base::kExitSignalBase + SIGKILL) << killed.err;
     EXPECT_EQ(count(killed.err, "damaged"), 0) << killed.err;
-    // A process in execve() has no environment for a moment, and keeps the lock of the folder.
+    // During execve(), a process briefly has no environment, and still holds the folder's lock.
     ASSERT_TRUE(eventually([&] {
       const auto left = job_processes(marker);
       for (const pid_t pid : left) ::kill(pid, SIGKILL);
@@ -257,7 +257,7 @@ TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
       EXPECT_EQ(ours[i][key], whole[i][key]) << key;
     }
   }
-  // Each step once, and what an attempt repeated with the same loss.
+  // Each step is in the log once; a step that an attempt repeated has the same loss.
   const auto our_steps = events("parts", "step");
   const auto steps = events("whole", "step");
   ASSERT_EQ(our_steps.size(), steps.size());
@@ -268,7 +268,7 @@ TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
 }
 
 TEST_F(TrainingTest, CountsTheSameOnAnyNumberOfRanks) {
-  // With a learning rate that changes nothing, each run evaluates the same network.
+  // With a learning rate too small to change anything, each run evaluates the same network.
   std::vector<std::pair<double, double>> results;
   for (const int ranks : {1, 2, 3}) {
     const std::string name = fmt::format("run{}", ranks);
@@ -303,8 +303,7 @@ TEST_F(TrainingTest, StopsInAnEvaluation) {
     return words;
   };
   auto ranks = start_ranks(2, with_tests("30000"));
-  // An epoch is saved ahead of its evaluation. The rank without the signal evaluates its whole
-  // part.
+  // An epoch is saved before its evaluation. The rank without the signal evaluates its whole part.
   ASSERT_TRUE(ranks[0]->wait_until(
       [&] { return std::filesystem::exists(std::string(folder_ / "run/last.pt")); }));
   ranks[1]->send_signal(SIGTERM);
@@ -377,7 +376,7 @@ TEST_F(TrainingTest, MaxTimeSavesAndLeavesForTheNextRun) {
   EXPECT_THAT(result.err, HasSubstr("stopped by max_time after step"));
   EXPECT_GT(load("run/last.pt").step, 0);
   EXPECT_EQ(events("run", "end").back()["reason"], "max_time");
-  // The launcher of a restarted job was started long ago.
+  // The job began before this attempt, and so did its time limit.
   const std::string start = std::to_string(std::time(nullptr) - 3600);
   const auto restarted = run_train(args("restarted", {"--epochs=10000", "--max_time=30min"}),
                                    {{"SYNCBN_JOB_START", start}});
@@ -443,7 +442,7 @@ TEST_F(TrainingTest, GoesOnBitForBitWithTheScaleOfFp16) {
 }
 
 TEST_F(TrainingTest, StepsWhoseLossIsNotFiniteOnOneRankAreLeftOutOnAll) {
-  // Rank 1 has the odd digits: in a batch with two 9s the weights' sum is beyond float32.
+  // Rank 1 has the odd digits: in a batch with two 9s, the sum of weights overflows float32.
   auto ranks = start_ranks(
       2, args("run", {"--epochs=1", "--sampler=class_skewed", "--log_interval=1", "--on_nan=skip",
                       "--task.class_weights=[1, 1, 1, 1, 1, 1, 1, 1, 1, 3e38]"}));
@@ -484,7 +483,7 @@ TEST_F(TrainingTest, GivesUpAfterAHundredStepsInARowThatAreLeftOut) {
 }
 
 TEST_F(TrainingTest, ANumberThatIsNotFiniteIsSkippedOrUndone) {
-  // The first steps of such a rate end in NaN.
+  // Training at this learning rate ends in NaN within the first steps.
   const auto stopped = run("stop", {"--epochs=2", "--optimizer.lr=1e6"});
   EXPECT_EQ(stopped.exit_code, base::kExitUnavailable);
   ASSERT_EQ(run("run", {"--epochs=1"}).exit_code, 0);
@@ -598,7 +597,7 @@ TEST_F(TrainingTest, ReportsEachClassTheSameOnAnyNumberOfRanks) {
                 base::read_file(folder_ / ("run" + file)))
           << ranks;
     }
-    // Behind the launcher's prefix.
+    // After the launcher's prefix.
     const std::string json = evaluated.out.substr(evaluated.out.find('{'));
     if (ranks == 1) line_of_one = json;
     EXPECT_EQ(json, line_of_one) << ranks;
@@ -677,7 +676,7 @@ TEST_F(TrainingTest, ThreadsThatWaitSleepSoonUnlessTheUserSetsHowTheyWait) {
 
 TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   const auto lonely = start_train(args("run"), rank_env(0, 2, free_port()));
-  // It may come before the program is loaded.
+  // The signal may arrive before the program is loaded.
   const auto is_heeded = [&] {
     return launcher_blocks(lonely->pid(), SIGUSR1) ||
            has_signal(signal_set(lonely->pid(), "SigCgt:"), SIGUSR1);
@@ -757,7 +756,7 @@ TEST_P(TrainingOptionsTest, TwoRanksLearnWithThem) {
   EXPECT_GT(result["test_accuracy"], 0.9) << result;
 }
 
-// The running statistics of ranks differ only without SyncBatchNorm over all ranks.
+// The ranks' running statistics differ only without SyncBatchNorm over all ranks.
 INSTANTIATE_TEST_SUITE_P(
     , TrainingOptionsTest,
     ::testing::Values(

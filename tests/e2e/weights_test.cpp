@@ -1,4 +1,4 @@
-// init, freeze, and the evaluation of weights that Python has saved.
+// init, freeze, and the evaluation of weights that Python saved.
 #include <ATen/Functions.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ class WeightsProgramTest : public ::testing::Test {
 };
 
 TEST_F(WeightsProgramTest, ARunBeginsWithTheNetworkOfAnotherOnAllRanks) {
-  // With a learning rate that changes nothing.
+  // With a learning rate too small to change anything.
   run_ranks_of_train(2, args("again", {"--init=" + path_of("first"), "--optimizer.lr=1e-30",
                                        "--optimizer.weight_decay=0"}));
   models::StateDict before = weights("first/best.pt");
@@ -181,7 +181,8 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
   const std::string whole = base::read_file(path_of("first/best.pt"));
   folder_.write("cut.pt", whole.substr(0, whole.size() / 2));
   expect({"--init=" + path_of("cut.pt")}, "cut.pt");
-  // The format before torch 1.6: a magic number, a version, the machine, and what calls os.system.
+  // The format before torch 1.6: a magic number, a version, the machine, and a pickle that calls
+  // os.system.
   const std::string magic("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
   const std::string call(
       "\x80\x02"

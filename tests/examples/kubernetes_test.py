@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the manifests of examples/kubernetes against the published schemas, and runs their containers' commands here.
+"""Checks the manifests of examples/kubernetes against the published schemas, and runs their containers' commands.
 
   tests/examples/kubernetes_test.py BUILD_FOLDER [unittest's arguments]
 
-There is no cluster: each pod is a process, with the environment and names that Kubernetes or Kubeflow would give it.
+There is no cluster: each pod is a process here, with the environment and names that Kubernetes or Kubeflow would set.
 """
 
 import gzip
@@ -26,7 +26,7 @@ if PYTHON and PYTHON != sys.executable:
 
 
 def report_skip(name, need):
-    """In the form of tests/support/test_main.cpp, for scripts/run-tests."""
+    """Reports results like tests/support/test_main.cpp, for scripts/run-tests."""
     if report := os.environ.get("SYNCBN_TEST_REPORT"):
         with open(report, "a") as file:
             file.write(f"skipped\tExamples.Kubernetes.{name}\tneeds: {need}\n")
@@ -58,7 +58,7 @@ HELD = []
 
 
 def free_port():
-    """A port that nobody else gets while this program runs; a listener with SO_REUSEADDR may have it."""
+    """A port that no other program gets while this one runs, except listeners with SO_REUSEADDR."""
     HELD.append(socket.socket())
     HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     HELD[-1].bind(("127.0.0.1", 0))
@@ -82,7 +82,7 @@ class Schemas(unittest.TestCase):
 
 
 class Pods(unittest.TestCase):
-    """Two workers a pod would be too many for the machines that run tests: each pod has one."""
+    """Starts one worker per pod: two would be too many for the machines that run tests."""
 
     @classmethod
     def setUpClass(cls):
@@ -104,7 +104,7 @@ class Pods(unittest.TestCase):
             pod.wait()
 
     def start(self, container, host, environment, epochs):
-        """`host` is the name under which all pods find the first one."""
+        """`host` is the name by which all pods find the first one."""
         command = [word.replace("/runs/", f"{self.folder}/") for word in container["command"]]
         command[command.index("--nproc_per_node=auto")] = "--nproc_per_node=1"
         command = [str(BUILD / "bin/syncbn-launch"), *command[1:], f"epochs={epochs}", "model.width=4", "data.test_fraction=0.6"]
@@ -181,12 +181,12 @@ class PyTorchJob(Pods):
         policy = job["spec"]["elasticPolicy"]
         (container,) = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
         host = f"{job['metadata']['name']}-worker-0"
-        # What Kubeflow's training operator sets, but for the port, which is 23456 there.
+        # The variables that Kubeflow's training operator sets. Only the port differs: it would be 23456.
         return self.start(container, host, {
             "PET_RDZV_BACKEND": policy["rdzvBackend"], "PET_RDZV_ENDPOINT": f"{host}:{self.port}",
             "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
             "PET_MAX_RESTARTS": str(policy["maxRestarts"]),
-            "PET_RDZV_CONF": "last_call_timeout=1"}, epochs)  # by default a range waits 30 s for more pods
+            "PET_RDZV_CONF": "last_call_timeout=1"}, epochs)  # by default, a job with a range waits 30 s for more pods
 
     def wait_until_it_listens(self, pod):
         end = time.monotonic() + TIMEOUT
@@ -201,7 +201,7 @@ class PyTorchJob(Pods):
     def test_pods_may_join_and_leave(self):
         self.port = free_port()
         first = self.start_worker(epochs=30)
-        self.wait_until_it_listens(first)  # here, unlike in a cluster, any pod could take the first one's address
+        self.wait_until_it_listens(first)  # unlike in a cluster, another pod could take the first one's address
         second = self.start_worker(epochs=30)
         self.wait_for(first, "2 ranks x batch 8[^$]*epoch +[0-9]")
         third = self.start_worker(epochs=30)  # a larger `replicas`

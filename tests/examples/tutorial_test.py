@@ -3,8 +3,8 @@
 
   tests/examples/tutorial_test.py BUILD_FOLDER [PAGE]      of docs/PAGE.md, by default docs/tutorial.md
 
-A block that begins with "# NAME.yaml" or "# NAME.py" is that file. A line of output that the page shows for a command has to
-come: its words do, and numbers may be others.
+A block that begins with "# NAME.yaml" or "# NAME.py" is that file. If the page shows a line of output for a command,
+the command has to print a line with the same words; numbers may differ.
 """
 
 import os
@@ -28,7 +28,7 @@ def blocks(text):
 
 
 def pattern(line):
-    """A line of the page as a regular expression: any number, any host, … for anything."""
+    """A line of the page as a regular expression that matches any number, any host, and anything for …."""
     words = re.escape(line.replace("[box:0] ", "").strip())
     text = re.sub(r"\d+(\\\.\d+)*", r"[0-9.]+", words.replace("…", ".*").replace(r"\ ", " "))
     text = re.sub(r"\[0-9\.\]\+ (us|ms|s)\b", lambda _: r"[0-9.]+ (us|ms|s|min.*|h.*)", text)
@@ -36,7 +36,7 @@ def pattern(line):
 
 
 def check_photos(folder, build, python):
-    """classify.py and `train predict` see the same in images that are not square."""
+    """classify.py and `train predict` give the same for images that are not square."""
     make = """
 import pathlib, sys
 from PIL import Image
@@ -58,7 +58,7 @@ for i, file in enumerate(sorted(pathlib.Path("photos/test").rglob("*.png"))[::12
 
 
 def check_report(folder, page):
-    """The page of the run has the pictures that the tutorial speaks of."""
+    """The run's page has the pictures that the tutorial mentions."""
     report = (folder / "runs/mine/report.html").read_text()
     wanted = {"tutorial": ["first_batch"], "tutorial_gan": ["samples"]}.get(page, ["samples", "worst_samples"])
     for name in wanted:
@@ -71,7 +71,7 @@ def main():
     page = sys.argv[2] if len(sys.argv) > 2 else "tutorial"
     python = os.environ.get("SYNCBN_TEST_PYTHON", str(ROOT / ".venv/bin/python3"))
     if subprocess.run([python, "-c", "import onnxruntime"], capture_output=True).returncode != 0:
-        # In the form of tests/support/test_main.cpp.
+        # In the format of tests/support/test_main.cpp.
         if report := os.environ.get("SYNCBN_TEST_REPORT"):
             with open(report, "a") as file:
                 file.write(f"skipped\tExamples.{page}.Commands\tneeds: python-torch\n")

@@ -1,5 +1,5 @@
-// What a process has asked of the pretended GPUs so far. Needs no CUDA header, and tests that
-// include it link nothing.
+// What a process has asked of the fake CUDA devices so far. Needs no CUDA header, and a test that
+// includes this links nothing.
 #pragma once
 
 #include <dlfcn.h>
@@ -14,13 +14,13 @@ namespace fake_cuda {
 
 enum class Count : uint8_t {
   kKernels,        ///< launches of kernels that have a stand-in (define_kernel())
-  kOperators,      ///< of ATen; a GPU launches one kernel or more for each
-  kCollectives,    ///< of NCCL; a group of sends and receives is one
+  kOperators,      ///< of ATen; a real GPU launches one or more kernels for each
+  kCollectives,    ///< of NCCL; a group's calls on one communicator and stream count once
   kSplits,         ///< communicators that ncclCommSplit has made
   kRegistrations,  ///< of buffers with a communicator
-  kGraphs,         ///< launches of graphs; what a graph holds is counted when it is captured
+  kGraphs,         ///< launches of graphs; the content of a graph is counted when it is captured
   kMemsets,
-  kHostToDevice,  ///< copies, by where the bytes come from and go to
+  kHostToDevice,  ///< copies, by source and destination
   kDeviceToHost,
   kDeviceToDevice,
   kHostToHost,
@@ -52,13 +52,13 @@ class Counts {
 
 using Counters = std::array<std::atomic<uint64_t>, static_cast<size_t>(Count::kEnd)>;
 
-/// The machine's own counters; null in a process without a pretended machine.
+/// The process's counters; null without fake CUDA devices.
 inline Counters* counters() {
   static auto* const found = static_cast<Counters*>(::dlsym(RTLD_DEFAULT, "fake_cuda_counters"));
   return found;
 }
 
-/// What this process has done since its start. Aborts without a pretended machine.
+/// What this process has done since its start. Aborts without fake CUDA devices.
 inline Counts counts() {
   if (counters() == nullptr) std::abort();
   Counts now;

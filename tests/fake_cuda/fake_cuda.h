@@ -1,5 +1,5 @@
-// What the pretended machine offers beyond CUDA's own interface: to the stand-ins for NCCL and
-// ATen's operators, to stand-ins for kernels, and to tests. All functions are thread-safe.
+// What the fake CUDA devices offer beyond CUDA's interface, to the stand-ins for NCCL, ATen's
+// operators and kernels, and to tests. All functions are thread-safe.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -18,16 +18,16 @@ namespace fake_cuda {
 
 using Work = std::function<void()>;
 
-/// Where the bytes of device memory really are; a host pointer stays as it is. A device pointer is
-/// in pages without access, so that host code that follows it crashes, as it does beside a GPU.
+/// Where the bytes of device memory really are; returns a host pointer unchanged. Device pointers
+/// are in pages without access, so host code that dereferences one crashes, as with a real GPU.
 void* host(const void* pointer);
 
-/// Runs `work` in the order of `stream`, on its thread, or at once if the stream is idle and does
-/// not lag. While the stream is capturing, `work` becomes a node of the graph instead and runs at
-/// each replay. If `work` throws, the device is lost, as after an assertion in a kernel: all later
-/// calls return cudaErrorAssert.
+/// Runs `work` in the order of `stream`: on the stream's thread, or at once if the stream is idle
+/// and does not lag. While the stream is capturing, `work` becomes a node of the graph instead and
+/// runs at each replay. If `work` throws, the device is lost, as after an assertion in a kernel:
+/// all later calls return cudaErrorAssert.
 /// @param blocks `work` waits for other streams or processes, so it never runs at once
-/// @return cudaErrorInvalidResourceHandle without such a stream, or an error of the capture
+/// @return cudaErrorInvalidResourceHandle if there is no such stream, or an error of the capture
 cudaError_t enqueue(cudaStream_t stream, Work work, bool blocks = false);
 
 /// Whether FAKE_CUDA_SEED is set: streams lag behind the host by random times.
@@ -36,28 +36,28 @@ bool lags();
 /// Adds one to counts().
 void count(Count which);
 
-/// What enqueue() takes.
+/// The arguments of enqueue().
 struct Launched {
   Work work;
   bool blocks = false;
 };
 
 /// The second half of a kernel's launch: copies the arguments, which live until cudaLaunchKernel
-/// returns, and gives back what runs on the stream.
+/// returns, and returns the work for the stream.
 using Launch =
     std::function<Launched(dim3 grid, dim3 block, size_t shared_bytes, void** arguments)>;
 
-/// Defines what stands in for the __global__ functions whose mangled name contains `name`. Without
-/// one, a launch fails with cudaErrorInvalidDeviceFunction. The latest definition holds.
+/// Defines the stand-in for the __global__ functions whose mangled name contains `name`; the latest
+/// definition wins. Without one, a launch fails with cudaErrorInvalidDeviceFunction.
 void define_launch(std::string name, Launch launch);
 
-/// Replaces the device pointers among `size` bytes at `bytes` by host(). No other value lies in
-/// the address range that is reserved for devices.
+/// Applies host() to the device pointers among `size` bytes at `bytes`. No other value lies in the
+/// address range that is reserved for devices.
 void translate_pointers(void* bytes, size_t size);
 
-/// Defines a stand-in by a function with the parameters of the kernel. It runs on the stream, and
-/// gets pointers (also those inside structs) that the host can follow.
-/// @param blocks whether it waits for other streams or processes; null: it does not
+/// Defines a stand-in as a function with the kernel's parameters. It runs on the stream; pointers
+/// among its arguments, also inside structs, are host pointers.
+/// @param blocks whether the stand-in waits for other streams or processes; null: it does not
 template <class... Parameters>
 void define_kernel(std::string name,
                    void (*body)(dim3 grid, dim3 block, size_t shared_bytes,

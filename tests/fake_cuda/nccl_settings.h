@@ -1,4 +1,4 @@
-// What a process has asked of the pretended NCCL. Tests that include it link nothing.
+// What a process has asked of the fake NCCL. A test that includes this links nothing.
 #pragma once
 
 #include <dlfcn.h>
@@ -10,12 +10,12 @@
 
 namespace fake_nccl {
 
-/// Values of the last ncclConfig_t, and the priority of the last collective's stream.
+/// Values of the last ncclConfig_t, and the priority of the stream of the last collective.
 struct Settings {
   int blocking, min_ctas, max_ctas, priority;
 };
 
-/// Aborts without a pretended NCCL.
+/// Aborts without the fake NCCL.
 inline Settings settings() {
   const auto* const found =
       static_cast<const Settings*>(::dlsym(RTLD_DEFAULT, "fake_nccl_settings"));

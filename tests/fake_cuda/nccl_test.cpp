@@ -60,7 +60,7 @@ bool becomes_ready(ncclComm_t communicator) {
          async_error(communicator) == ncclSuccess;
 }
 
-/// A flag that all ranks share.
+/// A flag in memory that all ranks share.
 class SharedFlag {
  public:
   void set() { *flag_ = true; }
@@ -80,7 +80,7 @@ struct Rank {
   }
   Rank(const ncclUniqueId& id, int ranks, int number) : Rank(id, ranks, number, number) {}
 
-  /// Whether the stream is idle, or becomes so.
+  /// Whether the stream becomes idle within the time of eventually().
   bool becomes_idle() const {
     return eventually([this] { return cudaStreamQuery(stream) == cudaSuccess; });
   }
@@ -89,7 +89,7 @@ struct Rank {
   cudaStream_t stream = nullptr;
 };
 
-/// Values on the current device.
+/// Values in the memory of the current device.
 template <class T>
 class Buffer {
  public:
@@ -104,7 +104,7 @@ class Buffer {
 
   T* data() const { return static_cast<T*>(data_); }
   size_t size() const { return size_; }
-  /// After the whole device is idle.
+  /// Waits for the whole device first.
   std::vector<T> values() const {
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     std::vector<T> values(size_);
@@ -118,7 +118,7 @@ class Buffer {
   size_t size_ = 0;
 };
 
-/// first, first + 1, ... More bytes than a slot of the shared segment holds, and an odd number.
+/// first, first + 1, ...; more bytes than a slot of the shared segment holds, and an odd number.
 std::vector<float> many(float first, size_t count = 100003) {
   std::vector<float> values(count);
   std::iota(values.begin(), values.end(), first);
@@ -380,14 +380,14 @@ TEST_F(FakeNcclTest, FinalizeAndDestroyWaitForPeers) {
   }
 }
 
-/// Starts an all-reduce that rank 1 takes no part in.
+/// Starts an all-reduce in which rank 1 takes no part.
 void start_alone(const Rank& rank, const Buffer<float>& value) {
   EXPECT_EQ(ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, rank.communicator,
                           rank.stream),
             ncclSuccess);
 }
 
-/// start_alone() in a graph, which the caller destroys.
+/// Captures start_alone() in a graph, which the caller destroys.
 void capture(const Rank& rank, const Buffer<float>& value, cudaGraph_t& graph,
              cudaGraphExec_t& executable) {
   ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);

@@ -1,4 +1,4 @@
-"""Two network namespaces in place of two machines, and a cable that can be cut, be slow, or lose packets."""
+"""Two network namespaces that stand for two machines, and a cable that can be cut, be slow, or lose packets."""
 import fcntl, heapq, os, random, select, struct, threading, time, uuid
 
 from job import Unavailable, needs_root, system
@@ -7,7 +7,7 @@ TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 
 
 class Cable:
-    """Copies IP packets between two TUN devices, one in each namespace. Kernels without netem have these, too."""
+    """Copies IP packets between two TUN devices, one in each namespace. Works on kernels without netem as well."""
 
     def __init__(self, folder, undo):
         needs_root("a network namespace")
@@ -39,7 +39,7 @@ class Cable:
         return f"10.78.0.{host + 1}"
 
     def on(self, host):
-        """What runs a program on a host. Its boot id is another: ranks of one machine would use shared memory."""
+        """The command that runs a program on a host, with another boot ID, or ranks would share memory."""
         text = 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"'
         return ("ip", "netns", "exec", self.names[host], "sh", "-c", text, self.boot_ids[host])
 

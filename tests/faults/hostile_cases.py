@@ -1,13 +1,13 @@
-"""Files that were made to harm or are damaged, given to the commands that read files."""
+"""Malicious and damaged files for the commands that read files."""
 import io, json, os, pickle, shutil, struct, subprocess, sys, tarfile, zipfile, zlib
 
 from job import *
 
 IMAGES = os.path.join(ROOT, "tests", "data", "images")
-SECONDS, MEMORY = 1, 16  # of processor time, and MiB, beyond those of the same command with a harmless file
+SECONDS, MEMORY = 1, 16  # processor time, and MiB, more than the same command needs for a harmless file
 
 
-# A process has the peak memory of the one that it was started from: a small one starts `train`.
+# A process inherits the peak memory of the process that started it, so a small one starts `train`.
 MEASURE = """
 import os, subprocess, sys
 with open(sys.argv[1], "w") as log:
@@ -29,7 +29,7 @@ def run(job, words):
 def refuse_all(job, files, command, harmless="missing"):
     """Gives each file (name to bytes) to the command, which has to refuse it. Returns the figures.
 
-    They are compared with the command's for a harmless file, or for one that does not exist.
+    They are compared with those for a harmless file, or for a file that does not exist.
     """
     begins = [run(job, command(harmless)) for _ in range(3)]
     seconds, memory = min(one[2] for one in begins), max(one[3] for one in begins)
@@ -75,7 +75,7 @@ class Calls:
 
 
 def tensor_pickle(sizes, strides, offset=0, elements=4):
-    """A state dict of one tensor, as torch.save writes it."""
+    """A state dict with one tensor, as torch.save writes it."""
     def integers(all):
         return b"(" + b"".join(b"\x8a\x08" + struct.pack("<q", one) for one in all) + b"t"
     return (b"\x80\x02}U\x01wctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\nU\x010U\x03cpuJ"
@@ -87,7 +87,7 @@ def tensor_pickle(sizes, strides, offset=0, elements=4):
 def hostile_weights(job, run):
     ok = entry(0, 4, [1])
     state = pickle.dumps({"w": [1.0]}, 2)
-    many = 100_000  # as huggingface/safetensors' attacks/safetensors_abuse_attempt_3.py
+    many = 100_000  # as in huggingface/safetensors' attacks/safetensors_abuse_attempt_3.py
     files = {
         # Headers.
         "length_2_63.safetensors": safetensors({"w": ok}, bytes(4), 1 << 63),
@@ -132,7 +132,7 @@ def hostile_weights(job, run):
         "cut.pth": torch_file(state)[:-30],
         "directory.pth": torch_file(state)[:-12] + b"\xff" * 12,
         "empty.pth": b"",
-        # Only `export` knows ONNX; nothing reads it.
+        # No ONNX: only `export` writes it, and no command reads it.
         "external_data.onnx": b"\x08\x08:\x40*\x3e\x08\x01\x10\x01B\x01wj\x1d\n\x08location\x12\x11../../etc/passwd00p\x01",
     }
     config = os.path.join(ROOT, "configs", "digits.yaml")
@@ -144,7 +144,7 @@ def hostile_weights(job, run):
 
 
 def twice(archive):
-    """The table of contents names an entry twice."""
+    """An archive whose table of contents has an entry twice."""
     with zipfile.ZipFile(io.BytesIO(archive)) as one:
         begin = one.start_dir
     end = archive.rindex(b"PK\x05\x06")
@@ -153,7 +153,7 @@ def twice(archive):
 
 
 def shared(archive, count):
-    """The table has `count` entries that share their bytes, as zip bombs without nesting do."""
+    """An archive with `count` entries that share their bytes, like a zip bomb without nesting."""
     with zipfile.ZipFile(io.BytesIO(archive)) as one:
         begin = one.start_dir
     end = archive.rindex(b"PK\x05\x06")
@@ -198,7 +198,7 @@ def hostile_yaml(job, run):
     return refuse_all(job, files, lambda name: ["--config", name])
 
 
-# Networks and images as small as they come.
+# The smallest networks and images.
 PHOTOS = """
 {seed: 0, epochs: 1, batch_size: 2, report: false, model: {type: digits, width: 4}, optimizer: {type: sgd, lr: 0.1},
  data: {type: %s, %s, transforms: [{type: resize, size: 8}, {type: center_crop, size: 8}],
@@ -211,7 +211,7 @@ def photo(name):
 
 
 def photo_folder(job, name, count):
-    """A data set of two classes."""
+    """A data set with two classes."""
     for label, image in (("a", "jpeg_420.jpg"), ("b", "jpeg_444.jpg")):
         os.makedirs(job.path(name, label))
         for index in range(count):
@@ -282,7 +282,7 @@ def hostile_images(job, run_number):
 
 
 def tar(*members):
-    """Of (name, content), with what to change in the header."""
+    """A tar file of (name, content) pairs, with changes to the header."""
     archive = b""
     for name, content, *changes in members:
         info = tarfile.TarInfo(name)

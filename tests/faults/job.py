@@ -1,10 +1,10 @@
-"""Jobs into which scripts/fault-test injects faults, and what its cases share."""
+"""Jobs into which scripts/fault-test injects faults, and helpers of its cases."""
 import contextlib, datetime, json, os, re, resource, signal, socket, subprocess, sys, tempfile, time, zipfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RANKS = 4
-# Counts steps, one in 20 ms, and leaves its process's number in the folder; later attempts end at once. Its records
-# are those of syncbn/agent.h.
+# Counts steps, one every 20 ms, and writes its process ID to the folder; later attempts end at once. Its records have
+# the layout of syncbn/agent.h.
 WORKER = """
 import os, struct, sys, time
 rank, attempt = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -42,17 +42,17 @@ class Failure(Exception):
 
 
 class Unavailable(Exception):
-    """This machine cannot run a case for lack of `need`, which has its name in scripts/run-tests."""
+    """This machine lacks `need`, a name from scripts/run-tests, and so cannot run a case."""
     def __init__(self, what, need="netns"):
         super().__init__(what)
         self.need = need
 
 
-# Of a run; the others come from reading /proc and files of a job that goes wrong.
+# Exceptions that mean a failed run. All but Failure come from reading /proc and files of a job that goes wrong.
 FAULTS = (Failure, OSError, ValueError, IndexError, subprocess.SubprocessError, zipfile.BadZipFile)
 
 CASES = []
-# By how much limits in seconds are longer: --quick (`make test`) runs beside other tests.
+# Factor for all limits in seconds: --quick (`make test`) runs beside other tests.
 PATIENCE = {"factor": 1}
 
 
@@ -60,8 +60,8 @@ def case(number, what, runs, torchrun=False, quick=False, deadline=lambda: 180):
     """Registers a function that takes a Job and the number of this run, and returns figures by name: seconds (a float), a
     count (an int), or text.
 
-    `torchrun` tells whether torchrun can do the same, `quick` whether `make test` runs the case once, and `deadline`
-    after how many seconds a run has failed.
+    `torchrun` is whether torchrun can run the case as well, `quick` whether `make test` runs it once, and `deadline`
+    returns the number of seconds after which a run has failed.
     """
     def register(function):
         CASES.append((number, what, runs, torchrun, quick, deadline, function))
@@ -85,7 +85,7 @@ def wait_until(condition, seconds, what, period=0.005):
 
 @contextlib.contextmanager
 def deadline_of(seconds):
-    """Ends what runs in it with a Failure after this time."""
+    """Ends the code in this context with a Failure after this time."""
     def pass_deadline(*_):
         raise Failure(f"the run was not over after {seconds} s")
     seconds = round(seconds * PATIENCE["factor"])
@@ -99,7 +99,7 @@ HELD = []
 
 
 def free_port():
-    """A port that nobody else gets while this program runs; a listener with SO_REUSEADDR may have it."""
+    """A port that no other program gets while this one runs, except listeners with SO_REUSEADDR."""
     HELD.append(socket.socket())
     HELD[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     HELD[-1].bind(("", 0))
@@ -107,7 +107,7 @@ def free_port():
 
 
 def state_of(pid):
-    """A letter as in ps: T is stopped, X gone."""
+    """A letter as in ps; T is stopped, X is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0]
@@ -123,7 +123,7 @@ LISTENS, CONNECTED = "0A", "01"  # states of sockets in /proc/net/tcp
 
 
 def has_socket(pid, port, state):
-    """Whether a process has a TCP socket in this state one end of which is the port."""
+    """Whether a process has a TCP socket in this state with the port at one end."""
     own = set()
     for fd in os.listdir(f"/proc/{pid}/fd"):
         try: own.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
@@ -147,7 +147,7 @@ def kill(pid, number):
 
 
 def descendants(pid):
-    """The process and all that it has started, directly or not."""
+    """The process and all processes that it has started, directly or indirectly."""
     all, rest = [], [pid]
     while rest:
         one = rest.pop()
@@ -163,13 +163,13 @@ def cpu_seconds(pid):
 
 
 def check_does_not_spin(before):
-    """What has ended since `before = children_seconds()` may have computed for a second at most."""
+    """Checks that children which ended since `before = children_seconds()` used at most 1 s of processor time."""
     computed = children_seconds() - before
     check(computed < PATIENCE["factor"], f"{computed:.2f} s of processor time")
 
 
 def children_seconds():
-    """Processor time of all processes that have ended."""
+    """Processor time of all children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -186,12 +186,12 @@ def tensors_of(checkpoint):
 
 
 def time_of(event):
-    """Of a line of an event log, as time.time() tells it."""
+    """The time of an event log's line, in the form of time.time()."""
     return datetime.datetime.fromisoformat(event["time"].replace("Z", "+00:00")).timestamp()
 
 
 class Job:
-    """Launchers in a folder of their own."""
+    """Launchers that run in their own folder."""
 
     def __init__(self, launcher, train):
         self.launcher, self.train_program = launcher, train
@@ -206,7 +206,7 @@ class Job:
         return "torchrun" in self.launcher[0]
 
     def start(self, *options, program=(sys.executable, "worker.py"), env={}, limits=None, before=()):
-        """Starts a launcher. `before` is what runs it, such as ip netns exec."""
+        """Starts a launcher. `before` is a command that runs it, such as ip netns exec."""
         words = [*before, *self.launcher, *options]
         if self.is_torchrun():
             words += ["--no-python"]
@@ -217,7 +217,7 @@ class Job:
         return one
 
     def train(self, *options, launcher=(), run="run", **more):
-        """Starts a launcher whose workers train the digits. The folder may hold an earlier run."""
+        """Starts a launcher whose workers train the digits. The folder may contain an earlier run."""
         config = os.path.join(ROOT, "configs", "digits.yaml")
         return self.start(*launcher, program=(self.train_program, "--config", config, "--run_dir", run, "--report=false",
                                               *options), **more)
@@ -227,7 +227,7 @@ class Job:
             return file.read()
 
     def events(self, path, event=None):
-        """The lines of an event log, or those of one event."""
+        """The lines of an event log, or only those of one event."""
         with open(self.path(path)) as file:
             all = [json.loads(line) for line in file]
         return [one for one in all if event in (None, one["event"])]
@@ -252,7 +252,7 @@ class Job:
         check(code == expected, f"exit code {code}, not {expected}: {self.log(index)[-500:]}")
 
     def complete(self, index=0, seconds=60):
-        """Waits for the success of a training run, for as long as its output grows: other work may slow it down."""
+        """Waits until a training run succeeds, as long as its output grows: other work may slow it down."""
         said, since = 0, time.monotonic()
         while self.programs[index].poll() is None:
             if len(self.log(index)) > said:
@@ -272,13 +272,13 @@ class Job:
         return found
 
     def keep(self):
-        """Copies the folder as it is. Returns where to."""
+        """Copies the folder and returns the path of the copy."""
         kept = tempfile.mkdtemp(prefix="syncbn-fault-")
         subprocess.run(["cp", "-a", f"{self.folder}/.", kept], stderr=subprocess.DEVNULL)
         return kept
 
     def clean(self):
-        """None of the processes that have our folder may be left for 5 s after the launchers' end."""
+        """Checks that no process in our folder is left 5 s after the launchers' end."""
         try:
             if all(one.poll() is not None for one in self.programs):
                 wait_until(lambda: not self.ours(), 5, "the end of all processes")
@@ -294,7 +294,7 @@ class Job:
 
 
 def names(text, rank):
-    """Checks that one line names rank (a pattern) and host."""
+    """Checks that one line names both the rank (a pattern) and the host."""
     check(re.search(rf"\brank {rank}\b.*\b{re.escape(socket.gethostname())}\b", text),
           f"no line names rank {rank} and host: {text[-500:]}")
 
@@ -313,7 +313,7 @@ def needs_root(what):
 
 
 def system(*words):
-    """Runs a program of the system, such as ip or mount."""
+    """Runs a system program such as ip or mount."""
     try: done = subprocess.run(words, capture_output=True, text=True)
     except FileNotFoundError: raise Unavailable(f"no {words[0]}") from None
     if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Faults of processes and of what a user types, with workers that only count steps."""
+"""Faults of processes and of user input, with workers that only count steps."""
 import glob, json, os, random, re, resource, signal, socket, struct, subprocess, sys, time
 
 from job import *
@@ -29,7 +29,7 @@ def killed_launcher(job, run):
     everything = job.pids() + job.pids(kind="child{rank}")
     killed = [launcher.pid]
     if not job.is_torchrun():
-        keeper = child_of(child_of(launcher.pid))  # between them stands the sentinel
+        keeper = child_of(child_of(launcher.pid))  # the sentinel is between them
         killed = ([launcher.pid], [keeper], [keeper, launcher.pid])[run % 3]
     begin = time.monotonic()
     for pid in killed:
@@ -129,7 +129,7 @@ def port_taken(job, run):
     return {"named": named}
 
 
-# In a network namespace whose kernel has two ports to choose from, takes one and runs a program.
+# In a network namespace with only two ephemeral ports, takes one and runs a program.
 TWO_PORTS = """
 import socket, subprocess, sys
 open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
@@ -227,7 +227,7 @@ def few_descriptors_for_connections(job, run):
 
 
 def check_attempts(job, count):
-    """Checks the attempts of a job that crashes again and again, and the waits before each."""
+    """Checks the attempts of a job that fails repeatedly, and the waits before them."""
     starts, ends = ([time_of(one) for one in job.events("events", name)] for name in ("attempt_started", "failure"))
     check(len(starts) == len(ends) == count, f"{len(starts)} attempts, not {count}: {job.log()}")
     for number, (end, start) in enumerate(zip(ends, starts[1:])):
@@ -335,7 +335,7 @@ MESSAGES = 1_000_000
       "of a job with a token: the job is undisturbed", runs=2, deadline=lambda: 3600)
 def nonsense(job, run):
     port = free_port()
-    # Of freed memory the address sanitizer keeps 256 MiB unless told otherwise.
+    # By default, the address sanitizer keeps 256 MiB of freed memory.
     environment = {"ASAN_OPTIONS": "quarantine_size_mb=4"}
     if run % 2:
         environment["SYNCBN_TOKEN"] = "right-0123456789abcdef"
@@ -369,7 +369,7 @@ def query(number, *fields):
         struct.pack("<Q", one) if isinstance(one, int) else struct.pack("<Q", len(one)) + one for one in fields)
 
 
-# One of each kind that clients of the store and launchers send, after a greeting.
+# One message of each kind that clients of the store and launchers send; first the greeting.
 QUERIES = [b"\x00" + struct.pack("<I", 0x3C85F7CE), *(query(*one) for one in (
     (1, b"/a", b"1"), (2, b"/a", b"1", b"2"), (3, b"/a"), (4, b"/b", 7), (5, 1, b"/a"), (6, 1, b"/c"), (7,), (8, b"/a"),
     (9, b"/a", b"x"), (10, 2, b"/a", b"/b"), (11, 1, b"/a", b"1"), (12,), (14, b"/q", b"1"), (15, b"/q"), (16, b"/q"),
@@ -384,7 +384,7 @@ LAUNCHERS_MESSAGES = [b"syncbn-agent 3\n", *(json.dumps(one).encode() + b"\n" fo
 
 
 def damaged(message):
-    """The message with some bytes changed, left out or added; three of four as it was."""
+    """The message with some bytes changed, removed or added; three out of four stay as they are."""
     message = bytearray(message)
     for _ in range(random.choice((*[0] * 9, 1, 2, 8))):
         at = random.randrange(len(message))
@@ -394,10 +394,11 @@ def damaged(message):
 
 
 def fuzz(address, messages, count):
-    """Sends so many messages: first the greeting, then others. The first damaged one is the connection's last, because
-    what follows might not be read. The status socket, which reads nothing, gets a hundred to a connection.
+    """Sends `count` messages: in each connection first the greeting, then others. A damaged one is the connection's
+    last, because messages after it might not be read. The status socket, which reads nothing, gets a hundred per
+    connection.
 
-    Returns the connections.
+    Returns the number of connections.
     """
     sent = connections = 0
     is_status = isinstance(address, str)
@@ -405,13 +406,13 @@ def fuzz(address, messages, count):
         with socket.socket(socket.AF_UNIX if is_status else socket.AF_INET) as one:
             one.settimeout(5)
             try: one.connect(address)
-            except BlockingIOError: continue  # the status socket has too many already
+            except BlockingIOError: continue  # the status socket has too many connections at present
             connections += 1
             for number in range(100):
                 message = random.choice(messages) if number else messages[0]
                 bytes_sent = damaged(message)
                 try: one.sendall(bytes_sent)
-                except OSError: break  # closed: a launcher or the store has refused what came before
+                except OSError: break  # closed: a launcher or the store has refused an earlier message
                 sent += 1
                 if bytes_sent != message and not is_status: break
     return connections
@@ -439,7 +440,7 @@ def out_of_memory(job, run):
 
 
 def removes(folder):
-    """Returns whether the control group is still there."""
+    """Tries to remove a control group. Returns whether it still exists."""
     try: os.rmdir(folder)
     except OSError: pass
     return os.path.exists(folder)
@@ -488,7 +489,7 @@ def other_options(job, run):
     return {"refused": refused}
 
 
-# Shifts what a process reads of the time of day.
+# Shifts the time of day that a process reads.
 SHIFTED_CLOCK = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -519,8 +520,8 @@ def other_clock(job, run):
 
 
 def start_launchers(job, launchers, workers):
-    """They have to join within 5 s of the last one's start, and to end within 5 s of a signal to node 0. How long the
-    start of all workers takes is the machine's affair: one node's cores start those of all."""
+    """The launchers have to join within 5 s of the last one's start, and to end within 5 s of a signal to node 0. The
+    start of all workers may take longer: the cores of one machine start the workers of all nodes."""
     needs_root("a control group")
     if int(re.search(r"MemAvailable:\s+(\d+)", open("/proc/meminfo").read())[1]) < 8 << 20:
         raise Unavailable("less than 8 GiB of memory are free", "memory")
@@ -535,7 +536,7 @@ def start_launchers(job, launchers, workers):
         job.start(*nodes(rank, port, count=launchers), f"--nproc_per_node={workers}", *log, program=("sleep", "1000"), limits=enter)
     begin, begin_by_calendar = time.monotonic(), time.time()
     launcher = job.programs[0]
-    # The event's own time is exact: to write it, node 0 waits for a core behind the other nodes, which start workers.
+    # Use the event's own time: node 0 may write it late, when it waits for a core behind nodes that start workers.
     wait_until(lambda: "nodes_joined" in open(job.path("events")).read(), 60, "the last node to join")
     joined = time_of(job.events("events", "nodes_joined")[0]) - begin_by_calendar
     # Each launcher has a sentinel and a keeper.

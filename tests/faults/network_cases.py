@@ -5,7 +5,7 @@ from cable import Cable
 from job import *
 
 HEARTBEATS = "--rdzv_conf=keep_alive_interval=2,keep_alive_max_attempt=3"
-STANDARD_ENDING = 15  # seconds, of a job that has lost a node
+STANDARD_ENDING = 15  # seconds until a job that has lost a node ends
 
 
 def elastic(address, port, leads, *more):
@@ -14,9 +14,9 @@ def elastic(address, port, leads, *more):
 
 
 def start_two(job, cable=None, is_elastic=False, program=None):
-    """A job on two nodes of two workers, on this machine or at both ends of a cable.
+    """Starts a job on two nodes with two workers each, on this machine or at both ends of a cable.
 
-    With last_call_timeout torchrun waits for a second node after the first has been lost too.
+    With last_call_timeout, torchrun also waits for a second node after it has lost the first one.
     """
     port, more = free_port(), {"program": program} if program else {}
     for host in range(2):
@@ -50,7 +50,7 @@ def killed_node_of_range(job, run):
     before = job.pids()
     begin = time.monotonic()
     kill_node(job, 1)
-    if job.is_torchrun():  # a lost node does not count as a restart there
+    if job.is_torchrun():  # torchrun does not count a lost node as a restart
         wait_until(lambda: all(pid not in before for pid in job.pids(ranks=2)), 60, "the start of others")
     else:
         job.pids(attempt=1, ranks=2, seconds=STANDARD_ENDING)

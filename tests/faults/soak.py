@@ -8,16 +8,16 @@ from training_cases import OFTEN, check_no_temporaries, trainers
 STEPS_OF_EPOCH = 91
 SETTINGS = {"length": 3600}  # seconds that the run would take without faults
 KINDS = (1, 3, 6, 9, 17, 18)
-# Files that each start or failure leaves: a launcher's output here, TensorBoard's events, a flight record, an error.
+# Files that each start or failure adds: a launcher's output, TensorBoard's events, a flight record, an error file.
 GROWING = r"log\d+$|events\.out|flight\.jsonl$|error_\d+\.json$|.*\.tmp$"
-MEMORY = 16  # MiB that a launcher takes once, when it first collects flight records
-SAMPLES = 8  # fewer sizes say nothing about growth
-STALL = 180  # seconds without a new step that other work on the machine does not explain
+MEMORY = 16  # MiB that a launcher allocates once, when it first collects flight records
+SAMPLES = 8  # fewer samples do not show growth
+STALL = 180  # seconds without a new step: more than other work on the machine explains
 OPTIONS = ("--max_restarts=1000", "--hang_timeout=5", "--rdzv_conf=keep_alive_interval=2,keep_alive_max_attempt=3")
 
 
 class Soak:
-    """Two nodes of a rank each, and what a service manager does for them: whatever ends with an error starts again."""
+    """Two nodes with one rank each. Like a service manager, restarts a launcher that ends with an error."""
 
     def __init__(self, job, cable, run, epochs):
         self.job, self.cable, self.run, self.epochs, self.port = job, cable, run, epochs, free_port()
@@ -25,11 +25,11 @@ class Soak:
         os.mkdir(self.disk)
         system("mount", "-t", "tmpfs", "-o", "size=64m", "none", self.disk)
         job.undo.append(lambda: system("umount", self.disk))
-        self.launchers, self.ended_at, self.starts = [None, None], [-1, -1], 0  # None: it runs
+        self.launchers, self.ended_at, self.starts = [None, None], [-1, -1], 0  # None: running
         self.step, self.target, self.behind_since = 0, 1, time.monotonic()
         self.moved_at = time.monotonic()
         self.lost, self.samples, self.sampled_at = 0.0, [], 0
-        self.faults, self.random = collections.Counter(), random.Random(1)  # the cable draws from the common one
+        self.faults, self.random = collections.Counter(), random.Random(1)  # the cable uses the global one
 
     def start(self, host):
         self.launchers[host] = self.job.train(
@@ -39,7 +39,7 @@ class Soak:
         self.starts += 1
 
     def supervise(self):
-        """Starts again what has ended; returns whether both nodes have ended with success."""
+        """Restarts launchers that have ended. Returns whether both nodes have ended with success."""
         codes = [one.poll() if one else 1 for one in self.launchers]
         if codes == [0, 0]:
             return True
@@ -67,14 +67,14 @@ class Soak:
         if self.behind_since and self.step >= self.target:
             self.lost += now - self.behind_since
             self.behind_since = None
-        # Each kind of file is there after two epochs.
+        # After two epochs, files of each kind exist.
         if not self.behind_since and now - self.sampled_at > 5 and self.step > 2 * STEPS_OF_EPOCH:
             self.sampled_at = now
             try: self.samples.append(self.sizes())
             except (OSError, TypeError, ValueError): pass  # a process is ending
 
     def state(self):
-        """What each launcher last said, and what it knows of the ranks now."""
+        """The last output of each launcher, and the status that it reports for the ranks."""
         texts = []
         for host, one in enumerate(self.launchers):
             texts.append(f"node {host}, exit code {one.poll()}:\n{self.job.log(self.job.programs.index(one))[-2000:]}")
@@ -84,7 +84,7 @@ class Soak:
         return "\n".join(texts)
 
     def sizes(self):
-        """MiB and descriptors of launchers and ranks, and the number of files."""
+        """Memory in MiB and descriptors of launchers and ranks, and the number of files."""
         ranks = [pid for one in self.launchers for pid in trainers(one)]
         groups = {"launcher": [one.pid for one in self.launchers], "rank": ranks}
         sizes = {f"{name} MiB": max(map(memory_of, pids)) for name, pids in groups.items()}
@@ -112,7 +112,7 @@ class Soak:
         ranks = self.ranks()
         if not ranks:
             return
-        # A record comes each 10 steps, and one may lie unread.
+        # A record is written every 10 steps, and one may be unread.
         self.target, self.behind_since = self.step + 20, self.behind_since or time.monotonic()
         self.faults[kind] += 1
         launcher = self.random.choice(self.launchers)
@@ -121,7 +121,7 @@ class Soak:
         elif kind == 3:
             which = self.random.randrange(3)
             try: keeper = child_of(child_of(launcher.pid))
-            except (OSError, IndexError): return  # it is ending
+            except (OSError, IndexError): return  # the process is ending
             for pid in ([launcher.pid], [keeper], [keeper, launcher.pid])[which]:
                 kill(pid, signal.SIGKILL)
         elif kind == 6:
@@ -144,7 +144,7 @@ class Soak:
 
 
 def growth(samples):
-    """The medians of the first and of the last quarter, by name. Fails where something has grown."""
+    """The medians of the first and of the last quarter, by name. Fails if one has grown."""
     if len(samples) < SAMPLES:
         return "too short a run to tell"
     quarter = len(samples) // 4

@@ -1,4 +1,4 @@
-"""Faults of jobs that train the digits: a run that was disturbed has to end with the bits of one that was not."""
+"""Faults of jobs that train the digits: a disturbed run has to end with the same bits as an undisturbed one."""
 import functools, glob, json, os, random, re, shutil, signal, subprocess, time
 
 from cable import Cable
@@ -13,7 +13,7 @@ ALWAYS = "--checkpoint.every=1step"
 
 @functools.lru_cache(maxsize=None)
 def undisturbed(launcher, train, ranks, *more):
-    """The tensors at the end of a run."""
+    """The tensors at the end of an undisturbed run."""
     job = Job([launcher], train)
     try:
         job.train(EPOCHS, *more, launcher=options(ranks))
@@ -43,7 +43,7 @@ def trainers(launcher):
 
 def process_of(launcher, rank):
     """Waits for a rank."""
-    found = []  # once is enough: its name differs while it becomes another program
+    found = []  # the first result counts: during exec the process has another name
     def look():
         found[:] = [pid for pid in trainers(launcher) if is_rank(pid, rank)]
         return found
@@ -64,12 +64,12 @@ def check_no_temporaries(job, run="run"):
 
 
 def saves(job):
-    """The temporary file of a checkpoint that is being written."""
+    """The temporary files of checkpoints that are being written."""
     return [name for name in temporaries(job) if name.startswith((".last.pt.", ".best.pt."))]
 
 
 def wait_for_save(job):
-    """Waits until a save begins, and returns a random time within the length of the save before it."""
+    """Waits until a save begins. Returns a random time, at most the duration of the previous save."""
     wait = lambda begins, what: wait_until(lambda: bool(saves(job)) == begins, 60, what, period=0.0002)
     for begins in (False, True):
         wait(begins, "a save")
@@ -79,7 +79,7 @@ def wait_for_save(job):
 
 
 def kill_in_save(job, pids):
-    """Kills processes, rank 0 first, at a random time in a save. Returns whether that had not ended."""
+    """Kills processes, rank 0 first, at a random time during a save. Returns whether the save had not ended."""
     time.sleep(wait_for_save(job))
     for pid in pids:
         kill(pid, signal.SIGKILL)
@@ -166,9 +166,9 @@ def killed_in_backward(job, run):
 
 
 def was_in_backward(logs, rank):
-    """Whether the last exchange of the rank was a layer's in backward, or an unfinished one of gradients.
+    """Whether the rank's last exchange was a layer's in backward, or an unfinished one of gradients.
 
-    Backward sends two sums per channel and three numbers more, forward two and four.
+    Backward sends two sums per channel and three more numbers, forward two sums and four more numbers.
     """
     [path] = glob.glob(os.path.join(logs, "*", "attempt_0", "flight.jsonl"))
     for line in open(path):
@@ -338,7 +338,7 @@ def check_resumes(log, step):
 
 
 CUTS, FLIPS = 100, 1000
-RESUMED = 110  # with each such damage a run resumes, and trains to its end
+RESUMED = 110  # for every 110th damage, a run resumes and trains to its end
 
 
 @case("19", f"The last checkpoint is cut at each 1/{CUTS}, or one of {FLIPS} bits is changed: found, the one before it is taken",
@@ -357,7 +357,7 @@ def damaged_checkpoint(job, run):
     [before] = [path for path in glob.glob(job.path("whole", "step-*.pt")) if not os.path.samefile(path, last)]
     before = os.path.basename(before)
     def damage(run, kind):
-        """Writes the damaged checkpoint into a copy of the run that has it and the one before it."""
+        """Writes the damaged checkpoint into a copy of the run, which has this checkpoint and the one before it."""
         if not os.path.exists(job.path(run)):
             newest = os.path.basename(last), *(os.path.basename(path) for path in glob.glob(job.path("whole", "step-*.pt"))
                                                if os.path.samefile(path, last))
@@ -387,7 +387,7 @@ def damaged_checkpoint(job, run):
 
 @case("22", "The loss of one rank is not finite: all ranks stop in that step, the rank is named", runs=3)
 def not_a_number(job, run):
-    # Rank 1 has the odd digits: in a batch with two 9s the weights' sum is beyond float32.
+    # Rank 1 has the odd digits: in a batch with two 9s, the sum of weights overflows float32.
     job.train(EPOCHS, "--task.class_weights=[1, 1, 1, 1, 1, 1, 1, 1, 1, 3e38]", f"--seed={run}", launcher=TWO)
     job.end(75, 60)
     check(re.search(r"the loss of rank 1 is not finite in step \d+", job.log()), f"not named: {job.log()[-500:]}")
@@ -460,9 +460,9 @@ def other_configuration(job, run):
 
 @case("28", "Nodes with another build of train, or another libtorch: refused, the difference named", runs=2)
 def other_program(job, run):
-    """A copy of the program has another version's text in place of its own."""
+    """Replaces the version's text in a copy of the program."""
     bin_folder, name = os.path.split(job.train_program)
-    program = os.path.join(os.path.dirname(bin_folder), "libexec/syncbn", f"{name}_program")  # what bin/train becomes
+    program = os.path.join(os.path.dirname(bin_folder), "libexec/syncbn", f"{name}_program")  # what bin/train executes
     version = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
     build, libtorch = re.search(r" ([\w-]+), libtorch ([\d.]+)", version).groups()
     text = (build, libtorch)[run % 2]

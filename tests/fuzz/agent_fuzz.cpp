@@ -1,4 +1,4 @@
-// Bytes of a worker to what reads its agent channel, and draws, judges and shows what it tells.
+// Feeds bytes of a worker to the reader of its agent channel and to all code that uses the records.
 #include <syncbn/base/progress_bar.h>
 
 #include <chrono>

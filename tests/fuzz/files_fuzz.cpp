@@ -1,5 +1,5 @@
-// Bytes to what reads files of others: configurations, tar shards, index files, the lines of a
-// run's log and its tables. The first byte chooses the reader.
+// Feeds bytes to the readers of configurations, tar shards, index files, and the log lines and
+// tables of runs. The first byte selects the reader.
 #include <libdeflate.h>
 #include <syncbn/base/error.h>
 #include <syncbn/config/yaml.h>
@@ -35,11 +35,11 @@ void read_yaml(const std::string& text) {
   try {
     require(config::to_yaml(config::parse_yaml(written, "file")) == written);
   } catch (const base::UserError&) {
-    require(false);  // it cannot be read back
+    require(false);  // it must be readable again
   }
 }
 
-/// Most blocks are headers, whose checksums nobody guesses.
+/// Corrects the checksums of the blocks, most of which are headers: a fuzzer does not guess them.
 void read_tar(std::string bytes) {
   constexpr size_t kBlock = 512;
   constexpr size_t kSum = 148;
@@ -66,7 +66,7 @@ void read_samples(const base::UniqueFd& file) {
   const auto open = [&] { return std::move(*MappedIndex::open(file)); };
   if (ShardIndex::is_sound(open(), kClasses)) {
     const ShardIndex index(open());
-    // No file is larger, and the stamps are those of files.
+    // Real files are not larger, and stamps are those of real files.
     for (const FileStamp& shard : index.stamps()) {
       if (shard.size > INT64_MAX) return;
     }
@@ -89,7 +89,7 @@ void read_samples(const base::UniqueFd& file) {
   }
 }
 
-/// @param bytes the table of sections, and what follows the header.
+/// @param bytes the table of sections and the data after the header
 void read_index(std::string_view bytes) {
   data::detail::IndexHeader header;
   const size_t table = std::min(bytes.size(), sizeof(header.sections));
@@ -124,7 +124,7 @@ void read_log(std::string_view text) {
       table.json().dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
 }
 
-/// A table of a run's folder.
+/// Reads a table of a run's folder.
 void read_table(const std::string& text) {
   const auto rows = train::csv_rows(text);
   std::string written;

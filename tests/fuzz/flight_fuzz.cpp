@@ -1,5 +1,5 @@
-// Bytes to what reads flight records: the memory that a rank writes, and the file of a job. The
-// first byte chooses the reader.
+// Feeds bytes to the readers of flight records: of the memory that a rank writes, and of a job's
+// file. The first byte selects the reader.
 #include <syncbn/base/error.h>
 #include <syncbn/base/flight_record.h>
 #include <unistd.h>
@@ -22,7 +22,7 @@ namespace {
 using namespace syncbn::launch;
 using syncbn::base::FlightLayout;
 
-constexpr int kMaxWorld = 1000;  // longer lists of ranks only take longer
+constexpr int kMaxWorld = 1000;  // longer lists of ranks take longer, but show nothing else
 
 void explain_all(const FlightFile& file) {
   if (file.world_size > kMaxWorld) return;
@@ -39,7 +39,7 @@ void read_file(const std::string& text) {
   }
 }
 
-/// @param bytes a header, 256 bytes of groups with as many of their last calls, and calls.
+/// @param bytes a header, 256 bytes of groups, as many bytes of the groups' last calls, and calls
 void read_memory(std::string_view bytes) {
   constexpr size_t kGroupBytes = 256;
   const RankMemory memory = RankMemory::make();

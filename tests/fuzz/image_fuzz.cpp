@@ -1,4 +1,4 @@
-// Bytes to the image decoders: whatever they are, an image or a base::UserError comes out.
+// Feeds bytes to the image decoders. They must return an image or throw base::UserError.
 #include <syncbn/base/error.h>
 #include <syncbn/data/image.h>
 
@@ -14,7 +14,7 @@ using syncbn::data::DecodeOptions;
 using syncbn::data::Image;
 using syncbn::data::ImageDecoder;
 
-/// `body`, whose UserError is as good an end as any.
+/// Runs `body`, which may also throw base::UserError.
 template <class Body>
 void may_refuse(const Body& body) {
   try {

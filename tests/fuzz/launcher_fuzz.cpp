@@ -1,5 +1,5 @@
-// Bytes to what reads the messages of other launchers, of heads and of torchrun's agents. The first
-// byte chooses the reader.
+// Feeds bytes to the readers of messages from other launchers, heads and torchrun's agents. The
+// first byte selects the reader.
 #include <syncbn/base/channel.h>
 #include <unistd.h>
 
@@ -25,7 +25,7 @@ namespace {
 
 using namespace syncbn::launch;
 
-/// `body`, whose exception of nlohmann's is as good an end as any.
+/// Runs `body`, which may also throw an exception of nlohmann's.
 template <class Body>
 void may_refuse(const Body& body) {
   try {
@@ -34,7 +34,7 @@ void may_refuse(const Body& body) {
   }
 }
 
-// Each reader takes each message: types differ in a byte or two only.
+// Each reader gets each message: the types differ only in one or two bytes.
 void read_message(const nlohmann::json& message) {
   may_refuse([&] { Hello::of(message).json(); });
   may_refuse([&] { WorkerState::of(message).json(); });
@@ -42,7 +42,7 @@ void read_message(const nlohmann::json& message) {
   may_refuse([&] { Hang::of(message).json(); });
   may_refuse([&] { AssignedRanks::of(message.at("ranks")).json(); });
   may_refuse([&] { NodeJob::from_json(message).to_json(); });
-  // What is kept of a record can be sent again.
+  // The stored part of a record must be sendable again.
   if (const auto record = record_in(message); record && !record->calls.empty()) {
     const auto again = record_message(*record, {.calls = 1000, .bytes = 1 << 20});
     require(again &&
@@ -69,7 +69,7 @@ void shake_hands(Handshake::Side side, const std::string& token, std::string_vie
     handshake.take(bytes.substr(0, end));
     bytes.remove_prefix(std::min(end + 1, bytes.size()));
   }
-  // Nobody guesses a proof.
+  // A fuzzer does not guess a proof.
   require(token.empty() || !handshake.is_done());
 }
 

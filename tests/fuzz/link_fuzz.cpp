@@ -1,4 +1,4 @@
-// Bytes to both ends of a measured connection of --preflight. The first byte chooses the end.
+// Feeds bytes to both ends of a measured connection of --preflight. The first byte selects the end.
 #include <syncbn/base/error.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/socket.h>
@@ -15,7 +15,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace syncbn;
-  // Each answer takes a part of the socket's buffer.
+  // Each answer uses a part of the socket's buffer.
   constexpr size_t kMaxBytes = 50 * sizeof(int64_t) + 1;
   constexpr size_t kMaxCommands = 100;
   if (size == 0 || size > kMaxBytes) return 0;

@@ -1,5 +1,5 @@
-// Bytes of another rank to both ends of a peer monitor's connection, and its messages. The first
-// byte chooses the end. launcher_fuzz has the handshake with a secret.
+// Feeds bytes of another rank to both ends of a peer monitor's connection, and to the parser of its
+// messages. The first byte selects the end. launcher_fuzz covers the handshake with a secret.
 #include <sys/socket.h>
 
 #include <array>
@@ -16,7 +16,7 @@ using namespace syncbn;
 using dist::detail::Message;
 using dist::detail::MonitorLink;
 
-/// A message that is passed on says the same, and nothing that a terminal would obey.
+/// A message that is passed on must say the same, and contain no control characters for a terminal.
 void read_message(const std::string& line) {
   const auto message = Message::parse(line);
   if (!message) return;

@@ -1,6 +1,6 @@
-// Bytes to what finds an image's orientation: as EXIF data, as XMP data, and as a chunk of a PNG
-// file whose checksum is right, which image_fuzz does not guess. The first byte is the kind of
-// chunk.
+// Feeds bytes to the reader of an image's orientation: as EXIF data, as XMP data, and as a chunk of
+// a PNG file with a correct checksum, which image_fuzz does not guess. The first byte selects the
+// kind.
 #include <zlib.h>
 
 #include <array>

@@ -1,4 +1,4 @@
-// Passes each file of a fuzzer's corpus to it, in builds without libFuzzer.
+// Feeds each file of a corpus to its fuzzer, in builds without libFuzzer.
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 

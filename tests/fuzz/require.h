@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-/// What libFuzzer reports as a crash, in builds without assertions too.
+/// A failure is a crash for libFuzzer, also in builds without assertions.
 inline void require(bool holds) {
   if (!holds) std::abort();
 }

@@ -1,5 +1,5 @@
-// Bytes to what reads data sets of others: COCO's annotations, MNIST's and CIFAR's files, images as
-// CSV. The first byte chooses the reader.
+// Feeds bytes to the readers of data sets: COCO's annotations, MNIST's and CIFAR's files,
+// and images as CSV. The first byte selects the reader.
 #include <syncbn/base/error.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ std::string path_of(const syncbn::base::UniqueFd& file) {
   return "/proc/self/fd/" + std::to_string(file.get());
 }
 
-/// Each annotation is of a photo, a class and within it.
+/// Each annotation must belong to a photo and a class, and lie within the photo.
 void read_coco(std::string_view bytes) {
   const auto file = memory_file(bytes);
   const CocoInstances read = read_coco_instances(path_of(file));
@@ -33,7 +33,7 @@ void read_coco(std::string_view bytes) {
   }
 }
 
-/// Each image has its pixels and a label of a class.
+/// Each image must have all its pixels and the label of a class.
 void require_whole(size_t pixels, size_t pixels_of_image, const std::vector<int64_t>& labels,
                    int64_t classes) {
   require(labels.empty() ? pixels == 0 : pixels / pixels_of_image == labels.size());
@@ -47,7 +47,7 @@ void require_whole(const StoredImages& images) {
                 images.labels, images.classes);
 }
 
-/// @param bytes the size of the images' file, this file, and that of the labels.
+/// @param bytes the size of the images' file, that file, and the labels' file
 void read_idx_files(std::string_view bytes) {
   if (bytes.empty()) return;
   const size_t size = static_cast<uint8_t>(bytes.front());

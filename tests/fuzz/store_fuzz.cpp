@@ -1,4 +1,4 @@
-// Bytes of two clients, by turns, to the workers' store.
+// Feeds bytes of two clients by turns to the workers' store.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -11,7 +11,7 @@ namespace {
 
 using namespace syncbn::launch;
 
-/// The end of the first query; the same in pieces as in one.
+/// Finds the end of the first query, which must be the same in pieces as in one.
 store::QueryScanner scan(std::string_view bytes, store::QueryScanner::Result& result) {
   store::QueryScanner whole;
   result = whole.scan(bytes);
@@ -44,7 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!greets) answers.answer(client, query, out);
     bytes.remove_prefix(scanner.size());
   }
-  // Keys and values come from the input.
+  // Keys and values come from the input, which bounds the answers.
   require(answers.bytes() <= 200 * size);
   answers.remove(0);
   answers.remove(1);

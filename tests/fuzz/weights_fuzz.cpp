@@ -1,5 +1,5 @@
-// Bytes to the readers of weights and of a run's checkpoint: whatever they are, tensors within the
-// file or a base::UserError come out.
+// Feeds bytes to the readers of weights and of a run's checkpoint. They must return tensors within
+// the file or throw base::UserError.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <fmt/format.h>
@@ -25,7 +25,7 @@ namespace {
 
 namespace weights = syncbn::models::detail;
 
-/// Reads each value: memory outside of the file is the sanitizer's.
+/// Reads each value, so that the sanitizer finds memory outside of the file.
 void read(const at::Tensor& tensor) {
   const size_t end = at::detail::computeStorageNbytes(
       tensor.sizes(), tensor.strides(), tensor.element_size(), tensor.storage_offset());
@@ -45,7 +45,8 @@ void read_all(const weights::Value& root) {
   }
 }
 
-/// A checkpoint is an archive of torch.save with a checksum, which nobody guesses, as its comment.
+/// A checkpoint is an archive of torch.save whose comment is a checksum, which a fuzzer does not
+/// guess.
 std::string sealed(std::string archive) {
   constexpr std::string_view kChecksum = "syncbn crc32 ";
   constexpr size_t kDigits = 8;

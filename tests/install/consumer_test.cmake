@@ -1,7 +1,7 @@
-# Installs this build, moves the installation, builds the examples against it without further options, and runs
-# them on two ranks with the installed launcher, with the clone hidden. TEST says which examples.
+# Installs this build, moves the installation, builds the examples against it without further options, and runs them on
+# two ranks with the installed launcher, where the clone is hidden. TEST selects the examples.
 
-# Outside the clone and its build folder, which are hidden below.
+# Outside of the clone and its build folder, which are hidden below.
 execute_process(COMMAND mktemp -d --tmpdir syncbn-install-XXXXXX OUTPUT_VARIABLE WORK
                 OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 
@@ -38,7 +38,7 @@ foreach(page man/man1/syncbn-launch.1 bash-completion/completions/syncbn-launch
   endif()
 endforeach()
 
-# Hides the clone in a mount namespace, because other processes of this machine may need it.
+# Other processes of this machine may need the clone, so it is hidden only from this test.
 set(hidden ${SOURCE} ${BUILD})
 if(EXISTS ${SOURCE}/.venv)
   file(REAL_PATH ${SOURCE}/.venv venv)
@@ -46,7 +46,7 @@ if(EXISTS ${SOURCE}/.venv)
 endif()
 set(hide "set -e\n")
 foreach(folder IN LISTS hidden)
-  # The second folder may lie in the first, which then hides it already.
+  # The second folder may be inside the first one.
   string(APPEND hide "[ ! -d '${folder}' ] || mount -t tmpfs none '${folder}'\n")
 endforeach()
 set(without_clone unshare --user --map-root-user --mount sh -c "${hide}exec \"$@\"" sh)
@@ -57,7 +57,7 @@ if(NOT status EQUAL 0)
 endif()
 
 file(COPY ${SOURCE}/examples DESTINATION ${WORK})
-# A program may also call find_package(Torch), whose include folder has another fmt than spdlog uses.
+# Like find_package(Torch), which a program may also call: its include folder has another fmt than spdlog's.
 if(EXISTS ${TORCH}/include/fmt)
   file(COPY ${TORCH}/include/fmt DESTINATION ${WORK}/torch)
   file(APPEND ${WORK}/examples/consumer/CMakeLists.txt
@@ -74,7 +74,7 @@ foreach(example IN LISTS examples)
   run(${without_clone} ${CMAKE_COMMAND} --build ${WORK}/${example})
 endforeach()
 
-# syncbn::dist needs none of these dependencies of the other targets.
+# syncbn::dist alone needs none of the other targets' packages.
 set(absent CLI11 JPEG libdeflate nlohmann_json PNG yaml-cpp ZLIB)
 list(TRANSFORM absent REPLACE "(.+)" "-DCMAKE_DISABLE_FIND_PACKAGE_\\1=TRUE")
 run(${without_clone}
@@ -96,7 +96,7 @@ set(launch ${without_clone} ${WORK}/prefix/bin/syncbn-launch --standalone --npro
 run(${launch} ${WORK}/consumer/two_moons)
 expect("rank 0 of 2: [0-9]+ of 512 points right")
 expect("rank 1 of 2: [0-9]+ of 512 points right")
-# Given a file, it saves each epoch there, and starts from the file if it exists.
+# With a file, the program saves each epoch in it, and begins with its state.
 foreach(time first second)
   run(${launch} ${WORK}/consumer/two_moons ${WORK}/moons.pt)
   expect("rank 1 of 2: [0-9]+ of 512 points right")
@@ -114,7 +114,7 @@ run(${launch} ${WORK}/prefix/bin/train --config ${WORK}/prefix/share/syncbn/conf
     --epochs 1)
 expect("test accuracy")
 
-# A custom network, data set and metric: in a plug-in, and in a program.
+# A custom network, data set and metric, as a plug-in and in a program.
 set(own ${WORK}/own_experiment)
 set(dots --config ${WORK}/examples/own_experiment/dots.yaml --data.size=400)
 set(plugin --plugins=[${own}/libown_experiment.so])

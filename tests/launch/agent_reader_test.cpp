@@ -43,7 +43,7 @@ TEST(AgentReaderTest, ReadsRecordsHoweverTheyAreCut) {
 
 TEST(AgentReaderTest, FindsRecordsBetweenGarbageOfAnyLength) {
   for (const size_t length : {1, 3, 255, 256, 300, 5000}) {
-    const std::string garbage(length, 'S');  // the magic number's first byte
+    const std::string garbage(length, 'S');  // the first byte of the magic number
     std::string stream;
     for (const int step : {7, 8}) stream.append(garbage).append(bytes(record(step)));
     EXPECT_THAT(read_in_pieces(stream, 100), ElementsAre(7, 8)) << length;
@@ -58,7 +58,7 @@ TEST(AgentReaderTest, SkipsRecordsOfAnotherVersion) {
 
 TEST(AgentReaderTest, MakesTextSafeForATerminal) {
   syncbn_agent_record wild = record(1, "\x1b[2Jred\n");
-  std::memset(wild.text + 10, 'x', sizeof(wild.text) - 10);  // no NUL
+  std::memset(wild.text + 10, 'x', sizeof(wild.text) - 10);  // without a NUL
   AgentReader reader;
   std::string text;
   reader.feed(bytes(wild), [&](const syncbn_agent_record& got) { text = got.text; });

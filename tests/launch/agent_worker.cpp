@@ -1,8 +1,8 @@
 // A worker that executes its arguments in order. Over the agent channel: "progress DONE TOTAL
 // TEXT", "clear", "garbage BYTES", "heartbeat STEPS", "steps COUNT MILLISECONDS" (heartbeats from 1
 // on), "waiting COLLECTIVE NAME", "phase MILLISECONDS TEXT", "timeout MILLISECONDS", "log FILE",
-// "resume COMMAND". Others: "print LINE"; "calls COUNT" (in its flight record, the last one open);
-// "wait" (for a signal); "fail CODE".
+// "resume COMMAND". Others: "print LINE"; "calls COUNT" (in its flight record; the last call stays
+// open); "wait" (for a signal); "fail CODE".
 #include <fcntl.h>
 #include <syncbn/agent.h>
 #include <syncbn/base/flight_record.h>
@@ -45,7 +45,7 @@ bool send_record(syncbn_agent_kind kind, uint64_t done, uint64_t total, const ch
 
 }  // namespace
 
-/// Of a group of all ranks.
+/// Records calls in a group of all ranks.
 bool make_calls(uint64_t count) {
   using syncbn::base::FlightRecord;
   const int world_size = std::atoi(std::getenv("WORLD_SIZE"));
@@ -65,7 +65,7 @@ bool make_calls(uint64_t count) {
   return true;
 }
 
-/// A debugger shows its name.
+/// Not inlined, so that a debugger shows its name.
 [[gnu::noinline]] void wait_for_signal() {
   for (;;) ::pause();
 }
@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
     } else if (word == "steps" && i + 2 < argc) {
       const uint64_t count = std::strtoull(argv[i + 1], nullptr, 10);
       for (uint64_t step = 1; step <= count; ++step) {
-        send_record(SYNCBN_AGENT_HEARTBEAT, step, 0, "");  // one that does not fit is dropped
+        send_record(SYNCBN_AGENT_HEARTBEAT, step, 0, "");  // a record that does not fit is dropped
         ::usleep(static_cast<useconds_t>(std::atoi(argv[i + 2])) * 1000);
       }
       i += 2;

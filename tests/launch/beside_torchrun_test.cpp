@@ -1,5 +1,5 @@
-// Runs the same job with torchrun and with syncbn-launch and compares workers and log folders.
-// docs/torchrun.md lists intended differences.
+// Runs the same job with torchrun and with syncbn-launch, and compares the workers and the log
+// folders. docs/torchrun.md lists the intended differences.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ class BesideTorchrun : public ::testing::Test {
     }
   }
 
-  /// Checks that both got the same, except for these variables, which both must have.
+  /// Expects equal environments except for the variables in `different`, which both must have.
   static void expect_same(std::vector<Json> ours, std::vector<Json> theirs,
                           const Words& different) {
     for (size_t rank = 0; rank < 2; ++rank) {
@@ -74,7 +74,7 @@ for action in get_args_parser()._actions:
   std::istringstream options(torchruns.out);
   int found = 0;
   for (std::string option; options >> option; ++found) {
-    // --help uses underscores.
+    // --help spells options with underscores.
     std::replace(option.begin() + 2, option.end(), '-', '_');
     EXPECT_THAT(help, ::testing::ContainsRegex("[ ,]" + option + "[ ,]"));
   }
@@ -89,7 +89,7 @@ TEST_F(BesideTorchrun, WorkersOfAStaticJobFindTheSame) {
                       "--rdzv-id=job",
                       "--role=trainer",
                       "--max-restarts=2"};
-  // On one node rank 0 holds the store, not the launcher.
+  // On one node, rank 0 holds the store under syncbn-launch.
   expect_same(found(launch_command({}), options), found(torchrun(), options),
               {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE"});
 }

@@ -1,4 +1,4 @@
-// Binding and GPU counts as workers see them.
+// Binding and GPU counts as the workers see them.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <poll.h>
@@ -81,7 +81,7 @@ TEST(BindingTest, GivesThreadsByTheShareOfCores) {
   EXPECT_THAT(result.err, HasSubstr("OMP_NUM_THREADS=1 for each of 2 workers on 2 cores"));
 }
 
-// The CPU set may shrink between the choice of CPUs and the start.
+// The set of allowed CPUs may shrink between the choice of a CPU and the worker's start.
 TEST(KeeperTest, TellsThatAWorkerCannotBeBound) {
   constexpr int kNobodysCpu = 8000;
   const std::vector<launch::WorkerSpec> workers{{.file = "/bin/true",
@@ -123,7 +123,7 @@ TEST(GpuCountTest, AsksNvmlWhereThereIsNoOtherWord) {
   }
 }
 
-// What the launcher has opened with dlopen(); another test checks what it links.
+// Checks libraries that the launcher opens with dlopen(); another test checks those that it links.
 TEST(GpuCountTest, LoadsNoLibtorchEither) {
   SYNCBN_SKIP_UNLESS(!std::filesystem::exists("/proc/driver/nvidia/gpus"), "no-gpu-driver");
   const TempFolder folder;
@@ -156,7 +156,7 @@ TEST(GpuCountTest, DoesNotLoadNvmlForNothing) {
   listed["CUDA_VISIBLE_DEVICES"] = "0";
   EXPECT_EQ(test::launch({"--nproc_per_node=gpu", "true"}, {.env = listed}).exit_code, 0);
   EXPECT_FALSE(std::filesystem::exists(folder / "trace"));
-  // The trace would exist.
+  // Shows that loading the library would leave the trace.
   run_program({"true"}, {.env = {{"LD_PRELOAD", SYNCBN_FAKE_NVML_DIR "/libnvidia-ml.so.1"},
                                  {"FAKE_NVML_TRACE", folder / "trace"}}});
   EXPECT_TRUE(std::filesystem::exists(folder / "trace"));

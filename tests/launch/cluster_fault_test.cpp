@@ -1,4 +1,4 @@
-// What may go wrong between launchers: silence, strangers, nonsense.
+// Faults between launchers: silence, strangers and malformed messages.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <poll.h>
@@ -37,10 +37,10 @@ using ::testing::Not;
 
 constexpr const char* kLittlePatience =
     "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=6";
-// Longer than that.
+// Longer than those 6 s.
 constexpr std::chrono::seconds kSilence{8};
 
-/// Says that it is there, and stays until there is a file "go".
+/// Leaves a mark, and runs until the file "go" exists.
 std::vector<std::string> until_go() {
   return shell("touch up$RANK; while [ ! -e go ]; do sleep 0.01; done");
 }
@@ -50,7 +50,7 @@ bool both_are_up(const Nodes& nodes) {
          std::filesystem::exists(nodes.folder() / "up1");
 }
 
-/// Of the process itself, without its children.
+/// CPU time of the process without its children.
 double cpu_seconds(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
   std::string stat;
@@ -94,7 +94,7 @@ TEST(LaunchClusterFaultTest, ALauncherThatFallsSilentIsLost) {
   }
 }
 
-// SIGTSTP, which a terminal sends to the processes in its foreground.
+// SIGTSTP, which a terminal sends to its foreground processes.
 TEST(LaunchClusterFaultTest, ControlZIsNoSilence) {
   for (const size_t stopped : {0U, 1U}) {
     Nodes nodes(2);
@@ -108,7 +108,7 @@ TEST(LaunchClusterFaultTest, ControlZIsNoSilence) {
     std::this_thread::sleep_for(kSilence);
     EXPECT_TRUE(programs[1 - stopped]->running());
     programs[stopped]->send_signal(SIGCONT);
-    // For as long again, what was missed must not tell.
+    // The missed heartbeats must have no effect for the same time again.
     std::this_thread::sleep_for(kSilence);
     nodes.folder().write("go", "");
     for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -130,7 +130,7 @@ TEST(LaunchClusterFaultTest, AStoppedNodeDoesNotKeepTheOthersFromEnding) {
   EXPECT_NE(node1.wait().exit_code, 0);
 }
 
-// A service in front of it, or a router, may have the master's address.
+// The master's address may belong to a service or router in front of it.
 TEST(LaunchClusterFaultTest, TheMasterNeedNotReachItsOwnAddress) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {"--master_addr=192.0.2.1"}, until_go());
@@ -140,12 +140,12 @@ TEST(LaunchClusterFaultTest, TheMasterNeedNotReachItsOwnAddress) {
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
-/// Runs the command once there is a file "go".
+/// Runs the command once the file "go" exists.
 std::vector<std::string> when_told(const std::string& command) {
   return shell("while [ ! -e go ]; do sleep 0.01; done; exec " + command);
 }
 
-/// What `syncbn-launch explain` says about the file that node 0 names.
+/// The output of `syncbn-launch explain` for the file that node 0 names.
 std::string explained(const std::string& err) {
   const std::string command = "the latest calls of all ranks: syncbn-launch explain ";
   const size_t begin = err.find(command) + command.size();
@@ -224,7 +224,7 @@ TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
   Program& node0 = nodes.start(0, 1, {}, when_told(kAgentWorker + " calls 3 fail 7"));
   Program& node1 = nodes.start(1, 1, {}, {kAgentWorker, "calls", "5", "print", "up"});
   ASSERT_TRUE(are_up(node1, {1}));
-  // It has told node 0 that its worker has ended, ahead of its answer to this question.
+  // Node 1 reports its worker's end to node 0 before it answers this question.
   ASSERT_TRUE(node0.wait_until([&] {
     const std::string said = run_program({kLauncher, "status", std::to_string(node0.pid())}).out;
     return said.find("\n    0 ") != std::string::npos &&
@@ -271,7 +271,7 @@ TEST(LaunchClusterFaultTest, EachLauncherExplainsTheRanksOfAllNodesWhileTheyRun)
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
-/// What a launcher says first.
+/// The first message of a launcher.
 std::string hello(const char* node, const char* nproc) {
   return std::string("syncbn-agent 3\n") +
          fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
@@ -281,7 +281,7 @@ std::string hello(const char* node, const char* nproc) {
          "\n";
 }
 
-/// The next line to a scripted node; "" at the end, or if none comes.
+/// The next line that a scripted node gets; "" at the end, or if none arrives within 100 s.
 std::string next_line(const base::UniqueFd& fd) {
   const timeval limit{.tv_sec = 100, .tv_usec = 0};
   ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
@@ -292,7 +292,7 @@ std::string next_line(const base::UniqueFd& fd) {
 
 TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo) {
   Nodes nodes(2);
-  // This test is node 1, which may be silent for 300 s, and never sends its records.
+  // This test is node 1. It may be silent for 300 s, and never sends its records.
   Program& node0 = nodes.start(0, 1, {"--rdzv_conf=keep_alive_interval=100"},
                                when_told(kAgentWorker + " calls 3 fail 7"));
   const base::UniqueFd node1 = connect_to(nodes.port());
@@ -300,8 +300,8 @@ TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo
   nodes.folder().write("go", "");
   const std::string failed = "rank 0 failed: exit code 7";
   ASSERT_TRUE(node0.wait_for_err(failed));
-  // Node 0 reads both at once: with the first it begins to collect, and meets the second while it
-  // does.
+  // Node 0 reads both at once: the first one makes it collect records, and it gets the second one
+  // while it collects.
   ASSERT_TRUE(
       send_to(node1, "{\"type\":\"ended\",\"attempt\":0}\n{\"type\":\"ask_all_records\"}\n"));
   std::vector<int> ranks;
@@ -310,7 +310,7 @@ TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo
     const std::string line = next_line(node1);
     ASSERT_NE(line, "");
     const auto message = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!message.is_object()) continue;  // the handshake's
+    if (!message.is_object()) continue;  // a line of the handshake
     if (message["type"] == "record") ranks.push_back(message["rank"]);
     if (message["type"] == "all_records") head = message;
   }
@@ -363,7 +363,7 @@ TEST(LaunchClusterFaultTest, WaitsWithoutBeingBusy) {
 
 TEST(LaunchClusterFaultTest, SilentConnectionsDoNotKeepNodesOut) {
   Nodes nodes(2);
-  // So few that the silent ones take all.
+  // So few descriptors that the silent connections use them all.
   std::string command = "ulimit -n 64; exec";
   for (const std::string& word :
        launch_command({"--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
@@ -390,8 +390,8 @@ TEST(LaunchClusterFaultTest, AMasterThatSaysNothingIsWaitedForAsLongAsOneThatIsN
   EXPECT_THAT(result.err, HasSubstr("(no answer to our greeting)"));
 }
 
-/// A launcher of node 1, and a store in place of node 0's launcher. As torchrun's, it closes a
-/// connection that begins with a launcher's greeting.
+/// A launcher of node 1, and a store instead of node 0's launcher. Like torchrun's store, it closes
+/// a connection that begins with a launcher's greeting.
 struct NodeOfTorchrun {
   NodeOfTorchrun()
       : node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
@@ -410,11 +410,11 @@ TEST(LaunchClusterFaultTest, ATorchrunThatIsPreemptedIsWaitedFor) {
   base::UniqueFd client = torchrun.accept();
   std::string greeting = base::store_greeting(0);
   ASSERT_EQ(::recv(client.get(), greeting.data(), greeting.size(), MSG_WAITALL), greeting.size());
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // before: at most 2 s
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // a limit of 2 s would fail
   ASSERT_TRUE(send_to(client, greeting.substr(greeting.size() - sizeof(uint32_t))));
   char query = 0;
   ASSERT_EQ(::recv(client.get(), &query, 1, 0), 1);
-  std::this_thread::sleep_for(std::chrono::seconds(6));  // before: at most 5 s
+  std::this_thread::sleep_for(std::chrono::seconds(6));  // a limit of 5 s would fail
   ASSERT_TRUE(send_to(client, std::string(sizeof(int64_t), '\1')));
   EXPECT_TRUE(torchrun.node.wait_for_err("torchrun runs node 0 at"));
   client.reset();
@@ -446,7 +446,7 @@ TEST(LaunchClusterFaultTest, AMissingProgramIsToldToANodeZeroThatStartsLater) {
   const BoundPort master;
   Program node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
                                fmt::format("--master_port={}", master.port), "./missing"}));
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // before: at most 2 s
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // a limit of 2 s would fail
   ASSERT_EQ(::listen(master.fd.get(), 1), 0);
   pollfd ready{master.fd.get(), POLLIN, 0};
   ASSERT_TRUE(node.wait_until([&] { return ::poll(&ready, 1, 0) > 0; }));
@@ -472,7 +472,7 @@ TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
   }
 }
 
-/// Node 0 of two, whose worker runs until there is a file "go", and a stranger as node 1.
+/// Node 0 of two, whose worker runs until the file "go" exists, with a stranger as node 1.
 struct JobWithStranger {
   Nodes nodes{2};
   Program& lead = nodes.start(0, 1, {}, until_go());
@@ -497,7 +497,7 @@ TEST(LaunchClusterFaultTest, WhatALauncherSaysIsShownWithoutControlCharacters) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("[2Jb"), Not(HasSubstr("\x1b"))));
 }
 
-// None of ours asks to leave a job whose nodes are given; the job goes on, and ends.
+// A launcher never sends "leave" to a job with a fixed number of nodes. The job continues and ends.
 TEST(LaunchClusterFaultTest, ALauncherDoesNotLeaveAJobOfGivenNodes) {
   JobWithStranger job;
   EXPECT_TRUE(send_to(job.stranger, "{\"type\":\"leave\"}\n"));

@@ -1,4 +1,4 @@
-// Several nodes: launchers on one host that know each other by --master_addr only.
+// Several nodes: launchers on one host that find each other only through --master_addr.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -67,7 +67,7 @@ TEST(LaunchClusterTest, OfFailuresAtTheSameTimeTheReportsHoldTheOneOfTheExitCode
     ASSERT_TRUE(programs[node]->wait_until(
         [&] { return std::filesystem::exists(nodes.folder() / fmt::format("up{}", node)); }));
   }
-  // It hears of both failures at once.
+  // Node 0 gets both failures at once.
   programs[0]->send_signal(SIGSTOP);
   for (int node = 1; node < 3; ++node) {
     nodes.folder().write(fmt::format("go{}", node), "");
@@ -119,7 +119,7 @@ TEST(LaunchClusterTest, AllNodesStartAgainTogether) {
 TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
   for (const size_t signalled : {0U, 1U}) {
     Nodes nodes(2);
-    // The other one takes its time.
+    // The worker without the signal takes longer to end.
     const std::string work =
         "trap 'sleep 0.2; exit 0' TERM; touch up$RANK; "
         "while true; do sleep 0.01; done";
@@ -135,7 +135,7 @@ TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
   }
 }
 
-// More than a pipe holds, less than a launcher keeps; then more than both.
+// First more than a pipe holds but less than a launcher keeps; then more than both.
 constexpr const char* kTalkative = "yes | head -c 100000; touch talks$RANK; exec yes";
 
 // As in `syncbn-launch ... | less`.
@@ -160,8 +160,8 @@ TEST(LaunchClusterTest, AFailureEndsTheOtherNodesWhileNobodyReadsTheirOutput) {
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 7);
 }
 
-// Node 1 has failed, and both would begin again; the leader has to stay until the others have
-// ended.
+// Node 1 has failed, and both nodes are about to restart. The leader has to stay until the others
+// have ended.
 TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
   for (const size_t signalled : {0U, 1U}) {
     Nodes nodes(2);
@@ -194,7 +194,7 @@ TEST(LaunchClusterTest, ASignalToTheOneThatLeadsEndsTheWaitOfAll) {
   Nodes nodes(3);
   Program& lead = nodes.start(0, 1, {"--rdzv_conf=join_timeout=1000"}, {"true"});
   Program& other = nodes.start(1, 1, {}, {"true"});
-  // Of two with one rank one is refused, and the other has then been taken.
+  // Of two launchers with rank 1, one is refused; by then the other one is accepted.
   Program& twin = nodes.start(1, 1, {}, {"true"});
   twin.wait_until([&] { return !twin.running() || !other.running(); });
   Program& taken = twin.running() ? twin : other;
@@ -207,7 +207,7 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
   for (const int victim : {0, 1}) {
     std::vector<Program*> programs;
     Nodes nodes(2);
-    for (const int rank : {0, 1}) {  // silence would tell too late
+    for (const int rank : {0, 1}) {  // silence would be noticed too late
       programs.push_back(&nodes.start(rank, 1, {"--rdzv_conf=keep_alive_interval=100"},
                                       shell("touch up$RANK; exec sleep 1000")));
     }
@@ -255,7 +255,7 @@ TEST(LaunchClusterTest, ADuplicateNodeRankIsNamed) {
   nodes.start(0, 1, {}, {"true"});
   Program& one = nodes.start(1, 1, {}, {"true"});
   Program& other = nodes.start(1, 1, {}, {"true"});
-  // Whichever comes second is turned away.
+  // The one that arrives second is refused.
   one.wait_until([&] { return !one.running() || !other.running(); });
   const auto result = one.running() ? other.wait() : one.wait();
   EXPECT_EQ(result.exit_code, 2);
@@ -288,7 +288,7 @@ TEST(LaunchClusterTest, SaysAtOnceThatAMasterAddressIsNobodys) {
         launch_command({"--nnodes=2", "--node_rank=" + rank, "--master_addr=nobody.invalid",
                         fmt::format("--master_port={}", free_port()), "true"}),
         {.env = {{"OMP_NUM_THREADS", "1"}}});
-    // Node 0 finds itself without it.
+    // Node 0 itself notices that the name has no address.
     const std::string said = rank == "0" ? "--master_addr=nobody.invalid is not an address of this "
                                            "machine, which is node 0"
                                          : "cannot find nobody.invalid";
@@ -325,8 +325,8 @@ TEST(LaunchClusterTest, NodesOfTheC10dBackendNeedNoRank) {
                                             HasSubstr("[1] rank 1 of 2, job job\n")));
 }
 
-// Unmodified Python workers, which find the launcher's store; its keys of the attempt before would
-// lead them astray.
+// Unmodified Python workers, which use the launcher's store. Keys of the earlier attempt would
+// confuse them.
 TEST(LaunchClusterTest, PythonWorkersRecoverAtTheFirstRestart) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   Nodes nodes(2);

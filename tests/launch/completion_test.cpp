@@ -1,4 +1,4 @@
-// The completion scripts in the shells that they are for.
+// The completion scripts, in the shells for which they are.
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
 
@@ -27,9 +27,8 @@ bool has_program(const std::string& name) {
 
 const std::string kBashCompletion = "/usr/share/bash-completion/bash_completion";
 
-/// A shell at whose prompt lines are typed, in a folder with the file "notes.txt" and the folder
-/// "logs". `setup` makes Ctrl-X print the line, as {{N:line}}N the Nth time, and
-/// clear it.
+/// Types lines at a shell's prompt, in a folder with the file "notes.txt" and the folder "logs".
+/// `setup` makes Ctrl-X print the line as {{N:line}}N, the Nth time, and clear it.
 class Shell {
  public:
   Shell(const std::vector<std::string>& argv, const std::string& kind, const std::string& setup)
@@ -41,7 +40,7 @@ class Shell {
     terminal_.shows("ready");
   }
 
-  /// The line after the Tab key.
+  /// Returns the line after pressing Tab.
   std::string after_tab(const std::string& line) {
     terminal_.type(line + "\t\x18");
     ++lines_;
@@ -65,7 +64,7 @@ class Shell {
   int lines_ = 0;
 };
 
-/// What bash's readline does, by its own word about the line.
+/// Checks the line that bash's readline itself reports.
 class BashCompletionTest : public ::testing::Test {
  protected:
   static std::string shown() {
@@ -73,7 +72,7 @@ class BashCompletionTest : public ::testing::Test {
            "; bind 'set bell-style none'; source ./_syncbn-launch";
   }
 
-  /// All that is offered for a line with the cursor at its end.
+  /// All completions for a line with the cursor at its end.
   static std::vector<std::string> offered(const std::string& line, const std::string& before = "") {
     const std::string script =
         before +
@@ -96,7 +95,7 @@ class BashCompletionTest : public ::testing::Test {
   }
 
  private:
-  /// One a line; = and : are words.
+  /// One word per line; = and : are separate words.
   static std::string as_bash_splits(const std::string& line) {
     std::string words;
     for (size_t i = 0; i < line.size(); ++i) {

@@ -1,5 +1,5 @@
-// A preloaded library that stands in for servers that do not answer: a name server, and the file
-// server of each file named dead.jsonl. Whoever asks waits for ever, and leaves the file
+// A preloaded library that stands in for servers that do not answer: the name server, and the file
+// server of each file named dead.jsonl. A query waits forever, after creating the file
 // DEAD_SERVERS_TRACE.
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -35,7 +35,7 @@ extern "C" int open(const char* path, int flags, ...) {
   if (std::string_view(path).ends_with("/dead.jsonl")) wait_for_ever();
   std::va_list arguments;
   va_start(arguments, flags);
-  const mode_t mode = va_arg(arguments, mode_t);  // read only if a file is created
+  const mode_t mode = va_arg(arguments, mode_t);  // used only if a file is created
   va_end(arguments);
   return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }

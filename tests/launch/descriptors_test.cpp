@@ -12,7 +12,7 @@
 namespace syncbn::launch {
 namespace {
 
-// Both ways of closing, in a process of its own: it has no other descriptors to lose.
+// Tests both ways of closing descriptors, in a child process that needs no other ones.
 class DescriptorsTest
     : public testing::TestWithParam<std::function<void(unsigned, unsigned, unsigned)>> {};
 

@@ -1,4 +1,4 @@
-// Nodes that come and go during a job: launchers on one host with the c10d backend.
+// Nodes that join and leave during a job: launchers on one host with the c10d backend.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -21,7 +21,7 @@ using ::testing::Not;
 
 class LaunchElasticTest : public ::testing::Test {
  protected:
-  /// The first that is started leads.
+  /// Starts a node; the first one leads.
   Program& start(const std::string& nnodes, const std::vector<std::string>& options,
                  const std::vector<std::string>& program) {
     std::vector<std::string> words{
@@ -36,14 +36,15 @@ class LaunchElasticTest : public ::testing::Test {
     return *programs_.back();
   }
 
-  /// Each worker says where it stands, leaves a mark of it, and ends when there is a file "go".
+  /// Each worker prints its ranks and sizes, leaves a mark with them, and ends once the file "go"
+  /// exists.
   static std::vector<std::string> until_go() {
     return {"sh", "-c",
             "echo worker $RANK/$WORLD_SIZE node $GROUP_RANK/$GROUP_WORLD_SIZE restarts "
             "$TORCHELASTIC_RESTART_COUNT; touch up$RANK.$WORLD_SIZE; "
             "while [ ! -e go ]; do sleep 0.01; done"};
   }
-  /// A node with one worker, which fails at once on the node "bad", and elsewhere waits for "go".
+  /// A node with one worker, which fails at once on the node "bad" and elsewhere waits for "go".
   Program& start_named(const std::string& nnodes, const std::string& name, int exclude_failing,
                        int max_restarts = 10) {
     return start(nnodes,
@@ -54,7 +55,7 @@ class LaunchElasticTest : public ::testing::Test {
                               "[ {0} = bad ] && exit 9; while [ ! -e go ]; do sleep 0.01; done",
                               name)});
   }
-  /// until_go() has begun on so many nodes of one worker each.
+  /// Waits until until_go() runs on `size` nodes with one worker each.
   void wait_for_world(Program& program, int size) {
     ASSERT_TRUE(program.wait_until([&] {
       for (int rank = 0; rank < size; ++rank) {
@@ -109,7 +110,7 @@ TEST_F(LaunchElasticTest, ANodeThatComesLaterTakesPart) {
   EXPECT_THAT(second.out, HasSubstr("[1] worker 1/2 node 1/2 restarts 0\n"));
 }
 
-// Of three the one in the middle: ranks have no gap after it.
+// Kills the middle one of three nodes: the ranks after it must leave no gap.
 TEST_F(LaunchElasticTest, GoesOnWithoutANodeThatIsKilled) {
   conf_ = "last_call_timeout=1000";
   Program& lead = start("2:3", {}, until_go());
@@ -226,7 +227,7 @@ TEST_F(LaunchElasticTest, ANodeThatFailsAgainAndAgainIsLeftOut) {
   EXPECT_THAT(bad.err(), HasSubstr("bad has failed 2 times in this job, which goes on without it "
                                    "(--exclude_failing=2)"));
   wait_for_world(lead, 1);
-  // It is not admitted again, and another one is.
+  // The excluded node is refused, and another one is admitted.
   EXPECT_EQ(start_named("1:2", "bad", 2).wait().exit_code, 2);
   std::filesystem::remove(folder_ / "up0.2");
   Program& other = start_named("1:2", "other", 2);
@@ -259,7 +260,7 @@ TEST_F(LaunchElasticTest, TheFewestNodesAreKeptHoweverOftenTheyFail) {
   EXPECT_THAT(lead.err(), Not(HasSubstr("left out")));
 }
 
-// Workers often see sooner than the launchers that others are gone, and fail.
+// Workers often notice and fail before the launchers notice that other nodes are gone.
 TEST_F(LaunchElasticTest, AWorkerThatFailsBecauseANodeIsLostDoesNotEndTheJob) {
   const std::vector<std::string> program{
       "sh", "-c",
@@ -301,7 +302,7 @@ TEST_F(LaunchElasticTest, AllNodesAndAttemptsAreOneJob) {
   EXPECT_NE(id("job0.1"), "");
   EXPECT_EQ(id("job0.2"), id("job0.1"));
   EXPECT_EQ(id("job1.2"), id("job0.1"));
-  // Each attempt has a log folder of its own.
+  // Each attempt has its own log folder.
   const auto run = std::filesystem::directory_iterator(folder_ / "logs")->path();
   EXPECT_TRUE(std::filesystem::exists(run / "attempt_0" / "0" / "stdout.log"));
   EXPECT_TRUE(std::filesystem::exists(run / "attempt_1" / "0" / "stdout.log"));
@@ -323,7 +324,8 @@ TEST_F(LaunchElasticTest, WhoLeadsMayBeSaid) {
   EXPECT_THAT(result.out, HasSubstr("[0] worker 0/2 node 0/2"));
 }
 
-// Unmodified Python workers; torchrun's own case of two elastic agents of which one is killed.
+// Unmodified Python workers, in a case of torchrun's own tests: one of two elastic agents is
+// killed.
 TEST_F(LaunchElasticTest, PythonWorkersGoOnWithTheNodesThatAreLeft) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   folder_.write("work.py", R"(import os, time, torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-// The event log as a program reads it.
+// The event log, as a program reads it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ using ::testing::MatchesRegex;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-/// The lines that are JSON.
+/// The lines that are JSON objects, parsed.
 std::vector<Json> events_in(const std::string& text) {
   std::vector<Json> events;
   std::istringstream lines(text);
@@ -220,7 +220,7 @@ TEST_F(LaunchEventsTest, EveryNodeHasItsOwn) {
     EXPECT_THAT(events.back()["reason"].get<std::string>(), HasSubstr("rank 1"));
     EXPECT_EQ(events.front()["job_id"], nullptr);
     jobs.insert(events.back()["job_id"]);
-    // Node 0 alone knows when all have joined.
+    // Only node 0 knows when all nodes have joined.
     const auto joined = named(events, "nodes_joined");
     ASSERT_THAT(joined, SizeIs(rank == 0 ? 1 : 0));
     if (rank != 0) continue;

@@ -1,6 +1,6 @@
-// A stand-in for NVIDIA's libcuda.so.1, as far as --preflight calls it. FAKE_DRIVER has a word for
-// each GPU: fine, slow, fails, hangs, dies, uncompiled (the driver has no compiler); or the driver
-// itself is none, broken, or "hangs at once".
+// A stand-in for the part of NVIDIA's libcuda.so.1 that --preflight calls. FAKE_DRIVER has one word
+// for each GPU: fine, slow, fails, hangs, dies, uncompiled (the driver has no compiler). Or it
+// describes the driver itself: none, broken, or "hangs at once".
 #include <unistd.h>
 
 #include <array>
@@ -39,7 +39,7 @@ const std::vector<std::string>& gpus() {
 thread_local std::string current;
 thread_local std::chrono::duration<double> pending{};  // work of the current GPU
 
-// @param seconds that a GPU without a fault needs
+// @param seconds that a GPU without a fault needs for the work
 int enqueue(double seconds) {
   pending += std::chrono::duration<double>(current == "slow" ? 10 * seconds : seconds);
   return 0;
@@ -104,7 +104,7 @@ int cuMemAlloc_v2(unsigned long long* address, size_t /*size*/) {
 }
 
 int cuMemcpyDtoD_v2(unsigned long long /*to*/, unsigned long long /*from*/, size_t size) {
-  constexpr double kRate = 1e11;  // bytes a second
+  constexpr double kRate = 1e11;  // bytes per second
   return enqueue(static_cast<double>(size) / kRate);
 }
 

@@ -1,4 +1,4 @@
-// What is left of a job when its launcher, its keeper or its workers are killed.
+// What remains of a job when its launcher, its keeper or its workers are killed.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -24,8 +24,8 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-// A job whose processes end only by SIGKILL: each worker has a background child, a child in a
-// session of its own, and a grandchild whose parent has ended.
+// A job whose processes end only by SIGKILL. Each worker has a child in the background, a child in
+// its own session, and a grandchild whose parent has ended.
 class StubbornJob {
  public:
   static constexpr size_t kWorkers = 3;
@@ -39,7 +39,7 @@ class StubbornJob {
                   "sleep 1000 & setsid sleep 1000 & (setsid sleep 1000 &)\n"
                   "exec sleep 1000\n",
                   true);
-    // First: a later --shutdown_timeout overrules it.
+    // At the front, so that a later --shutdown_timeout overrides it.
     options.insert(options.begin(), "--shutdown_timeout=1000");
     options.push_back(fmt::format("--nproc_per_node={}", kWorkers));
     options.push_back(folder_ / "stubborn");
@@ -59,7 +59,7 @@ class StubbornJob {
   Program& launcher() { return *program_; }
   pid_t keeper() const { return keeper_of(program_->pid()); }
   std::vector<pid_t> processes() const { return job_processes(marker_); }
-  /// Processes that do not end, launcher and keeper included.
+  /// Number of processes that do not end, including the launcher and the keeper.
   size_t left_over() const { return count_soon(marker_); }
   bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
 
@@ -113,7 +113,7 @@ TEST(LaunchFaultTest, NothingOutlivesLauncherAndKeeperThatAreKilledTogether) {
   EXPECT_TRUE(job.temporaries_are_gone());
 }
 
-// `pkill -9 -f syncbn-launch` must not hit the processes that clean up.
+// `pkill -9 -f syncbn-launch` must not kill the processes that clean up.
 TEST(LaunchFaultTest, NothingOutlivesWhatHasTheLaunchersName) {
   StubbornJob job;
   ASSERT_TRUE(job.started());
@@ -146,12 +146,12 @@ TEST(LaunchFaultTest, ASecondInterruptKillsAtOnce) {
   ASSERT_TRUE(job.started());
   job.launcher().send_signal(SIGINT);
   job.launcher().send_signal(SIGTERM);
-  // Whichever fails first determines the exit code.
+  // The signal that is handled first determines the exit code.
   EXPECT_THAT(job.launcher().wait().exit_code, ::testing::AnyOf(130, 143));
   EXPECT_EQ(job.left_over(), 0U);
 }
 
-// A worker that starts these commands in the background and succeeds once the file "go" exists.
+// A worker that starts these commands in the background, and succeeds once the file "go" exists.
 class JobThatSucceeds {
  public:
   JobThatSucceeds(const std::string& commands, const std::string& shutdown_timeout)
@@ -210,9 +210,9 @@ TEST(LaunchFaultTest, ASignalEndsTheWaitForHelpers) {
   EXPECT_EQ(job.count("tail"), 0U);
 }
 
-// Such as torch_shm_manager, which unlinks shared memory after its last client has ended.
+// For example torch_shm_manager, which unlinks shared memory after its last client has ended.
 TEST(LaunchFaultTest, DaemonsOfWorkersThatSucceedAreLeftAlone) {
-  // tail -f ends by itself if it could only write to a pipe that nobody reads.
+  // Without the redirection, tail -f would end once no process reads its pipe.
   JobThatSucceeds job("setsid tail -f /dev/null > /dev/null &", "1000");
   ASSERT_TRUE(job.launcher().wait_until([&] { return job.count("tail") == 1; }));
   job.folder().write("go", "");
@@ -225,7 +225,7 @@ TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
   for (const int exit_code : {0, 3}) {
     TempFolder folder;
     const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
-    // The first ends after the worker, the second never.
+    // The first daemon ends after the worker, the second one never.
     const std::string script =
         "touch segment; setsid sh -c 'touch up; while kill -0 '$$$$' && ! grep -q Z "
         "/proc/'$$$$'/stat; do sleep 0.01; done 2> /dev/null; rm segment' & "
@@ -237,7 +237,7 @@ TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
     EXPECT_EQ(result.exit_code, exit_code);
     EXPECT_FALSE(fs::exists(folder / "segment"));
     if (exit_code == 0) {
-      // It may still be sh, before exec.
+      // The daemon may still be sh, before exec.
       EXPECT_TRUE(eventually([&] { return count_programs(marker, "tail") == 1; }));
     } else {
       EXPECT_EQ(job_processes(marker).size(), 0U) << "none is left when the launcher ends";
@@ -246,7 +246,7 @@ TEST(LaunchFaultTest, DaemonsMayCleanUpBeforeTheLauncherEnds) {
   }
 }
 
-/// A control group of version 1 whose processes can be frozen. SIGKILL does not end a frozen
+/// A control group (version 1) that can freeze its processes. SIGKILL does not end a frozen
 /// process, which is in state D.
 class Freezer {
  public:
@@ -287,7 +287,7 @@ TEST(LaunchFaultTest, AWorkerThatHangsInTheKernelDoesNotBlockTheExit) {
   EXPECT_THAT(result.err, HasSubstr(fmt::format(
                               "(pid {}) did not end after SIGKILL; it is left running", worker)));
   EXPECT_EQ(state_of(worker), 'D');
-  // It does not continue when it is thawed.
+  // When it is thawed, the worker ends instead of continuing.
   freezer.thaw();
   EXPECT_TRUE(eventually([&] { return has_ended(worker); }));
 }
@@ -354,7 +354,7 @@ TEST(LaunchFaultTest, SurvivesAHangupUnderNohup) {
   EXPECT_EQ(launcher.wait().exit_code, 7);
 }
 
-// The worker has no children: a shell whose vfork'ed child is stopped is in state D, not T.
+// The worker has no child: a shell that waits for a stopped vfork'ed child is in state D, not T.
 TEST(LaunchFaultTest, StopsAndContinuesTheWorkersWithItself) {
   Program launcher(launch_command({"sh", "-c", "echo $$$$; while true; do :; done"}));
   launcher.wait_until([&] { return count(launcher.out(), "\n") == 1; });
@@ -380,7 +380,7 @@ TEST(LaunchFaultTest, EndsAWorkerThatSomebodyStopped) {
 // As in `syncbn-launch ... | less`.
 TEST(LaunchFaultTest, ASignalEndsItWhileNobodyReadsItsOutput) {
   TempFolder folder;
-  // First more than the pipe holds but less than the launcher keeps; then more than both.
+  // First more than a pipe holds but less than the launcher keeps; then more than both.
   const std::string script = "yes | head -c 100000; touch written; exec yes";
   Program launcher(
       launch_command({"--shutdown_timeout=1000", "--nproc_per_node=2", "sh", "-c", script}),
@@ -454,7 +454,7 @@ TEST(LaunchFaultTest, AReportThatCannotBeWrittenIsSaidBeforeAnythingStarts) {
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
-// Whichever descriptor cannot be opened, no worker starts.
+// No worker starts, whichever descriptor cannot be opened.
 TEST(LaunchFaultTest, SaysThatThereAreTooFewFileDescriptors) {
   int refused = 0;
   for (int most = 5; most < 64; ++most) {
@@ -494,7 +494,7 @@ TEST(LaunchFaultTest, AWorkersLogOnADeadFileServerHoldsUpNothing) {
       launch({"sh", "-c", R"("$0" log "$1"; kill -9 $$$$)", kAgentWorker, folder / "dead.jsonl"},
              {.env = {{"LD_PRELOAD", SYNCBN_DEAD_SERVERS},
                       {"DEAD_SERVERS_TRACE", trace},
-                      // A sanitizer's runtime wants to be the first library.
+                      // A sanitizer's runtime library insists on being loaded first.
                       {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_TRUE(fs::exists(trace));

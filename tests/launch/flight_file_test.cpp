@@ -1,4 +1,4 @@
-// Flight records: from the memory that a rank writes to the file and its explanation.
+// Flight records, from the memory that a rank writes to the file and its explanation.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::Pair;
 
-/// A rank of three, as a program of lib/dist writes its record.
+/// One of three ranks, with a record as a program of lib/dist writes it.
 struct Rank {
   explicit Rank(int rank) : record(FlightRecord::make(memory.fd(), rank, 3)) {
     record->add_group("all", {0, 1, 2});
@@ -107,7 +107,7 @@ TEST(FlightRecordTest, ARecordOutlivesItsProcessUntilAnotherTakesIt) {
   EXPECT_EQ(memory.read()->calls.at(0).sequence, 7);
   EXPECT_EQ(memory.read()->pid, child);
   EXPECT_FALSE(memory.counts()) << "nobody waits in the call";
-  // As b in `sh -c 'a || b'`.
+  // A second program takes over the memory, like b in `sh -c 'a || b'`.
   const auto record = FlightRecord::make(memory.fd(), 1, 3);
   ASSERT_TRUE(record);
   EXPECT_FALSE(FlightRecord::make(memory.fd(), 0, 3));
@@ -162,7 +162,7 @@ TEST(RecordMessageTest, ARecordSurvivesItsJourney) {
   ASSERT_TRUE(message);
   const auto got = launch::record_in(nlohmann::json::parse(message->dump()));
   ASSERT_TRUE(got);
-  // Also the groups, the times and the host.
+  // The text also contains the groups, the times and the host.
   const auto text = [](const RankRecord& record) {
     return FlightFile{.job = "j", .unix_ns = 1, .records = {record}}.text();
   };
@@ -191,7 +191,7 @@ TEST(RecordMessageTest, AMessageAboveItsShareHasTheLatestCallsAndThoseThatAreOpe
   EXPECT_EQ(got->calls.back().sequence, calls);
   EXPECT_EQ(got->groups[0].last, calls);
   EXPECT_FALSE(launch::record_message(record, {.calls = 1000, .bytes = 100}));
-  // Of many ranks, each has fewer.
+  // In a large job, each rank may send fewer calls.
   const auto of_many = launch::RecordQuota::of(16'384);
   EXPECT_LE(of_many.bytes * 16'384, size_t{64} << 20);
   EXPECT_EQ(launch::record_in(*launch::record_message(stuck_rank(), of_many))->calls.size(),
@@ -212,12 +212,12 @@ TEST(RecordMessageTest, WhatIsNoRecordIsRefused) {
   EXPECT_TRUE(refused("host", 1));
   EXPECT_TRUE(refused("calls", {{1, 2, 3}}));
   EXPECT_TRUE(refused("texts", nlohmann::json::array()));
-  nlohmann::json huge = good;  // a thousand million ranks in one group
+  nlohmann::json huge = good;  // 10^9 ranks in one group
   huge["groups"] = {{"all", 1, {{0, 1'000'000'000, 0}}}};
   EXPECT_LE(launch::record_in(huge)->groups[0].ranks.size(), FlightLayout::kGroupBytes);
 }
 
-/// Three ranks: 0 waits in #3 of all, 1 in #2 of its pair with 0; 2 has not come to #3.
+/// Three ranks: 0 waits in #3 of all, 1 in #2 of its pair with 0; 2 has not called #3.
 FlightFile stuck_job() {
   FlightFile file{.job = "j", .attempt = 1, .world_size = 3, .why = "rank 2 failed (exit code 1)"};
   file.ranks = {0, 1, 2};
@@ -302,7 +302,7 @@ TEST(FlightFileTest, RefusesMoreThanARankRecords) {
   EXPECT_THAT(refusal(line("pg_config", 1025)), HasSubstr("line 2 has 0 calls in 1025 groups"));
   EXPECT_THAT(refusal(std::string((4 << 20) + 1, ' ')),
               HasSubstr("line 2 has 4194305 bytes; the record of a rank has at most 4194304"));
-  // Nothing that copies it takes all of the stack.
+  // Copying it must not overflow the stack.
   std::string deep = head;
   const size_t list = deep.find("\"missing\":[") + 11;
   deep.insert(list, std::string(500'000, '[') + std::string(500'000, ']'));

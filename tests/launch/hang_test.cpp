@@ -1,5 +1,5 @@
-// Workers that make no progress: found, explained, ended; and what is no hang. What
-// `syncbn-launch status` tells of all this.
+// Workers that make no progress: how the launcher finds, explains and ends them, what it does not
+// consider a hang, and what `syncbn-launch status` prints.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -41,19 +41,19 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A worker that waits for a processor does not hang.
+// Long enough that a worker which waits for a processor is not considered hung.
 constexpr const char* kTimeout = "--hang_timeout=5";
-// After this, a worker that is not ended is not going to be.
+// If a worker still runs after this time, the launcher will not end it.
 constexpr std::chrono::seconds kMuchLonger{12};
 
-/// The agent worker with what each rank does.
+/// Runs the agent worker with these arguments on each rank.
 std::vector<std::string> worker(const std::string& arguments) {
   return shell("exec " + kAgentWorker + " " + arguments);
 }
 
-// The launcher makes "$" of "$$".
-/// Ranks that make a step every 50 ms in the first attempt; later ones end at once. Each writes its
-/// process to pidRANK.
+// The launcher turns "$$" into "$".
+/// Ranks that make a step every 50 ms in the first attempt, and end at once in later ones. Each
+/// writes its process ID to the file pidRANK.
 std::vector<std::string> steps_in_first_attempt() {
   return shell(
       "echo $$$$ > tmp$RANK; mv tmp$RANK pid$RANK; [ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; "
@@ -61,7 +61,7 @@ std::vector<std::string> steps_in_first_attempt() {
       kAgentWorker + " steps 100000 50");
 }
 
-/// The process that wrote the file.
+/// The process ID in the file, once it exists.
 pid_t pid_in(const Nodes& nodes, const std::string& file) {
   pid_t pid = 0;
   eventually([&] { return nodes.has(file); });
@@ -69,7 +69,7 @@ pid_t pid_in(const Nodes& nodes, const std::string& file) {
   return pid;
 }
 
-/// The lines of docs/launch.md with which a Python program reports its steps.
+/// The lines of docs/launch.md by which a Python program reports its steps.
 std::string documented_snippet() {
   std::ifstream file(std::string(SYNCBN_SOURCE_DIR) + "/docs/launch.md");
   const std::string page((std::istreambuf_iterator<char>(file)), {});
@@ -78,7 +78,7 @@ std::string documented_snippet() {
   return page.substr(first, page.find("```", first) - first);
 }
 
-/// One node in a folder of its own.
+/// Starts one node in its own folder.
 Program& start_alone(Nodes& nodes, int nproc, std::vector<std::string> options,
                      const std::vector<std::string>& program) {
   options.insert(options.begin(), "--nnodes=1");
@@ -88,7 +88,7 @@ Program& start_alone(Nodes& nodes, int nproc, std::vector<std::string> options,
 
 TEST(LaunchHangTest, AStoppedRankIsNamedEndedAndStartedAgain) {
   Nodes nodes(1);
-  // The others begin when it is stopped.
+  // The other ranks begin once rank 2 is stopped.
   const auto result =
       start_alone(nodes, 4, {kTimeout, "--max_restarts=1"},
                   shell("[ $TORCHELASTIC_RESTART_COUNT = 0 ] || exit 0; if [ $RANK = 2 ]; then "
@@ -107,7 +107,7 @@ TEST(LaunchHangTest, AStoppedRankIsNamedEndedAndStartedAgain) {
                     HasSubstr("restart 1 of 1")));
 }
 
-// What a phase asks for is time to do something.
+// A phase asks for time to work, which a stopped process does not do.
 TEST(LaunchHangTest, AStoppedRankIsNamedInALongPhase) {
   Nodes nodes(1);
   const std::string phase = "echo $$$$ > tmp$RANK; mv tmp$RANK pid$RANK; exec " + kAgentWorker +
@@ -145,7 +145,7 @@ TEST(LaunchHangTest, AShortStopIsNoHang) {
   Nodes nodes(1);
   Program& job = start_alone(nodes, 2, {"--hang_timeout=10"}, steps_in_first_attempt());
   const pid_t pid = pid_in(nodes, "pid1");
-  for (int i = 0; i < 6; ++i) {  // together they would be one
+  for (int i = 0; i < 6; ++i) {  // together, the pauses are longer than the timeout
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     ::kill(pid, SIGSTOP);
     std::this_thread::sleep_for(std::chrono::seconds(2));
@@ -210,7 +210,7 @@ TEST(LaunchHangTest, ADebuggerStopsTheTime) {
       start_alone(nodes, 1, {kTimeout},
                   shell("echo $$$$ > tmp; mv tmp pid; exec " + kAgentWorker + " heartbeat 1 wait"));
   const pid_t pid = pid_in(nodes, "pid");
-  ASSERT_TRUE(eventually([pid] {  // the shell would stop at a signal, and never start the worker
+  ASSERT_TRUE(eventually([pid] {  // the shell would stop at a signal and never start the worker
     std::string name;
     return std::ifstream(fmt::format("/proc/{}/comm", pid)) >> name && name.starts_with("launch_a");
   }));
@@ -221,7 +221,7 @@ TEST(LaunchHangTest, ADebuggerStopsTheTime) {
   std::this_thread::sleep_for(kMuchLonger);
   EXPECT_TRUE(job.running());
   ::kill(pid, SIGKILL);
-  ::waitpid(pid, nullptr, __WALL);  // a debugger learns of its end before the keeper
+  ::waitpid(pid, nullptr, __WALL);  // the debugger is notified before the keeper
   EXPECT_EQ(job.wait().exit_code, 137);
 }
 
@@ -240,7 +240,7 @@ TEST(LaunchHangTest, NeitherALongPhaseNorSilenceFromTheBeginningIsAHang) {
   EXPECT_TRUE(silent.wait_until([&] { return !silent.err().empty(); }));
   std::this_thread::sleep_for(kMuchLonger);
   for (const auto& [arguments, job] : jobs) {
-    // Once, if there has been no record at all.
+    // Printed once, for a job without any record.
     EXPECT_EQ(job->err(), arguments == "wait" ? kSeesNothing : "") << arguments;
     job->send_signal(SIGTERM);
     EXPECT_EQ(job->wait().exit_code, 143);
@@ -277,7 +277,7 @@ TEST(LaunchHangTest, TimeInWhichTheLauncherDoesNotRunDoesNotCount) {
   std::vector<pid_t> all{job.pid(), pid_in(nodes, "pid0"), pid_in(nodes, "pid1")};
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   for (const pid_t pid : all) ::kill(pid, SIGSTOP);
-  // The answer, when it runs again, takes the records that have waited.
+  // When the launcher runs again, answering this reads the records that have arrived meanwhile.
   Program status({kLauncher, "status", std::to_string(job.pid())});
   std::this_thread::sleep_for(kMuchLonger);
   EXPECT_EQ(status.wait().exit_code, 75);
@@ -291,7 +291,7 @@ TEST(LaunchHangTest, TimeInWhichTheLauncherDoesNotRunDoesNotCount) {
   EXPECT_EQ(job.wait().exit_code, 143);
 }
 
-// After 30 s, which no option changes.
+// 30 s, which no option changes.
 TEST(LaunchHangTest, WithoutATimeoutARankForWhichOthersWaitIsNamedOnce) {
   Nodes nodes(1);
   Program& job = start_alone(
@@ -302,7 +302,7 @@ TEST(LaunchHangTest, WithoutATimeoutARankForWhichOthersWaitIsNamedOnce) {
   const std::string name = "holds up the others";
   EXPECT_THAT(job.err(), ContainsRegex("rank 1 \\(.*\\) holds up the others: no progress for "
                                        "[3-5][0-9]\\.[0-9] s"));
-  std::this_thread::sleep_for(kMuchLonger);  // it looks every 10 s
+  std::this_thread::sleep_for(kMuchLonger);  // the launcher checks every 10 s
   EXPECT_EQ(job.err().find(name), job.err().rfind(name));
   EXPECT_TRUE(job.running());
   job.send_signal(SIGTERM);
@@ -322,14 +322,14 @@ WorkerState at(int rank, uint64_t steps, double second, const std::string& place
 }
 
 TEST(LaunchHangTest, TheCulpritIsFoundByWhatDistinguishesIt) {
-  // Records of the same time, or of times that are far apart, tell who is behind.
+  // A rank is behind if the records are of the same time, or if its record is much older.
   EXPECT_EQ(find_culprit({at(0, 12, 5), at(1, 11, 5.5), at(2, 12, 5)})->rank, 1);
   EXPECT_EQ(find_culprit({at(0, 12, 5), at(1, 12, 5), at(2, 9, 1)})->rank, 2);
-  // With one record a second, a lower number of a little earlier tells nothing.
+  // With one record per second, a lower step in a slightly older record proves nothing.
   EXPECT_FALSE(find_culprit({at(0, 12, 5), at(1, 11, 4.5)}));
   EXPECT_FALSE(find_culprit({at(0, 12, 5), at(1, 12, 5)}));
   EXPECT_FALSE(find_culprit({}));
-  // Where its main thread is.
+  // One rank's main thread waits in another place than the others'.
   const auto elsewhere = find_culprit({at(0, 12, 5), at(1, 12, 5, "230"), at(2, 12, 5)});
   EXPECT_EQ(elsewhere->rank, 1);
   EXPECT_FALSE(elsewhere->is_sure);
@@ -339,7 +339,7 @@ TEST(LaunchHangTest, TheCulpritIsFoundByWhatDistinguishesIt) {
   EXPECT_FALSE(find_culprit(debugged));
 }
 
-/// A rank that waits in a collective of the group.
+/// A rank that waits in a collective of `group`.
 WorkerState waiting(int rank, const std::string& group, uint64_t sequence) {
   WorkerState one{.rank = rank, .host = "a", .pid = 100 + rank, .process = 'S'};
   one.called = {{"default", 4}, {"other", 1}};
@@ -354,7 +354,7 @@ WorkerState waiting(int rank, const std::string& group, uint64_t sequence) {
 }
 
 TEST(LaunchHangTest, ARankThatHasNotComeToACallIsFoundAmongThoseThatWait) {
-  // Rank 1 waits in an earlier call than rank 0, for rank 2, which waits for nobody.
+  // Rank 1 waits in an earlier call than rank 0 does, for rank 2, which does not wait.
   std::vector<WorkerState> workers{waiting(0, "default", 6), waiting(1, "default", 5),
                                    waiting(2, "default", 4), waiting(3, "other", 2)};
   workers[2].waits.clear();
@@ -367,11 +367,11 @@ TEST(LaunchHangTest, ARankThatHasNotComeToACallIsFoundAmongThoseThatWait) {
   EXPECT_EQ(
       find_culprit({WorkerState::of(workers[0].json()), WorkerState::of(workers[2].json())})->rank,
       2);
-  // All have come: the network is slow.
+  // All ranks are in the call: the network is slow.
   EXPECT_FALSE(find_culprit({waiting(0, "default", 5), waiting(1, "default", 5)}));
-  // Nothing is known of a program without this library.
+  // A program without this library reports no calls.
   EXPECT_FALSE(find_culprit({waiting(0, "default", 5), {.rank = 1, .host = "a", .process = 'S'}}));
-  // It does not report steps either, so it may compute for as long as it likes.
+  // It reports no steps either, so it may compute without a time limit.
   EXPECT_FALSE(launch::judge_hang({waiting(0, "default", 5), waiting(1, "default", 5)}, 31, true));
 }
 
@@ -399,7 +399,7 @@ TEST(LaunchHangTest, TheStatesOfANodeFitIntoAMessage) {
   EXPECT_EQ(WorkerState::of(json.at(9)).waits.at(3).ranks, workers[9].waits[3].ranks);
   for (WorkerState& worker : workers) {
     std::vector<int>& ranks = worker.waits[0].ranks;
-    std::erase_if(ranks, [](int rank) { return rank * 7919 % 13 < 6; });  // in no order
+    std::erase_if(ranks, [](int rank) { return rank * 7919 % 13 < 6; });  // irregularly
   }
   const auto irregular = launch::json_of(workers, kMaxBytes);
   EXPECT_EQ(WorkerState::of(irregular.at(9)).waits.at(0).ranks, workers[9].waits[0].ranks);
@@ -439,7 +439,7 @@ TEST(LaunchStragglerTest, ARankThatTheOthersWaitForInThreeIntervalsIsNamedOnce) 
   }
   for (int i = 0; i < 5; ++i) interval({20, 10, 10, 10}, 2);  // saves, and makes no steps
   EXPECT_TRUE(lines.empty());
-  // Nearly all of the time goes into calls, of which some overlap on the GPU.
+  // Calls take nearly all of the time, and some of them overlap on the GPU.
   for (int i = 0; i < 5; ++i) interval({0.5, -3, -2, -3}, 100);
   EXPECT_TRUE(lines.empty());
   workers[3].gpu = "0000:dc:00.0";
@@ -478,7 +478,7 @@ TEST(LaunchHangTest, ARankThatHasAskedForTimeHoldsUpNobody) {
 
 TEST(LaunchHangTest, AWorkerThatIsAloneHoldsUpNobody) {
   std::vector<WorkerState> workers{at(0, 12, 5), at(1, 12, 5)};
-  workers[0].process = '?';  // has ended, and so has been idle for longer
+  workers[0].process = '?';  // has ended, so it has been idle for longer
   workers[0].idle_seconds = 100;
   workers[1].gpu = "0000:dc:00.0";
   EXPECT_FALSE(launch::judge_hang(workers, 31, false));
@@ -489,7 +489,7 @@ TEST(LaunchHangTest, AWorkerThatIsAloneHoldsUpNobody) {
             "no progress for 31.0 s");
 }
 
-// A process with many threads has more stacks than are shown, and may take longer than there is.
+// A process with many threads has more stacks than are printed, and reading them may time out.
 TEST(LaunchHangTest, StacksThatAreCutAreShown) {
   const TempFolder folder;
   const std::string path = std::getenv("PATH");
@@ -504,7 +504,7 @@ TEST(LaunchHangTest, StacksThatAreCutAreShown) {
   ::setenv("PATH", path.c_str(), 1);
 }
 
-/// Whether it is installed and may attach to other processes.
+/// Whether the debugger is installed and may attach to other processes.
 bool has_debugger(const std::string& program) {
   std::string scope;
   std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope;
@@ -512,7 +512,7 @@ bool has_debugger(const std::string& program) {
          (::geteuid() == 0 || scope.empty() || scope == "0");
 }
 
-/// Expects the function among the threads of the program, which has to begin first.
+/// Runs the program, and expects `function` in the stacks of its threads.
 void expect_function(const std::string& function, const std::vector<std::string>& argv) {
   Program program(argv);
   std::string text;
@@ -552,7 +552,7 @@ TEST(LaunchHangTest, PythonWithFaulthandlerShowsItsLines) {
                                 HasSubstr("it made no progress (--hang_timeout) and was killed")));
 }
 
-/// A job's name that no other test on this machine has.
+/// A job name that no other test on this machine uses.
 std::string own(const std::string& name) {
   return fmt::format("{}-{}", name, ::getpid());
 }
@@ -573,7 +573,7 @@ TEST(LaunchStatusTest, ShowsEveryRankOnAllNodes) {
     text = run_program({kLauncher, "status", own("shown")}).out;
     return ::testing::Value(text, shown);
   })) << text;
-  // Both launchers run here, and are one job.
+  // Both launchers run here and belong to one job.
   EXPECT_EQ(text.find("job shown"), text.rfind("job shown"));
   EXPECT_THAT(run_program({kLauncher, "status", std::to_string(first.pid())}).out,
               HasSubstr("job shown"));
@@ -618,7 +618,7 @@ TEST(LaunchStatusTest, SaysThatThereIsNoSuchJobAndWhichThereAre) {
   Program& job = start_alone(nodes, 1, {"--rdzv_id=" + own("there")}, worker("wait"));
   const std::string there = fmt::format("job {} (launcher {})", own("there"), job.pid());
   ProgramResult result;
-  eventually([&] {  // until no other test has a launcher that is stopped
+  eventually([&] {  // until no other test has a stopped launcher
     result = run_program({kLauncher, "status", "no-such-job"});
     return result.exit_code != 75 && result.err.find(there) != std::string::npos;
   });
@@ -660,7 +660,7 @@ TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
   EXPECT_THAT(result.err, HasSubstr(fmt::format("launcher {0} does not answer (stopped? kill "
                                                 "-CONT {0})",
                                                 stopped.pid())));
-  // Its job may be the one that is meant.
+  // The stopped launcher's job may be the one that is asked for.
   const auto unknown = run_program({kLauncher, "status", "no-such-job"});
   EXPECT_EQ(unknown.exit_code, 75);
   EXPECT_THAT(unknown.err,

@@ -1,4 +1,4 @@
-// A node's connection to its head.
+// The connection between a node and its head.
 #include "common/head_link.h"
 
 #include <gtest/gtest.h>
@@ -41,7 +41,7 @@ TEST(HeadLinkTest, GivesMessagesAndSignalsInTheirOrder) {
   head.says("{\"type\":\"alive\"}\n{\"type\":\"go\",\"master_port\":7}\n");
   EXPECT_EQ(head.link->wait_for("go").at("master_port"), 7);
   EXPECT_EQ(head.link->next_signal(), std::nullopt);
-  // In two parts.
+  // The second message arrives in two parts.
   head.says("{\"type\":\"signal\",\"signal\":10}\n{\"type\":\"sig");
   EXPECT_EQ(head.link->next_signal(), 10);
   EXPECT_EQ(head.link->next_signal(), std::nullopt);
@@ -70,7 +70,7 @@ TEST(HeadLinkTest, AHeadThatIsStoppedMayBeSilent) {
   ASSERT_EQ(head.link->next_signal(), SIGSTOP);
   EXPECT_FALSE(head.link_has_news(milliseconds(200)));
   EXPECT_EQ(head.link->next_signal(), std::nullopt);
-  // After SIGCONT silence counts again.
+  // After SIGCONT, silence counts again.
   head.says("{\"type\":\"signal\",\"signal\":18}\n");
   ASSERT_EQ(head.link->next_signal(), SIGCONT);
   EXPECT_TRUE(head.link_has_news(std::chrono::seconds(20)));

@@ -1,4 +1,4 @@
-// Which hosts a job runs on, what they are told, and which variables go along.
+// The hosts of a job, their options, and the variables that are exported to them.
 #include "options/hosts.h"
 
 #include <gmock/gmock.h>
@@ -20,7 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Optional;
 
-/// "user@name=slots" of each.
+/// Each host as "user@name=slots".
 std::vector<std::string> in_words(const std::vector<Host>& hosts) {
   std::vector<std::string> words;
   words.reserve(hosts.size());

@@ -21,10 +21,10 @@ TEST(KeeperTest, AnExceptionInItDoesNotReachTheLaunchersCode) {
   try {
     keeper.emplace(std::vector<WorkerSpec>{}, [] { throw std::runtime_error("in the keeper"); });
   } catch (const std::runtime_error&) {
-    ::_exit(0);  // this is the keeper, with the launcher's frames
+    ::_exit(0);  // this is the keeper, in the launcher's frames
   }
   keeper.reset();  // closes the socket, as if the launcher had ended
-  // A keeper that has unwound into our frames exits with 0, and its sentinel with it.
+  // A keeper that had unwound into our frames would exit with 0, and so would its sentinel.
   const pid_t sentinel = children_of(::getpid()).at(0);
   EXPECT_TRUE(syncbn::test::eventually([sentinel] { return children_of(sentinel).empty(); }));
   std::this_thread::sleep_for(std::chrono::milliseconds(200));

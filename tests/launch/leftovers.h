@@ -15,7 +15,7 @@
 
 namespace syncbn::test {
 
-/// Processes whose folder in /proc satisfies the condition.
+/// Processes whose folder in /proc satisfies `holds`.
 inline std::vector<pid_t> processes_that(
     const std::function<bool(const std::filesystem::path&)>& holds) {
   std::vector<pid_t> pids;
@@ -36,7 +36,7 @@ inline std::vector<pid_t> job_processes(const std::string& marker) {
   });
 }
 
-/// Those of them whose program is `name`, as `ps -o comm` shows it.
+/// Number of these processes whose program is `name`, as in `ps -o comm`.
 inline size_t count_programs(const std::string& marker, const std::string& name) {
   size_t count = 0;
   for (const pid_t pid : job_processes(marker)) {
@@ -48,7 +48,7 @@ inline size_t count_programs(const std::string& marker, const std::string& name)
   return count;
 }
 
-/// Processes with this working directory.
+/// Processes with this working folder.
 inline std::vector<pid_t> processes_in(const std::filesystem::path& folder) {
   return processes_that([&](const std::filesystem::path& process) {
     std::error_code error;
@@ -56,7 +56,7 @@ inline std::vector<pid_t> processes_in(const std::filesystem::path& folder) {
   });
 }
 
-/// The number of processes with that marker that do not end.
+/// Number of processes with this marker that do not end.
 inline size_t count_soon(const std::string& marker) {
   eventually([&] { return job_processes(marker).empty(); }, kPromptly);
   return job_processes(marker).size();

@@ -90,7 +90,7 @@ TEST_F(LogFolderTest, WorkersWithoutLogsHaveNoFoldersOfTheirOwn) {
 }
 
 TEST_F(LogFolderTest, RunsThatFailAgainAndAgainKeepTheLatestOnly) {
-  LogFolder running(options_);  // the oldest; it is in use
+  LogFolder running(options_);  // the oldest one, which is in use
   running.keep();
   options_.redirects.all.err = true;
   const fs::path logs = LogFolder(options_).path();

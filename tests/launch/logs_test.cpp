@@ -1,4 +1,4 @@
-// Where the workers' output goes: log folder, redirects, tee, filters, prefixes.
+// The workers' output: log folder, redirects, tee, filters and prefixes.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
@@ -61,7 +61,7 @@ TEST(LaunchLogsTest, TeeShowsAndWrites) {
   EXPECT_FALSE(fs::exists(attempt / "1/stderr.log"));
 }
 
-// No error: one command line may serve nodes with different numbers of workers.
+// Only a warning: one command line may serve nodes with different numbers of workers.
 TEST(LaunchLogsTest, WarnsOfALocalRankThatIsNotThere) {
   const auto result = launch({"--nproc_per_node=2", "-t", "1:0", "-r", "9:0,1:0", "true"});
   EXPECT_EQ(result.exit_code, 0);
@@ -70,7 +70,7 @@ TEST(LaunchLogsTest, WarnsOfALocalRankThatIsNotThere) {
             "workers, from local rank 0\n");
 }
 
-// torchrun's parser refuses local ranks of two digits.
+// torchrun's parser refuses two-digit local ranks.
 TEST(LaunchLogsTest, TakesRanksOfAnyNumber) {
   TempFolder folder;
   const auto result = launch({"--nproc_per_node=12", "--log_dir=" + folder.path().string(), "-r",
@@ -145,7 +145,7 @@ TEST(LaunchLogsTest, KeepsThemWhenTheLauncherIsKilled) {
   const pid_t keeper = keeper_of(launcher.pid());
   launcher.send_signal(SIGKILL);
   launcher.wait();
-  // The keeper would remove them.
+  // A keeper that still ran would remove the logs.
   ASSERT_TRUE(eventually([&] { return has_ended(keeper); }));
   EXPECT_EQ(text_of(run / "attempt_0/0/stdout.log"), "precious\n");
   EXPECT_TRUE(has_event());
@@ -197,7 +197,7 @@ TEST(LaunchLogsTest, TheReportHasTheReasonOfARankThatIsNotShown) {
 
 TEST(LaunchLogsTest, SaysThatALogFileCouldNotBeWritten) {
   TempFolder folder;
-  // A limit in place of a full disk. As on a full disk, the launcher is not killed.
+  // A limit on file sizes stands for a full disk. Neither kills the launcher.
   const auto result = run_program({"sh", "-c",
                                    "ulimit -f 8; trap '' XFSZ; exec " + kLauncher + " --log_dir=" +
                                        folder.path().string() + " -t 1 seq 100000 >/dev/null"});

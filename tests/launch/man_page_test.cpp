@@ -1,4 +1,4 @@
-// The manual page, through the program that shows it.
+// The manual page, as shown by groff.
 #include <gmock/gmock.h>
 
 #include <regex>
@@ -20,7 +20,7 @@ std::string page() {
   return result.out;
 }
 
-/// What groff makes of the page, without bold and underlined letters.
+/// The page as groff formats it, without bold and underlined letters.
 ProgramResult shown() {
   TempFolder folder;
   return run_program({"groff", "-man", "-ww", "-Tascii", "-P-c", "-P-b", "-P-o", "-P-u",

@@ -1,4 +1,4 @@
-// Nodes of which torchrun runs some.
+// Jobs in which torchrun runs some of the nodes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -18,7 +18,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// torchrun beside our launchers: the same options, another program.
+/// torchrun and our launchers in one job, with the same options.
 class MixedClusterTest : public ::testing::Test {
  protected:
   void SetUp() override { SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch"); }
@@ -38,9 +38,9 @@ class MixedClusterTest : public ::testing::Test {
         words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()});
   }
 
-  /// Each worker's rank and the sum of all ranks.
+  /// Each worker prints its rank and the sum of all ranks.
   std::vector<std::string> sum_of_ranks() {
-    // A line in one write: torchrun's workers share a pipe.
+    // In one write per line: torchrun's workers share a pipe.
     folder_.write("sum.py", R"(import sys, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank()])
@@ -52,7 +52,7 @@ dist.destroy_process_group()
     return {python(), "sum.py"};
   }
 
-  /// Says that it is there, and stays until there is a file "end".
+  /// Leaves a mark, and runs until the file "end" exists.
   static std::vector<std::string> wait_for_end() {
     return {"sh", "-c", "touch up$RANK; while [ -e up$RANK ] && [ ! -e end ]; do sleep 0.01; done"};
   }
@@ -103,7 +103,7 @@ TEST_F(MixedClusterTest, OurFailureEndsUs) {
     const auto result = ours->wait();
     EXPECT_EQ(result.exit_code, 7);
     EXPECT_THAT(result.err, HasSubstr("exit code 7"));
-    folder_.write("end", "");  // what torchrun does then is its own affair
+    folder_.write("end", "");  // whatever torchrun does then
   }
 }
 
@@ -115,7 +115,7 @@ TEST_F(MixedClusterTest, ATorchrunOfNode0ThatDiesEndsOurWorkers) {
   const auto result = ours->wait();
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("torchrun's node 0 is gone"));
-  folder_.write("end", "");  // for the worker of torchrun, which it leaves alone
+  folder_.write("end", "");  // ends torchrun's worker, which torchrun leaves running
 }
 
 TEST_F(MixedClusterTest, ASignalInTheBarrierEndsUs) {
@@ -129,7 +129,7 @@ TEST_F(MixedClusterTest, ASignalInTheBarrierEndsUs) {
   torchruns->wait();
 }
 
-// A port scanner, or a load balancer's probe.
+// Such as a port scanner or a load balancer's probe.
 TEST_F(MixedClusterTest, ASilentConnectionDoesNotKeepTheJob) {
   const auto ours = start(false, 2, 0, 1, {"true"});
   const auto silent = connect_to(port_);

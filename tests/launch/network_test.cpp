@@ -22,7 +22,7 @@ TEST(LaunchNetworkTest, JobsStartedTogetherGetDistinctPorts) {
   TempFolder folder;
   std::vector<std::unique_ptr<Program>> jobs;
   for (size_t i = 0; i < kJobs; ++i) {
-    // Each run holds its port until all have one.
+    // Each job holds its port until all jobs have one.
     jobs.push_back(std::make_unique<Program>(
         launch_command({"sh", "-c", "echo $MASTER_PORT; while [ ! -e go ]; do sleep 0.01; done"}),
         RunProgramOptions{.cwd = folder.path()}));
@@ -96,7 +96,7 @@ TEST(LaunchNetworkTest, TwoNodesOnOneHostShareOutTheRanks) {
   EXPECT_THAT(one.out, AllOf(HasSubstr("[2] 2 0 4 1 2\n"), HasSubstr("[3] 3 1 4 1 2\n")));
 }
 
-// Rank 0 waits for every other rank's number and prints their sum; the others send theirs.
+// Rank 0 gets every other rank's number and prints their sum; the others send theirs.
 constexpr const char* kSumOfRanks = R"(import os, socket, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -124,7 +124,7 @@ TEST(LaunchNetworkTest, NodesInTwoNetworksMeetAtTheMastersAddress) {
         launch_command({"--nnodes=2", fmt::format("--node_rank={}", rank), "--nproc_per_node=2",
                         "--master_addr=" + TwoHosts::address(0), "--master_port=29501", script}));
   };
-  // The launcher's own store would use that port.
+  // Otherwise the launcher's own store would use that port.
   const RunProgramOptions options{.env = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}}};
   Program first(node(0), options);
   Program second(node(1), options);

@@ -1,4 +1,4 @@
-// What a head makes of the stderr of its nodes.
+// How a head handles the stderr of its nodes.
 #include "ssh/node_protocol.h"
 
 #include <gmock/gmock.h>

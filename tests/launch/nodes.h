@@ -14,12 +14,12 @@
 
 namespace syncbn::test {
 
-/// Launchers that are to meet at one port.
+/// Launchers that meet at one port.
 class Nodes {
  public:
   explicit Nodes(int count) : count_(count), port_(free_port()) {}
 
-  /// Options come after those that name the job, and overrule them.
+  /// `options` follow those that name the job, and override them.
   Program& start(int rank, int nproc, const std::vector<std::string>& options,
                  const std::vector<std::string>& program) {
     std::vector<std::string> words{
@@ -40,7 +40,7 @@ class Nodes {
     return results;
   }
 
-  /// Whether all launchers end as soon as they should.
+  /// Whether all launchers end within kPromptly.
   bool end_promptly() const {
     const auto ended = [](const auto& program) { return has_ended(program->pid()); };
     return eventually([&] { return std::all_of(programs_.begin(), programs_.end(), ended); },

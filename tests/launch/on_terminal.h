@@ -64,7 +64,7 @@ class OnTerminal {
     return true;
   }
 
-  /// Hangs up, as when the window is closed or the connection is lost.
+  /// Hangs up, as when the terminal's window is closed or its connection is lost.
   void hang_up() { master_.reset(); }
 
   /// Reads all output and returns the exit code.
@@ -89,7 +89,7 @@ class OnTerminal {
     }
     char buffer[4096];
     const ssize_t got = ::read(master_.get(), buffer, sizeof(buffer));
-    if (got <= 0) return false;  // EIO: every process has closed it
+    if (got <= 0) return false;  // EIO: every process has closed the terminal
     screen_.append(buffer, static_cast<size_t>(got));
     return true;
   }

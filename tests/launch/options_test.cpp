@@ -79,7 +79,7 @@ TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
   EXPECT_EQ(from_command_line, 2);
 }
 
-// Kubeflow's operators set these.
+// Kubeflow's operators set these variables.
 TEST(LaunchOptionsTest, ReadsTheEnvironmentOfKubernetesJobs) {
   ::setenv("PET_N_PROC_PER_NODE", "3", 1);
   ::setenv("PET_STANDALONE", "", 1);
@@ -101,7 +101,7 @@ TEST(LaunchOptionsTest, ReadsStreamsAsTorchrun) {
   EXPECT_TRUE(some.redirects.of(0).out && !some.redirects.of(0).err);
   EXPECT_TRUE(!some.redirects.of(11).out && some.redirects.of(11).err);
   EXPECT_FALSE(some.redirects.of(5).out || some.redirects.of(5).err);
-  // One command line for any number of workers.
+  // One command line serves any number of workers.
   EXPECT_TRUE(parse({"--tee=0:3, 1:3", "--nproc=1", "prog"}).tee.of(0).err);
   EXPECT_THAT(parse({"--local_ranks_filter=0, 1", "--nproc=2", "prog"}).local_ranks_filter,
               ElementsAre(0, 1));
@@ -113,7 +113,7 @@ TEST(LaunchOptionsTest, ReadsWhoGetsTheInput) {
   EXPECT_EQ(parse({"--stdin=1", "--nproc=2", "prog"}).stdin_rank, 1);
 }
 
-// As torchrun, whose argparse takes them for its own.
+// Like torchrun, whose argparse consumes them.
 TEST(LaunchOptionsTest, TakesDashesRightBehindTheProgramAway) {
   EXPECT_THAT(parse({"script.py", "--", "--foo"}).program, ElementsAre("script.py", "--foo"));
   EXPECT_THAT(parse({"script.py", "a", "--", "--foo"}).program,
@@ -156,7 +156,7 @@ TEST(LaunchOptionsTest, LimitsTheSilenceOfANode) {
               HasSubstr("keep_alive_max_attempt is a whole number from 1 to 10000"));
 }
 
-// As torchrun's own tests pass it, in a list of arguments.
+// torchrun's own tests pass it like this, in a list of arguments.
 TEST(LaunchOptionsTest, TakesQuotesOffTheSettingsOfTheRendezvous) {
   const auto options =
       parse({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=host",
@@ -223,7 +223,7 @@ TEST(LaunchOptionsTest, NumbersAreDecimalAndTheLastOneCounts) {
   EXPECT_EQ(parse({"--rdzv_conf=join_timeout=10min", "prog"}).join_timeout, milliseconds(600'000));
 }
 
-// Names that are ours alone do not make torchrun's abbreviations ambiguous.
+// Option names that torchrun lacks must not make torchrun's abbreviations ambiguous.
 TEST(LaunchOptionsTest, AbbreviationsOfTorchrunStayWhatTheyWere) {
   EXPECT_TRUE(parse({"--no-p", "prog"}).no_python);
   EXPECT_TRUE(parse({"--v", "prog"}).virtual_local_rank);
@@ -423,9 +423,9 @@ TEST(LaunchSchedulerTest, TakesNodesFromAStepOfSlurm) {
   EXPECT_EQ(parse({"--master_addr=x", "--master_port=5", "prog"}).master_port, 5);
 }
 
-// `srun … & srun … & wait`: on the same nodes, at the same time.
+// `srun … & srun … & wait`: steps on the same nodes at the same time.
 TEST(LaunchSchedulerTest, KeepsTheStepsOfAJobOfSlurmApart) {
-  // A federation's ids use all 32 bits.
+  // The job ids of a federation use all 32 bits.
   const Environment slurm({{"SLURM_STEP_NUM_NODES", "2"},
                            {"SLURM_NODEID", "0"},
                            {"SLURM_STEP_NODELIST", "a,b"},
@@ -439,7 +439,7 @@ TEST(LaunchSchedulerTest, KeepsTheStepsOfAJobOfSlurmApart) {
   EXPECT_NE(first.master_port, next.master_port);
 }
 
-// Without srun there is one launcher, whatever the allocation.
+// Without srun there is one launcher, however many nodes the allocation has.
 TEST(LaunchSchedulerTest, ABatchScriptOfSlurmIsOneNode) {
   const Environment slurm({{"SLURM_NNODES", "4"}, {"SLURM_NODEID", "0"}, {"SLURM_JOB_ID", "1"}});
   EXPECT_EQ(parse({"prog"}).nnodes.max, 1);
@@ -466,7 +466,7 @@ TEST(LaunchSchedulerTest, TakesTheRankOfAnIndexedKubernetesJob) {
   const Environment job("JOB_COMPLETION_INDEX", "3");
   EXPECT_EQ(parse({"--nnodes=4", "--master_addr=job-0.svc", "prog"}).node_rank, 3);
   EXPECT_EQ(parse({"prog"}).node_rank, 0);
-  // A launcher of its own in each pod.
+  // Each pod runs its own job.
   EXPECT_EQ(parse({"--nnodes=1", "prog"}).node_rank, 0);
 }
 

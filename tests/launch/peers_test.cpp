@@ -23,11 +23,11 @@ using std::chrono::seconds;
 
 class PeersTest : public testing::Test {
  protected:
-  /// A launcher that has connected to `peers_`.
+  /// Connects a launcher to `peers_`.
   base::Channel connect() {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    // As a keeper that starts workers has it.
+    // Like the copy that a keeper holds while it starts workers.
     copy_ = base::UniqueFd(::dup(ends[0]));
     peers_.add_newcomer(base::Channel(base::UniqueFd(ends[0])));
     return base::Channel(base::UniqueFd(ends[1]));

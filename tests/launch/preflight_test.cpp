@@ -1,4 +1,4 @@
-// --preflight: what it makes of the figures of all nodes, and its jobs.
+// --preflight: its judgement of the figures of all nodes, and jobs with it.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/error.h>
@@ -39,7 +39,7 @@ using ::testing::Not;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-/// Three nodes that are alike, but for what `change` does to the second.
+/// The findings for three equal nodes, the second of which `change` modifies.
 launch::PreflightFindings judge(const std::function<void(MachineFigures&)>& change) {
   std::vector<MachineFigures> nodes(
       3, {.host = "a",
@@ -159,8 +159,8 @@ TEST(LaunchPreflightTest, FiguresSurviveTheirJourney) {
   EXPECT_GT(figures.disk_rate, 0) << figures.disk_error;
 }
 
-/// The GPUs of the stand-in for the driver (fake_driver.cpp): once it is in the process, its name
-/// finds it.
+/// Measures the GPUs of the stand-in for the driver (fake_driver.cpp). Once it is loaded into the
+/// process, dlopen() of the driver's name finds it.
 std::vector<launch::GpuFigures> measure_gpus(const std::string& gpus, std::optional<int> listed,
                                              std::chrono::seconds patience) {
   ::setenv("FAKE_DRIVER", gpus.c_str(), 1);
@@ -180,7 +180,7 @@ TEST(LaunchPreflightTest, GpusAreMeasuredAndThoseThatFailAreNamed) {
   EXPECT_GT(gpus[1].memory_rate, 0);
   EXPECT_EQ(gpus[0].error + gpus[1].error, "");
   EXPECT_EQ(gpus[2].error, "cuCtxSynchronize: CUDA_ERROR_214 (214)");
-  // A program may bring compiled kernels.
+  // No error: a program may bring compiled kernels.
   EXPECT_EQ(gpus[3].error, "");
   EXPECT_EQ(gpus[3].compute_rate, 0);
   EXPECT_GT(gpus[3].memory_rate, 0);
@@ -261,7 +261,7 @@ TEST(LaunchPreflightTest, GpusHaveLinesAndStopTheJobIfTheyFail) {
 TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {
   const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(100);
   const launch::LinkServer server("0123456789abcdef", soon);
-  // A stranger is turned away, and does not keep the expected one out.
+  // The server refuses a stranger, and still serves the expected client.
   launch::LinkProbe stranger("127.0.0.1", server.port(), "fedcba9876543210", soon);
   EXPECT_THROW(stranger.measure_trip(), std::exception);
   launch::LinkProbe probe("127.0.0.1", server.port(), "0123456789abcdef", soon);
@@ -287,7 +287,7 @@ TEST(LaunchPreflightTest, ANodeThatIsPreemptedBeforeItSendsTheIdKeepsNobodyOutAn
   const base::UniqueFd halfway = connect_to(server.port());
   ASSERT_TRUE(send_to(halfway, id.substr(0, 5)));
   EXPECT_LT(launch::LinkProbe("127.0.0.1", server.port(), id, soon).measure_trip().seconds, 1);
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // before: at most 2 s
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // a limit of 2 s would fail
   std::array<char, 8> time{};
   ASSERT_TRUE(send_to(halfway, id.substr(5) + "a"));
   EXPECT_EQ(::recv(halfway.get(), time.data(), time.size(), MSG_WAITALL), 8);

@@ -61,7 +61,7 @@ TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
   fail(same);
   fail(same);
   EXPECT_EQ(policy.refusal(), "");
-  fail({"rank 1 failed (exit code 1)", 8});  // at another step
+  fail({"rank 1 failed (exit code 1)", 8});  // another step
   fail(same);
   fail({"rank 0 failed (exit code 1)", 7});  // another rank
   fail(same);
@@ -70,7 +70,7 @@ TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
   fail(same);
   EXPECT_EQ(policy.refusal(),
             "rank 1 failed (exit code 1) 3 times in a row at step 7: a restart does not help");
-  // Killed from outside: nothing tells whether the cause is the same.
+  // Killed from outside: the cause may differ each time.
   for (int i = 0; i < 20; ++i) fail({"rank 1 failed (killed by signal 9)", std::nullopt});
   EXPECT_EQ(policy.refusal(), "");
 }
@@ -91,7 +91,7 @@ TEST(RestartPolicyTest, StopsLaterWhenTheSameFailureRepeatsBeforeTheFirstStep) {
   EXPECT_EQ(policy.refusal(),
             "rank 1 failed (exit code 1) 10 times in a row before its first step: a restart does "
             "not help");
-  // A program that reports no steps has run for a while.
+  // A program that reports no steps, but has run for a while.
   for (int i = 0; i < 20; ++i) fail(same, seconds(60));
   EXPECT_EQ(policy.refusal(), "");
 }

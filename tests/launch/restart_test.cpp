@@ -1,4 +1,4 @@
-// --max_restarts: what the attempts of a run share, and what each has of its own.
+// --max_restarts: what the attempts of a run share, and what each attempt has of its own.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -48,8 +48,8 @@ TEST(LaunchRestartTest, DoesNotRepeatAUsageError) {
   EXPECT_EQ(result.out, "up\n");
 }
 
-// The end of the job's time was announced to a worker that was not ready for it.  ($$$$: the
-// launcher makes it $$.)
+// The signal announces the end of the job's time to a worker that does not handle it. (The launcher
+// turns $$$$ into $$.)
 TEST(LaunchRestartTest, DoesNotRestartAfterAUserSignal) {
   const auto result = launch({"--max_restarts=3", "sh", "-c", "echo up; kill -USR1 $$$$"});
   EXPECT_EQ(result.exit_code, 128 + SIGUSR1);
@@ -87,7 +87,7 @@ TEST(LaunchRestartTest, EachAttemptHasAFreshPort) {
 
 TEST(LaunchRestartTest, NothingOfAnAttemptIsLeftWhenTheNextBegins) {
   TempFolder folder;
-  // Ignores SIGTERM and has a child in a session of its own; the next attempt looks for both.
+  // Ignores SIGTERM and has a child in another session; the next attempt looks for both.
   const auto result =
       launch({"--max_restarts=1", "--shutdown_timeout=0.1", "--nproc_per_node=2", "sh", "-c",
               "if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then "
@@ -110,7 +110,7 @@ TEST(LaunchRestartTest, ASignalEndsTheRunWithoutARestart) {
   EXPECT_EQ(result.out, "up\n");
 }
 
-// Also a signal that arrives while an attempt is failing.
+// Also if a signal arrives while an attempt is failing.
 TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
   TempFolder folder;
   const std::string script =
@@ -121,7 +121,7 @@ TEST(LaunchRestartTest, ASignalInTheGraceTimeEndsTheRunToo) {
   ASSERT_TRUE(launcher.wait_until([&] { return launcher.out() == "[0] ending\n"; }));
   launcher.send_signal(SIGTERM);
   ASSERT_TRUE(launcher.wait_until([&] { return !pending(launcher.pid(), SIGTERM); }));
-  folder.write("go", "");  // the first signal does not cut the grace period short
+  folder.write("go", "");  // the first signal does not shorten the grace period
   const auto result = launcher.wait();
   EXPECT_EQ(result.exit_code, 143);
   EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed: exit code 4"),
@@ -164,7 +164,7 @@ TEST(LaunchRestartTest, ABudgetByTimeIsNamed) {
                     HasSubstr("no restart is left (--max_restarts=1 within 1 h 0 min)")));
 }
 
-// As in a real training job: one worker is killed by a signal while the others wait for it.
+// As in a real training job: a signal kills one worker while the others wait for it.
 TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
   const std::string script =
       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
@@ -174,7 +174,7 @@ TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
   EXPECT_THAT(result.err, HasSubstr("rank 2 failed: killed by signal 11 (SIGSEGV"));
 }
 
-// Crashes before and after the group has formed. bench/recovery runs many more, also on two nodes.
+// Failures before and after the group is formed. bench/recovery runs many more, also on two nodes.
 TEST(LaunchRestartTest, PythonWorkersRecoverAtTheFirstRestart) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const auto result =

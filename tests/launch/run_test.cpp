@@ -1,4 +1,4 @@
-// syncbn-launch from outside: what workers get, and how the launcher handles what they do.
+// syncbn-launch from outside: what it passes to workers, and how it handles what they do.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
@@ -112,7 +112,7 @@ TEST(LaunchTest, Returns128PlusTheSignalThatKilledAWorker) {
 }
 
 TEST(LaunchTest, GivesWorkersNoDescriptorsButTheirOwn) {
-  // The caller left descriptor 9 open.
+  // The caller has left descriptor 9 open.
   const auto result =
       run_program({"sh", "-c", kLauncher + " sh -c 'ls /proc/$$$$/fd' 9</dev/null"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -134,8 +134,7 @@ TEST(LaunchTest, ResetsSignalsForWorkers) {
   const auto result = run_program(
       {"sh", "-c",
        "trap '' INT PIPE; exec " + kLauncher + " grep -E 'Sig(Blk|Ign)' /proc/self/status"});
-  // Signals 32 and 33 are reserved by glibc, so a program that inherits them as ignored cannot
-  // reset them.
+  // glibc reserves signals 32 and 33, so a program that inherits them as ignored cannot reset them.
   EXPECT_THAT(result.out, ::testing::MatchesRegex("SigBlk:\t0+\nSigIgn:\t0000000(18|00)0000000\n"));
 }
 
@@ -206,7 +205,8 @@ TEST(LaunchTest, DoesNotWaitForAGrandchildThatHoldsThePipe) {
 }
 
 TEST(LaunchTest, ReportsTheFirstFailureOnceAndEndsTheRest) {
-  // Rank 1 fails once the others are running; rank 0's output hides its own.
+  // Rank 1 fails once the others are running. They then print a line, so that rank 1's output is
+  // not the last one.
   TempFolder folder;
   const auto result =
       launch({"--nproc_per_node=3", "sh", "-c",
@@ -231,7 +231,7 @@ TEST(LaunchTest, DoesNotRepeatWordsThatWereTheLastOnesPrinted) {
 TEST(LaunchTest, IsBriefAboutAUsageErrorOfAllWorkers) {
   TempFolder folder;
   const auto result = launch({"--nproc_per_node=3", "sh", "-c",
-                              // The launcher gives rank 0 a second from the others' end.
+                              // The launcher gives rank 0 a second after the others have ended.
                               "touch up$RANK; while [ ! -e up0 ] || [ ! -e up1 ] || "
                               "[ ! -e up2 ]; do sleep 0.01; done; [ $RANK != 0 ] && "
                               "touch ended$RANK && exit 2; "
@@ -256,7 +256,7 @@ TEST(LaunchTest, ShowsTheErrorFileOfTheWorkerThatFailed) {
 TEST(LaunchTest, NotesTheFirstFailureInAWorkersLogAndSaysHowToContinue) {
   TempFolder folder;
   folder.write("run.jsonl", "{}\n{\"cut");
-  // Rank 1 has the true failure, and the log is rank 0's.
+  // Rank 1 has the actual failure, and the log is rank 0's.
   const auto result = launch(
       {"--nproc_per_node=2", "sh", "-c",
        R"(if [ $RANK = 0 ]; then "$0" log run.jsonl resume 'train runs/x'; touch up; exec sleep 1000; fi
@@ -389,7 +389,7 @@ TEST(LaunchTest, TakesThePythonOfTheFolderInWhichItHasALink) {
   EXPECT_EQ(run_program({kLauncher, "script.py"}, in_folder).out, "");
 }
 
-// Two launchers that were meant as two runs would otherwise silently become one.
+// Otherwise two launchers that were meant as two runs would silently form one job.
 TEST(LaunchTest, SaysWhatItHasTakenFromTheScheduler) {
   const auto result = launch({"--rdzv_conf=join_timeout=1", "true"},
                              {.env = {{"SLURM_STEP_NUM_NODES", "2"},
@@ -564,7 +564,7 @@ TEST(LaunchTest, WritesAReportInJson) {
   EXPECT_EQ(report["failure"]["ended"].size(), 1U);
 }
 
-// The printed report leaves out output that is directly above it.
+// The printed report leaves out output that is printed directly above it.
 TEST(LaunchTest, ReportsInJsonHaveTheLastLinesThatWereShown) {
   TempFolder folder;
   const std::string report = folder / "report.json";
@@ -603,7 +603,7 @@ TEST(LaunchTest, AReportThatCannotBeWrittenChangesNoExitCode) {
   EXPECT_THAT(result.err, HasSubstr("--report: cannot"));
 }
 
-/// A control group of version 1 with little memory.
+/// A control group (version 1) with little memory.
 class SmallMemory {
  public:
   SmallMemory() : folder_(fmt::format("/sys/fs/cgroup/memory/syncbn-test-{}", ::getpid())) {

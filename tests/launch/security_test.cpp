@@ -1,5 +1,5 @@
-// What strangers who reach the port of node 0 can do, and what launchers without the job's token
-// cannot.
+// What strangers that reach the port of node 0 can do, and what launchers without the job's token
+// cannot do.
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -63,7 +63,7 @@ std::vector<std::string> until_go() {
   return shell("touch up$RANK; while [ ! -e go ]; do sleep 0.01; done");
 }
 
-/// A token file in the folder of `nodes`; returns the option.
+/// Writes a token file into the folder of `nodes` and returns the option for it.
 std::string token_option(const Nodes& nodes, const std::string& token, unsigned mode = 0600) {
   const std::string name = "token-" + std::to_string(token.size()) + "-" + std::to_string(mode);
   const std::string path = nodes.folder().write(name, token + "\n");
@@ -77,7 +77,7 @@ std::string hello(const std::string& host) {
          host + R"(","max_restarts":0})" + "\n";
 }
 
-/// What the other side sends until it closes, or until `size` bytes are there; at most 100 s.
+/// Receives until the other side closes, or until `size` bytes have arrived; at most 100 s.
 std::string receive(const base::UniqueFd& fd, size_t size = SIZE_MAX) {
   std::string text;
   const auto deadline = Clock::now() + std::chrono::seconds(100);
@@ -111,7 +111,7 @@ std::string receive_line(const base::UniqueFd& fd) {
   return line;
 }
 
-/// Whether a process listens at the port of this address.
+/// Whether a process listens on this address and port.
 bool accepts(const char* address, int port) {
   sockaddr_in to{};
   to.sin_family = AF_INET;
@@ -121,7 +121,7 @@ bool accepts(const char* address, int port) {
   return ::connect(fd.get(), reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0;
 }
 
-/// Greets the store from an address of this machine.
+/// Connects to the store from an address of this machine and sends its greeting.
 base::UniqueFd ask_store(int port, const char* from) {
   sockaddr_in own{};
   own.sin_family = AF_INET;
@@ -172,7 +172,7 @@ TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
                                 Not(HasSubstr("\nsyncbn-launch: forged")), Not(HasSubstr("\x1b"))));
 }
 
-// Functions of nlohmann's that copy or print it would recurse until the stack is full.
+// nlohmann's functions that copy or print it would recurse until the stack overflows.
 TEST(LaunchSecurityTest, ADeepMessageEndsNoLauncher) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {}, until_go());
@@ -208,7 +208,7 @@ TEST(LaunchSecurityTest, ANodeThatNeverEndsDoesNotHoldUpTheEnd) {
   ASSERT_TRUE(send_to(stranger, "syncbn-agent 3\n" + hello("endless")));
   ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
   lead.send_signal(SIGTERM);
-  // Sends heartbeats until node 0 gives it up, 30 s later.
+  // Sends heartbeats until node 0 closes the connection, 30 s later.
   while (send_to(stranger, "{\"type\":\"alive\"}\n")) ::usleep(500'000);
   const auto result = lead.wait();
   EXPECT_EQ(result.exit_code, 143);
@@ -280,7 +280,7 @@ TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
   const std::string damaged = std::string("it sent ") + launch::kBadMessage;
   int lines = 0;
   for (const auto& [message, what] : std::vector<std::pair<std::string, std::string>>{
-           {kGreeting + R"({"type":"hel)", ""},  // it may still come
+           {kGreeting + R"({"type":"hel)", ""},  // the rest may still arrive
            {"syncbn-age", ""},
            {"syncbn-agent " + std::string(2000, 'x'), damaged},
            {kGreeting + "{\"type\":\"hel\x01\n", damaged},
@@ -290,7 +290,7 @@ TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
            {"syncbn-agent 2\n", "the launchers of this job are of different versions"},
            {"GET /metrics HTTP/1.1\r\nHost: x\r\n",
             "it is no launcher, but sends 'GET /metrics HTTP/1.1'"},
-           // Neither ever ends a line.
+           // Neither of these ever ends a line.
            {"*1 PING", "it is no launcher, but sends '*1 PING'"},
            {"\x16\x03\x01" + std::string(500, 'x'),
             "it is no launcher, but sends '\\x16\\x03\\x01" + std::string(197, 'x') + "'"}}) {
@@ -371,7 +371,7 @@ TEST(LaunchTokenTest, LaunchersWithTheTokenFormAJobAndNoLogHasIt) {
   }
 }
 
-// By which their peer monitors know each other.
+// The secret by which their peer monitors recognise each other.
 TEST(LaunchTokenTest, AllWorkersOfAnAttemptInheritASecret) {
   Nodes nodes(2);
   const std::vector<std::string> options{token_option(nodes, kToken), "--max_restarts=1"};
@@ -495,7 +495,7 @@ TEST(LaunchTokenTest, NoStrangerMakesAnElasticJobStartAgain) {
   EXPECT_THAT(result.err, AllOf(Not(HasSubstr("starting again")), Not(HasSubstr("stranger"))));
 }
 
-// A stranger at the master's address, who does not know the token, gets nothing but a greeting.
+// A stranger at the master's address that does not know the token gets only a greeting.
 TEST(LaunchTokenTest, AStrangerInPlaceOfNodeZeroIsRefused) {
   Handshake launcher(Handshake::Side::kClient, kToken);
   launcher.begin();
@@ -509,7 +509,7 @@ TEST(LaunchTokenTest, AStrangerInPlaceOfNodeZeroIsRefused) {
   EXPECT_FALSE(other.is_done());
 }
 
-/// The seals of both ends of a new connection: the launcher's, then the coordinator's.
+/// The seals of both ends of a new connection: first the launcher's, then the coordinator's.
 std::pair<std::unique_ptr<MessageSeal>, std::unique_ptr<MessageSeal>> seals_of_connection() {
   Handshake launcher(Handshake::Side::kClient, kToken);
   Handshake coordinator(Handshake::Side::kServer, kToken);
@@ -529,7 +529,7 @@ TEST(LaunchTokenTest, ASealProvesTextOrderAndSender) {
   auto [launcher, coordinator] = seals_of_connection();
   const std::string first = launcher->seal("one");
   const std::string second = launcher->seal("two");
-  EXPECT_EQ(coordinator->open(second), std::nullopt);  // reordered, or the first was dropped
+  EXPECT_EQ(coordinator->open(second), std::nullopt);  // reordered, or the first one was dropped
   EXPECT_EQ(coordinator->open(first), "one");
   EXPECT_EQ(coordinator->open(first), std::nullopt);  // repeated
   for (size_t at = 0; at < second.size(); ++at) {
@@ -541,14 +541,14 @@ TEST(LaunchTokenTest, ASealProvesTextOrderAndSender) {
   EXPECT_EQ(launcher->open(first), std::nullopt);  // sent back to where it came from
   EXPECT_EQ(coordinator->open(second), "two");
   auto [of_launcher, of_coordinator] = seals_of_connection();
-  EXPECT_EQ(of_coordinator->open(first), std::nullopt);  // of another connection
+  EXPECT_EQ(of_coordinator->open(first), std::nullopt);  // from another connection
 }
 
-/// What a man in the middle does to one of the lines that he passes on.
+/// A man in the middle's attack on one of the lines that it passes on.
 enum class Attack { kChange, kRepeat, kDrop, kReorder };
 
-/// Passes on lines from one socket to another until either ends, and attacks the line with that
-/// number, from 0 on.
+/// Passes lines from one socket to another until either ends, and attacks the line with this
+/// number, counted from 0.
 void pass_on(const base::UniqueFd& from, const base::UniqueFd& to, std::optional<Attack> attack,
              int attacked) {
   std::string held;
@@ -581,7 +581,7 @@ TEST(LaunchTokenTest, AManInTheMiddleIsNoticedOnEitherSide) {
       Program& joins = nodes.start(1, 1, through, until_go());
       const base::UniqueFd launcher(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       const base::UniqueFd coordinator = connect_to(nodes.port());
-      // Two lines are the handshake's; hello or welcome is the third.
+      // Two lines belong to the handshake; hello or welcome is the third one.
       constexpr int kAttacked = 4;
       const auto attack_on = [&](bool is_this) {
         return is_this ? std::optional<Attack>(attack) : std::nullopt;
@@ -655,7 +655,7 @@ class LaunchTlsTest : public ::testing::Test {
   void SetUp() override { SYNCBN_SKIP_UNLESS(has_tls(), "openssl"); }
 };
 
-/// Sits between a launcher and node 0: records what they send, and may change it.
+/// Stands between a launcher and node 0; records and may change the bytes that they send.
 class Proxy {
  public:
   using Change = std::function<void(std::string& bytes, bool from_launcher)>;
@@ -665,7 +665,7 @@ class Proxy {
   int port() const { return port_; }
   const std::string& recorded() const { return recorded_; }
 
-  /// Passes on one connection until either side ends it.
+  /// Passes on the bytes of one connection until either side ends it.
   void run(int coordinators_port, const Change& change = {}) {
     const base::UniqueFd launcher(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     const base::UniqueFd coordinator = connect_to(coordinators_port);
@@ -788,7 +788,7 @@ TEST_F(LaunchTlsTest, AChangedByteOfItsHandshakeKeepsTheLauncherOutAndIsNamed) {
     through.push_back(fmt::format("--master_port={}", proxy.port()));
     Program& joins = nodes.start(1, 1, through, {"true"});
     proxy.run(nodes.port(), [&](std::string& bytes, bool from_launcher) {
-      // Byte 20 of a hello is in its random value; 22 is the type of a handshake's record.
+      // Byte 20 of a hello is in its random value; byte 22 is the type of a handshake record.
       const size_t hello = bytes.find("\x16\x03");
       const bool is_whole = hello != bytes.npos && hello + 20 < bytes.size();
       if (is_whole && from_launcher != attacks_launcher) bytes[hello + 20] ^= 1;
@@ -850,7 +850,7 @@ TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSslOnSeveralNodes) {
               AllOf(HasSubstr("SYNCBN_TLS"), HasSubstr("derives its keys from a token")));
   TempFolder folder;
 #ifdef SYNCBN_HAVE_OPENSSL
-  // The loader gives up at the first file of that name.
+  // The loader fails at the first file of that name.
   folder.write(fmt::format("libssl.so.{}", OPENSSL_SHLIB_VERSION), "");
   const char* const what =
       "file too short; install it again, or mend LD_LIBRARY_PATH, or leave --tls out";
@@ -864,12 +864,12 @@ TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSslOnSeveralNodes) {
       launch(with_tls, {.env = {{"SYNCBN_TOKEN", kToken}, {"LD_LIBRARY_PATH", path}}});
   EXPECT_EQ(without_library.exit_code, 2);
   EXPECT_THAT(without_library.err, HasSubstr(what));
-  // One node has no link.
+  // A single node has no connection to encrypt.
   const auto alone = launch({"true"}, {.env = {{"SYNCBN_TLS", "1"}, {"LD_LIBRARY_PATH", path}}});
   EXPECT_EQ(alone.exit_code, 0) << alone.err;
 }
 
-/// Two ends of a connection, and what each has to say to the other.
+/// Two ends of a connection, and what each end has to send.
 struct Ends {
   explicit Ends(const std::string& servers_key)
       : server(launch::make_tls_link(false, servers_key)) {
@@ -879,7 +879,7 @@ struct Ends {
     to_client = base::Channel(base::UniqueFd(fds[1]));
   }
 
-  /// Lets both take turns. Returns what the server received.
+  /// Lets both ends run in turn. Returns what the server received.
   std::optional<std::string> receive(size_t max_size = SIZE_MAX) {
     for (int turn = 0; turn < 1000 && !to_server.has_ended() && !to_client.has_ended(); ++turn) {
       to_client.receive();

@@ -1,8 +1,8 @@
-// A preloaded library that slows down and limits starts. Each fork() by a process and its children
-// takes SLOW_STARTS_MS milliseconds longer than the one before, and those after the first
+// A preloaded library that slows down and limits starts. Each fork() of a process and its children
+// takes SLOW_STARTS_MS milliseconds longer than the one before, and forks after the first
 // SLOW_STARTS_FORKS fail; pthread_create() fails after SLOW_STARTS_THREADS calls. This replaces
-// `ulimit -u`, which does not limit root. The child of fork number SLOW_STARTS_KILLED, from 0, is
-// killed at once.
+// `ulimit -u`, which does not limit root. The child of fork number SLOW_STARTS_KILLED, counted from
+// 0, is killed at once.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>

@@ -19,14 +19,14 @@
 
 namespace syncbn::test {
 
-// Debian keeps the daemons where only root's PATH leads.
+// Debian installs the daemons in a folder that only root has in PATH.
 inline const std::string kSlurmController = "/usr/sbin/slurmctld";
 inline const std::string kSlurmDaemon = "/usr/sbin/slurmd";
 
-// Nodes are named by addresses, since a name that leads somewhere needs /etc/hosts.
+// Nodes have addresses for names, since other names would have to be in /etc/hosts.
 inline constexpr const char* kSlurmNodes = "127.0.0.[2-3]";
 
-/// A controller and a daemon for each node, with nothing but a folder of their own.
+/// A controller and a daemon for each node, which need nothing but a folder.
 class SlurmCluster : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -84,8 +84,8 @@ class SlurmCluster : public ::testing::Test {
         "SlurmUser={user}\n"
         "SlurmdUser={user}\n"
         "SlurmctldPort={controller_port}\n"
-        // MASTER_PORT follows from the job's number, and another test may run such a cluster on
-        // this host at the same time.
+        // MASTER_PORT depends on the job's number, and another test may run such a cluster on this
+        // host at the same time.
         "FirstJobId={first_job}\n"
         "AuthType=auth/none\n"
         "CredType=cred/none\n"
@@ -94,7 +94,7 @@ class SlurmCluster : public ::testing::Test {
         "TaskPlugin=task/none\n"
         "SelectType=select/cons_tres\n"
         "SelectTypeParameters=CR_Core\n"
-        // Jobs of several components are left to the backfill scheduler.
+        // The backfill scheduler starts heterogeneous jobs: let it run every second.
         "SchedulerParameters=bf_interval=1\n"
         "SlurmdParameters=config_overrides\n"
         "KillWait=1\n"
@@ -112,7 +112,7 @@ class SlurmCluster : public ::testing::Test {
   }
 
   void start(const std::vector<std::string>& command) {
-    // Their environment has no mark of the job's.
+    // The daemons' environment must not contain the job's marker.
     daemons_.push_back(
         std::make_unique<Program>(command, RunProgramOptions{.cwd = folder_.path()}));
   }

@@ -1,4 +1,4 @@
-// Under a real SLURM: one that these tests start on this machine, with two nodes.
+// Under a real SLURM, which these tests start on this machine, with two nodes.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
@@ -52,7 +52,7 @@ TEST_F(SlurmTest, TheComponentsOfAHeterogeneousStepAreOneJob) {
 }
 
 TEST_F(SlurmTest, StepsOfOneJobThatRunTogetherDoNotMeet) {
-  // Each waits for a worker of the other one.
+  // Each step waits for a worker of the other step.
   const std::string script = folder().write(
       "steps",
       fmt::format("#!/bin/sh\n"
@@ -101,8 +101,8 @@ TEST_F(SlurmTest, ScancelEndsTheJob) {
   EXPECT_TRUE(eventually([this] { return job_processes(marker()).empty(); }));
 }
 
-// After KillWait SLURM kills the launchers, and with them go what ignored SIGTERM and what is in a
-// session of its own. srun's exit code is then its own affair.
+// After KillWait, SLURM kills the launchers; with them end workers that ignored SIGTERM and
+// processes in other sessions. The exit code is then srun's own.
 TEST_F(SlurmTest, NothingOutlivesACancelledJobThatDoesNotWantToEnd) {
   Program step(
       srun({"--nproc_per_node=2", "sh", "-c", "trap '' TERM; setsid sleep 1000 & exec sleep 1000"}),

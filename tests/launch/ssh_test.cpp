@@ -41,11 +41,11 @@ class SshTest : public ::testing::Test {
     for (const pid_t pid : job()) ::kill(pid, SIGKILL);
   }
 
-  /// All processes of the job, launchers and keepers included: on other hosts, too, they run in the
-  /// head's folder.
+  /// All processes of the job, including launchers and keepers: on other hosts, too, they run in
+  /// the head's folder.
   std::vector<pid_t> job() const { return processes_in(folder_.path()); }
 
-  /// The options that lead to the test's sshd, then these words.
+  /// The options for the test's sshd, and then these words.
   std::vector<std::string> over_ssh(const std::vector<std::string>& words) const {
     std::vector<std::string> argv{
         "--ssh_all", "--export=TMPDIR", fmt::format("--ssh_port={}", server_.port()),
@@ -53,7 +53,7 @@ class SshTest : public ::testing::Test {
     argv.insert(argv.end(), words.begin(), words.end());
     return argv;
   }
-  /// The same with two workers on the first host and one on the second.
+  /// The same, with two workers on the first host and one on the second.
   std::vector<std::string> on_two(const std::vector<std::string>& words) const {
     std::vector<std::string> argv{fmt::format("--hosts={}:2,{}:1", kFirst, kSecond)};
     argv.insert(argv.end(), words.begin(), words.end());
@@ -72,7 +72,7 @@ class SshTest : public ::testing::Test {
     return std::make_unique<Program>(launch_command(words), run_options());
   }
 
-  /// Three workers of two processes each, which end by SIGKILL only.
+  /// Three workers with two processes each, which end only by SIGKILL.
   std::unique_ptr<Program> start_stubborn(const std::vector<std::string>& options,
                                           bool directly = false) const {
     folder_.write("stubborn",
@@ -91,7 +91,7 @@ class SshTest : public ::testing::Test {
     }
     return count;
   }
-  /// Of one on another host: sshd's child there.
+  /// The launcher on another host: there, a child of sshd.
   std::optional<pid_t> launcher_on(const std::string& host) const {
     const auto launchers = processes_that([&](const fs::path& process) {
       const auto holds = [&](const char* file, const std::string& text) {
@@ -137,7 +137,7 @@ TEST_F(SshTest, StartsTheNodesOfOneJobInTheFolderOfTheHead) {
   }
   EXPECT_EQ(count(result.out + result.err, "\n"), 6);
   EXPECT_EQ(base::read_file(folder_ / "folder2"), folder_.path().string() + "\n");
-  // It was ssh, and to each of the addresses.
+  // The connections were made by ssh, to each of the addresses.
   EXPECT_THAT(base::read_file(folder_ / "connection0"), HasSubstr(std::string(kFirst) + " "));
   EXPECT_THAT(base::read_file(folder_ / "connection2"), HasSubstr(std::string(kSecond) + " "));
   expect_nothing_left();
@@ -183,7 +183,7 @@ TEST_F(SshTest, TheFirstFailingWorkersCodeIsTheHeads) {
     EXPECT_EQ(count(result.err, fmt::format("syncbn-launch: rank 2 failed: exit code {}\n", code)),
               1)
         << result.err;
-    // Besides, the first node says once why all end.
+    // In addition, the first node prints once why all end.
     EXPECT_EQ(count(result.err, "failed"), 2) << result.err;
     EXPECT_EQ(count(result.err, "ending the workers of all nodes"), 1) << result.err;
     const auto report = nlohmann::json::parse(base::read_file(folder_ / "report.json"));
@@ -201,7 +201,7 @@ TEST_F(SshTest, OfFailuresAtTheSameTimeTheReportHoldsTheOneOfTheExitCode) {
   const pid_t keeper = keeper_of(head->pid());
   const auto launchers = children_of(keeper);
   ASSERT_EQ(launchers.size(), 3U);
-  // It hears of both failures at once.
+  // The first node's launcher gets both failures at once.
   ASSERT_EQ(::kill(launchers[0], SIGSTOP), 0);
   for (int rank = 1; rank < 3; ++rank) {
     folder_.write(fmt::format("go{}", rank), "");
@@ -264,7 +264,7 @@ TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
     EXPECT_FALSE(fs::exists(folder_ / "trace"));
     expect_nothing_left();
   };
-  // Nobody listens there.
+  // No sshd listens there.
   expect_nothing_started({"--hosts=127.0.0.1,127.0.0.3"}, 75,
                          AllOf(HasSubstr("error: 127.0.0.3: "), HasSubstr("Connection refused"),
                                Not(HasSubstr("127.0.0.1: "))));
@@ -273,7 +273,7 @@ TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
   expect_nothing_started(
       {"--hosts=127.0.0.1,nobody@127.0.0.2"}, 75,
       AllOf(HasSubstr("error: nobody@127.0.0.2: "), HasSubstr("Permission denied")));
-  // Every message of equal words is said once.
+  // Equal messages of several hosts are printed once.
   expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--ssh_launcher=/nowhere/syncbn-launch"},
                          127,
                          AllOf(HasSubstr("error: 127.0.0.1, 127.0.0.2: there is no "
@@ -311,12 +311,12 @@ TEST_F(SshTest, EachHostSaysWhereItsLogsAre) {
               1)
         << result.err;
   }
-  // One folder for each, and none of those that were tried before.
+  // One folder for each host, and no other one.
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "logs"), {}), 2);
 }
 
 TEST_F(SshTest, NamesTheOneHostThatHasNoLauncher) {
-  // In place of ssh: the second host finds another command.
+  // A wrapper for ssh that spoils the command for the second host.
   const auto wrapper = folder_.write("wrapper",
                                      "#!/bin/sh\n"
                                      "case \" $* \" in *' 127.0.0.2 '*) exec ssh "
@@ -451,7 +451,7 @@ TEST_F(SshTest, ASignalToTheHeadReachesAllWorkers) {
     head->send_signal(signal);
     const auto result = head->wait();
     EXPECT_EQ(result.exit_code, 128 + signal);
-    // A node may hear first that the job ends, and then ends its workers by SIGTERM.
+    // Another node may already know that the job ends, and then ends its workers by SIGTERM.
     const int by_other = signal == SIGTERM ? 0 : count(result.out, "got TERM");
     EXPECT_EQ(count(result.out, "got " + name) + by_other, 3) << result.out;
     EXPECT_GE(count(result.out, "got " + name), 1) << result.out;
@@ -542,7 +542,7 @@ TEST_F(SshTest, ThisMachineNeedsNoSsh) {
   EXPECT_EQ(count(result.err, "failed"), 1) << result.err;
 }
 
-// That of a worker with a long command, in a report, is longer than any line of workers.
+// The report of a worker with a long command is longer than any line of output may be.
 TEST_F(SshTest, ALongReportArrives) {
   const std::string argument(100'000, '\'');
   const std::string script = "echo '{\"message\": \"too bad\"}' > $TORCHELASTIC_ERROR_FILE; exit 7";
@@ -585,7 +585,7 @@ dist.destroy_process_group()
   EXPECT_EQ(count(result.out, "sum 3\n"), 3) << result.err;
 }
 
-/// The launcher of a node that is told these lines.
+/// Runs the launcher of a node whose head sends these lines.
 ProgramResult node_told(const std::string& lines) {
   const TempFolder folder;
   const auto file = folder.write("head", lines + "\n");
@@ -614,8 +614,8 @@ TEST(SshNodeTest, AFileThatIsNoHeadEndsItWithoutABug) {
   }
 }
 
-/// A head whose one node is a script in place of ssh, which says `answer` behind the job's mark,
-/// and after the head's next message `end`.
+/// Runs a head whose only node is a script instead of ssh. The script prints `answer` after the
+/// job's mark, and `end` after the head's next message.
 ProgramResult head_told(const std::string& answer, const std::string& end = "") {
   const TempFolder folder;
   const auto node = folder.write(
@@ -682,7 +682,7 @@ TEST(SshHeadTest, AnInterruptWhileNamesAreLookedUpEndsIt) {
   Program head(launch_command({"--hosts=a,b", "true"}),
                {.env = {{"LD_PRELOAD", SYNCBN_DEAD_SERVERS},
                         {"DEAD_SERVERS_TRACE", trace},
-                        // A sanitizer's runtime wants to be the first library.
+                        // A sanitizer's runtime library insists on being loaded first.
                         {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
   ASSERT_TRUE(head.wait_until([&] { return fs::exists(trace); }));
   head.send_signal(SIGINT);

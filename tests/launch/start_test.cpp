@@ -1,4 +1,4 @@
-// The start of many workers can be interrupted, and a limit that it reaches is reported clearly.
+// Signals during the start of many workers, and errors when the start reaches a limit.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -23,7 +23,7 @@ using ::testing::Not;
 
 namespace fs = std::filesystem;
 
-/// Thirty workers, of which three start within a second, and the last one after most of a minute.
+/// Thirty workers: three start within a second, the last one after most of a minute.
 class SlowStart {
  public:
   explicit SlowStart(std::map<std::string, std::string> env = {{"SLOW_STARTS_MS", "100"}})
@@ -82,7 +82,7 @@ TEST(LaunchStartTest, NothingOutlivesALauncherThatIsKilled) {
 TEST(LaunchStartTest, ALauncherThatIsKilledWhileItWaitsForItsReaderLeavesNothing) {
   TempFolder folder;
   fs::create_directory(folder / "tmp");
-  // More than the pipe holds, less than the launcher keeps.
+  // More than a pipe holds, less than the launcher keeps.
   Program launcher({kLauncher, "sh", "-c", "yes | head -c 100000; touch written"},
                    {.env = {{"TMPDIR", folder / "tmp"}}, .cwd = folder.path()});
   ASSERT_TRUE(eventually([&] { return fs::exists(folder / "written"); }));
@@ -104,7 +104,7 @@ TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
 }
 
 TEST(LaunchStartTest, AProcessLimitThatIsReachedIsNamed) {
-  // The first two forks are the sentinel's and the keeper's, the others are the workers'.
+  // The first two forks are for the sentinel and the keeper, the others for the workers.
   for (const int forks : {0, 1, 2, 8}) {
     SlowStart job({{"SLOW_STARTS_FORKS", std::to_string(forks)}});
     const auto result = job.launcher().wait();
@@ -131,7 +131,7 @@ TEST(LaunchStartTest, ASentinelOrKeeperThatIsKilledAtItsStartIsNamed) {
 }
 
 TEST(LaunchStartTest, MoreWorkersThanTheCoresCanRunNeedAnOption) {
-  // One core, however many this machine has.
+  // On one core, however many this machine has.
   const auto on_one_core = [](int workers, const std::string& option = "--nnodes=1") {
     return run_program({"taskset", "-c", "0", kLauncher, "--dry_run", option,
                         fmt::format("--nproc_per_node={}", workers), "true"});
@@ -171,7 +171,7 @@ TEST(LaunchStartTest, TheKernelIsToKillWorkersForMemoryBeforeLauncherAndKeeper) 
   const auto is_locked = [](pid_t pid) {
     return std::atoi(value_in(fmt::format("/proc/{}/status", pid), "VmLck:").c_str()) > 0;
   };
-  // They lock their memory after the workers have started.
+  // The launcher and the keeper lock their memory after the workers have started.
   EXPECT_TRUE(launcher.wait_until([&] { return is_locked(launcher.pid()) && is_locked(keeper); }));
 }
 

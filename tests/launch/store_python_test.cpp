@@ -1,4 +1,4 @@
-// Our half of TCPStore's protocol against torch's, both ways round.
+// Our implementation of TCPStore's protocol against torch's: our client and our server.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/env.h>

@@ -28,12 +28,12 @@ namespace syncbn::launch::test {
 using ::syncbn::test::BoundPort;
 using ::syncbn::test::Listener;
 
-/// Far enough away that only a test that hangs gets there.
+/// A deadline that only a hanging test reaches.
 inline StoreClient::TimePoint soon() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(150);
 }
 
-/// For what cannot come.
+/// A deadline for answers that cannot arrive.
 inline StoreClient::TimePoint now() {
   return std::chrono::steady_clock::now();
 }
@@ -54,7 +54,7 @@ class ServingStore {
   int port() const { return port_; }
   StoreClient client() const { return StoreClient::connect("127.0.0.1", port_, soon()); }
 
-  /// Runs `task` in the server's thread, and waits for its end.
+  /// Runs `task` in the server's thread, and waits until it has run.
   void run(const std::function<void(StoreServer&)>& task) {
     std::packaged_task<void()> packaged([&] { task(server_); });
     std::future<void> done = packaged.get_future();
@@ -102,7 +102,7 @@ class ServingStore {
   std::thread thread_;
 };
 
-/// A connection that says what it likes.
+/// A connection that can send any bytes.
 class RawConnection {
  public:
   explicit RawConnection(int port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -118,12 +118,12 @@ class RawConnection {
   void send(std::string_view bytes) const {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-      if (sent <= 0) return;  // closed, which receive() shows
+      if (sent <= 0) return;  // closed; receive() reveals it
       bytes.remove_prefix(static_cast<size_t>(sent));
     }
   }
 
-  /// What the other side has not made room for when nothing has moved for half a second.
+  /// Sends until nothing has moved for half a second. Returns the bytes that were not accepted.
   std::string_view send_until_stuck(std::string_view bytes) const {
     const timeval patience{.tv_sec = 0, .tv_usec = 500'000};
     ::setsockopt(fd_.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
@@ -135,7 +135,7 @@ class RawConnection {
     return bytes;
   }
 
-  /// So many bytes, fewer where the other side closes before.
+  /// Receives `size` bytes, or fewer if the other side closes first.
   std::string receive(size_t size) const {
     std::string bytes(size, '\0');
     size_t got = 0;
@@ -159,8 +159,8 @@ class RawConnection {
   base::UniqueFd fd_;
 };
 
-/// Asks a store of this machine what StoreClient does not ask. Each call waits for the answer, for
-/// as long as that takes.
+/// A client for queries that StoreClient does not send. Each call waits for the answer without a
+/// limit.
 class RawClient {
  public:
   explicit RawClient(int port) : connection_(port) {
@@ -208,7 +208,7 @@ class RawClient {
   void finish_wait() const {
     if (receive<uint8_t>() != store::kStopWaiting) throw base::InternalError("not a wait's end");
   }
-  /// Whether the keys have been set before the store read this query.
+  /// Whether the keys were set before the store read this query.
   bool cancel_wait() const {
     send(store::Query::kCancelWait, [](std::string&) {});
     if (answer_is(store::kWaitCanceled, store::kStopWaiting)) return false;

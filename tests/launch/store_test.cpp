@@ -1,4 +1,4 @@
-// Our client of TCPStore's protocol against our server, and against those who break it.
+// Our client of TCPStore's protocol against our server, and both against peers that violate it.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -68,13 +68,13 @@ RawConnection greeted(const ServingStore& store) {
   return connection;
 }
 
-/// The answer to a query, of a known size.
+/// The answer to a query, with a known size.
 std::string ask(const RawConnection& connection, const std::string& bytes, size_t size) {
   connection.send(bytes);
   return connection.receive(size);
 }
 
-/// Returns when the server has done all that `connection` has asked for.
+/// Returns when the server has processed all queries of `connection`.
 void sync(const RawConnection& connection) {
   EXPECT_EQ(ask(connection, with_integer<uint32_t>(begin_query(Query::kPing), 7), 4),
             integer<uint32_t>(7));
@@ -96,7 +96,7 @@ TEST(StoreTest, SetsAndGets) {
   StoreClient other = store.client();
   const std::string binary("a\0b\xff", 4);
   one.set("key", binary, soon());
-  EXPECT_EQ(one.get("key", soon()), binary);  // now the others see it too
+  EXPECT_EQ(one.get("key", soon()), binary);  // now the other clients see it too
   EXPECT_EQ(other.get("key", soon()), binary);
   one.set("key", "", soon());
   one.set("large", std::string(store::kMaxValueSize, 'x'), soon());
@@ -143,7 +143,7 @@ TEST(StoreTest, NobodyListening) {
 }
 
 TEST(StoreTest, ConnectWaitsForTheStore) {
-  Listener listener;  // nobody accepts yet
+  Listener listener;  // not accepting yet
   auto client = std::async(std::launch::async, [&] {
     return StoreClient::connect("localhost", listener.port, soon()).add("n", 1, soon());
   });
@@ -300,7 +300,7 @@ TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
   EXPECT_EQ(store.client().get("late", soon()), "1");
 }
 
-// A launcher may come at any time; it would take a closed connection for a refusal.
+// A launcher may connect at any time, and would treat a closed connection as a refusal.
 TEST(StoreServerTest, ClearKeepsConnectionsThatAreNoClients) {
   ServingStore store([](base::Channel channel) { channel.send("hello"); });
   const RawConnection silent(store.port());
@@ -392,20 +392,20 @@ TEST(StoreServerTest, ClosesWhatBreaksTheProtocol) {
       greeting() + greeting(),
       greeting() + '\x13',
       greeting() + '\xff',
-      // Sizes that no bytes follow.
+      // Sizes that are too large, without their bytes.
       greeting() + with_integer(begin_query(Query::kGet), store::kMaxKeySize + 1),
       greeting() + with_integer(begin_query(Query::kGet), ~uint64_t{0}),
       greeting() + with_integer(query(Query::kSet, {"/k"}), store::kMaxValueSize + 1),
       greeting() + with_integer(begin_query(Query::kWait), store::kMaxKeys + 1),
       greeting() + with_integer(begin_query(Query::kMultiSet), ~uint64_t{0}),
-      // What is not a number cannot be added to.
+      // Adding to values that are not numbers.
       greeting() + query(Query::kSet, {"/k", "1x"}) +
           with_integer<int64_t>(query(Query::kAdd, {"/k"}), 1),
       greeting() + query(Query::kSet, {"/k", "9223372036854775807"}) +
           with_integer<int64_t>(query(Query::kAdd, {"/k"}), 1),
       greeting() + query(Query::kSet, {"/k", ""}) +
           with_integer<int64_t>(query(Query::kBarrier, {"/k"}), 1),
-      // Two waits at a time.
+      // Two waits at the same time.
       greeting() + keys_query(Query::kWait, {"/w"}) + keys_query(Query::kWait, {"/v"}),
       greeting() + keys_query(Query::kWait, {"/w"}) +
           with_integer<int64_t>(query(Query::kBarrier, {"/b"}), 2),
@@ -465,7 +465,7 @@ TEST(StoreServerTest, ClosesWhoAskForMoreThanFitsAndDoNotRead) {
   for (const RawConnection& one : lazy) {
     one.send(keys_query(Query::kMultiGet, std::vector<std::string>(6, "/k")));
   }
-  other.add("n", 1);  // behind all of them
+  other.add("n", 1);  // processed after all other queries
   store.run([](StoreServer& server) {
     EXPECT_LE(server.clients(), 3U) << "48 MiB for each, and 64 MiB in all";
     EXPECT_THAT(server.take_notices(), ElementsAre(HasSubstr("the workers' store is full")));
@@ -513,14 +513,14 @@ TEST(StoreServerTest, ReadsQueriesThatComeByteByByte) {
   bytes += keys_query(Query::kMultiGet, {"/k", "/k"});
   for (const char byte : bytes) {
     slow.send({&byte, 1});
-    // The server is not held up, and has seen the byte.
+    // The server is not blocked, and has read the byte.
     other.add("n", 1, soon());
   }
   EXPECT_EQ(slow.receive(34),
             integer(store::kNotReady) + string("new") + string("new") + string("new"));
 }
 
-/// Bytes of which the first can be made unreadable.
+/// Bytes in memory whose beginning can be made unreadable.
 class VanishingBytes {
  public:
   explicit VanishingBytes(std::string_view bytes)
@@ -552,7 +552,7 @@ TEST(StoreServerTest, ScansEachByteOnce) {
   store::QueryScanner scanner;
   for (size_t size = 0; size < query.size(); ++size) {
     ASSERT_EQ(scanner.scan(bytes.first(size)), store::QueryScanner::Result::kIncomplete);
-    // All but a length of which only some bytes have come.
+    // All bytes except those of a length that has arrived only in part.
     if (size > page && size % page == 0) bytes.vanish(size - page);
   }
   EXPECT_EQ(scanner.scan(bytes.first(query.size() + 4)), store::QueryScanner::Result::kComplete);
@@ -566,7 +566,7 @@ TEST(StoreServerTest, DoesNotReadFromWhoDoesNotReadItsAnswers) {
   const std::string value(1000, 'x');
   lazy.send(query(Query::kSet, {key, value}));
   sync(lazy);
-  // 30 MB are more than the kernel holds of them. The answers to all would take 300 MB.
+  // 30 MB are more than the kernel buffers. The answers to all queries would take 300 MB.
   std::string queries;
   for (int i = 0; i < 300'000; ++i) queries += query(Query::kGet, {key});
   EXPECT_FALSE(lazy.send_until_stuck(queries).empty());
@@ -582,7 +582,7 @@ TEST(StoreServerTest, AnswersAllQueriesOfWhoReadsLate) {
   const RawConnection late = greeted(store);
   const std::string value(size_t{1} << 16, 'x');
   std::string bytes = query(Query::kSet, {"/k", value});
-  constexpr size_t kQueries = 300;  // 20 MB: more than the kernel takes for us
+  constexpr size_t kQueries = 300;  // 20 MB: more than the kernel buffers
   for (size_t i = 0; i < kQueries; ++i) bytes += query(Query::kGet, {"/k"});
   late.send(bytes);
   for (size_t i = 0; i < kQueries; ++i) ASSERT_EQ(late.receive(8 + value.size()), string(value));
@@ -606,7 +606,7 @@ TEST(StoreServerTest, ServesTwoHundredConnections) {
   for (const RawClient& client : clients) EXPECT_NO_THROW(client.finish_wait());
 }
 
-/// Leaves the process so many descriptors.
+/// Limits the process to `left` more descriptors.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(rlim_t left) {

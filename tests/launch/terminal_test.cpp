@@ -26,7 +26,8 @@ TEST(LaunchTerminalTest, DrawsRankZerosProgressBelowTheLines) {
                                       kAgentWorker + " progress 5 10 'epoch 1'" + until("speak") +
                                           "echo a line" + until("end") + kAgentWorker + " clear"}));
   ASSERT_TRUE(terminal.shows("[###....]  5/10   50 %  epoch 1  0:"));
-  // The bar is erased before the line, drawn again after it, and erased at the end.
+  // The launcher erases the bar before the line, draws it again after the line, and erases it at
+  // the end.
   folder.write("speak", "");
   ASSERT_TRUE(terminal.shows("\r\x1b[K\x1b[36m[0] \x1b[0ma line\r\n[###....]"));
   folder.write("end", "");
@@ -69,7 +70,7 @@ TEST(LaunchTerminalTest, CutsTheBarToTheTerminalsWidth) {
   ASSERT_TRUE(terminal.shows(" 50 %"));
   folder.write("end", "");
   EXPECT_EQ(terminal.wait(), 0);
-  const size_t start = terminal.screen().find(" 50 %");  // without the bar, which has no room
+  const size_t start = terminal.screen().find(" 50 %");  // the bar has no room
   ASSERT_NE(start, std::string::npos) << terminal.screen();
   EXPECT_EQ(terminal.screen().find('\r', start) - start, 59U);
 }
@@ -84,8 +85,8 @@ TEST(LaunchTerminalTest, ControlCEndsTheJob) {
   EXPECT_THAT(terminal.screen(), AllOf(HasSubstr("ended by SIGINT"), Not(HasSubstr("failed"))));
 }
 
-// The worker has no children: a shell whose vfork'ed child is stopped is in state D, not T.
-// SIGHUP is ignored, as under a nohup whose output still goes to the terminal.
+// The worker has no child: a shell that waits for a stopped vfork'ed child is in state D, not T.
+// SIGHUP is ignored, as under nohup, while the output still goes to the terminal.
 TEST(LaunchTerminalTest, ARunThatOutlivesItsTerminalSucceeds) {
   TempFolder folder;
   OnTerminal terminal({"/bin/sh", "-c",

@@ -52,8 +52,8 @@ TEST(CpusTest, AreThoseThatTheKernelAllows) {
   for (const int cpu : cpus) EXPECT_TRUE(CPU_ISSET(cpu, &set));
 }
 
-/// Two sockets of two NUMA nodes each, a node with two cores of two threads. CPUs 0 to 7 are the
-/// cores' first threads, 8 to 15 the second. Node 4 has only memory.
+/// Two sockets with two NUMA nodes each; a node has two cores with two threads each. CPUs 0 to 7
+/// are the cores' first threads, 8 to 15 the second ones. Node 4 has memory only.
 class TwoSocketsTest : public ::testing::Test {
  protected:
   TwoSocketsTest() {
@@ -186,7 +186,7 @@ TEST(GpuNodesTest, FollowTheListThatCudaReads) {
   const test::MadeUpSys sys;
   sys.add_pci_device("0000:18:00.0", 1);
   sys.add_pci_device("0000:dc:00.0", 5);
-  sys.add_pci_device("0000:ee:00.0", -1);  // the firmware does not report it
+  sys.add_pci_device("0000:ee:00.0", -1);  // the firmware does not report its node
   const std::vector<base::Gpu> machine{
       {"0000:18:00.0", "GPU-a"}, {"0000:dc:00.0", "GPU-b"}, {"0000:ee:00.0", "GPU-c"}};
   const Topology topology(sys.path(), {0});

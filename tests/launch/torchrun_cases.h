@@ -49,7 +49,7 @@ inline std::string text_of(const std::filesystem::path& file) {
   return std::filesystem::exists(file) ? base::read_file(file) : "no file";
 }
 
-/// Launchers of one job, one for each node, started in the order of their ranks.
+/// Launchers of one job, one per node, started in the order of their ranks.
 class Job {
  public:
   explicit Job(int nodes) : nodes_(nodes) {}
@@ -62,7 +62,7 @@ class Job {
                                   options_in(folder_, env));
   }
 
-  /// Checks that all succeed and returns their output, one after the other.
+  /// Checks that all succeed and returns their concatenated output.
   std::string output() {
     std::string out;
     for (Program& program : programs_) {

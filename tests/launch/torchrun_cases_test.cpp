@@ -33,10 +33,10 @@ const Words kUsual{"--nnodes=1", "--rdzv-id=7", "--monitor-interval=1", "--start
 
 // ---- launcher/test_run.py, launch_test.py, api_test.py -----------------------------------------
 
-/// Programs whose workers each create a file named after the rank.
+/// Runs programs whose workers each create a file named after their rank.
 class TorchrunRunCases : public ::testing::Test {
  protected:
-  /// The files' names.
+  /// The names of the files.
   std::set<std::string> ranks_of(const Words& options, const std::string& program,
                                  const Environment& env = {}) {
     const TempFolder folder;
@@ -120,7 +120,7 @@ TEST_F(TorchrunRunCases, AWorkerForEachDevice) {
   }
 }
 
-// The quotes are part of the argument in torchrun's tests; no shell removes them.
+// The quotes are part of the argument in torchrun's tests: no shell removes them.
 Words elastic() {
   return {"--nnodes=1:2",
           "--nproc-per-node=4",
@@ -172,7 +172,7 @@ TEST_F(TorchrunRunCases, WorkersKnowThatTorchelasticLaunchedThem) {
   EXPECT_EQ(run_program(launch_command({"--logs_specs=default", script}), options).out, "True\n");
 }
 
-// Called torch.distributed.launch, without and with --use-env.
+// The launcher under the name torch.distributed.launch, without and with --use-env.
 TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
   const TempFolder folder;
   fs::create_symlink(kLauncher, folder / "torch.distributed.launch");
@@ -190,7 +190,7 @@ TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
   EXPECT_EQ(said({}),
             (Lines{": say.py --local-rank=0 --x in 0", ": say.py --local-rank=1 --x in 1"}));
   EXPECT_EQ(said({"--use-env"}), (Lines{": say.py --x in 0", ": say.py --x in 1"}));
-  // The spelling of scripts from before PyTorch 2.0.
+  // The spelling in scripts from before PyTorch 2.0.
   folder.write("say.py", "import os, sys; '--local_rank'; print(*sys.argv)");
   EXPECT_EQ(said({}), (Lines{": say.py --local_rank=0 --x", ": say.py --local_rank=1 --x"}));
 }
@@ -244,7 +244,7 @@ TEST_F(TorchrunRunCases, InitMethodsOnOneNode) {
   }
 }
 
-// The launchers' store already listens at that address.
+// The launchers' store already listens on that address.
 TEST_F(TorchrunRunCases, InitMethodTcpOnTwoNodes) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   Job job(2);
@@ -341,7 +341,7 @@ struct RoleNode {
   int workers;
 };
 
-/// Ranks, both global and within each role, continue from node to node.
+/// Ranks, both global ones and those within a role, continue from node to node.
 void expect_ranks_of(const std::vector<RoleNode>& nodes) {
   Job job(static_cast<int>(nodes.size()));
   std::map<std::string, int> role_sizes;
@@ -396,7 +396,7 @@ TEST(TorchrunAgentCases, FailsWhenEveryAttemptDoes) {
   EXPECT_THAT(result.out, Not(HasSubstr("attempt 3")));
 }
 
-// Rank 1 is killed once.
+// Rank 1 is killed in the first attempt only.
 TEST(TorchrunAgentCases, GoesOnAfterARankWasKilled) {
   const auto result =
       launch({"--nproc_per_node=2", "--max-restarts=3", "sh", "-c",
@@ -407,7 +407,7 @@ TEST(TorchrunAgentCases, GoesOnAfterARankWasKilled) {
   EXPECT_THAT(result.out, AllOf(HasSubstr("[0] done\n"), HasSubstr("[1] done\n")));
 }
 
-// torchrun's exit barrier: a node that ends early waits for the others.
+// Like torchrun's exit barrier: a node that ends early waits for the others.
 TEST(TorchrunAgentCases, NodesMayEndFarApart) {
   Job job(2);
   Program& early = job.start({}, {"touch", "ended0"});
@@ -418,7 +418,7 @@ TEST(TorchrunAgentCases, NodesMayEndFarApart) {
   EXPECT_EQ(job.output(), "[1] late\n");
 }
 
-// Half of each node's workers fail; the others would go on sleeping.
+// Half of each node's workers fail; the others would otherwise sleep on.
 TEST(TorchrunAgentCases, AFailureIsNotWaitedOutAnywhere) {
   Job job(2);
   for (int node = 0; node < 2; ++node) {

@@ -1,9 +1,9 @@
-"""Loads the files that export_test.cpp has written, and compares what their networks compute.
+"""Loads the files that export_test.cpp has written, and compares the outputs of their networks.
 
     python compare_exports.py FOLDER NAME ...
 
-FOLDER has, of each network, NAME.pth, .safetensors, .pt and .onnx, and NAME.expected with images
-and the network's outputs for them. Prints a line for each network.
+For each network, FOLDER has NAME.pth, .safetensors, .pt and .onnx, and NAME.expected with images and the
+network's outputs for them. Prints a line for each network.
 """
 
 import collections
@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 import torchvision
 
-TOLERANCE = 1e-5  # of the largest output
+TOLERANCE = 1e-5  # relative to the largest output
 INFO = {"classes": ["ant", "bee", "cat", "dog"], "mean": [0.5, 0.25, 0.125], "std": [0.5, 1, 2],
         "transforms": [{"type": "resize", "size": 40}]}
 torch.set_num_threads(1)
@@ -41,7 +41,7 @@ def check_info(kind, info):
 
 
 def torchvisions(name):
-    """Without initial values, but for RegNets, whose widths are computed with tensors."""
+    """Without initial values, except for RegNets, whose widths are computed with tensors."""
     with torch.device("cpu" if name.startswith("regnet") else "meta"):
         if hasattr(torchvision.models.segmentation, name):
             make = getattr(torchvision.models.segmentation, name)
@@ -76,7 +76,7 @@ def compare(path, name):
     check_info("torch", saved)
     if name in torchvision.models.list_models():
         model = torchvisions(name)
-        if name.startswith("mnasnet"):  # it refuses a dictionary that does not say its version
+        if name.startswith("mnasnet"):  # refuses a state dict without a version
             state = collections.OrderedDict(state)
             state._metadata = {"": {"version": 2}}
         model.load_state_dict(state, strict=True, assign=True)

@@ -1,10 +1,10 @@
-"""Writes what detection_test.cpp compares with, by torch.save.
+"""Writes the reference for detection_test.cpp with torch.save.
 
     python detection_reference.py FILE
 
-A dictionary of tensors. NETWORK.CASE.* are of detectors whose predictions are random numbers:
-anchors, logits, regression, centerness; the detections in two images of the sizes `sizes`; and loss
-and gradients of the boxes in `target`, in float64. nms.I.* are of batched_nms.
+A dictionary of tensors. NETWORK.CASE.* are for detectors with random predictions: anchors, logits, regression,
+centerness; the detections in two images of the sizes `sizes`; and loss and gradients for the boxes in `target`,
+in float64. nms.I.* are for batched_nms.
 """
 
 import sys
@@ -24,7 +24,7 @@ OPTIONS = {
     "retinanet_resnet50_fpn_v2": {**LIMITS, "fg_iou_thresh": 0.6, "bg_iou_thresh": 0.3},
     "fcos_resnet50_fpn": {**LIMITS, "center_sampling_radius": 0.9},
 }
-# Label, x1, y1, x2, y2; two boxes are the same, others too small, too flat or too far out for anchors.
+# Label, x1, y1, x2, y2. Two boxes are equal; others are too small, too flat or too far out for anchors.
 TARGET = [
     [
         [0, 10, 20, 90, 100], [1, 10, 20, 90, 100], [4, 12.5, 30.25, 61, 77.5], [2, 0, 0, 200, 128],
@@ -37,7 +37,7 @@ TARGET = [
 
 def save_nms(saved):
     for i, (count, classes, threshold) in enumerate([(60, 1, 0.5), (400, 3, 0.6), (3000, 4, 0.3)]):
-        # Whole pixels and few scores: IoUs that equal the threshold, and scores that equal others.
+        # Whole pixels and few scores, so that IoUs equal the threshold and scores equal each other.
         corners = torch.randint(0, 60, (count, 2))
         boxes = torch.cat([corners, corners + torch.randint(1, 40, (count, 2))], 1).float()
         scores = torch.randint(0, 50, (count,)) / 50
@@ -45,7 +45,7 @@ def save_nms(saved):
         saved[f"nms.{i}.boxes"], saved[f"nms.{i}.scores"] = boxes, scores
         saved[f"nms.{i}.labels"] = labels
         saved[f"nms.{i}.threshold"] = torch.tensor(threshold, dtype=torch.float64)
-        # The order of equal scores is that of the boxes up to 1000 boxes, and any beyond.
+        # For up to 1000 boxes, equal scores keep the order of the boxes; with more boxes, any order.
         kept = batched_nms(boxes, scores, labels, threshold).sort().values
         saved[f"nms.{i}.kept"] = kept[scores[kept].sort(descending=True, stable=True).indices]
 

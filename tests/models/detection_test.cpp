@@ -1,4 +1,4 @@
-// What detectors do with their predictions, against torchvision; torchvision_test.cpp compares the
+// What detectors make of their predictions, against torchvision. torchvision_test.cpp compares the
 // networks themselves.
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
@@ -50,7 +50,7 @@ at::Tensor random_images(int64_t count, int64_t height, int64_t width) {
   return at::randn({count, 3, height, width}, at::kDouble);
 }
 
-/// Of two images, the first with two boxes.
+/// The target of two images, of which the first has two boxes.
 at::Tensor small_target() {
   at::Tensor target = at::full({2, 3, 5}, -1., at::kDouble);
   target[0] = at::tensor({0., 96., 96., 96., 96., 1., 5., 10., 60., 70., 4., 30., 20., 90., 50.},
@@ -61,7 +61,7 @@ at::Tensor small_target() {
 
 struct Network {
   std::string name;
-  std::string options;  ///< other than the defaults, as in detection_reference.py
+  std::string options;  ///< the options that are not the defaults, as in detection_reference.py
 };
 
 const std::vector<Network>& networks() {
@@ -85,7 +85,7 @@ class DetectionReferenceTest : public ::testing::Test {
     saved_ = read_state_dict(file);
   }
 
-  /// The random predictions, and anchors as the network makes them.
+  /// The random predictions, with the anchors of the network.
   std::vector<at::Tensor> outputs_of(Detector& detector, const std::string& prefix) {
     const at::NoGradGuard no_grad;
     detector.eval();
@@ -163,7 +163,7 @@ TEST(DetectionTest, NmsOfNoBoxesKeepsNone) {
 TEST(DetectionTest, ImagesWithoutAnythingAboveTheThresholdHaveNoDetections) {
   const at::NoGradGuard no_grad;
   for (const Network& network : networks()) {
-    const auto detector = make_detector(network.name);  // begins with scores of about 0.01
+    const auto detector = make_detector(network.name);  // initial scores are about 0.01
     detector->eval();
     const auto outputs = detector->forward_all(at::zeros({1, 3, 64, 64}));
     const auto found = detector->detect(outputs, at::tensor({64, 64}).reshape({1, 2}));
@@ -172,7 +172,7 @@ TEST(DetectionTest, ImagesWithoutAnythingAboveTheThresholdHaveNoDetections) {
   }
 }
 
-// On GPUs images are bf16 by default, which has 8 bits: 300 pixels would be 302 or 296.
+// On GPUs images are bf16 by default, with 8 significant bits: 300 pixels would be 302 or 296.
 TEST(DetectionTest, AnchorsOfImagesIn16BitsAreNotRounded) {
   const at::NoGradGuard no_grad;
   const auto detector = make_detector("retinanet_resnet18_fpn");
@@ -194,7 +194,7 @@ TEST(DetectionTest, BatchesWithoutBoxesHaveFiniteGradientsForAllParameters) {
     detector->to(at::kDouble);
     const auto outputs = detector->forward_all(random_images(2, 96, 96));
     std::vector<at::Tensor> losses;
-    // No rows at all, or only such that pad them; whatever their numbers are.
+    // No rows, or only padding rows, whose numbers must not matter.
     losses.push_back(detector->loss(outputs, at::zeros({2, 1, 5}, at::kDouble)));
     losses.push_back(detector->loss(outputs, at::full({2, 3, 5}, -1., at::kDouble)));
     EXPECT_EQ(losses[0].item<double>(), losses[1].item<double>());
@@ -210,7 +210,7 @@ TEST(DetectionTest, BatchesWithoutBoxesHaveFiniteGradientsForAllParameters) {
 TEST(DetectionTest, HeadsHaveTheirNormalization) {
   struct Case {
     std::string yaml;
-    std::vector<std::string> names;  ///< of the first layer of a head
+    std::vector<std::string> names;  ///< parameters of the first layer of a head
   };
   const std::string retinanet = "{type: retinanet_resnet50_fpn, head_norm: ";
   const std::string fcos = "{type: fcos_resnet50_fpn, head_norm: ";
@@ -240,7 +240,7 @@ TEST(DetectionTest, HeadsHaveTheirNormalization) {
   }
 }
 
-/// By the names of the torchvision that published weights.
+/// The weights under the names in torchvision's published files.
 StateDict with_old_names(const StateDict& weights) {
   StateDict old;
   for (const auto& item : weights) {
@@ -255,7 +255,7 @@ StateDict with_old_names(const StateDict& weights) {
         break;
       }
     }
-    // They have FrozenBatchNorm2d.
+    // The published networks have FrozenBatchNorm2d, without this buffer.
     if (!name.ends_with("num_batches_tracked")) old.insert(name, item.value());
   }
   return old;
@@ -306,8 +306,8 @@ TEST(DetectionTest, ThresholdsInTheWrongOrderAreRefused) {
                   HasSubstr("bg_iou_thresh (0.6) is above fg_iou_thresh (0.5)")));
 }
 
-/// One image a rank with SyncBatchNorm, against both images in one network. The mean of the ranks'
-/// losses is the loss of the whole batch, since it is a mean over images.
+/// One image per rank with SyncBatchNorm, against both images in one network. The loss is a mean
+/// over images, so the mean of the ranks' losses is the loss of the whole batch.
 void expect_whole_batch(int rank, const std::string& yaml) {
   const auto make = [&](Norm norm) {
     auto detector = make_detector(yaml, {.norm = norm});
@@ -328,7 +328,7 @@ void expect_whole_batch(int rank, const std::string& yaml) {
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_TRUE(at::allclose(outputs[i], mine(expected[i]), 1e-9, 1e-9)) << i;
   }
-  // Some gradients are zero but for rounding: those of a bias before batch norm.
+  // Some gradients are zero except for rounding: those of a bias before batch norm.
   double largest = 0;
   for (const at::Tensor& parameter : whole->parameters()) {
     largest = std::max(largest, parameter.grad().abs().max().item<double>());

@@ -30,11 +30,11 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr int64_t kSide = 64;  // of images, in pixels
-/// Larger networks take too long. They consist of the layers of their smaller siblings.
+/// Larger networks take too long. They consist of the same layers as smaller ones.
 constexpr int64_t kMaxParameters = 30'000'000;
-constexpr size_t kParts = 12;  // of the exhaustive test, which ctest runs side by side
+constexpr size_t kParts = 12;  // parts of the exhaustive test, which ctest runs in parallel
 
-/// One of each kind of network; the others are left to the exhaustive test.
+/// One network of each kind; the exhaustive test has the others.
 const std::set<std::string> kOneOfEach = {"convnext_tiny",
                                           "deeplabv3_mobilenet_v3_large",
                                           "densenet121",
@@ -62,7 +62,7 @@ std::shared_ptr<Model> make(const std::string& name, int64_t side = kSide) {
       .make(ModelArgs{.num_classes = 4, .sample_shape = {3, side, side}});
 }
 
-/// Vectors that are not all 0 or 1: biases, and what batch norm scales, shifts and divides by.
+/// Gives biases and the vectors of batch norm values other than 0 and 1.
 void vary_vectors(Model& model) {
   const at::NoGradGuard no_grad;
   for (const auto& tensors : {model.parameters(), model.buffers()}) {
@@ -100,7 +100,7 @@ bool write_files(const test::TempFolder& folder, const std::string& name) {
   return true;
 }
 
-/// The networks that a part compares: part 0 those of kOneOfEach, parts 1 to kParts the others.
+/// The networks of a part: part 0 has those of kOneOfEach, parts 1 to kParts the others.
 std::vector<std::string> names_of_part(size_t part) {
   if (part == 0) return {kOneOfEach.begin(), kOneOfEach.end()};
   std::vector<std::string> others = ModelKind::registry().names();
@@ -141,7 +141,7 @@ TEST_P(ExportedNetworksTest, ComputeTheSameInPython) {
 INSTANTIATE_TEST_SUITE_P(Models, ExportedNetworksTest, ::testing::Values(0));
 INSTANTIATE_TEST_SUITE_P(Exhaustive, ExportedNetworksTest, ::testing::Range(size_t{1}, kParts + 1));
 
-/// A convolution and then, as `step` has it.
+/// A convolution, followed by `step`.
 class StepNet : public Model {
  public:
   using Step = at::Tensor (*)(const at::Tensor& x);

@@ -1,11 +1,11 @@
-"""Writes resnet18.txt and resnet50.txt beside this file: the parameters and outputs of torchvision's ResNets.
+"""Writes resnet18.txt and resnet50.txt next to this file: the parameters and outputs of torchvision's ResNets.
 
 Made with torch 2.11.0 and torchvision 0.26.0:  python make_resnet_fixtures.py
 
 A line for each entry of state_dict(), in its order: param|buffer, name, shape, and the sum and the
 sum of squares of its initial values after torch.manual_seed(0). Then the first logits for a fixed
 input with the fixed weights of fill(): "eval" with running statistics, "train" with the batch's.
-In float64: batch norm over two samples turns float32's rounding into differences of a few percent.
+In float64, because batch norm over two samples amplifies float32's rounding to differences of a few percent.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ def wave(shape):
 
 
 def fill(model):
-    """The same rule as fill() of resnet_test.cpp."""
+    """The same values as fill() of resnet_test.cpp."""
     for name, tensor in model.state_dict().items():
         if name.endswith("num_batches_tracked"):
             continue

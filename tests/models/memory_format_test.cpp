@@ -68,7 +68,7 @@ TEST(MemoryFormatTest, ChannelsLastIsPreferredForConvolutions) {
   EXPECT_EQ(preferred_memory_format(*torch::nn::Linear(2, 2)), kContiguous);
 }
 
-// The reducer copies a gradient, and warns, if its strides differ from those of its view of the
+// The reducer copies a gradient and warns if its strides differ from those of its view of the
 // bucket.
 TEST(MemoryFormatTest, DdpKeepsTheLayoutOfGradientsWithoutAWarning) {
   const auto results = test::run_ranks_and_collect({.world_size = 2}, [](int) {

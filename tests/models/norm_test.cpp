@@ -68,7 +68,7 @@ TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
   for (const Norm kind : {Norm::kLocal, Norm::kSync}) {
     NormRelu layer = NormFactory(ModelArgs{.norm = kind}).with_relu(2, kDropped);
     const at::Tensor x = at::randn({kSamples, 2, 2, 1});
-    const at::Tensor residual = at::rand({kSamples, 2, 2, 1}) + 10;  // above 0, in a sum too
+    const at::Tensor residual = at::rand({kSamples, 2, 2, 1}) + 10;  // so that sums are positive
     const at::Tensor mean = x.mean({0, 2, 3}, /*keepdim=*/true);
     const at::Tensor deviation = (x.var({0, 2, 3}, /*unbiased=*/false, true) + 1e-5).sqrt();
     const at::Tensor kept = ((x - mean) / deviation / (1 - kDropped) + residual).relu();
@@ -83,7 +83,7 @@ TEST(NormReluTest, StochasticDepthLeavesSamplesTheirResidualAlone) {
   }
 }
 
-// One of each family with batch norm.
+// One network of each family with batch norm.
 INSTANTIATE_TEST_SUITE_P(Models, NormTest,
                          ::testing::Values("digits", "resnet18", "resnet20", "vgg11_bn",
                                            "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0",

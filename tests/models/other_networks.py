@@ -33,7 +33,7 @@ def resnet(depth, dilated):
 
 
 class UNet(nn.Module):
-    """With padding and batch norm."""
+    """U-Net with padding and batch norm."""
 
     def __init__(self, classes, width=64):
         super().__init__()
@@ -148,7 +148,7 @@ class Dcgan(nn.Module):
 
 
 def retinanet_resnet18_fpn(classes):
-    """As torchvision builds the one with ResNet-50."""
+    """Built like torchvision's detector with ResNet-50."""
     backbone = _resnet_fpn_extractor(resnet(18, dilated=None), 5, returned_layers=[2, 3, 4],
                                      extra_blocks=LastLevelP6P7(256, 256))
     return RetinaNet(backbone, classes)

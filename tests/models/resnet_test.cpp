@@ -82,7 +82,7 @@ at::Tensor wave(at::IntArrayRef shape) {
   return at::sin(at::arange(c10::multiply_integers(shape), at::kDouble)).reshape(shape);
 }
 
-/// The same rule as fill() of make_resnet_fixtures.py.
+/// The same values as fill() of make_resnet_fixtures.py.
 void fill(const Tensors& tensors) {
   for (const auto& item : tensors) {
     const std::string& name = item.key();
@@ -139,8 +139,8 @@ TEST_P(TorchvisionTest, DrawsItsInitialValuesFromTheSameSeed) {
 }
 
 TEST_P(TorchvisionTest, ComputesItsLogits) {
-  // In float64: batch norm over two samples turns float32's rounding, which depends on the number
-  // of threads, into differences of a few percent.
+  // In float64, because batch norm over two samples amplifies float32's rounding, which depends on
+  // the number of threads, to differences of a few percent.
   const auto model = make(GetParam());
   model->to(at::kDouble);
   fill(model->named_parameters());
@@ -156,7 +156,8 @@ TEST_P(TorchvisionTest, ComputesItsLogits) {
       const auto& row = expected[static_cast<size_t>(sample)];
       ASSERT_EQ(row.size(), 5U);
       for (int64_t k = 0; k < 5; ++k) {
-        // Processors with other instructions round differently, too: 7e-6 of 9 was seen.
+        // Processors with other instruction sets round differently: 7e-6 at a logit of 9 was
+        // observed.
         EXPECT_NEAR(logits[sample][k].item<double>(), row[static_cast<size_t>(k)], 1e-4)
             << (train ? "train" : "eval") << " sample " << sample << " logit " << k;
       }
@@ -174,7 +175,7 @@ TEST(ResNetTest, KeepsTheResolutionOfSmallInputs) {
   EXPECT_EQ(shape_of(small->forward(at::zeros({2, 3, 32, 32}))), "2x10");
 }
 
-// The paper's table 6 has the numbers in millions: 0.27, 0.46, 0.66, 0.85 and 1.7.
+// The paper's table 6 gives millions: 0.27, 0.46, 0.66, 0.85 and 1.7.
 TEST(CifarResNetTest, HasThePapersNumberOfParameters) {
   const ModelArgs args{.num_classes = 10, .sample_shape = {3, 32, 32}};
   for (const auto& [name, expected] : {std::pair<std::string, int64_t>("resnet20", 269722),
@@ -202,7 +203,7 @@ TEST(CifarResNetTest, HasThreeStagesAndShortcutsWithoutParameters) {
 
 TEST(CifarResNetTest, ShortcutsTakeEverySecondPixelAndAddZeroChannels) {
   const auto model = make("resnet20", {.num_classes = 10, .sample_shape = {3, 8, 8}});
-  // A block whose last norm is zero is its shortcut and ReLU.
+  // A block whose last norm has zero weights consists of its shortcut and ReLU.
   for (const auto& item : model->named_parameters()) {
     if (item.key().ends_with("bn2.weight")) torch::nn::init::zeros_(item.value());
   }
@@ -282,7 +283,7 @@ TEST(ResNetTest, DropoutAndStochasticDepthAreOfTrainingAlone) {
     EXPECT_TRUE(at::equal(logits(options, false), logits({}, false)));
     EXPECT_FALSE(at::allclose(logits(options, true), logits({}, true)));
   }
-  // Of a network in training whose layers of batch norm are frozen.
+  // Also for a network in training whose batch norm layers are frozen.
   at::manual_seed(1);
   const auto frozen = resnet18(args, {.stochastic_depth = 0.9});
   for (const auto& module : frozen->modules(/*include_self=*/false)) {

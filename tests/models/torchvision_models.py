@@ -1,4 +1,4 @@
-"""Prints what torchvision_test.cpp compares with, a line for each thing.
+"""Prints the reference for torchvision_test.cpp, in these lines.
 
     python torchvision_models.py --initial NAME[:OPTION=true] ... --trained NAME[:OPTION=true] ...
 
@@ -10,8 +10,8 @@
                                                          1000 evenly spaced ones
     loss VALUE, grad NAME SCALAR_PRODUCT SUM_OF_SQUARES  of two images in training, float64
 
-Logits, loss and gradients are those of the weights that fill() makes; SCALAR_PRODUCT is that of the
-gradient and the parameter.
+Logits, loss and gradients are for the weights of fill(); SCALAR_PRODUCT is that of the gradient and the
+parameter.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from torchvision.models.detection.image_list import ImageList
 
 import other_networks
 
-MOST_EVALUATED = 200_000_000  # parameters
-torch.set_num_threads(1)  # as the test: sums depend on it
+MOST_EVALUATED = 200_000_000  # number of parameters
+torch.set_num_threads(1)  # as in the test: sums depend on it
 
 
 def wave(shape, dtype):
@@ -93,7 +93,7 @@ def meta_of(spec, model):
         return "0 0 0"
     meta, operations, transforms = weights.meta, weights.meta["_ops"], weights.transforms()
     if detects(name):
-        # FrozenBatchNorm2d, which all but v2 have, counts as nothing.
+        # FrozenBatchNorm2d, which all but the v2 detectors have, counts as 0.
         norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
         frozen = 0 if name[-2:] == "v2" else sum(2 * norm.num_features for norm in norms)
         return f"{meta['num_params'] + frozen} 0 0"
@@ -149,7 +149,7 @@ def class_loss(model, name, images):
 
 
 def detection_loss(model, images):
-    """Of an image with the boxes of detection_target() in torchvision_test.cpp, and one without."""
+    """The loss for an image with the boxes of detection_target() in torchvision_test.cpp, and one without boxes."""
     features = list(model.backbone(images).values())
     anchors = model.anchor_generator(ImageList(images, [images.shape[2:]] * 2), features)
     boxes = [[5.3, 10.1, 60.2, 71.7], [30.4, 20.9, 94.5, 50.6], [8.8, 7.7, 24.1, 31.2]]

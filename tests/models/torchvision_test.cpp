@@ -33,14 +33,14 @@ constexpr double kTrainingTolerance = 1e-9;    // float64
 constexpr double kEvaluationTolerance = 1e-5;  // float32, of the largest logit
 
 // Larger networks than these take too long.
-constexpr int64_t kMostEvaluated = 200'000'000;  // parameters, as torchvision_models.py
+constexpr int64_t kMostEvaluated = 200'000'000;  // parameters, as in torchvision_models.py
 
-/// Networks of one file.
+/// Networks that one file defines.
 struct Family {
   std::string name;
   std::vector<std::string> members;  ///< "NAME", or with an option "NAME:KEY=true"
   std::vector<std::string> trained;  ///< members whose gradients are compared
-  /// Others of the same code, which take long: left to the exhaustive tests.
+  /// Others with the same code, which take long: for the exhaustive tests.
   std::vector<std::string> others = {};
   std::vector<std::string> others_trained = {};
   bool recomputes = true;    ///< has activation_checkpointing
@@ -48,7 +48,7 @@ struct Family {
   int64_t classes = 1000;
   int64_t evaluated_side = 64;  ///< of images, in pixels
   int64_t trained_side = 96;
-  double aux_weight = 0;    ///< of auxiliary heads in the loss
+  double aux_weight = 0;    ///< weight of auxiliary heads in the loss
   double most_counted = 5;  ///< giga multiply-adds; larger networks take too long
 };
 
@@ -136,7 +136,7 @@ const std::vector<Family>& families() {
                           "retinanet_resnet50_fpn_v2"},
        .classes = 91,
        .most_counted = -1},
-      // other_networks.py has them in Python.
+      // Their Python versions are in other_networks.py.
       {.name = "OtherSegmentation",
        .members = {"unet"},
        .trained = {"unet"},
@@ -160,13 +160,13 @@ std::vector<Family> families_of_others() {
   return all;
 }
 
-/// What torchvision_models.py prints about one network.
+/// The output of torchvision_models.py for one network.
 struct Reference {
   int64_t parameters = 0;  ///< 0: torchvision has no weights for it
   double giga_multiply_adds = 0;
   int64_t image_size = 0;
   std::vector<std::string> entries;  ///< kind, name, shape and checksum of parameters, then buffers
-  std::vector<double> logits;        ///< of a detector all predictions
+  std::vector<double> logits;        ///< for a detector, all predictions
   double loss = 0;
   struct Gradient {
     double product = 0, squares = 0;
@@ -234,8 +234,8 @@ at::Tensor wave(at::IntArrayRef shape) {
   return at::sin(at::arange(c10::multiply_integers(shape), at::kDouble)).reshape(shape);
 }
 
-/// Weights of the variance 2 / inputs, so that signals neither vanish nor explode, and vectors that
-/// are not all 0 or 1. The same rules as fill() of torchvision_models.py.
+/// Fills weights with a variance of 2 / inputs, so that signals neither vanish nor explode, and
+/// vectors with values other than 0 and 1. The same rules as in fill() of torchvision_models.py.
 void fill(Model& model) {
   const at::NoGradGuard no_grad;
   const auto fill_one = [](const std::string& name, at::Tensor& tensor) {
@@ -263,7 +263,7 @@ config::Component<ModelKind> from_yaml(const std::string& yaml) {
   return test::from_yaml<ModelKind>(yaml, "model");
 }
 
-/// @param member of `family`
+/// @param member one of `family`
 std::shared_ptr<Model> make(const Family& family, std::string member, ModelArgs args = {}) {
   if (const size_t colon = member.find(':'); colon != std::string::npos) {
     const size_t equals = member.find('=');
@@ -312,7 +312,7 @@ at::Tensor detection_target(double side) {
   return target;
 }
 
-/// Forward and backward pass of two images. @return the loss
+/// A forward and a backward pass of two images. @return the loss
 double train(const Family& family, Model& model) {
   at::manual_seed(1);  // for dropout and stochastic depth
   const int64_t side = family.trained_side;
@@ -325,7 +325,7 @@ double train(const Family& family, Model& model) {
   return loss.item<double>();
 }
 
-/// Without importing it, which takes seconds.
+/// Finds torchvision without importing it, which takes seconds.
 bool has_torchvision() {
   return test::run_program({test::python(), "-c",
                             "import importlib.util as util\n"
@@ -431,7 +431,7 @@ TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesLogitsAndGradients) {
                                     fmt::format("--aux_weight={}", family.aux_weight)}) {
     command.push_back(option);
   }
-  test::Program python(command, {.timeout_seconds = 240});  // works while the test does
+  test::Program python(command, {.timeout_seconds = 240});  // runs at the same time as the test
 
   std::map<std::string, Actual> evaluated;
   for (const std::string& name : family.members) evaluated[name] = evaluate(family, name);
@@ -504,7 +504,7 @@ TEST_P(TorchvisionTrainedTest, SynchronisedNormHasTheSameEntriesAndResults) {
   EXPECT_NEAR(losses[1], losses[0], kTrainingTolerance * losses[0]);
 }
 
-/// Logits of two images in training, after seeds 1 and 2 for what draws random numbers.
+/// The logits of two images in training, after seeding with 1 and with 2.
 std::pair<at::Tensor, at::Tensor> logits_of_two_seeds(const std::string& yaml) {
   const at::NoGradGuard no_grad;
   const ModelArgs args{.num_classes = 3, .sample_shape = {3, 64, 64}};
@@ -578,7 +578,7 @@ TEST(TorchvisionTest, DenseNetLoadsWeightsWithTheNamesOfThePublishedOnes) {
 }
 
 TEST(TorchvisionTest, EveryNetworkIsCompared) {
-  // Those that torchvision lacks.
+  // Networks that torchvision lacks.
   std::vector<std::string> names = {"dcgan",    "digits",   "resnet20",  "resnet32",
                                     "resnet44", "resnet56", "resnet110", "torchscript"};
   for (const Family& family : families()) {

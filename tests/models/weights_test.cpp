@@ -50,7 +50,7 @@ std::string reading_error(const std::string& path, const std::string& key = "") 
   return error_of([&] { read_state_dict(path, key); });
 }
 
-/// Writes one state in all the forms in which people have it.
+/// Writes one state in all the forms that are in use.
 constexpr const char* kPythonSaves = R"(
 import argparse, collections, sys
 import torch
@@ -226,8 +226,8 @@ void write(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
-/// Changed files are refused or read; a test that reads their tensors dies with a sanitizer, or by
-/// a signal, if one reaches beyond the file.
+/// Reads all tensors of a changed file, or is refused. If a tensor reaches beyond the file, a
+/// sanitizer or a signal ends the test.
 void read_all(const std::string& path) {
   try {
     for (const auto& item : read_state_dict(path)) item.value().to(at::kFloat).sum();
@@ -254,7 +254,7 @@ TEST_F(PythonWeightsTest, DamageIsFoundOrDoesNoHarm) {
       read_all(file("changed"));
     }
   }
-  // A zip archive has checksums.
+  // A zip archive contains checksums.
   const std::string whole = base::read_file(file("bare.pth"));
   const StateDict before = read_state_dict(file("bare.pth"));
   const char* const data = static_cast<const char*>(before["0.weight"].const_data_ptr());

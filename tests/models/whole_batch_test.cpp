@@ -18,11 +18,11 @@
 namespace syncbn::models {
 namespace {
 
-constexpr double kTolerance = 1e-9;  // float64, of the largest value
+constexpr double kTolerance = 1e-9;  // float64, relative to the largest value
 constexpr int64_t kImages = 3;       // one on rank 0, two on rank 1
 constexpr int64_t kSide = 80;        // pixels
 
-/// In training mode are batch norm layers alone: dropout would draw other numbers on each rank.
+/// Only batch norm layers are in training mode: dropout would draw different numbers on each rank.
 std::shared_ptr<Model> make_network(const std::string& yaml, Norm norm) {
   at::manual_seed(0);
   auto model = test::from_yaml<ModelKind>(yaml, "model")
@@ -42,13 +42,13 @@ std::shared_ptr<Model> make_network(const std::string& yaml, Norm norm) {
   return model;
 }
 
-/// The outputs of a forward pass, and then the gradients of one number that all of them change.
+/// The outputs of a forward pass, and the gradients of a number that depends on all of them.
 std::vector<at::Tensor> forward_and_backward(Model& model, const at::Tensor& images) {
   const auto outputs = model.forward_all(images);
   at::Tensor sum = at::zeros({}, at::kDouble);
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad()) continue;  // anchors
-    // Each image counts in the same way, whatever its place in the batch.
+    // Each image has the same weights, whatever its position in the batch.
     const at::Tensor weights = at::sin(at::arange(output[0].numel(), at::kDouble));
     sum = sum + (output * weights.reshape(output[0].sizes())).sum();
   }
@@ -77,7 +77,7 @@ void expect_whole_batch(int rank, const std::string& yaml) {
     expect_near(outputs[i], mine(expected[i]), expected[i].abs().max().item<double>(),
                 "output " + std::to_string(i));
   }
-  // Some gradients are zero but for rounding: those of a bias before batch norm.
+  // Some gradients are zero except for rounding: those of a bias before batch norm.
   double largest = 0;
   for (const at::Tensor& parameter : whole->parameters()) {
     if (!parameter.grad().defined()) continue;  // of an auxiliary head
@@ -96,7 +96,7 @@ void expect_whole_batch(int rank, const std::string& yaml) {
   const auto buffers = whole->named_buffers();
   for (const auto& item : shared->named_buffers()) {
     const at::Tensor& of_whole = buffers[item.key()];
-    // Means behind convolutions of a zero mean are zero but for rounding.
+    // Means after convolutions of zero-mean inputs are zero except for rounding.
     expect_near(item.value(), of_whole, std::max(of_whole.abs().max().item<double>(), 1e-3),
                 item.key());
   }
@@ -108,7 +108,7 @@ TEST_P(WholeBatchTest, IsWhatTwoRanksWithSyncBatchNormCompute) {
   test::run_ranks(2, [](int rank) {
     at::set_num_threads(1);
     dist::init_process_group();
-    dist::new_group({0});  // its null on rank 1 is not the networks' default group
+    dist::new_group({0});  // null on rank 1, which must not stand for the networks' default group
     expect_whole_batch(rank, GetParam());
   });
 }
@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Models, WholeBatchTest,
                                            "shufflenet_v2_x0_5", "efficientnet_b0",
                                            "lraspp_mobilenet_v3_large", "{type: unet, width: 8}",
                                            "{type: retinanet_resnet18_fpn, head_norm: batch}"));
-// The same blocks in other places, and those that take long.
+// The same blocks in other networks, and networks that take long.
 INSTANTIATE_TEST_SUITE_P(Exhaustive, WholeBatchTest,
                          ::testing::Values("resnext50_32x4d", "googlenet", "inception_v3",
                                            "mnasnet0_5", "regnet_y_400mf", "fcn_resnet50",

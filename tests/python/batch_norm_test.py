@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-SIZES = [5, 0, 3]  # of the ranks' batches
+SIZES = [5, 0, 3]  # batch sizes of the ranks
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
 def batch(rank, dtype, offset=0.0):
-    """This rank's input, with mean and scale of its own."""
+    """This rank's input, whose mean and scale differ from the other ranks'."""
     generator = torch.Generator().manual_seed(rank)
     return ((rank + 1) * torch.randn(SIZES[rank], 4, 3, 2, generator=generator) + offset).to(dtype)
 
@@ -40,7 +40,7 @@ def scaled(layer):
 
 
 def compare(options, dtype, group=None):
-    """Two training steps, backward and evaluation beside nn.BatchNorm2d's in float64."""
+    """Compares two training steps, backward and evaluation with nn.BatchNorm2d in float64."""
     import syncbn
     rank = dist.get_rank()
     tolerance = TOLERANCE[dtype]
@@ -88,7 +88,7 @@ def equals_whole_batch():
 
 
 class Block(nn.Module):
-    """As in a ResNet."""
+    """A block as in a ResNet."""
 
     def __init__(self):
         super().__init__()
@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 
 def converted_equals_one_process():
-    """Steps of DDP with converted layers leave the parameters of one process with the whole batch."""
+    """DDP with converted layers trains the same parameters as one process with the whole batch."""
     import syncbn
     dist.init_process_group("syncbn")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -132,7 +132,7 @@ def different_layers():
     dist.init_process_group("syncbn")
     model = syncbn.convert_sync_batchnorm(nn.ModuleDict({"one": nn.BatchNorm2d(4), "two": nn.BatchNorm2d(4)}))
     x = torch.randn(2, 4, 3, 3)
-    for layer in model.values():  # after that each rank knows both names
+    for layer in model.values():  # after this, each rank knows both names
         layer(x)
     try:
         model["one" if dist.get_rank() == 0 else "two"](x)

@@ -26,7 +26,7 @@ def values(rank, dtype, *sizes, seed=0):
 
 
 def cases(rank, size):
-    """Pairs of a name and a function of the group that returns tensors to compare."""
+    """Pairs of a name and a function that takes the group and returns tensors to compare."""
     for dtype, op in itertools.product(DTYPES, OPS):
         def all_reduce(group, dtype=dtype, op=op):
             tensor = values(rank, dtype, 5, 3)
@@ -180,7 +180,7 @@ def equal_gloos():
     dist.init_process_group("syncbn")
     rank, size = dist.get_rank(), dist.get_world_size()
     gloo = dist.new_group(backend="gloo")
-    again = dist.new_group()  # of the default's backend
+    again = dist.new_group()  # with the default group's backend
     count = 0
     for name, run in cases(rank, size):
         expected = attempt(run, gloo)
@@ -199,7 +199,7 @@ def equal_gloos():
 
 
 def attempt(run, group):
-    """The tensors, or the message of a refusal."""
+    """The tensors, or the message of the refusal."""
     try:
         return run(group)
     except (RuntimeError, ValueError) as error:
@@ -275,7 +275,7 @@ def refused_lists():
     rank = dist.get_rank()
     of_each = [torch.ones(2), torch.ones(2)]
     mixed = [torch.ones(2), torch.ones(2, dtype=torch.float64)]
-    # dist.all_to_all() itself refuses dtypes that differ.
+    # dist.all_to_all() itself refuses different dtypes.
     for outputs, inputs in (of_each, []), ([], of_each), (of_each[:1], of_each), (of_each, mixed), (mixed, of_each):
         try:
             dist.group.WORLD.alltoall(outputs, inputs)
@@ -330,9 +330,9 @@ class CollectivesTest(ranks.RanksTest):
     def test_groups_of_some_ranks(self):
         self.expect_success(ranks.run("groups", 3), "groups 3.0")
 
-    # The rank that has waited first is named first in the two tests that follow.
+    # In the next two tests, the message first names the rank that waited first.
     def test_different_sizes_are_named_on_each_rank(self):
-        # Without a launcher that would end the other at the first's error.
+        # Without a launcher, which would end the other rank at the first one's error.
         done = ranks.run_without_launcher("different_sizes", 2)
         for rank in range(2):
             self.assertRegex(done[rank], rf"rank {rank}: rank {rank} of 2 on .*: all_reduce #1 of group '0' "
@@ -363,7 +363,7 @@ class CollectivesTest(ranks.RanksTest):
             self.assertIn(f"rank {rank}: got [{rank}.0, {10 + rank}.0]", done[rank])
 
     def test_the_others_learn_which_rank_was_killed(self):
-        # Without a launcher that would end the others first.
+        # Without a launcher, which would end the other ranks first.
         done = ranks.run_without_launcher("killed_rank", 3)
         for rank in (0, 2):
             self.assertRegex(done[rank], rf"rank {rank} got: .*all_reduce #2 of group '0' failed: "
@@ -378,7 +378,7 @@ class CollectivesTest(ranks.RanksTest):
         self.assertTrue(command, output)
         code, explained = ranks.output_of(ranks.start([*ranks.LAUNCHERS["syncbn-launch"], *command[1].split()]))
         self.assertEqual(code, 0, explained)
-        # Ranks 0 and 2 have been in the call that rank 1 has not made.
+        # Ranks 0 and 2 were in the call that rank 1 did not make.
         self.assertRegex(explained, r"#2 of group '0', all_reduce of Float \[1000\]:\n")
         self.assertRegex(explained, r"rank 1 \(.*has not come to it")
 

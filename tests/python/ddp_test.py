@@ -28,7 +28,7 @@ def train(group, register_hook=lambda ddp: None):
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
         nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 9, 10))
-    # Several buckets, of which some are full before backward has ended.
+    # Several buckets, some of which are full before backward ends.
     ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.005)
     register_hook(ddp)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
@@ -59,7 +59,7 @@ def equals_gloo_with_power_sgd():
     dist.init_process_group("syncbn")
     buckets = set()
 
-    # Its callbacks start collectives. They have to come before those of the next bucket.
+    # Its callbacks start collectives, which have to precede those of the next bucket.
     def hook(state, bucket):
         buckets.add(bucket.index())
         future = powerSGD_hook.powerSGD_hook(state, bucket)
@@ -105,7 +105,7 @@ def killed_before_backward():
 
 
 def train_as_imagenet_example(rank, ranks_of_node, backend, url, folder, device="cpu"):
-    """What a rank of pytorch/examples' imagenet/main.py calls, in its order."""
+    """Makes the calls of a rank of pytorch/examples' imagenet/main.py, in the same order."""
     dist.init_process_group(backend=backend, init_method=url, world_size=ranks_of_node, rank=rank)
     torch.manual_seed(0)
     samples = TensorDataset(torch.randn(21, 3, 12, 12), torch.randint(7, (21,)))
@@ -118,7 +118,7 @@ def train_as_imagenet_example(rank, ranks_of_node, backend, url, folder, device=
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.1)
     train_sampler = DistributedSampler(train_set)
     val_sampler = DistributedSampler(val_set, shuffle=False, drop_last=True)
-    # Its worker is forked while the backend's threads run, as under a launcher; by default it is spawned here, in seconds.
+    # Forks the loader's worker while the backend's threads run, as under a launcher; to spawn it takes seconds.
     train_loader = DataLoader(train_set, batch_size=2, shuffle=False, num_workers=1, multiprocessing_context="fork",
                               sampler=train_sampler)
     val_loader = DataLoader(val_set, batch_size=2, shuffle=False, sampler=val_sampler)
@@ -144,7 +144,7 @@ def train_as_imagenet_example(rank, ranks_of_node, backend, url, folder, device=
         correct.zero_()
         validate(val_loader)
         dist.all_reduce(correct, dist.ReduceOp.SUM, async_op=False)
-        # What drop_last left over.
+        # The samples that drop_last left over.
         validate(DataLoader(Subset(val_set, range(len(val_sampler) * ranks_of_node, len(val_set)))))
         scheduler.step()
         if rank % ranks_of_node == 0:
@@ -156,7 +156,7 @@ def example_worker(rank, ranks_of_node, urls, folder):
     import syncbn  # noqa: F401
     train_as_imagenet_example(rank, ranks_of_node, "gloo", urls[0], folder)
     dist.destroy_process_group()
-    # As the example, it ends without destroy_process_group().
+    # Like the example, ends without destroy_process_group().
     train_as_imagenet_example(rank, ranks_of_node, "syncbn", urls[1], folder)
 
 
@@ -170,7 +170,7 @@ def imagenet_example():
 
 class DdpTest(ranks.RanksTest):
     def test_parameters_equal_gloos_bit_for_bit_on_two_ranks(self):
-        # 1: refuses ranks that do not share memory, or Gloo might be compared with itself.
+        # 1 refuses ranks that do not share memory; otherwise Gloo might be compared with itself.
         self.expect_success(ranks.run("equals_gloo", 2, SYNCBN_SHARED_MEMORY="1"), "equal 11")
 
     def test_power_sgd_of_several_buckets_equals_gloos(self):

@@ -1,4 +1,4 @@
-"""CUDA tensors over the backend syncbn, on two GPUs or pretended ones."""
+"""CUDA tensors over the backend syncbn, on two GPUs, real or fake (tests/fake_cuda)."""
 
 import ranks  # first: it skips the tests where there is no torch
 
@@ -60,7 +60,7 @@ def imagenet_example(rank, ranks_of_node, urls, folder):
 
 
 def fork(function, *arguments):
-    """Runs function(rank, ...) on two ranks, which need not import torch: that takes longer than the tests."""
+    """Runs function(rank, ...) on two ranks that need not import torch, which takes longer than the tests."""
     mp.start_processes(function, arguments, nprocs=2, start_method="fork")
 
 

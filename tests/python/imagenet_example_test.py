@@ -1,6 +1,6 @@
-"""imagenet/main.py of github.com/pytorch/examples, with the one line changed that docs/python.md names.
+"""Runs imagenet/main.py of github.com/pytorch/examples with the one changed line that docs/python.md describes.
 
-The script is not part of this tree: SYNCBN_IMAGENET_EXAMPLE is the path of it.
+The script is not part of this tree: SYNCBN_IMAGENET_EXAMPLE is its path.
 """
 
 import ranks  # first: it skips the tests where there is no torch
@@ -34,7 +34,7 @@ class ImagenetExampleTest(ranks.RanksTest):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = pathlib.Path(folder.name)
-        # Two steps; of the validation, an image is left over.
+        # Two steps; in the validation, one image is left over.
         for split, images in (("train", 8), ("val", 5)):
             for i in range(images):
                 file = self.folder / split / "ab"[i % 2] / f"{i}.png"
@@ -42,7 +42,7 @@ class ImagenetExampleTest(ranks.RanksTest):
                 Image.effect_noise((40, 40), 20 * (i + 1)).convert("RGB").save(file)
 
     def example(self, changes):
-        """The example with these lines changed, and no other."""
+        """The example with exactly these lines changed."""
         text = pathlib.Path(EXAMPLE).read_text()
         for old, new in changes.items():
             self.assertEqual(("\n" + text).count("\n" + old), 1, f"{EXAMPLE} has another form of {old!r}")
@@ -52,7 +52,7 @@ class ImagenetExampleTest(ranks.RanksTest):
         return changed
 
     def start(self, command, backend, url, *options):
-        # It writes checkpoint.pth.tar where it runs. SYNCBN_SHARED_MEMORY=1 refuses ranks that do not share memory.
+        # Writes checkpoint.pth.tar to the working folder. SYNCBN_SHARED_MEMORY=1 refuses ranks that do not share memory.
         return ranks.start(["env", "-C", str(self.folder), *command, "--dist-backend", backend, "--dist-url", url,
                             "-a", "shufflenet_v2_x0_5", "--epochs", "1", "-b", "2", "-j", "1", "-p", "1", *options,
                             str(self.folder)],
@@ -72,7 +72,7 @@ class ImagenetExampleTest(ranks.RanksTest):
 
     def test_runs_in_its_own_form_with_two_nodes(self):
         main, url = self.example({LINE: WITH_SYNCBN}), f"tcp://127.0.0.1:{ranks.free_port()}"
-        # Its ranks are spawned, and so would be the loader's workers: each imports torch, in seconds.
+        # It spawns its ranks and would also spawn the loader's workers, each of which imports torch for seconds.
         nodes = [self.start([sys.executable, str(main)], "syncbn", url, "--multiprocessing-distributed",
                             "--world-size", "2", "--rank", str(rank), "-j", "0") for rank in range(2)]
         for node in nodes:

@@ -1,6 +1,6 @@
-"""What the tests of the Python package share: tests and the functions that their ranks run lie in one file.
+"""Shared by the tests of the Python package. A file has both the tests and the functions that their ranks run.
 
-A test calls run("function", 2), which starts this file once per rank; main() runs the function there.
+A test calls run("function", 2), which starts the test's file once per rank; main() runs the function there.
 """
 
 import inspect
@@ -26,7 +26,7 @@ LAUNCHERS = {
 
 
 def report(outcome, test, reason=""):
-    """As tests/support/test_main.cpp."""
+    """Reports results like tests/support/test_main.cpp."""
     if path := os.environ.get("SYNCBN_TEST_REPORT"):
         with open(path, "a") as file:
             file.write(f"{outcome}\t{SUITE}.{test}\t{reason}\n")
@@ -46,7 +46,7 @@ def start(command, **environment):
 
 
 def output_of(process):
-    """Its exit code and output."""
+    """Waits for the process. Returns its exit code and output."""
     try:
         output = process.communicate(timeout=TIMEOUT_SECONDS)[0]
     except subprocess.TimeoutExpired:
@@ -66,7 +66,7 @@ held_ports = []
 
 
 def free_port():
-    """Until this program ends, the kernel gives the port to nobody else; a store can listen on it all the same."""
+    """A port that the kernel assigns to no other process until this program ends; a store can still listen on it."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ def free_port():
 
 
 def run_without_launcher(function, ranks):
-    """The output of each rank, among which no launcher ends the others when one fails."""
+    """The output of each rank. There is no launcher that ends the others when one fails."""
     script = inspect.stack()[1].filename
     place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     started = [start([sys.executable, script, "--rank", function], RANK=str(rank), **place)
@@ -84,7 +84,7 @@ def run_without_launcher(function, ranks):
 
 
 def run_on_two_hosts(function, ranks_per_host):
-    """As run(), on each of two hosts: PID namespaces, whose processes do not reach each other's memory."""
+    """Like run(), on each of two hosts, which are PID namespaces: their processes cannot share memory."""
     script = inspect.stack()[1].filename
     port = free_port()
     started = [
@@ -97,7 +97,7 @@ def run_on_two_hosts(function, ranks_per_host):
 
 class RanksTest(unittest.TestCase):
     def expect_success(self, done, line):
-        """Every rank ended without an error, and one printed the line."""
+        """Checks that every rank succeeded, and that one printed the line."""
         exit_code, output = done
         self.assertEqual(exit_code, 0, output)
         self.assertIn(line, output)

@@ -1,7 +1,7 @@
 """torch's own tests of torch.distributed and DistributedDataParallel, over the backend syncbn.
 
-torch.testing._internal.distributed.distributed_test is part of torch. What it runs for Gloo on CPUs runs here, and its
-tests of all_to_all, which it keeps for MPI; NOT_APPLICABLE has the exceptions.
+torch.testing._internal.distributed.distributed_test is part of torch. These are its tests for Gloo on CPUs, and its
+tests of all_to_all, which it runs for MPI only. NOT_APPLICABLE lists the exceptions.
 """
 
 import ranks  # first: it skips the tests where there is no torch
@@ -13,7 +13,7 @@ import sys
 import unittest
 from unittest import mock
 
-# torch chooses tests by this name while it is imported.
+# torch selects its tests by this name when it is imported.
 os.environ.update(BACKEND="gloo", WORLD_SIZE="4", OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
 
 try:
@@ -32,7 +32,7 @@ from torch.testing._internal.distributed import distributed_test
 
 import syncbn  # noqa: F401
 
-# While they run: the tests of subgroups would need 8 ranks with another backend than MPI.
+# While these run: with a backend other than MPI, the tests of subgroups would need 8 ranks.
 os.environ["BACKEND"] = "mpi"
 distributed_test.BACKEND = "syncbn"
 Tests = distributed_test.DistributedTest._DistTestBase
@@ -56,11 +56,11 @@ NOT_APPLICABLE = {
 class TorchTest(distributed_test.TestDistBackend, Tests):
     def setUp(self):
         super().setUp()
-        # Not spawned: importing torch takes longer than most tests.
+        # Forked, not spawned: importing torch takes longer than most tests.
         self._start_processes(multiprocessing.get_context("fork").Process)
 
     def _test_accumulate_gradients_no_sync(self, **options):
-        with mock.patch.object(distributed_test, "BACKEND", "gloo"):  # which has the test run on CPUs
+        with mock.patch.object(distributed_test, "BACKEND", "gloo"):  # makes the test run on CPUs
             super()._test_accumulate_gradients_no_sync(**options)
 
 
@@ -70,7 +70,7 @@ def why_not(name):
 
 
 def load_tests(loader, *_):
-    """Of unittest's protocol."""
+    """Implements unittest's load_tests protocol."""
     names = loader.getTestCaseNames(TorchTest)
     for name in names:
         if (why_not(name) or "").startswith("Only MPI supports"):

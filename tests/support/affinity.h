@@ -5,7 +5,7 @@
 
 namespace syncbn::test {
 
-/// Restores the affinity mask of this thread at its end.
+/// Restores this thread's affinity mask when destroyed.
 class Affinity {
  public:
   Affinity() {

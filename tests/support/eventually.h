@@ -6,7 +6,7 @@
 
 namespace syncbn::test {
 
-/// Waits until `done()` holds. Returns false after a time that only a hang exceeds.
+/// Waits until `done()` holds. Returns false after a limit that only a hang exceeds.
 inline bool eventually(const std::function<bool()>& done,
                        std::chrono::seconds limit = std::chrono::seconds(100)) {
   const auto deadline = std::chrono::steady_clock::now() + limit;

@@ -1,7 +1,7 @@
-// A stand-in for NVIDIA's libnvidia-ml.so.1 with FAKE_NVML_GPUS GPUs; "none" is a driver that does
-// not start. On the pretended machine (tests/fake_cuda) there are FAKE_CUDA_DEVICES. With
-// FAKE_NVML_NO_UTILIZATION set it does not tell how busy they are. Creates the file FAKE_NVML_TRACE
-// when it is loaded.
+// A stand-in for NVIDIA's libnvidia-ml.so.1 with FAKE_NVML_GPUS GPUs, or FAKE_CUDA_DEVICES beside
+// the fake CUDA devices (tests/fake_cuda). FAKE_NVML_GPUS=none is a driver that does not start.
+// With FAKE_NVML_NO_UTILIZATION set, it does not report the GPUs' utilization. Creates the file
+// FAKE_NVML_TRACE when it is loaded.
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -45,7 +45,7 @@ int nvmlInit_v2() {
   return running ? kSuccess : kDriverNotLoaded;
 }
 
-int nvmlInit() {  // torch in Python asks for it
+int nvmlInit() {  // torch in Python calls this
   return nvmlInit_v2();
 }
 
@@ -96,7 +96,7 @@ int nvmlDeviceGetPciInfo_v3(void* device, PciInfo* info) {
   return kSuccess;
 }
 
-// libtorch asks for these when a GPU has no memory left.
+// libtorch calls these when a GPU is out of memory.
 int nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** device) {
   return nvmlDeviceGetHandleByIndex_v2(static_cast<unsigned>(std::stoul(address, nullptr, 16)),
                                        device);
@@ -107,7 +107,7 @@ int nvmlDeviceGetComputeRunningProcesses(void* /*device*/, unsigned* count, void
   return kSuccess;
 }
 
-// It also looks these up.
+// libtorch also looks these up.
 int nvmlDeviceGetNvLinkRemoteDeviceType() {
   return kNotSupported;
 }

@@ -7,7 +7,7 @@
 
 namespace syncbn::test {
 
-/// Reads a section of a configuration that has a type.
+/// Reads a configuration section that has a `type`.
 template <class Kind>
 config::Component<Kind> from_yaml(const std::string& yaml, const std::string& section) {
   config::Component<Kind> component;

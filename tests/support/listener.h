@@ -7,7 +7,7 @@
 
 namespace syncbn::test {
 
-/// A port that is taken without a listener: connections to it are refused.
+/// A bound port without a listener: connections to it are refused.
 struct BoundPort {
   /// @param wanted 0: any free port.
   explicit BoundPort(int wanted = 0, in_addr_t host = INADDR_LOOPBACK)

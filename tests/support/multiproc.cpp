@@ -18,7 +18,7 @@
 #include "support/listener.h"
 
 namespace at {
-/// Libtorch's, where a test program links it.
+/// libtorch's, if the test program links libtorch.
 __attribute__((weak)) void set_num_threads(int threads);
 }  // namespace at
 
@@ -36,7 +36,7 @@ using Clock = std::chrono::steady_clock;
   set("LOCAL_RANK", rank);
   set("WORLD_SIZE", options.world_size);
   set("LOCAL_WORLD_SIZE", options.world_size);
-  // Ranks share the machine's few cores; one thread each also makes results repeatable.
+  // Ranks share the machine's few cores. One thread per rank also makes results repeatable.
   ::setenv("OMP_NUM_THREADS", "1", 1);
   if (at::set_num_threads != nullptr) at::set_num_threads(1);  // it read the variable when loaded
   if (options.set_master) {
@@ -55,28 +55,28 @@ using Clock = std::chrono::steady_clock;
     code = 1;
   }
   std::fflush(nullptr);
-  // Not exit(): static destructors belong to the parent's test program. Not _exit(): it would skip
-  // the handlers by which a rank leaves its group properly.
+  // Not exit(): static destructors belong to the parent. Not _exit(): it would skip the handlers by
+  // which a rank leaves its group in order.
   std::quick_exit(code);
 }
 
 }  // namespace
 
 int free_port() {
-  // Until the program ends, the kernel gives the port to nobody else.
+  // The kernel assigns these ports to no other process until this program ends.
   static std::vector<BoundPort> held;
   return held.emplace_back().port;
 }
 
 std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
                                               const std::function<void(int rank)>& body) {
-  // A forked child has only the forking thread. It would hang on locks that others hold.
+  // A forked child has only the forking thread, and would hang on locks that other threads hold.
   const auto threads = std::filesystem::directory_iterator("/proc/self/task");
   if (std::distance(begin(threads), end(threads)) != 1) {
     throw base::InternalError("a test forks ranks after its own process started threads");
   }
-  // The kernel gives this port to no other process, and a socket with SO_REUSEADDR, as TCPStore's,
-  // can listen on it.
+  // The kernel assigns this port to no other process, but a socket with SO_REUSEADDR, such as
+  // TCPStore's, can listen on it.
   const BoundPort held;
   const auto n = static_cast<size_t>(options.world_size);
   std::vector<pid_t> pids;

@@ -6,7 +6,7 @@
 
 namespace syncbn::test {
 
-/// How one forked rank ended.
+/// The result of one forked rank.
 struct RankResult {
   int rank = 0;
   int exit_code = -1;  ///< 128 + N when signal N ended it
@@ -15,7 +15,7 @@ struct RankResult {
 
 struct RunRanksOptions {
   int world_size = 2;
-  double timeout_seconds = 200;  ///< then all ranks are killed and the test fails
+  double timeout_seconds = 200;  ///< after which all ranks are killed and the test fails
   /// Whether to set MASTER_ADDR and MASTER_PORT.
   bool set_master = true;
 };
@@ -30,8 +30,8 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
 void run_ranks(int world_size, const std::function<void(int rank)>& body,
                double timeout_seconds = 200);
 
-/// A TCP port on 127.0.0.1 that no other program gets while this one lives, unless it asks for it
-/// by number and with SO_REUSEADDR, as a TCPStore does.
+/// A TCP port on 127.0.0.1 that no other program gets while this one runs, unless it asks for the
+/// number with SO_REUSEADDR, as a TCPStore does.
 int free_port();
 
 }  // namespace syncbn::test

@@ -26,7 +26,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The state of a process that hangs, its signals, and the system calls in which its threads are.
+/// The state and signals of a hanging process, and the system calls in which its threads are.
 std::string place_in_kernel(pid_t pid) {
   const std::filesystem::path folder = fmt::format("/proc/{}", pid);
   std::string text;
@@ -87,7 +87,7 @@ Clock::time_point after(double seconds) {
   ::_exit(base::kExitNotFound);
 }
 
-// Appends what the pipe holds now. Closes it at the end of the stream.
+// Appends the content of the pipe, and closes it at the end of the stream.
 void drain(base::UniqueFd& fd, std::string& into) {
   std::array<char, 65536> buffer;
   while (fd) {
@@ -130,7 +130,7 @@ void Program::send_signal(int signal) const {
 }
 
 void Program::limit_lead() const {
-  constexpr int kBytes = 4096;  // of each pipe, the least that the kernel allows
+  constexpr int kBytes = 4096;  // size of each pipe, the smallest that the kernel allows
   for (const base::UniqueFd* fd : {&out_fd_, &err_fd_}) {
     ASSERT_EQ(::fcntl(fd->get(), F_SETPIPE_SZ, kBytes), kBytes);
   }
@@ -196,7 +196,7 @@ void Program::read_available(int timeout_ms) {
         {{pidfd_.get(), POLLIN, 0}, {out_fd_.get(), POLLIN, 0}, {err_fd_.get(), POLLIN, 0}}};
     ::poll(polls.data(), polls.size(), timeout_ms);
     int status = 0;
-    // Reaped before the pipes are read, so that all its output is read.
+    // Reaped before the pipes are read, so that the last read gets all of the output.
     if (::waitpid(pid_, &status, WNOHANG) == pid_) {
       exit_code_ =
           WIFEXITED(status) ? WEXITSTATUS(status) : base::kExitSignalBase + WTERMSIG(status);

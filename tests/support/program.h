@@ -11,7 +11,7 @@
 
 namespace syncbn::test {
 
-/// How a program ended.
+/// The result of a program.
 struct ProgramResult {
   int exit_code = -1;  ///< 128 + N when signal N ended it
   std::string out;
@@ -19,15 +19,15 @@ struct ProgramResult {
 };
 
 struct RunProgramOptions {
-  std::map<std::string, std::string> env = {};  ///< set on top of the test's own environment
-  std::vector<std::string> unset = {};          ///< taken out of it
-  std::string cwd = {};                         ///< empty: the test's own folder
-  double timeout_seconds = 200;                 ///< then it is killed and the test fails
+  std::map<std::string, std::string> env = {};  ///< added to the test's own environment
+  std::vector<std::string> unset = {};          ///< removed from it
+  std::string cwd = {};                         ///< empty: the test's working folder
+  double timeout_seconds = 200;                 ///< after which it is killed and the test fails
 };
 
-/// A started program. stdin is /dev/null; stdout and stderr are captured separately. It runs in a
-/// process group of its own, which is killed with this object and when the test itself is killed.
-/// argv[0] without a slash is looked up in PATH. Not thread-safe.
+/// A started program. stdin is /dev/null; stdout and stderr are captured separately. The program
+/// runs in its own process group, which is killed when this object is destroyed or the test is
+/// killed. argv[0] without a slash is looked up in PATH. Not thread-safe.
 class Program {
  public:
   explicit Program(const std::vector<std::string>& argv, const RunProgramOptions& options = {});
@@ -39,22 +39,22 @@ class Program {
   void send_signal(int signal) const;
   bool running();
 
-  /// What it has written so far.
+  /// The output so far.
   const std::string& out();
   const std::string& err();
 
-  /// Makes its pipes so small that it cannot get far ahead of a test that does not read them.
+  /// Makes the pipes so small that the program cannot get far ahead of a test that does not read.
   void limit_lead() const;
 
-  /// Waits until `done()` holds. If the program ends before, or the time is up, fails the test and
-  /// returns false.
+  /// Waits until `done()` holds. Fails the test and returns false if the program ends or the time
+  /// is up first.
   bool wait_until(const std::function<bool()>& done);
 
   /// Like wait_until(): until it has written this text.
   bool wait_for_out(const std::string& text);
   bool wait_for_err(const std::string& text);
 
-  /// Waits for its end. Kills a program that is too slow and fails the test.
+  /// Waits for the program's end. Kills a program that exceeds its time, and fails the test.
   ProgramResult wait();
 
  private:

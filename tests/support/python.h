@@ -9,13 +9,13 @@
 
 namespace syncbn::test {
 
-/// The Python to compare with: SYNCBN_TEST_PYTHON, else the one in PATH.
+/// The Python to compare with: SYNCBN_TEST_PYTHON, or the one in PATH.
 inline std::string python() {
   return base::env("SYNCBN_TEST_PYTHON").value_or("python3");
 }
 
-/// Version of its torch, such as "2.11.0"; empty if it has none. scripts/run-tests looks once for
-/// all tests, because importing torch takes seconds.
+/// The version of its torch, such as "2.11.0"; empty without torch. scripts/run-tests determines it
+/// once for all tests, because importing torch takes seconds.
 inline std::string python_torch_version() {
   if (const auto known = base::env("SYNCBN_TEST_TORCH_VERSION")) return *known;
   static const auto found = run_program(
@@ -24,18 +24,18 @@ inline std::string python_torch_version() {
   return found.out;
 }
 
-/// Whether it has torch. Tests that need it are skipped otherwise ("python-torch").
+/// Whether Python has torch. Tests that need it are skipped otherwise ("python-torch").
 inline bool python_has_torch() {
   return !python_torch_version().empty();
 }
 
-/// Whether it can import `module`.
+/// Whether Python can import `module`.
 inline bool python_has(const std::string& module) {
   return run_program({python(), "-c", "import " + module}).exit_code == 0;
 }
 
-/// argv that runs the Python program `script`, whose ranks train with PyTorch's
-/// DistributedDataParallel. Arguments may follow.
+/// argv for the Python program `script`, whose ranks train with PyTorch's DistributedDataParallel.
+/// Arguments may be appended.
 inline std::vector<std::string> python_ddp_program(const std::string& script) {
   return {python(), SYNCBN_SOURCE_DIR "/tests/support/run_then_leave.py", script};
 }

@@ -1,5 +1,5 @@
-"""Prints what TensorBoard's own reader finds in a folder under a tag, a line for each step; for the tag
-"hparams" the hyperparameters and the status. Without a tag: all scalars as JSON, {tag: [[step, value], ...]}.
+"""Prints the values that TensorBoard's own reader finds in a folder for a tag, a line per step; for the tag
+"hparams", the hyperparameters and the status. Without a tag: all scalars as JSON, {tag: [[step, value], ...]}.
 
   read_events.py FOLDER [TAG]
 """
@@ -11,7 +11,7 @@ import sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-# 0: all of a kind, not a sample of them.
+# 0: all values of a kind instead of a sample.
 events = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0, "images": 0, "histograms": 0})
 events.Reload()
 tags = events.Tags()

@@ -1,6 +1,6 @@
-"""Runs the Python program that is named first, with the other arguments, and leaves without ending
-the interpreter: Gloo's threads may still ask for it after a DistributedDataParallel job, and one
-that asks while it ends aborts the process ("terminate called without an active exception")."""
+"""Runs the Python program that is the first argument, with the other arguments, and exits without
+finalising the interpreter. Gloo's threads may still request the interpreter after a DistributedDataParallel job; a
+request during finalisation aborts the process ("terminate called without an active exception")."""
 
 import os
 import runpy

@@ -9,8 +9,8 @@
 
 namespace syncbn::test {
 
-/// Whether a missing `need` skips a test. In CI (CI=true) it fails the test instead, unless
-/// SYNCBN_ALLOW_SKIP, a comma-separated list, contains it.
+/// Whether the lack of `need` skips a test. In CI (CI=true) it fails the test instead, unless the
+/// comma-separated list SYNCBN_ALLOW_SKIP contains `need`.
 inline bool may_skip(std::string_view need) {
   if (base::env("CI") != "true") return true;
   const auto allowed = fmt::format(",{},", base::env("SYNCBN_ALLOW_SKIP").value_or(""));
@@ -19,7 +19,7 @@ inline bool may_skip(std::string_view need) {
 
 }  // namespace syncbn::test
 
-/// First line of a test that needs something a machine may lack. Skips it with "needs: <name>".
+/// The first line of a test that needs something a machine may lack. Skips it with "needs: <name>".
 #define SYNCBN_SKIP_UNLESS(condition, name)                                              \
   do {                                                                                   \
     if (!(condition)) {                                                                  \

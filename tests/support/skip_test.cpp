@@ -10,7 +10,7 @@ namespace {
 
 class SkipTest : public ::testing::Test {
  protected:
-  // Each test runs in a process of its own: nothing to restore.
+  // Each test runs in its own process, so nothing has to be restored.
   static void set(const char* ci, const char* allowed) {
     ::setenv("CI", ci, 1);
     ::setenv("SYNCBN_ALLOW_SKIP", allowed, 1);

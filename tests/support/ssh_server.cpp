@@ -11,10 +11,10 @@ namespace syncbn::test {
 namespace fs = std::filesystem;
 
 SshServer::SshServer() : port_(free_port()) {
-  // sshd starts itself again for each connection and insists on an absolute path.
+  // sshd executes itself for each connection, and requires an absolute path.
   const std::string sshd = "/usr/sbin/sshd";
   if (!fs::exists(sshd) || !make_key("host") || !make_key("user")) return;
-  // sshd, run by root, needs this folder for privilege separation.
+  // As root, sshd needs this folder for privilege separation.
   std::error_code ignored;
   fs::create_directories("/run/sshd", ignored);
   const std::string config =

@@ -10,7 +10,7 @@
 namespace syncbn::test {
 
 /// A real sshd on a free port of 127.0.0.1 and 127.0.0.2, which stand for two machines. Its keys
-/// and configuration are in a temporary folder. It lets the test's user log in.
+/// and configuration are in a temporary folder. It accepts logins of the test's user.
 class SshServer {
  public:
   SshServer();
@@ -19,9 +19,9 @@ class SshServer {
   bool available() const { return available_; }
 
   int port() const { return port_; }
-  /// A private key that may log in.
+  /// The private key with which the test's user can log in.
   std::string identity() const { return folder_ / "user"; }
-  /// ssh's options for this server, which ignore the user's own configuration.
+  /// ssh's options for this server, which make ssh ignore the user's own configuration.
   std::string options() const;
 
  private:

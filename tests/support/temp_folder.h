@@ -9,7 +9,7 @@
 
 namespace syncbn::test {
 
-/// A folder that is removed with this object.
+/// A folder that is removed when this object is destroyed.
 class TempFolder {
  public:
   TempFolder() {

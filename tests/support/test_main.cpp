@@ -1,11 +1,11 @@
-// main() of all test programs. Each test runs in a process of its own, forked from this one, which
-// has loaded libtorch and started no thread. A test that crashes or hangs does not affect others.
+// main() of all test programs. Each test runs in its own process, forked from this one, which has
+// loaded libtorch and started no thread. So a test that crashes or hangs does not affect others.
 //
 //   PROGRAM [GoogleTest's options] [--timeout=SECONDS] [--prefix=TEXT] [--here]
 //
 // --timeout bounds each test, --prefix is put before its name in reports, and --here runs the test
 // that --gtest_filter selects in this process, for a debugger.
-// SYNCBN_TEST_REPORT names a file to which each result is appended as a line: status, name, reason,
+// SYNCBN_TEST_REPORT names a file to which a line per result is appended: status, name and reason,
 // separated by tabs.
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -75,7 +75,7 @@ void report(const char* status, const std::string& name, std::string reason = ""
   std::replace(reason.begin(), reason.end(), '\n', ' ');
   const std::string line = fmt::format("{}\t{}\t{}\n", status, name, reason);
   const int fd = ::open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0644);
-  // One write to an appended file: lines of several programs do not mix.
+  // A single write() in append mode, so that lines of several programs do not mix.
   if (fd < 0 || ::write(fd, line.data(), line.size()) != static_cast<ssize_t>(line.size())) {
     std::perror(path);
   }
@@ -109,13 +109,13 @@ int run_here(const std::string& name, const Options& options) {
   return skipped ? kExitSkipped : 0;
 }
 
-/// Waits for the child, which is killed at the deadline. @return its wait status
+/// Waits for the child, and kills it at the deadline. @return its wait status
 int wait_for(pid_t pid, int timeout_seconds, bool& timed_out) {
   const auto handle = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   pollfd ended{handle, POLLIN, 0};
   timed_out = ::poll(&ended, 1, timeout_seconds * 1000) == 0;
   ::close(handle);
-  // Kills also what the test left behind in its process group.
+  // Also kills processes that the test left in its process group.
   if (timed_out) ::kill(-pid, SIGKILL);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -139,7 +139,7 @@ int run_forked(const std::string& name, const Options& options) {
     const int code = run_here(name, options);
     std::fflush(nullptr);
 #ifdef __SANITIZE_ADDRESS__
-    std::exit(code);  // the sanitizer looks for leaks at exit
+    std::exit(code);  // the sanitizer checks for leaks at exit
 #else
     std::quick_exit(code);  // libtorch's destructors take longer than most tests
 #endif
@@ -170,7 +170,7 @@ int run_forked(const std::string& name, const Options& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Banners of single tests would bury their failures.
+  // Banners for each test would bury the failures.
   std::string brief = "--gtest_brief=1";
   std::vector<char*> words(argv, argv + argc);
   words.insert(words.begin() + 1, brief.data());

@@ -5,11 +5,12 @@
 
 namespace syncbn::test {
 
-/// Two network namespaces joined by a cable, in place of two machines. Needs root and `ip`.
+/// Two network namespaces connected by a virtual cable, which stand for two machines. Needs root
+/// and `ip`.
 ///
 /// Both know the names "node0" and "node1". As on Debian, a host's own name resolves to 127.0.1.1,
-/// the other's to its address on the cable. The other's second name, "both0" or "both1", also
-/// resolves to an address that no host has.
+/// and the other's name to its address on the cable. The other's second name, "both0" or "both1",
+/// also resolves to an address that no host has.
 class TwoHosts {
  public:
   TwoHosts();
@@ -27,8 +28,8 @@ class TwoHosts {
   /// argv that runs `command` on host 0 or 1.
   std::vector<std::string> on(int host, const std::vector<std::string>& command) const;
 
-  /// argv that runs `command` where `file` has the machine's boot_id, by which ranks know whether
-  /// they are on one machine.
+  /// argv that runs `command` with the content of `file` as the machine's boot_id, by which ranks
+  /// know whether they are on the same machine.
   static std::vector<std::string> with_boot_id(const std::string& file,
                                                const std::vector<std::string>& command);
 

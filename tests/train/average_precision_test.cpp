@@ -42,8 +42,8 @@ Detection found(double x, double side, double score) {
 }
 
 TEST(AveragePrecisionTest, AMissAHitAndAFalseAlarm) {
-  // IoU 1 with one of two truths, behind a detection of nothing: precision is 1/2 up to recall 1/2,
-  // which is 51 of 101 points.
+  // A detection of nothing is followed by one with IoU 1 with one of two truths: precision is 1/2
+  // up to recall 1/2, at 51 of 101 points.
   const auto result = evaluate(
       {{1, {square(0, 40), square(100, 40)}, {found(200, 40, 0.9), found(0, 40, 0.8)}}}, 1);
   EXPECT_DOUBLE_EQ(figure(result, "map"), 0.5 * 51 / 101);
@@ -74,7 +74,7 @@ TEST(AveragePrecisionTest, MeanOfTheCurvesIsMap) {
 }
 
 TEST(AveragePrecisionTest, ThresholdsAreOfIou) {
-  // IoU (40 - 8) / (40 + 8) = 0.667: right with 4 of 10 thresholds.
+  // IoU is (40 - 8) / (40 + 8) = 0.667: a match for 4 of 10 thresholds.
   const auto result = evaluate({{1, {square(0, 40)}, {found(8, 40, 0.9)}}}, 1);
   EXPECT_DOUBLE_EQ(figure(result, "map"), 0.4);
   EXPECT_DOUBLE_EQ(figure(result, "map_50"), 1);
@@ -90,8 +90,8 @@ TEST(AveragePrecisionTest, DetectionsInACrowdCountForNothing) {
 }
 
 TEST(AveragePrecisionTest, ATruthIsFoundOnce) {
-  // The second detection of the truth is wrong, though it comes after the right one: precision 1
-  // at every recall. Before it, precision would be 1/2.
+  // The second detection of a truth is wrong, even after the right one: precision is 1 at each
+  // recall. If it had the higher score, precision would be 1/2.
   const std::vector<Detection> twice = {found(0, 40, 0.9), found(1, 40, 0.8)};
   const auto result = evaluate({{1, {square(0, 40)}, twice}, {2, {square(0, 40)}, {}}}, 1);
   EXPECT_DOUBLE_EQ(figure(result, "map"), 1.0 * 51 / 101);
@@ -111,8 +111,8 @@ TEST(AveragePrecisionTest, ClassesWithoutTruthsAreLeftOut) {
 
 constexpr size_t kBoxClasses = 6;
 
-/// Images with truths of all sizes, some of them crowds, and detections near some of the truths,
-/// with few different scores. Class 4 has no truth, class 5 neither truth nor detection.
+/// Images with truths of all sizes, some of them crowds, and detections near some truths, with few
+/// distinct scores. Class 4 has no truth, class 5 neither truth nor detection.
 std::vector<BoxImage> random_images(uint32_t seed, int count) {
   std::mt19937 random(seed);
   const auto below = [&](uint32_t bound) { return static_cast<double>(random() % bound); };
@@ -142,7 +142,7 @@ std::vector<BoxImage> random_images(uint32_t seed, int count) {
         own.width += below(5);
         if (below(5) > 0) label = near.label;
       }
-      // More than 100 of one class.
+      // More than 100 detections of one class.
       if (many > 200 && k < 150) label = 2;
       image.detections.push_back({label, below(25) / 25, own});
     }
@@ -151,10 +151,10 @@ std::vector<BoxImage> random_images(uint32_t seed, int count) {
   return images;
 }
 
-/// @param images in order of their ids
+/// @param images in the order of their ids
 void expect_figures_of_pycocotools(std::vector<BoxImage> images) {
   const std::vector<double> expected = figures_of_pycocotools(images, kBoxClasses);
-  // As ranks would find them: in another order.
+  // Ranks would find them in another order.
   std::ranges::reverse(images);
   const AveragePrecision result = evaluate(images, kBoxClasses);
   std::vector<double> figures(result.summary.begin(), result.summary.end());

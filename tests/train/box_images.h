@@ -8,14 +8,14 @@
 
 namespace syncbn::train {
 
-/// An image's truths, and what was detected in it.
+/// An image's truths and detections.
 struct BoxImage {
   int64_t id = 0;
   std::vector<Truth> truths;
   std::vector<Detection> detections;
 };
 
-/// For pycocotools: ids of images, annotations, and results as COCO.loadRes() takes them.
+/// The input of pycocotools: ids of images, annotations, and results as for COCO.loadRes().
 inline nlohmann::json to_json(const std::vector<BoxImage>& images) {
   const auto box_of = [](const PixelBox& box) {
     return nlohmann::json{box.x, box.y, box.width, box.height};

@@ -115,7 +115,7 @@ TEST(CheckpointTest, WritesTheSameBytesToAFile) {
 }
 
 TEST(CheckpointTest, IsNotWrittenInPartWhereTheDiskIsFull) {
-  // /dev/full cannot be replaced by rename; a limit on the size of files can stand for a full disk.
+  // Instead of a full disk, a limit on file sizes: /dev/full cannot be replaced by a rename.
   const test::TempFolder folder;
   write_checkpoint(example(), folder / "last.pt");
   const std::string before = base::read_file(folder / "last.pt");
@@ -176,7 +176,7 @@ TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
 }
 
 TEST(CheckpointTest, TellsFilesOfPythonFromDamagedOnes) {
-  // The archive as torch.save writes it: without a comment.
+  // The archive as torch.save writes it, without a comment.
   std::string archive = serialize(example());
   archive.resize(archive.size() - std::string("syncbn crc32 00000000").size());
   archive[archive.size() - 2] = 0;

@@ -10,14 +10,14 @@
 namespace syncbn::train {
 namespace {
 
-// torchvision's metadata: 1.814 and 4.089 giga multiply-adds at 224 x 224.
+// From torchvision's metadata: 1.814 and 4.089 giga multiply-adds at 224 x 224.
 TEST(MultiplyAddsTest, OfResNetsAreThoseOfTorchvision) {
   const std::vector<int64_t> image = {3, 224, 224};
   EXPECT_NEAR(static_cast<double>(multiply_adds(*models::resnet18(), image)), 1.814e9, 1e6);
   EXPECT_NEAR(static_cast<double>(multiply_adds(*models::resnet50(), image)), 4.089e9, 1e6);
 }
 
-/// The threads that a run takes where there are two.
+/// The number of threads that a run uses if there are two.
 int threads_of(models::Model& model, int64_t batch_size, const Config& config = {}) {
   const auto data = test::from_yaml<data::DatasetKind>(
                         "{type: synthetic, size: 1, channels: 1, height: 8, width: 8}", "data")

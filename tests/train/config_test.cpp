@@ -50,7 +50,7 @@ TEST(ConfigTest, TheTwoDigitsConfigurationsDifferInBatchNormOnly) {
               IsEmpty());
   EXPECT_TRUE(sync.sync_batchnorm);
   EXPECT_FALSE(local.sync_batchnorm);
-  // PyTorch's default, so that the run is evaluated with rank 0's statistics.
+  // PyTorch's default, so that the evaluation uses rank 0's statistics.
   EXPECT_TRUE(local.ddp.broadcast_buffers);
   local.sync_batchnorm = true;
   local.ddp.broadcast_buffers = sync.ddp.broadcast_buffers;

@@ -26,7 +26,7 @@ constexpr int64_t kPhotos = 12;
 constexpr data::ImageSize kOriginal = {.width = 300, .height = 240};
 constexpr data::ImageSize kResized = {.width = 100, .height = 160};
 
-/// Photographs with annotations. No test reads a pixel. Ids fall while indices rise.
+/// Photographs with annotations. No test reads their pixels. Ids descend while indices ascend.
 class Photos : public data::BoxDataset {
  public:
   Photos() {
@@ -66,7 +66,7 @@ class Photos : public data::BoxDataset {
   std::array<std::vector<data::Annotation>, kPhotos> annotations_;
 };
 
-/// A network whose output is what it detects: [N, n, 6] with x1, y1, x2, y2, score, label.
+/// A network that returns its input as detections: [N, n, 6] with x1, y1, x2, y2, score, label.
 class Echo : public models::Detector {
  public:
   at::Tensor forward(at::Tensor input) override { return input; }
@@ -87,7 +87,7 @@ class Echo : public models::Detector {
   }
 };
 
-/// [N, 2, 5], of the photos with these indices.
+/// The target [N, 2, 5] of the photos with these indices.
 at::Tensor target_of(const std::vector<int64_t>& indices) {
   at::Tensor target = at::full({std::ssize(indices), 2, data::BoxTarget::kColumns},
                                data::BoxTarget::kUnused, at::kDouble);
@@ -106,7 +106,7 @@ class DetectionTest : public ::testing::Test {
  protected:
   DetectionTest() { task_->attach(detector_); }
 
-  /// Some detections in the resized image, near each of its truths and elsewhere.
+  /// Detections in the resized image, some near each of its truths and some elsewhere.
   at::Tensor detections_of(int64_t index) const {
     std::mt19937 random(static_cast<uint32_t>(index));
     const auto below = [&](uint32_t bound) { return static_cast<float>(random() % bound); };
@@ -124,7 +124,7 @@ class DetectionTest : public ::testing::Test {
     return at::stack(rows).unsqueeze(0);
   }
 
-  /// As an evaluation whose ranks have every `ranks`-th photo.
+  /// The metrics of an evaluation in which each rank has every `ranks`-th photo.
   std::vector<Metric> metrics(int64_t ranks) const {
     std::vector<int64_t> records;
     at::Tensor counts = at::zeros({task_->num_counts()}, at::kLong);
@@ -214,7 +214,7 @@ TEST_F(DetectionTest, ClassesWithoutTruthsAreNamed) {
 TEST_F(DetectionTest, TheLossIsTheNetworksForEachImage) {
   const at::Tensor sum = task_->loss_sum({detections_of(3)}, target_of({3}));
   EXPECT_EQ(sum[1].item<double>(), 1);
-  // Row 0 of the target has the index 3, row 1 the label -1.
+  // Row 0 of the target contains the index 3, row 1 the label -1.
   EXPECT_FLOAT_EQ(sum[0].item<float>(), detections_of(3).mean().item<float>() + 2);
 }
 
@@ -245,9 +245,9 @@ TEST_F(DetectionTest, PicturesShowAsManyOfTheBestBoxesAsThereAre) {
   EXPECT_EQ(pixel(9, 20), none);
   const int64_t right = kResized.width;
   EXPECT_EQ(pixel(right + 50, 70), dog);
-  EXPECT_EQ(pixel(right + 89, kResized.height - 1), dog);  // it goes on below the image
+  EXPECT_EQ(pixel(right + 89, kResized.height - 1), dog);  // the box continues below the image
   EXPECT_EQ(pixel(right + 70, kResized.height - 1), none);
-  EXPECT_EQ(pixel(right + 5, 5), none);  // of a lower score
+  EXPECT_EQ(pixel(right + 5, 5), none);  // its box has a lower score
 }
 
 TEST_F(DetectionTest, DataOrANetworkOfAnotherTaskIsRefused) {

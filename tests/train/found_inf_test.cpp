@@ -7,7 +7,7 @@
 namespace syncbn::train {
 namespace {
 
-/// Copies of everything that a step changes.
+/// Copies of all tensors that a step changes.
 std::vector<at::Tensor> everything(const Optimizer& mine, const NamedTensors& parameters) {
   std::vector<at::Tensor> all;
   for (const auto& [name, parameter] : parameters) all.push_back(parameter.detach().clone());

@@ -17,7 +17,7 @@ namespace syncbn::train {
 namespace {
 
 constexpr int64_t kSide = 16;
-constexpr int64_t kBatch = 8;  // of all ranks
+constexpr int64_t kBatch = 8;  // on all ranks together
 constexpr int kSteps = 6;
 constexpr double kRate = 0.05;
 constexpr double kSmoothing = 0.1;
@@ -35,7 +35,7 @@ std::shared_ptr<models::Model> network(models::Norm norm) {
   return model;
 }
 
-/// The batch of a step: images, and a stream of random numbers for each.
+/// The batch of a step: images, with a stream of random numbers for each.
 data::Batch batch_of(int step) {
   data::Batch batch{
       at::sin(at::arange(kBatch * 3 * kSide * kSide, at::kDouble) * (0.37 + 0.01 * step))
@@ -53,7 +53,7 @@ data::Batch part_of(const data::Batch& batch, int rank, int ranks) {
           .randoms = {first, first + size}};
 }
 
-/// The steps as PyTorch's example takes them, on the whole batch and with plain batch norm.
+/// The steps of PyTorch's example, on the whole batch and with plain batch norm.
 models::StateDict by_hand() {
   const auto model = network(models::Norm::kLocal);
   auto& gan = dynamic_cast<models::Gan&>(*model);
@@ -81,7 +81,8 @@ models::StateDict by_hand() {
     bce(gan.discriminate(batch.data), 1 - kSmoothing).backward();
     bce(gan.discriminate(fake), 0).backward();
     update("discriminator");
-    // A second pass, as each turn makes its images: running statistics take the batch twice.
+    // A second pass, since each update generates its own images: running statistics include the
+    // batch twice.
     bce(gan.discriminate(gan.generate(noise)), 1).backward();
     update("generator");
   }

@@ -19,7 +19,7 @@ namespace {
 constexpr auto kContiguous = at::MemoryFormat::Contiguous;
 constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
-/// On the pretended machine also counts what a batch asks of the GPU.
+/// On the fake CUDA devices, also counts what a batch asks of the GPU.
 void expect_same_and_one_launch(const data::Batch& batch, BatchToDevice::Options options) {
   options.device = at::kCPU;
   const data::Batch expected = BatchToDevice(options)(batch);

@@ -30,7 +30,7 @@ using fake_cuda::Count;
 
 constexpr int kWarmUp = 11;
 constexpr int kSteps = kWarmUp + 20;
-constexpr int kSmallStep = 20;  // the last one of an epoch, with a smaller batch
+constexpr int kSmallStep = 20;  // the last step of an epoch has a smaller batch
 constexpr int64_t kBatch = 4;
 constexpr int64_t kSide = 8;
 
@@ -62,8 +62,8 @@ data::Batch batch_of(int step, int rank) {
           .target = at::arange(size, at::kLong).add(step + rank).remainder(10).pin_memory()};
 }
 
-/// On the pretended machine: the host does not wait for a step, whose vote is one copy, and a graph
-/// is one launch, beside the kernel for the batch.
+/// On the fake CUDA devices: the host does not wait for a step, the vote is one copy, and a graph
+/// is one launch in addition to the kernel for the batch.
 void expect_no_waits(const fake_cuda::Counts& counts, bool with_graph) {
   EXPECT_EQ(counts.host_waits(), 0U);
   EXPECT_EQ(counts[Count::kDeviceToHost], 1U);
@@ -74,7 +74,7 @@ void expect_no_waits(const fake_cuda::Counts& counts, bool with_graph) {
 }
 
 struct Trained {
-  std::vector<at::Tensor> state;  ///< of network and optimizer
+  std::vector<at::Tensor> state;  ///< of the network and the optimizer
   std::vector<double> losses;
 };
 
@@ -112,7 +112,7 @@ Trained train(const Variant& variant, bool with_graph, int rank) {
     const bool is_regular = i != kSmallStep;
     const auto former = step.run(batch, 0.05 / (1 + i), random, {}, is_regular);
     if (former) trained.losses.push_back(former->loss_sum);
-    // libtorch waits for the timers of the warm-up, and the first step after it captures.
+    // libtorch waits for timers during the warm-up, and the first step after it captures.
     if (is_counted && i > kWarmUp) {
       SCOPED_TRACE(i);
       expect_no_waits(fake_cuda::counts() - before, with_graph && is_regular);
@@ -145,7 +145,7 @@ TEST_P(GpuGraphTest, StepsHaveTheBitsOfEagerOnes) {
   });
 }
 
-/// The same on two ranks where kVariants has one, and on one where it has two.
+/// The variants of kVariants, on two ranks instead of one and on one instead of two.
 std::vector<Variant> others() {
   std::vector<Variant> all = kVariants;
   for (Variant& variant : all) variant.ranks = 3 - variant.ranks;
@@ -159,8 +159,8 @@ INSTANTIATE_TEST_SUITE_P(Variants, GpuGraphTest, ::testing::ValuesIn(kVariants),
 INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuGraphTest, ::testing::ValuesIn(others()), name_of);
 
 struct Obstacle {
-  const char* name;                  ///< as the message has it
-  std::function<void(Config&)> set;  ///< what asks for it
+  const char* name;                  ///< its name in the message
+  std::function<void(Config&)> set;  ///< the setting that makes a graph impossible
   bool sizes_vary = false;
   const char* task = "{type: classification}";
   const char* model = "{type: digits, width: 4}";
@@ -183,7 +183,7 @@ const std::vector<Obstacle> kObstacles = {
      }},
 };
 
-/// What it says of a configuration on this rank's device; empty: a graph is possible.
+/// The reason why a configuration cannot use a graph on this rank's device; empty if it can.
 std::string refusal_of(const Obstacle& obstacle, bool wants_graph) {
   auto model = test::from_yaml<models::ModelKind>(obstacle.model, "model")
                    .make(models::ModelArgs{.num_classes = 10, .sample_shape = {1, kSide, kSide}});
@@ -224,7 +224,7 @@ TEST(GpuGraphObstaclesTest, AreRefusedByName) {
   });
 }
 
-/// A plug-in's task that reads the loss in each step.
+/// A task, as in a plug-in, that reads the loss in each step.
 class ReadingTask : public Task {
  public:
   at::Tensor loss(const Outputs& outputs, const at::Tensor& /*target*/) const override {

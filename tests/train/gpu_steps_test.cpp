@@ -1,5 +1,5 @@
-// What the tasks' steps and an evaluation ask of a GPU, and what a network gets there. Run on a
-// machine with GPUs: ctest -L gpu; the pretended machine also counts.
+// What the tasks' steps and an evaluation ask of a GPU, and which settings a network sees there.
+// Run on a machine with GPUs: ctest -L gpu; only the fake CUDA devices count.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
@@ -30,11 +30,11 @@
 namespace syncbn::train {
 namespace {
 
-constexpr int kTimedSteps = 10;  // in which libtorch's Logger waits for timers
-constexpr int64_t kImages = 2;   // of a batch
-constexpr int64_t kPixels = 32;  // of a side of an image
+constexpr int kTimedSteps = 10;  // steps in which libtorch's Logger waits for timers
+constexpr int64_t kImages = 2;   // in a batch
+constexpr int64_t kPixels = 32;  // side of an image
 
-/// Colour images in bytes. No test decodes one.
+/// Colour images of bytes. No test decodes them.
 template <class Base>
 class Photos : public Base {
  public:
@@ -78,7 +78,7 @@ at::Tensor pixel_labels() {
       .view({kImages, kPixels, kPixels});
 }
 
-/// A box in each image.
+/// One box in each image.
 at::Tensor boxes() {
   const double side = kPixels;
   return at::tensor({0., side, side, side, side, 1., 4., 4., 20., 22.}, at::kDouble)
@@ -125,17 +125,17 @@ std::shared_ptr<models::Model> model_for(const std::string& yaml, const data::Da
   return model;
 }
 
-/// @param replicas on as many GPUs, of this rank; 1: no replicas
+/// @param replicas number of this rank's replicas, each on its own GPU; 1: no replicas
 void expect_steps_without_waits(const TaskCase& c, int replicas = 1) {
   const auto set = c.data();
-  // Replicas meet in the layers.
+  // Replicas synchronise in the layers.
   const bool syncs = replicas > 1;
   const auto model = model_for(c.model, *set, syncs ? models::Norm::kSync : models::Norm::kLocal);
   const auto task = test::from_yaml<TaskKind>(c.task, "task").make(*set);
   task->attach(*model);
   Config config;
   config.sync_batchnorm = syncs;
-  config.amp = "none";  // bf16 takes CPUs, and so the pretended machine, a minute
+  config.amp = "none";  // bf16 takes a minute on CPUs, which the fake CUDA devices use
   config.clip.norm = 1;
   config.model = test::from_yaml<models::ModelKind>(c.model, "model");
   if (replicas > 1) config.parallel.mode = "data_parallel";
@@ -181,7 +181,7 @@ std::string name_of_case(const ::testing::TestParamInfo<TaskCase>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tasks, GpuTaskStepsTest, ::testing::ValuesIn(kTaskCases), name_of_case);
-// Ten seconds.
+// These take ten seconds.
 INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuTaskStepsTest, ::testing::Values(kDetectionCase),
                          name_of_case);
 
@@ -195,7 +195,7 @@ TEST(GpuStepsTest, ThoseOfReplicasOnTwoGpusWaitForNothing) {
   });
 }
 
-/// What an evaluation asks of the GPU, with this many samples in a batch.
+/// What an evaluation with this batch size asks of the GPU.
 fake_cuda::Counts counts_of_evaluation(int64_t batch_size) {
   const std::shared_ptr<const data::Dataset> set = data::make_synthetic(
       {.test_size = 24, .channels = 1, .height = 8, .width = 8, .classes = 4}, data::Split::kTest);
@@ -227,9 +227,9 @@ TEST(GpuStepsTest, AnEvaluationReadsOnceForAnyNumberOfBatches) {
     for (const int64_t batch_size : {12, 2}) {
       SCOPED_TRACE(batch_size);
       const fake_cuda::Counts counts = counts_of_evaluation(batch_size);
-      // The broadcast, and the sum over the ranks.
+      // The broadcast and the sum over the ranks.
       EXPECT_EQ(counts[fake_cuda::Count::kCollectives], 2U);
-      // Sums of all ranks, this rank's cells of the confusion matrix, and its mistakes.
+      // One copy: the sums of all ranks, this rank's confusion matrix and its mistakes.
       EXPECT_EQ(counts[fake_cuda::Count::kDeviceToHost], 1U);
       EXPECT_EQ(counts[fake_cuda::Count::kStreamWaits], 1U);
     }
@@ -237,11 +237,11 @@ TEST(GpuStepsTest, AnEvaluationReadsOnceForAnyNumberOfBatches) {
   });
 }
 
-/// What a network sees in its last forward pass of training.
+/// What a network sees in the last forward pass of its training.
 struct Seen {
   std::optional<at::ScalarType> autocast = {};
   at::ScalarType input = at::kFloat;
-  bool are_channels_last = false;  ///< input and weights
+  bool are_channels_last = false;  ///< both input and weights
   bool has_benchmark = false;
   bool is_reproducible = false;
 };
@@ -274,7 +274,7 @@ struct NoOptions {
   static void describe(config::Schema<NoOptions>& /*schema*/) {}
 };
 
-/// Trains a Witness for a step on photos.
+/// Trains a Witness on photos for one step.
 Seen seen_in_training(const std::vector<std::string>& more) {
   const test::TempFolder folder;
   Seen seen;

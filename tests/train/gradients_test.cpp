@@ -15,7 +15,7 @@
 namespace syncbn::train {
 namespace {
 
-/// Two parameters with gradients, the same as in kPythonSteps.
+/// Two parameters with gradients, with the values of kPythonSteps.
 Tensors parameters() {
   const at::Tensor weight = (at::arange(12, at::kFloat) / 10 - 0.4).view({3, 4});
   const at::Tensor bias = at::arange(4, at::kFloat) / 100;
@@ -160,7 +160,7 @@ TEST(GradientsTest, AdaptiveClippingLimitsEachUnitByItsWeights) {
   clip_adaptive(tensors, 0.1);
   const at::Tensor limit = tensors[0].detach().norm(2, {1}) * 0.1;
   EXPECT_TRUE(at::allclose(tensors[0].grad().norm(2, {1}), limit, 1e-5));
-  // The direction stays.
+  // The direction stays the same.
   EXPECT_TRUE(at::allclose(at::cosine_similarity(tensors[0].grad(), before), at::ones({3})));
   const Tensors small = parameters();
   clip_adaptive(small, 1000);

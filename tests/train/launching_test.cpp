@@ -97,7 +97,7 @@ TEST(ImagenetOptionsTest, FindTheFolderOfTheData) {
   EXPECT_THAT(translate_imagenet_options({"--multiprocessing-distributed", data}),
               ElementsAre("--nproc_per_node=auto", keys[0], keys[1], keys[2]));
   EXPECT_THAT(translate_imagenet_options({"predict", data}), ElementsAre("predict", data));
-  // The command, even where there is a folder of this name.
+  // The command, even if there is a folder with this name.
   const auto here = std::filesystem::current_path();
   std::filesystem::current_path(data);
   std::filesystem::create_directory("eval");

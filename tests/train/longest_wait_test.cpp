@@ -60,7 +60,7 @@ sampler: {type: distributed, shuffle: false}
 loader: {num_workers: 2, timeout: 5}
 )");
   const auto ranks = test::run_ranks_and_collect({.world_size = 2}, [&](int /*rank*/) {
-    // exit(), as after main(), while a thread hangs.
+    // exit(), as after main() returns, while a thread still hangs.
     std::exit(base::run_main("train", [&] {
       return run_command({"--config", config, "--run_dir", folder / "run"});
     }));

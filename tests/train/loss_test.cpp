@@ -22,7 +22,7 @@ struct FocalOptions {
   }
 };
 
-/// Focal loss of a softmax (Lin et al., arXiv:1708.02002, equation 4), as a program may add it.
+/// Focal loss on a softmax (Lin et al., arXiv:1708.02002, equation 4), as a program may define it.
 class Focal : public Loss {
  public:
   explicit Focal(double gamma) : gamma_(gamma) {}

@@ -22,7 +22,7 @@ std::unique_ptr<CountedMetric> metric(const std::string& yaml) {
   return test::from_yaml<MetricKind>(yaml, "metrics.0").make(*images);
 }
 
-/// The metric of batches that ranks have counted.
+/// The value of the metric over batches that several ranks have counted.
 Metric value(const CountedMetric& metric, const std::vector<at::Tensor>& logits,
              const std::vector<at::Tensor>& targets) {
   at::Tensor sum = at::zeros({metric.num_counts()}, at::kLong);
@@ -44,8 +44,8 @@ TEST(MetricTest, TopKCountsLabelsAmongTheHighestLogits) {
 }
 
 TEST(MetricTest, CalibrationErrorIsTheDistanceOfConfidenceFromAccuracy) {
-  // Two answers of probability 0.9, one of them right, and two of 0.7, both right: in two bins
-  // |1 - 1.8| and |2 - 1.4|, over four samples. With one bin, |3 - 3.2|.
+  // Two answers with probability 0.9, one of them right, and two with 0.7, both right. With two
+  // bins, the error is |1 - 1.8| + |2 - 1.4| over four samples; with one bin, |3 - 3.2|.
   const auto row = [](double probability) {
     return at::tensor({probability, 1 - probability}, at::kDouble).log();
   };

@@ -9,9 +9,9 @@
 namespace syncbn::train {
 namespace {
 
-/// Runs five steps of each of Python's optimizers on the parameters and gradients of
-/// optimizer_support.h. Prints a line per optimizer: the parameters' elements as integers of the
-/// same bits.
+/// Runs five steps of each of Python's optimizers, on the parameters and gradients of
+/// optimizer_support.h. Prints a line per optimizer: the bits of the parameters' elements as
+/// integers.
 constexpr const char* kFiveSteps = R"(
 import sys, torch
 for optimizer in sys.argv[1:]:
@@ -47,7 +47,7 @@ bool python_has_this_torch() {
   return test::python_torch_version() == TORCH_VERSION;
 }
 
-/// Compares our optimizers with Python's, in pairs of a configuration and an expression.
+/// Compares our optimizers with Python's. Each pair is a configuration and a Python expression.
 void expect_equal_bits(const std::vector<std::pair<std::string, std::string>>& pairs) {
   std::vector<std::string> command = {test::python(), "-c", kFiveSteps};
   for (const auto& [yaml, python] : pairs) command.push_back(python);
@@ -135,8 +135,8 @@ TEST(OptimizerPythonTest, GroupsEqualPythonsBitForBit) {
   });
 }
 
-/// Algorithm 2 of arXiv:1904.00962 with phi(x) = x, in float64. Takes lr, betas, eps, weight decay,
-/// the largest norm of the gradients and the largest trust ratio (0: no limit).
+/// Algorithm 2 of arXiv:1904.00962 with phi(x) = x, in float64. The arguments are lr, betas, eps,
+/// weight decay, the largest gradient norm and the largest trust ratio (0: no limit).
 constexpr const char* kLamb = R"(
 import sys, torch
 for case in sys.argv[1:]:

@@ -32,7 +32,7 @@ inline void set_gradients(const NamedTensors& parameters, int64_t step) {
   }
 }
 
-/// One of each kind of update.
+/// One configuration for each kind of update.
 inline constexpr const char* kKinds[] = {
     "{type: sgd, momentum: 0.9, weight_decay: 0.01}",
     "{type: sgd, momentum: 0.9, weight_decay: 0.01, fused: false}",

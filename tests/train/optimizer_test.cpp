@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Compares five steps with those of libtorch's optimizer, on the same gradients.
+/// Compares five steps with libtorch's optimizer on the same gradients.
 template <class Theirs>
 void expect_same_steps(const std::string& yaml, const std::function<Theirs(NamedTensors)>& make) {
   const NamedTensors ours = make_parameters();
@@ -75,7 +75,7 @@ TEST(OptimizerTest, AdamAndRmspropStepAsLibtorchsDo) {
       });
 }
 
-/// Three steps with known gradients.
+/// The parameters after three steps with known gradients.
 std::vector<float> after_three_steps(const std::string& yaml) {
   at::Tensor parameter = (at::arange(6, at::kFloat) / 10).set_requires_grad(true);
   const auto mine = optimizer(yaml, {{"p", parameter}});
@@ -106,7 +106,7 @@ TEST(OptimizerTest, GivesTheValuesOfPythonsTorchOptim) {
   }
 }
 
-/// Convolution filters.
+/// Parameters like the filters of convolutions.
 NamedTensors make_filters(at::MemoryFormat format, at::ScalarType type = at::kFloat) {
   at::manual_seed(1);
   NamedTensors parameters;
@@ -131,7 +131,7 @@ TEST(OptimizerTest, GradientsMayHaveOtherStridesThanParameters) {
       EXPECT_TRUE(at::allclose(plain[i].second, turned[i].second, 1e-6, 1e-7)) << yaml;
       EXPECT_TRUE(turned[i].second.is_contiguous(at::MemoryFormat::ChannelsLast));
     }
-    // A checkpoint holds contiguous state; these parameters are channels-last.
+    // A checkpoint contains contiguous state, while these parameters are channels-last.
     const NamedTensors copied = make_filters(at::MemoryFormat::ChannelsLast);
     for (size_t i = 0; i < copied.size(); ++i) {
       copied[i].second.detach().copy_(plain[i].second.detach());

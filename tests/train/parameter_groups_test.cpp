@@ -13,7 +13,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// A small ResNet's, as torchvision names them.
+/// The parameters of a small ResNet, with torchvision's names.
 NamedTensors resnet() {
   return {{"conv1.weight", at::ones({4, 3, 3, 3})},
           {"bn1.weight", at::ones({4})},
@@ -72,7 +72,7 @@ TEST(ParameterGroupsTest, TheFirstGroupThatMatchesCounts) {
 TEST(ParameterGroupsTest, LayerDecayLeavesTheLastLayerAlone) {
   CommonOptions options{.lr = 1, .layer_decay = 0.5};
   EXPECT_THAT(rates(options), ElementsAre(0.125, 0.25, 0.25, 0.5, 0.5, 1, 1));
-  // A group's rate takes its place.
+  // A group's rate replaces it.
   options.groups = {{.match = "conv1.*", .lr = GroupRate{1, true}, .weight_decay = {}},
                     {.match = "bn1.*", .lr = {}, .weight_decay = 0}};
   EXPECT_THAT(rates(options), ElementsAre(1, 0.25, 0.25, 0.5, 0.5, 1, 1));

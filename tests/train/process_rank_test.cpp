@@ -1,4 +1,4 @@
-// Samplers that are not told which rank they are of.
+// Samplers without a given rank.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 
 TEST(ProcessRankTest, IsThatOfTheDefaultGroup) {
   test::run_ranks(3, [](int rank) {
-    // Whatever the environment says.
+    // The default group determines the rank, not the environment.
     dist::init_process_group();
     ::setenv("WORLD_SIZE", "7", 1);
     DistributedSampler sampler(9, {.shuffle = false});

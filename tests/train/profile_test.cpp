@@ -1,4 +1,5 @@
-// What is computed from recorded spans: clocks, the summary and its table, the text of a trace.
+// What is computed from recorded spans: clock offsets, the summary and its table, and the trace's
+// text.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -46,14 +47,14 @@ TEST(ClocksTest, TheOffsetIsWithinItsErrorOfTheTruth) {
   const auto below = [&](int64_t limit) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(limit));
   };
-  constexpr int64_t kNow = 1'800'000'000'000'000'000;  // a double of it is off by up to 128 ns
+  constexpr int64_t kNow = 1'800'000'000'000'000'000;  // as a double it is off by up to 128 ns
   for (int i = 0; i < 1000; ++i) {
     const int64_t truth = below(kNow) - kNow / 2;
     std::vector<ClockReading> readings;
     int64_t shortest = std::numeric_limits<int64_t>::max();
     int64_t now = kNow;
     for (int64_t k = 0; k <= below(20); ++k) {
-      // The ways there and back need not take equally long.
+      // The ways there and back may take different times.
       const int64_t there = below(1000) + 1;
       const int64_t back = below(100'000) + 1;
       readings.push_back({now, now + there + truth, now + there + back});
@@ -128,8 +129,8 @@ TEST(CallTraceTest, HasTheCallsThatEndWhileItLives) {
   });
 }
 
-/// Times of two ranks in one step, in which rank 1 waits for its batch 2 ms longer. Rank 1's clock
-/// is a second ahead.
+/// The times of two ranks in one step. Rank 1 waits 2 ms longer for its batch, and its clock is one
+/// second ahead.
 constexpr int64_t kAhead = 1000 * kMs;
 
 std::vector<RankProfile> two_ranks() {
@@ -155,7 +156,7 @@ std::vector<RankProfile> two_ranks() {
         {"DDP bucket 0", Kind::kGradients, "default", 7, gradients, {time(80 + late / 4, 90)}}};
     one.layers = {{"bn", 1, 1 * kMs / 2, 1 * kMs / 2, statistics.end - statistics.begin},
                   {"conv", 1, 1 * kMs, (2 + rank) * kMs, 0}};
-    // Bytes and back: what rank 0 gets.
+    // Serialised and read back, as rank 0 receives it.
     ranks.push_back(rank_profile_of(to_bytes(one)));
   }
   return ranks;
@@ -170,7 +171,7 @@ TEST(ProfileSummaryTest, HasTheNumbersOfASmallTrace) {
   EXPECT_DOUBLE_EQ(summary["layers"][0]["backward"], 0.0025);
   EXPECT_DOUBLE_EQ(summary["layers"][0]["share"], 7.0 / 9);
   EXPECT_DOUBLE_EQ(summary["layers"][1]["exchange"], 0.0015);
-  // 4 ms on rank 0, of which it waits 1 ms; 3 ms on rank 1, of which it waits 0.5 ms.
+  // Rank 0: 4 ms, of which it waits 1 ms; rank 1: 3 ms, of which it waits 0.5 ms.
   EXPECT_DOUBLE_EQ(summary["gradients"]["seconds"], 0.0035);
   EXPECT_DOUBLE_EQ(summary["gradients"]["hidden_share"], 1 - 1.5 / 7);
   EXPECT_DOUBLE_EQ(summary["statistics"]["hidden_share"], 0);
@@ -198,7 +199,7 @@ TEST(ProfileSummaryTest, AWaitWithinTheClocksErrorIsNone) {
 TEST(ProfileSummaryTest, RanksThatTakeTurnsAreNoStragglers) {
   auto ranks = two_ranks();
   for (const size_t rank : {0, 1}) {
-    // In another collective it is rank 0 that comes 1.5 ms later.
+    // In another collective, rank 0 arrives 1.5 ms later.
     const int64_t ahead = rank == 1 ? kAhead : 0;
     const Interval time{90 * kMs / 10 + ahead + (rank == 0 ? 3 * kMs / 2 : 0), 12 * kMs + ahead};
     ranks[rank].exchanges.push_back({"vote", Exchange::Kind::kOther, "default", 8, time, {time}});

@@ -78,7 +78,7 @@ TEST(ProgramCheckpointTest, RefusesATensorThatReachesBeyondItsData) {
     EXPECT_NE(place, bytes.npos);
     return std::min(place, bytes.size() - 3);
   };
-  const size_t place = find_sizes("(K\x71t");  // the tuple (113,) of a pickle
+  const size_t place = find_sizes("(K\x71t");  // the tuple (113,) in a pickle
   const size_t optimizer_place = find_sizes("(K\x6dt");
   const auto load = [&] {
     uint32_t crc = ~0U;

@@ -32,8 +32,8 @@ classes = [p[p > -1] for p in np.moveaxis(done.eval["precision"][:, :, :, 0, -1]
 print(json.dumps([*done.stats, *(p.mean() if p.size else -1 for p in classes)]))
 )";
 
-/// The 12 figures, and the average precision of each class: -1 where there is no truth. Fails the
-/// test if Python fails.
+/// The 12 figures and the average precision of each class, which is -1 for a class without truths.
+/// Fails the test if Python fails.
 inline std::vector<double> figures_of_pycocotools(const std::vector<BoxImage>& images,
                                                   size_t classes) {
   const test::TempFolder folder;

@@ -5,7 +5,7 @@
     python python_run.py resume FOLDER CASE ...   resumes from CASE.pth as the scripts do, and takes
                                                   five steps
 
-Afterwards CASE-result.pth has the losses of the five steps and the network.
+Then CASE-result.pth has the losses of the five steps and the network.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
-EPOCHS, DONE, STEPS, BATCH = 8, 2, 2, 4  # STEPS: of an epoch
+EPOCHS, DONE, STEPS, BATCH = 8, 2, 2, 4  # STEPS: in each epoch
 torch.set_num_threads(1)
 
 
@@ -34,7 +34,7 @@ def with_warmup(optimizer, epochs, main):
 
 
 def decay_groups(network, decay, norm_decay):
-    """As torchvision's set_weight_decay()."""
+    """Like torchvision's set_weight_decay()."""
     groups = {"other": [], "norm": []}
     for module in network.modules():
         is_norm = isinstance(module, torch.nn.BatchNorm2d)
@@ -45,7 +45,7 @@ def decay_groups(network, decay, norm_decay):
     ]
 
 
-# Script, optimizer of the network n, and scheduler of the optimizer o.
+# The script, an optimizer for the network n, and a scheduler for the optimizer o.
 CASES = {
     "imagenet": (
         "imagenet",
@@ -81,7 +81,7 @@ CASES = {
 
 
 def batch_of(step):
-    """As batch_of() of python_run_test.cpp."""
+    """The same as batch_of() of python_run_test.cpp."""
     torch.manual_seed(100 + step)
     images = torch.randn((BATCH, 3, 32, 32), dtype=torch.float64)
     return images, torch.randint(10, (BATCH,))
@@ -152,7 +152,7 @@ class Run:
 
 
 def expect_equal(loaded, expected, path=""):
-    """Compares what Python has loaded with what it has itself at this point."""
+    """Compares the state that was loaded with Python's own state at this point."""
     if isinstance(expected, dict):
         for key in expected:
             expect_equal(loaded[key], expected[key], f"{path}.{key}")
@@ -165,7 +165,7 @@ def expect_equal(loaded, expected, path=""):
 
 
 def expect_loaded_all(run, case):
-    """Compares with a run that came to this point without a checkpoint."""
+    """Compares with a run that reached this point without a checkpoint."""
     alone = Run(case)
     for _ in range(DONE):
         alone.optimizer.step()

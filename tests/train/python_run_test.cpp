@@ -1,4 +1,4 @@
-// Runs of PyTorch's scripts go on here, and back, with the same bits in float64.
+// Runs of PyTorch's scripts continue here and the other way round, with the same bits in float64.
 #include "checkpoints/python_run.h"
 
 #include <ATen/Functions.h>
@@ -78,7 +78,7 @@ std::string text_of(const Config& config) {
   return config::to_yaml(config::Schema<Config>::get().write(config));
 }
 
-/// A network in float64 that trains on the batches of python_run.py.
+/// Trains a float64 network on the batches of python_run.py.
 class Training {
  public:
   explicit Training(const Config& config) : config_(config) {
@@ -151,7 +151,7 @@ class PythonRunTest : public ::testing::Test {
     return folder_ / (one.name + ending);
   }
 
-  /// Compares with the five steps that python_run.py took.
+  /// Compares with the five steps of python_run.py.
   void expect_result(const PythonCase& one, const at::Tensor& losses, const models::Model& model) {
     const std::string file = file_of(one, "-result.pth");
     const auto result = models::read_torch_values(file).toGenericDict();
@@ -167,7 +167,7 @@ class PythonRunTest : public ::testing::Test {
     }
   }
 
-  /// @param one what to go on with
+  /// @param one the case to resume from
   static std::string error_of(const PythonCase& one, const std::string& file) {
     try {
       Training(config_of(one)).read(file);
@@ -261,7 +261,7 @@ TEST_F(PythonRunTest, RefusesWhatDoesNotFit) {
   EXPECT_THAT(error_of(other, file_of(grouped)),
               AllOf(HasSubstr("group 1 of its optimizer does not fit: it has 58 parameters, the "
                               "configuration 170; set model, optimizer.no_decay")));
-  // As many parameters, of other shapes.
+  // The same number of parameters with other shapes.
   other.optimizer = "{type: sgd, groups: [{match: bias, lr: 2x}, {match: conv1.0.weight, lr: 2x}]}";
   EXPECT_THAT(error_of(other, file_of(grouped)),
               HasSubstr("group 1 of its optimizer does not fit: momentum_buffer of parameter "));

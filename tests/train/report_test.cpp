@@ -1,4 +1,4 @@
-// The pages of `train report` and `train compare`, and how a headless browser opens them.
+// The pages of `train report` and `train compare`, and how they work in a headless browser.
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -69,7 +69,7 @@ std::string config_of(const FakeRun& run) {
 }
 
 std::string log_of(const FakeRun& run) {
-  static int runs = 0;  // no two start at the same time
+  static int runs = 0;  // gives each run its own start time
   std::string log =
       fmt::format(R"({{"event":"start","time":{},"format_version":1,"world_size":2,"step":0}})"
                   "\n",
@@ -136,12 +136,12 @@ class ReportTest : public ::testing::Test {
   test::TempFolder folder_;
 };
 
-/// HasSubstr() would print a whole page.
+/// Not HasSubstr(), which would print a whole page.
 bool has(const std::string& page, const std::string& part) {
   return page.find(part) != std::string::npos;
 }
 
-/// What a page shows.
+/// The data in a page.
 Json data_in(const std::string& page) {
   const std::string begin = R"(<script type="application/json" id="data">)";
   const size_t first = page.find(begin) + begin.size();
@@ -248,7 +248,7 @@ TEST_F(ReportTest, HasWhatTheFolderTells) {
   EXPECT_EQ(data["confusion"].dump(), R"({"classes":["a<b","c,\"d\""],"rows":[[5,1],[0,6]]})");
   EXPECT_EQ(data["pictures"]["samples"][0]["step"], 20);
   EXPECT_EQ(data["environment"]["hosts"][1], "b");
-  // Only keys that are not at their defaults.
+  // Only keys whose values are not the defaults.
   EXPECT_EQ(
       data["settings"].dump(),
       R"([["epochs","5","10"],["batch_size","8","null"],["model.type","digits",null],["data.type","digits",null]])");
@@ -284,7 +284,7 @@ TEST_F(ReportTest, OfARunThatTrainsTheBestSoFar) {
   const Json data = data_in(report_page(add_run("run", {.epochs = 4, .is_finished = false})));
   EXPECT_EQ(data["best"]["epoch"], 4);
   EXPECT_EQ(data["best"]["value"], 0.9);
-  EXPECT_EQ(data["state"], "no end");  // no process has locked its folder
+  EXPECT_EQ(data["state"], "no end");  // no process holds the folder's lock
 }
 
 TEST_F(ReportTest, NamesARankThatHoldsUpTheOthersInThreeEpochs) {
@@ -299,7 +299,7 @@ TEST_F(ReportTest, NamesARankThatHoldsUpTheOthersInThreeEpochs) {
     return data_in(report_page(run))["stragglers"];
   };
   EXPECT_EQ(stragglers_after("[1, 1, 1.4]"), Json::array());
-  EXPECT_EQ(stragglers_after("[1, 1.4, 1.4]"), Json::array());  // the median is rank 1's
+  EXPECT_EQ(stragglers_after("[1, 1.4, 1.4]"), Json::array());  // the median is rank 1's time
   for (int epoch = 0; epoch < 2; ++epoch) {
     EXPECT_EQ(stragglers_after("[1, 1, 1.4]"), Json::array());
   }
@@ -384,7 +384,7 @@ TEST_F(ReportTest, WriterRenewsAndReportsAFullDiskOnce) {
     ReportWriter writer(run);
     writer.renew();
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    writer.renew();  // written when the writer closes
+    writer.renew();  // this page is written when the writer closes
   }
   const std::string messages = ::testing::internal::GetCapturedStderr();
   EXPECT_EQ(test::count(messages, "no report: "), 1) << messages;
@@ -413,7 +413,7 @@ TEST(ContactSheetTest, LabelsAreClassesAndSharesOfMixedOnes) {
   EXPECT_EQ(sheet_labels(batch, names), std::nullopt) << "labels of pixels";
 }
 
-// What `train` leaves for the page.
+// The files that `train` writes for the page.
 TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
   std::vector<std::string> mistakes;
   for (const int ranks : {1, 2}) {
@@ -437,7 +437,7 @@ TEST_F(ReportTest, TrainLeavesAPageWithMistakesFirstBatchAndStepTime) {
     for (const char* part : {"whole", "data", "forward", "backward", "optimizer"}) {
       EXPECT_GT(data["step_time"][part][0], 0) << part;
     }
-    // A process with libtorch has 50 MB at least, and this one less than 10 GB.
+    // A process with libtorch needs at least 50 MB, and this one less than 10 GB.
     const double memory = data["epochs"]["memory_bytes"].back();
     EXPECT_GT(memory, 50e6);
     EXPECT_LT(memory, 10e9);
@@ -652,7 +652,7 @@ TEST_F(ReportTest, CompareTakesAHundredRuns) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string table = table_of(args);
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  EXPECT_EQ(std::ranges::count(table, '\n'), 22);  // its last line names the page
+  EXPECT_EQ(std::ranges::count(table, '\n'), 22);  // the last line names the page
   fmt::print("100 runs: {:.2f} s\n", elapsed.count());
 }
 
@@ -669,9 +669,9 @@ std::string browser() {
 }
 
 struct Opened {
-  std::string dom;            ///< after its scripts
-  std::string messages = {};  ///< of the console
-  std::string requests = {};  ///< addresses that were asked for over a network
+  std::string dom;            ///< after its scripts have run
+  std::string messages = {};  ///< from the console
+  std::string requests = {};  ///< addresses that it asked for over a network
 };
 
 Opened open(const fs::path& page, const fs::path& scratch,
@@ -702,7 +702,7 @@ Opened open(const fs::path& page, const fs::path& scratch,
     }
   };
   add_matches(result.err, ":CONSOLE[^\n]*", opened.messages);
-  // Chromium asks its own servers, whatever page is open.
+  // Chromium contacts its own servers, whatever page is open.
   add_matches(
       base::read_file(net),
       R"("url":"(http|ws)s?://(?!(clients2|accounts)\.google\.com/|update\.googleapis\.com/)[^"]*")",
@@ -820,10 +820,10 @@ TEST_F(PageTest, ThePlacesOfAnAxisHaveDifferentTexts) {
                                     space)));
 }
 
-/// A page with what is wider than paper or a phone: charts, classes, a long command.
+/// A page with parts that are wider than paper or a phone: charts, classes, a long command.
 class WidePageTest : public PageTest {
  protected:
-  /// Its address, with a script at its end.
+  /// Writes the page with a script at its end, and returns its path.
   fs::path wide_page(const std::string& script) {
     const fs::path run = add_run("wide");
     std::string header = "label/answer";
@@ -853,7 +853,7 @@ class WidePageTest : public PageTest {
   }
 };
 
-// From a dark screen.
+// The page was dark on the screen.
 TEST_F(WidePageTest, PrintsInLightColoursWithNothingCutOff) {
   const fs::path page = wide_page(R"(
     matchMedia("print").addEventListener("change", ({ matches }) => {
@@ -885,7 +885,7 @@ TEST_F(WidePageTest, PrintsInLightColoursWithNothingCutOff) {
   EXPECT_LE(pages, kMaxPages) << "much of the paper is empty";
 }
 
-// A window of Chromium has 500 pixels at least, a frame in it may have fewer.
+// A Chromium window is at least 500 pixels wide; a frame in it may be narrower.
 TEST_F(WidePageTest, FitsAPhoneInLightAndDark) {
   wide_page(R"(
     addEventListener("load", () => setTimeout(() => {
@@ -929,7 +929,7 @@ TEST_F(PageTest, ComparisonOpensWithoutAnErrorOrARequest) {
   EXPECT_TRUE(has(dom, "<canvas"));
 }
 
-// The tests above notice what they are for.
+// The checks of the tests above detect errors and requests.
 TEST_F(PageTest, ABrowserReportsErrorsAndRequests) {
   const std::string page = folder_.write(
       "bad.html", "<html><script>nothing();</script><img src='http://127.0.0.1:9/a.png'></html>");

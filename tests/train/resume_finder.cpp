@@ -1,6 +1,6 @@
 // For each line of its input, sets the damaged checkpoints in RUN_DIR aside with a warning, as a
-// start would, and prints the one from which the run resumes. scripts/fault-test damages a
-// checkpoint 1,100 times; starting `train` as often would take 40 minutes. Usage: resume_finder
+// start of `train` would, and prints the one from which the run resumes. scripts/fault-test damages
+// a checkpoint 1,100 times; starting `train` as often would take 40 minutes. Usage: resume_finder
 // RUN_DIR
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>

@@ -60,7 +60,7 @@ TEST_F(RunFolderTest, IsOfOneRunAtATime) {
     }
     EXPECT_EQ(base::read_file(path / "config.yaml"), "a: 1\n");
     EXPECT_THAT(base::read_file(path / "log.jsonl"), HasSubstr("start"));
-    // The lock of a node that was lost may remain on a file server.
+    // The lock of a lost node may remain on a file server.
     ::setenv("SYNCBN_ATTEMPT", "1", 1);
     const RunFolder restarted(path, "a: 3\n", true);
     ::unsetenv("SYNCBN_ATTEMPT");
@@ -101,7 +101,7 @@ TEST_F(RunFolderTest, NeverRemovesWhatNoRunWrote) {
                 ThrowsMessage<base::UserError>(HasSubstr("has a " + first + " that no run wrote")));
     EXPECT_EQ(base::read_file(path / file), "mine");
   }
-  // A run's folder may hold other files as well.
+  // A run's folder may contain other files as well.
   const fs::path path = temp_ / "run";
   const std::string own = path / "pictures/samples-000000000007.png";
   const std::string mine = path / "pictures/cat/1.png";
@@ -123,7 +123,7 @@ TEST_F(RunFolderTest, TakesAFolderWithOtherFilesOnlyIfToldToAndKeepsThem) {
     EXPECT_EQ(run_files::choose(path, "x", false, false), path);
   }
   fs::remove_all(path / "logs");
-  // With --log_dir=run, of another node, or of an attempt that failed before it wrote.
+  // The log of another node with --log_dir=run, or of an attempt that failed before it wrote.
   base::write_file_atomically(path / "job_x/attempt_0/0/stdout.log", "the launcher's");
   EXPECT_EQ(run_files::choose(path, "x", false, false), path);
   base::write_file_atomically(path / "notes.txt", "mine");
@@ -277,19 +277,19 @@ TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   const std::string whole = log();
   folder.rewind_log(20, 2, epoch(20));
   EXPECT_EQ(log(), whole) << "nothing is later";
-  // What comes later happens again; that the run ended remains true.
+  // Later lines are removed, because their steps run again; the line for the run's end stays.
   folder.rewind_log(12, 1, epoch(10));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + R"({"event":"end","step":25})" + "\n");
-  // The run ended before it had written the epoch's line, or in the middle of one.
+  // The run ended before it wrote the epoch's line, or while it wrote it.
   base::write_file_atomically(temp_ / "log.jsonl", start + "\n" + epoch(10).substr(0, 9));
   folder.rewind_log(10, 1, epoch(10));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n");
-  // An editor leaves out the last line's end.
+  // An editor has removed the last newline.
   base::write_file_atomically(temp_ / "log.jsonl", start + "\n" + epoch(10));
   folder.rewind_log(10, 1, epoch(10));
   folder.append(epoch(20));
   EXPECT_EQ(log(), start + "\n" + epoch(10) + "\n" + epoch(20) + "\n") << "goes to the new file";
-  // An epoch that max_steps cut short, and lines of something else.
+  // An epoch that max_steps cut short, and lines of other programs.
   const std::string other = R"({"event":3})"
                             "\n"
                             R"({"event":"step","step":"x"})";
@@ -388,7 +388,7 @@ TEST_F(RunFolderTest, TensorBoardSeesEachStepOnceAfterAResume) {
   EXPECT_EQ(scalar("pictures/samples"), "2 2x1\n");
   EXPECT_EQ(scalar("parameters/w"), "2 -1.0 3.0 3.0 2.5 10.0 [1.0, 3.0] [1.0, 2.0]\n");
   EXPECT_EQ(scalar("hparams"), "name '1'\noptimizer.lr 0.5\noptimizer.type 'sgd'\nstatus 1\n");
-  // What a run of an earlier version left has curves as well.
+  // A run of an earlier version, without event files, has curves as well.
   for (const fs::path& file : EventFile::all_in(temp_)) fs::remove(file);
   { RunFolder(temp_, "", true).log_start(1, 4, true); }
   EXPECT_EQ(scalar("step/loss"), "1 0.5\n2 1.0\n3 8.0\n4 8.0\n");
@@ -409,7 +409,7 @@ TEST_F(RunFolderTest, BeginsAnewWhereItWasRemoved) {
   folder.append("third");
   EXPECT_EQ(base::read_file(temp_ / "run/log.jsonl"), "third\n");
   EXPECT_THROW(RunFolder(temp_ / "run", "a: 2\n", true), base::UserError);
-  // A log that was lost is no reason to refuse.
+  // A lost log is no reason to refuse.
   fs::remove_all(temp_ / "run");
   base::write_file_atomically(temp_ / "run/config.yaml", "a: 1\n");
   base::write_file_atomically(temp_ / "run/last.pt", "a checkpoint");

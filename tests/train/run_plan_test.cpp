@@ -6,12 +6,12 @@
 namespace syncbn::train {
 namespace {
 
-/// A run with 4 steps an epoch.
+/// A run with 4 steps per epoch.
 class RunPlanTest : public testing::Test {
  protected:
   RunPlanTest() { config_.epochs = 3; }
 
-  /// Moves the run to where it is after this step, the loader having given out its batch.
+  /// Moves the run to the state after this step, for which the loader has returned the batch.
   void move_to(int64_t step) {
     position_.sampler.epoch = (step - 1) / 4;
     position_.step = step;
@@ -20,7 +20,7 @@ class RunPlanTest : public testing::Test {
     position_.sampler.consumed = loader_.state().consumed;
   }
 
-  /// Steps after which `is_due()` holds.
+  /// The steps after which `is_due()` holds.
   template <class IsDue>
   std::vector<int64_t> steps(const IsDue& is_due) {
     std::vector<int64_t> found;
@@ -55,7 +55,7 @@ TEST_F(RunPlanTest, EvaluatesAtIntervalsAndAtTheEnd) {
   config_.eval_interval = 2;
   EXPECT_FALSE(plan_.evaluates(1));
   EXPECT_TRUE(plan_.evaluates(2));
-  EXPECT_TRUE(plan_.evaluates(3));  // the last
+  EXPECT_TRUE(plan_.evaluates(3));  // the last one
   config_.max_steps = 3;
   move_to(3);
   EXPECT_TRUE(plan_.evaluates(1));
@@ -99,7 +99,7 @@ TEST_F(RunPlanTest, CountsTheStepsThatAreLeftAlsoAfterAnotherBatchSize) {
   move_to(6);
   EXPECT_EQ(plan_.batches_done(), 6);
   EXPECT_EQ(plan_.total_steps(), 12);
-  position_.step = 3;  // the first half was trained in batches of twice the size
+  position_.step = 3;  // the first half used batches of twice the size
   EXPECT_EQ(plan_.total_steps(), 9);
 }
 

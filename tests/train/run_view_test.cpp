@@ -122,7 +122,7 @@ TEST_F(RunViewTest, SaysWhyARunHasEnded) {
   start();
   run_->log_end("the loss of rank 1 is not finite", 7);
   run_.reset();
-  // 30 s after the log's last change, which is long ahead: this test may be slow.
+  // 30 s after the log's last change, which lies far in the future, since this test may be slow.
   const auto changed_ahead = [&] {
     fs::last_write_time(path_ / "log.jsonl",
                         fs::file_time_type::clock::now() + std::chrono::seconds(1100));

@@ -20,7 +20,7 @@ constexpr int64_t kStepsPerEpoch = 7;
 struct Case {
   std::string yaml;
   std::string
-      python;  ///< an expression with `o`, the optimizer, `E`, epochs, and `S`, steps per epoch
+      python;  ///< an expression of `o`, the optimizer, `E`, epochs, and `S`, steps per epoch
   bool by_epoch = false;     ///< Python's scheduler steps once an epoch
   double tolerance = 1e-12;  ///< relative; 0: the same bits
 };
@@ -118,7 +118,7 @@ TEST(SchedulePythonTest, WarmupIsThatOfPython) {
        "SequentialLR(o, [warm(0.01, 2 * S), CosineAnnealingLR(o, 7 * S, 0.02)], [2 * S])"},
       {"{type: poly, warmup: 2, warmup_start: 0.25}",
        "SequentialLR(o, [warm(0.25, 2 * S), PolynomialLR(o, 7 * S)], [2 * S])"},
-      // torchvision's reference.
+      // The schedules of torchvision's reference scripts.
       {"{type: cosine, warmup: 5, warmup_start: 0.01, by_epoch: true}",
        "SequentialLR(o, [warm(0.01, 5), CosineAnnealingLR(o, E - 5)], [5])", true, 0},
       {"{type: cosine, min_lr: 0.02, warmup: 3, warmup_start: 0.1, by_epoch: true}",
@@ -127,12 +127,12 @@ TEST(SchedulePythonTest, WarmupIsThatOfPython) {
        "SequentialLR(o, [warm(0.01, 2), StepLR(o, 3)], [2])", true, 0},
       {"{type: exponential, gamma: 0.7, warmup: 4, warmup_start: 0.3, by_epoch: true}",
        "SequentialLR(o, [warm(0.3, 4), ExponentialLR(o, 0.7)], [4])", true, 0},
-      // The default rises from 1 / steps.
+      // By default, the warmup begins at 1 / steps.
       {"{type: constant, warmup: 2}", "LambdaLR(o, lambda step: min((step + 1) / (2 * S), 1))"},
   });
 }
 
-/// The rates after each of some losses.
+/// Prints the rates after each of the given losses.
 constexpr const char* kPlateau = R"(
 import sys, torch
 losses = [float(loss) for loss in sys.argv[1].split()]
@@ -168,7 +168,7 @@ TEST(SchedulePythonTest, PlateauIsThatOfPython) {
     auto mine = component.make(ScheduleArgs{.lr = kLr, .epochs = 100, .steps_per_epoch = 2});
     for (size_t i = 0; i < losses.size(); ++i) {
       mine->observe(std::stod(losses[i]));
-      // As a run that stops and resumes after each evaluation.
+      // As in a run that stops and resumes after each evaluation.
       const auto state = mine->state();
       mine = component.make(ScheduleArgs{.lr = kLr, .epochs = 100, .steps_per_epoch = 2});
       mine->load(state);

@@ -80,7 +80,7 @@ TEST(ScheduleTest, RatesStayWithinBoundsWhateverTheLengths) {
     for (const int64_t epochs : {1, 2, 3}) {
       for (const int64_t steps : {1, 2, 5}) {
         const auto made = schedule(yaml, {.lr = 1, .epochs = epochs, .steps_per_epoch = steps});
-        // One more, since logs ask for the rate after the last step.
+        // One step more, because logs ask for the rate after the last step.
         for (int64_t step = 0; step <= epochs * steps; ++step) {
           EXPECT_GE(made->lr(step), 0) << yaml << " step " << step;
           EXPECT_LE(made->lr(step), 1) << yaml << " step " << step;

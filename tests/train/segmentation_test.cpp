@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kClasses = 5;
 constexpr int64_t kIgnored = 9;
 
-/// Images of 6 x 7 pixels with a label for each, of which no test reads one.
+/// Images of 6 x 7 pixels with a label for each pixel. No test reads them.
 class Masks : public data::SampleDataset {
  public:
   explicit Masks(std::vector<std::string> names) : names_(std::move(names)) {}
@@ -56,14 +56,14 @@ at::Tensor logits_of(int64_t images, double frequency) {
       .reshape({images, kClasses, 6, 7});
 }
 
-/// Labels 0 to 3: class 4 is predicted, but no label.
+/// The labels 0 to 3 and ignored pixels: class 4 is predicted but is no label.
 at::Tensor labels_of(int64_t images) {
   const at::Tensor labels = at::arange(images * 42).remainder(5);
   return labels.masked_fill(labels.eq(4), kIgnored).reshape({images, 6, 7});
 }
 
-/// Loss and gradient, of torch.nn.functional.cross_entropy, and what ConfusionMatrix of
-/// torchvision's references/segmentation/utils.py computes, with an auxiliary head as its train.py.
+/// Loss and gradient from torch.nn.functional.cross_entropy, and the results of ConfusionMatrix in
+/// torchvision's references/segmentation/utils.py, with an auxiliary head as in its train.py.
 constexpr const char* kReference = R"(
 import sys, torch
 import torch.nn.functional as F
@@ -126,7 +126,7 @@ TEST(SegmentationTest, LossGradientsAndMetricsAreThoseOfTorchvisionsReference) {
     EXPECT_DOUBLE_EQ(metrics[i].value, next()) << metrics[i].name;
     sum += metrics[i].value;
   }
-  // Class 4 has no label: NaN, as 0 / 0 of Python's.
+  // Class 4 is no label: NaN, which Python gets as 0 / 0.
   for (size_t i = 2 + kClasses; i + 1 < metrics.size(); ++i) {
     EXPECT_DOUBLE_EQ(metrics[i].value, next()) << metrics[i].name;
   }
@@ -164,7 +164,7 @@ TEST(SegmentationTest, AbsentClassesAreLeftOutOfTheMeanAndNamed) {
   EXPECT_EQ(named->metrics(counts, {})[0].value, 0) << "of no pixel";
   counts[0] = 6;             // sky, right
   counts[kClasses + 1] = 1;  // road, right
-  counts[kClasses + 2] = 3;  // road, taken for a car
+  counts[kClasses + 2] = 3;  // road, predicted as car
   const auto metrics = named->metrics(counts, {});
   EXPECT_DOUBLE_EQ(metrics[0].value, (1 + 0.25 + 0) / 3) << "a class that is only predicted counts";
   EXPECT_DOUBLE_EQ(metrics[1].value, 0.7);
@@ -183,7 +183,7 @@ TEST(SegmentationTest, TheConfusionMatrixIsATable) {
   const auto named = segmentation("segmentation", {"sky", "road", "car, van", "dog", "cat"});
   std::vector<int64_t> counts(kClasses * kClasses);
   counts[0] = 6;
-  counts[kClasses + 2] = 300;  // road, taken for a car
+  counts[kClasses + 2] = 300;  // road, predicted as car
   counts[24] = 1;
   const auto tables = named->tables(counts, {});
   ASSERT_EQ(tables.size(), 1U);
@@ -202,7 +202,7 @@ TEST(SegmentationTest, ABatchOfIgnoredPixelsChangesNothing) {
        {"segmentation", "{type: segmentation, class_weights: [0, 1, 1, 1, 1]}"}) {
     const at::Tensor out = logits_of(2, 0.7).requires_grad_();
     at::Tensor labels = at::full({2, 6, 7}, kIgnored, at::kLong);
-    if (yaml[0] == '{') labels[0].fill_(0);  // the class without weight
+    if (yaml[0] == '{') labels[0].fill_(0);  // the class with weight 0
     const at::Tensor loss = segmentation(yaml)->loss({out, out}, labels);
     EXPECT_EQ(loss.item<double>(), 0) << yaml;
     loss.backward();
@@ -236,7 +236,7 @@ TEST(SegmentationTest, PicturesShowAnImageItsLabelsAndTheNetworksAnswers) {
     EXPECT_EQ(pixel(7, 0), (Color{0, 0, 0}));        // the background
     EXPECT_EQ(pixel(7, 3), (Color{64, 0, 0}));       // VOC's color of class 1 is {128, 0, 0}
     EXPECT_EQ(pixel(7, 5), (Color{255, 255, 255}));  // ignored
-    EXPECT_EQ(pixel(14, 0), (Color{0, 64, 0}));      // of class 2, {0, 128, 0}
+    EXPECT_EQ(pixel(14, 0), (Color{0, 64, 0}));      // of class 2, which is {0, 128, 0}
   }
   EXPECT_TRUE(segmentation()->pictures({}, half).empty());
 }

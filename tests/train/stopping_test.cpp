@@ -14,7 +14,7 @@
 namespace syncbn::train {
 namespace {
 
-/// Casts a vote, and takes its result at once.
+/// Casts a vote and takes its result immediately.
 StepVote::Result vote_on(StepVote& vote, const Wishes& wishes, const at::Tensor& loss,
                          int64_t samples = 1, bool overflows = false) {
   at::Tensor found_inf = at::scalar_tensor(overflows ? 1.0F : 0.0F);
@@ -63,7 +63,7 @@ TEST(StepVoteTest, AWishOrABadLossOfOneRankReachesAllRanks) {
     EXPECT_FALSE(result.is_finite());
     EXPECT_EQ(result.first_bad_rank, 1);
 
-    // The ballot is empty again.
+    // The next vote does not contain the previous wishes.
     result = vote_on(vote, {}, fine);
     EXPECT_EQ(result.wishes.stop_signal, 0);
     EXPECT_FALSE(result.overflowed);

@@ -99,7 +99,7 @@ TEST(SweepPlanTest, RefusesValuesForWhatItSetsItself) {
 
 class SweepTableTest : public ::testing::Test {
  protected:
-  /// A run of `plan_` whose result.json has this text; without one if it is empty.
+  /// Adds a run of `plan_` whose result.json has this text; without the file if the text is empty.
   void add(const std::string& result, const std::string& state) {
     const auto* run = &plan_.runs[results_.size()];
     std::filesystem::create_directory(folder_ / run->folder);

@@ -41,7 +41,7 @@ std::string task_error(const std::string& yaml) {
   return "no error";
 }
 
-/// What loss_sum() returns.
+/// The result that loss_sum() returns for these losses.
 at::Tensor sum_and_number(const at::Tensor& losses) {
   return at::stack({losses.sum(), at::full({}, losses.numel(), losses.options())});
 }
@@ -161,7 +161,7 @@ TEST_F(TaskTest, CountsRightAnswersAmongOneAndFive) {
   const auto few = task("classification");
   const at::Tensor counts = few->counts({one_hot_ * 2 + 1}, target_.roll(1));
   EXPECT_EQ(counts.dtype(), at::kLong);
-  // Rolled by one, only the last two labels are equal to their neighbours.
+  // After rolling by one, only the last two labels equal their neighbours.
   EXPECT_TRUE(at::equal(counts, at::tensor({6, 1}, at::kLong)));
   EXPECT_EQ(few->num_counts(), 2);
   ASSERT_EQ(few->training_metrics(std::vector<int64_t>{4, 3}).size(), 1U);
@@ -169,7 +169,7 @@ TEST_F(TaskTest, CountsRightAnswersAmongOneAndFive) {
   EXPECT_EQ(few->metrics(std::vector<int64_t>{0, 0}, {})[0].value, 0) << "of no samples";
 
   const auto many = task("classification", 10);
-  // Class 9 is the likeliest, then 8, 7, ...
+  // Class 9 has the highest score, then 8, 7, ...
   const at::Tensor descending = at::arange(10, at::kFloat).repeat({10, 1});
   EXPECT_TRUE(
       at::equal(many->counts({descending}, at::arange(10)), at::tensor({10, 1, 5}, at::kLong)));
@@ -189,7 +189,7 @@ TEST_F(TaskTest, MixesImagesAndCountsTheLargerShare) {
     const data::Batch mixed = mixing->augment(batch, random);
     ASSERT_EQ(mixed.target.sizes(), (at::IntArrayRef{6, 4}));
     EXPECT_TRUE(at::allclose(mixed.target.sum(1), at::ones({6})));
-    // CutMix leaves or replaces pixels, MixUp blends nearly all.
+    // CutMix keeps or replaces pixels, MixUp blends nearly all of them.
     const auto same = (mixed.data == batch.data).logical_or(mixed.data == batch.data.roll(1, 0));
     mixed_up.push_back(!same.all().item<bool>());
     data::SampleRandom again(0, 0, i);
@@ -204,7 +204,7 @@ TEST_F(TaskTest, MixesImagesAndCountsTheLargerShare) {
   EXPECT_TRUE(task("classification")->augment(batch, random).data.is_same(batch.data));
 }
 
-/// Data with classes of these names, of which no test reads a sample.
+/// Data with classes of these names. No test reads its samples.
 class Named : public data::Dataset {
  public:
   explicit Named(std::vector<std::string> names) : names_(std::move(names)) {}
@@ -231,7 +231,7 @@ std::unique_ptr<Task> classification(const std::vector<std::string>& names = kAn
 struct Report {
   std::vector<Metric> metrics;
   std::string remark;
-  std::string table;  ///< confusion.csv
+  std::string table;  ///< content of confusion.csv
 
   double value(const std::string& name) const {
     const auto found = std::ranges::find(metrics, name, &Metric::name);
@@ -240,7 +240,7 @@ struct Report {
   }
 };
 
-/// Evaluates batches of these sizes, which arrive last to first.
+/// Evaluates batches of these sizes, from the last to the first.
 Report evaluate(const Task& task, const at::Tensor& output, const at::Tensor& target,
                 const std::vector<int64_t>& sizes) {
   at::Tensor counts = at::zeros({task.num_counts()}, at::kLong);

@@ -1,4 +1,4 @@
-// Plug-ins that cannot be loaded. The macro FAULT_... says what is wrong with this one.
+// Plug-ins that cannot be loaded, or that fail later. The macro FAULT_... selects the fault.
 #include <ATen/Functions.h>
 #include <signal.h>
 #include <syncbn/data/dataset.h>
@@ -27,7 +27,7 @@ struct NoOptions {
   static void describe(config::Schema<NoOptions>& /*schema*/) {}
 };
 
-/// What is wrong with a component, at a time when `train` has begun.
+/// Options with a flaw that shows only once `train` has begun.
 struct FlawOptions {
   std::string flaw;
 
@@ -46,7 +46,7 @@ class OneLayer : public models::Model {
   torch::nn::Linear layer_;
 };
 
-/// A network without a mistake until it trains.
+/// A network that is correct until it trains.
 class Flawed : public models::Model {
  public:
   Flawed(std::string flaw, int64_t outputs)
@@ -98,7 +98,7 @@ class FlawedMetric : public train::CountedMetric {
   std::string flaw_;
 };
 
-/// Images of which a batch cannot be read, or of which there are less than none.
+/// A data set with a batch that cannot be read, or with a negative size.
 class FlawedData : public data::Dataset {
  public:
   explicit FlawedData(std::string flaw) : flaw_(std::move(flaw)) {}
@@ -144,7 +144,7 @@ class Nameless : public train::CountedMetric {
 };
 
 #ifdef FAULT_ENDS
-/// Whether the test wants the process to end in this way.
+/// Whether the test asks the process to end in this way.
 bool is_asked(const char* way) {
   const char* const wanted = std::getenv("SYNCBN_TEST_END");
   return wanted != nullptr && std::strcmp(wanted, way) == 0;

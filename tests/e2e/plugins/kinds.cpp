@@ -1,4 +1,4 @@
-// One of each kind that docs/extending.md names and no other example has.
+// One component of each kind that docs/extending.md names and no other example has.
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <syncbn/data/sampler.h>
@@ -26,7 +26,7 @@ struct Nothing {
   static void describe(config::Schema<Nothing>& /*schema*/) {}
 };
 
-/// A transform: the negative of a picture.
+/// A transform that inverts the image.
 class Negative : public data::Transform {
  public:
   void apply(data::ImageSample& sample, data::SampleRandom& /*random*/) const override {
@@ -35,7 +35,7 @@ class Negative : public data::Transform {
   bool moves_boxes() const override { return true; }
 };
 
-/// A loss: cross entropy, and 100.
+/// A loss: cross entropy plus 100.
 class Shifted : public train::Loss {
  public:
   at::Tensor mean(const at::Tensor& logits, const at::Tensor& target) const override {
@@ -46,7 +46,7 @@ class Shifted : public train::Loss {
   }
 };
 
-/// A loss: cross entropy, for which rank 1 takes half a second more.
+/// A loss: cross entropy, which takes half a second longer on rank 1.
 class SlowOnRank1 : public train::Loss {
  public:
   at::Tensor mean(const at::Tensor& logits, const at::Tensor& target) const override {
@@ -68,7 +68,7 @@ struct SignOptions {
   }
 };
 
-/// An optimizer: a step of the same length for each parameter.
+/// An optimizer whose steps have the same size for each parameter.
 class Sign : public train::Optimizer {
  public:
   Sign(double lr, train::NamedTensors parameters) : lr_(lr), parameters_(std::move(parameters)) {}
@@ -96,7 +96,7 @@ class Sign : public train::Optimizer {
   at::Tensor steps_ = at::zeros({}, at::kLong);
 };
 
-/// A task: the squared distance from the label's corner.
+/// A task: the squared distance from the corner that belongs to the label.
 class Corners : public train::Task {
  public:
   explicit Corners(int64_t classes) : classes_(classes) {}
@@ -128,7 +128,7 @@ class Corners : public train::Task {
   int64_t classes_;
 };
 
-/// A sampler: from the last sample to the first.
+/// A sampler that goes from the last sample to the first.
 class Backwards : public data::Sampler {
  public:
   explicit Backwards(const data::SamplerArgs& args) : args_(args) {}

@@ -1,4 +1,4 @@
-// A data set of image files that a CSV file lists: `data: {type: listed, train: …, test: …}`.
+// A data set of image files listed in a CSV file: `data: {type: listed, train: …, test: …}`.
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
@@ -22,7 +22,7 @@ namespace {
 
 using namespace syncbn;
 
-/// Decoding, `transforms`, `mean` and `std` are the library's; describe() names what YAML may set.
+/// The library handles decoding, `transforms`, `mean` and `std`; describe() names the YAML keys.
 struct ListedOptions : data::ImageSetOptions {
   std::string train;
   std::string test;
@@ -37,8 +37,7 @@ struct ListedOptions : data::ImageSetOptions {
   }
 };
 
-/// Images [3, H, W], of the size that the transforms give them. Paths begin at the CSV file's
-/// folder.
+/// Images [3, H, W] of the size that the transforms produce. Paths are relative to the CSV file.
 class Listed : public data::SampleDataset {
  public:
   Listed(const ListedOptions& options, bool is_train)

@@ -1,6 +1,6 @@
-// A schedule and a loss with which a rank fails in the first attempt of a job, as SYNCBN_TEST_FAULT
-// says: FAULT (kill, stop, throw) PLACE (step, evaluation, checkpoint) RANK CHECKPOINT. It fails
-// once CHECKPOINT exists.
+// A schedule and a loss that make a rank fail in the first attempt of a job. SYNCBN_TEST_FAULT is
+// FAULT (kill, stop, throw) PLACE (step, evaluation, checkpoint) RANK CHECKPOINT. The rank waits at
+// PLACE until the file CHECKPOINT exists, and then fails.
 #include <ATen/Functions.h>
 #include <signal.h>
 #include <syncbn/train/loss.h>
@@ -54,7 +54,7 @@ class FaultySchedule : public train::Schedule {
   explicit FaultySchedule(double lr) : lr_(lr) {}
 
   double lr(int64_t step) const override {
-    if (step == 15) reach("step");  // a graph is captured in step 11
+    if (step == 15) reach("step");  // step 11 captures a graph
     return lr_;
   }
   std::map<std::string, double> state() const override {

@@ -1,4 +1,4 @@
-// A plug-in with a learning rate schedule, and with what kinds.cpp has.
+// A plug-in with a learning rate schedule, and with the components of kinds.cpp.
 #include <syncbn/train/plugin.h>
 #include <syncbn/train/schedule.h>
 

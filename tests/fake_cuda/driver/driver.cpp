@@ -23,7 +23,7 @@ CUresult cuCtxSetCurrent(CUcontext /*context*/) {
   return CUDA_SUCCESS;
 }
 
-/// GPUs of an NVSwitch, for which libtorch takes ncclMemAlloc().
+/// libtorch calls ncclMemAlloc() only for GPUs that support multicast, as those of an NVSwitch do.
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice /*device*/) {
   *value = 1;
   return attribute == CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED ? CUDA_SUCCESS

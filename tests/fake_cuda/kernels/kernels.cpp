@@ -1,4 +1,4 @@
-// Stand-ins for the project's own kernels: their sources, run by the emulator.
+// Stand-ins for the project's own kernels: the emulator runs their sources.
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 using namespace syncbn::dist::detail::cuda;
 namespace data = syncbn::data;
 
-/// Every launch has another order of blocks and warps.
+/// A new order of blocks and warps for each launch.
 Schedule next_schedule() {
   static std::atomic<uint64_t> launches = 0;
   return {.seed = ++launches};
@@ -44,8 +44,8 @@ bool gathers(const Arguments& arguments) {
   return false;
 }
 
-/// @param name of a template of batch_norm_launch.cu, whose mangled name goes on with type and
-/// layout
+/// @param name a kernel template of batch_norm_launch.cu; the mangled name continues with type and
+///   layout
 template <class Arguments, bool kRows>
 void define_for_layout(const std::string& name) {
   const std::string rows = kRows ? "Lb1E" : "Lb0E";

@@ -9,7 +9,7 @@ namespace {
 
 using fake_cuda::host;
 
-/// One collective in steps of at most kSlotBytes a rank.
+/// One collective, in steps of at most kSlotBytes per rank.
 class Steps {
  public:
   Steps(ncclComm& communicator, const Collective& collective,

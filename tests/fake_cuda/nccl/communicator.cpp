@@ -21,7 +21,7 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kConnectTime{3};
-/// Between the end of a peer's process and ncclRemoteError, over sockets.
+/// How often a waiting rank looks for dead peers, with FAKE_NCCL_DEAD_PEER=remote_error.
 constexpr milliseconds kDeathCheckInterval{300};
 
 std::string setting(const char* name) {
@@ -29,13 +29,14 @@ std::string setting(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-/// How a dead peer shows: over NVLink and shared memory not at all, over sockets as an error.
+/// Whether a dead peer causes an error, as over sockets; over NVLink and shared memory nothing
+/// does.
 bool sockets_notice_death() {
   static const bool notice = setting("FAKE_NCCL_DEAD_PEER") == "remote_error";
   return notice;
 }
 
-/// Hosts are told apart as by NCCL, and by their network namespaces.
+/// Like NCCL's, and different in each network namespace.
 uint64_t host_hash() {
   std::array<char, 256> name{};
   ::gethostname(name.data(), name.size() - 1);
@@ -53,7 +54,7 @@ std::mutex& error_mutex() {
 
 std::array<char, 1024> error_text{};
 
-/// The handles that the user holds. Never destroyed: threads of streams may outlive statics.
+/// The handles that the user holds. Never destroyed: streams' threads may outlive static objects.
 struct Handles {
   std::mutex mutex;
   std::map<ncclComm_t, std::shared_ptr<ncclComm>> all;
@@ -219,7 +220,7 @@ void ncclComm::operate(const std::function<void()>& operation) {
   if (is_aborted_) return;
   try {
     operation();
-  } catch (const Aborted&) {  // the user wants to leave, whatever the buffers hold
+  } catch (const Aborted&) {  // an abort ends the operation, whatever the buffers contain
   }
 }
 
@@ -273,7 +274,7 @@ ncclResult_t ncclComm::abort() {
   if (job_.joinable()) job_.join();
   stop_operations();
   if (manner == "device") cudaDeviceSynchronize();
-  // NCCL's commDestroySync() does so without a limit. The graph's owner has to destroy it.
+  // Without a limit, like NCCL's commDestroySync(). The graph's owner has to destroy it.
   while (captured_.use_count() > 1) std::this_thread::sleep_for(milliseconds(1));
   if (segment_) {
     leave();

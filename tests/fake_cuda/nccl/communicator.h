@@ -23,7 +23,7 @@ namespace fake_nccl {
 /// Thrown out of a wait when the communicator is aborted.
 struct Aborted {};
 
-/// Sets what ncclGetLastError() returns, as a line of NCCL's own log reads.
+/// Sets what ncclGetLastError() returns; `format` is worded like a line of NCCL's log.
 /// @return `result`
 [[gnu::format(printf, 2, 3)]] ncclResult_t fail(ncclResult_t result, const char* format, ...);
 const char* last_error();
@@ -36,40 +36,40 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   ncclComm(std::string name, int rank, int ranks, int device, bool is_blocking);
   ~ncclComm();
 
-  /// The communicator behind a handle; null after it was destroyed.
+  /// The communicator of a handle; null once it is destroyed.
   static std::shared_ptr<ncclComm> find(ncclComm_t handle);
   /// Gives the handle to the user, who ends it by destroy() or abort().
   static ncclComm_t publish(const std::shared_ptr<ncclComm>& made);
 
-  /// Runs `job`: before this returns if the communicator is blocking, else on a thread while
-  /// state() is ncclInProgress.
+  /// Runs `job`: at once if the communicator is blocking, else on a thread, during which state() is
+  /// ncclInProgress.
   ncclResult_t run(std::function<ncclResult_t()> job);
 
   /// What ncclCommGetAsyncError() reports.
   ncclResult_t state() const;
-  /// The first operation connects: from now on a non-blocking communicator is busy for a moment.
+  /// The first operation connects: a non-blocking communicator is then busy for a moment.
   ncclResult_t connect();
 
-  /// Since NCCL 2.22 the caller of the first collective of a kind connects the ranks: it waits for
-  /// them.
+  /// Since NCCL 2.22, the caller of the first collective of a kind connects the ranks, and so waits
+  /// for them.
   ncclResult_t meet_in_first_call(int kind);
 
   /// Waits for all ranks. @throws fake_nccl::Aborted
   ncclResult_t join();
-  /// The other ranks' values of `own`, in the order of ranks. For calls of hosts.
+  /// The `own` values of all ranks, in the order of ranks. For calls in which hosts wait.
   template <class Note>
   std::vector<Note> exchange(const Note& own);
-  /// Waits until this rank's operations, graphs that hold such included, and all peers are done.
+  /// Waits until this rank's operations have run, no graph contains one, and all peers have left.
   ncclResult_t finalize();
-  /// finalize() unless that has happened, and frees the handle.
+  /// Calls finalize() unless that has happened, and frees the handle.
   ncclResult_t destroy();
   /// Ends running operations, waits until no graph holds one, and frees the handle.
   ncclResult_t abort();
   /// Ends running and later operations.
   void stop_operations();
 
-  /// Runs one operation in the order of a stream; others of this communicator wait. Returns early
-  /// if the communicator is aborted.
+  /// Runs one operation in the order of a stream, while other operations of this communicator wait.
+  /// Returns early if the communicator is aborted.
   void operate(const std::function<void()>& operation);
 
   /// One step of an operation on a stream, see fake_nccl::Lane.
@@ -87,7 +87,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   /// Polls until `is_ready`. @throws fake_nccl::Aborted
   void wait(const std::function<bool()>& is_ready);
 
-  /// A sum whose terms are multiplied by a factor first.
+  /// A sum whose terms are first multiplied by a factor.
   struct PreMultiplied {
     ncclDataType_t type = ncclFloat32;
     const void* factor_on_device = nullptr;
@@ -95,12 +95,11 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   };
   ncclRedOp_t add_operation(PreMultiplied operation);
   bool remove_operation(ncclRedOp_t operation);
-  /// Empty if this communicator has no such operation.
+  /// Null if this communicator has no such operation.
   std::shared_ptr<const PreMultiplied> find_operation(ncclRedOp_t operation);
 
-  /// Held by what is enqueued, so that finalize() knows how much has not run, and by what a graph
-  /// holds, so that abort() knows of it as well.
-  /// @param stream that the operation is for
+  /// An operation on `stream` keeps the result until it is destroyed. finalize() waits for all
+  /// operations, abort() only for those that a graph contains.
   std::shared_ptr<void> hold(cudaStream_t stream) const;
 
   const std::string name;

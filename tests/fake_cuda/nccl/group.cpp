@@ -8,7 +8,7 @@
 namespace fake_nccl {
 namespace {
 
-/// An error beats ncclInProgress, which beats success.
+/// An error takes precedence over ncclInProgress, which takes precedence over success.
 ncclResult_t worse(ncclResult_t a, ncclResult_t b) {
   if (a == ncclSuccess || (a == ncclInProgress && b != ncclSuccess)) return b;
   return a;

@@ -1,4 +1,4 @@
-// ncclGroupStart() and ncclGroupEnd(): what a thread's calls between them wait for.
+// ncclGroupStart() and ncclGroupEnd(): a thread's calls between them start at the end.
 #pragma once
 
 #include <nccl.h>
@@ -17,21 +17,21 @@ class Group {
   static Group& of_this_thread();
 
   void start() { ++depth_; }
-  /// Starts everything once the outermost group ends. Returns the first error, or ncclInProgress if
+  /// Starts all calls when the outermost group ends. Returns the first error, or ncclInProgress if
   /// a non-blocking communicator is busy.
   ncclResult_t end();
-  /// Ends a group without its calls. False outside of groups.
+  /// Ends a group and drops its calls. Returns false outside of groups.
   bool end_without_calls();
 
   ncclResult_t add(const std::shared_ptr<ncclComm>& communicator, cudaStream_t stream,
                    const Collective& collective);
   ncclResult_t add(const std::shared_ptr<ncclComm>& communicator, cudaStream_t stream,
                    const Transfer& transfer);
-  /// A call in which hosts wait for each other: those of one group wait at the same time.
+  /// A call in which hosts wait for each other; those of one group wait at the same time.
   ncclResult_t add(std::function<ncclResult_t()> job);
 
  private:
-  /// What is enqueued at once: the operations on one communicator and stream.
+  /// Operations that are enqueued together: those on one communicator and stream.
   struct Batch {
     std::shared_ptr<ncclComm> communicator;
     cudaStream_t stream = nullptr;

@@ -17,7 +17,7 @@
 #include "nccl_settings.h"
 #include "operations.h"
 
-/// Found by fake_nccl::settings().
+/// fake_nccl::settings() looks this up.
 extern "C" {
 fake_nccl::Settings fake_nccl_settings;
 }
@@ -27,7 +27,7 @@ namespace {
 
 using Communicator = std::shared_ptr<ncclComm>;
 
-/// Leaves the function that is running, with the result of an expression unless it is ncclSuccess.
+/// Returns the result of an expression from the enclosing function unless it is ncclSuccess.
 #define FAKE_NCCL_CHECK(expression)             \
   do {                                          \
     const ncclResult_t checked = (expression);  \
@@ -46,7 +46,7 @@ ncclResult_t find(ncclComm_t handle, const char* function, Communicator& found) 
   return fail(ncclInvalidArgument, "Error: corrupted comm object detected");
 }
 
-/// find() for calls that need the ones before them to be complete.
+/// find() for calls that require earlier calls to be complete.
 ncclResult_t find_ready(ncclComm_t handle, const char* function, Communicator& found) {
   FAKE_NCCL_CHECK(find(handle, function, found));
   const ncclResult_t state = found->state();
@@ -55,7 +55,7 @@ ncclResult_t find_ready(ncclComm_t handle, const char* function, Communicator& f
               "Attempt to use communicator before the previous operation returned ncclSuccess");
 }
 
-/// NCCL checks buffers only under NCCL_CHECK_POINTERS=1; without it, its kernel fails.
+/// NCCL checks buffers only with NCCL_CHECK_POINTERS=1; without it, NCCL's kernel fails.
 ncclResult_t check_buffer(const ncclComm& communicator, const void* buffer, const char* function,
                           const char* argument) {
   cudaPointerAttributes attributes{};
@@ -92,7 +92,7 @@ ncclResult_t check_operation(ncclComm& communicator, ncclRedOp_t operation, cons
 }
 
 /// Fails as NCCL does when CUDA is out of memory.
-/// @param place "1" for collectives, "set-up"
+/// @param place value of FAKE_NCCL_CUDA_ERROR: "1" for collectives, or "set-up"
 ncclResult_t check_cuda(const char* place) {
   const char* const fails = std::getenv("FAKE_NCCL_CUDA_ERROR");
   if (fails == nullptr || std::strcmp(fails, place) != 0) return ncclSuccess;
@@ -156,13 +156,13 @@ ncclResult_t check_config(const ncclConfig_t& config) {
   return ncclSuccess;
 }
 
-/// @param config null: as `otherwise`
+/// @param config null: returns `otherwise`
 bool is_blocking(const ncclConfig_t* config, bool otherwise) {
   if (config == nullptr || config->blocking == NCCL_CONFIG_UNDEF_INT) return otherwise;
   return config->blocking == 1;
 }
 
-/// Gives out a communicator and lets it join its peers.
+/// Returns a communicator's handle and lets it join its peers.
 ncclResult_t join(const Communicator& communicator, ncclComm_t* out) {
   *out = ncclComm::publish(communicator);
   return Group::of_this_thread().add([communicator, out] {
@@ -189,7 +189,7 @@ ncclResult_t init(ncclComm_t* out, int ranks, const char* id, int rank, const nc
   return join(std::make_shared<ncclComm>(id, rank, ranks, device, is_blocking(config, true)), out);
 }
 
-/// What a rank wants of a split.
+/// A rank's arguments of a split.
 struct Wish {
   int color = 0;
   int key = 0;

@@ -1,4 +1,4 @@
-// What collectives, sends and recvs do once their stream reaches them.
+// What collectives, sends and recvs do when their stream reaches them.
 #pragma once
 
 #include <nccl.h>
@@ -12,7 +12,7 @@ namespace fake_nccl {
 
 enum class Kind { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter };
 
-/// Arguments of a collective; `count` and the buffers as NCCL's function takes them.
+/// Arguments of a collective; `count` and the buffers mean the same as in NCCL's function.
 struct Collective {
   Kind kind = Kind::kAllReduce;
   const char* name = "";
@@ -33,12 +33,12 @@ struct Transfer {
   int peer = 0;
 };
 
-/// @param pre_multiplied of the collective's operation, if it has factors; it may be destroyed by
-///   the time the stream gets here
+/// @param pre_multiplied the collective's operation if it has a factor, else null; the user may
+///   have destroyed the operation before the stream gets here
 void run(ncclComm& communicator, const Collective& collective,
          const ncclComm::PreMultiplied* pre_multiplied);
 
-/// Makes progress with all transfers at once; those with the same peer in their order.
+/// Makes progress with all transfers at the same time; transfers with the same peer stay in order.
 void run(ncclComm& communicator, std::vector<Transfer> transfers);
 
 }  // namespace fake_nccl

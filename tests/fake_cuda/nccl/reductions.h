@@ -12,15 +12,15 @@ namespace fake_nccl {
 /// Bytes of one element.
 size_t size_of(ncclDataType_t type);
 
-/// Whether elements of this type can be reduced. Those of 8 bits per float cannot, here.
+/// Whether elements of this type can be reduced; 8-bit floats cannot, here.
 bool is_reducible(ncclDataType_t type);
 
-/// Writes to `into` the reduction of `count` elements of each of `parts`. `into` may be a part.
+/// Writes the reduction of `count` elements of each of `parts` to `into`, which may be one of them.
 /// @param operation one of the built-in ones
 void reduce(void* into, const std::vector<const void*>& parts, size_t count, ncclDataType_t type,
             ncclRedOp_t operation);
 
-/// Multiplies `count` elements by `*factor`, an element.
+/// Multiplies `count` elements by `*factor`, which has the same type.
 void scale(void* elements, const void* factor, size_t count, ncclDataType_t type);
 
 }  // namespace fake_nccl

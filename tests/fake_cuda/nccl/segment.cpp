@@ -21,7 +21,7 @@ int open_segment(const std::string& name) {
   return file;
 }
 
-/// A lock on the byte of a rank. The kernel drops it when the rank's process ends.
+/// A lock on the byte of a rank. The kernel releases it when the rank's process ends.
 struct flock lock_of(int rank) {
   struct flock lock {};
   lock.l_type = F_WRLCK;
@@ -54,7 +54,7 @@ void Segment::remove_name() const {
 
 bool Segment::is_dead(int rank) const {
   const Member& member = state_->members[static_cast<size_t>(rank)];
-  // A process sees none of its own locks.
+  // F_GETLK does not report a process's own locks.
   if (!member.has_joined || member.has_left || member.process == ::getpid()) return false;
   struct flock lock = lock_of(rank);
   return ::fcntl(file_, F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;

@@ -13,10 +13,10 @@
 namespace fake_nccl {
 
 constexpr int kMaxRanks = 16;
-constexpr size_t kSlotBytes = size_t{256} << 10;  ///< of one rank in one step
-constexpr size_t kMailBytes = size_t{32} << 10;   ///< of one piece of a send
+constexpr size_t kSlotBytes = size_t{256} << 10;  ///< upper bound for one rank in one step
+constexpr size_t kMailBytes = size_t{32} << 10;   ///< upper bound for one piece of a send
 
-/// What all ranks of a step must agree on. If they do not, all of them wait for ever.
+/// What all ranks of a step must agree on. If they do not, all of them wait forever.
 struct Header {
   int32_t kind = 0;
   int32_t type = -1;
@@ -35,7 +35,7 @@ struct Lane {
   Header header;
 };
 
-/// From one rank to another; holds one piece of one send.
+/// Transfers from one rank to another; holds one piece of one send.
 struct Mailbox {
   std::atomic<bool> is_full;
   uint64_t total;  ///< of the whole send
@@ -61,10 +61,10 @@ struct SharedState {
   std::array<std::array<Mailbox, kMaxRanks>, kMaxRanks> mail;  ///< [from][to]
 };
 
-/// One rank's mapping of a segment. The name goes as soon as all ranks have mapped it.
+/// One rank's mapping of a segment. The last rank to join removes the segment's name.
 class Segment {
  public:
-  /// Makes the segment unless another rank has.
+  /// Creates the segment unless another rank has.
   /// @throws std::system_error
   Segment(std::string name, int rank);
   ~Segment();

@@ -9,7 +9,7 @@
 namespace fake_nccl {
 namespace {
 
-/// A send or recv that is under way.
+/// A send or recv in progress.
 class Moving {
  public:
   Moving(ncclComm& communicator, const Transfer& transfer)
@@ -21,7 +21,7 @@ class Moving {
   bool is_done() const { return moved_ == transfer_.bytes; }
   std::pair<int, bool> direction() const { return {transfer_.peer, transfer_.sends}; }
 
-  /// Moves a piece if the peer is ready. A recv of another size than the send waits for ever.
+  /// Moves a piece if the peer is ready. Waits forever if the recv's size is not the send's.
   void advance() {
     if (mail_.is_full == transfer_.sends) return;
     if (transfer_.sends) {

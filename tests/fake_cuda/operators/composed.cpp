@@ -116,7 +116,7 @@ Tensor batch_norm_backward_elemt(const Tensor& grad_output, const Tensor& input,
   return like_input(gradient * per_channel(scale, input), input);
 }
 
-// The CPU's takes its default generator only, which is the host's own.
+// The CPU's dropout kernel only uses the host's default generator.
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p,
                                           std::optional<bool> train) {
   if (train && !*train) {

@@ -8,7 +8,7 @@
 namespace fake_cuda {
 
 /// Registers operators that only CUDA has, or that no CPU kernel can stand in for, as compositions
-/// of others. @return their names without "aten::"
+/// of other operators. @return their names without "aten::"
 std::set<std::string> register_composed(torch::Library& library);
 
 }  // namespace fake_cuda

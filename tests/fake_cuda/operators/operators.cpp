@@ -1,5 +1,5 @@
-// Takes ATen's operators on CUDA tensors over: the CPU's kernels run them on the same bytes, in the
-// order of the stream.
+// Replaces ATen's operators on CUDA tensors: the CPU's kernels run on the same bytes, in the order
+// of the stream.
 #include <ATen/EmptyTensor.h>
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -37,7 +37,7 @@ bool is_cuda(const Tensor& tensor) {
   return tensor.defined() && tensor.is_cuda();
 }
 
-/// Replaces each tensor of `value`, also in lists, by what `change` makes of it.
+/// Replaces each tensor of `value`, also in lists, by `change` of it.
 template <class Change>
 IValue map_tensors(const IValue& value, const Change& change) {
   if (value.isTensor()) return change(value.toTensor());
@@ -64,12 +64,12 @@ void visit_tensors(const IValue& value, const Visit& visit) {
   });
 }
 
-/// Whether the operator writes to this argument, or returns one that it writes to.
+/// Whether the operator writes to this argument, or this is a returned argument that it wrote to.
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-/// One call of an operator, as the dispatcher gives it.
+/// One call of an operator, as the dispatcher passes it.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, const Stack& stack)
@@ -79,7 +79,7 @@ class Call {
 
   at::Device device() const { return device_; }
 
-  /// Whether the host has to know values, before it can go on.
+  /// Whether the host has to know values before it can go on.
   bool needs_values() const {
     if (op_.hasTag(at::Tag::data_dependent_output)) return true;
     if (!op_.hasTag(at::Tag::dynamic_output_shape)) return false;
@@ -93,12 +93,12 @@ class Call {
     return has_mask;
   }
 
-  /// Runs the operator on tensors that have the arguments' shapes only. @return what it returns,
-  /// and its arguments, which it may have resized
+  /// Runs the operator on tensors that only have the arguments' shapes. @return the results, and
+  /// the arguments, which the operator may have resized
   std::pair<Stack, Stack> infer() const {
     static auto* const mutex = new std::mutex;
-    // In Python batch norm has a kernel for Meta, with statistics in an evaluation, too, where the
-    // CPU's returns none.
+    // With Python, batch norm has a Meta kernel that returns statistics also in evaluation, where
+    // the CPU's returns none.
     static auto* const without_meta =
         new std::unordered_set<std::string>{"aten::native_batch_norm"};
     const std::string name = c10::toString(op_.operator_name());
@@ -110,7 +110,8 @@ class Call {
       try {
         return run_on_shapes(DispatchKey::Meta);
       } catch (const c10::Error&) {
-        // Either there is no such kernel, or the arguments are wrong, which the next line throws.
+        // Either there is no Meta kernel, or the arguments are wrong; the next line throws the
+        // latter.
       }
     }
     auto inferred = run_on_shapes(DispatchKey::CPU);
@@ -119,7 +120,7 @@ class Call {
     return inferred;
   }
 
-  /// The arguments with the CPU's tensors over the same bytes.
+  /// The arguments, with CPU tensors over the bytes of CUDA tensors.
   Stack on_host() const {
     Stack arguments;
     for (const IValue& value : given_) {
@@ -132,7 +133,7 @@ class Call {
     return arguments;
   }
 
-  /// Gives the tensors that the operator writes to the sizes of `sized`. An out= argument grows so.
+  /// Gives the tensors that the operator writes to the sizes of `sized`, as for an out= argument.
   void resize_written(const Stack& sized) const {
     const auto& arguments = op_.schema().arguments();
     for (size_t i = 0; i < given_.size(); ++i) {
@@ -143,7 +144,7 @@ class Call {
     }
   }
 
-  /// What the call returns: arguments that it writes to, and new tensors like those in `results`.
+  /// The call's results: the arguments that it writes to, and new tensors like those in `results`.
   Stack returned(const Stack& results) const {
     const auto& schema = op_.schema();
     Stack all;
@@ -157,7 +158,7 @@ class Call {
     return all;
   }
 
-  /// The seed for the CPU's generator, if the operator is a random one.
+  /// The state of the CUDA generator, if the operator draws random numbers.
   std::optional<at::PhiloxCudaState> random_state() const {
     const auto index = generator_index();
     if (!index) return std::nullopt;
@@ -167,7 +168,7 @@ class Call {
     TORCH_CHECK(generator.device().is_cuda(), "the pretended GPU needs a CUDA generator");
     auto* const state = at::check_generator<at::CUDAGeneratorImpl>(generator);
     const std::lock_guard lock(state->mutex_);
-    constexpr uint64_t kIncrement = 4;  // Philox makes four numbers at once
+    constexpr uint64_t kIncrement = 4;  // Philox generates four numbers at once
     return state->philox_cuda_state(kIncrement);
   }
 
@@ -200,7 +201,7 @@ class Call {
     return is_complete ? *device : at::Device(at::kCUDA, c10::cuda::current_device());
   }
 
-  /// @param key Meta, or CPU for operators that have no kernel for Meta
+  /// @param key Meta, or CPU for operators without a Meta kernel
   std::pair<Stack, Stack> run_on_shapes(DispatchKey key) const {
     const at::Device where(key == DispatchKey::Meta ? at::kMeta : at::kCPU);
     Stack arguments;
@@ -255,11 +256,11 @@ class Call {
   const at::Device device_;
 };
 
-/// The CPU's generator that continues where a CUDA generator is.
+/// A CPU generator with a seed that depends on the state of a CUDA generator.
 at::Generator host_generator(const at::PhiloxCudaState& state) {
   uint64_t seed = state.seed_.val;
   uint64_t offset = state.offset_.val;
-  if (state.captured_) {  // a replay goes on from what the graph finds in device memory
+  if (state.captured_) {  // a replay uses the state that is in the graph's device memory
     seed = static_cast<uint64_t>(*static_cast<int64_t*>(host(state.seed_.ptr)));
     offset = static_cast<uint64_t>(*static_cast<int64_t*>(host(state.offset_.ptr))) +
              state.offset_intragraph_;
@@ -268,7 +269,7 @@ at::Generator host_generator(const at::PhiloxCudaState& state) {
   return at::detail::createCPUGenerator(seed ^ (offset * kGoldenRatio));
 }
 
-/// Runs the operator on the CPU. @return what it returns
+/// Runs the operator on the CPU. @return its results
 Stack run_on_host(const c10::OperatorHandle& op, Stack arguments) {
   const at::AutoDispatchBelowADInplaceOrView below;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -288,7 +289,7 @@ void copy_results(const Stack& from, const Stack& to) {
   }
 }
 
-/// The tensors of `returned` that the call made, as the host's.
+/// The new tensors of `returned` as host tensors; nothing for the others.
 Stack new_on_host(const c10::OperatorHandle& op, const Stack& returned) {
   Stack all;
   for (size_t i = 0; i < returned.size(); ++i) {
@@ -300,7 +301,7 @@ Stack new_on_host(const c10::OperatorHandle& op, const Stack& returned) {
 
 void run_at_once(const c10::OperatorHandle& op, const Call& call, Stack* stack) {
   const auto stream = c10::cuda::getCurrentCUDAStream(call.device().index());
-  c10::cuda::stream_synchronize(stream);  // warns or throws where torch was told to
+  c10::cuda::stream_synchronize(stream);  // warns or throws if torch's sync debug mode says so
   const Stack arguments = call.on_host();
   const Stack results = run_on_host(op, arguments);
   call.resize_written(arguments);
@@ -345,8 +346,8 @@ void run_operator(const c10::OperatorHandle& op, Stack* stack) {
   }
 }
 
-/// Copies that the copy engine can do go libtorch's way, with its waits and its staging; those that
-/// a kernel would do are an operator like others.
+/// libtorch performs the copies of the copy engine, with its waits and staging; copies that a
+/// kernel performs are operators like others.
 Tensor& copy_(Tensor& to, const Tensor& from, bool non_blocking) {
   const bool is_plain = to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() &&
                         to.strides() == from.strides() && to.is_non_overlapping_and_dense() &&
@@ -388,7 +389,7 @@ struct NoWarnings : c10::WarningHandler {
 };
 
 const bool is_registered = [] {
-  // It says of each operator that a kernel is replaced.
+  // It would warn for each replaced kernel.
   NoWarnings no_warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&no_warnings);
   static torch::Library library(torch::Library::IMPL, "aten", DispatchKey::CUDA, __FILE__,
@@ -406,7 +407,7 @@ const bool is_registered = [] {
     library.impl(c10::toString(name).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&run_operator>());
   }
-  // These have no kernel of their own for CUDA.
+  // These have no CUDA kernel that could be replaced.
   for (const char* name : {"convolution", "convolution_backward"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_operator>());
   }

@@ -21,7 +21,7 @@ fake_cuda::Counters fake_cuda_counters{};
 namespace fake_cuda {
 namespace {
 
-std::atomic<uint64_t> contexts{0};  ///< a bit for each device
+std::atomic<uint64_t> contexts{0};  ///< one bit per device
 
 constexpr int kMultiprocessors = 132;
 constexpr int kWarpSize = 32;
@@ -92,7 +92,7 @@ std::atomic<bool> was_used{false};
 std::atomic<bool> forked_after_use{false};
 std::atomic<bool> lost{false};
 
-/// The numbers of the visible devices on the machine. As CUDA does, it ends at an invalid entry.
+/// The visible devices' numbers among all. As in CUDA, an invalid entry ends the list.
 const std::vector<int>& visible_devices() {
   static const auto* const visible = [] {
     const int machine = static_cast<int>(setting("FAKE_CUDA_DEVICES", 0));
@@ -191,7 +191,7 @@ using fake_cuda::fail;
 
 extern "C" {
 
-/// For the stand-in for libcuda.so.1.
+/// The stand-in for libcuda.so.1 calls this.
 bool fake_cuda_has_context(int device) {
   return (fake_cuda::contexts >> device & 1U) != 0;
 }
@@ -214,7 +214,7 @@ cudaError_t cudaSetDevice(int device) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready_without_context());
   if (!fake_cuda::is_device(device)) return fail(cudaErrorInvalidDevice);
   fake_cuda::set_current_device(device);
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());  // since CUDA 12 it creates the context
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());  // creates the context, as CUDA does since version 12
   return cudaSuccess;
 }
 
@@ -269,12 +269,12 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = fake_cuda::kMaxThreadsPerBlock;
       break;
     default:
-      *value = 0;  // the pretended GPU has no feature that was not asked for so far
+      *value = 0;  // the device lacks all other features
   }
   return cudaSuccess;
 }
 
-// The address that NVML's stand-in (tests/support/fake_nvml.cpp) gives.
+// The same address as from NVML's stand-in (tests/support/fake_nvml.cpp).
 cudaError_t cudaDeviceGetPCIBusId(char* text, int length, int device) {
   if (!fake_cuda::is_device(device)) return fail(cudaErrorInvalidDevice);
   const auto number =
@@ -320,7 +320,7 @@ cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
-/// Functions of the driver, from the stand-in for libcuda.so.1.
+/// Looks up functions of the stand-in for libcuda.so.1.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function,
                                              unsigned /*cudaVersion*/, unsigned long long /*flags*/,
                                              cudaDriverEntryPointQueryResult* status) {

@@ -1,8 +1,8 @@
 // Graphs: capture, instantiation and replay.
 //
-// A graph is the list of what was captured: each stream that took part is a lane, and an event
-// between two streams a mark that one lane sets and another waits for. A replay enqueues the list
-// again: lane 0 on the stream of the launch, the others on streams of the graph's own.
+// A graph is the list of captured operations. Each stream that took part is a lane; an event
+// between two streams is a mark that one lane sets and another waits for. A replay enqueues the
+// list again: lane 0 on the stream of the launch, the others on the graph's own streams.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -21,9 +21,9 @@ struct Operation {
   enum class Kind : uint8_t { kWork, kSet, kWait };
   Kind kind = Kind::kWork;
   size_t lane = 0;
-  std::shared_ptr<const Work> work = nullptr;  ///< of kWork
+  std::shared_ptr<const Work> work = nullptr;  ///< for kWork
   bool blocks = false;
-  size_t mark = 0;  ///< of kSet and kWait
+  size_t mark = 0;  ///< for kSet and kWait
 };
 
 struct Graph {
@@ -39,12 +39,12 @@ struct Graph {
 
 }  // namespace
 
-/// All are guarded by `captures_mutex`.
+/// `captures_mutex` guards all members.
 class Capture {
  public:
   struct Lane {
-    size_t position = 0;                 ///< the number of its nodes and waits so far
-    std::map<size_t, size_t> seen = {};  ///< the position in other lanes that it has waited for
+    size_t position = 0;                 ///< number of its nodes and waits so far
+    std::map<size_t, size_t> seen = {};  ///< by lane: the position for which this lane has waited
   };
 
   Graph graph;
@@ -53,7 +53,7 @@ class Capture {
   std::thread::id thread;
   bool is_invalid = false;
   std::vector<Lane> lanes;
-  /// By mark: what the lane that set it had seen.
+  /// By mark: what the lane that set the mark had seen.
   std::vector<std::map<size_t, size_t>> seen_at_mark;
 
   size_t add_lane() {
@@ -62,7 +62,7 @@ class Capture {
     return lanes.size() - 1;
   }
 
-  /// Whether all that was captured happens before the end of lane 0.
+  /// Whether all captured work happens before the end of lane 0.
   bool is_joined() {
     for (size_t lane = 1; lane < lanes.size(); ++lane) {
       if (lanes[0].seen[lane] < lanes[lane].position) return false;
@@ -86,7 +86,7 @@ std::map<const Stream*, Part>& parts() {
   static auto* const parts = new std::map<const Stream*, Part>;
   return *parts;
 }
-/// Its size, which is 0 nearly always.
+/// The size of parts(), which is almost always 0: calls then need no lock.
 std::atomic<size_t> capturing_streams{0};
 thread_local cudaStreamCaptureMode mode_of_thread = cudaStreamCaptureModeGlobal;
 
@@ -121,7 +121,7 @@ class ExecutableGraph {
 
   void launch(const StreamPtr& on) {
     const std::lock_guard lock(mutex_);
-    // A graph does not run beside itself.
+    // Launches of one graph do not overlap.
     if (last_launch_) on->wait_for(last_launch_);
     std::vector<StreamPtr> lanes{on};
     lanes.insert(lanes.end(), streams_.begin(), streams_.end());
@@ -148,7 +148,7 @@ class ExecutableGraph {
     on->set(last_launch_);
   }
 
-  /// Takes over what another graph of the same shape does. @return whether it has that shape
+  /// Takes over the operations of another graph if it has the same shape. @return whether it has
   bool update(const Graph& graph) {
     const std::lock_guard lock(mutex_);
     const auto same_shape = [](const Operation& a, const Operation& b) {
@@ -345,7 +345,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatu
                                      const cudaGraphEdgeData** edges, size_t* count) {
   const auto stream = fake_cuda::find_stream(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
-  // A graph that is being captured has no nodes that a caller could see.
+  // The nodes of a graph that is being captured are hidden.
   if (graph != nullptr) *graph = nullptr;
   if (dependencies != nullptr) *dependencies = nullptr;
   if (edges != nullptr) *edges = nullptr;
@@ -368,7 +368,7 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
   return cudaSuccess;
 }
 
-/// Gives the number of nodes only.
+/// Only the number of nodes is implemented.
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
   if (nodes != nullptr) return fail(cudaErrorNotSupported);
   *count = graph_of(graph).nodes();
@@ -392,7 +392,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
   const auto stream = fake_cuda::find_stream(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
-  // A GPU would take it as a graph within the graph.
+  // CUDA would capture it as a child graph.
   if (fake_cuda::is_capturing(*stream)) return fail(fake_cuda::refuse_capture(*stream));
   fake_cuda::count(fake_cuda::Count::kGraphs);
   graph_of(executable).launch(stream);

@@ -15,7 +15,7 @@ namespace {
 
 class Kernels {
  public:
-  /// @param function what identifies the kernel in launches: the address of its host stub
+  /// @param function the address of the host stub, which identifies the kernel in launches
   void add(const void* function, const char* mangled_name) {
     const std::lock_guard lock(mutex_);
     names_.insert_or_assign(function, mangled_name);
@@ -31,7 +31,7 @@ class Kernels {
     definitions_.push_back(std::move(definition));
   }
 
-  /// Without launch, and with a line on stderr, if nothing stands in for the kernel.
+  /// The result has no launch, and a line is on stderr, if there is no stand-in for the kernel.
   Definition find(const void* function) {
     const std::lock_guard lock(mutex_);
     const auto name = names_.find(function);
@@ -77,7 +77,7 @@ struct Configuration {
   size_t shared = 0;
   cudaStream_t stream = nullptr;
 };
-// Launches with <<< >>> that this thread has begun.
+// Launches with <<< >>> that this thread has started.
 thread_local std::vector<Configuration> configurations;
 
 }  // namespace
@@ -133,7 +133,7 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, 
   return cudaSuccess;
 }
 
-// The handle of a kernel is the address of its host stub.
+// A kernel's handle is the address of its host stub.
 cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
   return cudaSuccess;

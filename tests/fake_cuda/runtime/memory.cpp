@@ -1,5 +1,5 @@
-// Memory and copies. Each device has a range of addresses without access, and as large a range that
-// holds its bytes.
+// Memory and copies. Each device has a range of addresses without access, and an equally large
+// range that holds the bytes.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -43,7 +43,7 @@ class Memory {
     return size_ - arena(device).taken;
   }
 
-  /// @return null if the device has not as much memory left
+  /// @return null if the device has too little free memory
   void* allocate(int device, size_t size) {
     const std::lock_guard lock(mutex_);
     Arena& on = arena(device);
@@ -55,7 +55,7 @@ class Memory {
     if (::mprotect(bytes, size, PROT_READ | PROT_WRITE) != 0) return nullptr;
     on.used[*offset] = size;
     on.taken += size;
-    // NaN in every floating-point type: what nothing has written is seen.
+    // NaN in every floating-point type: shows reads of memory that nothing has written.
     if (lags()) std::memset(bytes, 0xFF, size);
     return bytes + all_devices();
   }
@@ -96,8 +96,8 @@ class Memory {
     return file;
   }
 
-  /// Maps what another process has shared, at addresses of `device`. It takes none of its memory.
-  /// @return null if `file` is none
+  /// Maps memory that another process shares at addresses of `device`, whose free memory stays the
+  /// same. @return null if `file` is invalid
   void* open_shared(int device, int file) {
     struct stat status {};
     if (::fstat(file, &status) != 0) return nullptr;
@@ -160,7 +160,7 @@ class Memory {
     size_t taken = 0;
   };
 
-  /// The first addresses of a device that are free for `size` bytes.
+  /// The first free addresses of a device for `size` bytes.
   std::optional<size_t> gap(int device, size_t size) {
     size_t offset = 0;
     for (const auto& [begin, length] : arena(device).used) {
@@ -173,7 +173,7 @@ class Memory {
     const char* const begin = devices_ + static_cast<size_t>(device) * span_;
     return static_cast<size_t>(static_cast<const char*>(pointer) - begin);
   }
-  /// Makes the bytes inaccessible, and ends their sharing.
+  /// Makes the bytes inaccessible and ends their sharing.
   void take_back(void* pointer, size_t size) {
     void* const bytes = host(pointer);
     const auto file = shared_.extract(pointer);
@@ -190,14 +190,14 @@ class Memory {
   size_t all_devices() const { return arenas_.size() * span_; }
 
   const size_t size_ = static_cast<size_t>(setting("FAKE_CUDA_MEMORY_MB", 4096)) << 20;
-  const size_t span_ = 4 * size_;  // addresses of a device: room for fragmentation
+  const size_t span_ = 4 * size_;  // addresses of a device: leaves room for fragmentation
   std::mutex mutex_;
   char* bytes_ = nullptr;
   char* devices_ = nullptr;
   std::vector<Arena> arenas_;
   std::map<char*, size_t> pinned_;
-  std::map<void*, int> shared_;     ///< the descriptors of what other processes may map
-  std::map<void*, size_t> opened_;  ///< the sizes of what others have shared
+  std::map<void*, int> shared_;     ///< descriptors of memory that other processes may map
+  std::map<void*, size_t> opened_;  ///< sizes of memory that other processes share
 };
 
 Memory& memory() {
@@ -205,7 +205,7 @@ Memory& memory() {
   return *memory;
 }
 
-/// What a cudaIpcMemHandle_t holds.
+/// The content of a cudaIpcMemHandle_t.
 struct SharedHandle {
   pid_t process;
   int file;
@@ -221,7 +221,7 @@ bool is_pageable(const void* pointer) {
 }
 
 /// Copies `rows` rows of `width` bytes in the order of the stream.
-/// @param waits the call returns when the bytes are there
+/// @param waits whether to return only when the bytes are there
 cudaError_t copy(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                  size_t rows, cudaStream_t handle, bool waits) {
   if (const cudaError_t error = ready(); error != cudaSuccess) return error;
@@ -240,7 +240,7 @@ cudaError_t copy(void* to, size_t to_pitch, const void* from, size_t from_pitch,
   const auto* source = static_cast<const char*>(host(from));
   std::shared_ptr<std::vector<char>> staged;
   if (is_pageable(from) && !waits) {
-    // The driver stages pageable memory: the caller may overwrite its own once the call returns.
+    // The driver stages pageable memory: the caller may overwrite it once the call returns.
     const size_t size = (rows - 1) * from_pitch + width;
     staged = std::make_shared<std::vector<char>>(source, source + size);
     source = staged->data();
@@ -321,7 +321,7 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsi
   if (fake_cuda::setting("FAKE_CUDA_PEERS", 1) == 0) return fail(cudaErrorPeerAccessUnsupported);
   fake_cuda::SharedHandle shared{};
   std::memcpy(&shared, &handle, sizeof shared);
-  if (shared.process == ::getpid()) return fail(cudaErrorDeviceUninitialized);  // CUDA's choice
+  if (shared.process == ::getpid()) return fail(cudaErrorDeviceUninitialized);  // as CUDA does
   const std::string path =
       "/proc/" + std::to_string(shared.process) + "/fd/" + std::to_string(shared.file);
   const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);

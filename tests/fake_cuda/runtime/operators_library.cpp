@@ -28,7 +28,7 @@ void note_new_library() {
 
 void load_operators_of_new_libraries() {
   if (!has_new_library) return;
-  // Recursive: registering operators calls CUDA. Others wait until all are registered.
+  // Recursive: registering operators calls CUDA. Other threads wait until all are registered.
   static auto* const mutex = new std::recursive_mutex;
   const std::lock_guard lock(*mutex);
   static bool is_loading = false;

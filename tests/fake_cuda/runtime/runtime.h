@@ -1,5 +1,5 @@
-// What the files of the stand-in for libcudart.so.13 share. Objects that threads of streams use
-// are never destroyed: such a thread may outlive static objects at the program's exit.
+// Shared by the files of the stand-in for libcudart.so.13. Objects that streams' threads use are
+// never destroyed: such a thread may outlive static objects when the program exits.
 #pragma once
 
 #include <condition_variable>
@@ -20,20 +20,20 @@ long setting(const char* name, long otherwise);
 
 // devices.cpp
 
-/// Those that CUDA_VISIBLE_DEVICES leaves of FAKE_CUDA_DEVICES.
+/// The devices of FAKE_CUDA_DEVICES that CUDA_VISIBLE_DEVICES selects.
 int device_count();
 bool is_device(int device);
-/// The calling thread's.
+/// The device of the calling thread.
 int current_device();
 void set_current_device(int device);
 
 /// Makes `error` what cudaGetLastError() returns in this thread.
 cudaError_t fail(cudaError_t error);
-/// What the calls that use a device begin with: the error that every call returns after a fork, or
-/// after a kernel failed. Creates a context on the current device, if there is none.
+/// Every call that uses a device begins with this: it returns the error that all calls return after
+/// a fork or after a kernel failed. Creates a context on the current device if there is none.
 cudaError_t ready();
 cudaError_t ready_without_context();
-/// Loses all devices: a kernel failed.
+/// Makes all devices unusable after a kernel failed.
 void lose_devices(const std::string& reason);
 bool devices_are_lost();
 
@@ -45,13 +45,13 @@ bool is_pinned(const void* pointer);
 
 // streams.cpp
 
-/// The end of something that a stream does: one cudaEventRecord, or the end of a graph's branch.
+/// The end of something that a stream does: a cudaEventRecord, or the end of a branch of a graph.
 class Mark {
  public:
   void set();
   void wait();
   bool is_set() const;
-  /// Seconds since some moment, when it was set.
+  /// When it was set, in seconds since a fixed moment.
   double time() const;
 
  private:
@@ -64,15 +64,15 @@ using MarkPtr = std::shared_ptr<Mark>;
 
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  /// @param waits_for_legacy made without cudaStreamNonBlocking
+  /// @param waits_for_legacy whether the stream was created without cudaStreamNonBlocking
   Stream(int device, int priority, bool waits_for_legacy);
 
   /// Appends to the queue. @param blocks as in fake_cuda::enqueue()
   void enqueue(Work work, bool blocks);
-  /// Appends work that sets, or waits for, `mark`.
+  /// These append work that sets `mark`, or waits for it.
   void set(MarkPtr mark);
   void wait_for(MarkPtr mark);
-  /// Blocks until all that was enqueued so far has run.
+  /// Blocks until all work that was enqueued so far has run.
   void drain();
   bool idle();
   /// The thread ends when the queue is empty.
@@ -99,42 +99,42 @@ class Stream : public std::enable_shared_from_this<Stream> {
 };
 using StreamPtr = std::shared_ptr<Stream>;
 
-/// The stream of a handle; of the calling thread's device for the default streams' handles. Null
-/// for a handle of no stream.
+/// The stream of a handle; for a default stream's handle, that of the calling thread's device. Null
+/// if there is no such stream.
 StreamPtr find_stream(cudaStream_t handle);
 bool is_default(cudaStream_t handle);
 /// Blocks until all streams of `device` are idle.
 void drain_device(int device);
 
-// graphs.cpp: capture. Each function is about the capture that a stream takes part in.
+// graphs.cpp: capture. Each function acts on the capture in which a stream takes part.
 
 class Capture;
 
-/// An event's part in a capture, empty if it was last recorded outside one.
+/// An event's part in a capture; empty if its last recording was outside of captures.
 struct CapturedRecord {
   std::weak_ptr<Capture> capture;
-  size_t mark = 0;  ///< the number of the mark in the graph
+  size_t mark = 0;  ///< index of the mark in the graph
 };
 
 bool is_capturing(const Stream& stream);
-/// Appends `work` to the graph. Call it only if is_capturing().
+/// Appends `work` to the graph. Requires is_capturing().
 cudaError_t capture_work(const Stream& stream, Work work, bool blocks);
 cudaError_t capture_record(const Stream& stream, CapturedRecord& record);
 /// A stream that waits for a captured event joins its capture.
 cudaError_t capture_wait(const StreamPtr& stream, const CapturedRecord& record);
-/// For what no capturing stream allows: invalidates the capture.
+/// For calls that are not allowed on a capturing stream: invalidates the capture.
 cudaError_t refuse_capture(const Stream& stream);
-/// For calls that are unsafe while anything captures (cudaStreamCaptureModeGlobal).
+/// For calls that are unsafe while any stream captures (cudaStreamCaptureModeGlobal).
 cudaError_t refuse_while_capturing();
-/// For work on a default stream, which would wait for capturing streams.
+/// For work on the legacy default stream, which would wait for capturing streams.
 cudaError_t refuse_legacy_stream();
-/// Ends the capture without a graph: the stream is destroyed.
+/// Ends the capture without a graph, because the stream is destroyed.
 void abandon_capture(const Stream& stream);
 void invalidate(const std::weak_ptr<Capture>& capture);
 
 }  // namespace fake_cuda
 
-/// Returns from a function of CUDA's interface unless `call` succeeds.
+/// Returns an error of `call` from a function of CUDA's interface.
 #define FAKE_CUDA_RETURN_ERROR(call)                                \
   do {                                                              \
     if (const cudaError_t error_ = (call); error_ != cudaSuccess) { \

@@ -42,12 +42,12 @@ double Mark::time() const {
 
 namespace {
 
-/// Random pauses before each piece of work of a stream, the same for the same seed and stream.
+/// Random pauses before the work of a stream; the same for the same seed and stream.
 class Lag {
  public:
   explicit Lag(uint64_t seed) : random_(seed) {}
 
-  /// Sleeps before one piece of work in four.
+  /// Sleeps before one in four pieces of work, on average.
   void pause() {
     static const auto longest = static_cast<uint64_t>(setting("FAKE_CUDA_DELAY_US", 400));
     if (random_() % 4 != 0) return;
@@ -66,7 +66,7 @@ uint64_t next_lag_seed(int device) {
          static_cast<uint64_t>(device) * kStreams + streams++;
 }
 
-/// At exit, threads of streams must not run work whose libraries are being torn down.
+/// At exit, streams' threads must not run work of libraries that are being destroyed.
 std::atomic<bool> exiting{false};
 
 void run_work(const Work& work) {
@@ -91,7 +91,7 @@ void Stream::enqueue(Work work, bool blocks) {
   const bool is_idle = enqueued_ == done_;
   queue_.push_back(std::move(work));
   ++enqueued_;
-  if (is_idle && !blocks && !lags()) {  // saves the way to the thread and back
+  if (is_idle && !blocks && !lags()) {  // avoids a round trip to the thread
     run_next(lock);
     return;
   }
@@ -161,7 +161,7 @@ void Stream::close() {
 
 namespace {
 
-/// All streams that exist. A handle is the stream's address.
+/// All existing streams. A handle is the stream's address.
 class Streams {
  public:
   Streams() {
@@ -238,7 +238,7 @@ cudaError_t enqueue(cudaStream_t handle, Work work, bool blocks) {
 
 namespace {
 
-/// The place of the latest cudaEventRecord: in a stream, or in a graph that is being captured.
+/// The place of the latest cudaEventRecord: in a stream, or in a capture.
 class Event {
  public:
   cudaError_t record(const Stream& stream) {
@@ -251,7 +251,7 @@ class Event {
     captured_.reset();
     mark_ = std::move(mark);
   }
-  /// Null if it was not recorded so far.
+  /// Null if it has never been recorded.
   MarkPtr mark() {
     const std::lock_guard lock(mutex_);
     return mark_;
@@ -271,7 +271,7 @@ Event& event_of(cudaEvent_t handle) {
   return *reinterpret_cast<Event*>(handle);
 }
 
-/// What the host must not ask of an event in a graph.
+/// Calls of the host on an event in a graph are errors.
 cudaError_t refuse_captured(Event& event) {
   const auto captured = event.captured();
   if (!captured) return cudaSuccess;

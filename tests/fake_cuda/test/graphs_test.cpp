@@ -46,7 +46,7 @@ cudaGraphExec_t instantiate(cudaGraph_t graph) {
   return executable;
 }
 
-/// What was captured on a stream between its two calls.
+/// A capture on a new stream, from construction to end().
 class Recording {
  public:
   explicit Recording(cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal,
@@ -60,7 +60,7 @@ class Recording {
     EXPECT_EQ(graph == nullptr, expected != cudaSuccess);
     return graph;
   }
-  /// Ends a capture that something has invalidated.
+  /// Checks that the capture is invalid, and ends it.
   void expect_invalid() const {
     cudaStreamCaptureStatus status{};
     EXPECT_EQ(cudaStreamIsCapturing(stream, &status), cudaSuccess);
@@ -97,7 +97,7 @@ TEST(FakeGraphsTest, RunAtEachReplayAndNotWhileTheyAreCaptured) {
   EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
 }
 
-// The branch waits for what runs beside it; what follows the join sees that it has run.
+// The branch waits for work that runs beside it; work after the join sees that the branch has run.
 TEST(FakeGraphsTest, BranchesRunBesideEachOtherAndJoin) {
   std::atomic<int> branch{0};
   std::atomic<int> seen{0};
@@ -154,7 +154,7 @@ TEST(FakeGraphsTest, RefuseWhatNeedsTheHostOrOtherWork) {
     EXPECT_EQ(cudaMalloc(&pointer, 64), cudaSuccess);
     return pointer;
   }();
-  cudaEvent_t event = new_event();  // recorded outside
+  cudaEvent_t event = new_event();  // recorded outside of the capture
   EXPECT_EQ(cudaEventRecord(event, new_stream()), cudaSuccess);
   static float pageable[4] = {};
   const std::vector<Refusal> refusals{
@@ -213,7 +213,7 @@ TEST(FakeGraphsTest, RefuseWhatNeedsTheHostOrOtherWork) {
     EXPECT_EQ(refusal.call(recording.stream), refusal.error);
     recording.expect_invalid();
   }
-  // None of this is left behind.
+  // The refused cudaFree() has not freed the memory, and no capture is left.
   EXPECT_EQ(cudaFree(memory), cudaSuccess);
 }
 
@@ -237,7 +237,7 @@ TEST(FakeGraphsTest, RefuseABranchThatDoesNotJoin) {
   EXPECT_EQ(fake_cuda::enqueue(side, [] {}), cudaSuccess);
   cudaGraph_t graph = nullptr;
   recording.end(cudaErrorStreamCaptureUnjoined);
-  EXPECT_EQ(cudaStreamEndCapture(side, &graph), cudaErrorIllegalState);  // it has ended, too
+  EXPECT_EQ(cudaStreamEndCapture(side, &graph), cudaErrorIllegalState);  // ended as well
 }
 
 TEST(FakeGraphsTest, EndWhereAndByWhomTheyWereBegun) {
@@ -263,7 +263,7 @@ TEST(FakeGraphsTest, ADestroyedStreamEndsItsCapture) {
   EXPECT_EQ(cudaMalloc(&memory, 1), cudaSuccess);
 }
 
-// ProcessGroupNCCL's watchdog asks for events while another thread captures.
+// ProcessGroupNCCL's watchdog queries events while another thread captures.
 TEST(FakeGraphsTest, OtherThreadsMayDoWhatTheModeAllows) {
   cudaEvent_t event = new_event();
   const auto query_in_thread = [&](std::optional<cudaStreamCaptureMode> mode) {
@@ -293,7 +293,7 @@ TEST(FakeGraphsTest, OtherThreadsMayDoWhatTheModeAllows) {
   relaxed.end();
 }
 
-/// Captures on a stream of its own, as at::cuda::CUDAGraph wants.
+/// Captures on another stream than the default one, as at::cuda::CUDAGraph requires.
 void capture(at::cuda::CUDAGraph& graph, const std::function<void()>& run,
              const at::cuda::MempoolId_t& pool = {0, 0}) {
   c10::cuda::device_synchronize();
@@ -371,7 +371,7 @@ TEST(FakeGraphsTest, RandomNumbersDifferBetweenReplaysAndFollowTheSeed) {
   EXPECT_TRUE(replay().equal(second));
 }
 
-// Memory of a graph stays its own until the graph is reset; graphs may share a pool.
+// A graph keeps its memory until it is reset; graphs may share a pool.
 TEST(FakeGraphsTest, TorchsGraphHasItsOwnMemory) {
   const at::Tensor one = at::ones({1 << 20}, kOnGpu);
   at::cuda::CUDAGraph first;

@@ -1,5 +1,5 @@
-// The pretended machine keeps the rules of a real one: what a program may not do is refused, and
-// what it forgets is seen.
+// The fake CUDA devices follow the rules of real ones: they refuse what a program may not do, and
+// show what it forgets.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/gpus.h>
@@ -86,10 +86,10 @@ TEST(FakeMemoryTest, EndsWhereADeviceIsFull) {
   const auto bytes = kOnGpu.dtype(at::kByte);
   at::Tensor half = at::empty({40 * kMegabyte}, bytes);
   EXPECT_THROW(at::empty({40 * kMegabyte}, bytes), c10::OutOfMemoryError);
-  // The other device has its own.
+  // The other device has its own memory.
   at::empty({40 * kMegabyte}, bytes.device(at::kCUDA, 1));
   half.reset();
-  const at::Tensor again = at::empty({50 * kMegabyte}, bytes);  // frees what the allocator keeps
+  const at::Tensor again = at::empty({50 * kMegabyte}, bytes);  // frees cached blocks
   size_t free = 0;
   size_t total = 0;
   ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
@@ -106,7 +106,7 @@ TEST(FakeMemoryTest, ErrorsAreCudas) {
   EXPECT_EQ(attributes.type, cudaMemoryTypeUnregistered);
 }
 
-// How often in 20 tries a stream that uses what another one writes gets something else.
+// How often in 20 tries a stream reads something other than what another stream writes.
 int wrong_results(bool waits) {
   const auto side = c10::cuda::getStreamFromPool();
   int wrong = 0;
@@ -133,7 +133,7 @@ TEST(FakeStreamsTest, WithAWaitAllIsRight) {
   EXPECT_EQ(wrong_results(true), 0);
 }
 
-// An operator reads its inputs when its stream gets to it, not when it is called.
+// An operator reads its inputs when its stream reaches it, not when it is called.
 TEST(FakeStreamsTest, AnInputThatIsOverwrittenTooEarlyIsSeen) {
   lag("1");
   const auto side = c10::cuda::getStreamFromPool();
@@ -153,7 +153,7 @@ TEST(FakeStreamsTest, AnInputThatIsOverwrittenTooEarlyIsSeen) {
   EXPECT_GT(wrong, 0);
 }
 
-// The allocator gives the memory of a tensor that was freed to the next one on its stream.
+// The allocator gives the memory of a freed tensor to the next tensor on the same stream.
 int wrong_with_freed_memory(bool records_stream) {
   const auto side = c10::cuda::getStreamFromPool();
   int wrong = 0;
@@ -274,7 +274,7 @@ void scale(dim3 grid, dim3 block, size_t shared_bytes, Scale scale, float factor
   for (int64_t i = 0; i < scale.size; ++i) scale.values[i] *= factor;
 }
 
-/// Launches as code of nvcc does.
+/// Launches as nvcc's host code does.
 cudaError_t launch_scale(const at::Tensor& tensor, dim3 block) {
   Scale argument{tensor.mutable_data_ptr<float>(), tensor.numel()};
   float factor = 3;
@@ -282,7 +282,7 @@ cudaError_t launch_scale(const at::Tensor& tensor, dim3 block) {
   const cudaError_t error =
       cudaLaunchKernel(reinterpret_cast<const void*>(&scale), dim3(3), block, arguments.data(), 64,
                        c10::cuda::getCurrentCUDAStream());
-  argument = {};  // a launch has copied its arguments
+  argument = {};  // the launch has copied its arguments
   factor = 0;
   return error;
 }
@@ -308,7 +308,7 @@ TEST(FakeKernelsTest, OneThatFailsLosesTheDevices) {
   ASSERT_EQ(fake_cuda::enqueue(stream, fails), cudaSuccess);
   EXPECT_EQ(cudaStreamSynchronize(stream), cudaErrorAssert);
   EXPECT_EQ(cudaGetLastError(), cudaErrorAssert);
-  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorAssert);  // for good
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorAssert);  // permanently
   EXPECT_STREQ(cudaGetErrorString(cudaErrorAssert), "device-side assert triggered");
 }
 

@@ -1,4 +1,4 @@
-// ATen on the pretended GPU gives what it gives on the CPU, whatever way tensors and streams take.
+// ATen on a fake CUDA device gives the CPU's results, for all kinds of operators and streams.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -25,7 +25,7 @@ using Tensors = std::vector<Tensor>;
 
 struct Case {
   const char* name;
-  /// From two matrices of 6 x 8, which need a gradient.
+  /// The results for two 6 x 8 matrices that require gradients.
   std::function<Tensors(const Tensor&, const Tensor&)> run;
 };
 
@@ -180,7 +180,7 @@ TEST(FakeOperatorsTest, RandomNumbersFollowTheGenerator) {
   EXPECT_NEAR(at::dropout(at::ones({10000}, kOnGpu), 0.25, true).mean().item<double>(), 1, 0.05);
 }
 
-// A GPU's operators throw for wrong shapes, and lose the device for wrong values.
+// A GPU's operators throw for wrong shapes; wrong values make the device unusable.
 TEST(FakeOperatorsTest, FailAsOnAGpu) {
   const Tensor matrix = at::ones({3, 4}, kOnGpu);
   EXPECT_THROW(matrix.mm(matrix), c10::Error);

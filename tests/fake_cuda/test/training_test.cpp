@@ -1,5 +1,5 @@
-// How often a training step launches and waits. The numbers are today's: lower ones are better, and
-// a higher one wants a reason.
+// How often a training step launches and waits. The numbers are those of the present code: fewer
+// are better, more need a reason.
 #include <gtest/gtest.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/process_group.h>
@@ -30,7 +30,7 @@ fake_cuda::Counts counts_of(const Run& run) {
 
 struct Expected {
   uint64_t launches;     ///< kernels and ATen's operators
-  uint64_t collectives;  ///< beside the launches
+  uint64_t collectives;  ///< not among the launches
 };
 
 void expect_counts(const fake_cuda::Counts& counts, const Expected& expected) {
@@ -40,7 +40,7 @@ void expect_counts(const fake_cuda::Counts& counts, const Expected& expected) {
   EXPECT_EQ(counts[Count::kDeviceToHost], 0U);
 }
 
-/// @param expected of a forward and of a backward
+/// @param expected for a forward, and also for a backward
 void expect_counts_of_layer(const dist::NcclOptions& nccl, const Expected& expected) {
   run_ranks(2, [&](int) {
     dist::init_process_group({.nccl = nccl});
@@ -49,7 +49,7 @@ void expect_counts_of_layer(const dist::NcclOptions& nccl, const Expected& expec
     const at::Tensor input = at::randn({4, 3, 5, 5}).to(dist::device()).requires_grad_();
     const at::Tensor gradient = at::ones_like(input);
     layer(input).backward(gradient);  // makes the group, and connects it
-    // Without gradients there is nothing to add new ones to.
+    // Without gradients, backward does not launch their accumulation.
     for (const at::Tensor& leaf : {input, layer->weight, layer->bias}) leaf.mutable_grad().reset();
     at::Tensor output;
     expect_counts(counts_of([&] { output = layer(input); }), expected);
@@ -74,8 +74,8 @@ TEST(FakeTrainingTest, AStepOfDdpWaitsForNothing) {
       ddp(batch).pow(2).mean().backward();
       syncbn::test::sgd_step(*net);
     };
-    // The reducer builds its buckets anew after the first step, and libtorch's Logger waits for
-    // events in the first ten, and in each hundredth that follows.
+    // The reducer rebuilds its buckets after the first step, and libtorch's Logger waits for events
+    // in the first ten and then in every hundredth.
     for (int i = 0; i < 12; ++i) step();
     for (int i = 0; i < 5; ++i) {
       const auto counts = counts_of(step);
