@@ -109,7 +109,7 @@ def ratio_rows(report, key):
         target, ratio = row["target"], row["ratio"]
         met = target is None or (ratio >= target if row["at_least"] else ratio <= target)
         aim = "none" if target is None else f"at {'least' if row['at_least'] else 'most'} {target}"
-        verdict = (("not a GPU's", "wait") if report["pretended"] else
+        verdict = (("not a GPU's", "wait") if report["fake"] else
                    status("no target" if target is None else "met" if met else "missed"))
         rows.append((escape(row["name"]), (f"{ratio:.3f}", "number"),
                      (f"{row['interval'][0]:.3f} &ndash; {row['interval'][1]:.3f}", "number"), (aim, "number"),
@@ -189,8 +189,8 @@ def page(report):
     body = "".join(f"<h2>{name}</h2>{make(report)}" for name, make in sections.items())
     counts = collections.Counter(part["status"] for part in report["parts"].values())
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
-    banner = ('<div class="banner">This machine is pretended: operators run on the CPU, and no number here is a '
-              "GPU's.</div>" if report["pretended"] else "")
+    banner = ('<div class="banner">The CUDA devices are fake: operators run on the CPU, and no number here is a '
+              "GPU's.</div>" if report["fake"] else "")
     return ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
             f"<title>gpu-check</title><style>{STYLE}</style><h1>syncbn on a GPU</h1><p class='soft'>{said}</p>"
             f"{banner}{'<h2>Failures</h2>' + failed if failed else ''}{body}</html>\n")

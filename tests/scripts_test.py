@@ -69,19 +69,19 @@ class GpuCheckReports(unittest.TestCase):
         self.assertEqual(figures, {"run": 2, "failed": [], "skipped": {"two-gpus": 2}})
 
     def test_a_need_excuses_only_where_the_machine_lacks_it(self):
-        excused = {1: {"two-gpus", "eight-gpus", "pretended-machine"}, 2: {"eight-gpus", "pretended-machine"},
-                   8: {"pretended-machine"}}
+        excused = {1: {"two-gpus", "eight-gpus", "fake-cuda"}, 2: {"eight-gpus", "fake-cuda"},
+                   8: {"fake-cuda"}}
         for gpus, needs in excused.items():
-            for need in ("two-gpus", "eight-gpus", "pretended-machine", "gpu", "python-torch"):
+            for need in ("two-gpus", "eight-gpus", "fake-cuda", "gpu", "python-torch"):
                 with self.subTest(gpus=gpus, need=need):
                     figures = self.figures([("passed", "GpuTest.A", ""), ("skipped", "GpuTest.B", f"needs: {need}")],
                                            gpus)
                     expected = None if need in needs else f"skipped, though this machine has it: {need}"
                     self.assertEqual(figures.get("failure"), expected)
 
-    def test_nothing_excuses_a_skip_for_the_pretended_machine_there(self):
-        figures = self.figures([("skipped", "GpuTest.A", "needs: pretended-machine")], gpus=2, pretend=True)
-        self.assertIn("pretended-machine", figures["failure"])
+    def test_nothing_excuses_a_skip_on_fake_cuda_devices_there(self):
+        figures = self.figures([("skipped", "GpuTest.A", "needs: fake-cuda")], gpus=2, pretend=True)
+        self.assertIn("fake-cuda", figures["failure"])
 
     def test_a_failure_comes_before_a_skip(self):
         figures = self.figures([("failed", "GpuTest.A", "timed out"), ("skipped", "GpuTest.B", "needs: gpu")], gpus=1)
@@ -124,7 +124,7 @@ class GpuCheckParts(unittest.TestCase):
         row = {"name": "scaling", "ratio": 0.9, "interval": [0.8, 0.97], "target": 0.95, "at_least": True,
                "milliseconds": [1.0, 1.1]}
         parts = {"bench/scaling": {"status": "ok", "data": {"several": [row, {**row, "target": None}]}}}
-        page = gpu_check.gpu_check_page.several({"pretended": False, "parts": parts})
+        page = gpu_check.gpu_check_page.several({"fake": False, "parts": parts})
         self.assertEqual((page.count("missed"), page.count("no target")), (1, 1))
 
     def test_every_kernel_of_ours_is_sanitized(self):
@@ -206,7 +206,7 @@ class GpuCheckPage(unittest.TestCase):
             "bench/step": {"status": "ok", "data": {"rows": [row], "traces": [
                 {"name": "a layer", "launches": 4, "copies": 0, "waits": 0}]}},
             "train/digits": {"status": "unfinished", "note": "the stage's time was over"}}
-        page = gpu_check.gpu_check_page.page({"machine": MACHINE, "pretended": False, "stages": gpu_check.STAGES,
+        page = gpu_check.gpu_check_page.page({"machine": MACHINE, "fake": False, "stages": gpu_check.STAGES,
                                               "parts": parts})
         text = " ".join(re.sub("<style>.*</style>|<[^>]*>", " ", page, flags=re.DOTALL).split())
         for said in ("1 &times; NVIDIA H200, 141 GB driver 580.1 CUDA nvcc 13.0, torch's 13.1 "
@@ -263,7 +263,7 @@ class GpuCheckSanitizer(unittest.TestCase):
 
 
 class RunTests(unittest.TestCase):
-    def test_tells_the_time_of_the_pretended_machine_and_warns_if_it_is_long(self):
+    def test_tells_the_time_of_the_fake_cuda_devices_and_warns_if_it_is_long(self):
         self.assertEqual(run_tests.time_of_fakegpu([100.4, 500], 3),
                          "warning: fakegpu: 2 entries, 600 s, about 500 s with 3 at once; CI needs them within 240 s")
         self.assertEqual(run_tests.time_of_fakegpu([240.0] * 3, 3),

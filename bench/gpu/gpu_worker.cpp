@@ -14,7 +14,7 @@
 //   keep NAME, use NAME             keeps the last prepared pass, prepares a kept one
 // These measure it:
 //   time COUNT    seconds of a pass
-//   trace COUNT   a pass's kernels, copies and waits, by CUPTI or by the pretended machine
+//   trace COUNT   a pass's kernels, copies and waits, by CUPTI or by the fake CUDA devices
 //   copy MIB      bytes read and written per second by a copy within the GPU
 //   memory        free bytes of the GPU's memory
 #include <fmt/format.h>
@@ -239,8 +239,8 @@ std::string report(double kernels, double copies, double waits, int passes,
                      kernels / passes, copies / passes, waits / passes, fmt::join(entries, ", "));
 }
 
-/// The pretended machine counts each ATen operator as one kernel, and does not time kernels.
-std::string trace_pretended(const Pass& pass, int count) {
+/// The fake CUDA devices count each ATen operator as one kernel, and do not time kernels.
+std::string trace_on_fake_devices(const Pass& pass, int count) {
   using fake_cuda::Count;
   const auto before = fake_cuda::counts();
   for (int i = 0; i < count; ++i) pass();
@@ -256,7 +256,7 @@ std::string trace_pretended(const Pass& pass, int count) {
 std::string trace(const Pass& pass, int count) {
   pass();
   c10::cuda::device_synchronize();
-  if (fake_cuda::counters() != nullptr) return trace_pretended(pass, count);
+  if (fake_cuda::counters() != nullptr) return trace_on_fake_devices(pass, count);
   namespace profiler = torch::autograd::profiler;
   using torch::profiler::impl::ActivityType;
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);

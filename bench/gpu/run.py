@@ -22,7 +22,7 @@ Parts on several GPUs, --gpus of them, a rank started by syncbn-launch on each:
 
 Ratios are medians over pairs of slices, with an interval of 95 % or more (order statistics). On a GPU without
 the memory for both sides of a batch (55 GB for 256 images of a step), parts on one GPU take the half, a quarter
-..., say so, and have no target. --tiny: sizes for the pretended machine (tests/fake_cuda), whose times say nothing.
+..., say so, and have no target. --tiny: sizes for the fake CUDA devices (tests/fake_cuda), whose times say nothing.
 """
 
 import json

@@ -316,7 +316,7 @@ TEST(GpuFailureTest, ReplaysThatEndInTimeAreNotAborted) {
   });
 }
 
-TEST(PretendedGpuFailureTest, AnErrorWithinNcclEndsAReplay) {
+TEST(FakeGpuFailureTest, AnErrorWithinNcclEndsAReplay) {
   run_ranks(2, [](int rank) {
     with_replayed_sum([rank](at::Tensor& value, dist::CudaGraph& graph) {
       end_rank_1(rank, seconds(6));
@@ -330,7 +330,7 @@ TEST(PretendedGpuFailureTest, AnErrorWithinNcclEndsAReplay) {
 }
 
 // Real NCCL's abort waits without a limit while a graph contains its calls.
-TEST(PretendedGpuFailureTest, AReplayThatIsRefusedLetsNcclGo) {
+TEST(FakeGpuFailureTest, AReplayThatIsRefusedLetsNcclGo) {
   const RankResult rank_0 = run_ranks_and_collect({.world_size = 2}, [](int rank) {
     with_replayed_sum([rank](at::Tensor& value, dist::CudaGraph& graph) {
       if (rank == 1) ::raise(SIGKILL);
@@ -355,7 +355,7 @@ TEST(GpuFailureTest, ARankThatEndsInOrderAbortsNoGraphOfTheOthers) {
   });
 }
 
-TEST(PretendedGpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
+TEST(FakeGpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
   const syncbn::test::Environment sockets("FAKE_NCCL_DEAD_PEER", "remote_error");
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
     dist::all_reduce(value);
@@ -367,7 +367,7 @@ TEST(PretendedGpuFailureTest, AnErrorOfTheConnectionIsTheDeathOfTheRankAsWell) {
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
-TEST(PretendedGpuFailureTest, AbortsThatWaitForEachOtherEnd) {
+TEST(FakeGpuFailureTest, AbortsThatWaitForEachOtherEnd) {
   const syncbn::test::Environment waits("FAKE_NCCL_ABORT", "device");
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
     dist::SyncBatchNorm norm(dist::SyncBatchNormOptions(3).name("norm"));
@@ -378,7 +378,7 @@ TEST(PretendedGpuFailureTest, AbortsThatWaitForEachOtherEnd) {
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
-TEST(PretendedGpuFailureTest, AProcessThatNcclDoesNotLetGoSaysWhyAndEnds) {
+TEST(FakeGpuFailureTest, AProcessThatNcclDoesNotLetGoSaysWhyAndEnds) {
   const syncbn::test::Environment hangs("FAKE_NCCL_ABORT", "hang");
   const auto begin = Clock::now();
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
@@ -434,7 +434,7 @@ TEST(GpuFailureTest, AGroupIsLeftThoughAPeerEndsWithoutLeaving) {
   });
 }
 
-TEST(PretendedGpuFailureTest, ADeadRankIsNamedThoughTheGpuDoesNotAnswer) {
+TEST(FakeGpuFailureTest, ADeadRankIsNamedThoughTheGpuDoesNotAnswer) {
   const RankResult rank_0 = rank_0_beside_a_killed_one([](at::Tensor& value) {
     ::setenv("FAKE_CUDA_QUERY_HANGS", "1", 1);
     dist::all_reduce(value);
@@ -444,7 +444,7 @@ TEST(PretendedGpuFailureTest, ADeadRankIsNamedThoughTheGpuDoesNotAnswer) {
   EXPECT_EQ(rank_0.exit_code, 0) << rank_0.output;
 }
 
-TEST(PretendedGpuFailureTest, AnErrorWithinNcclIsToldInItsWords) {
+TEST(FakeGpuFailureTest, AnErrorWithinNcclIsToldInItsWords) {
   run_ranks(2, [](int rank) {
     at::Tensor value = sum_of_new_group();
     end_rank_1(rank, seconds(6));
@@ -458,7 +458,7 @@ TEST(PretendedGpuFailureTest, AnErrorWithinNcclIsToldInItsWords) {
   });
 }
 
-TEST(PretendedGpuFailureTest, AFailureOfNcclOnThisRankIsNotBlamedOnOthers) {
+TEST(FakeGpuFailureTest, AFailureOfNcclOnThisRankIsNotBlamedOnOthers) {
   run_ranks(2, [](int rank) {
     at::Tensor value = sum_of_new_group();
     end_rank_1(rank, seconds(4));
@@ -469,7 +469,7 @@ TEST(PretendedGpuFailureTest, AFailureOfNcclOnThisRankIsNotBlamedOnOthers) {
   });
 }
 
-TEST(PretendedGpuFailureTest, RanksThatLeaveLetTheirCallsEnd) {
+TEST(FakeGpuFailureTest, RanksThatLeaveLetTheirCallsEnd) {
   const syncbn::test::Environment devices("FAKE_CUDA_DEVICES", "3");
   run_ranks(3, [](int rank) {
     at::Tensor value = sum_of_new_group();
@@ -480,7 +480,7 @@ TEST(PretendedGpuFailureTest, RanksThatLeaveLetTheirCallsEnd) {
   });
 }
 
-TEST(PretendedGpuFailureTest, WhatARankHasSentBeforeItLeavesIsReceived) {
+TEST(FakeGpuFailureTest, WhatARankHasSentBeforeItLeavesIsReceived) {
   const syncbn::test::Environment devices("FAKE_CUDA_DEVICES", "3");
   run_ranks(3, [](int rank) {
     dist::init_process_group({.backend = "nccl"});
@@ -501,7 +501,7 @@ TEST(PretendedGpuFailureTest, WhatARankHasSentBeforeItLeavesIsReceived) {
   });
 }
 
-TEST(PretendedGpuFailureTest, AGpuThatIsOlderThanTheKernelsIsRefused) {
+TEST(FakeGpuFailureTest, AGpuThatIsOlderThanTheKernelsIsRefused) {
   const syncbn::test::Environment old("FAKE_CUDA_CAPABILITY", "75");
   run_ranks(1, [](int) {
     EXPECT_THAT(

@@ -609,7 +609,7 @@ TEST(GpuTest, WithoutAMonitorACallCountsAsEndedOnceItIsQueued) {
 
 TEST(GpuTest, VersionsThatDoNotFitAreRefusedAndWithAutoWarnedOf) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "pretended-machine");
+  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "fake-cuda");
   struct Case {
     const char* variable;
     const char* version;

@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuTrainingTest, ::testing::Values(8));
 // GPU of its host.
 TEST(GpuTwoHostsTest, TrainOverNcclAsTwoGpusOfOneHost) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() > 0, "gpu");
-  SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
+  SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "fake-cuda");
   const TwoHosts hosts;
   SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
   const TempFolder folder;
@@ -245,7 +245,7 @@ TEST(GpuGraphTrainingTest, WhatAGraphCannotRepeatIsRefusedByName) {
 // For a part of a GPU (MIG), the driver does not report the utilization.
 TEST(GpuLogTest, LeavesOutAUtilizationThatTheDriverDoesNotTell) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
-  SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "pretended-machine");
+  SYNCBN_SKIP_UNLESS(base::env("FAKE_CUDA_DEVICES").has_value(), "fake-cuda");
   const TempFolder folder;
   const auto line = [&](const Env& env) {
     train_steps(2, folder / "run", {"--overwrite"}, env);

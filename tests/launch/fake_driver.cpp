@@ -66,7 +66,7 @@ int cuDeviceGet(int* device, int index) {
 }
 
 int cuDeviceGetName(char* name, int size, int /*device*/) {
-  std::snprintf(name, static_cast<size_t>(size), "Pretended GPU");
+  std::snprintf(name, static_cast<size_t>(size), "Fake CUDA GPU");
   return 0;
 }
 

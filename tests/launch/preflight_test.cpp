@@ -172,7 +172,7 @@ TEST(LaunchPreflightTest, GpusAreMeasuredAndThoseThatFailAreNamed) {
   const auto gpus =
       measure_gpus("fine,slow,fails,uncompiled", std::nullopt, std::chrono::seconds(100));
   ASSERT_EQ(gpus.size(), 4U);
-  EXPECT_EQ(gpus[0].model, "Pretended GPU");
+  EXPECT_EQ(gpus[0].model, "Fake CUDA GPU");
   EXPECT_EQ(gpus[1].address, "0000:01:00.0");
   EXPECT_EQ(gpus[0].memory, 64U << 20);
   EXPECT_GT(gpus[0].compute_rate, 1.25 * gpus[1].compute_rate);
@@ -249,7 +249,7 @@ TEST(LaunchPreflightTest, GpusHaveLinesAndStopTheJobIfTheyFail) {
   EXPECT_EQ(slow.exit_code, 0) << slow.err;
   EXPECT_THAT(
       slow.out,
-      AllOf(HasSubstr("GPU  model          address"), HasSubstr(" 1  Pretended GPU  0000:01:00.0"),
+      AllOf(HasSubstr("GPU  model          address"), HasSubstr(" 1  Fake CUDA GPU  0000:01:00.0"),
             HasSubstr("GPU 2 (0000:02:00.0): it computes at"),
             HasSubstr("GPU 2 (0000:02:00.0): its memory moves"), HasSubstr("started")));
   const auto failure = check("fine,fails,fine");

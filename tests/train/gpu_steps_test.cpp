@@ -168,7 +168,7 @@ class GpuTaskStepsTest : public ::testing::TestWithParam<TaskCase> {};
 
 TEST_P(GpuTaskStepsTest, WaitForNothing) {
   SYNCBN_SKIP_UNLESS(test::gpus() > 0, "gpu");
-  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "pretended-machine");
+  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "fake-cuda");
   test::run_ranks(1, [](int) {
     dist::init_process_group();
     expect_steps_without_waits(GetParam());
@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(Exhaustive, GpuTaskStepsTest, ::testing::Values(kDetect
 
 TEST(GpuStepsTest, ThoseOfReplicasOnTwoGpusWaitForNothing) {
   SYNCBN_SKIP_UNLESS(test::gpus() > 1, "two-gpus");
-  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "pretended-machine");
+  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "fake-cuda");
   test::run_ranks(1, [](int) {
     dist::init_process_group();
     expect_steps_without_waits(kTaskCases.front(), 2);
@@ -221,7 +221,7 @@ fake_cuda::Counts counts_of_evaluation(int64_t batch_size) {
 
 TEST(GpuStepsTest, AnEvaluationReadsOnceForAnyNumberOfBatches) {
   SYNCBN_SKIP_UNLESS(test::gpus() > 1, "two-gpus");
-  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "pretended-machine");
+  SYNCBN_SKIP_UNLESS(fake_cuda::counters() != nullptr, "fake-cuda");
   test::run_ranks(2, [](int) {
     dist::init_process_group();
     for (const int64_t batch_size : {12, 2}) {

@@ -31,7 +31,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 }
 
 CUresult cuGetErrorString(CUresult error, const char** text) {
-  *text = error == CUDA_SUCCESS ? "no error" : "error of the pretended driver";
+  *text = error == CUDA_SUCCESS ? "no error" : "error of the fake driver";
   return CUDA_SUCCESS;
 }
 

@@ -165,7 +165,7 @@ class Call {
     const at::Generator generator =
         given_[*index].isGenerator() ? given_[*index].toGenerator()
                                      : at::cuda::detail::getDefaultCUDAGenerator(device_.index());
-    TORCH_CHECK(generator.device().is_cuda(), "the pretended GPU needs a CUDA generator");
+    TORCH_CHECK(generator.device().is_cuda(), "a fake CUDA device needs a CUDA generator");
     auto* const state = at::check_generator<at::CUDAGeneratorImpl>(generator);
     const std::lock_guard lock(state->mutex_);
     constexpr uint64_t kIncrement = 4;  // Philox generates four numbers at once

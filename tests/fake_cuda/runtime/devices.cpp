@@ -222,7 +222,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (!fake_cuda::is_device(device)) return fail(cudaErrorInvalidDevice);
   const int number = fake_cuda::visible_devices()[static_cast<size_t>(device)];
   *properties = {};
-  std::snprintf(properties->name, sizeof properties->name, "Pretended GPU %d", number);
+  std::snprintf(properties->name, sizeof properties->name, "Fake CUDA GPU %d", number);
   properties->uuid.bytes[15] = static_cast<char>(number + 1);
   size_t free = 0;
   cudaMemGetInfo(&free, &properties->totalGlobalMem);
