@@ -50,7 +50,7 @@ Tensor sendable(const Tensor& dense) {
   return dense.is_cpu() && !gloo_knows(dense.scalar_type()) ? flat.view(at::kByte) : flat;
 }
 
-/// Checks the arguments of a collective, and names the collective in errors.
+/// Checks the arguments of a call, and names the call in errors.
 class CheckedCall {
  public:
   CheckedCall(const char* name, const GroupOrDefault& group, Timeout timeout)
@@ -186,8 +186,8 @@ enum class Kind {
   kTransfer,            ///< send or recv
 };
 
-/// A call with valid arguments. The blocking and the asynchronous form of a collective differ only
-/// in calling complete() or launch().
+/// A call with valid arguments. The blocking form of a function passes it to complete(), the
+/// asynchronous form to launch().
 template <class Start>
 struct Plan {
   CheckedCall call;
@@ -195,7 +195,7 @@ struct Plan {
   Start start;  ///< starts the call; called once
 };
 
-/// A plan of any collective.
+/// A plan of any call.
 using AnyPlan = Plan<std::function<Started()>>;
 
 template <class Start>
@@ -245,8 +245,8 @@ struct Target {
   explicit Target(const Tensor& tensor, const ToBuffer& to_buffer = sendable)
       : data(tensor.detach()), values(dense(data)), buffers{to_buffer(values)} {}
 
-  /// Copies the result to the tensor after the work. The work's transport keeps `buffers`. Called
-  /// once.
+  /// If `buffers` are copies, the result is copied to the tensor after the work. The work's
+  /// transport keeps `buffers`. Called once.
   Started started(c10::intrusive_ptr<c10d::Work> work) {
     if (values.is_alias_of(data)) return {.work = std::move(work)};
     return {.work = std::move(work),

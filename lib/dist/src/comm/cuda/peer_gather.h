@@ -39,7 +39,7 @@ class PeerGatherWork : public c10d::Work {
 /// (GatherByOwnKernel). Implements nothing else of c10d::Backend.
 class PeerGather : public c10d::Backend {
  public:
-  /// For connect().
+  /// Only connect() calls it.
   PeerGather(int rank, int size, at::Device device);
 
   /// Every rank of the group calls it, and waits for the others in the store. transport/README.md
@@ -61,7 +61,7 @@ class PeerGather : public c10d::Backend {
   /// Makes later works record when they begin and end on the GPU.
   void measure_time() { measures_time_ = true; }
 
-  /// Ends kernels that wait for other ranks, and lets later ones not wait. Thread-safe.
+  /// Ends kernels that wait for other ranks; later kernels do not wait. Thread-safe.
   void abort();
   /// Waits for this rank's gathers, and unmaps the other ranks' memory. The caller bounds the wait:
   /// abort() from another thread ends it, unless kernels of other code still run.

@@ -123,8 +123,8 @@ void connect_within(std::chrono::milliseconds limit, const World& world,
                   limit.count()));
 }
 
-/// Why connecting failed. Adds advice if the system refused a resource: Gloo and libtorch only name
-/// a line of their sources.
+/// Why connecting failed, with advice if file descriptors have run out or no network interface is
+/// up: for these, Gloo and libtorch only name a line of their sources.
 std::string reason_of(const std::exception& error) {
   const std::string text = plain_message(error);
   for (const int refused : {EMFILE, ENFILE}) {

@@ -120,8 +120,9 @@ class FlightRecorder {
   /// @param traced_since when the caller began, from trace_time().
   void begin(const Call& call, Timeout timeout = std::nullopt, int64_t traced_since = trace_time());
   /// Reports that the call has started.
-  /// @param is_done returns whether the call has ended, on any thread; throws if the transport has
-  ///   failed. Empty: the call counts as ended; a call on a GPU was then captured in a graph.
+  /// @param is_done returns whether the call has ended; throws if the transport has failed. Any
+  ///   thread may call it. Empty: the call counts as ended; a call on a GPU was then captured in a
+  ///   graph.
   /// @param time_on_gpu returns how long the call took on the GPU, once it has ended; may be empty.
   void set_completion(const Call& call, std::function<bool()> is_done,
                       std::function<std::chrono::nanoseconds()> time_on_gpu = nullptr);

@@ -377,8 +377,8 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
 /// Whether the call needs `rank`, which has ended.
 bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
                            const Call& call) const {
-  // The monitor does not see the calls of a replay, which may wait for any member. A rank that ends
-  // in an orderly way has finished the replays for which the others wait.
+  // The monitor does not see the calls of a replay, which may wait for any member. No other rank
+  // waits for a replay on a rank that leaves or ends in an orderly way.
   if (call.is_replayed) return log.has_member(rank) && !end.is_orderly;
   if (!call.is_collective()) {
     if (call.peer != rank) return false;

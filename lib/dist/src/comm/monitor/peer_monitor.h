@@ -28,7 +28,7 @@ class PeerMonitor {
  public:
   /// Every rank of the world calls it, if all of them run this library.
   /// @param address of this host, for other hosts.
-  /// @throws as MonitorChannel's constructor.
+  /// @throws as MonitorChannel's constructor; base::UnavailableError if the store fails.
   static std::shared_ptr<PeerMonitor> join(c10d::Store& store, int rank, int world_size,
                                            const std::string& address,
                                            std::chrono::milliseconds limit);

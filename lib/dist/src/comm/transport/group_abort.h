@@ -35,7 +35,7 @@ class GroupAbort : public std::enable_shared_from_this<GroupAbort> {
 
   /// Starts to abort NCCL, at the first call only, and aborts the CPU's transport, at each call.
   /// @param awaited_since when the thread that has waited longest for a call on the CPU began to;
-  ///   empty: none waits
+  ///   empty: no thread is known to wait
   void start(std::optional<std::chrono::steady_clock::time_point> awaited_since = {});
 
   /// While it lives, its thread may be in a call of NCCL.

@@ -137,7 +137,7 @@ bool PolledWork::wait(std::chrono::milliseconds timeout) {
     state_->wait(timeout);
     lock.lock();
   }
-  // Without a timeout, only transfers wait forever; a reduce-scatter has the group's.
+  // A reduce-scatter has a timeout of its own, which ends it. A transfer has none.
   const bool endless = timeout == kNoTimeout && !is_transfer_;
   const auto limit = timeout == kNoTimeout ? timeout_ : timeout;
   const auto is_done = [this] { return state_->is_done; };

@@ -31,8 +31,8 @@ class PollingThreads {
 /// that waits for Gloo when it is polled, and when it is dropped before it has completed.
 class PolledWork : public c10d::Work {
  public:
-  /// @param timeout bounds a wait() without one for a reduce-scatter that a thread already waits
-  ///   for.
+  /// @param timeout bounds a wait() without a timeout for a send or recv that a thread already
+  ///   waits for: unlike a reduce-scatter, these have no timeout of their own.
   PolledWork(int rank, c10d::OpType type, c10::intrusive_ptr<c10d::Work> inner,
              std::chrono::milliseconds timeout, std::shared_ptr<PollingThreads> threads);
   ~PolledWork() override;

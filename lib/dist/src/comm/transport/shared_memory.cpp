@@ -16,8 +16,8 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided;
 }
 
-// Upper bound on the bytes, of all ranks together, up to which each rank reduces everything itself,
-// in one step instead of two.
+// Upper bound on the bytes of all ranks together for which each rank reduces everything itself, in
+// one step instead of two.
 constexpr int64_t kMaxReducedByAll = int64_t{128} << 10;
 constexpr int64_t kCacheLine = 64;
 

@@ -10,7 +10,8 @@ namespace syncbn::dist::detail {
 
 /// Runs a task, which may never end, on a separate thread, and waits for it.
 /// @param goes_on called every `interval`: whether to continue to wait; may throw
-/// @return false if goes_on() did; the task then continues, so it must own what it uses
+/// @return false if goes_on() returned false. Then, and if it threw, the task still runs: it must
+///   own what it uses
 /// @throws what the task throws
 inline bool wait_while(std::function<void()> task, std::chrono::milliseconds interval,
                        const std::function<bool()>& goes_on) {
