@@ -19,7 +19,7 @@ using NodePointer =
 template <class Made, class... Arguments>
 NodePointer<Made> make_node(Arguments&&... arguments) {
   if constexpr (kSharesNodes) {
-    // libtorch's deleteNode() does not recurse, which could overflow the stack on a deep graph.
+    // libtorch's deleteNode(): deleting a deep graph recursively could overflow the stack.
     return {new Made(std::forward<Arguments>(arguments)...), [](auto* node) { deleteNode(node); }};
   } else {
     return c10::make_intrusive<Made>(std::forward<Arguments>(arguments)...);

@@ -29,7 +29,8 @@ struct CheckpointOptions {
 /// each parameter once or set static_graph.
 ///
 /// @throws base::UserError (backward) for selected inputs only (torch::autograd::grad), with
-///   create_graph=true, or when the recomputation returns other outputs or runs more layers.
+///   create_graph=true, or when the recomputation returns another number of outputs or runs more
+///   SyncBatchNorm or converted layers.
 std::vector<at::Tensor> checkpoint(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> function,
     const std::vector<at::Tensor>& inputs, const CheckpointOptions& options = {});

@@ -1,7 +1,8 @@
 #pragma once
 
-// The inner loops of the CPU kernels. Must not include libtorch: each instruction set compiles
-// them, and the linker could pick the AVX2 version of an inline function for all callers.
+// The inner loops of the CPU kernels. Must not include libtorch: the loops are compiled once per
+// instruction set, and the linker could pick the AVX2 version of an inline function for all
+// callers.
 
 #include <cstdint>
 

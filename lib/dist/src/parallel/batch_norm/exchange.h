@@ -30,9 +30,9 @@ struct LayerName {
 /// the exchange. If headers differ, every rank throws base::UserError naming the ranks and their
 /// layers. On CPUs the header is part of the row. A merge on the way marks its row if headers
 /// differ, and the ranks then gather the headers. In groups whose calls nothing else compares, a
-/// message with the row's size precedes the row. Headers of rows on GPUs travel between the
-/// processes. Over NCCL no rank waits for them: a later exchange throws, and rows of different
-/// layers mix until then.
+/// message with the row's size precedes the row. On GPUs, rows through peer memory carry a hash of
+/// their header (Call::content). Otherwise headers travel between the processes. Over NCCL no rank
+/// waits for them: a later exchange throws, and rows of different layers mix until then.
 class Exchange : public torch::CustomClassHolder {
  public:
   /// @param group null or of one rank: there is no exchange.

@@ -93,7 +93,8 @@ std::shared_ptr<c10d::Reducer> make_reducer(const DdpState& state) {
       options.skip_all_reduce_unused_params, /*use_python_reducer=*/false, std::vector<int64_t>{});
 }
 
-/// Runs `allocate`, which allocates the reducer's buckets, so that NCCL memory can be registered.
+/// Runs `allocate`, which allocates the reducer's buckets. Their memory is registered with NCCL if
+/// the group's options ask for it.
 void with_bucket_memory(const DdpState& state, c10::function_ref<void()> allocate) {
   Backend* const backend = backend_of(state.group);
   backend != nullptr ? backend->allocate_registered(allocate) : allocate();

@@ -66,8 +66,9 @@ void check_same_module(const DdpOptions& options, const std::vector<NamedTensor>
 /// @throws base::UserError for different types of device.
 std::optional<at::Device> check_devices(const std::vector<at::Device>& devices);
 
-/// @throws base::UserError if a parameter's accumulator has changed after wrapping, because then
-///   module.to() has removed the reducer's hooks, or if a frozen parameter requires a gradient.
+/// @throws base::UserError if a parameter's accumulator has changed since the wrapping, because
+///   module.to() has removed the reducer's hooks, or if a parameter that was frozen then requires a
+///   gradient now.
 void check_unchanged(const DdpState& state);
 
 /// @throws base::UserError naming the parameters, if libtorch's message says that some got no

@@ -34,8 +34,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// Tags of messages between ranks: this one for headers and the next one for tensors. Users must
-/// not use them in the group during a step.
+/// Tags of messages between ranks, in each direction: the constant for headers, and the next number
+/// for tensors. Users must not use these tags in the group during step() and forward().
 constexpr int kForwardTag = 0x5b20;
 constexpr int kBackwardTag = 0x5b22;
 

@@ -65,7 +65,7 @@ class StageRun {
  private:
   using Samples = std::vector<int64_t>;  ///< of each micro-batch of an action
 
-  /// The results of a forward that its backward needs.
+  /// The tensors of a forward that its backward needs.
   struct Kept {
     Tensors inputs, outputs;
     Samples samples;

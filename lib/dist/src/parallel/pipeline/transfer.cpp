@@ -40,7 +40,7 @@ at::Tensor header_of(const StageMessage& message) {
 }
 
 /// A message with uninitialised tensors.
-/// @throws StageAbandoned
+/// @throws StageAbandoned if the header is a failure notice
 StageMessage message_of(const at::Tensor& header, at::Device device) {
   const int64_t* value = header.const_data_ptr<int64_t>();
   if (*value++ == 0) throw StageAbandoned();
