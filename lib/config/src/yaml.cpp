@@ -74,7 +74,7 @@ bool has_wide_characters(std::string_view text) {
   fail(mark, "nested too deep or too large (does an alias contain itself?)");
 }
 
-/// Refuses a text of too many values before yaml-cpp makes nodes of about 1 kB of them.
+/// Refuses a text of too many values before yaml-cpp makes a node of about 1 kB for each.
 class SizeCheck : public YAML::EventHandler {
  public:
   explicit SizeCheck(Source source) : source_(std::move(source)) {}

@@ -17,8 +17,8 @@ namespace syncbn::base {
 ///   client → server   proof MAC
 ///   server → client   proof MAC
 ///
-/// With a secret, the server answers a failure with `refused REASON`. Both sides must know the
-/// secret, which neither sends. A MAC is the HMAC-SHA256, with the secret as its key, of the
+/// After a client's NONCE, the server answers a failure with `refused REASON`. Both sides must know
+/// the secret, which neither sends. A MAC is the HMAC-SHA256, with the secret as its key, of the
 /// greeting, the sender's side and both nonces. Nonces are new for each connection, so a recorded
 /// proof is worthless. Further HMACs are the keys for all that follows: one for TLS, or one for the
 /// messages of each direction. Not thread-safe.

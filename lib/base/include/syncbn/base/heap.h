@@ -4,11 +4,11 @@
 
 namespace syncbn::base {
 
-/// Makes malloc keep freed memory. The kernel would clear memory that it got back at each step of a
-/// training loop (a fifth of a step of ResNet-18 on one CPU thread). Also requests huge pages for
-/// the heap, and reserves addresses for it in advance. For programs with a repeating pattern of
-/// allocations; call it early in main(). Does nothing if the user has set MALLOC_TRIM_THRESHOLD_,
-/// MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES.
+/// Makes malloc keep freed memory instead of returning it to the kernel, which would clear it again
+/// at each step of a training loop (a fifth of a step of ResNet-18 on one CPU thread). Also
+/// requests huge pages for the heap, and reserves addresses for it in advance. For programs with a
+/// repeating pattern of allocations; call it early in main(). Does nothing if the user has set
+/// MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_ or GLIBC_TUNABLES.
 void keep_freed_memory();
 
 /// Advises the kernel to use huge pages for a new block from malloc. Call it before writing to the
