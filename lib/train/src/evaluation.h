@@ -31,7 +31,7 @@ struct Evaluation {
   std::string remark;             ///< Task::remark()
   std::vector<Table> tables;      ///< Task::tables()
   std::vector<Task::Seen> seen;   ///< this rank's first samples; empty with Pictures::kNone
-  std::vector<Task::Seen> worst;  ///< the samples with the highest losses, with kFirstAndWorst
+  std::vector<Task::Seen> worst;  ///< this rank's with the highest losses; only with kFirstAndWorst
   std::vector<Mistake> mistakes;  ///< worst_mistakes()
   int64_t samples = 0;
   int64_t skipped = 0;  ///< damaged samples that were left out

@@ -886,7 +886,7 @@ class Trainer {
   bool is_finished_ = false;
   bool is_first_step_ = true;
   bool has_told_of_signal_ = false;
-  bool has_saved_ = false;  ///< last.pt exists, perhaps from the run that this one continues
+  bool has_saved_ = false;  ///< whether a last.pt was begun, by this run or one that it continues
   bool offers_resume_ = false;
   std::string remark_;    ///< of the last evaluation
   int64_t left_out_ = 0;  ///< damaged samples of the last evaluation

@@ -87,7 +87,7 @@ Checkpoint::Tensors weights_of(const std::filesystem::path& path, const std::str
   return all;
 }
 
-// ---- the optimizer's state
+// ---- the optimizer's state ---------------------------------------------------------------------
 
 /// Why parameters do not match a group of Python's, by their number and their states' shapes; empty
 /// if they do.
@@ -179,7 +179,7 @@ OptimizerState named_state(const std::vector<Dict>& python, const Dict& states,
   return named;
 }
 
-// ---- hyperparameters
+// ---- hyperparameters ---------------------------------------------------------------------------
 
 /// The type of optimizer, which a group does not name, by its options.
 /// @param chosen the configuration's

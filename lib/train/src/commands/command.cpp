@@ -111,8 +111,8 @@ void leave_error_file(const std::exception& error) {
 }
 
 struct GroupGuard {
-  // After an exception the process ends soon, and its exit code tells the other ranks more than
-  // that it has left the group, after which they would repeat what this rank reports.
+  // After an exception, the rank does not leave the group: the others would then repeat what this
+  // rank reports. The process ends soon, and its exit code tells them more.
   ~GroupGuard() {
     if (std::uncaught_exceptions() == 0) dist::destroy_process_group();
   }

@@ -43,8 +43,7 @@ std::optional<fs::file_time_type> changed(const fs::path& file) {
 class ProfileRequest {
  public:
   ProfileRequest(fs::path file, int64_t steps) : file_(std::move(file)) {
-    // First: a signal that ended this process before its handler is set would leave the request
-    // behind.
+    // Handlers first: without one, a signal would end this process and leave the request behind.
     for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
       ::signal(signal, [](int received) { g_interrupted = received; });
     }

@@ -2,7 +2,7 @@
 
 #include <string_view>
 
-// Keys of a configuration that do not change what is trained, for comparing two configurations.
+// Keys of a configuration that comparisons of two configurations ignore.
 // is_incidental() and may_differ() are also true for the keys of the functions above them.
 namespace syncbn::train {
 

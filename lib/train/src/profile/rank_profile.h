@@ -16,7 +16,7 @@ struct Exchange {
   Kind kind = Kind::kOther;
   std::string group;
   uint64_t sequence = 0;   ///< in the group; the same on all ranks
-  Interval time;           ///< from the call until the result is available
+  Interval time;           ///< from the call until the result is there; on GPUs, of NCCL's kernels
   Intervals blocked = {};  ///< times in which the rank only waits for it
 };
 

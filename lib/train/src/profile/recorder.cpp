@@ -283,7 +283,8 @@ class Recorder::Reader {
   Recorder& recorder_;
   std::vector<dist::TracedCall> calls_;
   const uint64_t thread_ = at::RecordFunction::currentThreadId();
-  /// The layer that made an autograd node, by the node's thread and number; empty: none.
+  /// The layer that made an autograd node, by the thread of its operator and the sequence
+  /// number; empty: none.
   std::map<std::pair<uint64_t, int64_t>, std::string> makers_;
   std::vector<Work> works_;
   std::vector<Interval> nodes_;

@@ -49,7 +49,7 @@ std::vector<std::string> command_line() {
 
 /// The output of a git command, without the last line's end; nothing if it fails.
 std::optional<std::string> git(const std::string& arguments) {
-  // The working directory may be on a slow file server: do not wait for it.
+  // The working directory may be on a slow file server: wait 5 s at most.
   const std::string command = "timeout 5 git --no-optional-locks " + arguments + " 2>/dev/null";
   FILE* const pipe = ::popen(command.c_str(), "re");
   if (pipe == nullptr) return std::nullopt;

@@ -80,8 +80,8 @@ void make_ready(const std::filesystem::path& folder, bool resume);
 void rotate(const std::filesystem::path& folder, int64_t step, int64_t keep_last);
 
 /// For a run that resumes from `resumed` after `step`: renames checkpoints of later steps to
-/// X.abandoned, and last.pt as well unless it is `resumed`. Renames best.pt's network back to that
-/// if a later result had moved it aside, and removes each best-STEP.pt that is not in `best`.
+/// X.abandoned, and last.pt as well unless it is `resumed`. If a later result has moved best.pt
+/// aside to best-STEP.pt, renames it back. Removes each best-STEP.pt that is not in `best`.
 /// @param best the step of each best checkpoint, by the name of its file
 void set_aside_after(const std::filesystem::path& folder, int64_t step,
                      const std::filesystem::path& resumed,

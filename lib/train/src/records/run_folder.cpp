@@ -85,7 +85,7 @@ void rewrite(const fs::path& log, const std::vector<bool>& keeps, const std::str
   });
 }
 
-/// The times as curves of each rank, for as many ranks as TensorBoard can show.
+/// The times as curves of each rank; without curves if the ranks are too many for TensorBoard.
 LogRecord by_rank(const Json& times) {
   constexpr size_t kMaxRanks = 64;
   LogRecord record{.event = times["event"],

@@ -77,7 +77,7 @@ class RunFolder {
   /// Begins metrics.csv and an event file with the records of the log: a run of an earlier version
   /// or on another node's disk may lack these files.
   void open_records();
-  /// Writes the files anew if the log has been removed.
+  /// If the log has been removed, begins new ones: lock, log, config.yaml and records.
   void restore_removed();
 
   std::filesystem::path path_;

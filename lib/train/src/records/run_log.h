@@ -26,8 +26,8 @@ class RunLog {
  public:
   explicit RunLog(const std::filesystem::path& folder);
 
-  /// Whether another file has replaced the one read so far: a run that resumes truncates its log.
-  /// The next read() then starts at the first line.
+  /// Whether another file has replaced the one read so far: a run that resumes rewrites its log
+  /// without the steps that it repeats. The next read() then starts at the first line.
   bool is_replaced();
 
   /// When the log was last written, in seconds since 1970, as of the last is_replaced().

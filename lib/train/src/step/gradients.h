@@ -12,7 +12,7 @@ namespace syncbn::train {
 using Tensors = std::vector<at::Tensor>;
 
 // Gradients are equal on all ranks after DistributedDataParallel's exchange, so the functions below
-// give the same result on all ranks without another one. None waits for the device.
+// give the same result on all ranks without another exchange. None waits for the device.
 
 /// The gradients of the parameters that have one.
 Tensors gradients_of(const Tensors& parameters);

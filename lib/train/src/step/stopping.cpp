@@ -86,7 +86,7 @@ void take_held_signals() {
 StopSignals::StopSignals() {
   g_received = 0;
   g_received_at = 0;
-  // With a launcher, the launcher ends its workers at the second signal.
+  // A launcher ends its workers itself at the second signal.
   g_second_ends = !base::env("LOCAL_RANK");
   struct sigaction action {};
   action.sa_handler = remember;

@@ -409,8 +409,7 @@ Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
   if (!replicas_) return forward_one(model, batch);
   return replicas_->invoke(
       [&](models::Model& replica, const at::Tensor& data) {
-        // The targets and sizes of the replica's part of the batch, by the positions of its
-        // samples.
+        // All but `data` of the replica's part of the batch, by the positions of its samples.
         const auto [place, places] = dist::replica_place();
         const at::Tensor own =
             at::arange(batch.size()).tensor_split(places)[static_cast<size_t>(place)];

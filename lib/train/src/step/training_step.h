@@ -66,8 +66,8 @@ class TrainingStep {
   /// @throws base::UserError if `cuda_graph` asks for what a graph cannot repeat
   void check_graph(bool sizes_vary) const;
 
-  /// Call this after loading the state of the optimizer, or if the next step is not the run's next:
-  /// the graph is then captured anew.
+  /// Call this after loading the state of the optimizer, or if the next step does not follow the
+  /// last one: the graph is then captured anew.
   void forget_graph();
 
   /// Waits for the vote of the last step and returns it.
@@ -127,8 +127,8 @@ class TrainingStep {
   void capture(const data::Batch& batch);
   /// What a graph repeats. Returns StepVote::exchange_losses().
   at::Tensor run_on_device(const data::Batch& batch);
-  /// Prepares gradients that a backward has left for the update, and checks whether they are
-  /// finite.
+  /// Unscales the gradients of a backward, sets `found_inf` to 1 if one is not finite, and clips
+  /// them.
   void prepare_gradients(const Turn& turn, at::Tensor& found_inf) const;
   /// Adds the gradients of a batch; returns its mean loss.
   at::Tensor backward(size_t turn, const data::Batch& batch);

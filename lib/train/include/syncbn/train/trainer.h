@@ -24,10 +24,11 @@ struct QuietExit {
 /// @param name of the configuration; the default folder is runs/NAME
 /// @return 0; after a stop, with the run saved, 128 + SIGINT for SIGINT and base::kExitPreempted
 ///   for all else
-/// @throws base::UserError on rank 0, QuietExit on the others, when the folder holds another run or
-///   cannot be made, or the checkpoint to resume is damaged or does not fit the configuration.
-///   base::UnavailableError on rank 0, QuietExit on the others, when the disk fails or a loss is
-///   not finite (see on_nan). base::UnavailableError on any rank when a peer fails.
+/// @throws base::UserError on a rank that writes the folder, QuietExit on the others, when the
+///   folder holds another run or cannot be made, or the checkpoint to resume is damaged or does not
+///   fit the configuration. base::UnavailableError on such a rank, QuietExit on the others, when
+///   the disk fails, or a loss or gradient is not finite (see on_nan). base::UnavailableError on
+///   any rank when a peer fails.
 int train(const Config& config, const std::string& config_text, const std::string& name,
           const Inputs& inputs);
 
