@@ -148,7 +148,7 @@ int64_t Profiler::requested(const fs::path& run) {
 
 void Profiler::request(int64_t steps) {
   if (steps == 0 || steps_ > 0) return;
-  skip_ = kWarmUpSteps;
+  skip_ = kWarmUpSteps + 1;  // and the rest of the current step
   steps_ = steps;
 }
 

@@ -24,8 +24,8 @@ class Profiler {
   /// On rank 0: the number of steps that `train profile` asks for, or 0. Looks once a second.
   /// @param run the run's folder
   int64_t requested(const std::filesystem::path& run);
-  /// Profiles the next `steps` steps, unless another profile is in progress or pending. Call it
-  /// with the same number on all ranks.
+  /// Profiles `steps` steps after the current one and a warm-up, unless another profile is in
+  /// progress or pending. Call it within a step, with the same number on all ranks.
   void request(int64_t steps);
 
   /// Call it before reading a step's batch.
