@@ -2,8 +2,8 @@
 //
 // init_process_group, convert_sync_batchnorm, DistributedDataParallel and DistributedSampler make
 // it distributed; the rest is an ordinary libtorch program. With a file name as its argument, it
-// saves a checkpoint after each epoch and resumes from it when started again. On Ctrl-C or SIGTERM
-// it ends after the epoch with exit code 85.
+// saves a checkpoint after each epoch and resumes from it when started again; on Ctrl-C or SIGTERM
+// it then ends after the epoch with exit code 85.
 #include <cmath>
 #include <csignal>
 #include <cstdio>

@@ -25,8 +25,8 @@ int64_t image_channels(const std::string& model, const ModelArgs& args, int64_t 
 /// @throws base::UserError if `args` ask for activation checkpointing.
 void refuse_recomputation(const std::string& model, const ModelArgs& args);
 
-/// `channels` rounded to the nearest multiple of `divisor`, or to the next one if that removes more
-/// than a tenth (Howard et al., arXiv:1704.04861).
+/// `channels` rounded to the nearest multiple of `divisor`, at least one, or to the next larger one
+/// if that removes more than a tenth (Howard et al., arXiv:1704.04861).
 int64_t make_divisible(double channels, int64_t divisor = 8);
 
 enum class Activation { kNone, kRelu, kRelu6, kHardswish, kSilu, kSigmoid, kHardsigmoid };

@@ -32,7 +32,7 @@ struct CocoInstances {
 
 /// Needs memory only for the result, about twice that while it reads. Does not check polygons.
 /// @throws base::UserError naming the file and the annotation, image or category if the file is not
-///   JSON, misses a key, has a duplicate or unknown id or two categories of the same name, or if a
+///   JSON, lacks a key, has a duplicate or unknown id or two categories of the same name, or if a
 ///   box is more than a pixel outside of its image.
 CocoInstances read_coco_instances(const std::filesystem::path& path);
 

@@ -14,7 +14,7 @@
 namespace syncbn::models {
 namespace {
 
-/// Upper bound on an untrained network's outputs before exp().
+/// Upper bound on logarithms of ratios before exp(): those of an untrained network may be large.
 const double kMaxLogRatio = std::log(1000.0 / 16);
 
 struct Centered {

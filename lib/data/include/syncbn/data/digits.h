@@ -23,8 +23,8 @@ struct DigitsOptions {
 /// The split is stratified and depends only on test_fraction, so results of different runs are
 /// comparable.
 ///
-/// @throws base::UserError naming a file that is missing or a damaged gzip stream, or file and line
-///   if a line does not have exactly 64 pixels (0 to 16) and a label (0 to 9).
+/// @throws base::UserError naming the file if it is missing or a damaged gzip stream, and file and
+///   line if a line does not have exactly 64 pixels (0 to 16) and a label (0 to 9).
 std::shared_ptr<const Dataset> load_digits(const DigitsOptions& options, Split split);
 
 }  // namespace syncbn::data

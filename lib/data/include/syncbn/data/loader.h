@@ -41,9 +41,8 @@ struct LoaderOptions {
   /// Put batches into page-locked memory, from which GPUs copy faster. Ignored without a GPU, with
   /// one warning per process.
   bool pin_memory = false;
-  /// How long next() waits for a batch from worker threads; 0: no limit. If the last wait timed
-  /// out, the destructor detaches the threads instead of joining them, because one may hang
-  /// forever.
+  /// How long next() waits for a batch from worker threads; 0: no limit. After any such timeout,
+  /// the destructor detaches the threads instead of joining them, because one may hang forever.
   std::chrono::milliseconds timeout{0};
   /// What next() does if a sample throws a base::UserError: throw it, or leave the sample out of
   /// its batch. A batch must keep at least one sample, unless `empty_batches` are allowed.

@@ -11,7 +11,8 @@
 
 namespace syncbn::data {
 
-/// Options of load_unlabelled_images(); the inherited transforms and cache_dir have no effect.
+/// Options of load_unlabelled_images(). It uses the inherited test_transforms, mean, std and
+/// decoding options; `transforms` and `cache_dir` have no effect.
 struct UnlabelledImagesOptions : ImageFileOptions {
   /// A folder or a file; empty: the set has no samples, only their shape.
   std::string images;
