@@ -3,9 +3,10 @@
 
   bench/ddp/measure_scale.py [--ranks 1 2 4 8 16 32] [--worker build/bench/ddp_step]
 
-"init" is rank 0's init_process_group, "step" the median of slices of ten, "4 KiB" and "1 MiB" an all_reduce, "fds" the
-open files of rank 0 and of the last rank, "threads" and "peak" those of rank 0. With more ranks than cores a step is
-the sum of the ranks' computing: look at "ms a rank".
+"init" is rank 0's init_process_group, "step" the median of slices of ten, "4 KiB" and "1 MiB" an
+all_reduce, "fds" the open files of rank 0 and of the last rank, "threads" and "peak MiB" rank 0's
+threads and peak memory. With more ranks than cores a step is the sum of the ranks' computing: look
+at "ms a rank".
 """
 
 import argparse

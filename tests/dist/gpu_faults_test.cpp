@@ -79,7 +79,7 @@ void wait_for(const at::Tensor& tensor) {
   dist::throw_if_aborted();
 }
 
-/// Creates a group over NCCL, and one all-reduce in it.
+/// Creates a group over NCCL, and returns the result of an all-reduce in it.
 at::Tensor sum_of_new_group(milliseconds timeout = dist::InitOptions().timeout) {
   dist::init_process_group({.backend = "nccl", .timeout = timeout});
   at::Tensor value = ones({3});

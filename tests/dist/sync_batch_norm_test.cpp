@@ -66,7 +66,7 @@ double float_atol() {
 
 /// One layer on shards of the batch, compared with the whole batch.
 struct WholeBatchCase {
-  std::vector<int64_t> shares;              ///< on each rank
+  std::vector<int64_t> shares;              ///< number of samples of each rank
   std::vector<int64_t> sample = {5, 4, 3};  ///< [C, ...]
   at::ScalarType type = at::kFloat;
   bool channels_last = false;

@@ -20,7 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using train::Checkpoint;
 
-/// Half of the training samples. In shorter epochs, an interrupted run continues at the same place.
+/// Halves the training samples: short epochs suffice to test where an interrupted run continues.
 const std::string kHalf = "--data.test_fraction=0.6";
 const std::string kAll = "--data.test_fraction=0.2";
 constexpr int64_t kDigits = 1442;  // number of all training samples

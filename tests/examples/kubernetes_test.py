@@ -26,7 +26,7 @@ if PYTHON and PYTHON != sys.executable:
 
 
 def report_skip(name, need):
-    """Reports results like tests/support/test_main.cpp, for scripts/run-tests."""
+    """Reports a skipped test to scripts/run-tests, like tests/support/test_main.cpp."""
     if report := os.environ.get("SYNCBN_TEST_REPORT"):
         with open(report, "a") as file:
             file.write(f"skipped\tExamples.Kubernetes.{name}\tneeds: {need}\n")

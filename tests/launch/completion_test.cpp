@@ -1,4 +1,4 @@
-// The completion scripts, in the shells for which they are.
+// The completion scripts, each in its shell.
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
 

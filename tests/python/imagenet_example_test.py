@@ -72,7 +72,8 @@ class ImagenetExampleTest(ranks.RanksTest):
 
     def test_runs_in_its_own_form_with_two_nodes(self):
         main, url = self.example({LINE: WITH_SYNCBN}), f"tcp://127.0.0.1:{ranks.free_port()}"
-        # It spawns its ranks and would also spawn the loader's workers, each of which imports torch for seconds.
+        # It spawns its ranks and would also spawn the loader's workers, each of which would take
+        # seconds to import torch.
         nodes = [self.start([sys.executable, str(main)], "syncbn", url, "--multiprocessing-distributed",
                             "--world-size", "2", "--rank", str(rank), "-j", "0") for rank in range(2)]
         for node in nodes:
