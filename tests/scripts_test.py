@@ -323,7 +323,7 @@ class Demo(unittest.TestCase):
             library = pathlib.Path(folder, "lib/libsyncbn_dist_cuda.so")
             library.parent.mkdir()
             library.touch()
-            for visible, count in (("", "0"), ("1", "1"), ("0,GPU-1234,3", "3")):
+            for visible, count in (("", "0"), ("1", "1"), ("0,GPU-1234,3", "3"), ("-1", "0"), ("0,-1,1", "1")):
                 self.assertEqual(self.says(f"count_gpus {bin}", CUDA_VISIBLE_DEVICES=visible), count)
             smi = bin / "nvidia-smi"
             smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\necho '  MIG 1g.5gb'\n"

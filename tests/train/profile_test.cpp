@@ -9,6 +9,7 @@
 #include <syncbn/dist/call_trace.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/models/model.h>
 
 #include <cstdlib>
 #include <limits>
@@ -17,6 +18,7 @@
 
 #include "profile/clocks.h"
 #include "profile/intervals.h"
+#include "profile/profiler.h"
 #include "profile/summary.h"
 #include "profile/trace_text.h"
 #include "support/multiproc.h"
@@ -218,6 +220,27 @@ TEST(ProfileSummaryTest, ASingleRankHasNoStraggler) {
   EXPECT_THAT(lines, HasSubstr("mean of 1 rank\n"));
   EXPECT_THAT(lines, Not(HasSubstr("straggler")));
   EXPECT_THAT(lines, Not(HasSubstr("exchange of")));
+}
+
+class Identity : public models::Model {
+  at::Tensor forward(at::Tensor input) override { return input; }
+};
+
+TEST(ProfilerTest, ARequestedProfileBeginsAfterAWholeStepOfWarmUp) {
+  test::run_ranks(1, [](int /*rank*/) {
+    dist::init_process_group();
+    const Identity net;
+    Profiler profiler({}, net);
+    std::vector<bool> ends;
+    for (int64_t step = 1; step <= 4; ++step) {
+      profiler.begin_step(step);
+      if (step == 1) profiler.request(2);
+      ends.push_back(profiler.end_step());
+    }
+    EXPECT_THAT(ends, ElementsAre(false, false, false, true)) << "step 2 is the warm-up";
+    profiler.pause();
+    dist::destroy_process_group();
+  });
 }
 
 TEST(TraceTextTest, IsJsonWithExactTimes) {
