@@ -137,6 +137,25 @@ TEST(DifferentCallsTest, ASendAndARecvThatDoNotFitAreNamed) {
   });
 }
 
+// A size and then the data, to a slow rank: each waits for longer than it takes to report a call.
+TEST(DifferentCallsTest, ASendThatHadToWaitIsNotComparedWithALaterRecv) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    Tensor size = at::ones({1});
+    Tensor data = at::ones({8}).mul(1 - rank);
+    if (rank == 0) {
+      dist::send(size, 1);
+      ::usleep(2'500'000);
+      dist::send(data, 1);
+    } else {
+      ::usleep(2'500'000);
+      dist::recv(size, 0);
+      dist::recv(data, 0);
+    }
+    EXPECT_EQ(data.sum().item<float>(), 8);
+  });
+}
+
 TEST(DifferentCallsTest, ALateDifferenceIsFound) {
   expect_disagreement([] { sum_over_ranks(3); },
                       [] {

@@ -213,7 +213,7 @@ void PeerMonitor::on_message(const Message& message) {
   } else if (message.type == "stuck-transfer") {
     stuck_transfers_[group] = {message.from,      message.field(1),  message.field(2),
                                message.number(3), message.number(4), message.number(5),
-                               message.field(6)};
+                               message.field(6),  message.number(7)};
   } else if (message.type == kDiffer || message.type == kGaveUp) {
     receive_failure(message.type, group, message.field(1));
   } else if (message.type == "where") {
@@ -516,7 +516,7 @@ void PeerMonitor::report_stuck(const FlightRecorder& log,
       channel_.post(call.peer, "stuck-transfer",
                     {group, self(), call.name, std::to_string(static_cast<uint64_t>(call.tag)),
                      std::to_string(static_cast<int>(call.dtype)), std::to_string(call.elements()),
-                     call.describe()});
+                     call.describe(), std::to_string(call.with_peer)});
     }
   }
 }
@@ -536,7 +536,9 @@ void PeerMonitor::compare_with_stuck(const FlightRecorder& log,
     for (const auto& [own, since, timeout] : pending) {
       // Each may still meet its match.
       if (Clock::now() - since < kStuckTime) continue;
+      // With another number, theirs may have met its match since it was reported.
       const bool is_other_end = own.peer == theirs.peer && own.name != theirs.name &&
+                                own.with_peer == theirs.with_peer &&
                                 static_cast<uint64_t>(own.tag) == theirs.tag;
       const bool fits = static_cast<uint64_t>(own.dtype) == theirs.dtype &&
                         static_cast<uint64_t>(own.elements()) == theirs.elements;

@@ -122,6 +122,7 @@ class PeerMonitor {
     uint64_t dtype = 0;
     uint64_t elements = 0;
     std::string call;
+    uint64_t with_peer = 0;  ///< as in Call
   };
 
   PeerMonitor(c10d::Store& store, int rank, int world_size, const std::string& address,
