@@ -2,6 +2,7 @@
 
 import ranks  # first: it skips the tests where there is no torch
 
+import datetime
 import itertools
 import os
 import re
@@ -227,6 +228,23 @@ def groups():
     dist.destroy_process_group()
 
 
+def group_timeouts():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    rank = dist.get_rank()
+    try:
+        dist.new_group(timeout=datetime.timedelta(0))
+    except RuntimeError as error:
+        print(f"rank {rank}: {error}", flush=True)
+    group = dist.new_group(timeout=datetime.timedelta(days=1000 * 365))
+    if rank == 1:
+        time.sleep(1)  # so that rank 0 waits
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    print(f"rank {rank}: total {total.item():.0f}", flush=True)
+    dist.destroy_process_group()
+
+
 def different_sizes():
     import syncbn  # noqa: F401
     dist.init_process_group("syncbn")
@@ -329,6 +347,12 @@ class CollectivesTest(ranks.RanksTest):
 
     def test_groups_of_some_ranks(self):
         self.expect_success(ranks.run("groups", 3), "groups 3.0")
+
+    def test_a_groups_timeout_is_above_zero_and_may_be_a_thousand_years(self):
+        done = ranks.run_without_launcher("group_timeouts", 2)
+        for rank in range(2):
+            self.assertIn(f"rank {rank}: new_group: the timeout must be above zero, got 0 ms", done[rank])
+            self.assertIn(f"rank {rank}: total 2", done[rank])
 
     # In the next two tests, the message first names the rank that waited first.
     def test_different_sizes_are_named_on_each_rank(self):

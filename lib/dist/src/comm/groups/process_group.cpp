@@ -468,6 +468,7 @@ ProcessGroupPtr detail::init_process_group(const c10::intrusive_ptr<c10d::Store>
 ProcessGroupPtr detail::join_group(const std::string& name, const std::vector<int>& ranks,
                                    std::chrono::milliseconds timeout) {
   World& world = require_world();
+  timeout = checked(timeout, "new_group: the timeout");
   ProcessGroupPtr group = form_group(world, name, ranks, timeout, world.nccl);
   backend_of(group)->before_shutdown([name] {
     if (detail::world()) detail::world()->joined.erase(name);
