@@ -287,6 +287,21 @@ def refused():
     dist.destroy_process_group()
 
 
+def refused_peers():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    rank = dist.get_rank()
+    for call in (lambda: dist.send(torch.ones(1), 2), lambda: dist.recv(torch.ones(1), -1)):
+        try:
+            call()
+        except RuntimeError as error:
+            print(f"rank {rank}: {error}", flush=True)
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    print(f"rank {rank}: total {total[0]:.0f}", flush=True)
+    dist.destroy_process_group()
+
+
 def refused_lists():
     import syncbn  # noqa: F401
     dist.init_process_group("syncbn")
@@ -374,6 +389,14 @@ class CollectivesTest(ranks.RanksTest):
             self.assertIn(f"rank {rank}: rank {rank} of 2: all_to_all #2 of group '0' was refused: rank 0 sends 4 elements "
                           "to rank 1, which expects 6 (all_to_all of Float)", done[rank])
             self.assertIn(f"rank {rank}: rank {rank} of 2: all_reduce #2 of group '0' was refused: ", done[rank])
+            self.assertIn(f"rank {rank}: total 2", done[rank])
+
+    def test_a_peer_outside_the_group_is_named_and_the_group_goes_on(self):
+        done = ranks.run_without_launcher("refused_peers", 2)
+        for rank in range(2):
+            of_group = f"on rank {rank} of 2 of group '0' was refused"
+            self.assertIn(f"rank {rank}: send {of_group}: destination 2 is outside the group of 2 ranks", done[rank])
+            self.assertIn(f"rank {rank}: recv {of_group}: source -1 is outside the group of 2 ranks", done[rank])
             self.assertIn(f"rank {rank}: total 2", done[rank])
 
     def test_lists_that_do_not_fit_are_refused_on_each_rank_and_the_group_goes_on(self):

@@ -806,14 +806,21 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
   return work;
 }
 
+int Backend::peer_in_world(const char* call, const char* role, int rank) const {
+  if (rank >= 0 && rank < size_) return members_.ranks[static_cast<size_t>(rank)];
+  throw base::UserError(
+      fmt::format("{} on rank {} of {} of group '{}' was refused: {} {} is outside the group of {}",
+                  call, rank_, size_, group_name_, role, rank, base::counted(size_, "rank")));
+}
+
 Backend::WorkPtr Backend::send(Tensors& tensors, int destination, int tag) {
-  const int peer = members_.ranks.at(static_cast<size_t>(destination));
+  const int peer = peer_in_world("send", "destination", destination);
   return run(with_peer(same_sizes(OpType::SEND, "send", tensors), peer, tag), &c10d::Backend::send,
              tensors, destination, tag);
 }
 
 Backend::WorkPtr Backend::recv(Tensors& tensors, int source, int tag) {
-  const int peer = members_.ranks.at(static_cast<size_t>(source));
+  const int peer = peer_in_world("recv", "source", source);
   return run(with_peer(same_sizes(OpType::RECV, "recv", tensors), peer, tag), &c10d::Backend::recv,
              tensors, source, tag);
 }

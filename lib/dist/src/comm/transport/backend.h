@@ -154,6 +154,9 @@ class Backend : public c10d::Backend {
   void stop_threads();
   Transport& transport_for(const at::Tensor& tensor) const;
   Label label_of(const Call& call) const;
+  /// The rank in the world of the other end of a transfer. @throws base::UserError if the group has
+  /// no such rank: Python passes ranks unchecked.
+  int peer_in_world(const char* call, const char* role, int rank) const;
   /// Starts `method` of c10d::Backend on the transport for the call.
   template <class Method, class... Arguments>
   WorkPtr run(PlacedCall placed, Method method, Arguments&... arguments);
