@@ -127,7 +127,7 @@ void connect_within(std::chrono::milliseconds limit, const World& world,
 /// up: for these, Gloo and libtorch only name a line of their sources.
 std::string reason_of(const std::exception& error) {
   const std::string text = plain_message(error);
-  for (const int refused : {EMFILE, ENFILE}) {
+  for (const int refused : {ENFILE, EMFILE}) {  // the text of ENFILE contains that of EMFILE
     if (text.find(std::strerror(refused)) != text.npos) return base::describe_errno(refused);
   }
   const bool lacks_interface = text.find("Unable to find interface") != text.npos;
