@@ -22,6 +22,7 @@ namespace syncbn::data::detail {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -181,6 +182,26 @@ TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
                                 "as '{0}/dog/4.jpg', '{0}/dog/5.png', '{0}/dog/6.png', "
                                 "'{0}/dog/7.png', '{0}/dog/8.png'",
                                 root));
+}
+
+TEST_F(FolderIndexTest, RefusesALinkToAFolderThatContainsIt) {
+  const auto refuses = [&](const std::string& link) {
+    EXPECT_THAT([&] { index(); },
+                ThrowsMessage<base::UserError>(
+                    AllOf(HasSubstr((folder_ / link).string()), HasSubstr("remove the link"))));
+    fs::remove(folder_ / link);
+  };
+  fs::create_directory_symlink("..", folder_ / "data/cat/more/up");
+  refuses("data/cat/more/up");
+  fs::create_directory_symlink(".", folder_ / "data/dog/here");
+  refuses("data/dog/here");
+  fs::create_directory_symlink("../../data", folder_ / "data/dog/root");
+  refuses("data/dog/root");
+  // A folder may be in several places that are not within each other.
+  fs::create_directory_symlink("../cat/more", folder_ / "data/dog/copy");
+  fs::create_directory_symlink("../cat/more", folder_ / "data/dog/other");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg", "dog/copy/2.jpg",
+                                   "dog/other/2.jpg"));
 }
 
 TEST_F(FolderIndexTest, FindsEmptyMasks) {

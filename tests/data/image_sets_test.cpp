@@ -496,5 +496,20 @@ TEST(UnlabelledImagesTest, AreAllFilesOfAFolderThatCanBeDecoded) {
   EXPECT_EQ(images.original_size(2), (ImageSize{.width = stored.height, .height = stored.width}));
 }
 
+TEST(UnlabelledImagesTest, RefuseALinkToAFolderThatContainsIt) {
+  const test::TempFolder folder;
+  fs::create_directories(folder / "b/c");
+  folder.write("b/c/0.png", base::read_file(test::kImages / "png_grey8.png"));
+  fs::create_directory_symlink("..", folder / "b/c/up");
+  UnlabelledImagesOptions options;
+  options.images = folder.path();
+  options.test_transforms = kEightByEight;
+  EXPECT_THAT([&] { load_unlabelled_images(options); }, refuses("b/c/up", "remove the link"));
+  EXPECT_THAT([&] { files_left_out(folder.path()); }, refuses("b/c/up", "remove the link"));
+  fs::remove(folder / "b/c/up");
+  fs::create_directory_symlink("c", folder / "b/copy");
+  EXPECT_THAT(load_unlabelled_images(options).files, ElementsAre("b/c/0.png", "b/copy/0.png"));
+}
+
 }  // namespace
 }  // namespace syncbn::data

@@ -1,9 +1,11 @@
 #include "sets/folder_index.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <array>
 #include <cctype>
+#include <cerrno>
 #include <fstream>
 #include <map>
 #include <numeric>
@@ -72,12 +74,13 @@ Listing list_folder(const fs::path& path) {
   return listing;
 }
 
-/// Lists root/name and all folders below it.
-void list_all(const fs::path& root, const std::string& name,
+/// Lists root/name, which has this depth below root, and all folders below it.
+void list_all(const fs::path& root, const std::string& name, size_t depth, FolderChain& chain,
               std::map<std::string, Listing>& listings) {
+  chain.enter(root / name, depth);
   const Listing& listing = listings[name] = list_folder(root / name);
   for (const std::string& below : listing.folders) {
-    list_all(root, fmt::format("{}/{}", name, below), listings);
+    list_all(root, fmt::format("{}/{}", name, below), depth + 1, chain, listings);
   }
 }
 
@@ -98,10 +101,12 @@ uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
          "it has no folders; each class is a folder (of images of one class, name the folder "
          "above)");
   writer.begin_folder("", top.stamp, /*label=*/-1);
+  FolderChain chain;
+  chain.enter(root, 0);
   std::vector<std::string> empty;
   for (size_t label = 0; label < classes.size(); ++label) {
     std::map<std::string, Listing> listings;
-    list_all(root, classes[label], listings);
+    list_all(root, classes[label], 1, chain, listings);
     if (std::ranges::all_of(listings,
                             [](const auto& at) { return at.second.images.size() == 0; })) {
       empty.push_back(classes[label]);
@@ -191,6 +196,19 @@ void NameList::add(std::string_view name) {
   }
   bytes_ += name;
   entries_.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(name.size())});
+}
+
+void FolderChain::enter(const fs::path& folder, size_t depth) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) fail_to_read(folder, errno);
+  entered_.resize(depth);
+  const bool is_above = std::ranges::any_of(entered_, [&](const Entered& above) {
+    // Some file systems give the same number to several folders.
+    return above.device == status.st_dev && above.inode == status.st_ino &&
+           real_name(above.path) == real_name(folder);
+  });
+  if (is_above) fail(folder, "it is a link to a folder that contains it; remove the link");
+  entered_.push_back({.path = folder, .device = status.st_dev, .inode = status.st_ino});
 }
 
 bool FolderIndex::is_sound(const MappedIndex& index, bool has_classes) {

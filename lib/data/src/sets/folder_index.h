@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -42,6 +44,25 @@ class NameList {
 
   std::string bytes_;
   std::vector<Entry> entries_;
+};
+
+/// The folders from a data set's folder down to the one that is being listed.
+class FolderChain {
+ public:
+  /// Enters `folder` and leaves the folders at its depth and below. The data set's folder has the
+  /// depth 0, a folder in it 1.
+  /// @throws base::UserError naming the folder if it is one of those above, to which a link leads
+  ///   back: a list of all files would not end. UserError or UnavailableError if it is unreadable.
+  void enter(const std::filesystem::path& folder, size_t depth);
+
+ private:
+  struct Entered {
+    std::filesystem::path path;
+    dev_t device = 0;
+    ino_t inode = 0;
+  };
+
+  std::vector<Entered> entered_;
 };
 
 /// The files of a data set by folder: about 4 bytes per file in addition to its name and label.

@@ -19,13 +19,19 @@ namespace {
 namespace fs = std::filesystem;
 
 void list_files_below(const fs::path& folder, UnlabelledImages& found) {
+  detail::FolderChain chain;
   std::error_code error;
   auto entry = fs::recursive_directory_iterator(
       folder, fs::directory_options::follow_directory_symlink, error);
+  if (!error) chain.enter(folder, 0);
   for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
     std::error_code ignored;
     if (entry->path().filename().string().starts_with('.')) {  // hidden, as for image_folder
       if (entry->is_directory(ignored)) entry.disable_recursion_pending();
+      continue;
+    }
+    if (entry->is_directory(ignored)) {
+      chain.enter(entry->path(), static_cast<size_t>(entry.depth()) + 1);
       continue;
     }
     if (!entry->is_regular_file(ignored)) continue;
