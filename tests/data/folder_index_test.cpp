@@ -204,6 +204,22 @@ TEST_F(FolderIndexTest, RefusesALinkToAFolderThatContainsIt) {
                                    "dog/other/2.jpg"));
 }
 
+TEST_F(FolderIndexTest, RefusesALinkThatCannotBeFollowed) {
+  // Leaving out a class would give the ones after it other labels. Root may read every folder, so
+  // the link's name is too long instead.
+  const fs::path bird = folder_ / "data/bird";
+  const std::string unreadable(300, 'x');
+  fs::create_symlink(unreadable, bird);
+  EXPECT_THAT([&] { index(); },
+              ThrowsMessage<base::UserError>(AllOf(HasSubstr("cannot read '" + bird.string() + "'"),
+                                                   HasSubstr("File name too long"))));
+  fs::remove(bird);
+  // A link that leads nowhere is no class, and an image is reported when it is read.
+  fs::create_symlink("nowhere", bird);
+  fs::create_symlink(unreadable, folder_ / "data/cat/2.jpg");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/2.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+}
+
 TEST_F(FolderIndexTest, FindsEmptyMasks) {
   add("images/b.jpg");
   folder_.write("images/b.jpg", "x");

@@ -511,5 +511,17 @@ TEST(UnlabelledImagesTest, RefuseALinkToAFolderThatContainsIt) {
   EXPECT_THAT(load_unlabelled_images(options).files, ElementsAre("b/c/0.png", "b/copy/0.png"));
 }
 
+TEST(UnlabelledImagesTest, RefuseALinkThatCannotBeFollowed) {
+  const test::TempFolder folder;
+  folder.write("0.png", base::read_file(test::kImages / "png_grey8.png"));
+  fs::create_symlink("nowhere", folder / "missing");
+  UnlabelledImagesOptions options;
+  options.images = folder.path();
+  options.test_transforms = kEightByEight;
+  EXPECT_THAT(load_unlabelled_images(options).files, ElementsAre("0.png"));
+  fs::create_symlink(std::string(300, 'x'), folder / "more");
+  EXPECT_THAT([&] { load_unlabelled_images(options); }, refuses("/more'", "File name too long"));
+}
+
 }  // namespace
 }  // namespace syncbn::data

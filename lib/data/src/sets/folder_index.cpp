@@ -61,11 +61,13 @@ Listing list_folder(const fs::path& path) {
   for (fs::directory_iterator entry(path, error), end; entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename();
     if (name.starts_with('.')) continue;  // such as macOS's ._1.jpg
-    std::error_code is_gone;
-    if (entry->is_directory(is_gone)) {
+    std::error_code unreadable;
+    if (entry->is_directory(unreadable)) {
       listing.folders.push_back(name);
     } else if (has_image_extension(name)) {
       listing.images.add(name);
+    } else {
+      check_entry(entry->path(), unreadable);
     }
   }
   if (error) fail_to_read(path, error.value());
@@ -344,6 +346,14 @@ bool has_image_extension(std::string_view name) {
     return std::ranges::equal(name.substr(name.size() - extension.size()), extension,
                               [](unsigned char c, char lower) { return std::tolower(c) == lower; });
   });
+}
+
+void check_entry(const fs::path& entry, const std::error_code& error) {
+  const bool is_missing = error == std::errc::no_such_file_or_directory ||
+                          error == std::errc::not_a_directory ||
+                          error == std::errc::too_many_symbolic_link_levels;
+  if (!error || is_missing || has_image_extension(entry.filename().string())) return;
+  base::throw_file_error(fmt::format("cannot read '{}'", entry.string()), error.value());
 }
 
 bool is_empty_file(const fs::path& file) {

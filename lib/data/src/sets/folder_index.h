@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <syncbn/base/hash.h>
@@ -129,6 +130,12 @@ class FolderIndexWriter {
 
 /// Whether torchvision takes a file of this name for an image.
 bool has_image_extension(std::string_view name);
+
+/// Throws for an entry that may be a folder of images, but is a link that cannot be followed. Names
+/// of images, which their reader reports, and dangling links are accepted.
+/// @param error of looking up the entry's type
+/// @throws base::UserError or UnavailableError naming the entry.
+void check_entry(const std::filesystem::path& entry, const std::error_code& error);
 
 /// Whether a file is empty or missing.
 bool is_empty_file(const std::filesystem::path& file);

@@ -30,10 +30,12 @@ void list_files_below(const fs::path& folder, UnlabelledImages& found) {
       if (entry->is_directory(ignored)) entry.disable_recursion_pending();
       continue;
     }
-    if (entry->is_directory(ignored)) {
+    std::error_code unreadable;
+    if (entry->is_directory(unreadable)) {
       chain.enter(entry->path(), static_cast<size_t>(entry.depth()) + 1);
       continue;
     }
+    detail::check_entry(entry->path(), unreadable);
     if (!entry->is_regular_file(ignored)) continue;
     const fs::path file = entry->path().lexically_relative(folder);
     if (detail::is_decoded(file.extension().string())) {
