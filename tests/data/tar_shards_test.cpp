@@ -144,6 +144,17 @@ TEST_F(TarShardsTest, RefusesUnsafeMembers) {
          "is negative or not a number");
 }
 
+TEST_F(TarShardsTest, LeavesOutHiddenFilesAndNamesWithoutExtension) {
+  // In the middle of a sample, as macOS's tar writes them.
+  for (const char* const name : {"", "./", "v1.2/"}) {
+    const std::string folder = name;
+    const auto set = load_bytes(member(folder + "._1.jpg", "x") + member(folder + "1.jpg", image_) +
+                                member(folder + "LICENSE", "x") + member(folder + "._1.cls", "x") +
+                                member(folder + "1.cls", "3") + kEnd);
+    EXPECT_THAT(set->labels(), ElementsAre(3)) << folder;
+  }
+}
+
 TEST_F(TarShardsTest, RefusesIncompleteSamples) {
   const auto refuse = [&](const std::string& bytes, const std::string& why) {
     EXPECT_THAT([&] { load_bytes(bytes + kEnd); }, refuses("a.tar", why));

@@ -68,6 +68,8 @@ class ShardIndexWriter {
     const size_t end = end_of_key(member.name);
     const std::string_view key = std::string_view(member.name).substr(0, end);
     const std::string_view extension = std::string_view(member.name).substr(end);
+    // No part of a sample: a name without an extension, a hidden file such as macOS's ._1.jpg.
+    if (extension.empty() || key.empty() || key.ends_with('/')) return;
     if (key != key_) {
       finish_sample();
       key_ = key;
