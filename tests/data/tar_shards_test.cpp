@@ -155,6 +155,12 @@ TEST_F(TarShardsTest, LeavesOutHiddenFilesAndNamesWithoutExtension) {
   }
 }
 
+TEST_F(TarShardsTest, ReadsExtensionsInCapitals) {
+  const auto set = load_bytes(member("1.PNG", image_) + member("1.Cls", "3") +
+                              member("2.JPG", image_) + member("2.CLS", "4") + kEnd);
+  EXPECT_THAT(set->labels(), ElementsAre(3, 4));
+}
+
 TEST_F(TarShardsTest, RefusesIncompleteSamples) {
   const auto refuse = [&](const std::string& bytes, const std::string& why) {
     EXPECT_THAT([&] { load_bytes(bytes + kEnd); }, refuses("a.tar", why));
