@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <syncbn/base/error.h>
@@ -72,6 +73,9 @@ TEST(ClassSkewedSamplerTest, PadsToTheLongestShardFromTheFront) {
   const ClassSkewedSampler sampler(kLabels, {.num_replicas = 2, .rank = 1, .shuffle = false});
   EXPECT_THAT(sampler.indices(), ElementsAre(1, 3, 9, 1, 3, 9, 1));
   EXPECT_EQ(sampler.size(), 7);
+  std::vector<int64_t> copies;
+  for (int64_t place = 0; place < 7; ++place) copies.push_back(sampler.copy_at(place));
+  EXPECT_THAT(copies, ElementsAre(0, 0, 0, 1, 1, 1, 2));
 }
 
 TEST(ClassSkewedSamplerTest, PadsFromTheFrontOfTheShuffledShard) {
@@ -146,6 +150,23 @@ TEST(WeightedSamplerTest, RanksShareOneDrawPaddedFromItsFront) {
     for (size_t i = 0; i < 4; ++i) {
       EXPECT_EQ(shard[i], order[(static_cast<size_t>(rank) + 3 * i) % 10]);
     }
+  }
+}
+
+TEST(WeightedSamplerTest, NumbersTheDrawsOfASample) {
+  std::set<std::pair<int64_t, int64_t>> draws;
+  for (int rank = 0; rank < 2; ++rank) {
+    const WeightedSampler sampler({1, 3},
+                                  {.num_replicas = 2, .rank = rank, .seed = 4, .num_samples = 12});
+    const auto shard = sampler.indices();
+    for (size_t i = 0; i < shard.size(); ++i) {
+      draws.emplace(shard[i], sampler.copy_at(static_cast<int64_t>(i)));
+    }
+  }
+  EXPECT_EQ(draws.size(), 12U);
+  for (const auto& [sample, copy] : draws) {
+    // The copies of a sample are numbered from 0.
+    EXPECT_TRUE(copy == 0 || draws.contains({sample, copy - 1}));
   }
 }
 

@@ -212,8 +212,20 @@ std::vector<int64_t> WeightedSampler::indices() const {
   const at::Tensor drawn =
       at::multinomial(at::tensor(weights_, at::kDouble), options_.num_samples, options_.replacement,
                       at::detail::createCPUGenerator(generator_seed(options_.seed, epoch())));
-  return shard_of({drawn.const_data_ptr<int64_t>(), static_cast<size_t>(options_.num_samples)},
-                  *options_.num_replicas, *options_.rank, size());
+  const std::span list(drawn.const_data_ptr<int64_t>(), static_cast<size_t>(options_.num_samples));
+  if (options_.replacement) {
+    std::vector<int64_t> times(weights_.size());
+    std::vector<int64_t> copies;
+    copies.reserve(list.size());
+    for (const int64_t sample : list) copies.push_back(times[static_cast<size_t>(sample)]++);
+    copies_ = shard_of(copies, *options_.num_replicas, *options_.rank, size());
+  }
+  return shard_of(list, *options_.num_replicas, *options_.rank, size());
+}
+
+int64_t WeightedSampler::copy_at(int64_t place) const {
+  // A loader may pad by one more place.
+  return place < std::ssize(copies_) ? copies_[static_cast<size_t>(place)] : 0;
 }
 
 RepeatedAugmentationSampler::RepeatedAugmentationSampler(

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <span>
@@ -69,7 +70,7 @@ class Sampler {
   virtual std::string order_name() const { return {}; }
 
   /// The repetition number of indices()[place], for samplers that give a sample several times.
-  /// Repetitions are augmented differently.
+  /// Repetitions are augmented differently. Call it after indices(), in the same epoch.
   virtual int64_t copy_at(int64_t /*place*/) const { return 0; }
 
   /// For samples in large files: `indices` (the result of indices() in this epoch) in the files'
@@ -137,6 +138,7 @@ class ClassSkewedSampler : public Sampler {
   int num_replicas() const override { return *options_.num_replicas; }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
+  int64_t copy_at(int64_t place) const override { return place / std::ssize(shard_); }
 
  private:
   ClassSkewedSamplerOptions options_;
@@ -171,11 +173,14 @@ class WeightedSampler : public Sampler {
   }
   int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
+  int64_t copy_at(int64_t place) const override;
 
  private:
   std::vector<double> weights_;
   WeightedSamplerOptions options_;
   uint64_t weights_hash_ = 0;
+  /// With replacement: copy_at() for the last indices().
+  mutable std::vector<int64_t> copies_;
 };
 
 struct RepeatedAugmentationSamplerOptions {
