@@ -212,6 +212,10 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
           "has no box to learn from");
   refusal(file_of(R"("images": [{"id": 1, "file_name": "a.jpg", "width": 4.5, "height": 3}])"),
           "image 1 has no whole number 'width'");
+  refusal(file_of(R"("images": [{"id": 9, "file_name": "a.jpg", "width": 0, "height": 0}])"),
+          "image 9 has 0 x 0 pixels");
+  refusal(file_of(R"("images": [{"id": 9, "file_name": "a.jpg", "width": 4, "height": -1}])"),
+          "image 9 has 4 x -1 pixels");
   refusal(file_of(R"("images": [{"file_name": "a.jpg", "width": 4, "height": 3}])"),
           "image number 0 (from 0) has no whole number 'id'");
   refusal(with(R"({"id": 5, "image_id": 9, "category_id": 17})"),

@@ -239,10 +239,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
 
   void add_element() {
     if (section_ == kImages) {
-      out_.photos.push_back(
-          {.id = required(element_.id, "id"),
-           .size = {required(element_.width, "width"), required(element_.height, "height")},
-           .file = required(element_.file_name, "file_name")});
+      add_image();
     } else if (section_ == kAnnotations) {
       add_annotation();
     } else if (section_ == kCategories) {
@@ -250,6 +247,17 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
           {.id = required(element_.id, "id"), .name = required(element_.name, "name")});
     }
     ++position_;
+  }
+
+  void add_image() {
+    const int64_t id = required(element_.id, "id");
+    const ImageSize size = {required(element_.width, "width"), required(element_.height, "height")};
+    if (size.width < 1 || size.height < 1) {
+      throw base::UserError(fmt::format("coco: '{}': image {} has {} x {} pixels; give its size",
+                                        file_, id, size.width, size.height));
+    }
+    out_.photos.push_back(
+        {.id = id, .size = size, .file = required(element_.file_name, "file_name")});
   }
 
   void add_annotation() {
