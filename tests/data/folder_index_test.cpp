@@ -134,6 +134,24 @@ TEST_F(FolderIndexTest, DetectsFilesAddedRemovedOrRenamedAnywhere) {
   EXPECT_THAT(files(), ElementsAre("ant/6.jpg", "dog/3.jpg", "dog/4.png"));
 }
 
+TEST_F(FolderIndexTest, DetectsThatALinkLeadsToAFolderLater) {
+  // As if a disk were mounted: the folders with the links do not change.
+  fs::create_directory_symlink(folder_ / "disk/bird", folder_ / "data/bird");
+  fs::create_directory_symlink(folder_ / "disk/far", folder_ / "data/cat/far");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+  const FileStamp before = index_file();
+  EXPECT_THAT(index().classes(), ElementsAre("cat", "dog"));
+  EXPECT_EQ(index_file(), before);
+  add("disk/far/4.jpg");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/far/4.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+  add("disk/bird/5.jpg");
+  EXPECT_THAT(index().classes(), ElementsAre("bird", "cat", "dog"));
+  EXPECT_THAT(files(), ElementsAre("bird/5.jpg", "cat/1.jpg", "cat/far/4.jpg", "cat/more/2.jpg",
+                                   "dog/3.jpg"));
+  fs::remove_all(folder_ / "disk");
+  EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+}
+
 TEST_F(FolderIndexTest, DetectsAChangeAfterWhichTheTimeWasSetBack) {
   const auto time = fs::last_write_time(folder_ / "data/cat");
   files();

@@ -51,12 +51,13 @@ std::string_view name_at(std::string_view names, std::span<const uint64_t> ends,
 struct Listing {
   FileStamp stamp;  ///< of the folder before it was listed
   std::vector<std::string> folders;
+  std::vector<std::string> dangling;  ///< links to nothing, not with names of images
   NameList images;
 };
 
 /// Lists a folder, sorted. Links to folders count as folders.
 Listing list_folder(const fs::path& path) {
-  Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .images = {}};
+  Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .dangling = {}, .images = {}};
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename();
@@ -68,6 +69,7 @@ Listing list_folder(const fs::path& path) {
       listing.images.add(name);
     } else {
       check_entry(entry->path(), unreadable);
+      if (unreadable) listing.dangling.push_back(name);
     }
   }
   if (error) fail_to_read(path, error.value());
@@ -94,6 +96,14 @@ void add_folder(const fs::path& root, std::string_view name, const Listing& list
   }
 }
 
+/// Records that there is nothing behind the links in a folder. If a disk is mounted there later,
+/// the folder itself does not change.
+void add_dangling(const fs::path& name, const Listing& listing, FolderIndexWriter& writer) {
+  for (const std::string& link : listing.dangling) {
+    writer.begin_folder((name / link).string(), FileStamp(), /*label=*/-1);
+  }
+}
+
 uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
   FolderIndexWriter writer(out);
   const Listing top = list_folder(root);
@@ -103,6 +113,7 @@ uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
          "it has no folders; each class is a folder (of images of one class, name the folder "
          "above)");
   writer.begin_folder("", top.stamp, /*label=*/-1);
+  add_dangling("", top, writer);
   FolderChain chain;
   chain.enter(root, 0);
   std::vector<std::string> empty;
@@ -115,6 +126,7 @@ uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
     }
     for (const auto& [name, listing] : listings) {
       add_folder(root, name, listing, static_cast<int64_t>(label), writer);
+      add_dangling(name, listing, writer);
     }
   }
   if (!empty.empty()) {
