@@ -116,6 +116,19 @@ TEST(LaunchClusterTest, AllNodesStartAgainTogether) {
   }
 }
 
+// After two quick failures in a row, all nodes wait for a while, and not for each other.
+TEST(LaunchClusterTest, TheWaitBeforeARestartIsNoWaitForNodes) {
+  Nodes nodes(2);
+  const auto program = shell("[ $RANK = 1 ] && exit 9; exec sleep 1000");
+  nodes.start(0, 1, {"--max_restarts=2"}, program);
+  nodes.start(1, 1, {"--max_restarts=2"}, program);
+  for (const auto& result : nodes.wait()) {
+    EXPECT_EQ(result.exit_code, 9);
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr("restart 2 of 2"), Not(HasSubstr("waiting for nodes \n"))));
+  }
+}
+
 TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
   for (const size_t signalled : {0U, 1U}) {
     Nodes nodes(2);

@@ -602,8 +602,10 @@ void Coordinator::start_again(const std::string& reason) {
   reason_ = reason;
   failed_node_ = kNoNode;
   state_ = State::kJoining;
-  join_deadline_ = Clock::now() + options_.join_timeout;
-  next_notice_ = Clock::now();
+  // Until restart_at_, nobody waits for nodes.
+  const auto begin = restart_at_.value_or(Clock::now());
+  join_deadline_ = begin + options_.join_timeout;
+  next_notice_ = begin;
   // Does not wait for more nodes than the minimum.
   if (!restart_at_ && present() >= options_.nnodes.min) start_attempt();
 }
