@@ -5,10 +5,12 @@
 #include <syncbn/base/atomic_file.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
@@ -495,6 +497,23 @@ TEST_F(SshTest, StopsAndContinuesTheWorkersWithItself) {
   ASSERT_TRUE(head->wait_until([&] { return all_are(false); }));
   head->send_signal(SIGTERM);
   EXPECT_EQ(head->wait().exit_code, 143);
+}
+
+// The launchers on the hosts are not stopped.
+TEST_F(SshTest, ControlZIsNoHang) {
+  const auto head = start(on_two(
+      {"--hang_timeout=6", "sh", "-c", "echo up; exec " + kAgentWorker + " steps 100000 100"}));
+  ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "\n") == 3; }));
+  std::this_thread::sleep_for(std::chrono::seconds(1));  // until each has made a step
+  head->send_signal(SIGTSTP);
+  ASSERT_TRUE(head->wait_until([&] { return state_of(head->pid()) == 'T'; }));
+  std::this_thread::sleep_for(std::chrono::seconds(10));
+  head->send_signal(SIGCONT);
+  ASSERT_TRUE(head->wait_until([&] { return state_of(head->pid()) != 'T'; }));
+  head->send_signal(SIGTERM);
+  const auto result = head->wait();
+  EXPECT_EQ(result.exit_code, 143);
+  EXPECT_THAT(result.err, Not(HasSubstr("progress")));
 }
 
 TEST_F(SshTest, TakesTheHostsFromAFile) {

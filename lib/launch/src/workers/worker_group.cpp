@@ -235,8 +235,12 @@ void WorkerGroup::handle_signals() {
     switch (*signal) {
       case SIGUSR1:
       case SIGUSR2:
-      case SIGSTOP:
+        keeper_->signal_workers(*signal);
+        break;
+      case SIGSTOP:  // Ctrl-Z at the head, which is no hang; this process goes on
       case SIGCONT:
+        is_paused_ = *signal == SIGSTOP;
+        watch_.forgive_silence();
         keeper_->signal_workers(*signal);
         break;
       case SIGTSTP:
@@ -418,7 +422,8 @@ void WorkerGroup::answer_status() {
 void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
   continue_keeper();
-  if (const auto hang = watch_.check(/*judges=*/!ending_ && !first_failure_)) handle_hang(*hang);
+  const bool judges = !ending_ && !first_failure_ && !is_paused_;
+  if (const auto hang = watch_.check(judges)) handle_hang(*hang);
 }
 
 // A stopped keeper does not report the ends of workers.
@@ -432,7 +437,7 @@ void WorkerGroup::continue_keeper() {
 }
 
 void WorkerGroup::handle_hang(const Hang& hang) {
-  if (ending_ || first_failure_) return;
+  if (ending_ || first_failure_ || is_paused_) return;
   say_for_job(hang.text);
   watch_.hang_was_named(hang);
   for (size_t i = 0; i < workers_.size(); ++i) {
