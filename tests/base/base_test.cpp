@@ -27,6 +27,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <new>
 #include <string>
 #include <system_error>
@@ -156,6 +157,19 @@ TEST_F(AtomicFileTest, ReplacesFilesInSharedMemory) {
   write_file_atomically(file, "new");
   EXPECT_EQ(read_file(file), "new");
   fs::remove(file);
+}
+
+// Two containers with the same folder, whose processes have the same id.
+TEST_F(AtomicFileTest, TwoWritersOfAFileDoNotDisturbEachOther) {
+  const fs::path file = folder_ / "file";
+  write_file_atomically(file, [&](const fs::path& temporary) {
+    std::ofstream(temporary) << "ours";
+    check_can_write(file);
+    write_file_atomically(file, "theirs");
+    EXPECT_EQ(read_file(file), "theirs");
+  });
+  EXPECT_EQ(read_file(file), "ours");
+  EXPECT_EQ(entries(), 1u);
 }
 
 TEST_F(AtomicFileTest, SaysBeforehandWhatCannotBeWritten) {

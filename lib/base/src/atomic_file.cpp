@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/open_file.h>
+#include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <unistd.h>
@@ -58,7 +59,7 @@ bool is_special(const fs::path& link) {
          name.starts_with("/dev/fd/") || name.starts_with("/proc/");
 }
 
-/// The name of the temporary file for `path`. Creates the folder.
+/// A new name for a temporary file for `path`. Creates the folder.
 fs::path temporary_of(const fs::path& path) {
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   std::error_code error;
@@ -67,8 +68,9 @@ fs::path temporary_of(const fs::path& path) {
     throw_file_error(fmt::format("cannot create the folder {}", folder.string()), error.value());
   }
   constexpr size_t kMaxOfName = 200;  // a file name may have 255 bytes
+  // Not this process's id: containers that share a file system run processes of the same id.
   return folder /
-         fmt::format(".{}.{}.tmp", path.filename().string().substr(0, kMaxOfName), ::getpid());
+         fmt::format(".{}.{}.tmp", path.filename().string().substr(0, kMaxOfName), random_id());
 }
 
 void write_all(const UniqueFd& fd, std::string_view bytes, const fs::path& path) {

@@ -68,7 +68,7 @@ bool was_started_by(const fs::path& folder, const std::string& job) {
   return !job.empty() && last == job;
 }
 
-/// Removes files that a killed run was writing: ".last.pt.PID.tmp".
+/// Removes files that a killed run was writing: ".last.pt.ID.tmp".
 void remove_temporaries(const fs::path& folder) {
   std::error_code ignored;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
