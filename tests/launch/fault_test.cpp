@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <syncbn/base/atomic_file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -87,6 +88,15 @@ TEST(LaunchFaultTest, NothingOutlivesAKeeperThatIsKilledAndTheLauncherSaysSo) {
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("keeper"));
   EXPECT_EQ(job.left_over(), 0U);
+}
+
+TEST(LaunchFaultTest, AKeeperThatIsKilledLeavesNoOldReport) {
+  TempFolder folder;
+  const std::string report = folder.write("report.json", R"({"exit_code": 0})");
+  Program launcher(launch_command({"--report=" + report, "sleep", "1000"}));
+  ASSERT_EQ(::kill(keeper_of(launcher.pid()), SIGKILL), 0);
+  EXPECT_EQ(launcher.wait().exit_code, 75);
+  EXPECT_THAT(base::read_file(report), HasSubstr(R"("exit_code": 75,)"));
 }
 
 TEST(LaunchFaultTest, AKeeperThatIsKilledAfterAFailureDoesNotHideIt) {

@@ -91,7 +91,10 @@ int Supervisor::run() {
   try {
     result = cluster_ != nullptr ? run_with_others() : run_alone();
   } catch (const std::exception& error) {
-    events_.job_ended(base::exit_code_of(error), error.what());
+    const int exit_code = base::exit_code_of(error);
+    events_.job_ended(exit_code, error.what());
+    write_report(output_, options_.report,
+                 json_report(exit_code, context_.restart_count, std::nullopt));
     throw;
   }
   if (result.exit_code == base::kExitOk) {
