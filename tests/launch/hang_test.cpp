@@ -156,6 +156,19 @@ TEST(LaunchHangTest, AShortStopIsNoHang) {
   EXPECT_EQ(job.wait().exit_code, 143);
 }
 
+TEST(LaunchHangTest, AWaitForTheReaderOfTheOutputIsNoHang) {
+  Nodes nodes(1);
+  constexpr size_t kBytes = 3'000'000;  // more than the launcher and the pipes hold
+  Program& job = start_alone(
+      nodes, 1, {kTimeout},
+      shell(fmt::format("{0} heartbeat 1; head -c {1} /dev/zero | tr '\\0' x; exec {0} heartbeat 2",
+                        kAgentWorker, kBytes)));
+  std::this_thread::sleep_for(kMuchLonger);
+  const auto result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out.size(), kBytes);
+}
+
 TEST(LaunchHangTest, TheRankThatHasNotComeToTheCollectiveIsNamedWithItsNumberAndItsThreads) {
   Nodes nodes(1);
   const auto result =

@@ -422,6 +422,10 @@ void WorkerGroup::answer_status() {
 void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
   continue_keeper();
+  // A worker may wait for our reader (`less`, Ctrl-S), which is no hang.
+  if (run_.output.is_full(Stream::kOut) || run_.output.is_full(Stream::kErr)) {
+    watch_.forgive_silence();
+  }
   const bool judges = !ending_ && !first_failure_ && !is_paused_;
   if (const auto hang = watch_.check(judges)) handle_hang(*hang);
 }
