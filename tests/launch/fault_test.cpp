@@ -416,9 +416,12 @@ TEST(LaunchFaultTest, KeepsEveryLineForASlowReader) {
 }
 
 TEST(LaunchFaultTest, SaysThatOutputWasLostOnAFullDisk) {
-  const auto result = run_program({"sh", "-c", kLauncher + " seq 100 >/dev/full"});
+  const TempFolder folder;
+  const auto result = run_program(
+      {"sh", "-c", kLauncher + " --report=report.json seq 100 >/dev/full"}, {.cwd = folder.path()});
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr("cannot write standard output: No space left on device"));
+  EXPECT_THAT(base::read_file(folder / "report.json"), HasSubstr(R"("exit_code": 75,)"));
 }
 
 TEST(LaunchFaultTest, AStandardErrorThatCannotBeWrittenChangesNoOtherCode) {

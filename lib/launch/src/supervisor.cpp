@@ -112,7 +112,12 @@ int Supervisor::run() {
   } else {
     write_report(output_, options_.report, json_of(result));
   }
-  return wait_for_reader(output_, signals_, result.exit_code, interrupted_);
+  const int exit_code = wait_for_reader(output_, signals_, result.exit_code, interrupted_);
+  if (exit_code != result.exit_code) {  // output was lost, or a signal ended the wait
+    write_report(output_, options_.report,
+                 json_report(exit_code, context_.restart_count, std::nullopt));
+  }
+  return exit_code;
 }
 
 GroupResult Supervisor::run_alone() {

@@ -156,7 +156,9 @@ int SshHead::run() {
   for (size_t i = 0; i < nodes_.size(); ++i) output_.finish(i, Stream::kOut);
   const int code = exit_code();
   write_report(output_, options_.report, report(code));
-  return wait_for_reader(output_, signals_, code, ended_by_signal_.has_value());
+  const int final_code = wait_for_reader(output_, signals_, code, ended_by_signal_.has_value());
+  if (final_code != code) write_report(output_, options_.report, report(final_code));
+  return final_code;
 }
 
 void SshHead::start() {
