@@ -177,9 +177,17 @@ TEST(TopologyTest, ReadsThisMachine) {
 }
 
 TEST(ThreadsOfWorkersTest, AreAWorkersShareOfItsProcessors) {
-  EXPECT_THAT(threads_of_workers({{0, 1, 2}, {3, 4}}), ElementsAre(3, 2));
-  EXPECT_THAT(threads_of_workers({{0, 1, 2}, {0, 1, 2}, {0, 1, 2}, {5}}), ElementsAre(1, 1, 1, 1));
-  EXPECT_THAT(threads_of_workers({{0}, {0}}), ElementsAre(1, 1));
+  EXPECT_THAT(threads_of_workers({{0, 1, 2}, {3, 4}}, 6), ElementsAre(3, 2));
+  EXPECT_THAT(threads_of_workers({{0, 1, 2}, {0, 1, 2}, {0, 1, 2}, {5}}, 6),
+              ElementsAre(1, 1, 1, 1));
+  EXPECT_THAT(threads_of_workers({{0}, {0}}, 6), ElementsAre(1, 1));
+}
+
+TEST(ThreadsOfWorkersTest, ShareTheQuotaOfAContainer) {
+  const std::vector<Cpus> cpus{{0, 1, 2, 3, 4, 5}, {6, 7, 8}};
+  EXPECT_THAT(threads_of_workers(cpus, 9), ElementsAre(6, 3));
+  EXPECT_THAT(threads_of_workers(cpus, 6), ElementsAre(4, 2));
+  EXPECT_THAT(threads_of_workers(cpus, 2), ElementsAre(1, 1));
 }
 
 TEST(GpuNodesTest, FollowTheListThatCudaReads) {

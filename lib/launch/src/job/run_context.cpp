@@ -27,9 +27,10 @@ constexpr int kC10dPort = 29400;
 std::vector<int> omp_num_threads(const LaunchOptions& options, const std::vector<Cpus>& cpus) {
   // A single worker may use all cores, and its libraries count them.
   if (options.nproc_per_node == 1 || base::env("OMP_NUM_THREADS")) return {};
-  if (!cpus.empty()) return threads_of_workers(cpus);
+  const int usable = base::usable_cpus();
+  if (!cpus.empty()) return threads_of_workers(cpus, usable);
   const auto workers = static_cast<size_t>(options.nproc_per_node);
-  return std::vector<int>(workers, std::max(1, base::usable_cpus() / options.nproc_per_node));
+  return std::vector<int>(workers, std::max(1, usable / options.nproc_per_node));
 }
 
 }  // namespace

@@ -117,17 +117,18 @@ std::vector<Cpus> bind_workers(const Topology& topology, Binding binding, int np
   return result;
 }
 
-std::vector<int> threads_of_workers(const std::vector<Cpus>& cpus) {
+std::vector<int> threads_of_workers(const std::vector<Cpus>& cpus, int usable) {
   std::map<int, int> sharers;
   for (const Cpus& one : cpus) {
     for (const int cpu : one) ++sharers[cpu];
   }
+  const double quota = std::min(1.0, usable / static_cast<double>(sharers.size()));
   std::vector<int> threads;
   for (const Cpus& one : cpus) {
     double share = 0;
     for (const int cpu : one) share += 1.0 / sharers[cpu];
     // Rounding errors may put a sum of thirds just below its whole number.
-    threads.push_back(std::max(1, static_cast<int>(share + 1e-6)));
+    threads.push_back(std::max(1, static_cast<int>(share * quota + 1e-6)));
   }
   return threads;
 }

@@ -28,6 +28,9 @@ std::vector<Cpus> bind_workers(const Topology& topology, Binding binding, int np
                                const std::vector<std::optional<int>>& gpu_nodes);
 
 /// How many threads each worker needs to use its CPUs fully. Several workers may share a CPU.
-std::vector<int> threads_of_workers(const std::vector<Cpus>& cpus);
+/// @param usable how many CPUs can be busy at a time: fewer than those of all workers if a
+/// container
+///   has a quota.
+std::vector<int> threads_of_workers(const std::vector<Cpus>& cpus, int usable);
 
 }  // namespace syncbn::launch
