@@ -1,6 +1,7 @@
 // --preflight: its judgement of the figures of all nodes, and jobs with it.
 #include <dlfcn.h>
 #include <gmock/gmock.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <sys/socket.h>
 
@@ -318,8 +319,12 @@ TEST(LaunchPreflightTest, TheProgramStartsAfterTheCheckOnAllNodes) {
 }
 
 TEST(LaunchPreflightTest, NothingStartsIfTheJobWouldFail) {
-  const auto result = launch({"--preflight", "echo", "started"}, {.cwd = "/proc"});
+  const TempFolder folder;
+  const std::string report = folder.write("report.json", R"({"exit_code": 0})");
+  const auto result =
+      launch({"--preflight", "--report=" + report, "echo", "started"}, {.cwd = "/proc"});
   EXPECT_EQ(result.exit_code, 75);
+  EXPECT_THAT(base::read_file(report), HasSubstr(R"("exit_code": 75,)"));
   EXPECT_THAT(result.out, AllOf(HasSubstr("cannot write to /proc"), Not(HasSubstr("started"))));
 }
 

@@ -24,7 +24,9 @@
 #include "nodes/cluster.h"
 #include "nodes/master_port.h"
 #include "output/event_log.h"
+#include "output/failure_report.h"
 #include "output/log_folder.h"
+#include "output/output.h"
 #include "preflight/preflight.h"
 #include "ssh/head_plan.h"
 #include "ssh/ssh_head.h"
@@ -241,7 +243,11 @@ int launch(int argc, const char* const* argv) {
   if (!options->report.empty() && !options->dry_run) base::check_can_write(options->report);
   if (options->preflight && !options->dry_run) {
     const int exit_code = run_job(preflight_job(*options));
-    if (exit_code != base::kExitOk) return exit_code;
+    if (exit_code != base::kExitOk) {
+      Output output{OutputOptions()};
+      write_report(output, options->report, json_report(exit_code, 0, std::nullopt));
+      return exit_code;
+    }
   }
   return run_job(*options);
 }
