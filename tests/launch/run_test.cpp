@@ -546,6 +546,12 @@ TEST(LaunchTest, DoesNotLinkLibtorch) {
   EXPECT_THAT(result.out, AllOf(Not(HasSubstr("torch")), Not(HasSubstr("libc10"))));
 }
 
+TEST(LaunchTest, AWorkerDoesNotTakeAnOuterLaunchersBarForOurs) {
+  const auto result =
+      launch({"sh", "-c", "echo bar=$SYNCBN_AGENT_BAR"}, {.env = {{"SYNCBN_AGENT_BAR", "1"}}});
+  EXPECT_EQ(result.out, "bar=\n");
+}
+
 TEST(LaunchTest, WritesAReportInJson) {
   TempFolder folder;
   const std::string file = folder / "report.json";

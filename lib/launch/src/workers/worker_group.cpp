@@ -160,7 +160,8 @@ void WorkerGroup::start() {
       variables[base::kSecretDescriptor] = std::to_string(secret.get());
     }
     variables["SYNCBN_AGENT_VERSION"] = std::to_string(SYNCBN_AGENT_VERSION);
-    if (::isatty(STDERR_FILENO) == 1) variables["SYNCBN_AGENT_BAR"] = "1";
+    // Not that of a launcher around this one.
+    variables["SYNCBN_AGENT_BAR"] = ::isatty(STDERR_FILENO) == 1 ? "1" : "";
 
     specs.push_back(
         {.file = run_.command.file,
