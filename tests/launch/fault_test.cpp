@@ -352,6 +352,23 @@ TEST(LaunchFaultTest, PassesUserSignalsThroughAndGoesOn) {
   EXPECT_EQ(launcher.wait().exit_code, 143);
 }
 
+// A shell sends SIGHUP to its job when its terminal is closed, and the kernel when the shell ends.
+TEST(LaunchFaultTest, ASecondHangupDoesNotCutTheGraceTimeShort) {
+  Program launcher(
+      launch_command({"sh", "-c",
+                      "trap 'echo got HUP' HUP; trap 'echo saved; exit 0' USR1; echo ready; "
+                      "while true; do sleep 0.01; done"}));
+  wait_for_words(launcher, "ready", 1);
+  launcher.send_signal(SIGHUP);
+  wait_for_words(launcher, "got HUP", 1);
+  launcher.send_signal(SIGHUP);
+  ASSERT_TRUE(launcher.wait_until([&] { return !pending(launcher.pid(), SIGHUP); }));
+  launcher.send_signal(SIGUSR1);
+  const auto result = launcher.wait();
+  EXPECT_EQ(result.exit_code, 128 + SIGHUP);
+  EXPECT_THAT(result.out, HasSubstr("saved"));
+}
+
 TEST(LaunchFaultTest, SurvivesAHangupUnderNohup) {
   TempFolder folder;
   Program launcher({"sh", "-c",

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <optional>
@@ -24,6 +25,9 @@ class Signals {
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
   bool ends(int signal) const;
+  /// Whether the user asks to end at once, if another signal has asked to end already. A terminal
+  /// that is closed sends SIGHUP twice: its shell does, and the kernel at the shell's end.
+  static bool insists(int signal) { return signal != SIGHUP; }
 
   /// Stops this process as Ctrl-Z does. Returns when it is continued.
   static void stop_self();
