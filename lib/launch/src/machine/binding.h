@@ -28,9 +28,8 @@ std::vector<Cpus> bind_workers(const Topology& topology, Binding binding, int np
                                const std::vector<std::optional<int>>& gpu_nodes);
 
 /// How many threads each worker needs to use its CPUs fully. Several workers may share a CPU.
-/// @param usable how many CPUs can be busy at a time: fewer than those of all workers if a
-/// container
-///   has a quota.
+/// @param usable how many CPUs can be busy at a time: fewer than the workers' CPUs in a container
+///   with a quota.
 std::vector<int> threads_of_workers(const std::vector<Cpus>& cpus, int usable);
 
 }  // namespace syncbn::launch
