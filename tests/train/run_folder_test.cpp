@@ -261,6 +261,18 @@ TEST_F(RunFolderTest, LogsEachStepAsJson) {
   EXPECT_EQ(second, wanted);
 }
 
+TEST_F(RunFolderTest, LogsAnEndByAnErrorAboutAFileWhoseNameIsNotUtf8) {
+  RunFolder folder(temp_, "", false);
+  folder.log_start(1, 0, false);
+  folder.log_end("an error: cannot decode 'caf\xe9.png'", 3);
+  EXPECT_TRUE(folder.has_end());
+  std::istringstream log(base::read_file(temp_ / "log.jsonl"));
+  nlohmann::json start;
+  nlohmann::json end;
+  log >> start >> end;
+  EXPECT_EQ(end["reason"], "an error: cannot decode 'caf\\xe9.png'");
+}
+
 TEST_F(RunFolderTest, RewindsTheLogToAStep) {
   const std::string start = R"({"event":"start","step":0})";
   const auto epoch = [](int step) {

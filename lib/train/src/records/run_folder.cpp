@@ -5,6 +5,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -176,7 +177,9 @@ void RunFolder::log_step(int64_t step, int64_t epoch, double loss, double lr,
 
 void RunFolder::log_end(const std::string& reason, int64_t step, std::optional<double> seconds) {
   if (std::exchange(has_ended_, true)) return;
-  Json json = {{"event", "end"}, {"time", unix_time()}, {"reason", reason}, {"step", step}};
+  // JSON is UTF-8; an error may name a file whose name is not.
+  Json json = {
+      {"event", "end"}, {"time", unix_time()}, {"reason", base::printable(reason)}, {"step", step}};
   if (seconds) json["seconds"] = *seconds;
   if (reason == "finished") events_.end_session();
   append(json.dump());
