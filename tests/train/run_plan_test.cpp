@@ -89,6 +89,10 @@ TEST_F(RunPlanTest, OwesWhatEndedInAnEvaluation) {
   EXPECT_FALSE(after({.epoch = 1}));      // none was due
   EXPECT_TRUE(after({.epoch = 2}));
   EXPECT_FALSE(after({.epoch = 2, .eval = {{"loss", 1}}, .eval_split = "test"}));
+  config_.eval_interval = 1;  // of the resumed run
+  EXPECT_TRUE(after({.epoch = 1}));
+  move_to(6);
+  EXPECT_FALSE(after({.epoch = 1})) << "the network has trained on";
   config_.max_steps = 6;
   move_to(6);
   EXPECT_TRUE(plan_.owes_last_evaluation());

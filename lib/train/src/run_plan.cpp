@@ -40,9 +40,11 @@ EpochRecord RunPlan::last_epoch() const {
 
 bool RunPlan::owes_evaluation() const {
   const EpochRecord last = last_epoch();
-  const bool is_due =
-      evaluates_whole(last.epoch) || (reached_max_steps() && position_.sampler.consumed == 0);
-  return last.epoch > 0 && last.eval.empty() && is_due;
+  // Within the next epoch, the network is no longer that of the last one, even if another
+  // eval_interval asks for its evaluation.
+  const bool is_at_its_end = position_.sampler.consumed == 0;
+  const bool is_due = evaluates_whole(last.epoch) || reached_max_steps();
+  return last.epoch > 0 && last.eval.empty() && is_at_its_end && is_due;
 }
 
 int64_t RunPlan::batches_done() const {
