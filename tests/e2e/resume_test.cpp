@@ -328,6 +328,21 @@ TEST_F(ResumeTest, AFinishedRunIsLeftAsItIs) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
 }
 
+TEST_F(ResumeTest, AFinishedRunWithoutItsCheckpointIsReplacedOnlyIfToldTo) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  const std::string best = base::read_file(folder_ / "run/best.pt");
+  std::filesystem::remove(folder_ / "run/last.pt");  // to save space
+  const auto again = run_train({"--config", folder_ / "run/config.yaml"});
+  EXPECT_EQ(again.exit_code, base::kExitUsage) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("holds a finished run without a checkpoint to go on from"));
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/result.json"));
+  ASSERT_TRUE(std::filesystem::exists(folder_ / "run/best.pt"));
+  EXPECT_EQ(base::read_file(folder_ / "run/best.pt"), best);
+  const auto replaced = run_train(args("run", {"--epochs=1", "--resume=auto", "--overwrite"}));
+  EXPECT_EQ(replaced.exit_code, 0) << replaced.err;
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "run/last.pt"));
+}
+
 TEST_F(ResumeTest, WritesTheResultOfARunThatEndedBeforeIt) {
   ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
   const auto before = result_of(folder_ / "run");

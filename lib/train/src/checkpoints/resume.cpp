@@ -120,6 +120,16 @@ OwnState own_state(const Config& config, const std::string& name) {
   return own;
 }
 
+/// With `resume: auto`, a run without a checkpoint begins anew in its folder. If it has finished,
+/// the user has removed the checkpoint, and may want to keep the rest.
+void refuse_to_replace(const fs::path& folder, const Config& config) {
+  if (config.overwrite || !run_files::has_result(folder)) return;
+  throw base::UserError(fmt::format(
+      "run_dir: {} holds a finished run without a checkpoint to go on from; choose another folder, "
+      "or replace the run (--overwrite)",
+      folder.string()));
+}
+
 /// The first of the ranks with the highest number.
 int rank_of_highest(int64_t number) {
   const auto all = dist::all_gather_bytes(std::to_string(number));
@@ -144,6 +154,7 @@ ResumeState find_resume_state(const Config& config, const std::string& name,
   keepers.each([&] {
     const Found& found = own.checkpoint;
     if (state.checkpoint.empty() && !found.damage.empty()) throw base::UserError(found.damage);
+    if (state.checkpoint.empty() && own.continues_folder) refuse_to_replace(own.folder, config);
     set_aside(found.damaged, resumed);
   });
   const int64_t drawn = own.checkpoint.bytes.empty() ? std::random_device()() : own.checkpoint.seed;
