@@ -223,6 +223,18 @@ TEST_F(AtomicFileTest, ReadingWhatIsNotThereNamesTheFile) {
   }
 }
 
+TEST_F(AtomicFileTest, AFileThatCannotBeOpenedNowIsNotTheUsersMistake) {
+  write_file_atomically(folder_ / "file", "bytes");
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit none{0, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_THAT([&] { read_file(folder_ / "file"); },
+              ThrowsMessage<UnavailableError>(HasSubstr("file: Too many open files")));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(read_file(folder_ / "file"), "bytes");
+}
+
 TEST_F(AtomicFileTest, ReadingWaitsForNobodyAndEnds) {
   const fs::path fifo = folder_ / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);

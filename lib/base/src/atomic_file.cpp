@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 
 namespace syncbn::base {
 namespace {
@@ -22,6 +21,9 @@ namespace fs = std::filesystem;
 // Errors that another path may avoid.
 constexpr std::array kPathErrors{EACCES, EEXIST,  EISDIR, ELOOP, ENAMETOOLONG,
                                  ENOENT, ENOTDIR, EPERM,  EROFS};
+
+// Errors of opening a file that say nothing about the path: the file may be there and whole.
+constexpr std::array kPassingErrors{EIO, EMFILE, ENFILE, ENOMEM, ESTALE, ETIMEDOUT};
 
 // Upper bound in bytes on what is read from a pipe or a device, which may never end.
 constexpr size_t kMaxOfStream = size_t{64} << 20;
@@ -160,7 +162,11 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
   }
   const UniqueFd file = open_to_read(path);
   if (!file) {
-    throw UserError(fmt::format("cannot read {}: {}", path.string(), std::strerror(errno)));
+    const int reason = errno;
+    const std::string message =
+        fmt::format("cannot read {}: {}", path.string(), describe_errno(reason));
+    if (std::ranges::count(kPassingErrors, reason) > 0) throw UnavailableError(message);
+    throw UserError(message);
   }
   if (!fs::is_regular_file(path, error)) max_bytes = std::min(max_bytes, kMaxOfStream);
   std::string bytes;
