@@ -433,6 +433,16 @@ TEST_F(RunFolderTest, ALinkThatLeadsNowhereIsACheckpoint) {
   EXPECT_THAT(run_files::checkpoints(temp_), ::testing::ElementsAre(temp_ / "last.pt"));
 }
 
+TEST_F(RunFolderTest, AFolderThatCannotBeReadIsNotOneWithoutACheckpoint) {
+  fs::create_symlink("loop", temp_ / "loop");
+  EXPECT_THAT([&] { run_files::checkpoints(temp_ / "loop"); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("cannot read " + (temp_ / "loop/last.pt").string())));
+  EXPECT_THAT(run_files::checkpoints(temp_ / "none"), ::testing::IsEmpty());
+  folder_.write("file", "");
+  EXPECT_THAT(run_files::checkpoints(temp_ / "file"), ::testing::IsEmpty());
+}
+
 TEST_F(RunFolderTest, KeepsTheLastCheckpoints) {
   const RunFolder folder(temp_, "", false);
   std::vector<std::string> names;

@@ -254,11 +254,15 @@ std::optional<std::string> config_of(const fs::path& folder) {
 
 std::vector<fs::path> checkpoints(const fs::path& folder) {
   std::vector<fs::path> found = numbered_files(folder, kStepPrefix);
-  std::error_code ignored;
+  const fs::path last = folder / kLast;
+  std::error_code error;
   // A dangling symbolic link, for example to a missing disk, does not mean "no checkpoint".
-  if (fs::exists(fs::symlink_status(folder / kLast, ignored))) {
-    found.insert(found.begin(), folder / kLast);
+  const fs::file_status status = fs::symlink_status(last, error);
+  // Nor does a disk that fails: the run would begin anew and remove what it has not seen.
+  if (!fs::status_known(status)) {
+    base::throw_file_error(fmt::format("cannot read {}", last.string()), error.value());
   }
+  if (fs::exists(status)) found.insert(found.begin(), last);
   return found;
 }
 

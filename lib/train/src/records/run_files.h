@@ -60,6 +60,7 @@ bool is_unfinished(const std::filesystem::path& folder);
 std::optional<std::string> config_of(const std::filesystem::path& folder);
 
 /// last.pt and the checkpoints before it, the newest first.
+/// @throws base::UserError or base::UnavailableError if it is unknown whether there is a last.pt
 std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& folder);
 
 /// The name of a checkpoint that is kept for its result but is not the best.
