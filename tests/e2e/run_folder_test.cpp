@@ -432,6 +432,17 @@ TEST(RunFolderProgramTest, ANewerCheckpointIsRefusedAndKept) {
   }
 }
 
+TEST(RunFolderProgramTest, EvaluatesACheckpointWhoseNameIsNotUtf8) {
+  const TempFolder folder;
+  ASSERT_EQ(run_train(short_run({"--max_steps=1", "--run_dir", folder / "run"})).exit_code, 0);
+  std::filesystem::rename(folder / "run/best.pt", folder / "caf\xe9.pt");
+  const auto result = run_train({"eval", folder / "run", "--resume", folder / "caf\xe9.pt"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_THAT(json["checkpoint"].get<std::string>(), ::testing::EndsWith("/caf\\xe9.pt"));
+  EXPECT_TRUE(json.contains("accuracy"));
+}
+
 TEST(RunFolderProgramTest, TheBarGoesOnInEvaluations) {
   const TempFolder folder;
   std::vector<std::string> words = {"--data.type=synthetic", "--data.channels=1",

@@ -79,7 +79,8 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
   const std::string split = to_string(inputs.eval_split);
   AgentChannel channel(dist::rank());
   Progress progress(channel);
-  nlohmann::ordered_json json = {{"checkpoint", path}, {"split", split}};
+  // JSON is UTF-8; the name of a file may be anything.
+  nlohmann::ordered_json json = {{"checkpoint", base::printable(path)}, {"split", split}};
   std::string text;
   std::string remark;
   const auto evaluate = [&](const std::string& prefix) {
