@@ -331,6 +331,16 @@ TEST_F(TrainingTest, ChoosesTheBestOnHeldOutSamples) {
   EXPECT_EQ(count(both.err, "no validation data: best.pt is chosen on the test split"), 1);
 }
 
+TEST_F(TrainingTest, DoesNotSpeakOfABestCheckpointWhereNoneIsKept) {
+  const std::string none = "--checkpoint.keep_best.count=0";
+  const auto held_out = run("held_out", {"--max_steps=1", "--val_fraction=0.25", none});
+  EXPECT_EQ(held_out.exit_code, 0) << held_out.err;
+  EXPECT_FALSE(std::filesystem::exists(std::string(folder_ / "held_out/best.pt")));
+  EXPECT_EQ(count(held_out.err, "to evaluate last.pt on the test split: "), 1) << held_out.err;
+  EXPECT_EQ(count(held_out.err, "best.pt"), 0) << held_out.err;
+  EXPECT_EQ(count(run("both", {"--max_steps=1", none}).err, "best.pt"), 0);
+}
+
 TEST_F(TrainingTest, KeepsTheLastAndTheBestCheckpoints) {
   ASSERT_EQ(run("run", {"--epochs=3", "--checkpoint.every=100step", "--checkpoint.keep_last=2",
                         "--checkpoint.keep_best.count=2"})

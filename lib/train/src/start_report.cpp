@@ -94,7 +94,7 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
         "decodes all images",
         unreadable);
   }
-  if (inputs.eval_split == data::Split::kTest) {
+  if (inputs.eval_split == data::Split::kTest && config.checkpoint.keep_best.count > 0) {
     spdlog::info("no validation data: best.pt is chosen on the test split (see val_fraction)");
   }
   if (config.amp == "fp16" && !has_gpu) {

@@ -851,7 +851,10 @@ class Trainer {
     display_.result(record, best, folder_->path());
     const bool has_network = best && measures_.chosen();
     if (has_network && inputs_.eval_split == data::Split::kVal && inputs_.has_test_set) {
-      spdlog::info("to evaluate best.pt on the test split: {}",
+      // Without a best.pt (checkpoint.keep_best.count: 0), the command takes last.pt.
+      const bool has_file = base::exists(folder_->path() / run_files::kBest);
+      spdlog::info("to evaluate {} on the test split: {}",
+                   has_file ? run_files::kBest : run_files::kLast,
                    command_line("eval", folder_->path()));
     }
   }
