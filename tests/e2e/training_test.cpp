@@ -358,6 +358,14 @@ TEST_F(TrainingTest, KeepsTheLastAndTheBestCheckpoints) {
   const auto refused = run("other", {"--resume", folder_ / "run/best.pt"});
   EXPECT_EQ(refused.exit_code, base::kExitUsage);
   EXPECT_THAT(refused.err, HasSubstr("without the state of the run; resume from last.pt"));
+  // A resumed run that is to keep fewer of the best removes the others.
+  std::filesystem::remove(std::string(folder_ / "run/result.json"));  // as if it was killed
+  ASSERT_EQ(run("run", {"--epochs=3", "--resume=auto", "--checkpoint.keep_best.count=1"}).exit_code,
+            0);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "run")) {
+    EXPECT_FALSE(entry.path().filename().string().starts_with("best-")) << entry.path();
+  }
+  EXPECT_FALSE(load("run/best.pt").has_optimizer) << "it is there still";
 }
 
 TEST_F(TrainingTest, SetsADamagedCheckpointAsideAndTakesTheOneBefore) {

@@ -244,6 +244,9 @@ class Trainer {
       changed = changed_settings(former, config::parse_yaml(config_text_, name_));
       restore(std::move(checkpoint), resume_.checkpoint_path);
     });
+    // With a lower count than before, start_folder() removes the files of the others.
+    const auto kept = static_cast<size_t>(std::max<int64_t>(config_.checkpoint.keep_best.count, 1));
+    position_.best.resize(std::min(position_.best.size(), kept));
     if (!is_rank_0()) return;
     if (!changed.empty()) {
       spdlog::warn("{} was made with another configuration; the run continues with {}",
