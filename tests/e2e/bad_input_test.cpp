@@ -60,6 +60,12 @@ TEST_F(BadInputTest, ReadsAPipeOnce) {
                                    SYNCBN_BIN_DIR "/train", shipped_config("digits.yaml")});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("model:"));
+  // With several threads, a run starts the program anew if it can.
+  const auto trained = run_program(
+      {"bash", "-c", "\"$0\" --config <(cat \"$1\") --run_dir \"$2\" --max_steps=1 --threads=2",
+       SYNCBN_BIN_DIR "/train", shipped_config("digits.yaml"), run_dir()},
+      {.unset = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}});
+  EXPECT_EQ(trained.exit_code, 0) << trained.err;
 }
 
 TEST_F(BadInputTest, NamesTheConfigurationThatWasMeant) {

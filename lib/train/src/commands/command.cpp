@@ -242,7 +242,8 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
       config::escape_references(all);
       return print(config::to_yaml(all, resolved.origins));
     }
-    spare_waiting_threads(resolved.config, given);
+    // It may start this program anew, which then reads the files again.
+    if (resolved.can_be_reread) spare_waiting_threads(resolved.config, given);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
     if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
     if (images.empty()) {

@@ -229,7 +229,7 @@ int export_checkpoint(const std::vector<std::string>& args) {
   const Config& config = request.resolved.config;
   std::vector<std::string> words = {"export"};
   words.insert(words.end(), args.begin(), args.end());
-  spare_waiting_threads(config, words);
+  if (request.resolved.can_be_reread) spare_waiting_threads(config, words);
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   const std::string format = request.script
                                  ? std::string(kRunFormats[static_cast<size_t>(*request.script)])

@@ -159,6 +159,10 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
   config::Value all = config::Schema<Config>::get().write(resolved.config);
   config::escape_references(all);
   resolved.text = config::to_yaml(all);
+  resolved.can_be_reread = std::ranges::all_of(texts(), [](const auto& read) {
+    std::error_code ignored;
+    return fs::is_regular_file(read.first, ignored);
+  });
   return resolved;
 }
 

@@ -15,6 +15,7 @@ struct ResolvedConfig {
   config::Value origins;  ///< all that is not a default, with the place where it was written
   std::string text;       ///< all keys, in YAML
   std::string name;       ///< of the last file without folder and extension, or of a run's folder
+  bool can_be_reread = true;  ///< false: one of its files was a pipe
 };
 
 /// Loads the plug-ins that the files of --config and the command line name, before everything that
