@@ -165,6 +165,11 @@ TEST_F(SweepTest, MistakesAreReportedOnceBeforeTheFirstRun) {
   const ProgramResult ranks = launch_train(2, args({"seed=0..1"}));
   EXPECT_EQ(ranks.exit_code, 2);
   EXPECT_EQ(count(ranks.out + ranks.err, "RANK is set"), 1) << ranks.err;
+  const ProgramResult piped =
+      run_program({"bash", "-c", "\"$0\" sweep --config <(cat \"$1\") --run_dir \"$2\" seed=0..1",
+                   program("train"), shipped_config("digits.yaml"), sweep_dir_});
+  EXPECT_EQ(piped.exit_code, 2) << piped.err;
+  EXPECT_EQ(count(piped.err, "a pipe can be read only once; name a file"), 1) << piped.err;
   EXPECT_FALSE(fs::exists(sweep_dir_));
 }
 

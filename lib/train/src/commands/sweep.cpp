@@ -123,6 +123,11 @@ std::vector<Run> prepare(const SweepPlan& plan, const LaunchRequest& request) {
       const auto line = parse_arguments("sweep", words, faults);
       const ResolvedConfig resolved = resolve_config(line, faults);
       const Config& config = resolved.config;
+      if (!resolved.can_be_reread) {
+        throw base::UserError(
+            "sweep: --config: each run reads the configuration, and a pipe can be read only once; "
+            "name a file");
+      }
       const std::string label = plan.label(planned);
       if (const auto [other, is_new] = labels.emplace(resolved.text, label); !is_new) {
         throw base::UserError(fmt::format("sweep: {} and {} are the same run; give each value once",
