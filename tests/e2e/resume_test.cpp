@@ -411,6 +411,25 @@ TEST_F(ResumeTest, NamesTheFirstFailureAndHowToContinueWhicheverRankFailed) {
   }
 }
 
+TEST_F(ResumeTest, SaysHowToContinueWhereTheLogCannotBeWritten) {
+  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  constexpr size_t kBlocks = 20'000;  // of 1024 bytes
+  constexpr size_t kRoom = 1500;      // for the line about the start, and a few steps
+  const std::string note = R"({"event":"note","text":")" + std::string(500, 'x') + "\"}\n";
+  std::string log = base::read_file(folder_ / "run/log.jsonl");
+  while (log.size() + note.size() + kRoom < kBlocks * 1024) log += note;
+  base::write_file_atomically(folder_ / "run/log.jsonl", log);
+  std::vector<std::string> words = {"bash", "-c", fmt::format("ulimit -f {}; exec \"$@\"", kBlocks),
+                                    "bash", program("train")};
+  for (const std::string& word : args("run", {"--resume=auto", "--log_interval=1"})) {
+    words.push_back(word);
+  }
+  const auto result = run_program(words);
+  EXPECT_EQ(result.exit_code, base::kExitUnavailable) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("log.jsonl: File too large"));
+  EXPECT_EQ(count(result.err, "to resume from the last checkpoint: "), 1) << result.err;
+}
+
 TEST_F(ResumeTest, CompletesTheLogIfTheRunEndedAfterTheCheckpointAndBeforeItsLine) {
   ASSERT_EQ(run_train(args("run", {"--epochs=2"})).exit_code, 0);
   const std::string log = base::read_file(folder_ / "run/log.jsonl");

@@ -173,6 +173,10 @@ class Trainer {
         folder_->log_end(fmt::format("an error: {}", what.substr(0, what.find('\n'))),
                          position_.step);
       }
+    } catch (const std::exception&) {
+      // Only the first error counts. If the disk is full, it is the same one.
+    }
+    try {
       renew_report();
       offer_resume();
       if (!base::env("TORCHELASTIC_RUN_ID") && base::exists(folder_->last())) {
