@@ -352,6 +352,16 @@ TEST(LaunchFaultTest, PassesUserSignalsThroughAndGoesOn) {
   EXPECT_EQ(launcher.wait().exit_code, 143);
 }
 
+// timeout sends its signal to its child and to their process group.
+TEST(LaunchFaultTest, ASignalOfTimeoutIsNoSecondOne) {
+  Program job({"timeout", "1000", kLauncher, "sh", "-c",
+               "trap 'sleep 0.2; echo saved; exit 0' TERM; echo ready; "
+               "while true; do sleep 0.01; done"});
+  ASSERT_TRUE(job.wait_for_out("ready"));
+  job.send_signal(SIGTERM);
+  EXPECT_THAT(job.wait().out, HasSubstr("saved"));
+}
+
 // A shell sends SIGHUP to its job when its terminal is closed, and the kernel when the shell ends.
 TEST(LaunchFaultTest, ASecondHangupDoesNotCutTheGraceTimeShort) {
   Program launcher(

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 namespace syncbn::launch {
@@ -34,9 +35,17 @@ Signals::Signals(std::vector<int> ending, HeadLink* head)
 }
 
 std::optional<int> Signals::next() {
+  constexpr auto kMoment = std::chrono::seconds(1);
   signalfd_siginfo info;
-  if (::read(fd_.get(), &info, sizeof(info)) == sizeof(info)) {
-    return static_cast<int>(info.ssi_signo);
+  while (::read(fd_.get(), &info, sizeof(info)) == sizeof(info)) {
+    const auto now = std::chrono::steady_clock::now();
+    const auto former =
+        std::exchange(last_, Received{static_cast<int>(info.ssi_signo), info.ssi_pid, now});
+    // `timeout` sends its signal to this process and to the process group. The terminal's have no
+    // sender.
+    const bool is_repeated = former.signal == last_.signal && former.sender == last_.sender &&
+                             last_.sender != 0 && now - former.time < kMoment;
+    if (!is_repeated || !ends(last_.signal)) return last_.signal;
   }
   return head_ != nullptr ? head_->next_signal() : std::nullopt;
 }

@@ -3,6 +3,8 @@
 #include <signal.h>
 #include <syncbn/base/unique_fd.h>
 
+#include <chrono>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -21,7 +23,8 @@ class Signals {
   explicit Signals(std::vector<int> ending, HeadLink* head = nullptr);
 
   int fd() const { return both_ ? both_->fd() : fd_.get(); }
-  /// SIGSTOP and SIGCONT come only from a head; they are meant for the workers.
+  /// SIGSTOP and SIGCONT come only from a head; they are meant for the workers. An ending signal
+  /// that the same process repeats within a second is left out.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
   bool ends(int signal) const;
@@ -33,10 +36,17 @@ class Signals {
   static void stop_self();
 
  private:
+  struct Received {
+    int signal = 0;
+    uint32_t sender = 0;  ///< a process, or 0: the kernel
+    std::chrono::steady_clock::time_point time = {};
+  };
+
   std::vector<int> ending_;
   base::UniqueFd fd_;
   HeadLink* head_;
   std::optional<WatchSet> both_;  ///< fd_ and the head's, if there is one
+  Received last_;
 };
 
 }  // namespace syncbn::launch
