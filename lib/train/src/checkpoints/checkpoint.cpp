@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "checkpoints/sealed_archive.h"
+#include "common/out_of_memory.h"
 
 namespace syncbn::train {
 namespace {
@@ -247,7 +248,8 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
     if (reader.text("format") != Checkpoint::kFormat) throw base::UserError("another format");
     version = reader.integer("format_version");
     if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    throw_if_out_of_memory(MemoryUse::kLater, error);  // the checkpoint may be whole
     // Replaces libtorch's message, which names its own source lines.
     throw base::UserError(
         fmt::format("{} is not a whole checkpoint of train ({}): it is {}", name,
