@@ -34,7 +34,8 @@ void check_can_write(const std::filesystem::path& path);
 bool exists(const std::filesystem::path& path);
 
 /// Reads a whole file, pipe or device.
-/// @throws UserError naming the file if its path is wrong or it has more than `max_bytes` (a pipe or
+/// @throws UserError naming the file if its path is wrong or it has more than `max_bytes` (a pipe
+/// or
 ///   device: more than 64 MiB); UnavailableError if the disk fails or a limit is reached.
 std::string read_file(const std::filesystem::path& path, size_t max_bytes = SIZE_MAX);
 
