@@ -177,9 +177,16 @@ OpenFiles::File OpenFiles::find(size_t number) const {
   return opened_.front().file;
 }
 
-bool is_decoded(std::string extension) {
-  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
+bool equals_in_lower_case(std::string_view text, std::string_view lower) {
+  return std::ranges::equal(text, lower,
+                            [](unsigned char c, char l) { return std::tolower(c) == l; });
+}
+
+bool is_decoded(std::string_view extension) {
+  constexpr std::array<std::string_view, 3> kExtensions = {".jpg", ".jpeg", ".png"};
+  return std::ranges::any_of(kExtensions, [extension](std::string_view one) {
+    return equals_in_lower_case(extension, one);
+  });
 }
 
 }  // namespace detail

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <syncbn/base/unique_fd.h>
@@ -72,7 +73,10 @@ class OpenFiles {
   mutable std::vector<Opened> opened_;  ///< most recently used first
 };
 
+/// Whether `text` in lower case is `lower`.
+bool equals_in_lower_case(std::string_view text, std::string_view lower);
+
 /// Whether files with this extension are images that can be decoded.
-bool is_decoded(std::string extension);
+bool is_decoded(std::string_view extension);
 
 }  // namespace syncbn::data::detail

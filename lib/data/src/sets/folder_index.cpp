@@ -4,7 +4,6 @@
 #include <sys/stat.h>
 
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <fstream>
 #include <map>
@@ -354,9 +353,8 @@ bool has_image_extension(std::string_view name) {
   constexpr std::array<std::string_view, 9> kExtensions = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
                                                            ".pgm", ".tif",  ".tiff", ".webp"};
   return std::ranges::any_of(kExtensions, [&](std::string_view extension) {
-    if (name.size() < extension.size()) return false;
-    return std::ranges::equal(name.substr(name.size() - extension.size()), extension,
-                              [](unsigned char c, char lower) { return std::tolower(c) == lower; });
+    return name.size() >= extension.size() &&
+           equals_in_lower_case(name.substr(name.size() - extension.size()), extension);
   });
 }
 

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
 #include <optional>
-#include <string>
 #include <string_view>
 
 #include <syncbn/base/error.h>
@@ -33,12 +31,6 @@ enum ShardSection : size_t {
 size_t end_of_key(std::string_view name) {
   const size_t slash = name.rfind('/');
   return std::min(name.find('.', slash == std::string_view::npos ? 0 : slash), name.size());
-}
-
-/// Case is ignored, as in webdataset.
-bool is_class(std::string_view extension) {
-  return std::ranges::equal(extension, std::string_view(".cls"),
-                            [](unsigned char c, char lower) { return std::tolower(c) == lower; });
 }
 
 /// Writes a ShardIndex, shard by shard.
@@ -82,8 +74,9 @@ class ShardIndexWriter {
       finish_sample();
       key_ = key;
     }
-    if (is_decoded(std::string(extension))) image_ = place_of(member);
-    if (is_class(extension)) label_ = read_label(member);
+    // webdataset ignores case, too.
+    if (is_decoded(extension)) image_ = place_of(member);
+    if (equals_in_lower_case(extension, ".cls")) label_ = read_label(member);
   }
 
   Place place_of(const TarMember& member) const {
