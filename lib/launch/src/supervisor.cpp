@@ -241,8 +241,7 @@ std::optional<int> Supervisor::wait_for_cluster() {
       interrupted_ = true;
       cluster_->report_signal(*signal);
       // The leader stays until the other nodes have ended, or a second signal arrives.
-      const bool again = std::exchange(signalled, true) && Signals::insists(*signal);
-      if (again || !cluster_->leads()) return signal;
+      if (std::exchange(signalled, true) || !cluster_->leads()) return signal;
     }
   }
 }

@@ -35,19 +35,27 @@ Signals::Signals(std::vector<int> ending, HeadLink* head)
 }
 
 std::optional<int> Signals::next() {
-  constexpr auto kMoment = std::chrono::seconds(1);
   signalfd_siginfo info;
   while (::read(fd_.get(), &info, sizeof(info)) == sizeof(info)) {
-    const auto now = std::chrono::steady_clock::now();
-    const auto former =
-        std::exchange(last_, Received{static_cast<int>(info.ssi_signo), info.ssi_pid, now});
-    // `timeout` sends its signal to this process and to the process group. The terminal's have no
-    // sender.
-    const bool is_repeated = former.signal == last_.signal && former.sender == last_.sender &&
-                             last_.sender != 0 && now - former.time < kMoment;
-    if (!is_repeated || !ends(last_.signal)) return last_.signal;
+    const Received now{static_cast<int>(info.ssi_signo), info.ssi_pid,
+                       std::chrono::steady_clock::now()};
+    if (!ends(now.signal)) return now.signal;
+    const auto former = std::exchange(last_ending_, now);
+    if (!former || !is_echo(*former, now)) return now.signal;
   }
-  return head_ != nullptr ? head_->next_signal() : std::nullopt;
+  const auto signal = head_ != nullptr ? head_->next_signal() : std::nullopt;
+  // The end of the ssh connection may bring a SIGHUP after it.
+  if (signal && ends(*signal)) last_ending_ = Received{.signal = *signal};
+  return signal;
+}
+
+bool Signals::is_echo(const Received& former, const Received& now) {
+  // A terminal that is closed: the shell sends SIGHUP, and the kernel at the shell's end.
+  if (now.signal == SIGHUP) return true;
+  // `timeout` sends its signal to this process and to the process group. The kernel's have no
+  // sender: Ctrl-C twice is meant.
+  return now.signal == former.signal && now.sender != 0 && now.sender == former.sender &&
+         now.time - former.time < std::chrono::seconds(1);
 }
 
 bool Signals::ends(int signal) const {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <signal.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
@@ -23,14 +22,11 @@ class Signals {
   explicit Signals(std::vector<int> ending, HeadLink* head = nullptr);
 
   int fd() const { return both_ ? both_->fd() : fd_.get(); }
-  /// SIGSTOP and SIGCONT come only from a head; they are meant for the workers. An ending signal
-  /// that the same process repeats within a second is left out.
+  /// SIGSTOP and SIGCONT come only from a head; they are meant for the workers. Leaves out an
+  /// ending signal after another that no user sends to end the run at once.
   /// @throws base::UnavailableError when the head is gone.
   std::optional<int> next();
   bool ends(int signal) const;
-  /// Whether the user asks to end at once, if another signal has asked to end already. A terminal
-  /// that is closed sends SIGHUP twice: its shell does, and the kernel at the shell's end.
-  static bool insists(int signal) { return signal != SIGHUP; }
 
   /// Stops this process as Ctrl-Z does. Returns when it is continued.
   static void stop_self();
@@ -42,11 +38,14 @@ class Signals {
     std::chrono::steady_clock::time_point time = {};
   };
 
+  /// Whether an ending signal after `former` is part of the same request.
+  static bool is_echo(const Received& former, const Received& now);
+
   std::vector<int> ending_;
   base::UniqueFd fd_;
   HeadLink* head_;
   std::optional<WatchSet> both_;  ///< fd_ and the head's, if there is one
-  Received last_;
+  std::optional<Received> last_ending_;
 };
 
 }  // namespace syncbn::launch

@@ -303,7 +303,6 @@ void SshHead::handle_signals() {
 
 void SshHead::end_by_signal(int signal) {
   const bool again = ended_by_signal_.has_value();
-  if (again && !Signals::insists(signal)) return;
   if (!again) ended_by_signal_ = signal;
   // The second signal makes nodes kill their workers at once.
   pass_on(signal);

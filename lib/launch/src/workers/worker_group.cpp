@@ -256,10 +256,7 @@ void WorkerGroup::handle_signals() {
 }
 
 void WorkerGroup::end_by_signal(int signal) {
-  if (ended_by_signal_) {  // the second time
-    if (Signals::insists(signal)) kill_workers();
-    return;
-  }
+  if (ended_by_signal_) return kill_workers();  // the second time
   ended_by_signal_ = signal;
   if (run_.cluster != nullptr) run_.cluster->report_signal(signal);
   // If the workers are ending already, their grace period goes on.
