@@ -421,7 +421,7 @@ def fuzz(address, messages, count):
 @case("24", "The kernel kills a rank for lack of memory (a control group of 200 MiB): said, and all end within 5 s", runs=3)
 def out_of_memory(job, run):
     needs_root("a control group")
-    group = f"/sys/fs/cgroup/memory/syncbn-fault-{os.getpid()}"
+    group = f"/sys/fs/cgroup/memory/syncbn-fault-{os.getpid()}-{workers}"
     try:
         os.mkdir(group)
         job.undo.append(lambda: wait_until(lambda: not removes(group), 5, "removing the control group"))
