@@ -335,8 +335,8 @@ MESSAGES = 1_000_000
       "of a job with a token: the job is undisturbed", runs=2, deadline=lambda: 3600)
 def nonsense(job, run):
     port = free_port()
-    # By default, the address sanitizer keeps 256 MiB of freed memory.
-    environment = {"ASAN_OPTIONS": "quarantine_size_mb=4"}
+    # By default, the address sanitizer keeps 256 MiB of freed memory. Its own memory is a multiple of this number.
+    environment = {"ASAN_OPTIONS": "quarantine_size_mb=1"}
     if run % 2:
         environment["SYNCBN_TOKEN"] = "right-0123456789abcdef"
     for rank in range(2):
