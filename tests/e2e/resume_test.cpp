@@ -1,4 +1,5 @@
 #include <ATen/Functions.h>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,6 +8,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -428,6 +430,17 @@ TEST_F(ResumeTest, SaysHowToContinueWhereTheLogCannotBeWritten) {
   EXPECT_EQ(result.exit_code, base::kExitUnavailable) << result.err;
   EXPECT_THAT(result.err, HasSubstr("log.jsonl: File too large"));
   EXPECT_EQ(count(result.err, "to resume from the last checkpoint: "), 1) << result.err;
+}
+
+TEST_F(ResumeTest, AFolderThatDisappearsIsAFailureNotAMistake) {
+  const std::filesystem::path run = folder_ / "run";
+  const auto train = start_train(args("run", {"--epochs=100000"}));
+  ASSERT_TRUE(train->wait_until([&] { return base::exists(run / "last.pt"); }));
+  const std::string file = folder_.write("file", "");
+  ASSERT_EQ(::renameat2(AT_FDCWD, file.c_str(), AT_FDCWD, run.c_str(), RENAME_EXCHANGE), 0);
+  const auto result = train->wait();
+  EXPECT_EQ(result.exit_code, base::kExitUnavailable) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("; this worked when the run began"));
 }
 
 TEST_F(ResumeTest, CompletesTheLogIfTheRunEndedAfterTheCheckpointAndBeforeItsLine) {

@@ -4,14 +4,22 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/train/checkpoint.h>
+#include <syncbn/train/config.h>
 #include <sys/stat.h>
 
 #include <chrono>
 #include <cmath>
+#include <future>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <thread>
 
+#include "checkpoints/keepers.h"
+#include "checkpoints/resume.h"
+#include "records/folder_lock.h"
 #include "support/environment_guard.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -66,6 +74,40 @@ TEST_F(RunFolderTest, IsOfOneRunAtATime) {
     ::unsetenv("SYNCBN_ATTEMPT");
   }
   const RunFolder next(path, "a: 4\n", true);
+}
+
+TEST_F(RunFolderTest, ARunIsResumedFromWhatItHasSavedLast) {
+  dist::init_process_group();
+  const fs::path path = temp_ / "run";
+  Checkpoint checkpoint;
+  checkpoint.step = 1;
+  base::UniqueFd lock = lock_of_run(path);
+  base::write_file_atomically(path / "last.pt", serialize(checkpoint));
+  Config config;
+  config.run_dir = path;
+  config.resume = "auto";
+  const Keepers keepers(/*of_each_node=*/false, path);
+  auto state = std::async([&] { return find_resume_state(config, "x", keepers); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it waits for the end of the run
+  checkpoint.step = 2;
+  base::write_file_atomically(path / "last.pt", serialize(checkpoint));
+  lock.reset();
+  const ResumeState found = state.get();
+  EXPECT_EQ(parse_checkpoint(found.checkpoint, "last.pt").step, 2);
+  EXPECT_TRUE(is_locked(path));
+}
+
+TEST_F(RunFolderTest, RefusesAFolderInWhichAnotherRunHasSavedMeanwhile) {
+  const fs::path path = temp_ / "run";
+  const base::UniqueFd lock = lock_of_run(path);
+  run_files::refuse_if_saved(path);
+  for (const char* const file : {"last.pt", "result.json"}) {
+    base::write_file_atomically(path / file, "another run's");
+    EXPECT_THAT([&] { run_files::refuse_if_saved(path); },
+                ThrowsMessage<base::UnavailableError>(HasSubstr(
+                    "another run has used " + path.string() + " since this one started")));
+    fs::remove(path / file);
+  }
 }
 
 TEST_F(RunFolderTest, WritesItsLogToNoPipe) {

@@ -144,9 +144,7 @@ void check_can_write(const fs::path& link) {
 
 void throw_file_error(const std::string& what, int error) {
   const std::string message = fmt::format("{}: {}", what, describe_errno(error));
-  if (std::ranges::count(kPathErrors, error) > 0) {
-    throw UserError(message + "; choose another path");
-  }
+  if (std::ranges::count(kPathErrors, error) > 0) throw PathError(message);
   throw UnavailableError(message);
 }
 

@@ -22,11 +22,25 @@ bool names_secret(std::string_view name) {
   }
   words += '_';
   if (words.ends_with("_file_") || words.ends_with("_path_")) return false;
-  // Only whole words: --tokenizer and --max_tokens are not secrets.
-  constexpr const char* kSecrets[] = {"_token_",   "_secret_", "_password_",   "_passwd_",
-                                      "_api_key_", "_apikey_", "_access_key_", "_private_key_"};
+  // Ends of words: accessToken and PGPASSWORD are secrets, --tokenizer and --max_tokens are not.
+  constexpr const char* kSecrets[] = {"token_",      "secret_",     "password_",    "passwd_",
+                                      "passphrase_", "credential_", "credentials_", "pwd_",
+                                      "api_key_",    "apikey_",     "access_key_",  "private_key_"};
   return std::ranges::any_of(
       kSecrets, [&](const char* secret) { return words.find(secret) != std::string::npos; });
+}
+
+constexpr const char* kHidden = "***";
+
+// Hides the password of "postgres://user:password@host".
+void hide_password_of_url(std::string& word) {
+  const size_t scheme = word.find("://");
+  if (scheme == std::string::npos) return;
+  const size_t begin = scheme + 3;
+  const size_t end = word.find_last_of('@', word.find('/', begin));
+  const size_t colon = word.find(':', begin);
+  if (end == std::string::npos || end < begin || colon > end) return;
+  word.replace(colon + 1, end - colon - 1, kHidden);
 }
 
 }  // namespace
@@ -50,8 +64,8 @@ std::string shell_quoted(const std::vector<std::string>& words) {
 }
 
 std::vector<std::string> without_secrets(std::vector<std::string> words) {
-  constexpr const char* kHidden = "***";
   for (size_t i = 0; i < words.size(); ++i) {
+    hide_password_of_url(words[i]);
     const size_t end = words[i].find('=');
     if (!names_secret(std::string_view(words[i]).substr(0, end))) continue;
     if (end != std::string::npos) {

@@ -130,6 +130,11 @@ class Trainer {
   int run() {
     try {
       return run_epochs();
+    } catch (const base::PathError& error) {
+      // Its path was right when the run began: the disk has failed, or the folder was removed.
+      const base::UnavailableError failure(error.reason() + "; this worked when the run began");
+      note_failure(failure);
+      throw failure;
     } catch (const std::exception& error) {
       note_failure(error);
       throw;
@@ -322,7 +327,10 @@ class Trainer {
     config.set("run_dir", config::Value::of_scalar("${here}", /*quoted=*/true));
     config.set("resume", config::Value::of_scalar("auto", /*quoted=*/true));
     config.set("overwrite", config::Value::of_scalar("false"));
-    folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues);
+    if (!resume_.lock) resume_.lock = lock_of_run(resume_.folder);
+    if (!continues && !config_.overwrite) run_files::refuse_if_saved(resume_.folder);
+    folder_ = std::make_unique<RunFolder>(resume_.folder, config::to_yaml(config), continues,
+                                          std::move(resume_.lock));
     // Absolute: the launcher may have another working directory.
     channel_.tell(SYNCBN_AGENT_LOG, fs::absolute(folder_->path() / run_files::kLog).string());
     has_saved_ = continues;
@@ -725,7 +733,7 @@ class Trainer {
     prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
                        resume_.seed, now);
     const auto on_batch = [&](int64_t batch, int64_t batches) {
-      channel_.phase_goes_on(kEvaluation);
+      if (batch > 0) channel_.phase_goes_on(kEvaluation);
       offer_resume();
       display_.evaluation(record, plan_.total_steps(), batch, batches);
     };
@@ -744,6 +752,7 @@ class Trainer {
     for (const Metric& metric : result.metrics) {
       record.eval.emplace_back(prefix + metric.name, metric.value);
     }
+    channel_.phase("results", kPhaseAllowance);
     keepers_.each([&] { evaluator_.write(result, prefix, record.step, *folder_); });
     if (!prefix.empty()) return true;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {

@@ -20,6 +20,7 @@
 #include "common/config_keys.h"
 #include "common/rank_0.h"
 #include "records/run_files.h"
+#include "records/run_folder.h"
 
 namespace syncbn::train {
 namespace {
@@ -91,6 +92,7 @@ struct OwnState {
   Found checkpoint;
   fs::path folder;
   bool continues_folder = false;
+  base::UniqueFd lock;  ///< of `folder`
 };
 
 OwnState own_state(const Config& config, const std::string& name) {
@@ -98,7 +100,10 @@ OwnState own_state(const Config& config, const std::string& name) {
   const auto previous = previous_folder(config, name);
   const fs::path wanted = previous ? *previous : run_files::newest(config.run_dir, name);
   // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
-  if (previous || config.resume == "auto") own.checkpoint = newest_whole(wanted);
+  if (previous || config.resume == "auto") {
+    if (run_files::is_run(wanted)) own.lock = lock_of_run(wanted);
+    own.checkpoint = newest_whole(wanted);
+  }
   std::optional<fs::path> folder = wanted;
   const bool found_any = !own.checkpoint.bytes.empty() || !own.checkpoint.damage.empty();
   if (!found_any && config.resume != "auto" && !config.resume.empty()) {
@@ -107,11 +112,13 @@ OwnState own_state(const Config& config, const std::string& name) {
     const fs::path file = run_files::is_run(config.resume)
                               ? fs::path(config.resume) / run_files::kLast
                               : fs::path(config.resume);
+    folder = run_files::of_checkpoint(file, config.run_dir, name);
+    if (folder) own.lock = lock_of_run(*folder);
     own.checkpoint = read_whole(file);
-    // A run of Python's continues in a new folder.
-    folder = is_of_python(own.checkpoint.bytes)
-                 ? std::nullopt
-                 : run_files::of_checkpoint(file, config.run_dir, name);
+    if (is_of_python(own.checkpoint.bytes)) {  // its run continues in a new folder
+      folder.reset();
+      own.lock.reset();
+    }
   }
   own.continues_folder = folder && (!own.checkpoint.bytes.empty() || config.resume == "auto");
   own.folder = previous || own.continues_folder
@@ -157,6 +164,7 @@ ResumeState find_resume_state(const Config& config, const std::string& name,
     if (state.checkpoint.empty() && own.continues_folder) refuse_to_replace(own.folder, config);
     set_aside(found.damaged, resumed);
   });
+  if (own.folder == state.folder) state.lock = std::move(own.lock);
   const int64_t drawn = own.checkpoint.bytes.empty() ? std::random_device()() : own.checkpoint.seed;
   state.seed = config.seed.value_or(std::stoll(shared(std::to_string(drawn))));
   if (state.continues_folder) {

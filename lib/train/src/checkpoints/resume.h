@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include <syncbn/base/unique_fd.h>
 #include <syncbn/train/config.h>
 
 #include "checkpoints/keepers.h"
@@ -16,11 +17,13 @@ struct ResumeState {
   std::string checkpoint_path;
   std::filesystem::path folder;
   bool continues_folder = false;  ///< the run in `folder` is the one that is resumed
+  base::UniqueFd lock;            ///< lock_of_run() of `folder`, if a keeper has read it
   int64_t seed = 0;               ///< the configuration's, that of the checkpoint, or a new one
 };
 
 /// Follows the configuration or, after a restart, the previous attempt. The newest checkpoint of
-/// all keepers counts; keepers that lack the log or the best checkpoints of its run get copies.
+/// all keepers counts; keepers that lack the log or the best checkpoints of its run get copies. A
+/// keeper locks a run's folder before it reads the checkpoint that the run may still replace.
 /// Every rank calls it; the result is the same on all.
 /// @throws base::UserError on a keeper, QuietExit on the others, when the folder holds another run
 ///   or the checkpoint cannot be read or is damaged

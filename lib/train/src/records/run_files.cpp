@@ -280,6 +280,14 @@ std::vector<std::string> history(const fs::path& folder) {
   return names;
 }
 
+void refuse_if_saved(const fs::path& folder) {
+  if (!base::exists(folder / kLast) && !has_result(folder)) return;
+  throw base::UnavailableError(
+      fmt::format("another run has used {} since this one started; start again to resume it, or "
+                  "choose another run_dir",
+                  folder.string()));
+}
+
 void make_ready(const fs::path& folder, bool resume) {
   if (!is_run(folder)) {
     refuse_others_work(folder);

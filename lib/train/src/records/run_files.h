@@ -69,6 +69,10 @@ std::string best_name(int64_t step);
 /// The names of the files whose contents last.pt does not have: the log and the best checkpoints.
 std::vector<std::string> history(const std::filesystem::path& folder);
 
+/// Call it with the folder locked, for a run that found nothing to lose in the folder before.
+/// @throws base::UnavailableError if another run has saved there since
+void refuse_if_saved(const std::filesystem::path& folder);
+
 // ---- changes ----
 
 /// Removes temporary files of a killed run, and its result; without `resume`, all files of a run

@@ -33,18 +33,6 @@ namespace fs = std::filesystem;
 // Ordered: keys stay in the order written, for people who read the files.
 using Json = nlohmann::ordered_json;
 
-/// Keeps other runs from writing to the folder while the descriptor is open.
-base::UniqueFd lock_of_run(const fs::path& folder) {
-  try {
-    return lock_folder(folder, "wait for the end of that run, or choose another run_dir");
-  } catch (const base::UserError&) {
-    // The former attempt of a restarted job has ended. A file server may still hold the lock of a
-    // node that it lost.
-    if (base::env("SYNCBN_ATTEMPT").value_or("0") == "0") throw;
-    return {};
-  }
-}
-
 std::string json_number(double value) {
   return std::isfinite(value) ? fmt::format("{}", value) : "null";
 }
@@ -104,10 +92,21 @@ LogRecord by_rank(const Json& times) {
 
 }  // namespace
 
-RunFolder::RunFolder(fs::path path, const std::string& config, bool resume)
+base::UniqueFd lock_of_run(const fs::path& folder) {
+  try {
+    return lock_folder(folder, "wait for the end of that run, or choose another run_dir");
+  } catch (const base::UserError&) {
+    // The former attempt of a restarted job has ended. A file server may still hold the lock of a
+    // node that it lost.
+    if (base::env("SYNCBN_ATTEMPT").value_or("0") == "0") throw;
+    return {};
+  }
+}
+
+RunFolder::RunFolder(fs::path path, const std::string& config, bool resume, base::UniqueFd lock)
     : path_(std::move(path)),
       config_(config),
-      lock_(lock_of_run(path_)),
+      lock_(lock ? std::move(lock) : lock_of_run(path_)),
       metrics_(path_ / run_files::kMetrics),
       events_(path_) {
   run_files::make_ready(path_, resume);

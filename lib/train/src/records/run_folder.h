@@ -17,14 +17,22 @@
 
 namespace syncbn::train {
 
+/// Creates the folder, and keeps other runs from writing to it while the descriptor is open. The
+/// descriptor locks nothing on file systems without locks, and if a restarted job does not get the
+/// lock.
+/// @throws base::UserError when another run is writing to it
+base::UniqueFd lock_of_run(const std::filesystem::path& folder);
+
 /// The folder of one run: config.yaml, log.jsonl and what is derived from its lines (metrics.csv
 /// and TensorBoard's event files), checkpoints and, once the run has finished, result.json. Only
 /// keepers have one. Not thread-safe, except that one other thread may write checkpoints.
 class RunFolder {
  public:
   /// Creates the folder and calls run_files::make_ready().
+  /// @param lock lock_of_run(), if the caller has it
   /// @throws base::UserError when another run is writing to it
-  RunFolder(std::filesystem::path path, const std::string& config, bool resume);
+  RunFolder(std::filesystem::path path, const std::string& config, bool resume,
+            base::UniqueFd lock = {});
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;

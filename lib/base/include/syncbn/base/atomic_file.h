@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include <syncbn/base/error.h>
+
 namespace syncbn::base {
 
 /// Replaces `path`, or the target of a symbolic link, by a temporary file in the same folder, which
@@ -26,8 +28,21 @@ void write_file_atomically(const std::filesystem::path& path, std::string_view b
 /// whose result goes to `path`. Creates missing folders as well. A FIFO needs a reader.
 void check_can_write(const std::filesystem::path& path);
 
-/// Throws for the errno `error` of a failed file operation: UserError if the path is wrong
-/// (missing, not permitted, too long), UnavailableError if the disk failed.
+/// A path that cannot be used: missing, not permitted, too long.
+class PathError : public UserError {
+ public:
+  explicit PathError(const std::string& reason)
+      : UserError(reason + "; choose another path"), reason_(reason) {}
+
+  /// The message without the advice.
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string reason_;
+};
+
+/// Throws for the errno `error` of a failed file operation: PathError if the path is wrong,
+/// UnavailableError if the disk failed.
 [[noreturn]] void throw_file_error(const std::string& what, int error);
 
 /// Whether `path` is a file or a folder; false if that cannot be determined.
