@@ -203,9 +203,9 @@ TEST_F(BadInputTest, NamesWhatRanksWereNotStartedAlikeWith) {
   const auto third = start(2, {"--batch_size=16", "--optimizer.lr=0.2"});
   const auto result = first->wait();
   expect_one_message(result, base::kExitUsage, "the ranks were not started alike");
-  EXPECT_THAT(result.err, ::testing::ContainsRegex(
-                              "batch_size: 8 on rank 0 \\(.+\\), 16 on rank 2 \\(.+\\)\n"));
-  EXPECT_THAT(result.err, HasSubstr("optimizer.lr: 0.1 on rank 0"));
+  EXPECT_THAT(result.err,
+              ::testing::ContainsRegex("batch_size: 8 on rank 0 \\(.+\\), 16 on rank 2 \\(.+\\); "
+                                       "optimizer.lr: 0.1 on rank 0"));
   EXPECT_EQ(count(result.err, " on rank 0 "), 2) << result.err;
   for (const auto& other : {second.get(), third.get()}) {
     const auto quiet = other->wait();
@@ -231,7 +231,9 @@ TEST_F(BadInputTest, SaysWhereARelativePathOfDataStarts) {
                                    "--data.path=here/digits.csv.gz", "--run_dir", run_dir()};
   expect_one_message(run_train(args, {}, inputs_.path()), base::kExitUsage,
                      "No such file or directory (it is relative to the working folder, " +
-                         inputs_.path().string() + "; write ${here}/here/digits.csv.gz for");
+                         inputs_.path().string() +
+                         "; start where it leads to the data, or write "
+                         "${here}/here/digits.csv.gz for");
   args[2] = "--data.path=/nowhere/digits.csv.gz";
   EXPECT_THAT(run_train(args).err, ::testing::Not(HasSubstr("is relative")));
 }

@@ -46,6 +46,11 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
     EXPECT_EQ(exported.out, "x/" + format + "\n");
     EXPECT_THAT(exported.err, HasSubstr("run/best.pt as " + format));
   }
+  const auto by_ending = export_run({"--output=own.pth"});
+  EXPECT_THAT(by_ending.err, HasSubstr("run/best.pt as torch\n"));
+  const auto refused = export_run({"--output=own.ONNX"});
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_THAT(refused.err, HasSubstr("own.ONNX ends like no format; add --format: torch, "));
   const auto best = models::read_state_dict(path_of("run/best.pt"));
   const auto average = models::read_state_dict(path_of("run/last.pt"), "ema");
   const auto expect_equal = [&](const std::string& file, const models::StateDict& expected) {

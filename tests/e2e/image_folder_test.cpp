@@ -174,9 +174,11 @@ TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsNamed) {
 }
 
 TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
-  const auto check = [&] {
+  const auto check = [&](const std::vector<std::string>& more = {}) {
     // An option of the ImageNet example, in the form that every command accepts.
-    return run_train({"check", "--config=images.yaml", "lr=0.1"}, {}, folder_.path());
+    std::vector<std::string> args = {"check", "--config=images.yaml", "lr=0.1"};
+    args.insert(args.end(), more.begin(), more.end());
+    return run_train(args, {}, folder_.path());
   };
   base::write_file_atomically(folder_ / "train/grey/notes.txt", "mine");
   const auto whole = check();
@@ -218,6 +220,10 @@ TEST_F(ImageFolderTrainingTest, CheckNamesEverySampleThatARunCouldNotUse) {
   }
   EXPECT_THAT(check().err, HasSubstr("train without them: loader.on_error=skip "
                                      "loader.error_budget=0.36\n"));
+  EXPECT_THAT(check({"--loader.on_error=skip"}).err,
+              HasSubstr("train without them: loader.error_budget=0.36\n"));
+  EXPECT_THAT(check({"--loader.on_error=skip", "--loader.error_budget=0.5"}).err,
+              HasSubstr("train without them, as loader.on_error: skip says\n"));
 }
 
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudget) {

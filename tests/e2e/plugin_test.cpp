@@ -9,8 +9,11 @@
 #include <syncbn/train/checkpoint.h>
 #include <sys/stat.h>
 
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "e2e/png.h"
 #include "e2e/train_program.h"
@@ -88,6 +91,29 @@ TEST_F(PluginTest, TrainsOnImageFilesOfAPluginAndPredictsOthers) {
   folder_.write("list.csv", "0.png\n");
   EXPECT_THAT(run_train({"--config=own.yaml"}, {}, folder_.path()).err,
               HasSubstr("list.csv: expected image,class, got '0.png'"));
+}
+
+TEST_F(PluginTest, LayersOfLibtorchFollowSyncBatchnorm) {
+  const auto loss = [&](const std::vector<std::string>& more) {
+    auto args = arguments("plugins: [" + plugin("staircase") +
+                          "]\nmodel: plain_norm\nsampler: distributed\nlog_interval: 1\n");
+    args.emplace_back("--overwrite");
+    args.insert(args.end(), more.begin(), more.end());
+    const auto result = run_train(args);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::istringstream log(base::read_file(folder_ / "run/log.jsonl"));
+    double last = 0;
+    for (std::string line; std::getline(log, line);) {
+      const auto json = nlohmann::json::parse(line);
+      if (json["event"] == "step") last = json["loss"];
+    }
+    return last;
+  };
+  const double whole = loss({"--batch_size=8"});
+  EXPECT_NEAR(loss({"--batch_size=4", "--nproc_per_node=2"}), whole, 1e-4);
+  EXPECT_GT(
+      std::abs(loss({"--batch_size=4", "--nproc_per_node=2", "--sync_batchnorm=false"}) - whole),
+      1e-3);
 }
 
 TEST_F(PluginTest, ResolvesItsPathBeforeItsNames) {

@@ -514,6 +514,22 @@ TEST_F(ReportTest, CompareShowsKeysThatDifferAndTheBestFirst) {
             "  6.0 s  no end\n");
 }
 
+TEST_F(ReportTest, CompareShowsTheMetricsOfAllRuns) {
+  const auto row = [](const char* name, const char* split) {
+    const std::string accuracy = fmt::format("{}_accuracy", split);
+    return ResultRow{.values = {name},
+                     .result = {{"best_" + accuracy, 0.5}, {"best_epoch", 2}, {accuracy, 0.25}},
+                     .state = "finished"};
+  };
+  EXPECT_EQ(result_table({"run"}, {row("a", "test"), row("b", "val")}),
+            "run  best_test_accuracy  best_epoch  test_accuracy  best_val_accuracy  val_accuracy  "
+            "seconds  state\n"
+            "  a             50.00 %           2        25.00 %                                   "
+            "         finished\n"
+            "  b                               2                           50.00 %       25.00 %  "
+            "         finished\n");
+}
+
 TEST_F(ReportTest, CompareShowsTheRanksOnceAndWhatAStoppedRunTook) {
   const std::string a = add_run("a");
   const std::string b = add_run("b", {.epochs = 0, .is_finished = false});

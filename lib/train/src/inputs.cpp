@@ -78,13 +78,16 @@ std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split
         continue;
       }
       std::error_code ignored;
-      const std::string advice =
-          path.is_absolute()
-              ? ""
-              : fmt::format(
-                    " (it is relative to the working folder, {}; write ${{here}}/{} for a "
-                    "path relative to the configuration)",
-                    std::filesystem::current_path(ignored).string(), path.string());
+      std::string advice;
+      if (!path.is_absolute()) {
+        advice = fmt::format(
+            " (it is relative to the working folder, {}; start where it leads to the data, or "
+            "write "
+            "${{here}}/{} for a path relative to the configuration)",
+            std::filesystem::current_path(ignored).string(), path.string());
+      }
+      const bool may_lack = member.key == "test" && plugin_of(config.data).empty();
+      if (may_lack) advice += "; data.test= trains without test data";
       throw base::UserError(fmt::format("data.{}: {}{}", member.key, what, advice));
     }
     throw;

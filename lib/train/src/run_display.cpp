@@ -111,7 +111,8 @@ std::string resume_command(const fs::path& run) {
   const int64_t ranks = dist::world_size();
   const auto of_node = base::env_int("LOCAL_WORLD_SIZE", 1, 1 << 20);
   if (of_node && *of_node < ranks) {
-    return "the same command with --config " + base::shell_quoted({run.string()});
+    return fmt::format("the same command with --config {} in place of its --config",
+                       base::shell_quoted({run.string()}));
   }
   return command_line("", run) + (ranks == 1 ? "" : fmt::format(" --nproc_per_node={}", ranks));
 }

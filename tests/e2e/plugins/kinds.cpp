@@ -3,9 +3,12 @@
 #include <ATen/core/grad_mode.h>
 #include <syncbn/data/sampler.h>
 #include <syncbn/data/transforms.h>
+#include <syncbn/models/model.h>
 #include <syncbn/train/loss.h>
 #include <syncbn/train/optimizer.h>
 #include <syncbn/train/task.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <chrono>
@@ -149,9 +152,26 @@ class Backwards : public data::Sampler {
   data::SamplerArgs args_;
 };
 
+/// A network with a batch norm layer of libtorch's.
+class PlainNorm : public models::Model {
+ public:
+  PlainNorm(int64_t inputs, int64_t outputs)
+      : norm_(register_module("norm", torch::nn::BatchNorm1d(inputs))),
+        layer_(register_module("layer", torch::nn::Linear(inputs, outputs))) {}
+  at::Tensor forward(at::Tensor images) override { return layer_(norm_(images.flatten(1))); }
+
+ private:
+  torch::nn::BatchNorm1d norm_;
+  torch::nn::Linear layer_;
+};
+
 }  // namespace
 
 void register_kinds() {
+  models::ModelKind::registry().add<Nothing>(
+      "plain_norm", "batch norm, and a layer", [](const Nothing&, const models::ModelArgs& args) {
+        return std::make_shared<PlainNorm>(64, args.num_classes);
+      });
   data::TransformKind::registry().add<Nothing>(
       "negative", "bright where it was dark",
       [](const Nothing&) { return std::make_shared<const Negative>(); });

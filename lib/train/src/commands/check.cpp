@@ -154,11 +154,15 @@ int check(const std::vector<std::string>& args) {
   warn_of_files_left_out(config);
   advise_weights(config, *inputs.train_set);
   if (bad == 0) return base::kExitOk;
-  throw base::UserError(fmt::format(
-      "check: {} cannot be used; mend or remove the files, or train without them: "
-      "loader.on_error=skip{}",
-      base::counted(bad, "sample"),
-      budget == 0 ? "" : fmt::format(" loader.error_budget={}", std::ceil(100 * budget) / 100)));
+  std::vector<std::string> keys;
+  if (resolved.config.loader.on_error != "skip") keys.emplace_back("loader.on_error=skip");
+  if (budget != 0) {
+    keys.push_back(fmt::format("loader.error_budget={}", std::ceil(100 * budget) / 100));
+  }
+  throw base::UserError(
+      fmt::format("check: {} cannot be used; mend or remove the files, or train without them{}",
+                  base::counted(bad, "sample"),
+                  keys.empty() ? ", as loader.on_error: skip says" : ": " + base::join(keys, " ")));
 }
 
 }  // namespace syncbn::train

@@ -72,7 +72,7 @@ void set_format(const std::string& name, Request& request, config::Faults& fault
   }
 }
 
-/// The only format with this extension; nothing for .pt and .pth, which are ambiguous.
+/// The only format with this extension; nothing for .pt and .pth, which other formats may have.
 std::optional<std::string> format_by_ending(const std::string& ending) {
   for (const auto format : {models::ExportFormat::kOnnx, models::ExportFormat::kSafetensors}) {
     if (ending == models::extension(format)) {
@@ -82,6 +82,14 @@ std::optional<std::string> format_by_ending(const std::string& ending) {
   return std::nullopt;
 }
 
+/// The format that files with another extension usually have; empty if it says nothing.
+std::string usual_format(const std::string& ending) {
+  if (ending == models::extension(models::ExportFormat::kTorch)) return "torch";
+  const bool is_usual =
+      ending.empty() || ending == models::extension(models::ExportFormat::kTorchScript);
+  return is_usual ? "torchscript" : "";
+}
+
 Request parse(const std::vector<std::string>& args) {
   config::Faults faults;
   const auto line = parse_arguments("export", args, faults);
@@ -89,7 +97,14 @@ Request parse(const std::vector<std::string>& args) {
   request.output = line.value("output");
   const std::string ending = fs::path(request.output.value_or("")).extension();
   const auto of_ending = format_by_ending(ending);
-  set_format(line.value("format").value_or(of_ending.value_or("torchscript")), request, faults);
+  const std::string format =
+      line.value("format").value_or(of_ending.value_or(usual_format(ending)));
+  if (format.empty()) {
+    faults.add({}, fmt::format("--output: {} ends like no format; add --format: {}",
+                               *request.output, base::join(models::export_formats(), ", ")));
+  } else {
+    set_format(format, request, faults);
+  }
   if (of_ending && line.value("format") && *line.value("format") != *of_ending) {
     faults.add(
         {},

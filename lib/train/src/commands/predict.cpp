@@ -162,8 +162,10 @@ int predict(const Config& config, const std::string& text, const std::string& na
   });
   network.load_into(*model, average);
   model->eval();
-  const data::LoaderOptions loader_options =
+  data::LoaderOptions loader_options =
       config.loader.options(config.local_batch_size(dist::world_size()), dist::device());
+  loader_options.sample_name = "image";
+  loader_options.on_error_advice = "loader.on_error=skip leaves such images out";
   const BatchToDevice to_device =
       batch_to_device(config, *model, *images.set, loader_options.pin_memory);
   data::Loader loader = each_once(images.set, loader_options, dist::world_size(), dist::rank());

@@ -54,8 +54,8 @@ std::string shared_part(const config::Value& all, const std::string& path = "") 
   return out;
 }
 
-/// "learning rate 0.1 on rank 0 (a), 0.2 on rank 3 (b)": a line for each difference, with the first
-/// rank that has it.
+/// "learning rate 0.1 on rank 0 (a), 0.2 on rank 3 (b)": each difference, with the first rank that
+/// has it. One line: launchers of other nodes show only the first line of an error.
 std::string differences(const std::vector<std::string>& of_ranks) {
   const config::Value first = config::parse_yaml(of_ranks.front(), "rank 0");
   std::map<std::string, std::string> lines;
@@ -70,7 +70,7 @@ std::string differences(const std::vector<std::string>& of_ranks) {
   }
   std::vector<std::string> all;
   for (const auto& [key, line] : lines) all.push_back(line);
-  return base::join_some(all, "\n  ", kMaxShown);
+  return base::join_some(all, "; ", kMaxShown);
 }
 
 }  // namespace
@@ -87,7 +87,7 @@ void check_agreement(const std::string& config_text, const Inputs& inputs) {
   do_on_rank_0([&] {
     throw base::UserError(
         "the ranks were not started alike; start all with the same command and "
-        "the same files:\n  " +
+        "the same files: " +
         differences(of_ranks));
   });
 }

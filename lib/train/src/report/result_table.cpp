@@ -29,35 +29,43 @@ std::string best_column(const Json& result) {
   return found;
 }
 
-/// The columns after the `values`.
+/// The columns after the `values`: those of all rows, since runs with and without validation data
+/// have other metrics.
 std::vector<std::string> columns_of(const std::vector<ResultRow>& rows,
                                     const std::vector<std::string>& values) {
+  std::vector<std::string> names;
+  const auto add = [&names](const std::string& name) {
+    if (std::ranges::count(names, name) == 0) names.push_back(name);
+  };
+  const ResultRow* first = nullptr;
   for (const ResultRow& row : rows) {
     if (row.result.empty()) continue;
-    std::vector<std::string> names;
+    if (first == nullptr) first = &row;
     const std::string best = best_column(row.result);
     if (!best.empty()) {
-      names = {best, "best_epoch"};
+      add(best);
+      add("best_epoch");
       const std::string last = best.substr(best.find('_') + 1);
-      if (row.result.contains(last)) names.push_back(last);
+      if (row.result.contains(last)) add(last);
     }
     for (const auto& [name, value] : row.result.items()) {
       const bool is_loss = name.ends_with("_loss") && name.find("ema_") == name.npos;
-      if (is_loss && std::ranges::count(names, name) == 0) names.push_back(name);
+      const bool is_known = &row == first || !value.is_null();
+      if (is_loss && is_known) add(name);
     }
-    // Runs that differ in these cannot be compared.
-    for (const char* name : {"epochs", "world_size"}) {
-      const auto is_other = [&](const ResultRow& other) {
-        return !other.result.empty() &&
-               other.result.value(name, Json()) != row.result.value(name, Json());
-      };
-      const bool is_there = std::ranges::count(values, name) > 0;
-      if (!is_there && std::ranges::any_of(rows, is_other)) names.emplace_back(name);
-    }
-    names.emplace_back("seconds");
-    return names;
   }
-  return {};
+  if (first == nullptr) return {};
+  // Runs that differ in these cannot be compared.
+  for (const char* name : {"epochs", "world_size"}) {
+    const auto is_other = [&](const ResultRow& other) {
+      return !other.result.empty() &&
+             other.result.value(name, Json()) != first->result.value(name, Json());
+    };
+    const bool is_there = std::ranges::count(values, name) > 0;
+    if (!is_there && std::ranges::any_of(rows, is_other)) add(name);
+  }
+  add("seconds");
+  return names;
 }
 
 /// Truncates the last column at the end of the terminal; empty if less than kMinState would be

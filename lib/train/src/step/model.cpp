@@ -13,6 +13,7 @@
 #include <syncbn/data/batch_transforms.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
+#include <syncbn/dist/sync_batch_norm.h>
 #include <syncbn/models/detector.h>
 #include <syncbn/models/memory_format.h>
 #include <syncbn/models/weights.h>
@@ -133,6 +134,18 @@ models::ModelArgs model_args(const Config& config, const data::Dataset& dataset)
   return args;
 }
 
+/// Lets the torch::nn::BatchNorm layers of a network follow `sync_batchnorm`, as those of
+/// models::NormFactory do. Rank 0 warns of layers that cannot.
+void synchronise(const Config& config, const models::ModelArgs& args, models::Model& model) {
+  if (!config.sync_batchnorm) return;
+  const auto report = dist::convert_sync_batchnorm(model, args.norm_group, args.norm_timeout);
+  if (!is_rank_0()) return;
+  for (const auto& [name, why] : report.not_converted) {
+    spdlog::warn("{}: {} keeps the statistics of each rank: {}",
+                 component_name("model", config.model), name, why);
+  }
+}
+
 /// @throws base::UserError for a name that no device has
 at::Device device_of(const std::string& name) {
   try {
@@ -161,8 +174,13 @@ std::shared_ptr<Replicas> make_replicas(const Config& config, const data::Datase
     std::vector<std::shared_ptr<models::Model>> replicas;
     for (const std::string& name : config.parallel.devices) {
       options.device_ids.push_back(device_of(name));
-      const bool is_first = replicas.empty();
-      replicas.push_back(is_first ? model : config.model.make(model_args(config, dataset)));
+      if (replicas.empty()) {
+        replicas.push_back(model);
+        continue;
+      }
+      const models::ModelArgs args = model_args(config, dataset);
+      replicas.push_back(config.model.make(args));
+      synchronise(config, args, *replicas.back());
     }
     const at::Device first = options.device_ids.front();
     if (first != dist::device() && first.type() == dist::device().type()) {
@@ -226,6 +244,7 @@ std::shared_ptr<models::Model> make_model(const Config& config, const data::Data
         plugin_of(config.model).empty()
             ? explain_out_of_memory(MemoryUse::kSetup, [&] { return config.model.make(args); })
             : made_by_plugin(config, args);
+    synchronise(config, args, *made);
     freeze(config.freeze, *made);
     return made;
   });
