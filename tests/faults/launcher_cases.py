@@ -174,6 +174,15 @@ def idle_connections(job, run):
     return {"node joined": joined, "all dropped": dropped}
 
 
+def command_lines():
+    """Those of all processes."""
+    lines = b""
+    for file in glob.glob("/proc/[0-9]*/cmdline"):
+        try: lines += open(file, "rb").read()
+        except OSError: pass  # it has ended
+    return lines
+
+
 @case("16", "A wrong, or no token: refused and logged; the job goes on", runs=5, quick=True)
 def tokens(job, run):
     port, folder = free_port(), job.folder
@@ -187,6 +196,7 @@ def tokens(job, run):
     job.end(2, index=1)
     job.start(*two, "--node_rank=1", program=["true"])
     job.end(2, index=2)
+    check(b"0123456789abcdef" not in command_lines(), "a command line has the token")
     wait_until(lambda: job.log().count("refused a launcher at 127.0.0.1") == 2, 2, "logging both")
     begin = time.monotonic()
     job.start(*two, "--node_rank=1", "--token_file=right", program=["true"])
@@ -346,8 +356,9 @@ def nonsense(job, run):
     launcher = job.programs[0].pid
     before, descriptors = memory_of(launcher), len(os.listdir(f"/proc/{launcher}/fd"))
     begin = time.monotonic()
+    greets = LAUNCHERS_MESSAGES if run % 2 == 0 else [TOKEN_GREETING, *LAUNCHERS_MESSAGES]
     connections = {f"connections to {name}": fuzz(address, messages, MESSAGES) for name, address, messages in (
-        ("launchers", ("127.0.0.1", port), LAUNCHERS_MESSAGES), ("store", ("127.0.0.1", port), QUERIES),
+        ("launchers", ("127.0.0.1", port), greets), ("store", ("127.0.0.1", port), QUERIES),
         ("status", f"\0syncbn-launch/{launcher}", LAUNCHERS_MESSAGES))}
     took = time.monotonic() - begin
     wait_until(lambda: len(os.listdir(f"/proc/{launcher}/fd")) <= descriptors, 15, "closing the connections")
@@ -374,13 +385,14 @@ QUERIES = [b"\x00" + struct.pack("<I", 0x3C85F7CE), *(query(*one) for one in (
     (1, b"/a", b"1"), (2, b"/a", b"1", b"2"), (3, b"/a"), (4, b"/b", 7), (5, 1, b"/a"), (6, 1, b"/c"), (7,), (8, b"/a"),
     (9, b"/a", b"x"), (10, 2, b"/a", b"/b"), (11, 1, b"/a", b"1"), (12,), (14, b"/q", b"1"), (15, b"/q"), (16, b"/q"),
     (17,), (18, b"/bar", 4)))]
+TOKEN_GREETING = b"syncbn-agent 3 token " + b"0" * 64 + b"\n"
 LAUNCHERS_MESSAGES = [b"syncbn-agent 3\n", *(json.dumps(one).encode() + b"\n" for one in (
     {"type": "hello", "job": "none", "node": 1, "leads": False, "nodes": "2", "nproc": 2, "role": "default", "host": "x",
      "max_restarts": 0, "what": "", "exit_code": 0, "addresses": []},
     {"type": "failed", "attempt": 0, "exit_code": 1, "may_restart": True, "what": "x", "step": 3},
     {"type": "end", "exit_code": 1, "what": "x"}, {"type": "ended", "attempt": 0}, {"type": "leave"}, {"type": "alive"},
     {"type": "workers", "workers": [{"rank": 0}]}, {"type": "stalled", "attempt": 0, "seconds": 3.5, "ends": True})),
-    b"syncbn-agent 3 token " + b"0" * 64 + b"\n", b"proof " + b"0" * 64 + b"\n"]
+    TOKEN_GREETING, b"proof " + b"0" * 64 + b"\n"]
 
 
 def damaged(message):
@@ -421,7 +433,7 @@ def fuzz(address, messages, count):
 @case("24", "The kernel kills a rank for lack of memory (a control group of 200 MiB): said, and all end within 5 s", runs=3)
 def out_of_memory(job, run):
     needs_root("a control group")
-    group = f"/sys/fs/cgroup/memory/syncbn-fault-{os.getpid()}-{workers}"
+    group = f"/sys/fs/cgroup/memory/syncbn-fault-{os.getpid()}"
     try:
         os.mkdir(group)
         job.undo.append(lambda: wait_until(lambda: not removes(group), 5, "removing the control group"))
@@ -525,7 +537,7 @@ def start_launchers(job, launchers, workers):
     needs_root("a control group")
     if int(re.search(r"MemAvailable:\s+(\d+)", open("/proc/meminfo").read())[1]) < 8 << 20:
         raise Unavailable("less than 8 GiB of memory are free", "memory")
-    group = f"/sys/fs/cgroup/pids/syncbn-fault-{os.getpid()}"
+    group = f"/sys/fs/cgroup/pids/syncbn-fault-{os.getpid()}-{workers}"
     try: os.mkdir(group)
     except OSError as error: raise Unavailable(f"{group}: {error.strerror}", "cgroup") from None
     processes = lambda: int(open(f"{group}/pids.current").read())

@@ -55,6 +55,12 @@ def wait_for_checkpoint(job, run="run"):
     wait_until(lambda: os.path.exists(job.path(run, "last.pt")), 60, "the first checkpoint")
 
 
+def trains_again(job, run="run"):
+    """Whether the log has a step after its second start."""
+    starts = open(job.path(run, "log.jsonl")).read().split('"event":"start"')
+    return len(starts) > 2 and '"event":"step"' in starts[-1]
+
+
 def temporaries(job, run="run"):
     return [name for name in os.listdir(job.path(run)) if name.endswith(".tmp")]
 
@@ -99,7 +105,7 @@ def killed_rank_of_training(job, run):
     time.sleep(random.uniform(0, 0.5))
     begin = time.monotonic()
     kill(process_of(launcher, run % RANKS), signal.SIGKILL)
-    wait_until(lambda: "resumed" in job.log() or "resumes" in job.log(), 5, "going on")
+    wait_until(lambda: trains_again(job), 5, "the first step after the restart")
     again = time.monotonic() - begin
     job.complete()
     names(job.log(), run % RANKS)
