@@ -217,6 +217,17 @@ TEST(LaunchHangTest, AStoppedKeeperIsContinued) {
                     HasSubstr("rank 1 failed: killed by signal 11")));
 }
 
+TEST(LaunchHangTest, AStoppedSentinelDoesNotKeepTheLauncher) {
+  for (const int kills_keeper : {0, 1}) {
+    Nodes nodes(1);
+    Program& job = start_alone(nodes, 1, {}, worker("wait"));
+    const pid_t keeper = keeper_of(job.pid());
+    ::kill(children_of(job.pid()).at(0), SIGSTOP);
+    kills_keeper != 0 ? ::kill(keeper, SIGKILL) : ::kill(job.pid(), SIGTERM);
+    EXPECT_EQ(job.wait().exit_code, kills_keeper != 0 ? 75 : 143);
+  }
+}
+
 TEST(LaunchHangTest, ADebuggerStopsTheTime) {
   Nodes nodes(1);
   Program& job =
@@ -239,8 +250,8 @@ TEST(LaunchHangTest, ADebuggerStopsTheTime) {
 }
 
 constexpr const char* kSeesNothing =
-    "syncbn-launch: warning: no worker reports its steps, so --hang_timeout sees nothing; "
-    "docs/launch.md shows how a program reports them\n";
+    "syncbn-launch: warning: no worker has reported a step yet, so --hang_timeout sees nothing; "
+    "docs/launch.md shows how a program reports its steps\n";
 
 TEST(LaunchHangTest, NeitherALongPhaseNorSilenceFromTheBeginningIsAHang) {
   std::deque<Nodes> all;
@@ -265,9 +276,13 @@ TEST(LaunchHangTest, ATimeoutNearTheTimeOfAStepIsWarnedOfOnce) {
   Program& job = start_alone(nodes, 1, {"--hang_timeout=10"}, worker("steps 3 5500"));
   const auto result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, ContainsRegex("warning: a step of rank 0 took [0-9.]+ s, and "
+  EXPECT_THAT(result.err, ContainsRegex("warning: rank 0 took [0-9.]+ s for a step, and "
                                         "--hang_timeout is 10.0 s: raise --hang_timeout"));
   EXPECT_EQ(result.err.find("warning"), result.err.rfind("warning"));
+  Nodes others(1);
+  EXPECT_THAT(start_alone(others, 1, {"--hang_timeout=1"}, worker("steps 3 5500")).wait().err,
+              HasSubstr("warning: rank 0 has made only one step here, and --hang_timeout is 1.0 s: "
+                        "raise --hang_timeout"));
 }
 
 TEST(LaunchHangTest, AWorkerMayAskForATimeoutWhichTheOptionOverrules) {

@@ -160,7 +160,7 @@ TEST(LaunchRestartTest, ABudgetByTimeIsNamed) {
   const auto result = launch({"--max_restarts=1/1h", "sh", "-c", "exit 9"});
   EXPECT_EQ(result.exit_code, 9);
   EXPECT_THAT(result.err,
-              AllOf(HasSubstr("restart 1 of 1 within 1 h 0 min"),
+              AllOf(HasSubstr("restart 1 (at most 1 within 1 h 0 min)"),
                     HasSubstr("no restart is left (--max_restarts=1 within 1 h 0 min)")));
 }
 

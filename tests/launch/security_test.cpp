@@ -38,6 +38,7 @@
 #include "store/store_client.h"
 #include "support/connection.h"
 #include "support/eventually.h"
+#include "support/listener.h"
 #include "support/skip.h"
 #include "support/text.h"
 
@@ -608,6 +609,8 @@ TEST(LaunchTokenTest, ATokenFileThatOthersCanReadIsRefused) {
   }
   EXPECT_THAT(launch({token_option(nodes, "short"), "true"}).err,
               HasSubstr("a token has 16 to 4096 bytes, and this one has 5"));
+  EXPECT_THAT(launch({token_option(nodes, std::string(10000, 'x')), "true"}).err,
+              HasSubstr("a token has 16 to 4096 bytes, and this one has more"));
   EXPECT_THAT(launch({"--token_file=/no/such/file", "true"}).err,
               HasSubstr("--token_file=/no/such/file: No such file"));
   EXPECT_THAT(launch({"--token_file=/dev/zero", "true"}).err,
@@ -616,6 +619,23 @@ TEST(LaunchTokenTest, ATokenFileThatOthersCanReadIsRefused) {
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   EXPECT_THAT(launch({"--token_file=" + fifo, "true"}).err,
               HasSubstr("a token has 16 to 4096 bytes, and this one has 0"));
+}
+
+// Node 0 drops newcomers when strangers hold too many connections.
+TEST(LaunchTokenTest, ALauncherThatNode0HasDroppedJoinsAgain) {
+  Nodes nodes(2);
+  const std::string token = token_option(nodes, kToken);
+  auto drops = std::make_unique<Listener>(nodes.port());
+  Program& joins = nodes.start(1, 1, {token}, {"true"});
+  for (int times = 0; times < 2; ++times) {
+    const base::UniqueFd dropped(::accept(drops->fd.get(), nullptr, nullptr));
+    ASSERT_TRUE(dropped);
+  }
+  drops.reset();
+  Program& leads = nodes.start(0, 1, {token}, {"true"});
+  EXPECT_EQ(leads.wait().exit_code, 0);
+  const auto result = joins.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
 TEST(LaunchTokenTest, TwoDifferentTokensAreRefused) {

@@ -2,13 +2,16 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <malloc.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
 #include <deque>
+#include <future>
 #include <optional>
+#include <utility>
 
 #include "store_serving.h"
 
@@ -623,6 +626,54 @@ class DescriptorLimit {
  private:
   rlimit before_{};
 };
+
+TEST(StoreServerTest, IdleClientsLeavePlacesToLaunchers) {
+  std::promise<void> came;
+  std::optional<ServingStore> store;
+  {
+    const DescriptorLimit limit(100);
+    store.emplace([&](base::Channel /*launcher*/) { came.set_value(); });
+  }
+  std::deque<RawConnection> idle;
+  const std::string ping = with_integer<uint32_t>(begin_query(Query::kPing), 7);
+  do {
+    idle.push_back(greeted(*store));
+  } while (idle.size() < 200 && !ask(idle.back(), ping, 4).empty());
+  EXPECT_LT(idle.size(), 60U);
+  const RawConnection launcher(store->port());
+  launcher.send("syncbn-agent");
+  EXPECT_EQ(came.get_future().wait_until(soon()), std::future_status::ready);
+  sync(idle.front());
+  store->run([](StoreServer& server) {
+    EXPECT_THAT(server.take_notices(), ElementsAre(HasSubstr("accepts no more")));
+  });
+}
+
+TEST(StoreAnswersTest, CountsTheMemoryThatTheyTake) {
+  const std::pair<const char*, std::string (*)(const std::string&)> queries[] = {
+      {"values",
+       [](const std::string& key) {
+         return query(Query::kSet, {key, ""});
+       }},
+      {"queues",
+       [](const std::string& key) {
+         return query(Query::kQueuePush, {key, ""});
+       }},
+      {"waits", [](const std::string& key) { return keys_query(Query::kWait, {key}); }},
+  };
+  for (const auto& [name, make] : queries) {
+    for (const size_t length : {1, 40}) {
+      StoreAnswers answers([](uint64_t) {}, size_t{1} << 20);
+      std::string out;
+      const size_t before = ::mallinfo2().uordblks;
+      for (uint64_t client = 0; client < 20'000; ++client) {
+        const std::string key = fmt::format("{:0{}}", client, length);
+        EXPECT_TRUE(answers.answer(client, make(key), out));
+      }
+      EXPECT_LE(::mallinfo2().uordblks - before, answers.bytes()) << name << " " << length;
+    }
+  }
+}
 
 TEST(StoreServerTest, DropsWhoComesWhenNoDescriptorIsLeft) {
   const ServingStore store;

@@ -288,11 +288,12 @@ GroupResult Supervisor::ended_instead_of_restart(int signal) {
 }
 
 void Supervisor::announce_restart() {
-  const std::string window = options_.restart_window.count() == 0
-                                 ? ""
-                                 : " within " + base::format_seconds(options_.restart_window);
-  say_for_job(
-      fmt::format("restart {} of {}{}", context_.restart_count, options_.max_restarts, window));
+  if (options_.restart_window.count() == 0) {
+    say_for_job(fmt::format("restart {} of {}", context_.restart_count, options_.max_restarts));
+  } else {
+    say_for_job(fmt::format("restart {} (at most {} within {})", context_.restart_count,
+                            options_.max_restarts, base::format_seconds(options_.restart_window)));
+  }
 }
 
 void Supervisor::announce_attempt(int restarts_before) {

@@ -84,7 +84,8 @@ std::string read_token(const std::string& file) {
   if (token.size() < kMinToken || token.size() > kMaxToken) {
     throw base::UserError(fmt::format(
         "{}: a token has {} to {} bytes, and this one has {}; `openssl rand -hex 32` makes one",
-        source, kMinToken, kMaxToken, token.size()));
+        source, kMinToken, kMaxToken,
+        token.size() > kMaxToken ? "more" : std::to_string(token.size())));
   }
   return token;
 }

@@ -26,6 +26,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kRetryPeriod{200};
+// How often node 0 may close the connection before it has answered.
+constexpr int kMaxDropped = 4;
 constexpr seconds kResolvePeriod{1};
 // Time limit for a connection attempt if the host has several addresses.
 constexpr seconds kAddressPatience{2};
@@ -343,14 +345,17 @@ void Cluster::handle_torchrun() {
 }
 
 void Cluster::lose_coordinator() {
+  const bool is_bad = link_->error() == EBADMSG;
   // After the check of --preflight, node 0 closes its port and opens it again.
-  if (!accepted_ && options_.preflight && Clock::now() < reopened_by_) {
+  const bool is_checked = options_.preflight && Clock::now() < reopened_by_;
+  if (!accepted_ && !is_bad && !is_checked && !no_start_ && find_torchrun()) return;
+  // Node 0 also drops newcomers when it has too many.
+  if (!accepted_ && !is_bad && (is_checked || ++times_dropped_ <= kMaxDropped)) {
     link_.reset();
+    connect_error_ = "closed the connection";
     next_try_ = Clock::now() + kRetryPeriod;
     return;
   }
-  const bool is_bad = link_->error() == EBADMSG;
-  if (!accepted_ && !is_bad && !no_start_ && find_torchrun()) return;
   const bool is_lost = accepted_ || link_->error() == ETIMEDOUT;  // detect_lost_host()
   std::string why = is_lost ? "is gone" : "closed the connection";
   if (is_bad) why = fmt::format("sent {}", kBadMessage);

@@ -157,6 +157,7 @@ class Cluster {
   std::chrono::milliseconds alive_period_;
   std::chrono::milliseconds silence_;
   const Clock::time_point reopened_by_;
+  int times_dropped_ = 0;  ///< connections that node 0 has closed before it had answered
   bool is_asked_ = false;
   bool asks_for_records_ = false;
   int record_question_ = 0;

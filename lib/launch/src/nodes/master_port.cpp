@@ -60,10 +60,11 @@ std::string address_of_interface(const std::string& name) {
 }  // namespace
 
 void throw_port_error(int port) {
-  throw base::UnavailableError(
-      fmt::format("port {} (--master_port) cannot be used on this machine: {}; choose another, or "
-                  "leave --master_port out on a single machine to get a free one",
-                  port, std::strerror(errno)));
+  throw base::UnavailableError(fmt::format(
+      "port {} (--master_port) cannot be used on this machine: {}; choose another, or "
+      "leave --master_port out on a single machine to get a free one; of the nodes of a "
+      "job, only one has --node_rank=0",
+      port, std::strerror(errno)));
 }
 
 base::HeldPort hold_port(int port) {

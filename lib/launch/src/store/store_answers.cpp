@@ -13,11 +13,12 @@ using store::put_string;
 using store::Query;
 using store::QueryReader;
 
-// Memory of an entry besides key and value.
-static constexpr size_t kEntryBytes = 96;
+// Upper bound on the memory of an entry besides key and value: the nodes of its containers.
+static constexpr size_t kEntryBytes = 192;
 
 void StoreWaiters::add(uint64_t id, const std::vector<std::string>& keys) {
   Wait& wait = waits_[id];
+  wait.bytes = kEntryBytes;
   for (const std::string& key : keys) wait.bytes += 2 * (key.size() + kEntryBytes);
   bytes_ += wait.bytes;
   wait.ticket = ++last_ticket_;

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <optional>
 #include <string>
@@ -95,7 +95,8 @@ class StoreAnswers {
   const size_t max_answer_;
   size_t bytes_ = 0;  ///< of values_ and queues_
   std::unordered_map<std::string, std::string> values_;
-  std::unordered_map<std::string, std::deque<std::string>> queues_;  ///< none is empty
+  /// None is empty. Lists: an std::deque of one value takes 600 bytes.
+  std::unordered_map<std::string, std::list<std::string>> queues_;
   StoreWaiters waiters_;
 };
 

@@ -145,13 +145,15 @@ bool StoreServer::accept_connections() {
 
 // Connections that never send anything must not keep others out: closes the oldest of them.
 void StoreServer::make_room() {
-  if (newcomers_.size() < max_newcomers_) return;
+  if (newcomers_.size() < max_newcomers_ && connections_.size() < 2 * max_newcomers_) return;
   for (const auto& [id, deadline] : newcomers_) {
     Connection& connection = *connections_.at(id);
     if (!connection.is_silent()) continue;
     remove(connection);
     return;
   }
+  const bool is_full = connections_.size() >= 2 * max_newcomers_;
+  if (is_full && !newcomers_.empty()) remove(*connections_.at(newcomers_.begin()->first));
 }
 
 void StoreServer::drop_late_newcomers() {
@@ -230,6 +232,17 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
   if (greets) {
     newcomers_.erase(connection.id);
     const int client = connection.channel.fd();
+    // The last places are for launchers, which connect to the same port.
+    const size_t clients = connections_.size() - newcomers_.size();
+    if (clients > 2 * max_newcomers_ - max_newcomers_ / 4) {
+      if (!std::exchange(said_crowded_, true)) {
+        notices_.push_back(
+            fmt::format("the workers' store has {} clients, and accepts no more: "
+                        "`ulimit -n` leaves no room for them",
+                        clients - 1));
+      }
+      return false;
+    }
     if (hooks_.admits && !hooks_.admits(client)) {
       refusals_.push_back(
           fmt::format("refused a client of the workers' store at {}: no launcher with the job's "
@@ -325,7 +338,7 @@ void StoreServer::clear() {
   }
   for (Connection* client : clients) remove(*client);
   answers_.clear();
-  said_full_ = false;
+  said_full_ = said_crowded_ = false;
 }
 
 void StoreServer::wake(uint64_t id) {

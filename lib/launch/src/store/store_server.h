@@ -99,7 +99,8 @@ class StoreServer {
   std::map<uint64_t, Clock::time_point> newcomers_;  ///< deadline of each greeting, oldest first
   size_t buffered_ = 0;                              ///< bytes in the buffers of all connections
   StoreAnswers answers_;
-  bool said_full_ = false;  ///< in this attempt
+  bool said_full_ = false;     ///< in this attempt
+  bool said_crowded_ = false;  ///< in this attempt
   std::vector<std::string> notices_;
   std::vector<std::string> refusals_;
 };

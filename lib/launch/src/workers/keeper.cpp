@@ -331,7 +331,9 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
 
 Keeper::~Keeper() {
   // A keeper that waits for a process that cannot be killed outlives this object.
-  if (gone_) ::waitpid(sentinel_, nullptr, 0);
+  if (!gone_) return;
+  ::kill(sentinel_, SIGCONT);  // in case it was stopped
+  ::waitpid(sentinel_, nullptr, 0);
 }
 
 std::optional<KeeperEvent> Keeper::next_event() {
@@ -351,6 +353,7 @@ void Keeper::signal_workers(int signal) {
 
 void Keeper::clean_up_after_loss(std::chrono::seconds patience) {
   // Does not kill the sentinel first: it has to clean up if this process is killed meanwhile.
+  ::kill(sentinel_, SIGCONT);  // in case it was stopped
   const auto deadline = Clock::now() + patience;
   while (!children_of(sentinel_).empty() && Clock::now() < deadline) {
     std::this_thread::sleep_for(kLookPeriod);

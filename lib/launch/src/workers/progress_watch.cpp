@@ -128,16 +128,20 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
       stalled += allowance;
     }
     const auto limit = options_.hang_timeout.value_or(worker.progress.timeout());
-    ends = ends || (limit.count() > 0 && stalled >= limit);
+    const bool is_late = limit.count() > 0 && stalled >= limit;
+    ends = ends || is_late;
     longest = std::max(longest, stalled);
     const auto step = worker.progress.longest_step();
-    if (timeout().count() == 0 || step < timeout() / 2 || std::exchange(warned_of_timeout_, true)) {
-      continue;
-    }
+    // After a single step nobody knows how long a step takes.
+    const bool is_unknown = is_late && step.count() == 0 && worker.progress.step().value_or(0) > 0;
+    const bool is_near = step >= timeout() / 2 || is_unknown;
+    if (timeout().count() == 0 || !is_near || std::exchange(warned_of_timeout_, true)) continue;
+    const std::string what = is_unknown ? "has made only one step here"
+                                        : "took " + base::format_seconds(step) + " for a step";
     output_.say(
-        fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout is {}: "
-                    "raise --hang_timeout to at least twice the longest step",
-                    worker.rank, base::format_seconds(step), base::format_seconds(timeout())));
+        fmt::format("syncbn-launch: warning: rank {} {}, and --hang_timeout is {}: raise "
+                    "--hang_timeout to at least twice the longest step",
+                    worker.rank, what, base::format_seconds(timeout())));
   }
   if (!ends && (hang_was_named_ || longest < kNameAfter)) return std::nullopt;
   Clock::time_point& next = ends ? next_stall_report_ : next_naming_;
@@ -166,8 +170,8 @@ void ProgressWatch::warn_of_silence() {
   };
   if (std::ranges::any_of(workers_, reports) || std::exchange(warned_of_silence_, true)) return;
   output_.say(
-      "syncbn-launch: warning: no worker reports its steps, so --hang_timeout sees nothing; "
-      "docs/launch.md shows how a program reports them");
+      "syncbn-launch: warning: no worker has reported a step yet, so --hang_timeout sees nothing; "
+      "docs/launch.md shows how a program reports its steps");
 }
 
 void ProgressWatch::hang_was_named(const Hang& hang) {
