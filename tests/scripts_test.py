@@ -1,5 +1,7 @@
 """Tests of the decisions of scripts/, without the machines that these are about."""
 
+import builtins
+import dis
 import importlib.machinery
 import importlib.util
 import json
@@ -33,6 +35,27 @@ bench_gpu = load("run.py", "bench/gpu")
 
 MACHINE = {"gpu": "NVIDIA H200", "gpus": 1, "driver": "580.1", "memory": "141 GB", "torch": "2.11.0", "cuda": "13.1",
            "nccl": "2.28.9", "cudnn": "91002", "nvcc": "13.0", "cores": 16, "commit": "1234567", "sources": "abcdef"}
+
+
+class FaultTest(unittest.TestCase):
+    def test_knows_every_name_that_a_case_uses(self):
+        # Most cases are not run by `make test`. A name that does not exist would end the whole suite.
+        fault_test = load("fault-test")
+        unknown = [f"{name} in {code.co_name}, {code.co_filename}"
+                   for module in [fault_test, *(sys.modules[name] for name in (
+                       "cable", "hostile_cases", "job", "launcher_cases", "network_cases", "soak", "training_cases"))]
+                   for code in codes_of(compile(pathlib.Path(module.__file__).read_text(), module.__file__, "exec"))
+                   for name in global_names(code) if not hasattr(module, name) and not hasattr(builtins, name)]
+        self.assertEqual(unknown, [])
+
+
+def codes_of(code):
+    """The code and all that is defined in it."""
+    return [code, *(inner for one in code.co_consts if hasattr(one, "co_code") for inner in codes_of(one))]
+
+
+def global_names(code):
+    return {one.argval for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
 
 
 class BenchOfAGpu(unittest.TestCase):
