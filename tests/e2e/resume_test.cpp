@@ -434,13 +434,14 @@ TEST_F(ResumeTest, SaysHowToContinueWhereTheLogCannotBeWritten) {
 
 TEST_F(ResumeTest, AFolderThatDisappearsIsAFailureNotAMistake) {
   const std::filesystem::path run = folder_ / "run";
-  const auto train = start_train(args("run", {"--epochs=100000"}));
+  const auto train = start_train(args("run", {"--epochs=100000", "--nproc_per_node=2"}));
   ASSERT_TRUE(train->wait_until([&] { return base::exists(run / "last.pt"); }));
   const std::string file = folder_.write("file", "");
   ASSERT_EQ(::renameat2(AT_FDCWD, file.c_str(), AT_FDCWD, run.c_str(), RENAME_EXCHANGE), 0);
   const auto result = train->wait();
   EXPECT_EQ(result.exit_code, base::kExitUnavailable) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("; this worked when the run began"));
+  EXPECT_THAT(result.err, HasSubstr("; the run's folder could be written when it began"));
+  EXPECT_THAT(result.err, HasSubstr("rank 0 "));
 }
 
 TEST_F(ResumeTest, CompletesTheLogIfTheRunEndedAfterTheCheckpointAndBeforeItsLine) {

@@ -276,13 +276,14 @@ TEST(LaunchHangTest, ATimeoutNearTheTimeOfAStepIsWarnedOfOnce) {
   Program& job = start_alone(nodes, 1, {"--hang_timeout=10"}, worker("steps 3 5500"));
   const auto result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, ContainsRegex("warning: rank 0 took [0-9.]+ s for a step, and "
+  EXPECT_THAT(result.err, ContainsRegex("warning: a step of rank 0 took [0-9.]+ s, and "
                                         "--hang_timeout is 10.0 s: raise --hang_timeout"));
   EXPECT_EQ(result.err.find("warning"), result.err.rfind("warning"));
   Nodes others(1);
-  EXPECT_THAT(start_alone(others, 1, {"--hang_timeout=1"}, worker("steps 3 5500")).wait().err,
-              HasSubstr("warning: rank 0 has made only one step here, and --hang_timeout is 1.0 s: "
-                        "raise --hang_timeout"));
+  EXPECT_THAT(
+      start_alone(others, 1, {"--hang_timeout=1"}, worker("steps 3 5500")).wait().err,
+      HasSubstr("warning: rank 0 has reported only one step; if a step may take longer than "
+                "--hang_timeout (1.0 s), raise it"));
 }
 
 TEST(LaunchHangTest, AWorkerMayAskForATimeoutWhichTheOptionOverrules) {

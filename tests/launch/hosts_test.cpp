@@ -128,9 +128,9 @@ TEST(WordsTest, ValuesThatAreNamedLikeSecretsAreHidden) {
               ElementsAre("train.py", "--hf-token=***", "--password", "***", "API_KEY=***",
                           "--aws.secret_access_key=***", "+login.Token=***", "--apikey=***"));
   EXPECT_THAT(without_secrets({"PGPASSWORD=a", "--accessToken=b", "--passphrase", "c",
-                               "db=postgres://me:d@host/x", "http://host:80/a@b"}),
+                               "a://h:1/b,postgres://me:d@host/x", "http://host:80/a@b"}),
               ElementsAre("PGPASSWORD=***", "--accessToken=***", "--passphrase", "***",
-                          "db=postgres://me:***@host/x", "http://host:80/a@b"));
+                          "a://h:1/b,postgres://me:***@host/x", "http://host:80/a@b"));
   const std::vector<std::string> others{"token",    "--token_file=a",  "--max_tokens=3",
                                         "--secret", "--tokenizer=gpt", "--password"};
   EXPECT_EQ(without_secrets(others), others);

@@ -32,15 +32,16 @@ bool names_secret(std::string_view name) {
 
 constexpr const char* kHidden = "***";
 
-// Hides the password of "postgres://user:password@host".
-void hide_password_of_url(std::string& word) {
-  const size_t scheme = word.find("://");
-  if (scheme == std::string::npos) return;
-  const size_t begin = scheme + 3;
-  const size_t end = word.find_last_of('@', word.find('/', begin));
-  const size_t colon = word.find(':', begin);
-  if (end == std::string::npos || end < begin || colon > end) return;
-  word.replace(colon + 1, end - colon - 1, kHidden);
+// Hides the passwords of URLs: "postgres://user:password@host".
+void hide_passwords_of_urls(std::string& word) {
+  for (size_t at = word.find("://"); at != std::string::npos; at = word.find("://", at)) {
+    at += 3;
+    const size_t end = std::min(word.find_first_of("/ ,;'\"", at), word.size());
+    const size_t host = std::string_view(word).substr(0, end).rfind('@');
+    const size_t colon = word.find(':', at);
+    if (host == std::string::npos || colon > host) continue;
+    word.replace(colon + 1, host - colon - 1, kHidden);
+  }
 }
 
 }  // namespace
@@ -65,7 +66,7 @@ std::string shell_quoted(const std::vector<std::string>& words) {
 
 std::vector<std::string> without_secrets(std::vector<std::string> words) {
   for (size_t i = 0; i < words.size(); ++i) {
-    hide_password_of_url(words[i]);
+    hide_passwords_of_urls(words[i]);
     const size_t end = words[i].find('=');
     if (!names_secret(std::string_view(words[i]).substr(0, end))) continue;
     if (end != std::string::npos) {

@@ -87,7 +87,7 @@ std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split
             std::filesystem::current_path(ignored).string(), path.string());
       }
       const bool may_lack = member.key == "test" && plugin_of(config.data).empty();
-      if (may_lack) advice += "; data.test= trains without test data";
+      if (may_lack && config.val_fraction > 0) advice += "; data.test= trains without test data";
       throw base::UserError(fmt::format("data.{}: {}{}", member.key, what, advice));
     }
     throw;

@@ -130,11 +130,6 @@ class Trainer {
   int run() {
     try {
       return run_epochs();
-    } catch (const base::PathError& error) {
-      // Its path was right when the run began: the disk has failed, or the folder was removed.
-      const base::UnavailableError failure(error.reason() + "; this worked when the run began");
-      note_failure(failure);
-      throw failure;
     } catch (const std::exception& error) {
       note_failure(error);
       throw;
@@ -166,6 +161,23 @@ class Trainer {
     if (record.eval.empty() && !evaluate(record)) return stop(position_.sampler);
     finish(record);
     return base::kExitOk;
+  }
+
+  /// Calls `work`, which uses the run's folder. Its path was right when the run began: the disk has
+  /// failed, or the folder was removed.
+  /// @throws base::UnavailableError in place of base::PathError
+  static void on_folder(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const base::PathError& error) {
+      throw base::UnavailableError(error.reason() +
+                                   "; the run's folder could be written when it began");
+    }
+  }
+
+  /// Each keeper calls `work`, as on_folder() does. Every rank calls this.
+  void write(const std::function<void()>& work) const {
+    keepers_.each([&] { on_folder(work); });
   }
 
   /// Logs the error that ends the run. The other ranks may be gone.
@@ -417,7 +429,7 @@ class Trainer {
       time.memory_bytes = peak_resident_bytes();
       const std::vector<StepTime> times = of_all_ranks(time);
       record.memory_bytes = std::ranges::max(times, {}, &StepTime::memory_bytes).memory_bytes;
-      keepers_.each([&] { folder_->log_step_time(record.epoch, record.step, times); });
+      write([&] { folder_->log_step_time(record.epoch, record.step, times); });
     }
     record.eval.clear();
     record.eval_split = eval_split();
@@ -556,8 +568,10 @@ class Trainer {
                   is_in_interval && config_.log_interval.value);
     const bool is_last = interval != 0 && step == plan_.total_steps();
     if (!is_in_interval && !is_last) return;
-    folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr,
-                      data_wait_.mean_since_last());
+    on_folder([&] {
+      folder_->log_step(step, position_.sampler.epoch + 1, result.loss(), lr,
+                        data_wait_.mean_since_last());
+    });
   }
 
   static std::string fault_of(const StepVote::Result& result) {
@@ -577,7 +591,7 @@ class Trainer {
             ? fmt::format(", after {} restores", position_.restores)
             : "");
     const int64_t restores = position_.restores + 1;
-    keepers_.each([&] { writer_->wait(); });
+    write([&] { writer_->wait(); });
     display_.clear();
     const std::string bytes = on_rank_0([&]() -> std::string {
       const bool has_last = base::exists(folder_->last());
@@ -597,7 +611,7 @@ class Trainer {
     step_.take_counts();
     position_.restores = restores;
     position_.lr_scale = lr_scale;
-    keepers_.each([&] {
+    write([&] {
       folder_->rewind_log(position_.step, position_.sampler.epoch, position_.epoch_line);
     });
     display_.warn("{}; the run continues from step {} with {:.3g} of the learning rate", what,
@@ -633,7 +647,7 @@ class Trainer {
       record.seconds = seconds();
       position_.epoch_line = line_of(record);
       if (plan_.saves()) save(next_);
-      keepers_.each([&] { folder_->append(position_.epoch_line); });
+      write([&] { folder_->append(position_.epoch_line); });
       display_.epoch(record);
     }
     position_.sampler = next_;
@@ -668,7 +682,7 @@ class Trainer {
     // last.pt must not be older than the best checkpoint.
     const bool is_last = is_due || plan_.stopped_early() || change.write.has_value();
     save(next_, change, /*last=*/is_regular && is_last);
-    keepers_.each([&] { folder_->append(line); });
+    write([&] { folder_->append(line); });
     renew_report();
     display_.epoch(record);
     if (plan_.stopped_early()) {
@@ -703,12 +717,16 @@ class Trainer {
   bool evaluate(EpochRecord& record) {
     record.eval.clear();
     record.eval_split = eval_split();
+    std::optional<Evaluation> own;
+    std::optional<Evaluation> average;
     try {
-      if (!add_results(record, "")) return false;
-      Ema* const ema = step_.ema();
-      if (ema == nullptr) return true;
-      const Ema::InPlace averages(*ema);
-      return add_results(record, kAverage);
+      own = add_results(record, "");
+      if (!own) return false;
+      if (Ema* const ema = step_.ema(); ema != nullptr) {
+        const Ema::InPlace averages(*ema);
+        average = add_results(record, kAverage);
+        if (!average) return false;
+      }
     } catch (const base::UserError&) {
       save_unevaluated();
       throw;
@@ -719,15 +737,22 @@ class Trainer {
       save_unevaluated();
       throw;
     }
+    // Not above: a keeper whose disk fails cannot save.
+    channel_.phase("results", kPhaseAllowance);
+    write([&] {
+      evaluator_.write(*own, "", record.step, *folder_);
+      if (average) evaluator_.write(*average, kAverage, record.step, *folder_);
+    });
+    return true;
   }
 
   void save_unevaluated() {
     save(next_);
-    keepers_.each([&] { writer_->wait(); });
+    write([&] { writer_->wait(); });
   }
 
-  /// Returns false as evaluate() does.
-  bool add_results(EpochRecord& record, const std::string& prefix) {
+  /// Returns nothing if the run is to stop.
+  std::optional<Evaluation> add_results(EpochRecord& record, const std::string& prefix) {
     const auto now = [&] { return wishes(); };
     channel_.phase(kEvaluation, kPhaseAllowance);
     prepare_statistics(config_, inputs_, *task_, *model_, to_device_, loader_options(),
@@ -740,28 +765,26 @@ class Trainer {
     const Pictures pictures = !keepers_.is_one() ? Pictures::kNone
                               : prefix.empty()   ? Pictures::kFirstAndWorst
                                                  : Pictures::kFirst;
-    const Evaluation result =
+    Evaluation result =
         placing([&] { return fmt::format("evaluation after step {}", record.step); },
                 [&] { return evaluator_.evaluate(now, on_batch, pictures); });
     if (result.wishes.ends_run()) {
       stop_wishes_ = result.wishes;
       record.eval.clear();
-      return false;
+      return std::nullopt;
     }
     record.eval.emplace_back(prefix + "loss", result.loss);
     for (const Metric& metric : result.metrics) {
       record.eval.emplace_back(prefix + metric.name, metric.value);
     }
-    channel_.phase("results", kPhaseAllowance);
-    keepers_.each([&] { evaluator_.write(result, prefix, record.step, *folder_); });
-    if (!prefix.empty()) return true;
+    if (!prefix.empty()) return result;
     if (std::exchange(remark_, result.remark) != result.remark && !result.remark.empty()) {
       display_.info("{}", result.remark);
     }
     if (std::exchange(left_out_, result.skipped) != result.skipped && result.skipped > 0) {
       display_.warn("evaluation left out {}", base::counted(result.skipped, "damaged sample"));
     }
-    return true;
+    return result;
   }
 
   /// Writes the first batch after augmentation to pictures/first_batch-000000000000.png, and its
@@ -809,7 +832,7 @@ class Trainer {
     channel_.phase("checkpoint", kPhaseAllowance);
     if (sampler.consumed > 0) collect_counts();
     Checkpoint checkpoint = state_.add_to(position_);
-    keepers_.each([&] {
+    write([&] {
       checkpoint.sampler = sampler;
       checkpoint.seconds = seconds();
       checkpoint.config = config_text_;
@@ -831,7 +854,7 @@ class Trainer {
     end_profile();
     const int signal = stop_wishes_.stop_signal;
     const std::string name = signal != 0 ? base::signal_name(signal) : "max_time";
-    keepers_.each([&] {
+    write([&] {
       writer_->wait();
       folder_->log_end(name, position_.step, seconds());
     });
@@ -850,7 +873,7 @@ class Trainer {
     const Metric metric = measures_.chosen().value_or(Metric());
     std::optional<Checkpoint::Best> best;
     if (!position_.best.empty()) best = position_.best.front();
-    keepers_.each([&] {
+    write([&] {
       writer_->wait();
       folder_->log_end("finished", position_.step);
       folder_->write_result({.best_metric = metric.name,

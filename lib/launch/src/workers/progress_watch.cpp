@@ -136,12 +136,16 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
     const bool is_unknown = is_late && step.count() == 0 && worker.progress.step().value_or(0) > 0;
     const bool is_near = step >= timeout() / 2 || is_unknown;
     if (timeout().count() == 0 || !is_near || std::exchange(warned_of_timeout_, true)) continue;
-    const std::string what = is_unknown ? "has made only one step here"
-                                        : "took " + base::format_seconds(step) + " for a step";
+    const std::string limit_text = base::format_seconds(timeout());
     output_.say(
-        fmt::format("syncbn-launch: warning: rank {} {}, and --hang_timeout is {}: raise "
-                    "--hang_timeout to at least twice the longest step",
-                    worker.rank, what, base::format_seconds(timeout())));
+        is_unknown
+            ? fmt::format("syncbn-launch: warning: rank {} has reported only one step; if a step "
+                          "may take longer than --hang_timeout ({}), raise it to at least twice "
+                          "the longest step",
+                          worker.rank, limit_text)
+            : fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout "
+                          "is {}: raise --hang_timeout to at least twice the longest step",
+                          worker.rank, base::format_seconds(step), limit_text));
   }
   if (!ends && (hang_was_named_ || longest < kNameAfter)) return std::nullopt;
   Clock::time_point& next = ends ? next_stall_report_ : next_naming_;

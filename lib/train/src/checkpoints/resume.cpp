@@ -1,6 +1,7 @@
 #include "checkpoints/resume.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
@@ -92,8 +93,18 @@ struct OwnState {
   Found checkpoint;
   fs::path folder;
   bool continues_folder = false;
-  base::UniqueFd lock;  ///< of `folder`
+  std::optional<base::UniqueFd> lock;  ///< of `folder`
 };
+
+/// The lock of a run that is to be read. Nothing if its folder cannot be written to: it may hold a
+/// finished run, which is only looked at.
+std::optional<base::UniqueFd> lock_to_read(const fs::path& folder) {
+  try {
+    return lock_of_run(folder);
+  } catch (const base::PathError&) {
+    return std::nullopt;
+  }
+}
 
 OwnState own_state(const Config& config, const std::string& name) {
   OwnState own;
@@ -101,19 +112,18 @@ OwnState own_state(const Config& config, const std::string& name) {
   const fs::path wanted = previous ? *previous : run_files::newest(config.run_dir, name);
   // After a restart the previous attempt's checkpoint is newer than the one that it resumed from.
   if (previous || config.resume == "auto") {
-    if (run_files::is_run(wanted)) own.lock = lock_of_run(wanted);
+    if (run_files::is_run(wanted)) own.lock = lock_to_read(wanted);
     own.checkpoint = newest_whole(wanted);
   }
   std::optional<fs::path> folder = wanted;
   const bool found_any = !own.checkpoint.bytes.empty() || !own.checkpoint.damage.empty();
   if (!found_any && config.resume != "auto" && !config.resume.empty()) {
-    own.folder = wanted;
     if (!is_rank_0()) return own;  // the file needs to be on rank 0's node only
     const fs::path file = run_files::is_run(config.resume)
                               ? fs::path(config.resume) / run_files::kLast
                               : fs::path(config.resume);
     folder = run_files::of_checkpoint(file, config.run_dir, name);
-    if (folder) own.lock = lock_of_run(*folder);
+    if (folder && !(own.lock && *folder == wanted)) own.lock = lock_to_read(*folder);
     own.checkpoint = read_whole(file);
     if (is_of_python(own.checkpoint.bytes)) {  // its run continues in a new folder
       folder.reset();

@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <system_error>
 
 #include "checkpoints/python_run.h"
 #include "checkpoints/saved_network.h"
@@ -95,7 +96,9 @@ Request parse(const std::vector<std::string>& args) {
   const auto line = parse_arguments("export", args, faults);
   Request request;
   request.output = line.value("output");
-  const std::string ending = fs::path(request.output.value_or("")).extension();
+  const fs::path output = request.output.value_or("");
+  std::error_code ignored;
+  const std::string ending = fs::is_directory(output, ignored) ? "" : output.extension();
   const auto of_ending = format_by_ending(ending);
   const std::string format =
       line.value("format").value_or(of_ending.value_or(usual_format(ending)));

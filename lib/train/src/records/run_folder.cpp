@@ -103,10 +103,11 @@ base::UniqueFd lock_of_run(const fs::path& folder) {
   }
 }
 
-RunFolder::RunFolder(fs::path path, const std::string& config, bool resume, base::UniqueFd lock)
+RunFolder::RunFolder(fs::path path, const std::string& config, bool resume,
+                     std::optional<base::UniqueFd> lock)
     : path_(std::move(path)),
       config_(config),
-      lock_(lock ? std::move(lock) : lock_of_run(path_)),
+      lock_(lock ? *std::move(lock) : lock_of_run(path_)),
       metrics_(path_ / run_files::kMetrics),
       events_(path_) {
   run_files::make_ready(path_, resume);

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,7 @@ class RunFolder {
   /// @param lock lock_of_run(), if the caller has it
   /// @throws base::UserError when another run is writing to it
   RunFolder(std::filesystem::path path, const std::string& config, bool resume,
-            base::UniqueFd lock = {});
+            std::optional<base::UniqueFd> lock = {});
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
