@@ -17,8 +17,8 @@ struct ResumeState {
   std::string checkpoint;  ///< its bytes, which may be Python's; empty for a new run
   std::string checkpoint_path;
   std::filesystem::path folder;
-  bool continues_folder = false;       ///< the run in `folder` is the one that is resumed
-  std::optional<base::UniqueFd> lock;  ///< lock_of_run() of `folder`, if a keeper has read it
+  bool continues_folder = false;            ///< the run in `folder` is the one that is resumed
+  std::optional<base::UniqueFd> lock = {};  ///< lock_of_run() of `folder`, if a keeper has read it
   int64_t seed = 0;  ///< the configuration's, that of the checkpoint, or a new one
 };
 
