@@ -737,7 +737,7 @@ class Trainer {
       save_unevaluated();
       throw;
     }
-    // Not above: a keeper whose disk fails cannot save.
+    // After the handlers above: they save, which needs the disk that this may find full.
     channel_.phase("results", kPhaseAllowance);
     write([&] {
       evaluator_.write(*own, "", record.step, *folder_);

@@ -143,16 +143,17 @@ bool StoreServer::accept_connections() {
   return true;
 }
 
-// Connections that never send anything must not keep others out: closes the oldest of them.
+// Connections that never send anything must not keep others out: closes the oldest of them. Without
+// one, if there is no place left, closes the oldest that has not greeted.
 void StoreServer::make_room() {
-  if (newcomers_.size() < max_newcomers_ && connections_.size() < 2 * max_newcomers_) return;
+  const bool is_full = connections_.size() >= 2 * max_newcomers_;
+  if (newcomers_.size() < max_newcomers_ && !is_full) return;
   for (const auto& [id, deadline] : newcomers_) {
     Connection& connection = *connections_.at(id);
     if (!connection.is_silent()) continue;
     remove(connection);
     return;
   }
-  const bool is_full = connections_.size() >= 2 * max_newcomers_;
   if (is_full && !newcomers_.empty()) remove(*connections_.at(newcomers_.begin()->first));
 }
 

@@ -132,7 +132,7 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
     ends = ends || is_late;
     longest = std::max(longest, stalled);
     const auto step = worker.progress.longest_step();
-    // After a single step nobody knows how long a step takes.
+    // The time of a step is known from the second one on.
     const bool is_unknown = is_late && step.count() == 0 && worker.progress.step().value_or(0) > 0;
     const bool is_near = step >= timeout() / 2 || is_unknown;
     if (timeout().count() == 0 || !is_near || std::exchange(warned_of_timeout_, true)) continue;
