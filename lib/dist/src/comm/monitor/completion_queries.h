@@ -29,9 +29,10 @@ class CompletionQueries {
  private:
   /// Shared with the thread, which may outlive this object.
   struct State {
-    std::mutex mutex;
+    std::mutex mutex;  ///< guards the members below; no log is dropped under it
     std::condition_variable changed;
-    Logs logs;  ///< to update; empty while the thread has nothing to do
+    Logs logs;  ///< to update
+    bool is_busy = false;
     bool stop = false;
   };
   static void run(const std::shared_ptr<State>& state);

@@ -115,8 +115,8 @@ FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks, Abort 
       group_in_record_(record_ ? record_->add_group(group_, ranks_) : 0) {}
 
 FlightRecorder::~FlightRecorder() {
-  for (Entry& entry : collectives_) end(entry, State::kFailed);
-  for (Entry& entry : transfers_) end(entry, State::kFailed);
+  for (Entry& entry : collectives_) static_cast<void>(end(entry, State::kFailed));
+  for (Entry& entry : transfers_) static_cast<void>(end(entry, State::kFailed));
 }
 
 bool FlightRecorder::has_member(int rank) const {
@@ -125,10 +125,11 @@ bool FlightRecorder::has_member(int rank) const {
 
 void FlightRecorder::abort(const Call& call) {
   set_failed(call);
+  std::deque<Replay> dropped;
   {
     const std::lock_guard lock(mutex_);
     replayed_.reset();
-    replays_.clear();
+    dropped.swap(replays_);
   }
   std::optional<Clock::time_point> since;
   for (const Entry& entry : pending_entries()) {
@@ -184,6 +185,7 @@ FlightRecorder::TransfersByRank FlightRecorder::transfers() const {
 }
 
 void FlightRecorder::begin(const Call& call, Timeout timeout, int64_t traced_since) {
+  Completion dropped;
   const std::lock_guard lock(mutex_);
   Entry entry{.call = call,
               .since = Clock::now(),
@@ -193,7 +195,7 @@ void FlightRecorder::begin(const Call& call, Timeout timeout, int64_t traced_sin
   if (call.is_collective()) {
     last_ = call.sequence;
     Entry& slot = collectives_[call.sequence % kKept];
-    end(slot, State::kFailed);  // if its end was never reported
+    dropped = end(slot, State::kFailed);  // if its end was never reported
     slot = std::move(entry);
     return;
   }
@@ -216,10 +218,10 @@ void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_d
       replayed_->is_replayed = true;
       ++captured_;
     }
-    return end(*entry, State::kSucceeded);
+    static_cast<void>(end(*entry, State::kSucceeded));  // it has no completion
+    return;
   }
-  entry->is_done = std::move(is_done);
-  entry->time_on_gpu = std::move(time_on_gpu);
+  entry->completion = {std::move(is_done), std::move(time_on_gpu)};
 }
 
 void FlightRecorder::await(const Call& call, bool is_blocked) {
@@ -232,7 +234,8 @@ void FlightRecorder::await(const Call& call, bool is_blocked) {
   if (record_) record_->await(entry->number);
 }
 
-void FlightRecorder::end(Entry& entry, State state, std::chrono::nanoseconds on_gpu) {
+FlightRecorder::Completion FlightRecorder::end(Entry& entry, State state,
+                                               std::chrono::nanoseconds on_gpu) {
   if (record_ && entry.number != 0 && entry.is_pending()) {
     record_->end(
         entry.number,
@@ -241,8 +244,7 @@ void FlightRecorder::end(Entry& entry, State state, std::chrono::nanoseconds on_
   }
   if (entry.is_pending() && state == State::kSucceeded && !entry.runs_on_gpu()) trace(entry);
   entry.state = state;
-  entry.is_done = nullptr;
-  entry.time_on_gpu = nullptr;
+  return std::exchange(entry.completion, {});
 }
 
 void FlightRecorder::trace(const Entry& entry) const {
@@ -273,19 +275,21 @@ FlightRecorder::Entry* FlightRecorder::entry_of(const Call& call) {
 }
 
 void FlightRecorder::succeed(const Call& call, std::chrono::nanoseconds on_gpu) {
+  Completion dropped;
   const std::lock_guard lock(mutex_);
   Entry* const entry = entry_of(call);
   if (entry == nullptr || !entry->is_pending()) return;  // it may have failed meanwhile
   if (!call.is_collective() && !entry->timeout) {
     ++transfers_by_rank_[{call.peer, call.type}].done;
   }
-  end(*entry, State::kSucceeded, on_gpu);
+  dropped = end(*entry, State::kSucceeded, on_gpu);
 }
 
 void FlightRecorder::fail(const Call& call) {
   set_failed(call);
+  Completion dropped;
   const std::lock_guard lock(mutex_);
-  if (Entry* entry = entry_of(call)) end(*entry, State::kFailed);
+  if (Entry* entry = entry_of(call)) dropped = end(*entry, State::kFailed);
 }
 
 void FlightRecorder::refuse(const Call& call) {
@@ -334,10 +338,11 @@ void FlightRecorder::note_error(const std::exception& error, const Call& call) {
 
 void FlightRecorder::update() {
   for (const Entry& entry : pending_entries()) {
-    if (!entry.is_done) continue;
+    const auto& [is_done, time_on_gpu] = entry.completion;
+    if (!is_done) continue;
     try {
-      if (!entry.is_done()) continue;
-      succeed(entry.call, entry.time_on_gpu ? entry.time_on_gpu() : std::chrono::nanoseconds());
+      if (!is_done()) continue;
+      succeed(entry.call, time_on_gpu ? time_on_gpu() : std::chrono::nanoseconds());
     } catch (const std::exception& error) {
       return note_error(error, entry.call);
     }
@@ -347,9 +352,10 @@ void FlightRecorder::update() {
 
 void FlightRecorder::update_replays() {
   for (;;) {
+    Replay oldest;
     std::unique_lock lock(mutex_);
     if (replays_.empty()) return;
-    const Replay oldest = replays_.front();
+    oldest = replays_.front();
     const Call call = *replayed_;
     lock.unlock();
     try {

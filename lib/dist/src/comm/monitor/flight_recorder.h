@@ -187,11 +187,15 @@ class FlightRecorder {
 
  private:
   enum class State { kPending, kSucceeded, kFailed };
+  /// How to ask a call whether it has ended. May own the last reference to its tensors.
+  struct Completion {
+    std::function<bool()> is_done = {};
+    std::function<std::chrono::nanoseconds()> time_on_gpu = {};
+  };
   struct Entry {
     Call call;
     Clock::time_point since;
-    std::function<bool()> is_done = {};
-    std::function<std::chrono::nanoseconds()> time_on_gpu = {};
+    Completion completion = {};
     Timeout timeout;
     State state = State::kPending;
     uint64_t number = 0;  ///< in the base::FlightRecord; 0: not in it
@@ -205,14 +209,15 @@ class FlightRecorder {
   };
   /// A launch of a graph that has not ended.
   struct Replay {
-    uint64_t number;
+    uint64_t number = 0;
     Clock::time_point since;  ///< the launch, or the end of the one before it
-    std::chrono::milliseconds timeout;
+    std::chrono::milliseconds timeout{};
     std::function<bool()> is_done;
   };
   Entry* entry_of(const Call& call);
   uint64_t begin_in_record(const Call& call);
-  void end(Entry& entry, State state, std::chrono::nanoseconds on_gpu = {});
+  /// @return the entry's completion, which the caller destroys after it has released the lock
+  [[nodiscard]] Completion end(Entry& entry, State state, std::chrono::nanoseconds on_gpu = {});
   /// Adds the call, as ending now, to the CallTrace if there is one.
   void trace(const Entry& entry) const;
   void note_error(const std::exception& error, const Call& call);
@@ -225,6 +230,8 @@ class FlightRecorder {
   const Abort abort_;
   const std::shared_ptr<base::FlightRecord> record_;
   const size_t group_in_record_;
+  /// Guards the members below. No Completion or Replay is destroyed under it: that may free a
+  /// tensor of Python, which waits for Python's lock, and its holder may wait for this.
   mutable std::mutex mutex_;
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;

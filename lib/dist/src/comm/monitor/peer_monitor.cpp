@@ -125,12 +125,12 @@ void PeerMonitor::leave_with(int exit_code) {
 void PeerMonitor::leave(const std::string& manner) {
   // A forked child is not a rank, and a thread of its parent may have held the mutex.
   if (::getpid() != process_) return;
-  update_logs();
+  queries_.update(logs_now(), kQueryTime);
   std::vector<std::string> fields{manner};
   {
-    const Lock lock(mutex_);
+    const Held held = hold();
     if (std::exchange(has_left_, true)) return;
-    for (std::string& field : completed_now(/*with_running=*/false)) {
+    for (std::string& field : completed_now(held.logs, /*with_running=*/false)) {
       fields.push_back(std::move(field));
     }
   }
@@ -139,10 +139,10 @@ void PeerMonitor::leave(const std::string& manner) {
 }
 
 void PeerMonitor::announce_leave() {
-  update_logs();
+  queries_.update(logs_now(), kQueryTime);
   std::vector<std::string> fields{fmt::format("{} {}", self(), kLeft)};
-  const Lock lock(mutex_);
-  for (std::string& field : completed_now(/*with_running=*/true)) {
+  const Held held = hold();
+  for (std::string& field : completed_now(held.logs, /*with_running=*/true)) {
     fields.push_back(std::move(field));
   }
   channel_.post(Message::kAll, "left", std::move(fields));
@@ -162,13 +162,13 @@ std::string name_of_recvs(const std::string& group, int from, int to) {
 
 /// Pairs of a group's name and the number of its collectives in which this rank has done its part.
 /// With `with_running`, also pairs for sends and recvs: the rank ends only after those that run.
-std::vector<std::string> PeerMonitor::completed_now(bool with_running) {
+std::vector<std::string> PeerMonitor::completed_now(const Logs& logs, bool with_running) {
   std::vector<std::string> fields;
   const auto add = [&fields](std::string name, uint64_t number) {
     fields.push_back(std::move(name));
     fields.push_back(std::to_string(number));
   };
-  for (const auto& log : logs_now()) {
+  for (const auto& log : logs) {
     add(log->group(), log->completed(with_running));
     if (!with_running) continue;
     for (const auto& [with, transfers] : log->transfers()) {
@@ -192,6 +192,7 @@ void PeerMonitor::add(const std::shared_ptr<FlightRecorder>& log) {
 
 PeerMonitor::Logs PeerMonitor::logs_now() {
   Logs logs;
+  const Lock lock(mutex_);
   std::erase_if(logs_, [&logs](const std::weak_ptr<FlightRecorder>& weak) {
     if (auto log = weak.lock()) logs.push_back(std::move(log));
     return weak.expired();
@@ -199,8 +200,12 @@ PeerMonitor::Logs PeerMonitor::logs_now() {
   return logs;
 }
 
+PeerMonitor::Held PeerMonitor::hold() {
+  return {logs_now(), Lock(mutex_)};
+}
+
 void PeerMonitor::on_message(const Message& message) {
-  const Lock lock(mutex_);
+  const Held held = hold();
   const std::string group = message.field(0);
   if (message.type == "leave") {
     leave_notices_[message.from] = {group, completed_of(message)};
@@ -215,9 +220,9 @@ void PeerMonitor::on_message(const Message& message) {
                                message.number(3), message.number(4), message.number(5),
                                message.field(6),  message.number(7)};
   } else if (message.type == kDiffer || message.type == kGaveUp) {
-    receive_failure(message.type, group, message.field(1));
+    receive_failure(message.type, group, message.field(1), held.logs);
   } else if (message.type == "where") {
-    answer(message);
+    answer(message, held.logs);
   } else if (message.type == "here") {
     const auto question = answers_.find(message.number(0));
     if (question == answers_.end()) return;  // too late
@@ -239,10 +244,10 @@ void PeerMonitor::receive_stuck(const Message& report) {
 }
 
 void PeerMonitor::receive_failure(const std::string& type, const std::string& group,
-                                  const std::string& what) {
+                                  const std::string& what, const Logs& logs) {
   if (failures_.count(group) != 0) return;
   failures_[group] = {.what = what, .ranks_disagree = type == kDiffer, .order = ++events_};
-  for (const auto& log : logs_now()) {
+  for (const auto& log : logs) {
     if (log->group() == group) log->set_failed();
   }
   news_.notify_all();
@@ -250,15 +255,15 @@ void PeerMonitor::receive_failure(const std::string& type, const std::string& gr
 }
 
 void PeerMonitor::report_failure(const std::string& type, const std::string& group,
-                                 const std::string& what) {
+                                 const std::string& what, const Logs& logs) {
   if (failures_.count(group) != 0) return;
-  receive_failure(type, group, what);
+  receive_failure(type, group, what, logs);
   if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
 void PeerMonitor::report_mismatch(const FlightRecorder& log, const std::string& what) {
-  const Lock lock(mutex_);
-  report_failure(kDiffer, log.group(), what);
+  const Held held = hold();
+  report_failure(kDiffer, log.group(), what, held.logs);
 }
 
 /// Records a rank's end when its connection ends, not when its leave notice arrives: by then the
@@ -309,11 +314,11 @@ std::string PeerMonitor::end_among(const std::vector<int>& ranks, milliseconds p
 }
 
 /// Answers a rank whose call timed out: how far this rank is.
-void PeerMonitor::answer(const Message& question) {
+void PeerMonitor::answer(const Message& question, const Logs& logs) {
   const std::string group = question.field(1);
   const uint64_t sequence = question.number(2);
   std::string text = fmt::format("{} has not called it", self());
-  for (const auto& log : logs_now()) {
+  for (const auto& log : logs) {
     if (log->group() != group) continue;
     const auto same = log->find(sequence);
     const auto last = log->last_collective();
@@ -408,7 +413,7 @@ std::optional<PeerMonitor::Failure> PeerMonitor::known_failure(const FlightRecor
 
 PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& call,
                                          const std::string& reason, bool timed_out) {
-  Lock lock(mutex_);
+  auto [logs, lock] = hold();
   std::string text = reason;
   if (timed_out && !known_failure(log, call)) {
     const std::string where = ask_ranks(lock, log, call);
@@ -422,7 +427,7 @@ PeerMonitor::Cause PeerMonitor::cause_of(const FlightRecorder& log, const Call& 
     return {failure->what, failure->ranks_disagree};
   }
   report_failure(kGaveUp, log.group(),
-                 fmt::format("{} gave up {}: {}", self(), call.numbered(), text));
+                 fmt::format("{} gave up {}: {}", self(), call.numbered(), text), logs);
   return timed_out ? Cause{text} : Cause{};
 }
 
@@ -436,28 +441,19 @@ bool PeerMonitor::is_lost(const FlightRecorder& log, const FlightRecorder::Pendi
   });
 }
 
-void PeerMonitor::update_logs() {
-  Logs logs;
-  {
-    const Lock lock(mutex_);
-    logs = logs_now();
-  }
-  queries_.update(std::move(logs), kQueryTime);
-}
-
 void PeerMonitor::supervise() {
-  update_logs();
+  queries_.update(logs_now(), kQueryTime);
   std::vector<std::pair<std::shared_ptr<FlightRecorder>, Call>> to_abort;
   {
-    const Lock lock(mutex_);
+    const Held held = hold();
     if (has_left_) return;
-    for (const auto& log : logs_now()) {
+    for (const auto& log : held.logs) {
       std::vector<FlightRecorder::Pending> pending = log->pending();
-      compare_with_stuck(*log, pending);
+      compare_with_stuck(*log, pending, held.logs);
       report_stuck(*log, pending);
       if (auto replayed = log->replayed()) pending.push_back(*std::move(replayed));
       give_up_overdue(log, pending);
-      report_transport_error(*log);
+      report_transport_error(*log, held.logs);
       const bool failed = failures_.count(log->group()) != 0;
       const auto first = std::find_if(pending.begin(), pending.end(), [&](const auto& one) {
         return failed || is_lost(*log, one);
@@ -470,11 +466,12 @@ void PeerMonitor::supervise() {
 
 /// Reports errors of calls on GPUs, for which no thread waits. If a rank has ended, that is the
 /// cause instead.
-void PeerMonitor::report_transport_error(const FlightRecorder& log) {
+void PeerMonitor::report_transport_error(const FlightRecorder& log, const Logs& logs) {
   const auto error = log.transport_error();
   if (!error || Clock::now() - error->when < kNewsTime || known_failure(log, error->call)) return;
   report_failure(kGaveUp, log.group(),
-                 fmt::format("{} gave up {}: {}", self(), error->call.numbered(), error->what));
+                 fmt::format("{} gave up {}: {}", self(), error->call.numbered(), error->what),
+                 logs);
 }
 
 /// Ends calls on GPUs, for which no thread waits, as a waiting thread would after the timeout.
@@ -522,13 +519,15 @@ void PeerMonitor::report_stuck(const FlightRecorder& log,
 }
 
 void PeerMonitor::compare_with_stuck(const FlightRecorder& log,
-                                     const std::vector<FlightRecorder::Pending>& pending) {
+                                     const std::vector<FlightRecorder::Pending>& pending,
+                                     const Logs& logs) {
   for (const auto& [sequence, theirs] : stuck_[log.group()]) {
     const auto own = log.find(sequence);
     if (own && own->fingerprint() != theirs.fingerprint) {
       report_failure(kDiffer, log.group(),
                      fmt::format("#{} is {} on {}, and {} on {}", sequence, theirs.call, theirs.who,
-                                 own->describe(), self()));
+                                 own->describe(), self()),
+                     logs);
     }
   }
   if (const auto found = stuck_transfers_.find(log.group()); found != stuck_transfers_.end()) {
@@ -545,7 +544,8 @@ void PeerMonitor::compare_with_stuck(const FlightRecorder& log,
       if (!is_other_end || fits) continue;
       report_failure(
           kDiffer, log.group(),
-          fmt::format("{} on {} meets {} on {}", theirs.call, theirs.who, own.describe(), self()));
+          fmt::format("{} on {} meets {} on {}", theirs.call, theirs.who, own.describe(), self()),
+          logs);
     }
   }
 }

@@ -84,6 +84,13 @@ class PeerMonitor {
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
   using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
+  /// The held mutex, and the groups' logs. Drops the logs after it has released the mutex: the last
+  /// reference to a log frees the group's tensors and joins its threads, which may wait for
+  /// Python's lock, whose holder may wait for the mutex.
+  struct Held {
+    Logs logs;
+    Lock lock;
+  };
 
   /// Registers, once, what exit() does first: with a monitor or, in a group of one, without.
   static void handle_exit();
@@ -129,28 +136,30 @@ class PeerMonitor {
               std::chrono::milliseconds limit);
 
   void leave(const std::string& manner);
-  std::vector<std::string> completed_now(bool with_running);
 
   // Called by the channel's thread.
   void on_message(const Message& message);
   void on_end(int rank, const std::string& where);
   void supervise();
 
-  void update_logs();
+  Logs logs_now();
+  Held hold();
 
   // With the lock held.
-  void answer(const Message& question);
+  std::vector<std::string> completed_now(const Logs& logs, bool with_running);
+  void answer(const Message& question, const Logs& logs);
   static Completed completed_of(const Message& notice);
   void receive_stuck(const Message& report);
-  void receive_failure(const std::string& type, const std::string& group, const std::string& what);
-  void report_failure(const std::string& type, const std::string& group, const std::string& what);
-  Logs logs_now();
+  void receive_failure(const std::string& type, const std::string& group, const std::string& what,
+                       const Logs& logs);
+  void report_failure(const std::string& type, const std::string& group, const std::string& what,
+                      const Logs& logs);
   void report_stuck(const FlightRecorder& log, const std::vector<FlightRecorder::Pending>& pending);
-  void report_transport_error(const FlightRecorder& log);
+  void report_transport_error(const FlightRecorder& log, const Logs& logs);
   void give_up_overdue(const std::shared_ptr<FlightRecorder>& log,
                        const std::vector<FlightRecorder::Pending>& pending);
   void compare_with_stuck(const FlightRecorder& log,
-                          const std::vector<FlightRecorder::Pending>& pending);
+                          const std::vector<FlightRecorder::Pending>& pending, const Logs& logs);
   bool is_lost(const FlightRecorder& log, const FlightRecorder::Pending& pending) const;
   bool concerns(int rank, const End& end, const FlightRecorder& log, const Call& call) const;
   std::optional<Failure> known_failure(const FlightRecorder& log, const Call& call) const;
@@ -159,7 +168,7 @@ class PeerMonitor {
   std::string self() const;
 
   const pid_t process_;
-  std::mutex mutex_;
+  std::mutex mutex_;  ///< guards the members below, but for the last two
   std::condition_variable news_;
   std::vector<std::weak_ptr<FlightRecorder>> logs_;
   std::map<int, LeaveNotice> leave_notices_;

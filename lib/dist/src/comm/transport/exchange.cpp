@@ -252,7 +252,7 @@ void Exchange::run(size_t depth) {
       return done || stop_ || (kicked_ && !has_turn_ && !queue_.empty());
     });
     if (done) {
-      settle(done, lock);
+      settle(std::move(done), lock);
     } else if (stop_) {
       return;
     } else {
@@ -270,15 +270,17 @@ Exchange::TaskPtr Exchange::next_to_settle(size_t depth) {
   return task;
 }
 
-/// Runs the callbacks of a task that is done, without the mutex.
-void Exchange::settle(const TaskPtr& task, Lock& lock) {
+/// Runs the callbacks of a task that is done, and drops it, without the mutex.
+void Exchange::settle(TaskPtr task, Lock& lock) {
   WorkPtr work = std::move(task->work);
-  const auto future = task->future;
+  auto future = task->future;
   lock.unlock();
   {
     const DepthGuard in_callback(task->depth);
     if (future) task->settle(future);
     work.reset();
+    future.reset();
+    task.reset();
   }
   lock.lock();
 }
@@ -336,22 +338,25 @@ c10::intrusive_ptr<c10::ivalue::Future> Exchange::future_of(const TaskPtr& task)
 /// @param depth of the calling background thread; none: another thread, which runs the callbacks
 ///   itself.
 bool Exchange::take_turn(Lock& lock, Clock::time_point give_up, std::optional<size_t> depth) {
-  const TaskPtr task = queue_.front();
+  TaskPtr task = queue_.front();
   has_turn_ = true;
   lock.unlock();
   bool is_done = true;
+  bool is_in_step = false;  // with the other ranks
   std::exception_ptr error;
   try {
     is_done = advance(*task, give_up);
+    is_in_step = true;
+    if (is_done) task->operation->finish();
   } catch (...) {
-    abort();  // this rank is out of step with the others
+    if (!is_in_step) abort();
     error = std::current_exception();
   }
   lock.lock();
   has_turn_ = false;
   if (is_done) {
     task->is_done = true;
-    task->error = error;
+    task->error = std::move(error);
     queue_.pop_front();
   }
   kicked_ = kicked_ && !queue_.empty();
@@ -360,10 +365,10 @@ bool Exchange::take_turn(Lock& lock, Clock::time_point give_up, std::optional<si
   if (!is_done) return false;
   // After stop() the other threads may have ended.
   if (depth && *depth != task->depth && task->future && !stop_) {
-    unsettled_.push_back(task);
+    unsettled_.push_back(std::move(task));
     work_.notify_all();
   } else {
-    settle(task, lock);
+    settle(std::move(task), lock);
   }
   return true;
 }
@@ -383,9 +388,7 @@ bool Exchange::advance(Task& task, Clock::time_point give_up) {
     task.is_published = false;
     task.waits_since.reset();
     task.peer = 0;
-    if (++task.step < task.operation->steps()) continue;
-    task.operation->finish();
-    return true;
+    if (++task.step == task.operation->steps()) return true;
   }
 }
 

@@ -77,7 +77,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void kick(const Task& task, const Lock& lock);
   void run(size_t depth);
   TaskPtr next_to_settle(size_t depth);
-  void settle(const TaskPtr& task, Lock& lock);
+  void settle(TaskPtr task, Lock& lock);
   bool take_turn(Lock& lock, Clock::time_point give_up, std::optional<size_t> depth = {});
   bool advance(Task& task, Clock::time_point give_up);
   void publish(Task& task);
@@ -96,6 +96,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   std::atomic<bool> aborted_ = false;
   std::atomic<int> waiting_ = 0;  ///< threads in wait()
+  /// Guards the members below, and those of tasks that say so. No task is destroyed under it: that
+  /// may free a tensor of Python, which waits for Python's lock, and its holder may wait for this.
   std::mutex mutex_;
   std::condition_variable done_;
   std::condition_variable work_;

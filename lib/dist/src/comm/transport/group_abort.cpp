@@ -22,9 +22,13 @@ void GroupAbort::start(std::optional<std::chrono::steady_clock::time_point> awai
   }
   cpu_->abort();
   const auto now = std::chrono::steady_clock::now();
-  const std::lock_guard lock(mutex_);
-  if (!cpu_aborted_) cpu_aborted_ = now;
-  if (awaited_since && now - std::max(*cpu_aborted_, *awaited_since) > kGlooLimit) leave_("Gloo");
+  const auto since = [&] {
+    const std::lock_guard lock(mutex_);
+    return cpu_aborted_ = cpu_aborted_.value_or(now);
+  }();
+  if (awaited_since && now - std::max(*since, *awaited_since) > kCpuLimit) {
+    leave_("the aborted call");
+  }
 }
 
 void GroupAbort::abort_cuda() {

@@ -228,28 +228,37 @@ class SyncBatchNormNode : public torch::autograd::Node {
 
   std::string name() const override { return "SyncBatchNorm"; }
 
+  // The mutex is autograd's. It guards the saved variables, as in libtorch's nodes; no tensor is
+  // freed and no collective runs under it.
+
   void release_variables() override {
+    std::vector<SavedVariable> released;
     const std::lock_guard lock(mutex_);
-    weight_.reset_data();
-    for (SavedVariable& input : inputs_) input.reset_data();
-    for (SavedVariable& mask : relu_masks_) mask.reset_data();
+    released.push_back(std::move(weight_));
+    for (auto* variables : {&inputs_, &relu_masks_}) {
+      for (SavedVariable& variable : *variables) released.push_back(std::move(variable));
+    }
   }
 
   variable_list apply(variable_list&& grad_outputs) override {
-    const std::lock_guard lock(mutex_);
     const size_t replicas = inputs_.size();
     const size_t weight_edge = replicas;
     const auto needs = [&](size_t edge) { return task_should_compute_output(edge); };
     const auto needs_residual = [&](size_t replica) { return needs(replicas + 2 + replica); };
-    const at::Tensor weight = weight_.unpack();
+    at::Tensor weight;
     std::vector<at::Tensor> inputs;
     std::vector<OutputGradient> gradients;
+    {
+      const std::lock_guard lock(mutex_);
+      weight = weight_.unpack();
+      for (size_t i = 0; i < replicas; ++i) {
+        inputs.push_back(inputs_[i].unpack());
+        gradients.push_back({grad_outputs[i], relu_masks_[i].unpack()});
+      }
+    }
     bool needs_input = false;
     for (size_t i = 0; i < replicas; ++i) {
-      inputs.push_back(inputs_[i].unpack());
-      const at::Tensor& given = grad_outputs[i];
-      gradients.push_back(
-          {given.defined() ? given : at::zeros_like(inputs[i]), relu_masks_[i].unpack()});
+      if (!gradients[i].values.defined()) gradients[i].values = at::zeros_like(inputs[i]);
       needs_input = needs_input || needs(i);
     }
     const auto apply_mask = [&](size_t i) {

@@ -44,6 +44,8 @@ struct Entry {
 };
 
 struct Registry {
+  /// Guards the entries. None is destroyed under it: an entry may hold a tensor's memory, and the
+  /// last reference to a group.
   std::mutex mutex;
   std::unordered_map<const at::TensorImpl*, Entry> by_key;
 
@@ -56,8 +58,13 @@ struct Registry {
       }
     }
     for (const auto& layer : to_release) layer->release();
+    std::vector<Entry> destroyed;
     const std::lock_guard lock(mutex);
-    std::erase_if(by_key, [](const auto& item) { return item.second.key.expired(); });
+    std::erase_if(by_key, [&](auto& item) {
+      const bool is_gone = item.second.key.expired();
+      if (is_gone) destroyed.push_back(std::move(item.second));
+      return is_gone;
+    });
   }
 };
 
@@ -79,11 +86,17 @@ LayerPtr find(const at::Tensor& key, bool was_reverted = false) {
 /// A layer for which is_it(key, layer) is true; null if there is none.
 template <class Condition>
 LayerPtr find_if(const Condition& is_it) {
-  Registry& all = registry();
-  const std::lock_guard lock(all.mutex);
-  for (const auto& [address, entry] : all.by_key) {
-    const auto key = entry.key.lock();
-    if (key && !entry.was_reverted && is_it(at::Tensor(key), *entry.layer)) return entry.layer;
+  std::vector<std::pair<at::Tensor, LayerPtr>> candidates;
+  {
+    Registry& all = registry();
+    const std::lock_guard lock(all.mutex);
+    for (const auto& [address, entry] : all.by_key) {
+      auto key = entry.key.lock();
+      if (key && !entry.was_reverted) candidates.emplace_back(std::move(key), entry.layer);
+    }
+  }
+  for (const auto& [key, layer] : candidates) {
+    if (is_it(key, *layer)) return layer;
   }
   return nullptr;
 }
@@ -101,17 +114,19 @@ void register_layer(const at::Tensor& running_mean, const at::Tensor& weight,
   const auto shared = std::make_shared<const ConvertedLayer>(std::move(layer));
   Registry& all = registry();
   all.remove_destroyed();
+  std::vector<Entry> replaced;
   const std::lock_guard lock(all.mutex);
   for (const at::Tensor& tensor : {running_mean, weight}) {
     if (!tensor.defined()) continue;
-    all.by_key.insert_or_assign(
-        tensor.unsafeGetTensorImpl(),
-        Entry{c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr()), shared});
+    Entry entry{c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr()), shared};
+    const auto [found, is_new] = all.by_key.try_emplace(tensor.unsafeGetTensorImpl(), entry);
+    if (!is_new) replaced.push_back(std::exchange(found->second, std::move(entry)));
   }
 }
 
 void unregister_layer(const at::Tensor& running_mean, const at::Tensor& weight) {
   Registry& all = registry();
+  std::vector<Entry> removed;
   const std::lock_guard lock(all.mutex);
   for (const at::Tensor& tensor : {running_mean, weight}) {
     if (!tensor.defined()) continue;
@@ -120,6 +135,7 @@ void unregister_layer(const at::Tensor& running_mean, const at::Tensor& weight) 
     if (found->second.layer->is_script) {
       found->second.was_reverted = true;
     } else {
+      removed.push_back(std::move(found->second));
       all.by_key.erase(found);
     }
   }

@@ -22,7 +22,17 @@ void ReplicaTeam::meet(int replica, const Visit& visit,
     if (arrived_ == size()) {
       std::vector<void*> parts;
       for (const Visit& one : visits_) parts.push_back(one.part);
-      work(parts);
+      is_working_ = true;
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        work(parts);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      is_working_ = false;
+      if (error) std::rethrow_exception(error);
       std::ranges::fill(visits_, Visit());
       arrived_ = 0;
       ++meetings_;
@@ -30,9 +40,11 @@ void ReplicaTeam::meet(int replica, const Visit& visit,
       return;
     }
     const uint64_t meeting = meetings_;
-    const bool came =
-        changed_.wait_for(lock, timeout_, [&] { return is_over_ || meetings_ != meeting; });
-    if (!came) throw_timeout(visit.name);
+    const auto is_over = [&] { return is_over_ || meetings_ != meeting; };
+    // All have arrived if one works.
+    while (!changed_.wait_for(lock, timeout_, is_over)) {
+      if (!is_working_) throw_timeout(visit.name);
+    }
     if (meetings_ != meeting) return;
   } catch (...) {
     is_over_ = true;

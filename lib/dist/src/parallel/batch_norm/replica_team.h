@@ -57,13 +57,14 @@ class ReplicaTeam {
   [[noreturn]] void throw_timeout(const std::string& name) const;
 
   const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
+  std::mutex mutex_;  ///< guards the members below; work of a meeting runs without it
   std::condition_variable changed_;
   std::vector<Visit> visits_;
   std::vector<bool> has_left_;
   int arrived_ = 0;
   uint64_t meetings_ = 0;
-  bool is_over_ = false;  ///< a replica has failed
+  bool is_working_ = false;  ///< the last replica to arrive does the meeting's work
+  bool is_over_ = false;     ///< a replica has failed
 };
 
 }  // namespace syncbn::dist::detail
