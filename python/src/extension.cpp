@@ -94,6 +94,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("join_group", &join_group, release_gil(), py::arg("name"), py::arg("ranks"),
              py::arg("timeout"));
   module.def("is_initialized", &syncbn::dist::is_initialized);
+  module.def("destroy_process_group", &syncbn::dist::destroy_process_group, release_gil());
   py::class_<LayerName>(module, "Layer")
       .def(py::init([](const std::string& name) { return LayerName{.given = name}; }),
            py::arg("name"));

@@ -38,6 +38,15 @@ __version__ = f"{_built.VERSION}+torch{_built.TORCH}"
 __all__ = ["SyncBatchNorm", "convert_sync_batchnorm"]
 
 
+class _Destroyer:
+    """Destroys the groups together with Python's default group.
+
+    With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch wraps each backend, and does not pass shutdown() on."""
+
+    def finalize(self):
+        _C.destroy_process_group()
+
+
 def _create_backend(options, pg_options):
     if pg_options is not None:
         raise ValueError(f"syncbn: pg_options are not known, got {pg_options!r}")
@@ -45,9 +54,13 @@ def _create_backend(options, pg_options):
     if not ranks:  # the default group
         # lib/dist chooses the GPU by LOCAL_RANK, which mp.spawn does not set.
         chosen = torch.cuda.is_initialized() and "LOCAL_RANK" not in os.environ
-        return _C.init_process_group(options.store, options.group_rank, options.group_size,
-                                     options.timeout,
-                                     gpu=torch.cuda.current_device() if chosen else None)
+        backend = _C.init_process_group(options.store, options.group_rank, options.group_size,
+                                        options.timeout,
+                                        gpu=torch.cuda.current_device() if chosen else None)
+        if torch.distributed.get_debug_level() == torch.distributed.DebugLevel.DETAIL:
+            # What destroy_process_group() finalizes first.
+            torch.distributed.distributed_c10d._world.comms.append(_Destroyer())
+        return backend
     if not _C.is_initialized():
         raise RuntimeError(
             "new_group: backend syncbn needs a default group of the same backend; call "

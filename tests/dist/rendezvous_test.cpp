@@ -162,9 +162,10 @@ TEST(RendezvousTest, ARankAsksAboutAThousandOthersInAFewQuestions) {
     const auto arrived =
         arrive(store, place, {.rank = own, .backend = "gloo", .gpu = "none", .where = "host"},
                /*holds_store=*/false, std::chrono::steady_clock::now() + std::chrono::seconds(60),
-               milliseconds(60'000));
-    EXPECT_THAT(arrived.python_ranks, ElementsAre(700));
-    EXPECT_EQ(arrived.choice.backend, "gloo");
+               milliseconds(60'000), [] { return false; });
+    ASSERT_TRUE(arrived);
+    EXPECT_THAT(arrived->python_ranks, ElementsAre(700));
+    EXPECT_EQ(arrived->choice.backend, "gloo");
     EXPECT_LT(store.questions, 100) << own;
   }
 }

@@ -2,19 +2,21 @@
 
 import ranks  # first: it skips the tests where there is no torch
 
+import datetime
 import os
 import pathlib
 import shutil
 import signal
 import sys
 import tempfile
+import time
 import unittest
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -78,6 +80,41 @@ def equals_gloo_with_power_sgd():
     dist.destroy_process_group()
 
 
+# A hook in Python takes each bucket's future while other buckets are exchanged.
+def many_buckets_with_a_hook():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Sequential(*[nn.Linear(64, 64) for _ in range(40)]), bucket_cap_mb=0.01)
+    ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    for _ in range(100):
+        ddp(torch.randn(4, 64)).sum().backward()
+    if dist.get_rank() == 0:
+        print("trained", flush=True)
+    dist.destroy_process_group()
+
+
+def wait_for_rank_0(event):
+    done = pathlib.Path(os.environ["EVENTS"], event)
+    if os.environ["RANK"] == "0":
+        done.touch()
+    while not done.exists():
+        time.sleep(0.01)
+
+
+# Rank 1 is refused, and rank 0 waits for it in vain.
+def starts_again_after_a_failure():
+    import syncbn  # noqa: F401
+    rank = int(os.environ["RANK"])
+    wrong = dict(timeout=datetime.timedelta(seconds=2)) if rank == 0 else dict(pg_options=object())
+    try:
+        dist.init_process_group("syncbn", **wrong)
+    except (RuntimeError, ValueError) as error:
+        print(f"rank {rank}: {error}", flush=True)
+    wait_for_rank_0("failed")
+    starts_again()
+
+
 def starts_again():
     import syncbn  # noqa: F401
     for attempt in range(2):
@@ -88,6 +125,7 @@ def starts_again():
         if dist.get_rank() == 0:
             print("attempt", attempt, flush=True)
         dist.destroy_process_group()
+        wait_for_rank_0(f"destroyed {attempt}")  # torch's clients would find its old store
 
 
 def killed_before_backward():
@@ -189,7 +227,21 @@ class DdpTest(ranks.RanksTest):
                             "equal, of 9 samples")
 
     def test_a_second_default_group_after_the_first_was_destroyed(self):
-        self.expect_success(ranks.run("starts_again", 2), "attempt 1")
+        for level in ("OFF", "DETAIL"):  # with DETAIL, torch wraps the backend
+            with tempfile.TemporaryDirectory() as folder:
+                done = ranks.run("starts_again", 2, TORCH_DISTRIBUTED_DEBUG=level, EVENTS=folder)
+            self.expect_success(done, "attempt 1")
+
+    def test_a_default_group_after_one_failed(self):
+        for launcher in ranks.LAUNCHERS:
+            with tempfile.TemporaryDirectory() as folder:
+                done = ranks.run("starts_again_after_a_failure", 2, launcher, EVENTS=folder)
+            self.expect_success(done, "rank 0: rank 0 of 2 waited 2.0 s for rank 1, which did not arrive")
+            self.expect_success(done, "attempt 1")
+
+    def test_a_hook_in_python_with_many_buckets(self):
+        for count in (2, 3):
+            self.expect_success(ranks.run("many_buckets_with_a_hook", count), "trained")
 
 
 class ImportTest(unittest.TestCase):

@@ -142,8 +142,10 @@ bool is_python(c10d::Store& store, int rank) {
 
 /// Our first rank chooses for all: if each rank read the offers of all others, a thousand ranks
 /// would ask the store for a million answers.
-BackendChoice agree_on_backend(c10d::Store& store, const Place& place, bool holds_store,
-                               const std::set<int>& python_ranks, Clock::time_point deadline) {
+std::optional<BackendChoice> agree_on_backend(c10d::Store& store, const Place& place,
+                                              bool holds_store, const std::set<int>& python_ranks,
+                                              Clock::time_point deadline,
+                                              const std::function<bool()>& is_over) {
   std::vector<int> ours;
   for (int rank = 0; rank < place.world_size; ++rank) {
     if (python_ranks.count(rank) == 0) ours.push_back(rank);
@@ -164,6 +166,7 @@ BackendChoice agree_on_backend(c10d::Store& store, const Place& place, bool hold
     if (store.check({kRefusedKey})) {
       end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
     }
+    if (is_over()) return std::nullopt;
     if (Clock::now() > deadline) {
       throw UnavailableError(
           fmt::format("rank {} of {}: rank {} arrived and then did not choose a backend; see its "
@@ -172,7 +175,7 @@ BackendChoice agree_on_backend(c10d::Store& store, const Place& place, bool hold
     }
     std::this_thread::sleep_for(delay);
   }
-  return {text(store.get(kBackendKey)), ""};
+  return BackendChoice{text(store.get(kBackendKey)), ""};
 }
 
 std::string missing_ranks(c10d::Store& store, const Place& place) {
@@ -212,8 +215,16 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
                               own, theirs, place.meeting_point(), place.how_to_separate_jobs()));
 }
 
-Arrived arrive(c10d::Store& store, const Place& place, const Offer& offer, bool holds_store,
-               Clock::time_point deadline, milliseconds limit) {
+void throw_missing(const Place& place, milliseconds limit, const std::string& missing) {
+  throw UnavailableError(fmt::format(
+      "rank {} of {} waited {} for {}, which did not arrive; see the messages of that rank, or "
+      "check that as many processes were started as WORLD_SIZE says",
+      place.rank, place.world_size, base::format_seconds(limit), missing));
+}
+
+std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offer& offer,
+                              bool holds_store, Clock::time_point deadline, milliseconds limit,
+                              const std::function<bool()>& is_over) {
   const Arrival own = Arrival::own(offer);
   constexpr char kPython[] = "an unknown host (Python's torch.distributed)";
   const auto refuse = [&](const std::string& other) {
@@ -224,7 +235,13 @@ Arrived arrive(c10d::Store& store, const Place& place, const Offer& offer, bool 
   const bool again = store.add(rank_key(place.rank) + "/count", 1) > 1;
   if (again) {
     const Arrival other = arrivals_of(store, {place.rank}).front();
-    if (other.process != own.process) refuse(other.where);
+    if (other.process != own.process) {
+      while (place.is_elastic && !is_over() && Clock::now() < deadline) {
+        std::this_thread::sleep_for(kLongestDelay);
+      }
+      if (!is_over()) refuse(other.where);
+      return std::nullopt;
+    }
   }
   store.set(rank_key(place.rank), own.str());
   std::set<int> python_ranks;
@@ -239,19 +256,19 @@ Arrived arrive(c10d::Store& store, const Place& place, const Offer& offer, bool 
       end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
     }
     if (next == place.world_size) break;
+    if (is_over()) {
+      if (place.rank == 0) refuse("another host");  // this process would have begun the attempt
+      return std::nullopt;
+    }
     // This process has not started Gloo yet, so the key is another process's.
     if (!again && store.check({gloo_key(place.rank)})) refuse(kPython);
-    if (Clock::now() > deadline) {
-      throw UnavailableError(fmt::format(
-          "rank {} of {} waited {} for {}, which did not arrive; see the messages of that rank, or "
-          "check that as many processes were started as WORLD_SIZE says",
-          place.rank, place.world_size, base::format_seconds(limit), missing_ranks(store, place)));
-    }
+    if (Clock::now() > deadline) throw_missing(place, limit, missing_ranks(store, place));
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, kLongestDelay);
   }
-  BackendChoice choice = agree_on_backend(store, place, holds_store, python_ranks, deadline);
-  return {std::move(python_ranks), std::move(choice)};
+  auto choice = agree_on_backend(store, place, holds_store, python_ranks, deadline, is_over);
+  if (!choice) return std::nullopt;
+  return Arrived{std::move(python_ranks), *std::move(choice)};
 }
 
 bool all_on_one_host(c10d::Store& store, int world_size) {

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -30,10 +32,21 @@ struct Arrived {
 /// Reports this rank's arrival, waits for the others and agrees with them on a backend.
 /// @param holds_store whether the store ends with this process, which then stays after a refusal
 ///   until the other ranks have read it, for up to 5 s.
+/// @param is_over whether the attempt that `store` belongs to is over, see Attempts. With an
+/// elastic
+///   agent, a rank whose place another process has taken waits for that.
+/// @return empty if the attempt is over
 /// @throws base::UserError on every rank that has arrived, if two processes claim one rank or
 ///   choose_backend() refuses; base::UnavailableError naming the ranks that did not arrive in time.
-Arrived arrive(c10d::Store& store, const Place& place, const Offer& offer, bool holds_store,
-               std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds limit);
+std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offer& offer,
+                              bool holds_store, std::chrono::steady_clock::time_point deadline,
+                              std::chrono::milliseconds limit,
+                              const std::function<bool()>& is_over);
+
+/// @param missing "rank 2", "ranks 1, 2"
+/// @throws base::UnavailableError: they did not arrive within `limit`
+[[noreturn]] void throw_missing(const Place& place, std::chrono::milliseconds limit,
+                                const std::string& missing);
 
 /// Whether all ranks share this process's loopback interface. Call it after arrive().
 bool all_on_one_host(c10d::Store& store, int world_size);

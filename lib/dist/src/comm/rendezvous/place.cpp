@@ -135,9 +135,14 @@ bool StoreEndpoint::is_own_name() const {
          is_loopback(numeric_address(list->ai_addr, list->ai_addrlen));
 }
 
+bool has_agent_store() {
+  return base::env("TORCHELASTIC_USE_AGENT_STORE") == "True";
+}
+
 Place Place::find(const InitOptions& options) {
   constexpr int64_t kMaxRanks = 1 << 20;
   Place place;
+  place.is_elastic = has_agent_store();
   const std::string source = fmt::format("init_method '{}'", options.init_method);
   if (options.init_method.starts_with("tcp://")) {
     place.master = StoreEndpoint::parse(options.init_method);
@@ -169,8 +174,7 @@ Place Place::find(const InitOptions& options) {
           place.world_size, host ? "MASTER_PORT" : "MASTER_ADDR"));
     }
     place.master = {*host, static_cast<uint16_t>(*port)};
-    const auto agent = base::env("TORCHELASTIC_USE_AGENT_STORE");
-    place.agent_holds_store = agent && *agent == "True";
+    place.agent_holds_store = place.is_elastic;
   }
   return place;
 }

@@ -53,6 +53,9 @@ struct StoreEndpoint {
   bool is_own_name() const;
 };
 
+/// Whether the launcher says that its agent holds the store.
+bool has_agent_store();
+
 /// This process's rank, and where the ranks meet, as given by the environment and the user.
 struct Place {
   StoreEndpoint master;
@@ -60,6 +63,8 @@ struct Place {
   int rank = 0;
   int world_size = 1;
   bool agent_holds_store = false;
+  /// Whether an agent restarts the ranks and keeps the store, as torchrun's does.
+  bool is_elastic = false;
 
   /// @throws base::UserError if the environment or `options` are malformed or incomplete.
   static Place find(const InitOptions& options);

@@ -23,6 +23,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "rendezvous/arrival.h"
+#include "rendezvous/attempts.h"
 #include "rendezvous/interfaces.h"
 #include "rendezvous/place.h"
 
@@ -155,23 +156,10 @@ JoinedStore open_file_store(const Place& place, milliseconds limit) {
   return result;
 }
 
-/// The default groups that this process has been in. Failed attempts do not count, because ranks
-/// may have made different numbers of them.
-struct History {
-  int groups = 0;
-  bool with_python = false;
-};
-
-History& history() {
-  static History instance;
+/// Whether this process has been in a group with ranks of Python's torch.distributed.
+bool& is_in_python_job() {
+  static bool instance = false;
   return instance;
-}
-
-/// Hides the keys of earlier groups, because an agent's store outlives a group.
-c10::intrusive_ptr<c10d::Store> without_history(c10::intrusive_ptr<c10d::Store> store) {
-  const int earlier = history().groups;
-  if (earlier == 0) return store;
-  return c10::make_intrusive<c10d::PrefixStore>(fmt::format("init-{}", earlier), store);
 }
 
 /// The place of a job whose store the caller has opened.
@@ -180,6 +168,7 @@ Place place_of(const c10::intrusive_ptr<c10d::Store>& opened, const InitOptions&
   place.rank = options.rank.value();
   place.world_size = options.world_size.value();
   place.agent_holds_store = true;
+  place.is_elastic = has_agent_store();
   c10d::Store* store = opened.get();
   while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store)) {
     store = prefixed->getUnderlyingStore().get();
@@ -199,7 +188,7 @@ Place place_of(const c10::intrusive_ptr<c10d::Store>& opened, const InitOptions&
 JoinedStore join_opened_store(const c10::intrusive_ptr<c10d::Store>& opened, const Place& place,
                               const std::string& outside, Clock::time_point deadline) {
   JoinedStore result;
-  result.store = without_history(c10::make_intrusive<c10d::PrefixStore>("syncbn", opened));
+  result.store = c10::make_intrusive<c10d::PrefixStore>("syncbn", opened);
   result.held_here = place.rank == 0;
   std::string reason;
   const auto route =
@@ -222,20 +211,29 @@ JoinedStore join_store(const Place& place, const std::string& outside, Clock::ti
   } else {
     result = connect_to(place, wait_for_store(place, outside, deadline, limit), limit);
   }
-  result.store = without_history(result.store);
-  check_same_job(*result.store, place, !result.held_by_other, deadline);
   return result;
 }
 
+/// A store, and this rank's attempt to form a group in it.
+struct Joined {
+  JoinedStore store;
+  Attempts attempt;
+};
+
 /// Retries, because an early rank may still find the previous group's store, which rank 0 then
 /// closes.
-JoinedStore join_new_store(const Place& place, const std::string& outside,
-                           Clock::time_point deadline, milliseconds limit) {
+Joined join(const Place& place, const c10::intrusive_ptr<c10d::Store>& opened,
+            const std::string& outside, Clock::time_point deadline, milliseconds limit) {
   for (;;) {
     try {
-      return join_store(place, outside, deadline, limit);
+      JoinedStore joined = opened ? join_opened_store(opened, place, outside, deadline)
+                                  : join_store(place, outside, deadline, limit);
+      Attempts attempt(joined.store, place);
+      if (!attempt.join(deadline)) throw_missing(place, limit, "rank 0");
+      check_same_job(*attempt.store(), place, !joined.held_by_other, deadline);
+      return {std::move(joined), std::move(attempt)};
     } catch (const c10::Error&) {
-      if (place.should_hold_store() || Clock::now() > deadline) throw;
+      if (opened || place.should_hold_store() || Clock::now() > deadline) throw;
     }
     std::this_thread::sleep_for(kFirstRetryDelay);
   }
@@ -246,7 +244,7 @@ std::vector<std::string> addresses_for_peers(const JoinedStore& joined, const Re
                                              const std::string& outside) {
   if (!job.python_ranks.empty()) return {};
   if (!is_loopback(joined.address) || outside.empty() ||
-      all_on_one_host(*joined.store, job.world_size)) {
+      all_on_one_host(*job.store, job.world_size)) {
     return {joined.address};
   }
   return {outside};
@@ -291,7 +289,7 @@ Rendezvous rendezvous(const InitOptions& options, Offer offer,
     if (result.choice.backend.empty()) throw UserError(result.choice.message);
     return result;
   }
-  if (history().with_python) {
+  if (is_in_python_job()) {
     throw UserError(
         "init_process_group: a group with ranks of Python's torch.distributed can be formed once "
         "in a process; start new processes for another");
@@ -301,22 +299,31 @@ Rendezvous rendezvous(const InitOptions& options, Offer offer,
   const milliseconds limit = options.connect_timeout;
   const auto deadline = Clock::now() + limit;
   try {
-    const JoinedStore joined = opened ? join_opened_store(opened, place, outside, deadline)
-                                      : join_new_store(place, outside, deadline, limit);
-    Arrived arrived = arrive(*joined.store, place, offer, joined.held_here, deadline, limit);
-    result.python_ranks = std::move(arrived.python_ranks);
-    result.choice = std::move(arrived.choice);
+    auto [joined, attempt] = join(place, opened, outside, deadline, limit);
+    std::optional<Arrived> arrived;
+    while (!arrived) {
+      result.store = attempt.store();
+      try {
+        arrived = arrive(*result.store, place, offer, joined.held_here, deadline, limit,
+                         [&attempt = attempt] { return attempt.is_over(); });
+      } catch (const UserError&) {
+        attempt.leave();
+        throw;
+      }
+      if (!arrived) attempt.join(deadline);
+    }
+    attempt.leave();
+    result.python_ranks = std::move(arrived->python_ranks);
+    result.choice = std::move(arrived->choice);
     result.addresses = chosen.empty() ? addresses_for_peers(joined, result, outside) : chosen;
     result.holds_store = joined.held_here;
-    result.store = joined.store;
     result.store->setTimeout(options.timeout);
   } catch (const c10::Error& error) {
     throw UnavailableError(fmt::format("rank {} of {}: the store at {} failed: {}", place.rank,
                                        place.world_size, place.meeting_point(),
                                        error.what_without_backtrace()));
   }
-  ++history().groups;
-  history().with_python = !result.python_ranks.empty();
+  is_in_python_job() = !result.python_ranks.empty();
   return result;
 }
 
