@@ -75,6 +75,9 @@ class SyncBatchNorm(_BatchNorm):
         return state
 
 
+_FORWARDS = (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward, SyncBatchNorm.forward)
+
+
 def convert_sync_batchnorm(module, process_group=None):
     """Turns each BatchNorm layer of `module`, and `module` itself if it is one, into a SyncBatchNorm.
 
@@ -83,14 +86,24 @@ def convert_sync_batchnorm(module, process_group=None):
 
     Args:
         process_group: as in SyncBatchNorm
+
+    Raises:
+        ValueError: a layer is lazy, or has a forward() of its own, as timm's BatchNormAct2d with
+            its activation. No layer is converted then.
     """
-    for name, layer in module.named_modules():
-        if not isinstance(layer, _BatchNorm):
-            continue
+    layers = [(name, layer) for name, layer in module.named_modules()
+              if isinstance(layer, _BatchNorm)]
+    for name, layer in layers:
         if torch.nn.parameter.is_lazy(layer.weight) or torch.nn.parameter.is_lazy(
                 layer.running_mean):
             raise ValueError(f"convert_sync_batchnorm: layer '{name}' is lazy; run the module "
                              "once before the conversion")
+        if getattr(layer.forward, "__func__", None) not in _FORWARDS:
+            raise ValueError(
+                f"convert_sync_batchnorm: layer '{name}', a {type(layer).__name__}, has a "
+                "forward() of its own, which the conversion would drop; replace it by a BatchNorm "
+                "layer, and a layer for what else it does")
+    for name, layer in layers:
         if not isinstance(layer, SyncBatchNorm):
             layer.__class__ = SyncBatchNorm
         layer.process_group = process_group

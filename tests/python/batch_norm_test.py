@@ -212,6 +212,26 @@ class ModuleTest(unittest.TestCase):
         import syncbn
         self.assertIsInstance(syncbn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3)), syncbn.SyncBatchNorm)
 
+    def test_refuses_layers_with_a_forward_of_their_own(self):
+        import syncbn
+
+        class WithActivation(nn.BatchNorm2d):  # as timm's BatchNormAct2d
+            def forward(self, input):
+                return super().forward(input).relu()
+
+        patched = nn.BatchNorm2d(2)
+        patched.forward = lambda input: input
+        for layer in (WithActivation(2), patched):
+            model = nn.Sequential(nn.BatchNorm2d(2), layer)
+            with self.assertRaisesRegex(ValueError, rf"layer '1', a {type(layer).__name__}, has a forward\(\) of its own"):
+                syncbn.convert_sync_batchnorm(model)
+            self.assertIs(type(model[0]), nn.BatchNorm2d)
+
+    def test_converts_torchs_own_classes(self):
+        import syncbn
+        for layer in (nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), syncbn.SyncBatchNorm(2)):
+            self.assertIs(type(syncbn.convert_sync_batchnorm(layer)), syncbn.SyncBatchNorm)
+
     def test_refuses_lazy_layers(self):
         import syncbn
         with self.assertRaisesRegex(ValueError, "layer '1' is lazy"):

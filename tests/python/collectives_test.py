@@ -119,6 +119,13 @@ def cases(rank, size):
         return [out]
     yield "reduce_scatter", reduce_scatter
 
+    def reduce_scatter_uneven(group):
+        out = torch.empty(rank + 1)
+        dist.reduce_scatter(out, [values(rank, torch.float32, s + 1, seed=s) for s in range(size)],
+                            group=group)
+        return [out]
+    yield "reduce_scatter of parts of different sizes", reduce_scatter_uneven
+
     def uneven(group):
         own = [rank + other + 1 for other in range(size)]
         out = torch.empty(sum(own))
@@ -287,6 +294,60 @@ def refused():
     dist.destroy_process_group()
 
 
+def expanded():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    rank = dist.get_rank()
+    one_element = torch.zeros(1).expand(4)
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(one_element),
+        "all_gather": lambda: dist.all_gather([one_element, torch.zeros(4)], torch.ones(4)),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.zeros(1).expand(8), torch.ones(4)),
+        "broadcast": lambda: dist.broadcast(one_element, 0),  # on rank 1 alone, which receives
+        "reduce_scatter": lambda: dist.reduce_scatter(one_element, [torch.ones(4), torch.ones(4)]),
+        "all_to_all_single": lambda: dist.all_to_all_single(one_element, torch.ones(4)),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except (RuntimeError, ValueError) as error:
+            print(f"rank {rank}: {name}: {error}", flush=True)
+        total = torch.ones(3)
+        dist.all_reduce(total)
+        assert total.tolist() == [2.0] * 3, name
+    print(f"rank {rank}: went on", flush=True)
+    dist.destroy_process_group()
+
+
+# As PyTorch's ProcessGroupGlooTest.test_allgather_stress: the futures are requested while the calls run.
+def many_futures():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    for _ in range(3):
+        rows = [[[torch.tensor([-1]) for _ in range(size)]] for _ in range(1000)]
+        own = [[torch.tensor([i + rank])] for i in range(1000)]
+        futures = [backend.allgather(rows[i], own[i]).get_future() for i in range(1000)]
+        del own
+        for i, future in enumerate(futures):
+            future.wait()
+            assert [row.item() for row in rows[i][0]] == [i + other for other in range(size)], i
+    print(f"rank {rank}: got all", flush=True)
+    dist.destroy_process_group()
+
+
+def many_polls():
+    import syncbn  # noqa: F401
+    dist.init_process_group("syncbn")
+    for _ in range(100):
+        works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(10)]
+        while not all(work.is_completed() for work in works):
+            pass
+    print(f"rank {dist.get_rank()}: got all", flush=True)
+    dist.destroy_process_group()
+
+
 def refused_peers():
     import syncbn  # noqa: F401
     dist.init_process_group("syncbn")
@@ -390,6 +451,20 @@ class CollectivesTest(ranks.RanksTest):
                           "to rank 1, which expects 6 (all_to_all of Float)", done[rank])
             self.assertIn(f"rank {rank}: rank {rank} of 2: all_reduce #2 of group '0' was refused: ", done[rank])
             self.assertIn(f"rank {rank}: total 2", done[rank])
+
+    def test_an_output_whose_elements_share_memory_is_refused_and_the_group_goes_on(self):
+        done = ranks.run_without_launcher("expanded", 2)
+        for rank in range(2):
+            self.assertRegex(done[rank], rf"rank {rank}: all_reduce: rank {rank} of 2: all_reduce #1 of group '0' was "
+                             "refused: .*single memory location")
+            self.assertIn(f"rank {rank}: went on", done[rank])
+
+    def test_futures_are_requested_while_calls_end(self):
+        for count in (2, 3):
+            self.expect_success(ranks.run("many_futures", count), "got all")
+
+    def test_works_are_polled_while_calls_end(self):
+        self.expect_success(ranks.run("many_polls", 2), "got all")
 
     def test_a_peer_outside_the_group_is_named_and_the_group_goes_on(self):
         done = ranks.run_without_launcher("refused_peers", 2)

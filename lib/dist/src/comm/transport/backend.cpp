@@ -120,14 +120,14 @@ struct Label {
   }
 
   /// Prints what rethrow() throws, and ends the process without destructors.
-  [[noreturn]] void leave(const char* library) const {
+  [[noreturn]] void leave(const char* what) const {
     int exit_code = base::kExitUnavailable;
     try {
       rethrow({"it was aborted"});
     } catch (const base::Error& error) {
       exit_code = error.exit_code();
       base::write_stderr(fmt::format("{}: error: {}; {} does not return, so this process ends\n",
-                                     ::program_invocation_short_name, error.what(), library));
+                                     ::program_invocation_short_name, error.what(), what));
     }
     PeerMonitor::leave_with(exit_code);
     ::_exit(exit_code);
@@ -294,12 +294,12 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
                                          members_.world_size))) {
   Label unlogged = label_of({});
   unlogged.log.reset();  // it holds abort_, which would then hold it
-  abort_->set_last_resort([unlogged, log = std::weak_ptr(log_)](const char* library) {
+  abort_->set_last_resort([unlogged, log = std::weak_ptr(log_)](const char* what) {
     Label label = unlogged;  // a copy: several threads may run this
     label.log = log.lock();
     if (!label.log) return;
     if (const auto failed = label.log->failed()) label.call = *failed;
-    label.leave(library);
+    label.leave(what);
   });
   setTimeout(timeout);
   if (monitor) monitor->add(log_);
@@ -514,8 +514,8 @@ PlacedCall same_sizes(c10d::OpType type, const char* name, const std::vector<at:
   return same_sizes(type, name, tensors.empty() ? at::Tensor() : tensors.front());
 }
 
-/// A coalesced call, in which all tensors must be the same on all ranks.
-PlacedCall coalesced(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
+/// A call with several tensors, each of which must be the same on all ranks.
+PlacedCall several(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
   PlacedCall placed = same_sizes(type, name, tensors);
   std::string& others = placed.call.others.emplace();
   for (size_t i = 1; i < tensors.size(); ++i) {
@@ -636,7 +636,7 @@ Backend::WorkPtr Backend::allreduce_sparse(Tensors& tensors,
 
 Backend::WorkPtr Backend::allreduce_coalesced(Tensors& tensors,
                                               const c10d::AllreduceCoalescedOptions& options) {
-  return run(coalesced(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", tensors),
+  return run(several(OpType::ALLREDUCE_COALESCED, "all_reduce (coalesced)", tensors),
              &c10d::Backend::allreduce_coalesced, tensors, options);
 }
 
@@ -659,13 +659,13 @@ Backend::WorkPtr Backend::_allgather_base(at::Tensor& output, at::Tensor& input,
 
 Backend::WorkPtr Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                               const c10d::AllgatherOptions& options) {
-  return run(coalesced(OpType::ALLGATHER_COALESCED, "all_gather (coalesced lists)", inputs),
+  return run(several(OpType::ALLGATHER_COALESCED, "all_gather (coalesced lists)", inputs),
              &c10d::Backend::allgather_coalesced, outputs, inputs, options);
 }
 
 Backend::WorkPtr Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                           const c10d::AllgatherOptions& options) {
-  return run(coalesced(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", inputs),
+  return run(several(OpType::ALLGATHER_COALESCED, "all_gather (coalesced)", inputs),
              &c10d::Backend::allgather_into_tensor_coalesced, outputs, inputs, options);
 }
 
@@ -683,7 +683,13 @@ Backend::WorkPtr Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs
 
 Backend::WorkPtr Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                          const c10d::ReduceScatterOptions& options) {
-  return run(same_sizes(OpType::REDUCE_SCATTER, "reduce_scatter", outputs),
+  // The ranks' outputs may differ in size, but each rank gives the same parts.
+  const Tensors& parts = inputs.empty() ? outputs : inputs.front();
+  const bool are_alike = std::all_of(parts.begin(), parts.end(), [&](const at::Tensor& part) {
+    return part.sizes() == parts.front().sizes() && part.dtype() == parts.front().dtype();
+  });
+  return run(are_alike ? same_sizes(OpType::REDUCE_SCATTER, "reduce_scatter", parts)
+                       : several(OpType::REDUCE_SCATTER, "reduce_scatter", parts),
              &c10d::Backend::reduce_scatter, outputs, inputs, options);
 }
 
@@ -695,7 +701,7 @@ Backend::WorkPtr Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
 
 Backend::WorkPtr Backend::reduce_scatter_tensor_coalesced(
     Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& options) {
-  return run(coalesced(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter (coalesced)", inputs),
+  return run(several(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter (coalesced)", inputs),
              &c10d::Backend::reduce_scatter_tensor_coalesced, outputs, inputs, options);
 }
 
