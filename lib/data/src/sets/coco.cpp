@@ -34,10 +34,11 @@ LabelledBox clipped(const Annotation& box, ImageSize size) {
           .label = box.label};
 }
 
-detail::ImageFormat::Source source_of(const CocoInstances& instances) {
-  detail::ImageFormat::Source source{.may_vary = true, .has_boxes = true};
+detail::ImageFormat::Source source_of(const CocoInstances& instances, int64_t max_pixels) {
+  detail::ImageFormat::Source source{.may_vary = true, .has_boxes = true, .max_pixels = max_pixels};
   ImageSize largest, smallest = instances.photos.front().size;
   for (const auto& photo : instances.photos) {
+    if (photo.size.width > max_pixels / photo.size.height) continue;  // it will not be decoded
     largest = {std::max(largest.width, photo.size.width),
                std::max(largest.height, photo.size.height)};
     smallest = {std::min(smallest.width, photo.size.width),
@@ -52,7 +53,7 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
  public:
   Coco(const CocoOptions& options, Split split, std::filesystem::path images,
        CocoInstances instances)
-      : ImageSetOf({"coco", options, split, source_of(instances)}),
+      : ImageSetOf({"coco", options, split, source_of(instances, options.max_pixels)}),
         images_(std::move(images)),
         decode_(detail::decode_options(options)),
         instances_(std::move(instances)) {

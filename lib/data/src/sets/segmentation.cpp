@@ -52,7 +52,7 @@ class MaskedImages : public detail::ImageSet {
 
  protected:
   MaskedImages(const std::string& kind, const ImageFileOptions& options, Split split, Labels labels)
-      : ImageSetOf({kind, options, split, {.may_vary = true}}),
+      : ImageSetOf({kind, options, split, {.may_vary = true, .max_pixels = options.max_pixels}}),
         decode_(detail::decode_options(options)),
         labels_(std::move(labels)) {}
 
