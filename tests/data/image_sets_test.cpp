@@ -495,6 +495,11 @@ TEST_F(VocSegmentationTest, NamesWhatIsMissing) {
   add("2007_000032", "png_palette8.png");  // its labels exceed VOC's
   EXPECT_THAT([&] { all_of(*load_voc_segmentation(options_, Split::kTrain)); },
               refuses("SegmentationClass/2007_000032.png", "labels are below 21"));
+  for (const char* name : {"../../../precious", "/precious"}) {
+    write("ImageSets/Segmentation/train.txt", name);
+    EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
+                refuses(name, "on the list 'train', leads out of"));
+  }
 }
 
 TEST(UnlabelledImagesTest, AreAllFilesOfAFolderThatCanBeDecoded) {

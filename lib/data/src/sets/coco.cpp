@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/boxes.h>
 
@@ -132,9 +133,17 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   uint64_t fingerprint_ = 0;
 };
 
-/// Reports a wrong folder at the start. Other missing files are reported when they are read.
-void check_first_image(const CocoInstances& instances, const std::filesystem::path& images,
-                       const std::string& annotations) {
+/// Reports a wrong folder, and names that lead out of it, at the start. Other missing files are
+/// reported when they are read.
+void check_files(const CocoInstances& instances, const std::filesystem::path& images,
+                 const std::string& annotations) {
+  for (const auto& photo : instances.photos) {
+    if (base::is_within(images, photo.file)) continue;
+    throw base::UserError(fmt::format(
+        "coco: '{}': the file_name of image {}, '{}', is not within '{}', the folder of its "
+        "images; name a folder that holds all of them",
+        annotations, photo.id, base::printable(photo.file), images.string()));
+  }
   const auto first = images / instances.photos.front().file;
   if (base::exists(first)) return;
   throw base::UserError(
@@ -216,7 +225,7 @@ std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split
     throw base::UserError(fmt::format("coco: '{}' has no {}", annotations,
                                       instances.photos.empty() ? "images" : "categories"));
   }
-  check_first_image(instances, images, annotations);
+  check_files(instances, images, annotations);
   check_content(instances, annotations, split);
   return std::make_shared<const Coco>(options, split, images, std::move(instances));
 }
