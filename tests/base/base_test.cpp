@@ -276,6 +276,26 @@ TEST_F(AtomicFileTest, OpeningToReadWaitsForNobody) {
               ThrowsMessage<UserError>(HasSubstr("missing: No such file or directory")));
 }
 
+TEST(IsWithinTest, ANameLeadsNowhereButIntoTheFolder) {
+  const std::string here = fs::current_path();
+  for (const char* folder : {"photos", "photos/", "./photos", "a/../photos", "/srv/photos"}) {
+    const std::string absolute = folder[0] == '/' ? folder : here + "/photos";
+    for (const std::string& name :
+         {std::string("1.jpg"), std::string("a/b/..1.jpg"), std::string("a/../1.jpg"),
+          absolute + "/a/1.jpg", std::string("../photos/1.jpg"), std::string("1..jpg")}) {
+      EXPECT_TRUE(is_within(folder, name)) << folder << " " << name;
+    }
+    for (const std::string& name :
+         {std::string(), std::string(".."), std::string("../1.jpg"), std::string("a/../../1.jpg"),
+          std::string("/etc/1.jpg"), absolute, absolute + "/..", absolute + "2/1.jpg"}) {
+      EXPECT_FALSE(is_within(folder, name)) << folder << " " << name;
+    }
+  }
+  EXPECT_TRUE(is_within("/", "/srv/1.jpg"));
+  EXPECT_TRUE(is_within(".", "a/../1.jpg"));
+  EXPECT_FALSE(is_within(".", "a/../../1.jpg"));
+}
+
 TEST(EnvTest, AnEmptyVariableIsUnset) {
   ::setenv("SYNCBN_TEST_VARIABLE", "", 1);
   EXPECT_FALSE(env("SYNCBN_TEST_VARIABLE"));

@@ -254,6 +254,43 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
           "the categories 3 and 17 have the same name 'a'");
 }
 
+std::string with_four(const std::string& name, const std::string& size) {
+  std::string images = kImages;
+  const std::string four = R"("four.jpg", "width": 20, "height": 50)";
+  images.replace(images.find(four), four.size(), fmt::format("\"{}\", {}", name, size));
+  return file_of(images);
+}
+
+TEST_F(CocoTest, ReadsFilesInAndBelowTheFolderOnly) {
+  const std::string size = R"("width": 20, "height": 50)";
+  fs::create_directory(folder_ / "photos/below");
+  fs::copy(folder_ / "photos/four.jpg", folder_ / "photos/below/four.jpg");
+  fs::copy(folder_ / "photos/four.jpg", folder_ / "four.jpg");
+  for (const std::string& name : {std::string("below/four.jpg"), std::string("below/../four.jpg"),
+                                  (folder_ / "photos/four.jpg").string()}) {
+    write(with_four(name, size));
+    EXPECT_EQ(load()->get_batch(std::vector<int64_t>{0}).size(), 1) << name;
+  }
+  for (const std::string& name : {std::string("../four.jpg"), (folder_ / "four.jpg").string()}) {
+    write(with_four(name, size));
+    EXPECT_THAT([&] { load(); }, ThrowsMessage<base::UserError>(AllOf(
+                                     HasSubstr(fmt::format("image 4, '{}', is not within", name)),
+                                     HasSubstr("instances.json'"))));
+  }
+}
+
+/// Batches have room for the largest image.
+TEST_F(CocoTest, LeavesSizesThatNoFileMayHaveToTheLoader) {
+  write(with_four("four.jpg", R"("width": 1000000000, "height": 1000000000)"));
+  EXPECT_EQ(load()->sample_shape(), (std::vector<int64_t>{3, 30, 40}));
+  EXPECT_THAT([this] { load()->get_batch(std::vector<int64_t>{0}); },
+              ThrowsMessage<base::UserError>(HasSubstr("four.jpg' has 20 x 50 pixels, its")));
+  write(with_four("four.jpg", R"("width": 4, "height": 2000000)"));
+  EXPECT_THAT([this] { load(); },
+              ThrowsMessage<base::UserError>(HasSubstr(
+                  "coco: the transforms make images of up to 40 x 2000000 pixels, more than")));
+}
+
 TEST_F(CocoTest, NamesImagesThatDoNotMatch) {
   EXPECT_THAT([this] { load()->get_batch(std::vector<int64_t>{1}); },
               ThrowsMessage<base::UserError>(

@@ -13,6 +13,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/data/image_ops.h>
+#include <syncbn/data/loader.h>
 #include <syncbn/data/unlabelled_images.h>
 
 #include "data/components.h"
@@ -311,9 +312,33 @@ TEST_F(ImageFolderTest, RequiresTransformsWithOneResultSize) {
   open.transforms = {component("resize", {{"size", "8"}})};
   EXPECT_THAT([&] { load_image_folder(open, Split::kTrain); },
               refuses("image_folder: the transforms", "random_resized_crop"));
+  open.transforms = {component("center_crop", {{"size", "8001"}})};
+  EXPECT_THAT([&] { load_image_folder(open, Split::kTrain); },
+              refuses("image_folder: the transforms make images of up to 8001 x 8001 pixels",
+                      "more than max_pixels, 64000000"));
   open.transforms = kEightByEight;
   open.mean = {0.5, 0.5};
   EXPECT_THAT([&] { load_image_folder(open, Split::kTrain); }, refuses("mean has 2", "3 channels"));
+}
+
+TEST_F(ImageFolderTest, AThinFileThatAResizeMakesHugeIsADamagedOne) {
+  add("train/cat/good.png", encode_png(Image(300, 300, 3)));
+  add("train/cat/tall.png", encode_png(Image(1, 60'000, 3)));
+  ImageFolderOptions resized = options();
+  resized.transforms = {component("resize", {{"size", "256"}}),
+                        component("center_crop", {{"size", "8"}})};
+  const auto set = load_image_folder(resized, Split::kTrain);
+  LoaderOptions loading{.batch_size = 2, .on_error = LoaderOptions::OnError::kSkip};
+  loading.error_budget = 1;
+  Loader skipping(set, loading);
+  skipping.start_epoch(0);
+  EXPECT_THAT(skipping.next()->indices, ElementsAre(0));
+  loading.on_error = LoaderOptions::OnError::kRaise;
+  Loader raising(set, loading);
+  raising.start_epoch(0);
+  EXPECT_THAT([&] { raising.next(); },
+              refuses("train/cat/tall.png): a transform of 1 x 60000 pixels",
+                      "256 x 15360000 pixels, more than max_pixels, 64000000"));
 }
 
 TEST_F(ImageFolderTest, FingerprintDependsOnTheFolder) {
@@ -470,6 +495,11 @@ TEST_F(VocSegmentationTest, NamesWhatIsMissing) {
   add("2007_000032", "png_palette8.png");  // its labels exceed VOC's
   EXPECT_THAT([&] { all_of(*load_voc_segmentation(options_, Split::kTrain)); },
               refuses("SegmentationClass/2007_000032.png", "labels are below 21"));
+  for (const char* name : {"../../../precious", "/precious"}) {
+    write("ImageSets/Segmentation/train.txt", name);
+    EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
+                refuses(name, "on the list 'train', leads out of"));
+  }
 }
 
 TEST(UnlabelledImagesTest, AreAllFilesOfAFolderThatCanBeDecoded) {

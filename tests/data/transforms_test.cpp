@@ -160,6 +160,43 @@ TEST(PipelineTest, RefusesAMaskOfAnotherSize) {
       ThrowsMessage<base::UserError>(AllOf(HasSubstr("4 x 3 pixels"), HasSubstr("mask 3 x 4"))));
 }
 
+TEST(PipelineTest, RefusesToMakeMorePixelsThanAFileMayHave) {
+  // Of these thin images, what is made has many times the pixels.
+  const auto made = [](const std::string& type, const Options& options, ImageSize size,
+                       int64_t max_pixels = 1'000'000) {
+    const Pipeline steps({component(type, options)}, /*has_boxes=*/false, max_pixels);
+    return run_both(steps, {Image(size.width, size.height, 3), Image(size.width, size.height, 1)},
+                    0);
+  };
+  const auto refuses = [&](const std::string& type, const Options& options, ImageSize size,
+                           const std::string& why) {
+    EXPECT_THAT([&] { made(type, options, size); },
+                ThrowsMessage<base::UserError>(
+                    AllOf(HasSubstr(fmt::format("{} x {} pixels would make {} pixels", size.width,
+                                                size.height, why)),
+                          HasSubstr("more than max_pixels, 1000000;"))))
+        << type;
+  };
+  refuses("resize", {{"size", "256"}}, {1, 60'000}, "256 x 15360000");
+  refuses("resize", {{"size", "256"}}, {60'000, 1}, "15360000 x 256");
+  refuses("resize", {{"height", "2"}, {"width", "2000"}}, {1, 60'000}, "2000 x 60000");
+  refuses("random_scale", {{"min", "1e300"}, {"max", "1e300"}}, {1, 60'000},
+          "1000000000000 x 1000000000000");
+  refuses("random_shortest_size", {{"min_size", "[256,256]"}}, {1, 60'000}, "256 x 15360000");
+  refuses("scale_jitter", {{"target_size", "[2000,2000]"}, {"scale_range", "[1,1]"}}, {10, 10},
+          "2000 x 2000");
+  refuses("random_zoom_out", {{"side_range", "[1e9,1e9]"}, {"p", "1"}}, {1, 60'000},
+          "1000000000 x 1000000000000");
+  refuses("random_crop", {{"size", "8"}, {"padding", "500"}}, {1, 1}, "1001 x 1001");
+  refuses("random_crop", {{"size", "600"}, {"pad_if_needed", "true"}}, {1, 1}, "1199 x 1199");
+  refuses("center_crop", {{"size", "1001"}}, {1, 1001}, "1001 x 1001");
+  refuses("random_resized_crop", {{"size", "1001"}, {"scale", "[1,1]"}, {"ratio", "[1,1]"}},
+          {60, 60}, "1001 x 1001");
+  EXPECT_EQ(made("resize", {{"height", "30"}, {"width", "20"}}, {4, 3}, 600).mask->height, 30);
+  EXPECT_EQ(made("resize", {{"size", "224"}, {"max_size", "448"}}, {1, 60'000}).image.height, 448);
+  EXPECT_EQ(made("center_crop", {{"size", "224"}}, {1, 60'000}).image.width, 224);
+}
+
 TEST(TransformTest, OptionsAreChecked) {
   const auto refusal = [](const std::string& type, const Options& options, const char* why) {
     EXPECT_THAT([&] { component(type, options); }, ThrowsMessage<base::UserError>(HasSubstr(why)))

@@ -1,4 +1,5 @@
 #include <ATen/Functions.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -15,6 +16,7 @@
 namespace syncbn::train {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 Checkpoint example() {
@@ -90,6 +92,23 @@ TEST(CheckpointTest, KeepsEveryField) {
   EXPECT_EQ(back.epoch_line, R"({"epoch":2})");
   EXPECT_EQ(back.config, "epochs: 3\n");
   EXPECT_EQ(back.classes, (std::vector<std::string>{"cat", "dog"}));
+}
+
+/// The run that resumes from it removes the files that are no longer among the best.
+TEST(CheckpointTest, RefusesFilesThatAreNotItsRunsBest) {
+  const auto refusal = [](const std::string& file) {
+    Checkpoint crafted = example();
+    crafted.best[1].file = file;
+    return error_of(serialize(crafted));
+  };
+  for (const char* file : {"best.pt", "best-000000000020.pt", "best-7.pt"}) {
+    EXPECT_EQ(refusal(file), "no error") << file;
+  }
+  for (const char* file : {"../../precious", "/home/u/precious", "../best-7.pt", "a/best-7.pt", "",
+                           ".", "last.pt", "log.jsonl", "best-.pt", "best-x.pt", "best-7.pt/"}) {
+    EXPECT_THAT(refusal(file), AllOf(HasSubstr(fmt::format("last.pt names '{}' among", file)),
+                                     HasSubstr("set init=last.pt")));
+  }
 }
 
 TEST(CheckpointTest, ReadsSamplerStateOfTheVersionWithoutAnOrder) {

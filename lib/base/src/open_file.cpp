@@ -36,4 +36,13 @@ bool is_missing(const std::filesystem::path& path) {
   return std::filesystem::status(path, ignored).type() == std::filesystem::file_type::not_found;
 }
 
+bool is_within(const std::filesystem::path& folder, const std::filesystem::path& name) {
+  const bool is_plain = name.is_relative() && name.native().find("..") == std::string::npos;
+  if (is_plain) return !name.empty();
+  std::error_code ignored;
+  const auto root = std::filesystem::absolute(folder, ignored).lexically_normal();
+  const auto inner = (root / name).lexically_normal().lexically_relative(root);
+  return !inner.empty() && inner != "." && *inner.begin() != "..";
+}
+
 }  // namespace syncbn::base

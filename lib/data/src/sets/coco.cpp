@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/boxes.h>
 
@@ -34,10 +35,11 @@ LabelledBox clipped(const Annotation& box, ImageSize size) {
           .label = box.label};
 }
 
-detail::ImageFormat::Source source_of(const CocoInstances& instances) {
-  detail::ImageFormat::Source source{.may_vary = true, .has_boxes = true};
+detail::ImageFormat::Source source_of(const CocoInstances& instances, int64_t max_pixels) {
+  detail::ImageFormat::Source source{.may_vary = true, .has_boxes = true, .max_pixels = max_pixels};
   ImageSize largest, smallest = instances.photos.front().size;
   for (const auto& photo : instances.photos) {
+    if (photo.size.width > max_pixels / photo.size.height) continue;  // it will not be decoded
     largest = {std::max(largest.width, photo.size.width),
                std::max(largest.height, photo.size.height)};
     smallest = {std::min(smallest.width, photo.size.width),
@@ -52,7 +54,7 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
  public:
   Coco(const CocoOptions& options, Split split, std::filesystem::path images,
        CocoInstances instances)
-      : ImageSetOf({"coco", options, split, source_of(instances)}),
+      : ImageSetOf({"coco", options, split, source_of(instances, options.max_pixels)}),
         images_(std::move(images)),
         decode_(detail::decode_options(options)),
         instances_(std::move(instances)) {
@@ -131,9 +133,17 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   uint64_t fingerprint_ = 0;
 };
 
-/// Reports a wrong folder at the start. Other missing files are reported when they are read.
-void check_first_image(const CocoInstances& instances, const std::filesystem::path& images,
-                       const std::string& annotations) {
+/// Reports a wrong folder, and names that lead out of it, at the start. Other missing files are
+/// reported when they are read.
+void check_files(const CocoInstances& instances, const std::filesystem::path& images,
+                 const std::string& annotations) {
+  for (const auto& photo : instances.photos) {
+    if (base::is_within(images, photo.file)) continue;
+    throw base::UserError(fmt::format(
+        "coco: '{}': the file_name of image {}, '{}', is not within '{}', the folder of its "
+        "images; name a folder that holds all of them",
+        annotations, photo.id, base::printable(photo.file), images.string()));
+  }
   const auto first = images / instances.photos.front().file;
   if (base::exists(first)) return;
   throw base::UserError(
@@ -215,7 +225,7 @@ std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split
     throw base::UserError(fmt::format("coco: '{}' has no {}", annotations,
                                       instances.photos.empty() ? "images" : "categories"));
   }
-  check_first_image(instances, images, annotations);
+  check_files(instances, images, annotations);
   check_content(instances, annotations, split);
   return std::make_shared<const Coco>(options, split, images, std::move(instances));
 }

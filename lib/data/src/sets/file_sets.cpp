@@ -32,7 +32,7 @@ std::string only_in(const std::string& folder, const std::vector<std::string>& c
 class ImageFolder : public detail::ImageSet {
  public:
   ImageFolder(const ImageFolderOptions& options, Split split, detail::FolderIndex index)
-      : ImageSetOf({"image_folder", options, split, {}}),
+      : ImageSetOf({"image_folder", options, split, {.max_pixels = options.max_pixels}}),
         root_(detail::of_split(split, options.train, options.val, options.test)),
         decode_(detail::decode_options(options)),
         index_(std::move(index)),
@@ -79,7 +79,7 @@ class TarShards : public detail::ImageSet {
  public:
   TarShards(const TarShardsOptions& options, Split split, const std::vector<fs::path>& paths,
             detail::ShardIndex index)
-      : ImageSetOf({"tar_shards", options, split, {}}),
+      : ImageSetOf({"tar_shards", options, split, {.max_pixels = options.max_pixels}}),
         decode_(detail::decode_options(options)),
         classes_(options.classes),
         index_(std::move(index)),

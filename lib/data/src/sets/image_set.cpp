@@ -8,6 +8,7 @@
 #include <syncbn/base/text.h>
 
 #include "image/resize_kernels.h"
+#include "transforms/common.h"
 
 namespace syncbn::data::detail {
 namespace {
@@ -38,7 +39,7 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
 ImageFormat::ImageFormat(const std::string& kind, const ImageSetOptions& options, Split split,
                          const Source& source)
     : pipeline_(split == Split::kTrain ? options.transforms : options.test_transforms,
-                source.has_boxes),
+                source.has_boxes, source.max_pixels),
       channels_(source.channels),
       normalization_{per_channel(kind, "mean", options.mean, channels_),
                      per_channel(kind, "std", options.std, channels_)} {
@@ -49,6 +50,7 @@ ImageFormat::ImageFormat(const std::string& kind, const ImageSetOptions& options
   }
   if (!size) refuse_sizes(kind, split == Split::kTrain, source.may_vary);
   size_ = *size;
+  check_pixels(kind + ": the transforms make images of up to", size_, source.max_pixels);
 }
 
 std::vector<int64_t> ImageFormat::sample_shape() const {

@@ -22,11 +22,14 @@ class ImageFormat {
     /// With may_vary: the largest width and height before the transforms, if known.
     std::optional<ImageSize> max_size = {};
     bool has_boxes = false;  ///< the transforms must move boxes with the images
+    /// Upper bound on the pixels of an image, before and after the transforms.
+    int64_t max_pixels = DecodeOptions{}.max_pixels;
   };
 
   /// @param kind the set's type, for messages.
   /// @throws base::UserError if the transforms leave images of different sizes (with may_vary:
-  ///   unbounded sizes) or do not move boxes, or if mean and std do not match the channels.
+  ///   unbounded sizes), leave too many pixels or do not move boxes, or if mean and std do not
+  ///   match the channels.
   ImageFormat(const std::string& kind, const ImageSetOptions& options, Split split,
               const Source& source);
 
@@ -107,7 +110,7 @@ void describe_image_files(config::Schema<Options>& schema) {
                "turn images as their EXIF data asks");
   schema
       .field("max_pixels", member_of<Options>(&ImageFileOptions::max_pixels),
-             "images with more pixels are refused before they are decoded")
+             "images with more pixels are refused before they are decoded, or made by a transform")
       .at_least(1);
   schema
       .field("max_scans", member_of<Options>(&ImageFileOptions::max_scans),

@@ -8,6 +8,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
@@ -52,7 +53,7 @@ class MaskedImages : public detail::ImageSet {
 
  protected:
   MaskedImages(const std::string& kind, const ImageFileOptions& options, Split split, Labels labels)
-      : ImageSetOf({kind, options, split, {.may_vary = true}}),
+      : ImageSetOf({kind, options, split, {.may_vary = true, .max_pixels = options.max_pixels}}),
         decode_(detail::decode_options(options)),
         labels_(std::move(labels)) {}
 
@@ -121,6 +122,13 @@ class VocSegmentation : public MaskedImages {
                      {.classes = std::ssize(kVocClasses), .names = kVocClasses}),
         folder_(folder_of(options)),
         names_(read_names(folder_ / "ImageSets/Segmentation" / (list + ".txt"))) {
+    for (const std::string& name : names_) {
+      if (base::is_within(folder_ / "JPEGImages", name)) continue;
+      throw base::UserError(
+          fmt::format("voc_segmentation: '{}', which is on the list '{}', leads out of "
+                      "JPEGImages; name files without their folder",
+                      base::printable(name), list));
+    }
     for (int64_t i = 0; i < size(); ++i) {
       for (const fs::path& file : {image_file(i), mask_file(i)}) {
         if (base::exists(file)) {

@@ -57,7 +57,10 @@ template <class Base>
 class UnlabelledSet : public detail::ImageSetOf<Base> {
  public:
   UnlabelledSet(const UnlabelledImagesOptions& options, std::vector<fs::path> files)
-      : detail::ImageSetOf<Base>({"images", options, Split::kTest, {.may_vary = true}}),
+      : detail::ImageSetOf<Base>({"images",
+                                  options,
+                                  Split::kTest,
+                                  {.may_vary = true, .max_pixels = options.max_pixels}}),
         options_(options),
         files_(std::move(files)) {}
 

@@ -27,15 +27,25 @@ void add_transform(TransformKind::Registry& registry, const char* name, const ch
 
 ImageSize size_of(const Image& image);
 
+/// @param what begins the message, which ends with the size
+/// @throws base::UserError if an image of this size has more than `max_pixels`
+void check_pixels(const std::string& what, ImageSize size, int64_t max_pixels);
+
 /// Crops image and mask, and clips boxes.
 void crop_sample(ImageSample& sample, const Box& box);
 
 /// Adds a border of `fill` to the image and of ignored pixels to the mask.
 /// @param border left, top, width and height: pixels to add at the left, top, right and bottom
+/// @throws base::UserError if the result has more than the sample's max_pixels
 void pad_sample(ImageSample& sample, const Box& border, uint8_t fill);
 
 /// Resizes the image (bilinear) and the mask (nearest neighbour).
+/// @throws base::UserError if the result, or what resizing only the rows makes, has more than the
+///   sample's max_pixels
 void resize_sample(ImageSample& sample, ImageSize size);
+
+/// The length of a side in pixels: at least 1, and at most more than any image may have.
+int64_t side_of(double length);
 
 /// Python's round(): rounds halves to the even neighbour.
 int64_t rounded(double value);

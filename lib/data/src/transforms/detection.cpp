@@ -15,10 +15,8 @@ namespace {
 
 /// torchvision's int(side * ratio), but at least 1 pixel.
 ImageSize scaled_by(ImageSize size, double ratio) {
-  const auto scaled = [ratio](int64_t side) {
-    return std::max<int64_t>(static_cast<int64_t>(static_cast<double>(side) * ratio), 1);
-  };
-  return {scaled(size.width), scaled(size.height)};
+  return {side_of(static_cast<double>(size.width) * ratio),
+          side_of(static_cast<double>(size.height) * ratio)};
 }
 
 /// `to` / `from`, the factor by which a side changes.

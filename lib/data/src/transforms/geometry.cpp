@@ -139,7 +139,7 @@ class RandomScale : public Transform {
  private:
   static ImageSize scaled(ImageSize size, double factor) {
     const auto side = [factor](int64_t old) {
-      return std::max<int64_t>(std::llround(static_cast<double>(old) * factor), 1);
+      return side_of(std::round(static_cast<double>(old) * factor));
     };
     return {side(size.width), side(size.height)};
   }

@@ -12,9 +12,27 @@
 
 namespace syncbn::data {
 namespace detail {
+namespace {
+
+/// Call it before memory for a result of this size is allocated.
+void check_result(const ImageSample& sample, ImageSize size) {
+  check_pixels(fmt::format("a transform of {} x {} pixels would make", sample.image.width,
+                           sample.image.height),
+               size, sample.max_pixels);
+}
+
+}  // namespace
 
 ImageSize size_of(const Image& image) {
   return {image.width, image.height};
+}
+
+void check_pixels(const std::string& what, ImageSize size, int64_t max_pixels) {
+  if (size.width <= max_pixels / std::max<int64_t>(size.height, 1)) return;
+  throw base::UserError(fmt::format(
+      "{} {} x {} pixels, more than max_pixels, {}; bound the size (resize has max_size), or raise "
+      "that if the files can be trusted",
+      what, size.width, size.height, max_pixels));
 }
 
 void crop_sample(ImageSample& sample, const Box& box) {
@@ -35,6 +53,7 @@ void crop_sample(ImageSample& sample, const Box& box) {
 void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
   const auto& [left, top, right, bottom] = border;
   if (border == Box{}) return;
+  check_result(sample, {left + sample.image.width + right, top + sample.image.height + bottom});
   sample.image = pad(sample.image, left, top, right, bottom, fill);
   if (sample.mask) sample.mask = pad(*sample.mask, left, top, right, bottom, sample.ignored_label);
   for (LabelledBox& object : sample.boxes) {
@@ -46,6 +65,8 @@ void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
 }
 
 void resize_sample(ImageSample& sample, ImageSize size) {
+  // resize() resizes the rows first.
+  check_result(sample, {size.width, std::max(size.height, sample.image.height)});
   const double x_ratio = static_cast<double>(size.width) / static_cast<double>(sample.image.width);
   const double y_ratio =
       static_cast<double>(size.height) / static_cast<double>(sample.image.height);
@@ -57,6 +78,11 @@ void resize_sample(ImageSample& sample, ImageSize size) {
   }
   sample.image = resize(sample.image, size.width, size.height);
   if (sample.mask) sample.mask = resize_nearest(*sample.mask, size.width, size.height);
+}
+
+int64_t side_of(double length) {
+  constexpr double kLongest = 1e12;
+  return static_cast<int64_t>(std::clamp(length, 1.0, kLongest));
 }
 
 int64_t rounded(double value) {
@@ -92,7 +118,9 @@ TransformKind::Registry& TransformKind::registry() {
 Pipeline::Pipeline(std::vector<std::shared_ptr<const Transform>> steps)
     : steps_(std::move(steps)) {}
 
-Pipeline::Pipeline(const std::vector<config::Component<TransformKind>>& steps, bool has_boxes) {
+Pipeline::Pipeline(const std::vector<config::Component<TransformKind>>& steps, bool has_boxes,
+                   int64_t max_pixels)
+    : max_pixels_(max_pixels) {
   for (const auto& step : steps) {
     steps_.push_back(step.make());
     if (!has_boxes || steps_.back()->moves_boxes()) continue;
@@ -104,7 +132,7 @@ Pipeline::Pipeline(const std::vector<config::Component<TransformKind>>& steps, b
 Image Pipeline::run(ImageDecoder& decoder, SampleRandom& random) const {
   if (steps_.empty()) return decoder.decode();
   const Box box = steps_.front()->region({decoder.width(), decoder.height()}, random);
-  ImageSample sample{decoder.decode(box), std::nullopt};
+  ImageSample sample{.image = decoder.decode(box), .max_pixels = max_pixels_};
   steps_.front()->apply(sample, random);
   run_from(1, sample, random);
   return std::move(sample.image);
@@ -116,6 +144,7 @@ ImageSample Pipeline::run(ImageSample sample, SampleRandom& random) const {
                                       sample.image.width, sample.image.height, sample.mask->width,
                                       sample.mask->height));
   }
+  sample.max_pixels = max_pixels_;
   run_from(0, sample, random);
   return sample;
 }

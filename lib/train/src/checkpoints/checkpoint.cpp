@@ -5,10 +5,12 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
+#include <optional>
 #include <utility>
 
 #include "checkpoints/sealed_archive.h"
 #include "common/out_of_memory.h"
+#include "records/run_files.h"
 
 namespace syncbn::train {
 namespace {
@@ -242,12 +244,13 @@ Checkpoint copy_to_host(const Checkpoint& checkpoint) {
 
 Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
   int64_t version = 0;
+  std::optional<Checkpoint> checkpoint;
   try {
     if (!is_sealed(bytes)) throw base::UserError("wrong checksum");
     const Reader reader(models::parse_torch_values(bytes));
     if (reader.text("format") != Checkpoint::kFormat) throw base::UserError("another format");
     version = reader.integer("format_version");
-    if (version == Checkpoint::kFormatVersion) return read_checkpoint(reader);
+    if (version == Checkpoint::kFormatVersion) checkpoint = read_checkpoint(reader);
   } catch (const std::exception& error) {
     throw_if_out_of_memory(MemoryUse::kLater, error);  // the checkpoint may be whole
     // Replaces libtorch's message, which names its own source lines.
@@ -259,10 +262,21 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
                                               name
                                         : "damaged, truncated or another program's"));
   }
-  throw NewerCheckpointError(fmt::format(
-      "{} is the checkpoint of a newer version of train (it has format {}, this version "
-      "reads {}); use that version",
-      name, version, Checkpoint::kFormatVersion));
+  if (!checkpoint) {
+    throw NewerCheckpointError(fmt::format(
+        "{} is the checkpoint of a newer version of train (it has format {}, this version "
+        "reads {}); use that version",
+        name, version, Checkpoint::kFormatVersion));
+  }
+  for (const Checkpoint::Best& best : checkpoint->best) {
+    if (run_files::is_best(best.file)) continue;
+    throw base::UserError(
+        fmt::format("{0} names '{1}' among the best checkpoints of its run, which are best.pt and "
+                    "best-STEP.pt: another program has changed it; to begin with its weights, set "
+                    "init={0}",
+                    name, base::printable(best.file)));
+  }
+  return *std::move(checkpoint);
 }
 
 }  // namespace syncbn::train

@@ -270,6 +270,10 @@ std::string best_name(int64_t step) {
   return fmt::format("{}{:012}{}", kBestPrefix, step, kSuffix);
 }
 
+bool is_best(const std::string& name) {
+  return name == kBest || (fs::path(name).filename() == name && number_of(name, kBestPrefix));
+}
+
 std::vector<std::string> history(const fs::path& folder) {
   std::vector<fs::path> files = numbered_files(folder, kBestPrefix);
   for (const char* file : {kLog, kBest}) files.push_back(folder / file);

@@ -66,6 +66,10 @@ std::vector<std::filesystem::path> checkpoints(const std::filesystem::path& fold
 /// The name of a checkpoint that is kept for its result but is not the best.
 std::string best_name(int64_t step);
 
+/// Whether this is best.pt or a best_name(). A checkpoint says which of its run's files are such,
+/// and the run renames and removes them.
+bool is_best(const std::string& name);
+
 /// The names of the files whose contents last.pt does not have: the log and the best checkpoints.
 std::vector<std::string> history(const std::filesystem::path& folder);
 

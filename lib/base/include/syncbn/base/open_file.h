@@ -20,4 +20,8 @@ UniqueFd open_regular_file(const std::filesystem::path& path);
 /// of symbolic links: opening the file then reports the reason.
 bool is_missing(const std::filesystem::path& path);
 
+/// Whether `folder` / `name` is in the folder or below it, for a name that was read from a file and
+/// may be anyone's. Does not look at links, which are the folder's owner's.
+bool is_within(const std::filesystem::path& folder, const std::filesystem::path& name);
+
 }  // namespace syncbn::base

@@ -30,6 +30,8 @@ struct ImageSample {
   std::optional<Image> mask = {};
   /// The mask's label for pixels outside of the image.
   uint8_t ignored_label = 255;
+  /// Transforms refuse to make a larger image, before they allocate memory for it.
+  int64_t max_pixels = DecodeOptions{}.max_pixels;
   /// Crops clip boxes to the image, so some may have no area.
   std::vector<LabelledBox> boxes = {};
 };
@@ -80,11 +82,13 @@ class Pipeline {
   Pipeline() = default;
   explicit Pipeline(std::vector<std::shared_ptr<const Transform>> steps);
   /// @param has_boxes samples will have boxes
+  /// @param max_pixels ImageSample::max_pixels of all samples
   /// @throws base::UserError if `has_boxes` and a transform does not move boxes.
   explicit Pipeline(const std::vector<config::Component<TransformKind>>& steps,
-                    bool has_boxes = false);
+                    bool has_boxes = false, int64_t max_pixels = DecodeOptions{}.max_pixels);
 
   /// Decodes the part of the image that the first step needs, and runs all steps.
+  /// @throws base::UserError for an image that a step cannot transform, without the file's name
   Image run(ImageDecoder& decoder, SampleRandom& random) const;
 
   /// Runs all steps on an image and its mask, which must have the same size.
@@ -101,6 +105,7 @@ class Pipeline {
   void run_from(size_t first, ImageSample& sample, SampleRandom& random) const;
 
   std::vector<std::shared_ptr<const Transform>> steps_;
+  int64_t max_pixels_ = DecodeOptions{}.max_pixels;
 };
 
 }  // namespace syncbn::data

@@ -107,8 +107,8 @@ class NewerCheckpointError : public base::UserError {
 };
 
 /// @param name of the file, for messages
-/// @throws base::UserError for damaged bytes and those of another program, NewerCheckpointError for
-///   another format version
+/// @throws base::UserError for damaged bytes, those of another program, and names in `best` that no
+///   run gives its files; NewerCheckpointError for another format version
 Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name);
 
 }  // namespace syncbn::train
