@@ -6,6 +6,7 @@
 // Reads samples in ShardSampler's order, and reads ahead as the loader does.
 #include <fmt/format.h>
 #include <syncbn/base/clock.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/shard_sampler.h>
 
@@ -70,7 +71,7 @@ double read_plainly(const std::vector<fs::path>& shards, int64_t block_bytes) {
   std::vector<uint8_t> block;
   const auto begin = Clock::now();
   for (const fs::path& shard : shards) {
-    const auto file = detail::open_file(shard);
+    const auto file = base::open_regular_file(shard);
     const int64_t size = detail::size_of_file(file, shard);
     for (int64_t at = 0; at < size; at += block_bytes) {
       detail::read_at(file, shard, at, std::min(block_bytes, size - at), block);

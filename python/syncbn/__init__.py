@@ -59,7 +59,7 @@ def _create_backend(options, pg_options):
                                         gpu=torch.cuda.current_device() if chosen else None)
         if torch.distributed.get_debug_level() == torch.distributed.DebugLevel.DETAIL:
             # What destroy_process_group() finalizes first.
-            torch.distributed.distributed_c10d._world.comms.append(_Destroyer())
+            getattr(torch.distributed.distributed_c10d._world, "comms", []).append(_Destroyer())
         return backend
     if not _C.is_initialized():
         raise RuntimeError(

@@ -291,6 +291,7 @@ TEST(IsWithinTest, ANameLeadsNowhereButIntoTheFolder) {
       EXPECT_FALSE(is_within(folder, name)) << folder << " " << name;
     }
   }
+  EXPECT_FALSE(is_within("photos", std::string("../../1.jpg\0/../../photos/1.jpg", 31)));
   EXPECT_TRUE(is_within("/", "/srv/1.jpg"));
   EXPECT_TRUE(is_within(".", "a/../1.jpg"));
   EXPECT_FALSE(is_within(".", "a/../../1.jpg"));

@@ -1,6 +1,6 @@
-// Destroying the last reference to a tensor of Python waits for Python's lock, whose holder may
-// wait for a lock of this library. So nothing that may own a tensor is destroyed, and no callback
-// runs, under one.
+// Destroying the last reference to a tensor of Python waits for the GIL, and a thread that holds
+// the GIL may wait for a mutex of this library. So nothing that may own a tensor is destroyed, and
+// no callback runs, under one.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -151,7 +151,9 @@ TEST(FlightRecorderLockTest, TheCompletionOfACallIsDropped) {
   log.fail(begin(2));
   log.succeed(begin(1, /*peer=*/1));
   begin(3);
-  begin(3 + FlightRecorder::kKept);  // takes the place of call 3
+  detail::Call in_its_place;
+  in_its_place.sequence = 3 + FlightRecorder::kKept;
+  log.begin(in_its_place);  // returns the completion of call 3
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(destroyed[i].wait_for(kLong), std::future_status::ready) << i;
   }

@@ -15,6 +15,8 @@
 
 #include "e2e/train_program.h"
 #include "support/multiproc.h"
+#include "support/python.h"
+#include "support/skip.h"
 
 namespace syncbn::test {
 namespace {
@@ -552,6 +554,30 @@ TEST_F(ResumeTest, RefusesTheStateOfAnotherOptimizer) {
   EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
   EXPECT_THAT(result.out + result.err,
               HasSubstr("made with optimizer.type sgd and this configuration has adamw"));
+}
+
+// torchrun's agent keeps its store over all attempts.
+TEST_F(ResumeTest, TorchrunRestartsARunTwice) {
+  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
+  const std::string log = folder_ / "run/log.jsonl";
+  // Kills rank 1 in the first two attempts, once the run has saved another epoch.
+  const std::string worker = folder_.write("worker.sh", R"(#!/bin/sh
+if [ "$RANK" = 0 ] || [ "$TORCHELASTIC_RESTART_COUNT" = 2 ]; then exec "$@"; fi
+"$@" &
+while [ "$(grep -c '"event":"epoch"' "$LOG")" -le "$TORCHELASTIC_RESTART_COUNT" ]; do sleep 0.05; done
+kill -9 $!
+exit 9
+)", true);
+  std::vector<std::string> command = {python(), "-m", "torch.distributed.run", "--standalone",
+                                      "--nproc-per-node=2", "--max-restarts=2", "--no-python",
+                                      worker, program("train")};
+  const auto options = args("run", {"--resume=auto", "--epochs=40"});
+  command.insert(command.end(), options.begin(), options.end());
+  const ProgramResult result =
+      run_program(command, {.env = {{"LOG", log}, {"OMP_NUM_THREADS", "1"}}});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(log_lines("run", "start").size(), 3);
+  EXPECT_EQ(log_lines("run", "epoch").back()["epoch"], 40);
 }
 
 }  // namespace

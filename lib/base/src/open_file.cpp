@@ -37,6 +37,7 @@ bool is_missing(const std::filesystem::path& path) {
 }
 
 bool is_within(const std::filesystem::path& folder, const std::filesystem::path& name) {
+  if (name.native().find('\0') != std::string::npos) return false;  // open() would stop there
   const bool is_plain = name.is_relative() && name.native().find("..") == std::string::npos;
   if (is_plain) return !name.empty();
   std::error_code ignored;

@@ -31,7 +31,7 @@ void check_pixels(const std::string& what, ImageSize size, int64_t max_pixels) {
   if (size.width <= max_pixels / std::max<int64_t>(size.height, 1)) return;
   throw base::UserError(fmt::format(
       "{} {} x {} pixels, more than max_pixels, {}; bound the size (resize has max_size), or raise "
-      "that if the files can be trusted",
+      "max_pixels if you trust the files",
       what, size.width, size.height, max_pixels));
 }
 

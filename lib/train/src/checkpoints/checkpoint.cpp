@@ -272,7 +272,7 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
     if (run_files::is_best(best.file)) continue;
     throw base::UserError(
         fmt::format("{0} names '{1}' among the best checkpoints of its run, which are best.pt and "
-                    "best-STEP.pt: another program has changed it; to begin with its weights, set "
+                    "best-STEP.pt, and train writes no others; to begin with its weights, set "
                     "init={0}",
                     name, base::printable(best.file)));
   }

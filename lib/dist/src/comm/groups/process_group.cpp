@@ -59,7 +59,7 @@ struct World {
   bool needs_shared_memory = false;
   NcclOptions nccl;
   pid_t process = ::getpid();
-  bool is_pythons = false;  ///< made for Python's torch.distributed
+  bool made_by_python = false;
   int groups_made = 0;
   bool has_returned_null_group = false;  ///< new_group() has returned null
   std::shared_ptr<PeerMonitor> monitor;  ///< null in a world of one, and with Python ranks
@@ -463,9 +463,9 @@ ProcessGroupPtr detail::init_process_group(const c10::intrusive_ptr<c10d::Store>
                                            const InitOptions& options, std::optional<int> gpu) {
   // Python has destroyed its default group if it forms another one, but may not have told this
   // library: its wrapper for debugging does not pass shutdown() on, and neither does a failed init.
-  if (world() && world()->is_pythons) destroy_process_group();
+  if (world() && world()->made_by_python) destroy_process_group();
   ProcessGroupPtr group = form_world(options, opened, gpu);
-  world()->is_pythons = true;
+  world()->made_by_python = true;
   backend_of(group)->before_shutdown(destroy_process_group);
   return group;
 }

@@ -132,10 +132,10 @@ void FlightRecorder::abort(const Call& call) {
     dropped.swap(replays_);
   }
   std::optional<Clock::time_point> since;
-  for (const Entry& entry : pending_entries()) {
-    if (!entry.is_awaited || entry.runs_on_gpu()) continue;
+  visit_pending([&since](const Entry& entry) {
+    if (!entry.is_awaited || entry.runs_on_gpu()) return;
     since = std::min(since.value_or(entry.awaited_since), entry.awaited_since);
-  }
+  });
   abort_(since);
 }
 
@@ -184,8 +184,8 @@ FlightRecorder::TransfersByRank FlightRecorder::transfers() const {
   return transfers_by_rank_;
 }
 
-void FlightRecorder::begin(const Call& call, Timeout timeout, int64_t traced_since) {
-  Completion dropped;
+FlightRecorder::Completion FlightRecorder::begin(const Call& call, Timeout timeout,
+                                                 int64_t traced_since) {
   const std::lock_guard lock(mutex_);
   Entry entry{.call = call,
               .since = Clock::now(),
@@ -195,15 +195,16 @@ void FlightRecorder::begin(const Call& call, Timeout timeout, int64_t traced_sin
   if (call.is_collective()) {
     last_ = call.sequence;
     Entry& slot = collectives_[call.sequence % kKept];
-    dropped = end(slot, State::kFailed);  // if its end was never reported
+    Completion dropped = end(slot, State::kFailed);  // if its end was never reported
     slot = std::move(entry);
-    return;
+    return dropped;
   }
   transfers_.remove_if([](const Entry& old) { return !old.is_pending(); });
   Transfers& with_peer = transfers_by_rank_[{call.peer, call.type}];
   ++with_peer.begun;
   if (timeout) ++with_peer.done;
   transfers_.push_back(std::move(entry));
+  return {};
 }
 
 void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_done,
@@ -310,15 +311,15 @@ void FlightRecorder::refuse(const Call& call) {
   }
 }
 
-std::vector<FlightRecorder::Entry> FlightRecorder::pending_entries() const {
+template <class Visit>
+void FlightRecorder::visit_pending(const Visit& visit) const {
   const std::lock_guard lock(mutex_);
-  std::vector<Entry> result;
-  const auto add = [&result](const Entry& entry) {
-    if (entry.is_pending()) result.push_back(entry);
-  };
-  for (uint64_t n = oldest(); n <= last_; ++n) add(collectives_[n % kKept]);
-  for (const Entry& entry : transfers_) add(entry);
-  return result;
+  for (uint64_t n = oldest(); n <= last_; ++n) {
+    if (const Entry& entry = collectives_[n % kKept]; entry.is_pending()) visit(entry);
+  }
+  for (const Entry& entry : transfers_) {
+    if (entry.is_pending()) visit(entry);
+  }
 }
 
 void FlightRecorder::begin_replay(std::function<bool()> is_done,
@@ -337,14 +338,16 @@ void FlightRecorder::note_error(const std::exception& error, const Call& call) {
 }
 
 void FlightRecorder::update() {
-  for (const Entry& entry : pending_entries()) {
-    const auto& [is_done, time_on_gpu] = entry.completion;
-    if (!is_done) continue;
+  std::vector<std::pair<Call, Completion>> asked;
+  visit_pending([&asked](const Entry& entry) {
+    if (entry.completion.is_done) asked.emplace_back(entry.call, entry.completion);
+  });
+  for (const auto& [call, completion] : asked) {
     try {
-      if (!is_done()) continue;
-      succeed(entry.call, time_on_gpu ? time_on_gpu() : std::chrono::nanoseconds());
+      if (!completion.is_done()) continue;
+      succeed(call, completion.time_on_gpu ? completion.time_on_gpu() : std::chrono::nanoseconds());
     } catch (const std::exception& error) {
-      return note_error(error, entry.call);
+      return note_error(error, call);
     }
   }
   update_replays();
@@ -399,9 +402,9 @@ std::optional<FlightRecorder::TransportError> FlightRecorder::transport_error() 
 
 std::vector<FlightRecorder::Pending> FlightRecorder::pending() const {
   std::vector<Pending> result;
-  for (const Entry& entry : pending_entries()) {
+  visit_pending([&result](const Entry& entry) {
     result.push_back({entry.call, entry.since, entry.timeout});
-  }
+  });
   return result;
 }
 

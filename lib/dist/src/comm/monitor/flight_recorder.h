@@ -95,6 +95,11 @@ class FlightRecorder {
     Timeout timeout = std::nullopt;  ///< as of begin()
   };
   using Abort = std::function<void(std::optional<Clock::time_point> awaited_since)>;
+  /// How to ask a call whether it has ended. May own the last reference to its tensors.
+  struct Completion {
+    std::function<bool()> is_done = {};
+    std::function<std::chrono::nanoseconds()> time_on_gpu = {};
+  };
 
   /// @param ranks the group's, in the world.
   /// @param abort makes all pending calls fail, without waiting for that. Its argument says since
@@ -118,7 +123,11 @@ class FlightRecorder {
   /// @param timeout of a call on a GPU, which the PeerMonitor enforces because no thread waits for
   ///   it.
   /// @param traced_since when the caller began, from trace_time().
-  void begin(const Call& call, Timeout timeout = std::nullopt, int64_t traced_since = trace_time());
+  /// @return the completion of the oldest call, which is no longer kept; not to be destroyed under
+  /// a
+  ///   lock
+  Completion begin(const Call& call, Timeout timeout = std::nullopt,
+                   int64_t traced_since = trace_time());
   /// Reports that the call has started.
   /// @param is_done returns whether the call has ended; throws if the transport has failed. Any
   ///   thread may call it. Empty: the call counts as ended; a call on a GPU was then captured in a
@@ -187,11 +196,6 @@ class FlightRecorder {
 
  private:
   enum class State { kPending, kSucceeded, kFailed };
-  /// How to ask a call whether it has ended. May own the last reference to its tensors.
-  struct Completion {
-    std::function<bool()> is_done = {};
-    std::function<std::chrono::nanoseconds()> time_on_gpu = {};
-  };
   struct Entry {
     Call call;
     Clock::time_point since;
@@ -222,7 +226,8 @@ class FlightRecorder {
   void trace(const Entry& entry) const;
   void note_error(const std::exception& error, const Call& call);
   void update_replays();
-  std::vector<Entry> pending_entries() const;
+  template <class Visit>
+  void visit_pending(const Visit& visit) const;
   uint64_t oldest() const { return last_ > kKept ? last_ - kKept + 1 : 1; }
 
   const std::string group_;
@@ -231,7 +236,8 @@ class FlightRecorder {
   const std::shared_ptr<base::FlightRecord> record_;
   const size_t group_in_record_;
   /// Guards the members below. No Completion or Replay is destroyed under it: that may free a
-  /// tensor of Python, which waits for Python's lock, and its holder may wait for this.
+  /// tensor of Python, which waits for the GIL, and a thread that holds the GIL may wait for this
+  /// mutex.
   mutable std::mutex mutex_;
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;

@@ -84,9 +84,9 @@ class PeerMonitor {
   using Clock = std::chrono::steady_clock;
   using Lock = std::unique_lock<std::mutex>;
   using Logs = std::vector<std::shared_ptr<FlightRecorder>>;
-  /// The held mutex, and the groups' logs. Drops the logs after it has released the mutex: the last
-  /// reference to a log frees the group's tensors and joins its threads, which may wait for
-  /// Python's lock, whose holder may wait for the mutex.
+  /// The held mutex, and the groups' logs, which it drops after the mutex: the last reference to a
+  /// log frees the group's tensors and joins its threads, which wait for the GIL, and a thread that
+  /// holds the GIL may wait for this mutex.
   struct Held {
     Logs logs;
     Lock lock;

@@ -231,19 +231,27 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
     refuse_double(store, place, holds_store, other, own.where);
   };
   if (is_python(store, place.rank)) refuse(kPython);
-  // A process that timed out may arrive again.
-  const bool again = store.add(rank_key(place.rank) + "/count", 1) > 1;
-  if (again) {
-    const Arrival other = arrivals_of(store, {place.rank}).front();
-    if (other.process != own.process) {
-      while (place.is_elastic && !is_over() && Clock::now() < deadline) {
-        std::this_thread::sleep_for(kLongestDelay);
+  const bool is_first = !are_here(store, place.rank, place.rank + 1);
+  const Arrival first =
+      Arrival::parse(store.compareSet(rank_key(place.rank), std::string(), own.str()));
+  const bool is_own = first.process == own.process;  // which may have timed out before
+  if (place.is_elastic && place.rank != 0) {
+    // Another process in this place has ended, for the agent starts no two at once. This one takes
+    // its place, unless the ranks have begun to connect: then rank 0 will begin another attempt.
+    const bool is_complete =
+        is_own ? is_first && store.check({kBackendKey}) : store.check({gloo_key(place.rank)});
+    while (is_complete && !is_over()) {
+      if (Clock::now() > deadline) {
+        if (!is_own) refuse(first.where);
+        throw_missing(place, limit, "rank 0");
       }
-      if (!is_over()) refuse(other.where);
-      return std::nullopt;
+      std::this_thread::sleep_for(kLongestDelay);
     }
+    if (is_complete) return std::nullopt;
+  } else if (!is_own) {
+    refuse(first.where);
   }
-  store.set(rank_key(place.rank), own.str());
+  if (!is_own || !is_first) store.set(rank_key(place.rank), own.str());
   std::set<int> python_ranks;
   milliseconds delay = kFirstDelay;
   for (int next = 0;;) {
@@ -257,11 +265,12 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
     }
     if (next == place.world_size) break;
     if (is_over()) {
-      if (place.rank == 0) refuse("another host");  // this process would have begun the attempt
+      // Only another process of rank 0 can have begun the next attempt.
+      if (place.rank == 0) refuse("another process that came later");
       return std::nullopt;
     }
     // This process has not started Gloo yet, so the key is another process's.
-    if (!again && store.check({gloo_key(place.rank)})) refuse(kPython);
+    if (is_first && store.check({gloo_key(place.rank)})) refuse(kPython);
     if (Clock::now() > deadline) throw_missing(place, limit, missing_ranks(store, place));
     std::this_thread::sleep_for(delay);
     delay = std::min(delay * 2, kLongestDelay);

@@ -32,9 +32,8 @@ struct Arrived {
 /// Reports this rank's arrival, waits for the others and agrees with them on a backend.
 /// @param holds_store whether the store ends with this process, which then stays after a refusal
 ///   until the other ranks have read it, for up to 5 s.
-/// @param is_over whether the attempt that `store` belongs to is over, see Attempts. With an
-/// elastic
-///   agent, a rank whose place another process has taken waits for that.
+/// @param is_over whether the attempt that `store` belongs to is over, see Attempts. Under an
+///   elastic agent, a rank that finds the attempt complete waits until it is over.
 /// @return empty if the attempt is over
 /// @throws base::UserError on every rank that has arrived, if two processes claim one rank or
 ///   choose_backend() refuses; base::UnavailableError naming the ranks that did not arrive in time.

@@ -4,6 +4,7 @@
 #include <syncbn/base/random.h>
 
 #include <algorithm>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -16,16 +17,15 @@ constexpr std::chrono::milliseconds kFirstDelay{1};
 constexpr std::chrono::milliseconds kLongestDelay{50};
 
 constexpr char kStoreKey[] = "syncbn/store";
-constexpr char kNewestKey[] = "syncbn/attempts";
 
-/// The attempt that this process has left last, and the store that it was in.
-struct Left {
-  std::string store;
-  int64_t number = 0;
-};
+/// Rank 0 sets it when it begins the attempt.
+std::string key_of(int64_t number) {
+  return fmt::format("syncbn/attempt/{}", number);
+}
 
-Left& left() {
-  static Left instance;
+/// By store, the attempt that this process has left last.
+std::map<std::string, int64_t>& left() {
+  static std::map<std::string, int64_t> instance;
   return instance;
 }
 
@@ -38,18 +38,20 @@ Attempts::Attempts(c10::intrusive_ptr<c10d::Store> store, const Place& place)
       is_elastic_(place.is_elastic) {}
 
 bool Attempts::join(std::chrono::steady_clock::time_point deadline) {
-  const int64_t last = left().store == id_ ? left().number : 0;
-  number_ = newest();
+  const int64_t last = left()[id_];
+  number_ = std::max(number_, last);
+  while (is_over()) ++number_;
   // Without an elastic agent, another process of rank 0 is a mistake, which arrive() finds.
   if (begins_ && (is_elastic_ || number_ == last)) {
-    number_ = store_->add(kNewestKey, 1);
+    // Of two processes that begin at once, one begins the attempt and the other finds it begun.
+    store_->compareSet(key_of(++number_), std::string(), std::string("begun"));
     return true;
   }
-  number_ = std::max<int64_t>(number_, 1);  // rank 0 has yet to come, or is one of Python's
-  for (auto delay = kFirstDelay; number_ <= last; delay = std::min(2 * delay, kLongestDelay)) {
+  if (last == 0) number_ = std::max<int64_t>(number_, 1);  // rank 0 may come later, or be Python's
+  for (auto delay = kFirstDelay; number_ == last; delay = std::min(2 * delay, kLongestDelay)) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(delay);
-    number_ = newest();
+    if (is_over()) ++number_;
   }
   return true;
 }
@@ -59,12 +61,12 @@ c10::intrusive_ptr<c10d::Store> Attempts::store() const {
   return c10::make_intrusive<c10d::PrefixStore>(fmt::format("attempt-{}", number_), store_);
 }
 
-void Attempts::leave() const {
-  left() = {id_, number_};
+bool Attempts::is_over() const {
+  return store_->check({key_of(number_ + 1)});
 }
 
-int64_t Attempts::newest() const {
-  return store_->add(kNewestKey, 0);
+void Attempts::leave() const {
+  left()[id_] = number_;
 }
 
 }  // namespace syncbn::dist::detail

@@ -28,14 +28,12 @@ class Attempts {
   c10::intrusive_ptr<c10d::Store> store() const;
 
   /// Whether rank 0 has begun another attempt, which this process then joins.
-  bool is_over() const { return newest() > number_; }
+  bool is_over() const;
 
   /// From now on, this process does not join this attempt again.
   void leave() const;
 
  private:
-  int64_t newest() const;
-
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string id_;  ///< of the store, which may replace another one at the same port
   const bool begins_;

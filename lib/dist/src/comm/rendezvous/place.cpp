@@ -142,7 +142,6 @@ bool has_agent_store() {
 Place Place::find(const InitOptions& options) {
   constexpr int64_t kMaxRanks = 1 << 20;
   Place place;
-  place.is_elastic = has_agent_store();
   const std::string source = fmt::format("init_method '{}'", options.init_method);
   if (options.init_method.starts_with("tcp://")) {
     place.master = StoreEndpoint::parse(options.init_method);
@@ -151,6 +150,7 @@ Place Place::find(const InitOptions& options) {
     if (!place.file.starts_with('/') || place.file.ends_with('/')) {
       throw UserError(fmt::format("{} is not file:///path", source));
     }
+    place.is_elastic = has_agent_store();
   } else if (options.init_method != "env://") {
     throw UserError(
         fmt::format("{} is not known; it is env://, tcp://host:port or file:///path", source));
@@ -174,7 +174,7 @@ Place Place::find(const InitOptions& options) {
           place.world_size, host ? "MASTER_PORT" : "MASTER_ADDR"));
     }
     place.master = {*host, static_cast<uint16_t>(*port)};
-    place.agent_holds_store = place.is_elastic;
+    place.agent_holds_store = place.is_elastic = has_agent_store();
   }
   return place;
 }

@@ -63,7 +63,7 @@ struct Place {
   int rank = 0;
   int world_size = 1;
   bool agent_holds_store = false;
-  /// Whether an agent restarts the ranks and keeps the store, as torchrun's does.
+  /// Whether an agent restarts the ranks and the store outlives them, as with torchrun.
   bool is_elastic = false;
 
   /// @throws base::UserError if the environment or `options` are malformed or incomplete.

@@ -168,15 +168,17 @@ Place place_of(const c10::intrusive_ptr<c10d::Store>& opened, const InitOptions&
   place.rank = options.rank.value();
   place.world_size = options.world_size.value();
   place.agent_holds_store = true;
-  place.is_elastic = has_agent_store();
   c10d::Store* store = opened.get();
   while (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store)) {
     store = prefixed->getUnderlyingStore().get();
   }
   if (const auto* tcp = dynamic_cast<c10d::TCPStore*>(store)) {
     place.master = {tcp->getHost(), tcp->getPort()};
+    place.is_elastic = has_agent_store() && base::env("MASTER_ADDR") == place.master.host &&
+                       base::env("MASTER_PORT") == std::to_string(place.master.port);
   } else if (const auto* file = dynamic_cast<c10d::FileStore*>(store)) {
     place.file = file->getPath();
+    place.is_elastic = has_agent_store();
   } else {
     place.file = "(a store of the caller)";
   }
@@ -310,7 +312,9 @@ Rendezvous rendezvous(const InitOptions& options, Offer offer,
         attempt.leave();
         throw;
       }
-      if (!arrived) attempt.join(deadline);
+      if (arrived) break;
+      attempt.join(deadline);
+      check_same_job(*attempt.store(), place, !joined.held_by_other, deadline);
     }
     attempt.leave();
     result.python_ranks = std::move(arrived->python_ranks);

@@ -452,6 +452,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   const bool on_streams = transport.runs_on_streams();
   NamedAs::apply_to(call);
   if (call.is_collective()) start_queue_->drain();
+  FlightRecorder::Completion dropped;  // after the lock
   const std::lock_guard lock(start_mutex_);
   std::atomic<uint64_t>& calls = call.is_collective() ? sequence_ : transfers_;
   call.sequence = calls + 1;
@@ -463,7 +464,7 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
     const GroupAbort::InCall in_call(*abort_);
     // Recorded before it starts: the first call of a kind over NCCL waits here until the ranks
     // connect.
-    log_->begin(call, on_streams ? Timeout(timeout) : std::nullopt);
+    dropped = log_->begin(call, on_streams ? Timeout(timeout) : std::nullopt);
     work = (transport.prepare(call).*method)(with_work(arguments)...);
   } catch (const base::Error&) {
     log_->refuse(call);
@@ -563,6 +564,7 @@ void Backend::run_blocking(Call call, const Body& body) {
   require_usable();
   NamedAs::apply_to(call);
   start_queue_->drain();
+  FlightRecorder::Completion dropped;  // after the lock
   std::unique_lock lock(start_mutex_);
   call.sequence = sequence_ + 1;
   require_no_failure(&call);
@@ -570,7 +572,7 @@ void Backend::run_blocking(Call call, const Body& body) {
   const int64_t traced_since = trace_time();
   try {
     body(call, [&] {
-      log_->begin(call, std::nullopt, traced_since);
+      dropped = log_->begin(call, std::nullopt, traced_since);
       log_->await(call);
       ++sequence_;
       lock.unlock();

@@ -189,7 +189,7 @@ class Backend : public c10d::Backend {
   const std::shared_ptr<PollingThreads> polling_threads_ = std::make_shared<PollingThreads>();
   bool threads_stopped_ = false;
   std::atomic<std::chrono::milliseconds> timeout_{};
-  std::mutex start_mutex_;
+  std::mutex start_mutex_;  ///< calls start one after the other; guards their numbers
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> transfers_{0};  ///< sends and recvs, in which not all ranks take part
 };

@@ -97,7 +97,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::atomic<bool> aborted_ = false;
   std::atomic<int> waiting_ = 0;  ///< threads in wait()
   /// Guards the members below, and those of tasks that say so. No task is destroyed under it: that
-  /// may free a tensor of Python, which waits for Python's lock, and its holder may wait for this.
+  /// may free a tensor of Python, which waits for the GIL, and a thread that holds the GIL may wait
+  /// for this mutex.
   std::mutex mutex_;
   std::condition_variable done_;
   std::condition_variable work_;

@@ -91,8 +91,8 @@ LayerPtr find_if(const Condition& is_it) {
     Registry& all = registry();
     const std::lock_guard lock(all.mutex);
     for (const auto& [address, entry] : all.by_key) {
-      auto key = entry.key.lock();
-      if (key && !entry.was_reverted) candidates.emplace_back(std::move(key), entry.layer);
+      if (entry.was_reverted) continue;
+      if (auto key = entry.key.lock()) candidates.emplace_back(std::move(key), entry.layer);
     }
   }
   for (const auto& [key, layer] : candidates) {

@@ -1,0 +1,140 @@
+// How ranks meet in a store that an agent keeps while it restarts them. This test is the agent.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <syncbn/dist/collectives.h>
+#include <syncbn/dist/process_group.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/ops/ones.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "support/eventually.h"
+#include "support/multiproc.h"
+#include "support/temp_folder.h"
+
+namespace syncbn::test {
+namespace {
+
+class AttemptsTest : public ::testing::Test {
+ protected:
+  AttemptsTest() {
+    ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+    ::setenv("MASTER_PORT", std::to_string(port_).c_str(), 1);
+    ::setenv("TORCHELASTIC_USE_AGENT_STORE", "True", 1);
+    holder_ = fork_and_run([this] {
+      c10d::TCPStoreOptions options;
+      options.isServer = true;
+      options.waitWorkers = false;
+      options.port = static_cast<uint16_t>(port_);
+      const c10d::TCPStore store("127.0.0.1", options);
+      for (;;) ::pause();
+    });
+  }
+  ~AttemptsTest() override { kill(holder_); }
+
+  /// Starts a rank that joins `groups` default groups, one after the other, and checks a sum.
+  pid_t start(int rank, int world_size, const std::vector<std::string>& groups = {"env://"}) {
+    return fork_and_run([=] {
+      ::setenv("RANK", std::to_string(rank).c_str(), 1);
+      ::setenv("WORLD_SIZE", std::to_string(world_size).c_str(), 1);
+      for (const std::string& method : groups) {
+        dist::init_process_group(
+            {.init_method = method, .connect_timeout = std::chrono::seconds(60)});
+        at::Tensor sum = at::ones({1});
+        dist::all_reduce(sum);
+        if (sum.item<float>() != static_cast<float>(world_size)) ::_exit(1);
+        dist::destroy_process_group();
+      }
+    });
+  }
+
+  /// Waits until a rank has arrived in an attempt.
+  void wait_for(int rank, int attempt = 1) {
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port_);
+    c10d::TCPStore store("127.0.0.1", options);
+    const std::string prefix = attempt == 1 ? "" : "attempt-" + std::to_string(attempt) + "/";
+    EXPECT_TRUE(eventually(
+        [&] { return store.check({prefix + "syncbn/arrived/" + std::to_string(rank)}); }));
+  }
+
+  static void kill(pid_t process) {
+    ::kill(process, SIGKILL);
+    ::waitpid(process, nullptr, 0);
+  }
+
+  static void expect_success(const std::vector<pid_t>& ranks) {
+    for (const pid_t rank : ranks) {
+      int status = -1;
+      EXPECT_EQ(::waitpid(rank, &status, 0), rank);
+      EXPECT_EQ(status, 0);
+    }
+  }
+
+ private:
+  template <class Body>
+  static pid_t fork_and_run(const Body& body) {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    try {
+      body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ::_exit(2);
+    }
+    ::_exit(0);
+  }
+
+  const int port_ = free_port();
+  pid_t holder_ = -1;
+};
+
+TEST_F(AttemptsTest, RanksThatAreStartedAgainMeetAgain) {
+  for (int attempt = 0; attempt < 3; ++attempt) expect_success({start(0, 2), start(1, 2)});
+}
+
+TEST_F(AttemptsTest, RanksFollowRankZeroThatWasStartedAgain) {
+  const pid_t first = start(0, 3);
+  const pid_t other = start(1, 3);
+  wait_for(0);
+  wait_for(1);
+  kill(first);
+  expect_success({other, start(0, 3), start(2, 3)});
+}
+
+// As with torchrun's static rendezvous: the node of rank 0 does not know that others were
+// restarted.
+TEST_F(AttemptsTest, ARankTakesThePlaceOfOneThatEndedBeforeAllHadArrived) {
+  const pid_t first = start(0, 3);
+  const pid_t ended = start(2, 3);
+  wait_for(0);
+  wait_for(2);
+  kill(ended);
+  expect_success({first, start(2, 3), start(1, 3)});
+}
+
+// A node has joined: all its ranks are new, and may be there before rank 0 begins.
+TEST_F(AttemptsTest, ARankThatIsNewWaitsForRankZeroToBegin) {
+  expect_success({start(0, 2), start(1, 2)});
+  const pid_t joined = start(2, 3);
+  wait_for(2);
+  expect_success({joined, start(0, 3), start(1, 3)});
+}
+
+TEST_F(AttemptsTest, AProcessComesBackToAStoreAfterAnother) {
+  const TempFolder folder;
+  const std::string file = "file://" + (folder / "store").string();
+  const std::vector<std::string> groups{"env://", file, "env://", "env://"};
+  expect_success({start(0, 2, groups), start(1, 2, groups)});
+}
+
+}  // namespace
+}  // namespace syncbn::test
