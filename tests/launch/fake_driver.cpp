@@ -1,6 +1,6 @@
 // A stand-in for the part of NVIDIA's libcuda.so.1 that --preflight calls. FAKE_DRIVER has one word
-// for each GPU: fine, slow, fails, hangs, dies, uncompiled (the driver has no compiler). Or it
-// describes the driver itself: none, broken, or "hangs at once".
+// for each GPU: fine, slow, fails, hangs, dies. Or it describes the driver itself: none, broken, or
+// "hangs at once".
 #include <unistd.h>
 
 #include <array>
@@ -18,7 +18,6 @@ namespace {
 
 constexpr int kNoDevice = 100;
 constexpr int kEccError = 214;
-constexpr int kNoCompiler = 221;
 constexpr int kUnknown = 999;
 
 std::string wanted() {
@@ -38,12 +37,6 @@ const std::vector<std::string>& gpus() {
 
 thread_local std::string current;
 thread_local std::chrono::duration<double> pending{};  // work of the current GPU
-
-// @param seconds that a GPU without a fault needs for the work
-int enqueue(double seconds) {
-  pending += std::chrono::duration<double>(current == "slow" ? 10 * seconds : seconds);
-  return 0;
-}
 
 }  // namespace
 
@@ -80,11 +73,6 @@ int cuDeviceTotalMem_v2(size_t* bytes, int /*device*/) {
   return 0;
 }
 
-int cuDeviceGetAttribute(int* value, int /*attribute*/, int /*device*/) {
-  *value = 1;
-  return 0;
-}
-
 int cuDevicePrimaryCtxRetain(void** context, int device) {
   const std::string& gpu = gpus().at(static_cast<size_t>(device));
   if (gpu == "hangs") ::pause();
@@ -104,25 +92,9 @@ int cuMemAlloc_v2(unsigned long long* address, size_t /*size*/) {
 }
 
 int cuMemcpyDtoD_v2(unsigned long long /*to*/, unsigned long long /*from*/, size_t size) {
-  constexpr double kRate = 1e11;  // bytes per second
-  return enqueue(static_cast<double>(size) / kRate);
-}
-
-int cuModuleLoadData(void** module, const char* /*kernel*/) {
-  *module = nullptr;
-  return current == "uncompiled" ? kNoCompiler : 0;
-}
-
-int cuModuleGetFunction(void** function, void* /*module*/, const char* /*name*/) {
-  *function = nullptr;
+  const double rate = current == "slow" ? 1e10 : 1e11;  // bytes per second
+  pending += std::chrono::duration<double>(static_cast<double>(size) / rate);
   return 0;
-}
-
-int cuLaunchKernel(void* /*function*/, unsigned /*x*/, unsigned /*y*/, unsigned /*z*/,
-                   unsigned /*threads_x*/, unsigned /*threads_y*/, unsigned /*threads_z*/,
-                   unsigned /*shared*/, void* /*stream*/, void** arguments, void** /*extra*/) {
-  constexpr double kRound = 1e-7;  // seconds
-  return enqueue(kRound * *static_cast<unsigned*>(arguments[1]));
 }
 
 int cuCtxSynchronize() {

@@ -98,17 +98,6 @@ TEST(HostsTest, AFileThatIsNoneOfHostsIsShownAsFarAsItCanBe) {
               HasSubstr("/dev/zero is larger than 1.0 MB"));
 }
 
-TEST(HostsTest, SomeAreChosenInTheirOldOrder) {
-  const auto hosts = read_host_list("a:1,me@b:2,c:3");
-  EXPECT_THAT(in_words(choose_hosts(hosts, "", "")), ElementsAre("a=1", "me@b=2", "c=3"));
-  EXPECT_THAT(in_words(choose_hosts(hosts, "c,b", "")), ElementsAre("me@b=2", "c=3"));
-  EXPECT_THAT(in_words(choose_hosts(hosts, "", "me@b")), ElementsAre("a=1", "c=3"));
-  EXPECT_THAT(in_words(choose_hosts(hosts, "a,b", "a")), ElementsAre("me@b=2"));
-  EXPECT_THAT(error_from([&] { choose_hosts(hosts, "d", ""); }),
-              HasSubstr("--include=d: there is no host 'd'"));
-  EXPECT_THAT(error_from([&] { choose_hosts(hosts, "a", "a"); }), HasSubstr("no host is left"));
-}
-
 TEST(WordsTest, AreSplitAsAShellDoes) {
   EXPECT_THAT(shell_words("-o  'a b' \"c 'd\" e\\ f ''"),
               Optional(ElementsAre("-o", "a b", "c 'd", "e f", "")));

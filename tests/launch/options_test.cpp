@@ -5,9 +5,11 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "options/scheduler.h"
@@ -297,6 +299,21 @@ TEST(LaunchOptionsTest, ReadsWhereEventsGo) {
               AllOf(HasSubstr("expected null, console, json or json:FILE"),
                     HasSubstr("did you mean 'json'")));
   EXPECT_THAT(error_of({"--event_log_handler=json:", "prog"}), HasSubstr("expected null"));
+}
+
+TEST(LaunchOptionsTest, ARemovedOptionNamesItsReplacement) {
+  const std::vector<std::pair<std::string, std::string>> removed{
+      {"include", "name only the hosts to use in --hosts or --hostfile"},
+      {"exclude", "name only the hosts to use in --hosts or --hostfile"},
+      {"ssh_all", "write USER@HOST in --hosts or --hostfile"}};
+  for (const auto& [name, replacement] : removed) {
+    const auto message = StartsWith(fmt::format("--{} has been removed: {}", name, replacement));
+    for (std::string option : {"--" + name, "--" + name + "=a"}) {
+      EXPECT_THAT(error_of({"--hosts=a,b", option.c_str(), "prog"}), message);
+      std::ranges::replace(option.begin() + 2, option.end(), '_', '-');
+      EXPECT_THAT(error_of({option.c_str(), "a", "prog"}), message);
+    }
+  }
 }
 
 TEST(LaunchOptionsTest, NamesWhatIsWrong) {

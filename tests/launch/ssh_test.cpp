@@ -1,8 +1,10 @@
 // Nodes that one command starts over ssh, with a real sshd on two loopback addresses.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <pwd.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -49,15 +51,15 @@ class SshTest : public ::testing::Test {
 
   /// The options for the test's sshd, and then these words.
   std::vector<std::string> over_ssh(const std::vector<std::string>& words) const {
-    std::vector<std::string> argv{
-        "--ssh_all", "--export=TMPDIR", fmt::format("--ssh_port={}", server_.port()),
-        "--ssh_identity=" + server_.identity(), "--ssh_options=" + server_.options()};
+    std::vector<std::string> argv{"--export=TMPDIR", fmt::format("--ssh_port={}", server_.port()),
+                                  "--ssh_identity=" + server_.identity(),
+                                  "--ssh_options=" + server_.options()};
     argv.insert(argv.end(), words.begin(), words.end());
     return argv;
   }
   /// The same, with two workers on the first host and one on the second.
   std::vector<std::string> on_two(const std::vector<std::string>& words) const {
-    std::vector<std::string> argv{fmt::format("--hosts={}:2,{}:1", kFirst, kSecond)};
+    std::vector<std::string> argv{fmt::format("--hosts={}:2,{}:1", first_, second_)};
     argv.insert(argv.end(), words.begin(), words.end());
     return over_ssh(argv);
   }
@@ -120,6 +122,12 @@ class SshTest : public ::testing::Test {
     EXPECT_TRUE(fs::is_empty(folder_ / "tmp"));
   }
 
+  // With the user, because the head starts a host without one directly on this machine.
+  const std::string user_ = ::getpwuid(::geteuid())->pw_name;
+  const std::string first_ = user_ + "@" + kFirst;
+  const std::string second_ = user_ + "@" + kSecond;
+  const std::string both_ = first_ + ", " + second_;  // in messages
+  const std::string hosts_ = "--hosts=" + first_ + "," + second_;
   SshServer server_;
   TempFolder folder_;
 };
@@ -267,41 +275,40 @@ TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
     expect_nothing_left();
   };
   // No sshd listens there.
-  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.3"}, 75,
-                         AllOf(HasSubstr("error: 127.0.0.3: "), HasSubstr("Connection refused"),
-                               Not(HasSubstr("127.0.0.1: "))));
+  expect_nothing_started({hosts_ + "," + user_ + "@127.0.0.3"}, 75,
+                         AllOf(HasSubstr("error: " + user_ + "@127.0.0.3: "),
+                               HasSubstr("Connection refused"), Not(HasSubstr("127.0.0.1: "))));
   expect_nothing_started({"--hosts=127.0.0.1,no-such-host.invalid"}, 75,
                          AllOf(HasSubstr("error: no-such-host.invalid: "), HasSubstr("resolve")));
   expect_nothing_started(
       {"--hosts=127.0.0.1,nobody@127.0.0.2"}, 75,
       AllOf(HasSubstr("error: nobody@127.0.0.2: "), HasSubstr("Permission denied")));
   // Equal messages of several hosts are printed once.
-  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--ssh_launcher=/nowhere/syncbn-launch"},
-                         127,
-                         AllOf(HasSubstr("error: 127.0.0.1, 127.0.0.2: there is no "
-                                         "/nowhere/syncbn-launch"),
-                               HasSubstr("--ssh_launcher")));
-  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--redirects=9"}, 2,
-                         HasSubstr("127.0.0.1, 127.0.0.2: --redirects=9: expected"));
-  const auto on_both = [](const char* what) {
-    return HasSubstr(std::string("error: 127.0.0.1, 127.0.0.2: ") + what);
-  };
-  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--log_dir=/proc/x", "--redirects=3"}, 2,
-                         on_both("cannot make the log folder /proc/x"));
-  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--event_log_handler=json:/proc/x/y"}, 2,
-                         on_both("cannot open the event log /proc/x/y"));
-  expect_nothing_started({"--hosts=127.0.0.1,127.0.0.2", "--bind=cores", "--nproc_per_node=4096"},
-                         2, on_both("--bind=cores: 4096 workers"));
   expect_nothing_started(
-      {"--hosts=127.0.0.1,127.0.0.2", "--master_addr=no-such-host.invalid"}, 2,
-      AllOf(HasSubstr("error: 127.0.0.2: the name of node 0"), HasSubstr("no-such-host.invalid")));
+      {hosts_, "--ssh_launcher=/nowhere/syncbn-launch"}, 127,
+      AllOf(HasSubstr("error: " + both_ + ": there is no /nowhere/syncbn-launch"),
+            HasSubstr("--ssh_launcher")));
+  expect_nothing_started({hosts_, "--redirects=9"}, 2,
+                         HasSubstr(both_ + ": --redirects=9: expected"));
+  const auto on_both = [this](const char* what) {
+    return HasSubstr("error: " + both_ + ": " + what);
+  };
+  expect_nothing_started({hosts_, "--log_dir=/proc/x", "--redirects=3"}, 2,
+                         on_both("cannot make the log folder /proc/x"));
+  expect_nothing_started({hosts_, "--event_log_handler=json:/proc/x/y"}, 2,
+                         on_both("cannot open the event log /proc/x/y"));
+  expect_nothing_started({hosts_, "--bind=cores", "--nproc_per_node=4096"}, 2,
+                         on_both("--bind=cores: 4096 workers"));
+  expect_nothing_started({hosts_, "--master_addr=no-such-host.invalid"}, 2,
+                         AllOf(HasSubstr("error: " + second_ + ": the name of node 0"),
+                               HasSubstr("no-such-host.invalid")));
 }
 
 TEST_F(SshTest, GpusThatAreMissingThereAreNamed) {
   const auto result = run(on_two({"--export=CUDA_VISIBLE_DEVICES", "--virtual_local_rank", "true"}),
                           {{"CUDA_VISIBLE_DEVICES", "0"}});
   EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("error: 127.0.0.1: --virtual_local_rank: 2 workers"),
+  EXPECT_THAT(result.err, AllOf(HasSubstr("error: " + first_ + ": --virtual_local_rank: 2 workers"),
                                 HasSubstr("nothing has been started")));
 }
 
@@ -321,34 +328,35 @@ TEST_F(SshTest, NamesTheOneHostThatHasNoLauncher) {
   // A wrapper for ssh that spoils the command for the second host.
   const auto wrapper = folder_.write("wrapper",
                                      "#!/bin/sh\n"
-                                     "case \" $* \" in *' 127.0.0.2 '*) exec ssh "
+                                     "case \" $* \" in *'@127.0.0.2 '*) exec ssh "
                                      "\"$@\" -bad-;; esac; exec ssh \"$@\"\n",
                                      true);
   const auto result = run(on_two({"--ssh_command=" + wrapper, "touch", "trace"}));
   EXPECT_EQ(result.exit_code, 2) << result.err;
-  EXPECT_THAT(result.err, AllOf(HasSubstr("error: 127.0.0.2: its launcher ended with exit code 2"),
-                                Not(HasSubstr("127.0.0.1"))));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("error: " + second_ + ": its launcher ended with exit code 2"),
+                    Not(HasSubstr("127.0.0.1"))));
   EXPECT_FALSE(fs::exists(folder_ / "trace"));
 }
 
 TEST_F(SshTest, AProgramThatIsMissingThereIsNamed) {
   const auto result = run(on_two({"/nowhere/program"}));
   EXPECT_EQ(result.exit_code, 127);
-  EXPECT_THAT(result.err, HasSubstr("127.0.0.1, 127.0.0.2: program not found: there is no file "
-                                    "/nowhere/program"));
+  EXPECT_THAT(result.err,
+              HasSubstr(both_ + ": program not found: there is no file /nowhere/program"));
 }
 
 TEST_F(SshTest, AHostThatDoesNotAnswerIsNamed) {
   const auto result =
       run(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "--ssh_timeout=0.3", "true"}));
   EXPECT_EQ(result.exit_code, 75);
-  EXPECT_THAT(result.err, HasSubstr("127.0.0.1, 127.0.0.2: no answer within 300 ms"));
+  EXPECT_THAT(result.err, HasSubstr(both_ + ": no answer within 300 ms"));
   expect_nothing_left();
 }
 
 TEST_F(SshTest, SaysWhichHostsItWaitsFor) {
   const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
-  EXPECT_TRUE(head->wait_for_err("waiting for an answer of 127.0.0.1, 127.0.0.2\n"));
+  EXPECT_TRUE(head->wait_for_err("waiting for an answer of " + both_ + "\n"));
 }
 
 TEST_F(SshTest, NothingOutlivesAHeadThatIsKilled) {
@@ -383,7 +391,7 @@ TEST_F(SshTest, ALostConnectionEndsTheJobEverywhere) {
   ASSERT_EQ(::kill(connections[1], SIGKILL), 0);
   const auto result = head->wait();
   EXPECT_EQ(result.exit_code, 75);
-  EXPECT_THAT(result.err, HasSubstr("the connection to 127.0.0.2 is gone"));
+  EXPECT_THAT(result.err, HasSubstr("the connection to " + second_ + " is gone"));
   expect_nothing_left();
 }
 
@@ -417,7 +425,7 @@ TEST_F(SshTest, OneThatIsStoppedOnAnotherHostIsNamedAfterASignal) {
   const auto result = head->wait();
   EXPECT_EQ(result.exit_code, 143);
   EXPECT_THAT(result.err,
-              HasSubstr("error: 127.0.0.2 does not answer; what runs there may still run\n"));
+              HasSubstr("error: " + second_ + " does not answer; what runs there may still run\n"));
   EXPECT_EQ(state_of(*launcher), 'T');
   ASSERT_EQ(::kill(*launcher, SIGCONT), 0);
   expect_nothing_left();
@@ -436,7 +444,7 @@ TEST_F(SshTest, AServerThatIsKilledEndsTheJobEverywhere) {
   }
   const auto result = head->wait();
   EXPECT_EQ(result.exit_code, 75);
-  EXPECT_THAT(result.err, HasSubstr("the connection to 127.0.0."));
+  EXPECT_THAT(result.err, HasSubstr("the connection to " + user_ + "@127.0.0."));
   expect_nothing_left();
 }
 
@@ -517,19 +525,17 @@ TEST_F(SshTest, ControlZIsNoHang) {
 }
 
 TEST_F(SshTest, TakesTheHostsFromAFile) {
-  const auto file = folder_.write("hosts", "127.0.0.1 slots=2  # two\n127.0.0.2:1\n127.0.0.3\n");
-  const std::vector<std::string> program{"sh", "-c", "echo $RANK of $WORLD_SIZE"};
-  auto words = over_ssh({"--hostfile=" + file, "--exclude=127.0.0.3"});
-  words.insert(words.end(), program.begin(), program.end());
+  const auto file = folder_.write("hosts", first_ + " slots=2  # two\n" + second_ + ":1\n");
+  const std::vector<std::string> program{"sh", "-c", "echo of $WORLD_SIZE"};
+  auto words = over_ssh(program);
+  EXPECT_EQ(count(run(words, {{"SYNCBN_HOSTFILE", file}}).out, "of 3\n"), 3);
+  words.insert(words.begin(), "--hostfile=" + file);
   EXPECT_EQ(count(run(words).out, "of 3\n"), 3);
-  words = over_ssh({"--include=127.0.0.2"});
-  words.insert(words.end(), program.begin(), program.end());
-  EXPECT_EQ(run(words, {{"SYNCBN_HOSTFILE", file}}).out, "0 of 1\n");
 }
 
 TEST_F(SshTest, HostsWithoutSlotsTakeTheNumberThatWasGiven) {
-  const auto result = run(over_ssh({"--hosts=127.0.0.1,127.0.0.2:1", "--nproc_per_node=2", "sh",
-                                    "-c", "echo $RANK of $WORLD_SIZE"}));
+  const auto result =
+      run(over_ssh({hosts_ + ":1", "--nproc_per_node=2", "sh", "-c", "echo $RANK of $WORLD_SIZE"}));
   EXPECT_EQ(count(result.out, "of 3\n"), 3) << result.err;
 }
 
@@ -581,8 +587,8 @@ TEST_F(SshTest, ADryRunPrintsAndStartsNothing) {
   const auto result = run(on_two({"--dry_run", "--ssh_command=no-ssh-at-all", "touch", "a b"}),
                           {{"AWS_SECRET", "no"}});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, AllOf(HasSubstr("# node 0, on 127.0.0.1: no-ssh-at-all "),
-                                HasSubstr("# node 1, on 127.0.0.2: no-ssh-at-all "),
+  EXPECT_THAT(result.out, AllOf(HasSubstr("# node 0, on " + first_ + ": no-ssh-at-all "),
+                                HasSubstr("# node 1, on " + second_ + ": no-ssh-at-all "),
                                 HasSubstr("--nproc_per_node=2 --nnodes=2 --node_rank=0"),
                                 HasSubstr("--nproc_per_node=1 --nnodes=2 --node_rank=1"),
                                 HasSubstr("-- touch 'a b'\n"), HasSubstr("OMP_NUM_THREADS=1"),
@@ -646,7 +652,7 @@ ProgramResult head_told(const std::string& answer, const std::string& end = "") 
                       answer, end) +
           "exec sleep 1000\n",
       true);
-  return launch({"--hosts=a,b", "--ssh_all", "--ssh_command=" + node,
+  return launch({"--hosts=me@a,me@b", "--ssh_command=" + node,
                  "--report=" + (folder / "report").string(), "true"});
 }
 
@@ -658,10 +664,10 @@ TEST(SshHeadTest, ANodeWhoseAnswerMakesNoSenseIsNamed) {
         R"({"type":"ended","exit_code":0,"report":"{\"failure\":null}"})"}) {
     const auto result = head_told(answer);
     EXPECT_EQ(result.exit_code, 75) << answer;
-    EXPECT_THAT(result.err,
-                HasSubstr(fmt::format("error: a, b: its launcher does not keep to the protocol: it "
-                                      "sent '{}'\nsyncbn-launch: nothing has been started",
-                                      answer)));
+    EXPECT_THAT(result.err, HasSubstr(fmt::format(
+                                "error: me@a, me@b: its launcher does not keep to the protocol: it "
+                                "sent '{}'\nsyncbn-launch: nothing has been started",
+                                answer)));
   }
 }
 
@@ -673,7 +679,7 @@ TEST(SshHeadTest, ANodeWhoseEndMakesNoSenseIsNamed) {
                           R"({"type":"ended","exit_code":0,"report":"{}"})"}) {
     const auto result = head_told(R"({"type":"ready","master_port":0})", end);
     EXPECT_EQ(result.exit_code, 75) << end;
-    for (const char* host : {"a", "b"}) {
+    for (const char* host : {"me@a", "me@b"}) {
       EXPECT_THAT(result.err, HasSubstr(fmt::format("error: the launcher on {} does not keep to "
                                                     "the protocol: it sent '{}'; its workers",
                                                     host, end)));
@@ -686,10 +692,10 @@ TEST(SshHeadTest, ACommandThatStartsNoLauncherIsNamed) {
                                      std::pair{"sh -c 'echo no way >&2; exit 1'", "exit code 1"},
                                      std::pair{"sh -c 'kill -9 $$'", "killed by signal 9"}}) {
     const auto result =
-        launch({"-H", "a,b", "--ssh_all", std::string("--ssh_command=") + command, "true"});
+        launch({"-H", "me@a,me@b", std::string("--ssh_command=") + command, "true"});
     EXPECT_EQ(result.exit_code, 75) << command;
     const std::string program = std::string(command).substr(0, 2) == "sh" ? "sh" : "true";
-    EXPECT_THAT(result.err, AllOf(HasSubstr("error: a, b: " + program +
+    EXPECT_THAT(result.err, AllOf(HasSubstr("error: me@a, me@b: " + program +
                                             " has not started the launcher there (" + end),
                                   HasSubstr("nothing has been started")));
   }

@@ -104,6 +104,7 @@ const config::FieldInfo& CommandLine::field_of_letter(const std::string& word) c
 const config::FieldInfo& CommandLine::field_of_name(const std::string& word) const {
   std::string typed = word.substr(2, word.find('=') - 2);
   std::ranges::replace(typed, '-', '_');
+  throw_if_removed(typed);
   std::vector<const config::FieldInfo*> torchruns;
   std::vector<const config::FieldInfo*> matches;
   std::vector<std::string> names;

@@ -85,26 +85,6 @@ void add(std::vector<Host>& hosts, Host host) {
   hosts.push_back(std::move(host));
 }
 
-bool is_named(const Host& host, const std::vector<std::string>& names) {
-  return std::ranges::any_of(names, [&](const std::string& name) {
-    return name == host.name || name == host.full_name();
-  });
-}
-
-void check_names(const std::vector<Host>& hosts, const std::vector<std::string>& names,
-                 const std::string& option, const std::string& typed) {
-  std::vector<std::string> known;
-  known.reserve(hosts.size());
-  for (const Host& host : hosts) known.push_back(host.name);
-  for (const std::string& name : names) {
-    if (std::ranges::any_of(hosts, [&](const Host& host) { return is_named(host, {name}); })) {
-      continue;
-    }
-    throw base::UserError(fmt::format("{}={}: there is no host '{}'{}", option, typed, name,
-                                      base::did_you_mean(name, known)));
-  }
-}
-
 // Options that --hosts and --hostfile exclude: the list of hosts determines the nodes.
 constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
                                    "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
@@ -191,21 +171,6 @@ std::vector<Host> read_host_file(const std::filesystem::path& file) {
   return hosts;
 }
 
-std::vector<Host> choose_hosts(const std::vector<Host>& hosts, const std::string& include,
-                               const std::string& exclude) {
-  const auto included = words_of(include);
-  const auto excluded = words_of(exclude);
-  check_names(hosts, included, "--include", include);
-  check_names(hosts, excluded, "--exclude", exclude);
-  std::vector<Host> chosen;
-  for (const Host& host : hosts) {
-    const bool is_wanted = included.empty() || is_named(host, included);
-    if (is_wanted && !is_named(host, excluded)) chosen.push_back(host);
-  }
-  if (chosen.empty()) throw base::UserError("--exclude: no host is left");
-  return chosen;
-}
-
 bool is_export_pattern(std::string_view word) {
   if (word.starts_with('!')) word.remove_prefix(1);
   const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
@@ -259,7 +224,7 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line) {
     return;
   }
   if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
-    throw base::UserError("--hosts and --hostfile exclude each other; --include chooses some");
+    throw base::UserError("--hosts and --hostfile exclude each other; omit one of them");
   }
   if (line.is_typed("--stdin") && typed.stdin_text != "none") {
     throw base::UserError(
@@ -278,14 +243,12 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line) {
 HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
                               std::string_view launcher_name) {
   HeadOptions head;
-  head.hosts = choose_hosts(hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
-                                                            : read_host_file(typed.hostfile),
-                            typed.include, typed.exclude);
+  head.hosts = hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
+                                               : read_host_file(typed.hostfile);
   head.ssh = ssh_command(typed);
   head.ssh_timeout = read_time("--ssh_timeout", typed.ssh_timeout_text,
                                std::chrono::milliseconds(100), std::chrono::hours(24));
   head.launcher = typed.ssh_launcher;
-  head.ssh_all = typed.ssh_all;
   head.exports = read_exports(typed.exports);
   std::vector<std::string> own = head_only_options();
   own.insert(own.end(), kPlaceOptions.begin(), kPlaceOptions.end());

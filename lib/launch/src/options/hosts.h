@@ -22,11 +22,6 @@ std::vector<Host> read_host_list(const std::string& text);
 /// @throws base::UserError naming file and line.
 std::vector<Host> read_host_file(const std::filesystem::path& file);
 
-/// The hosts that --include names (empty: all) and --exclude does not, in their old order.
-/// @throws base::UserError for a name that no host has, and if no host is left.
-std::vector<Host> choose_hosts(const std::vector<Host>& hosts, const std::string& include,
-                               const std::string& exclude);
-
 /// Variables of the head that other hosts get without --export: search paths for programs and
 /// libraries, and settings of training libraries. Other variables may apply to one machine only, or
 /// be secret.

@@ -1,7 +1,10 @@
 #include "options/option_table.h"
 
+#include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
+#include <array>
 #include <cctype>
 
 namespace syncbn::launch {
@@ -9,6 +12,16 @@ namespace {
 
 constexpr const char* kSshGroup = "Nodes over ssh";
 constexpr const char* kAcceptedGroup = "Accepted for torchrun's sake, without effect";
+
+struct RemovedOption {
+  std::string_view name;
+  std::string_view replacement;
+};
+constexpr std::array<RemovedOption, 3> kRemovedOptions{{
+    {"include", "name only the hosts to use in --hosts or --hostfile"},
+    {"exclude", "name only the hosts to use in --hosts or --hostfile"},
+    {"ssh_all", "write USER@HOST in --hosts or --hostfile to use ssh for this machine"},
+}};
 
 }  // namespace
 
@@ -91,8 +104,6 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
       .letter("-H");
   ours("hostfile", &Typed::hostfile, "FILE",
        "Read the hosts from a file, one per line: HOST, HOST:N or HOST slots=N");
-  schema.field("include", &Typed::include, "Use only these hosts").value_name("HOSTS");
-  schema.field("exclude", &Typed::exclude, "Do not use these hosts").value_name("HOSTS");
   ours("export", &Typed::exports, "NAMES",
        "Variables that the workers on other hosts get besides those in "
        "docs/ssh.md: NAME,PREFIX_*; !NAME leaves one out");
@@ -106,9 +117,6 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "syncbn-launch on the other hosts; where it is here unless given");
   ours("ssh_timeout", &Typed::ssh_timeout_text, "TIME",
        "Time for all hosts to say that they are ready");
-  schema.field(
-      "ssh_all", &Typed::ssh_all,
-      "Use ssh for this machine as well; else a host that is this machine is started directly");
 
   schema.group("Failures and ending");
   torchruns("max_restarts", &Typed::max_restarts_text, "N|N/TIME",
@@ -221,6 +229,13 @@ const std::vector<config::FieldInfo>& option_fields() {
 bool is_torchruns(const config::FieldInfo& field) {
   const bool has_variable = !field.environment.empty() && field.environment[0].starts_with("PET_");
   return has_variable || field.group == kAcceptedGroup || field.path == "help";
+}
+
+void throw_if_removed(std::string_view name) {
+  for (const RemovedOption& removed : kRemovedOptions) {
+    if (removed.name != name) continue;
+    throw base::UserError(fmt::format("--{} has been removed: {}", name, removed.replacement));
+  }
 }
 
 std::vector<std::string> head_only_options() {

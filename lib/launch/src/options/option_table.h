@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace syncbn::launch {
@@ -38,8 +39,6 @@ struct TypedOptions : LaunchOptions {
   std::string rank_argument = "--local-rank";
   std::string hosts;
   std::string hostfile;
-  std::string include;
-  std::string exclude;
   std::optional<int> ssh_port;
   std::string ssh_user;
   std::string ssh_identity;
@@ -47,7 +46,6 @@ struct TypedOptions : LaunchOptions {
   std::string ssh_command = "ssh";
   std::string ssh_launcher;
   std::string ssh_timeout_text = "20";
-  bool ssh_all = false;
   std::string exports;
   std::string without_effect;  ///< options that only torchrun needs
   bool help = false;
@@ -63,6 +61,10 @@ const std::vector<config::FieldInfo>& option_fields();
 
 /// Whether torchrun has the option: in abbreviations it takes precedence over ours.
 bool is_torchruns(const config::FieldInfo& field);
+
+/// Throws base::UserError with the replacement if `name` ("ssh_all") is an option that no longer
+/// exists.
+void throw_if_removed(std::string_view name);
 
 /// Names of the options for a head, which it does not pass on to the launchers of the nodes.
 std::vector<std::string> head_only_options();

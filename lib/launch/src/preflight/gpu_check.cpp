@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <functional>
 #include <memory>
 #include <utility>
 
@@ -33,10 +32,6 @@ constexpr int kMaxGpus = 64;
 constexpr int kCudaSuccess = 0;
 constexpr int kCudaNoDevice = 100;
 constexpr int kCudaNotFound = 500;
-constexpr int kNumberOfMultiprocessors = 16;
-// The driver cannot compile this PTX, or any. Programs with compiled kernels do not need its
-// compiler.
-constexpr std::array kCompilerErrors{218, 221, 222, 223};
 
 // A GPU's results: the child writes them, its parent reads them.
 struct Slot {
@@ -45,7 +40,6 @@ struct Slot {
   std::array<char, 96> model;
   std::array<char, 32> address;
   size_t memory;
-  double compute_rate;
   double memory_rate;
   std::array<char, 160> error;
 };
@@ -87,70 +81,34 @@ class Driver {
   Slot& slot_;
 };
 
-// The best rate, because a GPU needs a while to raise its clock.
-// @param run does some work and returns how much
-double best_rate(const std::function<double()>& run) {
-  constexpr double kTime = 0.3;
-  double best = 0;
-  for (const auto begin = Clock::now(); base::seconds_since(begin) < kTime;) {
-    const auto run_begin = Clock::now();
-    const double work = run();
-    best = std::max(best, work / base::seconds_since(run_begin));
-  }
-  return best;
-}
-
 void measure(const Driver& driver, int index, Slot& slot) {
   int device = 0;
-  int multiprocessors = 0;
   void* context = nullptr;
   driver.call("cuDeviceGet", &device, index);
   driver.call("cuDeviceGetName", slot.model.data(), static_cast<int>(slot.model.size()), device);
   driver.call("cuDeviceGetPCIBusId", slot.address.data(), static_cast<int>(slot.address.size()),
               device);
   driver.call("cuDeviceTotalMem_v2", &slot.memory, device);
-  driver.call("cuDeviceGetAttribute", &multiprocessors, kNumberOfMultiprocessors, device);
   driver.call("cuDevicePrimaryCtxRetain", &context, device);
   driver.call("cuCtxSetCurrent", context);
 
-  constexpr unsigned kThreads = 256;  // of a block; eight blocks fill a multiprocessor
-  const unsigned blocks = 8 * static_cast<unsigned>(multiprocessors);
   constexpr size_t kMaxCopy = size_t{256} << 20;  // more than the caches hold
   constexpr size_t kPart = 16;                    // a copy takes at most 1/kPart of the memory
-  const size_t threads = size_t{blocks} * kThreads;
-  const size_t size = std::max(std::min(kMaxCopy, slot.memory / kPart), threads * sizeof(float));
+  const size_t size = std::min(kMaxCopy, slot.memory / kPart);
   unsigned long long from = 0;
   unsigned long long to = 0;
   driver.call("cuMemAlloc_v2", &from, size);
   driver.call("cuMemAlloc_v2", &to, size);
-  slot.memory_rate = best_rate([&] {
-    constexpr int kCopies = 8;
+  // The best rate, because a GPU needs a while to raise its clock.
+  constexpr double kSeconds = 0.3;
+  constexpr int kCopies = 8;
+  for (const auto begin = Clock::now(); base::seconds_since(begin) < kSeconds;) {
+    const auto run_begin = Clock::now();
     for (int i = 0; i < kCopies; ++i) driver.call("cuMemcpyDtoD_v2", to, from, size);
     driver.call("cuCtxSynchronize");
-    return 2.0 * kCopies * static_cast<double>(size);
-  });
-
-  void* module = nullptr;
-  void* function = nullptr;
-  try {
-    driver.call("cuModuleLoadData", &module, multiply_add_kernel().c_str());
-  } catch (const DriverError& error) {
-    if (std::ranges::find(kCompilerErrors, error.status) == kCompilerErrors.end()) throw;
-    return;
+    const double rate = 2.0 * kCopies * static_cast<double>(size) / base::seconds_since(run_begin);
+    slot.memory_rate = std::max(slot.memory_rate, rate);
   }
-  driver.call("cuModuleGetFunction", &function, module, "multiply_add");
-  unsigned rounds = 64;
-  slot.compute_rate = best_rate([&] {
-    constexpr double kLongEnough = 0.02;  // seconds; a launch takes some microseconds
-    std::array<void*, 2> arguments{&to, &rounds};
-    const double work = 2.0 * kMultiplyAdds * rounds * static_cast<double>(threads);
-    const auto begin = Clock::now();
-    driver.call("cuLaunchKernel", function, blocks, 1U, 1U, kThreads, 1U, 1U, 0U,
-                static_cast<void*>(nullptr), arguments.data(), static_cast<void**>(nullptr));
-    driver.call("cuCtxSynchronize");
-    if (base::seconds_since(begin) < kLongEnough) rounds *= 2;
-    return work;
-  });
 }
 
 // A process that measures one GPU. As in a job, each GPU has its own process: one that hangs or
@@ -186,7 +144,6 @@ class Child {
     GpuFigures figures{.model = slot_.model.data(),
                        .address = slot_.address.data(),
                        .memory = slot_.memory,
-                       .compute_rate = slot_.compute_rate,
                        .memory_rate = slot_.memory_rate,
                        .error = slot_.error.data()};
     if (!slot_.is_done) {
@@ -250,42 +207,6 @@ std::vector<GpuFigures> measure_gpus(std::optional<int> listed,
   const bool matters = !board->slots[0].is_done || listed.value_or(0) > 0;
   if (count == 0 && (gpus[0].error.empty() || !matters)) gpus.clear();
   return gpus;
-}
-
-std::string multiply_add_kernel() {
-  constexpr int kChains = 16;  // independent, to fill the pipeline
-  // For the oldest GPUs that CUDA 12 supports; newer GPUs' drivers compile it as well.
-  std::string text = R"(.version 6.0
-.target sm_50
-.address_size 64
-.visible .entry multiply_add(.param .u64 out, .param .u32 rounds)
-{
-.reg .pred %again;
-.reg .u32 %left, %thread, %block, %threads;
-.reg .u64 %at, %offset;
-.reg .f32 %factor, %term, %x<16>;
-ld.param.u64 %at, [out];
-cvta.to.global.u64 %at, %at;
-ld.param.u32 %left, [rounds];
-mov.u32 %thread, %tid.x;
-mov.u32 %block, %ctaid.x;
-mov.u32 %threads, %ntid.x;
-mad.lo.u32 %thread, %block, %threads, %thread;
-mul.wide.u32 %offset, %thread, 4;
-add.u64 %at, %at, %offset;
-mov.f32 %factor, 0f3F7FBE77;
-mov.f32 %term, 0f3FC00000;
-cvt.rn.f32.u32 %x0, %thread;
-)";
-  // The chains start from different values: the compiler would merge equal ones.
-  for (int i = 1; i < kChains; ++i) text += fmt::format("add.f32 %x{}, %x{}, %term;\n", i, i - 1);
-  text += "again:\n";
-  for (int i = 0; i < kMultiplyAdds; ++i) {
-    text += fmt::format("fma.rn.f32 %x{0}, %x{0}, %factor, %term;\n", i % kChains);
-  }
-  text += "sub.u32 %left, %left, 1;\nsetp.ne.u32 %again, %left, 0;\n@%again bra again;\n";
-  for (int i = 1; i < kChains; ++i) text += fmt::format("add.f32 %x0, %x0, %x{};\n", i);
-  return text + "st.global.f32 [%at], %x0;\nret;\n}\n";
 }
 
 }  // namespace syncbn::launch

@@ -13,7 +13,6 @@ struct GpuFigures {
   std::string model = {};    ///< "NVIDIA H100 80GB HBM3"
   std::string address = {};  ///< on the PCI bus
   uint64_t memory = 0;       ///< bytes
-  double compute_rate = 0;   ///< floating point operations per second, in single precision
   double memory_rate = 0;    ///< bytes read and written per second
   std::string error = {};    ///< why it cannot be used, or ""
 };
@@ -26,10 +25,5 @@ struct GpuFigures {
 /// @param patience for all; a GPU that has not answered by then has an `error`
 /// @return in CUDA's order; one GPU with an `error` if the driver does not start
 std::vector<GpuFigures> measure_gpus(std::optional<int> listed, std::chrono::milliseconds patience);
-
-/// PTX of multiply_add(float* out, unsigned rounds): each thread performs kMultiplyAdds fused
-/// multiply-adds per round and writes one number.
-std::string multiply_add_kernel();
-inline constexpr int kMultiplyAdds = 128;
 
 }  // namespace syncbn::launch

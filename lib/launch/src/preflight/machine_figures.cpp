@@ -165,10 +165,6 @@ std::string giga(double per_second) {
   return fmt::format("{:.1f}", per_second / 1e9);
 }
 
-std::string tera(double per_second) {
-  return fmt::format("{:.1f}", per_second / 1e12);
-}
-
 std::string name_of(const std::vector<MachineFigures>& nodes, size_t index, size_t gpu) {
   const std::string& address = nodes[index].gpu_figures[gpu].address;
   return fmt::format("{}, GPU {}{}", name_of(nodes, index), gpu,
@@ -213,8 +209,7 @@ void compare_nodes(const std::vector<MachineFigures>& nodes, Number MachineFigur
 }
 
 void judge_gpus(const std::vector<MachineFigures>& nodes, PreflightFindings& findings) {
-  std::map<std::string, std::vector<Figure>> compute;  // by model
-  std::map<std::string, std::vector<Figure>> memory;
+  std::map<std::string, std::vector<Figure>> memory;  // by model
   for (size_t i = 0; i < nodes.size(); ++i) {
     const std::vector<GpuFigures>& gpus = nodes[i].gpu_figures;
     for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
@@ -222,9 +217,8 @@ void judge_gpus(const std::vector<MachineFigures>& nodes, PreflightFindings& fin
       const GpuFigures& own = gpus[gpu];
       if (!own.error.empty()) {
         findings.failures.push_back(fmt::format("{} cannot be used: {}", name, own.error));
-      } else {
-        if (own.compute_rate > 0) compute[own.model].push_back({name, own.compute_rate});
-        if (own.memory_rate > 0) memory[own.model].push_back({name, own.memory_rate});
+      } else if (own.memory_rate > 0) {
+        memory[own.model].push_back({name, own.memory_rate});
       }
     }
     const bool has_failed = !gpus.empty() && gpus[0].model.empty();
@@ -233,11 +227,6 @@ void judge_gpus(const std::vector<MachineFigures>& nodes, PreflightFindings& fin
           fmt::format("{}: CUDA finds {} of its {} (driver, CUDA_VISIBLE_DEVICES)",
                       name_of(nodes, i), gpus.size(), base::counted(nodes[i].gpus, "GPU")));
     }
-  }
-  const auto tera_text = [](double rate) { return tera(rate) + " TFLOP/s"; };
-  for (const auto& [model, figures] : compute) {
-    compare(figures, kGpuOutlier, "it computes at {}", fmt::format("its model ({})", model),
-            tera_text, findings);
   }
   for (const auto& [model, figures] : memory) {
     compare(figures, kGpuOutlier, "its memory moves {}", fmt::format("its model ({})", model),
@@ -307,7 +296,6 @@ nlohmann::json MachineFigures::json() const {
     all_gpus.push_back({{"model", gpu.model},
                         {"address", gpu.address},
                         {"memory", gpu.memory},
-                        {"compute_rate", gpu.compute_rate},
                         {"memory_rate", gpu.memory_rate},
                         {"error", gpu.error}});
   }
@@ -339,7 +327,6 @@ MachineFigures MachineFigures::of(const nlohmann::json& json) {
     gpus.push_back({.model = shown_text(gpu, "model"),
                     .address = shown_text(gpu, "address"),
                     .memory = gpu.at("memory"),
-                    .compute_rate = gpu.at("compute_rate"),
                     .memory_rate = gpu.at("memory_rate"),
                     .error = shown_text(gpu, "error")});
   }
@@ -453,15 +440,14 @@ std::string table_of(const std::vector<MachineFigures>& nodes) {
     }
   }
   if (!has_gpus) return text;
-  constexpr const char* kGpuLine = "{:>4}  {:<{}}  {:>3}  {:<{}}  {:<{}}  {:>9}  {:>7}  {:>11}\n";
+  constexpr const char* kGpuLine = "{:>4}  {:<{}}  {:>3}  {:<{}}  {:<{}}  {:>9}  {:>11}\n";
   text += fmt::format(kGpuLine, "node", "host", width, "GPU", "model", models, "address", addresses,
-                      "memory", "TFLOP/s", "memory rate");
+                      "memory", "memory rate");
   for (size_t i = 0; i < nodes.size(); ++i) {
     for (size_t index = 0; index < nodes[i].gpu_figures.size(); ++index) {
       const GpuFigures& gpu = nodes[i].gpu_figures[index];
       text += fmt::format(kGpuLine, i, nodes[i].host, width, index, gpu.model, models, gpu.address,
                           addresses, base::format_bytes(gpu.memory),
-                          gpu.compute_rate > 0 ? tera(gpu.compute_rate) : "-",
                           gpu.memory_rate > 0 ? rate_text(gpu.memory_rate) : "-");
     }
   }

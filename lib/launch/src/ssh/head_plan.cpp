@@ -25,7 +25,7 @@ bool is_loopback_name(const std::string& host) {
 HeadPlan::HeadPlan(const LaunchOptions& options)
     : options_(options), exported_(exported_variables(options.head.exports)) {
   for (const Host& host : hosts()) {
-    is_here_.push_back(!options.head.ssh_all && host.user.empty() && is_local_address(host.name));
+    is_here_.push_back(host.user.empty() && is_local_address(host.name));
   }
 }
 

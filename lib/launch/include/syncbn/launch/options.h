@@ -60,7 +60,6 @@ struct HeadOptions {
   std::vector<std::string> ssh;  ///< the command and its options, before the host
   std::string launcher;          ///< path on the hosts; empty: as on this machine
   std::chrono::milliseconds ssh_timeout{};  ///< for all hosts to answer
-  bool ssh_all = false;                     ///< use ssh for this machine also
   std::vector<std::string> exports;         ///< patterns of variables; see is_exported()
   std::vector<std::string> node_options;    ///< options for the nodes' launchers, spelled in full
   std::string launcher_name;                ///< argv[0] for the nodes' launchers
