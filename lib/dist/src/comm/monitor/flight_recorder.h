@@ -123,8 +123,7 @@ class FlightRecorder {
   /// @param timeout of a call on a GPU, which the PeerMonitor enforces because no thread waits for
   ///   it.
   /// @param traced_since when the caller began, from trace_time().
-  /// @return the completion of the oldest call, which is no longer kept; not to be destroyed under
-  /// a
+  /// @return the completion of the oldest call, which is no longer kept, to be destroyed without a
   ///   lock
   Completion begin(const Call& call, Timeout timeout = std::nullopt,
                    int64_t traced_since = trace_time());

@@ -11,10 +11,10 @@
 #include <algorithm>
 #include <filesystem>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "rendezvous/group_store.h"
+#include "rendezvous/polls.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -24,8 +24,6 @@ using base::UserError;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstDelay{1};
-constexpr milliseconds kLongestDelay{50};
 // Upper bound on the time for which the process that holds the store stays after a refusal, so that
 // the other ranks can read it, including those that are still being started.
 constexpr milliseconds kRefusalGrace{5000};
@@ -116,8 +114,8 @@ bool is_python(c10d::Store& store, int rank) {
                               const std::string& refusal) {
   int64_t reporters = store.add(kReportersKey, 1);
   const auto leave = Clock::now() + kRefusalGrace;
-  while (holds_store && reporters < place.world_size && Clock::now() < leave) {
-    std::this_thread::sleep_for(kFirstDelay);
+  for (Polls polls; holds_store && reporters < place.world_size && Clock::now() < leave;
+       polls.pause()) {
     reporters = store.add(kReportersKey, 0);
   }
   throw UserError(refusal);
@@ -161,8 +159,7 @@ std::optional<BackendChoice> agree_on_backend(c10d::Store& store, const Place& p
     store.set(kBackendKey, choice.backend);
     return choice;
   }
-  for (auto delay = kFirstDelay; !store.check({kBackendKey});
-       delay = std::min(2 * delay, kLongestDelay)) {
+  for (Polls polls; !store.check({kBackendKey}); polls.pause()) {
     if (store.check({kRefusedKey})) {
       end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
     }
@@ -173,7 +170,6 @@ std::optional<BackendChoice> agree_on_backend(c10d::Store& store, const Place& p
                       "messages",
                       place.rank, place.world_size, ours.front()));
     }
-    std::this_thread::sleep_for(delay);
   }
   return BackendChoice{text(store.get(kBackendKey)), ""};
 }
@@ -203,11 +199,9 @@ void check_same_job(c10d::Store& store, const Place& place, bool first,
   const std::string own = base::env("TORCHELASTIC_RUN_ID").value_or("none");
   if (place.rank == 0 && first) return store.set(kJobKey, own);
   if (place.agent_holds_store) return;
-  for (auto delay = kFirstDelay; !store.check({kJobKey});
-       delay = std::min(2 * delay, kLongestDelay)) {
+  for (Polls polls; !store.check({kJobKey}); polls.pause()) {
     if (is_python(store, 0)) return;      // Python writes no name
     if (Clock::now() > deadline) return;  // arrive() names the missing ranks
-    std::this_thread::sleep_for(delay);
   }
   const std::string theirs = text(store.get(kJobKey));
   if (theirs == own) return;
@@ -240,12 +234,11 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
     // its place, unless the ranks have begun to connect: then rank 0 will begin another attempt.
     const bool is_complete =
         is_own ? is_first && store.check({kBackendKey}) : store.check({gloo_key(place.rank)});
-    while (is_complete && !is_over()) {
+    for (Polls polls; is_complete && !is_over(); polls.pause()) {
       if (Clock::now() > deadline) {
         if (!is_own) refuse(first.where);
         throw_missing(place, limit, "rank 0");
       }
-      std::this_thread::sleep_for(kLongestDelay);
     }
     if (is_complete) return std::nullopt;
   } else if (!is_own) {
@@ -253,8 +246,8 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
   }
   if (!is_own || !is_first) store.set(rank_key(place.rank), own.str());
   std::set<int> python_ranks;
-  milliseconds delay = kFirstDelay;
-  for (int next = 0;;) {
+  Polls polls;
+  for (int next = 0;; polls.pause()) {
     for (;; ++next) {
       next = first_absent(store, next, place.world_size);
       if (next == place.world_size || !is_python(store, next)) break;
@@ -272,8 +265,6 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
     // This process has not started Gloo yet, so the key is another process's.
     if (is_first && store.check({gloo_key(place.rank)})) refuse(kPython);
     if (Clock::now() > deadline) throw_missing(place, limit, missing_ranks(store, place));
-    std::this_thread::sleep_for(delay);
-    delay = std::min(delay * 2, kLongestDelay);
   }
   auto choice = agree_on_backend(store, place, holds_store, python_ranks, deadline, is_over);
   if (!choice) return std::nullopt;

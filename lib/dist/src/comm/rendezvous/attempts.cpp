@@ -5,18 +5,14 @@
 
 #include <algorithm>
 #include <map>
-#include <thread>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "rendezvous/polls.h"
+
 namespace syncbn::dist::detail {
 namespace {
-
-constexpr std::chrono::milliseconds kFirstDelay{1};
-constexpr std::chrono::milliseconds kLongestDelay{50};
-
-constexpr char kStoreKey[] = "syncbn/store";
 
 /// Rank 0 sets it when it begins the attempt.
 std::string key_of(int64_t number) {
@@ -33,7 +29,7 @@ std::map<std::string, int64_t>& left() {
 
 Attempts::Attempts(c10::intrusive_ptr<c10d::Store> store, const Place& place)
     : store_(std::move(store)),
-      id_(store_->compareSet(kStoreKey, std::string(), base::random_id())),
+      id_(store_->compareSet("syncbn/store", std::string(), base::random_id())),
       begins_(place.rank == 0),
       is_elastic_(place.is_elastic) {}
 
@@ -48,9 +44,8 @@ bool Attempts::join(std::chrono::steady_clock::time_point deadline) {
     return true;
   }
   if (last == 0) number_ = std::max<int64_t>(number_, 1);  // rank 0 may come later, or be Python's
-  for (auto delay = kFirstDelay; number_ == last; delay = std::min(2 * delay, kLongestDelay)) {
+  for (Polls polls; number_ == last; polls.pause()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(delay);
     if (is_over()) ++number_;
   }
   return true;
