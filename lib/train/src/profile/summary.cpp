@@ -13,7 +13,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kMaxLayers = 10;
 
 /// The mean per step and rank of a sum over all of them, in seconds.
-double mean_of(int64_t sum, const std::vector<RankProfile>& profiles) {
+double mean_over_ranks(int64_t sum, const std::vector<RankProfile>& profiles) {
   int64_t rank_steps = 0;
   for (const RankProfile& profile : profiles) rank_steps += profile.steps;
   return rank_steps > 0 ? static_cast<double>(sum) * 1e-9 / static_cast<double>(rank_steps) : 0;
@@ -39,9 +39,9 @@ Json layers_of(const std::vector<RankProfile>& profiles) {
   for (const LayerTime& layer : layers) {
     const int64_t both = layer.forward + layer.backward;
     list.push_back({{"name", layer.name},
-                    {"forward", mean_of(layer.forward, profiles)},
-                    {"backward", mean_of(layer.backward, profiles)},
-                    {"exchange", mean_of(layer.exchange, profiles)},
+                    {"forward", mean_over_ranks(layer.forward, profiles)},
+                    {"backward", mean_over_ranks(layer.backward, profiles)},
+                    {"exchange", mean_over_ranks(layer.exchange, profiles)},
                     {"share", all > 0 ? static_cast<double>(both) / static_cast<double>(all) : 0}});
   }
   return list;
@@ -55,7 +55,7 @@ Json exchange_of(const std::vector<RankProfile>& profiles, ExchangeTime RankProf
     sum.open += (profile.*kind).open;
   }
   if (sum.whole == 0 || profiles.size() == 1) return nullptr;
-  return {{"seconds", mean_of(sum.whole, profiles)},
+  return {{"seconds", mean_over_ranks(sum.whole, profiles)},
           {"hidden_share", 1 - static_cast<double>(sum.open) / static_cast<double>(sum.whole)}};
 }
 
@@ -86,7 +86,7 @@ Json summary_of(const std::vector<RankProfile>& profiles) {
   return {{"first_step", profiles[0].first_step},
           {"steps", profiles[0].steps},
           {"ranks", profiles.size()},
-          {"step_seconds", mean_of(step_time, profiles)},
+          {"step_seconds", mean_over_ranks(step_time, profiles)},
           {"layers", layers_of(profiles)},
           {"gradients", exchange_of(profiles, &RankProfile::gradients)},
           {"statistics", exchange_of(profiles, &RankProfile::statistics)}};
