@@ -53,13 +53,6 @@ void each_record(const fs::path& log, const std::function<void(const LogRecord&)
   });
 }
 
-/// Whether it has the results of an evaluation.
-bool is_evaluated(const LogRecord& record) {
-  return std::ranges::any_of(record.values, [](const auto& value) {
-    return value.first.starts_with("val_") || value.first.starts_with("test_");
-  });
-}
-
 /// Whether a file is empty or its last line is complete, so that appended text begins a line.
 bool ends_line(const fs::path& file) {
   std::ifstream bytes(file, std::ios::binary);
@@ -115,6 +108,7 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume,
     : path_(std::move(path)),
       config_(config),
       lock_(lock ? *std::move(lock) : lock_of_run(path_)),
+      metrics_(path_ / run_files::kMetrics),
       events_(path_) {
   run_files::make_ready(path_, resume);
   open_log();  // first: it marks the folder as a run's
@@ -189,7 +183,6 @@ void RunFolder::log_end(const std::string& reason, int64_t step, std::optional<d
   if (seconds) json["seconds"] = *seconds;
   if (reason == "finished") events_.end_session();
   append(json.dump());
-  if (!metrics_) write_table();
 }
 
 bool RunFolder::has_end() {
@@ -225,10 +218,8 @@ void RunFolder::write_result(const ResultRecord& result) {
 
 void RunFolder::append(const std::string& line) {
   lines_ += line + "\n";
-  const auto record = parse_record(line);
-  if (record) add_record(*record);
+  if (const auto record = parse_record(line)) add_record(*record);
   write_lines();
-  if (record && !metrics_ && is_evaluated(*record)) write_table();
   // Some file systems cannot sync.
   ::fdatasync(log_.get());
 }
@@ -238,32 +229,13 @@ void RunFolder::write_lines() {
   if (lines_.empty()) return;
   restore_removed();
   write_at_once(log_.get(), path_ / run_files::kLog, std::exchange(lines_, {}));
-  if (metrics_) metrics_->write();
+  metrics_.write();
   events_.write();
 }
 
 void RunFolder::add_record(const LogRecord& record) {
-  if (metrics_) metrics_->add(record);
+  metrics_.add(record);
   events_.add(record);
-}
-
-void RunFolder::write_table() {
-  const fs::path log = path_ / run_files::kLog;
-  metrics_.emplace(path_ / run_files::kMetrics);
-  each_record(log, [&](const LogRecord& record) { metrics_->add_columns(record); });
-  each_record(log, [&](const LogRecord& record) { metrics_->add(record); });
-  metrics_->write();
-}
-
-void RunFolder::open_table() {
-  metrics_.reset();
-  std::error_code ignored;
-  fs::remove(path_ / run_files::kMetrics, ignored);
-  bool has_evaluation = false;
-  each_record(path_ / run_files::kLog, [&](const LogRecord& record) {
-    has_evaluation = has_evaluation || is_evaluated(record);
-  });
-  if (has_evaluation) write_table();
 }
 
 void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {
@@ -298,7 +270,8 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     if (const auto record = parse_record(epoch_line)) events_.add(*record);
   }
   open_log();
-  open_table();
+  metrics_ = MetricsTable(path_ / run_files::kMetrics);
+  each_record(log, [&](const LogRecord& record) { metrics_.add(record); });
 }
 
 void RunFolder::open_log() {
@@ -307,11 +280,13 @@ void RunFolder::open_log() {
 
 void RunFolder::open_records() {
   const bool has_events = !EventFile::all_in(path_).empty();
-  open_table();
+  metrics_ = MetricsTable(path_ / run_files::kMetrics);
   events_ = EventFile(path_);
   events_.begin_session(config::parse_yaml(config_, run_files::kConfig));
-  if (has_events) return;
-  each_record(path_ / run_files::kLog, [&](const LogRecord& record) { events_.add(record); });
+  each_record(path_ / run_files::kLog, [&](const LogRecord& record) {
+    metrics_.add(record);
+    if (!has_events) events_.add(record);
+  });
 }
 
 void RunFolder::restore_removed() {
