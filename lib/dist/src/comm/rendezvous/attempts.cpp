@@ -12,10 +12,10 @@
 namespace syncbn::dist::detail {
 namespace {
 
-constexpr std::chrono::milliseconds kFirstDelay{1};
-constexpr std::chrono::milliseconds kLongestDelay{50};
+constexpr std::chrono::milliseconds kFirstPause{1};
+constexpr std::chrono::milliseconds kLongestPause{50};
 
-constexpr char kStoreKey[] = "syncbn/store";
+constexpr char kStoreIdKey[] = "syncbn/store";
 constexpr char kNewestKey[] = "syncbn/attempts";
 
 /// The attempt that this process has left last, and the store that it was in.
@@ -33,7 +33,7 @@ Left& left() {
 
 Attempts::Attempts(c10::intrusive_ptr<c10d::Store> store, const Place& place)
     : store_(std::move(store)),
-      id_(store_->compareSet(kStoreKey, std::string(), base::random_id())),
+      id_(store_->compareSet(kStoreIdKey, std::string(), base::random_id())),
       begins_(place.rank == 0),
       is_elastic_(place.is_elastic) {}
 
@@ -46,7 +46,7 @@ bool Attempts::join(std::chrono::steady_clock::time_point deadline) {
     return true;
   }
   number_ = std::max<int64_t>(number_, 1);  // rank 0 has yet to come, or is one of Python's
-  for (auto delay = kFirstDelay; number_ <= last; delay = std::min(2 * delay, kLongestDelay)) {
+  for (auto delay = kFirstPause; number_ <= last; delay = std::min(2 * delay, kLongestPause)) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(delay);
     number_ = newest();
