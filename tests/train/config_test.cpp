@@ -219,6 +219,17 @@ TEST(ConfigTest, OptionsOfNcclReachTheProcessGroup) {
   EXPECT_EQ(by_default.register_buckets, usual.register_buckets);
 }
 
+TEST(ConfigTest, AKeyOfFormerVersionsNamesWhatToDoUnlessItHasItsFormerDefault) {
+  Config config;
+  const std::string needed = std::string(kLeast) + "batch_size: 1\n";
+  EXPECT_THAT(read(needed + "cuda_graph: false\n", config), IsEmpty());
+  EXPECT_THAT(read(needed + "cuda_graph: true\n", config),
+              ElementsAre(HasSubstr("unknown key 'cuda_graph'; it was removed: leave it out")));
+  config::Faults faults;
+  config::parse_command_line({"--cuda_graph"}, {}, config_fields(), faults);
+  EXPECT_THAT(faults.messages(), ElementsAre(HasSubstr("unknown option '--cuda_graph'; it was")));
+}
+
 TEST(ConfigTest, ReferenceInDocsIsUpToDate) {
   const std::string page = SYNCBN_SOURCE_DIR "/docs/config.md";
   EXPECT_TRUE(base::read_file(page) == config_reference())

@@ -441,9 +441,6 @@ void Config::describe(config::Schema<Config>& schema) {
       "or deterministic is set");
   schema.field("tf32", &Config::tf32,
                "let GPUs multiply float32 in TF32, with 10 bits of precision");
-  schema.field("cuda_graph", &Config::cuda_graph,
-               "launch a step on GPUs as one CUDA graph, after 11 steps and except for the last of "
-               "an epoch: faster where the host is slower than the GPU");
   schema.field(
       "device", &Config::device,
       "where to train, auto, cpu, cuda or cuda:N; auto: on GPUs if there is one for each rank; "

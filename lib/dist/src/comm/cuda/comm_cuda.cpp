@@ -28,7 +28,6 @@
 
 #include "cuda/compute_capability.h"
 #include "cuda/event_query.h"
-#include "cuda/graph_cuda.h"
 #include "cuda/peer_gather.h"
 #include "groups/cuda_support.h"
 
@@ -196,10 +195,6 @@ class Nccl : public Transport {
     return between(WorkEvents::begin_of(*of_nccl), WorkEvents::end_of(*of_nccl));
   }
 
-  void throw_asynchronous_error() const override {
-    nccl_->throw_asynchronous_error(device_.index());
-  }
-
   std::string record_of_calls() const override {
     const std::lock_guard lock(record_mutex_);
     return record_;
@@ -361,8 +356,8 @@ void set_device(int device) {
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
 }
 
-constexpr CudaSupport kCudaSupport{why_unusable, device_count, why_too_old, pci_address,
-                                   set_device,   make_nccl,    make_graph};
+constexpr CudaSupport kCudaSupport{why_unusable, device_count, why_too_old,
+                                   pci_address,  set_device,   make_nccl};
 
 }  // namespace
 }  // namespace syncbn::dist::detail

@@ -1,13 +1,11 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <syncbn/dist/cuda_graph.h>
 #include <syncbn/dist/process_group.h>
 
 #include "transport/transport.h"
@@ -32,13 +30,6 @@ struct NcclGroup {
   std::shared_ptr<Transport> parent;
 };
 
-/// A CUDA graph that knows no process groups.
-class DeviceGraph : public CudaGraph {
- public:
-  /// A thread-safe function that returns whether the latest launch has ended.
-  virtual std::function<bool()> end_of_replay() = 0;
-};
-
 /// What process groups need from CUDA and NCCL. This library does not link CUDA;
 /// libsyncbn_dist_cuda.so, which is installed beside it, has one such table for each layer of
 /// lib/dist.
@@ -51,7 +42,6 @@ struct CudaSupport {
   std::string (*pci_address)(int device);                           ///< "0000:dc:00.0"
   void (*set_device)(int device);                                   ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const NcclGroup& group);  ///< does not connect yet
-  std::unique_ptr<DeviceGraph> (*make_graph)();
 };
 
 /// Loads the library once; null when it is not installed or does not load here.

@@ -85,7 +85,7 @@ std::string Call::describe() const {
 }
 
 std::string Call::numbered() const {
-  return fmt::format("{}{} #{}", is_replayed ? "a CUDA graph with " : "", name, sequence);
+  return fmt::format("{} #{}", name, sequence);
 }
 
 thread_local const NamedAs* NamedAs::current_ = nullptr;
@@ -125,12 +125,6 @@ bool FlightRecorder::has_member(int rank) const {
 
 void FlightRecorder::abort(const Call& call) {
   set_failed(call);
-  std::deque<Replay> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    replayed_.reset();
-    dropped.swap(replays_);
-  }
   std::optional<Clock::time_point> since;
   for (const Entry& entry : pending_entries()) {
     if (!entry.is_awaited || entry.runs_on_gpu()) continue;
@@ -213,11 +207,6 @@ void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_d
   if (entry == nullptr || !entry->is_pending()) return;
   if (entry->runs_on_gpu()) trace(*entry);  // a traced call on a GPU ends when it is queued
   if (!is_done) {
-    if (entry->runs_on_gpu()) {
-      replayed_ = call;
-      replayed_->is_replayed = true;
-      ++captured_;
-    }
     static_cast<void>(end(*entry, State::kSucceeded));  // it has no completion
     return;
   }
@@ -321,21 +310,6 @@ std::vector<FlightRecorder::Entry> FlightRecorder::pending_entries() const {
   return result;
 }
 
-void FlightRecorder::begin_replay(std::function<bool()> is_done,
-                                  std::chrono::milliseconds timeout) {
-  const std::lock_guard lock(mutex_);
-  if (!replayed_) return;  // the group was aborted
-  replays_.push_back({.number = ++replays_begun_,
-                      .since = Clock::now(),
-                      .timeout = timeout,
-                      .is_done = std::move(is_done)});
-}
-
-void FlightRecorder::note_error(const std::exception& error, const Call& call) {
-  const std::lock_guard lock(mutex_);
-  if (!transport_error_) transport_error_ = {plain_message(error), call, Clock::now()};
-}
-
 void FlightRecorder::update() {
   for (const Entry& entry : pending_entries()) {
     const auto& [is_done, time_on_gpu] = entry.completion;
@@ -344,52 +318,11 @@ void FlightRecorder::update() {
       if (!is_done()) continue;
       succeed(entry.call, time_on_gpu ? time_on_gpu() : std::chrono::nanoseconds());
     } catch (const std::exception& error) {
-      return note_error(error, entry.call);
+      const std::lock_guard lock(mutex_);
+      if (!transport_error_) transport_error_ = {plain_message(error), entry.call, Clock::now()};
+      return;
     }
   }
-  update_replays();
-}
-
-void FlightRecorder::update_replays() {
-  for (;;) {
-    Replay oldest;
-    std::unique_lock lock(mutex_);
-    if (replays_.empty()) return;
-    oldest = replays_.front();
-    const Call call = *replayed_;
-    lock.unlock();
-    try {
-      if (!oldest.is_done()) return;
-    } catch (const std::exception& error) {
-      return note_error(error, call);
-    }
-    lock.lock();
-    if (replays_.empty()) return;  // aborted meanwhile
-    replays_.pop_front();
-    if (!replays_.empty()) replays_.front().since = Clock::now();
-  }
-}
-
-uint64_t FlightRecorder::captured() const {
-  const std::lock_guard lock(mutex_);
-  return captured_;
-}
-
-std::optional<FlightRecorder::Pending> FlightRecorder::replayed() const {
-  const std::lock_guard lock(mutex_);
-  if (!replayed_) return std::nullopt;
-  Pending pending{.call = *replayed_, .since = {}};
-  if (replays_.empty()) return pending;
-  const Replay& oldest = replays_.front();
-  pending.call.replay = oldest.number;
-  pending.since = oldest.since;
-  pending.timeout = oldest.timeout;
-  return pending;
-}
-
-uint64_t FlightRecorder::replays() const {
-  const std::lock_guard lock(mutex_);
-  return replays_begun_;
 }
 
 std::optional<FlightRecorder::TransportError> FlightRecorder::transport_error() const {

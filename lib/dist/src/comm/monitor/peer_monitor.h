@@ -104,8 +104,7 @@ class PeerMonitor {
     std::string what;  ///< "rank 2 (host, process 7) died"
     Clock::time_point when;
     Completed completed;
-    uint64_t order = 0;       ///< among ends and failures
-    bool is_orderly = false;  ///< left its groups, or ended with exit code 0
+    uint64_t order = 0;  ///< among ends and failures
   };
   /// Why a group cannot go on.
   struct Failure {

@@ -543,17 +543,6 @@ bool Backend::gathers_by_peers(int64_t numbers) const {
   return cuda_ && cuda_->gathers_by_peers(numbers);
 }
 
-void Backend::begin_replay(std::function<bool()> has_ended) {
-  if (!is_monitored_ || shut_down_) return;  // only the monitor asks whether it has ended
-  log_->begin_replay(
-      [has_ended = std::move(has_ended), weak = std::weak_ptr(cuda_)] {
-        if (has_ended()) return true;
-        if (const auto alive = weak.lock()) alive->throw_asynchronous_error();
-        return false;
-      },
-      timeout_);
-}
-
 void Backend::allocate_registered(c10::function_ref<void()> allocate) {
   (cuda_ ? *cuda_ : *cpu_).allocate_registered(allocate);
 }

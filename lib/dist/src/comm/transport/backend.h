@@ -76,12 +76,6 @@ class Backend : public c10d::Backend {
   /// As Transport::gathers_by_peers(), for rows on GPUs.
   bool gathers_by_peers(int64_t numbers) const;
 
-  /// The number of calls that were captured in CUDA graphs.
-  uint64_t captured() const { return log_->captured(); }
-  /// Records the launch of a graph with calls of this group. The group's timeout applies to it.
-  /// @param has_ended may be called by any thread
-  void begin_replay(std::function<bool()> has_ended);
-
   /// As Transport::allocate_registered().
   void allocate_registered(c10::function_ref<void()> allocate);
 

@@ -81,8 +81,6 @@ class Transport {
       const c10::intrusive_ptr<c10d::Work>& /*work*/) const {
     return nullptr;
   }
-  /// @throws the error that the transport's own threads have found, if any
-  virtual void throw_asynchronous_error() const {}
   /// The file to which abort() has written the latest calls as the library saw them; may be empty.
   virtual std::string record_of_calls() const { return ""; }
 };

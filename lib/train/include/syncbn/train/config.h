@@ -201,7 +201,6 @@ struct Config {
   bool deterministic = false;
   config::OrAuto<bool> cudnn_benchmark;
   bool tf32 = false;
-  bool cuda_graph = false;
   std::string device = "auto";
   std::string backend = "auto";
   double timeout = 1800;
