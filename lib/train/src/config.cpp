@@ -74,9 +74,6 @@ void NcclConfig::describe(config::Schema<NcclConfig>& schema) {
       .between(1, kMaxThreadBlocks);
   schema.field("blocking", &NcclConfig::blocking,
                "NCCL's functions return when they are done; otherwise libtorch polls");
-  schema.field("peer_memory", &NcclConfig::peer_memory,
-               "exchange statistics of SyncBatchNorm through the memory of the GPUs, where all of "
-               "them reach each other's");
   schema.field("register_buckets", &NcclConfig::register_buckets,
                "register the memory of DDP's gradient buckets with NCCL, which then copies less");
   schema.check([](const NcclConfig& nccl) -> std::optional<std::string> {
@@ -90,7 +87,6 @@ dist::NcclOptions NcclConfig::options() const {
           .min_ctas = min_ctas,
           .max_ctas = max_ctas,
           .blocking = blocking,
-          .peer_memory = peer_memory,
           .register_buckets = register_buckets};
 }
 

@@ -31,14 +31,11 @@ struct NcclGroup {
 };
 
 /// What process groups need from CUDA and NCCL. This library does not link CUDA;
-/// libsyncbn_dist_cuda.so, which is installed beside it, has one such table for each layer of
-/// lib/dist.
+/// libsyncbn_dist_cuda.so, which is installed beside it, has this table.
 struct CudaSupport {
   /// Why CUDA or NCCL does not work here, such as a driver that is too old; empty if both work.
   std::string (*why_unusable)();
   int (*device_count)();
-  /// Why the kernels do not run on this GPU; empty if they do.
-  std::string (*why_too_old)(int device);
   std::string (*pci_address)(int device);                           ///< "0000:dc:00.0"
   void (*set_device)(int device);                                   ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const NcclGroup& group);  ///< does not connect yet
@@ -48,8 +45,5 @@ struct CudaSupport {
 const CudaSupport* cuda_support();
 
 std::string cuda_support_error();
-
-/// The table that the library's function `entry_point` returns; null if there is no library.
-const void* cuda_table(const char* entry_point);
 
 }  // namespace syncbn::dist::detail

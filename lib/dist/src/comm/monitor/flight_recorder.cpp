@@ -63,7 +63,6 @@ uint16_t Call::fingerprint() const {
   size_t hash = c10::get_hash(static_cast<int>(type), static_cast<int>(dtype), root, reduce_op);
   for (const int64_t size : sizes) hash = c10::hash_combine(hash, static_cast<size_t>(size));
   hash = c10::hash_combine(hash, has_sizes ? sizes.size() : SIZE_MAX);
-  if (content != 0) hash = c10::hash_combine(hash, content);
   if (others) hash = c10::hash_combine(hash, c10::get_hash(std::string(name), *others));
   hash ^= hash >> 32;
   hash ^= hash >> 16;
@@ -90,8 +89,7 @@ std::string Call::numbered() const {
 
 thread_local const NamedAs* NamedAs::current_ = nullptr;
 
-NamedAs::NamedAs(const char* name, at::IntArrayRef sizes, uint64_t content)
-    : name_(name), sizes_(sizes), content_(content) {
+NamedAs::NamedAs(const char* name, at::IntArrayRef sizes) : name_(name), sizes_(sizes) {
   if (current_ == nullptr) current_ = this;
 }
 
@@ -103,7 +101,6 @@ void NamedAs::apply_to(Call& call) {
   if (current_ == nullptr) return;
   call.name = current_->name_;
   call.sizes.assign(current_->sizes_.begin(), current_->sizes_.end());
-  call.content = current_->content_;
 }
 
 FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks, Abort abort,

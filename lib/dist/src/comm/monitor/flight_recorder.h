@@ -42,7 +42,6 @@ struct Call {
   bool has_sizes = false;              ///< all ranks must have the same `sizes`
   /// Of a coalesced call: its tensors after the first, as ", Float [8]".
   std::optional<std::string> others;
-  uint64_t content = 0;  ///< a hash of the tensor's meaning; 0: ranks do not compare it
 
   bool is_collective() const { return peer < 0; }
   int64_t elements() const;
@@ -58,8 +57,7 @@ struct Call {
 /// the user called. The outermost one counts.
 class NamedAs {
  public:
-  /// @param content as Call::content
-  NamedAs(const char* name, at::IntArrayRef sizes, uint64_t content = 0);
+  NamedAs(const char* name, at::IntArrayRef sizes);
   ~NamedAs();
   NamedAs(const NamedAs&) = delete;
   NamedAs& operator=(const NamedAs&) = delete;
@@ -71,7 +69,6 @@ class NamedAs {
   static thread_local const NamedAs* current_;
   const char* const name_;
   const at::IntArrayRef sizes_;
-  const uint64_t content_;
 };
 
 /// Records the calls of this rank in one group: the latest ones for the PeerMonitor's thread, which

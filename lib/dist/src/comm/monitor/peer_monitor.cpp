@@ -260,11 +260,6 @@ void PeerMonitor::report_failure(const std::string& type, const std::string& gro
   if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
-void PeerMonitor::report_mismatch(const FlightRecorder& log, const std::string& what) {
-  const Held held = hold();
-  report_failure(kDiffer, log.group(), what, held.logs);
-}
-
 /// Records a rank's end when its connection ends, not when its leave notice arrives: by then the
 /// launcher has seen this failure, before those of other ranks.
 void PeerMonitor::on_end(int rank, const std::string& where) {

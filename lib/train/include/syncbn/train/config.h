@@ -38,7 +38,6 @@ struct NcclConfig {
   std::optional<int64_t> min_ctas;
   std::optional<int64_t> max_ctas;
   bool blocking = true;
-  bool peer_memory = true;
   bool register_buckets = false;
 
   static void describe(config::Schema<NcclConfig>& schema);
