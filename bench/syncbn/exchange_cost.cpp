@@ -38,7 +38,7 @@ double microseconds(const detail::LayerName& layer, const at::Tensor& moments,
   const at::Tensor rows = exchange.moments({.row = moments});
   // A single rank does not merge.
   if (exchange.ranks() > 1) detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
-  exchange.sum(sums);
+  exchange.sums({.row = sums});
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 

@@ -255,6 +255,29 @@ TEST(ProcessGroupTest, ReduceScattersSeveralTensorsInOneCall) {
   });
 }
 
+TEST(ProcessGroupTest, ReduceScattersPartsOfDifferentSizes) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    std::vector<std::vector<at::Tensor>> inputs{{at::arange(1.0) + rank, at::arange(2.0) + rank}};
+    std::vector<at::Tensor> outputs{at::empty({rank + 1})};
+    dist::default_group()->reduce_scatter(outputs, inputs)->wait();
+    EXPECT_TRUE(outputs[0].equal(2 * at::arange(rank + 1.0) + 1));
+  });
+}
+
+TEST(ProcessGroupTest, AnOutputThatCannotBeWrittenIsRefusedAndTheGroupGoesOn) {
+  run_ranks(2, [](int rank) {
+    dist::init_process_group();
+    std::vector<at::Tensor> expanded{at::ones({3}).expand({2, 3})};
+    EXPECT_THAT(message_of<UserError>([&] { dist::default_group()->allreduce(expanded)->wait(); }),
+                AllOf(HasSubstr("all_reduce #1 of group '0' was refused"),
+                      HasSubstr("single memory location")));
+    at::Tensor tensor = value_of(rank);
+    dist::all_reduce(tensor);
+    EXPECT_TRUE(tensor.equal(at::full({2, 3}, 3.0)));
+  });
+}
+
 TEST(ProcessGroupTest, AGroupThatWasDestroyedRefusesCalls) {
   run_ranks(2, [](int rank) {
     dist::init_process_group();
