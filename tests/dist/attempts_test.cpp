@@ -14,8 +14,10 @@
 #include <vector>
 
 #include <ATen/ops/ones.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "rendezvous/arrival.h"
 #include "support/eventually.h"
 #include "support/multiproc.h"
 #include "support/temp_folder.h"
@@ -134,6 +136,32 @@ TEST_F(AttemptsTest, AProcessComesBackToAStoreAfterAnother) {
   const std::string file = "file://" + (folder / "store").string();
   const std::vector<std::string> groups{"env://", file, "env://", "env://"};
   expect_success({start(0, 2, groups), start(1, 2, groups)});
+}
+
+/// A store in which rank 0 decides as soon as rank 1 has arrived.
+class DecidingStore : public c10d::HashStore {
+ public:
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override {
+    auto now = HashStore::compareSet(key, expected, desired);
+    if (key == "syncbn/arrived/1") c10d::Store::set("syncbn/backend", "gloo");
+    return now;
+  }
+};
+
+TEST(ArriveTest, TheLastRankBelongsToTheAttemptThatItCompletes) {
+  DecidingStore store;
+  static_cast<c10d::Store&>(store).set("syncbn/arrived/0", "gloo|none|process|network|host");
+  dist::detail::Place place;
+  place.rank = 1;
+  place.world_size = 2;
+  place.agent_holds_store = place.is_elastic = true;
+  const auto arrived = dist::detail::arrive(
+      store, place, {.rank = 1, .backend = "gloo", .gpu = "none", .where = "host"},
+      /*holds_store=*/false, std::chrono::steady_clock::now() + std::chrono::seconds(10),
+      std::chrono::milliseconds(10'000), [] { return false; });
+  ASSERT_TRUE(arrived);
+  EXPECT_EQ(arrived->choice.backend, "gloo");
 }
 
 }  // namespace

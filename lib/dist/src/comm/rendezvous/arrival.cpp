@@ -194,14 +194,14 @@ std::string process_id() {
   return fmt::format("{}-{}", number, ::getpid());
 }
 
-void check_same_job(c10d::Store& store, const Place& place, bool first,
-                    Clock::time_point deadline) {
+void check_same_job(c10d::Store& store, const Place& place, bool first, Clock::time_point deadline,
+                    const std::function<bool()>& is_over) {
   const std::string own = base::env("TORCHELASTIC_RUN_ID").value_or("none");
   if (place.rank == 0 && first) return store.set(kJobKey, own);
   if (place.agent_holds_store) return;
   for (Polls polls; !store.check({kJobKey}); polls.pause()) {
-    if (is_python(store, 0)) return;      // Python writes no name
-    if (Clock::now() > deadline) return;  // arrive() names the missing ranks
+    if (is_python(store, 0)) return;                   // Python writes no name
+    if (is_over() || Clock::now() > deadline) return;  // arrive() tells
   }
   const std::string theirs = text(store.get(kJobKey));
   if (theirs == own) return;
@@ -226,14 +226,17 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
   };
   if (is_python(store, place.rank)) refuse(kPython);
   const bool is_first = !are_here(store, place.rank, place.rank + 1);
+  // Asked before this rank arrives, for which rank 0 may wait to decide.
+  const bool can_wait = place.is_elastic && place.rank != 0;
+  const bool is_decided =
+      can_wait && (store.check({kBackendKey}) || (!is_first && store.check({kRefusedKey})));
   const Arrival first =
       Arrival::parse(store.compareSet(rank_key(place.rank), std::string(), own.str()));
   const bool is_own = first.process == own.process;  // which may have timed out before
-  if (place.is_elastic && place.rank != 0) {
+  if (can_wait) {
     // Another process in this place has ended, for the agent starts no two at once. This one takes
-    // its place, unless the ranks have begun to connect: then rank 0 will begin another attempt.
-    const bool is_complete =
-        is_own ? is_first && store.check({kBackendKey}) : store.check({gloo_key(place.rank)});
+    // its place, unless the attempt is decided: then rank 0 will begin another.
+    const bool is_complete = is_decided && (is_first || !is_own);
     for (Polls polls; is_complete && !is_over(); polls.pause()) {
       if (Clock::now() > deadline) {
         if (!is_own) refuse(first.where);

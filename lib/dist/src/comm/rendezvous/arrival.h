@@ -22,7 +22,8 @@ std::string process_id();
 ///   name.
 /// @throws base::UserError naming both jobs.
 void check_same_job(c10d::Store& store, const Place& place, bool first,
-                    std::chrono::steady_clock::time_point deadline);
+                    std::chrono::steady_clock::time_point deadline,
+                    const std::function<bool()>& is_over);
 
 struct Arrived {
   std::set<int> python_ranks;  ///< that run Python's torch.distributed

@@ -232,7 +232,8 @@ Joined join(const Place& place, const c10::intrusive_ptr<c10d::Store>& opened,
                                   : join_store(place, outside, deadline, limit);
       Attempts attempt(joined.store, place);
       if (!attempt.join(deadline)) throw_missing(place, limit, "rank 0");
-      check_same_job(*attempt.store(), place, !joined.held_by_other, deadline);
+      check_same_job(*attempt.store(), place, !joined.held_by_other, deadline,
+                     [&] { return attempt.is_over(); });
       return {std::move(joined), std::move(attempt)};
     } catch (const c10::Error&) {
       if (opened || place.should_hold_store() || Clock::now() > deadline) throw;
@@ -302,19 +303,19 @@ Rendezvous rendezvous(const InitOptions& options, Offer offer,
   const auto deadline = Clock::now() + limit;
   try {
     auto [joined, attempt] = join(place, opened, outside, deadline, limit);
+    const auto is_over = [&attempt = attempt] { return attempt.is_over(); };
     std::optional<Arrived> arrived;
     while (!arrived) {
       result.store = attempt.store();
       try {
-        arrived = arrive(*result.store, place, offer, joined.held_here, deadline, limit,
-                         [&attempt = attempt] { return attempt.is_over(); });
+        arrived = arrive(*result.store, place, offer, joined.held_here, deadline, limit, is_over);
       } catch (const UserError&) {
         attempt.leave();
         throw;
       }
       if (arrived) break;
       attempt.join(deadline);
-      check_same_job(*attempt.store(), place, !joined.held_by_other, deadline);
+      check_same_job(*attempt.store(), place, !joined.held_by_other, deadline, is_over);
     }
     attempt.leave();
     result.python_ranks = std::move(arrived->python_ranks);
