@@ -561,23 +561,27 @@ TEST_F(ResumeTest, TorchrunRestartsARunTwice) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const std::string log = folder_ / "run/log.jsonl";
   // Kills rank 1 in the first two attempts, once the run has saved another epoch.
-  const std::string worker = folder_.write("worker.sh", R"(#!/bin/sh
+  const std::string worker = folder_.write("worker.sh", R"sh(#!/bin/sh
 if [ "$RANK" = 0 ] || [ "$TORCHELASTIC_RESTART_COUNT" = 2 ]; then exec "$@"; fi
 "$@" &
 while [ "$(grep -c '"event":"epoch"' "$LOG")" -le "$TORCHELASTIC_RESTART_COUNT" ]; do sleep 0.05; done
 kill -9 $!
 exit 9
-)", true);
-  std::vector<std::string> command = {python(), "-m", "torch.distributed.run", "--standalone",
-                                      "--nproc-per-node=2", "--max-restarts=2", "--no-python",
-                                      worker, program("train")};
-  const auto options = args("run", {"--resume=auto", "--epochs=40"});
+)sh",
+                                           true);
+  std::vector<std::string> command = {python(), "-m", "torch.distributed.run"};
+  for (const char* word :
+       {"--standalone", "--nproc-per-node=2", "--max-restarts=2", "--no-python"}) {
+    command.emplace_back(word);
+  }
+  command.insert(command.end(), {worker, program("train")});
+  const auto options = args("run", {"--resume=auto", "--epochs=10"});
   command.insert(command.end(), options.begin(), options.end());
   const ProgramResult result =
       run_program(command, {.env = {{"LOG", log}, {"OMP_NUM_THREADS", "1"}}});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(log_lines("run", "start").size(), 3);
-  EXPECT_EQ(log_lines("run", "epoch").back()["epoch"], 40);
+  EXPECT_EQ(log_lines("run", "start").size(), 3U);
+  EXPECT_EQ(log_lines("run", "epoch").back()["epoch"], 10);
 }
 
 }  // namespace
