@@ -81,6 +81,19 @@ class AttemptsTest : public ::testing::Test {
     }
   }
 
+  /// Ranks 0 and 1 of three arrive, and one of them is killed and started again before rank 2
+  /// comes.
+  void expect_success_after_restart_of(int rank) {
+    std::vector<pid_t> ranks{start(0, 3), start(1, 3)};
+    wait_for(0);
+    wait_for(1);
+    pid_t& restarted = ranks[static_cast<size_t>(rank)];
+    kill(restarted);
+    restarted = start(rank, 3);
+    ranks.push_back(start(2, 3));
+    expect_success(ranks);
+  }
+
  private:
   template <class Body>
   static pid_t fork_and_run(const Body& body) {
@@ -104,23 +117,13 @@ TEST_F(AttemptsTest, RanksThatAreStartedAgainMeetAgain) {
 }
 
 TEST_F(AttemptsTest, RanksFollowRankZeroThatWasStartedAgain) {
-  const pid_t first = start(0, 3);
-  const pid_t other = start(1, 3);
-  wait_for(0);
-  wait_for(1);
-  kill(first);
-  expect_success({other, start(0, 3), start(2, 3)});
+  expect_success_after_restart_of(0);
 }
 
 // As with torchrun's static rendezvous: the node of rank 0 does not know that others were
 // restarted.
 TEST_F(AttemptsTest, ARankTakesThePlaceOfOneThatEndedBeforeAllHadArrived) {
-  const pid_t first = start(0, 3);
-  const pid_t ended = start(2, 3);
-  wait_for(0);
-  wait_for(2);
-  kill(ended);
-  expect_success({first, start(2, 3), start(1, 3)});
+  expect_success_after_restart_of(1);
 }
 
 // A node has joined: all its ranks are new, and may be there before rank 0 begins.

@@ -234,8 +234,8 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
       Arrival::parse(store.compareSet(rank_key(place.rank), std::string(), own.str()));
   const bool is_own = first.process == own.process;  // which may have timed out before
   if (can_wait) {
-    // Another process in this place has ended, for the agent starts no two at once. This one takes
-    // its place, unless the attempt is decided: then rank 0 will begin another.
+    // An agent never runs two processes of one rank, so another one that arrived as this rank has
+    // ended. This process replaces it, unless the attempt is decided: then rank 0 begins another.
     const bool is_complete = is_decided && (is_first || !is_own);
     for (Polls polls; is_complete && !is_over(); polls.pause()) {
       if (Clock::now() > deadline) {

@@ -13,7 +13,8 @@ namespace syncbn::dist::detail {
 /// The attempts to form a default group in one store, each with keys of its own. A store holds the
 /// keys of earlier ones: of this process, which has destroyed its group or failed to form one, and
 /// with an elastic agent of processes that have ended. The process of rank 0 numbers the attempts.
-/// TORCHELASTIC_RESTART_COUNT cannot do it: only nodes whose own ranks have failed count a restart.
+/// TORCHELASTIC_RESTART_COUNT differs between nodes: an agent increments it only after a rank of
+/// its own node has failed.
 class Attempts {
  public:
   Attempts(c10::intrusive_ptr<c10d::Store> store, const Place& place);
