@@ -24,11 +24,12 @@ outer = torch.full((1,), rank + 1.0)
 group = dist.new_group([0, world_size - 1])
 if rank in (0, world_size - 1):
     dist.all_reduce(outer, group=group)
-print(
+# print() under torchrun's `python -u` writes the line and its end apart: ranks' lines would mix.
+sys.stdout.write(
     f"rank {rank}: sum {total[0]:.0f}, sent {sent[0, 0]:.0f}, gathered{gathered}, "
-    f"outer {outer[0]:.0f}",
-    flush=True,
+    f"outer {outer[0]:.0f}\n"
 )
+sys.stdout.flush()
 for _ in range(2):
     dist.new_group([int(one) for one in os.environ["CPP_RANKS"].split()])
 dist.barrier()

@@ -1,6 +1,7 @@
 """Does the same as restart_worker.cpp, with the backend syncbn of Python's torch.distributed."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -16,5 +17,7 @@ dist.all_reduce(total)
 if attempt == 0:
     os._exit(7)
 dist.all_reduce(total)
-print(f"rank {dist.get_rank()}: sum {total[0]:.0f}", flush=True)
+# print() under torchrun's `python -u` writes the line and its end apart: ranks' lines would mix.
+sys.stdout.write(f"rank {dist.get_rank()}: sum {total[0]:.0f}\n")
+sys.stdout.flush()
 dist.destroy_process_group()
