@@ -79,28 +79,8 @@ def exif(orientation):
     return data.tobytes()
 
 
-def exif_without_orientation():
-    data = Image.Exif()
-    data[0x010F] = "maker"
-    return data.tobytes()
-
-
-def raw_profile(exif):
-    """EXIF data in a text chunk, in ImageMagick's form."""
-    digits = exif.hex()
-    lines = "".join(f"{digits[i:i + 72]}\n" for i in range(0, len(digits), 72))
-    text = f"\nexif\n{len(exif):8}\n{lines}".encode()
-    return chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))
-
-
 def frame(number, width, height):
     return chunk(b"fcTL", struct.pack(">IIIIIHHBB", number, width, height, 0, 0, 1, 1, 0, 0))
-
-
-def with_xmp(jpeg, xmp):
-    """A JPEG with XMP data in a segment after the first two bytes."""
-    data = b"http://ns.adobe.com/xap/1.0/\0" + xmp.encode()
-    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data + jpeg[2:]
 
 
 def files():
@@ -117,32 +97,12 @@ def files():
     for orientation in range(1, 9):
         yield f"exif_{orientation}.jpg", jpeg(picture(21, 13), exif=exif(orientation))
     yield "exif_6.png", png(picture(7, 5), 8, 2, chunk(b"eXIf", exif(6)[6:]))
-    small = picture(21, 13)
-    yield "xmp_6.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="6"/>')
-    yield "xmp_8.jpg", with_xmp(jpeg(small), "<tiff:Orientation>8</tiff:Orientation>")
-    # Pillow skips a name without a digit and uses the next one.
-    yield "xmp_second.jpg", with_xmp(jpeg(small), 'tiff:Orientation=6 tiff:Orientation="x" tiff:Orientation="3"')
-    yield "xmp_9.jpg", with_xmp(jpeg(small), '<a tiff:Orientation="9"/>')
-    yield "xmp_6_exif_3.jpg", with_xmp(jpeg(small, exif=exif(3)), '<a tiff:Orientation="6"/>')
-    yield "xmp_6_exif_9.jpg", with_xmp(jpeg(small, exif=exif(9)), '<a tiff:Orientation="6"/>')
-    yield "xmp_6_exif_silent.jpg", with_xmp(jpeg(small, exif=exif_without_orientation()), '<a tiff:Orientation="6"/>')
-    xmp = b"XML:com.adobe.xmp\0\0\0\0\0" + b'<a tiff:Orientation="6"/>'
-    yield "xmp_6.png", png(picture(7, 5), 8, 2, chunk(b"iTXt", xmp))
-    yield "xmp_6_exif_3.png", png(picture(7, 5), 8, 2, chunk(b"eXIf", exif(3)[6:]) + chunk(b"iTXt", xmp))
     tiny = picture(7, 5)
     exif_3, exif_6 = (chunk(b"eXIf", exif(orientation)[6:]) for orientation in (3, 6))
     yield "exif_6_late.png", png(tiny, 8, 2, late=exif_6)
     yield "exif_6_late_cut.png", png(tiny, 8, 2, late=exif_6)[:-12]
     yield "exif_6_exif_3.png", png(tiny, 8, 2, exif_6, late=exif_3)
     yield "exif_6_introduced.png", png(tiny, 8, 2, chunk(b"eXIf", exif(6)))
-    yield "exif_6_raw.png", png(tiny, 8, 2, raw_profile(exif(6)))
-    yield "exif_3_raw_exif_6.png", png(tiny, 8, 2, exif_6 + raw_profile(exif(3)))
-    yield "xmp_6_late.png", png(tiny, 8, 2, late=chunk(b"iTXt", xmp))
-    yield "xmp_6_exif_3_late.png", png(tiny, 8, 2, chunk(b"iTXt", xmp), late=exif_3)
-    text = b'<a tiff:Orientation="6"/>'
-    compressed = b"XML:com.adobe.xmp\0\1\0en\0key\0" + zlib.compress(text)
-    yield "xmp_6_compressed.png", png(tiny, 8, 2, chunk(b"iTXt", compressed))
-    yield "xmp_6_text.png", png(tiny, 8, 2, chunk(b"tEXt", b"XML:com.adobe.xmp\0" + text))
     frames = chunk(b"acTL", struct.pack(">II", 2, 0)) + frame(0, 7, 5)
     second = frame(1, 7, 5) + chunk(b"fdAT", struct.pack(">I", 2) + zlib.compress(packed(tiny.reshape(5, -1), 8)))
     yield "exif_6_second_frame.png", png(tiny, 8, 2, frames, late=second + exif_6)

@@ -92,8 +92,9 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
     EXPECT_THAT(result.err, HasSubstr(message));
   };
   expect({"--format=tflite"},
-         "--format: expected torch, safetensors, torchscript, onnx, torchvision-run, "
-         "imagenet-run, got 'tflite'");
+         "--format: expected torch, safetensors, torchscript, onnx, got 'tflite'");
+  expect({"--format=imagenet-run"},
+         "--format: imagenet-run was removed; use torch, which has the weights");
   expect({"--output=run/config.yaml/x.pt"}, "export: run/config.yaml is no folder");
   expect({"--output=none/x.onnx"}, "export: none is no folder; make it");
   EXPECT_FALSE(std::filesystem::exists(path_of("none")));

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/data/image.h>
@@ -196,14 +195,6 @@ TEST_F(PluginTest, IsRefusedIfItThrows) {
   expect_refusal("throws", "cannot load libthrows.so: its licence has expired");
 }
 
-TEST_F(PluginTest, IsRefusedIfAGlobalObjectThrows) {
-  const auto result = train_with("plugins: [" + plugin("throws_early") + "]\n");
-  EXPECT_EQ(result.exit_code, base::kExitUsage);
-  EXPECT_EQ(result.err,
-            "train: error: plugins: cannot load libthrows_early.so: the constructor of a global "
-            "object threw: its licence has expired\n");
-}
-
 TEST_F(PluginTest, IsRefusedIfItIsCutOff) {
   const std::string whole = base::read_file(plugin("staircase"));
   const std::string cut = folder_ / "libcut.so";
@@ -229,30 +220,6 @@ TEST_F(PluginTest, IsRefusedIfItIsCutOff) {
                 HasSubstr("plugins: " + cut + " is cut off or damaged; copy or build it again"));
   }
   EXPECT_EQ(train_with_file(stripped).exit_code, 0);
-}
-
-TEST_F(PluginTest, ThatExitsDoesNotEndTheRunAsFinished) {
-  const auto args = arguments("plugins: [" + plugin("ends") + "]\n");
-  for (const std::string way : {"exit", "quick_exit", "_exit", "_Exit", "thread"}) {
-    const auto result = run_train(args, {{"SYNCBN_TEST_END", way}});
-    EXPECT_EQ(result.exit_code, base::kExitInternal) << way;
-    EXPECT_EQ(result.err,
-              fmt::format("train: error: a plug-in or a library called {}(0) before the run was "
-                          "over; it must return, or throw an exception\n",
-                          way == "thread" ? "exit" : way));
-  }
-  const auto with_child = run_train(args, {{"SYNCBN_TEST_END", "child"}});
-  EXPECT_EQ(with_child.exit_code, 0) << with_child.err;
-}
-
-TEST_F(PluginTest, ThatCrashesWhileItIsLoadedIsNamed) {
-  const auto args = arguments("plugins: [" + plugin("ends") + "]\n");
-  for (const auto& [way, signal] : {std::pair("abort", SIGABRT), std::pair("crash", SIGSEGV)}) {
-    const auto result = run_train(args, {{"SYNCBN_TEST_END", way}});
-    EXPECT_EQ(result.exit_code, base::kExitSignalBase + signal);
-    EXPECT_THAT(result.err,
-                HasSubstr("train: error: plugins: libends.so crashed while it was loaded; "));
-  }
 }
 
 TEST_F(PluginTest, IsRefusedIfItsNameIsTaken) {
@@ -405,14 +372,6 @@ TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
     const auto at = static_cast<size_t>(i);
     EXPECT_NEAR(negative.pixels[at], 255 - plain.pixels[at], 2) << i;
   }
-}
-
-TEST_F(PluginTest, ACrashWhileItIsLoadedIsReportedByOneRank) {
-  const auto launched = start_launched_train(2, arguments("plugins: [" + plugin("ends") + "]\n"),
-                                             {{"SYNCBN_TEST_END", "crash"}});
-  const auto result = launched->wait();
-  EXPECT_EQ(result.exit_code, base::kExitSignalBase + SIGSEGV);
-  EXPECT_EQ(count(result.err, "libends.so crashed while it was loaded"), 1) << result.err;
 }
 
 TEST_F(PluginTest, IsReportedByOneRank) {

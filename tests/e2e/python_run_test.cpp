@@ -1,5 +1,5 @@
-// Runs that move to PyTorch's scripts and back.
-#include <ATen/Functions.h>
+// Runs that began in PyTorch's scripts.
+#include <ATen/core/List.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
@@ -31,9 +31,42 @@ class PythonRunProgramTest : public ::testing::Test {
     return all;
   }
 
-  ProgramResult export_run(const std::string& run, const std::string& format) const {
-    return run_train({"export", "--config=" + path_of(run), "--format=" + format,
-                      "--output=" + path_of(format + ".pth")});
+  /// Writes NAME.pth as main.py does after the epoch of the run `first`, without momentum.
+  std::string write_script_checkpoint(const std::string& name) const {
+    models::Dict weights = models::make_dict();
+    std::vector<std::string> parameters;
+    for (const auto& item : models::read_state_dict(path_of("first/last.pt"))) {
+      models::put(weights, item.key(), item.value());
+      const bool is_buffer = item.key().find("running_") != std::string::npos ||
+                             item.key().ends_with("num_batches_tracked");
+      if (!is_buffer) parameters.push_back(item.key());
+    }
+    c10::impl::GenericList numbers(c10::AnyType::get());
+    for (int64_t i = 0; i < std::ssize(parameters); ++i) numbers.emplace_back(i);
+    models::Dict group = models::make_dict();
+    models::put(group, "params", numbers);
+    for (const char* key : {"lr", "initial_lr"}) models::put(group, key, 0.1);
+    models::put(group, "momentum", 0.9);
+    models::put(group, "dampening", 0.0);
+    models::put(group, "weight_decay", 1e-4);
+    models::put(group, "nesterov", false);
+    c10::impl::GenericList groups(c10::AnyType::get());
+    groups.emplace_back(group);
+    models::Dict optimizer = models::make_dict();
+    models::put(optimizer, "state", models::make_dict());
+    models::put(optimizer, "param_groups", groups);
+    models::Dict scheduler = models::make_dict();
+    models::put(scheduler, "step_size", 30);
+    models::put(scheduler, "gamma", 0.1);
+    models::Dict run = models::make_dict();
+    models::put(run, "epoch", 1);
+    models::put(run, "state_dict", weights);
+    models::put(run, "optimizer", optimizer);
+    models::put(run, "scheduler", scheduler);
+    const std::string file = path_of(name + ".pth");
+    models::write_parts(file,
+                        [&](const models::Sink& sink) { models::write_torch_archive(run, sink); });
+    return file;
   }
 
   void expect_mistake(const std::vector<std::string>& more, const std::string& message) const {
@@ -48,36 +81,18 @@ class PythonRunProgramTest : public ::testing::Test {
   const TempFolder folder_;
 };
 
-TEST_F(PythonRunProgramTest, ExportedRunsGoOnAsTheirCheckpointDoes) {
+TEST_F(PythonRunProgramTest, GoesOnAtTheEndOfItsEpoch) {
   ASSERT_EQ(run_train(args("first")).exit_code, 0);
-  const auto own = run_train(args("own", {"--epochs=2", "--resume=" + path_of("first/last.pt")}));
-  ASSERT_EQ(own.exit_code, 0) << own.err;
-  const auto expected = models::read_state_dict(path_of("own/last.pt"));
-  for (const std::string format : {"torchvision-run", "imagenet-run"}) {
-    const auto exported = export_run("first", format);
-    ASSERT_EQ(exported.exit_code, 0) << exported.err;
-    EXPECT_THAT(exported.err, HasSubstr("first/last.pt as " + format));
-    const std::string file = path_of(format + ".pth");
-    const auto resumed = run_train(args(format, {"--epochs=2", "--resume=" + file}));
-    ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
-    EXPECT_THAT(resumed.err, AllOf(HasSubstr("resumes from " + file + " at epoch 2, step 181"),
-                                   Not(HasSubstr("warning"))));
-    models::StateDict found = models::read_state_dict(path_of(format + "/last.pt"));
-    for (const auto& item : expected) {
-      EXPECT_TRUE(at::equal(found[item.key()], item.value())) << format << " " << item.key();
-    }
-    // main.py saves no average: the average begins with the network.
-    const auto average = models::read_state_dict(path_of(format + "/last.pt"), "ema");
-    const auto averages = models::read_state_dict(path_of("own/last.pt"), "ema");
-    const at::Tensor* const weight = averages.find("conv1.weight");
-    EXPECT_EQ(at::equal(*average.find("conv1.weight"), *weight), format == "torchvision-run");
-  }
+  const std::string file = write_script_checkpoint("imagenet");
+  const auto resumed = run_train(args("second", {"--epochs=2", "--resume=" + file}));
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.err, AllOf(HasSubstr("resumes from " + file + " at epoch 2, step 181"),
+                                 Not(HasSubstr("warning"))));
 }
 
 TEST_F(PythonRunProgramTest, ADifferenceIsWarnedOfOnceAndAMistakeIsOneMessage) {
   ASSERT_EQ(run_train(args("first")).exit_code, 0);
-  ASSERT_EQ(export_run("first", "torchvision-run").exit_code, 0);
-  const std::string file = path_of("torchvision-run.pth");
+  const std::string file = write_script_checkpoint("imagenet");
   const std::string resume = "--resume=" + file;
   const auto warned = launch_train(
       2, args("other", {resume, "--epochs=2", "--optimizer.lr=0.05", "--schedule.gamma=0.5"}));
@@ -99,16 +114,6 @@ TEST_F(PythonRunProgramTest, ADifferenceIsWarnedOfOnceAndAMistakeIsOneMessage) {
   });
   expect_mistake({"--resume=" + path_of("weights.pth")},
                  "to begin with its weights, set init=" + path_of("weights.pth"));
-}
-
-TEST_F(PythonRunProgramTest, OnlyTheEndOfAnEpochIsExported) {
-  ASSERT_EQ(run_train(args("run", {"--max_steps=5"})).exit_code, 0);
-  const auto exported = export_run("run", "imagenet-run");
-  EXPECT_EQ(exported.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(exported.err, "error:"), 1) << exported.err;
-  EXPECT_THAT(exported.err, AllOf(HasSubstr("cannot export " + path_of("run/last.pt")),
-                                  HasSubstr("it is of step 5, within epoch 1")));
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "imagenet-run.pth"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Runs of PyTorch's scripts continue here and the other way round, with the same bits in float64.
+// Runs of PyTorch's scripts continue here with the same bits in float64.
 #include "checkpoints/python_run.h"
 
 #include <ATen/Functions.h>
@@ -39,13 +39,12 @@ struct PythonCase {
   std::string name;
   std::string optimizer;
   std::string schedule;
-  PythonScript script = PythonScript::kTorchvision;
   std::string model = "shufflenet_v2_x0_5";
 };
 
 const PythonCase kImagenet = {
     "imagenet", "{type: sgd, lr: 0.1, momentum: 0.9, weight_decay: 1e-4, fused: false}",
-    "{type: step, step_size: 1, gamma: 0.1}", PythonScript::kImagenet, "resnet18"};
+    "{type: step, step_size: 1, gamma: 0.1}", "resnet18"};
 const std::vector<PythonCase> kPythonCases = {
     kImagenet,
     {"step",
@@ -137,11 +136,10 @@ class PythonRunTest : public ::testing::Test {
     at::set_num_threads(1);
   }
 
-  void run_python(const std::string& action, const std::vector<PythonCase>& cases) {
-    std::vector<std::string> command = {
-        test::python(), "-W",
-        "ignore",       SYNCBN_SOURCE_DIR "/tests/train/python_run.py",
-        action,         folder_.path().string()};
+  void save_in_python(const std::vector<PythonCase>& cases) {
+    std::vector<std::string> command = {test::python(), "-W", "ignore",
+                                        SYNCBN_SOURCE_DIR "/tests/train/python_run.py",
+                                        folder_.path().string()};
     for (const PythonCase& one : cases) command.push_back(one.name);
     const auto result = test::run_program(command);
     ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -181,7 +179,7 @@ class PythonRunTest : public ::testing::Test {
 };
 
 TEST_F(PythonRunTest, GoesOnHereWithTheSameBits) {
-  ASSERT_NO_FATAL_FAILURE(run_python("save", kPythonCases));
+  ASSERT_NO_FATAL_FAILURE(save_in_python(kPythonCases));
   for (const PythonCase& one : kPythonCases) {
     const Config config = config_of(one);
     Training run(config);
@@ -193,39 +191,14 @@ TEST_F(PythonRunTest, GoesOnHereWithTheSameBits) {
     EXPECT_EQ(checkpoint.step, kStepsDone);
     EXPECT_EQ(checkpoint.sampler.epoch, kEpochsDone);
     EXPECT_EQ(checkpoint.sampler.seed, 7);
-    EXPECT_EQ(checkpoint.ema.empty(), one.script == PythonScript::kImagenet);
+    EXPECT_EQ(checkpoint.ema.empty(), one.name == "imagenet");
     run.resume(checkpoint);
     expect_result(one, run.train(checkpoint.step, 5), run.model());
   }
 }
 
-TEST_F(PythonRunTest, GoesOnInPythonWithTheSameBits) {
-  std::vector<std::unique_ptr<Training>> runs;
-  for (const PythonCase& one : kPythonCases) {
-    const Config config = config_of(one);
-    Training& run = *runs.emplace_back(std::make_unique<Training>(config));
-    run.train(0, kStepsDone);
-    Checkpoint checkpoint;
-    checkpoint.model = state_of(run.model());
-    if (one.script == PythonScript::kTorchvision) checkpoint.ema = checkpoint.model;
-    checkpoint.optimizer = run.optimizer().state();
-    checkpoint.step = kStepsDone;
-    checkpoint.sampler.epoch = kEpochsDone;
-    checkpoint.best_metric = "accuracy";
-    checkpoint.best = {{.value = 0.5, .epoch = 1}};
-    const auto exported = to_python_run(checkpoint, one.script, config, Training(config).model());
-    models::write_parts(file_of(one), [&](const models::Sink& sink) {
-      models::write_torch_archive(exported, sink);
-    });
-  }
-  ASSERT_NO_FATAL_FAILURE(run_python("resume", kPythonCases));
-  for (size_t i = 0; i < runs.size(); ++i) {
-    expect_result(kPythonCases[i], runs[i]->train(kStepsDone, 5), runs[i]->model());
-  }
-}
-
 TEST_F(PythonRunTest, NamesHyperparametersThatDiffer) {
-  ASSERT_NO_FATAL_FAILURE(run_python("save", {kImagenet}));
+  ASSERT_NO_FATAL_FAILURE(save_in_python({kImagenet}));
   PythonCase other = kImagenet;
   other.optimizer = "{type: sgd, lr: 0.2, momentum: 0.8, weight_decay: 1e-5, no_decay: [bias]}";
   other.schedule = "{type: step, step_size: 30, gamma: 0.2}";
@@ -254,7 +227,7 @@ TEST_F(PythonRunTest, NamesHyperparametersThatDiffer) {
 
 TEST_F(PythonRunTest, RefusesWhatDoesNotFit) {
   const PythonCase& grouped = kPythonCases[2];
-  ASSERT_NO_FATAL_FAILURE(run_python("save", {grouped}));
+  ASSERT_NO_FATAL_FAILURE(save_in_python({grouped}));
   EXPECT_THAT(error_of(kImagenet, file_of(grouped)), HasSubstr("the weights do not fit"));
   PythonCase other = grouped;
   other.optimizer = "sgd";
@@ -269,7 +242,7 @@ TEST_F(PythonRunTest, RefusesWhatDoesNotFit) {
 
 TEST_F(PythonRunTest, NamesWhatIsWrongInTheFile) {
   const PythonCase& adam = kPythonCases[3];
-  ASSERT_NO_FATAL_FAILURE(run_python("save", {adam}));
+  ASSERT_NO_FATAL_FAILURE(save_in_python({adam}));
   constexpr const char* kChange = R"(
 import sys, torch
 def save(name, change):
@@ -302,43 +275,6 @@ save("maximize", lambda run, state, groups: groups[0].update(maximize=True))
   EXPECT_THAT(error("nan"), HasSubstr("its 'exp_avg' has values that are infinite or NaN"));
   EXPECT_THAT(error("inf"), HasSubstr("its 'fc.bias' has values that are infinite or NaN"));
   EXPECT_THAT(error("maximize"), HasSubstr("its optimizer maximizes the loss"));
-}
-
-TEST_F(PythonRunTest, ExportRefusesWhatTheScriptsLack) {
-  const auto error_of_export = [](const PythonCase& one, int64_t consumed) -> std::string {
-    const Config config = config_of(one);
-    Training run(config);
-    Checkpoint checkpoint;
-    checkpoint.model = state_of(run.model());
-    checkpoint.step = 3;
-    checkpoint.sampler.epoch = 1;
-    checkpoint.sampler.consumed = consumed;
-    try {
-      to_python_run(checkpoint, one.script, config, run.model());
-    } catch (const base::UserError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  EXPECT_EQ(error_of_export(kImagenet, 0), "");
-  EXPECT_THAT(error_of_export(kImagenet, 4), HasSubstr("it is of step 3, within epoch 2, and "
-                                                       "imagenet/main.py resumes only at"));
-  PythonCase other = kPythonCases[1];
-  other.schedule = "{type: cosine}";
-  EXPECT_THAT(error_of_export(other, 0), HasSubstr("needs by_epoch: true"));
-  other.schedule = "{type: step, warmup: 1, by_epoch: true}";
-  EXPECT_THAT(error_of_export(other, 0), HasSubstr("whole epochs and a warmup_start"));
-  other.schedule = "{type: onecycle}";
-  EXPECT_THAT(error_of_export(other, 0), HasSubstr("train.py has no schedule onecycle"));
-  other.schedule = kImagenet.schedule;
-  other.optimizer = "lamb";
-  EXPECT_THAT(error_of_export(other, 0), HasSubstr("train.py has no optimizer lamb"));
-  other = kImagenet;
-  other.optimizer = "{type: sgd, no_decay: [bias]}";
-  EXPECT_EQ(error_of_export(other, 0), "");
-  other.optimizer = "{type: sgd, weight_decay: 0.1, no_decay: [bias]}";
-  EXPECT_THAT(error_of_export(other, 0),
-              HasSubstr("imagenet/main.py has one group of parameters and this run 2"));
 }
 
 }  // namespace

@@ -374,6 +374,7 @@ TEST_F(RunFolderTest, HasTheNumbersOfTheLogAsATable) {
     folder.log_step(2, 1, 0.5, 0.1, 0.25);
     folder.append(epoch(R"("lr":0.1,"val_loss":null,"val_iou_a,b":0.75)"));
     folder.log_step(3, 2, 1.0 / 3, 0.1, 0);
+    folder.append(epoch(R"("lr":0.1,"late":1)"));
     folder.log_end("SIGTERM", 3);
   }
   const std::string first = R"(event,T,epoch,step,loss,lr,data_wait_seconds,val_loss,"val_iou_a,b"
@@ -381,15 +382,21 @@ step,T,1,1,,0.1,0,,
 step,T,1,2,0.5,0.1,0.25,,
 epoch,T,1,2,,0.1,,,0.75
 )";
-  EXPECT_EQ(table(), first + "step,T,2,3,0.3333333333333333,0.1,0,,\n");
+  const std::string rest = "step,T,2,3,0.3333333333333333,0.1,0,,\nepoch,T,1,2,,0.1,,,\n";
+  EXPECT_EQ(table(), first + rest) << "without the key that came late";
   {
     RunFolder resumed(temp_, "", true);
+    EXPECT_THAT(table(), HasSubstr("\nepoch,T,1,2,,0.1,,,,1\n")) << "has a column for it now";
     resumed.rewind_log(2, 1, epoch(R"("lr":0.1)"));
     resumed.log_start(1, 2, true);
   }
-  EXPECT_EQ(table(), first);
-  { RunFolder(temp_, "", false).log_start(1, 0, false); }
-  EXPECT_EQ(table(), "event,T,epoch,step\n");
+  {
+    RunFolder anew(temp_, "", false);
+    anew.log_step(1, 1, 0.5, 0.1, 0);
+    EXPECT_FALSE(fs::exists(temp_ / "metrics.csv"));
+    anew.log_end("finished", 1);
+  }
+  EXPECT_EQ(table(), "event,T,epoch,step,loss,lr,data_wait_seconds\nstep,T,1,1,0.5,0.1,0\n");
 }
 
 TEST_F(RunFolderTest, BeginsItsTableAnewWhereThatWasRemoved) {
@@ -399,9 +406,9 @@ TEST_F(RunFolderTest, BeginsItsTableAnewWhereThatWasRemoved) {
     folder.append(R"({"event":"epoch","time":1,"epoch":1,"step":2,)" + fields + "}");
     return base::read_file(temp_ / "metrics.csv");
   };
-  EXPECT_EQ(append(R"("a":1)"), "event,time,epoch,step,a\nepoch,1.000,1,2,1\n");
-  EXPECT_EQ(append(R"("a":3)"), "event,time,epoch,step,a\nepoch,1.000,1,2,3\n");
-  EXPECT_EQ(append(R"("b":4)"), "event,time,epoch,step,a,b\nepoch,1.000,1,2,,4\n");
+  EXPECT_EQ(append(R"("val_a":1)"), "event,time,epoch,step,val_a\nepoch,1.000,1,2,1\n");
+  EXPECT_EQ(append(R"("val_a":3)"), "event,time,epoch,step,val_a\nepoch,1.000,1,2,3\n");
+  EXPECT_EQ(append(R"("b":4)"), "event,time,epoch,step,val_a\nepoch,1.000,1,2,\n");
 }
 
 TEST_F(RunFolderTest, TensorBoardSeesEachStepOnceAfterAResume) {

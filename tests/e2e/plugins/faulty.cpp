@@ -1,22 +1,16 @@
 // Plug-ins that cannot be loaded, or that fail later. The macro FAULT_... selects the fault.
 #include <ATen/Functions.h>
-#include <signal.h>
 #include <syncbn/data/dataset.h>
 #include <syncbn/models/model.h>
 #include <syncbn/train/loss.h>
 #include <syncbn/train/metric.h>
 #include <syncbn/train/plugin.h>
 #include <syncbn/train/schedule.h>
-#include <sys/wait.h>
 #include <torch/nn/modules/linear.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace {
@@ -143,37 +137,7 @@ class Nameless : public train::CountedMetric {
   train::Metric metric(std::span<const int64_t>) const override { return {}; }
 };
 
-#ifdef FAULT_ENDS
-/// Whether the test asks the process to end in this way.
-bool is_asked(const char* way) {
-  const char* const wanted = std::getenv("SYNCBN_TEST_END");
-  return wanted != nullptr && std::strcmp(wanted, way) == 0;
-}
-
-struct Ending {
-  Ending() {
-    if (is_asked("abort")) std::abort();
-    if (is_asked("crash")) ::raise(SIGSEGV);
-  }
-} ending;
-#endif
-
 [[maybe_unused]] void register_faulty() {
-#ifdef FAULT_ENDS
-  if (is_asked("exit")) std::exit(0);
-  if (is_asked("quick_exit")) std::quick_exit(0);
-  if (is_asked("_exit")) ::_exit(0);
-  if (is_asked("_Exit")) std::_Exit(0);
-  if (is_asked("thread")) std::thread([] { std::exit(0); }).join();
-  if (is_asked("child")) {
-    const pid_t child = ::fork();
-    if (child == 0) std::exit(0);
-    int status = 0;
-    if (::waitpid(child, &status, 0) != child || status != 0) {
-      throw std::runtime_error("the child did not end with 0");
-    }
-  }
-#endif
 #ifdef FAULT_THROWS
   throw std::runtime_error("its licence has expired");
 #endif
@@ -224,12 +188,6 @@ struct Ending {
                                                  });
 #endif
 }
-
-#ifdef FAULT_THROWS_EARLY
-struct Early {
-  Early() { throw std::runtime_error("its licence has expired"); }
-} early;
-#endif
 
 }  // namespace
 

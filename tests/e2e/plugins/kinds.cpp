@@ -11,13 +11,9 @@
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
-#include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -46,20 +42,6 @@ class Shifted : public train::Loss {
   }
   at::Tensor each(const at::Tensor& logits, const at::Tensor& target) const override {
     return at::cross_entropy_loss(logits, target, {}, at::Reduction::None) + 100;
-  }
-};
-
-/// A loss: cross entropy, which takes half a second longer on rank 1.
-class SlowOnRank1 : public train::Loss {
- public:
-  at::Tensor mean(const at::Tensor& logits, const at::Tensor& target) const override {
-    if (std::getenv("RANK") == std::string_view("1")) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    }
-    return at::cross_entropy_loss(logits, target);
-  }
-  at::Tensor each(const at::Tensor& logits, const at::Tensor& target) const override {
-    return at::cross_entropy_loss(logits, target, {}, at::Reduction::None);
   }
 };
 
@@ -178,9 +160,6 @@ void register_kinds() {
   train::LossKind::registry().add<Nothing>(
       "shifted", "cross entropy, and 100",
       [](const Nothing&, const train::LossArgs&) { return std::make_unique<Shifted>(); });
-  train::LossKind::registry().add<Nothing>(
-      "slow_on_rank_1", "cross entropy",
-      [](const Nothing&, const train::LossArgs&) { return std::make_unique<SlowOnRank1>(); });
   train::OptimizerKind::registry().add<SignOptions>(
       "sign", "steps of the same length",
       [](const SignOptions& options, const train::NamedTensors& parameters) {

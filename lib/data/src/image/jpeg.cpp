@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <optional>
 #include <string_view>
 
 #include <syncbn/base/error.h>
@@ -31,9 +30,7 @@ namespace {
 /// treats the edges of a cropped region as edges of the image.
 constexpr int64_t kMargin = 16;
 
-constexpr int kApp1 = JPEG_APP0 + 1;  // the marker of EXIF and XMP
-constexpr std::string_view kExifHeader("Exif\0\0", 6);
-constexpr std::string_view kXmpHeader("http://ns.adobe.com/xap/1.0/\0", 29);
+constexpr int kApp1 = JPEG_APP0 + 1;  // the marker of EXIF
 
 struct Progress : jpeg_progress_mgr {
   int max_scans;
@@ -154,22 +151,16 @@ class JpegReader : public ImageReader {
     });
   }
 
-  /// From the first EXIF data, or else the last XMP data, as in Pillow.
+  /// From the first EXIF data, as in Pillow.
   int find_orientation() const {
-    std::optional<int> exif;
-    std::optional<int> xmp;
-    bool has_exif = false;
     for (const auto* marker = cinfo_.marker_list; marker != nullptr; marker = marker->next) {
       const std::string_view data(reinterpret_cast<const char*>(marker->data), marker->data_length);
-      if (marker->marker != kApp1) continue;
-      if (data.starts_with(kExifHeader) && !has_exif) {
-        has_exif = true;
-        exif = exif_orientation(
-            {marker->data + kExifHeader.size(), marker->data_length - kExifHeader.size()});
-      }
-      if (data.starts_with(kXmpHeader)) xmp = xmp_orientation(data.substr(kXmpHeader.size()));
+      if (marker->marker != kApp1 || !data.starts_with(kExifHeader)) continue;
+      return exif_orientation(
+                 {marker->data + kExifHeader.size(), marker->data_length - kExifHeader.size()})
+          .value_or(1);
     }
-    return exif.value_or(xmp.value_or(1));
+    return 1;
   }
 
   /// Limits decoding to the columns around the box; returns the first of them.

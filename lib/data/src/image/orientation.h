@@ -9,17 +9,15 @@
 
 namespace syncbn::data::detail {
 
+/// Precedes EXIF data in a JPEG file, and in the eXIf chunks that some programs write.
+constexpr std::string_view kExifHeader("Exif\0\0", 6);
+
 /// The orientation (tag 0x0112 of the first directory) in EXIF data, which begins as a TIFF file
 /// does. 1 if its value is invalid, nothing if there is none.
 std::optional<int> exif_orientation(std::span<const uint8_t> tiff);
 
-/// The orientation in XMP data, found as Pillow does: the first digit after `tiff:Orientation="` or
-/// `tiff:Orientation>`. Used only if EXIF has none.
-std::optional<int> xmp_orientation(std::string_view xmp);
-
-/// The orientation of a PNG file, 1 to 8, from EXIF data or else XMP data, before or after the
-/// pixels; 1 if there is none. The last of several entries is used, damaged ones are ignored. Like
-/// Pillow's ImageOps.exif_transpose, except that Pillow reads some damaged data.
+/// The orientation of a PNG file, 1 to 8, from the last eXIf chunk before or after the pixels; 1 if
+/// there is none or it is damaged.
 int png_orientation(std::span<const uint8_t> file);
 
 /// Whether the orientation exchanges width and height.

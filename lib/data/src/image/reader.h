@@ -30,7 +30,7 @@ class ImageReader {
 
   int64_t width() const { return width_; }
   int64_t height() const { return height_; }
-  /// The EXIF orientation or else the XMP orientation, 1 to 8; 1 if there is none.
+  /// The EXIF orientation, 1 to 8; 1 if there is none.
   virtual int orientation() const = 0;
   /// Fills `image` with the RGB pixels in `box`.
   virtual void read(const Box& box, Image& image) = 0;

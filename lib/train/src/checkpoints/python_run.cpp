@@ -194,6 +194,15 @@ std::string optimizer_type(const Dict& group, const Dict& run, const std::string
   return run.contains("args") || chosen == "adamw" ? "adamw" : "adam";
 }
 
+/// Options of torch.optim's optimizers that have the same names and meanings here, besides lr and
+/// weight_decay; empty for an optimizer that torch.optim lacks.
+std::vector<std::string> python_options(const std::string& optimizer_type) {
+  if (optimizer_type == "sgd") return {"momentum", "dampening", "nesterov"};
+  if (optimizer_type == "rmsprop") return {"alpha", "eps", "momentum", "centered"};
+  if (optimizer_type == "adam" || optimizer_type == "adamw") return {"betas", "eps", "amsgrad"};
+  return {};
+}
+
 /// One number for all groups, or a list.
 config::Value of_groups(const std::vector<double>& numbers) {
   if (std::ranges::count(numbers, numbers.front()) == std::ssize(numbers)) {
@@ -322,13 +331,6 @@ Checkpoint convert(const std::filesystem::path& path, const PythonRunTarget& tar
 }
 
 }  // namespace
-
-std::vector<std::string> python_options(const std::string& optimizer_type) {
-  if (optimizer_type == "sgd") return {"momentum", "dampening", "nesterov"};
-  if (optimizer_type == "rmsprop") return {"alpha", "eps", "momentum", "centered"};
-  if (optimizer_type == "adam" || optimizer_type == "adamw") return {"betas", "eps", "amsgrad"};
-  return {};
-}
 
 bool is_python_run(const std::filesystem::path& path) {
   const c10::IValue values = models::read_torch_values(path);

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
@@ -15,22 +14,18 @@
 #include <syncbn/train/command.h>
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <limits>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <system_error>
 
-#include "checkpoints/python_run.h"
 #include "checkpoints/saved_network.h"
 #include "checkpoints/sealed_archive.h"
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
 #include "commands/unlabelled.h"
 #include "common/naming.h"
-#include "records/run_files.h"
 #include "step/compute_threads.h"
 #include "step/model.h"
 
@@ -39,14 +34,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Formats of whole runs, in the order of PythonScript.
-constexpr std::array<std::string_view, 2> kRunFormats = {"torchvision-run", "imagenet-run"};
-
 /// What the command line asks for.
 struct Request {
   ResolvedConfig resolved;
   models::ExportFormat format = models::ExportFormat::kTorchScript;
-  std::optional<PythonScript> script;  ///< to export a run; `format` is then ignored
   std::optional<std::string> output;
   bool takes_average = false;
 };
@@ -62,14 +53,12 @@ void refuse_ranks() {
 void set_format(const std::string& name, Request& request, config::Faults& faults) {
   const auto& names = models::export_formats();
   const auto found = std::ranges::find(names, name);
-  const auto run = std::ranges::find(kRunFormats, name);
   if (found != names.end()) {
     request.format = static_cast<models::ExportFormat>(found - names.begin());
-  } else if (run != kRunFormats.end()) {
-    request.script = static_cast<PythonScript>(run - kRunFormats.begin());
+  } else if (name == "torchvision-run" || name == "imagenet-run") {
+    faults.add({}, fmt::format("--format: {} was removed; use torch, which has the weights", name));
   } else {
-    faults.add({}, fmt::format("--format: expected {}, {}, got '{}'", base::join(names, ", "),
-                               fmt::join(kRunFormats, ", "), name));
+    faults.add({}, fmt::format("--format: expected {}, got '{}'", base::join(names, ", "), name));
   }
 }
 
@@ -116,9 +105,6 @@ Request parse(const std::vector<std::string>& args) {
             *request.output, *of_ending, *line.value("format")));
   }
   request.takes_average = line.has("ema");
-  if (request.script && request.takes_average) {
-    faults.add({}, "--ema: a run is exported with its network and its average");
-  }
   request.resolved = resolve_config(line, faults);
   return request;
 }
@@ -129,20 +115,11 @@ struct Saved {
   std::optional<Checkpoint> own;  ///< nothing: it is Python's
 };
 
-fs::path wanted_checkpoint(const Request& request) {
-  const Config& config = request.resolved.config;
-  const std::string& name = request.resolved.name;
-  const bool is_named = !config.resume.empty() && config.resume != "auto";
-  // Python's scripts resume from the last epoch, not the best.
-  return request.script && !is_named ? run_files::newest(config.run_dir, name) / run_files::kLast
-                                     : checkpoint_file("export", config, name);
-}
-
-Saved read_saved(const Request& request, const fs::path& path) {
+Saved read_saved(const fs::path& path) {
   Saved saved{.path = path.string(), .own = {}};
   naming("cannot export " + saved.path, [&] {
     const std::string bytes = load_file(path);
-    if (request.script || !is_of_python(bytes)) saved.own = parse_checkpoint(bytes, saved.path);
+    if (!is_of_python(bytes)) saved.own = parse_checkpoint(bytes, saved.path);
   });
   return saved;
 }
@@ -190,7 +167,7 @@ std::string transforms_of(const Config& config) {
 
 /// The file to write. If --output is a folder, the file in it gets the default name.
 fs::path output_file(const Request& request, const fs::path& checkpoint) {
-  const std::string extension = request.script ? ".pth" : models::extension(request.format);
+  const std::string extension = models::extension(request.format);
   const fs::path wanted = request.output ? fs::path(*request.output) : checkpoint.parent_path();
   std::error_code ignored;
   const bool is_folder = !request.output || fs::is_directory(wanted, ignored);
@@ -210,15 +187,6 @@ fs::path output_file(const Request& request, const fs::path& checkpoint) {
                     file.string()));
   }
   return file;
-}
-
-/// Writes a run for the --resume of a Python script.
-void export_run(const std::string& output, const Request& request, const Checkpoint& checkpoint,
-                models::Model& model) {
-  const models::Dict run =
-      to_python_run(checkpoint, *request.script, request.resolved.config, model);
-  models::write_parts(output,
-                      [&](const models::Sink& sink) { models::write_torch_archive(run, sink); });
 }
 
 void export_network(const std::string& output, const Request& request, const Saved& saved,
@@ -249,19 +217,13 @@ int export_checkpoint(const std::vector<std::string>& args) {
   words.insert(words.end(), args.begin(), args.end());
   if (request.resolved.can_be_reread) spare_waiting_threads(config, words);
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
-  const std::string format = request.script
-                                 ? std::string(kRunFormats[static_cast<size_t>(*request.script)])
-                                 : models::export_formats()[static_cast<size_t>(request.format)];
-  const fs::path checkpoint = wanted_checkpoint(request);
+  const std::string& format = models::export_formats()[static_cast<size_t>(request.format)];
+  const fs::path checkpoint = checkpoint_file("export", config, request.resolved.name);
   const std::string output = output_file(request, checkpoint).string();
-  const Saved saved = read_saved(request, checkpoint);
+  const Saved saved = read_saved(checkpoint);
   const auto dataset = dataset_of(config, saved);
   const auto model = make_network(config, *dataset);
-  if (request.script) {
-    naming("cannot export " + saved.path, [&] { export_run(output, request, *saved.own, *model); });
-  } else {
-    export_network(output, request, saved, *dataset, *model);
-  }
+  export_network(output, request, saved, *dataset, *model);
   spdlog::info("exported {} as {}", saved.path, format);
   base::write_stdout(output + "\n");
   return base::kExitOk;

@@ -107,8 +107,10 @@ int profile_command(const std::vector<std::string>& args) {
   }
   const auto summary = nlohmann::ordered_json::parse(base::read_file(files.summary()));
   for (const std::string& text : table_of(summary)) base::write_stdout(text + "\n");
-  base::write_stdout(fmt::format("{} opens at https://ui.perfetto.dev\n",
-                                 (run / summary["trace"].get<std::string>()).string()));
+  if (summary.contains("trace")) {
+    base::write_stdout(fmt::format("{} opens at https://ui.perfetto.dev\n",
+                                   (run / summary["trace"].get<std::string>()).string()));
+  }
   return base::kExitOk;
 }
 

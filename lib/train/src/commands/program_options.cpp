@@ -86,11 +86,8 @@ const std::vector<CommandOption>& all_options() {
       {{"tables", "FOLDER", "the folder to write tables of the results to, such as confusion.csv"},
        {"eval"}},
       {{"format", "FORMAT",
-        "torch, safetensors, torchscript or onnx; torchvision-run or imagenet-run, a checkpoint "
-        "for "
-        "the --resume of PyTorch's scripts; default: by the ending of --output (.pth, "
-        ".safetensors, "
-        ".pt or .onnx), and torchscript without one"},
+        "torch, safetensors, torchscript or onnx; default: by the ending of --output (.pth, "
+        ".safetensors, .pt or .onnx), and torchscript without one"},
        {"export"}},
       {{"output", "PATH",
         "the file that export writes (in a folder, and beside the checkpoint if not given, "

@@ -3,26 +3,19 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <fmt/format.h>
-#include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/log.h>
 #include <syncbn/base/sha256.h>
 #include <syncbn/base/text.h>
 #include <syncbn/train/plugin.h>
-#include <unistd.h>
 
-#include <array>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
 #include <optional>
 #include <string_view>
-#include <tuple>
 
 #include "common/kinds.h"
-#include "common/rank_0.h"
 
 namespace syncbn::train {
 namespace {
@@ -112,60 +105,6 @@ std::string shown(const std::exception& error) {
                       : std::string(base::utf8_prefix(text, kMaxMessage));
 }
 
-std::string loading;     ///< the plug-in that is being loaded
-std::string crash_text;  ///< formatted ahead: a signal handler must not allocate memory
-
-/// Names the plug-in that ends this process while it is being loaded.
-class LoadReport {
- public:
-  explicit LoadReport(const std::string& file) {
-    loading = file;
-    crash_text = fmt::format(
-        "train: error: plugins: {} crashed while it was loaded; copy or build it again, and look "
-        "at its global objects and at what registers its classes\n",
-        file);
-    struct sigaction action {};
-    // The signal then ends the process as if it had no handler.
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    action.sa_handler = [](int signal) {
-      if (reports_plugin()) {
-        std::ignore = ::write(STDERR_FILENO, crash_text.data(), crash_text.size());
-      }
-      ::raise(signal);
-    };
-    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &action, &former_[i]);
-  }
-  ~LoadReport() {
-    for (size_t i = 0; i < kSignals.size(); ++i) ::sigaction(kSignals[i], &former_[i], nullptr);
-    std::set_terminate(former_terminate_);
-  }
-  LoadReport(const LoadReport&) = delete;
-  LoadReport& operator=(const LoadReport&) = delete;
-
- private:
-  [[noreturn]] static void report_uncaught() {
-    std::string what = "an exception that does not derive from std::exception";
-    try {
-      if (const auto error = std::current_exception()) std::rethrow_exception(error);
-    } catch (const std::exception& error) {
-      what = shown(error);
-    } catch (...) {
-    }
-    if (reports_plugin()) {
-      base::write_stderr(
-          fmt::format("train: error: plugins: cannot load {}: the constructor of a global object "
-                      "threw: {}\n",
-                      loading, what));
-    }
-    std::_Exit(base::kExitUsage);
-  }
-
-  static constexpr std::array kSignals = {SIGSEGV, SIGBUS, SIGABRT, SIGILL, SIGFPE};
-  std::array<struct sigaction, kSignals.size()> former_{};
-  // glibc ends the program if the constructor of a global object throws within dlopen().
-  std::terminate_handler former_terminate_ = std::set_terminate(report_uncaught);
-};
-
 void load(const fs::path& path) {
   const std::string file = path.filename();
   std::error_code ignored;
@@ -183,7 +122,6 @@ void load(const fs::path& path) {
         "{} is no plug-in: it has no SYNCBN_PLUGIN(...) (docs/extending.md)", path.string()));
   }
   check_abi(path, built_for);
-  const LoadReport report(file);
   register_from(file, [&] {
     void* const library = ::dlopen(path.c_str(), RTLD_NOW);
     if (library == nullptr) throw base::UserError(::dlerror());

@@ -4,23 +4,12 @@
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <exception>
-#include <string_view>
-#include <thread>
 #include <vector>
 
 #include "common/out_of_memory.h"
 
 namespace syncbn::train {
-
-bool reports_plugin() {
-  // Not base::env(), which allocates memory.
-  const char* const local_rank = std::getenv("LOCAL_RANK");
-  if (local_rank == nullptr || std::string_view(local_rank) == "0") return true;
-  std::this_thread::sleep_for(kQuietExitDelay);
-  return std::getenv("TORCHELASTIC_RUN_ID") != nullptr;
-}
 
 bool is_rank_0() {
   return dist::rank() == 0;

@@ -13,11 +13,6 @@ namespace syncbn::train {
 /// others, and the rank that reports the error needs time to do so.
 inline constexpr auto kQuietExitDelay = std::chrono::seconds(10);
 
-/// Whether this rank reports an error of a plug-in that other ranks may have as well. True on local
-/// rank 0. The other ranks wait first, so that the launcher ends them if local rank 0 fails as
-/// well; then true, or false without a launcher. Safe in a signal handler.
-bool reports_plugin();
-
 bool is_rank_0();
 
 /// Rank 0 calls `work` and every rank returns its result. Every rank calls it.

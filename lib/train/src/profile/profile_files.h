@@ -13,9 +13,9 @@ struct ProfileFiles {
 
   explicit ProfileFiles(const std::filesystem::path& run) : folder(run / kFolder) {}
 
-  /// For Perfetto: all ranks on one time axis.
-  std::filesystem::path trace(int64_t first_step) const {
-    return folder / fmt::format("trace-{}.json.gz", first_step);
+  /// Kineto's trace of a rank, from this step on.
+  std::filesystem::path trace(int64_t first_step, int64_t rank) const {
+    return folder / fmt::format("trace-{}-rank-{}.json", first_step, rank);
   }
   /// summary_of() the latest profile.
   std::filesystem::path summary() const { return folder / "summary.json"; }

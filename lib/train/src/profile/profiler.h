@@ -38,10 +38,10 @@ class Profiler {
   /// Whether steps that the configuration or a request asks for have not begun yet.
   bool is_pending() const { return steps_ > 0 && !has_steps(); }
   /// Whether write() has anything to write.
-  bool has_steps() const { return !own_.steps.empty(); }
+  bool has_steps() const { return own_.steps > 0; }
 
-  /// Gathers the recordings on rank 0, which writes them. If it cannot, it warns, and training goes
-  /// on. Every rank calls it.
+  /// Each rank writes its trace to the run's folder, or to the same path on its own node, and rank
+  /// 0 the summary. If one cannot, rank 0 warns, and training goes on. Every rank calls it.
   /// @param run on rank 0 the run's folder, else empty
   /// @return on rank 0 lines for the terminal
   std::vector<std::string> write(const std::filesystem::path& run);

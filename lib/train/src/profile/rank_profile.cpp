@@ -9,55 +9,31 @@ namespace syncbn::train {
 
 using nlohmann::json;
 
-void to_json(json& to, const Interval& from) {
-  to = json::array({from.begin, from.end});
-}
-void from_json(const json& from, Interval& to) {
-  to = {from.at(0), from.at(1)};
-}
-
-void to_json(json& to, const Exchange& from) {
-  to =
-      json::array({from.name, from.kind, from.group, from.sequence, from.time, json(from.blocked)});
-}
-void from_json(const json& from, Exchange& to) {
-  to = {from.at(0), from.at(1), from.at(2), from.at(3), from.at(4), from.at(5)};
-}
-
 void to_json(json& to, const LayerTime& from) {
-  to = json::array({from.name, from.calls, from.forward, from.backward, from.exchange});
+  to = json::array({from.name, from.forward, from.backward, from.exchange});
 }
 void from_json(const json& from, LayerTime& to) {
-  to = {from.at(0), from.at(1), from.at(2), from.at(3), from.at(4)};
+  to = {from.at(0), from.at(1), from.at(2), from.at(3)};
 }
 
-void to_json(json& to, const Phase& from) {
-  to = json::array({from.name, from.time});
+void to_json(json& to, const ExchangeTime& from) {
+  to = json::array({from.whole, from.open});
 }
-void from_json(const json& from, Phase& to) {
+void from_json(const json& from, ExchangeTime& to) {
   to = {from.at(0), from.at(1)};
 }
 
 std::string to_bytes(const RankProfile& profile) {
-  const json all = {
-      {"rank", profile.rank},    {"host", profile.host},     {"first_step", profile.first_step},
-      {"steps", profile.steps},  {"phases", profile.phases}, {"exchanges", profile.exchanges},
-      {"layers", profile.layers}};
+  const json all =
+      json::array({profile.first_step, profile.steps, profile.step_time, profile.layers,
+                   profile.gradients, profile.statistics, profile.failure});
   const std::vector<uint8_t> bytes = json::to_cbor(all);
   return {bytes.begin(), bytes.end()};
 }
 
 RankProfile rank_profile_of(const std::string& bytes) {
   const json all = json::from_cbor(bytes);
-  RankProfile profile;
-  all.at("rank").get_to(profile.rank);
-  all.at("host").get_to(profile.host);
-  all.at("first_step").get_to(profile.first_step);
-  all.at("steps").get_to(profile.steps);
-  all.at("phases").get_to(profile.phases);
-  all.at("exchanges").get_to(profile.exchanges);
-  all.at("layers").get_to(profile.layers);
-  return profile;
+  return {all.at(0), all.at(1), all.at(2), all.at(3), all.at(4), all.at(5), all.at(6)};
 }
 
 }  // namespace syncbn::train

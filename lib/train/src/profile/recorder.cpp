@@ -2,19 +2,21 @@
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
-#include <syncbn/base/clock.h>
-#include <syncbn/base/text.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/collection.h>
 
 #include <algorithm>
 #include <exception>
+#include <fstream>
+#include <map>
 #include <set>
 #include <string_view>
 #include <utility>
 
-#include "profile/clocks.h"
+#include "profile/intervals.h"
 #include "profile/phases.h"
 
 namespace syncbn::train {
@@ -25,9 +27,6 @@ using TorchOp = kineto::ExtraFields<kineto::EventType::TorchOp>;
 
 constexpr std::string_view kNodePrefix = "autograd::engine::evaluate_function: ";
 constexpr std::string_view kStatisticsPrefix = "SyncBatchNorm";
-constexpr const char* kTrainingTrack = "training";
-constexpr const char* kLayersTrack = "layers";
-constexpr const char* kExchangesTrack = "exchanges";
 
 std::set<kineto::ActivityType> activities() {
   std::set<kineto::ActivityType> all{kineto::ActivityType::CPU};
@@ -41,27 +40,19 @@ std::string layer_of(const std::string& tensor) {
   return dot == std::string::npos ? tensor : tensor.substr(0, dot);
 }
 
-bool is_phase(const std::string& name) {
-  static const std::set<std::string> phases{kLoaderPhase,   kToDevicePhase,  kForwardPhase,
-                                            kBackwardPhase, kOptimizerPhase, kVotePhase};
-  return phases.contains(name);
-}
-
-/// Distributes spans that overlap over tracks NAME, NAME 2, ...
-std::vector<Track> in_lanes(const std::string& name, std::vector<Track::Span> spans) {
-  std::ranges::stable_sort(spans, {}, [](const Track::Span& span) { return span.time.begin; });
-  std::vector<Track> lanes;
-  for (Track::Span& span : spans) {
-    const auto free = std::ranges::find_if(
-        lanes, [&](const Track& lane) { return lane.spans.back().time.end <= span.time.begin; });
-    if (free != lanes.end()) {
-      free->spans.push_back(std::move(span));
-    } else {
-      const std::string number = lanes.empty() ? "" : fmt::format(" {}", lanes.size() + 1);
-      lanes.push_back({name + number, {std::move(span)}});
-    }
-  }
-  return lanes;
+/// Writes a file by libtorch, which reports no errors. Its last byte shows whether it is whole.
+void save_trace(torch::autograd::profiler::ProfilerResult& result,
+                const std::filesystem::path& to) {
+  base::write_file_atomically(to, [&](const std::filesystem::path& file) {
+    result.save(file);
+    std::ifstream written(file, std::ios::binary);
+    std::string line, last;
+    while (std::getline(written, line)) last = std::move(line);
+    if (last.ends_with('}')) return;
+    throw base::UnavailableError(fmt::format(
+        "cannot write {}: libtorch's profiler has not written all of it; is the disk full?",
+        to.string()));
+  });
 }
 
 }  // namespace
@@ -74,8 +65,8 @@ class Recorder::Reader {
 
   void read(const std::vector<std::shared_ptr<kineto::Result>>& roots) {
     for (const auto& root : roots) read(*root, {});
-    add_exchanges();
-    add_layers();
+    const Intervals statistics = add_exchanges();
+    add_layers(statistics);
   }
 
  private:
@@ -99,7 +90,6 @@ class Recorder::Reader {
 
   void read(const kineto::Result& event, Inside inside) {
     const Interval time{event.start_time_ns_, event.endTimeNS()};
-    if (time.begin < recorder_.first_) return;
     if (event.tag() == kineto::EventType::TorchOp) {
       // An event that had not ended at stop() has no end.
       if (time.end < time.begin) return;
@@ -112,13 +102,10 @@ class Recorder::Reader {
 
   void read(const kineto::Result& event, const TorchOp& fields, Interval time, Inside& inside) {
     const std::string& name = fields.name_;
-    const bool is_of_training = event.start_tid_ == thread_;
     inside.since = time.begin;
-    recorder_.spans_[is_of_training ? kTrainingTrack : fmt::format("thread {}", event.start_tid_)]
-        .push_back({name, time});
     if (fields.scope_ == at::RecordScope::USER_SCOPE) {
       if (name == kForwardPhase) inside.forward = true;
-      if (is_of_training && is_phase(name)) recorder_.profile_.phases.push_back({name, time});
+      if (event.start_tid_ == thread_ && name == kBackwardPhase) backwards_.push_back(time);
     } else if (name.starts_with(kNodePrefix)) {
       read_node(fields, time, inside);
     } else if (fields.scope_ == at::RecordScope::FUNCTION) {
@@ -167,10 +154,7 @@ class Recorder::Reader {
   }
 
   void read_kernel(const kineto::Result& event, Interval time, const Inside& inside) {
-    const std::string name = event.name();
-    const auto& [device, stream] = event.kineto_info_;
-    recorder_.spans_[fmt::format("GPU {} stream {}", device, stream)].push_back({name, time});
-    if (name.starts_with("nccl")) {
+    if (event.name().starts_with("nccl")) {
       exchanging_.push_back({inside.since, time});
       return;
     }
@@ -186,60 +170,52 @@ class Recorder::Reader {
       return without({{busy.front().begin, busy.back().end}}, busy);
     }
     Intervals tails;
-    for (const Phase& phase : recorder_.profile_.phases) {
-      if (phase.name != kBackwardPhase) continue;
-      int64_t last = phase.time.begin;
+    for (const Interval& backward : backwards_) {
+      int64_t last = backward.begin;
       for (const Interval& node : nodes_) {
-        if (node.end <= phase.time.end) last = std::max(last, node.end);
+        if (node.end <= backward.end) last = std::max(last, node.end);
       }
-      tails.push_back({last, phase.time.end});
+      tails.push_back({last, backward.end});
     }
     return united(std::move(tails));
   }
 
-  void add_exchanges() {
-    std::ranges::sort(calls_, {}, &dist::TracedCall::begin);
+  /// Returns the times of the exchanges of statistics.
+  Intervals add_exchanges() {
     const Intervals idle = this->idle();
-    int64_t bucket = 0;
-    int64_t backward_end = 0;
+    Intervals gradients;
+    Intervals statistics;
+    Intervals blocked;
     for (const dist::TracedCall& call : calls_) {
-      if (call.peer >= 0 || call.begin < recorder_.first_) continue;
-      Exchange exchange{.name = call.name,
-                        .group = call.group,
-                        .sequence = call.sequence,
-                        .time = {call.begin, call.end}};
-      const Phase* const backward = backward_at(call.begin);
+      if (call.peer >= 0) continue;
+      Interval time{call.begin, call.end};
+      if (!kernels_.empty()) time = time_on_gpu(time);
       if (call.name.starts_with(kStatisticsPrefix)) {
-        exchange.kind = Exchange::Kind::kStatistics;
-        exchange.name.resize(std::min(exchange.name.size(), exchange.name.find(" (")));
-      } else if (backward != nullptr && call.name == "all_reduce") {
-        // The Reducer sends its buckets in order.
-        if (std::exchange(backward_end, backward->time.end) != backward->time.end) bucket = 0;
-        exchange.kind = Exchange::Kind::kGradients;
-        exchange.name = fmt::format("DDP bucket {}", bucket++);
+        statistics.push_back(time);
+      } else if (is_in_backward(call.begin) && call.name == "all_reduce") {
+        gradients.push_back(time);  // one of the Reducer's buckets
       }
-      if (!kernels_.empty()) exchange.time = time_on_gpu(exchange.time);
       const bool has_waiter = call.waited_from >= 0 && kernels_.empty();
-      exchange.blocked =
-          has_waiter ? united({{call.waited_from, call.end}}) : common({exchange.time}, idle);
-      const std::string size =
-          call.bytes > 0
-              ? fmt::format(", {}", base::format_bytes(static_cast<uint64_t>(call.bytes)))
-              : "";
-      recorder_.spans_[kExchangesTrack].push_back(
-          {fmt::format("{}{} (#{} of {})", exchange.name, size, call.sequence, call.group),
-           exchange.time});
-      recorder_.profile_.exchanges.push_back(std::move(exchange));
+      const Intervals waits =
+          has_waiter ? Intervals{{call.waited_from, call.end}} : common({time}, idle);
+      blocked.insert(blocked.end(), waits.begin(), waits.end());
     }
+    // A backward node that waits in another exchange does not hide this one.
+    blocked = united(std::move(blocked));
+    const auto add = [&](const Intervals& times, ExchangeTime& sum) {
+      sum.whole += length_of(times);
+      sum.open += length_of(common(times, blocked));
+    };
+    statistics = united(std::move(statistics));
+    add(united(std::move(gradients)), recorder_.profile_.gradients);
+    add(statistics, recorder_.profile_.statistics);
+    return statistics;
   }
 
-  const Phase* backward_at(int64_t time) const {
-    for (const Phase& phase : recorder_.profile_.phases) {
-      if (phase.name == kBackwardPhase && phase.time.begin <= time && time < phase.time.end) {
-        return &phase;
-      }
-    }
-    return nullptr;
+  bool is_in_backward(int64_t time) const {
+    return std::ranges::any_of(backwards_, [time](const Interval& backward) {
+      return backward.begin <= time && time < backward.end;
+    });
   }
 
   /// The time of the NCCL kernels that a call has queued.
@@ -254,12 +230,8 @@ class Recorder::Reader {
     return time;
   }
 
-  void add_layers() {
-    Intervals statistics;
-    for (const Exchange& exchange : recorder_.profile_.exchanges) {
-      if (exchange.kind == Exchange::Kind::kStatistics) statistics.push_back(exchange.time);
-    }
-    statistics = united(std::move(statistics));
+  /// @param statistics the times of their exchanges
+  void add_layers(const Intervals& statistics) {
     for (Work& work : works_) {
       const auto layer = std::ranges::find(recorder_.profile_.layers, work.layer, &LayerTime::name);
       LayerTime& sum = layer != recorder_.profile_.layers.end()
@@ -274,9 +246,6 @@ class Recorder::Reader {
       (work.is_backward ? sum.backward : sum.forward) +=
           kernels_.empty() ? whole - exchange : work.on_gpu;
       sum.exchange += exchange;
-      sum.calls += work.is_backward ? 0 : 1;
-      recorder_.spans_[kLayersTrack].push_back(
-          {work.layer + (work.is_backward ? " (backward)" : ""), work.time});
     }
   }
 
@@ -287,6 +256,7 @@ class Recorder::Reader {
   /// number; empty: none.
   std::map<std::pair<uint64_t, int64_t>, std::string> makers_;
   std::vector<Work> works_;
+  std::vector<Interval> backwards_;
   std::vector<Interval> nodes_;
   std::vector<Interval> kernels_;                         ///< except NCCL's
   std::vector<std::pair<int64_t, Interval>> exchanging_;  ///< NCCL's, with the time of the launch
@@ -304,7 +274,8 @@ Recorder::~Recorder() {
   if (has_profiler_) torch::autograd::profiler::disableProfiler();
 }
 
-void Recorder::start() {
+void Recorder::start(int64_t step) {
+  first_step_ = step;
   if (!is_refused_) start_profiler();
   calls_ = std::make_unique<dist::CallTrace>();
 }
@@ -332,30 +303,27 @@ void Recorder::start_profiler() {
 void Recorder::stop() {
   Reader reader(*this, calls_->take());
   calls_.reset();
-  const bool has_profiler = std::exchange(has_profiler_, false);
-  const auto result = has_profiler ? torch::autograd::profiler::disableProfiler() : nullptr;
-  reader.read(result ? result->event_tree() : std::vector<std::shared_ptr<kineto::Result>>());
+  if (!std::exchange(has_profiler_, false)) return reader.read({});
+  auto result = torch::autograd::profiler::disableProfiler();
+  reader.read(result->event_tree());
+  traces_.push_back({first_step_, std::move(result)});
 }
 
-void Recorder::begin_anew() {
-  first_ = base::unix_ns();
-  spans_.clear();
+void Recorder::clear() {
+  traces_.clear();
   profile_ = {};
 }
 
-std::vector<Track> Recorder::take(RankProfile& profile) {
-  profile.phases = std::exchange(profile_.phases, {});
-  profile.exchanges = std::exchange(profile_.exchanges, {});
-  profile.layers = std::exchange(profile_.layers, {});
-  std::vector<Track> tracks;
-  for (auto& [name, spans] : std::exchange(spans_, {})) {
-    if (name != kLayersTrack && name != kExchangesTrack) {
-      tracks.push_back({name, std::move(spans)});
-      continue;
-    }
-    for (Track& lane : in_lanes(name, std::move(spans))) tracks.push_back(std::move(lane));
+void Recorder::save(const ProfileFiles& files, int64_t rank) const {
+  for (const auto& [first_step, result] : traces_) {
+    save_trace(*result, files.trace(first_step, rank));
   }
-  return tracks;
+}
+
+void Recorder::add_to(RankProfile& profile) const {
+  profile.layers = profile_.layers;
+  profile.gradients = profile_.gradients;
+  profile.statistics = profile_.statistics;
 }
 
 }  // namespace syncbn::train

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -10,20 +9,14 @@
 #include <syncbn/dist/call_trace.h>
 #include <syncbn/models/model.h>
 
+#include "profile/profile_files.h"
 #include "profile/rank_profile.h"
 
-namespace syncbn::train {
+namespace torch::autograd::profiler {
+struct ProfilerResult;
+}
 
-/// A row of a trace: the spans of a thread, or others that belong together. Spans may contain each
-/// other, but do not overlap otherwise.
-struct Track {
-  struct Span {
-    std::string name;
-    Interval time;
-  };
-  std::string name;
-  std::vector<Span> spans = {};
-};
+namespace syncbn::train {
 
 /// Records what this process does between start() and stop() with libtorch's profiler (Kineto) and
 /// a dist::CallTrace. Start and stop may alternate any number of times. Not thread-safe.
@@ -35,27 +28,35 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
 
   bool is_running() const { return calls_ != nullptr; }
-  void start();
+  /// @param step the first that is recorded
+  void start(int64_t step);
   void stop();
-  /// Drops everything that began before this call.
-  void begin_anew();
+  /// Drops everything that was recorded.
+  void clear();
 
-  /// What was recorded since the last call. Sets phases, exchanges and layers of `profile`.
-  std::vector<Track> take(RankProfile& profile);
+  /// Writes a trace for each start() since clear(): one, unless evaluations lay between the steps.
+  /// @throws base::UserError or base::UnavailableError naming the file
+  void save(const ProfileFiles& files, int64_t rank) const;
+  /// Adds the times of layers and exchanges.
+  void add_to(RankProfile& profile) const;
 
  private:
   class Reader;
+  struct Trace {
+    int64_t first_step;
+    std::unique_ptr<torch::autograd::profiler::ProfilerResult> result;
+  };
 
   void start_profiler();
 
   /// The layer of each parameter and buffer.
   std::unordered_map<const void*, std::string> names_;
   std::unique_ptr<dist::CallTrace> calls_;
-  bool has_profiler_ = false;                              ///< libtorch's profiler is running
-  bool is_refused_ = false;                                ///< libtorch's profiler did not start
-  std::map<std::string, std::vector<Track::Span>> spans_;  ///< by track
+  bool has_profiler_ = false;  ///< libtorch's profiler is running
+  bool is_refused_ = false;    ///< libtorch's profiler did not start
+  int64_t first_step_ = 0;     ///< of the current trace
+  std::vector<Trace> traces_;
   RankProfile profile_;
-  int64_t first_ = 0;  ///< the earliest time that counts
 };
 
 }  // namespace syncbn::train

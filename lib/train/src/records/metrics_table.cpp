@@ -1,14 +1,11 @@
 #include "records/metrics_table.h"
 
 #include <fmt/format.h>
-#include <syncbn/base/atomic_file.h>
-#include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <fstream>
 #include <iterator>
 #include <system_error>
 #include <utility>
@@ -27,17 +24,19 @@ constexpr size_t kMaxWaiting = 65536;
 MetricsTable::MetricsTable(std::filesystem::path file)
     : file_(std::move(file)), columns_({"event", "time", "epoch", "step"}) {}
 
-void MetricsTable::add(const LogRecord& record) {
-  std::vector<std::string> added;
+void MetricsTable::add_columns(const LogRecord& record) {
   for (const auto& [name, value] : record.values) {
-    if (!numbers_.contains(name)) added.push_back(name);
+    if (numbers_.try_emplace(name, columns_.size()).second) columns_.push_back(name);
   }
-  if (!added.empty()) widen(added);
+}
+
+void MetricsTable::add(const LogRecord& record) {
   fmt::format_to(std::back_inserter(rows_), "{},{:.3f},{},{}", record.event, record.time,
                  record.epoch, record.step);
   std::vector<std::pair<size_t, double>> fields;
   for (const auto& [name, value] : record.values) {
-    if (!std::isnan(value)) fields.emplace_back(numbers_.at(name), value);
+    const auto column = numbers_.find(name);
+    if (column != numbers_.end() && !std::isnan(value)) fields.emplace_back(column->second, value);
   }
   std::ranges::sort(fields);
   size_t at = 3;  // the last column that every row fills
@@ -64,24 +63,6 @@ std::string MetricsTable::header() const {
   std::vector<std::string> fields;
   for (const std::string& column : columns_) fields.push_back(csv_field(column));
   return base::join(fields, ",") + "\n";
-}
-
-void MetricsTable::widen(const std::vector<std::string>& added) {
-  write();
-  const size_t before = columns_.size();
-  for (const std::string& name : added) {
-    if (numbers_.try_emplace(name, columns_.size()).second) columns_.push_back(name);
-  }
-  const std::string fields = std::string(columns_.size() - before, ',') + "\n";
-  base::write_file_atomically(file_, [&](const std::filesystem::path& file) {
-    std::ifstream former(file_, std::ios::binary);
-    std::ofstream to(file, std::ios::binary);
-    to << header();
-    std::string row;
-    std::getline(former, row);  // the former header
-    while (std::getline(former, row)) to << row << fields;
-    if (!to.flush()) base::throw_file_error(fmt::format("cannot write {}", file_.string()), errno);
-  });
 }
 
 }  // namespace syncbn::train

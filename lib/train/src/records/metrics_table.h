@@ -9,13 +9,15 @@
 
 namespace syncbn::train {
 
-/// metrics.csv: a row for each line of log.jsonl about a step or an epoch. New columns are added at
-/// the right end of all rows. Not thread-safe.
+/// metrics.csv: a row for each line of log.jsonl about a step or an epoch. Not thread-safe.
 class MetricsTable {
  public:
   /// The first write() replaces the file.
   explicit MetricsTable(std::filesystem::path file);
 
+  /// Adds a column for each value that has none. Call it before the first add().
+  void add_columns(const LogRecord& record);
+  /// Adds a row, without the values that have no column.
   void add(const LogRecord& record);
 
   /// Writes the rows added since the last call. @throws as base::throw_file_error()
@@ -23,8 +25,6 @@ class MetricsTable {
 
  private:
   std::string header() const;
-  /// Rewrites all rows with empty fields in the added columns.
-  void widen(const std::vector<std::string>& added);
 
   std::filesystem::path file_;
   std::vector<std::string> columns_;

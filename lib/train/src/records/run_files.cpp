@@ -168,7 +168,7 @@ void remove_run(const fs::path& folder) {
   const std::string number(12, '?');
   const std::pair<fs::path, std::vector<std::string>> folders[] = {
       {folder / kPictures, {"*-" + number + ".png"}},
-      {ProfileFiles(folder).folder, {"trace-*.json.gz", "summary.json", "request"}}};
+      {ProfileFiles(folder).folder, {"trace-*.json*", "summary.json", "request"}}};
   for (const auto& [path, patterns] : folders) {
     for (const fs::directory_entry& entry : fs::directory_iterator(path, ignored)) {
       const std::string name = entry.path().filename();

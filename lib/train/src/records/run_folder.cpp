@@ -53,6 +53,13 @@ void each_record(const fs::path& log, const std::function<void(const LogRecord&)
   });
 }
 
+/// Whether it has the results of an evaluation.
+bool is_evaluated(const LogRecord& record) {
+  return std::ranges::any_of(record.values, [](const auto& value) {
+    return value.first.starts_with("val_") || value.first.starts_with("test_");
+  });
+}
+
 /// Whether a file is empty or its last line is complete, so that appended text begins a line.
 bool ends_line(const fs::path& file) {
   std::ifstream bytes(file, std::ios::binary);
@@ -108,7 +115,6 @@ RunFolder::RunFolder(fs::path path, const std::string& config, bool resume,
     : path_(std::move(path)),
       config_(config),
       lock_(lock ? *std::move(lock) : lock_of_run(path_)),
-      metrics_(path_ / run_files::kMetrics),
       events_(path_) {
   run_files::make_ready(path_, resume);
   open_log();  // first: it marks the folder as a run's
@@ -183,6 +189,7 @@ void RunFolder::log_end(const std::string& reason, int64_t step, std::optional<d
   if (seconds) json["seconds"] = *seconds;
   if (reason == "finished") events_.end_session();
   append(json.dump());
+  if (!metrics_) write_table();
 }
 
 bool RunFolder::has_end() {
@@ -218,8 +225,10 @@ void RunFolder::write_result(const ResultRecord& result) {
 
 void RunFolder::append(const std::string& line) {
   lines_ += line + "\n";
-  if (const auto record = parse_record(line)) add_record(*record);
+  const auto record = parse_record(line);
+  if (record) add_record(*record);
   write_lines();
+  if (record && !metrics_ && is_evaluated(*record)) write_table();
   // Some file systems cannot sync.
   ::fdatasync(log_.get());
 }
@@ -229,13 +238,32 @@ void RunFolder::write_lines() {
   if (lines_.empty()) return;
   restore_removed();
   write_at_once(log_.get(), path_ / run_files::kLog, std::exchange(lines_, {}));
-  metrics_.write();
+  if (metrics_) metrics_->write();
   events_.write();
 }
 
 void RunFolder::add_record(const LogRecord& record) {
-  metrics_.add(record);
+  if (metrics_) metrics_->add(record);
   events_.add(record);
+}
+
+void RunFolder::write_table() {
+  const fs::path log = path_ / run_files::kLog;
+  metrics_.emplace(path_ / run_files::kMetrics);
+  each_record(log, [&](const LogRecord& record) { metrics_->add_columns(record); });
+  each_record(log, [&](const LogRecord& record) { metrics_->add(record); });
+  metrics_->write();
+}
+
+void RunFolder::open_table() {
+  metrics_.reset();
+  std::error_code ignored;
+  fs::remove(path_ / run_files::kMetrics, ignored);
+  bool has_evaluation = false;
+  each_record(path_ / run_files::kLog, [&](const LogRecord& record) {
+    has_evaluation = has_evaluation || is_evaluated(record);
+  });
+  if (has_evaluation) write_table();
 }
 
 void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {
@@ -270,8 +298,7 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     if (const auto record = parse_record(epoch_line)) events_.add(*record);
   }
   open_log();
-  metrics_ = MetricsTable(path_ / run_files::kMetrics);
-  each_record(log, [&](const LogRecord& record) { metrics_.add(record); });
+  open_table();
 }
 
 void RunFolder::open_log() {
@@ -280,13 +307,11 @@ void RunFolder::open_log() {
 
 void RunFolder::open_records() {
   const bool has_events = !EventFile::all_in(path_).empty();
-  metrics_ = MetricsTable(path_ / run_files::kMetrics);
+  open_table();
   events_ = EventFile(path_);
   events_.begin_session(config::parse_yaml(config_, run_files::kConfig));
-  each_record(path_ / run_files::kLog, [&](const LogRecord& record) {
-    metrics_.add(record);
-    if (!has_events) events_.add(record);
-  });
+  if (has_events) return;
+  each_record(path_ / run_files::kLog, [&](const LogRecord& record) { events_.add(record); });
 }
 
 void RunFolder::restore_removed() {

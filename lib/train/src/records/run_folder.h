@@ -83,8 +83,12 @@ class RunFolder {
  private:
   void open_log();
   void add_record(const LogRecord& record);
-  /// Begins metrics.csv and an event file with the records of the log: a run of an earlier version
-  /// or on another node's disk may lack these files.
+  /// Writes metrics.csv anew, with all columns and rows of the log.
+  void write_table();
+  /// Calls write_table() if the log has an evaluation; else removes metrics.csv.
+  void open_table();
+  /// Writes metrics.csv, and begins an event file, with the records of the log: a run of an earlier
+  /// version or on another node's disk may lack these files.
   void open_records();
   /// If the log has been removed, begins new ones: lock, log, config.yaml and records.
   void restore_removed();
@@ -93,7 +97,7 @@ class RunFolder {
   const std::string config_;
   base::UniqueFd lock_;
   base::UniqueFd log_;
-  MetricsTable metrics_;
+  std::optional<MetricsTable> metrics_;  ///< begins with the first evaluation, whose columns it has
   EventFile events_;
   std::string lines_;  ///< of the log, not written yet
   std::chrono::steady_clock::time_point written_;

@@ -46,8 +46,8 @@ struct Box {
 
 /// How image files are read. Limits are checked before memory for pixels is allocated.
 struct DecodeOptions {
-  /// Apply the EXIF orientation, or else the XMP orientation, as Pillow's ImageOps.exif_transpose
-  /// does. torchvision's data sets do not.
+  /// Apply the EXIF orientation, as Pillow's ImageOps.exif_transpose does, but not that of XMP data
+  /// or of a PNG's text chunks. torchvision's data sets do not.
   bool exif_orientation = false;
   int64_t max_pixels = 64'000'000;
   /// Upper bound on the scans of a progressive JPEG, each of which costs as much as decoding a

@@ -130,24 +130,15 @@ function profile() {
     const exchange = found[name];
     if (exchange) pairs.push([heading, `${seconds(exchange.seconds)}, ${percent(exchange.hidden_share)} hidden`]);
   }
-  const straggler = found.straggler;
-  if (found.ranks > 1) pairs.push(["Straggler", straggler ? `rank ${straggler.rank} on ${straggler.host}` : "none"]);
-  if (straggler) {
-    pairs.push(["Each other rank waits for it", seconds(straggler.seconds)]);
-    if (straggler.phase) pairs.push([`Its ${straggler.phase} takes longer by`, seconds(straggler.excess)]);
-  }
-  if (found.clock_error_seconds > 0) pairs.push(["Clocks aligned to within", seconds(found.clock_error_seconds)]);
   const bar = (share) => element("td", {}, percent(share), element("span", { class: "bar" }, element("i", { style: `width: ${100 * share}%` })));
   const layers = found.layers.map((layer) => [element("td", {}, element("code", {}, layer.name)), seconds(layer.forward), seconds(layer.backward),
     layer.exchange > 0 ? seconds(layer.exchange) : "", bar(layer.share)]);
-  const waits = found.waits.map((wait) => [`rank ${wait.rank}`, `rank ${wait.for}`, seconds(wait.seconds), element("td", { class: "left" }, wait.mostly)]);
   const last = found.first_step + found.steps - 1;
   section(page, nav, "profile", "Profile",
       element("p", { class: "hint" }, `Means of ${found.steps > 1 ? `steps ${found.first_step} to ${last}` : `step ${last}`} over ${found.ranks} rank${found.ranks > 1 ? "s" : ""}. `
           + "The exchange of a layer's statistics is not part of its forward and backward. ", found.trace ? ["Each operator is in ", element("code", {}, found.trace), ", which ui.perfetto.dev opens."] : ""),
       values(pairs),
-      element("h3", {}, "Slowest layers"), element("div", { class: "scroll" }, table(["layer", "forward", "backward", "exchange", "share"], layers)),
-      ...(waits.length > 0 ? [element("h3", {}, "Waits of a step"), element("div", { class: "scroll" }, table(["rank", "waits for", "time", "mostly in"], waits))] : []));
+      element("h3", {}, "Slowest layers"), element("div", { class: "scroll" }, table(["layer", "forward", "backward", "exchange", "share"], layers)));
 }
 
 // ---- results by class ----------------------------------------------------------------------------
