@@ -30,7 +30,7 @@ USER 10001
 WORKDIR /work
 CMD ["train", "--help"]
 
-FROM nvidia/cuda:13.0.1-devel-ubuntu24.04 AS cuda-build
+FROM ubuntu:24.04 AS cuda-build
 RUN apt-get update \
   && apt-get install -y --no-install-recommends python3-venv \
   && rm -rf /var/lib/apt/lists/* \

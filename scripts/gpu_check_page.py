@@ -55,7 +55,7 @@ def status(word):
 def machine(report):
     it = report["machine"]
     rows = [("GPU", f"{it['gpus']} &times; {escape(it['gpu'])}, {escape(it['memory'])}"), ("driver", it["driver"]),
-            ("CUDA", f"nvcc {it['nvcc']}, torch's {it['cuda']}"), ("NCCL, cuDNN", f"{it['nccl']}, {it['cudnn']}"),
+            ("torch's CUDA", it['cuda']), ("NCCL, cuDNN", f"{it['nccl']}, {it['cudnn']}"),
             ("torch", it["torch"]), ("processor cores", str(it["cores"])),
             ("commit", f"{escape(it['commit'])}, sources {it['sources']}")]
     return table(["machine", ""], rows)
@@ -68,7 +68,7 @@ def stages(report):
         counts = collections.Counter(part["status"] for part in parts.values())
         seconds = sum(part.get("seconds", 0) for part in parts.values())
         word = ("not run" if not parts else "failed" if counts["failed"] else
-                "unfinished" if counts["unfinished"] else "not here" if not counts["ok"] else "ok")
+                "unfinished" if counts["unfinished"] else "ok")
         said = ", ".join(f"{count} {name}" for name, count in counts.items())
         rows.append((stage, status(word), said, float(seconds)))
     return table(["stage", "", "parts", "seconds"], rows)
@@ -135,19 +135,6 @@ def traces(report):
     return table(["", "kernels launched", "copies and fills", "waits of the host"], rows)
 
 
-def kernels(report):
-    rows = []
-    for row in bench(report, "kernels"):
-        speed = "of_copy" in row
-        share = f"{100 * row['of_copy']:.0f} %" if speed else "bytes unknown"
-        verdict = status("met" if row["of_copy"] >= 0.8 else "missed") if speed else ("", "")
-        rows.append((escape(row["name"][:90]), row["shape"], row["microseconds"],
-                     row["bytes_per_second"] / 1e9 if speed else "", (share, "number"), verdict))
-    copy = report["parts"].get("bench/kernels", {}).get("data", {}).get("copy_bytes_per_second")
-    said = f'<p class="soft">A copy within the GPU moves {copy / 1e9:,.0f} GB/s. Target: 80 %.</p>' if copy else ""
-    return said + table(["kernel", "input (bf16)", "&micro;s", "GB/s", "of a copy", ""], rows)
-
-
 def training(report):
     rows = []
     for name, part in report["parts"].items():
@@ -159,18 +146,11 @@ def training(report):
     return table(["run", "ranks", "test accuracy", "training loss", "images/s"], rows)
 
 
-def sanitizer(report):
-    rows = [(name.removeprefix("sanitize/"), status(part["status"]),
-             escape(part.get("data", {}).get("summary") or part.get("note") or ""))
-            for name, part in report["parts"].items() if name.startswith("sanitize/")]
-    return table(["tool", "", ""], rows)
-
-
 def not_run(report):
     started = {name.split("/")[0] for name in report["parts"]}
     rows = [(f"stage {stage}", "") for stage in report["stages"] if stage not in started]
     rows += [(escape(name), escape(part.get("note") or "")) for name, part in report["parts"].items()
-             if part["status"] in ("unfinished", "not here")]
+             if part["status"] == "unfinished"]
     return table(["", "why"], rows + [(entry, f"needs {gpus} GPUs") for gpus, entry in NEVER.items()
                                       if report["machine"]["gpus"] < gpus])
 
@@ -183,9 +163,9 @@ def failures(report):
 
 def page(report):
     failed = failures(report)
-    sections = {"Machine": machine, "Stages": stages, "Tests": tests, "Sanitizer, on our kernels": sanitizer,
-                "Beside Python's torch": ratios, "Several GPUs": several, "Launches and waits": traces,
-                "Bandwidth by kernel": kernels, "Training": training, "What has not run": not_run}
+    sections = {"Machine": machine, "Stages": stages, "Tests": tests, "Beside Python's torch": ratios,
+                "Several GPUs": several, "Launches and waits": traces, "Training": training,
+                "What has not run": not_run}
     body = "".join(f"<h2>{name}</h2>{make(report)}" for name, make in sections.items())
     counts = collections.Counter(part["status"] for part in report["parts"].values())
     said = ", ".join(f"{count} {name}" for name, count in counts.items())

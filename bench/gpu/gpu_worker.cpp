@@ -3,29 +3,22 @@
 // (gpu_worker.py).
 //
 // These prepare a pass to measure, in bf16 and channels-last:
-//   group itself|all|nccl|alone     the group of the next layers: this rank with itself over NCCL,
-//                                   all ranks, all ranks without peer memory, this rank alone
 //   network BATCH SIZE sync|local   a step of ResNet-50 for images of SIZE pixels, in
 //                                   DistributedDataParallel on several ranks
 //   layers BATCH DIVISOR            SyncBatchNorm + ReLU of ResNet-50's layers; channels and sizes
 //                                   are divided
-//   layer BATCH CHANNELS SIZE rows|planes
-//   graph                           records the last prepared pass as a CUDA graph
 //   keep NAME, use NAME             keeps the last prepared pass, prepares a kept one
 // These measure it:
 //   time COUNT    seconds of a pass
 //   trace COUNT   a pass's kernels, copies and waits, by CUPTI or by the fake CUDA devices
-//   copy MIB      bytes read and written per second by a copy within the GPU
 //   memory        free bytes of the GPU's memory
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <chrono>
 #include <functional>
 #include <iostream>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -35,10 +28,8 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <kineto/ActivityType.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -69,9 +60,7 @@ constexpr auto kRows = at::MemoryFormat::ChannelsLast;
 
 /// A group of two ranks for a single process, which exchanges with itself over NCCL: its row also
 /// stands in for the other rank's. NCCL refuses two ranks on one GPU, and a group of one rank
-/// exchanges nothing. Unlike this group, a job over NCCL compares headers, with one all-gather on
-/// CPUs per 16 exchanges; and a job whose GPUs reach each other's memory launches no NCCL kernel
-/// and sends no headers.
+/// exchanges nothing.
 class WithItself : public c10d::Backend {
  public:
   explicit WithItself(c10::intrusive_ptr<c10d::Backend> nccl)
@@ -95,6 +84,11 @@ class WithItself : public c10d::Backend {
     at::Tensor values = own.view({-1});
     rows[1].copy_(values);
     return nccl_->_allgather_base(first, values, options);
+  }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    return nccl_->allreduce(tensors, options);
   }
 
  private:
@@ -203,20 +197,6 @@ Pass resnet50_layers(int64_t batch, int64_t divisor, const dist::ProcessGroupPtr
   return run_layers(all);
 }
 
-/// Runs `pass` a few times before recording it, as CUDA graphs require.
-Pass recorded(const Pass& pass) {
-  c10::cuda::device_synchronize();
-  const auto graph = std::make_shared<at::cuda::CUDAGraph>();
-  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
-  for (int i = 0; i < 3; ++i) pass();
-  c10::cuda::device_synchronize();
-  // Other threads of this process may query events meanwhile.
-  graph->capture_begin({0, 0}, cudaStreamCaptureModeThreadLocal);
-  pass();
-  graph->capture_end();
-  return [pass, graph] { graph->replay(); };  // the pass holds the graph's tensors
-}
-
 double seconds_of(const Pass& pass, int count) {
   using Clock = std::chrono::steady_clock;
   c10::cuda::device_synchronize();
@@ -226,17 +206,9 @@ double seconds_of(const Pass& pass, int count) {
   return std::chrono::duration<double>(Clock::now() - begin).count() / count;
 }
 
-/// Kernels by name: their number, and the sum of their microseconds.
-using Kernels = std::map<std::string, std::pair<int, double>>;
-
-std::string report(double kernels, double copies, double waits, int passes,
-                   const Kernels& by_name) {
-  std::vector<std::string> entries;
-  for (const auto& [name, total] : by_name) {
-    entries.push_back(fmt::format(R"("{}": [{}, {}])", name, total.first, total.second));
-  }
-  return fmt::format(R"({{"launches": {}, "copies": {}, "waits": {}, "kernels": {{{}}}}})",
-                     kernels / passes, copies / passes, waits / passes, fmt::join(entries, ", "));
+std::string report(double kernels, double copies, double waits, int passes) {
+  return fmt::format(R"({{"launches": {}, "copies": {}, "waits": {}}})", kernels / passes,
+                     copies / passes, waits / passes);
 }
 
 /// The fake CUDA devices count each ATen operator as one kernel, and do not time kernels.
@@ -245,12 +217,12 @@ std::string trace_on_fake_devices(const Pass& pass, int count) {
   const auto before = fake_cuda::counts();
   for (int i = 0; i < count; ++i) pass();
   const auto done = fake_cuda::counts() - before;
-  const auto kernels = done[Count::kKernels] + done[Count::kOperators];
+  const auto kernels = done[Count::kOperators];
   const auto copies = done[Count::kDeviceToDevice] + done[Count::kHostToDevice] +
                       done[Count::kDeviceToHost] + done[Count::kMemsets] +
                       done[Count::kCollectives];
   return report(static_cast<double>(kernels), static_cast<double>(copies),
-                static_cast<double>(done.host_waits()), count, {});
+                static_cast<double>(done.host_waits()), count);
 }
 
 std::string trace(const Pass& pass, int count) {
@@ -270,14 +242,10 @@ std::string trace(const Pass& pass, int count) {
   int kernels = 0;
   int copies = 0;
   int waits = -1;  // the profiler itself waits once when it stops
-  Kernels by_name;
   for (const auto& event : result->events()) {
     const auto type = static_cast<libkineto::ActivityType>(event.activityType());
     if (type == libkineto::ActivityType::CONCURRENT_KERNEL) {
       ++kernels;
-      auto& [number, microseconds] = by_name[event.name()];
-      ++number;
-      microseconds += static_cast<double>(event.durationNs()) / 1e3;
     } else if (type == libkineto::ActivityType::GPU_MEMCPY ||
                type == libkineto::ActivityType::GPU_MEMSET) {
       ++copies;
@@ -285,29 +253,7 @@ std::string trace(const Pass& pass, int count) {
       waits += waiting.contains(event.name()) ? 1 : 0;
     }
   }
-  return report(kernels, copies, std::max(waits, 0), count, by_name);
-}
-
-std::string copy_speed(int64_t mebibytes) {
-  const at::Tensor from = at::ones({mebibytes << 20}, at::device(at::kCUDA).dtype(at::kByte));
-  at::Tensor to = at::empty_like(from);
-  const Pass pass = [&] { to.copy_(from); };
-  seconds_of(pass, 3);
-  const auto moved = static_cast<double>(2 * (mebibytes << 20));
-  return fmt::format(R"({{"bytes_per_second": {}}})", moved / seconds_of(pass, 20));
-}
-
-/// See the top of this file.
-dist::ProcessGroupPtr make_group(const std::string& kind) {
-  if (kind == "itself") return WithItself::make_group();
-  if (kind == "all") return dist::default_group();
-  std::vector<int> ranks(static_cast<size_t>(dist::world_size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  if (kind == "nccl") {
-    return dist::new_group(ranks, std::nullopt, dist::NcclOptions{.peer_memory = false});
-  }
-  if (kind == "alone") return dist::new_subgroups(1);
-  throw syncbn::base::UserError(fmt::format("unknown group '{}'", kind));
+  return report(kernels, copies, std::max(waits, 0), count);
 }
 
 /// Returns a line of rank 0's standard input on all ranks; nothing at its end.
@@ -339,16 +285,6 @@ class Worker {
       int64_t divisor = 1;
       words >> batch >> divisor;
       pass_ = resnet50_layers(batch, divisor, group_);
-    } else if (command == "layer") {
-      int64_t channels = 0;
-      words >> batch >> channels >> size >> kind;
-      pass_ = run_layers(make_layers(
-          1, batch, channels, size, kind == "rows" ? kRows : at::MemoryFormat::Contiguous, group_));
-    } else if (command == "graph") {
-      pass_ = recorded(pass_);
-    } else if (command == "group") {
-      words >> kind;
-      group_ = make_group(kind);
     } else if (command == "memory") {
       size_t free = 0;
       size_t total = 0;
@@ -363,7 +299,6 @@ class Worker {
     } else {
       int64_t count = 0;
       words >> count;
-      if (command == "copy") return copy_speed(count);
       if (command == "trace") return trace(pass_, static_cast<int>(count));
       if (command != "time") {
         throw syncbn::base::UserError(fmt::format("unknown command '{}'", command));
@@ -374,7 +309,7 @@ class Worker {
   }
 
  private:
-  dist::ProcessGroupPtr group_ = make_group("itself");
+  const dist::ProcessGroupPtr group_ = WithItself::make_group();
   Pass pass_;
   std::map<std::string, Pass> kept_;
 };

@@ -5,19 +5,14 @@ what several GPUs cost each other.
   bench/gpu/run.py PART [--pairs 11] [--build build] [--python python3] [--gpus N] [--json FILE] [--tiny]
 
 Parts: step-256, step-32       a step of ResNet-50 (bf16, channels-last), eager Python's time / ours
-       graph-32                the same, ours replayed as a CUDA graph
        compiled-256            the same beside torch.compile
        layers-256, layers-32   SyncBatchNorm + ReLU of ResNet-50's 53 layers, forward and backward, with the
-                               exchange forced (an all-gather of NCCL; layers are not compared): our time /
+                               exchange forced (an all-gather and an all-reduce of NCCL): our time /
                                torch's SyncBatchNorm's, and / torch's BatchNorm2d's
-       kernels                 each of our kernels' bandwidth / that of a copy within the GPU
 
 Parts on several GPUs, --gpus of them, a rank started by syncbn-launch on each:
        sync-cost               a step of ResNet-50 in DistributedDataParallel, batch 64 per rank, with SyncBatchNorm
                                / with BatchNorm2d
-       exchange                what the exchanges of a small layer take, forward and backward, through peer memory /
-                               over NCCL: the time of the layer less that of one that exchanges nothing (over
-                               NCCL both, where GPUs do not reach each other's memory)
        scaling                 a step on one GPU / a step on 2, 4 ... GPUs, batch 64 per rank
 
 Ratios are medians over pairs of slices, with an interval of 95 % or more (order statistics). On a GPU without
@@ -42,14 +37,8 @@ COUNTS = {2: (1, 1), 32: (20, 30), 64: (15, 20), 128: (10, 15), 256: (5, 10)}
 IMAGE_BYTES = {"step": 100e6, "layers": 45e6}
 PROCESS_BYTES = 2e9
 RESNET50_LAYERS = 53
-SHAPES = [(256, 64, 112), (256, 256, 56), (256, 512, 28)]  # above 64 MB in bf16
-COPY_MIB = 1024
 RANK_BATCH = 64  # images per rank, on several GPUs
 TARGET_GPUS = 8  # the targets for several GPUs hold from this number on
-# By part of a kernel's name: bytes that it reads and writes per value of a layer with ReLU. In bf16, x and dx
-# take 2 bytes each; the ReLU mask takes 1 / 8.
-BYTES = {"moments_kernel": 2, "forward_kernel": 2 + 2 + 1 / 8, "reduce_kernel": 2 + 2 + 1 / 8,
-         "elementwise_kernel": 2 + 2 + 1 / 8 + 2}
 
 
 def ours(arguments):
@@ -111,11 +100,11 @@ def trace(job, arguments):
     return {key: answer[key] for key in ("launches", "copies", "waits")}
 
 
-def step(batch, arguments, kind="eager", graph=False):
+def step(batch, arguments, kind="eager"):
     """Measures a step with each of our batch norms, since a program would use the faster one."""
     size = 32 if arguments.tiny else 224
     shape, said, has_target = batch_that_fits(batch, "step", arguments)
-    targets = {(256, "eager"): 1.05, (32, "eager"): 1.3 if graph else None, (256, "compiled"): 0.9}
+    targets = {(256, "eager"): 1.05, (32, "eager"): None, (256, "compiled"): 0.9}
     target = targets[batch, kind] if has_target else None
     other = theirs(arguments)
     other.ask("network", shape, size, kind)
@@ -123,15 +112,13 @@ def step(batch, arguments, kind="eager", graph=False):
     for norm in ("sync", "local"):
         job = ours(arguments)
         job.ask("network", shape, size, norm)
-        if graph:
-            job.ask("graph")
-        name = (f"ResNet-50 step, {said}, {'SyncBatchNorm' if norm == 'sync' else 'BatchNorm2d'}"
-                f"{', CUDA graph' if graph else ''} / {kind} Python")
+        name = (f"ResNet-50 step, {said}, {'SyncBatchNorm' if norm == 'sync' else 'BatchNorm2d'} / "
+                f"{kind} Python")
         result["rows"].append(compare(name, [job, other], counts_of(shape)[0], arguments, target, at_least=True))
-        if not graph and kind == "eager":
+        if kind == "eager":
             result["traces"].append({"name": f"ResNet-50 step, {said}, {norm}", **trace(job, arguments)})
         job.end()
-    if not arguments.tiny and not graph:
+    if not arguments.tiny:
         result["traces"].append({"name": f"ResNet-50 step, {said}, {kind} Python", **trace(other, arguments)})
     other.end()
     return result
@@ -160,33 +147,6 @@ def layers(batch, arguments):
 
 def per_layer(name, traced):
     return {"name": f"a layer, {name}", **{key: value / RESNET50_LAYERS for key, value in traced.items()}}
-
-
-def kernels(arguments):
-    job = ours(arguments)
-    copy = job.ask("copy", 4 if arguments.tiny else COPY_MIB)["bytes_per_second"]
-    rows = []
-    for batch, channels, size in [(2, 64, 8)] if arguments.tiny else SHAPES:
-        for memory in ("rows", "planes"):
-            job.ask("layer", batch, channels, size, memory)
-            passes = 10
-            job.ask("time", passes)
-            for name, (count, microseconds) in job.ask("trace", passes)["kernels"].items():
-                rows.append(kernel_row(name, microseconds / count, batch * channels * size * size, copy,
-                                       f"{batch} x {channels} x {size} x {size}, "
-                                       f"{'channels-last' if memory == 'rows' else 'contiguous'}"))
-    job.end()
-    return {"copy_bytes_per_second": copy, "kernels": rows}
-
-
-def kernel_row(name, microseconds, values, copy, shape):
-    row = {"name": name, "shape": shape, "microseconds": microseconds}
-    for part, per_value in BYTES.items():
-        if part in name:
-            row["name"] = part
-            row["bytes_per_second"] = values * per_value / (microseconds * 1e-6)
-            row["of_copy"] = row["bytes_per_second"] / copy
-    return row
 
 
 def in_turn(job, names, count, arguments):
@@ -226,22 +186,6 @@ def sync_cost(arguments):
                                     "BatchNorm2d", seconds["sync"], seconds["local"], 1.05, False, arguments)]}
 
 
-def exchange(arguments):
-    job = ranks(arguments, arguments.gpus)
-    kinds = ["all", "nccl", "alone"]
-    for kind in kinds:
-        job.ask("group", kind)
-        job.ask("layer", 2, 256, 4, "rows")
-        job.ask("keep", kind)
-    seconds = in_turn(job, kinds, 1 if arguments.tiny else 200, arguments)
-    job.end()
-    # By chance, a layer that exchanges may be no slower than one that does not.
-    taken = {kind: [max(took - alone, 1e-7) for took, alone in zip(seconds[kind], seconds["alone"])]
-             for kind in ("all", "nccl")}
-    return {"several": [several_row(f"two exchanges of a layer of 256 channels, {arguments.gpus} GPUs, peer memory / "
-                                    "NCCL", taken["all"], taken["nccl"], 0.4, False, arguments)]}
-
-
 def scaling(arguments):
     batch, size, steps = rank_network(arguments)
     counts = [count for count in (1, 2, 4) if count < arguments.gpus] + [arguments.gpus]
@@ -257,12 +201,11 @@ def scaling(arguments):
                                     arguments) for count in counts[1:]]}
 
 
-SEVERAL = {"sync-cost": sync_cost, "exchange": exchange, "scaling": scaling}
+SEVERAL = {"sync-cost": sync_cost, "scaling": scaling}
 PARTS = {"step-256": lambda given: step(256, given), "step-32": lambda given: step(32, given),
-         "graph-32": lambda given: step(32, given, graph=True),
          "compiled-256": lambda given: step(256, given, kind="compiled"),
          "layers-256": lambda given: layers(256, given), "layers-32": lambda given: layers(32, given),
-         "kernels": kernels, **SEVERAL}
+         **SEVERAL}
 
 
 def add_arguments(parser):

@@ -35,10 +35,10 @@ double microseconds(const detail::LayerName& layer, const at::Tensor& moments,
   const auto begin = Clock::now();
   const int64_t channels = sums.numel() / 2;
   const detail::Exchange exchange(layer, channels, at::kFloat, detail::statistics_group({}), {});
-  const at::Tensor rows = exchange.moments({.row = moments});
+  const at::Tensor rows = exchange.moments(moments);
   // A single rank does not merge.
-  if (exchange.ranks() > 1) detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
-  exchange.sums({.row = sums});
+  if (exchange.ranks() > 1) detail::batch_norm_kernels(at::kCPU).merge(rows, channels, /*eps=*/0);
+  exchange.sum(sums);
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 

@@ -49,16 +49,16 @@ double time_of(int calls, const std::function<void()>& body) {
 void exchange(const dist::ProcessGroupPtr& group, int64_t channels) {
   static const detail::LayerName layer;
   const detail::Exchange exchange(layer, channels, at::kFloat, group, {});
-  const at::Tensor rows = exchange.moments({.row = at::rand({2 * channels + 1}, at::kDouble)});
-  detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
-  exchange.sums({.row = at::rand({2 * channels}, at::kDouble)});
+  const at::Tensor rows = exchange.moments(at::rand({2 * channels + 1}, at::kDouble));
+  detail::batch_norm_kernels(at::kCPU).merge(rows, channels, /*eps=*/0);
+  exchange.sum(at::rand({2 * channels}, at::kDouble));
 }
 
 void exchange_around_a_ring(const dist::ProcessGroupPtr& group, int64_t channels) {
   at::Tensor row = at::rand({1, 2 * channels + 1 + kHeader}, at::kDouble);
   at::Tensor rows = at::empty({group->getSize(), row.size(1)}, at::kDouble);
   group->_allgather_base(rows, row)->wait();
-  detail::batch_norm_kernels(at::kCPU).merge(rows, channels);
+  detail::batch_norm_kernels(at::kCPU).merge(rows, channels, /*eps=*/0);
   std::vector<at::Tensor> sums{at::rand({2 * channels + kHeader}, at::kDouble)};
   group->allreduce(sums)->wait();
 }

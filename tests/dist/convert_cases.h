@@ -32,7 +32,6 @@ struct Steps {
   uint64_t exchanges = kLayers;  ///< in each forward, and in each backward
   std::vector<int64_t> batch = {4, 3, 6, 6};
   at::ScalarType dtype = at::kFloat;
-  at::Device network = device();  ///< device on which its layers exchange
 };
 
 /// Trains for kSteps steps, each rank with its own batches and gradients, and checks the number of
@@ -40,16 +39,15 @@ struct Steps {
 template <class Forward>
 void expect_steps(const Forward& forward, const std::vector<at::Tensor>& parameters,
                   const Steps& steps = {}) {
-  exchanges({}, steps.network);  // makes the group
+  exchanges();  // makes the group
   for (int step = 0; step < kSteps; ++step) {
-    uint64_t before = exchanges({}, steps.network);
+    uint64_t before = exchanges();
     const at::Tensor input = randn(steps.batch, steps.dtype).requires_grad_();
     const at::Tensor output = forward(input);
-    EXPECT_EQ(exchanges({}, steps.network) - before, steps.exchanges) << "forward of step " << step;
-    before = exchanges({}, steps.network);
+    EXPECT_EQ(exchanges() - before, steps.exchanges) << "forward of step " << step;
+    before = exchanges();
     output.pow(2).sum().backward();
-    EXPECT_EQ(exchanges({}, steps.network) - before, steps.exchanges)
-        << "backward of step " << step;
+    EXPECT_EQ(exchanges() - before, steps.exchanges) << "backward of step " << step;
     sgd_step(parameters);
   }
 }

@@ -167,7 +167,6 @@ TEST_F(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
 
 /// Like expect_net_steps(), for a network on the CPU, whatever the tests' device.
 void expect_net_steps_on_cpu(Net net, Steps steps = {}) {
-  steps.network = at::kCPU;
   expect_steps([&](const at::Tensor& x) { return net->forward(x.cpu()); }, net->parameters(),
                steps);
 }

@@ -58,14 +58,9 @@ inline at::Tensor ones(at::IntArrayRef sizes, at::ScalarType type = at::kFloat) 
 
 /// Number of exchanges of batch norm's statistics so far; a single rank makes none.
 /// @param group null: all ranks; the group is created at first use
-inline uint64_t exchanges(const dist::ProcessGroupPtr& group = {}, at::Device where = device()) {
+inline uint64_t exchanges(const dist::ProcessGroupPtr& group = {}) {
   const auto over = dist::detail::statistics_group(group);
-  if (!over) return 0;
-  dist::detail::Backend& backend = *dist::detail::backend_of(over);
-  const uint64_t calls = backend.sequence();
-  if (where.is_cpu() || backend.gathers_by_peers(1)) return calls;
-  // On GPUs, one more call with all headers precedes the last exchange of each batch.
-  return calls - calls / (backend.in_flight_headers().batch() + 1);
+  return over ? dist::detail::backend_of(over)->sequence() : 0;
 }
 
 template <class Holder>

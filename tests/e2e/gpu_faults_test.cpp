@@ -24,14 +24,12 @@ using ::testing::HasSubstr;
 struct Fault {
   const char* what;
   const char* place;
-  bool in_graph;
   const char* rank = "1";
 };
 
 std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
   const Fault& fault = info.param;
-  return fmt::format("{}_in_{}_of_rank_{}{}", fault.what, fault.place, fault.rank,
-                     fault.in_graph ? "_with_graph" : "");
+  return fmt::format("{}_in_{}_of_rank_{}", fault.what, fault.place, fault.rank);
 }
 
 /// Seconds between the first and the last worker's end in the first attempt.
@@ -74,7 +72,6 @@ TEST_P(GpuTrainFaultTest, EndsAllWorkersAndTheRestartGoesOn) {
                                     "--plugins=[" SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so]",
                                     "--schedule=faulty",
                                     "--task.loss=faulty"};
-  if (fault.in_graph) words.emplace_back("--cuda_graph");
   if (what == "stop") words.emplace_back("--timeout=6");
   const ProgramResult result = run_program(
       words, {.env = {{"OMP_NUM_THREADS", "1"},
@@ -104,20 +101,16 @@ TEST_P(GpuTrainFaultTest, EndsAllWorkersAndTheRestartGoesOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuTrainFaultTest,
-                         ::testing::Values(Fault{"kill", "step", true}, Fault{"stop", "step", true},
-                                           Fault{"kill", "checkpoint", false, "0"}),
+                         ::testing::Values(Fault{"kill", "step"}, Fault{"stop", "step"},
+                                           Fault{"kill", "checkpoint", "0"}),
                          name_of);
 INSTANTIATE_TEST_SUITE_P(
     Exhaustive, GpuTrainFaultTest,
-    ::testing::Values(Fault{"kill", "step", false}, Fault{"throw", "step", false},
-                      Fault{"throw", "step", true}, Fault{"throw", "evaluation", false},
-                      Fault{"stop", "step", false}, Fault{"kill", "step", true, "0"},
-                      Fault{"kill", "evaluation", false}, Fault{"kill", "evaluation", true},
-                      Fault{"stop", "evaluation", false}, Fault{"stop", "evaluation", true},
-                      Fault{"throw", "evaluation", true}, Fault{"throw", "evaluation", false, "0"},
-                      Fault{"kill", "checkpoint", false}, Fault{"kill", "checkpoint", true},
-                      Fault{"throw", "checkpoint", false}, Fault{"throw", "checkpoint", true, "0"},
-                      Fault{"stop", "checkpoint", false}, Fault{"stop", "checkpoint", true}),
+    ::testing::Values(Fault{"throw", "step"}, Fault{"kill", "step", "0"},
+                      Fault{"throw", "evaluation"}, Fault{"kill", "evaluation"},
+                      Fault{"stop", "evaluation"}, Fault{"throw", "evaluation", "0"},
+                      Fault{"kill", "checkpoint"}, Fault{"throw", "checkpoint"},
+                      Fault{"throw", "checkpoint", "0"}, Fault{"stop", "checkpoint"}),
     name_of);
 
 }  // namespace

@@ -13,7 +13,6 @@
 namespace fake_cuda {
 
 enum class Count : uint8_t {
-  kKernels,        ///< launches of kernels that have a stand-in (define_kernel())
   kOperators,      ///< of ATen; a real GPU launches one or more kernels for each
   kCollectives,    ///< of NCCL; a group's calls on one communicator and stream count once
   kSplits,         ///< communicators that ncclCommSplit has made

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ddp_test
 
@@ -46,6 +47,74 @@ def trains():
     dist.destroy_process_group()
 
 
+class Recorder(TorchDispatchMode):
+    """Records batch norm's operators and the collectives, with the tensors' shapes, dtypes and memory formats."""
+
+    OPERATORS = {"batch_norm_stats", "batch_norm_gather_stats_with_counts", "batch_norm_elemt",
+                 "batch_norm_backward_reduce", "batch_norm_backward_elemt"}
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    @staticmethod
+    def of_tensor(value):
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+        return tuple(value.shape), value.dtype, is_channels_last
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        name = function.overloadpacket.__name__
+        if name in self.OPERATORS:
+            self.calls.append((name, *map(self.of_tensor, arguments)))
+        elif function.namespace == "c10d":
+            tensors = torch.utils._pytree.tree_leaves(arguments)
+            self.calls.append((name, *((one.numel(), one.dtype) for one in tensors if isinstance(one, torch.Tensor))))
+        return function(*arguments, **(named or {}))
+
+
+def calls_and_results(forward, layer, batch):
+    """What a forward and a backward of the layer call, and all that they compute."""
+    x = batch.clone(memory_format=torch.preserve_format).requires_grad_()
+    with Recorder() as recorder:
+        y = forward(layer, x)
+        (y * torch.linspace(-1, 1, y.shape[1], device="cuda", dtype=y.dtype).view(1, -1, 1, 1)).sum().backward()
+    return recorder.calls, [y, x.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()]
+
+
+def runs_pythons_operators():
+    from syncbn import _C
+    rank = int(os.environ["RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("syncbn")
+    handle = _C.Layer("layer")
+
+    def ours(layer, x):
+        return _C.sync_batch_norm(x, layer.weight, layer.bias, layer.running_mean, layer.running_var,
+                                  layer.num_batches_tracked, layer.momentum, layer.eps, handle, dist.group.WORLD)
+
+    for sizes in ((3, 3), (4, 2), (3, 0)):
+        for dtype in (torch.float32, torch.float16):
+            for memory_format in (torch.contiguous_format, torch.channels_last):
+                # Python's empty rank sends zeros of the input's type, which the others of float16 do not expect.
+                is_broken = dtype == torch.float16 and 0 in sizes
+                batch = torch.randn(sizes[rank], 3, 4, 5).cuda().to(memory_format=memory_format)
+                layers = [nn.SyncBatchNorm(3).cuda(rank) for _ in range(2)]
+                calls, results = calls_and_results(ours, layers[0], batch.to(dtype))
+                wanted, others = calls_and_results(nn.SyncBatchNorm.forward, layers[1],
+                                                   batch if is_broken else batch.to(dtype))
+                if is_broken:
+                    wanted = [tuple((one[0], dtype, one[2]) if isinstance(one, tuple) and len(one) == 3
+                                    and len(one[0]) == 4 else one for one in call) for call in wanted]
+                assert calls == wanted, f"{sizes} {dtype} {memory_format}:\n{calls}\n{wanted}"
+                for one, other in zip(results, others, strict=True):
+                    if other is not None and not is_broken:
+                        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    print("same calls as Python's", flush=True)
+    dist.destroy_process_group()
+
+
 def trains_without_launcher(rank, port):
     os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank))
     trains()
@@ -73,6 +142,10 @@ class GpuTest(ranks.RanksTest):
         done = ranks.run("trains", 2)
         self.expect_success(done, "trained on 0")
         self.expect_success(done, "trained on 1")
+
+    def test_sync_batch_norm_calls_what_pythons_calls(self):
+        done = ranks.run("runs_pythons_operators", 2)
+        self.expect_success(done, "same calls as Python's")
 
     def test_takes_the_current_gpu_where_no_launcher_sets_local_rank(self):
         fork(trains_without_launcher, ranks.free_port())

@@ -199,7 +199,7 @@ TEST(ConfigTest, OptionsOfNcclReachTheProcessGroup) {
   Config config;
   EXPECT_THAT(read(std::string(kLeast) +
                        "batch_size: 1\nnccl: {high_priority: false, min_ctas: 3, max_ctas: 5, "
-                       "blocking: false, peer_memory: false, register_buckets: true}\n",
+                       "blocking: false, register_buckets: true}\n",
                    config),
               IsEmpty());
   const dist::NcclOptions options = config.nccl.options();
@@ -207,7 +207,6 @@ TEST(ConfigTest, OptionsOfNcclReachTheProcessGroup) {
   EXPECT_EQ(options.min_ctas, 3);
   EXPECT_EQ(options.max_ctas, 5);
   EXPECT_FALSE(options.blocking);
-  EXPECT_FALSE(options.peer_memory);
   EXPECT_TRUE(options.register_buckets);
   const dist::NcclOptions usual;
   const dist::NcclOptions by_default = Config().nccl.options();
@@ -215,8 +214,18 @@ TEST(ConfigTest, OptionsOfNcclReachTheProcessGroup) {
   EXPECT_EQ(by_default.min_ctas, usual.min_ctas);
   EXPECT_EQ(by_default.max_ctas, usual.max_ctas);
   EXPECT_EQ(by_default.blocking, usual.blocking);
-  EXPECT_EQ(by_default.peer_memory, usual.peer_memory);
   EXPECT_EQ(by_default.register_buckets, usual.register_buckets);
+}
+
+TEST(ConfigTest, AKeyOfFormerVersionsNamesWhatToDoUnlessItHasItsFormerDefault) {
+  Config config;
+  const std::string needed = std::string(kLeast) + "batch_size: 1\n";
+  EXPECT_THAT(read(needed + "cuda_graph: false\nnccl: {peer_memory: true}\n", config), IsEmpty());
+  EXPECT_THAT(read(needed + "cuda_graph: true\n", config),
+              ElementsAre(HasSubstr("unknown key 'cuda_graph'; it was removed: leave it out")));
+  config::Faults faults;
+  config::parse_command_line({"--cuda_graph"}, {}, config_fields(), faults);
+  EXPECT_THAT(faults.messages(), ElementsAre(HasSubstr("unknown option '--cuda_graph'; it was")));
 }
 
 TEST(ConfigTest, ReferenceInDocsIsUpToDate) {

@@ -19,8 +19,8 @@ namespace {
 constexpr auto kContiguous = at::MemoryFormat::Contiguous;
 constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
-/// On the fake CUDA devices, also counts what a batch asks of the GPU.
-void expect_same_and_one_launch(const data::Batch& batch, BatchToDevice::Options options) {
+/// On the fake CUDA devices, also counts the waits.
+void expect_same_without_waits(const data::Batch& batch, BatchToDevice::Options options) {
   options.device = at::kCPU;
   const data::Batch expected = BatchToDevice(options)(batch);
   options.device = dist::device();
@@ -30,8 +30,6 @@ void expect_same_and_one_launch(const data::Batch& batch, BatchToDevice::Options
   const data::Batch on_gpu = to_gpu(batch);
   if (is_counted) {
     const auto counts = fake_cuda::counts() - before;
-    EXPECT_EQ(counts[fake_cuda::Count::kKernels], 1U);
-    EXPECT_EQ(counts[fake_cuda::Count::kOperators], 0U);
     EXPECT_EQ(counts.host_waits(), 0U);
   }
   EXPECT_EQ(on_gpu.data.scalar_type(), options.image_type);
@@ -40,7 +38,7 @@ void expect_same_and_one_launch(const data::Batch& batch, BatchToDevice::Options
   EXPECT_TRUE(on_gpu.target.cpu().equal(expected.target));
 }
 
-TEST(GpuBatchTest, OneKernelMakesInputOfBytes) {
+TEST(GpuBatchTest, MakesInputOfBytes) {
   SYNCBN_SKIP_UNLESS(test::gpus() > 0, "gpu");
   test::run_ranks(1, [](int) {
     dist::init_process_group();
@@ -59,8 +57,8 @@ TEST(GpuBatchTest, OneKernelMakesInputOfBytes) {
                                                .memory_format = to,
                                                .normalization = data::Normalization::imagenet(),
                                                .image_type = type};
-          expect_same_and_one_launch(batch, options);
-          expect_same_and_one_launch(in_corners, options);
+          expect_same_without_waits(batch, options);
+          expect_same_without_waits(in_corners, options);
         }
       }
     }
@@ -78,7 +76,7 @@ TEST(GpuBatchTest, IsCopiedWhileTheStepBeforeStillRuns) {
                             .target = at::arange(2, at::kLong).pin_memory()};
     const BatchToDevice to_gpu(
         {.device = dist::device(), .pinned = true, .normalization = {{0.0}, {1.0}}});
-    to_gpu(batch);  // loads the kernel, which may wait for the device
+    to_gpu(batch);  // loads the kernels, which may wait for the device
     at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
     dist::all_reduce(value);
     EXPECT_EQ(value[0].item<float>(), 2);

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "removed_keys.h"
+
 namespace syncbn::config {
 namespace {
 
@@ -190,6 +192,9 @@ class Parser {
   std::string suggestion(const std::string& name, const std::string& dashes) const {
     std::vector<std::string> own;
     for (const ProgramOption& option : options_) own.push_back(option.name);
+    if (const RemovedKey* const removed = removed_key(name)) {
+      return "; " + std::string(removed->advice);
+    }
     const auto in_section = std::ranges::find_if(
         fields_, [&](const FieldInfo& field) { return field.path.starts_with(name + "."); });
     if (in_section != fields_.end()) {

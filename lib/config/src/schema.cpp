@@ -7,6 +7,8 @@
 #include <cctype>
 #include <utility>
 
+#include "removed_keys.h"
+
 namespace syncbn::config {
 
 namespace {
@@ -163,7 +165,10 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
     const std::string key = detail::at(path, member.key);
     const auto field = std::ranges::find(fields_, member.key, &Field::name);
     if (field == fields_.end()) {
-      std::string tail = hint && !faults.is_full() ? hint(member.key) : "";
+      const RemovedKey* const removed = removed_key(key);
+      if (removed != nullptr && member.value.scalar == removed->former_default) continue;
+      std::string tail = removed != nullptr ? "; " + std::string(removed->advice) : "";
+      if (tail.empty() && hint && !faults.is_full()) tail = hint(member.key);
       if (tail.empty() && !faults.is_full()) tail = did_you_mean(path, member.key);
       faults.add(member.mark, fmt::format("unknown key '{}'{}", shortened(key), tail));
       good = false;

@@ -74,9 +74,6 @@ void NcclConfig::describe(config::Schema<NcclConfig>& schema) {
       .between(1, kMaxThreadBlocks);
   schema.field("blocking", &NcclConfig::blocking,
                "NCCL's functions return when they are done; otherwise libtorch polls");
-  schema.field("peer_memory", &NcclConfig::peer_memory,
-               "exchange statistics of SyncBatchNorm through the memory of the GPUs, where all of "
-               "them reach each other's");
   schema.field("register_buckets", &NcclConfig::register_buckets,
                "register the memory of DDP's gradient buckets with NCCL, which then copies less");
   schema.check([](const NcclConfig& nccl) -> std::optional<std::string> {
@@ -90,7 +87,6 @@ dist::NcclOptions NcclConfig::options() const {
           .min_ctas = min_ctas,
           .max_ctas = max_ctas,
           .blocking = blocking,
-          .peer_memory = peer_memory,
           .register_buckets = register_buckets};
 }
 
@@ -441,9 +437,6 @@ void Config::describe(config::Schema<Config>& schema) {
       "or deterministic is set");
   schema.field("tf32", &Config::tf32,
                "let GPUs multiply float32 in TF32, with 10 bits of precision");
-  schema.field("cuda_graph", &Config::cuda_graph,
-               "launch a step on GPUs as one CUDA graph, after 11 steps and except for the last of "
-               "an epoch: faster where the host is slower than the GPU");
   schema.field(
       "device", &Config::device,
       "where to train, auto, cpu, cuda or cuda:N; auto: on GPUs if there is one for each rank; "

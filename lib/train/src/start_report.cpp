@@ -57,7 +57,6 @@ std::vector<std::string> gpu_keys(const Config& config) {
   };
   const std::pair<const char*, bool> keys[] = {
       {"tf32", config.tf32},
-      {"cuda_graph", config.cuda_graph},
       {"cudnn_benchmark", config.cudnn_benchmark.value == true},
       {"loader.pin_memory", config.loader.pin_memory.value == true},
       {"nccl", text_of(config.nccl) != text_of({})},

@@ -3,8 +3,6 @@
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/record_function.h>
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/clock.h>
@@ -112,7 +110,6 @@ class Trainer {
         plan_(config, loader_, position_),
         display_(config, measures_, channel_, device_),
         profiler_(config.profile, *model_) {
-    report_on_rank_0([&] { step_.check_graph(inputs.train_set->sizes_vary()); });
     // The checkpoint is as large as the model: do not hold it after the constructor.
     std::string resumed = std::exchange(resume_.checkpoint, {});
     if (is_of_python(resumed)) resumed = on_rank_0([&] { return converted_python_run(); });
@@ -504,8 +501,7 @@ class Trainer {
     const double former_lr = std::exchange(record.lr, scheduled_lr());
     picture_first_batch(batch);
     data::SampleRandom random = random_of_batch();
-    const bool is_regular = config_.loader.drop_last || loader_.batches_left() > 0;
-    const auto former = step_.run(batch, record.lr, random, wishes(), is_regular);
+    const auto former = step_.run(batch, record.lr, random, wishes());
     if (former && (!step_.accepts(*former) || bad_in_row_ >= kMaxBadInRow)) {
       recover(*former, former_lr);
       return Outcome::kRestored;
@@ -956,13 +952,6 @@ int train(const Config& config, const std::string& config_text, const std::strin
                                                                   !inputs.train_set->sizes_vary()));
   context.setAllowTF32CuBLAS(config.tf32);
   context.setAllowTF32CuDNN(config.tf32);
-  // A graph is captured on a stream other than the default one, and the tensors that it
-  // differentiates must be created on that stream.
-  std::optional<c10::StreamGuard> stream;
-  if (config.cuda_graph && dist::device().is_cuda()) {
-    stream.emplace(
-        c10::impl::VirtualGuardImpl(dist::device().type()).getStreamFromGlobalPool(dist::device()));
-  }
   auto trainer = explain_out_of_memory(MemoryUse::kSetup,
                                        [&] { return Trainer(config, config_text, name, inputs); });
   return explain_out_of_memory(MemoryUse::kLater, [&] { return trainer.run(); });

@@ -54,7 +54,7 @@ class FaultySchedule : public train::Schedule {
   explicit FaultySchedule(double lr) : lr_(lr) {}
 
   double lr(int64_t step) const override {
-    if (step == 15) reach("step");  // step 11 captures a graph
+    if (step == 15) reach("step");
     return lr_;
   }
   std::map<std::string, double> state() const override {

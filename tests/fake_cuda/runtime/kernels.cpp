@@ -1,92 +1,8 @@
-// Kernels and their launches.
+// Kernels. No kernel runs: the operators' stand-ins replace ATen's.
 #include <cstdio>
-#include <mutex>
-#include <ranges>
-#include <string>
-#include <unordered_map>
-#include <utility>
-#include <vector>
 
 #include "operators_library.h"
 #include "runtime.h"
-
-namespace fake_cuda {
-namespace {
-
-class Kernels {
- public:
-  /// @param function the address of the host stub, which identifies the kernel in launches
-  void add(const void* function, const char* mangled_name) {
-    const std::lock_guard lock(mutex_);
-    names_.insert_or_assign(function, mangled_name);
-  }
-
-  struct Definition {
-    std::string name;
-    Launch launch;
-  };
-
-  void define(Definition definition) {
-    const std::lock_guard lock(mutex_);
-    definitions_.push_back(std::move(definition));
-  }
-
-  /// The result has no launch, and a line is on stderr, if there is no stand-in for the kernel.
-  Definition find(const void* function) {
-    const std::lock_guard lock(mutex_);
-    const auto name = names_.find(function);
-    if (name != names_.end()) {
-      for (const Definition& definition : std::views::reverse(definitions_)) {
-        if (name->second.find(definition.name) != std::string::npos) return definition;
-      }
-    }
-    std::fprintf(stderr, "fake_cuda: no stand-in for the kernel %s\n",
-                 name == names_.end() ? "at an unknown address" : name->second.c_str());
-    return {};
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<const void*, std::string> names_;
-  std::vector<Definition> definitions_;
-};
-
-Kernels& kernels() {
-  static auto* const kernels = new Kernels;
-  return *kernels;
-}
-
-cudaError_t launch(const void* function, dim3 grid, dim3 block, void** arguments, size_t shared,
-                   cudaStream_t stream) {
-  if (const cudaError_t error = ready(); error != cudaSuccess) return error;
-  constexpr uint64_t kMaxThreads = 1024;
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  if (threads == 0 || threads > kMaxThreads || uint64_t{grid.x} * grid.y * grid.z == 0) {
-    return cudaErrorInvalidConfiguration;
-  }
-  const Kernels::Definition found = kernels().find(function);
-  if (!found.launch) return cudaErrorInvalidDeviceFunction;
-  count(Count::kKernels);
-  auto [work, blocks] = found.launch(grid, block, shared, arguments);
-  return enqueue(stream, std::move(work), blocks);
-}
-
-struct Configuration {
-  dim3 grid;
-  dim3 block;
-  size_t shared = 0;
-  cudaStream_t stream = nullptr;
-};
-// Launches with <<< >>> that this thread has started.
-thread_local std::vector<Configuration> configurations;
-
-}  // namespace
-
-void define_launch(std::string name, Launch launch) {
-  kernels().define({std::move(name), std::move(launch)});
-}
-
-}  // namespace fake_cuda
 
 using fake_cuda::fail;
 
@@ -111,25 +27,20 @@ void __cudaRegisterVar(void** /*handle*/, char* /*variable*/, char* /*address*/,
                        const char* /*name*/, int /*ext*/, size_t /*size*/, int /*constant*/,
                        int /*global*/) {}
 
-void __cudaRegisterFunction(void** /*handle*/, const char* stub, char* /*function*/,
-                            const char* name, int /*thread_limit*/, uint3* /*thread_index*/,
+void __cudaRegisterFunction(void** /*handle*/, const char* /*stub*/, char* /*function*/,
+                            const char* /*name*/, int /*thread_limit*/, uint3* /*thread_index*/,
                             uint3* /*block_index*/, dim3* /*block*/, dim3* /*grid*/,
-                            int* /*warp_size*/) {
-  fake_cuda::kernels().add(stub, name);
-}
+                            int* /*warp_size*/) {}
 
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, CUstream_st* stream) {
-  fake_cuda::configurations.push_back({grid, block, shared, stream});
+unsigned __cudaPushCallConfiguration(dim3 /*grid*/, dim3 /*block*/, size_t /*shared*/,
+                                     CUstream_st* /*stream*/) {
   return 0;
 }
 
 cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void* stream) {
-  const fake_cuda::Configuration last = fake_cuda::configurations.back();
-  fake_cuda::configurations.pop_back();
-  *grid = last.grid;
-  *block = last.block;
-  *shared = last.shared;
-  *static_cast<cudaStream_t*>(stream) = last.stream;
+  *grid = *block = dim3();
+  *shared = 0;
+  *static_cast<cudaStream_t*>(stream) = nullptr;
   return cudaSuccess;
 }
 
@@ -139,10 +50,11 @@ cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
   return cudaSuccess;
 }
 
-cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
-                             size_t shared, cudaStream_t stream) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::launch(function, grid, block, arguments, shared, stream));
-  return cudaSuccess;
+cudaError_t cudaLaunchKernel(const void* /*function*/, dim3 /*grid*/, dim3 /*block*/,
+                             void** /*arguments*/, size_t /*shared*/, cudaStream_t /*stream*/) {
+  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
+  std::fprintf(stderr, "fake_cuda: a kernel was launched, and no stand-in replaces its operator\n");
+  return fail(cudaErrorInvalidDeviceFunction);
 }
 
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void** arguments,

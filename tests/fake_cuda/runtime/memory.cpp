@@ -272,15 +272,6 @@ bool is_pinned(const void* pointer) {
   return memory().is_pinned(pointer);
 }
 
-void translate_pointers(void* bytes, size_t size) {
-  for (size_t at = 0; at + sizeof(void*) <= size; at += sizeof(void*)) {
-    void* pointer = nullptr;
-    std::memcpy(&pointer, static_cast<char*>(bytes) + at, sizeof pointer);
-    pointer = host(pointer);
-    std::memcpy(static_cast<char*>(bytes) + at, &pointer, sizeof pointer);
-  }
-}
-
 }  // namespace fake_cuda
 
 using fake_cuda::fail;

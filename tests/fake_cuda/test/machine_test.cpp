@@ -29,9 +29,6 @@
 #include "support/eventually.h"
 #include "test/on_gpu.h"
 
-extern "C" void __cudaRegisterFunction(void**, const char*, char*, const char*, int, uint3*, uint3*,
-                                       dim3*, dim3*, int*);
-
 namespace {
 
 using fake_cuda::Count;
@@ -262,46 +259,7 @@ TEST(FakeCountsTest, CopiesAndWaitsAreCountedByKind) {
   EXPECT_EQ(counts[Count::kDeviceWaits], 1U);
 }
 
-struct Scale {
-  float* values;
-  int64_t size;
-};
-
-void scale(dim3 grid, dim3 block, size_t shared_bytes, Scale scale, float factor) {
-  EXPECT_EQ(grid.x, 3U);
-  EXPECT_EQ(block.x, 32U);
-  EXPECT_EQ(shared_bytes, 64U);
-  for (int64_t i = 0; i < scale.size; ++i) scale.values[i] *= factor;
-}
-
-/// Launches as nvcc's host code does.
-cudaError_t launch_scale(const at::Tensor& tensor, dim3 block) {
-  Scale argument{tensor.mutable_data_ptr<float>(), tensor.numel()};
-  float factor = 3;
-  std::array<void*, 2> arguments{&argument, &factor};
-  const cudaError_t error =
-      cudaLaunchKernel(reinterpret_cast<const void*>(&scale), dim3(3), block, arguments.data(), 64,
-                       c10::cuda::getCurrentCUDAStream());
-  argument = {};  // the launch has copied its arguments
-  factor = 0;
-  return error;
-}
-
-TEST(FakeKernelsTest, HaveAStandInThatGetsCopiesAndPointersOfTheHost) {
-  lag("1");
-  __cudaRegisterFunction(nullptr, reinterpret_cast<const char*>(&scale), nullptr, "_Z5scale5Scalef",
-                         0, nullptr, nullptr, nullptr, nullptr, nullptr);
-  const at::Tensor tensor = at::full({5}, 2.0, kOnGpu);
-  EXPECT_EQ(launch_scale(tensor, dim3(32)), cudaErrorInvalidDeviceFunction);
-  fake_cuda::define_kernel("5scale", scale);
-  const auto before = fake_cuda::counts();
-  EXPECT_EQ(launch_scale(tensor, dim3(32)), cudaSuccess);
-  EXPECT_EQ((fake_cuda::counts() - before)[Count::kKernels], 1U);
-  EXPECT_TRUE(tensor.cpu().equal(at::full({5}, 6.0F)));
-  EXPECT_EQ(launch_scale(tensor, dim3(2048)), cudaErrorInvalidConfiguration);
-}
-
-TEST(FakeKernelsTest, OneThatFailsLosesTheDevices) {
+TEST(FakeDevicesTest, WorkThatFailsLosesThem) {
   const auto stream = c10::cuda::getCurrentCUDAStream();
   at::ones({1}, kOnGpu);
   const auto fails = [] { throw std::runtime_error("as an assertion in a kernel does"); };

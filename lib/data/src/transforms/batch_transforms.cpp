@@ -1,7 +1,6 @@
 #include <syncbn/data/batch_transforms.h>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/one_hot.h>
 #include <ATen/ops/tensor.h>
@@ -13,14 +12,13 @@
 
 #include <syncbn/base/error.h>
 
-#include "cuda/normalize_arguments.h"
-
 namespace syncbn::data {
 namespace {
 
-/// [1, C, 1, 1], float32.
+/// [1, C, 1, 1], float32. Does not wait for the device.
 at::Tensor per_channel(const std::vector<double>& values, const at::Tensor& images) {
-  return at::tensor(values, at::kFloat).to(images.device()).view({1, -1, 1, 1});
+  const auto options = at::TensorOptions(at::kFloat).pinned_memory(images.is_cuda());
+  return at::tensor(values, options).to(images.device(), /*non_blocking=*/true).view({1, -1, 1, 1});
 }
 
 void check_channels(const std::vector<double>& values, const at::Tensor& images) {
@@ -43,20 +41,6 @@ at::Tensor outside(const at::Tensor& images, const at::Tensor& sizes) {
   return rows.ge(limits.narrow(1, 0, 1)).logical_or(columns.ge(limits.narrow(1, 1, 1)));
 }
 
-using Normalize = at::Tensor(const at::Tensor&, at::ArrayRef<double>, at::ArrayRef<double>,
-                             const std::optional<at::Tensor>&, at::ScalarType, at::MemoryFormat);
-
-/// The operator of src/cuda, if it is loaded and supports these images. Only processes that use
-/// GPUs load it.
-std::optional<c10::TypedOperatorHandle<Normalize>> cuda_kernel(const at::Tensor& images) {
-  if (!images.is_cuda() || images.size(1) > cuda::kMaxChannels ||
-      images.numel() > images.size(0) * cuda::kMaxValues) {
-    return std::nullopt;
-  }
-  const auto found = c10::Dispatcher::singleton().findSchema({"syncbn::normalize", ""});
-  return found ? std::optional(found->typed<Normalize>()) : std::nullopt;
-}
-
 }  // namespace
 
 at::Tensor normalize(const at::Tensor& images, const Normalization& normalization,
@@ -67,10 +51,6 @@ at::Tensor normalize(const at::Tensor& images, const Normalization& normalizatio
   at::MemoryFormat memory_format = format.memory_format;
   if (memory_format == at::MemoryFormat::Preserve) {
     memory_format = images.suggest_memory_format();
-  }
-  if (const auto kernel = cuda_kernel(images)) {
-    const auto limits = sizes.defined() ? std::optional(sizes) : std::nullopt;
-    return kernel->call(images, mean, std, limits, format.dtype, memory_format);
   }
   at::Tensor normalized = (images.to(at::kFloat) - per_channel(mean, images) * 255)
                               .div_(per_channel(std, images) * 255);

@@ -35,7 +35,6 @@ Checkpoint RunState::restore(Checkpoint checkpoint, const std::string& name) {
     if (!item.value().requires_grad()) checkpoint.optimizer.erase(item.key());
   }
   step_.optimizer().load(checkpoint.optimizer);
-  step_.forget_graph();
   loader_.resume(checkpoint.sampler);
   schedule_.load(checkpoint.schedule);
   if (step_.scaler() != nullptr && !checkpoint.scaler.empty()) {

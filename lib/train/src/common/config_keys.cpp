@@ -52,7 +52,6 @@ bool may_change(std::string_view key) {
                                          "nccl.min_ctas",
                                          "nccl.max_ctas",
                                          "nccl.blocking",
-                                         "nccl.peer_memory",
                                          "nccl.register_buckets",
                                          "profile.skip",
                                          "profile.steps",

@@ -60,13 +60,10 @@ class Adam : public StatefulOptimizer {
 
  protected:
   void update_fused(ParameterBatch& batch) override {
-    const auto call_with = [&](const auto& update, const auto& lr) {
-      update(batch.parameters, batch.gradients, batch.state[0], batch.state[1], largest(batch),
-             batch.counts, lr, beta1(), beta2(), batch.weight_decay, options_.eps, options_.amsgrad,
-             /*maximize=*/false, /*grad_scale=*/std::nullopt, batch.found_inf);
-    };
     const auto call = [&](const auto& update) {
-      batch.placed_lr ? call_with(update, *batch.placed_lr) : call_with(update, batch.lr);
+      update(batch.parameters, batch.gradients, batch.state[0], batch.state[1], largest(batch),
+             batch.counts, batch.lr, beta1(), beta2(), batch.weight_decay, options_.eps,
+             options_.amsgrad, /*maximize=*/false, /*grad_scale=*/std::nullopt, batch.found_inf);
     };
     // In lambdas, since the operators are overloaded.
     if (is_decoupled_) {

@@ -53,12 +53,9 @@ class Sgd : public StatefulOptimizer {
 
  protected:
   void update_fused(ParameterBatch& batch) override {
-    const auto update = [&](const auto& lr) {
-      at::_fused_sgd_(batch.parameters, batch.gradients, velocities(batch), batch.weight_decay,
-                      options_.momentum, lr, options_.dampening, options_.nesterov,
-                      /*maximize=*/false, batch.is_first_step, /*grad_scale=*/{}, batch.found_inf);
-    };
-    batch.placed_lr ? update(*batch.placed_lr) : update(batch.lr);
+    at::_fused_sgd_(batch.parameters, batch.gradients, velocities(batch), batch.weight_decay,
+                    options_.momentum, batch.lr, options_.dampening, options_.nesterov,
+                    /*maximize=*/false, batch.is_first_step, /*grad_scale=*/{}, batch.found_inf);
   }
 
   void update_foreach(ParameterBatch& batch) override {

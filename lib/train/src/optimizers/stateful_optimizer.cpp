@@ -49,9 +49,6 @@ StatefulOptimizer::StatefulOptimizer(const CommonOptions& options, const NamedTe
   for (const auto& [name, parameter] : parameters) {
     slots_.push_back({.name = name, .parameter = parameter, .rates = rates[slots_.size()]});
     slots_.back().state.resize(traits_.keys.size());
-    if (std::ranges::count(lrs_, slots_.back().rates.lr) == 0) {
-      lrs_.push_back(slots_.back().rates.lr);
-    }
   }
 }
 
@@ -72,26 +69,6 @@ std::vector<Optimizer::Group> StatefulOptimizer::groups() const {
 }
 
 void StatefulOptimizer::step(double lr, const at::Tensor& found_inf) {
-  update(lr, found_inf);
-}
-
-void StatefulOptimizer::place_lr(double lr) {
-  const at::Device device = slots_.front().parameter.device();
-  const auto options = at::TensorOptions(at::kFloat);
-  const auto size = static_cast<int64_t>(lrs_.size());
-  if (!placed_lrs_.defined()) placed_lrs_ = at::empty({size}, options.device(device));
-  const at::Tensor values = at::empty({size}, options.pinned_memory(device.is_cuda()));
-  for (size_t i = 0; i < lrs_.size(); ++i) {
-    values.mutable_data_ptr<float>()[i] = static_cast<float>(lr_of(lrs_[i], lr));
-  }
-  placed_lrs_.copy_(values, /*non_blocking=*/true);
-}
-
-void StatefulOptimizer::step_on_device(const at::Tensor& found_inf) {
-  update(std::nullopt, found_inf);
-}
-
-void StatefulOptimizer::update(std::optional<double> lr, const at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
   const std::vector<SlotGroup> groups = slots_to_update();
   // The fused operators compare with 1.
@@ -171,22 +148,10 @@ double StatefulOptimizer::lr_of(double group_lr, double lr) const {
   return group_lr == base_lr_ ? lr : group_lr * (lr / base_lr_);
 }
 
-int64_t StatefulOptimizer::place_of(const Slot& slot) const {
-  return std::ranges::find(lrs_, slot.rates.lr) - lrs_.begin();
-}
-
-ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group,
-                                             std::optional<double> lr) const {
+ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group, double lr) const {
   const Slot& first = *group.slots.front();
   ParameterBatch batch;
-  if (lr) {
-    batch.lr = lr_of(first.rates.lr, *lr);
-    // The fused operators read a placed rate as float32: round here as well, so that step() and
-    // step_on_device() give the same bits.
-    if (first.parameter.is_cuda()) batch.lr = static_cast<float>(batch.lr);
-  } else {
-    batch.placed_lr = placed_lrs_.select(0, place_of(first));
-  }
+  batch.lr = lr_of(first.rates.lr, lr);
   batch.weight_decay = group.slots.front()->rates.weight_decay;
   batch.fused = group.fused;
   batch.is_first_step = group.is_first_step;

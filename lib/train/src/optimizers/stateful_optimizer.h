@@ -23,8 +23,6 @@ struct ParameterBatch {
   std::vector<Tensors> state;  ///< by key, then by parameter
   Tensors counts;              ///< updates of each parameter, including this one: float scalars
   double lr = 0;
-  /// The learning rate of place_lr(): a float32 scalar on the device, for the fused operators.
-  std::optional<at::Tensor> placed_lr = {};
   double weight_decay = 0;
   bool fused = false;
   bool is_first_step = false;  ///< only if Traits::first_step_differs
@@ -57,9 +55,6 @@ class StatefulOptimizer : public Optimizer {
   std::optional<int64_t> lr_batch() const final { return lr_batch_; }
   std::vector<Group> groups() const final;
   void step(double lr, const at::Tensor& found_inf = {}) final;
-  bool steps_on_device() const final { return traits_.fused; }
-  void place_lr(double lr) final;
-  void step_on_device(const at::Tensor& found_inf) final;
   OptimizerState state() const final;
   void load(const OptimizerState& state) final;
 
@@ -105,19 +100,14 @@ class StatefulOptimizer : public Optimizer {
   at::Device count_device(const Slot& slot) const;
   /// The learning rate of a group with `group_lr` when the optimizer's is `lr`.
   double lr_of(double group_lr, double lr) const;
-  /// The index of the slot's rate in placed_lrs_.
-  int64_t place_of(const Slot& slot) const;
   /// @param lr empty: the placed one
-  void update(std::optional<double> lr, const at::Tensor& found_inf);
-  ParameterBatch make_batch(const SlotGroup& group, std::optional<double> lr) const;
+  ParameterBatch make_batch(const SlotGroup& group, double lr) const;
   static void advance_counts(const ParameterBatch& batch);
 
   double base_lr_;
   std::optional<int64_t> lr_batch_;
   Traits traits_;
   std::vector<Slot> slots_;
-  std::vector<double> lrs_;  ///< the distinct values of ParameterRates::lr
-  at::Tensor placed_lrs_;    ///< of lrs_, float32, on the device; undefined before place_lr()
 };
 
 template <class Kind, class Options>

@@ -165,21 +165,6 @@ at::Tensor exchange(const at::Tensor& row, at::Tensor& found_inf, at::Tensor& is
 
 }  // namespace
 
-at::Tensor StepVote::exchange_losses(const at::Tensor& loss, at::Tensor& found_inf,
-                                     at::Tensor& is_bad) {
-  const at::NoGradGuard no_grad;
-  return exchange(row_of(loss, found_inf), found_inf, is_bad);
-}
-
-void StepVote::cast_exchanged(const Wishes& wishes, const at::Tensor& losses, int64_t samples) {
-  wishes_ = dist::all_gather_async(row_of(wishes, samples));
-  votes_ = at::empty_like(losses, losses.options().device(at::kCPU).pinned_memory(true));
-  votes_.copy_(losses, /*non_blocking=*/true);
-  const c10::impl::VirtualGuardImpl device(losses.device().type());
-  copied_.emplace(losses.device().type());
-  copied_->record(device.getStream(losses.device()));
-}
-
 at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t samples,
                           at::Tensor& found_inf) {
   const at::NoGradGuard no_grad;
@@ -188,7 +173,13 @@ at::Tensor StepVote::cast(const Wishes& wishes, const at::Tensor& loss, int64_t 
     votes_ =
         exchange(at::cat({row_of(loss, found_inf), row_of(wishes, samples)}), found_inf, is_bad);
   } else {
-    cast_exchanged(wishes, exchange_losses(loss, found_inf, is_bad), samples);
+    const at::Tensor losses = exchange(row_of(loss, found_inf), found_inf, is_bad);
+    wishes_ = dist::all_gather_async(row_of(wishes, samples));
+    votes_ = at::empty_like(losses, losses.options().device(at::kCPU).pinned_memory(true));
+    votes_.copy_(losses, /*non_blocking=*/true);
+    const c10::impl::VirtualGuardImpl device(losses.device().type());
+    copied_.emplace(losses.device().type());
+    copied_->record(device.getStream(losses.device()));
   }
   return is_bad;
 }
@@ -215,7 +206,7 @@ void StepVote::wait_for_device() const {
 
 std::optional<StepVote::Result> StepVote::take() {
   if (!votes_.defined()) return std::nullopt;
-  // First, because it notices that a rank has died. A graph that waits for that rank never ends.
+  // First, because it notices that a rank has died.
   const at::Tensor from_hosts = wishes_ ? at::stack(wishes_->tensors()) : at::Tensor();
   wishes_.reset();
   if (copied_) wait_for_device();

@@ -80,17 +80,6 @@ class StepVote {
   explicit StepVote(std::chrono::milliseconds timeout = std::chrono::minutes(30))
       : timeout_(timeout) {}
 
-  /// What the ranks' devices exchange in a vote: [ranks, 2], float64, on the device. Every rank
-  /// calls it. A CUDA graph can repeat it.
-  /// @param loss, found_inf as cast() takes them
-  /// @param is_bad what cast() returns
-  static at::Tensor exchange_losses(const at::Tensor& loss, at::Tensor& found_inf,
-                                    at::Tensor& is_bad);
-
-  /// The rest of a vote on GPUs: every rank calls it once a step, after exchange_losses().
-  /// @param losses of exchange_losses(), which the device may still compute
-  void cast_exchanged(const Wishes& wishes, const at::Tensor& losses, int64_t samples);
-
   /// Every rank calls it once a step.
   /// @param loss the mean over `samples`, a scalar
   /// @param found_inf a float32 scalar: 1 if gradients are not finite. Becomes 1 on all ranks if

@@ -24,13 +24,6 @@
 namespace syncbn::train {
 namespace {
 
-/// Whether a step may be captured after this many: c10d's logger reads timers, which a graph does
-/// not allow, in the first 10 steps and in every 100th.
-bool is_without_timers(int64_t steps) {
-  const int64_t place = steps % 100;
-  return place > 10 && place < 99;
-}
-
 dist::DdpOptions ddp_options(const DdpConfig& config, std::vector<std::string> ignored) {
   return {.broadcast_buffers = config.broadcast_buffers,
           .find_unused_parameters = config.find_unused_parameters,
@@ -185,8 +178,8 @@ TrainingStep::Turn::Turn(const Config& config, const std::shared_ptr<models::Mod
 }
 
 std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, double lr,
-                                                  data::SampleRandom& random, const Wishes& wishes,
-                                                  bool is_regular) {
+                                                  data::SampleRandom& random,
+                                                  const Wishes& wishes) {
   const data::Batch on_device = [&] {
     RECORD_USER_SCOPE(kToDevicePhase);
     const data::Batch moved = blaming([&] { return component_name("data", config_.data); },
@@ -195,17 +188,6 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
     return blaming([&] { return task_name(config_, {}, moved.target); },
                    [&] { return task_.augment(moved, random); });
   }();
-  const bool can_capture = has_run_eagerly_ && is_without_timers(reducer_steps_);
-  if (config_.cuda_graph && is_regular && (captured_ || can_capture)) {
-    return run_captured(on_device, lr, wishes);
-  }
-  ++reducer_steps_;
-  has_run_eagerly_ = true;
-  return run_eagerly(on_device, lr, wishes);
-}
-
-std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& batch, double lr,
-                                                          const Wishes& wishes) {
   save_former();
   for (const auto& turn : turns_) turn->ddp.zero_grad();
   std::optional<StepVote::Result> former;
@@ -213,7 +195,7 @@ std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& bat
   at::Tensor found_inf = at::zeros({}, at::TensorOptions(at::kFloat).device(device_));
   for (size_t i = 0; i < turns_.size(); ++i) {
     Turn& turn = *turns_[i];
-    const at::Tensor turn_loss = backward(i, batch);
+    const at::Tensor turn_loss = backward(i, on_device);
     loss = loss.defined() ? loss + turn_loss : turn_loss;
     if (i == 0) {
       former = vote_.take();
@@ -224,7 +206,7 @@ std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& bat
     at::Tensor is_bad_loss;
     if (is_last) {
       RECORD_USER_SCOPE(kVotePhase);
-      is_bad_loss = vote_.cast(wishes, loss, batch.size(), found_inf);
+      is_bad_loss = vote_.cast(wishes, loss, on_device.size(), found_inf);
     }
     RECORD_USER_SCOPE(kOptimizerPhase);
     timer_.start();
@@ -237,91 +219,6 @@ std::optional<StepVote::Result> TrainingStep::run_eagerly(const data::Batch& bat
   }
   if (scaler_) scaler_->update(found_inf);
   return former;
-}
-
-std::optional<StepVote::Result> TrainingStep::run_captured(const data::Batch& batch, double lr,
-                                                           const Wishes& wishes) {
-  optimizer_->place_lr(lr);
-  if (!captured_) capture(batch);
-  data::Batch& input = captured_->batch;
-  if (batch.data.sizes() != input.data.sizes() || batch.target.sizes() != input.target.sizes()) {
-    throw base::UserError(
-        fmt::format("cuda_graph: rank {} has a batch of shape {}, and its graph was captured with "
-                    "{}; set cuda_graph to false",
-                    dist::rank(), c10::str(batch.data.sizes()), c10::str(input.data.sizes())));
-  }
-  input.data.copy_(batch.data);
-  input.target.copy_(batch.target);
-  captured_->graph->replay();
-  // Only now, so that the device has work while the host waits for the vote of the step before.
-  auto former = vote_.take();
-  if (former && !accepts(*former)) return former;
-  vote_.cast_exchanged(wishes, captured_->losses, batch.size());
-  return former;
-}
-
-void TrainingStep::capture(const data::Batch& batch) {
-  ++reducer_steps_;
-  CapturedStep& step = captured_.emplace();
-  step.batch = {.data = at::empty_like(batch.data), .target = at::empty_like(batch.target)};
-  step.graph = dist::make_cuda_graph();
-  const auto refuse = [](const std::exception& error) {
-    throw base::UserError(
-        fmt::format("cuda_graph: this step cannot be captured ({}); set cuda_graph to false",
-                    dist::plain_message(error)));
-  };
-  try {
-    step.graph->capture([&] { step.losses = run_on_device(step.batch); });
-  } catch (const ComponentError& error) {
-    refuse(error);
-  } catch (const c10::Error& error) {
-    refuse(error);
-  }
-}
-
-at::Tensor TrainingStep::run_on_device(const data::Batch& batch) {
-  Turn& turn = *turns_.front();
-  save_former();
-  turn.ddp.zero_grad();
-  at::Tensor found_inf = at::zeros({}, at::TensorOptions(at::kFloat).device(device_));
-  const at::Tensor loss = backward(0, batch);
-  prepare_gradients(turn, found_inf);
-  at::Tensor is_bad_loss;
-  at::Tensor losses = StepVote::exchange_losses(loss, found_inf, is_bad_loss);
-  optimizer_->step_on_device(found_inf);
-  restore_former(scaler_ ? is_bad_loss : found_inf);
-  if (scaler_) scaler_->update(found_inf);
-  return losses;
-}
-
-void TrainingStep::check_graph(bool sizes_vary) const {
-  if (!config_.cuda_graph) return;
-  const std::vector<std::pair<const char*, bool>> obstacles = {
-      {"tensors on the CPU", !device_.is_cuda()},
-      {"backend gloo, which exchanges gradients on the host", config_.backend == "gloo"},
-      {"parallel.mode data_parallel, whose replicas run on threads",
-       config_.parallel.mode == "data_parallel"},
-      {"images of different sizes", sizes_vary},
-      {"loader.on_error skip, after which batches are smaller", config_.loader.on_error == "skip"},
-      {"a task that trains parts of the network in turn", task_.turns().size() > 1},
-      {"activation_checkpointing, which stores the state of random numbers",
-       config_.activation_checkpointing},
-      {"ddp.find_unused_parameters, which searches on the host",
-       config_.ddp.find_unused_parameters},
-      {"ddp.comm_hook, whose steps differ", config_.ddp.comm_hook != "none"},
-      {"this optimizer without fused operators, which decides on the host",
-       !optimizer_->steps_on_device()},
-  };
-  for (const auto& [obstacle, is_there] : obstacles) {
-    if (!is_there) continue;
-    throw base::UserError(fmt::format(
-        "cuda_graph: a graph cannot repeat steps with {}; set cuda_graph to false", obstacle));
-  }
-}
-
-void TrainingStep::forget_graph() {
-  captured_.reset();
-  has_run_eagerly_ = false;
 }
 
 void TrainingStep::prepare_gradients(const Turn& turn, at::Tensor& found_inf) const {
@@ -497,7 +394,7 @@ StepTime TrainingStep::take_times(int64_t steps) {
 at::Tensor TrainingStep::take_counts() {
   const at::NoGradGuard no_grad;
   const at::Tensor taken = counts_.clone();
-  counts_.zero_();  // in place: a graph adds to it
+  counts_.zero_();
   return taken;
 }
 

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <syncbn/data/random.h>
-#include <syncbn/dist/cuda_graph.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/models/model.h>
 #include <syncbn/train/config.h>
@@ -52,23 +51,11 @@ class TrainingStep {
   /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
   /// device to finish.
   /// @param random of this batch and rank
-  /// @param is_regular whether the batch has the run's size; the same on all ranks. With
-  ///   `cuda_graph`, such steps are one launch, after a warm-up.
   /// @return the vote of the step before, if it was not taken yet. If a loss was not finite in that
-  ///   step and the run does not skip such steps, this step has changed no parameter or was a
-  ///   launch of the graph: the run must not continue from here.
-  /// @throws base::UserError if a step cannot be captured in a graph
+  ///   step and the run does not skip such steps, this step has changed no parameter: the run must
+  ///   not continue from here.
   std::optional<StepVote::Result> run(const data::Batch& batch, double lr,
-                                      data::SampleRandom& random, const Wishes& wishes,
-                                      bool is_regular = true);
-
-  /// @param sizes_vary whether images have different sizes
-  /// @throws base::UserError if `cuda_graph` asks for what a graph cannot repeat
-  void check_graph(bool sizes_vary) const;
-
-  /// Call this after loading the state of the optimizer, or if the next step does not follow the
-  /// last one: the graph is then captured anew.
-  void forget_graph();
+                                      data::SampleRandom& random, const Wishes& wishes);
 
   /// Waits for the vote of the last step and returns it.
   std::optional<StepVote::Result> finish() { return vote_.take(); }
@@ -113,20 +100,6 @@ class TrainingStep {
     dist::DistributedDataParallel<models::Model> ddp;
   };
 
-  /// A step that is captured as one launch.
-  struct CapturedStep {
-    std::unique_ptr<dist::CudaGraph> graph;
-    data::Batch batch;  ///< the input of every launch
-    at::Tensor losses;  ///< StepVote::exchange_losses() of the last launch
-  };
-
-  std::optional<StepVote::Result> run_eagerly(const data::Batch& batch, double lr,
-                                              const Wishes& wishes);
-  std::optional<StepVote::Result> run_captured(const data::Batch& batch, double lr,
-                                               const Wishes& wishes);
-  void capture(const data::Batch& batch);
-  /// What a graph repeats. Returns StepVote::exchange_losses().
-  at::Tensor run_on_device(const data::Batch& batch);
   /// Unscales the gradients of a backward, sets `found_inf` to 1 if one is not finite, and clips
   /// them.
   void prepare_gradients(const Turn& turn, at::Tensor& found_inf) const;
@@ -155,11 +128,7 @@ class TrainingStep {
   Tensors former_;  ///< values of undone_by_skip() before the step
   at::Tensor counts_;
   LapTimer timer_;
-  StepTime times_;             ///< sums since the last take_times()
-  int64_t reducer_steps_ = 0;  ///< steps that DistributedDataParallel counts, eager or captured
-  /// Since the graph was released: an eager step creates what the optimizer's state lacks.
-  bool has_run_eagerly_ = false;
-  std::optional<CapturedStep> captured_;
+  StepTime times_;  ///< sums since the last take_times()
 };
 
 }  // namespace syncbn::train

@@ -21,9 +21,6 @@ struct NcclOptions {
   std::optional<int> max_ctas = std::nullopt;
   /// NCCL's functions block until they are done. False: libtorch polls.
   bool blocking = true;
-  /// If all GPUs reach each other's memory, one kernel exchanges SyncBatchNorm's statistics through
-  /// it, in place of NCCL. The results have the same bits.
-  bool peer_memory = true;
   /// DistributedDataParallel's gradient buckets lie in memory that is registered with NCCL, which
   /// then copies less: fewer of the GPU's multiprocessors take part in a call.
   bool register_buckets = false;

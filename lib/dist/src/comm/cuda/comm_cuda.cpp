@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/MemPool.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -26,16 +27,21 @@
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "cuda/compute_capability.h"
-#include "cuda/event_query.h"
-#include "cuda/graph_cuda.h"
-#include "cuda/peer_gather.h"
 #include "groups/cuda_support.h"
 
 namespace syncbn::dist::detail {
 namespace {
 
-using Event = PeerGatherWork::Event;
+using Event = std::shared_ptr<at::cuda::CUDAEvent>;
+
+/// Whether the device has reached the event. May be called on any thread.
+bool has_ended(at::cuda::CUDAEvent& event) {
+  // Otherwise the monitor's thread would create a context on GPU 0, which may be another rank's.
+  const c10::cuda::CUDAGuard device(event.device_index());
+  // Otherwise the query would break the capture of a graph on another thread.
+  const c10::cuda::CUDAStreamCaptureModeGuard allowed(cudaStreamCaptureModeThreadLocal);
+  return cudaEventQuery(event) == cudaSuccess;
+}
 
 /// The events at the begin and the end of a call on its stream. They are shared with the work, so
 /// that queries of them need not keep the work and its tensors alive.
@@ -90,39 +96,17 @@ class Nccl : public Transport {
   Nccl(c10::intrusive_ptr<MonitoredNccl> nccl, const NcclGroup& group)
       : nccl_(std::move(nccl)),
         device_(at::kCUDA, static_cast<at::DeviceIndex>(group.device)),
-        store_(group.world_size > 1 ? group.store : nullptr),
-        uses_peer_memory_(group.options.peer_memory),
         registers_buckets_(group.options.register_buckets),
-        measures_time_(group.measures_time),
         world_rank_(group.world_rank),
         is_monitored_(group.is_monitored) {}
 
   const c10::intrusive_ptr<MonitoredNccl>& group() const { return nccl_; }
-  c10d::Backend& prepare(const Call& call) override {
-    if (call.content == 0 || !peers_) return *nccl_;
-    peers_->set_tag(tag_of(call));
-    return *peers_;
-  }
-  bool gathers_by_peers(int64_t numbers) const override {
-    tell_once();
-    return peers_ && numbers <= cuda::kMaxPeerRow;
-  }
+  c10d::Backend& prepare(const Call& /*call*/) override { return *nccl_; }
   void set_timeout(std::chrono::milliseconds timeout) override {
     if (!is_monitored_) nccl_->setTimeout(timeout);
   }
-  void connect() override {
-    nccl_->connect(device_);
-    if (!store_) return;
-    peers_ = PeerGather::connect(store_, nccl_->getRank(), nccl_->getSize(), device_,
-                                 uses_peer_memory_, no_peers_);
-    if (peers_ && measures_time_) peers_->measure_time();
-  }
-  /// Unmaps the other ranks' memory before NCCL's shutdown, which waits for all ranks: once it
-  /// returns, each rank may free its own.
-  void shutdown() override {
-    if (peers_) peers_->shutdown();
-    nccl_->shutdown();
-  }
+  void connect() override { nccl_->connect(device_); }
+  void shutdown() override { nccl_->shutdown(); }
   bool runs_on_streams() const override { return true; }
 
   void allocate_registered(c10::function_ref<void()> allocate) override {
@@ -157,7 +141,6 @@ class Nccl : public Transport {
   }
 
   void abort() override {
-    if (peers_) peers_->abort();
     // Never destroyed: the destructor waits for threads that may sleep for a minute after an error.
     static_cast<void>(c10::intrusive_ptr<MonitoredNccl>(nccl_).release());
     write_record();
@@ -167,9 +150,6 @@ class Nccl : public Transport {
   std::function<bool()> completion_of(const c10::intrusive_ptr<c10d::Work>& work) const override {
     if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) {
       return nullptr;
-    }
-    if (const auto* const gather = dynamic_cast<const PeerGatherWork*>(work.get())) {
-      return [end = gather->end()] { return has_ended(*end); };
     }
     const auto* const of_nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work.get());
     if (of_nccl == nullptr) return Transport::completion_of(work);
@@ -183,21 +163,12 @@ class Nccl : public Transport {
 
   std::function<std::chrono::nanoseconds()> time_on_gpu_of(
       const c10::intrusive_ptr<c10d::Work>& work) const override {
-    const auto between = [](Event begin, Event end) -> std::function<std::chrono::nanoseconds()> {
-      if (!begin || !begin->isCreated() || !end->isCreated()) return nullptr;
-      return
-          [begin = std::move(begin), end = std::move(end)] { return time_between(*begin, *end); };
-    };
-    if (const auto* const gather = dynamic_cast<const PeerGatherWork*>(work.get())) {
-      return between(gather->begin(), gather->end());
-    }
     const auto* const of_nccl = dynamic_cast<const c10d::ProcessGroupNCCL::WorkNCCL*>(work.get());
     if (of_nccl == nullptr) return nullptr;
-    return between(WorkEvents::begin_of(*of_nccl), WorkEvents::end_of(*of_nccl));
-  }
-
-  void throw_asynchronous_error() const override {
-    nccl_->throw_asynchronous_error(device_.index());
+    const Event begin = WorkEvents::begin_of(*of_nccl);
+    const Event end = WorkEvents::end_of(*of_nccl);
+    if (!begin || !begin->isCreated() || !end->isCreated()) return nullptr;
+    return [begin, end] { return time_between(*begin, *end); };
   }
 
   std::string record_of_calls() const override {
@@ -206,17 +177,6 @@ class Nccl : public Transport {
   }
 
  private:
-  /// Called at the first exchange of statistics.
-  void tell_once() const {
-    static std::once_flag told;
-    if (world_rank_ != 0 || nccl_->getSize() == 1) return;
-    std::call_once(told, [this] {
-      spdlog::info("statistics of batch norm go {}",
-                   peers_ ? "through the memory of the GPUs"
-                          : fmt::format("by NCCL, since GPUs do not share memory: {}", no_peers_));
-    });
-  }
-
   /// 0 if it cannot be measured.
   static std::chrono::nanoseconds time_between(at::cuda::CUDAEvent& begin,
                                                at::cuda::CUDAEvent& end) {
@@ -251,13 +211,8 @@ class Nccl : public Transport {
   static constexpr std::chrono::milliseconds kRecordTime{500};
 
   const c10::intrusive_ptr<MonitoredNccl> nccl_;
-  c10::intrusive_ptr<PeerGather> peers_;  ///< null: statistics go over NCCL
-  std::string no_peers_;                  ///< why peers_ is null
   const at::Device device_;
-  const c10::intrusive_ptr<c10d::Store> store_;  ///< null in a group of one
-  const bool uses_peer_memory_;
   const bool registers_buckets_;
-  const bool measures_time_;
   std::unique_ptr<at::cuda::MemPool> pool_;  ///< of allocate_registered()
   const int world_rank_;
   const bool is_monitored_;
@@ -313,7 +268,7 @@ std::string why_unusable() {
     };
     return fmt::format(
         "versions of CUDA do not fit: this program was built with {}, libtorch with {}, and the "
-        "runtime that was loaded is {}; build with the toolkit of libtorch's version, and see "
+        "runtime that was loaded is {}; build with headers of libtorch's version, and see "
         "LD_LIBRARY_PATH",
         shown(CUDART_VERSION), shown(of_libtorch), shown(runtime));
   }
@@ -335,18 +290,6 @@ std::string why_unusable() {
   return "";
 }
 
-std::string why_too_old(int device) {
-  int major = 0;
-  int minor = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  const int built = lowest_compute_capability();
-  if (10 * major + minor >= built) return "";
-  return fmt::format(
-      "GPU {} has compute capability {}.{}, and this program was built for {}.{} and later", device,
-      major, minor, built / 10, built % 10);
-}
-
 std::string pci_address(int device) {
   std::array<char, 16> address{};
   C10_CUDA_CHECK(cudaDeviceGetPCIBusId(address.data(), static_cast<int>(address.size()), device));
@@ -361,8 +304,7 @@ void set_device(int device) {
   c10::cuda::set_device(static_cast<c10::DeviceIndex>(device));
 }
 
-constexpr CudaSupport kCudaSupport{why_unusable, device_count, why_too_old, pci_address,
-                                   set_device,   make_nccl,    make_graph};
+constexpr CudaSupport kCudaSupport{why_unusable, device_count, pci_address, set_device, make_nccl};
 
 }  // namespace
 }  // namespace syncbn::dist::detail

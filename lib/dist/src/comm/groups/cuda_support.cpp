@@ -27,7 +27,7 @@ Library load() {
       self.dli_fname != nullptr) {
     path = (std::filesystem::path(self.dli_fname).parent_path() / path).string();
   }
-  // Never closed: the library's kernels and threads live as long as the process.
+  // Never closed: the library's threads live as long as the process.
   void* const handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr || ::dlsym(handle, kEntryPoint) == nullptr) return {nullptr, ::dlerror()};
   return {handle, ""};
@@ -41,14 +41,10 @@ const Library& library() {
 }  // namespace
 
 const CudaSupport* cuda_support() {
-  return static_cast<const CudaSupport*>(cuda_table(kEntryPoint));
-}
-
-const void* cuda_table(const char* entry_point) {
   if (library().handle == nullptr) return nullptr;
   using EntryPoint = const void* (*)();
-  const auto entry = reinterpret_cast<EntryPoint>(::dlsym(library().handle, entry_point));
-  return entry == nullptr ? nullptr : entry();
+  const auto entry = reinterpret_cast<EntryPoint>(::dlsym(library().handle, kEntryPoint));
+  return static_cast<const CudaSupport*>(entry());
 }
 
 std::string cuda_support_error() {

@@ -1,13 +1,11 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <syncbn/dist/cuda_graph.h>
 #include <syncbn/dist/process_group.h>
 
 #include "transport/transport.h"
@@ -32,34 +30,20 @@ struct NcclGroup {
   std::shared_ptr<Transport> parent;
 };
 
-/// A CUDA graph that knows no process groups.
-class DeviceGraph : public CudaGraph {
- public:
-  /// A thread-safe function that returns whether the latest launch has ended.
-  virtual std::function<bool()> end_of_replay() = 0;
-};
-
 /// What process groups need from CUDA and NCCL. This library does not link CUDA;
-/// libsyncbn_dist_cuda.so, which is installed beside it, has one such table for each layer of
-/// lib/dist.
+/// libsyncbn_dist_cuda.so, which is installed beside it, has this table.
 struct CudaSupport {
   /// Why CUDA or NCCL does not work here, such as a driver that is too old; empty if both work.
   std::string (*why_unusable)();
   int (*device_count)();
-  /// Why the kernels do not run on this GPU; empty if they do.
-  std::string (*why_too_old)(int device);
   std::string (*pci_address)(int device);                           ///< "0000:dc:00.0"
   void (*set_device)(int device);                                   ///< for the calling thread
   std::shared_ptr<Transport> (*make_nccl)(const NcclGroup& group);  ///< does not connect yet
-  std::unique_ptr<DeviceGraph> (*make_graph)();
 };
 
 /// Loads the library once; null when it is not installed or does not load here.
 const CudaSupport* cuda_support();
 
 std::string cuda_support_error();
-
-/// The table that the library's function `entry_point` returns; null if there is no library.
-const void* cuda_table(const char* entry_point);
 
 }  // namespace syncbn::dist::detail

@@ -98,12 +98,6 @@ OwnGpu find_own_gpu(const std::string& given, std::optional<int> index) {
   own.index = index.value_or(devices == 1 ? 0 : local_rank());
   if (own.index >= devices && offer.backend == "cuda:gloo") own.index %= devices;
   if (own.index < devices) {
-    if (const std::string why = cuda_support()->why_too_old(own.index); !why.empty()) {
-      throw base::UserError(
-          fmt::format("backend {}: {}; build with CMAKE_CUDA_ARCHITECTURES, choose another GPU by "
-                      "CUDA_VISIBLE_DEVICES, or choose backend gloo (device cpu)",
-                      given, why));
-    }
     offer.gpu = base::machine_id() + " " + cuda_support()->pci_address(own.index);
   } else if (may_do_without) {
     offer.gpu = kTooFewGpus;

@@ -63,7 +63,6 @@ uint16_t Call::fingerprint() const {
   size_t hash = c10::get_hash(static_cast<int>(type), static_cast<int>(dtype), root, reduce_op);
   for (const int64_t size : sizes) hash = c10::hash_combine(hash, static_cast<size_t>(size));
   hash = c10::hash_combine(hash, has_sizes ? sizes.size() : SIZE_MAX);
-  if (content != 0) hash = c10::hash_combine(hash, content);
   if (others) hash = c10::hash_combine(hash, c10::get_hash(std::string(name), *others));
   hash ^= hash >> 32;
   hash ^= hash >> 16;
@@ -85,13 +84,12 @@ std::string Call::describe() const {
 }
 
 std::string Call::numbered() const {
-  return fmt::format("{}{} #{}", is_replayed ? "a CUDA graph with " : "", name, sequence);
+  return fmt::format("{} #{}", name, sequence);
 }
 
 thread_local const NamedAs* NamedAs::current_ = nullptr;
 
-NamedAs::NamedAs(const char* name, at::IntArrayRef sizes, uint64_t content)
-    : name_(name), sizes_(sizes), content_(content) {
+NamedAs::NamedAs(const char* name, at::IntArrayRef sizes) : name_(name), sizes_(sizes) {
   if (current_ == nullptr) current_ = this;
 }
 
@@ -103,7 +101,6 @@ void NamedAs::apply_to(Call& call) {
   if (current_ == nullptr) return;
   call.name = current_->name_;
   call.sizes.assign(current_->sizes_.begin(), current_->sizes_.end());
-  call.content = current_->content_;
 }
 
 FlightRecorder::FlightRecorder(std::string group, std::vector<int> ranks, Abort abort,
@@ -125,12 +122,6 @@ bool FlightRecorder::has_member(int rank) const {
 
 void FlightRecorder::abort(const Call& call) {
   set_failed(call);
-  std::deque<Replay> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    replayed_.reset();
-    dropped.swap(replays_);
-  }
   std::optional<Clock::time_point> since;
   visit_pending([&since](const Entry& entry) {
     if (!entry.is_awaited || entry.runs_on_gpu()) return;
@@ -214,11 +205,6 @@ void FlightRecorder::set_completion(const Call& call, std::function<bool()> is_d
   if (entry == nullptr || !entry->is_pending()) return;
   if (entry->runs_on_gpu()) trace(*entry);  // a traced call on a GPU ends when it is queued
   if (!is_done) {
-    if (entry->runs_on_gpu()) {
-      replayed_ = call;
-      replayed_->is_replayed = true;
-      ++captured_;
-    }
     static_cast<void>(end(*entry, State::kSucceeded));  // it has no completion
     return;
   }
@@ -322,21 +308,6 @@ void FlightRecorder::visit_pending(const Visit& visit) const {
   }
 }
 
-void FlightRecorder::begin_replay(std::function<bool()> is_done,
-                                  std::chrono::milliseconds timeout) {
-  const std::lock_guard lock(mutex_);
-  if (!replayed_) return;  // the group was aborted
-  replays_.push_back({.number = ++replays_begun_,
-                      .since = Clock::now(),
-                      .timeout = timeout,
-                      .is_done = std::move(is_done)});
-}
-
-void FlightRecorder::note_error(const std::exception& error, const Call& call) {
-  const std::lock_guard lock(mutex_);
-  if (!transport_error_) transport_error_ = {plain_message(error), call, Clock::now()};
-}
-
 void FlightRecorder::update() {
   std::vector<std::pair<Call, Completion>> asked;
   visit_pending([&asked](const Entry& entry) {
@@ -347,52 +318,11 @@ void FlightRecorder::update() {
       if (!completion.is_done()) continue;
       succeed(call, completion.time_on_gpu ? completion.time_on_gpu() : std::chrono::nanoseconds());
     } catch (const std::exception& error) {
-      return note_error(error, call);
+      const std::lock_guard lock(mutex_);
+      if (!transport_error_) transport_error_ = {plain_message(error), call, Clock::now()};
+      return;
     }
   }
-  update_replays();
-}
-
-void FlightRecorder::update_replays() {
-  for (;;) {
-    Replay oldest;
-    std::unique_lock lock(mutex_);
-    if (replays_.empty()) return;
-    oldest = replays_.front();
-    const Call call = *replayed_;
-    lock.unlock();
-    try {
-      if (!oldest.is_done()) return;
-    } catch (const std::exception& error) {
-      return note_error(error, call);
-    }
-    lock.lock();
-    if (replays_.empty()) return;  // aborted meanwhile
-    replays_.pop_front();
-    if (!replays_.empty()) replays_.front().since = Clock::now();
-  }
-}
-
-uint64_t FlightRecorder::captured() const {
-  const std::lock_guard lock(mutex_);
-  return captured_;
-}
-
-std::optional<FlightRecorder::Pending> FlightRecorder::replayed() const {
-  const std::lock_guard lock(mutex_);
-  if (!replayed_) return std::nullopt;
-  Pending pending{.call = *replayed_, .since = {}};
-  if (replays_.empty()) return pending;
-  const Replay& oldest = replays_.front();
-  pending.call.replay = oldest.number;
-  pending.since = oldest.since;
-  pending.timeout = oldest.timeout;
-  return pending;
-}
-
-uint64_t FlightRecorder::replays() const {
-  const std::lock_guard lock(mutex_);
-  return replays_begun_;
 }
 
 std::optional<FlightRecorder::TransportError> FlightRecorder::transport_error() const {

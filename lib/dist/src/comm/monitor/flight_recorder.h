@@ -3,8 +3,6 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <list>
 #include <map>
@@ -44,9 +42,6 @@ struct Call {
   bool has_sizes = false;              ///< all ranks must have the same `sizes`
   /// Of a coalesced call: its tensors after the first, as ", Float [8]".
   std::optional<std::string> others;
-  uint64_t content = 0;      ///< a hash of the tensor's meaning; 0: ranks do not compare it
-  bool is_replayed = false;  ///< captured in a CUDA graph, which may be launched at any time
-  uint64_t replay = 0;       ///< the number of the launch, see FlightRecorder; 0: none
 
   bool is_collective() const { return peer < 0; }
   int64_t elements() const;
@@ -54,7 +49,7 @@ struct Call {
   uint16_t fingerprint() const;
   /// "all_reduce of Float [2, 3]".
   std::string describe() const;
-  /// "all_reduce #2", "a CUDA graph with all_reduce #2".
+  /// "all_reduce #2".
   std::string numbered() const;
 };
 
@@ -62,8 +57,7 @@ struct Call {
 /// the user called. The outermost one counts.
 class NamedAs {
  public:
-  /// @param content as Call::content
-  NamedAs(const char* name, at::IntArrayRef sizes, uint64_t content = 0);
+  NamedAs(const char* name, at::IntArrayRef sizes);
   ~NamedAs();
   NamedAs(const NamedAs&) = delete;
   NamedAs& operator=(const NamedAs&) = delete;
@@ -75,13 +69,11 @@ class NamedAs {
   static thread_local const NamedAs* current_;
   const char* const name_;
   const at::IntArrayRef sizes_;
-  const uint64_t content_;
 };
 
 /// Records the calls of this rank in one group: the latest ones for the PeerMonitor's thread, which
-/// reads them here, and all of them for the process's base::FlightRecord and for a CallTrace. For
-/// CUDA graphs that have captured calls of the group, it counts launches and does not record the
-/// calls again. Thread-safe.
+/// reads them here, and all of them for the process's base::FlightRecord and for a CallTrace.
+/// Thread-safe.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
@@ -129,8 +121,7 @@ class FlightRecorder {
                    int64_t traced_since = trace_time());
   /// Reports that the call has started.
   /// @param is_done returns whether the call has ended; throws if the transport has failed. Any
-  ///   thread may call it. Empty: the call counts as ended; a call on a GPU was then captured in a
-  ///   graph.
+  ///   thread may call it. Empty: the call counts as ended.
   /// @param time_on_gpu returns how long the call took on the GPU, once it has ended; may be empty.
   void set_completion(const Call& call, std::function<bool()> is_done,
                       std::function<std::chrono::nanoseconds()> time_on_gpu = nullptr);
@@ -154,21 +145,10 @@ class FlightRecorder {
   /// Whether close() was called before any call failed.
   bool was_closed() const;
 
-  /// Reports that a graph with calls of this group was launched.
-  /// @param is_done as of set_completion()
-  void begin_replay(std::function<bool()> is_done, std::chrono::milliseconds timeout);
-
-  /// Asks which pending calls and launches have ended. It asks without holding the lock.
+  /// Asks which pending calls have ended. It asks without holding the lock.
   void update();
   /// As of the last update().
   std::vector<Pending> pending() const;
-  /// The number of calls that were captured in CUDA graphs.
-  uint64_t captured() const;
-  /// The latest captured call, as a call of the oldest launch that has not ended, with that
-  /// launch's time and timeout if there is one. Empty if no call was captured, and after abort().
-  std::optional<Pending> replayed() const;
-  /// The number of launches of graphs with calls of this group.
-  uint64_t replays() const;
   /// The first exception that a call's `is_done` threw.
   struct TransportError {
     std::string what;
@@ -210,21 +190,12 @@ class FlightRecorder {
     bool runs_on_gpu() const { return timeout.has_value(); }
     bool is_pending() const { return state == State::kPending; }
   };
-  /// A launch of a graph that has not ended.
-  struct Replay {
-    uint64_t number = 0;
-    Clock::time_point since;  ///< the launch, or the end of the one before it
-    std::chrono::milliseconds timeout{};
-    std::function<bool()> is_done;
-  };
   Entry* entry_of(const Call& call);
   uint64_t begin_in_record(const Call& call);
   /// @return the entry's completion, which the caller destroys after it has released the lock
   [[nodiscard]] Completion end(Entry& entry, State state, std::chrono::nanoseconds on_gpu = {});
   /// Adds the call, as ending now, to the CallTrace if there is one.
   void trace(const Entry& entry) const;
-  void note_error(const std::exception& error, const Call& call);
-  void update_replays();
   template <class Visit>
   void visit_pending(const Visit& visit) const;
   uint64_t oldest() const { return last_ > kKept ? last_ - kKept + 1 : 1; }
@@ -234,18 +205,13 @@ class FlightRecorder {
   const Abort abort_;
   const std::shared_ptr<base::FlightRecord> record_;
   const size_t group_in_record_;
-  /// Guards the members below. No Completion or Replay is destroyed under it: that may free a
-  /// tensor of Python, which waits for the GIL, and a thread that holds the GIL may wait for this
-  /// mutex.
+  /// Guards the members below. No Completion is destroyed under it: that may free a tensor of
+  /// Python, which waits for the GIL, and a thread that holds the GIL may wait for this mutex.
   mutable std::mutex mutex_;
   std::array<Entry, kKept> collectives_;  ///< number n is at n % kKept
   uint64_t last_ = 0;
   std::list<Entry> transfers_;  ///< pending sends and recvs
   TransfersByRank transfers_by_rank_;
-  std::optional<Call> replayed_;
-  uint64_t captured_ = 0;
-  std::deque<Replay> replays_;
-  uint64_t replays_begun_ = 0;
   std::optional<TransportError> transport_error_;
   std::optional<Call> failed_;
   bool was_closed_ = false;

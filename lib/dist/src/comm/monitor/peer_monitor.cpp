@@ -210,8 +210,7 @@ void PeerMonitor::on_message(const Message& message) {
   if (message.type == "leave") {
     leave_notices_[message.from] = {group, completed_of(message)};
   } else if (message.type == "left") {
-    ends_.try_emplace(message.from, End{group, Clock::now(), completed_of(message), ++events_,
-                                        /*is_orderly=*/true});
+    ends_.try_emplace(message.from, End{group, Clock::now(), completed_of(message), ++events_});
     news_.notify_all();
   } else if (message.type == "stuck") {
     receive_stuck(message);
@@ -261,11 +260,6 @@ void PeerMonitor::report_failure(const std::string& type, const std::string& gro
   if (rank() != 0) channel_.post(0, type, {group, what});
 }
 
-void PeerMonitor::report_mismatch(const FlightRecorder& log, const std::string& what) {
-  const Held held = hold();
-  report_failure(kDiffer, log.group(), what, held.logs);
-}
-
 /// Records a rank's end when its connection ends, not when its leave notice arrives: by then the
 /// launcher has seen this failure, before those of other ranks.
 void PeerMonitor::on_end(int rank, const std::string& where) {
@@ -274,8 +268,7 @@ void PeerMonitor::on_end(int rank, const std::string& where) {
   const auto notice = found == leave_notices_.end() ? LeaveNotice{"died", {}} : found->second;
   disconnected_.try_emplace(rank, Clock::now());
   ends_.try_emplace(rank, End{fmt::format("rank {} ({}) {}", rank, where, notice.manner),
-                              Clock::now(), notice.completed, ++events_,
-                              notice.manner == kLeft || notice.manner == kEndedProgram});
+                              Clock::now(), notice.completed, ++events_});
   news_.notify_all();
 }
 
@@ -322,13 +315,7 @@ void PeerMonitor::answer(const Message& question, const Logs& logs) {
     if (log->group() != group) continue;
     const auto same = log->find(sequence);
     const auto last = log->last_collective();
-    if (const uint64_t replay = question.number(4); replay != 0) {
-      text =
-          log->replays() >= replay
-              ? kSameCall
-              : fmt::format("{} has launched {} of the group, not {}", self(),
-                            base::counted(static_cast<int64_t>(log->replays()), "graph"), replay);
-    } else if (same && same->fingerprint() == question.number(3)) {
+    if (same && same->fingerprint() == question.number(3)) {
       text = kSameCall;
     } else if (same) {
       text = fmt::format("{} has called {} in its place", self(), same->describe());
@@ -347,20 +334,16 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
   const uint64_t id =
       ++questions_ * static_cast<uint64_t>(world_size()) + static_cast<uint64_t>(rank());
   std::map<int, std::string>& answers = answers_[id];
-  const bool is_of_all = call.is_collective() || call.is_replayed;
   std::vector<int> asked;
   std::vector<std::string> texts;
   for (const int member : log.ranks()) {
-    const bool concerned = is_of_all ? member != rank() : member == call.peer;
+    const bool concerned = call.is_collective() ? member != rank() : member == call.peer;
     if (!concerned) continue;
-    if (const auto end = ends_.find(member); end != ends_.end()) {
-      if (call.is_replayed) texts.push_back(end->second.what);  // see concerns()
-      continue;
-    }
+    if (ends_.count(member) != 0) continue;
     asked.push_back(member);
     channel_.post(member, "where",
                   {std::to_string(id), log.group(), std::to_string(call.sequence),
-                   std::to_string(call.fingerprint()), std::to_string(call.replay)});
+                   std::to_string(call.fingerprint())});
   }
   const bool known = news_.wait_for(lock, kAnswerTime, [&] {
     return answers.size() == asked.size() || known_failure(log, call);
@@ -371,7 +354,7 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
       if (known) continue;
       texts.push_back(
           fmt::format("rank {} does not answer: it is stopped, or cannot be reached", member));
-    } else if (is_of_all && answer->second != kSameCall) {
+    } else if (call.is_collective() && answer->second != kSameCall) {
       texts.push_back(answer->second);
     }
   }
@@ -382,9 +365,6 @@ std::string PeerMonitor::ask_ranks(Lock& lock, const FlightRecorder& log, const 
 /// Whether the call needs `rank`, which has ended.
 bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
                            const Call& call) const {
-  // The monitor does not see the calls of a replay, which may wait for any member. No other rank
-  // waits for a replay on a rank that leaves or ends in an orderly way.
-  if (call.is_replayed) return log.has_member(rank) && !end.is_orderly;
   if (!call.is_collective()) {
     if (call.peer != rank) return false;
     // Messages that a rank sent before it left still arrive, however late.
@@ -448,10 +428,9 @@ void PeerMonitor::supervise() {
     const Held held = hold();
     if (has_left_) return;
     for (const auto& log : held.logs) {
-      std::vector<FlightRecorder::Pending> pending = log->pending();
+      const std::vector<FlightRecorder::Pending> pending = log->pending();
       compare_with_stuck(*log, pending, held.logs);
       report_stuck(*log, pending);
-      if (auto replayed = log->replayed()) pending.push_back(*std::move(replayed));
       give_up_overdue(log, pending);
       report_transport_error(*log, held.logs);
       const bool failed = failures_.count(log->group()) != 0;

@@ -66,9 +66,6 @@ class PeerMonitor {
   /// returns an empty string if none has ended by then.
   std::string end_among(const std::vector<int>& ranks, std::chrono::milliseconds patience);
 
-  /// Makes the group's calls fail on all ranks, with the error that the ranks made different calls.
-  void report_mismatch(const FlightRecorder& log, const std::string& what);
-
   struct Cause {
     std::string text;             ///< empty if unknown
     bool ranks_disagree = false;  ///< the ranks made different calls
@@ -104,8 +101,7 @@ class PeerMonitor {
     std::string what;  ///< "rank 2 (host, process 7) died"
     Clock::time_point when;
     Completed completed;
-    uint64_t order = 0;       ///< among ends and failures
-    bool is_orderly = false;  ///< left its groups, or ended with exit code 0
+    uint64_t order = 0;  ///< among ends and failures
   };
   /// Why a group cannot go on.
   struct Failure {

@@ -285,7 +285,6 @@ Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda
       members_(std::move(members)),
       monitor_(monitor),
       is_monitored_(monitor != nullptr),
-      in_flight_headers_(cuda_ ? InFlightHeaders::kBatch : 1),
       abort_(std::make_shared<GroupAbort>(cpu_, cuda_)),
       log_(std::make_shared<FlightRecorder>(
           group_name_, members_.ranks,
@@ -326,7 +325,6 @@ void Backend::shutdown() {
   if (const auto hook = std::exchange(before_shutdown_, nullptr)) hook();
   if (shut_down_.exchange(true)) return;
   log_->close();
-  in_flight_headers_.clear();
   stop_threads();
   cpu_->shutdown();
   close_cuda();
@@ -357,10 +355,6 @@ void Backend::close_cuda() {
   spdlog::warn("rank {} of {}: NCCL has not closed group '{}' within {} ms",
                members_.ranks[static_cast<size_t>(rank_)], members_.world_size, group_name_,
                timeout_.load().count());
-}
-
-void Backend::report_mismatch(const std::string& what) {
-  if (const auto alive = monitor_.lock()) alive->report_mismatch(*log_, what);
 }
 
 void Backend::require_no_failure(const Call* next) const {
@@ -538,21 +532,6 @@ using c10d::OpType;
 
 bool Backend::gathers_in_one_hop(const at::Tensor& row) const {
   return row.is_cpu() && row.numel() != 0 && cpu_->gathers_in_one_hop(row.nbytes());
-}
-
-bool Backend::gathers_by_peers(int64_t numbers) const {
-  return cuda_ && cuda_->gathers_by_peers(numbers);
-}
-
-void Backend::begin_replay(std::function<bool()> has_ended) {
-  if (!is_monitored_ || shut_down_) return;  // only the monitor asks whether it has ended
-  log_->begin_replay(
-      [has_ended = std::move(has_ended), weak = std::weak_ptr(cuda_)] {
-        if (has_ended()) return true;
-        if (const auto alive = weak.lock()) alive->throw_asynchronous_error();
-        return false;
-      },
-      timeout_);
 }
 
 void Backend::allocate_registered(c10::function_ref<void()> allocate) {

@@ -13,7 +13,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "monitor/flight_recorder.h"
-#include "monitor/in_flight_headers.h"
 #include "monitor/peer_monitor.h"
 #include "transport/group_abort.h"
 #include "transport/polled_work.h"
@@ -53,7 +52,6 @@ class Backend : public c10d::Backend {
   uint64_t sequence() const { return sequence_; }
   /// Whether a PeerMonitor compares the ranks' calls.
   bool is_monitored() const { return is_monitored_; }
-  InFlightHeaders& in_flight_headers() { return in_flight_headers_; }
   bool shares_memory() const;
   /// The number of collectives that went through shared memory.
   uint64_t shared_calls() const;
@@ -72,15 +70,6 @@ class Backend : public c10d::Backend {
   bool runs_on_streams(const at::Tensor& tensor) const {
     return transport_for(tensor).runs_on_streams();
   }
-
-  /// As Transport::gathers_by_peers(), for rows on GPUs.
-  bool gathers_by_peers(int64_t numbers) const;
-
-  /// The number of calls that were captured in CUDA graphs.
-  uint64_t captured() const { return log_->captured(); }
-  /// Records the launch of a graph with calls of this group. The group's timeout applies to it.
-  /// @param has_ended may be called by any thread
-  void begin_replay(std::function<bool()> has_ended);
 
   /// As Transport::allocate_registered().
   void allocate_registered(c10::function_ref<void()> allocate);
@@ -105,8 +94,6 @@ class Backend : public c10d::Backend {
   /// @param hook called once, by the first shutdown(), before it closes anything
   void before_shutdown(std::function<void()> hook) { before_shutdown_ = std::move(hook); }
   void abort() override;
-  /// Tells the other ranks that the ranks made different calls, and aborts the group.
-  void report_mismatch(const std::string& what);
   /// @param next the call to make; null: only calls that were made count.
   /// @throws as the call that failed first, if one has failed: results of calls on GPUs are then
   ///   undefined, and other ranks would take the data that `next` sends for a success.
@@ -178,7 +165,6 @@ class Backend : public c10d::Backend {
   const Members members_;
   const std::weak_ptr<PeerMonitor> monitor_;
   const bool is_monitored_;
-  InFlightHeaders in_flight_headers_;
   const pid_t process_ = ::getpid();
   std::atomic<bool> shut_down_{false};
   std::function<void()> before_shutdown_;  ///< may be empty

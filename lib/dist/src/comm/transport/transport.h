@@ -46,10 +46,6 @@ class Transport {
     throw base::InternalError("gather_in_one_hop() of a transport that has none");
   }
 
-  /// Whether all-gathers of rows of this many float64 numbers on GPUs go through memory that all
-  /// ranks reach, if the calls have a Call::content. Equal on all ranks.
-  virtual bool gathers_by_peers(int64_t /*numbers*/) const { return false; }
-
   /// Calls `allocate`. If the group's options ask for it, the tensors that this allocates on GPUs
   /// lie in memory that is registered with NCCL.
   virtual void allocate_registered(c10::function_ref<void()> allocate) { allocate(); }
@@ -81,8 +77,6 @@ class Transport {
       const c10::intrusive_ptr<c10d::Work>& /*work*/) const {
     return nullptr;
   }
-  /// @throws the error that the transport's own threads have found, if any
-  virtual void throw_asynchronous_error() const {}
   /// The file to which abort() has written the latest calls as the library saw them; may be empty.
   virtual std::string record_of_calls() const { return ""; }
 };

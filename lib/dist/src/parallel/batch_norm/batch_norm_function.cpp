@@ -98,6 +98,15 @@ struct Part {
   const BatchNormKernels& kernels() const { return batch_norm_kernels(input().device().type()); }
 };
 
+/// Moments as on CPUs, on any device.
+at::Tensor with_squared_deviations(const at::Tensor& moments, int64_t channels, double eps) {
+  if (moments.is_cpu()) return moments;
+  const at::Tensor wide = moments.to(at::kDouble);
+  const at::Tensor count = total_count(wide, channels);
+  const at::Tensor variance = wide.narrow(0, channels, channels).pow(-2) - eps;
+  return at::cat({wide.narrow(0, 0, channels), variance * count, count.view(1)});
+}
+
 int64_t values_per_channel(const at::Tensor& input) {
   return input.size(1) == 0 ? 0 : input.numel() / input.size(1);
 }
@@ -110,7 +119,7 @@ void use_moments(std::span<Part* const> parts, const Exchange& exchange,
   int64_t count = 0;
   for (const Part* part : parts) count += values_per_channel(part->input());
   // Read the total, which waits for the GPU, only if this rank has fewer than two values.
-  const double total = count > 1 ? 2.0 : moments[-1].item<double>();
+  const double total = count > 1 ? 2.0 : total_count(moments, first.input().size(1)).item<double>();
   if (total == 1) {
     throw base::UserError(fmt::format(
         "SyncBatchNorm: one value per channel over {} (input {} here) has no variance to train "
@@ -120,7 +129,10 @@ void use_moments(std::span<Part* const> parts, const Exchange& exchange,
   }
   if (first.recorder != nullptr) {
     const at::Tensor& layer = first.arguments.running_mean;
-    if (layer.defined()) first.recorder->batches[layer.unsafeGetTensorImpl()].push_back(moments);
+    if (layer.defined()) {
+      first.recorder->batches[layer.unsafeGetTensorImpl()].push_back(
+          with_squared_deviations(moments, first.input().size(1), first.arguments.eps));
+    }
     return;
   }
   for (Part* part : parts) part->updated = total > 1;
@@ -132,7 +144,7 @@ class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& own,
                             const c10::intrusive_ptr<Exchange>& exchange) {
     context->saved_data["exchange"] = c10::IValue::make_capsule(exchange);
-    return exchange->sums({.row = own}).sum(0);
+    return exchange->sums(own.clone());
   }
   static variable_list backward(AutogradContext* context, variable_list grad_outputs) {
     const auto exchange =
@@ -165,7 +177,8 @@ Gradients differentiable_gradients(const at::Tensor& grad_output, const at::Tens
   const at::Tensor own_dy = sum(dy);
   const at::Tensor own_dy_x = sum(dy * deviation);
   const at::Tensor own = at::cat({sum(deviation), sum(deviation * deviation), own_dy, own_dy_x});
-  const auto means = (SumOverRanks::apply(own, exchange) / moments[-1].clamp_min(1.0)).chunk(4);
+  const at::Tensor count = total_count(moments, input.size(1)).clamp_min(1.0);
+  const auto means = (SumOverRanks::apply(own, exchange) / count).chunk(4);
   const at::Tensor& shift = means[0];
   const at::Tensor invstd = (means[1] - shift * shift + eps).rsqrt();
   const at::Tensor mean_dy_xmu = means[3] - shift * means[2];
@@ -266,8 +279,10 @@ class SyncBatchNormNode : public torch::autograd::Node {
       gradients[i] = {apply_relu_mask(gradients[i], inputs[i]), at::Tensor()};
     };
     variable_list results(num_outputs());
+    for (size_t i = 0; i < replicas; ++i) {
+      if (at::GradMode::is_enabled() || !inputs[i].is_cpu()) apply_mask(i);
+    }
     if (at::GradMode::is_enabled()) {
-      for (size_t i = 0; i < replicas; ++i) apply_mask(i);
       differentiate(inputs, gradients, weight, results);
     } else {
       const bool needs_parameters = needs(weight_edge) || needs(weight_edge + 1);
@@ -319,10 +334,11 @@ class SyncBatchNormNode : public torch::autograd::Node {
     at::Tensor before;  // the sums of the replicas so far
     for (size_t i = 0; i < inputs.size(); ++i) {
       const bool is_last = i + 1 == inputs.size();
-      all = kernels(i).backward_reduce(gradients[i], inputs[i], moments_[i], invstds_[i],
-                                       on(inputs[i].device(), before),
+      const at::Device device = inputs[i].device();
+      all = kernels(i).backward_reduce(gradients[i], inputs[i], on(device, weight), moments_[i],
+                                       invstds_[i], on(device, before),
                                        is_last ? parameter_type : std::nullopt);
-      if (!is_last || !needs_input) before = all.sums.now();
+      before = all.sums;
     }
     if (needs_input) {
       const at::Tensor sums = exchange_->sums(all.sums);
@@ -386,7 +402,8 @@ Normalized normalize(Part& part, Timeout timeout) {
     const ForwardOptions options = options_of(part.arguments, /*updates=*/part.recorder == nullptr);
     result = exchange->ranks() == 1 && kernels.fused_local_forward != nullptr
                  ? kernels.fused_local_forward(part.input(), options)
-                 : kernels.forward(part.input(), exchange->moments(kernels.moments(part.input())),
+                 : kernels.forward(part.input(),
+                                   exchange->moments(kernels.moments(part.input(), options.eps)),
                                    options);
     use_moments(std::array{&part}, *exchange, result.moments);
     return result.moments;
@@ -409,9 +426,9 @@ void combine(std::span<Part* const> parts, Timeout timeout) {
   std::vector<at::Tensor> rows;
   for (const Part* part : parts) rows.push_back(part->moments.to(input.device()));
   const auto merge = [&](const at::Tensor& all) {
-    return first.kernels().merge(all, input.size(1));
+    return first.kernels().merge(all, input.size(1), first.arguments.eps);
   };
-  const at::Tensor moments = merge(exchange->moments({.row = merge(at::stack(rows))}));
+  const at::Tensor moments = merge(exchange->moments(merge(at::stack(rows))));
   use_moments(parts, *exchange, moments);
   for (Part* part : parts) part->moments = moments.to(part->input().device());
   if (!needs_gradients) return;
@@ -435,7 +452,7 @@ Normalized normalize_with_replicas(const ReplicaScope& scope, Part& part, Timeou
                     : &no_tensors;
   {
     const at::NoGradGuard no_grad;
-    part.moments = part.kernels().moments(part.input()).now();
+    part.moments = part.kernels().moments(part.input(), arguments.eps);
   }
   const std::string name = part.layer.given.empty() ? "a layer without a name"
                                                     : fmt::format("layer '{}'", part.layer.given);

@@ -20,7 +20,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "batch_norm/batch_norm_cpu_walk.h"
-#include "groups/cuda_support.h"
 
 namespace syncbn::dist::detail {
 namespace cpu {
@@ -143,7 +142,7 @@ double merge_rows(const double* rows, int64_t count_of_rows, int64_t stride, int
   return total;
 }
 
-at::Tensor moments_of(const at::Tensor& input) {
+at::Tensor moments(const at::Tensor& input, double /*eps*/) {
   const Shape shape(input);
   const int64_t width = 2 * shape.c + 1;
   if (shape.c == 0) return at::full({1}, 0.0, at::kDouble);
@@ -176,7 +175,7 @@ at::Tensor moments_of(const at::Tensor& input) {
   return result;
 }
 
-at::Tensor merge(const at::Tensor& rows, int64_t channels) {
+at::Tensor merge(const at::Tensor& rows, int64_t channels, double /*eps*/) {
   at::Tensor merged = doubles({2 * channels + 1});
   double* const mean = merged.mutable_data_ptr<double>();
   mean[2 * channels] = merge_rows(rows.const_data_ptr<double>(), rows.size(0), rows.stride(0),
@@ -281,7 +280,7 @@ Output transform(const at::Tensor& input, const Shape& shape, const at::Tensor& 
 
 Normalized forward(const at::Tensor& input, const at::Tensor& rows, const ForwardOptions& options) {
   const Shape shape(input);
-  Normalized result{.moments = merge(rows, shape.c)};
+  Normalized result{.moments = merge(rows, shape.c, options.eps)};
   update_running(options.running, result.moments, shape.c);
   result.invstd = inverse_deviation(result.moments, shape.c, options.eps);
   result.output = transform(input, shape, result.moments, result.invstd, options);
@@ -290,7 +289,7 @@ Normalized forward(const at::Tensor& input, const at::Tensor& rows, const Forwar
 
 Normalized fused_local_forward(const at::Tensor& input, const ForwardOptions& options) {
   const Shape shape(input);
-  if (shape.rows) return forward(input, moments_of(input).unsqueeze_(0), options);
+  if (shape.rows) return forward(input, moments(input, options.eps).unsqueeze_(0), options);
   Normalized result{.moments = doubles({2 * shape.c + 1})};
   double* const mean = result.moments.mutable_data_ptr<double>();
   double* const m2 = mean + shape.c;
@@ -370,12 +369,12 @@ at::Tensor sum_gradient(const OutputGradient& gradient, const at::Tensor& input,
 }
 
 GradientSums backward_reduce(const OutputGradient& gradient, const at::Tensor& input,
-                             const at::Tensor& moments, const at::Tensor& invstd,
-                             const at::Tensor& before,
+                             const at::Tensor& /*weight*/, const at::Tensor& moments,
+                             const at::Tensor& invstd, const at::Tensor& before,
                              std::optional<at::ScalarType> parameter_type) {
   at::Tensor sums = sum_gradient(gradient, input, moments);
   if (before.defined()) sums.add_(before);
-  return {{.row = sums}, parameter_gradients(sums, invstd, parameter_type)};
+  return {sums, parameter_gradients(sums, invstd, parameter_type)};
 }
 
 /// Makes the gradient of the input by run(gradient, x, dx), with pointers to the gradient of the
@@ -448,10 +447,6 @@ ParameterGradients fused_local_backward(OutputGradient& gradient, const at::Tens
   return parameter_gradients(sums, invstd, parameter_type);
 }
 
-PendingRow moments(const at::Tensor& input) {
-  return {.row = moments_of(input)};
-}
-
 constexpr BatchNormKernels kKernels{.moments = moments,
                                     .merge = merge,
                                     .forward = forward,
@@ -463,7 +458,15 @@ constexpr BatchNormKernels kKernels{.moments = moments,
 }  // namespace
 }  // namespace cpu
 
+at::Tensor total_count(const at::Tensor& moments, int64_t channels) {
+  return moments.narrow(0, 2 * channels, moments.size(0) - 2 * channels).sum();
+}
+
 at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& input) {
+  const at::Tensor zero = at::zeros({}, gradient.values.options());
+  if (gradient.relu_mask.scalar_type() == at::kBool) {
+    return at::where(gradient.relu_mask, gradient.values, zero);
+  }
   const Shape shape(input);
   const Runs runs(shape);
   const at::Tensor bits = at::arange(8, gradient.relu_mask.options());
@@ -477,17 +480,12 @@ at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& inp
   if (shape.rows) std::rotate(sizes.begin() + 1, sizes.begin() + 2, sizes.end());
   at::Tensor ordered = passes.reshape(sizes);
   if (shape.rows) ordered = ordered.movedim(-1, 1);
-  return at::where(ordered, gradient.values, at::zeros({}, gradient.values.options()));
+  return at::where(ordered, gradient.values, zero);
 }
 
 const BatchNormKernels& batch_norm_kernels(c10::DeviceType device) {
   if (device == c10::DeviceType::CPU) return cpu::kKernels;
-  if (device == c10::DeviceType::CUDA) {
-    static const void* const cuda = cuda_table("syncbn_cuda_batch_norm");
-    if (cuda != nullptr) return *static_cast<const BatchNormKernels*>(cuda);
-    throw base::UserError("SyncBatchNorm on a CUDA device needs the CUDA part of this library: " +
-                          cuda_support_error());
-  }
+  if (device == c10::DeviceType::CUDA) return cuda::kKernels;
   throw base::UserError(fmt::format("SyncBatchNorm has no kernels for device type {}",
                                     c10::DeviceTypeName(device, /*lower_case=*/true)));
 }

@@ -5,12 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "transport/pending_row.h"
-
 namespace syncbn::dist::detail {
 
 // Moments are the statistics of a channel's values, for all channels in one row of 2C + 1 float64:
 // C means, C times m2 (the sum of squared deviations from the mean), and the values per channel.
+// On CUDA they are those of PyTorch's SyncBatchNorm: C means, C times 1 / sqrt(variance + eps), and
+// the values per channel, in float32, or in float64 for an input of float64. If they are of all
+// ranks, the values per channel of each rank with input follow.
 
 /// A layer's statistics for evaluation; each tensor may be undefined.
 struct RunningStatistics {
@@ -37,14 +38,14 @@ struct ForwardOptions {
 
 /// The ReLU mask marks where the ReLU lets gradients pass: one bit per value, from the lowest. Each
 /// row of all channels (channels-last, or 2-D), or plane of one, begins with a new byte: [rows or
-/// planes, bytes] uint8. Undefined without ReLU.
+/// planes, bytes] uint8. On CUDA it is a bool per value. Undefined without ReLU.
 struct Output {
   at::Tensor values = {}, relu_mask = {};
 };
 
 struct Normalized {
   at::Tensor moments = {};  ///< merged
-  /// [C] float64: 1 / sqrt(variance + eps); 1 / sqrt(eps) if the count is 0
+  /// [C]: 1 / sqrt(variance + eps)
   at::Tensor invstd = {};
   Output output = {};
 };
@@ -62,26 +63,24 @@ struct ParameterGradients {
 };
 
 struct GradientSums {
-  /// [2C] float64: for each channel the sum of the masked gradient g, then for each channel the sum
-  /// of g * (input - mean).
-  PendingRow sums = {};
+  /// [2C], of the moments' type: for each channel the sum of the masked gradient g, then for each
+  /// channel the sum of g * (input - mean).
+  at::Tensor sums = {};
   ParameterGradients parameters = {};  ///< written with the sums; undefined without parameter_type
 };
 
 /// The arithmetic of batch normalisation on one kind of device: everything but the exchange.
 /// Inputs are [N, C, ...] of 2 to 5 dimensions and any strides; results have the input's dtype and
-/// memory format. Statistics are float64 tensors on the input's device, whatever its dtype.
-/// No function waits for the device. On GPUs each launches one kernel, or returns a PendingRow that
-/// launches it.
+/// memory format. Statistics are tensors on the input's device.
 struct BatchNormKernels {
   /// Moments of this rank's values.
-  PendingRow (*moments)(const at::Tensor& input);
+  at::Tensor (*moments)(const at::Tensor& input, double eps);
 
   /// Merges W ranks' moments by Chan, Golub and LeVeque's formula ("Updating formulae and a
   /// pairwise algorithm for computing sample variances", 1979), in the order of ranks. Returns a
   /// single row bit for bit.
   /// @param rows [W, 2C+1 or more]; each begins with moments, whose count may be 0.
-  at::Tensor (*merge)(const at::Tensor& rows, int64_t channels);
+  at::Tensor (*merge)(const at::Tensor& rows, int64_t channels, double eps);
 
   /// Merges the rows, computes (input - mean) * invstd * weight + bias, and applies the epilogue.
   Normalized (*forward)(const at::Tensor& input, const at::Tensor& rows,
@@ -89,16 +88,17 @@ struct BatchNormKernels {
 
   /// @param moments, invstd as forward() returned them
   /// @param before [2C], added to the sums; may be undefined
+  /// @param gradient without a mask on CUDA
   /// @param parameter_type of the parameters, whose gradients have it or a wider type; nullopt: do
   ///   not compute these gradients
   GradientSums (*backward_reduce)(const OutputGradient& gradient, const at::Tensor& input,
-                                  const at::Tensor& moments, const at::Tensor& invstd,
-                                  const at::Tensor& before,
+                                  const at::Tensor& weight, const at::Tensor& moments,
+                                  const at::Tensor& invstd, const at::Tensor& before,
                                   std::optional<at::ScalarType> parameter_type);
 
   /// (g - mean_dy - (input - mean) * invstd^2 * mean_dy_xmu) * invstd * weight, the gradient in
   /// Ioffe and Szegedy (2015), where mean_dy and mean_dy_xmu are sums / count.
-  /// @param sums [W, 2C] of the ranks; on CPUs W = 1, the sum over ranks
+  /// @param sums [2C] over ranks
   /// @param keep the caller needs g as well: replace `gradient` by the masked one
   at::Tensor (*backward_elementwise)(OutputGradient& gradient, const at::Tensor& input,
                                      const at::Tensor& weight, const at::Tensor& moments,
@@ -119,7 +119,14 @@ struct BatchNormKernels {
                                              at::Tensor& grad_input) = nullptr;
 };
 
+namespace cuda {
+extern const BatchNormKernels kKernels;
+}
+
 /// @throws base::UserError for a device without kernels.
 const BatchNormKernels& batch_norm_kernels(c10::DeviceType device);
+
+/// The values per channel of all ranks: a scalar on the moments' device.
+at::Tensor total_count(const at::Tensor& moments, int64_t channels);
 
 }  // namespace syncbn::dist::detail

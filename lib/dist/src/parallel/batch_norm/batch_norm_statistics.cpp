@@ -111,8 +111,7 @@ class RecordedLayers {
 
 /// The moments of several batches of a layer.
 at::Tensor merged(const Tensors& batches, int64_t channels) {
-  const at::Tensor rows = at::stack(batches);
-  return detail::batch_norm_kernels(rows.device().type()).merge(rows, channels);
+  return detail::batch_norm_kernels(at::kCPU).merge(at::stack(batches).cpu(), channels, /*eps=*/0);
 }
 
 }  // namespace

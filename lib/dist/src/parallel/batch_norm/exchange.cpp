@@ -10,9 +10,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <set>
-#include <span>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
@@ -88,7 +86,7 @@ std::array<double, kHeader> common_header(const at::Tensor& rows) {
 /// MergeRows of a forward.
 at::Tensor merge_moments(const at::Tensor& rows) {
   const int64_t channels = (rows.size(1) - static_cast<int64_t>(kHeader) - 1) / 2;
-  const at::Tensor merged = batch_norm_kernels(at::kCPU).merge(rows, channels);
+  const at::Tensor merged = batch_norm_kernels(at::kCPU).merge(rows, channels, /*eps=*/0);
   return row_of({values_of(merged), common_header(rows)});
 }
 
@@ -101,12 +99,7 @@ at::Tensor merge_sums(const at::Tensor& rows) {
 /// The rows of all ranks, or one row if they are merged on the way.
 at::Tensor collect(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group,
                    Timeout timeout) {
-  // The kernel that uses the sum adds a few rows itself, with the same bits over peer memory and
-  // NCCL. Many rows would take more memory and time than an exchange of sums.
-  constexpr int kMaxAdded = 16;
-  if (step == JoinStep::kSums && !row.is_cpu() && group->getSize() > kMaxAdded) {
-    return sum_rows(row, group, timeout);
-  }
+  if (step == JoinStep::kSums && !row.is_cpu()) return sum_rows(row, group, timeout);
   if (!merges_in_tree(row, group)) return gather_rows(row, group, timeout);
   return merge_in_tree(row, group, step == JoinStep::kSums ? merge_sums : merge_moments, timeout);
 }
@@ -133,23 +126,6 @@ struct Exchange::Group {
   /// backend nor a PeerMonitor compares, rows of different sizes would overwrite memory or hang.
   bool must_agree(const at::Tensor& row) const {
     return row.is_cpu() && (backend == nullptr || !backend->is_monitored());
-  }
-
-  bool gathers_by_peers(const at::Tensor& row) const {
-    return !row.is_cpu() && backend != nullptr && backend->gathers_by_peers(row.numel());
-  }
-  /// Whether headers travel between the processes. With peer memory, the GPUs compare them.
-  bool sends_headers(const at::Tensor& row) const {
-    return !row.is_cpu() && backend != nullptr && !gathers_by_peers(row);
-  }
-  /// Call::content for the call that exchanges the row. In a join() span, some ranks do not know
-  /// the layer.
-  uint64_t content_of(const at::Tensor& row, std::span<const double> header) const {
-    if (!gathers_by_peers(row)) return 0;
-    if (header.empty() || JoinStatistics::is_open_for(group._unsafe_get_target())) return 1;
-    base::Fnv1a hash;
-    hash.add_bytes({reinterpret_cast<const char*>(header.data()), header.size_bytes()});
-    return hash.value() | 1;
   }
 
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
@@ -236,9 +212,7 @@ Exchange::Header Exchange::next_header() const {
 }
 
 /// @param rows of all ranks, each with a header from column `first` to its end.
-/// @param tells_others report a mismatch to the other ranks, which may be waiting in an exchange
-///   and see these headers later or never
-void Exchange::compare(const at::Tensor& rows, int64_t first, bool tells_others) const {
+void Exchange::compare(const at::Tensor& rows, int64_t first) const {
   const int64_t stride = rows.size(1);
   const double* const headers = rows.const_data_ptr<double>() + first;
   const auto bytes = static_cast<size_t>(stride - first) * sizeof(double);
@@ -260,58 +234,37 @@ void Exchange::compare(const at::Tensor& rows, int64_t first, bool tells_others)
     places.push_back(fmt::format("rank{} {} in {}", members.size() > 1 ? "s" : "",
                                  base::join(members, ", "), Names::instance().describe(header)));
   }
-  if (tells_others) state_->backend->report_mismatch(base::join(places, "; "));
   throw base::UserError(fmt::format(
       "SyncBatchNorm: the ranks are in different layers: {}; every rank of a group must run the "
       "same layers in the same order, with equally many forwards and backwards",
       base::join(places, "; ")));
 }
 
-/// Announces the row to ranks without input, and compares or sends its header if necessary.
-at::Tensor Exchange::prepare_row(const at::Tensor& values, const Header& header,
-                                 JoinStep step) const {
+at::Tensor Exchange::exchange(JoinStep step, const at::Tensor& values) const {
+  const Header header = next_header();
   const at::Tensor row =
       values.is_cpu() ? row_of({values_of(values), header}) : values.unsqueeze(0);
   announce_exchange(step, row, group_);
   if (state_->must_agree(row)) {
     const at::Tensor own = row_of({header, static_cast<double>(row.size(1))});
     compare(gather_one_by_one(own, group_, timeout_, layer_->called), 0);
-  } else if (state_->sends_headers(row)) {
-    InFlightHeaders& in_flight = state_->backend->in_flight_headers();
-    for (const at::Tensor& headers :
-         in_flight.send(row_of({header}), group_, timeout_, layer_->called)) {
-      compare(headers, 0, /*tells_others=*/true);
-    }
   }
-  return row;
-}
-
-at::Tensor Exchange::exchange(JoinStep step, const PendingRow& own) const {
-  const Header header = next_header();
-  const bool by_own_kernel = own.launch && state_->gathers_by_peers(own.row);
-  const at::Tensor values = by_own_kernel ? own.row : own.now();
-  const at::Tensor row = prepare_row(values, header, step);
-  const NamedAs named(layer_->called, row.sizes(), state_->content_of(row, header));
-  std::optional<GatherByOwnKernel> gather;
-  if (by_own_kernel) gather.emplace(own);
+  const NamedAs named(layer_->called, row.sizes());
   const at::Tensor rows = collect(step, row, group_, timeout_);
-  if (gather && !gather->has_launched()) {
-    throw base::InternalError("SyncBatchNorm: an exchange did not launch the kernel of its row");
-  }
   if (!row.is_cpu()) return rows;
   if (are_mixed(rows)) compare(gather_rows(row_of({header}), group_, timeout_), 0);
   compare(rows, values.numel());
   return rows;
 }
 
-at::Tensor Exchange::moments(const PendingRow& own) const {
-  return group_ ? exchange(JoinStep::kMoments, own) : own.now().unsqueeze(0);
+at::Tensor Exchange::moments(const at::Tensor& own) const {
+  return group_ ? exchange(JoinStep::kMoments, own) : own.unsqueeze(0);
 }
 
-at::Tensor Exchange::sums(const PendingRow& own) const {
-  if (!group_) return own.now().unsqueeze(0);
+at::Tensor Exchange::sums(const at::Tensor& own) const {
+  if (!group_) return own;
   const at::Tensor rows = exchange(JoinStep::kSums, own);
-  return rows.is_cpu() ? add_up(rows, own.row.numel()).unsqueeze(0) : rows;
+  return rows.is_cpu() ? add_up(rows, own.numel()) : rows[0];
 }
 
 void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group) {
@@ -325,12 +278,8 @@ void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& 
   }
   if (state->must_agree(row)) {
     gather_one_by_one(at::zeros({1, kHeader + 1}, at::kDouble), group, std::nullopt, "join()");
-  } else if (state->sends_headers(row)) {
-    // This rank runs no layer, so it does not check the headers it receives.
-    state->backend->in_flight_headers().send(at::zeros({1, kHeader}, at::kDouble), group,
-                                             std::nullopt, "join()");
   }
-  const NamedAs named("join()", row.sizes(), state->content_of(row, {}));
+  const NamedAs named("join()", row.sizes());
   const at::Tensor rows = collect(step, row, group, std::nullopt);
   if (row.is_cpu() && are_mixed(rows)) gather_rows(at::zeros({1, kHeader}, at::kDouble), group);
 }

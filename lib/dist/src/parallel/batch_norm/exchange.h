@@ -11,7 +11,6 @@
 #include <syncbn/dist/process_group.h>
 
 #include "batch_norm/join_statistics.h"
-#include "transport/pending_row.h"
 
 namespace syncbn::dist::detail {
 
@@ -28,11 +27,10 @@ struct LayerName {
 ///
 /// Each exchange has a header: the layer's name, its channels, the input's dtype and the number of
 /// the exchange. If headers differ, every rank throws base::UserError naming the ranks and their
-/// layers. On CPUs the header is part of the row. A merge on the way marks its row if headers
-/// differ, and the ranks then gather the headers. In groups whose calls nothing else compares, a
-/// message with the row's size precedes the row. On GPUs, rows through peer memory carry a hash of
-/// their header (Call::content). Otherwise headers travel between the processes. Over NCCL no rank
-/// waits for them: a later exchange throws, and rows of different layers mix until then.
+/// layers. The header is part of the row. A merge on the way marks its row if headers differ, and
+/// the ranks then gather the headers. In groups whose calls nothing else compares, a message with
+/// the row's size precedes the row. Rows on GPUs have no header, because reading it would wait for
+/// the device: there only sizes and dtypes are compared, as those of any call.
 class Exchange : public torch::CustomClassHolder {
  public:
   /// @param group null or of one rank: there is no exchange.
@@ -45,11 +43,10 @@ class Exchange : public torch::CustomClassHolder {
   /// @param own [2C+1], from BatchNormKernels::moments()
   /// @return rows for BatchNormKernels::merge(): one per rank, in the order of ranks, or one row if
   ///   they were merged on the way
-  at::Tensor moments(const PendingRow& own) const;
-  /// @param own [n] float64
-  /// @return rows whose sum is the sum over ranks, with the same bits on each rank: one row per
-  ///   rank on up to 16 GPUs, [W, n], otherwise one row
-  at::Tensor sums(const PendingRow& own) const;
+  at::Tensor moments(const at::Tensor& own) const;
+  /// @param own [n]; on a GPU it is overwritten
+  /// @return [n], the sum over ranks, with the same bits on each rank
+  at::Tensor sums(const at::Tensor& own) const;
 
  private:
   struct Names;
@@ -59,9 +56,8 @@ class Exchange : public torch::CustomClassHolder {
 
   using Header = std::array<double, 3>;
   Header next_header() const;
-  at::Tensor exchange(JoinStep step, const PendingRow& own) const;
-  at::Tensor prepare_row(const at::Tensor& values, const Header& header, JoinStep step) const;
-  void compare(const at::Tensor& rows, int64_t first, bool tells_others = false) const;
+  at::Tensor exchange(JoinStep step, const at::Tensor& values) const;
+  void compare(const at::Tensor& rows, int64_t first) const;
 
   const ProcessGroupPtr group_;
   const Timeout timeout_;

@@ -30,11 +30,6 @@ JoinStatistics::~JoinStatistics() {
   current = nullptr;
 }
 
-bool JoinStatistics::is_open_for(const c10d::ProcessGroup* group) {
-  const JoinStatistics* const join = current;
-  return join != nullptr && join->group_.get() == group;
-}
-
 void JoinStatistics::begin_step(std::function<bool()> some_joined) {
   ask_some_joined_ = std::move(some_joined);
   some_joined_.reset();

@@ -28,9 +28,6 @@ class JoinStatistics {
   JoinStatistics& operator=(const JoinStatistics&) = delete;
   ~JoinStatistics();
 
-  /// Whether one exists for the layers of this group; equal on its ranks.
-  static bool is_open_for(const c10d::ProcessGroup* group);
-
   // On a rank with input.
 
   /// @param some_joined whether any rank has no input in this step; called at the first exchange.

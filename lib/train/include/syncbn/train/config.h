@@ -38,7 +38,6 @@ struct NcclConfig {
   std::optional<int64_t> min_ctas;
   std::optional<int64_t> max_ctas;
   bool blocking = true;
-  bool peer_memory = true;
   bool register_buckets = false;
 
   static void describe(config::Schema<NcclConfig>& schema);
@@ -201,7 +200,6 @@ struct Config {
   bool deterministic = false;
   config::OrAuto<bool> cudnn_benchmark;
   bool tf32 = false;
-  bool cuda_graph = false;
   std::string device = "auto";
   std::string backend = "auto";
   double timeout = 1800;

@@ -46,16 +46,6 @@ class Optimizer {
   /// @throws base::UserError for a sparse gradient where torch.optim refuses it as well
   virtual void step(double lr, const at::Tensor& found_inf = {}) = 0;
 
-  /// Whether a CUDA graph can repeat step_on_device(), because no update depends on what the host
-  /// reads.
-  virtual bool steps_on_device() const { return false; }
-  /// Writes the learning rate of the next steps to where step_on_device() reads it. Does not wait
-  /// for the device.
-  virtual void place_lr(double /*lr*/) {}
-  /// step() with the rate of place_lr(). Call it only after a first step(), and if
-  /// steps_on_device().
-  virtual void step_on_device(const at::Tensor& /*found_inf*/) {}
-
   /// The optimizer's own tensors, not copies.
   virtual OptimizerState state() const = 0;
 
