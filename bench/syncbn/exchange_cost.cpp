@@ -38,7 +38,7 @@ double microseconds(const detail::LayerName& layer, const at::Tensor& moments,
   const at::Tensor rows = exchange.moments(moments);
   // A single rank does not merge.
   if (exchange.ranks() > 1) detail::batch_norm_kernels(at::kCPU).merge(rows, channels, /*eps=*/0);
-  exchange.sum(sums);
+  exchange.sums(sums);
   return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
 }
 

@@ -51,7 +51,7 @@ void exchange(const dist::ProcessGroupPtr& group, int64_t channels) {
   const detail::Exchange exchange(layer, channels, at::kFloat, group, {});
   const at::Tensor rows = exchange.moments(at::rand({2 * channels + 1}, at::kDouble));
   detail::batch_norm_kernels(at::kCPU).merge(rows, channels, /*eps=*/0);
-  exchange.sum(at::rand({2 * channels}, at::kDouble));
+  exchange.sums(at::rand({2 * channels}, at::kDouble));
 }
 
 void exchange_around_a_ring(const dist::ProcessGroupPtr& group, int64_t channels) {
