@@ -306,9 +306,7 @@ TEST(PipelineParallelTest, MicroBatchesComeInOrder) {
 /// Returns several tensors, one of them of integers.
 struct FrontImpl : nn::Module {
   FrontImpl() { linear = register_module("linear", nn::Linear(4, 4)); }
-  struct Output {
-    at::Tensor values, skipped, indices;
-  };
+  using Output = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
   Output forward(const at::Tensor& input) {
     return {linear(input), input, (input.select(1, 0) > 0).to(at::kLong)};
   }
@@ -340,9 +338,9 @@ TEST(PipelineParallelTest, StagesMayPassSeveralTensors) {
     PipelineParallel pipeline({{front, at::kCPU}, {back, at::kCPU}},
                               {.micro_batches = 3, .schedule = schedule});
     const Data data(8);
-    const auto output = whole_front->forward(data.input);
+    const auto [values, skipped, indices] = whole_front->forward(data.input);
     const at::Tensor expected =
-        loss_of(whole_back->forward({output.values, output.skipped, output.indices}), data.target);
+        loss_of(whole_back->forward({values, skipped, indices}), data.target);
     expected.backward();
     EXPECT_NEAR(pipeline.step(data.input, data.target, loss_of), expected.item<double>(), 1e-12);
     expect_same_state(*front, *whole_front, 1e-12);
@@ -639,9 +637,8 @@ TEST(PipelineRanksTest, StagesMayPassSeveralTensors) {
     auto pipeline = rank == 0 ? PipelineParallel::across_ranks(front, {.micro_batches = 3})
                               : PipelineParallel::across_ranks(back, {.micro_batches = 3});
     const Data data(7);
-    const auto output = front->forward(data.input);
-    const at::Tensor expected =
-        loss_of(back->forward({output.values, output.skipped, output.indices}), data.target);
+    const auto [values, skipped, indices] = front->forward(data.input);
+    const at::Tensor expected = loss_of(back->forward({values, skipped, indices}), data.target);
     EXPECT_NEAR(pipeline.step(data.input, data.target, loss_of), expected.item<double>(), 1e-12);
     dist::destroy_process_group();
   });

@@ -63,16 +63,10 @@ TEST(CallTraceTest, HasTheCallsThatEndWhileItLives) {
     const dist::TracedCall& call = calls[0];
     EXPECT_EQ(call.name, "all_reduce");
     EXPECT_EQ(call.peer, -1);
-    EXPECT_EQ(call.bytes, 4000);
     EXPECT_LE(around.begin, call.begin);
     EXPECT_LE(call.begin, call.waited_from);
     EXPECT_LE(call.waited_from, call.end);
     EXPECT_LE(call.end, around.end);
-    // The same call has the same number on all ranks.
-    at::Tensor numbers = at::scalar_tensor(static_cast<int64_t>(call.sequence), at::kLong);
-    for (const at::Tensor& number : dist::all_gather(numbers)) {
-      EXPECT_EQ(number.item<int64_t>(), static_cast<int64_t>(call.sequence));
-    }
     dist::destroy_process_group();
   });
 }

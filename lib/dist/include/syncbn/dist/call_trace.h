@@ -13,10 +13,7 @@ namespace syncbn::dist {
 /// CLOCK_REALTIME.
 struct TracedCall {
   std::string name;          ///< "all_reduce", or what SyncBatchNorm calls the layer's exchange
-  std::string group;         ///< its name, the same on all ranks
   int peer = -1;             ///< of a send or recv, in the world; -1 for collectives
-  uint64_t sequence = 0;     ///< a collective's number in its group, the same on all ranks
-  int64_t bytes = 0;         ///< of this rank's tensor; 0 if ranks may have other sizes
   int64_t begin = 0;         ///< when the rank made the call
   int64_t end = 0;           ///< when the result was there; on GPUs, when it was queued
   int64_t waited_from = -1;  ///< when a thread first blocked on the result; -1: none did

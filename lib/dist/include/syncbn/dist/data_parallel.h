@@ -134,7 +134,7 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
 ///     auto loss = criterion(dp(images), labels);
 ///     loss.backward();                      // net's gradients are those of the whole batch
 ///
-/// forward() divides the tensors among its arguments, also inside containers and structs, along
+/// forward() divides the tensors among its arguments, also inside containers, along
 /// `dim`, as evenly as possible; tensors without dimensions and other arguments go to each replica.
 /// A batch with fewer samples than devices uses one replica per sample. The results are
 /// concatenated along `dim`; tensors without dimensions, such as losses, become a vector with one

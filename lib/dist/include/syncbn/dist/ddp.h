@@ -204,9 +204,10 @@ class JoinGuard {
 ///     auto loss = criterion(ddp(images), labels);
 ///     loss.backward();                      // ddp's gradients are now the mean over all ranks
 ///
-/// Tensors among the arguments, also inside containers and structs, are moved to the module's
-/// device. Outputs may be tensors, and optionals, variants, pairs, tuples, containers and plain
-/// structs of them. Every rank runs the same number of forwards and backwards (see join()). Not
+/// Tensors among the arguments, also inside containers, are moved to the module's device. Outputs
+/// may be tensors, and optionals, variants, pairs, tuples and containers of them. A struct of
+/// tensors needs a member function template for_each_tensor(visit), which calls visit(tensor) for
+/// each. Every rank runs the same number of forwards and backwards (see join()). Not
 /// thread-safe.
 ///
 /// @throws base::UserError (constructor) when the module has no parameter that requires a gradient,

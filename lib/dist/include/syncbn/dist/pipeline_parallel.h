@@ -61,8 +61,9 @@ struct PipelineOptions {
 /// A part of a network and its device. Its input is the output of the stage before.
 ///
 /// The module's forward takes an at::Tensor or a std::vector<at::Tensor>. It may return tensors in
-/// containers, tuples and plain structs: the next stage gets them in a vector. The first stage gets
-/// one tensor, the last returns one. A stage must not change its input in place.
+/// containers, tuples and structs (see DistributedDataParallel): the next stage gets them in a
+/// vector. The first stage gets one tensor, the last returns one. A stage must not change its input
+/// in place.
 class PipelineStage {
  public:
   using Tensors = std::vector<at::Tensor>;

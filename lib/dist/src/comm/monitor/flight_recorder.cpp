@@ -238,13 +238,8 @@ void FlightRecorder::trace(const Entry& entry) const {
   const int64_t end = trace_time();
   if (entry.traced_since == 0 || end == 0) return;
   const Call& call = entry.call;
-  const bool has_type = call.dtype != at::ScalarType::Undefined;
-  const auto size = has_type ? static_cast<int64_t>(c10::elementSize(call.dtype)) : 0;
   add_to_trace({.name = call.name,
-                .group = group_,
                 .peer = call.peer,
-                .sequence = call.sequence,
-                .bytes = call.has_sizes ? call.elements() * size : 0,
                 .begin = entry.traced_since,
                 .end = end,
                 .waited_from = entry.blocked_since != 0 ? entry.blocked_since : -1});
