@@ -28,7 +28,7 @@ pre { background: var(--panel); padding: .75rem; overflow-x: auto; font-size: 12
 CLASSES = {"ok": "good", "met": "good", "failed": "bad", "missed": "bad"}
 # Tests and benchmarks that a machine with fewer GPUs cannot run, by the number they need.
 NEVER = {2: "exchanges over NCCL, training on several ranks, ranks that fail (dist_gpu_faults_test), and the "
-            "benchmark's parts sync-cost, exchange and scaling",
+            "benchmark's parts sync-cost and scaling",
          8: "the targets of those parts"}
 
 

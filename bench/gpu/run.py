@@ -104,8 +104,7 @@ def step(batch, arguments, kind="eager"):
     """Measures a step with each of our batch norms, since a program would use the faster one."""
     size = 32 if arguments.tiny else 224
     shape, said, has_target = batch_that_fits(batch, "step", arguments)
-    targets = {(256, "eager"): 1.05, (32, "eager"): None, (256, "compiled"): 0.9}
-    target = targets[batch, kind] if has_target else None
+    target = {"eager": 1, "compiled": 0.9}[kind] if has_target and batch == 256 else None
     other = theirs(arguments)
     other.ask("network", shape, size, kind)
     result = {"rows": [], "traces": []}
@@ -130,7 +129,7 @@ def layers(batch, arguments):
     result = {"rows": [], "traces": []}
     job = ours(arguments)
     job.ask("layers", shape, divisor)
-    kinds = {"sync": ("torch's SyncBatchNorm", 0.5 if batch == 32 else 0.7), "cudnn": ("torch's BatchNorm2d", 1.1)}
+    kinds = {"sync": ("torch's SyncBatchNorm", 1.05), "cudnn": ("torch's BatchNorm2d", None)}
     for kind, (what, target) in kinds.items():
         other = theirs(arguments)
         other.ask("layers", shape, divisor, kind)

@@ -61,7 +61,8 @@ class Recorder(TorchDispatchMode):
     def of_tensor(value):
         if not isinstance(value, torch.Tensor):
             return value
-        is_channels_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(value.dim())
+        is_channels_last = last is not None and value.is_contiguous(memory_format=last)
         return tuple(value.shape), value.dtype, is_channels_last
 
     def __torch_dispatch__(self, function, types, arguments=(), named=None):
@@ -79,8 +80,9 @@ def calls_and_results(forward, layer, batch):
     x = batch.clone(memory_format=torch.preserve_format).requires_grad_()
     with Recorder() as recorder:
         y = forward(layer, x)
-        (y * torch.linspace(-1, 1, y.shape[1], device="cuda", dtype=y.dtype).view(1, -1, 1, 1)).sum().backward()
-    return recorder.calls, [y, x.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()]
+        factors = torch.linspace(-1, 1, y.shape[1], device="cuda", dtype=y.dtype)
+        (y.movedim(1, -1) * factors).sum().backward()
+    return recorder.calls, [y, x.grad, *(parameter.grad for parameter in layer.parameters()), *layer.buffers()]
 
 
 def runs_pythons_operators():
@@ -94,23 +96,29 @@ def runs_pythons_operators():
         return _C.sync_batch_norm(x, layer.weight, layer.bias, layer.running_mean, layer.running_var,
                                   layer.num_batches_tracked, layer.momentum, layer.eps, handle, dist.group.WORLD)
 
+    def compare(sizes, dtype=torch.float32, memory_format=torch.contiguous_format, dims=(4, 5), **options):
+        # Python's empty rank sends zeros of the input's type, which the others of float16 do not expect.
+        is_broken = dtype == torch.float16 and 0 in sizes
+        batch = torch.randn(sizes[rank], 3, *dims).cuda().to(memory_format=memory_format)
+        layers = [nn.SyncBatchNorm(3, **options).cuda(rank) for _ in range(2)]
+        calls, results = calls_and_results(ours, layers[0], batch.to(dtype))
+        wanted, others = calls_and_results(nn.SyncBatchNorm.forward, layers[1],
+                                           batch if is_broken else batch.to(dtype))
+        if is_broken:
+            wanted = [tuple((one[0], dtype, one[2]) if isinstance(one, tuple) and len(one) == 3
+                            and len(one[0]) == 4 else one for one in call) for call in wanted]
+        assert calls == wanted, f"{sizes} {dtype} {memory_format} {dims} {options}:\n{calls}\n{wanted}"
+        for one, other in zip(results, others, strict=True):
+            if other is not None and not is_broken:
+                torch.testing.assert_close(one, other, rtol=0, atol=0)
+
     for sizes in ((3, 3), (4, 2), (3, 0)):
         for dtype in (torch.float32, torch.float16):
             for memory_format in (torch.contiguous_format, torch.channels_last):
-                # Python's empty rank sends zeros of the input's type, which the others of float16 do not expect.
-                is_broken = dtype == torch.float16 and 0 in sizes
-                batch = torch.randn(sizes[rank], 3, 4, 5).cuda().to(memory_format=memory_format)
-                layers = [nn.SyncBatchNorm(3).cuda(rank) for _ in range(2)]
-                calls, results = calls_and_results(ours, layers[0], batch.to(dtype))
-                wanted, others = calls_and_results(nn.SyncBatchNorm.forward, layers[1],
-                                                   batch if is_broken else batch.to(dtype))
-                if is_broken:
-                    wanted = [tuple((one[0], dtype, one[2]) if isinstance(one, tuple) and len(one) == 3
-                                    and len(one[0]) == 4 else one for one in call) for call in wanted]
-                assert calls == wanted, f"{sizes} {dtype} {memory_format}:\n{calls}\n{wanted}"
-                for one, other in zip(results, others, strict=True):
-                    if other is not None and not is_broken:
-                        torch.testing.assert_close(one, other, rtol=0, atol=0)
+                compare(sizes, dtype, memory_format)
+    compare((4, 2), affine=False)
+    compare((4, 2), momentum=None)
+    compare((4, 2), memory_format=torch.channels_last_3d, dims=(2, 4, 5))
     print("same calls as Python's", flush=True)
     dist.destroy_process_group()
 

@@ -358,8 +358,11 @@ std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fi
   }
   if (!out.empty()) return out;
   const auto nearest = nearest_key(topic, fields);
+  const RemovedKey* const removed = removed_key(topic);
   throw base::UserError(fmt::format("--help {}: there is no such key or section{}", topic,
-                                    nearest ? fmt::format("; did you mean '{}'?", *nearest) : ""));
+                                    removed != nullptr ? fmt::format("; {}", removed->advice)
+                                    : nearest ? fmt::format("; did you mean '{}'?", *nearest)
+                                              : ""));
 }
 
 }  // namespace syncbn::config

@@ -100,7 +100,6 @@ class StatefulOptimizer : public Optimizer {
   at::Device count_device(const Slot& slot) const;
   /// The learning rate of a group with `group_lr` when the optimizer's is `lr`.
   double lr_of(double group_lr, double lr) const;
-  /// @param lr empty: the placed one
   ParameterBatch make_batch(const SlotGroup& group, double lr) const;
   static void advance_counts(const ParameterBatch& batch);
 

@@ -74,11 +74,12 @@ at::Tensor merge(const at::Tensor& rows, int64_t channels, double eps) {
 /// @param rows [W, 2C + 1]
 at::Tensor gather(const at::Tensor& x, const at::Tensor& rows, const ForwardOptions& options) {
   const int64_t channels = x.size(1);
-  // This waits for the device, as Python's does. A single rank knows its count.
+  // This waits for the device, as Python's does. A single row has this input's values; if there are
+  // none, it may have those of other replicas.
   const at::Tensor present =
-      rows.size(0) > 1
-          ? rows.index_select(0, (rows.select(1, 2 * channels) >= 1).nonzero().squeeze(1))
-          : rows.narrow(0, 0, x.numel() == 0 ? 0 : 1);
+      rows.size(0) == 1 && x.numel() != 0
+          ? rows
+          : rows.index_select(0, (rows.select(1, 2 * channels) >= 1).nonzero().squeeze(1));
   if (present.size(0) == 0) return at::zeros({2 * channels + 1}, rows.options());
   const at::Tensor counts = present.select(1, 2 * channels);
   RunningStatistics running = options.running;

@@ -77,8 +77,8 @@ struct BatchNormKernels {
   at::Tensor (*moments)(const at::Tensor& input, double eps);
 
   /// Merges W ranks' moments by Chan, Golub and LeVeque's formula ("Updating formulae and a
-  /// pairwise algorithm for computing sample variances", 1979), in the order of ranks. Returns a
-  /// single row bit for bit.
+  /// pairwise algorithm for computing sample variances", 1979), in the order of ranks. On CPUs,
+  /// returns a single row bit for bit.
   /// @param rows [W, 2C+1 or more]; each begins with moments, whose count may be 0.
   at::Tensor (*merge)(const at::Tensor& rows, int64_t channels, double eps);
 

@@ -29,8 +29,8 @@ struct LayerName {
 /// the exchange. If headers differ, every rank throws base::UserError naming the ranks and their
 /// layers. The header is part of the row. A merge on the way marks its row if headers differ, and
 /// the ranks then gather the headers. In groups whose calls nothing else compares, a message with
-/// the row's size precedes the row. Rows on GPUs have no header, because reading it would wait for
-/// the device: there only sizes and dtypes are compared, as those of any call.
+/// the row's size precedes the row. Rows on GPUs have no header, as PyTorch's: there only sizes
+/// and dtypes are compared, as those of any call.
 class Exchange : public torch::CustomClassHolder {
  public:
   /// @param group null or of one rank: there is no exchange.
