@@ -101,10 +101,6 @@ TEST_F(PythonPeersTest, OneGroupBySyncbnLaunchWithPythonAtRankZero) {
   expect_one_group(by_syncbn_launch(), "2 3");
 }
 
-TEST_F(PythonPeersTest, OneGroupByTorchrunWithOursAtRankZero) {
-  expect_one_group(by_torchrun(), "0 1");
-}
-
 TEST_F(PythonPeersTest, OneGroupByTorchrunWithPythonAtRankZero) {
   expect_one_group(by_torchrun(), "2 3");
 }
@@ -113,6 +109,10 @@ TEST_F(PythonPeersTest, OneGroupByTorchrunWithPythonAtRankZero) {
 const std::map<std::string, std::string> kNoAgentStore{{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
 
 class ExhaustivePythonPeersTest : public PythonPeersTest {};
+
+TEST_F(ExhaustivePythonPeersTest, OneGroupByTorchrunWithOursAtRankZero) {
+  expect_one_group(by_torchrun(), "0 1");
+}
 
 TEST_F(ExhaustivePythonPeersTest, WithoutTheAgentsStoreAndWithOursAtRankZero) {
   expect_one_group(by_torchrun(), "0 1", kNoAgentStore);
@@ -123,7 +123,7 @@ TEST_F(ExhaustivePythonPeersTest, WithoutTheAgentsStoreAndWithPythonAtRankZero) 
 }
 
 // init_process_group() without a backend, as many scripts call it.
-TEST_F(PythonPeersTest, PythonsOwnChoiceOfBackend) {
+TEST_F(ExhaustivePythonPeersTest, PythonsOwnChoiceOfBackend) {
   expect_one_group(by_syncbn_launch(), "0 1", {{"WORKER_BACKEND", ""}});
 }
 

@@ -47,7 +47,7 @@ struct Family {
   bool synchronises = true;  ///< has batch norm (and trains quickly)
   int64_t classes = 1000;
   int64_t evaluated_side = 64;  ///< of images, in pixels
-  int64_t trained_side = 96;
+  int64_t trained_side = 64;
   double aux_weight = 0;    ///< weight of auxiliary heads in the loss
   double most_counted = 5;  ///< giga multiply-adds; larger networks take too long
 };
