@@ -143,16 +143,16 @@ def different_layers():
 
 class SyncBatchNormTest(ranks.RanksTest):
     def test_equals_batch_norm_on_the_whole_batch(self):
-        self.expect_success(ranks.run("equals_whole_batch", 3, BACKEND="syncbn"), "equal")
+        self.expect_success(ranks.run(equals_whole_batch, 3, BACKEND="syncbn"), "equal")
 
     def test_equals_batch_norm_on_the_whole_batch_over_a_default_group_of_gloo(self):
-        self.expect_success(ranks.run("equals_whole_batch", 3, BACKEND="gloo"), "equal")
+        self.expect_success(ranks.run(equals_whole_batch, 3, BACKEND="gloo"), "equal")
 
     def test_converted_network_under_ddp_equals_one_process(self):
-        self.expect_success(ranks.run("converted_equals_one_process", 2), "equal")
+        self.expect_success(ranks.run(converted_equals_one_process, 2), "equal")
 
     def test_ranks_in_different_layers_are_named(self):
-        _, output = ranks.run("different_layers", 2)
+        _, output = ranks.run(different_layers, 2)
         for rank in range(2):
             self.assertRegex(output, rf"rank {rank}: .*different layers: .*'one'.*'two'")
 

@@ -408,44 +408,47 @@ def killed_rank_under_a_launcher():
     work.wait()
 
 
+def outputs(function, count):
+    return [output for _, output in ranks.run_each(function, count)]
+
+
 class CollectivesTest(ranks.RanksTest):
     def test_results_equal_gloos(self):
-        self.expect_success(ranks.run("equal_gloos", 3, SYNCBN_SHARED_MEMORY="1"), "equal ")
+        self.expect_success(ranks.run(equal_gloos, 3, SYNCBN_SHARED_MEMORY="1"), "equal ")
 
     def test_results_equal_gloos_without_shared_memory(self):
-        self.expect_success(ranks.run("equal_gloos", 3, SYNCBN_SHARED_MEMORY="0"), "equal ")
+        self.expect_success(ranks.run(equal_gloos, 3, SYNCBN_SHARED_MEMORY="0"), "equal ")
 
     def test_results_equal_gloos_on_two_hosts(self):
         self.need_namespaces()
-        first, second = ranks.run_on_two_hosts("equal_gloos", 2)
+        first, second = ranks.run_on_two_hosts(equal_gloos, 2)
         self.expect_success(first, "equal ")
         self.expect_success(second, "")
 
     def test_groups_of_some_ranks(self):
-        self.expect_success(ranks.run("groups", 3), "groups 3.0")
+        self.expect_success(ranks.run(groups, 3), "groups 3.0")
 
     def test_a_groups_timeout_is_above_zero_and_may_be_a_thousand_years(self):
-        done = ranks.run_without_launcher("group_timeouts", 2)
+        done = outputs(group_timeouts, 2)
         for rank in range(2):
             self.assertIn(f"rank {rank}: new_group: the timeout must be above zero, got 0 ms", done[rank])
             self.assertIn(f"rank {rank}: total 2", done[rank])
 
     # In the next two tests, the message first names the rank that waited first.
     def test_different_sizes_are_named_on_each_rank(self):
-        # Without a launcher, which would end the other rank at the first one's error.
-        done = ranks.run_without_launcher("different_sizes", 2)
+        done = outputs(different_sizes, 2)
         for rank in range(2):
             self.assertRegex(done[rank], rf"rank {rank}: rank {rank} of 2 on .*: all_reduce #1 of group '0' "
                              r"failed: the ranks made different calls: (?=.*\[3\])(?=.*\[4\])")
 
     def test_different_calls_are_named_on_each_rank(self):
-        done = ranks.run_without_launcher("different_calls", 2)
+        done = outputs(different_calls, 2)
         for rank in range(2):
             self.assertRegex(done[rank], rf"rank {rank}: .* the ranks made different calls: "
                              r"(?=.*all_reduce)(?=.*broadcast)")
 
     def test_refusals_are_the_same_on_each_rank_and_the_group_goes_on(self):
-        done = ranks.run_without_launcher("refused", 2)
+        done = outputs(refused, 2)
         for rank in range(2):
             self.assertIn(f"rank {rank}: rank {rank} of 2: all_to_all #2 of group '0' was refused: rank 0 sends 4 elements "
                           "to rank 1, which expects 6 (all_to_all of Float)", done[rank])
@@ -453,7 +456,7 @@ class CollectivesTest(ranks.RanksTest):
             self.assertIn(f"rank {rank}: total 2", done[rank])
 
     def test_an_output_whose_elements_share_memory_is_refused_and_the_group_goes_on(self):
-        done = ranks.run_without_launcher("expanded", 2)
+        done = outputs(expanded, 2)
         for rank in range(2):
             self.assertRegex(done[rank], rf"rank {rank}: all_reduce: rank {rank} of 2: all_reduce #1 of group '0' was "
                              "refused: .*single memory location")
@@ -461,13 +464,13 @@ class CollectivesTest(ranks.RanksTest):
 
     def test_futures_are_requested_while_calls_end(self):
         for count in (2, 3):
-            self.expect_success(ranks.run("many_futures", count), "got all")
+            self.expect_success(ranks.run(many_futures, count), "got all")
 
     def test_works_are_polled_while_calls_end(self):
-        self.expect_success(ranks.run("many_polls", 2), "got all")
+        self.expect_success(ranks.run(many_polls, 2), "got all")
 
     def test_a_peer_outside_the_group_is_named_and_the_group_goes_on(self):
-        done = ranks.run_without_launcher("refused_peers", 2)
+        done = outputs(refused_peers, 2)
         for rank in range(2):
             of_group = f"on rank {rank} of 2 of group '0' was refused"
             self.assertIn(f"rank {rank}: send {of_group}: destination 2 is outside the group of 2 ranks", done[rank])
@@ -475,7 +478,7 @@ class CollectivesTest(ranks.RanksTest):
             self.assertIn(f"rank {rank}: total 2", done[rank])
 
     def test_lists_that_do_not_fit_are_refused_on_each_rank_and_the_group_goes_on(self):
-        done = ranks.run_without_launcher("refused_lists", 2)
+        done = outputs(refused_lists, 2)
         for rank in range(2):
             self.assertNotIn("not refused", done[rank])
             for why in ("inputs has length 0, and the group has 2 ranks", "outputs has length 0, and",
@@ -485,15 +488,14 @@ class CollectivesTest(ranks.RanksTest):
             self.assertIn(f"rank {rank}: got [{rank}.0, {10 + rank}.0]", done[rank])
 
     def test_the_others_learn_which_rank_was_killed(self):
-        # Without a launcher, which would end the other ranks first.
-        done = ranks.run_without_launcher("killed_rank", 3)
+        done = outputs(killed_rank, 3)
         for rank in (0, 2):
             self.assertRegex(done[rank], rf"rank {rank} got: .*all_reduce #2 of group '0' failed: "
                              rf"rank 1 \(\S+, process \d+\) died")
 
 
     def test_the_last_calls_outlive_the_ranks(self):
-        exit_code, output = ranks.run("killed_rank_under_a_launcher", 3)
+        exit_code, output = ranks.run(killed_rank_under_a_launcher, 3, "syncbn-launch")
         self.assertEqual(exit_code, 128 + signal.SIGKILL, output)
         self.assertRegex(output, r"rank +1 ")
         command = re.search(r"syncbn-launch (explain \S+)", output)

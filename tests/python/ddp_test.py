@@ -200,7 +200,8 @@ def example_worker(rank, ranks_of_node, urls, folder):
 
 def imagenet_example():
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(example_worker, nprocs=2, args=(2, [f"tcp://127.0.0.1:{ranks.free_port()}" for _ in range(2)], folder))
+        urls = [f"tcp://127.0.0.1:{ranks.free_port()}" for _ in range(2)]
+        mp.start_processes(example_worker, (2, urls, folder), nprocs=2, start_method="fork")
         gloo, ours = (torch.load(f"{folder}/{backend}.pt") for backend in ("gloo", "syncbn"))
     torch.testing.assert_close(ours, gloo, rtol=0, atol=0)
     print("equal, of", int(ours["correct"][1]), "samples")
@@ -209,39 +210,38 @@ def imagenet_example():
 class DdpTest(ranks.RanksTest):
     def test_parameters_equal_gloos_bit_for_bit_on_two_ranks(self):
         # 1 refuses ranks that do not share memory; otherwise Gloo might be compared with itself.
-        self.expect_success(ranks.run("equals_gloo", 2, SYNCBN_SHARED_MEMORY="1"), "equal 11")
+        self.expect_success(ranks.run(equals_gloo, 2, SYNCBN_SHARED_MEMORY="1"), "equal 11")
 
     def test_power_sgd_of_several_buckets_equals_gloos(self):
-        self.expect_success(ranks.run("equals_gloo_with_power_sgd", 2, SYNCBN_SHARED_MEMORY="1"), "equal 11")
+        self.expect_success(ranks.run(equals_gloo_with_power_sgd, 2, SYNCBN_SHARED_MEMORY="1"), "equal 11")
 
     def test_backward_names_a_killed_rank(self):
-        output = ranks.run_without_launcher("killed_before_backward", 2)[0]
+        output = ranks.run_each(killed_before_backward, 2)[0][1]
         self.assertRegex(output, r"rank 0 of 2 on \S+: all_reduce #\d+ of group '0' failed: "
                          r"rank 1 \(\S+, process \d+\) died")
 
     def test_works_under_torchrun(self):
-        self.expect_success(ranks.run("equals_gloo", 2, launcher="torchrun"), "equal 11")
+        self.expect_success(ranks.run(equals_gloo, 2, launcher="torchrun"), "equal 11")
 
     def test_a_program_like_pytorchs_imagenet_example_equals_gloos(self):
-        self.expect_success(ranks.output_of(ranks.start([sys.executable, __file__, "--rank", "imagenet_example"])),
-                            "equal, of 9 samples")
+        self.expect_success(ranks.run(imagenet_example, 1), "equal, of 9 samples")
 
     def test_a_second_default_group_after_the_first_was_destroyed(self):
         for level in ("OFF", "DETAIL"):  # with DETAIL, torch wraps the backend
             with tempfile.TemporaryDirectory() as folder:
-                done = ranks.run("starts_again", 2, TORCH_DISTRIBUTED_DEBUG=level, EVENTS=folder)
+                done = ranks.run(starts_again, 2, "syncbn-launch", TORCH_DISTRIBUTED_DEBUG=level, EVENTS=folder)
             self.expect_success(done, "attempt 1")
 
     def test_a_default_group_after_one_failed(self):
         for launcher in ranks.LAUNCHERS:
             with tempfile.TemporaryDirectory() as folder:
-                done = ranks.run("starts_again_after_a_failure", 2, launcher, EVENTS=folder)
+                done = ranks.run(starts_again_after_a_failure, 2, launcher, EVENTS=folder)
             self.expect_success(done, "rank 0: rank 0 of 2 waited 2.0 s for rank 1, which did not arrive")
             self.expect_success(done, "attempt 1")
 
     def test_a_hook_in_python_with_many_buckets(self):
         for count in (2, 3):
-            self.expect_success(ranks.run("many_buckets_with_a_hook", count), "trained")
+            self.expect_success(ranks.run(many_buckets_with_a_hook, count), "trained")
 
 
 class ImportTest(unittest.TestCase):

@@ -147,12 +147,12 @@ class GpuTest(ranks.RanksTest):
             self.skipTest("two-gpus")
 
     def test_trains_over_nccl(self):
-        done = ranks.run("trains", 2)
+        done = ranks.run(trains, 2)
         self.expect_success(done, "trained on 0")
         self.expect_success(done, "trained on 1")
 
     def test_sync_batch_norm_calls_what_pythons_calls(self):
-        done = ranks.run("runs_pythons_operators", 2)
+        done = ranks.run(runs_pythons_operators, 2)
         self.expect_success(done, "same calls as Python's")
 
     def test_takes_the_current_gpu_where_no_launcher_sets_local_rank(self):

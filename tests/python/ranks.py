@@ -1,6 +1,7 @@
 """Shared by the tests of the Python package. A file has both the tests and the functions that their ranks run.
 
-A test calls run("function", 2), which starts the test's file once per rank; main() runs the function there.
+A test calls run(function, 2), which forks a process per rank: importing torch takes longer than most tests. Under a
+launcher, run() starts the test's file once per rank, and main() runs the function there.
 """
 
 import inspect
@@ -10,6 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
+import traceback
 import unittest
 
 BIN = pathlib.Path(os.environ.get("SYNCBN_BIN_DIR", "build/bin"))
@@ -33,7 +37,7 @@ def report(outcome, test, reason=""):
 
 
 try:
-    import torch.distributed  # noqa: F401
+    import torch
 except ImportError:
     report("skipped", "all", "needs: python-torch")
     sys.exit(EXIT_SKIPPED)
@@ -55,11 +59,66 @@ def output_of(process):
     return process.returncode, output
 
 
-def run(function, ranks, launcher="syncbn-launch", **environment):
-    """Runs a function of the test's file on each rank. Returns exit code and output of the launcher."""
-    script = inspect.stack()[1].filename
-    return output_of(start([*LAUNCHERS[launcher], "--standalone", f"--nproc_per_node={ranks}", script,
-                            "--rank", function], **environment))
+class Rank:
+    """A forked process that runs a function, and its output."""
+
+    def __init__(self, function, environment):
+        self.file = tempfile.TemporaryFile("w+")
+        sys.stdout.flush()
+        self.process = os.fork()
+        if self.process == 0:
+            self.run(function, environment)
+
+    def run(self, function, environment):
+        exit_code = 1
+        try:
+            os.setsid()
+            os.dup2(self.file.fileno(), sys.stdout.fileno())
+            os.dup2(self.file.fileno(), sys.stderr.fileno())
+            os.environ.update(environment)
+            torch.set_num_threads(1)
+            torch.distributed.set_debug_level_from_env()
+            function()
+            exit_code = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
+
+    def wait(self, until):
+        """Returns exit code and output."""
+        while not (ended := os.waitpid(self.process, os.WNOHANG))[0]:
+            if time.monotonic() > until:
+                os.killpg(self.process, signal.SIGKILL)
+                os.waitpid(self.process, 0)
+                raise TimeoutError(self.output())
+            time.sleep(0.01)
+        return os.waitstatus_to_exitcode(ended[1]), self.output()
+
+    def output(self):
+        with self.file as file:
+            file.seek(0)
+            return file.read()
+
+
+def run_each(function, ranks, **environment):
+    """Exit code and output of each rank. There is no launcher that ends the others when one fails."""
+    place = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    started = [Rank(function, {key: str(value) for key, value in
+                               {**place, "RANK": rank, "LOCAL_RANK": rank, **environment}.items()})
+               for rank in range(ranks)]
+    until = time.monotonic() + TIMEOUT_SECONDS
+    return [one.wait(until) for one in started]
+
+
+def run(function, ranks, launcher=None, **environment):
+    """Runs a function of the test's file on each rank. Returns the first exit code other than 0, and all output."""
+    if launcher is not None:
+        return output_of(start([*LAUNCHERS[launcher], "--standalone", f"--nproc_per_node={ranks}",
+                                inspect.getfile(function), "--rank", function.__name__], **environment))
+    done = run_each(function, ranks, **environment)
+    return next((code for code, _ in done if code != 0), 0), "".join(output for _, output in done)
 
 
 held_ports = []
@@ -74,23 +133,14 @@ def free_port():
     return str(held.getsockname()[1])
 
 
-def run_without_launcher(function, ranks):
-    """The output of each rank. There is no launcher that ends the others when one fails."""
-    script = inspect.stack()[1].filename
-    place = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    started = [start([sys.executable, script, "--rank", function], RANK=str(rank), **place)
-               for rank in range(ranks)]
-    return [output_of(one)[1] for one in started]
-
-
 def run_on_two_hosts(function, ranks_per_host):
-    """Like run(), on each of two hosts, which are PID namespaces: their processes cannot share memory."""
-    script = inspect.stack()[1].filename
+    """Like run() under syncbn-launch, on each of two hosts, which are PID namespaces: their processes cannot share
+    memory."""
     port = free_port()
     started = [
         start(["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *LAUNCHERS["syncbn-launch"],
                "--nnodes=2", f"--node_rank={host}", "--master_addr=127.0.0.1", f"--master_port={port}",
-               f"--nproc_per_node={ranks_per_host}", script, "--rank", function])
+               f"--nproc_per_node={ranks_per_host}", inspect.getfile(function), "--rank", function.__name__])
         for host in range(2)]
     return [output_of(one) for one in started]
 
