@@ -92,12 +92,9 @@ TEST(GpuTwoHostsTest, TrainOverNcclAsTwoGpusOfOneHost) {
   const ProgramResult zero = first->wait();
   ASSERT_EQ(zero.exit_code, 0) << zero.err;
   ASSERT_EQ(second->wait().exit_code, 0);
-  EXPECT_THAT(zero.err, HasSubstr("statistics of batch norm go by NCCL, since GPUs do not share "
-                                  "memory: rank 1 is on another host"));
 
   const ProgramResult together = start_launched_train(2, steps("together"))->wait();
   ASSERT_EQ(together.exit_code, 0) << together.err;
-  EXPECT_THAT(together.err, HasSubstr("go through the memory of the GPUs"));
   EXPECT_EQ(result_of(folder / "hosts")["world_size"], 2);
   EXPECT_EQ(result_of(folder / "hosts")["train_loss"],
             result_of(folder / "together")["train_loss"]);

@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/clock.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/dist/collectives.h>
@@ -84,7 +85,12 @@ std::vector<std::string> Profiler::write(const fs::path& run) {
   recorder_->add_to(own);
   const ProfileFiles files(dist::broadcast_bytes(run.string(), 0));
   try {
-    recorder_->save(files, dist::rank());
+    if (base::exists(files.folder.parent_path())) {
+      recorder_->save(files, dist::rank());
+    } else {
+      own.failure = fmt::format("{} has no folder {}; its ranks write none", base::hostname(),
+                                files.folder.parent_path().string());
+    }
   } catch (const base::Error& error) {
     own.failure = error.what();
   }
@@ -100,17 +106,16 @@ std::vector<std::string> Profiler::write(const fs::path& run) {
   }
   auto summary = summary_of(profiles);
   std::vector<std::string> lines = table_of(summary);
-  if (const fs::path trace = files.trace(own.first_step, 0); base::exists(trace)) {
+  const fs::path trace = files.trace(own.first_step, 0);
+  if (profiles.front().failure.empty() && base::exists(trace)) {
     summary["trace"] = trace.lexically_relative(run).string();
     lines.push_back(fmt::format("{} opens at https://ui.perfetto.dev", trace.string()));
   }
   try {
     base::write_file_atomically(files.summary(), summary.dump(1) + "\n");
+    if (!failure.empty()) spdlog::warn("not all traces were written: {}", failure);
   } catch (const base::Error& error) {
-    if (failure.empty()) failure = error.what();
-  }
-  if (!failure.empty()) {
-    spdlog::warn("the profile was not written, and training goes on: {}", failure);
+    spdlog::warn("the profile was not written, and training goes on: {}", error.what());
   }
   std::error_code ignored;
   fs::remove(files.request(), ignored);

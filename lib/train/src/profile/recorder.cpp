@@ -9,6 +9,7 @@
 #include <torch/csrc/profiler/collection.h>
 
 #include <algorithm>
+#include <array>
 #include <exception>
 #include <fstream>
 #include <map>
@@ -46,9 +47,10 @@ void save_trace(torch::autograd::profiler::ProfilerResult& result,
   base::write_file_atomically(to, [&](const std::filesystem::path& file) {
     result.save(file);
     std::ifstream written(file, std::ios::binary);
-    std::string line, last;
-    while (std::getline(written, line)) last = std::move(line);
-    if (last.ends_with('}')) return;
+    written.seekg(-2, std::ios::end);
+    std::array<char, 2> end{};  // perhaps with a newline
+    written.read(end.data(), end.size());
+    if (std::ranges::find(end, '}') != end.end()) return;
     throw base::UnavailableError(fmt::format(
         "cannot write {}: libtorch's profiler has not written all of it; is the disk full?",
         to.string()));

@@ -8,12 +8,10 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/comm_hooks.h>
-#include <syncbn/dist/plain_message.h>
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <stdexcept>
 #include <utility>
 
