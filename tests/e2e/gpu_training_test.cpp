@@ -115,20 +115,6 @@ train::Checkpoint last_of(const std::string& run_dir) {
   return train::parse_checkpoint(base::read_file(path), path);
 }
 
-void expect_same_bits(const train::Checkpoint& one, const train::Checkpoint& other) {
-  const auto expect_same = [](const auto& tensors, const auto& others) {
-    ASSERT_EQ(tensors.size(), others.size());
-    for (const auto& [name, tensor] : others) EXPECT_TRUE(tensors.at(name).equal(tensor)) << name;
-  };
-  expect_same(one.model, other.model);
-  expect_same(one.ema, other.ema);
-  ASSERT_EQ(one.optimizer.size(), other.optimizer.size());
-  for (const auto& [name, tensors] : other.optimizer) {
-    SCOPED_TRACE(name);
-    expect_same(one.optimizer.at(name), tensors);
-  }
-}
-
 /// Devices round differently, and a few steps amplify that.
 void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& name) {
   EXPECT_TRUE(at::allclose(a, b, /*rtol=*/1e-3, /*atol=*/1e-4))
