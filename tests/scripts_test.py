@@ -66,7 +66,7 @@ class BenchOfAGpu(unittest.TestCase):
             self.assertIn(bench_gpu.counts_of(step)[0], range(1, 21))
 
     def test_a_row_of_a_smaller_batch_says_so_and_has_no_target(self):
-        for gigabytes, name, target in [(24, "batch 64 (256 may not fit into 24 GB)", None), (80, "batch 256", 1.05)]:
+        for gigabytes, name, target in [(24, "batch 64 (256 may not fit into 24 GB)", None), (80, "batch 256", 1)]:
             job = unittest.mock.Mock()
             job.ask.return_value = {"free": gigabytes * 1e9, "seconds": 1.0, "launches": 1, "copies": 0, "waits": 0}
             with unittest.mock.patch.multiple(bench_gpu, ours=lambda _: job, theirs=lambda _: job):
@@ -294,6 +294,29 @@ class Demo(unittest.TestCase):
             self.assertEqual(self.says(unset), "2")
             smi.write_text("#!/bin/sh\nexit 9\n")
             self.assertEqual(self.says(unset), "0")
+
+
+class Setup(unittest.TestCase):
+    """scripts/setup in a folder that has nothing yet."""
+
+    def says(self, *before):
+        environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
+        environment |= {"PIP_FIND_LINKS": "", "Torch_ROOT": "", "CMAKE_PREFIX_PATH": "",
+                        "PATH": "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"}
+        with tempfile.TemporaryDirectory() as folder:
+            scripts = pathlib.Path(folder, "scripts")
+            scripts.mkdir()
+            (scripts / "setup").write_bytes((ROOT / "scripts/setup").read_bytes())
+            done = subprocess.run([*before, "bash", str(scripts / "setup")], text=True, capture_output=True,
+                                  env=environment)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        return done.stderr.strip()
+
+    def test_says_once_what_cannot_be_installed_from_where_without_a_network(self):
+        alone = ["unshare", "--user", "--map-root-user", "--net"]
+        if subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+            self.skipTest("namespaces")
+        self.assertRegex(self.says(*alone), r"\Asetup: cannot install .+ from https?://\S+: .+\. Check the network.*\Z")
 
 
 if __name__ == "__main__":

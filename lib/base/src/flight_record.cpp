@@ -17,7 +17,6 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <optional>
 #include <utility>
 
 namespace syncbn::base {

@@ -4,7 +4,6 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <utility>

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
-#include <optional>
-#include <string_view>
 #include <utility>
 
 #include "common/json_messages.h"

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
-#include <cstdint>
 #include <sstream>
 
 #include "common/words.h"

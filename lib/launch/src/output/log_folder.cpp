@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <deque>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>

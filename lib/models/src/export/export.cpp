@@ -7,8 +7,6 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
-#include <string_view>
-#include <utility>
 
 #include <syncbn/base/text.h>
 #include <syncbn/models/torch_archive.h>

@@ -4,7 +4,6 @@
 
 #include <limits>
 #include <protozero/pbf_writer.hpp>
-#include <string_view>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>

@@ -6,7 +6,6 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <numbers>
 #include <unordered_map>
 #include <utility>

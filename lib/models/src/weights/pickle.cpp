@@ -8,9 +8,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
-#include <limits>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include <syncbn/base/error.h>

@@ -5,8 +5,6 @@
 
 #include <map>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>

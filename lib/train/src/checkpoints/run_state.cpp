@@ -6,8 +6,6 @@
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 
-#include <utility>
-
 #include "common/rank_0.h"
 #include "step/model.h"
 

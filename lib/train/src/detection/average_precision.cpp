@@ -1,7 +1,6 @@
 #include "detection/average_precision.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <tuple>
 

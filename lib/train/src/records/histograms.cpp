@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <optional>
-#include <tuple>
 
 namespace syncbn::train {
 namespace {

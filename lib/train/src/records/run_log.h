@@ -7,7 +7,6 @@
 #include <functional>
 #include <ios>
 #include <nlohmann/json.hpp>
-#include <string>
 
 namespace syncbn::train {
 

@@ -10,7 +10,6 @@
 #include <cmath>
 #include <map>
 #include <optional>
-#include <span>
 
 #include "records/run_files.h"
 

@@ -9,12 +9,10 @@
 #include <syncbn/train/command.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <functional>
 #include <map>
 #include <numeric>
-#include <string_view>
 #include <utility>
 
 #include "common/config_keys.h"

@@ -3,7 +3,6 @@
 #include <syncbn/train/loss.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "tasks/tasks.h"
 

@@ -467,8 +467,8 @@ at::Tensor apply_relu_mask(const OutputGradient& gradient, const at::Tensor& inp
   if (gradient.relu_mask.scalar_type() == at::kBool) {
     return at::where(gradient.relu_mask, gradient.values, zero);
   }
-  const Shape shape(input);
-  const Runs runs(shape);
+  const cpu::Shape shape(input);
+  const cpu::Runs runs(shape);
   const at::Tensor bits = at::arange(8, gradient.relu_mask.options());
   const at::Tensor passes = gradient.relu_mask.unsqueeze(-1)
                                 .bitwise_right_shift(bits)

@@ -12,8 +12,6 @@
 #include <syncbn/train/headers_digest.h>
 #include <torch/version.h>
 
-#include <string>
-
 #ifndef SYNCBN_VERSION
 #error "SYNCBN_VERSION is not defined; build the plug-in by syncbn_add_plugin()"
 #endif
