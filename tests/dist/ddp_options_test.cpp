@@ -110,7 +110,7 @@ struct StructOutputImpl : nn::Module {
 
     template <class Visit>
     void for_each_tensor(const Visit& visit) {
-      dist::detail::for_each_tensor(features, visit);
+      for (at::Tensor& feature : features) visit(feature);
     }
   };
   StructOutputImpl() {
