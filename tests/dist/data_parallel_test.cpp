@@ -447,7 +447,7 @@ struct Input {
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
     visit(images);
-    for (auto& [name, tensor] : extra) visit(tensor);
+    visit(extra);
   }
 };
 struct Result {
@@ -457,7 +457,7 @@ struct Result {
 
   template <class Visit>
   void for_each_tensor(const Visit& visit) {
-    for (at::Tensor& part : parts) visit(part);
+    visit(parts);
     visit(loss);
   }
 };

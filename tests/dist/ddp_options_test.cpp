@@ -110,7 +110,8 @@ struct StructOutputImpl : nn::Module {
 
     template <class Visit>
     void for_each_tensor(const Visit& visit) {
-      for (at::Tensor& feature : features) visit(feature);
+      visit(scores);
+      visit(features);
     }
   };
   StructOutputImpl() {
