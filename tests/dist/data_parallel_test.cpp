@@ -443,11 +443,23 @@ struct Input {
   at::Tensor images;
   std::map<std::string, at::Tensor> extra;
   double factor = 1;
+
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    visit(images);
+    visit(extra);
+  }
 };
 struct Result {
   std::vector<at::Tensor> parts;
   at::Tensor loss;
   std::string text;
+
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    visit(parts);
+    visit(loss);
+  }
 };
 
 struct TreeNetImpl : nn::Cloneable<TreeNetImpl> {

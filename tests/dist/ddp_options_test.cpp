@@ -110,7 +110,8 @@ struct StructOutputImpl : nn::Module {
 
     template <class Visit>
     void for_each_tensor(const Visit& visit) {
-      dist::detail::for_each_tensor(features, visit);
+      visit(scores);
+      visit(features);
     }
   };
   StructOutputImpl() {

@@ -84,7 +84,7 @@ TEST(SyncBatchNormThreadsTest, AsManyWorkAsThereAre) {
 #endif
   SYNCBN_SKIP_UNLESS(kHasThreads, "openmp");
   run_ranks(1, [](int) {
-    const dist::detail::Shape shape(at::empty({3, 64, 141, 157}));
+    const dist::detail::cpu::Shape shape(at::empty({3, 64, 141, 157}));
     for (const size_t threads : {3u, 1u}) {
       at::set_num_threads(static_cast<int>(threads));
       std::mutex mutex;

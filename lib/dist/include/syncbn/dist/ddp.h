@@ -206,9 +206,9 @@ class JoinGuard {
 ///
 /// Tensors among the arguments, also inside containers, are moved to the module's device. Outputs
 /// may be tensors, and optionals, variants, pairs, tuples and containers of them. A struct of
-/// tensors needs a member function template for_each_tensor(visit), which calls visit(tensor) for
-/// each. Every rank runs the same number of forwards and backwards (see join()). Not
-/// thread-safe.
+/// tensors needs a member function template for_each_tensor(visit), which calls visit(member)
+/// for each member with tensors. Every rank runs the same number of forwards and backwards (see
+/// join()). Not thread-safe.
 ///
 /// @throws base::UserError (constructor) when the module has no parameter that requires a gradient,
 ///   or its parameters differ between ranks in number or shape (naming both); (forward) when a

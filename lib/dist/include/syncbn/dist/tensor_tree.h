@@ -39,7 +39,7 @@ concept Variant = requires {
 };
 template <class T>
 concept ShowsTensors = requires(T value) {
-  value.for_each_tensor([](const at::Tensor&) {});
+  value.for_each_tensor([](const auto&) {});
 };
 
 /// Refuses structs whose tensors would be overlooked.
@@ -47,21 +47,21 @@ template <class T>
 constexpr void require_no_hidden_tensors() {
   static_assert(!std::is_aggregate_v<T> || std::is_array_v<T> || std::is_empty_v<T>,
                 "give the struct a member function template for_each_tensor(visit), which calls "
-                "visit(tensor) for each of its tensors, if it has any");
+                "visit(member) for each member with tensors, if it has any");
 }
 
 /// Calls visit(tensor) for each defined tensor in a value, also inside optionals, variants,
-/// containers, pairs and tuples. Structs have a member function template for_each_tensor(visit);
-/// classes can have one, too, and otherwise count as holding no tensors. Also calls visit.key(key),
-/// if there is such a function, for each key of a map.
+/// containers, pairs and tuples. Structs have a member function template for_each_tensor(visit),
+/// which calls visit(member) for these; classes can have one, too, and otherwise count as holding
+/// no tensors. Also calls visit.key(key), if there is such a function, for each key of a map.
 template <class T, class Visit>
 void for_each_tensor(T& value, const Visit& visit) {
   using Value = std::remove_const_t<T>;
   const auto visit_all = [&visit](auto&... items) { (for_each_tensor(items, visit), ...); };
   if constexpr (std::is_same_v<Value, at::Tensor>) {
     if (value.defined()) visit(value);
-  } else if constexpr (requires { value.for_each_tensor(visit); }) {
-    value.for_each_tensor(visit);
+  } else if constexpr (ShowsTensors<T>) {
+    value.for_each_tensor([&visit](auto& item) { for_each_tensor(item, visit); });
   } else if constexpr (Text<Value>) {
     // Such as the key of a map.
   } else if constexpr (Optional<Value>) {
