@@ -72,6 +72,18 @@ class ResumeTest : public ::testing::Test {
     return found;
   }
 
+  /// Makes a finished run of one epoch in the folder `run`. The first of so many ranks trains; the
+  /// others are copies.
+  void make_run(int ranks) const {
+    static const TempFolder trained;
+    const std::string name = fmt::format("of-{}-ranks", ranks);
+    if (!std::filesystem::exists(trained / name)) {
+      run_ranks_of_train(ranks, args((trained / name).string(), {"--epochs=1"}));
+    }
+    std::filesystem::copy(trained / name, folder_ / "run",
+                          std::filesystem::copy_options::recursive);
+  }
+
   TempFolder folder_;
 };
 
@@ -316,7 +328,7 @@ TEST_F(ResumeTest, WarnsWhereMoreEpochsRaiseTheLearningRate) {
 }
 
 TEST_F(ResumeTest, AFinishedRunIsLeftAsItIs) {
-  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  make_run(1);
   const std::string result_json = base::read_file(folder_ / "run/result.json");
   const std::string log = base::read_file(folder_ / "run/log.jsonl");
   const auto again = launch_train(2, args("run", {"--epochs=1", "--resume=auto"}));
@@ -333,7 +345,7 @@ TEST_F(ResumeTest, AFinishedRunIsLeftAsItIs) {
 }
 
 TEST_F(ResumeTest, AFinishedRunWithoutItsCheckpointIsReplacedOnlyIfToldTo) {
-  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  make_run(1);
   const std::string best = base::read_file(folder_ / "run/best.pt");
   std::filesystem::remove(folder_ / "run/last.pt");  // to save space
   const auto again = run_train({"--config", folder_ / "run/config.yaml"});
@@ -348,7 +360,7 @@ TEST_F(ResumeTest, AFinishedRunWithoutItsCheckpointIsReplacedOnlyIfToldTo) {
 }
 
 TEST_F(ResumeTest, WritesTheResultOfARunThatEndedBeforeIt) {
-  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  make_run(1);
   const auto before = result_of(folder_ / "run");
   std::filesystem::remove(folder_ / "run/result.json");
   ASSERT_EQ(run_train(args("run", {"--epochs=1", "--resume=auto"})).exit_code, 0);
@@ -359,7 +371,7 @@ TEST_F(ResumeTest, WritesTheResultOfARunThatEndedBeforeIt) {
 }
 
 TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
-  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  make_run(1);
   // The checkpoint that a signal in the middle of the second epoch would leave.
   train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
   checkpoint.step += 4;
@@ -416,7 +428,7 @@ TEST_F(ResumeTest, NamesTheFirstFailureAndHowToContinueWhicheverRankFailed) {
 }
 
 TEST_F(ResumeTest, SaysHowToContinueWhereTheLogCannotBeWritten) {
-  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  make_run(1);
   constexpr size_t kBlocks = 20'000;  // of 1024 bytes
   constexpr size_t kRoom = 1500;      // for the line about the start, and a few steps
   const std::string note = R"({"event":"note","text":")" + std::string(500, 'x') + "\"}\n";
@@ -486,7 +498,7 @@ TEST_F(ResumeTest, StartsAnewWhenThereIsNothingToGoOnFrom) {
 }
 
 TEST_F(ResumeTest, RefusesACheckpointThatIsCutOffAndTouchesNothing) {
-  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  make_run(1);
   const std::string whole = base::read_file(folder_ / "run/last.pt");
   base::write_file_atomically(folder_ / "run/last.pt", whole.substr(0, whole.size() / 2));
   const auto result = run_train(args("run", {"--resume=auto"}));
@@ -498,7 +510,7 @@ TEST_F(ResumeTest, RefusesACheckpointThatIsCutOffAndTouchesNothing) {
 }
 
 TEST_F(ResumeTest, RefusesACheckpointInWhichAByteChanged) {
-  ASSERT_EQ(run_train(args("run", {"--epochs=1"})).exit_code, 0);
+  make_run(1);
   std::string bytes = base::read_file(folder_ / "run/last.pt");
   bytes[bytes.size() / 2] ^= 1;
   base::write_file_atomically(folder_ / "run/last.pt", bytes);
@@ -509,7 +521,7 @@ TEST_F(ResumeTest, RefusesACheckpointInWhichAByteChanged) {
 }
 
 TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
-  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  make_run(2);
   auto ranks =
       start_ranks(2, args("other", {"--model.width=8", "--resume", folder_ / "run/last.pt"}));
   const auto results = wait_for(ranks);
@@ -521,7 +533,7 @@ TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
 }
 
 TEST_F(ResumeTest, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
-  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  make_run(2);
   train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
   checkpoint.sampler.consumed = 32;
   const std::string middle = folder_.write("middle.pt", serialize(checkpoint));
@@ -534,7 +546,7 @@ TEST_F(ResumeTest, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
 }
 
 TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {
-  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  make_run(2);
   const auto same = launch_train(2, args("run", {"--resume=auto", "--epochs=2"}));
   EXPECT_EQ(same.exit_code, 0) << same.err;
   EXPECT_THAT(same.out + same.err, ::testing::Not(HasSubstr("another configuration")));
@@ -548,7 +560,7 @@ TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {
 }
 
 TEST_F(ResumeTest, RefusesTheStateOfAnotherOptimizer) {
-  run_ranks_of_train(2, args("run", {"--epochs=1"}));
+  make_run(2);
   const auto result = launch_train(2, args("run", {"--resume=auto", "--optimizer=adamw"}));
   EXPECT_EQ(result.exit_code, base::kExitUsage);
   EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;

@@ -158,7 +158,7 @@ TEST_F(TrainingTest, DevicesThatCannotBeAreRefused) {
 
 TEST_F(TrainingTest, GoesOnBitForBitFromTheMiddleOfAnEpochWithEverythingOn) {
   run_ranks_of_train(2, args("whole", kEverything));
-  for (const int64_t step : {18, 55, 56, 90}) {
+  for (const int64_t step : {18, 56}) {  // 56 ends an epoch
     auto first = kEverything;
     first.push_back(fmt::format("--max_steps={}", step));
     const std::string name = fmt::format("parts{}", step);
@@ -181,24 +181,21 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
   auto options = kEverything;
   options.emplace_back("--log_interval=1");
   run_ranks_of_train(2, args("whole", options));
-  for (const std::string step : {"step 15/", "step 45/", "step 70/"}) {
-    std::filesystem::remove_all(folder_ / "parts");
-    auto ranks = start_ranks(2, args("parts", options));
-    ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), step) > 0; }));
-    for (const auto& rank : ranks) rank->send_signal(SIGKILL);
-    wait_for(ranks);
-    auto on = options;
-    on.emplace_back("--resume=auto");
-    run_ranks_of_train(2, args("parts", on));
-    expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
-    // The log contains each step once, with the same loss.
-    const auto ours = events("parts", "step");
-    const auto whole = events("whole", "step");
-    ASSERT_EQ(ours.size(), whole.size());
-    for (size_t i = 0; i < ours.size(); ++i) {
-      EXPECT_EQ(ours[i]["step"], whole[i]["step"]);
-      EXPECT_EQ(ours[i]["loss"], whole[i]["loss"]);
-    }
+  auto ranks = start_ranks(2, args("parts", options));
+  ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "step 45/") > 0; }));
+  for (const auto& rank : ranks) rank->send_signal(SIGKILL);
+  wait_for(ranks);
+  auto on = options;
+  on.emplace_back("--resume=auto");
+  run_ranks_of_train(2, args("parts", on));
+  expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
+  // The log contains each step once, with the same loss.
+  const auto ours = events("parts", "step");
+  const auto whole = events("whole", "step");
+  ASSERT_EQ(ours.size(), whole.size());
+  for (size_t i = 0; i < ours.size(); ++i) {
+    EXPECT_EQ(ours[i]["step"], whole[i]["step"]);
+    EXPECT_EQ(ours[i]["loss"], whole[i]["loss"]);
   }
 }
 
