@@ -17,7 +17,6 @@ enum class Count : uint8_t {
   kCollectives,    ///< of NCCL; a group's calls on one communicator and stream count once
   kSplits,         ///< communicators that ncclCommSplit has made
   kRegistrations,  ///< of buffers with a communicator
-  kGraphs,         ///< launches of graphs; the content of a graph is counted when it is captured
   kMemsets,
   kHostToDevice,  ///< copies, by source and destination
   kDeviceToHost,

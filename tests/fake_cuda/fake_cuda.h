@@ -18,11 +18,10 @@ using Work = std::function<void()>;
 void* host(const void* pointer);
 
 /// Runs `work` in the order of `stream`: on the stream's thread, or at once if the stream is idle
-/// and does not lag. While the stream is capturing, `work` becomes a node of the graph instead and
-/// runs at each replay. If `work` throws, the device is lost, as after an assertion in a kernel:
-/// all later calls return cudaErrorAssert.
+/// and does not lag. If `work` throws, the device is lost, as after an assertion in a kernel: all
+/// later calls return cudaErrorAssert.
 /// @param blocks `work` waits for other streams or processes, so it never runs at once
-/// @return cudaErrorInvalidResourceHandle if there is no such stream, or an error of the capture
+/// @return cudaErrorInvalidResourceHandle if there is no such stream
 cudaError_t enqueue(cudaStream_t stream, Work work, bool blocks = false);
 
 /// Whether FAKE_CUDA_SEED is set: streams lag behind the host by random times.

@@ -387,15 +387,6 @@ void start_alone(const Rank& rank, const Buffer<float>& value) {
             ncclSuccess);
 }
 
-/// Captures start_alone() in a graph, which the caller destroys.
-void capture(const Rank& rank, const Buffer<float>& value, cudaGraph_t& graph,
-             cudaGraphExec_t& executable) {
-  ASSERT_EQ(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  start_alone(rank, value);
-  ASSERT_EQ(cudaStreamEndCapture(rank.stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-}
-
 TEST_F(FakeNcclTest, APeerThatDiedIsNotNoticedAndAbortEndsTheWait) {
   const ncclUniqueId id = new_id();
   const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int number) {
@@ -413,29 +404,6 @@ TEST_F(FakeNcclTest, APeerThatDiedIsNotNoticedAndAbortEndsTheWait) {
   });
   EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
   EXPECT_EQ(ended[1].exit_code, 128 + SIGKILL);
-}
-
-TEST_F(FakeNcclTest, AbortWaitsUntilNoGraphHoldsACall) {
-  run_ranks(1, [](int) {
-    const Rank rank(new_id(), 1, 0);
-    const Buffer<float> value({1});
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    ASSERT_NO_FATAL_FAILURE(capture(rank, value, graph, executable));
-    std::atomic<bool> has_returned = false;
-    std::thread other([&] {
-      EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
-      has_returned = true;
-    });
-    for (const bool is_template : {true, false}) {
-      std::this_thread::sleep_for(milliseconds(200));
-      EXPECT_FALSE(has_returned);
-      EXPECT_EQ(is_template ? cudaGraphDestroy(graph) : cudaGraphExecDestroy(executable),
-                cudaSuccess);
-    }
-    other.join();
-    EXPECT_FALSE(fake_nccl::has_communicators());
-  });
 }
 
 TEST_F(FakeNcclTest, OverSocketsAPeerThatDiedIsARemoteErrorAndTheKernelStillWaits) {
@@ -595,23 +563,6 @@ TEST_F(FakeNcclTest, RefusesArgumentsWithNcclsWords) {
     EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
     expect(reduce(value.data(), ncclFloat, ncclSum, rank.communicator), ncclInvalidArgument,
            "corrupted comm object");
-  });
-}
-
-TEST_F(FakeNcclTest, CollectivesAreCapturedAndReplayed) {
-  const ncclUniqueId id = new_id();
-  run_ranks(2, [&](int number) {
-    const Rank rank(id, 2, number);
-    const Buffer<float> value({1});
-    cudaGraph_t graph = nullptr;
-    cudaGraphExec_t executable = nullptr;
-    ASSERT_NO_FATAL_FAILURE(capture(rank, value, graph, executable));
-    EXPECT_EQ(value.values(), std::vector<float>{1});
-    for (int replay = 0; replay < 3; ++replay) cudaGraphLaunch(executable, rank.stream);
-    EXPECT_EQ(value.values(), std::vector<float>{8});
-    cudaGraphExecDestroy(executable);
-    cudaGraphDestroy(graph);
-    EXPECT_EQ(ncclCommDestroy(rank.communicator), ncclSuccess);
   });
 }
 

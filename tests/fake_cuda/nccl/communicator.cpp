@@ -235,7 +235,7 @@ ncclResult_t ncclComm::finalize() {
                 static_cast<void*>(this));
   }
   return run([this] {
-    wait([this] { return operations_.use_count() == 1 && captured_.use_count() == 1; });
+    wait([this] { return operations_.use_count() == 1; });
     leave();
     wait([this] {
       return all([this](int peer) {
@@ -256,12 +256,6 @@ ncclResult_t ncclComm::destroy() {
   return ncclSuccess;
 }
 
-std::shared_ptr<void> ncclComm::hold(cudaStream_t stream) const {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  cudaStreamIsCapturing(stream, &status);
-  return status == cudaStreamCaptureStatusNone ? operations_ : captured_;
-}
-
 void ncclComm::stop_operations() {
   is_aborted_ = true;
   const std::lock_guard wait_for_the_running_one(operation_mutex_);
@@ -274,8 +268,6 @@ ncclResult_t ncclComm::abort() {
   if (job_.joinable()) job_.join();
   stop_operations();
   if (manner == "device") cudaDeviceSynchronize();
-  // Without a limit, like NCCL's commDestroySync(). The graph's owner has to destroy it.
-  while (captured_.use_count() > 1) std::this_thread::sleep_for(milliseconds(1));
   if (segment_) {
     leave();
     segment_->remove_name();

@@ -59,11 +59,11 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   /// The `own` values of all ranks, in the order of ranks. For calls in which hosts wait.
   template <class Note>
   std::vector<Note> exchange(const Note& own);
-  /// Waits until this rank's operations have run, no graph contains one, and all peers have left.
+  /// Waits until this rank's operations have run and all peers have left.
   ncclResult_t finalize();
   /// Calls finalize() unless that has happened, and frees the handle.
   ncclResult_t destroy();
-  /// Ends running operations, waits until no graph holds one, and frees the handle.
+  /// Ends running operations and frees the handle.
   ncclResult_t abort();
   /// Ends running and later operations.
   void stop_operations();
@@ -98,9 +98,8 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   /// Null if this communicator has no such operation.
   std::shared_ptr<const PreMultiplied> find_operation(ncclRedOp_t operation);
 
-  /// An operation on `stream` keeps the result until it is destroyed. finalize() waits for all
-  /// operations, abort() only for those that a graph contains.
-  std::shared_ptr<void> hold(cudaStream_t stream) const;
+  /// An operation keeps the result until it has run; finalize() waits for that.
+  std::shared_ptr<void> hold() const { return operations_; }
 
   const std::string name;
   const int rank;
@@ -120,7 +119,6 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
 
   std::unique_ptr<fake_nccl::Segment> segment_;
   const std::shared_ptr<void> operations_ = std::make_shared<char>();
-  const std::shared_ptr<void> captured_ = std::make_shared<char>();
   std::atomic<bool> is_aborted_{false};
   std::atomic<bool> is_finalized_{false};
   std::atomic<ncclResult_t> state_{ncclSuccess};

@@ -84,7 +84,7 @@ ncclResult_t Group::start_all() {
       result = worse(result, met);
       continue;
     }
-    const auto work = [batch = std::move(one), held = communicator->hold(stream)] {
+    const auto work = [batch = std::move(one), held = communicator->hold()] {
       batch.communicator->operate([&batch] {
         for (const auto& [collective, factors] : batch.collectives) {
           run(*batch.communicator, collective, factors.get());

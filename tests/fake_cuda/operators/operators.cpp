@@ -258,15 +258,8 @@ class Call {
 
 /// A CPU generator with a seed that depends on the state of a CUDA generator.
 at::Generator host_generator(const at::PhiloxCudaState& state) {
-  uint64_t seed = state.seed_.val;
-  uint64_t offset = state.offset_.val;
-  if (state.captured_) {  // a replay uses the state that is in the graph's device memory
-    seed = static_cast<uint64_t>(*static_cast<int64_t*>(host(state.seed_.ptr)));
-    offset = static_cast<uint64_t>(*static_cast<int64_t*>(host(state.offset_.ptr))) +
-             state.offset_intragraph_;
-  }
   constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15ULL;
-  return at::detail::createCPUGenerator(seed ^ (offset * kGoldenRatio));
+  return at::detail::createCPUGenerator(state.seed_.val ^ (state.offset_.val * kGoldenRatio));
 }
 
 /// Runs the operator on the CPU. @return its results

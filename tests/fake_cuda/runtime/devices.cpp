@@ -46,8 +46,6 @@ constexpr std::array kErrors{
     FAKE_CUDA_ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
     FAKE_CUDA_ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
     FAKE_CUDA_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
-    FAKE_CUDA_ERROR(cudaErrorIllegalState,
-                    "the operation cannot be performed in the present state"),
     FAKE_CUDA_ERROR(cudaErrorSymbolNotFound, "named symbol not found"),
     FAKE_CUDA_ERROR(cudaErrorNotReady, "device not ready"),
     FAKE_CUDA_ERROR(cudaErrorAssert, "device-side assert triggered"),
@@ -56,26 +54,6 @@ constexpr std::array kErrors{
                     "part or all of the requested memory range is already mapped"),
     FAKE_CUDA_ERROR(cudaErrorHostMemoryNotRegistered,
                     "pointer does not correspond to a registered memory region"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureUnsupported,
-                    "operation not permitted when stream is capturing"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureInvalidated,
-                    "operation failed due to a previous error during capture"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureMerge,
-                    "operation would result in a merge of separate capture sequences"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureUnmatched,
-                    "capture was not ended in the same stream as it began"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureIsolation,
-                    "dependency created on uncaptured work in another stream"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureImplicit,
-                    "operation would make the legacy stream depend on a capturing blocking stream"),
-    FAKE_CUDA_ERROR(cudaErrorCapturedEvent,
-                    "operation not permitted on an event last recorded in a capturing stream"),
-    FAKE_CUDA_ERROR(cudaErrorStreamCaptureWrongThread,
-                    "attempt to terminate a thread-local capture sequence from another thread"),
-    FAKE_CUDA_ERROR(cudaErrorGraphExecUpdateFailure,
-                    "the graph update was not performed because it included changes which violated "
-                    "constraints specific to instantiated graph update"),
     FAKE_CUDA_ERROR(cudaErrorUnknown, "unknown error"),
 };
 
@@ -313,7 +291,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 cudaError_t cudaDeviceSynchronize() {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   fake_cuda::count(fake_cuda::Count::kDeviceWaits);
   fake_cuda::drain_device(fake_cuda::current_device());
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());

@@ -229,12 +229,6 @@ cudaError_t copy(void* to, size_t to_pitch, const void* from, size_t from_pitch,
   const StreamPtr stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
   const bool to_pageable = is_pageable(to);
-  if (is_capturing(*stream) && (waits || to_pageable || is_pageable(from))) {
-    return refuse_capture(*stream);
-  }
-  if (waits) {
-    if (const cudaError_t error = refuse_while_capturing(); error != cudaSuccess) return error;
-  }
   count(count_of_copy(to, from));
   auto* const target = static_cast<char*>(host(to));
   const auto* source = static_cast<const char*>(host(from));
@@ -281,14 +275,12 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** pointer, size_t size) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   *pointer = size == 0 ? nullptr : memory().allocate(fake_cuda::current_device(), size);
   return *pointer != nullptr || size == 0 ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
 cudaError_t cudaFree(void* pointer) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   if (pointer == nullptr) return cudaSuccess;
   const auto device = fake_cuda::owner(pointer);
   if (!device) return fail(cudaErrorInvalidValue);
@@ -308,7 +300,6 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
 
 cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned /*flags*/) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   if (fake_cuda::setting("FAKE_CUDA_PEERS", 1) == 0) return fail(cudaErrorPeerAccessUnsupported);
   fake_cuda::SharedHandle shared{};
   std::memcpy(&shared, &handle, sizeof shared);
@@ -336,7 +327,6 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 
 cudaError_t cudaHostRegister(void* pointer, size_t size, unsigned /*flags*/) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   if (pointer == nullptr || size == 0) return fail(cudaErrorInvalidValue);
   return memory().pin(pointer, size) ? cudaSuccess : fail(cudaErrorHostMemoryAlreadyRegistered);
 }

@@ -45,7 +45,7 @@ bool is_pinned(const void* pointer);
 
 // streams.cpp
 
-/// The end of something that a stream does: a cudaEventRecord, or the end of a branch of a graph.
+/// What a stream sets at a cudaEventRecord.
 class Mark {
  public:
   void set();
@@ -64,8 +64,7 @@ using MarkPtr = std::shared_ptr<Mark>;
 
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  /// @param waits_for_legacy whether the stream was created without cudaStreamNonBlocking
-  Stream(int device, int priority, bool waits_for_legacy);
+  Stream(int device, int priority);
 
   /// Appends to the queue. @param blocks as in fake_cuda::enqueue()
   void enqueue(Work work, bool blocks);
@@ -80,7 +79,6 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   const int device;
   const int priority;
-  const bool waits_for_legacy;
 
  private:
   void run();
@@ -105,32 +103,6 @@ StreamPtr find_stream(cudaStream_t handle);
 bool is_default(cudaStream_t handle);
 /// Blocks until all streams of `device` are idle.
 void drain_device(int device);
-
-// graphs.cpp: capture. Each function acts on the capture in which a stream takes part.
-
-class Capture;
-
-/// An event's part in a capture; empty if its last recording was outside of captures.
-struct CapturedRecord {
-  std::weak_ptr<Capture> capture;
-  size_t mark = 0;  ///< index of the mark in the graph
-};
-
-bool is_capturing(const Stream& stream);
-/// Appends `work` to the graph. Requires is_capturing().
-cudaError_t capture_work(const Stream& stream, Work work, bool blocks);
-cudaError_t capture_record(const Stream& stream, CapturedRecord& record);
-/// A stream that waits for a captured event joins its capture.
-cudaError_t capture_wait(const StreamPtr& stream, const CapturedRecord& record);
-/// For calls that are not allowed on a capturing stream: invalidates the capture.
-cudaError_t refuse_capture(const Stream& stream);
-/// For calls that are unsafe while any stream captures (cudaStreamCaptureModeGlobal).
-cudaError_t refuse_while_capturing();
-/// For work on the legacy default stream, which would wait for capturing streams.
-cudaError_t refuse_legacy_stream();
-/// Ends the capture without a graph, because the stream is destroyed.
-void abandon_capture(const Stream& stream);
-void invalidate(const std::weak_ptr<Capture>& capture);
 
 }  // namespace fake_cuda
 

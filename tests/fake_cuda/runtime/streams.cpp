@@ -80,11 +80,8 @@ void run_work(const Work& work) {
 
 }  // namespace
 
-Stream::Stream(int device, int priority, bool waits_for_legacy)
-    : device(device),
-      priority(priority),
-      waits_for_legacy(waits_for_legacy),
-      lag_seed_(next_lag_seed(device)) {}
+Stream::Stream(int device, int priority)
+    : device(device), priority(priority), lag_seed_(next_lag_seed(device)) {}
 
 void Stream::enqueue(Work work, bool blocks) {
   std::unique_lock lock(mutex_);
@@ -166,12 +163,12 @@ class Streams {
  public:
   Streams() {
     for (int device = 0; device < device_count(); ++device) {
-      defaults_.push_back(std::make_shared<Stream>(device, 0, /*waits_for_legacy=*/false));
+      defaults_.push_back(std::make_shared<Stream>(device, 0));
     }
   }
 
-  cudaStream_t make(int device, int priority, bool waits_for_legacy) {
-    auto stream = std::make_shared<Stream>(device, priority, waits_for_legacy);
+  cudaStream_t make(int device, int priority) {
+    auto stream = std::make_shared<Stream>(device, priority);
     auto* const handle = reinterpret_cast<cudaStream_t>(stream.get());
     const std::lock_guard lock(mutex_);
     streams_.emplace(handle, std::move(stream));
@@ -228,27 +225,17 @@ void drain_device(int device) {
 cudaError_t enqueue(cudaStream_t handle, Work work, bool blocks) {
   const StreamPtr stream = find_stream(handle);
   if (!stream) return cudaErrorInvalidResourceHandle;
-  if (is_capturing(*stream)) return capture_work(*stream, std::move(work), blocks);
-  if (is_default(handle)) {
-    if (const cudaError_t error = refuse_legacy_stream(); error != cudaSuccess) return error;
-  }
   stream->enqueue(std::move(work), blocks);
   return cudaSuccess;
 }
 
 namespace {
 
-/// The place of the latest cudaEventRecord: in a stream, or in a capture.
+/// The latest cudaEventRecord.
 class Event {
  public:
-  cudaError_t record(const Stream& stream) {
-    const std::lock_guard lock(mutex_);
-    captured_.emplace();
-    return capture_record(stream, *captured_);
-  }
   void record(MarkPtr mark) {
     const std::lock_guard lock(mutex_);
-    captured_.reset();
     mark_ = std::move(mark);
   }
   /// Null if it has never been recorded.
@@ -256,27 +243,14 @@ class Event {
     const std::lock_guard lock(mutex_);
     return mark_;
   }
-  std::optional<CapturedRecord> captured() {
-    const std::lock_guard lock(mutex_);
-    return captured_;
-  }
 
  private:
   std::mutex mutex_;
   MarkPtr mark_;
-  std::optional<CapturedRecord> captured_;
 };
 
 Event& event_of(cudaEvent_t handle) {
   return *reinterpret_cast<Event*>(handle);
-}
-
-/// Calls of the host on an event in a graph are errors.
-cudaError_t refuse_captured(Event& event) {
-  const auto captured = event.captured();
-  if (!captured) return cudaSuccess;
-  invalidate(captured->capture);
-  return cudaErrorCapturedEvent;
 }
 
 }  // namespace
@@ -295,10 +269,9 @@ using fake_cuda::streams;
 
 extern "C" {
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned /*flags*/, int priority) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  *stream =
-      streams().make(fake_cuda::current_device(), priority, (flags & cudaStreamNonBlocking) == 0);
+  *stream = streams().make(fake_cuda::current_device(), priority);
   return cudaSuccess;
 }
 
@@ -314,15 +287,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   if (fake_cuda::is_default(handle)) return fail(cudaErrorInvalidResourceHandle);
   const auto stream = streams().remove(handle);
   if (!stream) return fail(cudaErrorInvalidResourceHandle);
-  fake_cuda::abandon_capture(*stream);
   stream->close();
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   FAKE_CUDA_FIND_STREAM(stream, handle);
-  if (fake_cuda::is_capturing(*stream)) return fail(fake_cuda::refuse_capture(*stream));
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   fake_cuda::count(fake_cuda::Count::kStreamWaits);
   stream->drain();
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
@@ -331,8 +301,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   FAKE_CUDA_FIND_STREAM(stream, handle);
-  if (fake_cuda::is_capturing(*stream)) return fail(fake_cuda::refuse_capture(*stream));
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   return stream->idle() ? cudaSuccess : fail(cudaErrorNotReady);
 }
 
@@ -345,7 +313,6 @@ cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
 cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t callback, void* data,
                                   unsigned /*flags*/) {
   FAKE_CUDA_FIND_STREAM(stream, handle);
-  if (fake_cuda::is_capturing(*stream)) return fail(fake_cuda::refuse_capture(*stream));
   stream->enqueue([=] { callback(handle, cudaSuccess, data); }, /*blocks=*/true);
   return cudaSuccess;
 }
@@ -376,10 +343,6 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
   FAKE_CUDA_FIND_STREAM(stream, handle);
   if (flags != cudaEventRecordDefault) return fail(cudaErrorNotSupported);
-  if (fake_cuda::is_capturing(*stream)) {
-    FAKE_CUDA_RETURN_ERROR(event_of(event).record(*stream));
-    return cudaSuccess;
-  }
   auto mark = std::make_shared<fake_cuda::Mark>();
   event_of(event).record(mark);
   stream->set(std::move(mark));
@@ -393,33 +356,20 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
   FAKE_CUDA_FIND_STREAM(stream, handle);
   if (flags != cudaEventWaitDefault) return fail(cudaErrorNotSupported);
-  if (const auto captured = event_of(event).captured()) {
-    FAKE_CUDA_RETURN_ERROR(fake_cuda::capture_wait(stream, *captured));
-    return cudaSuccess;
-  }
   const fake_cuda::MarkPtr mark = event_of(event).mark();
-  if (mark == nullptr) return cudaSuccess;
-  if (fake_cuda::is_capturing(*stream)) {
-    fake_cuda::refuse_capture(*stream);
-    return fail(cudaErrorStreamCaptureIsolation);
-  }
-  stream->wait_for(mark);
+  if (mark != nullptr) stream->wait_for(mark);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   while (fake_cuda::setting("FAKE_CUDA_QUERY_HANGS", 0) == 1) ::pause();
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_captured(event_of(event)));
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   const fake_cuda::MarkPtr mark = event_of(event).mark();
   return mark == nullptr || mark->is_set() ? cudaSuccess : fail(cudaErrorNotReady);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_captured(event_of(event)));
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_while_capturing());
   fake_cuda::count(fake_cuda::Count::kEventWaits);
   if (const fake_cuda::MarkPtr mark = event_of(event).mark()) mark->wait();
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
@@ -427,14 +377,31 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_captured(event_of(start)));
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::refuse_captured(event_of(end)));
   const auto from = event_of(start).mark();
   const auto to = event_of(end).mark();
   if (from == nullptr || to == nullptr) return fail(cudaErrorInvalidResourceHandle);
   if (!from->is_set() || !to->is_set()) return fail(cudaErrorNotReady);
   constexpr double kMillisecond = 1e-3;
   *milliseconds = static_cast<float>((to->time() - from->time()) / kMillisecond);
+  return cudaSuccess;
+}
+
+// Nothing captures: graphs have no stand-in.
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t /*stream*/, cudaStreamCaptureStatus* status,
+                                     unsigned long long* /*id*/, cudaGraph_t* /*graph*/,
+                                     const cudaGraphNode_t** /*dependencies*/,
+                                     const cudaGraphEdgeData** /*edges*/, size_t* /*count*/) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t /*stream*/, cudaStreamCaptureStatus* status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* /*mode*/) {
   return cudaSuccess;
 }
 
