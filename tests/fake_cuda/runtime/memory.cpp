@@ -1,9 +1,6 @@
 // Memory and copies. Each device has a range of addresses without access, and an equally large
 // range that holds the bytes.
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -11,7 +8,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "runtime.h"
@@ -67,62 +63,12 @@ class Memory {
     const std::lock_guard lock(mutex_);
     Arena& on = arena(*device);
     const auto found = on.used.find(offset_of(*device, pointer));
-    if (found == on.used.end() || opened_.count(pointer) != 0) return false;
-    take_back(pointer, found->second);
+    if (found == on.used.end()) return false;
+    void* const bytes = host(pointer);
+    ::madvise(bytes, found->second, MADV_DONTNEED);
+    ::mprotect(bytes, found->second, PROT_NONE);
     on.taken -= found->second;
     on.used.erase(found);
-    return true;
-  }
-
-  /// Moves an allocation to a file that other processes can map.
-  /// @return its descriptor; -1 if nothing was allocated at `pointer`
-  int share(void* pointer) {
-    const auto device = owner(pointer);
-    if (!device) return -1;
-    const std::lock_guard lock(mutex_);
-    const auto found = arena(*device).used.find(offset_of(*device, pointer));
-    if (found == arena(*device).used.end()) return -1;
-    int& file = shared_[pointer];
-    if (file > 0) return file;
-    const size_t size = found->second;
-    file = ::memfd_create("fake_cuda", MFD_CLOEXEC);
-    void* const bytes = host(pointer);
-    if (file < 0 || ::ftruncate(file, static_cast<off_t>(size)) != 0 ||
-        ::pwrite(file, bytes, size, 0) != static_cast<ssize_t>(size) ||
-        ::mmap(bytes, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) ==
-            MAP_FAILED) {
-      std::abort();
-    }
-    return file;
-  }
-
-  /// Maps memory that another process shares at addresses of `device`, whose free memory stays the
-  /// same. @return null if `file` is invalid
-  void* open_shared(int device, int file) {
-    struct stat status {};
-    if (::fstat(file, &status) != 0) return nullptr;
-    const auto size = static_cast<size_t>(status.st_size);
-    const std::lock_guard lock(mutex_);
-    const auto offset = gap(device, size);
-    if (!offset) return nullptr;
-    char* const bytes = bytes_ + static_cast<size_t>(device) * span_ + *offset;
-    if (::mmap(bytes, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) ==
-        MAP_FAILED) {
-      return nullptr;
-    }
-    arena(device).used[*offset] = size;
-    opened_[bytes + all_devices()] = size;
-    return bytes + all_devices();
-  }
-
-  bool close_shared(void* pointer) {
-    const std::lock_guard lock(mutex_);
-    const auto found = opened_.find(pointer);
-    if (found == opened_.end()) return false;
-    take_back(pointer, found->second);
-    const int device = *owner(pointer);
-    arena(device).used.erase(offset_of(device, pointer));
-    opened_.erase(found);
     return true;
   }
 
@@ -173,19 +119,6 @@ class Memory {
     const char* const begin = devices_ + static_cast<size_t>(device) * span_;
     return static_cast<size_t>(static_cast<const char*>(pointer) - begin);
   }
-  /// Makes the bytes inaccessible and ends their sharing.
-  void take_back(void* pointer, size_t size) {
-    void* const bytes = host(pointer);
-    const auto file = shared_.extract(pointer);
-    if (file.empty() && opened_.count(pointer) == 0) {
-      ::madvise(bytes, size, MADV_DONTNEED);
-      ::mprotect(bytes, size, PROT_NONE);
-      return;
-    }
-    ::mmap(bytes, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    if (!file.empty()) ::close(file.mapped());
-  }
-
   Arena& arena(int device) { return arenas_[static_cast<size_t>(device)]; }
   size_t all_devices() const { return arenas_.size() * span_; }
 
@@ -196,20 +129,12 @@ class Memory {
   char* devices_ = nullptr;
   std::vector<Arena> arenas_;
   std::map<char*, size_t> pinned_;
-  std::map<void*, int> shared_;     ///< descriptors of memory that other processes may map
-  std::map<void*, size_t> opened_;  ///< sizes of memory that other processes share
 };
 
 Memory& memory() {
   static auto* const memory = new Memory;
   return *memory;
 }
-
-/// The content of a cudaIpcMemHandle_t.
-struct SharedHandle {
-  pid_t process;
-  int file;
-};
 
 Count count_of_copy(const void* to, const void* from) {
   if (owner(from)) return owner(to) ? Count::kDeviceToDevice : Count::kDeviceToHost;
@@ -287,35 +212,6 @@ cudaError_t cudaFree(void* pointer) {
   fake_cuda::count(fake_cuda::Count::kDeviceWaits);
   fake_cuda::drain_device(*device);
   return memory().release(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
-}
-
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  const fake_cuda::SharedHandle shared{::getpid(), memory().share(pointer)};
-  if (shared.file < 0) return fail(cudaErrorInvalidValue);
-  *handle = {};
-  std::memcpy(handle, &shared, sizeof shared);
-  return cudaSuccess;
-}
-
-cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned /*flags*/) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  if (fake_cuda::setting("FAKE_CUDA_PEERS", 1) == 0) return fail(cudaErrorPeerAccessUnsupported);
-  fake_cuda::SharedHandle shared{};
-  std::memcpy(&shared, &handle, sizeof shared);
-  if (shared.process == ::getpid()) return fail(cudaErrorDeviceUninitialized);  // as CUDA does
-  const std::string path =
-      "/proc/" + std::to_string(shared.process) + "/fd/" + std::to_string(shared.file);
-  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (file < 0) return fail(cudaErrorInvalidValue);
-  *pointer = memory().open_shared(fake_cuda::current_device(), file);
-  ::close(file);
-  return *pointer != nullptr ? cudaSuccess : fail(cudaErrorMapBufferObjectFailed);
-}
-
-cudaError_t cudaIpcCloseMemHandle(void* pointer) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  return memory().close_shared(pointer) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
