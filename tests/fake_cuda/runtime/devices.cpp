@@ -44,7 +44,6 @@ constexpr std::array kErrors{
     FAKE_CUDA_ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
     FAKE_CUDA_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     FAKE_CUDA_ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
-    FAKE_CUDA_ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
     FAKE_CUDA_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
     FAKE_CUDA_ERROR(cudaErrorSymbolNotFound, "named symbol not found"),
     FAKE_CUDA_ERROR(cudaErrorNotReady, "device not ready"),
