@@ -201,29 +201,6 @@ TEST_F(FakeNcclTest, CollectivesOfOneTwoAndEightRanks) {
   }
 }
 
-TEST_F(FakeNcclTest, FactorsOfSumsAreReadWhenTheyAreSaidToBe) {
-  const ncclUniqueId id = new_id();
-  run_ranks(2, [&](int number) {
-    const Rank rank(id, 2, number);
-    const Buffer<float> values({1, static_cast<float>(number)});
-    float on_host = 3;
-    const Buffer<float> on_device({0.5});
-    for (const bool is_on_device : {false, true}) {
-      ncclRedOp_t operation = ncclSum;
-      ASSERT_EQ(ncclRedOpCreatePreMulSum(
-                    &operation, is_on_device ? on_device.data() : &on_host, ncclFloat,
-                    is_on_device ? ncclScalarDevice : ncclScalarHostImmediate, rank.communicator),
-                ncclSuccess);
-      on_host = 1000;
-      ncclAllReduce(values.data(), values.data(), 2, ncclFloat, operation, rank.communicator,
-                    rank.stream);
-      EXPECT_EQ(ncclRedOpDestroy(operation, rank.communicator), ncclSuccess);
-      EXPECT_EQ(ncclRedOpDestroy(operation, rank.communicator), ncclInvalidArgument);
-    }
-    EXPECT_EQ(values.values(), (std::vector<float>{6, 3}));
-  });
-}
-
 TEST_F(FakeNcclTest, SendsAndRecvsOfAGroupMakeProgressTogether) {
   const ncclUniqueId id = new_id();
   run_ranks(4, [&](int number) {
@@ -338,26 +315,6 @@ TEST_F(FakeNcclTest, SplitsByColorInTheOrderOfKeys) {
     ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, part, rank.stream);
     EXPECT_EQ(value.values(), std::vector<float>{number == 1 ? 2.F : 4.F});
   });
-}
-
-TEST_F(FakeNcclTest, ShrinksToTheRanksThatAreLeft) {
-  const ncclUniqueId id = new_id();
-  const auto ended = run_ranks_and_collect({.world_size = 3}, [&](int number) {
-    const Rank rank(id, 3, number);
-    if (number == 1) ::raise(SIGKILL);
-    const Buffer<float> value({1});
-    ncclAllReduce(value.data(), value.data(), 1, ncclFloat, ncclSum, rank.communicator,
-                  rank.stream);
-    int dead = 1;
-    ncclComm_t rest = nullptr;
-    EXPECT_EQ(ncclCommShrink(rank.communicator, &dead, 1, &rest, nullptr, NCCL_SHRINK_ABORT),
-              ncclSuccess);
-    const Buffer<float> again({1});
-    ncclAllReduce(again.data(), again.data(), 1, ncclFloat, ncclSum, rest, rank.stream);
-    EXPECT_EQ(again.values(), std::vector<float>{2});
-  });
-  EXPECT_EQ(ended[0].exit_code, 0) << ended[0].output;
-  EXPECT_EQ(ended[2].exit_code, 0) << ended[2].output;
 }
 
 TEST_F(FakeNcclTest, FinalizeAndDestroyWaitForPeers) {

@@ -12,11 +12,9 @@ using fake_cuda::host;
 /// One collective, in steps of at most kSlotBytes per rank.
 class Steps {
  public:
-  Steps(ncclComm& communicator, const Collective& collective,
-        const ncclComm::PreMultiplied* pre_multiplied)
+  Steps(ncclComm& communicator, const Collective& collective)
       : communicator_(communicator),
         collective_(collective),
-        pre_multiplied_(pre_multiplied),
         from_(static_cast<const char*>(host(collective.send))),
         to_(static_cast<char*>(host(collective.receive))),
         unit_(size_of(collective.type)),
@@ -24,7 +22,7 @@ class Steps {
         header_{.kind = static_cast<int32_t>(collective.kind), .bytes = bytes_} {
     if (!collective.reduces()) return;
     header_.type = collective.type;
-    header_.operation = pre_multiplied == nullptr ? collective.operation : ncclNumOps;
+    header_.operation = collective.operation;
   }
 
   void run() {
@@ -69,33 +67,21 @@ class Steps {
       communicator_.step(
           header_,
           [&] {
-            if (from != nullptr) publish(from + at, n);
+            if (from != nullptr) std::memcpy(communicator_.slot(communicator_.rank), from + at, n);
           },
           [&] { consume(at, n); });
     }
-  }
-
-  void publish(const char* from, size_t n) {
-    char* const slot = communicator_.slot(communicator_.rank);
-    std::memcpy(slot, from, n);
-    if (pre_multiplied_ == nullptr) return;
-    const bool on_device = pre_multiplied_->factor_on_device != nullptr;
-    scale(slot,
-          on_device ? host(pre_multiplied_->factor_on_device) : pre_multiplied_->factor.data(),
-          n / unit_, collective_.type);
   }
 
   void reduce_into(char* into, size_t n) {
     std::vector<const void*> slots;
     for (int peer = 0; peer < communicator_.ranks; ++peer)
       slots.push_back(communicator_.slot(peer));
-    reduce(into, slots, n / unit_, collective_.type,
-           pre_multiplied_ == nullptr ? collective_.operation : ncclSum);
+    reduce(into, slots, n / unit_, collective_.type, collective_.operation);
   }
 
   ncclComm& communicator_;
   const Collective& collective_;
-  const ncclComm::PreMultiplied* const pre_multiplied_;
   const char* const from_;
   char* const to_;
   const size_t unit_;
@@ -107,9 +93,8 @@ static_assert(kSlotBytes % 8 == 0, "no element lies in two steps");
 
 }  // namespace
 
-void run(ncclComm& communicator, const Collective& collective,
-         const ncclComm::PreMultiplied* pre_multiplied) {
-  Steps(communicator, collective, pre_multiplied).run();
+void run(ncclComm& communicator, const Collective& collective) {
+  Steps(communicator, collective).run();
 }
 
 }  // namespace fake_nccl

@@ -256,17 +256,12 @@ ncclResult_t ncclComm::destroy() {
   return ncclSuccess;
 }
 
-void ncclComm::stop_operations() {
-  is_aborted_ = true;
-  const std::lock_guard wait_for_the_running_one(operation_mutex_);
-}
-
 ncclResult_t ncclComm::abort() {
   const std::string manner = setting("FAKE_NCCL_ABORT");
   while (manner == "hang") std::this_thread::sleep_for(std::chrono::seconds(1));
   is_aborted_ = true;
   if (job_.joinable()) job_.join();
-  stop_operations();
+  { const std::lock_guard wait_for_the_running_operation(operation_mutex_); }
   if (manner == "device") cudaDeviceSynchronize();
   if (segment_) {
     leave();
@@ -276,21 +271,4 @@ ncclResult_t ncclComm::abort() {
   const std::lock_guard lock(handles.mutex);
   handles.all.erase(this);
   return ncclSuccess;
-}
-
-ncclRedOp_t ncclComm::add_operation(PreMultiplied operation) {
-  const std::lock_guard lock(map_mutex_);
-  pre_multiplied_[next_operation_] = std::make_shared<PreMultiplied>(std::move(operation));
-  return static_cast<ncclRedOp_t>(next_operation_++);
-}
-
-bool ncclComm::remove_operation(ncclRedOp_t operation) {
-  const std::lock_guard lock(map_mutex_);
-  return pre_multiplied_.erase(operation) != 0;
-}
-
-std::shared_ptr<const ncclComm::PreMultiplied> ncclComm::find_operation(ncclRedOp_t operation) {
-  const std::lock_guard lock(map_mutex_);
-  const auto found = pre_multiplied_.find(operation);
-  return found == pre_multiplied_.end() ? nullptr : found->second;
 }

@@ -63,10 +63,8 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   ncclResult_t finalize();
   /// Calls finalize() unless that has happened, and frees the handle.
   ncclResult_t destroy();
-  /// Ends running operations and frees the handle.
+  /// Ends running and later operations, and frees the handle.
   ncclResult_t abort();
-  /// Ends running and later operations.
-  void stop_operations();
 
   /// Runs one operation in the order of a stream, while other operations of this communicator wait.
   /// Returns early if the communicator is aborted.
@@ -87,17 +85,6 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   /// Polls until `is_ready`. @throws fake_nccl::Aborted
   void wait(const std::function<bool()>& is_ready);
 
-  /// A sum whose terms are first multiplied by a factor.
-  struct PreMultiplied {
-    ncclDataType_t type = ncclFloat32;
-    const void* factor_on_device = nullptr;
-    std::vector<char> factor = {};  ///< if it is not on the device
-  };
-  ncclRedOp_t add_operation(PreMultiplied operation);
-  bool remove_operation(ncclRedOp_t operation);
-  /// Null if this communicator has no such operation.
-  std::shared_ptr<const PreMultiplied> find_operation(ncclRedOp_t operation);
-
   /// An operation keeps the result until it has run; finalize() waits for that.
   std::shared_ptr<void> hold() const { return operations_; }
 
@@ -106,7 +93,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   const int ranks;
   const int device;
   const bool is_blocking;
-  int derived = 0;  ///< number of splits and shrinks so far
+  int splits = 0;  ///< so far
 
  private:
   template <class Lanes, class Publish, class Consume>
@@ -127,9 +114,6 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   std::atomic<std::chrono::steady_clock::time_point> connected_at_{};
   std::thread job_;
   std::mutex operation_mutex_;
-  std::mutex map_mutex_;
-  std::map<int, std::shared_ptr<const PreMultiplied>> pre_multiplied_;
-  int next_operation_ = ncclNumOps;
 };
 
 template <class Lanes, class Publish, class Consume>

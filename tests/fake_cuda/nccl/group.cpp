@@ -46,8 +46,7 @@ Group::Batch& Group::batch(const std::shared_ptr<ncclComm>& communicator, cudaSt
 
 ncclResult_t Group::add(const std::shared_ptr<ncclComm>& communicator, cudaStream_t stream,
                         const Collective& collective) {
-  batch(communicator, stream)
-      .collectives.emplace_back(collective, communicator->find_operation(collective.operation));
+  batch(communicator, stream).collectives.push_back(collective);
   return start_unless_grouped();
 }
 
@@ -79,16 +78,14 @@ ncclResult_t Group::start_all() {
     const ncclResult_t met =
         one.collectives.empty()
             ? ncclSuccess
-            : communicator->meet_in_first_call(static_cast<int>(one.collectives[0].first.kind));
+            : communicator->meet_in_first_call(static_cast<int>(one.collectives[0].kind));
     if (met != ncclSuccess && met != ncclInProgress) {
       result = worse(result, met);
       continue;
     }
     const auto work = [batch = std::move(one), held = communicator->hold()] {
       batch.communicator->operate([&batch] {
-        for (const auto& [collective, factors] : batch.collectives) {
-          run(*batch.communicator, collective, factors.get());
-        }
+        for (const Collective& one : batch.collectives) run(*batch.communicator, one);
         if (!batch.transfers.empty()) run(*batch.communicator, batch.transfers);
       });
     };

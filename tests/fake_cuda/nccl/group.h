@@ -35,8 +35,7 @@ class Group {
   struct Batch {
     std::shared_ptr<ncclComm> communicator;
     cudaStream_t stream = nullptr;
-    std::vector<std::pair<Collective, std::shared_ptr<const ncclComm::PreMultiplied>>> collectives =
-        {};
+    std::vector<Collective> collectives = {};
     std::vector<Transfer> transfers = {};
   };
 

@@ -82,11 +82,11 @@ ncclResult_t check_type(ncclDataType_t type, const char* function, bool is_reduc
   return fail(ncclInvalidArgument, "%s : invalid type %d", function, type);
 }
 
-ncclResult_t check_operation(ncclComm& communicator, ncclRedOp_t operation, const char* function) {
+ncclResult_t check_operation(ncclRedOp_t operation, const char* function) {
   if (operation < 0) {
     return fail(ncclInvalidArgument, "%s : invalid reduction operation %d", function, operation);
   }
-  if (operation < ncclNumOps || communicator.find_operation(operation)) return ncclSuccess;
+  if (operation < ncclNumOps) return ncclSuccess;
   return fail(ncclInvalidArgument, "%s : reduction operation %d unknown to this communicator",
               function, operation);
 }
@@ -105,7 +105,7 @@ ncclResult_t start(const Collective& call, ncclComm_t handle, cudaStream_t strea
   FAKE_NCCL_CHECK(check_cuda("1"));
   FAKE_NCCL_CHECK(check_root(*communicator, call.root, call.name));
   FAKE_NCCL_CHECK(check_type(call.type, call.name, call.reduces()));
-  FAKE_NCCL_CHECK(check_operation(*communicator, call.operation, call.name));
+  FAKE_NCCL_CHECK(check_operation(call.operation, call.name));
   if (call.count == 0) return ncclSuccess;
   if (cudaStreamGetPriority(stream, &fake_nccl_settings.priority) != cudaSuccess) {
     return ncclUnhandledCudaError;
@@ -198,7 +198,7 @@ struct Wish {
 
 ncclResult_t split(const Communicator& parent, Wish own, ncclComm_t* out, bool blocks) {
   std::vector<Wish> members = parent->exchange(own);
-  const int number = parent->derived++;
+  const int number = parent->splits++;
   if (own.color == NCCL_SPLIT_NOCOLOR) return ncclSuccess;
   std::erase_if(members, [&own](const Wish& other) { return other.color != own.color; });
   std::sort(members.begin(), members.end(), [](const Wish& a, const Wish& b) {
@@ -324,36 +324,6 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
   });
 }
 
-ncclResult_t ncclCommShrink(ncclComm_t handle, int* excluded, int excluded_count, ncclComm_t* out,
-                            ncclConfig_t* config, int flags) {
-  Communicator parent;
-  FAKE_NCCL_CHECK(find(handle, "CommShrink", parent));
-  FAKE_NCCL_CHECK(check_pointer(excluded, "CommShrink", "excludeRanksList"));
-  FAKE_NCCL_CHECK(check_pointer(out, "CommShrink", "newcomm"));
-  if (config != nullptr) FAKE_NCCL_CHECK(check_config(*config));
-  const std::vector<int> leaving(excluded, excluded + excluded_count);
-  std::string name = parent->name + "." + std::to_string(parent->derived++) + ".without";
-  for (const int rank : leaving) name += "." + std::to_string(rank);
-  const auto has_left = [&leaving](int rank) {
-    return std::find(leaving.begin(), leaving.end(), rank) != leaving.end();
-  };
-  if (has_left(parent->rank)) {
-    return fail(ncclInvalidUsage, "CommShrink: rank %d is excluded, and may not call it",
-                parent->rank);
-  }
-  int rank = 0;
-  int ranks = 0;
-  for (int one = 0; one < parent->ranks; ++one) {
-    if (has_left(one)) continue;
-    ++ranks;
-    if (one < parent->rank) ++rank;
-  }
-  if (flags == NCCL_SHRINK_ABORT) parent->stop_operations();
-  return join(std::make_shared<ncclComm>(name, rank, ranks, parent->device,
-                                         is_blocking(config, parent->is_blocking)),
-              out);
-}
-
 ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   Communicator communicator;
   FAKE_NCCL_CHECK(find_ready(handle, "CommFinalize", communicator));
@@ -447,33 +417,6 @@ ncclResult_t ncclDevCommDestroy() {
 }
 
 // Operations
-
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* operation, void* factor, ncclDataType_t type,
-                                      ncclScalarResidence_t residence, ncclComm_t handle) {
-  Communicator communicator;
-  FAKE_NCCL_CHECK(find_ready(handle, "ncclRedOpCreatePreMulSum", communicator));
-  FAKE_NCCL_CHECK(check_pointer(factor, "ncclRedOpCreatePreMulSum", "scalar"));
-  FAKE_NCCL_CHECK(check_type(type, "ncclRedOpCreatePreMulSum", true));
-  ncclComm::PreMultiplied made{.type = type};
-  if (residence == ncclScalarDevice) {
-    made.factor_on_device = factor;
-  } else {
-    const auto* const bytes = static_cast<const char*>(factor);
-    made.factor.assign(bytes, bytes + size_of(type));
-  }
-  *operation = communicator->add_operation(std::move(made));
-  return ncclSuccess;
-}
-
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t operation, ncclComm_t handle) {
-  Communicator communicator;
-  FAKE_NCCL_CHECK(find(handle, "ncclRedOpDestroy", communicator));
-  if (operation >= 0 && operation < ncclNumOps) {
-    return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator is a NCCL builtin.");
-  }
-  if (communicator->remove_operation(operation)) return ncclSuccess;
-  return fail(ncclInvalidArgument, "ncclRedOpDestroy : operator unknown to this communicator.");
-}
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
                            ncclRedOp_t operation, ncclComm_t handle, cudaStream_t stream) {

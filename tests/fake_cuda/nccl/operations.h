@@ -33,10 +33,7 @@ struct Transfer {
   int peer = 0;
 };
 
-/// @param pre_multiplied the collective's operation if it has a factor, else null; the user may
-///   have destroyed the operation before the stream gets here
-void run(ncclComm& communicator, const Collective& collective,
-         const ncclComm::PreMultiplied* pre_multiplied);
+void run(ncclComm& communicator, const Collective& collective);
 
 /// Makes progress with all transfers at the same time; transfers with the same peer stay in order.
 void run(ncclComm& communicator, std::vector<Transfer> transfers);

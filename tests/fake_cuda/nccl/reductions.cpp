@@ -1,6 +1,5 @@
 #include "reductions.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <type_traits>
@@ -101,15 +100,6 @@ void reduce(void* into, const std::vector<const void*>& parts, size_t count, ncc
       if (operation == ncclAvg) result = divided(result, parts.size());
       results[i] = result;
     }
-  });
-}
-
-void scale(void* elements, const void* factor, size_t count, ncclDataType_t type) {
-  with_type(type, [&](auto zero) {
-    using T = decltype(zero);
-    const T by = *static_cast<const T*>(factor);
-    std::for_each_n(static_cast<T*>(elements), count,
-                    [by](T& element) { element = static_cast<T>(element * by); });
   });
 }
 

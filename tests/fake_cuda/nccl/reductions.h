@@ -16,11 +16,7 @@ size_t size_of(ncclDataType_t type);
 bool is_reducible(ncclDataType_t type);
 
 /// Writes the reduction of `count` elements of each of `parts` to `into`, which may be one of them.
-/// @param operation one of the built-in ones
 void reduce(void* into, const std::vector<const void*>& parts, size_t count, ncclDataType_t type,
             ncclRedOp_t operation);
-
-/// Multiplies `count` elements by `*factor`, which has the same type.
-void scale(void* elements, const void* factor, size_t count, ncclDataType_t type);
 
 }  // namespace fake_nccl
