@@ -23,6 +23,7 @@ namespace {
 
 std::atomic<uint64_t> contexts{0};  ///< one bit per device
 
+constexpr int kCapability = 9;  // 9.0
 constexpr int kMultiprocessors = 132;
 constexpr int kWarpSize = 32;
 constexpr int kMaxThreadsPerBlock = 1024;
@@ -105,11 +106,6 @@ bool lags() {
 
 void count(Count which) {
   ++fake_cuda_counters.at(static_cast<size_t>(which));
-}
-
-/// Ten times the compute capability.
-int capability() {
-  return static_cast<int>(setting("FAKE_CUDA_CAPABILITY", 90));
 }
 
 int driver_version() {
@@ -203,8 +199,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[15] = static_cast<char>(number + 1);
   size_t free = 0;
   cudaMemGetInfo(&free, &properties->totalGlobalMem);
-  properties->major = fake_cuda::capability() / 10;
-  properties->minor = fake_cuda::capability() % 10;
+  properties->major = fake_cuda::kCapability;
   properties->multiProcessorCount = fake_cuda::kMultiprocessors;
   properties->warpSize = fake_cuda::kWarpSize;
   properties->sharedMemPerBlock = 48 << 10;
@@ -234,10 +229,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = fake_cuda::kMultiprocessors;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = fake_cuda::capability() / 10;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = fake_cuda::capability() % 10;
+      *value = fake_cuda::kCapability;
       break;
     case cudaDevAttrWarpSize:
       *value = fake_cuda::kWarpSize;

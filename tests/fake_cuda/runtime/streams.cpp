@@ -49,9 +49,9 @@ class Lag {
 
   /// Sleeps before one in four pieces of work, on average.
   void pause() {
-    static const auto longest = static_cast<uint64_t>(setting("FAKE_CUDA_DELAY_US", 400));
+    constexpr uint64_t kLongest = 400;  // us
     if (random_() % 4 != 0) return;
-    std::this_thread::sleep_for(std::chrono::microseconds(random_() % (longest + 1)));
+    std::this_thread::sleep_for(std::chrono::microseconds(random_() % (kLongest + 1)));
   }
 
  private:
