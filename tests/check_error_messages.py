@@ -55,7 +55,7 @@ def main():
     said = set()
     for folder in ("lib", "apps"):
         for path in (ROOT / folder).rglob("*"):
-            if path.suffix in (".cpp", ".h", ".inc", ".cu"):
+            if path.suffix in (".cpp", ".h", ".inc"):
                 said.update(values_as_dots(text) for text in literals(path.read_text(encoding="utf-8")))
     corpus = "\0".join(said)
     count = drifted = 0

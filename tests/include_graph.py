@@ -7,7 +7,7 @@ import sys
 
 LIB = pathlib.Path(__file__).resolve().parent.parent / "lib"
 INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
-SOURCES = {".h", ".inc", ".cpp", ".cu", ".cuh"}
+SOURCES = {".h", ".inc", ".cpp"}
 # The public headers of comm. The other ones in lib/dist/include belong to parallel.
 COMM_HEADERS = {"call_trace", "collectives", "peer_error", "plain_message", "process_group", "process_group_ptr", "spawn", "work", "world_rank"}
 
