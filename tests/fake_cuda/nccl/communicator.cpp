@@ -10,9 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <set>
-#include <string_view>
+#include <map>
 #include <system_error>
+#include <utility>
 
 namespace fake_nccl {
 namespace {

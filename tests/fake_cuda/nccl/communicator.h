@@ -7,12 +7,10 @@
 #include <chrono>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "reductions.h"
@@ -31,7 +29,7 @@ const char* last_error();
 }  // namespace fake_nccl
 
 /// What ncclComm_t points to.
-struct ncclComm : std::enable_shared_from_this<ncclComm> {
+struct ncclComm {
  public:
   ncclComm(std::string name, int rank, int ranks, int device, bool is_blocking);
   ~ncclComm();

@@ -4,7 +4,6 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <optional>
 #include <vector>
 
 namespace fake_nccl {

@@ -2,7 +2,6 @@
 // range that holds the bytes.
 #include <sys/mman.h>
 
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -136,13 +135,18 @@ Memory& memory() {
   return *memory;
 }
 
+/// The device that owns the memory at `pointer`; empty for host memory.
+std::optional<int> owner(const void* pointer) {
+  return memory().owner(pointer);
+}
+
 Count count_of_copy(const void* to, const void* from) {
   if (owner(from)) return owner(to) ? Count::kDeviceToDevice : Count::kDeviceToHost;
   return owner(to) ? Count::kHostToDevice : Count::kHostToHost;
 }
 
 bool is_pageable(const void* pointer) {
-  return !owner(pointer) && !is_pinned(pointer);
+  return !owner(pointer) && !memory().is_pinned(pointer);
 }
 
 /// Copies `rows` rows of `width` bytes in the order of the stream.
@@ -181,14 +185,6 @@ cudaError_t copy(void* to, size_t to_pitch, const void* from, size_t from_pitch,
 
 void* host(const void* pointer) {
   return memory().host(pointer);
-}
-
-std::optional<int> owner(const void* pointer) {
-  return memory().owner(pointer);
-}
-
-bool is_pinned(const void* pointer) {
-  return memory().is_pinned(pointer);
 }
 
 }  // namespace fake_cuda
@@ -263,7 +259,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
     return cudaSuccess;
   }
   attributes->hostPointer = address;
-  if (fake_cuda::is_pinned(pointer)) {
+  if (memory().is_pinned(pointer)) {
     attributes->type = cudaMemoryTypeHost;
     attributes->device = fake_cuda::current_device();
   }

@@ -5,10 +5,8 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include "fake_cuda.h"
@@ -36,12 +34,6 @@ cudaError_t ready_without_context();
 /// Makes all devices unusable after a kernel failed.
 void lose_devices(const std::string& reason);
 bool devices_are_lost();
-
-// memory.cpp
-
-/// The device that owns the memory at `pointer`; empty for host memory.
-std::optional<int> owner(const void* pointer);
-bool is_pinned(const void* pointer);
 
 // streams.cpp
 
@@ -100,7 +92,6 @@ using StreamPtr = std::shared_ptr<Stream>;
 /// The stream of a handle; for a default stream's handle, that of the calling thread's device. Null
 /// if there is no such stream.
 StreamPtr find_stream(cudaStream_t handle);
-bool is_default(cudaStream_t handle);
 /// Blocks until all streams of `device` are idle.
 void drain_device(int device);
 

@@ -1,7 +1,6 @@
 // Streams and events.
 #include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <exception>
@@ -158,6 +157,10 @@ void Stream::close() {
 
 namespace {
 
+bool is_default(cudaStream_t handle) {
+  return handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread;
+}
+
 /// All existing streams. A handle is the stream's address.
 class Streams {
  public:
@@ -212,10 +215,6 @@ Streams& streams() {
 
 StreamPtr find_stream(cudaStream_t handle) {
   return streams().find(handle);
-}
-
-bool is_default(cudaStream_t handle) {
-  return handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread;
 }
 
 void drain_device(int device) {

@@ -16,7 +16,6 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
