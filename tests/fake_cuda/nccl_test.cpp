@@ -221,34 +221,6 @@ TEST_F(FakeNcclTest, SendsAndRecvsOfAGroupMakeProgressTogether) {
   });
 }
 
-TEST_F(FakeNcclTest, OneThreadMakesAllCommunicatorsOfAProcess) {
-  run_ranks(1, [](int) {
-    std::vector<ncclComm_t> communicators(3);
-    const std::vector<int> devices{2, 0, 1};
-    ASSERT_EQ(ncclCommInitAll(communicators.data(), 3, devices.data()), ncclSuccess);
-    std::vector<cudaStream_t> streams(3);
-    std::vector<float*> values(3);
-    for (size_t i = 0; i < 3; ++i) {
-      cudaSetDevice(devices[i]);
-      cudaStreamCreate(&streams[i]);
-      cudaMalloc(reinterpret_cast<void**>(&values[i]), sizeof(float));
-      const auto value = static_cast<float>(i + 1);
-      cudaMemcpy(values[i], &value, sizeof value, cudaMemcpyHostToDevice);
-    }
-    ncclGroupStart();
-    for (size_t i = 0; i < 3; ++i) {
-      ncclAllReduce(values[i], values[i], 1, ncclFloat, ncclSum, communicators[i], streams[i]);
-    }
-    EXPECT_EQ(ncclGroupEnd(), ncclSuccess);
-    for (size_t i = 0; i < 3; ++i) {
-      cudaStreamSynchronize(streams[i]);
-      float value = 0;
-      cudaMemcpy(&value, values[i], sizeof value, cudaMemcpyDeviceToHost);
-      EXPECT_EQ(value, 6);
-    }
-  });
-}
-
 TEST_F(FakeNcclTest, ANonBlockingCommunicatorIsInProgressUntilTheLastRankComes) {
   const ncclUniqueId id = new_id();
   SharedFlag has_looked;

@@ -28,15 +28,6 @@ ncclResult_t Group::end() {
   return --depth_ > 0 ? ncclSuccess : start_all();
 }
 
-bool Group::end_without_calls() {
-  if (depth_ == 0) return false;
-  if (--depth_ == 0) {
-    jobs_.clear();
-    batches_.clear();
-  }
-  return true;
-}
-
 Group::Batch& Group::batch(const std::shared_ptr<ncclComm>& communicator, cudaStream_t stream) {
   for (Batch& one : batches_) {
     if (one.communicator == communicator && one.stream == stream) return one;

@@ -20,8 +20,6 @@ class Group {
   /// Starts all calls when the outermost group ends. Returns the first error, or ncclInProgress if
   /// a non-blocking communicator is busy.
   ncclResult_t end();
-  /// Ends a group and drops its calls. Returns false outside of groups.
-  bool end_without_calls();
 
   ncclResult_t add(const std::shared_ptr<ncclComm>& communicator, cudaStream_t stream,
                    const Collective& collective);

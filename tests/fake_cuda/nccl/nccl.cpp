@@ -277,36 +277,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
   return init(out, ranks, id.internal, rank, config, "CommInitRankConfig");
 }
 
-ncclResult_t ncclCommInitRankScalable(ncclComm_t* out, int ranks, int rank, int ids,
-                                      ncclUniqueId* first_id, ncclConfig_t* config) {
-  FAKE_NCCL_CHECK(check_pointer(first_id, "CommInitRankScalable", "commId"));
-  if (ids <= 0 || ids > ranks) {
-    return fail(ncclInvalidArgument, "improper usage of ncclCommInitRank: nId = %d, nranks=%d", ids,
-                ranks);
-  }
-  return init(out, ranks, first_id->internal, rank, config, "CommInitRankScalable");
-}
-
-ncclResult_t ncclCommInitAll(ncclComm_t* out, int count, const int* devices) {
-  FAKE_NCCL_CHECK(check_pointer(out, "CommInitAll", "comms"));
-  int visible = 0;
-  if (cudaGetDeviceCount(&visible) != cudaSuccess) return ncclUnhandledCudaError;
-  if (count < 1) return fail(ncclInvalidArgument, "Invalid device count requested : %d", count);
-  ncclUniqueId id;
-  FAKE_NCCL_CHECK(ncclGetUniqueId(&id));
-  Group& group = Group::of_this_thread();
-  group.start();
-  for (int rank = 0; rank < count; ++rank) {
-    const int device = devices == nullptr ? rank : devices[rank];
-    if (device < 0 || device >= visible) {
-      group.end_without_calls();
-      return fail(ncclUnhandledCudaError, "Invalid device %d (totalnDev=%d)", device, visible);
-    }
-    join(std::make_shared<ncclComm>(id.internal, rank, count, device, true), &out[rank]);
-  }
-  return group.end();
-}
-
 ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* out,
                            ncclConfig_t* config) {
   Communicator parent;
@@ -393,29 +363,6 @@ ncclResult_t ncclCommDeregister(const ncclComm_t handle, void* /*registration*/)
   return find(handle, "CommDeregister", communicator);
 }
 
-/// As on machines without symmetric memory: the window is null.
-ncclResult_t ncclCommWindowRegister(ncclComm_t handle, void* buffer, size_t /*size*/,
-                                    ncclWindow_t* window, int /*flags*/) {
-  Communicator communicator;
-  FAKE_NCCL_CHECK(find_ready(handle, "CommWindowRegister", communicator));
-  FAKE_NCCL_CHECK(check_buffer(*communicator, buffer, "CommWindowRegister", "buff"));
-  *window = nullptr;
-  return ncclSuccess;
-}
-
-ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t /*window*/) {
-  Communicator communicator;
-  return find(handle, "CommWindowDeregister", communicator);
-}
-
-ncclResult_t ncclDevCommCreate() {
-  return fail(ncclInvalidUsage, "ncclDevCommCreate: the device API needs symmetric memory");
-}
-
-ncclResult_t ncclDevCommDestroy() {
-  return fail(ncclInvalidUsage, "ncclDevCommDestroy: the device API needs symmetric memory");
-}
-
 // Operations
 
 ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
@@ -490,14 +437,6 @@ ncclResult_t ncclGroupStart() {
 
 ncclResult_t ncclGroupEnd() {
   return Group::of_this_thread().end();
-}
-
-ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* information) {
-  if (!Group::of_this_thread().end_without_calls()) {
-    return fail(ncclInvalidUsage, "ncclGroupSimulateEnd: not in a group call.");
-  }
-  if (information != nullptr) information->estimatedTime = 0;
-  return ncclSuccess;
 }
 
 }  // extern "C"

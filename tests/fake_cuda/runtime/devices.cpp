@@ -23,9 +23,6 @@ namespace {
 
 std::atomic<uint64_t> contexts{0};  ///< one bit per device
 
-constexpr int kCapability = 9;  // 9.0
-constexpr int kMultiprocessors = 132;
-constexpr int kWarpSize = 32;
 constexpr int kMaxThreadsPerBlock = 1024;
 
 struct Error {
@@ -199,9 +196,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->uuid.bytes[15] = static_cast<char>(number + 1);
   size_t free = 0;
   cudaMemGetInfo(&free, &properties->totalGlobalMem);
-  properties->major = fake_cuda::kCapability;
-  properties->multiProcessorCount = fake_cuda::kMultiprocessors;
-  properties->warpSize = fake_cuda::kWarpSize;
+  properties->major = 9;
+  properties->multiProcessorCount = 132;
+  properties->warpSize = 32;
   properties->sharedMemPerBlock = 48 << 10;
   properties->sharedMemPerBlockOptin = 227 << 10;
   properties->sharedMemPerMultiprocessor = 228 << 10;
@@ -219,27 +216,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->pciDomainID = number;
   properties->pciBusID = 0xC0 + number;
   properties->unifiedAddressing = properties->concurrentKernels = properties->asyncEngineCount = 1;
-  return cudaSuccess;
-}
-
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  if (!fake_cuda::is_device(device)) return fail(cudaErrorInvalidDevice);
-  switch (attribute) {
-    case cudaDevAttrMultiProcessorCount:
-      *value = fake_cuda::kMultiprocessors;
-      break;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = fake_cuda::kCapability;
-      break;
-    case cudaDevAttrWarpSize:
-      *value = fake_cuda::kWarpSize;
-      break;
-    case cudaDevAttrMaxThreadsPerBlock:
-      *value = fake_cuda::kMaxThreadsPerBlock;
-      break;
-    default:
-      *value = 0;  // the device lacks all other features
-  }
   return cudaSuccess;
 }
 
@@ -315,14 +291,6 @@ const char* cudaGetErrorName(cudaError_t error) {
 
 const char* cudaGetErrorString(cudaError_t error) {
   return fake_cuda::describe(error).text;
-}
-
-cudaError_t cudaProfilerStart() {
-  return cudaSuccess;
-}
-
-cudaError_t cudaProfilerStop() {
-  return cudaSuccess;
 }
 
 }  // extern "C"

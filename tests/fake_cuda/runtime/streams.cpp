@@ -309,20 +309,6 @@ cudaError_t cudaStreamGetPriority(cudaStream_t handle, int* priority) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t callback, void* data,
-                                  unsigned /*flags*/) {
-  FAKE_CUDA_FIND_STREAM(stream, handle);
-  stream->enqueue([=] { callback(handle, cudaSuccess, data); }, /*blocks=*/true);
-  return cudaSuccess;
-}
-
-cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void* data) {
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
-  FAKE_CUDA_RETURN_ERROR(fake_cuda::enqueue(
-      handle, [=] { function(data); }, /*blocks=*/true));
-  return cudaSuccess;
-}
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) {
   FAKE_CUDA_RETURN_ERROR(fake_cuda::ready());
   *event = reinterpret_cast<cudaEvent_t>(new Event);
