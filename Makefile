@@ -28,6 +28,10 @@ bench: configure ## build and run the benchmarks
 	@scripts/build bench
 	@scripts/bench
 
+bench-short: configure ## build the benchmarks and run each for one short turn, which shows that it runs
+	@scripts/build bench
+	@scripts/bench --short
+
 format: ## format the sources with clang-format
 	@scripts/format
 
@@ -50,4 +54,4 @@ docs: ## build the documentation as one site, with search, into build-docs/site
 clean: ## remove build folders (not .venv)
 	rm -rf build build-*
 
-.PHONY: help configure demo build test fault-test bench format lint check-all install docs clean
+.PHONY: help configure demo build test fault-test bench bench-short format lint check-all install docs clean

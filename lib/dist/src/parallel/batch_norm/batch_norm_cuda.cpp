@@ -172,9 +172,9 @@ at::Tensor backward_elementwise(OutputGradient& gradient, const at::Tensor& inpu
   const Statistics all(moments, channels);
   at::Tensor scale = contiguous(weight);
   if (scale.defined()) scale = scale.to(invstd.scalar_type());
-  return at::batch_norm_backward_elemt(dense(gradient.values), x, all.mean, invstd, scale,
-                                       sums.narrow(0, 0, channels),
-                                       sums.narrow(0, channels, channels), all.counts.to(at::kInt));
+  return at::batch_norm_backward_elemt(
+      dense(gradient.values), x, all.mean, invstd, scale, sums.narrow(0, 0, channels),
+      sums.narrow(0, channels, channels), all.counts.to(at::kInt).unsqueeze(1));
 }
 
 }  // namespace
