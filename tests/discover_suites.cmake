@@ -14,6 +14,11 @@ endif()
 if(NOT LABELS MATCHES "(^|;)(fake)?gpu(;|$)")
   list(PREPEND ENVIRONMENT CUDA_VISIBLE_DEVICES=)
 endif()
+# In halves of a core; the tests of the launcher's faults mostly wait.
+set(processors 2)
+if(LABELS MATCHES "(^|;)fault(;|$)")
+  set(processors 1)
+endif()
 string(REGEX MATCHALL "(^|\n)[^ \n]+\\.( |\n|$)" suites "${listing}")
 set(text "")
 foreach(suite IN LISTS suites)
@@ -38,6 +43,6 @@ foreach(suite IN LISTS suites)
   string(APPEND text "add_test([[${PREFIX}${name}]] [[${PROGRAM}]] [[--gtest_filter=${selected}]]"
                      " --timeout=${TIMEOUT} [[--prefix=${PREFIX}]])\n"
                      "set_tests_properties([[${PREFIX}${name}]] PROPERTIES LABELS [[${labels}]]"
-                     " SKIP_RETURN_CODE 77 TIMEOUT 2400 ENVIRONMENT [[${ENVIRONMENT}]])\n")
+                     " SKIP_RETURN_CODE 77 TIMEOUT 2400 PROCESSORS ${processors} ENVIRONMENT [[${ENVIRONMENT}]])\n")
 endforeach()
 file(WRITE ${OUT} "${text}")
