@@ -58,14 +58,21 @@ class AttemptsTest : public ::testing::Test {
     });
   }
 
-  /// Waits until a rank has arrived in an attempt.
-  void wait_for(int rank, int attempt = 1) {
+  /// Waits until a process has arrived as a rank, in either of the first two attempts.
+  void wait_for(int rank, pid_t process) {
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(port_);
     c10d::TCPStore store("127.0.0.1", options);
-    const std::string prefix = attempt == 1 ? "" : "attempt-" + std::to_string(attempt) + "/";
-    EXPECT_TRUE(eventually(
-        [&] { return store.check({prefix + "syncbn/arrived/" + std::to_string(rank)}); }));
+    const std::string id = "-" + std::to_string(process) + "|";
+    EXPECT_TRUE(eventually([&] {
+      for (const std::string prefix : {"", "attempt-2/"}) {
+        const std::string key = prefix + "syncbn/arrived/" + std::to_string(rank);
+        if (!store.check({key})) continue;
+        const auto value = store.get(key);
+        if (std::string(value.begin(), value.end()).find(id) != std::string::npos) return true;
+      }
+      return false;
+    }));
   }
 
   static void kill(pid_t process) {
@@ -85,11 +92,12 @@ class AttemptsTest : public ::testing::Test {
   /// comes.
   void expect_success_after_restart_of(int rank) {
     std::vector<pid_t> ranks{start(0, 3), start(1, 3)};
-    wait_for(0);
-    wait_for(1);
+    wait_for(0, ranks[0]);
+    wait_for(1, ranks[1]);
     pid_t& restarted = ranks[static_cast<size_t>(rank)];
     kill(restarted);
     restarted = start(rank, 3);
+    wait_for(rank, restarted);
     ranks.push_back(start(2, 3));
     expect_success(ranks);
   }
@@ -130,7 +138,7 @@ TEST_F(AttemptsTest, ARankTakesThePlaceOfOneThatEndedBeforeAllHadArrived) {
 TEST_F(AttemptsTest, ARankThatIsNewWaitsForRankZeroToBegin) {
   expect_success({start(0, 2), start(1, 2)});
   const pid_t joined = start(2, 3);
-  wait_for(2);
+  wait_for(2, joined);
   expect_success({joined, start(0, 3), start(1, 3)});
 }
 
