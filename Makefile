@@ -28,7 +28,7 @@ bench: configure ## build and run the benchmarks
 	@scripts/build bench
 	@scripts/bench
 
-bench-short: configure ## build the benchmarks and run each for one short turn, which shows that it runs
+bench-short: configure ## build the benchmarks, and a smoke run of each
 	@scripts/build bench
 	@scripts/bench --short
 

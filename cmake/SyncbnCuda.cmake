@@ -18,10 +18,10 @@ function(_syncbn_cuda_obstacle out)
     set(${out} "torch's own GPU library lacks ${lacks}: scripts/setup --python installs all of torch"
         PARENT_SCOPE)
   elseif(NOT SYNCBN_CUDA_INCLUDE_DIR)
-    set(${out} "cuda_runtime_api.h was found neither beside torch (nvidia/*/include) nor in a toolkit: install all of torch's requirements (scripts/setup --python), or set CUDA_HOME to the toolkit"
+    set(${out} "cuda_runtime_api.h was found neither beside torch (nvidia/*/include) nor in a toolkit: install all of torch's requirements (scripts/setup --python), or configure with -DSYNCBN_CUDA_INCLUDE_DIR=FOLDER"
         PARENT_SCOPE)
   elseif(NOT _syncbn_header_major STREQUAL _syncbn_cudart_major)
-    set(${out} "${SYNCBN_CUDA_INCLUDE_DIR} is of CUDA ${_syncbn_header_major}, and torch uses CUDA ${_syncbn_cudart_major}: set CUDA_HOME to a toolkit of that version"
+    set(${out} "${SYNCBN_CUDA_INCLUDE_DIR} is of CUDA ${_syncbn_header_major}, and torch uses CUDA ${_syncbn_cudart_major}: configure with -DSYNCBN_CUDA_INCLUDE_DIR=FOLDER of a toolkit of that version"
         PARENT_SCOPE)
   elseif(NOT SYNCBN_NCCL_INCLUDE_DIR)
     set(${out} "nccl.h was found neither beside torch (nvidia/nccl/include) nor in the system: install NCCL's header, or all of torch's requirements (scripts/setup --python)"
@@ -61,12 +61,12 @@ if(NOT SYNCBN_CUDA STREQUAL "OFF")
   _syncbn_cuda_obstacle(_syncbn_obstacle)
   if(NOT _syncbn_obstacle)
     set(SYNCBN_HAVE_CUDA TRUE)
-    message(STATUS "NCCL library: yes (CUDA in ${SYNCBN_CUDA_INCLUDE_DIR}, NCCL in "
+    message(STATUS "GPU library: yes (CUDA in ${SYNCBN_CUDA_INCLUDE_DIR}, NCCL in "
                    "${SYNCBN_NCCL_INCLUDE_DIR})")
   elseif(SYNCBN_CUDA STREQUAL "ON")
     message(FATAL_ERROR "SYNCBN_CUDA is ON, but ${_syncbn_obstacle}")
   else()
-    message(STATUS "NCCL library: no (${_syncbn_obstacle})")
+    message(STATUS "GPU library: no (${_syncbn_obstacle})")
   endif()
 endif()
 

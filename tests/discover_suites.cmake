@@ -14,7 +14,7 @@ endif()
 if(NOT LABELS MATCHES "(^|;)(fake)?gpu(;|$)")
   list(PREPEND ENVIRONMENT CUDA_VISIBLE_DEVICES=)
 endif()
-# In halves of a core; the tests of the launcher's faults mostly wait.
+# In halves of a core, as are the jobs of the test presets and of scripts/run-tests. Tests of faults mostly wait.
 set(processors 2)
 if(LABELS MATCHES "(^|;)fault(;|$)")
   set(processors 1)

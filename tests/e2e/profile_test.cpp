@@ -133,8 +133,10 @@ TEST(ProfileTest, TrainingGoesOnIfItCannotBeWritten) {
 TEST(ProfileTest, IsMadeOnRequest) {
   const TempFolder folder;
   const std::string run = folder / "run";
-  const auto training = start_launched_train(2, digits(run, {"--epochs=5000"}));
-  ASSERT_TRUE(training->wait_until([&] { return fs::exists(run + "/metrics.csv"); }));
+  // An evaluation among the steps would divide the trace.
+  const auto training =
+      start_launched_train(2, digits(run, {"--epochs=5000", "--eval_interval=5000"}));
+  ASSERT_TRUE(training->wait_until([&] { return fs::exists(run + "/last.pt"); }));
   const auto asked = run_train({"profile", run, "--steps=2"});
   EXPECT_EQ(asked.exit_code, 0) << asked.err;
   EXPECT_THAT(asked.out, AllOf(HasSubstr("profile of steps "), HasSubstr("conv2"),

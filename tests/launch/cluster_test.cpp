@@ -323,7 +323,6 @@ TEST(LaunchClusterTest, ASignalEndsTheWaitForOthers) {
 }
 
 TEST(LaunchClusterTest, NodesOfTheC10dBackendNeedNoRank) {
-  TempFolder folder;
   const std::string endpoint = fmt::format("--rdzv_endpoint=127.0.0.1:{}", free_port());
   const auto command =
       launch_command({"--nnodes=2", "--rdzv_backend=c10d", endpoint, "--rdzv_id=job", "sh", "-c",

@@ -2,9 +2,11 @@
 // takes SLOW_STARTS_MS milliseconds longer than the one before, and forks after the first
 // SLOW_STARTS_FORKS fail; pthread_create() fails after SLOW_STARTS_THREADS calls. This replaces
 // `ulimit -u`, which does not limit root. The child of fork number SLOW_STARTS_KILLED, counted from
-// 0, is killed at once.
+// 0, is killed at once. The first SLOW_STARTS_LISTENS calls of listen() on an Internet socket fail,
+// as if another process called it at the same moment.
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,6 +18,7 @@ namespace {
 
 std::atomic<int> forks = 0;
 std::atomic<int> threads = 0;
+std::atomic<int> listens = 0;
 
 int number(const char* variable, int otherwise) {
   const char* const text = std::getenv(variable);
@@ -40,6 +43,18 @@ extern "C" pid_t fork() {
   const pid_t child = real();
   if (child == 0 && before == number("SLOW_STARTS_KILLED", -1)) ::raise(SIGKILL);
   return child;
+}
+
+extern "C" int listen(int socket, int backlog) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  ::getsockopt(socket, SOL_SOCKET, SO_DOMAIN, &domain, &size);
+  if (domain != AF_UNIX && listens++ < number("SLOW_STARTS_LISTENS", 0)) {
+    errno = EADDRINUSE;
+    return -1;
+  }
+  static const auto real = reinterpret_cast<int (*)(int, int)>(::dlsym(RTLD_NEXT, "listen"));
+  return real(socket, backlog);
 }
 
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,

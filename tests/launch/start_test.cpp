@@ -11,6 +11,7 @@
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
 #include "support/eventually.h"
+#include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/text.h"
 
@@ -101,6 +102,21 @@ TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err, HasSubstr("rank 1 failed: exit code 5"));
   EXPECT_FALSE(fs::exists(folder / "up29"));
+}
+
+// If both gave up, each would wait for the other to lead.
+TEST(LaunchStartTest, TwoLaunchersThatListenAtTheSameMomentTryAgain) {
+  const auto command =
+      launch_command({"--nnodes=2", "--rdzv_backend=c10d", "--rdzv_conf=join_timeout=20",
+                      fmt::format("--rdzv_endpoint=127.0.0.1:{}", free_port()), "true"});
+  const RunProgramOptions options{
+      .env = {{"LD_PRELOAD", SYNCBN_SLOW_STARTS}, {"SLOW_STARTS_LISTENS", "1"}}};
+  Program one(command, options);
+  Program other(command, options);
+  for (Program* const program : {&one, &other}) {
+    const auto result = program->wait();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
 }
 
 TEST(LaunchStartTest, AProcessLimitThatIsReachedIsNamed) {

@@ -104,15 +104,20 @@ bool poll_until(int fd, short events, Deadline deadline) {
   }
 }
 
-UniqueFd listen_at(const addrinfo& address, int flags) {
-  constexpr int kBacklog = 2048;  // all ranks of a job may connect at once
+UniqueFd bind_at(const addrinfo& address, int flags) {
   UniqueFd fd(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | flags, 0));
   const int on = 1;
   if (fd && ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
-      ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0 &&
-      ::listen(fd.get(), kBacklog) == 0) {
+      ::bind(fd.get(), address.ai_addr, address.ai_addrlen) == 0) {
     return fd;
   }
+  return {};
+}
+
+UniqueFd listen_at(const addrinfo& address, int flags) {
+  constexpr int kBacklog = 2048;  // all ranks of a job may connect at once
+  UniqueFd fd = bind_at(address, flags);
+  if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
   return {};
 }
 

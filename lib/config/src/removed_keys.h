@@ -15,9 +15,9 @@ struct RemovedKey {
 /// Null if former versions had no such key.
 inline const RemovedKey* removed_key(std::string_view path) {
   static constexpr std::array kRemoved = {
-      RemovedKey{"cuda_graph", "false", "it was removed: leave it out, steps run without graphs"},
+      RemovedKey{"cuda_graph", "false", "it was removed; leave it out: steps run without graphs"},
       RemovedKey{"nccl.peer_memory", "true",
-                 "it was removed: leave it out, statistics go over NCCL"},
+                 "it was removed; leave it out: statistics go over NCCL"},
   };
   const auto* const found = std::ranges::find(kRemoved, path, &RemovedKey::path);
   return found == kRemoved.end() ? nullptr : found;

@@ -28,7 +28,7 @@ fake_cuda::Counts counts_of(const Run& run) {
   return fake_cuda::counts() - before;
 }
 
-// Of PyTorch's operators three run in a forward and two in a backward, with one collective each.
+// As PyTorch's SyncBatchNorm.
 TEST(FakeTrainingTest, ASyncBatchNormLayerExchangesOnceForwardAndOnceBackward) {
   run_ranks(2, [](int) {
     dist::init_process_group();

@@ -16,8 +16,8 @@ constexpr std::string_view kExifHeader("Exif\0\0", 6);
 /// does. 1 if its value is invalid, nothing if there is none.
 std::optional<int> exif_orientation(std::span<const uint8_t> tiff);
 
-/// The orientation of a PNG file, 1 to 8, from the last eXIf chunk before or after the pixels; 1 if
-/// there is none or it is damaged.
+/// The orientation of a PNG file, 1 to 8, from the last undamaged eXIf chunk before or after the
+/// pixels; 1 if there is none.
 int png_orientation(std::span<const uint8_t> file);
 
 /// Whether the orientation exchanges width and height.

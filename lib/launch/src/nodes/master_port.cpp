@@ -88,17 +88,19 @@ std::string listen_address(const LaunchOptions& options) {
 }
 
 base::UniqueFd listen_on(int port, const std::string& address) {
+  base::AddressList found;
   if (!address.empty()) {
     std::string ignored;
-    const base::AddressList found = base::resolve(address, port, ignored);
-    if (found) return base::listen_at(*found);
-    errno = EADDRNOTAVAIL;
-    return {};
+    found = base::resolve(address, port, ignored);
+    if (!found) {
+      errno = EADDRNOTAVAIL;
+      return {};
+    }
   }
   // If two processes call listen() at the same moment, both may fail.
   constexpr int kTries = 10;
   for (int i = 0; i < kTries; ++i) {
-    base::UniqueFd socket = base::bind_all_addresses(port);
+    base::UniqueFd socket = found ? base::bind_at(*found) : base::bind_all_addresses(port);
     if (!socket) return {};
     if (::listen(socket.get(), SOMAXCONN) == 0) return socket;
     if (errno != EADDRINUSE) return {};

@@ -45,8 +45,11 @@ int milliseconds_until(Deadline deadline);
 /// Waits for one of `events` or an error; false after the deadline. Polls at least once.
 bool poll_until(int fd, short events, Deadline deadline);
 
-/// A socket that listens at the address, with SO_REUSEADDR; invalid, with errno, on failure.
+/// A socket bound to the address, with SO_REUSEADDR; invalid, with errno, on failure.
 /// @param flags of socket(), such as SOCK_NONBLOCK.
+UniqueFd bind_at(const addrinfo& address, int flags = 0);
+
+/// Such a socket that listens; invalid, with errno, on failure.
 UniqueFd listen_at(const addrinfo& address, int flags = 0);
 
 /// Starts to connect a non-blocking socket. It becomes writable when the connection is established

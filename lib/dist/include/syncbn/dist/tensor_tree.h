@@ -46,8 +46,9 @@ concept ShowsTensors = requires(T value) {
 template <class T>
 constexpr void require_no_hidden_tensors() {
   static_assert(!std::is_aggregate_v<T> || std::is_array_v<T> || std::is_empty_v<T>,
-                "give the struct a member function template for_each_tensor(visit), which calls "
-                "visit(member) for each member with tensors, if it has any");
+                "a struct that forward takes or returns needs a member function template "
+                "for_each_tensor(visit), which calls visit(member) for each member with tensors; "
+                "it is empty if there are none");
 }
 
 /// Calls visit(tensor) for each defined tensor in a value, also inside optionals, variants,

@@ -103,7 +103,7 @@ at::Tensor with_squared_deviations(const at::Tensor& moments, int64_t channels, 
   if (moments.is_cpu()) return moments;
   const at::Tensor wide = moments.to(at::kDouble);
   const at::Tensor count = total_count(wide, channels);
-  const at::Tensor variance = wide.narrow(0, channels, channels).pow(-2) - eps;
+  const at::Tensor variance = (wide.narrow(0, channels, channels).pow(-2) - eps).clamp_min(0);
   return at::cat({wide.narrow(0, 0, channels), variance * count, count.view(1)});
 }
 

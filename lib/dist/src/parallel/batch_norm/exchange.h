@@ -25,12 +25,12 @@ struct LayerName {
 
 /// The exchanges of one forward of a layer and of its backward. A single rank exchanges nothing.
 ///
-/// Each exchange has a header: the layer's name, its channels, the input's dtype and the number of
-/// the exchange. If headers differ, every rank throws base::UserError naming the ranks and their
-/// layers. The header is part of the row. A merge on the way marks its row if headers differ, and
-/// the ranks then gather the headers. In groups whose calls nothing else compares, a message with
-/// the row's size precedes the row. Rows on GPUs have no header, as PyTorch's: there only sizes
-/// and dtypes are compared, as those of any call.
+/// On CPUs each exchange has a header: the layer's name, its channels, the input's dtype and the
+/// number of the exchange. If headers differ, every rank throws base::UserError naming the ranks
+/// and their layers. The header is part of the row. A merge on the way marks its row if headers
+/// differ, and the ranks then gather the headers. In groups whose calls nothing else compares, a
+/// message with the row's size precedes the row. Rows on GPUs have no header, as PyTorch's: there
+/// only sizes and dtypes are compared, as those of any call.
 class Exchange : public torch::CustomClassHolder {
  public:
   /// @param group null or of one rank: there is no exchange.

@@ -336,8 +336,8 @@ std::vector<at::Tensor> DdpBase::after_forward(std::vector<at::Tensor> outputs) 
   if (state.searches_unused() && outputs.empty()) {
     throw base::UserError(
         "DistributedDataParallel: find_unused_parameters found no tensor in the output of "
-        "forward; return tensors, or optionals, containers, pairs, tuples or plain structs of "
-        "tensors");
+        "forward; return tensors, or optionals, containers, pairs or tuples of tensors, or structs "
+        "with for_each_tensor()");
   }
   state.reducer->prepare_for_backward(state.searches_unused() ? outputs
                                                               : std::vector<at::Tensor>());
