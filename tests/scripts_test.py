@@ -302,10 +302,10 @@ class Demo(unittest.TestCase):
 class Setup(unittest.TestCase):
     """scripts/setup in a folder that has nothing yet."""
 
-    def says(self, *before):
+    def says(self, *before, **more):
         environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
         environment |= {"PIP_FIND_LINKS": "", "Torch_ROOT": "", "CMAKE_PREFIX_PATH": "",
-                        "PATH": "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"}
+                        "PATH": "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin", **more}
         with tempfile.TemporaryDirectory() as folder:
             scripts = pathlib.Path(folder, "scripts")
             scripts.mkdir()
@@ -318,8 +318,19 @@ class Setup(unittest.TestCase):
     def test_says_once_what_cannot_be_installed_from_where_without_a_network(self):
         alone = ["unshare", "--user", "--map-root-user", "--net"]
         if subprocess.run([*alone, "true"], capture_output=True).returncode != 0:
+            if path := os.environ.get("SYNCBN_TEST_REPORT"):  # as tests/support/test_main.cpp
+                with open(path, "a") as file:
+                    file.write("skipped\tScripts.DecideForOtherMachines.Setup\tneeds: namespaces\n")
             self.skipTest("namespaces")
         self.assertRegex(self.says(*alone), r"\Asetup: cannot install .+ from https?://\S+: .+\. Check the network.*\Z")
+
+    def test_says_how_much_space_it_needs_before_it_downloads(self):
+        with tempfile.TemporaryDirectory() as folder:
+            df = pathlib.Path(folder, "df")
+            df.write_text("#!/bin/sh\necho Avail\necho 1500\n")
+            df.chmod(0o755)
+            said = self.says(PATH=f"{folder}:/usr/sbin:/sbin:/usr/bin:/bin", PIP_PROXY="http://127.0.0.1:9")
+        self.assertRegex(said, r"\Asetup: torch \S+ needs [26] GiB, and .venv has 1 GiB left on its disk; .*\Z")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ def main():
     assert len(loading) == loader_threads, f"loads on {loading}"
     assert not training & loading
     assert spans["aten::cross_entropy_loss"] and spans["aten::convolution"]
+    assert any(name.startswith("autograd::engine::evaluate_function") for name in spans)
 
 
 main()

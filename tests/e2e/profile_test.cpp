@@ -130,6 +130,21 @@ TEST(ProfileTest, TrainingGoesOnIfItCannotBeWritten) {
   EXPECT_EQ(result_of(run)["epochs"], 2);
 }
 
+TEST(ProfileTest, ATraceThatCannotBeWrittenIsNamed) {
+  const TempFolder folder;
+  const std::string run = folder / "run";
+  ASSERT_EQ(launch_train(2, digits(run, {"--epochs=1"})).exit_code, 0);
+  // An epoch has 91 steps.
+  const std::string trace = run + "/profile/trace-93-rank-1.json";
+  fs::create_directories(trace);
+  const auto result = launch_train(
+      2, digits(run, {"--epochs=2", "--resume=auto", "--profile.skip=1", "--profile.steps=1"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "not all traces were written: "), 1) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr(trace), HasSubstr("trace-93-rank-0.json opens at")));
+  EXPECT_EQ(summary_of(run)["first_step"], 93);
+}
+
 TEST(ProfileTest, IsMadeOnRequest) {
   const TempFolder folder;
   const std::string run = folder / "run";

@@ -1,7 +1,8 @@
 """Shared by the tests of the Python package. A file has both the tests and the functions that their ranks run.
 
-A test calls run(function, 2), which forks a process per rank: importing torch takes longer than most tests. Under a
-launcher, run() starts the test's file once per rank, and main() runs the function there.
+A test calls run(function, 2), which forks a process per rank: importing torch takes longer than most tests. Forked ranks
+end without the interpreter's shutdown. Under a launcher, run() starts the test's file once per rank, and main() runs the
+function there.
 """
 
 import inspect
@@ -64,6 +65,7 @@ class Rank:
 
     def __init__(self, function, environment):
         self.file = tempfile.TemporaryFile("w+")
+        self.has_ended = False
         sys.stdout.flush()
         self.process = os.fork()
         if self.process == 0:
@@ -80,6 +82,8 @@ class Rank:
             torch.distributed.set_debug_level_from_env()
             function()
             exit_code = 0
+        except SystemExit as error:
+            exit_code = error.code if isinstance(error.code, int) else 1
         except BaseException:
             traceback.print_exc()
         sys.stdout.flush()
@@ -90,11 +94,15 @@ class Rank:
         """Returns exit code and output."""
         while not (ended := os.waitpid(self.process, os.WNOHANG))[0]:
             if time.monotonic() > until:
-                os.killpg(self.process, signal.SIGKILL)
-                os.waitpid(self.process, 0)
                 raise TimeoutError(self.output())
             time.sleep(0.01)
+        self.has_ended = True
         return os.waitstatus_to_exitcode(ended[1]), self.output()
+
+    def kill(self):
+        if not self.has_ended:
+            os.killpg(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
 
     def output(self):
         with self.file as file:
@@ -109,7 +117,11 @@ def run_each(function, ranks, **environment):
                                {**place, "RANK": rank, "LOCAL_RANK": rank, **environment}.items()})
                for rank in range(ranks)]
     until = time.monotonic() + TIMEOUT_SECONDS
-    return [one.wait(until) for one in started]
+    try:
+        return [one.wait(until) for one in started]
+    finally:
+        for one in started:
+            one.kill()
 
 
 def run(function, ranks, launcher=None, **environment):

@@ -37,6 +37,15 @@ TEST(IntervalsTest, AreSetsOfTimes) {
   EXPECT_EQ(length_of(a), 22);
 }
 
+TEST(ExchangeTimeTest, AWaitForAnotherExchangeHidesNothing) {
+  const Intervals gradients{{0, 6}, {4, 10}};
+  // [4, 7): for an exchange of statistics. [9, 12): for the gradients.
+  const ExchangeTime time = exchange_time(gradients, {{9, 12}, {4, 7}});
+  EXPECT_EQ(time.total, 10);
+  EXPECT_EQ(time.exposed, 4);
+  EXPECT_EQ(exchange_time(gradients, {}).exposed, 0);
+}
+
 TEST(CallTraceTest, HasTheCallsThatEndWhileItLives) {
   test::run_ranks(2, [](int /*rank*/) {
     dist::init_process_group();

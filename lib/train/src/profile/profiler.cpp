@@ -82,7 +82,7 @@ void Profiler::pause() {
 std::vector<std::string> Profiler::write(const fs::path& run) {
   pause();
   RankProfile own = std::exchange(own_, {});
-  recorder_->add_to(own);
+  recorder_->copy_times_to(own);
   const ProfileFiles files(dist::broadcast_bytes(run.string(), 0));
   try {
     if (base::exists(files.folder.parent_path())) {

@@ -1,8 +1,14 @@
 #include "profile/rank_profile.h"
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 namespace syncbn::train {
+
+ExchangeTime exchange_time(Intervals exchanges, Intervals blocked) {
+  exchanges = united(std::move(exchanges));
+  return {length_of(exchanges), length_of(common(exchanges, united(std::move(blocked))))};
+}
 
 // nlohmann finds these conversions in the namespace of their arguments. Lists are shorter than
 // objects.
@@ -17,7 +23,7 @@ void from_json(const json& from, LayerTime& to) {
 }
 
 void to_json(json& to, const ExchangeTime& from) {
-  to = json::array({from.whole, from.open});
+  to = json::array({from.total, from.exposed});
 }
 void from_json(const json& from, ExchangeTime& to) {
   to = {from.at(0), from.at(1)};

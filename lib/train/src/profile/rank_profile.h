@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "profile/intervals.h"
+
 namespace syncbn::train {
 
 /// The time of a layer, or of an operator without parameters, over all steps. In nanoseconds.
@@ -16,9 +18,15 @@ struct LayerTime {
 
 /// The time of exchanges of one kind over all steps, in nanoseconds.
 struct ExchangeTime {
-  int64_t whole = 0;
-  int64_t open = 0;  ///< in which the rank had nothing to compute
+  int64_t total = 0;
+  int64_t exposed = 0;  ///< in which the rank had nothing to compute
 };
+
+/// @param exchanges of one kind
+/// @param blocked when the rank waited for an exchange of any kind: while it waits for one, it
+/// hides
+///   no other
+ExchangeTime exchange_time(Intervals exchanges, Intervals blocked);
 
 /// What the summary of a profile needs from a rank.
 struct RankProfile {

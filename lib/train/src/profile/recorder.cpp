@@ -202,16 +202,14 @@ class Recorder::Reader {
           has_waiter ? Intervals{{call.waited_from, call.end}} : common({time}, idle);
       blocked.insert(blocked.end(), waits.begin(), waits.end());
     }
-    // A backward node that waits in another exchange does not hide this one.
-    blocked = united(std::move(blocked));
-    const auto add = [&](const Intervals& times, ExchangeTime& sum) {
-      sum.whole += length_of(times);
-      sum.open += length_of(common(times, blocked));
+    const auto add = [&](const Intervals& exchanges, ExchangeTime& sum) {
+      const ExchangeTime time = exchange_time(exchanges, blocked);
+      sum.total += time.total;
+      sum.exposed += time.exposed;
     };
-    statistics = united(std::move(statistics));
-    add(united(std::move(gradients)), recorder_.profile_.gradients);
+    add(gradients, recorder_.profile_.gradients);
     add(statistics, recorder_.profile_.statistics);
-    return statistics;
+    return united(std::move(statistics));
   }
 
   bool is_in_backward(int64_t time) const {
@@ -322,7 +320,7 @@ void Recorder::save(const ProfileFiles& files, int64_t rank) const {
   }
 }
 
-void Recorder::add_to(RankProfile& profile) const {
+void Recorder::copy_times_to(RankProfile& profile) const {
   profile.layers = profile_.layers;
   profile.gradients = profile_.gradients;
   profile.statistics = profile_.statistics;

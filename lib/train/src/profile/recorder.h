@@ -37,8 +37,8 @@ class Recorder {
   /// Writes a trace for each start() since clear(): one, unless evaluations lay between the steps.
   /// @throws base::UserError or base::UnavailableError naming the file
   void save(const ProfileFiles& files, int64_t rank) const;
-  /// Adds the times of layers and exchanges.
-  void add_to(RankProfile& profile) const;
+  /// Sets the times of layers and exchanges.
+  void copy_times_to(RankProfile& profile) const;
 
  private:
   class Reader;

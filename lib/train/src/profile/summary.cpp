@@ -51,12 +51,12 @@ Json layers_of(const std::vector<RankProfile>& profiles) {
 Json exchange_of(const std::vector<RankProfile>& profiles, ExchangeTime RankProfile::*kind) {
   ExchangeTime sum;
   for (const RankProfile& profile : profiles) {
-    sum.whole += (profile.*kind).whole;
-    sum.open += (profile.*kind).open;
+    sum.total += (profile.*kind).total;
+    sum.exposed += (profile.*kind).exposed;
   }
-  if (sum.whole == 0 || profiles.size() == 1) return nullptr;
-  return {{"seconds", mean_over_ranks(sum.whole, profiles)},
-          {"hidden_share", 1 - static_cast<double>(sum.open) / static_cast<double>(sum.whole)}};
+  if (sum.total == 0 || profiles.size() == 1) return nullptr;
+  return {{"seconds", mean_over_ranks(sum.total, profiles)},
+          {"hidden_share", 1 - static_cast<double>(sum.exposed) / static_cast<double>(sum.total)}};
 }
 
 std::string percent(const Json& share) {
