@@ -222,7 +222,7 @@ TEST(ConfigTest, AKeyOfFormerVersionsNamesWhatToDoUnlessItHasItsFormerDefault) {
   const std::string needed = std::string(kLeast) + "batch_size: 1\n";
   EXPECT_THAT(read(needed + "cuda_graph: false\nnccl: {peer_memory: true}\n", config), IsEmpty());
   EXPECT_THAT(read(needed + "cuda_graph: true\n", config),
-              ElementsAre(HasSubstr("unknown key 'cuda_graph'; it was removed: leave it out")));
+              ElementsAre(HasSubstr("unknown key 'cuda_graph'; it was removed; leave it out")));
   config::Faults faults;
   config::parse_command_line({"--cuda_graph"}, {}, config_fields(), faults);
   EXPECT_THAT(faults.messages(), ElementsAre(HasSubstr("unknown option '--cuda_graph'; it was")));
