@@ -134,6 +134,29 @@ TEST_F(AttemptsTest, ARankTakesThePlaceOfOneThatEndedBeforeAllHadArrived) {
   expect_success_after_restart_of(1);
 }
 
+// Rank 0 must not decide on the arrival of a process that has ended.
+TEST_F(AttemptsTest, TheLastRankMayComeBeforeARestartedOne) {
+  std::vector<pid_t> ranks{start(0, 3), start(1, 3)};
+  wait_for(0, ranks[0]);
+  wait_for(1, ranks[1]);
+  kill(ranks[1]);
+  ranks.push_back(start(2, 3));
+  wait_for(2, ranks[2]);
+  ranks[1] = start(1, 3);
+  expect_success(ranks);
+}
+
+// As it died before it had begun an attempt, the next one has the same number.
+TEST_F(AttemptsTest, RankZeroMayHaveDiedBeforeItWasThere) {
+  const pid_t waits = start(1, 2);
+  wait_for(1, waits);
+  kill(waits);
+  std::vector<pid_t> ranks{start(0, 2)};
+  wait_for(0, ranks[0]);
+  ranks.push_back(start(1, 2));
+  expect_success(ranks);
+}
+
 // A node has joined: all its ranks are new, and may be there before rank 0 begins.
 TEST_F(AttemptsTest, ARankThatIsNewWaitsForRankZeroToBegin) {
   expect_success({start(0, 2), start(1, 2)});

@@ -32,6 +32,7 @@ constexpr char kRefusedKey[] = "syncbn/refused";
 constexpr char kReportersKey[] = "syncbn/reporters";
 constexpr char kJobKey[] = "syncbn/job";
 constexpr char kBackendKey[] = "syncbn/backend";
+constexpr char kRollCallKey[] = "syncbn/roll_call";
 
 std::string rank_key(int rank) {
   return fmt::format("syncbn/arrived/{}", rank);
@@ -108,6 +109,13 @@ bool is_python(c10d::Store& store, int rank) {
   return store.check({gloo_key(rank)}) && !are_here(store, rank, rank + 1);
 }
 
+/// "ranks 1, 2"
+std::string named_ranks(const std::vector<std::string>& ranks) {
+  constexpr size_t kNamed = 8;
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s",
+                     base::join_some(ranks, ", ", kNamed));
+}
+
 /// Every process that reads the refusal increments a counter, and the process that holds the store
 /// waits until all have.
 [[noreturn]] void end_refused(c10d::Store& store, const Place& place, bool holds_store,
@@ -138,17 +146,57 @@ bool is_python(c10d::Store& store, int rank) {
           place.file.empty() ? "" : "; or " + place.how_to_separate_jobs()));
 }
 
+std::string answer_key(const std::string& roll_call, int rank) {
+  return fmt::format("syncbn/answer/{}/{}", roll_call, rank);
+}
+
+/// An agent's store may hold the arrival of a process that has ended, which another one is about to
+/// replace. So the rank that decides calls the others, and waits until each has answered.
+void call_the_roll(c10d::Store& store, const Place& place, bool holds_store,
+                   const std::vector<int>& ranks, Clock::time_point deadline, milliseconds limit) {
+  if (ranks.size() == 1) return;
+  const std::string own = process_id();
+  store.set(kRollCallKey, own);
+  std::vector<std::string> answers;
+  for (const int rank : ranks) {
+    if (rank != place.rank) answers.push_back(answer_key(own, rank));
+  }
+  for (Polls polls; !store.check(answers); polls.pause()) {
+    if (store.check({kRefusedKey})) {
+      end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
+    }
+    if (Clock::now() <= deadline) continue;
+    std::vector<std::string> missing;
+    for (const int rank : ranks) {
+      if (rank != place.rank && !store.check({answer_key(own, rank)})) {
+        missing.push_back(std::to_string(rank));
+      }
+    }
+    throw_missing(place, limit, named_ranks(missing));
+  }
+}
+
+/// Answers a roll call. @param answered the last one that was answered
+void answer_the_roll(c10d::Store& store, int rank, std::string& answered) {
+  if (!store.check({kRollCallKey})) return;
+  std::string roll_call = text(store.get(kRollCallKey));
+  if (roll_call == answered) return;
+  store.set(answer_key(roll_call, rank), "here");
+  answered = std::move(roll_call);
+}
+
 /// Our first rank chooses for all: if each rank read the offers of all others, a thousand ranks
 /// would ask the store for a million answers.
 std::optional<BackendChoice> agree_on_backend(c10d::Store& store, const Place& place,
                                               bool holds_store, const std::set<int>& python_ranks,
-                                              Clock::time_point deadline,
+                                              Clock::time_point deadline, milliseconds limit,
                                               const std::function<bool()>& is_over) {
   std::vector<int> ours;
   for (int rank = 0; rank < place.world_size; ++rank) {
     if (python_ranks.count(rank) == 0) ours.push_back(rank);
   }
   if (ours.front() == place.rank) {
+    if (place.is_elastic) call_the_roll(store, place, holds_store, ours, deadline, limit);
     const std::vector<Arrival> arrivals = arrivals_of(store, ours);
     std::vector<Offer> offers;
     for (size_t i = 0; i < ours.size(); ++i) {
@@ -159,7 +207,9 @@ std::optional<BackendChoice> agree_on_backend(c10d::Store& store, const Place& p
     store.set(kBackendKey, choice.backend);
     return choice;
   }
+  std::string answered;
   for (Polls polls; !store.check({kBackendKey}); polls.pause()) {
+    if (place.is_elastic) answer_the_roll(store, place.rank, answered);
     if (store.check({kRefusedKey})) {
       end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
     }
@@ -175,15 +225,13 @@ std::optional<BackendChoice> agree_on_backend(c10d::Store& store, const Place& p
 }
 
 std::string missing_ranks(c10d::Store& store, const Place& place) {
-  constexpr size_t kNamed = 8;
   std::vector<std::string> missing;
   const int size = place.world_size;
   for (int rank = first_absent(store, 0, size); rank < size;
        rank = first_absent(store, rank + 1, size)) {
     if (!is_python(store, rank)) missing.push_back(std::to_string(rank));
   }
-  return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s",
-                     base::join_some(missing, ", ", kNamed));
+  return named_ranks(missing);
 }
 
 }  // namespace
@@ -269,7 +317,7 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
     if (is_first && store.check({gloo_key(place.rank)})) refuse(kPython);
     if (Clock::now() > deadline) throw_missing(place, limit, missing_ranks(store, place));
   }
-  auto choice = agree_on_backend(store, place, holds_store, python_ranks, deadline, is_over);
+  auto choice = agree_on_backend(store, place, holds_store, python_ranks, deadline, limit, is_over);
   if (!choice) return std::nullopt;
   return Arrived{std::move(python_ranks), *std::move(choice)};
 }
