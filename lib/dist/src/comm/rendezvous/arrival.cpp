@@ -129,6 +129,11 @@ std::string named_ranks(const std::vector<std::string>& ranks) {
   throw UserError(refusal);
 }
 
+void end_if_refused(c10d::Store& store, const Place& place, bool holds_store) {
+  if (!store.check({kRefusedKey})) return;
+  end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
+}
+
 [[noreturn]] void refuse_all(c10d::Store& store, const Place& place, bool holds_store,
                              const std::string& refusal) {
   store.set(kRefusedKey, refusal);
@@ -162,9 +167,7 @@ void call_the_roll(c10d::Store& store, const Place& place, bool holds_store,
     if (rank != place.rank) answers.push_back(answer_key(own, rank));
   }
   for (Polls polls; !store.check(answers); polls.pause()) {
-    if (store.check({kRefusedKey})) {
-      end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
-    }
+    end_if_refused(store, place, holds_store);
     if (Clock::now() <= deadline) continue;
     std::vector<std::string> missing;
     for (const int rank : ranks) {
@@ -210,9 +213,7 @@ std::optional<BackendChoice> agree_on_backend(c10d::Store& store, const Place& p
   std::string answered;
   for (Polls polls; !store.check({kBackendKey}); polls.pause()) {
     if (place.is_elastic) answer_the_roll(store, place.rank, answered);
-    if (store.check({kRefusedKey})) {
-      end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
-    }
+    end_if_refused(store, place, holds_store);
     if (is_over()) return std::nullopt;
     if (Clock::now() > deadline) {
       throw UnavailableError(
@@ -304,9 +305,7 @@ std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offe
       if (next == place.world_size || !is_python(store, next)) break;
       python_ranks.insert(next);
     }
-    if (store.check({kRefusedKey})) {
-      end_refused(store, place, holds_store, text(store.get(kRefusedKey)));
-    }
+    end_if_refused(store, place, holds_store);
     if (next == place.world_size) break;
     if (is_over()) {
       // Only another process of rank 0 can have begun the next attempt.
