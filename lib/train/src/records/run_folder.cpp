@@ -247,10 +247,15 @@ void RunFolder::add_record(const LogRecord& record) {
   events_.add(record);
 }
 
-void RunFolder::write_table() {
+void RunFolder::write_table(bool needs_evaluation) {
   const fs::path log = path_ / run_files::kLog;
   metrics_.emplace(path_ / run_files::kMetrics);
-  each_record(log, [&](const LogRecord& record) { metrics_->add_columns(record); });
+  bool has_evaluation = false;
+  each_record(log, [&](const LogRecord& record) {
+    metrics_->add_columns(record);
+    has_evaluation = has_evaluation || is_evaluated(record);
+  });
+  if (needs_evaluation && !has_evaluation) return metrics_.reset();
   each_record(log, [&](const LogRecord& record) { metrics_->add(record); });
   metrics_->write();
 }
@@ -259,11 +264,7 @@ void RunFolder::open_table() {
   metrics_.reset();
   std::error_code ignored;
   fs::remove(path_ / run_files::kMetrics, ignored);
-  bool has_evaluation = false;
-  each_record(path_ / run_files::kLog, [&](const LogRecord& record) {
-    has_evaluation = has_evaluation || is_evaluated(record);
-  });
-  if (has_evaluation) write_table();
+  write_table(/*needs_evaluation=*/true);
 }
 
 void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {

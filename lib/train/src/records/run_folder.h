@@ -84,7 +84,8 @@ class RunFolder {
   void open_log();
   void add_record(const LogRecord& record);
   /// Writes metrics.csv anew, with all columns and rows of the log.
-  void write_table();
+  /// @param needs_evaluation do nothing if the log has none
+  void write_table(bool needs_evaluation = false);
   /// Calls write_table() if the log has an evaluation; else removes metrics.csv.
   void open_table();
   /// Writes metrics.csv, and begins an event file, with the records of the log: a run of an earlier
@@ -97,7 +98,7 @@ class RunFolder {
   const std::string config_;
   base::UniqueFd lock_;
   base::UniqueFd log_;
-  std::optional<MetricsTable> metrics_;  ///< begins with the first evaluation, whose columns it has
+  std::optional<MetricsTable> metrics_;  ///< from the first evaluation on, with its columns
   EventFile events_;
   std::string lines_;  ///< of the log, not written yet
   std::chrono::steady_clock::time_point written_;

@@ -42,7 +42,7 @@ concept ShowsTensors = requires(T value) {
   value.for_each_tensor([](const auto&) {});
 };
 
-/// Refuses structs whose tensors would be overlooked.
+/// Refuses structs: their tensors would be overlooked.
 template <class T>
 constexpr void require_no_hidden_tensors() {
   static_assert(!std::is_aggregate_v<T> || std::is_array_v<T> || std::is_empty_v<T>,
