@@ -103,6 +103,7 @@ std::vector<WorkerState> ProgressWatch::states() {
 }
 
 std::optional<Hang> ProgressWatch::check(bool judges) {
+  forgive_own_silence();  // this process may also be stopped between two lines of its loop
   const auto now = Clock::now();
   next_check_ = now + kCheckPeriod;
   for (Worker& worker : workers_) {
