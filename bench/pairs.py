@@ -2,10 +2,13 @@
 
 import argparse
 import math
+import os
 import pathlib
 import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+VENV_PYTHON = ROOT / ".venv/bin/python3"
+PYTHON = os.environ.get("SYNCBN_TEST_PYTHON", str(VENV_PYTHON) if VENV_PYTHON.exists() else "python3")
 
 
 def parse_arguments(description, pairs, add=lambda parser: None):
@@ -13,7 +16,7 @@ def parse_arguments(description, pairs, add=lambda parser: None):
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=pairs)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--python", default="python3")
+    parser.add_argument("--python", default=PYTHON)
     add(parser)
     return parser.parse_args()
 

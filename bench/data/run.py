@@ -2,7 +2,7 @@
 """Times loading beside torch's DataLoader with torchvision: the same photographs, by turns.
 
   bench/data/run.py [--part throughput|start|training|shards|index ...] [--pairs 9] [--folder DIR] [--count 512]
-                    [--batch 64] [--build build] [--python python3] [--json FILE]
+                    [--batch 64] [--build build] [--python PYTHON] [--json FILE]
 
 throughput: decode, RandomResizedCrop(224) and flip into batches of uint8, with one worker and with two; images a
 second, processor time of an image in ms (of all threads and processes), and the ratio of images a second, ours /
@@ -28,7 +28,7 @@ import tempfile
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from pairs import ROOT, by_turns, median_and_interval
+from pairs import PYTHON, ROOT, by_turns, median_and_interval
 
 SAME_MEAN = 4  # upper bound on the difference of means of values from 0 to 255: crops are random
 TRAINING = {"batch": 8, "images": 48}
@@ -182,7 +182,7 @@ def main():
     parser.add_argument("--count", type=int, default=512)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
+    parser.add_argument("--python", default=PYTHON)
     parser.add_argument("--json")
     arguments = parser.parse_args()
     if not pathlib.Path(arguments.folder).exists():

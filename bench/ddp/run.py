@@ -3,7 +3,7 @@
 
   bench/ddp/run.py [--model digits|resnet18|resnet50|deeplabv3_resnet50|retinanet_resnet50_fpn ...]
                    [--case same|defaults|sync ...] [--pairs 7]
-                   [--worker build/bench/ddp_step] [--python python3] [--json FILE]
+                   [--worker build/bench/ddp_step] [--python PYTHON] [--json FILE]
 
 Both jobs live at the same time, one computes while the other waits for its next command. A pair is a
 slice of steps of each; the ratio ours / Python's is that of a pair, its median and an interval of
@@ -23,7 +23,7 @@ import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
+from pairs import PYTHON, ROOT, by_turns, median_and_interval  # noqa: E402
 from ranks import RANKS, Job  # noqa: E402
 
 # model: batch per rank, size of an image, steps of a slice, warm-up steps
@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--case", nargs="*", choices=CASES, default=list(CASES))
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--worker", default=str(ROOT / "build/bench/ddp_step"))
-    parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
+    parser.add_argument("--python", default=PYTHON)
     parser.add_argument("--json")
     arguments = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "build/python"), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times average precision beside pycocotools: 5,000 images with 100 detections each, 80 classes.
 
-  bench/detection/run.py [--pairs 5] [--build build] [--python python3]
+  bench/detection/run.py [--pairs 5] [--build build] [--python PYTHON]
 
 Matching and accumulation, one thread each, by turns; the ratio is how many times faster ours is, pair by pair,
 with an interval that holds its median with 95 % or more where there are enough pairs. Both must find the same

@@ -2,7 +2,7 @@
 """Measures training on one GPU beside Python's torch of the same version, both in turn on the same GPU, and
 what several GPUs cost each other.
 
-  bench/gpu/run.py PART [--pairs 11] [--build build] [--python python3] [--gpus N] [--json FILE] [--tiny]
+  bench/gpu/run.py PART [--pairs 11] [--build build] [--python PYTHON] [--gpus N] [--json FILE] [--tiny]
 
 Parts: step-256, step-32       a step of ResNet-50 (bf16, channels-last), eager Python's time / ours
        compiled-256            the same beside torch.compile

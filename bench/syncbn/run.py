@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures what SyncBatchNorm and the exchange between ranks of one host cost, each beside its peer.
 
-  bench/syncbn/run.py [--only layers exchange resnet50 digits] [--pairs 7] [--python python3]
+  bench/syncbn/run.py [--only layers exchange resnet50 digits] [--pairs 7] [--python PYTHON]
                       [--build build] [--json FILE]
 
 "layers": ResNet-50's batch-norm layers at batch 4, one rank: SyncBatchNorm / torch::nn::BatchNorm2d, and
@@ -21,7 +21,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-from pairs import ROOT, by_turns, median_and_interval, processor_times, stolen_share  # noqa: E402
+from pairs import PYTHON, ROOT, by_turns, median_and_interval, processor_times, stolen_share  # noqa: E402
 from ranks import Job  # noqa: E402
 
 TOLERABLY_STOLEN = 0.01
@@ -98,7 +98,7 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
+    parser.add_argument("--python", default=PYTHON)
     parser.add_argument("--build", type=lambda path: pathlib.Path(path).resolve(), default=ROOT / "build")
     parser.add_argument("--json")
     arguments = parser.parse_args()

@@ -2,7 +2,7 @@
 """Times `train` beside a Python script that does the same (train.py): two ranks of each on this host, by turns.
 
   bench/train/run.py [--part speed|bf16|saving|logging|start|resume ...] [--model digits|resnet18|resnet50 ...]
-                     [--pairs 7] [--reference DIR] [--folder DIR] [--build build] [--python python3] [--json FILE]
+                     [--pairs 7] [--reference DIR] [--folder DIR] [--build build] [--python PYTHON] [--json FILE]
 
 Each side is started anew for each figure; images a second are the median of its epochs after the first, "memory" is
 rank 0's peak. A ratio is that of a pair of runs; its median and an interval of 95 % or more (order statistics) are
@@ -34,7 +34,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
-from pairs import ROOT, by_turns, median_and_interval  # noqa: E402
+from pairs import PYTHON, ROOT, by_turns, median_and_interval  # noqa: E402
 from ranks import RANKS, free_port  # noqa: E402
 
 # model: size of an image, batch per rank, steps per epoch, epochs
@@ -292,7 +292,7 @@ def main():
     parser.add_argument("--reference")
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
-    parser.add_argument("--python", default=os.environ.get("SYNCBN_TEST_PYTHON", "python3"))
+    parser.add_argument("--python", default=PYTHON)
     parser.add_argument("--json")
     arguments = parser.parse_args()
     arguments.build = arguments.build.resolve()

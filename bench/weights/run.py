@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times reading a ResNet-50's weights (a .pth of 102 MB) beside torch.load(mmap=True).
 
-  bench/weights/run.py [--pairs 15] [--build build] [--python python3]
+  bench/weights/run.py [--pairs 15] [--build build] [--python PYTHON]
 
 One thread each, by turns, the file in the cache. "read" ends when there are tensors: Python has not looked at their
 values then, and ours has verified the checksums. "load" ends when a network has the values. The ratio is our time
