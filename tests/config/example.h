@@ -4,7 +4,6 @@
 #include <syncbn/config/schema.h>
 #include <syncbn/config/yaml.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -10,6 +10,7 @@
 
 #include "example.h"
 #include "support/temp_folder.h"
+#include "support/thrown.h"
 
 namespace syncbn::config::test {
 namespace {
@@ -68,17 +69,12 @@ class LayeredFilesTest : public ::testing::Test {
 
   /// The message that load() throws, with "DIR" for folders.
   std::string error_of(const std::vector<std::string>& names) {
-    try {
-      load(names);
-    } catch (const base::UserError& error) {
-      std::string text = error.what();
-      const std::string folder = folder_.path().string();
-      for (size_t at = 0; (at = text.find(folder)) != text.npos;) {
-        text.replace(at, folder.size(), "DIR");
-      }
-      return text;
+    std::string text = syncbn::test::message_of<base::UserError>([&] { load(names); });
+    const std::string folder = folder_.path().string();
+    for (size_t at = 0; (at = text.find(folder)) != text.npos;) {
+      text.replace(at, folder.size(), "DIR");
     }
-    return "no error";
+    return text;
   }
 
   const syncbn::test::TempFolder folder_;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "example.h"
+#include "support/thrown.h"
 
 namespace syncbn::config::test {
 namespace {
@@ -254,12 +255,8 @@ TEST(SchemaTest, ThrowsAllFaultsInOneError) {
   faults.throw_if_any();
   faults.add({}, "first");
   faults.add({}, "second");
-  try {
-    faults.throw_if_any();
-    FAIL() << "no error";
-  } catch (const base::UserError& error) {
-    EXPECT_STREQ(error.what(), "first\n  second");
-  }
+  EXPECT_EQ(syncbn::test::message_of<base::UserError>([&] { faults.throw_if_any(); }),
+            "first\n  second");
 }
 
 }  // namespace

@@ -79,13 +79,14 @@ TEST_F(FolderIndexTest, ReportsSystemErrorsAsUnavailable) {
 }
 
 TEST_F(FolderIndexTest, StampsAFolderOnceItsTimesHaveSettled) {
+  // The pauses are shorter than the 20 ms after which a folder's times have settled.
   std::jthread writer([&] {
     for (int i = 0; i < 3; ++i) {
       add(fmt::format("data/cat/new{}.jpg", i));
       std::this_thread::sleep_for(std::chrono::milliseconds(15));
     }
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));  // so that the writer has begun
   const FileStamp stamp = settled_stamp_of(folder_ / "data/cat");
   const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
   EXPECT_GE(now - std::chrono::nanoseconds(stamp.changed_ns), std::chrono::milliseconds(20));

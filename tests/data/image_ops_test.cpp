@@ -1,7 +1,5 @@
 #include <syncbn/data/image_ops.h>
 
-#include <fmt/format.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>

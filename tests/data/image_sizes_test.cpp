@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include <syncbn/base/atomic_file.h>

@@ -285,7 +285,7 @@ TEST_F(IndexCacheTest, TheFirstRankOfAHostBuildsForAll) {
     IndexSource slow = source();
     slow.build = [&, build = slow.build](IndexWriter& out) {
       std::ofstream(log, std::ios::app) << fmt::format("rank {}\n", rank);
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the other ranks come meanwhile
       return build(out);
     };
     options_.head_start = std::chrono::seconds(40);

@@ -1,6 +1,5 @@
 #include <syncbn/data/loader.h>
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -19,8 +19,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "dist/group.h"
 #include "support/eventually.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -35,10 +35,9 @@ using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
 using syncbn::test::eventually;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
-using syncbn::test::run_ranks_and_collect;
+using syncbn::test::run_group;
+using syncbn::test::run_group_and_collect;
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -103,8 +102,7 @@ class AsyncCollectivesTest : public ::testing::TestWithParam<int> {
 INSTANTIATE_TEST_SUITE_P(Ranks, AsyncCollectivesTest, ::testing::Values(2, 3));
 
 TEST_P(AsyncCollectivesTest, ReductionsAndBroadcastsEqualTheirBlockingForms) {
-  run_ranks(ranks(), [](int rank) {
-    dist::init_process_group();
+  run_group(ranks(), [](int rank) {
     for (const Tensor& own : {strided(rank), dense(rank), large(rank), at::zeros({0, 2})}) {
       expect_equal(
           {own}, [](Tensors& t) { dist::all_reduce(t[0]); },
@@ -126,8 +124,7 @@ TEST_P(AsyncCollectivesTest, ReductionsAndBroadcastsEqualTheirBlockingForms) {
 }
 
 TEST_P(AsyncCollectivesTest, GathersReturnTheirTensorsInTheWork) {
-  run_ranks(ranks(), [this](int rank) {
-    dist::init_process_group();
+  run_group(ranks(), [this](int rank) {
     for (const Tensor& own : {strided(rank), dense(rank), large(rank), at::zeros({0, 2}),
                               dense(rank) > 101, dense(rank, 5'000)}) {
       const Tensors expected = dist::all_gather(own);
@@ -161,8 +158,7 @@ TEST_P(AsyncCollectivesTest, GathersReturnTheirTensorsInTheWork) {
 }
 
 TEST_P(AsyncCollectivesTest, ScattersEqualTheirBlockingForms) {
-  run_ranks(ranks(), [this](int rank) {
-    dist::init_process_group();
+  run_group(ranks(), [this](int rank) {
     Tensors parts;
     for (int to = 0; to < ranks(); ++to) parts.push_back(strided(rank * 10 + to));
     const Tensors mine = rank == 1 ? parts : Tensors{};
@@ -187,8 +183,7 @@ TEST_P(AsyncCollectivesTest, ScattersEqualTheirBlockingForms) {
 }
 
 TEST_P(AsyncCollectivesTest, AllToAllEqualsItsBlockingForm) {
-  run_ranks(ranks(), [this](int rank) {
-    dist::init_process_group();
+  run_group(ranks(), [this](int rank) {
     Tensors inputs;
     Tensors outputs;
     for (int other = 0; other < ranks(); ++other) {
@@ -206,8 +201,7 @@ TEST_P(AsyncCollectivesTest, AllToAllEqualsItsBlockingForm) {
 }
 
 TEST_P(AsyncCollectivesTest, BytesOfAnyLengthComeWithTheWork) {
-  run_ranks(ranks(), [this](int rank) {
-    dist::init_process_group();
+  run_group(ranks(), [this](int rank) {
     const auto of = [](int r) { return std::string(static_cast<size_t>(r) * 1000, 'a' + r); };
     std::vector<std::string> all;
     for (int r = 0; r < ranks(); ++r) all.push_back(of(r));
@@ -232,8 +226,7 @@ TEST_P(AsyncCollectivesTest, BytesOfAnyLengthComeWithTheWork) {
 }
 
 TEST_P(AsyncCollectivesTest, SeveralInFlightMayBeWaitedForInAnyOrder) {
-  run_ranks(ranks(), [this](int rank) {
-    dist::init_process_group();
+  run_group(ranks(), [this](int rank) {
     constexpr size_t kCalls = 20;
     Tensors tensors;
     for (size_t i = 0; i < kCalls; ++i) {
@@ -267,8 +260,7 @@ TEST_P(AsyncCollectivesTest, SeveralInFlightMayBeWaitedForInAnyOrder) {
 }
 
 TEST_P(AsyncCollectivesTest, PollingCompletesEveryKind) {
-  run_ranks(ranks(), [this](int rank) {
-    dist::init_process_group();
+  run_group(ranks(), [this](int rank) {
     const int next = (rank + 1) % ranks();
     const int previous = (rank + ranks() - 1) % ranks();
     Tensor reduced = large(rank);
@@ -293,8 +285,7 @@ TEST_P(AsyncCollectivesTest, PollingCompletesEveryKind) {
 }
 
 TEST(AsyncTransfersTest, MatchByTagAndPassEachOther) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const int other = 1 - rank;
     Tensor seven = strided(50);
     Tensor eight = strided(50);
@@ -319,8 +310,7 @@ TEST(AsyncTransfersTest, MatchByTagAndPassEachOther) {
 }
 
 TEST(AsyncTransfersTest, ABatchStartsAllOrNothing) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const int next = (rank + 1) % 3;
     const int previous = (rank + 2) % 3;
     Tensor received = strided(50);
@@ -336,8 +326,7 @@ TEST(AsyncTransfersTest, ABatchStartsAllOrNothing) {
 }
 
 TEST(AsyncTransfersTest, ASendThatNobodyReceivesIsNamedAtItsTimeout) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto other = dist::new_group({0, 1});
     if (rank == 1) {
       dist::barrier(other);
@@ -357,8 +346,7 @@ TEST(AsyncTransfersTest, ASendThatNobodyReceivesIsNamedAtItsTimeout) {
 }
 
 TEST(AsyncTransfersTest, APolledSendThatNobodyReceivesIsNamedAtTheTimeoutOfWait) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto other = dist::new_group({0, 1});
     if (rank == 0) {
       const WorkPtr work = dist::isend(dense(0), 1);
@@ -372,32 +360,30 @@ TEST(AsyncTransfersTest, APolledSendThatNobodyReceivesIsNamedAtTheTimeoutOfWait)
 
 TEST(AsyncTransfersTest, AfterAFailureARankSendsNothing) {
   for (const bool shared_memory : {true, false}) {
-    run_ranks(2, [=](int rank) {
-      dist::init_process_group(
-          {.timeout = std::chrono::seconds(20), .shared_memory = shared_memory});
-      const auto other = dist::new_group({0, 1});
-      if (rank == 0) {
-        const WorkPtr work = dist::isend(dense(0), 1);
-        EXPECT_THROW(work->wait(milliseconds(100)), UnavailableError);
-        const auto expect_no_start = [](const auto& call) {
-          EXPECT_THAT(message_of<UnavailableError>(call),
-                      AllOf(HasSubstr("failed"), HasSubstr("gave up send #1")));
-        };
-        expect_no_start([] { dist::barrier(); });
-        expect_no_start([] { dist::send(dense(0), 1); });
-        expect_no_start([] { dist::all_gather_bytes("own"); });
-        dist::barrier(other);
-        return;
-      }
-      dist::barrier(other);  // rank 0 has made its calls
-      EXPECT_THROW(dist::barrier(), UnavailableError);
-    });
+    run_group(2, {.timeout = std::chrono::seconds(20), .shared_memory = shared_memory},
+              [=](int rank) {
+                const auto other = dist::new_group({0, 1});
+                if (rank == 0) {
+                  const WorkPtr work = dist::isend(dense(0), 1);
+                  EXPECT_THROW(work->wait(milliseconds(100)), UnavailableError);
+                  const auto expect_no_start = [](const auto& call) {
+                    EXPECT_THAT(message_of<UnavailableError>(call),
+                                AllOf(HasSubstr("failed"), HasSubstr("gave up send #1")));
+                  };
+                  expect_no_start([] { dist::barrier(); });
+                  expect_no_start([] { dist::send(dense(0), 1); });
+                  expect_no_start([] { dist::all_gather_bytes("own"); });
+                  dist::barrier(other);
+                  return;
+                }
+                dist::barrier(other);  // rank 0 has made its calls
+                EXPECT_THROW(dist::barrier(), UnavailableError);
+              });
   }
 }
 
 TEST(AsyncWorkTest, AWorkMayBeWaitedForTwice) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor tensor = strided(rank);
     const WorkPtr work = dist::all_reduce_async(tensor);
     work->wait();
@@ -410,8 +396,7 @@ TEST(AsyncWorkTest, AWorkMayBeWaitedForTwice) {
 }
 
 TEST(AsyncWorkTest, ADroppedWorkHarmsNobody) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const int next = (rank + 1) % 3;
     const int previous = (rank + 2) % 3;
     for (int i = 0; i < 10; ++i) {
@@ -438,8 +423,7 @@ TEST(AsyncWorkTest, ADroppedWorkHarmsNobody) {
 }
 
 TEST(AsyncWorkTest, WorksMayOutliveTheirGroup) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor tensor = large(rank);
     Tensor never = dense(0);
     std::vector<WorkPtr> works{dist::all_reduce_async(tensor), dist::irecv(never, 1 - rank)};
@@ -456,8 +440,7 @@ TEST(AsyncWorkTest, WorksMayOutliveTheirGroup) {
 }
 
 TEST(AsyncWorkTest, ACallThatItsOwnRankEndsByDestroyingTheGroupSaysSo) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto group = dist::new_group({0, 1});
     if (rank == 1) {
       EXPECT_THROW(dist::barrier(), UnavailableError) << "until rank 0 has left";
@@ -477,8 +460,7 @@ TEST(AsyncWorkTest, ACallThatItsOwnRankEndsByDestroyingTheGroupSaysSo) {
 }
 
 TEST(AsyncCollectivesTest, AnOperationEndsWithTheWaitThatFails) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group({.timeout = std::chrono::seconds(20)});
+  run_group(3, {.timeout = std::chrono::seconds(20)}, [](int rank) {
     const auto until_then = dist::new_group({0, 1, 2});
     at::Tensor tensor = at::full({4}, rank == 0 ? 100.0 : 1.0);
     if (rank == 0) {
@@ -486,8 +468,8 @@ TEST(AsyncCollectivesTest, AnOperationEndsWithTheWaitThatFails) {
       EXPECT_THROW(work->wait(milliseconds(300)), UnavailableError);
       tensor.fill_(-7);
       dist::barrier(until_then);
-      std::this_thread::sleep_for(milliseconds(1500));
-      EXPECT_TRUE(tensor.equal(at::full({4}, -7.0)));  // only the caller writes to it
+      std::this_thread::sleep_for(milliseconds(1500));  // the others end their sum meanwhile
+      EXPECT_TRUE(tensor.equal(at::full({4}, -7.0)));   // only the caller writes to it
       EXPECT_THROW(dist::barrier(), UnavailableError);
       return;
     }
@@ -501,8 +483,7 @@ TEST(AsyncCollectivesTest, AnOperationEndsWithTheWaitThatFails) {
 }
 
 TEST(AsyncWorkTest, DestroyingTheGroupEndsWhatWaitsForOtherRanks) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor tensor = large(rank);
     const auto group = dist::new_group({0, 1});
     dist::barrier(group);
@@ -521,8 +502,7 @@ TEST(AsyncWorkTest, DestroyingTheGroupEndsWhatWaitsForOtherRanks) {
 }
 
 TEST(AsyncWorkTest, AProgramMayEndWithCallsOnTheirWay) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor tensor = large(rank);
     dist::barrier();
     if (rank == 1) return;
@@ -533,8 +513,7 @@ TEST(AsyncWorkTest, AProgramMayEndWithCallsOnTheirWay) {
 }
 
 TEST(AsyncWorkTest, ArgumentsAreRefusedAtTheCall) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor undefined;
     Tensor two = at::ones({2});
     Tensor three = at::ones({3});
@@ -555,8 +534,7 @@ TEST(AsyncWorkTest, ArgumentsAreRefusedAtTheCall) {
 }
 
 TEST(AsyncWorkTest, DifferentCallsAreNamedAsTheirBlockingForms) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor tensor = at::ones({3 + rank});
     const WorkPtr work = dist::all_reduce_async(tensor);
     const std::string message = message_of<UserError>([&] { work->wait(); });
@@ -568,8 +546,7 @@ TEST(AsyncWorkTest, DifferentCallsAreNamedAsTheirBlockingForms) {
 }
 
 TEST(AsyncWorkTest, DifferentCallsAfterBytesAreFound) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const WorkPtr bytes = dist::all_gather_bytes_async("bytes");
     Tensor tensor = at::ones({3});
     const WorkPtr next = rank == 0 ? dist::all_reduce_async(tensor) : dist::barrier_async();
@@ -581,8 +558,7 @@ TEST(AsyncWorkTest, DifferentCallsAfterBytesAreFound) {
 }
 
 TEST(AsyncWorkTest, ALateRankIsNamedAtTheTimeoutOfWait) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto other = dist::new_group({0, 1});
     if (rank == 0) {
       Tensor tensor = at::ones({3});
@@ -598,8 +574,7 @@ TEST(AsyncWorkTest, ALateRankIsNamedAtTheTimeoutOfWait) {
 }
 
 TEST(AsyncWorkTest, ADeadRankIsNamed) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(3, [](int rank) {
     Tensor tensor = large(rank);
     Tensor received = dense(0);
     dist::barrier();
@@ -619,8 +594,7 @@ TEST(AsyncWorkTest, ADeadRankIsNamed) {
 }
 
 TEST(WorldRankTest, RootsAndPeersMayBeRanksOfTheWorld) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const auto pair = dist::new_group({2, 0});
     EXPECT_EQ(dist::get_group_rank({}, 2), 2);
     if (!pair) return;
@@ -648,8 +622,7 @@ TEST(WorldRankTest, RootsAndPeersMayBeRanksOfTheWorld) {
 }
 
 TEST(AsyncWorkTest, OtherGroupsAreIndependent) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const auto pair = dist::new_group({2, 0});
     Tensor all = dense(rank);
     const WorkPtr bytes = dist::all_gather_bytes_async("world");

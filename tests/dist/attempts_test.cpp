@@ -1,5 +1,4 @@
 // How ranks meet in a store that an agent keeps while it restarts them. This test is the agent.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <syncbn/dist/collectives.h>
@@ -8,8 +7,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 

@@ -10,13 +10,11 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/batch_norm.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "dist/device.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 
 namespace {
 
@@ -26,9 +24,8 @@ using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::test::close;
 using syncbn::test::device;
-using syncbn::test::init_on_device;
 using syncbn::test::on_device;
-using syncbn::test::run_ranks;
+using syncbn::test::run_on_device;
 using SyncBatchNormGradTest = syncbn::test::DeviceTest;
 using Tensors = std::vector<at::Tensor>;
 using Function = std::function<at::Tensor(const Tensors& inputs)>;
@@ -130,59 +127,24 @@ void expect_gradgradcheck(Layer layer) {
   expect_gradients_are_differences(squares, layer.inputs);
 }
 
+/// A layer with samples on both ranks, one with none on rank 0, one with fused ReLU and addition,
+/// and one without affine.
+std::vector<Layer> layers(int rank) {
+  return {Layer(SyncBatchNormOptions(2), 2 + rank),
+          Layer(SyncBatchNormOptions(2), int64_t{3} * rank),
+          Layer(SyncBatchNormOptions(2).fuse_relu(true), 2 + rank, true),
+          Layer(SyncBatchNormOptions(2).affine(false), 2 + rank)};
+}
+
 TEST_F(SyncBatchNormGradTest, Gradcheck) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradcheck(Layer(SyncBatchNormOptions(2), 2 + rank));
-  });
-}
-
-TEST_F(SyncBatchNormGradTest, GradcheckWithAnEmptyRank) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradcheck(Layer(SyncBatchNormOptions(2), int64_t{3} * rank));
-  });
-}
-
-TEST_F(SyncBatchNormGradTest, GradcheckOfReluAndAddition) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradcheck(Layer(SyncBatchNormOptions(2).fuse_relu(true), 2 + rank, true));
+  run_on_device(2, [](int rank) {
+    for (const Layer& layer : layers(rank)) expect_gradcheck(layer);
   });
 }
 
 TEST_F(SyncBatchNormGradTest, Gradgradcheck) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradgradcheck(Layer(SyncBatchNormOptions(2), 2 + rank));
-  });
-}
-
-TEST_F(SyncBatchNormGradTest, GradgradcheckWithAnEmptyRank) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradgradcheck(Layer(SyncBatchNormOptions(2), int64_t{3} * rank));
-  });
-}
-
-TEST_F(SyncBatchNormGradTest, GradgradcheckOfReluAndAddition) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradgradcheck(Layer(SyncBatchNormOptions(2).fuse_relu(true), 2 + rank, true));
-  });
-}
-
-TEST_F(SyncBatchNormGradTest, GradcheckWithoutAffine) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradcheck(Layer(SyncBatchNormOptions(2).affine(false), 2 + rank));
-  });
-}
-
-TEST_F(SyncBatchNormGradTest, GradgradcheckWithoutAffine) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
-    expect_gradgradcheck(Layer(SyncBatchNormOptions(2).affine(false), 2 + rank));
+  run_on_device(2, [](int rank) {
+    for (const Layer& layer : layers(rank)) expect_gradgradcheck(layer);
     expect_gradgradcheck(
         Layer(SyncBatchNormOptions(2).affine(false).fuse_relu(true), 2 + rank, true));
   });
@@ -191,8 +153,7 @@ TEST_F(SyncBatchNormGradTest, GradgradcheckWithoutAffine) {
 /// The input's gradient of the sum of squares of its gradient, compared with libtorch's on the
 /// whole batch.
 TEST_F(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(2);
     const at::Tensor whole = test::randn({6, 3, 4}, at::kDouble).requires_grad_();
     const at::Tensor weight = test::randn({3}, at::kDouble).requires_grad_();
@@ -220,8 +181,7 @@ TEST_F(SyncBatchNormGradTest, GradientsOfGradientsEqualBatchNormsOnTheWholeBatch
 }
 
 TEST_F(SyncBatchNormGradTest, GradientsOfGradientsWorkInFloatAndHalf) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(static_cast<uint64_t>(rank));
     for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
       SyncBatchNorm layer = on_device(SyncBatchNorm(3));

@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <string>
 #include <vector>
 
 #include <ATen/Functions.h>
@@ -19,10 +18,10 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "collectives/gather_rows.h"
+#include "dist/group.h"
 #include "dist/hosts.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
-#include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
 
@@ -76,8 +75,13 @@ void expect_as_whole_batch(int64_t channels, const dist::ProcessGroupPtr& group)
   SyncBatchNorm layer(SyncBatchNormOptions(channels).process_group(group));
   layer->to(at::kDouble);
   const Tensor input = own(all).clone().requires_grad_();
+  const dist::detail::Backend& backend = *dist::detail::backend_of(group);
+  const uint64_t before = backend.sequence();
   const Tensor output = layer(input);
   output.backward(own(gradient));
+  if (backend.shares_memory()) {
+    EXPECT_EQ(backend.sequence() - before, 2U);
+  }
   EXPECT_TRUE(close(output, own(expected), 1e-11, 1e-11));
   EXPECT_TRUE(close(input.grad(), own(whole.grad()), 1e-11, 1e-11));
   EXPECT_TRUE(close(layer->running_mean, running_mean, 1e-12, 0));
@@ -92,14 +96,16 @@ void expect_groups_as_whole_batch() {
   std::vector<int> odd;
   for (int rank = 1; rank < dist::world_size(); rank += 2) odd.insert(odd.begin(), rank);
   const auto some = dist::new_group(odd);
+  const auto all = dist::detail::statistics_group({});
+  EXPECT_EQ(dist::detail::backend_of(all)->shares_memory(), dist::world_size() > 2);
   for (const int64_t channels : {5, 20'000}) {
     SCOPED_TRACE(channels);
     const Tensor row = at::zeros({1, 2 * channels + 4}, at::kDouble);
     const bool is_wide = channels == 20'000;
     if (is_wide || dist::world_size() > 16) {
-      EXPECT_TRUE(dist::detail::merges_in_tree(row, dist::default_group()));
+      EXPECT_TRUE(dist::detail::merges_in_tree(row, all));
     }
-    expect_as_whole_batch(channels, dist::default_group());
+    expect_as_whole_batch(channels, all);
     if (some) expect_as_whole_batch(channels, some);
   }
 }
@@ -107,48 +113,30 @@ void expect_groups_as_whole_batch() {
 TEST_F(BatchNormHostsTest, EqualsBatchNormOnTheWholeBatch) {
   for (const std::vector<int>& hosts : {std::vector{1, 1}, {2, 1}, {2, 2, 1}, {3, 1, 3, 1}}) {
     SCOPED_TRACE(::testing::PrintToString(hosts));
-    run_ranks_on_hosts(hosts, [](int) {
-      dist::init_process_group();
-      expect_groups_as_whole_batch();
-    });
+    run_ranks_on_hosts(hosts, [](int) { expect_groups_as_whole_batch(); });
   }
 }
 
 TEST_F(BatchNormHostsTest, EqualsBatchNormOnTheWholeBatchOfSeventeenRanks) {
   run_ranks_on_hosts(
-      {5, 4, 4, 3, 1},
-      [](int) {
-        dist::init_process_group();
-        expect_groups_as_whole_batch();
-      },
-      kPatience);
+      {5, 4, 4, 3, 1}, [](int) { expect_groups_as_whole_batch(); }, kPatience);
 }
 
 TEST_F(BatchNormHostsTest, EqualsBatchNormOnTheWholeBatchOfTwentyFourRanks) {
   run_ranks_on_hosts(
-      {6, 6, 6, 6},
-      [](int) {
-        dist::init_process_group();
-        expect_as_whole_batch(64, dist::default_group());
-      },
-      kPatience);
+      {6, 6, 6, 6}, [](int) { expect_as_whole_batch(64, dist::default_group()); }, kPatience);
 }
 
 // As on 17 hosts: every rank is a leader.
 TEST(BatchNormGlooTest, EqualsBatchNormOnTheWholeBatchOfSeventeenRanks) {
-  run_ranks(
-      17,
-      [](int) {
-        dist::init_process_group({.shared_memory = false});
-        expect_as_whole_batch(5, dist::default_group());
-      },
+  run_group(
+      17, {.shared_memory = false}, [](int) { expect_as_whole_batch(5, dist::default_group()); },
       kPatience);
 }
 
 // The ranks' rows differ, and the ranks arrive in another order each time.
 TEST_F(BatchNormHostsTest, TheOrderOfArrivalDoesNotChangeBits) {
   run_ranks_on_hosts({2, 1, 2}, [](int rank) {
-    dist::init_process_group();
     at::manual_seed(rank);
     const Tensor own = at::randn({3, 11}, at::kDouble);
     Tensor first;
@@ -166,7 +154,6 @@ TEST_F(BatchNormHostsTest, TheOrderOfArrivalDoesNotChangeBits) {
 
 TEST_F(BatchNormHostsTest, AllRanksMayBeEmpty) {
   run_ranks_on_hosts({2, 1}, [](int) {
-    dist::init_process_group();
     SyncBatchNorm layer(3);
     const Tensor input = at::zeros({0, 3}).requires_grad_();
     layer(input).sum().backward();
@@ -179,7 +166,6 @@ TEST_F(BatchNormHostsTest, AllRanksMayBeEmpty) {
 TEST_F(BatchNormHostsTest, EveryRankLearnsWhoIsInWhichLayer) {
   for (const bool forward : {true, false}) {
     run_ranks_on_hosts({2, 2, 1}, [forward](int rank) {
-      dist::init_process_group();
       SyncBatchNorm first(SyncBatchNormOptions(3).name("first"));
       SyncBatchNorm second(SyncBatchNormOptions(3).name("second"));
       const auto batch = [] { return at::randn({4, 3}).requires_grad_(); };
@@ -201,7 +187,6 @@ TEST_F(BatchNormHostsTest, EveryRankLearnsWhoIsInWhichLayer) {
 
 TEST_F(BatchNormHostsTest, DifferentChannelsAreNamedOnEveryRank) {
   run_ranks_on_hosts({2, 1, 2}, [](int rank) {
-    dist::init_process_group();
     SyncBatchNorm narrow(SyncBatchNormOptions(3).name("narrow"));
     SyncBatchNorm wide(SyncBatchNormOptions(5).name("wide"));
     narrow(at::randn({4, 3}));
@@ -218,7 +203,6 @@ TEST_F(BatchNormHostsTest, DifferentChannelsAreNamedOnEveryRank) {
 TEST_F(BatchNormHostsTest, ADeadRankIsNamed) {
   for (const int dead : {2, 3}) {
     run_ranks_on_hosts({2, 2, 1}, [dead](int rank) {
-      dist::init_process_group();
       SyncBatchNorm layer(SyncBatchNormOptions(3).name("bn"));
       layer(at::randn({4, 3}));
       if (rank == dead) ::_exit(0);
@@ -233,7 +217,6 @@ TEST_F(BatchNormHostsTest, ADeadRankIsNamed) {
 
 TEST_F(BatchNormHostsTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
   run_ranks_on_hosts({2, 2, 1}, [](int rank) {
-    dist::init_process_group();
     const auto until_then = dist::new_group({0, 1, 2, 3, 4});
     SyncBatchNorm layer(
         SyncBatchNormOptions(3).name("bn").sync_timeout(std::chrono::milliseconds(1500)));
@@ -251,7 +234,6 @@ TEST_F(BatchNormHostsTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
 // Rank r has r + 1 batches; when it has its last one, ranks below it have none left.
 TEST_F(BatchNormHostsTest, RanksThatHaveRunOutOfBatchesJoin) {
   run_ranks_on_hosts({2, 1}, [](int rank) {
-    dist::init_process_group();
     const auto batch = [](int step, int of) {
       at::manual_seed(100 * step + of);
       return at::randn({4, 3}, at::kDouble) + of;

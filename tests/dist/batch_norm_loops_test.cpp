@@ -13,10 +13,13 @@
 #include <type_traits>
 #include <vector>
 
+#include "dist/guarded.h"
 #include "support/skip.h"
 
 namespace syncbn::dist::detail::cpu {
 namespace {
+
+using test::Guarded;
 
 /// The layout of values: `runs` runs of `length` values. A row holds all channels, a plane one
 /// channel.
@@ -37,36 +40,11 @@ struct Layout {
   }
 };
 
-/// Values that begin at a vector's alignment, or one element after it, with guards around them.
-template <class T>
-class Guarded {
- public:
-  Guarded(int64_t count, bool aligned) : all_(static_cast<size_t>(count) + 3 * kGuard, kFill) {
-    const size_t misaligned = reinterpret_cast<uintptr_t>(all_.data()) % 64 / sizeof(T);
-    begin_ = kGuard + (64 / sizeof(T) - misaligned) % (64 / sizeof(T)) + (aligned ? 0 : 1);
-    end_ = begin_ + static_cast<size_t>(count);
-  }
-  T* data() { return all_.data() + begin_; }
-  void expect_guards() const {
-    for (size_t i = 0; i < all_.size(); ++i) {
-      if (i >= begin_ && i < end_) continue;
-      ASSERT_EQ(all_[i], kFill) << i << ", values are from " << begin_ << " to " << end_;
-    }
-  }
-
- private:
-  static constexpr size_t kGuard = 64;
-  static constexpr T kFill = static_cast<T>(123);
-
-  std::vector<T> all_;
-  size_t begin_, end_;
-};
-
 template <class T>
 class LoopsCheck {
  public:
   LoopsCheck(const Loops<T>& loops, const Layout& layout, bool aligned, bool stream)
-      : loops_(loops), layout_(layout), aligned_(aligned), stream_(stream) {
+      : loops_(loops), layout_(layout), offset_(aligned ? 0 : 1), stream_(stream) {
     x_ = randoms(10);
     dy_ = randoms(0);
     residual_ = randoms(0);
@@ -100,8 +78,8 @@ class LoopsCheck {
   }
 
   void expect_transform(bool add, bool relu) {
-    Guarded<T> y(layout_.count(), aligned_);
-    Guarded<uint8_t> mask(layout_.mask_bytes(), true);
+    Guarded<T> y(layout_.count(), offset_);
+    Guarded<uint8_t> mask(layout_.mask_bytes(), 0);
     const EpilogueData<T> epilogue{add ? residual_.data() : nullptr, relu ? mask.data() : nullptr};
     const ForwardCoefficients k{center_.data(), scale_.data(), shift_.data()};
     in_parts([&](int64_t begin, int64_t end) {
@@ -127,7 +105,7 @@ class LoopsCheck {
   void expect_backward(bool relu, bool keep) {
     std::vector<uint8_t> mask(static_cast<size_t>(layout_.mask_bytes()));
     for (uint8_t& byte : mask) byte = static_cast<uint8_t>(random_());
-    Guarded<T> dx(layout_.count(), aligned_), kept(layout_.count(), aligned_);
+    Guarded<T> dx(layout_.count(), offset_), kept(layout_.count(), offset_);
     GradientData<T> gradient{dy_.data(), relu ? mask.data() : nullptr, nullptr};
     std::vector<double> sum(static_cast<size_t>(layout_.c), -1), with_x = sum;
     const auto reduce = [&](int64_t begin, int64_t end) {
@@ -205,7 +183,8 @@ class LoopsCheck {
 
   const Loops<T>& loops_;
   const Layout layout_;
-  const bool aligned_, stream_;
+  const size_t offset_;  ///< elements between a vector's alignment and the results
+  const bool stream_;
   std::mt19937 random_{3};
   std::vector<T> x_, dy_, residual_;
   std::vector<double> center_, scale_, shift_, slope_;

@@ -16,7 +16,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "dist/device.h"
-#include "support/multiproc.h"
 
 namespace {
 
@@ -25,9 +24,8 @@ namespace test = syncbn::test;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::test::device;
-using syncbn::test::init_on_device;
 using syncbn::test::on_device;
-using syncbn::test::run_ranks;
+using syncbn::test::run_on_device;
 using SyncBatchNormNumericsTest = syncbn::test::DeviceTest;
 
 struct NumericsCase {
@@ -136,8 +134,7 @@ void expect_accurate(const NumericsCase& c, at::MemoryFormat format) {
 }
 
 void expect_accurate(const NumericsCase& c) {
-  run_ranks(static_cast<int>(c.shares.size()), [&](int) {
-    init_on_device();
+  run_on_device(static_cast<int>(c.shares.size()), [&](int) {
     for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
       SCOPED_TRACE(format);
       expect_accurate(c, format);
@@ -145,33 +142,35 @@ void expect_accurate(const NumericsCase& c) {
   });
 }
 
-TEST_F(SyncBatchNormNumericsTest, OfAnOrdinaryBatch) {
-  expect_accurate(NumericsCase{});
-}
+const NumericsCase kCases[] = {
+    {},
+    {.mean = 1e3, .stddev = 0.1},
+    {.stddev = 1e-6},
+    {.mean = 1e-3, .stddev = 1e-6, .eps = 0},
+    {.eps = 0},
+    {.mean = 1e3, .stddev = 0.1, .eps = 0},
+    {.constant_channel = true},
+    {.type = at::kHalf, .constant_channel = true},
+    {.drift = 100},
+};
 
-TEST_F(SyncBatchNormNumericsTest, OfALargeMean) {
-  expect_accurate({.mean = 1e3, .stddev = 0.1});
-}
-
-TEST_F(SyncBatchNormNumericsTest, OfATinyDeviation) {
-  expect_accurate({.stddev = 1e-6});
-  expect_accurate({.mean = 1e-3, .stddev = 1e-6, .eps = 0});
-}
-
-TEST_F(SyncBatchNormNumericsTest, WithoutEps) {
-  expect_accurate({.eps = 0});
-  expect_accurate({.mean = 1e3, .stddev = 0.1, .eps = 0});
-}
-
-TEST_F(SyncBatchNormNumericsTest, OfAConstantChannel) {
-  expect_accurate({.constant_channel = true});
-  expect_accurate({.type = at::kHalf, .constant_channel = true});
+TEST_F(SyncBatchNormNumericsTest, OfLargeSmallAndConstantValues) {
+  // A group of one rank uses other code.
+  for (const std::vector<int64_t>& shares : {std::vector<int64_t>{3, 5}, std::vector<int64_t>{8}}) {
+    for (NumericsCase c : kCases) {
+      c.shares = shares;
+      SCOPED_TRACE(testing::Message()
+                   << shares.size() << " ranks, " << c.type << ", mean " << c.mean << ", deviation "
+                   << c.stddev << ", drift " << c.drift << ", eps " << c.eps
+                   << (c.constant_channel ? ", a constant channel" : ""));
+      expect_accurate(c);
+    }
+  }
 }
 
 // The errors above are relative to the largest value, which is in another channel.
 TEST_F(SyncBatchNormNumericsTest, AConstantChannelHasNoVarianceAndBecomesTheBias) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     for (const at::ScalarType type : {at::kFloat, at::kHalf, at::kBFloat16}) {
       SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(2).momentum(1.0)));
       {
@@ -203,22 +202,6 @@ TEST_F(SyncBatchNormNumericsTest, OfAMillionValuesAChannelInFloat) {
 
 TEST_F(SyncBatchNormNumericsTest, WithAnEmptyRankAndManyRanks) {
   expect_accurate({.shares = {0, 3, 1, 4}, .sample = {4, 16, 16}, .mean = 100});
-}
-
-TEST_F(SyncBatchNormNumericsTest, OfAMeanThatDrifts) {
-  expect_accurate({.drift = 100});
-}
-
-// A group of one rank uses other code.
-TEST_F(SyncBatchNormNumericsTest, InAWorldOfOne) {
-  expect_accurate({.shares = {8}});
-  expect_accurate({.shares = {8}, .mean = 1e3, .stddev = 0.1});
-  expect_accurate({.shares = {8}, .stddev = 1e-6});
-  expect_accurate({.shares = {8}, .mean = 1e-3, .stddev = 1e-6, .eps = 0});
-  expect_accurate({.shares = {8}, .mean = 1e3, .stddev = 0.1, .eps = 0});
-  expect_accurate({.shares = {8}, .constant_channel = true});
-  expect_accurate({.shares = {8}, .type = at::kHalf, .constant_channel = true});
-  expect_accurate({.shares = {8}, .drift = 100});
 }
 
 }  // namespace

@@ -25,7 +25,6 @@
 #include "dist/device.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -38,11 +37,10 @@ using dist::update_bn_stats;
 using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::device;
-using syncbn::test::init_on_device;
 using syncbn::test::message_of;
 using syncbn::test::on_device;
 using syncbn::test::randn;
-using syncbn::test::run_ranks;
+using syncbn::test::run_on_device;
 using ::testing::HasSubstr;
 using DistributeBnTest = syncbn::test::DeviceTest;
 using UpdateBnStatsTest = syncbn::test::DeviceTest;
@@ -53,8 +51,7 @@ using UpdateBnStatsTest = syncbn::test::DeviceTest;
 }
 
 TEST_F(DistributeBnTest, TakesRankZerosOrTheMean) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     auto net = on_device(nn::Sequential(nn::BatchNorm1d(3), nn::BatchNorm1d(2)));
     const auto& first = *net[0]->as<nn::BatchNorm1d>();
     const auto& second = *net[1]->as<nn::BatchNorm1d>();
@@ -80,8 +77,7 @@ TEST_F(DistributeBnTest, TakesRankZerosOrTheMean) {
 }
 
 TEST_F(DistributeBnTest, KnowsTorchScriptAndGroupsAndOtherTypes) {
-  run_ranks(3, [](int rank) {
-    init_on_device();
+  run_on_device(3, [](int rank) {
     const auto group = dist::new_group({0, 2});
     torch::jit::Module layer("BatchNorm1d");
     layer.register_buffer("running_mean", at::full({2}, rank + 0.1, at::kHalf));
@@ -134,8 +130,7 @@ void expect_exact(bool over_all_ranks, Layer layer, nn::Linear& linear, int rank
 }
 
 TEST_F(UpdateBnStatsTest, IsExactForLayersOfEachKind) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(1);
     auto linear = on_device(nn::Linear(4, 3));
     expect_exact(true, on_device(SyncBatchNorm(3)), linear, rank);
@@ -210,8 +205,7 @@ void expect_exact_for_images(nn::Sequential net, int rank) {
 }
 
 TEST_F(UpdateBnStatsTest, IsExactForNetworksOfImagesOnAllRanks) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(1);
     expect_exact_for_images<SyncBatchNorm>(images_net<SyncBatchNorm>(), rank);
     at::manual_seed(2);
@@ -222,8 +216,7 @@ TEST_F(UpdateBnStatsTest, IsExactForNetworksOfImagesOnAllRanks) {
 }
 
 TEST_F(UpdateBnStatsTest, LeavesLayersAsTheyWereAndEvaluatedOnesAlone) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto net = on_device(nn::Sequential(nn::BatchNorm1d(3), nn::BatchNorm1d(3)));
     const auto& frozen = *net[1]->as<nn::BatchNorm1d>();
     net[1]->eval();
@@ -245,8 +238,7 @@ TEST_F(UpdateBnStatsTest, LeavesLayersAsTheyWereAndEvaluatedOnesAlone) {
 }
 
 TEST_F(UpdateBnStatsTest, AnErrorInForwardChangesNothing) {
-  run_ranks(1, [](int) {
-    init_on_device();
+  run_on_device(1, [](int) {
     auto layer = on_device(nn::BatchNorm1d(3));
     const at::Tensor before = layer->running_mean.clone();
     EXPECT_THROW(update_bn_stats(

@@ -1,5 +1,4 @@
 // What docs/buffers.md says about buffers, in numbers, and that the example prints it.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
 
@@ -8,8 +7,8 @@
 #include <sstream>
 
 #include "buffer_broadcast/experiment.h"
+#include "dist/group.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 #include "support/python.h"
 #include "support/skip.h"
 
@@ -24,8 +23,8 @@ using syncbn::test::ProgramResult;
 using syncbn::test::python_ddp_program;
 using syncbn::test::python_has_torch;
 using syncbn::test::python_torch_version;
+using syncbn::test::run_group;
 using syncbn::test::run_program;
-using syncbn::test::run_ranks;
 using ::testing::HasSubstr;
 
 const std::string kExample = SYNCBN_SOURCE_DIR "/examples/buffer_broadcast/";
@@ -41,8 +40,7 @@ at::Tensor on_rank(const at::Tensor& tensor, size_t rank) {
 }
 
 TEST(BufferBroadcastTest, RankZerosBuffersStandOnAllRanksOnlyInsideForward) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const Moments seen = buffer_broadcast::run(BatchNorm::kLocal, true);
     EXPECT_TRUE(equal_on_ranks(seen.inside_first));
     EXPECT_FALSE(equal_on_ranks(seen.after_first));
@@ -55,8 +53,7 @@ TEST(BufferBroadcastTest, RankZerosBuffersStandOnAllRanksOnlyInsideForward) {
 }
 
 TEST(BufferBroadcastTest, WithoutItTheRanksNeverAgreeAgain) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const Moments seen = buffer_broadcast::run(BatchNorm::kLocal, false);
     EXPECT_FALSE(equal_on_ranks(seen.after_first));
     EXPECT_TRUE(seen.after_backward.equal(seen.after_first));
@@ -67,8 +64,7 @@ TEST(BufferBroadcastTest, WithoutItTheRanksNeverAgreeAgain) {
 }
 
 TEST(BufferBroadcastTest, SyncBatchNormIsEqualOnAllRanksAtEveryMoment) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const Moments seen = buffer_broadcast::run(BatchNorm::kSynchronised, true);
     EXPECT_FALSE(equal_on_ranks(seen.batch_mean));
     EXPECT_TRUE(equal_on_ranks(seen.inside_first));
@@ -83,8 +79,7 @@ TEST(BufferBroadcastTest, SyncBatchNormIsEqualOnAllRanksAtEveryMoment) {
 }
 
 TEST(BufferBroadcastTest, AnUnusedForwardBeforeTheBackwardWorks) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const at::Tensor expected = buffer_broadcast::gradient(/*unused_forward=*/false);
     EXPECT_TRUE(buffer_broadcast::gradient(/*unused_forward=*/true).equal(expected));
   });

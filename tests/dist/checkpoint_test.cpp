@@ -37,9 +37,9 @@ using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::device;
 using syncbn::test::exchanges;
-using syncbn::test::init_on_device;
 using syncbn::test::message_of;
 using syncbn::test::randn;
+using syncbn::test::run_on_device;
 using syncbn::test::run_ranks;
 using syncbn::test::sgd_step;
 using ::testing::HasSubstr;
@@ -117,44 +117,16 @@ void expect_as_without(bool converted) {
 }
 
 TEST_F(CheckpointTest, GivesTheSameGradientsAndRunningStatistics) {
-  run_ranks(2, [](int) {
-    init_on_device();
-    expect_as_without(/*converted=*/false);
-  });
-}
-
-TEST_F(CheckpointTest, GivesTheSameForConvertedLayers) {
-  run_ranks(2, [](int) {
-    init_on_device();
-    expect_as_without(/*converted=*/true);
-  });
-}
-
-TEST_F(CheckpointTest, GivesTheSameInAWorldOfOne) {
-  run_ranks(1, [](int) {
-    init_on_device();
-    expect_as_without(/*converted=*/false);
-    expect_as_without(/*converted=*/true);
-  });
-}
-
-TEST_F(CheckpointTest, ExchangesNothingMore) {
-  run_ranks(2, [](int) {
-    init_on_device();
-    RecomputingNet net(/*recompute=*/true, /*converted=*/false);
-    exchanges();
-    uint64_t before = exchanges();
-    const at::Tensor output = net(randn({4, 3}));
-    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kRecomputedLayers));
-    before = exchanges();
-    output.sum().backward();
-    EXPECT_EQ(exchanges() - before, static_cast<uint64_t>(kRecomputedLayers));
-  });
+  for (const int ranks : {1, 2}) {
+    for (const bool converted : {false, true}) {
+      SCOPED_TRACE(testing::Message() << ranks << " ranks" << (converted ? ", converted" : ""));
+      run_on_device(ranks, [converted](int) { expect_as_without(converted); });
+    }
+  }
 }
 
 TEST_F(CheckpointTest, WorksInsideDdp) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     for (const bool static_graph : {false, true}) {
       RecomputingNet plain(false, false);
       RecomputingNet recomputing(true, false);
@@ -173,8 +145,7 @@ TEST_F(CheckpointTest, WorksInsideDdp) {
 }
 
 TEST_F(CheckpointTest, CallsNest) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     RecomputingNet net(/*recompute=*/true, /*converted=*/false);
     RecomputingNet plain(/*recompute=*/false, /*converted=*/false);
     const at::Tensor batch = randn({4, 3});

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include <ATen/Context.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_matrix_rank.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
@@ -17,8 +16,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include "dist/group.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -29,7 +28,7 @@ using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using ::testing::HasSubstr;
 
 using SequentialDdp = DistributedDataParallel<nn::SequentialImpl>;
@@ -64,15 +63,13 @@ void expect_close(const std::vector<at::Tensor>& actual, const std::vector<at::T
 }
 
 TEST(CommHookTest, TheAllReduceHookDoesWhatDdpDoesWithoutOne) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     expect_close(gradients(dist::allreduce_hook(), rank), gradients(nullptr, rank), 1e-6, 1e-7);
   });
 }
 
 TEST(CommHookTest, HalfPrecisionHooksAreOffByTheirPrecisionOnly) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto exact = gradients(nullptr, rank);
     const auto half = gradients(dist::fp16_compress_hook(), rank);
     expect_close(half, exact, 2e-3, 1e-5);
@@ -85,8 +82,7 @@ TEST(CommHookTest, HalfPrecisionHooksAreOffByTheirPrecisionOnly) {
 }
 
 TEST(CommHookTest, WrappersCompressForAnyHook) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     expect_close(gradients(dist::fp16_compress_wrapper(dist::allreduce_hook()), rank),
                  gradients(dist::fp16_compress_hook(), rank), 1e-3, 1e-6);
     expect_close(gradients(dist::bf16_compress_wrapper(dist::allreduce_hook()), rank),
@@ -95,8 +91,7 @@ TEST(CommHookTest, WrappersCompressForAnyHook) {
 }
 
 TEST(CommHookTest, AHookOfTheUsersSeesEveryBucketAndReplacesIt) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     nn::Sequential net = make_net();
     SequentialDdp ddp(net, {.bucket_cap_mb = 0.0005});
     std::vector<size_t> seen;
@@ -127,9 +122,8 @@ TEST(CommHookTest, AHookOfTheUsersSeesEveryBucketAndReplacesIt) {
 }
 
 TEST(CommHookTest, WhatAHookReturnsIsChecked) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
-    const auto message = [](const c10::IValue& value) -> std::string {
+  run_group(1, [](int) {
+    const auto message = [](const c10::IValue& value) {
       SequentialDdp ddp(make_net());
       ddp.register_comm_hook(
           [&](c10d::GradBucket&) {
@@ -138,12 +132,7 @@ TEST(CommHookTest, WhatAHookReturnsIsChecked) {
             return future;
           },
           "mine");
-      try {
-        ddp(at::ones({1, 8})).sum().backward();
-      } catch (const UserError& error) {
-        return error.what();
-      }
-      return "nothing was thrown";
+      return message_of<UserError>([&] { ddp(at::ones({1, 8})).sum().backward(); });
     };
     EXPECT_THAT(message(at::ones({7})),
                 HasSubstr("'mine' returned 7 of Float; the bucket has 484"));
@@ -157,8 +146,7 @@ TEST(CommHookTest, WhatAHookReturnsIsChecked) {
 }
 
 TEST(CommHookTest, AfterAHookThatFailedTheWrapperSaysSo) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     SequentialDdp ddp(make_net());
     ddp.register_comm_hook(
         [](c10d::GradBucket&) -> dist::FuturePtr { throw std::runtime_error("no paper"); });
@@ -174,8 +162,7 @@ TEST(CommHookTest, AfterAHookThatFailedTheWrapperSaysSo) {
 }
 
 TEST(CommHookTest, ABucketMayCompleteAfterTheWrapperWasUnwound) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     dist::FuturePtr late;
     const auto train = [&late] {
       SequentialDdp ddp(make_net(), {.bucket_cap_mb = 0.0005});
@@ -198,8 +185,7 @@ TEST(CommHookTest, ABucketMayCompleteAfterTheWrapperWasUnwound) {
 }
 
 TEST(CommHookTest, ASecondHookIsRefused) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     SequentialDdp ddp(make_net());
     ddp.register_comm_hook(dist::allreduce_hook());
     EXPECT_THROW(ddp.register_comm_hook(dist::fp16_compress_hook()), UserError);
@@ -222,8 +208,7 @@ at::Tensor power_sgd_gradient(const dist::PowerSgdOptions& options, int rank, in
 }
 
 TEST(PowerSgdTest, GradientsHaveTheRankAskedForOnceItStarts) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const dist::PowerSgdOptions options{
         .matrix_approximation_rank = 2, .start_power_sgd_iter = 2, .use_error_feedback = false};
     const at::Tensor exact = power_sgd_gradient(options, rank, 2);
@@ -236,8 +221,7 @@ TEST(PowerSgdTest, GradientsHaveTheRankAskedForOnceItStarts) {
 }
 
 TEST(PowerSgdTest, AFullRankApproximationIsExact) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const dist::PowerSgdOptions options{
         .matrix_approximation_rank = 20, .start_power_sgd_iter = 2, .min_compression_rate = 0.1};
     EXPECT_TRUE(close(power_sgd_gradient(options, rank, 3), power_sgd_gradient(options, rank, 2),
@@ -246,8 +230,7 @@ TEST(PowerSgdTest, AFullRankApproximationIsExact) {
 }
 
 TEST(PowerSgdTest, ErrorFeedbackMakesUpForWhatWasLeftOut) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     // With the same gradient g in each step, the sum of n compressed gradients approaches n g.
     at::manual_seed(2);
     nn::Linear net(nn::LinearOptions(24, 20).bias(false));
@@ -269,8 +252,7 @@ TEST(PowerSgdTest, ErrorFeedbackMakesUpForWhatWasLeftOut) {
 }
 
 TEST(PowerSgdTest, AHookThatTwoWrappersShareIsRefused) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     const dist::CommHook hook = dist::power_sgd_hook({.start_power_sgd_iter = 2});
     const auto train = [&hook](int64_t width) {
       DistributedDataParallel<nn::LinearImpl> ddp(nn::Linear(24, width));
@@ -284,8 +266,7 @@ TEST(PowerSgdTest, AHookThatTwoWrappersShareIsRefused) {
 }
 
 TEST(PowerSgdTest, SmallGradientsTravelAsTheyAre) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto hook =
         dist::power_sgd_hook({.start_power_sgd_iter = 2, .min_compression_rate = 1e9});
     expect_close(gradients(hook, rank), gradients(nullptr, rank), 1e-6, 1e-7);
@@ -293,8 +274,7 @@ TEST(PowerSgdTest, SmallGradientsTravelAsTheyAre) {
 }
 
 TEST(PowerSgdTest, BatchingGradientsOfOneShapeGivesTheSame) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto with = [&](bool batched) {
       at::manual_seed(3);
       nn::Sequential net(nn::Linear(16, 16), nn::Linear(16, 16), nn::Linear(16, 16));

@@ -5,10 +5,8 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
-#include <string>
 #include <vector>
 
-#include <ATen/Context.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -69,21 +67,13 @@ nn::Sequential batch_norms(const nn::BatchNorm1dOptions& options) {
   return net;
 }
 
-TEST_F(ConvertReplicasTest, AreRefused) {
-  run_ranks(1, [](int) { expect_replicas_are_refused(batch_norms(3)); });
-}
-
-TEST_F(ConvertReplicasTest, OfLayersWithoutAWeightAreRefusedToo) {
+TEST_F(ConvertReplicasTest, AreRefusedAlsoWhereTheWeightIsFrozenOrMissing) {
   run_ranks(1, [](int) {
+    expect_replicas_are_refused(batch_norms(3));
     expect_replicas_are_refused(batch_norms(nn::BatchNorm1dOptions(3).affine(false)));
-  });
-}
-
-TEST_F(ConvertReplicasTest, OfLayersWithAFrozenWeightAreRefusedToo) {
-  run_ranks(1, [](int) {
-    const nn::Sequential net = batch_norms(3);
-    for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
-    expect_replicas_are_refused(net);
+    const nn::Sequential frozen = batch_norms(3);
+    for (at::Tensor& parameter : frozen->parameters()) parameter.requires_grad_(false);
+    expect_replicas_are_refused(frozen);
   });
 }
 

@@ -21,7 +21,6 @@
 #include "batch_norm/convert.h"
 #include "dist/convert_cases.h"
 #include "dist/device.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -33,13 +32,12 @@ using syncbn::test::exchanges;
 using syncbn::test::expect_steps;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Gradients;
-using syncbn::test::init_on_device;
 using syncbn::test::kLayers;
 using syncbn::test::kSteps;
 using syncbn::test::message_of;
 using syncbn::test::ones;
 using syncbn::test::randn;
-using syncbn::test::run_ranks;
+using syncbn::test::run_on_device;
 using syncbn::test::Steps;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -97,8 +95,7 @@ std::vector<at::Tensor> parameters_of(const torch::jit::Module& module) {
 }
 
 void expect_script_trains_as_whole_batch(bool warm_up) {
-  run_ranks(2, [warm_up](int rank) {
-    init_on_device();
+  run_on_device(2, [warm_up](int rank) {
     torch::jit::Module net = script_net();
     torch::jit::Module reference = script_net();
     const auto run = [](torch::jit::Module& module, const at::Tensor& x) {
@@ -139,8 +136,7 @@ void expect_script_steps(Net& net, const torch::jit::Module& module, const Steps
 }
 
 TEST_F(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     expect_script_steps(net, net);
@@ -156,8 +152,7 @@ TEST_F(ConvertScriptTest, RevertGivesAModuleThatSavesAndLoadsWithoutUs) {
 
 // The tensors get new memory: on the tests' device instead of the CPU, or with another type.
 TEST_F(ConvertScriptTest, AModuleThatMovesStaysConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net(at::kCPU);
     dist::convert_sync_batchnorm(net);
     net.to(device());
@@ -168,8 +163,7 @@ TEST_F(ConvertScriptTest, AModuleThatMovesStaysConverted) {
 }
 
 TEST_F(ConvertScriptTest, DestroyedModulesLeaveNothingBehind) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     for (int i = 0; i < 20; ++i) {
       torch::jit::Module net = script_net();
       dist::convert_sync_batchnorm(net);
@@ -191,8 +185,7 @@ TEST_F(ConvertScriptTest, DestroyedModulesLeaveNothingBehind) {
 }
 
 TEST_F(ConvertScriptTest, WhereAWrapperCameFirstItsModuleIsConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     dist::DistributedDataParallel<torch::jit::Module> ddp(script_net());
     // The executor has optimised its code before the conversion.
     expect_script_steps(ddp, ddp.module(), {.exchanges = 0});
@@ -215,8 +208,7 @@ void expect_refused(Net& net) {
 
 // Both before and after the executor has optimised the code of the other handle.
 TEST_F(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHalf) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     for (const bool warm_up : {false, true}) {
       torch::jit::Module net = script_net();
       torch::jit::Module other = net;
@@ -231,8 +223,7 @@ TEST_F(ConvertScriptTest, OtherHandlesToWhatWasConvertedAreRefusedNotTrainedInHa
 }
 
 TEST_F(ConvertScriptTest, OtherHandlesAreRefusedWhenWhatWasConvertedIsGone) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module other = script_net();
     {
       torch::jit::Module net = other;
@@ -247,8 +238,7 @@ TEST_F(ConvertScriptTest, OtherHandlesAreRefusedWhenWhatWasConvertedIsGone) {
 
 // For example to save in the middle of training.
 TEST_F(ConvertScriptTest, WhatWasRevertedThroughAnotherHandleDoesNotTrainOnAlone) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     dist::DistributedDataParallel<torch::jit::Module> ddp(net);
@@ -276,8 +266,7 @@ TEST_F(ConvertScriptTest, WhatWasRevertedThroughAnotherHandleDoesNotTrainOnAlone
 }
 
 TEST_F(ConvertScriptTest, AHandleThatEvaluatesLeavesOthersTheirTraining) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     dist::DistributedDataParallel<torch::jit::Module> ddp(net);
@@ -288,8 +277,7 @@ TEST_F(ConvertScriptTest, AHandleThatEvaluatesLeavesOthersTheirTraining) {
 }
 
 TEST_F(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     dist::DistributedDataParallel<torch::jit::Module> ddp(net);
     expect_script_steps(ddp, net, {.exchanges = 0});
@@ -305,8 +293,7 @@ TEST_F(ConvertScriptTest, AWrapperAroundAnotherHandleIsRefusedUntilItsModuleIsCo
 }
 
 TEST_F(ConvertScriptTest, PartsOfWhatWasConvertedAreToo) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     torch::jit::Module part = net.attr("bn3").toModule();
@@ -316,8 +303,7 @@ TEST_F(ConvertScriptTest, PartsOfWhatWasConvertedAreToo) {
 }
 
 TEST_F(ConvertScriptTest, WhatAConvertedPartBelongsToIsRefused) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     expect_script_steps(net, net, {.exchanges = 0});
     torch::jit::Module part = net.attr("bn3").toModule();
@@ -335,8 +321,7 @@ TEST_F(ConvertScriptTest, WhatAConvertedPartBelongsToIsRefused) {
 }
 
 TEST_F(ConvertScriptTest, CopiesAreNotConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     expect_script_steps(net, net);
@@ -352,8 +337,7 @@ TEST_F(ConvertScriptTest, CopiesAreNotConverted) {
 }
 
 TEST_F(ConvertScriptTest, WorksUnderAutocast) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     const auto forward = [&](const at::Tensor& x) {
@@ -370,8 +354,7 @@ TEST_F(ConvertScriptTest, WorksUnderAutocast) {
 }
 
 TEST_F(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     dist::DistributedDataParallel<torch::jit::Module> ddp(net);
@@ -390,8 +373,7 @@ TEST_F(ConvertScriptTest, AWrapperThrowsWhatALayerDoes) {
 
 // The executor has removed the layer's own check from the graph by then.
 TEST_F(ConvertScriptTest, AloneOneValueAChannelIsStillRefused) {
-  run_ranks(1, [](int) {
-    init_on_device();
+  run_on_device(1, [](int) {
     torch::jit::Module net = script_net();
     dist::convert_sync_batchnorm(net);
     torch::jit::Module copy = net.deepcopy();
@@ -449,8 +431,7 @@ torch::jit::Module own_net() {
 }
 
 TEST_F(ConvertScriptTest, LayersOfAnyClassAreConvertedAndTheRestIsReported) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::jit::Module net = own_net();
     const auto report = dist::convert_sync_batchnorm(net);
     EXPECT_THAT(report.converted, ElementsAre("norm0", "norm1", "norm2", "norm3", "norm4"));

@@ -37,13 +37,13 @@ using syncbn::test::exchanges;
 using syncbn::test::expect_steps;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Gradients;
-using syncbn::test::init_on_device;
 using syncbn::test::kLayers;
 using syncbn::test::kSteps;
 using syncbn::test::message_of;
 using syncbn::test::on_device;
 using syncbn::test::ones;
 using syncbn::test::randn;
+using syncbn::test::run_on_device;
 using syncbn::test::run_ranks;
 using syncbn::test::Steps;
 using syncbn::test::zeros;
@@ -99,8 +99,7 @@ void expect_net_steps(Module net, const Steps& steps = {}) {
 
 // Instance norm calls the same operator, with views of other tensors.
 TEST_F(ConvertTest, TakesLayersOfVolumesAndLeavesInstanceNormAlone) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     at::manual_seed(0);
     nn::InstanceNorm3d instance(
         nn::InstanceNorm3dOptions(4).affine(true).track_running_stats(true));
@@ -120,8 +119,7 @@ TEST_F(ConvertTest, TakesLayersOfVolumesAndLeavesInstanceNormAlone) {
 }
 
 TEST_F(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(0);
     auto net = on_device(Net());
     at::manual_seed(0);
@@ -140,8 +138,7 @@ TEST_F(ConvertTest, NamesEveryLayerAndTrainsAsOnTheWholeBatch) {
 }
 
 TEST_F(ConvertTest, NamesSyncBatchNormLayersThatKeepAnotherGroup) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     const auto group = dist::new_group({0, 1});
     const auto over = [](const dist::SyncBatchNormOptions& options) {
       return dist::SyncBatchNorm(options);
@@ -154,17 +151,6 @@ TEST_F(ConvertTest, NamesSyncBatchNormLayersThatKeepAnotherGroup) {
   });
 }
 
-TEST_F(ConvertTest, AfterWarmUpAndToDoubleTheLayersAreStillConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
-    auto net = on_device(Net());
-    expect_net_steps(net, {.exchanges = 0});
-    dist::convert_sync_batchnorm(*net);
-    net->to(at::kDouble);
-    expect_net_steps(net, {.dtype = at::kDouble});
-  });
-}
-
 /// Like expect_net_steps(), for a network on the CPU, whatever the tests' device.
 void expect_net_steps_on_cpu(Net net, Steps steps = {}) {
   expect_steps([&](const at::Tensor& x) { return net->forward(x.cpu()); }, net->parameters(),
@@ -174,8 +160,7 @@ void expect_net_steps_on_cpu(Net net, Steps steps = {}) {
 // The tensors get new memory: on the tests' device instead of the CPU, or with another type, and
 // back.
 TEST_F(ConvertTest, LayersThatMoveStayConverted) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(0);
     Net net;
     at::manual_seed(0);
@@ -198,8 +183,7 @@ TEST_F(ConvertTest, LayersThatMoveStayConverted) {
 }
 
 TEST_F(ConvertTest, LayersThatRanAndMovedAreConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     Net net;
     expect_net_steps_on_cpu(net, {.exchanges = 0});
     net->to(device());
@@ -210,8 +194,7 @@ TEST_F(ConvertTest, LayersThatRanAndMovedAreConverted) {
 }
 
 TEST_F(ConvertTest, RevertAndEvaluationAndOtherModulesExchangeNothing) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto net = on_device(Net());
     auto other = on_device(Net());
     dist::convert_sync_batchnorm(*net);
@@ -228,8 +211,7 @@ TEST_F(ConvertTest, RevertAndEvaluationAndOtherModulesExchangeNothing) {
 }
 
 TEST_F(ConvertTest, TheRootItselfIsConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     std::vector<nn::BatchNorm1d> roots;
     std::vector<at::Tensor> parameters;
     for (int i = 0; i < kLayers; ++i) {
@@ -253,8 +235,7 @@ TEST_F(ConvertTest, TheRootItselfIsConverted) {
 
 // Calls are otherwise intercepted in autograd, which inference mode skips.
 TEST_F(ConvertTest, TrainingInInferenceModeIsSynchronisedToo) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     auto net = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     exchanges();
@@ -288,8 +269,7 @@ TEST_F(ConvertTest, ItsKernelIsThereFromTheFirstConversionOn) {
 }
 
 TEST_F(ConvertTest, WorksUnderAutocast) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto net = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     const auto forward = [&](const at::Tensor& x) {
@@ -307,8 +287,7 @@ TEST_F(ConvertTest, WorksUnderAutocast) {
 }
 
 TEST_F(ConvertTest, ALayerWithoutStatisticsAndWeightIsListed) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     nn::Sequential net = flat_net();
     net->push_back(
         nn::BatchNorm1d(nn::BatchNorm1dOptions(3).affine(false).track_running_stats(false)));
@@ -323,8 +302,7 @@ TEST_F(ConvertTest, ALayerWithoutStatisticsAndWeightIsListed) {
 }
 
 TEST_F(ConvertTest, WhatTheLayersHaveStaysTheirs) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto net = on_device(Net());
     net->first->weight.set_requires_grad(false);
     net->last->eval();
@@ -351,8 +329,7 @@ TEST_F(ConvertTest, WhatTheLayersHaveStaysTheirs) {
 }
 
 TEST_F(ConvertTest, ALayerThatIsReferencedTwiceExchangesWhereverItIsCalled) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     nn::Sequential net = flat_net();
     nn::BatchNorm1d shared(3);
     net->push_back(shared);
@@ -366,8 +343,7 @@ TEST_F(ConvertTest, ALayerThatIsReferencedTwiceExchangesWhereverItIsCalled) {
 }
 
 TEST_F(ConvertTest, ACloneIsNotConverted) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     nn::Sequential net = flat_net();
     dist::convert_sync_batchnorm(*net);
     nn::Sequential clone(std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone()));
@@ -378,8 +354,7 @@ TEST_F(ConvertTest, ACloneIsNotConverted) {
 }
 
 TEST_F(ConvertTest, AStateThatIsLoadedDoesNotUndoIt) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     std::stringstream file;
     torch::serialize::OutputArchive out;
     Net()->save(out);
@@ -395,8 +370,7 @@ TEST_F(ConvertTest, AStateThatIsLoadedDoesNotUndoIt) {
 }
 
 TEST_F(ConvertTest, AWrapperMayComeFirst) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto net = on_device(Net());
     dist::DistributedDataParallel<NetImpl> ddp(net);
     expect_steps([&](const at::Tensor& x) { return ddp(x); }, net->parameters(), {.exchanges = 0});
@@ -406,8 +380,7 @@ TEST_F(ConvertTest, AWrapperMayComeFirst) {
 }
 
 TEST_F(ConvertTest, DestroyedLayersLeaveNothingBehind) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     EXPECT_EQ(dist::detail::registered_keys(), 0u);
     for (int i = 0; i < 100; ++i) {
       auto net = on_device(Net());
@@ -437,8 +410,7 @@ TEST_F(ConvertTest, AForgottenInitProcessGroupIsAnError) {
 }
 
 TEST_F(ConvertTest, ABatchThatIsEmptyOnAllRanksChangesNoBuffer) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto net = on_device(Net());
     dist::convert_sync_batchnorm(*net);
     std::vector<at::Tensor> before;

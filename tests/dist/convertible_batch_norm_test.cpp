@@ -7,7 +7,6 @@
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
-#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -36,10 +35,10 @@ namespace nn = torch::nn;
 using syncbn::base::UserError;
 using syncbn::test::average_gradients;
 using syncbn::test::close;
-using syncbn::test::init_on_device;
 using syncbn::test::message_of;
 using syncbn::test::on_device;
 using syncbn::test::randn;
+using syncbn::test::run_on_device;
 using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -199,8 +198,7 @@ void expect_rows_train_as_whole_batch(const Forward& forward, nn::Module& net, R
 }
 
 TEST_F(ConvertibleBatchNormTest, ConvertedDropInsTakeOneValuePerChannelOnARank) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     for (const nn::BatchNormOptions& options : all_options()) {
       at::manual_seed(1);
       PooledNetImpl<dist::BatchNorm1d> net(options);
@@ -221,8 +219,7 @@ TEST_F(ConvertibleBatchNormTest, ConvertedDropInsTakeOneValuePerChannelOnARank) 
 
 // As in the head of DeepLab.
 TEST_F(ConvertibleBatchNormTest, ImagePoolingTrainsAtOneImageOnARank) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     const auto make = [] {
       at::manual_seed(1);
       return on_device(nn::Sequential(nn::AdaptiveAvgPool2d(1),
@@ -240,8 +237,7 @@ TEST_F(ConvertibleBatchNormTest, ImagePoolingTrainsAtOneImageOnARank) {
 }
 
 TEST_F(ConvertibleBatchNormTest, OneValueOverAllRanksIsRefused) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     auto layer = on_device(dist::BatchNorm2d(kChannels));
     dist::convert_sync_batchnorm(*layer);
     EXPECT_THAT(message_of<UserError>([&] {
@@ -287,8 +283,7 @@ std::vector<const void*> addresses_of(const nn::Module& module) {
 }
 
 TEST_F(ConvertibleBatchNormTest, LibtorchsLayersInASequentialAreReplaced) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(1);
     ContainedNet net;
     at::manual_seed(1);
@@ -318,8 +313,7 @@ TEST_F(ConvertibleBatchNormTest, LibtorchsLayersInASequentialAreReplaced) {
 }
 
 TEST_F(ConvertibleBatchNormTest, RevertPutsTheLayersBack) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto net = on_device(ContainedNet());
     const auto tensors = addresses_of(*net);
     const auto text = printed(*net);
@@ -409,8 +403,7 @@ struct RefusingNetImpl : nn::Module {
 TORCH_MODULE(RefusingNet);
 
 TEST_F(ConvertibleBatchNormTest, TheReportNamesLayersThatStillRefuseOneValuePerChannel) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     auto net = on_device(RefusingNet());
     auto reference = on_device(RefusingNet());
     const auto report = dist::convert_sync_batchnorm(*net);
@@ -448,8 +441,7 @@ TEST_F(ConvertibleBatchNormTest, TheReportNamesLayersThatStillRefuseOneValuePerC
 }
 
 TEST_F(ConvertibleBatchNormTest, ALayerInSeveralContainersIsReplacedInAll) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto first = nn::Sequential(nn::BatchNorm1d(kChannels));
     nn::Sequential second;
     second->push_back("a", std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(first->ptr(0)));
@@ -470,8 +462,7 @@ TEST_F(ConvertibleBatchNormTest, ALayerInSeveralContainersIsReplacedInAll) {
 }
 
 TEST_F(ConvertibleBatchNormTest, StatisticsOfReplacedLayersAreUpdatedByTheirOwnPass) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     auto net = on_device(nn::Sequential(nn::BatchNorm1d(kChannels)));
     dist::convert_sync_batchnorm(*net);
     at::manual_seed(1);

@@ -11,7 +11,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <map>
@@ -36,9 +35,9 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
+#include "dist/group.h"
 #include "dist/tensors.h"
 #include "dist/training.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -52,7 +51,7 @@ using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::expect_same_state;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using syncbn::test::sgd_step;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -234,8 +233,7 @@ struct BranchesNetImpl : nn::Cloneable<BranchesNetImpl<BatchNorm>> {
 };
 
 TEST(DataParallelTest, LayersOfBranchesRunInTheSameOrderOnAllRanks) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto reference = make_net<BranchesNetImpl<nn::BatchNorm2d>>();
     using Net = BranchesNetImpl<dist::SyncBatchNorm>;
     const auto net = make_net<Net>();
@@ -544,6 +542,7 @@ TEST(DataParallelTest, AReplicaThatDoesNotComeToALayerIsNamed) {
   }
   const std::function<bool(double)> yes = [](double) { return true; };
   const std::function<void(double)> sleeps = [](double replica) {
+    // Longer than the timeout.
     if (replica == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
   };
   EXPECT_THAT(message_of<ReplicaError>([&] { dp(numbered(3), sleeps, yes); }),
@@ -573,14 +572,9 @@ TEST(DataParallelTest, ItIsUsedByOneThreadAtATimeAndInItsProcess) {
   EXPECT_EQ(dp(images).size(0), 4);
   const pid_t child = ::fork();
   if (child == 0) {
-    bool is_refused = false;
-    try {
-      dp(images);
-    } catch (const UserError& error) {
-      is_refused = std::string(error.what()).find("was forked from it") != std::string::npos;
-    }
+    const std::string why = message_of<UserError>([&] { dp(images); });
     own.reset();
-    ::_exit(is_refused ? 7 : 1);
+    ::_exit(why.find("was forked from it") != std::string::npos ? 7 : 1);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
@@ -731,8 +725,7 @@ TEST(DataParallelTest, AThousandStepsTakeNoMemory) {
 }
 
 TEST(DataParallelTest, ReplicasOfAllRanksShareStatisticsBelowDdp) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto reference = make_net<PlainNet>();
     const auto net = make_net<SyncNet>();
     DataParallel<SyncNet> dp(net, on_cpus(2));

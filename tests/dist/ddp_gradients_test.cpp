@@ -17,8 +17,8 @@
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include "dist/group.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -29,7 +29,7 @@ using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using ::testing::HasSubstr;
 
 /// One weight matrix [1, 2] and no bias: its gradient is the sum of the inputs.
@@ -42,8 +42,7 @@ at::Tensor inputs_of(int rank) {
 }
 
 TEST(DdpGradientsTest, ThreeBackwardsAccumulateOverRanksAndSteps) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     for (const bool views : {false, true}) {
       SCOPED_TRACE(views);
       nn::Linear net = make_layer();
@@ -66,23 +65,28 @@ TEST(DdpGradientsTest, ThreeBackwardsAccumulateOverRanksAndSteps) {
 }
 
 TEST(DdpGradientsTest, WithoutZeroingTheNextMeanIsAdded) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     for (const bool views : {false, true}) {
-      SCOPED_TRACE(views);
-      nn::Linear net = make_layer();
-      DistributedDataParallel<nn::LinearImpl> ddp(net, {.gradient_as_bucket_view = views});
-      for (int step = 1; step <= 3; ++step) {
-        ddp(inputs_of(rank)).sum().backward();
-        EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, 1.5 * step)));
+      for (const bool accumulate : {false, true}) {
+        SCOPED_TRACE(testing::Message() << views << ", " << accumulate);
+        nn::Linear net = make_layer();
+        DistributedDataParallel<nn::LinearImpl> ddp(net, {.gradient_as_bucket_view = views});
+        for (int step = 1; step <= 3; ++step) {
+          if (accumulate) {
+            const auto guard = ddp.no_sync();
+            ddp(inputs_of(rank)).sum().backward();
+          }
+          ddp(inputs_of(rank)).sum().backward();
+          const double of_each_step = accumulate ? 2 * 1.5 : 1.5;
+          EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, of_each_step * step)));
+        }
       }
     }
   });
 }
 
 TEST(DdpGradientsTest, FrozenParametersStayAsRankZeroHadThem) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     at::manual_seed(static_cast<uint64_t>(rank));
     nn::Linear frozen(2, 2);
     nn::Linear trained(2, 1);
@@ -120,8 +124,7 @@ struct SharedImpl : nn::Module {
 };
 
 TEST(DdpGradientsTest, ASharedParameterGetsTheSumOfItsUsesOnce) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     auto net = std::make_shared<SharedImpl>();
     auto alone = std::make_shared<SharedImpl>();
     DistributedDataParallel<SharedImpl> ddp(net);
@@ -140,8 +143,7 @@ TEST(DdpGradientsTest, ASharedParameterGetsTheSumOfItsUsesOnce) {
 }
 
 TEST(DdpGradientsTest, ALayerUsedTwiceInOneForwardIsAveragedAfterItsLastUse) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Linear layer(nn::LinearOptions(1, 1).bias(false));
     nn::Sequential net(layer, layer, layer);
     DistributedDataParallel<nn::SequentialImpl> ddp(net, {.bucket_cap_mb = 1e-6});
@@ -167,8 +169,7 @@ struct DetourImpl : nn::Module {
 };
 
 TEST(DdpGradientsTest, APathWithoutParametersCountsAsZeroWhereTheOthersUsedThem) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     auto net = std::make_shared<DetourImpl>();
     DistributedDataParallel<DetourImpl> ddp(net, {.find_unused_parameters = true});
     for (int step = 0; step < 4; ++step) {
@@ -194,8 +195,7 @@ at::Tensor rows(std::initializer_list<int64_t> indices) {
 }
 
 TEST(DdpGradientsTest, SparseEmbeddingsAreAveragedByRow) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     for (const double cap : {25.0, 1e-6}) {
       nn::Embedding table(nn::EmbeddingOptions(5, 2).sparse(true));
       nn::Linear head = make_layer();
@@ -220,8 +220,7 @@ TEST(DdpGradientsTest, SparseEmbeddingsAreAveragedByRow) {
 }
 
 TEST(DdpGradientsTest, LayersWithoutParametersAreNoHindrance) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const nn::Linear layer = make_layer();
     nn::Sequential net(nn::Functional([](const at::Tensor& x) { return x * 2; }), layer,
                        nn::Functional([](const at::Tensor& x) { return x * 3; }));

@@ -10,21 +10,19 @@
 #include <variant>
 
 #include <ATen/Context.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include "ddp/ddp_state.h"
+#include "dist/group.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -35,7 +33,7 @@ using dist::DistributedDataParallel;
 using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -125,8 +123,7 @@ struct StructOutputImpl : nn::Module {
 };
 
 TEST(DdpOutputTest, TensorsInStructsAreFoundInTheSearchForUnusedParameters) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     auto net = std::make_shared<StructOutputImpl>();
     DistributedDataParallel<StructOutputImpl> ddp(net, {.find_unused_parameters = true});
     for (int step = 0; step < 2; ++step) {
@@ -141,8 +138,7 @@ TEST(DdpOutputTest, TensorsInStructsAreFoundInTheSearchForUnusedParameters) {
 }
 
 TEST(DdpOptionsTest, AStaticGraphFindsUnusedParametersOnce) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     auto net = std::make_shared<SidesImpl>();
     DistributedDataParallel<SidesImpl> ddp(net, {.static_graph = true});
     for (int step = 0; step < 4; ++step) {
@@ -155,8 +151,7 @@ TEST(DdpOptionsTest, AStaticGraphFindsUnusedParametersOnce) {
 }
 
 TEST(DdpOptionsTest, SkippingUnusedBucketsLeavesTheirGradientsAlone) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     auto net = std::make_shared<SidesImpl>();
     DistributedDataParallel<SidesImpl> ddp(net, {.find_unused_parameters = true,
                                                  .skip_all_reduce_unused_params = true,
@@ -181,8 +176,7 @@ TEST(DdpOptionsTest, SkippingUnusedBucketsLeavesTheirGradientsAlone) {
 }
 
 TEST(DdpOptionsTest, WithoutInitSyncEveryRankKeepsItsWeights) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Linear net(nn::LinearOptions(2, 1).bias(false));
     {
       const at::NoGradGuard no_grad;
@@ -196,8 +190,7 @@ TEST(DdpOptionsTest, WithoutInitSyncEveryRankKeepsItsWeights) {
 }
 
 TEST(DdpOptionsTest, WithoutBufferBroadcastBuffersAreNotSyncedAtTheBeginningEither) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     for (const bool broadcast : {true, false}) {
       nn::BatchNorm1d net(3);
       net->running_mean.fill_(rank);
@@ -208,8 +201,7 @@ TEST(DdpOptionsTest, WithoutBufferBroadcastBuffersAreNotSyncedAtTheBeginningEith
 }
 
 TEST(DdpOptionsTest, IgnoredParametersAndBuffersStayThisRanks) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Sequential net(nn::Linear(nn::LinearOptions(2, 3).bias(false)), nn::BatchNorm1d(3));
     auto parameters = net->named_parameters();
     auto buffers = net->named_buffers();
@@ -235,8 +227,7 @@ TEST(DdpOptionsTest, IgnoredParametersAndBuffersStayThisRanks) {
 }
 
 TEST(DdpOptionsTest, AnUnknownNameToIgnoreIsRefused) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     nn::Linear net(2, 1);
     EXPECT_THAT(message_of<UserError>([&] {
                   DistributedDataParallel<nn::LinearImpl>(net,
@@ -254,8 +245,7 @@ TEST(DdpOptionsTest, AnUnknownNameToIgnoreIsRefused) {
 }
 
 TEST(DdpOptionsTest, BucketsAreAsLargeAsAskedFor) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     constexpr double kKiB = 1.0 / 1024;
     const auto buckets_after_two_steps = [](const dist::DdpOptions& options) {
       nn::Sequential net;
@@ -273,8 +263,7 @@ TEST(DdpOptionsTest, BucketsAreAsLargeAsAskedFor) {
 }
 
 TEST(DdpOptionsTest, GradientsThatAreBucketViewsCanBeZeroedByAnyone) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     at::manual_seed(1);
     nn::Linear net(nn::LinearOptions(3, 2).bias(false));
     DistributedDataParallel<nn::LinearImpl> ddp(net, {.gradient_as_bucket_view = true});
@@ -298,8 +287,7 @@ TEST(DdpOptionsTest, GradientsThatAreBucketViewsCanBeZeroedByAnyone) {
 }
 
 TEST(DdpOptionsTest, NoSyncGuardsMayEndInAnyOrder) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Linear net(nn::LinearOptions(2, 1).bias(false));
     DistributedDataParallel<nn::LinearImpl> ddp(net);
     std::unique_ptr<dist::NoSyncGuard> first(new dist::NoSyncGuard(ddp.no_sync()));
@@ -311,50 +299,8 @@ TEST(DdpOptionsTest, NoSyncGuardsMayEndInAnyOrder) {
   });
 }
 
-TEST(DdpOptionsTest, GradientsAccumulateOverStepsAsInPyTorch) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    for (const bool views : {false, true}) {
-      nn::Linear net(nn::LinearOptions(2, 1).bias(false));
-      DistributedDataParallel<nn::LinearImpl> ddp(net, {.gradient_as_bucket_view = views});
-      double expected = 0;
-      for (int step = 1; step <= 3; ++step) {
-        {
-          const auto guard = ddp.no_sync();
-          ddp(at::full({1, 2}, static_cast<double>(rank))).sum().backward();
-        }
-        ddp(at::full({1, 2}, static_cast<double>(step * (rank + 1)))).sum().backward();
-        expected += 0.5 + step * 1.5;
-        EXPECT_TRUE(close(net->weight.grad(), at::full({1, 2}, expected)));
-      }
-    }
-  });
-}
-
-TEST(DdpOptionsTest, SparseEmbeddingsExchangeSparseGradients) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    nn::Sequential net(nn::Embedding(nn::EmbeddingOptions(10, 3).sparse(true)), nn::Linear(3, 1));
-    DistributedDataParallel<nn::SequentialImpl> ddp(net);
-    const auto table = net->named_parameters()["0.weight"];
-    for (int step = 0; step < 3; ++step) {
-      ddp.zero_grad();
-      ddp(at::arange(2, at::kLong) + rank * 5).sum().backward();
-      ASSERT_TRUE(table.grad().is_sparse());
-      const at::Tensor grad = table.grad().to_dense();
-      for (int64_t row = 0; row < 10; ++row) {
-        const bool used = row < 2 || (row >= 5 && row < 7);
-        EXPECT_EQ(grad[row].abs().sum().item<double>() > 0, used) << "row " << row;
-      }
-      const at::Tensor expected = net->named_parameters()["1.weight"][0] / 2;
-      EXPECT_TRUE(close(grad[0], expected));
-    }
-  });
-}
-
 TEST(DdpOptionsTest, AModuleThatComputesNothingOnSomePathsIsWaitedFor) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     struct MaybeImpl : nn::Module {
       MaybeImpl() { linear = register_module("linear", nn::Linear(2, 2)); }
       at::Tensor forward(const at::Tensor& input, bool use) { return use ? linear(input) : input; }
@@ -372,8 +318,7 @@ TEST(DdpOptionsTest, AModuleThatComputesNothingOnSomePathsIsWaitedFor) {
 }
 
 TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     auto net = std::make_shared<SidesImpl>();
     DistributedDataParallel<SidesImpl> ddp(net);
     ddp(at::ones({1, 2}), Use::kLeft).sum().backward();
@@ -386,8 +331,7 @@ TEST(DdpErrorTest, AParameterWithoutAGradientIsNamedInTheNextStep) {
 }
 
 TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     nn::Sequential net(nn::Linear(2, 2));
     if (rank == 2) net->push_back(nn::Linear(2, 2));
     EXPECT_THAT(
@@ -399,8 +343,7 @@ TEST(DdpErrorTest, ADifferentNumberOfParametersIsNamedOnEveryRank) {
 }
 
 TEST(DdpErrorTest, RanksOfASubgroupAreNamedAsInTheWorld) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const auto group = dist::new_group({1, 2});
     if (rank == 0) return dist::barrier();
     nn::Linear net(rank, 2);
@@ -413,8 +356,7 @@ TEST(DdpErrorTest, RanksOfASubgroupAreNamedAsInTheWorld) {
 }
 
 TEST(DdpErrorTest, FrozenParametersAndBuffersAreComparedToo) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Sequential net(nn::Linear(2, 2), nn::BatchNorm1d(2));
     net->named_parameters()["0.bias"].set_requires_grad(rank == 0);
     EXPECT_THAT(
@@ -430,8 +372,7 @@ TEST(DdpErrorTest, FrozenParametersAndBuffersAreComparedToo) {
 }
 
 TEST(DdpErrorTest, OptionsThatDifferAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Linear net(2, 2);
     EXPECT_THAT(
         message_of<UserError>([&] {
@@ -442,8 +383,7 @@ TEST(DdpErrorTest, OptionsThatDifferAreNamed) {
 }
 
 TEST(DdpErrorTest, AModuleThatIsConvertedAfterWrappingIsRefused) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     nn::Linear net(2, 2);
     DistributedDataParallel<nn::LinearImpl> ddp(net);
     ddp(at::ones({1, 2})).sum().backward();
@@ -456,8 +396,7 @@ TEST(DdpErrorTest, AModuleThatIsConvertedAfterWrappingIsRefused) {
 }
 
 TEST(DdpErrorTest, NoModuleIsRefused) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     using Ddp = DistributedDataParallel<nn::LinearImpl>;
     EXPECT_THAT(message_of<UserError>([] { Ddp ddp(std::shared_ptr<nn::LinearImpl>{}); }),
                 HasSubstr("null"));
@@ -478,8 +417,7 @@ TEST(DdpErrorTest, DevicesOfAModuleAreChecked) {
 }
 
 TEST(DdpOutputTest, OutputsMayBeModifiedInPlace) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     for (const dist::DdpOptions& options :
          {dist::DdpOptions{.find_unused_parameters = true}, dist::DdpOptions{.static_graph = true},
           dist::DdpOptions{.gradient_as_bucket_view = true}}) {
@@ -492,8 +430,7 @@ TEST(DdpOutputTest, OutputsMayBeModifiedInPlace) {
 }
 
 TEST(DdpOptionsTest, AStaticGraphGoesByTheForwardNotByTheBackward) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Linear net(nn::LinearOptions(2, 1).bias(false));
     DistributedDataParallel<nn::LinearImpl> ddp(net, {.static_graph = true});
     const at::Tensor loss = ddp(at::full({1, 2}, rank * 2.0)).sum();
@@ -504,8 +441,7 @@ TEST(DdpOptionsTest, AStaticGraphGoesByTheForwardNotByTheBackward) {
 }
 
 TEST(DdpLifetimeTest, GuardsAndOutputsMayOutliveTheWrapper) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     nn::Linear net(2, 1);
     auto ddp = std::make_unique<DistributedDataParallel<nn::LinearImpl>>(
         net, dist::DdpOptions{.find_unused_parameters = true});
@@ -518,8 +454,7 @@ TEST(DdpLifetimeTest, GuardsAndOutputsMayOutliveTheWrapper) {
 }
 
 TEST(DdpStatsTest, NumbersOfTheEngineAreThere) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     nn::Sequential net(nn::Linear(8, 8), nn::Linear(8, 8));
     DistributedDataParallel<nn::SequentialImpl> ddp(net);
     EXPECT_EQ(ddp.stats().iteration, 0);

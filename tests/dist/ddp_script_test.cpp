@@ -1,25 +1,21 @@
 // DistributedDataParallel around TorchScript modules.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/dist/ddp.h>
-#include <syncbn/dist/sync_batch_norm.h>
 
-#include <ATen/Context.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 #include <torch/csrc/jit/api/module.h>
 
+#include "dist/group.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
 using dist::DistributedDataParallel;
 using syncbn::test::close;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using ScriptDdp = DistributedDataParallel<torch::jit::Module>;
 
 /// weight * input, and the members of a container.
@@ -38,8 +34,7 @@ torch::jit::Module make_module() {
 }
 
 TEST(DdpScriptTest, AveragesGradientsAndFindsTensorsInTheOutput) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     torch::jit::Module module = make_module();
     {
       const at::NoGradGuard no_grad;
@@ -62,8 +57,7 @@ TEST(DdpScriptTest, AveragesGradientsAndFindsTensorsInTheOutput) {
 }
 
 TEST(DdpScriptTest, TakesPartInNoSyncAndJoin) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     torch::jit::Module module("Scale");
     module.register_parameter("weight", at::ones({2}).requires_grad_(), /*is_buffer=*/false);
     module.define("def forward(self, input: Tensor) -> Tensor:\n  return self.weight * input\n");

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "dist/group.h"
 #include "dist/whole_batch.h"
-#include "support/multiproc.h"
 
 namespace {
 
@@ -17,7 +17,7 @@ using dist::DdpOptions;
 using syncbn::test::expect_accumulates_as_whole_batch;
 using syncbn::test::expect_trains_as_whole_batch;
 using syncbn::test::Network;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 
 struct NamedOptions {
   const char* name;
@@ -49,8 +49,7 @@ TEST_P(DdpWholeBatchTest, TrainsAsOneModelOnTheWholeBatch) {
   const Network network = std::get<0>(GetParam()).network;
   const NamedOptions& given = std::get<1>(GetParam());
   for (size_t world_size = 1; world_size <= 4; ++world_size) {
-    run_ranks(static_cast<int>(world_size), [&](int) {
-      dist::init_process_group();
+    run_group(static_cast<int>(world_size), [&](int) {
       const auto alone = dist::new_subgroups(1);
       DdpOptions options = given.options;
       if (given.own_group) {
@@ -124,8 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Every forward exchanges statistics; only the last backward exchanges gradients.
 TEST(DdpAccumulationTest, OfThreeBatchesWithSyncBatchNormIsThatOfWholeBatches) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const auto alone = dist::new_subgroups(1);
     for (const bool views : {false, true}) {
       SCOPED_TRACE(views);

@@ -6,6 +6,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/dist/process_group.h>
 
+#include <functional>
 #include <string>
 
 #include <ATen/Context.h>
@@ -15,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "dist/gpus.h"
+#include "dist/group.h"
 #include "groups/world.h"
 #include "support/skip.h"
 
@@ -38,9 +40,9 @@ class DeviceTest : public ::testing::Test {
   }
 };
 
-/// Over Gloo, since NCCL allows one rank per GPU.
-inline void init_on_device() {
-  dist::init_process_group({.backend = "gloo"});
+/// Like run_group(), over Gloo, since NCCL allows one rank per GPU.
+inline void run_on_device(int world_size, const std::function<void(int rank)>& body) {
+  run_group(world_size, {.backend = "gloo"}, body);
 }
 
 /// Draws the same numbers for any device.

@@ -17,6 +17,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "dist/group.h"
 #include "monitor/flight_recorder.h"
 #include "monitor/monitor_channel.h"
 #include "monitor/peer_monitor.h"
@@ -31,6 +32,7 @@ namespace detail = syncbn::dist::detail;
 using at::Tensor;
 using syncbn::base::UserError;
 using syncbn::test::message_of;
+using syncbn::test::run_group;
 using syncbn::test::run_ranks;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -44,8 +46,7 @@ void sum_over_ranks(int64_t size = 3) {
 /// Checks the errors of two ranks that make different calls.
 template <class First, class Second>
 void expect_disagreement(First first, Second second, const std::vector<std::string>& parts) {
-  run_ranks(2, [&](int rank) {
-    dist::init_process_group();
+  run_group(2, [&](int rank) {
     sum_over_ranks();
     const std::string message = message_of<UserError>([&] { rank == 0 ? first() : second(); });
     EXPECT_THAT(message, HasSubstr("the ranks made different calls: #2 is "));
@@ -127,8 +128,7 @@ TEST(DifferentCallsTest, ACoalescedCallIsNoPlainOne) {
 }
 
 TEST(DifferentCallsTest, ASendAndARecvThatDoNotFitAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor tensor = at::ones({3 + rank});
     const std::string message =
         message_of<UserError>([&] { rank == 0 ? dist::send(tensor, 1) : dist::recv(tensor, 0); });
@@ -139,8 +139,7 @@ TEST(DifferentCallsTest, ASendAndARecvThatDoNotFitAreNamed) {
 
 // A size and then the data, to a slow rank: each waits for longer than it takes to report a call.
 TEST(DifferentCallsTest, ASendThatHadToWaitIsNotComparedWithALaterRecv) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor size = at::ones({1});
     Tensor data = at::ones({8}).mul(1 - rank);
     if (rank == 0) {
@@ -159,7 +158,7 @@ TEST(DifferentCallsTest, ASendThatHadToWaitIsNotComparedWithALaterRecv) {
 TEST(DifferentCallsTest, ALateDifferenceIsFound) {
   expect_disagreement([] { sum_over_ranks(3); },
                       [] {
-                        ::usleep(2'500'000);
+                        ::usleep(2'500'000);  // longer than it takes to report a call
                         sum_over_ranks(4);
                       },
                       {"[3]", "[4]"});
@@ -167,8 +166,7 @@ TEST(DifferentCallsTest, ALateDifferenceIsFound) {
 
 // Rank 0 passes on the messages about a group to which it does not belong.
 TEST(DifferentCallsTest, OneOfManyIsNamedInAGroupWithoutRankZero) {
-  run_ranks(5, [](int rank) {
-    dist::init_process_group();
+  run_group(5, [](int rank) {
     const auto group = dist::new_group({1, 2, 3, 4});
     if (rank > 0) {
       const std::string message = message_of<UserError>([&] {

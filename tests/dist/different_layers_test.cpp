@@ -13,8 +13,6 @@
 #include <string>
 #include <utility>
 
-#include <ATen/Context.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -22,9 +20,8 @@
 #include <torch/nn/modules/linear.h>
 
 #include "collectives/gather_rows.h"
-#include "dist/tensors.h"
+#include "dist/group.h"
 #include "groups/world.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -37,7 +34,7 @@ using std::chrono::milliseconds;
 using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -46,8 +43,7 @@ at::Tensor batch(int64_t channels = 3) {
 }
 
 TEST(DifferentLayersTest, LayersOfOneWidthAreToldApartByTheirNames) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     SyncBatchNorm first(SyncBatchNormOptions(3).name("first"));
     SyncBatchNorm second(SyncBatchNormOptions(3).name("second"));
     first(batch());
@@ -59,8 +55,7 @@ TEST(DifferentLayersTest, LayersOfOneWidthAreToldApartByTheirNames) {
 }
 
 TEST(DifferentLayersTest, LayersWithoutANameGoByTheirOrder) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     // A layer that does not exchange does not count.
     SyncBatchNorm only_here(SyncBatchNormOptions(3));
     only_here->eval();
@@ -74,8 +69,7 @@ TEST(DifferentLayersTest, LayersWithoutANameGoByTheirOrder) {
 }
 
 TEST(DifferentLayersTest, RanksAreThoseOfTheWorld) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const auto group = dist::new_group({1, 2});
     if (rank > 0) {
       const auto options = SyncBatchNormOptions(3).process_group(group);
@@ -90,8 +84,7 @@ TEST(DifferentLayersTest, RanksAreThoseOfTheWorld) {
 }
 
 TEST(DifferentLayersTest, ADdpOrAConversionNamesLayers) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Sequential net(nn::Linear(3, 3), SyncBatchNorm(3), nn::BatchNorm1d(3));
     dist::DistributedDataParallel<nn::SequentialImpl> ddp(net);
     const auto run = [&](size_t i) {
@@ -107,8 +100,7 @@ TEST(DifferentLayersTest, ADdpOrAConversionNamesLayers) {
 }
 
 TEST(DifferentLayersTest, DifferentChannelsAreNamedOnEveryRank) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     SyncBatchNorm narrow(SyncBatchNormOptions(3).name("narrow"));
     SyncBatchNorm wide(SyncBatchNormOptions(5).name("wide"));
     narrow(batch());
@@ -120,8 +112,7 @@ TEST(DifferentLayersTest, DifferentChannelsAreNamedOnEveryRank) {
 }
 
 TEST(DifferentLayersTest, DifferentDtypesAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     SyncBatchNorm layer(SyncBatchNormOptions(3).name("bn"));
     const at::Tensor input = batch().to(rank == 0 ? at::kFloat : at::kBFloat16);
     EXPECT_THAT(message_of<UserError>([&] { layer(input); }),
@@ -132,8 +123,7 @@ TEST(DifferentLayersTest, DifferentDtypesAreNamed) {
 }
 
 TEST(DifferentLayersTest, BackwardIsComparedToo) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     SyncBatchNorm first(SyncBatchNormOptions(3).name("first"));
     SyncBatchNorm second(SyncBatchNormOptions(3).name("second"));
     const at::Tensor a = first(batch().requires_grad_());
@@ -146,8 +136,7 @@ TEST(DifferentLayersTest, BackwardIsComparedToo) {
 TEST(DifferentLayersTest, RowsThatAreMergedOnTheWayAreCompared) {
   // Shared memory gathers up to 256 KiB of all ranks together at once, Gloo a row below 64 KiB.
   for (const auto& [shared_memory, channels] : {std::pair{true, 20000}, std::pair{false, 5000}}) {
-    run_ranks(2, [shared_memory = shared_memory, channels = channels](int rank) {
-      dist::init_process_group({.shared_memory = shared_memory});
+    run_group(2, {.shared_memory = shared_memory}, [channels = channels](int rank) {
       SyncBatchNorm first(SyncBatchNormOptions(channels).name("first"));
       SyncBatchNorm second(SyncBatchNormOptions(channels).name("second"));
       const at::Tensor a = first(batch(channels).requires_grad_());
@@ -162,8 +151,7 @@ TEST(DifferentLayersTest, RowsThatAreMergedOnTheWayAreCompared) {
 }
 
 TEST(DifferentLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     SyncBatchNorm first(SyncBatchNormOptions(3).name("first"));
     SyncBatchNorm second(SyncBatchNormOptions(4).name("second"));
     const at::Tensor a = first(batch().requires_grad_());
@@ -191,35 +179,31 @@ void expect_times_out(int rank, const SyncBatchNormOptions& options, millisecond
 
 // The group's own timeout is half an hour.
 TEST(DifferentLayersTest, ARankThatDoesNotComeIsNamedAtTheLayersTimeout) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     expect_times_out(rank, SyncBatchNormOptions(3).name("bn").sync_timeout(milliseconds(1500)),
                      milliseconds(1500));
   });
 }
 
 TEST(DifferentLayersTest, ALayerWithoutATimeoutHasTheGroups) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group({.timeout = milliseconds(1700)});
+  run_group(2, {.timeout = milliseconds(1700)}, [](int rank) {
     expect_times_out(rank, SyncBatchNormOptions(3).name("bn"), milliseconds(1700));
   });
 }
 
 // A layer's timeout may also be longer than the group's.
 TEST(DifferentLayersTest, TheLayersTimeoutIsTakenInPlaceOfTheGroups) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group({.timeout = milliseconds(1500)});
+  run_group(2, {.timeout = milliseconds(1500)}, [](int rank) {
     SyncBatchNorm layer(SyncBatchNormOptions(3).sync_timeout(milliseconds(60'000)));
     layer(batch());
-    if (rank == 1) ::usleep(3'000'000);
+    if (rank == 1) ::usleep(3'000'000);  // longer than the group's
     layer(batch());
     EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 2);
   });
 }
 
 TEST(DifferentLayersTest, AConvertedLayerHasATimeoutToo) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto until_then = dist::new_group({0, 1});
     nn::Sequential net(nn::BatchNorm1d(3));
     dist::convert_sync_batchnorm(*net, {}, milliseconds(1500));
@@ -234,8 +218,7 @@ TEST(DifferentLayersTest, AConvertedLayerHasATimeoutToo) {
 }
 
 TEST(DifferentLayersTest, AfterAJoinSpanRanksStillAgree) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     nn::Sequential net(nn::Linear(3, 3), SyncBatchNorm(3), SyncBatchNorm(3));
     dist::DistributedDataParallel<nn::SequentialImpl> ddp(net);
     for (int epoch = 0; epoch < 2; ++epoch) {

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/dist/ddp.h>
-#include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include <cstdio>
@@ -19,8 +18,8 @@
 #include <torch/csrc/jit/serialization/import.h>
 
 #include "dist/convert_cases.h"
+#include "dist/group.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -35,8 +34,8 @@ using syncbn::test::expect_steps;
 using syncbn::test::ProgramResult;
 using syncbn::test::python;
 using syncbn::test::python_has_torch;
+using syncbn::test::run_group;
 using syncbn::test::run_program;
-using syncbn::test::run_ranks;
 using syncbn::test::TempFolder;
 using ::testing::AllOf;
 using ::testing::Contains;
@@ -96,8 +95,7 @@ TEST(ExportedNetworkTest, HooksStay) {
   folder.write("hooks.py", kNetworkWithHooks);  // TorchScript's compiler reads the source file
   const ProgramResult made = run_program({python(), folder.path() / "hooks.py", file});
   ASSERT_EQ(made.exit_code, 0) << made.err;
-  run_ranks(2, [&](int) {
-    dist::init_process_group();
+  run_group(2, [&](int) {
     torch::jit::Module reference = torch::jit::load(file);
     torch::jit::Module net = torch::jit::load(file);
     EXPECT_EQ(dist::convert_sync_batchnorm(net).converted.size(), 5u);
@@ -128,8 +126,7 @@ TEST(ExportedNetworkTest, TrainsTwentyStepsAsOnTheWholeBatch) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const TempFolder folder;
   const std::string file = exported(folder);
-  run_ranks(2, [&](int rank) {
-    dist::init_process_group();
+  run_group(2, [&](int rank) {
     // In float64, so that 20 steps do not amplify rounding.
     const auto load = [&] {
       torch::jit::Module net = torch::jit::load(file);
@@ -177,8 +174,7 @@ TEST(ExportedNetworkTest, ARankMayHaveOneValueAChannelOnceItIsConverted) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const TempFolder folder;
   const std::string file = exported(folder);
-  run_ranks(2, [&](int) {
-    dist::init_process_group();
+  run_group(2, [&](int) {
     torch::jit::Module net = torch::jit::load(file);
     net.train();
     dist::convert_sync_batchnorm(net);

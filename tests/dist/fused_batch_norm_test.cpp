@@ -11,8 +11,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/ops/batch_norm.h>
-#include <ATen/ops/gt.h>
-#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
@@ -20,8 +18,8 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "dist/device.h"
+#include "dist/group.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -33,9 +31,9 @@ using dist::SyncBatchNormOptions;
 using syncbn::test::close;
 using syncbn::test::device;
 using syncbn::test::exchanges;
-using syncbn::test::init_on_device;
 using syncbn::test::on_device;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
+using syncbn::test::run_on_device;
 using FusedBatchNormTest = syncbn::test::DeviceTest;
 
 /// The same bits on the CPU. On a GPU, ATen's operators do not promise the order of summation, so
@@ -150,18 +148,14 @@ void expect_large_ones_as_apart() {
 
 TEST(FusedBatchNormOnCpuTest, EqualsThemWhereResultsGoPastTheCache) {
   for (const int ranks : {1, 2}) {
-    run_ranks(ranks, [](int) {
-      dist::init_process_group();
-      expect_large_ones_as_apart();
-    });
+    run_group(ranks, [](int) { expect_large_ones_as_apart(); });
   }
 }
 
 // The backward uses a mask of the ReLU, not its output, so the next operation may overwrite that.
 TEST(FusedBatchNormOnCpuTest, TheOutputMayBeChangedInPlace) {
   for (const int ranks : {1, 2}) {
-    run_ranks(ranks, [](int) {
-      dist::init_process_group();
+    run_group(ranks, [](int) {
       SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(true));
       const at::Tensor kept = at::randn({4, 3, 5, 5}).requires_grad_();
       const at::Tensor changed = kept.detach().clone().requires_grad_();
@@ -174,8 +168,7 @@ TEST(FusedBatchNormOnCpuTest, TheOutputMayBeChangedInPlace) {
 }
 
 TEST_F(FusedBatchNormTest, AResidualOnAnotherDeviceIsRefused) {
-  run_ranks(1, [](int) {
-    init_on_device();
+  run_on_device(1, [](int) {
     auto layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3)));
     const at::Tensor input = test::randn({4, 3});
     EXPECT_THAT(
@@ -187,8 +180,7 @@ TEST_F(FusedBatchNormTest, AResidualOnAnotherDeviceIsRefused) {
 // Only the residual needs a gradient: the backward has no second pass.
 TEST_F(FusedBatchNormTest, GivesTheResidualAGradientWhereTheInputNeedsNone) {
   for (const int ranks : {1, 2}) {
-    run_ranks(ranks, [](int) {
-      init_on_device();
+    run_on_device(ranks, [](int) {
       SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3).fuse_relu(true)));
       const at::Tensor input = test::randn({4, 3, 5, 5});
       const at::Tensor residual = test::randn({4, 3, 5, 5}).requires_grad_();
@@ -202,8 +194,7 @@ TEST_F(FusedBatchNormTest, GivesTheResidualAGradientWhereTheInputNeedsNone) {
 
 // A pruning may have removed all channels: nothing to normalise, and no error.
 TEST_F(FusedBatchNormTest, TakesNoChannelsAtAll) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     SyncBatchNorm layer(
         SyncBatchNormOptions(8).affine(false).track_running_stats(false).fuse_relu(true));
     const at::Tensor input = test::zeros({4, 0}).requires_grad_();
@@ -213,22 +204,15 @@ TEST_F(FusedBatchNormTest, TakesNoChannelsAtAll) {
 }
 
 TEST_F(FusedBatchNormTest, EqualsTheLayerAndTheOthersApart) {
-  run_ranks(2, [](int) {
-    init_on_device();
-    expect_all_as_apart();
-  });
+  run_on_device(2, [](int) { expect_all_as_apart(); });
 }
 
 TEST_F(FusedBatchNormTest, EqualsThemInAWorldOfOne) {
-  run_ranks(1, [](int) {
-    init_on_device();
-    expect_all_as_apart();
-  });
+  run_on_device(1, [](int) { expect_all_as_apart(); });
 }
 
 TEST_F(FusedBatchNormTest, TakesAResidualOfAnotherMemoryFormat) {
-  run_ranks(1, [](int) {
-    init_on_device();
+  run_on_device(1, [](int) {
     SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3).fuse_relu(true)));
     const at::Tensor input = test::randn({2, 3, 4, 4});
     const at::Tensor residual = test::randn({2, 3, 4, 4});
@@ -239,8 +223,7 @@ TEST_F(FusedBatchNormTest, TakesAResidualOfAnotherMemoryFormat) {
 }
 
 TEST_F(FusedBatchNormTest, LetsNanPassAsReluDoes) {
-  run_ranks(1, [](int) {
-    init_on_device();
+  run_on_device(1, [](int) {
     SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(2).fuse_relu(true)));
     at::Tensor input = test::randn({40, 2});
     input[7][1] = std::numeric_limits<float>::quiet_NaN();
@@ -251,8 +234,7 @@ TEST_F(FusedBatchNormTest, LetsNanPassAsReluDoes) {
 }
 
 TEST_F(FusedBatchNormTest, ExchangesNoMoreThanTheLayer) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     SyncBatchNorm layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3).fuse_relu(true)));
     const uint64_t before = exchanges();
     layer(test::randn({4, 3}).requires_grad_(), test::randn({4, 3}).requires_grad_())
@@ -263,8 +245,7 @@ TEST_F(FusedBatchNormTest, ExchangesNoMoreThanTheLayer) {
 }
 
 TEST_F(FusedBatchNormTest, GoesIntoASequential) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     torch::nn::Sequential net =
         on_device(torch::nn::Sequential(SyncBatchNorm(SyncBatchNormOptions(3).fuse_relu(true))));
     const at::Tensor output = net->forward(test::randn({4, 3}));
@@ -273,8 +254,7 @@ TEST_F(FusedBatchNormTest, GoesIntoASequential) {
 }
 
 TEST_F(FusedBatchNormTest, AnEmptyRankTakesPart) {
-  run_ranks(3, [](int rank) {
-    init_on_device();
+  run_on_device(3, [](int rank) {
     at::manual_seed(2);
     const std::vector<int64_t> shares{4, 0, 3};
     const auto own = [&](const at::Tensor& all) {

@@ -19,10 +19,10 @@
 #include <torch/nn/modules/linear.h>
 
 #include "dist/gpus.h"
+#include "dist/group.h"
 #include "dist/tensors.h"
 #include "fake_cuda/counts.h"
 #include "fake_cuda/nccl_settings.h"
-#include "support/multiproc.h"
 #include "support/skip.h"
 
 namespace {
@@ -32,7 +32,7 @@ using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
 using syncbn::test::close;
 using syncbn::test::gpus;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using Tensors = std::vector<at::Tensor>;
 
 /// Expects `run` to give the same for a layer and an input on the GPU as on the CPU.
@@ -55,31 +55,9 @@ void expect_as_on_cpu(const SyncBatchNormOptions& options, const at::Tensor& inp
   }
 }
 
-Tensors forward_and_backward(SyncBatchNorm& layer, const at::Tensor& input) {
-  const at::Tensor output = layer(input, input.detach() * 0.5);
-  output.pow(2).sum().backward();
-  return {output, input.grad(), layer->weight.grad(), layer->bias.grad()};
-}
-
-TEST(GpuBatchNormTest, ReluAndAdditionAreAsOnTheCpu) {
-  SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group();
-    at::manual_seed(1);
-    const at::Tensor input = at::randn({4, 3, 5, 5});
-    for (const bool relu : {false, true}) {
-      const auto options = SyncBatchNormOptions(3).fuse_relu(relu);
-      expect_as_on_cpu(options, input, forward_and_backward);
-      expect_as_on_cpu(options, input.contiguous(at::MemoryFormat::ChannelsLast),
-                       forward_and_backward);
-    }
-  });
-}
-
 TEST(GpuBatchNormTest, GradientsOfGradientsAreAsOnTheCpu) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     at::manual_seed(1);
     expect_as_on_cpu(
         SyncBatchNormOptions(3), at::randn({6, 3, 4}),
@@ -94,8 +72,7 @@ TEST(GpuBatchNormTest, GradientsOfGradientsAreAsOnTheCpu) {
 
 TEST(GpuBatchNormTest, ACheckpointDropsTheSameAndUpdatesOnce) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     SyncBatchNorm layer(3);
     layer->to(at::kCUDA);
     const at::Tensor input = at::randn({64, 3}, at::kCUDA).requires_grad_();
@@ -115,8 +92,7 @@ TEST(GpuBatchNormTest, ACheckpointDropsTheSameAndUpdatesOnce) {
 
 TEST(GpuBatchNormTest, StatisticsOverSeveralBatchesAreAsOnTheCpu) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     at::manual_seed(1);
     expect_as_on_cpu(SyncBatchNormOptions(3), at::randn({9, 3}) + 2,
                      [](SyncBatchNorm& layer, const at::Tensor& input) {
@@ -145,8 +121,7 @@ class NoWaiting {
 // Several ranks wait in each forward for the number of ranks with input, as PyTorch's do.
 TEST(GpuBatchNormTest, AStepOfOneRankDoesNotWaitForTheGpu) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     for (const bool fused : {false, true}) {
       SyncBatchNorm layer(SyncBatchNormOptions(3).fuse_relu(fused));
       layer->to(dist::device());
@@ -166,21 +141,20 @@ TEST(GpuBatchNormTest, AStepOfOneRankDoesNotWaitForTheGpu) {
 }
 
 TEST(GpuLaunchesTest, OptionsReachNccl) {
-  run_ranks(2, [](int) {
-    dist::init_process_group(
-        {.backend = "nccl", .nccl = {.min_ctas = 3, .max_ctas = 5, .blocking = false}});
-    const fake_nccl::Settings settings = fake_nccl::settings();
-    EXPECT_EQ(settings.blocking, 0);
-    EXPECT_EQ(settings.min_ctas, 3);
-    EXPECT_EQ(settings.max_ctas, 5);
-    at::Tensor value = at::randn({3}, at::TensorOptions().device(dist::device()));
-    dist::all_reduce(value);
-    EXPECT_LT(fake_nccl::settings().priority, 0);  // high
-    dist::all_reduce(value, c10d::ReduceOp::SUM,
-                     dist::new_group({0, 1}, {}, dist::NcclOptions{.high_priority = false}));
-    EXPECT_EQ(fake_nccl::settings().priority, 0);
-    dist::destroy_process_group();
-  });
+  run_group(
+      2, {.backend = "nccl", .nccl = {.min_ctas = 3, .max_ctas = 5, .blocking = false}}, [](int) {
+        const fake_nccl::Settings settings = fake_nccl::settings();
+        EXPECT_EQ(settings.blocking, 0);
+        EXPECT_EQ(settings.min_ctas, 3);
+        EXPECT_EQ(settings.max_ctas, 5);
+        at::Tensor value = at::randn({3}, at::TensorOptions().device(dist::device()));
+        dist::all_reduce(value);
+        EXPECT_LT(fake_nccl::settings().priority, 0);  // high
+        dist::all_reduce(value, c10d::ReduceOp::SUM,
+                         dist::new_group({0, 1}, {}, dist::NcclOptions{.high_priority = false}));
+        EXPECT_EQ(fake_nccl::settings().priority, 0);
+        dist::destroy_process_group();
+      });
 }
 
 /// @return number of buffers registered with NCCL
@@ -201,8 +175,7 @@ uint64_t registrations_of_training(bool register_buckets, Tensors& gradients) {
 }
 
 TEST(GpuLaunchesTest, BucketsAreRegisteredWithNcclIfAsked) {
-  run_ranks(2, [](int) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(2, {.backend = "nccl"}, [](int) {
     Tensors plain;
     EXPECT_EQ(registrations_of_training(false, plain), 0u);
     Tensors registered;

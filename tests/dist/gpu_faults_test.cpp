@@ -13,20 +13,17 @@
 #include <syncbn/dist/sync_batch_norm.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randn.h>
 
 #include "dist/gpus.h"
+#include "dist/group.h"
 #include "fake_cuda/nccl_settings.h"
 #include "support/environment_guard.h"
 #include "support/eventually.h"
@@ -45,15 +42,15 @@ using std::chrono::seconds;
 using syncbn::base::kExitUnavailable;
 using syncbn::base::kExitUsage;
 using syncbn::base::UserError;
-using syncbn::test::eventually;
 using syncbn::test::gpus;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
+using syncbn::test::run_group;
+using syncbn::test::run_group_and_collect;
 using syncbn::test::run_program;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -87,7 +84,7 @@ at::Tensor sum_of_new_group(milliseconds timeout = dist::InitOptions().timeout) 
 /// Ends rank 1 after this time, without leaving the group.
 void end_rank_1(int rank, seconds after) {
   if (rank != 1) return;
-  std::this_thread::sleep_for(after);
+  std::this_thread::sleep_for(after);  // so that rank 0's call fails for another reason
   ::_exit(0);
 }
 
@@ -198,8 +195,7 @@ TEST(GpuFailureTest, TheCallThatWaitedForADeadRankIsNamedAfterTheWaitForTheGpu) 
 
 TEST(GpuFailureTest, ALayerThatWaitedForADeadRankIsNamed) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  const auto ranks = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
-    dist::init_process_group({.backend = "nccl"});
+  const auto ranks = run_group_and_collect(2, {.backend = "nccl"}, [&](int rank) {
     dist::SyncBatchNorm norm(dist::SyncBatchNormOptions(3).name("norm"));
     norm->to(dist::device());
     wait_for(norm(ones({4, 3})));
@@ -331,7 +327,7 @@ TEST(FakeGpuFailureTest, RanksThatLeaveLetTheirCallsEnd) {
   const syncbn::test::Environment devices("FAKE_CUDA_DEVICES", "3");
   run_ranks(3, [](int rank) {
     at::Tensor value = sum_of_new_group();
-    if (rank == 2) std::this_thread::sleep_for(seconds(1));
+    if (rank == 2) std::this_thread::sleep_for(seconds(1));  // the others leave meanwhile
     dist::all_reduce(value);
     dist::destroy_process_group();
     EXPECT_EQ(value[0].item<float>(), 9);
@@ -340,8 +336,7 @@ TEST(FakeGpuFailureTest, RanksThatLeaveLetTheirCallsEnd) {
 
 TEST(FakeGpuFailureTest, WhatARankHasSentBeforeItLeavesIsReceived) {
   const syncbn::test::Environment devices("FAKE_CUDA_DEVICES", "3");
-  run_ranks(3, [](int rank) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(3, {.backend = "nccl"}, [](int rank) {
     const auto late = dist::new_group({1, 2});
     at::Tensor value = ones({3}) * rank;
     dist::all_reduce(value);
@@ -365,10 +360,7 @@ TEST(FakeGpuFailureTest, WhatARankHasSentBeforeItLeavesIsReceived) {
 void expect_disagreement(const std::function<void(int rank)>& body,
                          const ::testing::Matcher<std::string>& says) {
   const auto begin = Clock::now();
-  const auto ended = run_ranks_and_collect({.world_size = 2}, [&](int rank) {
-    dist::init_process_group({.backend = "nccl"});
-    body(rank);
-  });
+  const auto ended = run_group_and_collect(2, {.backend = "nccl"}, [&](int rank) { body(rank); });
   EXPECT_LT(Clock::now() - begin, seconds(5));
   for (const RankResult& rank : ended) {
     EXPECT_EQ(rank.exit_code, kExitUsage) << rank.output;
@@ -417,8 +409,7 @@ TEST(GpuDisagreementTest, DifferentCollectivesAreNamed) {
 
 TEST(GpuDisagreementTest, WhatNcclRefusesIsTheUsersMistake) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  run_ranks(2, [](int /*rank*/) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(2, {.backend = "nccl"}, [](int /*rank*/) {
     at::Tensor value = ones({3}, at::kLong);
     EXPECT_THAT(message_of<UserError>([&] { dist::all_reduce(value, c10d::ReduceOp::BAND); }),
                 AllOf(HasSubstr("was refused"), HasSubstr("BAND")));

@@ -11,8 +11,8 @@
 #include <torch/nn/modules/conv.h>
 
 #include "dist/gpus.h"
+#include "dist/group.h"
 #include "fake_cuda/counts.h"
-#include "support/multiproc.h"
 #include "support/skip.h"
 
 namespace {
@@ -35,7 +35,6 @@ uint64_t collectives_of_nccl() {
 /// Rank 1 begins its backward only when rank 0 has computed its own: if rank 0's backward waited
 /// for its all-reduces, it would never end.
 void expect_overlap(int rank) {
-  dist::init_process_group();
   const auto signals = dist::new_group({0, 1});
   nn::Sequential net(nn::Conv2d(3, 4, 3), nn::Conv2d(4, 4, 3), nn::Conv2d(4, 4, 3));
   net->to(dist::device());
@@ -68,7 +67,7 @@ void expect_overlap(int rank) {
 
 TEST(GpuDdpOverlapTest, BucketsAreExchangedWhileBackwardGoesOn) {
   SYNCBN_SKIP_UNLESS(syncbn::test::gpus() > 1, "two-gpus");
-  syncbn::test::run_ranks(2, expect_overlap);
+  syncbn::test::run_group(2, expect_overlap);
 }
 
 }  // namespace

@@ -18,7 +18,6 @@
 #include <functional>
 #include <iterator>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -38,6 +37,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "dist/gpus.h"
+#include "dist/group.h"
 #include "dist/tensors.h"
 #include "dist/training.h"
 #include "fake_cuda/counts.h"
@@ -55,12 +55,12 @@ namespace dist = syncbn::dist;
 using syncbn::test::close;
 using syncbn::test::gpus;
 using syncbn::test::message_of;
+using syncbn::test::run_group;
 using syncbn::test::run_ranks;
 
 TEST(GpuTest, AutoChoosesNcclAndTheDeviceOfTheLocalRank) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     EXPECT_EQ(dist::device(), at::Device(at::kCUDA, 0));
     at::Tensor tensor = at::full({3}, 2.0, at::TensorOptions().device(dist::device()));
     dist::all_reduce(tensor);
@@ -147,8 +147,7 @@ std::vector<Recipe> recipes() {
 
 TEST(GpuTest, DdpAndSyncBatchNormTrainTheSameOnTwoGpusAsOnTwoCpus) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     for (const Recipe& recipe : recipes()) expect_trains_as_on_cpus(recipe, dist::device());
   });
 }
@@ -156,8 +155,7 @@ TEST(GpuTest, DdpAndSyncBatchNormTrainTheSameOnTwoGpusAsOnTwoCpus) {
 // NCCL allows one rank per GPU. Gloo copies through host memory, and allows any number.
 TEST(GpuTest, TwoRanksThatShareAGpuTrainTheSameOverGlooAsOnTwoCpus) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(2, [](int) {
-    dist::init_process_group({.backend = "gloo"});
+  run_group(2, {.backend = "gloo"}, [](int) {
     for (const Recipe& recipe : recipes()) expect_trains_as_on_cpus(recipe, {at::kCUDA, 0});
   });
 }
@@ -189,16 +187,12 @@ void expect_joins_as_on_cpus(at::Device device, bool static_graph = false) {
 
 TEST(GpuTest, ARankThatRunsOutOfInputJoinsTheOtherOnAGpu) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(2, [](int) {
-    dist::init_process_group({.backend = "gloo"});
-    expect_joins_as_on_cpus({at::kCUDA, 0});
-  });
+  run_group(2, {.backend = "gloo"}, [](int) { expect_joins_as_on_cpus({at::kCUDA, 0}); });
 }
 
 TEST(GpuTest, ARankThatRunsOutOfInputJoinsTheOtherOverNccl) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  run_ranks(2, [](int) {
-    dist::init_process_group({.timeout = std::chrono::seconds(60)});
+  run_group(2, {.timeout = std::chrono::seconds(60)}, [](int) {
     for (const bool static_graph : {false, true}) {
       expect_joins_as_on_cpus(dist::device(), static_graph);
     }
@@ -230,17 +224,13 @@ void expect_collectives(at::Device device) {
 
 TEST(GpuTest, CollectivesTakeTensorsOfTwoRanksOnOneGpuOverGloo) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(2, [](int) {
-    dist::init_process_group({.backend = "gloo"});
-    expect_collectives({at::kCUDA, 0});
-  });
+  run_group(2, {.backend = "gloo"}, [](int) { expect_collectives({at::kCUDA, 0}); });
 }
 
 // Comparing split sizes, as on CPUs, would make the host wait for other ranks.
 TEST(GpuTest, AllToAllOverNcclIsOneCall) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(1, {.backend = "nccl"}, [](int) {
     const auto& backend = *dist::detail::backend_of(dist::default_group());
     const at::Tensor part = at::ones({3}, at::TensorOptions().device(dist::device()));
     Tensors received{at::zeros_like(part)};
@@ -254,8 +244,7 @@ TEST(GpuTest, AllToAllOverNcclIsOneCall) {
 
 TEST(GpuTest, CollectivesTakeTensorsOnAGpuOverNccl) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(1, {.backend = "nccl"}, [](int) {
     expect_collectives(dist::device());
     at::Tensor part = at::zeros({3}, at::TensorOptions().device(dist::device()));
     dist::reduce_scatter(part, {at::ones_like(part)});
@@ -311,8 +300,7 @@ Tensors train_unevenly(const std::vector<at::Device>& devices) {
 
 TEST(GpuTest, AModuleOnTwoGpusOfARankTrainsAsOnTheCpu) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  run_ranks(2, [](int) {
-    dist::init_process_group({.backend = "cuda:gloo"});
+  run_group(2, {.backend = "cuda:gloo"}, [](int) {
     const Tensors expected = train_unevenly({at::kCPU, at::kCPU});
     const Tensors actual = train_unevenly({{at::kCUDA, 0}, {at::kCUDA, 1}});
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -324,8 +312,7 @@ TEST(GpuTest, AModuleOnTwoGpusOfARankTrainsAsOnTheCpu) {
 // A context takes half a gigabyte, and all ranks of a host would have one on the first GPU.
 TEST(GpuTest, ARankHasNoContextOnTheGpuOfAnother) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  run_ranks(2, [](int rank) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(2, {.backend = "nccl"}, [](int rank) {
     at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
     // The monitor checks every 250 ms whether a call is complete.
     if (rank == 0) std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -339,8 +326,7 @@ TEST(GpuTest, ARankHasNoContextOnTheGpuOfAnother) {
 
 TEST(GpuTest, AsynchronousCallsReadWhatTheCallersStreamWrites) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(1, {.backend = "nccl"}, [](int) {
     const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
     const c10::StreamGuard guard(cuda.getStreamFromGlobalPool(dist::device()));
     for (int i = 0; i < 20; ++i) {
@@ -439,8 +425,7 @@ TEST(GpuTest, WithoutAMonitorACallCountsAsEndedOnceItIsQueued) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   const syncbn::test::TempFolder folder;
   const syncbn::test::Environment recorded("SYNCBN_FLIGHT_FOLDER", folder.path().string());
-  run_ranks(1, [](int) {
-    dist::init_process_group({.backend = "nccl"});
+  run_group(1, {.backend = "nccl"}, [](int) {
     at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
     for (int i = 0; i < 3; ++i) dist::all_reduce(value);
     dist::destroy_process_group();
@@ -485,8 +470,7 @@ TEST(GpuTest, VersionsThatDoNotFitAreRefusedAndWithAutoWarnedOf) {
 
 TEST(GpuTest, GroupsOfAllRanksSplitTheDefaultGroupsCommunicator) {
   SYNCBN_SKIP_UNLESS(gpus() > 1, "two-gpus");
-  run_ranks(2, [](int rank) {
-    dist::init_process_group({.backend = "nccl", .nccl = {.max_ctas = 8}});
+  run_group(2, {.backend = "nccl", .nccl = {.max_ctas = 8}}, [](int rank) {
     at::Tensor value = at::ones({3}, at::TensorOptions().device(dist::device()));
     const auto work = dist::all_reduce_async(value);  // runs while the group is split
     const auto reversed = dist::new_group({1, 0}, {}, dist::NcclOptions{.blocking = false});
@@ -510,8 +494,7 @@ TEST(GpuTest, GroupsOfAllRanksSplitTheDefaultGroupsCommunicator) {
 TEST(GpuTest, MoreRanksThanGpusTrainOnCpusOrShareThem) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
   const int ranks = gpus() + 1;
-  const auto results = syncbn::test::run_ranks_and_collect({.world_size = ranks}, [](int) {
-    dist::init_process_group();
+  const auto results = syncbn::test::run_group_and_collect(ranks, [](int) {
     EXPECT_EQ(dist::device(), at::Device(at::kCPU));
     dist::destroy_process_group();
     dist::init_process_group({.backend = "cuda:gloo"});
@@ -527,8 +510,7 @@ TEST(GpuTest, MoreRanksThanGpusTrainOnCpusOrShareThem) {
 
 TEST(GpuTest, AModuleOnTwoKindsOfDevicesIsRefused) {
   SYNCBN_SKIP_UNLESS(gpus() > 0, "gpu");
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     torch::nn::Linear on_gpu(2, 2);
     on_gpu->to(dist::device());
     torch::nn::Sequential net(torch::nn::Linear(2, 2), on_gpu);

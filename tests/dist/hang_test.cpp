@@ -23,15 +23,18 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
+// The launcher takes at most keep_alive_interval for the threads' stacks.
+const Words kOptions{"--hang_timeout=5", "--rdzv_conf=keep_alive_interval=1"};
+
 /// Starts one node whose ranks go wrong in the way `how` (see waiting_worker.cpp).
 Program& start(Nodes& nodes, int ranks, const std::string& how, std::vector<std::string> options) {
   options.insert(options.end(), {"--nnodes=1", "--master_port=0"});
   return nodes.start(0, ranks, options, {SYNCBN_WAITING_WORKER, how});
 }
 
-TEST(HangTest, RanksThatWaitInDifferentGroupsAreCompared) {
+TEST(ExhaustiveHangTest, RanksThatWaitInDifferentGroupsAreCompared) {
   Nodes nodes(1);
-  const auto result = start(nodes, 2, "crossed", {"--hang_timeout=8"}).wait();
+  const auto result = start(nodes, 2, "crossed", kOptions).wait();
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(
       result.err,
@@ -43,7 +46,7 @@ TEST(HangTest, RanksThatWaitInDifferentGroupsAreCompared) {
 
 TEST(HangTest, ARankThatSkipsACallIsNamed) {
   Nodes nodes(1);
-  const auto result = start(nodes, 3, "skips", {"--hang_timeout=8"}).wait();
+  const auto result = start(nodes, 3, "skips", kOptions).wait();
   EXPECT_EQ(result.exit_code, 137);
   EXPECT_THAT(result.err,
               AllOf(ContainsRegex("rank 2 \\(.*\\) holds up the others"),
@@ -61,9 +64,10 @@ std::string flight_file(const std::string& err) {
 
 TEST(HangTest, TheFlightRecordsOutliveTheRanks) {
   Nodes nodes(2);
-  const std::vector<std::string> options{"--hang_timeout=8",
-                                         "--log_dir=" + nodes.folder().path().string()};
-  const std::vector<std::string> program{SYNCBN_WAITING_WORKER, "sleeps"};
+  const Words options{"--hang_timeout=5",
+                      "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=60",
+                      "--log_dir=" + nodes.folder().path().string()};
+  const Words program{SYNCBN_WAITING_WORKER, "sleeps"};
   nodes.start(0, 2, options, program);
   nodes.start(1, 1, options, program);
   const auto results = nodes.wait();
@@ -136,7 +140,7 @@ TEST(GpuHangTest, ARankThatIsSlowerThanTheOthersIsNamedWithItsGpu) {
 }
 
 // The 30 s are the launcher's.
-TEST(HangTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
+TEST(HangNameTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
   Nodes nodes(2);
   const std::string program = SYNCBN_WAITING_WORKER;
   Program& first = nodes.start(0, 2, {}, {program, "sleeps"});

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
+#include <syncbn/dist/process_group.h>
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -25,8 +26,8 @@ inline bool may_make_namespaces() {
   return status == 0;
 }
 
-/// Runs ranks in processes that see no other ones. This process must be the first of a PID
-/// namespace.
+/// Runs ranks of the default group in processes that see no other ones. This process must be the
+/// first of a PID namespace.
 inline int run_host(int first, int ranks, const std::function<void(int rank)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return 1;
@@ -34,6 +35,7 @@ inline int run_host(int first, int ranks, const std::function<void(int rank)>& b
   for (int rank = first; rank < first + ranks; ++rank) {
     if (::fork() != 0) continue;
     ::setenv("RANK", std::to_string(rank).c_str(), 1);
+    dist::init_process_group();
     body(rank);
     std::quick_exit(::testing::Test::HasFailure() ? 1 : 0);
   }
@@ -43,7 +45,7 @@ inline int run_host(int first, int ranks, const std::function<void(int rank)>& b
   return failures;
 }
 
-/// Like run_ranks(), with consecutive ranks on hosts, which are PID namespaces: ranks of different
+/// Like run_group(), with consecutive ranks on hosts, which are PID namespaces: ranks of different
 /// hosts cannot share memory. Requires may_make_namespaces().
 /// @param hosts number of ranks on each host
 inline void run_ranks_on_hosts(const std::vector<int>& hosts,

@@ -2,7 +2,6 @@
 // the GIL may wait for a mutex of this library. So nothing that may own a tensor is destroyed, and
 // no callback runs, under one.
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <chrono>

@@ -217,7 +217,7 @@ TEST(MonitorChannelTest, ManySilentStrangersAreAcceptedOnlyInPart) {
     RankZero zero;
     std::vector<UniqueFd> strangers;
     for (int i = 0; i < 200; ++i) strangers.push_back(connect_to(zero.port()));
-    ::usleep(500'000);
+    ::usleep(500'000);  // time for rank 0 to accept them
     EXPECT_LT(open_files() - before, 200 + 80);
     strangers.clear();
     zero.complete();
@@ -240,7 +240,7 @@ TEST(MonitorChannelTest, WithoutAFreeFileRankZeroIsNotBusy) {
     }
     last = connect_to(port);
     const std::clock_t start = std::clock();
-    ::usleep(1'000'000);
+    ::usleep(1'000'000);  // the span that is measured
     EXPECT_LT(std::clock() - start, CLOCKS_PER_SEC / 4);
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
     zero.complete();

@@ -24,6 +24,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "dist/group.h"
 #include "monitor/flight_recorder.h"
 #include "monitor/monitor_channel.h"
 #include "monitor/peer_monitor.h"
@@ -51,8 +52,9 @@ using syncbn::dist::detail::MonitorChannel;
 using syncbn::dist::detail::PeerMonitor;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
+using syncbn::test::run_group;
+using syncbn::test::run_group_and_collect;
 using syncbn::test::run_ranks;
-using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -81,8 +83,7 @@ class DeadRank : public ::testing::TestWithParam<std::pair<int, int>> {};
 
 TEST_P(DeadRank, EndsAnAllReduceOfAllTheOthers) {
   const auto [world_size, dead] = GetParam();
-  const auto results = run_ranks_and_collect({.world_size = world_size}, [dead = dead](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(world_size, [dead = dead](int rank) {
     sum();
     if (rank == dead) ::raise(SIGKILL);
     const auto before = std::chrono::steady_clock::now();
@@ -163,8 +164,7 @@ TEST(PeerMonitorTest, ALeaveNoticeOfAnyLengthArrives) {
 }
 
 TEST(PeerMonitorTest, AChildThatEndsDoesNotTakeItsRankAlong) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const pid_t child = ::fork();
     if (child == 0) std::exit(0);
     ASSERT_EQ(::waitpid(child, nullptr, 0), child);
@@ -215,8 +215,7 @@ TEST(NoSigpipeTest, WritingToNobodyIsAnErrorOfThisThreadAndLeavesNothingBehind) 
 
 // In Gloo's barrier, ranks wait for ranks that wait themselves: they would never notice.
 TEST(FaultTest, ADeadRankEndsABarrier) {
-  const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(4, [](int rank) {
     sum();  // until all are connected
     if (rank == 3) ::raise(SIGKILL);
     dist::barrier();
@@ -225,8 +224,7 @@ TEST(FaultTest, ADeadRankEndsABarrier) {
 }
 
 TEST(FaultTest, ADeadRankEndsARecvFromItOnly) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(3, [](int rank) {
     dist::barrier();  // until all are connected
     Tensor tensor = at::zeros({4});
     if (rank == 2) ::raise(SIGKILL);
@@ -242,8 +240,7 @@ TEST(FaultTest, ADeadRankEndsARecvFromItOnly) {
 TEST(FaultTest, TwoRanksGoOnWithoutAThirdThatTheyDoNotNeed) {
   int ended[2];
   ASSERT_EQ(::pipe(ended), 0);
-  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(3, [&](int rank) {
     const auto pair = dist::new_group({0, 1});
     dist::barrier();
     if (rank == 2) ::raise(SIGKILL);
@@ -263,8 +260,7 @@ TEST(FaultTest, TwoRanksGoOnWithoutAThirdThatTheyDoNotNeed) {
 }
 
 TEST(FaultTest, ADeadRankEndsABackwardOfDistributedDataParallel) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(3, [](int rank) {
     dist::DistributedDataParallel<torch::nn::LinearImpl> ddp(torch::nn::Linear(8, 4));
     for (int step = 0; step < 3; ++step) {
       const Tensor loss = ddp(at::ones({2, 8})).sum();
@@ -273,11 +269,11 @@ TEST(FaultTest, ADeadRankEndsABackwardOfDistributedDataParallel) {
     }
   });
   expect_named(results, 1, "of group '0'");
+  EXPECT_THAT(results[0].output, HasSubstr("all_reduce #"));
 }
 
 TEST(FaultTest, ARankThatEndedWithACodeIsNamedWithIt) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(3, [](int rank) {
     sum();  // until all are connected
     if (rank == 1) std::exit(7);
     sum();
@@ -291,8 +287,7 @@ TEST(FaultTest, ARankThatEndedWithACodeIsNamedWithIt) {
 }
 
 TEST(FaultTest, RanksOfASmallerGroupAreNamedAsInTheWorld) {
-  const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(4, [](int rank) {
     const auto group = dist::new_group({1, 3});
     dist::barrier();  // until all are connected
     if (rank == 3) ::raise(SIGKILL);
@@ -307,32 +302,22 @@ TEST(FaultTest, RanksOfASmallerGroupAreNamedAsInTheWorld) {
 }
 
 TEST(FaultTest, ARankThatDestroyedItsGroupIsNamed) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
-    sum();
-    if (rank == 1) return dist::destroy_process_group();
-    EXPECT_THAT(message_of<UnavailableError>([] { sum(); }),
-                AllOf(HasSubstr("all_reduce #2"), HasSubstr("rank 1 ("),
-                      HasSubstr("has left the group (destroy_process_group)")));
-  });
-}
-
-// Rank 0 holds the store and passes messages on.
-TEST(FaultTest, ARankZeroThatDestroyedItsGroupIsNamed) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
-    sum();
-    if (rank == 0) return dist::destroy_process_group();
-    EXPECT_THAT(message_of<UnavailableError>([] { sum(); }),
-                AllOf(HasSubstr("rank 0 ("), HasSubstr("has left the group")));
-  });
+  for (const int left : {0, 1}) {  // rank 0 holds the store and passes messages on
+    run_group(3, [left](int rank) {
+      sum();
+      if (rank == left) return dist::destroy_process_group();
+      EXPECT_THAT(
+          message_of<UnavailableError>([] { sum(); }),
+          AllOf(HasSubstr("all_reduce #2"), HasSubstr("rank " + std::to_string(left) + " ("),
+                HasSubstr("has left the group (destroy_process_group)")));
+    });
+  }
 }
 
 TEST(FaultTest, ARankThatDoesNotCallIsNamedAfterTheTimeout) {
   int done[2];
   ASSERT_EQ(::pipe(done), 0);
-  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
-    dist::init_process_group({.timeout = milliseconds(4000)});
+  const auto results = run_group_and_collect(3, {.timeout = milliseconds(4000)}, [&](int rank) {
     sum();
     if (rank == 1) {  // is busy until the others have given up
       char byte = 0;
@@ -355,8 +340,7 @@ TEST(FaultTest, AStoppedRankIsNamedAfterTheTimeout) {
   int done[2];
   ASSERT_EQ(::pipe(pids), 0);
   ASSERT_EQ(::pipe(done), 0);
-  const auto results = run_ranks_and_collect({.world_size = 3}, [&](int rank) {
-    dist::init_process_group({.timeout = milliseconds(4000)});
+  const auto results = run_group_and_collect(3, {.timeout = milliseconds(4000)}, [&](int rank) {
     sum();
     if (rank == 2) {
       const pid_t own = ::getpid();
@@ -381,8 +365,7 @@ TEST(FaultTest, AStoppedRankIsNamedAfterTheTimeout) {
 }
 
 TEST(FaultTest, AFailureOfItsOwnIsWhatARankEndsWith) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(3, [](int rank) {
     sum();
     if (rank == 2) throw UserError("the data of rank 2 is bad");
     sum();
@@ -396,11 +379,10 @@ TEST(FaultTest, AFailureOfItsOwnIsWhatARankEndsWith) {
 
 // The last collective of one rank need not be the last one of the others.
 TEST(PeerMonitorTest, RanksThatEndOneAfterAnotherAreNoFailure) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group();
+  run_group(4, [](int rank) {
     sum();
     Tensor tensor = at::full({4}, rank == 0 ? 5.0 : 0.0);
-    if (rank == 3) ::usleep(1'500'000);
+    if (rank == 3) ::usleep(1'500'000);  // the others end meanwhile
     dist::broadcast(tensor, 0);
     EXPECT_TRUE(tensor.equal(at::full({4}, 5.0)));
     dist::destroy_process_group();
@@ -409,27 +391,30 @@ TEST(PeerMonitorTest, RanksThatEndOneAfterAnotherAreNoFailure) {
 
 // A loader's process, forked from a rank, could otherwise keep the rank's connection open.
 TEST(FaultTest, AChildThatOutlivesItsRankDoesNotHideItsEnd) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    dist::init_process_group();
+  int others_live[2];
+  ASSERT_EQ(::pipe(others_live), 0);
+  const auto results = run_group_and_collect(3, [&](int rank) {
     sum();
     if (rank == 2) {
       if (::fork() == 0) {
         ::close(STDOUT_FILENO);  // the test waits until stdout is closed
         ::close(STDERR_FILENO);
-        ::sleep(3);
+        ::close(others_live[1]);
+        char byte = 0;
+        [[maybe_unused]] const ssize_t end = ::read(others_live[0], &byte, 1);
         ::_exit(0);
       }
       ::raise(SIGKILL);
     }
     sum();
   });
+  for (const int end : others_live) ::close(end);
   EXPECT_EQ(results[0].exit_code, kExitUnavailable);
   EXPECT_THAT(results[0].output, AllOf(HasSubstr("rank 2 ("), HasSubstr("died")));
 }
 
 TEST(FaultTest, ARankThatDiesInTheMiddleOfAMessageEndsTheOthers) {
-  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(2, [](int rank) {
     Tensor values = at::zeros({32 << 20});  // 128 MiB, which take about 0.1 s
     dist::all_reduce(values);
     std::thread killer;
@@ -467,6 +452,7 @@ TEST(GroupAbortTest, EndsTheProcessIfACallOnTheCpuDoesNotEnd) {
   const auto now = [] { return std::chrono::steady_clock::now(); };
   const auto since = now();
   group.start(since);
+  // Past the limit, which holds only while somebody waits.
   std::this_thread::sleep_for(GroupAbort::kCpuLimit + std::chrono::milliseconds(100));
   group.start();
   EXPECT_EQ(what, "") << "nobody waits";
@@ -477,8 +463,7 @@ TEST(GroupAbortTest, EndsTheProcessIfACallOnTheCpuDoesNotEnd) {
 }
 
 TEST(PeerMonitorTest, ThirtyTwoRanksComeAndGo) {
-  const auto results = run_ranks_and_collect({.world_size = 32}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(32, [](int rank) {
     sum();
     if (rank == 17) ::raise(SIGKILL);
     sum();

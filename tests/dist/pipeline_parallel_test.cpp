@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
-#include <syncbn/dist/batch_norm_statistics.h>
 #include <syncbn/dist/ddp.h>
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/pipeline_parallel.h>
@@ -12,10 +11,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -23,12 +20,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/tanh.h>
@@ -36,14 +31,13 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/functional.h>
 #include <torch/nn/modules/container/sequential.h>
-#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
+#include "dist/group.h"
 #include "dist/tensors.h"
 #include "dist/training.h"
 #include "pipeline/schedule.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 
 namespace {
@@ -62,8 +56,8 @@ using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::expect_same_state;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
-using syncbn::test::run_ranks_and_collect;
+using syncbn::test::run_group;
+using syncbn::test::run_group_and_collect;
 using syncbn::test::sgd_step;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -596,8 +590,7 @@ PipelineParallel pipeline_of(const Split& net, int rank, const PipelineOptions& 
 }
 
 TEST(PipelineRanksTest, StepsAreThoseOfTheWholeNetwork) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     for (const PipelineSchedule schedule : kSchedules) {
       for (const int64_t micro_batches : {1, 4}) {
         Split net(3);
@@ -622,13 +615,11 @@ TEST(PipelineRanksTest, StepsAreThoseOfTheWholeNetwork) {
         }
       }
     }
-    dist::destroy_process_group();
   });
 }
 
 TEST(PipelineRanksTest, StagesMayPassSeveralTensors) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     at::manual_seed(1);
     const auto front = std::make_shared<FrontImpl>();
     const auto back = std::make_shared<BackImpl>();
@@ -640,7 +631,6 @@ TEST(PipelineRanksTest, StagesMayPassSeveralTensors) {
     const auto [values, skipped, indices] = front->forward(data.input);
     const at::Tensor expected = loss_of(back->forward({values, skipped, indices}), data.target);
     EXPECT_NEAR(pipeline.step(data.input, data.target, loss_of), expected.item<double>(), 1e-12);
-    dist::destroy_process_group();
   });
 }
 
@@ -660,8 +650,7 @@ struct Grid {
 
 TEST(PipelineRanksTest, ReplicasOfThePipelineAverageGradients) {
   for (const PipelineSchedule schedule : kSchedules) {
-    run_ranks(4, [schedule](int rank) {
-      dist::init_process_group();
+    run_group(4, [schedule](int rank) {
       const Grid grid(rank);
       Split net(2);
       const auto& own = net.parts[static_cast<size_t>(grid.stage)];
@@ -677,14 +666,12 @@ TEST(PipelineRanksTest, ReplicasOfThePipelineAverageGradients) {
         for (const auto& part : net.whole) sgd_step(*part);
         sgd_step(*own);
       }
-      dist::destroy_process_group();
     });
   }
 }
 
 TEST(PipelineRanksTest, NoSyncLeavesGradientsOfEachReplica) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group();
+  run_group(4, [](int rank) {
     const Grid grid(rank);
     Split net(2);
     const auto& own = net.parts[static_cast<size_t>(grid.stage)];
@@ -704,13 +691,11 @@ TEST(PipelineRanksTest, NoSyncLeavesGradientsOfEachReplica) {
     net.whole_step(data.input, data.target);
     net.whole_step(data.input, data.target);
     expect_same_state(*own, *net.whole[static_cast<size_t>(grid.stage)], 1e-12);
-    dist::destroy_process_group();
   });
 }
 
 TEST(PipelineRanksTest, SyncBatchNormTakesStatisticsOverAllReplicas) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group();
+  run_group(4, [](int rank) {
     const Grid grid(rank);
     Split net(2, /*batch_norm=*/true);
     auto& own = net.parts[static_cast<size_t>(grid.stage)];
@@ -729,7 +714,6 @@ TEST(PipelineRanksTest, SyncBatchNormTakesStatisticsOverAllReplicas) {
       for (const auto& part : net.whole) sgd_step(*part);
       sgd_step(*own);
     }
-    dist::destroy_process_group();
   });
 }
 
@@ -748,8 +732,7 @@ nn::Sequential synchronized(const dist::GroupOrDefault& group, bool is_converted
 }
 
 TEST(PipelineRanksTest, StagesOfAProcessNeedGroupsOfTheirOwn) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const auto one = dist::new_group({0, 1});
     const auto two = dist::new_group({0, 1});
     const auto alone = dist::new_subgroups(1);
@@ -776,13 +759,11 @@ TEST(PipelineRanksTest, StagesOfAProcessNeedGroupsOfTheirOwn) {
                   PipelineParallel({ddp, synchronized(one, false)});
                 }),
                 AllOf(HasSubstr("DistributedDataParallel of stage 0"), HasSubstr("of stage 1")));
-    dist::destroy_process_group();
   });
 }
 
 TEST(PipelineRanksTest, GroupsOfAStageMustNotHaveOtherStages) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group();
+  run_group(4, [](int rank) {
     const Grid grid(rank);
     const auto refusal = [&](const PipelineStage& stage, const dist::GroupOrDefault& group) {
       return message_of<UserError>(
@@ -810,7 +791,6 @@ TEST(PipelineRanksTest, GroupsOfAStageMustNotHaveOtherStages) {
                 AllOf(HasSubstr("DistributedDataParallel of stage " + std::to_string(rank)),
                       HasSubstr(grid.stage == 0 ? "ranks 0, 2" : "ranks 1, 3"),
                       HasSubstr("PipelineOptions::process_group the ranks of one pipeline")));
-    dist::destroy_process_group();
   });
 }
 
@@ -818,8 +798,7 @@ TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
   for (const PipelineSchedule schedule : kSchedules) {
     for (const int failing : {0, 1, 2}) {
       for (const bool in_forward : {true, false}) {
-        run_ranks(3, [=](int rank) {
-          dist::init_process_group();
+        run_group(3, [=](int rank) {
           Split net(3);
           const auto throwing = std::make_shared<ThrowingImpl>();
           net.parts[static_cast<size_t>(failing)]->push_back(throwing);
@@ -845,7 +824,6 @@ TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
             expect_same_state(*net.parts[static_cast<size_t>(rank)],
                               *net.whole[static_cast<size_t>(rank)], 1e-12);
           }
-          dist::destroy_process_group();
         });
       }
     }
@@ -853,8 +831,7 @@ TEST(PipelineRanksTest, AStageThatThrowsEndsAllWithItsName) {
 }
 
 TEST(PipelineRanksTest, AMistakeOnOneRankIsThrownOnAll) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Split net(2);
     const auto& own = net.parts[static_cast<size_t>(rank)];
     EXPECT_THAT(
@@ -887,24 +864,20 @@ TEST(PipelineRanksTest, AMistakeOnOneRankIsThrownOnAll) {
     const double expected = net.whole_step(data.input, data.target);
     EXPECT_NEAR(pipeline.step(data.input, data.target, loss_of), expected, 1e-12);
     expect_same_state(*own, *net.whole[static_cast<size_t>(rank)], 1e-12);
-    dist::destroy_process_group();
   });
 }
 
 TEST(PipelineRanksTest, OptionsThatDifferAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const Split net(2);
     EXPECT_THAT(
         message_of<UserError>([&] { pipeline_of(net, rank, {.micro_batches = 2 + rank}); }),
         AllOf(HasSubstr("stage 0 has micro_batches=2"), HasSubstr("stage 1 micro_batches=3")));
-    dist::destroy_process_group();
   });
 }
 
 TEST(PipelineRanksTest, ARankThatDiesIsNamed) {
-  const auto results = run_ranks_and_collect({.world_size = 3}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(3, [](int rank) {
     const Split net(3);
     auto pipeline = pipeline_of(net, rank, {.micro_batches = 4});
     const Data data(8);

@@ -6,9 +6,7 @@
 #include <syncbn/dist/process_group.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <vector>
 
@@ -22,7 +20,6 @@
 
 #include "dist/device.h"
 #include "dist/tensors.h"
-#include "support/multiproc.h"
 
 namespace {
 
@@ -33,10 +30,9 @@ using dist::SyncBatchNormOptions;
 using syncbn::test::close;
 using syncbn::test::device;
 using syncbn::test::exchanges;
-using syncbn::test::init_on_device;
 using syncbn::test::on_device;
 using syncbn::test::randn;
-using syncbn::test::run_ranks;
+using syncbn::test::run_on_device;
 using syncbn::test::zeros;
 using PortedSyncBatchNormTest = syncbn::test::DeviceTest;
 
@@ -119,22 +115,15 @@ void check_batch_norm_net(const Share& share, bool affine = true) {
 }
 
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm) {
-  run_ranks(2, [](int) {
-    init_on_device();
-    check_batch_norm_net(Share::even(2));
-  });
+  run_on_device(2, [](int) { check_batch_norm_net(Share::even(2)); });
 }
 
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_No_Affine) {
-  run_ranks(2, [](int) {
-    init_on_device();
-    check_batch_norm_net(Share::even(2), /*affine=*/false);
-  });
+  run_on_device(2, [](int) { check_batch_norm_net(Share::even(2), /*affine=*/false); });
 }
 
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_2D_Input) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto layer = on_device(nn::BatchNorm1d(2));
     auto reference = on_device(nn::BatchNorm1d(2));
     dist::convert_sync_batchnorm(*layer);
@@ -144,8 +133,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_2D_Input) {
 
 // Trains the layer itself: nn::BatchNorm1d may refuse one value per channel even if converted.
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Single_Input_Per_Process) {
-  run_ranks(3, [](int) {
-    init_on_device();
+  run_on_device(3, [](int) {
     auto layer = on_device(SyncBatchNorm(2));
     auto reference = on_device(nn::BatchNorm1d(2));
     check_two_model_parameters(layer.ptr(), *reference, {2}, 2, Share::even(1), 5);
@@ -153,8 +141,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Single_Input_Per_Process) {
 }
 
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Diff_Input_Sizes_Running_Value) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     auto layer = on_device(SyncBatchNorm(SyncBatchNormOptions(2).momentum(0.99)));
     dist::DistributedDataParallel<dist::SyncBatchNormImpl> ddp(layer);
     std::vector<at::Tensor> inputs;
@@ -177,8 +164,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Diff_Input_Sizes_Running_Value) {
 }
 
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Diff_Input_Sizes_gradient) {
-  run_ranks(3, [](int rank) {
-    init_on_device();
+  run_on_device(3, [](int rank) {
     const int64_t ranks = dist::world_size();
     check_batch_norm_net({rank + 2, (rank + 3) * rank / 2, (ranks + 3) * ranks / 2});
   });
@@ -186,8 +172,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Diff_Input_Sizes_gradient) {
 
 // PyTorch's test checks only dtypes; this one compares values with float64.
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_half) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     const auto make = [](at::ScalarType type) {
       at::manual_seed(0);
       BatchNormNet net;
@@ -221,8 +206,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_half) {
 }
 
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Channels_Last) {
-  run_ranks(2, [](int) {
-    init_on_device();
+  run_on_device(2, [](int) {
     auto layer = on_device(SyncBatchNorm(SyncBatchNormOptions(2).momentum(0.99)));
     auto reference = on_device(nn::BatchNorm2d(nn::BatchNormOptions(2).momentum(0.99)));
     check_two_model_parameters(layer.ptr(), *reference, {2, 4, 4}, 2, Share::even(2), 5,
@@ -236,8 +220,7 @@ TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_Channels_Last) {
 
 // PyTorch's test checks an attribute of a nested layer; this one runs the layer.
 TEST_F(PortedSyncBatchNormTest, SyncBatchNorm_process_group) {
-  run_ranks(3, [](int rank) {
-    init_on_device();
+  run_on_device(3, [](int rank) {
     const auto group = dist::new_group({0, 1});
     BatchNormNet net;
     if (rank == 2) {
@@ -296,8 +279,7 @@ void check_share_of_batch(LayerAndReference& both,
 // Like test_sync_batch_norm_*empty_input in test_c10d_nccl.py, which checks sizes: one empty rank,
 // and only empty ranks.
 TEST_F(PortedSyncBatchNormTest, sync_batch_norm_empty_input) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     LayerAndReference both;
     dist::DistributedDataParallel<dist::SyncBatchNormImpl> ddp(both.layer);
     check_share_of_batch(both, ddp, 0, rank == 0 ? 0 : 4);
@@ -305,8 +287,7 @@ TEST_F(PortedSyncBatchNormTest, sync_batch_norm_empty_input) {
 }
 
 TEST_F(PortedSyncBatchNormTest, sync_batch_norm_only_empty_input) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     LayerAndReference both;
     dist::DistributedDataParallel<dist::SyncBatchNormImpl> ddp(both.layer);
     std::vector<at::Tensor> before;
@@ -331,8 +312,7 @@ TEST_F(PortedSyncBatchNormTest, sync_batch_norm_only_empty_input) {
 }
 
 TEST_F(PortedSyncBatchNormTest, ddp_sync_bn_training_vs_eval) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     auto layer = std::make_shared<dist::SyncBatchNormImpl>(
         SyncBatchNormOptions(2).momentum(0.99).track_running_stats(false));
     layer->to(device());
@@ -362,8 +342,7 @@ TEST_F(PortedSyncBatchNormTest, ddp_sync_bn_training_vs_eval) {
 }
 
 TEST_F(PortedSyncBatchNormTest, sync_batch_norm_training_vs_eval) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(static_cast<uint64_t>(rank));
     // With momentum 1 the running statistics are the batch's, except for the bias of the variance.
     auto layer = on_device(SyncBatchNorm(SyncBatchNormOptions(3).momentum(1.0)));
@@ -376,8 +355,7 @@ TEST_F(PortedSyncBatchNormTest, sync_batch_norm_training_vs_eval) {
 }
 
 TEST_F(PortedSyncBatchNormTest, sync_batchnorm_accuracy) {
-  run_ranks(2, [](int rank) {
-    init_on_device();
+  run_on_device(2, [](int rank) {
     at::manual_seed(0);
     const at::Tensor whole = randn({2, 96, 112, 112});
     const at::Tensor exact = whole.to(at::kDouble);

@@ -7,7 +7,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -15,6 +14,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "dist/group.h"
 #include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/thrown.h"
@@ -25,8 +25,9 @@ namespace dist = syncbn::dist;
 using std::chrono::milliseconds;
 using syncbn::base::UserError;
 using syncbn::test::message_of;
+using syncbn::test::run_group;
+using syncbn::test::run_group_and_collect;
 using syncbn::test::run_ranks;
-using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -54,21 +55,8 @@ TEST(ProcessGroupTest, UseBeforeInitNamesInitProcessGroup) {
   EXPECT_THAT(message_of<UserError>([] { dist::barrier(); }), HasSubstr("init_process_group"));
 }
 
-TEST(ProcessGroupTest, AllReduceSumsOverFourRanks) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group({.backend = "gloo"});
-    at::Tensor tensor = value_of(rank);
-    dist::all_reduce(tensor);
-    EXPECT_TRUE(tensor.equal(at::full({2, 3}, 10.0)));
-    at::Tensor largest = value_of(rank);
-    dist::all_reduce(largest, c10d::ReduceOp::MAX);
-    EXPECT_TRUE(largest.equal(value_of(3)));
-  });
-}
-
 TEST(ProcessGroupTest, CollectivesTakeTensorsOfAnyStrides) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group({.backend = "gloo"});
+  run_group(2, {.backend = "gloo"}, [](int rank) {
     at::Tensor whole = at::full({3, 4}, rank + 1.0);
     at::Tensor column = whole.select(1, 2);
     dist::all_reduce(column);
@@ -80,29 +68,8 @@ TEST(ProcessGroupTest, CollectivesTakeTensorsOfAnyStrides) {
   });
 }
 
-TEST(ProcessGroupTest, AllGatherKeepsTheOrderOfRanks) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
-    const auto all = dist::all_gather(value_of(rank));
-    ASSERT_EQ(all.size(), 3u);
-    for (int other = 0; other < 3; ++other) {
-      EXPECT_TRUE(all[static_cast<size_t>(other)].equal(value_of(other)));
-    }
-  });
-}
-
-TEST(ProcessGroupTest, BroadcastBytesNeedsNoLengthOnTheOtherRanks) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
-    const std::string sent("a\0b", 3);
-    EXPECT_EQ(dist::broadcast_bytes(rank == 1 ? sent : "", 1), sent);
-    EXPECT_EQ(dist::broadcast_bytes("", 0), "");
-  });
-}
-
 TEST(ProcessGroupTest, NewGroupIsNullOutsideAndKeepsTheOrderGiven) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const auto group = dist::new_group({2, 0});
     if (rank == 1) {
       EXPECT_FALSE(group);
@@ -116,8 +83,7 @@ TEST(ProcessGroupTest, NewGroupIsNullOutsideAndKeepsTheOrderGiven) {
 }
 
 TEST(ProcessGroupTest, TheNullOfARankOutsideIsNotTheDefaultGroup) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const dist::ProcessGroupPtr null;
     EXPECT_EQ(dist::world_size(null), 2);  // no group without this rank exists yet
     dist::new_subgroups(1);
@@ -143,8 +109,7 @@ TEST(ProcessGroupTest, TheNullOfARankOutsideIsNotTheDefaultGroup) {
 }
 
 TEST(ProcessGroupTest, NewSubgroupsSplitsIntoNeighbours) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group();
+  run_group(4, [](int rank) {
     const auto group = dist::new_subgroups(2);
     at::Tensor tensor = value_of(rank);
     dist::all_reduce(tensor, c10d::ReduceOp::SUM, group);
@@ -154,8 +119,7 @@ TEST(ProcessGroupTest, NewSubgroupsSplitsIntoNeighbours) {
 }
 
 TEST(ProcessGroupTest, NewGroupRefusesRanksThatAreNotThere) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     EXPECT_THAT(message_of<UserError>([] { dist::new_group({0, 2}); }), HasSubstr("rank 2"));
     EXPECT_THAT(message_of<UserError>([] { dist::new_group({1, 1}); }), HasSubstr("twice"));
   });
@@ -177,44 +141,13 @@ TEST(ProcessGroupTest, GroupsCanBeFormedAgainAfterDestroy) {
 }
 
 TEST(ProcessGroupTest, InitTwiceIsRefused) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     EXPECT_THAT(message_of<UserError>([] { dist::init_process_group(); }), HasSubstr("twice"));
   });
 }
 
-TEST(FaultTest, AKilledPeerEndsACollectiveWithItsName) {
-  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
-    dist::init_process_group();
-    dist::barrier();
-    if (rank == 1) ::raise(SIGKILL);
-    at::Tensor tensor = value_of(rank);
-    dist::all_reduce(tensor);
-  });
-  EXPECT_EQ(results[1].exit_code, syncbn::base::kExitSignalBase + SIGKILL);
-  EXPECT_EQ(results[0].exit_code, syncbn::base::kExitUnavailable);
-  EXPECT_THAT(results[0].output,
-              AllOf(HasSubstr("rank 0 of 2"), HasSubstr("all_reduce #2 of group '0' failed")));
-}
-
-TEST(FaultTest, AStuckPeerEndsACollectiveAfterTheTimeout) {
-  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
-    dist::init_process_group({.timeout = milliseconds(1500)});
-    dist::barrier();
-    if (rank == 1) {
-      ::usleep(4'000'000);  // longer than the timeout that the message has to name
-      return;
-    }
-    at::Tensor tensor = value_of(rank);
-    dist::all_reduce(tensor);
-  });
-  EXPECT_EQ(results[0].exit_code, syncbn::base::kExitUnavailable) << results[0].output;
-  EXPECT_THAT(results[0].output, AllOf(HasSubstr("all_reduce"), HasSubstr("1500ms")));
-}
-
 TEST(ProcessGroupTest, RefusedArgumentsAreTheCallersMistake) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     std::vector<at::Tensor> unequal{at::ones({2}), at::ones({3})};
     EXPECT_THAT(message_of<UserError>([&] { dist::default_group()->allreduce(unequal); }),
                 HasSubstr("all_reduce #1 of group '0' was refused"));
@@ -223,8 +156,7 @@ TEST(ProcessGroupTest, RefusedArgumentsAreTheCallersMistake) {
 
 // Gloo's own threads would throw for these.
 TEST(ProcessGroupTest, WhatGlooCannotReduceIsRefusedOnEachRankAndTheGroupGoesOn) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto start = [](at::ScalarType type, c10d::ReduceOp::RedOpType op) {
       std::vector<at::Tensor> tensors{at::ones({3}, type)};
       c10d::AllreduceOptions options;
@@ -245,8 +177,7 @@ TEST(ProcessGroupTest, WhatGlooCannotReduceIsRefusedOnEachRankAndTheGroupGoesOn)
 }
 
 TEST(ProcessGroupTest, ReduceScattersSeveralTensorsInOneCall) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     std::vector<at::Tensor> inputs{at::arange(4.0), at::arange(6.0) + rank};
     std::vector<at::Tensor> outputs{at::empty({2}), at::empty({3})};
     dist::default_group()->reduce_scatter_tensor_coalesced(outputs, inputs)->wait();
@@ -256,8 +187,7 @@ TEST(ProcessGroupTest, ReduceScattersSeveralTensorsInOneCall) {
 }
 
 TEST(ProcessGroupTest, ReduceScattersPartsOfDifferentSizes) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     std::vector<std::vector<at::Tensor>> inputs{{at::arange(1.0) + rank, at::arange(2.0) + rank}};
     std::vector<at::Tensor> outputs{at::empty({rank + 1})};
     dist::default_group()->reduce_scatter(outputs, inputs)->wait();
@@ -266,8 +196,7 @@ TEST(ProcessGroupTest, ReduceScattersPartsOfDifferentSizes) {
 }
 
 TEST(ProcessGroupTest, AnOutputThatCannotBeWrittenIsRefusedAndTheGroupGoesOn) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     std::vector<at::Tensor> expanded{at::ones({3}).expand({2, 3})};
     EXPECT_THAT(message_of<UserError>([&] { dist::default_group()->allreduce(expanded)->wait(); }),
                 AllOf(HasSubstr("all_reduce #1 of group '0' was refused"),
@@ -279,8 +208,7 @@ TEST(ProcessGroupTest, AnOutputThatCannotBeWrittenIsRefusedAndTheGroupGoesOn) {
 }
 
 TEST(ProcessGroupTest, AGroupThatWasDestroyedRefusesCalls) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto group = dist::default_group();
     dist::barrier();
     dist::destroy_process_group();
@@ -303,8 +231,7 @@ TEST(ProcessGroupTest, GroupsMadeForPythonAreDestroyedFromCpp) {
 }
 
 TEST(ProcessGroupTest, AForkedProcessIsToldThatGroupsAreItsParents) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const pid_t child = ::fork();
     if (child == 0) {
       std::string said = message_of<UserError>([] { dist::barrier(); });
@@ -319,8 +246,7 @@ TEST(ProcessGroupTest, AForkedProcessIsToldThatGroupsAreItsParents) {
 }
 
 TEST(ProcessGroupTest, DifferentListsOfRanksAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     EXPECT_THAT(message_of<UserError>([&] {
                   dist::new_group(rank == 0 ? std::vector{0, 1} : std::vector{1, 0});
                 }),
@@ -338,8 +264,7 @@ TEST(ProcessGroupTest, AnEndlessTimeoutIsAVeryLongOne) {
 
 // While others are still connecting to it, or are already connected.
 TEST(FaultTest, ARankThatDiesRightAfterInitIsNamed) {
-  const auto results = run_ranks_and_collect({.world_size = 4}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(4, [](int rank) {
     if (rank == 3) ::raise(SIGKILL);
     dist::barrier();
   });
@@ -352,8 +277,7 @@ TEST(FaultTest, ARankThatDiesRightAfterInitIsNamed) {
 }
 
 TEST(FaultTest, APeerThatDiesBeforeANewGroupIsNamed) {
-  const auto results = run_ranks_and_collect({.world_size = 2}, [](int rank) {
-    dist::init_process_group();
+  const auto results = run_group_and_collect(2, [](int rank) {
     if (rank == 1) ::raise(SIGKILL);
     dist::new_group({0, 1});
   });

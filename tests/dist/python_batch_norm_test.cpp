@@ -14,6 +14,7 @@
 #include <torch/csrc/jit/api/module.h>
 #include <torch/csrc/jit/serialization/import.h>
 
+#include "dist/group.h"
 #include "dist/tensors.h"
 #include "support/multiproc.h"
 #include "support/program.h"
@@ -29,6 +30,7 @@ using dist::SyncBatchNormOptions;
 using syncbn::test::close;
 using syncbn::test::python;
 using syncbn::test::python_has_torch;
+using syncbn::test::run_group;
 using syncbn::test::run_program;
 using syncbn::test::run_ranks;
 using syncbn::test::TempFolder;
@@ -112,10 +114,7 @@ void expect_as_python(const PythonCase& c) {
   const auto result = run_program(
       {python(), SYNCBN_SOURCE_DIR "/tests/dist/batch_norm_reference.py", given, computed});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  run_ranks(3, [&](int) {
-    dist::init_process_group();
-    expect_as_python(c, given, computed);
-  });
+  run_group(3, [&](int) { expect_as_python(c, given, computed); });
 }
 
 TEST(PythonBatchNormTest, OfTwoToFiveDimensions) {

@@ -21,6 +21,7 @@
 #include <c10/util/Half.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "dist/guarded.h"
 #include "support/skip.h"
 #include "transport/reduce.h"
 
@@ -28,6 +29,8 @@ namespace syncbn::dist::detail::shm {
 namespace {
 
 using c10d::ReduceOp;
+using test::Guarded;
+using test::same_bits;
 
 // Close to multiples of vectors of 4 to 32 values and of blocks of 512 to 4096.
 constexpr int64_t kSizes[] = {0, 1, 7, 8, 9, 31, 33, 511, 1000, 1025, 4097, 9001};
@@ -63,35 +66,6 @@ T apply(Op op, T a, T b) {
       return a < b ? b : a;
   }
 }
-
-template <class T>
-bool same_bits(const T& a, const T& b) {
-  return std::memcmp(&a, &b, sizeof(T)) == 0;
-}
-
-/// Values that begin at a vector's alignment, or some elements after it, with guards around them.
-template <class T>
-class Guarded {
- public:
-  Guarded(int64_t count, size_t offset) : all_(static_cast<size_t>(count) + 3 * kGuard, T(77)) {
-    const size_t misaligned = reinterpret_cast<uintptr_t>(all_.data()) % 64 / sizeof(T);
-    begin_ = kGuard + (kGuard - misaligned) % (64 / sizeof(T)) + offset;
-    end_ = begin_ + static_cast<size_t>(count);
-  }
-  T* data() { return all_.data() + begin_; }
-  void expect_guards() const {
-    for (size_t i = 0; i < all_.size(); ++i) {
-      if (i >= begin_ && i < end_) continue;
-      ASSERT_TRUE(same_bits(all_[i], T(77))) << i << ", values are from " << begin_;
-    }
-  }
-
- private:
-  static constexpr size_t kGuard = 64;
-
-  std::vector<T> all_;
-  size_t begin_, end_;
-};
 
 template <class T>
 class LoopsCheck {

@@ -27,6 +27,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "dist/group.h"
 #include "rendezvous/arrival.h"
 #include "rendezvous/group_store.h"
 #include "rendezvous/interfaces.h"
@@ -47,6 +48,7 @@ using syncbn::dist::detail::gloo_key;
 using syncbn::test::Listener;
 using syncbn::test::message_of;
 using syncbn::test::RankResult;
+using syncbn::test::run_group;
 using syncbn::test::run_ranks;
 using syncbn::test::run_ranks_and_collect;
 using ::testing::AllOf;
@@ -374,21 +376,13 @@ void expect_all_told(const std::vector<RankResult>& results, int rank,
 }
 
 TEST(RendezvousTest, ARankThatTwoProcessesClaimIsToldToAllAtOnce) {
-  expect_all_told(run_ranks_and_collect({.world_size = 3},
-                                        [](int rank) {
-                                          if (rank == 2) ::setenv("RANK", "1", 1);
-                                          dist::init_process_group();
-                                        }),
-                  1);
-}
-
-TEST(RendezvousTest, RankZeroThatTwoProcessesClaimIsToldToAllAtOnce) {
-  expect_all_told(run_ranks_and_collect({.world_size = 3},
-                                        [](int rank) {
-                                          if (rank == 2) ::setenv("RANK", "0", 1);
-                                          dist::init_process_group();
-                                        }),
-                  0);
+  for (const int claimed : {0, 1}) {
+    const auto results = run_ranks_and_collect({.world_size = 3}, [claimed](int rank) {
+      if (rank == 2) ::setenv("RANK", std::to_string(claimed).c_str(), 1);
+      dist::init_process_group();
+    });
+    expect_all_told(results, claimed);
+  }
 }
 
 // Rank 1 gives up twice: before the store exists, and while it waits for rank 2.
@@ -480,8 +474,7 @@ TEST(RendezvousTest, TimeoutsMustBeAboveZero) {
     EXPECT_THAT(message_of<UserError>([&] { dist::init_process_group({.connect_timeout = time}); }),
                 HasSubstr("InitOptions::connect_timeout must be above zero"));
   }
-  run_ranks(1, [](int) {
-    dist::init_process_group();
+  run_group(1, [](int) {
     EXPECT_THAT(message_of<UserError>([] { dist::new_group({0}, milliseconds(0)); }),
                 HasSubstr("timeout must be above zero"));
   });
@@ -511,7 +504,7 @@ std::set<std::string> listening_at() {
         ::getsockname(fd, generic, &address_size) != 0) {
       continue;
     }
-    addresses.insert(dist::detail::numeric_address(generic, address_size));
+    addresses.insert(syncbn::base::numeric_address(generic, address_size));
   }
   return addresses;
 }

@@ -116,7 +116,7 @@ TEST(ReplicaTeamTest, OtherLayersEarlyEndsAndTimeoutsAreNamedOnce) {
               HasSubstr("replica 0 has returned, replica 1 is in layer 1"));
   EXPECT_THAT(the_error(std::chrono::milliseconds(500),
                         [&](int replica, ReplicaTeam& team) {
-                          if (replica == 0) {
+                          if (replica == 0) {  // for longer than the timeout
                             std::this_thread::sleep_for(std::chrono::seconds(2));
                           }
                           meet(replica, team, 0);

@@ -1,27 +1,25 @@
 // The example that implements an all-reduce with isend and recv.
 
+#include "dist/group.h"
 #include "ring_all_reduce/ring.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "support/multiproc.h"
 #include "support/program.h"
 
 namespace {
 
 namespace dist = syncbn::dist;
 using syncbn::test::ProgramResult;
+using syncbn::test::run_group;
 using syncbn::test::run_program;
-using syncbn::test::run_ranks;
 
 TEST(RingAllReduceTest, AddsTheTensorsOfAnyNumberOfRanks) {
   for (const int ranks : {1, 2, 3, 5}) {
-    run_ranks(ranks, [](int rank) {
-      dist::init_process_group();
+    run_group(ranks, [](int rank) {
       const at::Tensor own = at::full({3, 2}, rank + 1.0);
       at::Tensor sum = at::zeros_like(own);
       ring_all_reduce::all_reduce(own, sum);

@@ -8,7 +8,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
-#include "support/multiproc.h"
+#include "dist/group.h"
 
 namespace {
 
@@ -37,10 +37,9 @@ nn::Sequential make_net(bool sync) {
 }
 
 TEST(ScaleTest, ThirtyTwoRanksTrainAsOneOnTheWholeBatch) {
-  syncbn::test::run_ranks(
+  syncbn::test::run_group(
       kRanks,
       [](int rank) {
-        dist::init_process_group();
         nn::Sequential net = make_net(/*sync=*/true);
         nn::Sequential whole = make_net(/*sync=*/false);
         dist::DistributedDataParallel<nn::SequentialImpl> ddp(net);
@@ -58,23 +57,20 @@ TEST(ScaleTest, ThirtyTwoRanksTrainAsOneOnTheWholeBatch) {
                 << "step " << step << " parameter " << i;
           }
         }
-        dist::destroy_process_group();
       },
       kPatience);
 }
 
 TEST(ScaleTest, ThirtyTwoRanksSplitIntoGroups) {
-  syncbn::test::run_ranks(
+  syncbn::test::run_group(
       kRanks,
       [](int rank) {
-        dist::init_process_group();
         const auto eight = dist::new_subgroups(8);
         at::Tensor sum = at::full({1}, rank);
         dist::all_reduce(sum, c10d::ReduceOp::SUM, eight);
         EXPECT_EQ(sum.item<int64_t>(), 8 * (rank / 8 * 8) + 28);
         dist::all_reduce(sum);
         EXPECT_EQ(sum.item<int64_t>(), 8 * kRanks * (kRanks - 1) / 2);
-        dist::destroy_process_group();
       },
       kPatience);
 }

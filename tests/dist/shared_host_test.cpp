@@ -7,7 +7,6 @@
 #include <signal.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/process_group.h>
-#include <syncbn/dist/sync_batch_norm.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -17,7 +16,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <new>
 #include <numeric>
 #include <optional>
@@ -29,10 +27,9 @@
 #include <ATen/Functions.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "dist/group.h"
 #include "dist/hosts.h"
 #include "dist/shared_calls.h"
-#include "dist/tensors.h"
-#include "groups/world.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
@@ -158,7 +155,6 @@ TEST(SharedHostTest, RanksThatDoNotSeeEachOthersProcessesUseGloo) {
 TEST(SharedHostTest, HostsMeetOverGloo) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   run_ranks_on_hosts({2, 2}, [](int rank) {
-    dist::init_process_group();
     reduce_everything(rank);
     average_everything(rank);
     gather_everything(rank);
@@ -183,7 +179,6 @@ TEST(SharedHostTest, HostsMeetOverGloo) {
 TEST(SharedHostTest, AsynchronousCallsSpanHosts) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   run_ranks_on_hosts({2, 2}, [](int rank) {
-    dist::init_process_group();
     std::vector<Tensor> sums;
     std::vector<dist::WorkPtr> works;
     std::vector<dist::WorkPtr> bytes;
@@ -207,53 +202,10 @@ TEST(SharedHostTest, AsynchronousCallsSpanHosts) {
   });
 }
 
-/// Compares a step of SyncBatchNorm on this rank's samples with BatchNorm on those of all four
-/// ranks.
-void expect_batch_norm_of_all(int rank, int64_t channels) {
-  constexpr int64_t kSamples = 3;  // on each rank
-  at::manual_seed(5);
-  const Tensor all = at::randn({4 * kSamples, channels, 5}, at::kDouble) * 2 + 1;
-  const Tensor gradient = at::randn(all.sizes(), at::kDouble);
-  const auto own = [&](const Tensor& whole) {
-    return whole.narrow(0, rank * kSamples, kSamples).to(at::kFloat);
-  };
-  const Tensor whole = all.clone().requires_grad_();
-  const Tensor running_mean = at::zeros({channels}, at::kDouble);
-  const Tensor running_var = at::ones({channels}, at::kDouble);
-  const Tensor expected =
-      at::batch_norm(whole, {}, {}, running_mean, running_var, /*training=*/true, 0.1, 1e-5, false);
-  expected.backward(gradient);
-
-  dist::SyncBatchNorm layer(channels);
-  const Tensor input = own(all).clone().requires_grad_();
-  const Tensor output = layer(input);
-  output.backward(own(gradient));
-  EXPECT_TRUE(close(output, own(expected), 1e-5, 1e-5));
-  EXPECT_TRUE(close(input.grad(), own(whole.grad()), 1e-5, 1e-5));
-  EXPECT_TRUE(close(layer->running_mean, running_mean, 1e-6, 1e-6));
-  EXPECT_TRUE(close(layer->running_var, running_var, 1e-6, 1e-6));
-}
-
-TEST(SharedHostTest, SyncBatchNormSpansHosts) {
-  SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
-  run_ranks_on_hosts({2, 2}, [](int rank) {
-    dist::init_process_group();
-    // Few statistics, and more than fit into one step of shared memory.
-    for (const int64_t channels : {6, 20'000}) {
-      SCOPED_TRACE(channels);
-      expect_batch_norm_of_all(rank, channels);
-    }
-    const auto group = dist::detail::statistics_group({});
-    EXPECT_TRUE(backend(group).shares_memory());
-    EXPECT_EQ(backend(group).sequence(), 4U);
-  });
-}
-
 TEST(SharedHostTest, ADeadRankOfAnotherHostIsNamed) {
   SYNCBN_SKIP_UNLESS(may_make_namespaces(), "namespaces");
   for (const int dead : {1, 2}) {
     run_ranks_on_hosts({2, 2}, [dead](int rank) {
-      dist::init_process_group();
       expect_works(true);
       if (rank == dead) ::_exit(0);
       EXPECT_THAT(message_of<UnavailableError>([] { expect_works(true); }),
@@ -278,7 +230,6 @@ TEST(SharedHostTest, ATimeoutOfOneCallHoldsForTheLeadersOfHosts) {
     while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   };
   run_ranks_on_hosts({2, 2}, [&](int rank) {
-    dist::init_process_group();
     expect_works(true);
     const auto group = dist::new_group({2, 0, 1});
     Tensor tensor = at::ones({3});
@@ -316,10 +267,7 @@ TEST(SharedHostTest, WorksAgainAfterAllWereKilled) {
   for (const auto& result : results) {
     EXPECT_EQ(result.exit_code, base::kExitSignalBase + SIGKILL) << result.output;
   }
-  run_ranks(2, [](int) {
-    dist::init_process_group();
-    expect_works(true);
-  });
+  run_group(2, [](int) { expect_works(true); });
 }
 
 }  // namespace

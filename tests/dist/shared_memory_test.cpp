@@ -24,10 +24,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "collectives/gather_rows.h"
+#include "dist/group.h"
 #include "dist/shared_calls.h"
 #include "groups/world.h"
 #include "support/affinity.h"
-#include "support/multiproc.h"
 #include "support/skip.h"
 #include "support/thrown.h"
 #include "transport/exchange.h"
@@ -74,34 +74,11 @@ TEST(SharedMemoryCpusTest, RanksThatShareCpusDoNotSpin) {
 class SharedMemoryTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedMemoryTest, ::testing::Values(1, 2, 3, 4));
 
-TEST_P(SharedMemoryTest, AllReducesEveryDtypeBySumProductMinAndMax) {
-  run_ranks(GetParam(), [](int rank) {
-    dist::init_process_group();
+TEST_P(SharedMemoryTest, ReducesGathersAndBroadcastsEveryDtype) {
+  run_group(GetParam(), [](int rank) {
     reduce_everything(rank);
-    expect_all_shared();
-  });
-}
-
-TEST_P(SharedMemoryTest, AveragesFloatingPointNumbers) {
-  if (GetParam() == 1) return;  // a world of one uses Gloo
-  run_ranks(GetParam(), [](int rank) {
-    dist::init_process_group();
-    average_everything(rank);
-    expect_all_shared();
-  });
-}
-
-TEST_P(SharedMemoryTest, GathersFromAll) {
-  run_ranks(GetParam(), [](int rank) {
-    dist::init_process_group();
+    if (GetParam() > 1) average_everything(rank);  // a world of one uses Gloo
     gather_everything(rank);
-    expect_all_shared();
-  });
-}
-
-TEST_P(SharedMemoryTest, BroadcastsFromEveryRoot) {
-  run_ranks(GetParam(), [](int rank) {
-    dist::init_process_group();
     broadcast_everything(rank);
     expect_all_shared();
   });
@@ -110,10 +87,9 @@ TEST_P(SharedMemoryTest, BroadcastsFromEveryRoot) {
 TEST(SharedMemoryTest, ABarrierWaitsForAll) {
   int pipe_ends[2];
   ASSERT_EQ(::pipe(pipe_ends), 0);
-  run_ranks(3, [&](int rank) {
-    dist::init_process_group();
+  run_group(3, [&](int rank) {
     if (rank != 0) {
-      ::usleep(200'000);
+      ::usleep(200'000);  // rank 0 waits in the barrier meanwhile
       ASSERT_EQ(::write(pipe_ends[1], "x", 1), 1);
     }
     dist::barrier();
@@ -127,8 +103,7 @@ TEST(SharedMemoryTest, ABarrierWaitsForAll) {
 
 // Gloo would ignore gaps between elements.
 TEST(SharedMemoryTest, StridesMayBeAnyAndDifferBetweenRanks) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     for (const int64_t size : {3, 300}) {
       const Tensor numbers = at::arange(size * size, at::kFloat).view({size, size});
       Tensors sums{rank == 0 ? numbers.clone() : numbers.t().contiguous().t()};
@@ -148,8 +123,7 @@ TEST(SharedMemoryTest, StridesMayBeAnyAndDifferBetweenRanks) {
 }
 
 TEST(SharedMemoryTest, AllRanksGetTheSameBitsInTheOrderOfRanks) {
-  run_ranks(4, [](int rank) {
-    dist::init_process_group();
+  run_group(4, [](int rank) {
     for (const int64_t size : {1'000, 500'000}) {
       Tensors all;
       for (int other = 0; other < 4; ++other) {
@@ -164,8 +138,7 @@ TEST(SharedMemoryTest, AllRanksGetTheSameBitsInTheOrderOfRanks) {
 }
 
 TEST(SharedMemoryTest, WhatItDoesNotKnowGoesThroughGlooInBetween) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     for (int turn = 0; turn < 20; ++turn) {
       Tensor tensor = at::full({5}, rank + 1);
       dist::all_reduce(tensor);
@@ -195,8 +168,7 @@ std::vector<c10::intrusive_ptr<c10d::Work>> start_many(const ProcessGroupPtr& gr
 
 // Ranks may start the calls of different groups in different orders, and wait in any order.
 TEST(SharedMemoryTest, CallsOfSeveralGroupsMayBePendingAtOnce) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const std::vector<ProcessGroupPtr> groups{dist::default_group(), dist::new_group({0, 1})};
     for (int turn = 0; turn < 5; ++turn) {
       std::vector<Tensors> tensors(2);
@@ -222,8 +194,7 @@ TEST(SharedMemoryTest, CallsOfSeveralGroupsMayBePendingAtOnce) {
 }
 
 TEST(SharedMemoryTest, NobodyHasToWaitForAWork) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const auto group = dist::default_group();
     Tensors dropped{at::ones({300'000})};
     group->allreduce(dropped);
@@ -243,8 +214,7 @@ TEST(SharedMemoryTest, NobodyHasToWaitForAWork) {
 
 // gather_rows() creates no work that another thread could drive.
 TEST(SharedMemoryTest, RowsGatheredInOneHopWaitForEarlierCalls) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const auto group = dist::default_group();
     for (const int64_t elements : {3, 1'000'000}) {
       Tensors summed{at::ones({elements})};
@@ -263,12 +233,11 @@ TEST(SharedMemoryTest, RowsGatheredInOneHopWaitForEarlierCalls) {
 }
 
 TEST(SharedMemoryTest, RowsGatheredInOneHopFailWhenTheGroupIsShutDown) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     const auto group = dist::new_group({0, 1});
     if (rank == 0) {
       std::thread other([&group] {
-        ::usleep(300'000);
+        ::usleep(300'000);  // gather_rows() waits by then
         dist::detail::backend_of(group)->shutdown();
       });
       EXPECT_THAT(message_of<UserError>([&group] {
@@ -305,8 +274,7 @@ void expect_waits_asleep(const std::function<void()>& call) {
 }
 
 TEST(SharedMemoryTest, ARankThatWaitsSleepsAfterAMoment) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     // A call of one step, and one of several.
     for (const int64_t size : {3, 300'000}) {
       SCOPED_TRACE(size);
@@ -324,8 +292,7 @@ TEST(SharedMemoryTest, ARankThatWaitsSleepsAfterAMoment) {
 }
 
 TEST(SharedMemoryTest, ARankThatWaitsInASyncBatchNormSleepsAfterAMoment) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     dist::SyncBatchNorm layer(3);
     const Tensor input = at::randn({4, 3});
     expect_waits_asleep([&] { layer(input); });
@@ -334,8 +301,7 @@ TEST(SharedMemoryTest, ARankThatWaitsInASyncBatchNormSleepsAfterAMoment) {
 }
 
 TEST(SharedMemoryTest, ACallbackMayCallTheNextCollectiveAndWaitForIt) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const auto group = dist::default_group();
     Tensors first{at::ones({300'000})};
     const auto done = group->allreduce(first)->getFuture()->then(
@@ -352,8 +318,7 @@ TEST(SharedMemoryTest, ACallbackMayCallTheNextCollectiveAndWaitForIt) {
 
 // As PowerSGD's hook does in DistributedDataParallel.
 TEST(SharedMemoryTest, ACallbackMayWaitForTheFutureOfACollectiveThatItCalls) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
+  run_group(2, [](int) {
     const auto group = dist::default_group();
     const auto sum_again = [&group](c10::ivalue::Future& summed) {
       Tensors tensors{summed.value().toTensorVector()[0]};
@@ -398,8 +363,7 @@ FuturePtr then(const FuturePtr& future, std::function<c10::IValue()> callback) {
 void run_callbacks(
     int calls,
     const std::function<void(const ProcessGroupPtr&, const std::function<void(int)>&)>& body) {
-  run_ranks(2, [&](int rank) {
-    dist::init_process_group();
+  run_group(2, [&](int rank) {
     const auto group = dist::new_group({0, 1});
     if (rank == 0) {
       return body(group, [](int next) {
@@ -514,8 +478,7 @@ TEST(ExchangeTest, AnOperationThatStartsAfterStopFails) {
 }
 
 TEST(SharedMemoryTest, ALargeAndASmallAllReduceAreNamedAsDifferentCalls) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     Tensor tensor = at::ones({rank == 0 ? 3 : 300'000});
     EXPECT_THAT(message_of<UserError>([&] { dist::all_reduce(tensor); }),
                 AllOf(HasSubstr("all_reduce of Float [3] on rank 0 ("),

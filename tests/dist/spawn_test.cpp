@@ -258,14 +258,6 @@ class WaitingProgram {
   int end_ = -1;
 };
 
-TEST(SpawnTest, ChildrenEndWithTheirParent) {
-  WaitingProgram program;
-  ASSERT_NO_FATAL_FAILURE(program.start());
-  ::kill(program.process, SIGKILL);
-  ASSERT_EQ(::waitpid(program.process, nullptr, 0), program.process);
-  EXPECT_TRUE(program.all_end());
-}
-
 TEST(SpawnTest, CtrlCEndsAll) {
   WaitingProgram program;
   ASSERT_NO_FATAL_FAILURE(program.start());
@@ -366,11 +358,17 @@ TEST(DeviceCountTest, IsTheListThatCudaReadsAndLeavesForkPossible) {
 
 TEST(SpawnTest, ContextsOverlapWhereChildrenAreIgnored) {
   ::signal(SIGCHLD, SIG_IGN);
-  const auto sleeps = [](int) { std::this_thread::sleep_for(milliseconds(300)); };
+  int go[2];
+  ASSERT_EQ(::pipe(go), 0);
+  const auto waits = [&](int) {
+    char byte = 0;
+    require(::read(go[0], &byte, 1) == 1, "read");
+  };
   std::optional first(dist::spawn([](int) {}, 1, {.join = false}));
-  dist::SpawnContext second = dist::spawn(sleeps, 1, {.join = false});
+  dist::SpawnContext second = dist::spawn(waits, 1, {.join = false});
   EXPECT_TRUE(first->join());
   first.reset();
+  ASSERT_EQ(::write(go[1], "x", 1), 1);
   EXPECT_TRUE(second.join());
 }
 

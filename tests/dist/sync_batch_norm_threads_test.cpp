@@ -18,6 +18,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "batch_norm/batch_norm_cpu_walk.h"
+#include "dist/group.h"
 #include "support/multiproc.h"
 #include "support/skip.h"
 
@@ -26,6 +27,7 @@ namespace {
 namespace dist = syncbn::dist;
 using dist::SyncBatchNorm;
 using dist::SyncBatchNormOptions;
+using syncbn::test::run_group;
 using syncbn::test::run_ranks;
 
 struct ThreadsCase {
@@ -102,18 +104,8 @@ TEST(SyncBatchNormThreadsTest, AsManyWorkAsThereAre) {
   });
 }
 
-TEST(SyncBatchNormThreadsTest, OneRankGetsTheSameBitsWithAnyNumber) {
-  run_ranks(1, [](int) {
-    dist::init_process_group();
-    expect_same_bits_of_all();
-  });
-}
-
-TEST(SyncBatchNormThreadsTest, RanksThatExchangeGetTheSameBitsWithAnyNumber) {
-  run_ranks(2, [](int) {
-    dist::init_process_group();
-    expect_same_bits_of_all();
-  });
+TEST(SyncBatchNormThreadsTest, AnyNumberGivesTheSameBits) {
+  for (const int ranks : {1, 2}) run_group(ranks, [](int) { expect_same_bits_of_all(); });
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
-#include "support/text.h"
 
 namespace syncbn::test {
 namespace {

@@ -9,17 +9,15 @@
 
 #include <chrono>
 #include <optional>
-#include <string>
-#include <thread>
 
 #include <ATen/Context.h>
 #include <ATen/ops/randn.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "dist/group.h"
 #include "dist/tensors.h"
 #include "groups/world.h"
-#include "support/multiproc.h"
 #include "support/thrown.h"
 #include "transport/gloo.h"
 
@@ -34,7 +32,7 @@ using syncbn::base::UnavailableError;
 using syncbn::base::UserError;
 using syncbn::test::close;
 using syncbn::test::message_of;
-using syncbn::test::run_ranks;
+using syncbn::test::run_group;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -66,8 +64,7 @@ at::Tensor small_batch(int64_t channels = 3) {
 }
 
 TEST(UnwatchedLayersTest, TrainAsOnTheWholeBatch) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn");
     nn::BatchNorm1d reference(3);
     at::manual_seed(0);
@@ -87,8 +84,7 @@ TEST(UnwatchedLayersTest, TrainAsOnTheWholeBatch) {
 }
 
 TEST(UnwatchedLayersTest, DifferentChannelsAreNamedOnEveryRank) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     const auto group = plain_gloo_group();
     SyncBatchNorm narrow = layer_over(group, "narrow");
     SyncBatchNorm wide = layer_over(group, "wide", 700);
@@ -104,8 +100,7 @@ TEST(UnwatchedLayersTest, DifferentChannelsAreNamedOnEveryRank) {
 }
 
 TEST(UnwatchedLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
-  run_ranks(2, [](int rank) {
-    dist::init_process_group();
+  run_group(2, [](int rank) {
     SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn");
     const at::Tensor output = layer(small_batch());
     EXPECT_THAT(message_of<UserError>([&] {
@@ -117,8 +112,7 @@ TEST(UnwatchedLayersTest, AForwardOnOneRankAndABackwardOnAnotherAreNamed) {
 }
 
 TEST(UnwatchedLayersTest, ARankThatDoesNotComeIsNamedAtTheTimeout) {
-  run_ranks(3, [](int rank) {
-    dist::init_process_group();
+  run_group(3, [](int rank) {
     SyncBatchNorm layer = layer_over(plain_gloo_group(), "bn", 3, milliseconds(1500));
     layer(small_batch());
     if (rank != 1) {

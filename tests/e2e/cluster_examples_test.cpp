@@ -5,9 +5,8 @@
 #include <syncbn/base/atomic_file.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "e2e/log_lines.h"
 #include "launch/slurm_cluster.h"
 #include "support/eventually.h"
 #include "support/text.h"
@@ -24,11 +23,7 @@ namespace fs = std::filesystem;
 std::vector<std::string> values_in_log(const fs::path& run, const std::string& event,
                                        const std::string& key) {
   std::vector<std::string> values;
-  std::istringstream log(base::read_file(run / "log.jsonl"));
-  for (std::string line; std::getline(log, line);) {
-    const auto record = nlohmann::json::parse(line);
-    if (record.at("event") == event) values.push_back(record.at(key).dump());
-  }
+  for (const auto& record : log_of(run, event)) values.push_back(record.at(key).dump());
   return values;
 }
 

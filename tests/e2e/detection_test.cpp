@@ -31,12 +31,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr const char* kDetector = "{type: retinanet_resnet50_fpn, score_thresh: 0.004}";
+constexpr const char* kDetector = "{type: retinanet_resnet18_fpn, score_thresh: 0.004}";
 constexpr int kTestImages = 7;
 
-class DetectionTest : public ::testing::Test {
+class DetectionProgramTest : public ::testing::Test {
  protected:
-  DetectionTest() {
+  DetectionProgramTest() {
     for (const auto& [split, images] : {std::pair{"train", 12}, {"test", kTestImages}}) {
       std::filesystem::create_directories(folder_ / split);
       nlohmann::json file = {{"images", nlohmann::json::array()},
@@ -103,10 +103,10 @@ threads: 1
                   png(static_cast<uint32_t>(width), static_cast<uint32_t>(height), pixels));
   }
 
-  ProgramResult train(int ranks, const std::vector<std::string>& more) const {
-    std::vector<std::string> args = {"--config=shapes.yaml", fmt::format("--run_dir=run{}", ranks)};
-    args.insert(args.end(), more.begin(), more.end());
-    return launch_train(ranks, args, folder_.path());
+  ProgramResult train(int ranks, const Words& more) const {
+    return launch_train(ranks,
+                        Words{"--config=shapes.yaml", fmt::format("--run_dir=run{}", ranks)} + more,
+                        folder_.path());
   }
 
   nlohmann::json evaluate(int ranks) const {
@@ -160,7 +160,7 @@ threads: 1
   const TempFolder folder_;
 };
 
-TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
+TEST_F(DetectionProgramTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
   for (const int ranks : {1, 2}) {
     const auto trained = train(ranks, {});
     ASSERT_EQ(trained.exit_code, 0) << trained.err;
@@ -231,7 +231,7 @@ TEST_F(DetectionTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools) {
   }
 }
 
-TEST_F(DetectionTest, ImagesAndBoxesWithoutContentAreSaidOnce) {
+TEST_F(DetectionProgramTest, ImagesAndBoxesWithoutContentAreSaidOnce) {
   auto file = nlohmann::json::parse(base::read_file(folder_ / "train.json"));
   auto& annotations = file["annotations"];
   for (auto& box : annotations) {
@@ -252,28 +252,10 @@ TEST_F(DetectionTest, ImagesAndBoxesWithoutContentAreSaidOnce) {
   EXPECT_EQ(count(refused.err, "has no box to learn from"), 1) << refused.err;
 }
 
-TEST_F(DetectionTest, CheckReadsImagesWithBoxes) {
+TEST_F(DetectionProgramTest, CheckReadsImagesWithBoxes) {
   const auto whole = run_train({"check", "shapes.yaml"}, {}, folder_.path());
   EXPECT_EQ(whole.exit_code, 0) << whole.err;
   EXPECT_EQ(count(whole.out, "all can be used"), 2) << whole.out;
-}
-
-TEST_F(DetectionTest, ATaskOrNetworkForOtherDataIsRefused) {
-  const auto expect_refused = [&](const std::string& option, const std::string& message) {
-    const auto result = train(2, {option});
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(message));
-    EXPECT_EQ(count(result.err, "train: error:"), 1) << result.err;
-  };
-  expect_refused("--task=segmentation", "this data has boxes with labels; set task to detection");
-  expect_refused("--model=resnet18",
-                 "model resnet18: it predicts one label for each image, and task detection needs");
-  expect_refused(
-      "--data.test_transforms=[{type: resize, height: 64, width: 64}, "
-      "random_horizontal_flip]",
-      "coco: test_transforms has random_horizontal_flip, and detections are compared");
-  expect_refused("--data=digits", "task: detection needs boxes with labels");
-  expect_refused("--checkpoint.keep_best.metric=ap", "choose from map, map_50, map_75");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/config/yaml.h>
 
+#include "e2e/log_lines.h"
 #include "e2e/train_program.h"
 
 namespace syncbn::test {
@@ -40,28 +41,14 @@ TEST_P(DigitsTest, SyncBatchNormLearnsWhereBatchNormOfEachRankDoesNot) {
 INSTANTIATE_TEST_SUITE_P(Seed, DigitsTest, ::testing::Values(0));
 INSTANTIATE_TEST_SUITE_P(Exhaustive, DigitsTest, ::testing::Values(1, 2));
 
-TEST(TrainProgramTest, IsOneRankWithoutALauncher) {
-  const TempFolder folder;
-  const auto result = run_train(
-      {"--config", shipped_config("digits.yaml"), "--run_dir", folder / "run", "--epochs", "2"});
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("1 rank x batch 8"));
-  EXPECT_EQ(result_of(folder / "run")["world_size"], 1);
-  EXPECT_EQ(result_of(folder / "run")["epochs"], 2);
-}
-
 TEST(TrainProgramTest, LearnsTheSameInEachMemoryFormat) {
   const TempFolder folder;
-  const auto loss = [&](const std::string& format, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> words{
-        "--config",        shipped_config("digits.yaml"),
-        "--run_dir",       folder / (format + std::to_string(more.size())),
-        "--epochs",        "1",
-        "--memory_format", format};
-    words.insert(words.end(), more.begin(), more.end());
-    const auto result = run_train(words);
+  const auto loss = [&](const std::string& format, const Words& more = {}) {
+    const std::string run_dir = folder / (format + std::to_string(more.size()));
+    const auto result =
+        run_train(digits(run_dir, {"--epochs", "1", "--memory_format", format}) + more);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    return result_of(words[3])["train_loss"].get<double>();
+    return result_of(run_dir)["train_loss"].get<double>();
   };
   const double channels_last = loss("channels_last");
   EXPECT_NEAR(loss("contiguous"), channels_last, 0.02 * channels_last);
@@ -77,16 +64,12 @@ TEST(TrainProgramTest, LearnsTheSameInEachMemoryFormat) {
 
 TEST(TrainProgramTest, WritesOneJsonLinePerEpochAndItsEnds) {
   const TempFolder folder;
-  const auto result = run_train({"--config", shipped_config("digits.yaml"), "--run_dir",
-                                 folder / "run", "--epochs", "3", "--eval_interval", "2"});
+  const auto result = run_train(digits(folder / "run", {"--epochs", "3", "--eval_interval", "2"}));
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  std::istringstream log(base::read_file(folder / "run/log.jsonl"));
-  std::vector<nlohmann::json> lines;
-  for (std::string line; std::getline(log, line);) {
-    auto json = nlohmann::json::parse(line);
-    const std::string event = json["event"];
-    if (!event.starts_with("step")) lines.push_back(std::move(json));
-  }
+  auto lines = log_of(folder / "run");
+  std::erase_if(lines, [](const nlohmann::json& line) {
+    return line["event"].get<std::string>().starts_with("step");
+  });
   ASSERT_EQ(lines.size(), 5u);
   EXPECT_EQ(lines[0]["event"], "start");
   EXPECT_EQ(lines[0]["total_steps"], lines[3]["step"]);
@@ -100,16 +83,16 @@ TEST(TrainProgramTest, WritesOneJsonLinePerEpochAndItsEnds) {
 TEST(TrainProgramTest, IgnoresTheLocalRankThatOldLaunchersPass) {
   const TempFolder folder;
   for (const char* option : {"--local_rank=0", "--local-rank=0"}) {
-    const auto result = run_train({option, "--config", shipped_config("digits.yaml"), "--run_dir",
-                                   folder / "run", "--epochs", "1", "--overwrite"});
+    const auto result =
+        run_train(Words{option} + digits(folder / "run", {"--epochs", "1", "--overwrite"}));
     EXPECT_EQ(result.exit_code, 0) << option << result.err;
   }
 }
 
 TEST(TrainProgramTest, PrintsAResolvedConfigurationThatItReadsBack) {
   const TempFolder folder;
-  const auto first = run_train({"--config", shipped_config("digits.yaml"), "--optimizer.type",
-                                "adamw", "--run_dir", "runs/$${no reference}", "--print-config"});
+  const auto first =
+      run_train(digits("runs/$${no reference}", {"--optimizer.type", "adamw", "--print-config"}));
   ASSERT_EQ(first.exit_code, 0) << first.err;
   EXPECT_THAT(first.out,
               ::testing::AllOf(HasSubstr("type: adamw"), HasSubstr("runs/$${no reference}")));
@@ -131,12 +114,12 @@ TEST(TrainProgramTest, PrintsWhereEachValueWasWritten) {
                                  "optimizer.lr=0.25", "--print_config"},
                                 {}, folder.path());
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  const std::vector<std::string> lines = {"epochs: 3 +# .*/a.yaml:2",
-                                          "log_interval: 3 +# .*/a.yaml:3",
-                                          "  step_size: 2 +# .*/b.yaml:1",
-                                          "  lr: 0.25 +# optimizer.lr",
-                                          "  momentum: 0.9 +# .*/digits.yaml:[0-9]+",
-                                          "  nesterov: false +# default"};
+  const Words lines = {"epochs: 3 +# .*/a.yaml:2",
+                       "log_interval: 3 +# .*/a.yaml:3",
+                       "  step_size: 2 +# .*/b.yaml:1",
+                       "  lr: 0.25 +# optimizer.lr",
+                       "  momentum: 0.9 +# .*/digits.yaml:[0-9]+",
+                       "  nesterov: false +# default"};
   for (const std::string& line : lines) EXPECT_THAT(result.out, ContainsRegex(line));
 }
 
@@ -178,9 +161,7 @@ TEST(TrainProgramTest, HelpListsEveryKey) {
     EXPECT_EQ(result.exit_code, 0);
     EXPECT_THAT(result.out, HasSubstr(key));
   }
-  const auto unknown = run_train({"--help=optimzer"});
-  EXPECT_EQ(unknown.exit_code, base::kExitUsage);
-  EXPECT_THAT(unknown.err, HasSubstr("did you mean 'optimizer'?"));
+  expect_mistake(run_train({"--help=optimzer"}), "did you mean 'optimizer'?");
 }
 
 TEST(TrainProgramTest, HelpNeedsNoLibtorch) {
@@ -190,13 +171,10 @@ TEST(TrainProgramTest, HelpNeedsNoLibtorch) {
   std::filesystem::copy_file(program("train"), alone);
   const std::string whole = std::filesystem::path(program("train")).parent_path().parent_path() /
                             "libexec/syncbn/train_program";
-  using Words = std::vector<std::string>;
   for (const Words& args :
        std::vector<Words>{{"--help"}, {"-h"}, {"help", "optimizer"}, {"watch", "--help"}}) {
     const auto help_by = [&](const std::string& program) {
-      Words words = {program};
-      words.insert(words.end(), args.begin(), args.end());
-      const ProgramResult result = run_program(words);
+      const ProgramResult result = run_program(Words{program} + args);
       EXPECT_EQ(result.exit_code, 0) << result.err;
       return result.out;
     };

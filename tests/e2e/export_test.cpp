@@ -5,6 +5,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/models/weights.h>
 
+#include "e2e/log_lines.h"
 #include "e2e/train_program.h"
 #include "support/python.h"
 #include "support/skip.h"
@@ -12,30 +13,26 @@
 namespace syncbn::test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class ExportProgramTest : public ::testing::Test {
  protected:
-  std::vector<std::string> args(const std::string& run,
-                                const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"--config=" + shipped_config("digits.yaml"), "--epochs=1",
-                                    "--sampler=distributed", "--run_dir=" + path_of(run)};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  Words args(const std::string& run, const Words& more = {}) const {
+    return digits(path_of(run), {"--epochs=1", "--sampler=distributed"}) + more;
   }
 
-  ProgramResult export_run(const std::vector<std::string>& more) const {
-    std::vector<std::string> all = {"export", "--config=" + path_of("run/config.yaml"),
-                                    "--run_dir=" + path_of("run")};
-    all.insert(all.end(), more.begin(), more.end());
-    return run_train(all, {}, folder_.path());
+  ProgramResult export_run(const Words& more) const {
+    return run_train(
+        Words{"export", "--config=" + path_of("run/config.yaml"), "--run_dir=" + path_of("run")} +
+            more,
+        {}, folder_.path());
   }
 
   std::string path_of(const std::string& file) const { return folder_ / file; }
 
   const TempFolder folder_;
 };
+using ScriptedProgramTest = ExportProgramTest;
 
 TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   ASSERT_EQ(run_train(args("run", {"--ema.decay=0.9"})).exit_code, 0);
@@ -48,9 +45,8 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   }
   const auto by_ending = export_run({"--output=own.pth"});
   EXPECT_THAT(by_ending.err, HasSubstr("run/best.pt as torch\n"));
-  const auto refused = export_run({"--output=own.ONNX"});
-  EXPECT_EQ(refused.exit_code, base::kExitUsage);
-  EXPECT_THAT(refused.err, HasSubstr("own.ONNX ends like no format; add --format: torch, "));
+  expect_mistake(export_run({"--output=own.ONNX"}),
+                 "own.ONNX ends like no format; add --format: torch, ");
   const auto best = models::read_state_dict(path_of("run/best.pt"));
   const auto average = models::read_state_dict(path_of("run/last.pt"), "ema");
   const auto expect_equal = [&](const std::string& file, const models::StateDict& expected) {
@@ -66,9 +62,8 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   expect_equal("average.pth", average);
 
   const std::string before = base::read_file(path_of("x/torch"));
-  const auto again = export_run({"--format=safetensors", "--output=x/torch"});
-  EXPECT_EQ(again.exit_code, base::kExitUsage);
-  EXPECT_THAT(again.err, HasSubstr("export: x/torch exists; choose another --output"));
+  expect_mistake(export_run({"--format=safetensors", "--output=x/torch"}),
+                 "export: x/torch exists; choose another --output");
   EXPECT_EQ(base::read_file(path_of("x/torch")), before);
   EXPECT_EQ(export_run({"--format=safetensors", "--output=x/torch", "--overwrite"}).exit_code, 0);
   EXPECT_EQ(base::read_file(path_of("x/torch")), base::read_file(path_of("x/safetensors")));
@@ -78,18 +73,14 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   for (const char* file : {"run/run.onnx", "x/run.onnx"}) {
     EXPECT_EQ(base::read_file(path_of("y.onnx")), base::read_file(path_of(file)));
   }
-  const auto other = export_run({"--output=z.onnx", "--format=torch"});
-  EXPECT_EQ(other.exit_code, base::kExitUsage);
-  EXPECT_THAT(other.err, HasSubstr("--output: z.onnx is for onnx, and --format is torch"));
+  expect_mistake(export_run({"--output=z.onnx", "--format=torch"}),
+                 "--output: z.onnx is for onnx, and --format is torch");
 }
 
 TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
   ASSERT_EQ(run_train(args("run", {"--max_steps=1"})).exit_code, 0);
-  const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
-    const auto result = export_run(more);
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(message));
+  const auto expect = [&](const Words& more, const std::string& message) {
+    expect_mistake(export_run(more), message);
   };
   expect({"--format=tflite"},
          "--format: expected torch, safetensors, torchscript, onnx, got 'tflite'");
@@ -103,13 +94,9 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
   expect({"--split=test"}, "--split: only for train eval");
   expect({"--model.width=8"}, "cannot export " + path_of("run"));
   expect({"--resume=missing.pt"}, "missing.pt");
-  const auto on_ranks = launch_train(2, {"export", "--config=" + path_of("run/config.yaml")});
-  EXPECT_EQ(on_ranks.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(on_ranks.out + on_ranks.err, "error:"), 1) << on_ranks.err;
-  EXPECT_THAT(on_ranks.out + on_ranks.err, HasSubstr("start train without a launcher"));
-  const auto trained = run_train(args("other", {"--format=onnx"}));
-  EXPECT_EQ(trained.exit_code, base::kExitUsage);
-  EXPECT_THAT(trained.err, HasSubstr("--format: only for train export"));
+  expect_mistake(launch_train(2, {"export", "--config=" + path_of("run/config.yaml")}),
+                 "start train without a launcher");
+  expect_mistake(run_train(args("other", {"--format=onnx"})), "--format: only for train export");
 }
 
 /// The network `digits` with width 16 in Python, and the imports that the scripts need.
@@ -145,33 +132,26 @@ void run_python(const std::string& code, const TempFolder& folder) {
   ASSERT_EQ(ran.exit_code, 0) << ran.err;
 }
 
-/// The values of a key in the lines of a run's log.
-std::vector<double> values_in_log(const std::string& file, const std::string& key) {
-  std::vector<double> values;
-  std::istringstream lines(base::read_file(file));
-  for (std::string line; std::getline(lines, line);) {
-    const auto json = nlohmann::json::parse(line);
-    if (json.contains(key)) values.push_back(json[key]);
-  }
-  return values;
+/// The losses of the steps in a run's log.
+std::vector<double> losses_of(const std::string& run_dir) {
+  std::vector<double> losses;
+  for (const auto& step : log_of(run_dir, "step")) losses.push_back(step["loss"]);
+  return losses;
 }
 
-TEST_F(ExportProgramTest, ANetworkThatPythonHasScriptedTrainsAsItsTwin) {
+TEST_F(ScriptedProgramTest, ANetworkThatPythonHasScriptedTrainsAsItsTwin) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   run_python(R"(
 torch.jit.script(net).save(folder + "/digits.pt")
 torch.save(net.state_dict(), folder + "/digits.pth")
 )",
              folder_);
-  const std::vector<std::string> steps = {"--max_steps=12", "--log_interval=1", "--threads=1"};
-  auto twin = args("twin", steps);
-  twin.push_back("--init=" + path_of("digits.pth"));
-  auto script = args("script", steps);
-  script.push_back("--model={type: torchscript, file: " + path_of("digits.pt") + "}");
-  run_ranks_of_train(2, twin);
-  run_ranks_of_train(2, script);
-  const auto expected = values_in_log(path_of("twin/log.jsonl"), "loss");
-  const auto found = values_in_log(path_of("script/log.jsonl"), "loss");
+  const Words steps = {"--max_steps=12", "--log_interval=1", "--threads=1"};
+  const std::string script = "--model={type: torchscript, file: " + path_of("digits.pt") + "}";
+  run_ranks_of_train(2, args("twin", steps + Words{"--init=" + path_of("digits.pth")}));
+  run_ranks_of_train(2, args("script", steps + Words{script}));
+  const auto expected = losses_of(path_of("twin"));
+  const auto found = losses_of(path_of("script"));
   EXPECT_GE(expected.size(), 12U);
   ASSERT_EQ(found.size(), expected.size());
   for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-5) << i;
@@ -204,7 +184,7 @@ assert torch.allclose(torch.tensor(found), expected, rtol=1e-5, atol=1e-5)
              folder_);
 }
 
-TEST_F(ExportProgramTest, WhatCannotBeTrainedIsRefused) {
+TEST_F(ScriptedProgramTest, WhatCannotBeTrainedIsRefused) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   run_python(R"(
 script = torch.jit.script(net)
@@ -221,10 +201,8 @@ torch.jit.script(net).save(folder + "/colour.pt")
   const auto expect = [&](const std::string& file, const std::string& message) {
     const auto result = launch_train(
         2, args("refused", {"--model={type: torchscript, file: " + path_of(file) + "}"}));
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
-    EXPECT_THAT(result.out + result.err,
-                AllOf(HasSubstr("model torchscript: " + path_of(file)), HasSubstr(message)));
+    expect_mistake(result, "model torchscript: " + path_of(file));
+    EXPECT_THAT(result.out + result.err, HasSubstr(message));
   };
   expect("frozen.pt", "it has no parameters to train");
   expect("traced.pt", "its batch norm stays in evaluation mode");

@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <syncbn/base/atomic_file.h>
-#include <syncbn/base/error.h>
 #include <syncbn/data/image.h>
-#include <syncbn/train/checkpoint.h>
 
 #include <filesystem>
 #include <string>
@@ -18,29 +15,15 @@ namespace syncbn::test {
 namespace {
 
 using ::testing::HasSubstr;
-using train::Checkpoint;
 
 class GanTest : public ::testing::Test {
  protected:
-  std::vector<std::string> args(const std::string& name,
-                                const std::vector<std::string>& more) const {
-    std::vector<std::string> all = {"--config",
-                                    shipped_config("digits.yaml"),
-                                    "--run_dir",
-                                    folder_ / name,
-                                    "--sampler=distributed",
-                                    "--task={type: gan, samples: 6}",
-                                    "--model={type: dcgan, latent_size: 5, generator_width: 6, "
-                                    "discriminator_width: 4}",
-                                    "--optimizer={type: sgd, lr: 0.05}",
-                                    "--epochs=2"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-
-  Checkpoint load(const std::string& name) const {
-    const std::string file = folder_ / (name + "/last.pt");
-    return train::parse_checkpoint(base::read_file(file), file);
+  Words args(const std::string& name, const Words& more) const {
+    return digits(folder_ / name, {"--sampler=distributed", "--task={type: gan, samples: 6}",
+                                   "--model={type: dcgan, latent_size: 5, generator_width: 6, "
+                                   "discriminator_width: 4}",
+                                   "--optimizer={type: sgd, lr: 0.05}", "--epochs=2"}) +
+           more;
   }
 
   TempFolder folder_;
@@ -51,8 +34,8 @@ TEST_F(GanTest, IsTheSameOnAnyNumberOfRanks) {
     run_ranks_of_train(ranks, args(std::to_string(ranks),
                                    {"--max_steps=20", fmt::format("--batch_size={}", 32 / ranks)}));
   }
-  const auto one = load("1");
-  const auto two = load("2");
+  const auto one = checkpoint_of(folder_ / "1/last.pt");
+  const auto two = checkpoint_of(folder_ / "2/last.pt");
   for (const auto& [name, tensor] : one.model) {
     EXPECT_TRUE(at::allclose(tensor, two.model.at(name), 1e-3, 1e-4)) << name;
   }
@@ -62,27 +45,13 @@ TEST_F(GanTest, IsTheSameOnAnyNumberOfRanks) {
 }
 
 TEST_F(GanTest, GoesOnBitForBit) {
-  const std::vector<std::string> everything = {"--accumulate=2",   "--ema.decay=0.9",
-                                               "--clip.norm=1",    "--amp=bf16",
-                                               "--optimizer=adam", "--checkpoint.every=7step"};
-  auto first = everything;
-  first.emplace_back("--max_steps=61");
+  const Words everything = {"--accumulate=2", "--ema.decay=0.9",  "--clip.norm=1",
+                            "--amp=bf16",     "--optimizer=adam", "--checkpoint.every=7step"};
   run_ranks_of_train(2, args("whole", everything));
-  run_ranks_of_train(2, args("parts", first));
-  auto on = everything;
-  on.emplace_back("--resume=auto");
-  run_ranks_of_train(2, args("parts", on));
-  const auto whole = load("whole");
-  const auto parts = load("parts");
-  EXPECT_EQ(whole.step, parts.step);
-  for (const auto& [name, tensor] : whole.model) {
-    EXPECT_TRUE(at::equal(tensor, parts.model.at(name))) << name;
-  }
-  for (const auto& [name, tensors] : whole.optimizer) {
-    for (const auto& [key, tensor] : tensors) {
-      EXPECT_TRUE(at::equal(tensor, parts.optimizer.at(name).at(key))) << name << " " << key;
-    }
-  }
+  run_ranks_of_train(2, args("parts", everything + Words{"--max_steps=61"}));
+  run_ranks_of_train(2, args("parts", everything + Words{"--resume=auto"}));
+  expect_same_run(checkpoint_of(folder_ / "whole/last.pt"),
+                  checkpoint_of(folder_ / "parts/last.pt"));
 }
 
 TEST_F(GanTest, ShowsWhatItGenerates) {
@@ -118,17 +87,14 @@ TEST_F(GanTest, ShowsWhatItGenerates) {
                 .exit_code,
             0);
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/best.pt"));
-  const auto tables =
-      run_train({"eval", "--config", folder_ / "run/config.yaml", "--tables", folder_ / "new"});
-  EXPECT_EQ(tables.exit_code, base::kExitUsage);
-  EXPECT_THAT(tables.err, HasSubstr("--tables: task gan has none; leave the option out"));
+  expect_mistake(
+      run_train({"eval", "--config", folder_ / "run/config.yaml", "--tables", folder_ / "new"}),
+      "--tables: task gan has none; leave the option out");
 }
 
 TEST_F(GanTest, WhatDoesNotFitIsRefused) {
-  const auto refused = [&](const std::vector<std::string>& more, const std::string& message) {
-    const auto result = run_train(args("run", more));
-    EXPECT_EQ(result.exit_code, base::kExitUsage);
-    EXPECT_THAT(result.err, HasSubstr(message));
+  const auto refused = [&](const Words& more, const std::string& message) {
+    expect_mistake(run_train(args("run", more)), message);
   };
   refused({"--model=digits"}, "model digits: it generates no images");
   refused({"--task=classification"}, "model dcgan: it generates images; set task to gan");

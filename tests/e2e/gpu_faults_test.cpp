@@ -7,10 +7,10 @@
 #include <syncbn/base/gpus.h>
 
 #include <algorithm>
-#include <sstream>
 #include <string>
 #include <vector>
 
+#include "e2e/log_lines.h"
 #include "e2e/train_program.h"
 #include "support/skip.h"
 #include "support/text.h"
@@ -34,11 +34,9 @@ std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
 
 /// Seconds between the first and the last worker's end in the first attempt.
 double seconds_to_end(const std::string& events) {
-  std::istringstream lines(base::read_file(events));
   std::vector<double> ends;
-  for (std::string line; std::getline(lines, line);) {
-    const auto event = nlohmann::json::parse(line);
-    if (event["event"] == "worker_ended" && event["attempt"] == 0) ends.push_back(event["seconds"]);
+  for (const auto& event : json_lines(base::read_file(events), "worker_ended")) {
+    if (event["attempt"] == 0) ends.push_back(event["seconds"]);
   }
   EXPECT_EQ(ends.size(), 2);
   if (ends.empty()) return 0;
@@ -55,23 +53,17 @@ TEST_P(GpuTrainFaultTest, EndsAllWorkersAndTheRestartGoesOn) {
   const TempFolder folder;
   const std::string run = folder / "run";
   const std::string events = folder / "events";
-  std::vector<std::string> words = {program("syncbn-launch"),
-                                    "--standalone",
-                                    "--nproc_per_node=2",
-                                    "--max_restarts=1",
-                                    "--event_log_handler=json:" + events,
-                                    program("train"),
-                                    "--config",
-                                    shipped_config("digits.yaml"),
-                                    "--run_dir",
-                                    run,
-                                    "--model.width=4",
-                                    "--batch_size=32",
-                                    "--max_steps=24",  // an epoch has 22
-                                    "--checkpoint.every=10step",
-                                    "--plugins=[" SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so]",
-                                    "--schedule=faulty",
-                                    "--task.loss=faulty"};
+  Words words = Words{program("syncbn-launch"),
+                      "--standalone",
+                      "--nproc_per_node=2",
+                      "--max_restarts=1",
+                      "--event_log_handler=json:" + events,
+                      program("train")} +
+                digits(run, {"--model.width=4", "--batch_size=32",
+                             "--max_steps=24",  // an epoch has 22
+                             "--checkpoint.every=10step",
+                             "--plugins=[" SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so]",
+                             "--schedule=faulty", "--task.loss=faulty"});
   if (what == "stop") words.emplace_back("--timeout=6");
   const ProgramResult result = run_program(
       words, {.env = {{"OMP_NUM_THREADS", "1"},

@@ -40,7 +40,7 @@ class GpuTaskTest : public ::testing::Test {
   void SetUp() override { SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu"); }
 
   /// @param device "gpu" or "cpu"
-  ProgramResult run_on(const std::string& device, const std::vector<std::string>& args) const {
+  ProgramResult run_on(const std::string& device, const Words& args) const {
     const Env env = device == "cpu" ? Env{{"CUDA_VISIBLE_DEVICES", ""}} : Env();
     const ProgramResult result = run_train(args, env, folder_.path());
     EXPECT_EQ(result.exit_code, 0) << device << ": " << result.err;
@@ -48,14 +48,12 @@ class GpuTaskTest : public ::testing::Test {
   }
 
   /// Trains in the folders "gpu" and "cpu", and expects equal weights and results.
-  void expect_same_training(const std::string& config, const std::vector<std::string>& on_gpu = {},
-                            const std::vector<std::string>& on_cpu = {}) const {
+  void expect_same_training(const std::string& config, const Words& on_gpu = {},
+                            const Words& on_cpu = {}) const {
     folder_.write("run.yaml", kTinyRun + config);
     for (const std::string device : {"gpu", "cpu"}) {
-      std::vector<std::string> args = {"--config=run.yaml", "--run_dir=" + device};
       const auto& more = device == "gpu" ? on_gpu : on_cpu;
-      args.insert(args.end(), more.begin(), more.end());
-      const ProgramResult result = run_on(device, args);
+      const auto result = run_on(device, Words{"--config=run.yaml", "--run_dir=" + device} + more);
       EXPECT_EQ(result.err.find("GPU") != std::string::npos, device == "gpu") << result.err;
     }
     ASSERT_FALSE(HasFailure());
@@ -296,8 +294,7 @@ TEST_F(GpuTaskTest, AClassifierOfImagesPredictsAndIsExportedAsOnTheCpu) {
 TEST_F(GpuTaskTest, ReplicasOnTwoGpusTrainAsOnTheCpu) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 2, "two-gpus");
   const auto replicas = [](const std::string& device) {
-    return std::vector<std::string>{"--parallel.mode=data_parallel",
-                                    "--parallel.devices=[" + device + "]"};
+    return Words{"--parallel.mode=data_parallel", "--parallel.devices=[" + device + "]"};
   };
   expect_same_training("base: " + shipped_config("digits.yaml") +
                            "\nmax_steps: 6\nmodel: {type: digits, width: 4}\n",
@@ -305,9 +302,9 @@ TEST_F(GpuTaskTest, ReplicasOnTwoGpusTrainAsOnTheCpu) {
 }
 
 TEST_F(GpuTaskTest, AProfileHasTheLayersOfTheNetwork) {
-  const ProgramResult result =
-      run_on("gpu", {"--config=" + shipped_config("digits.yaml"), "--run_dir=run", "--max_steps=4",
-                     "--model.width=4", "--profile.skip=1", "--profile.steps=2"});
+  const ProgramResult result = run_on(
+      "gpu",
+      digits("run", {"--max_steps=4", "--model.width=4", "--profile.skip=1", "--profile.steps=2"}));
   EXPECT_THAT(result.err, HasSubstr("profile of steps 2 to 3: "));
   const auto summary = nlohmann::json::parse(text_of("run/profile/summary.json"));
   EXPECT_EQ(summary["layers"].size(), 10);
@@ -319,8 +316,7 @@ TEST_F(GpuTaskTest, ARunOnTheCpuLoadsNothingOfCuda) {
   const auto loaded = [&](const std::string& device) {
     const std::string log = folder_ / (device + "-files");
     const ProgramResult result = run_train(
-        {"--config=" + shipped_config("digits.yaml"), "--run_dir=" + (folder_ / device).string(),
-         "--max_steps=2", "--model.width=4", "--device=" + device},
+        digits(folder_ / device, {"--max_steps=2", "--model.width=4", "--device=" + device}),
         {{"LD_DEBUG", "files"}, {"LD_DEBUG_OUTPUT", log}});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     std::string all;

@@ -6,7 +6,6 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
-#include <syncbn/train/checkpoint.h>
 
 #include <memory>
 #include <string>
@@ -24,13 +23,11 @@ using ::testing::HasSubstr;
 const Env kOnCpus = {{"CUDA_VISIBLE_DEVICES", ""}};
 
 /// Trains a narrow digits network with batches of 64 over `workers` workers.
-nlohmann::json train_digits(int workers, const std::string& run_dir,
-                            const std::vector<std::string>& more, const Env& env = {}) {
-  std::vector<std::string> args = {
-      "--config",     shipped_config("digits.yaml"), "--run_dir", run_dir, "--model.width", "8",
-      "--batch_size", std::to_string(64 / workers)};
-  args.insert(args.end(), more.begin(), more.end());
-  const ProgramResult result = start_launched_train(workers, args, env)->wait();
+nlohmann::json train_digits(int workers, const std::string& run_dir, const Words& more,
+                            const Env& env = {}) {
+  const Words args =
+      digits(run_dir, {"--model.width=8", fmt::format("--batch_size={}", 64 / workers)});
+  const ProgramResult result = start_launched_train(workers, args + more, env)->wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const bool on_cpus = env.contains("CUDA_VISIBLE_DEVICES");
   EXPECT_EQ(result.err.find("GPU") == std::string::npos, on_cpus) << result.err;
@@ -45,7 +42,7 @@ TEST_P(GpuTrainingTest, LearnsTheDigitsOverNcclAsOnCpus) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= gpus, need);
   const TempFolder folder;
   // Few epochs: on the fake CUDA devices a step takes ten times as long as on the CPU.
-  const std::vector<std::string> epochs = {"--epochs", "4"};
+  const Words epochs = {"--epochs", "4"};
   const auto on_gpus = train_digits(gpus, folder / "gpus", epochs);
   const auto on_cpus = train_digits(gpus, folder / "cpus", epochs, kOnCpus);
   ASSERT_FALSE(HasFailure());
@@ -70,17 +67,14 @@ TEST(GpuTwoHostsTest, TrainOverNcclAsTwoGpusOfOneHost) {
   const TempFolder folder;
   const std::string boot = folder.write("boot_id", "another machine\n");
   const auto steps = [&](const std::string& run_dir) {
-    return std::vector<std::string>{"--config",      shipped_config("digits.yaml"),
-                                    "--run_dir",     folder / run_dir,
-                                    "--max_steps",   "12",
-                                    "--model.width", "8"};
+    return digits(folder / run_dir, {"--max_steps=12", "--model.width=8"});
   };
   const auto start_node = [&](int node) {
-    std::vector<std::string> words{
-        program("syncbn-launch"), "--nnodes=2",          fmt::format("--node_rank={}", node),
-        "--nproc_per_node=1",     "--master_addr=node0", "train",
-        "--backend=nccl"};
-    for (const std::string& word : steps("hosts")) words.push_back(word);
+    const Words words =
+        Words{program("syncbn-launch"), "--nnodes=2",          fmt::format("--node_rank={}", node),
+              "--nproc_per_node=1",     "--master_addr=node0", "train",
+              "--backend=nccl"} +
+        steps("hosts");
     const RunProgramOptions options{.env = {{"OMP_NUM_THREADS", "1"},
                                             {"FAKE_CUDA_DEVICES", "1"},
                                             {"NCCL_HOSTID", fmt::format("host{}", node)}}};
@@ -101,18 +95,11 @@ TEST(GpuTwoHostsTest, TrainOverNcclAsTwoGpusOfOneHost) {
 }
 
 /// Runs one rank of `train` on the digits in float32, in the folder `run_dir`.
-void train_steps(int steps, const std::string& run_dir, std::vector<std::string> more,
-                 const Env& env) {
-  more.insert(more.end(),
-              {"--config", shipped_config("digits.yaml"), "--run_dir", run_dir, "--model.width",
-               "8", "--amp", "none", "--max_steps", std::to_string(steps)});
-  const ProgramResult result = run_train(more, env);
+void train_steps(int steps, const std::string& run_dir, const Words& more, const Env& env) {
+  const Words args =
+      digits(run_dir, {"--model.width=8", "--amp=none", fmt::format("--max_steps={}", steps)});
+  const ProgramResult result = run_train(args + more, env);
   EXPECT_EQ(result.exit_code, 0) << result.err;
-}
-
-train::Checkpoint last_of(const std::string& run_dir) {
-  const std::string path = run_dir + "/last.pt";
-  return train::parse_checkpoint(base::read_file(path), path);
 }
 
 /// Devices round differently, and a few steps amplify that.
@@ -125,12 +112,13 @@ void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& n
 TEST(GpuEightTest, StepsAreThoseOfEightCpus) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 8, "eight-gpus");
   const TempFolder folder;
-  const std::vector<std::string> steps = {"--max_steps", "3", "--amp", "none"};
+  const Words steps = {"--max_steps", "3", "--amp", "none"};
   EXPECT_EQ(train_digits(8, folder / "gpus", steps)["world_size"], 8);
   train_digits(8, folder / "cpus", steps, kOnCpus);
   ASSERT_FALSE(HasFailure());
-  const train::Checkpoint found = last_of(folder / "gpus");
-  for (const auto& [name, tensor] : last_of(folder / "cpus").model) {
+  const auto found = checkpoint_of(folder / "gpus/last.pt");
+  const auto expected = checkpoint_of(folder / "cpus/last.pt");
+  for (const auto& [name, tensor] : expected.model) {
     expect_close(found.model.at(name), tensor, name);
   }
 }
@@ -140,14 +128,14 @@ TEST(GpuResumeTest, ARunMovesBetweenGpusAndCpus) {
   SYNCBN_SKIP_UNLESS(base::count_gpus() >= 1, "gpu");
   const TempFolder folder;
   train_steps(12, folder / "stays", {}, kOnCpus);
-  const train::Checkpoint expected = last_of(folder / "stays");
+  const auto expected = checkpoint_of(folder / "stays/last.pt");
   for (const bool to_gpu : {true, false}) {
     SCOPED_TRACE(to_gpu ? "from CPU to GPU" : "from GPU to CPU");
     const std::string from = folder / (to_gpu ? "cpu" : "gpu");
     train_steps(6, from, {}, to_gpu ? kOnCpus : Env());
     train_steps(12, from + "-moved", {"--resume", from + "/last.pt"}, to_gpu ? Env() : kOnCpus);
     ASSERT_FALSE(HasFailure());
-    const train::Checkpoint moved = last_of(from + "-moved");
+    const auto moved = checkpoint_of(from + "-moved/last.pt");
     EXPECT_EQ(moved.step, 12);
     for (const auto& [name, tensor] : expected.model) {
       expect_close(moved.model.at(name), tensor, name);

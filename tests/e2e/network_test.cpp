@@ -15,18 +15,12 @@ TEST(TwoNodesTest, LearnWhatFourRanksOfOneNodeLearn) {
   const TwoHosts hosts;
   SYNCBN_SKIP_UNLESS(hosts.available(), "netns");
   const TempFolder folder;
-  const auto arguments = [&](const std::string& run_dir) {
-    return std::vector<std::string>{
-        "--config", shipped_config("digits.yaml"), "--epochs", "1", "--run_dir", folder / run_dir};
-  };
   const auto node = [&](int rank) {
-    std::vector<std::string> words{
+    const Words words{
         program("syncbn-launch"), "--nnodes=2",          fmt::format("--node_rank={}", rank),
         "--nproc_per_node=2",     "--master_addr=node0", "train"};
     // The nodes share no folder; only rank 0 writes.
-    const auto more = arguments(fmt::format("node{}", rank));
-    words.insert(words.end(), more.begin(), more.end());
-    return hosts.on(rank, words);
+    return hosts.on(rank, words + digits(folder / fmt::format("node{}", rank), {"--epochs=1"}));
   };
   Program first(node(0), {.env = {{"OMP_NUM_THREADS", "1"}}});
   Program second(node(1), {.env = {{"OMP_NUM_THREADS", "1"}}});
@@ -36,7 +30,7 @@ TEST(TwoNodesTest, LearnWhatFourRanksOfOneNodeLearn) {
   ASSERT_EQ(one.exit_code, 0) << one.err;
   EXPECT_FALSE(std::filesystem::exists(folder / "node1"));
 
-  const auto alone = launch_train(4, arguments("alone"));
+  const auto alone = launch_train(4, digits(folder / "alone", {"--epochs=1"}));
   ASSERT_EQ(alone.exit_code, 0) << alone.err;
   const auto together = result_of(folder / "node0");
   EXPECT_EQ(together["world_size"], 4);

@@ -1,5 +1,4 @@
 // checkpoint.on: node. Nodes are processes with their own working folders.
-#include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +8,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "e2e/quiet_exits.h"
 #include "e2e/train_program.h"
 #include "support/multiproc.h"
 
@@ -27,28 +27,25 @@ class NodeDisksTest : public ::testing::Test {
 
   /// Trains on two nodes, each with one rank and the disk of the given name.
   std::vector<ProgramResult> run(const std::string& first, const std::string& second,
-                                 const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> args = {"--config=" + shipped_config("digits.yaml"),
-                                     "--epochs=3",
-                                     "--sync_batchnorm=false",
-                                     "--ddp.broadcast_buffers=true",
-                                     "--checkpoint.on=node",
-                                     "--checkpoint.keep_best.count=2"};
-    args.insert(args.end(), more.begin(), more.end());
+                                 const Words& more = {}) const {
+    const Words args = {"--config=" + shipped_config("digits.yaml"),
+                        "--epochs=3",
+                        "--sync_batchnorm=false",
+                        "--ddp.broadcast_buffers=true",
+                        "--checkpoint.on=node",
+                        "--checkpoint.keep_best.count=2"};
     const int port = free_port();
     std::vector<std::unique_ptr<Program>> ranks;
     for (const std::string& disk : {first, second}) {
       Env env = rank_env(static_cast<int>(ranks.size()), 2, port);
       env["LOCAL_RANK"] = "0";
       env["LOCAL_WORLD_SIZE"] = "1";
-      ranks.push_back(start_train(args, env, disk_(disk)));
+      ranks.push_back(start_train(args + more, env, disk_(disk)));
     }
     return wait_for(ranks);
   }
 
-  train::Checkpoint load(const std::string& file) const {
-    return train::parse_checkpoint(base::read_file(disk_(file)), file);
-  }
+  train::Checkpoint load(const std::string& file) const { return checkpoint_of(disk_(file)); }
 
   std::vector<std::string> files(const std::string& folder) const {
     std::vector<std::string> names;
@@ -78,13 +75,6 @@ void expect_all_succeed(const std::vector<ProgramResult>& results) {
   for (const ProgramResult& result : results) EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
-void expect_same_network(const train::Checkpoint& a, const train::Checkpoint& b) {
-  EXPECT_EQ(a.step, b.step);
-  ASSERT_EQ(a.model.size(), b.model.size());
-  for (const auto& [name, tensor] : a.model)
-    EXPECT_TRUE(at::equal(tensor, b.model.at(name))) << name;
-}
-
 TEST_F(NodeDisksTest, ARunSurvivesTheLossOfEachNodesDisk) {
   expect_all_succeed(run("whole", "whole"));
   for (const std::string lost : {"a", "b"}) {
@@ -94,7 +84,7 @@ TEST_F(NodeDisksTest, ARunSurvivesTheLossOfEachNodesDisk) {
     EXPECT_THAT(stopped[0].err, HasSubstr("writes to runs/digits on 2 nodes"));
     EXPECT_EQ(stopped[1].err, "");
     EXPECT_EQ(files("a/runs/digits"), files("b/runs/digits"));
-    expect_same_network(load("a/runs/digits/last.pt"), load("b/runs/digits/last.pt"));
+    expect_same_run(load("a/runs/digits/last.pt"), load("b/runs/digits/last.pt"));
 
     fs::remove_all(disk_(lost) + "/runs");
     const auto resumed = run("a", "b", {"--resume=auto"});
@@ -103,8 +93,8 @@ TEST_F(NodeDisksTest, ARunSurvivesTheLossOfEachNodesDisk) {
     for (const std::string disk : {"a", "b"}) {
       EXPECT_EQ(files(disk + "/runs/digits"), files("a/runs/digits"));
       EXPECT_EQ(epochs_in_log(disk_(disk) + "/runs/digits/log.jsonl"), 3);
-      expect_same_network(load(disk + "/runs/digits/last.pt"), load("whole/runs/digits/last.pt"));
-      expect_same_network(load(disk + "/runs/digits/best.pt"), load("a/runs/digits/best.pt"));
+      expect_same_run(load(disk + "/runs/digits/last.pt"), load("whole/runs/digits/last.pt"));
+      expect_same_run(load(disk + "/runs/digits/best.pt"), load("a/runs/digits/best.pt"));
     }
   }
 }
@@ -122,11 +112,12 @@ TEST_F(NodeDisksTest, ADamagedCheckpointOfOneNodeIsSetAside) {
                                       "and the run resumes from runs/digits/last.pt of rank {}",
                                       damaged == "a" ? 1 : 0)));
     EXPECT_EQ(base::read_file(disk_(damaged + "/runs/digits/last.pt.damaged")), "cut off");
-    expect_same_network(load("a/runs/digits/last.pt"), load("b/runs/digits/last.pt"));
+    expect_same_run(load("a/runs/digits/last.pt"), load("b/runs/digits/last.pt"));
   }
   for (const char* disk : {"a", "b"}) {
     base::write_file_atomically(disk_(disk) + std::string("/runs/digits/last.pt"), "cut off");
   }
+  shorten_quiet_exits();
   const auto none = run("a", "b", {"--resume=auto", "--max_steps=70"});
   EXPECT_EQ(none[0].exit_code, base::kExitUsage);
   EXPECT_EQ(count(none[0].err + none[1].err, "error:"), 1) << none[0].err << none[1].err;
@@ -145,6 +136,7 @@ TEST_F(NodeDisksTest, NodesThatShareADiskWriteOnce) {
 TEST_F(NodeDisksTest, ARunOfAnotherJobOnAnyNodeIsLeftAlone) {
   fs::create_directories(disk_("b/runs/digits"));
   base::write_file_atomically(disk_("b/runs/digits/last.pt"), "another run");
+  shorten_quiet_exits();
   const auto results = run("a", "b", {"--epochs=1"});
   EXPECT_EQ(results[0].exit_code, base::kExitUsage);
   EXPECT_EQ(results[0].err, "");

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/train/checkpoint.h>
 
 #include <filesystem>
 
@@ -19,22 +18,17 @@ class OldRunTest : public ::testing::Test {
  protected:
   OldRunTest() { std::filesystem::copy(SYNCBN_SOURCE_DIR "/tests/e2e/fixtures/digits", run_); }
 
-  train::Checkpoint last() const {
-    const std::string path = run_ + "/last.pt";
-    return train::parse_checkpoint(base::read_file(path), path);
-  }
-
   const TempFolder folder_;
   const std::string run_ = folder_ / "digits";
 };
 
 TEST_F(OldRunTest, GoesOn) {
-  const train::Checkpoint before = last();
+  const auto before = checkpoint_of(run_ + "/last.pt");
   EXPECT_FALSE(before.ema.empty());
   const auto resumed = run_train({"--config", run_, "--epochs=2"});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_THAT(resumed.err, HasSubstr("epoch 2/2"));
-  const train::Checkpoint after = last();
+  const auto after = checkpoint_of(run_ + "/last.pt");
   EXPECT_EQ(after.step, 2 * before.step);
   EXPECT_EQ(after.optimizer.size(), before.optimizer.size());
   EXPECT_EQ(result_of(run_)["epochs"], 2);

@@ -12,15 +12,17 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
+#include "e2e/log_lines.h"
 #include "e2e/png.h"
+#include "e2e/quiet_exits.h"
 #include "e2e/train_program.h"
 #include "support/multiproc.h"
 
 namespace syncbn::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -32,23 +34,13 @@ std::string plugin(const std::string& name) {
 /// Runs `train` on the digits' configuration with `text` merged over it.
 class PluginTest : public ::testing::Test {
  protected:
-  std::vector<std::string> arguments(const std::string& text) {
+  Words arguments(const std::string& text) {
     base::write_file_atomically(folder_ / "own.yaml",
                                 "base: " + shipped_config("digits.yaml") + "\n" + text);
     return {"--config", folder_ / "own.yaml", "--run_dir", folder_ / "run", "--max_steps=2"};
   }
 
   ProgramResult train_with(const std::string& text) { return run_train(arguments(text)); }
-
-  void expect_refusal(const std::string& name, const std::string& message) {
-    const auto result = train_with("plugins: [" + plugin(name) + "]\n");
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(message));
-    EXPECT_THAT(result.err, HasSubstr("own.yaml:2:11: plugins: "));
-    EXPECT_THAT(result.err, HasSubstr("lib" + name + ".so"));
-    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
-  }
 
   TempFolder folder_;
 };
@@ -93,20 +85,13 @@ TEST_F(PluginTest, TrainsOnImageFilesOfAPluginAndPredictsOthers) {
 }
 
 TEST_F(PluginTest, LayersOfLibtorchFollowSyncBatchnorm) {
-  const auto loss = [&](const std::vector<std::string>& more) {
-    auto args = arguments("plugins: [" + plugin("staircase") +
-                          "]\nmodel: plain_norm\nsampler: distributed\nlog_interval: 1\n");
-    args.emplace_back("--overwrite");
-    args.insert(args.end(), more.begin(), more.end());
-    const auto result = run_train(args);
+  const auto loss = [&](const Words& more) {
+    const Words args =
+        arguments("plugins: [" + plugin("staircase") +
+                  "]\noverwrite: true\nmodel: plain_norm\nsampler: distributed\nlog_interval: 1\n");
+    const auto result = run_train(args + more);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    std::istringstream log(base::read_file(folder_ / "run/log.jsonl"));
-    double last = 0;
-    for (std::string line; std::getline(log, line);) {
-      const auto json = nlohmann::json::parse(line);
-      if (json["event"] == "step") last = json["loss"];
-    }
-    return last;
+    return log_of(folder_ / "run", "step").back()["loss"].get<double>();
   };
   const double whole = loss({"--batch_size=8"});
   EXPECT_NEAR(loss({"--batch_size=4", "--nproc_per_node=2"}), whole, 1e-4);
@@ -154,45 +139,40 @@ TEST_F(PluginTest, ListsItsNamesWithItsOptions) {
   EXPECT_THAT(run_train({"--list", "shedules"}).err, HasSubstr("did you mean 'schedules'?"));
 }
 
-TEST_F(PluginTest, IsRefusedIfItIsNotThere) {
-  expect_refusal("nowhere", "No such file");
+TEST_F(PluginTest, WhatIsNoPluginForThisProgramIsRefused) {
+  for (const auto& [name, message] : std::map<std::string, std::string>{
+           {"nowhere", "No such file"},
+           {"no_entry", "is no plug-in: it has no SYNCBN_PLUGIN"},
+           {"other_abi", "was built for syncbn 0.0.1, libtorch 2.3, and this program has"},
+           {"other_headers",
+            "was built for headers of syncbn with digest 0123456789ab, and this program has "
+            "headers of syncbn with digest "},
+           {"throws", "cannot load libthrows.so: its licence has expired"},
+           {"twice", "the schedule 'cosine' is registered already, by this program; choose"},
+           {"undefined", "undefined symbol"}}) {
+    SCOPED_TRACE(name);
+    const auto result = train_with("plugins: [" + plugin(name) + "]\n");
+    expect_mistake(result, message);
+    EXPECT_THAT(result.err,
+                AllOf(HasSubstr("own.yaml:2:11: plugins: "), HasSubstr("lib" + name + ".so")));
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  }
 }
 
 TEST_F(PluginTest, IsRefusedIfItIsNoFile) {
   const std::string fifo = folder_ / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   for (const std::string& path : {fifo, std::string("/dev/zero")}) {
-    const auto result = train_with("plugins: [" + path + "]\n");
-    EXPECT_EQ(result.exit_code, base::kExitUsage);
-    EXPECT_THAT(result.err, HasSubstr("plugins: " + path + " is no file"));
+    expect_mistake(train_with("plugins: [" + path + "]\n"), "plugins: " + path + " is no file");
   }
-  EXPECT_THAT(train_with("plugins: ['']\n").err, HasSubstr("plugins: a name is empty"));
+  expect_mistake(train_with("plugins: ['']\n"), "plugins: a name is empty");
 }
 
 TEST_F(PluginTest, IsInAList) {
   const auto result = train_with("plugins: " + plugin("staircase") + "\nschedule: staircase\n");
-  EXPECT_EQ(result.exit_code, base::kExitUsage);
-  EXPECT_THAT(result.err, HasSubstr("own.yaml:2:10: plugins: expected a list, as [" +
-                                    plugin("staircase") + "]\n"));
+  expect_mistake(result,
+                 "own.yaml:2:10: plugins: expected a list, as [" + plugin("staircase") + "]\n");
   EXPECT_THAT(result.err, Not(HasSubstr("unknown type")));
-}
-
-TEST_F(PluginTest, IsRefusedWithoutItsEntry) {
-  expect_refusal("no_entry", "is no plug-in: it has no SYNCBN_PLUGIN");
-}
-
-TEST_F(PluginTest, IsRefusedIfItWasBuiltForOtherVersions) {
-  expect_refusal("other_abi", "was built for syncbn 0.0.1, libtorch 2.3, and this program has");
-}
-
-TEST_F(PluginTest, IsRefusedIfItWasBuiltWithOtherHeaders) {
-  expect_refusal("other_headers",
-                 "was built for headers of syncbn with digest 0123456789ab, and this program has "
-                 "headers of syncbn with digest ");
-}
-
-TEST_F(PluginTest, IsRefusedIfItThrows) {
-  expect_refusal("throws", "cannot load libthrows.so: its licence has expired");
 }
 
 TEST_F(PluginTest, IsRefusedIfItIsCutOff) {
@@ -214,20 +194,10 @@ TEST_F(PluginTest, IsRefusedIfItIsCutOff) {
   for (const std::string& damaged :
        {whole.substr(0, whole.size() - 100), whole.substr(0, whole.size() / 2), whole.substr(0, 30),
         zeros, stripped.substr(0, whole.size() / 4)}) {
-    const auto result = train_with_file(damaged);
-    EXPECT_EQ(result.exit_code, base::kExitUsage);
-    EXPECT_THAT(result.err,
-                HasSubstr("plugins: " + cut + " is cut off or damaged; copy or build it again"));
+    expect_mistake(train_with_file(damaged),
+                   "plugins: " + cut + " is cut off or damaged; copy or build it again");
   }
   EXPECT_EQ(train_with_file(stripped).exit_code, 0);
-}
-
-TEST_F(PluginTest, IsRefusedIfItsNameIsTaken) {
-  expect_refusal("twice", "the schedule 'cosine' is registered already, by this program; choose");
-}
-
-TEST_F(PluginTest, IsRefusedIfAFunctionIsMissing) {
-  expect_refusal("undefined", "undefined symbol");
 }
 
 TEST_F(PluginTest, MistakesOfItsNetworksNameThemBeforeTheFirstStep) {
@@ -237,26 +207,17 @@ TEST_F(PluginTest, MistakesOfItsNetworksNameThemBeforeTheFirstStep) {
            {"generous",
             "forward() makes [1, 11] of one sample, and with the 10 classes of the data it has to "
             "make [1, 10]"}}) {
-    const auto result =
-        train_with("plugins: [" + plugin("networks") + "]\nmodel: " + network + "\n");
-    EXPECT_EQ(result.exit_code, base::kExitUsage);
-    EXPECT_THAT(result.err,
-                HasSubstr("train: error: model " + network + " of libnetworks.so: " + what));
-    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
+    expect_mistake(train_with("plugins: [" + plugin("networks") + "]\nmodel: " + network + "\n"),
+                   "train: error: model " + network + " of libnetworks.so: " + what);
   }
 }
 
 TEST_F(PluginTest, MistakesOfItsDataAndMetricsNameThemBeforeTheFirstStep) {
-  const auto refusal = [&](const std::string& text) {
-    const auto result = train_with("plugins: [" + plugin("networks") + "]\n" + text);
-    EXPECT_EQ(result.exit_code, base::kExitUsage);
-    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
-    return result.err;
-  };
-  EXPECT_THAT(refusal("data: pairs\n"),
-              HasSubstr("data pairs of libnetworks.so: get_batch() makes [1, 2] of one sample, and "
-                        "with its sample_shape() it has to make [1, 3]"));
-  EXPECT_THAT(refusal("metrics: [nameless]\n"), HasSubstr("metrics: one has no name"));
+  const std::string networks = "plugins: [" + plugin("networks") + "]\n";
+  expect_mistake(train_with(networks + "data: pairs\n"),
+                 "data pairs of libnetworks.so: get_batch() makes [1, 2] of one sample, and with "
+                 "its sample_shape() it has to make [1, 3]");
+  expect_mistake(train_with(networks + "metrics: [nameless]\n"), "metrics: one has no name");
 }
 
 TEST_F(PluginTest, MistakesOfItsNetworksInAStepNameThemTheStepAndTheShapes) {
@@ -303,9 +264,7 @@ TEST_F(PluginTest, MistakesOfItsOtherPartsNameThemAndTheStep) {
            {"metrics: [{type: flawed, flaw: space}]", "metrics: the name 'off by' has a space"},
            {data + "size}",
             "data flawed of libnetworks.so: size() of the train split is -4; it has to be 0 or"}}) {
-    const auto result = train_with(plugins + text + "\n");
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_THAT(result.err, HasSubstr("train: error: " + what));
+    expect_mistake(train_with(plugins + text + "\n"), "train: error: " + what);
   }
 }
 
@@ -319,8 +278,7 @@ TEST_F(PluginTest, AMetricThatThrowsDoesNotLoseTheEpochThatWasTrained) {
     EXPECT_EQ(result.exit_code, base::kExitInternal) << result.err;
     EXPECT_THAT(result.err, HasSubstr("metric flawed of libnetworks.so: cannot count"));
   }
-  const std::string file = folder_ / "run/last.pt";
-  EXPECT_EQ(train::parse_checkpoint(base::read_file(file), file).sampler.epoch, 1);
+  EXPECT_EQ(checkpoint_of(folder_ / "run/last.pt").sampler.epoch, 1);
 }
 
 TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
@@ -349,8 +307,7 @@ TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
     const auto result =
         run_train({"--config", "own.yaml", "--run_dir", run, "--resume=auto"}, {}, folder_.path());
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    const std::string file = folder_ / (run + "/last.pt");
-    return train::parse_checkpoint(base::read_file(file), file);
+    return checkpoint_of(folder_ / (run + "/last.pt"));
   };
   const std::string own = "task: {type: classification, loss: shifted}\noptimizer: sign";
   const auto saved = train_here("own", 2, ", negative", own);
@@ -375,6 +332,7 @@ TEST_F(PluginTest, TrainsWithATransformLossOptimizerSamplerAndTaskOfAPlugin) {
 }
 
 TEST_F(PluginTest, IsReportedByOneRank) {
+  shorten_quiet_exits();
   auto ranks = start_ranks(3, arguments("plugins: [" + plugin("throws") + "]\n"));
   int messages = 0;
   for (const auto& result : wait_for(ranks)) {
@@ -385,13 +343,13 @@ TEST_F(PluginTest, IsReportedByOneRank) {
 }
 
 TEST_F(PluginTest, OfAnotherContentOnARankIsNamed) {
+  shorten_quiet_exits();
   const int port = free_port();
   const std::string other = folder_ / "libstaircase.so";
   base::write_file_atomically(other, base::read_file(plugin("staircase")) + "\n");
   const auto start = [&](int rank, const std::string& file) {
-    std::vector<std::string> args = arguments("schedule: staircase\n");
-    args.push_back("--plugins=[" + file + "]");
-    return start_train(args, rank_env(rank, 2, port));
+    return start_train(arguments("schedule: staircase\n") + Words{"--plugins=[" + file + "]"},
+                       rank_env(rank, 2, port));
   };
   const auto first = start(0, plugin("staircase"));
   const auto second = start(1, other);

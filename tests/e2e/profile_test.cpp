@@ -21,12 +21,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<std::string> digits(const std::string& run, const std::vector<std::string>& more) {
-  std::vector<std::string> all{"--config", shipped_config("digits.yaml"), "--run_dir=" + run};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
-}
-
 /// The mistakes in the traces of all ranks; empty if there are none.
 std::string faults_of_traces(const std::string& run, int first_step, int ranks, int steps,
                              int loader_threads = 0) {
@@ -49,11 +43,10 @@ TEST(ProfileTest, RecordsAllRanksAndChangesNoBit) {
   const TempFolder folder;
   const std::string plain = folder / "plain";
   const std::string profiled = folder / "profiled";
-  const std::vector<std::string> settings{"--epochs=1", "--max_steps=12", "--loader.num_workers=1"};
+  const Words settings{"--epochs=1", "--max_steps=12", "--loader.num_workers=1"};
   ASSERT_EQ(launch_train(2, digits(plain, settings)).exit_code, 0);
-  auto more = settings;
-  more.insert(more.end(), {"--profile.skip=4", "--profile.steps=3"});
-  const auto result = launch_train(2, digits(profiled, more));
+  const Words more = {"--profile.skip=4", "--profile.steps=3"};
+  const auto result = launch_train(2, digits(profiled, settings + more));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("profile of steps 5 to 7: "), HasSubstr("exchange of gradients: "),
@@ -161,9 +154,7 @@ TEST(ProfileTest, IsMadeOnRequest) {
   EXPECT_FALSE(fs::exists(run + "/profile/request"));
   training->send_signal(SIGTERM);
   training->wait();
-  const auto late = run_train({"profile", run});
-  EXPECT_EQ(late.exit_code, 2);
-  EXPECT_THAT(late.err, HasSubstr("no run is training in"));
+  expect_mistake(run_train({"profile", run}), "no run is training in");
 }
 
 TEST(ProfileTest, RefusesMoreStepsThanMemoryHolds) {
@@ -172,7 +163,7 @@ TEST(ProfileTest, RefusesMoreStepsThanMemoryHolds) {
   const auto result = run_train(digits(run, {"--profile.steps=21"}));
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, AllOf(HasSubstr("profile.steps"), HasSubstr("20")));
-  EXPECT_THAT(run_train({"profile", run, "--steps", "21"}).err, HasSubstr("from 1 to 20"));
+  expect_mistake(run_train({"profile", run, "--steps", "21"}), "from 1 to 20");
 }
 
 }  // namespace

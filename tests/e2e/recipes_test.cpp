@@ -28,23 +28,19 @@ constexpr int kStandInSide = 48;  // of image files, in pixels
 constexpr int kStandInImages = 8;
 
 // Small images and batches, and the stand-ins' folders.
-const std::vector<std::string> kImagenet = {
+const Words kImagenet = {
     "--data.train=train",     "--data.val=val",
     "--global_batch_size=4",  "--data.transforms.0.size=32",
     "--data.test_transforms", "[{type: resize, size: 32}, {type: center_crop, size: 32}]"};
-const std::vector<std::string> kCoco = {"--data.train_annotations=train.json",
-                                        "--data.train_images=train/a",
-                                        "--data.val_annotations=val.json",
-                                        "--data.val_images=val/a",
-                                        "--data.transforms.1.size=64",
-                                        "--data.test_transforms.0.size=64",
-                                        "--batch_size=1"};
-std::vector<std::string> with(std::vector<std::string> args, const std::string& more) {
-  args.push_back(more);
-  return args;
-}
+const Words kCoco = {"--data.train_annotations=train.json",
+                     "--data.train_images=train/a",
+                     "--data.val_annotations=val.json",
+                     "--data.val_images=val/a",
+                     "--data.transforms.1.size=64",
+                     "--data.test_transforms.0.size=64",
+                     "--batch_size=1"};
 
-using Recipes = std::map<std::string, std::vector<std::string>>;
+using Recipes = std::map<std::string, Words>;
 
 const Recipes kRecipes = {
     {"cifar10_resnet18", {"--data.path=cifar", "--global_batch_size=4"}},
@@ -64,7 +60,7 @@ const Recipes kLargeRecipes = {
     {"coco_fcos", kCoco},
     {"coco_retinanet", kCoco},
     {"imagenet_resnet50", kImagenet},
-    {"imagenet_resnet50_v2", with(kImagenet, "--sampler.selected_round=0")},
+    {"imagenet_resnet50_v2", kImagenet + Words{"--sampler.selected_round=0"}},
     {"voc_deeplabv3",
      {"--data.root=voc", "--batch_size=2", "--data.transforms.2.size=64",
       "--data.test_transforms.0.size=64", "--data.test_transforms.0.max_size=80"}},
@@ -185,10 +181,9 @@ TEST_P(RecipesTest, TakesStepsAndEvaluates) {
   write_mnist();
   write_voc();
   write_stamps();
-  std::vector<std::string> args = {"--config", file_of(recipe), "--run_dir=run", "--max_steps=2"};
-  args.insert(args.end(), more.begin(), more.end());
+  const Words args = {"--config", file_of(recipe), "--run_dir=run", "--max_steps=2"};
   const auto result =
-      start_launched_train(2, args, {{"STAMPS", folder_.path()}}, folder_.path())->wait();
+      start_launched_train(2, args + more, {{"STAMPS", folder_.path()}}, folder_.path())->wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string log = base::read_file(folder_ / "run/log.jsonl");
   EXPECT_THAT(log, HasSubstr("\"reason\":\"finished\",\"step\":2"));

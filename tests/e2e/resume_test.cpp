@@ -11,10 +11,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
+#include "e2e/log_lines.h"
+#include "e2e/quiet_exits.h"
 #include "e2e/train_program.h"
 #include "support/multiproc.h"
+#include "support/once.h"
 #include "support/python.h"
 #include "support/skip.h"
 
@@ -29,71 +31,33 @@ const std::string kHalf = "--data.test_fraction=0.6";
 const std::string kAll = "--data.test_fraction=0.2";
 constexpr int64_t kDigits = 1442;  // number of all training samples
 
-Checkpoint load(const std::string& path) {
-  return train::parse_checkpoint(base::read_file(path), path);
-}
-
-void expect_identical(const Checkpoint& a, const Checkpoint& b) {
-  EXPECT_EQ(a.step, b.step);
-  ASSERT_EQ(a.model.size(), b.model.size());
-  for (const auto& [name, tensor] : a.model) {
-    EXPECT_TRUE(at::equal(tensor, b.model.at(name))) << name;
-  }
-  ASSERT_EQ(a.optimizer.size(), b.optimizer.size());
-  for (const auto& [name, tensors] : a.optimizer) {
-    for (const auto& [key, tensor] : tensors) {
-      EXPECT_TRUE(at::equal(tensor, b.optimizer.at(name).at(key))) << name << " " << key;
-    }
-  }
-}
-
 class ResumeTest : public ::testing::Test {
  protected:
   /// Options of a run in the folder `name`.
-  std::vector<std::string> args(const std::string& name,
-                                const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"--config",   shipped_config("digits.yaml"),
-                                    "--run_dir",  folder_ / name,
-                                    "--schedule", "step",
-                                    "--epochs",   "4",
-                                    kHalf};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  Words args(const std::string& name, const Words& more = {}) const {
+    return digits(folder_ / name, {"--schedule", "step", "--epochs", "4", kHalf}) + more;
   }
 
   /// The lines of an event in the log of the run in the folder `name`.
   std::vector<nlohmann::json> log_lines(const std::string& name, const std::string& event) const {
-    std::vector<nlohmann::json> found;
-    std::istringstream log(base::read_file(folder_ / (name + "/log.jsonl")));
-    for (std::string line; std::getline(log, line);) {
-      auto json = nlohmann::json::parse(line);
-      if (json["event"] == event) found.push_back(std::move(json));
-    }
-    return found;
+    return log_of(folder_ / name, event);
   }
 
   /// Makes a finished run of one epoch in the folder `run`. The first of so many ranks trains; the
   /// others are copies.
   void make_run(int ranks) const {
-    static const TempFolder trained;
-    const std::string name = fmt::format("of-{}-ranks", ranks);
-    if (!std::filesystem::exists(trained / name)) {
-      run_ranks_of_train(ranks, args((trained / name).string(), {"--epochs=1"}));
-    }
-    std::filesystem::copy(trained / name, folder_ / "run",
-                          std::filesystem::copy_options::recursive);
+    const auto trained = once(fmt::format("of-{}-ranks", ranks), [&](const std::string& path) {
+      run_ranks_of_train(ranks, args(path, {"--epochs=1"}));
+    });
+    std::filesystem::copy(trained, folder_ / "run", std::filesystem::copy_options::recursive);
   }
 
   TempFolder folder_;
 };
 
-TEST_F(ResumeTest, EndsBitForBitWhereAnUninterruptedRunDoes) {
-  run_ranks_of_train(2, args("whole"));
-  run_ranks_of_train(2, args("parts", {"--epochs=2"}));
-  run_ranks_of_train(2, args("parts", {"--resume=auto"}));
-  ASSERT_FALSE(HasFailure());
-  expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
-}
+// So that none of the suites takes long.
+using ResumeRestartTest = ResumeTest;
+using ResumeRefusalTest = ResumeTest;
 
 TEST_F(ResumeTest, SaysWhichBatchSizeKeepsTheSamplesOfAStep) {
   run_ranks_of_train(2, args("run", {"--max_steps=2", "--sampler=distributed"}));
@@ -107,47 +71,45 @@ TEST_F(ResumeTest, SaysWhichBatchSizeKeepsTheSamplesOfAStep) {
 }
 
 // Without --resume: a restart by the launcher implies it.
-TEST_F(ResumeTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
+TEST_F(ResumeRestartTest, GoesOnWhereTheAttemptBeforeTheRestartWas) {
   run_ranks_of_train(2, args("whole"));
-  std::vector<std::string> words{
+  const Words words{
       program("syncbn-launch"), "--standalone", "--nproc_per_node=2", "--max_restarts=1", "sh",
       "-c",
       // Two epochs, then a failure.
       R"([ $TORCHELASTIC_RESTART_COUNT = 1 ] && exec "$0" "$@"; "$0" "$@" --epochs=2; exit 1)",
       program("train")};
-  const auto more = args("parts");
-  words.insert(words.end(), more.begin(), more.end());
-  const auto result = run_program(words, {.env = {{"OMP_NUM_THREADS", "1"}}});
+  const auto result = run_program(words + args("parts"), {.env = {{"OMP_NUM_THREADS", "1"}}});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
+  expect_same_run(checkpoint_of(folder_ / "whole/last.pt"),
+                  checkpoint_of(folder_ / "parts/last.pt"));
 }
 
 // The learning rate does not change the network, so the mean loss of an epoch identifies its
 // samples.
-TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatch) {
+TEST_F(ResumeRestartTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatch) {
   constexpr int64_t kBatch = 14;
   constexpr int64_t kSteps = kDigits / kBatch;
   static_assert(kDigits % kBatch == 0);
-  const std::vector<std::string> options{kAll,
-                                         "--epochs=4",
-                                         "--batch_size=null",
-                                         fmt::format("--global_batch_size={}", kBatch),
-                                         "--sampler=distributed",
-                                         "--optimizer.lr=1e-12",
-                                         "--checkpoint.every=20step",
-                                         "--log_interval=1"};
+  const Words options{kAll,
+                      "--epochs=4",
+                      "--batch_size=null",
+                      fmt::format("--global_batch_size={}", kBatch),
+                      "--sampler=distributed",
+                      "--optimizer.lr=1e-12",
+                      "--checkpoint.every=20step",
+                      "--log_interval=1"};
   run_ranks_of_train(1, args("whole", options));
   const std::string endpoint = fmt::format("--rdzv_endpoint=127.0.0.1:{}", free_port());
   const auto node = [&](bool leads) {
-    std::vector<std::string> words{program("syncbn-launch"),
-                                   "--nnodes=1:2",
-                                   "--rdzv_backend=c10d",
-                                   endpoint,
-                                   fmt::format("--rdzv_conf=last_call_timeout=1,is_host={}", leads),
-                                   "train"};
-    const auto more = args("run", options);
-    words.insert(words.end(), more.begin(), more.end());
-    return std::make_unique<Program>(words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}});
+    const Words words{program("syncbn-launch"),
+                      "--nnodes=1:2",
+                      "--rdzv_backend=c10d",
+                      endpoint,
+                      fmt::format("--rdzv_conf=last_call_timeout=1,is_host={}", leads),
+                      "train"};
+    return std::make_unique<Program>(words + args("run", options),
+                                     RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}});
   };
   const auto lead = node(true);
   lead->limit_lead();
@@ -174,16 +136,19 @@ TEST_F(ResumeTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlobalBatc
   }
 }
 
+class RecoveryTest : public ::testing::TestWithParam<const char*> {};
+
 // Failures before and after the group is formed. bench/recovery runs many more.
-TEST_F(ResumeTest, RecoversAtTheFirstRestart) {
-  const std::string recovery = SYNCBN_SOURCE_DIR "/bench/recovery";
-  for (const char* kind : {"standalone/c++", "static/c++"}) {
-    const auto result = run_program({recovery, "--runs=2", "--launcher", program("syncbn-launch"),
-                                     "--train", program("train"), "--only", kind});
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(result.out, HasSubstr("2 of 2"));
-  }
+TEST_P(RecoveryTest, IsAtTheFirstRestart) {
+  const auto result =
+      run_program({SYNCBN_SOURCE_DIR "/bench/recovery", "--runs=2", "--launcher",
+                   program("syncbn-launch"), "--train", program("train"), "--only", GetParam()});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 of 2"));
 }
+
+INSTANTIATE_TEST_SUITE_P(Kind, RecoveryTest, ::testing::Values("static/c++"));
+INSTANTIATE_TEST_SUITE_P(Exhaustive, RecoveryTest, ::testing::Values("standalone/c++"));
 
 TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   run_ranks_of_train(2, args("whole"));
@@ -202,50 +167,47 @@ TEST_F(ResumeTest, GoesOnAfterASignalInTheMiddleOfAnEpoch) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "parts/result.json"));
   run_ranks_of_train(2, args("parts", {"--resume", folder_ / "parts"}));
   ASSERT_FALSE(HasFailure());
-  expect_identical(load(folder_ / "whole/last.pt"), load(folder_ / "parts/last.pt"));
+  expect_same_run(checkpoint_of(folder_ / "whole/last.pt"),
+                  checkpoint_of(folder_ / "parts/last.pt"));
 }
 
 // As SLURM announces the end of a job's time. Restarts are left, but would not help.
-TEST_F(ResumeTest, SavesAndLeavesWhenTheLauncherForwardsAUserSignal) {
-  std::vector<std::string> words{program("syncbn-launch"), "--standalone", "--nproc_per_node=2",
-                                 "--max_restarts=3", "train"};
-  const auto more = args("run", {"--log_interval=1", "--epochs=1000"});
-  words.insert(words.end(), more.begin(), more.end());
-  Program job(words, {.env = {{"OMP_NUM_THREADS", "1"}}});
+TEST_F(ResumeRestartTest, SavesAndLeavesWhenTheLauncherForwardsAUserSignal) {
+  const Words words{program("syncbn-launch"), "--standalone", "--nproc_per_node=2",
+                    "--max_restarts=3", "train"};
+  Program job(words + args("run", {"--log_interval=1", "--epochs=1000"}),
+              {.env = {{"OMP_NUM_THREADS", "1"}}});
   ASSERT_TRUE(job.wait_until([&] { return count(job.err(), "step 20/") > 0; })) << job.err();
   job.send_signal(SIGUSR1);
   const auto result = job.wait();
   EXPECT_EQ(result.exit_code, base::kExitPreempted) << result.err;
   EXPECT_EQ(count(result.err, "stopped by SIGUSR1 after step"), 1) << result.err;
   EXPECT_THAT(result.err, HasSubstr("exited with 85 (asked to stop, it has saved what there was"));
-  EXPECT_GE(load(folder_ / "run/last.pt").step, 20);
+  EXPECT_GE(checkpoint_of(folder_ / "run/last.pt").step, 20);
 }
 
 // max_steps causes evaluations that another run does not make. They must not change the run.
 TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
-  const std::vector<std::string> options = {
-      "--schedule={type: plateau, patience: 0, threshold: 0.5}",
-      "--eval_interval=2",
-      "--early_stop.patience=2",
-      "--early_stop.min_delta=0.5",
-      "--checkpoint.keep_best.count=2",
-      "--sync_batchnorm=false",
-      "--distribute_bn=none",
-      "--ddp.broadcast_buffers=false"};
+  const Words options = {"--schedule={type: plateau, patience: 0, threshold: 0.5}",
+                         "--eval_interval=2",
+                         "--early_stop.patience=2",
+                         "--early_stop.min_delta=0.5",
+                         "--checkpoint.keep_best.count=2",
+                         "--sync_batchnorm=false",
+                         "--distribute_bn=none",
+                         "--ddp.broadcast_buffers=false"};
   run_ranks_of_train(2, args("whole", options));
-  const int64_t steps = load(folder_ / "whole/last.pt").step;
+  const int64_t steps = checkpoint_of(folder_ / "whole/last.pt").step;
   // In the middle of an epoch, and after an epoch that is not evaluated otherwise.
   for (const int64_t limit : {steps / 4, steps / 4 + 10, steps / 2 + 20, steps}) {
-    auto more = options;
-    more.insert(more.end(), {"--resume=auto", fmt::format("--max_steps={}", limit)});
-    run_ranks_of_train(2, args("parts", more));
+    const Words more = {"--resume=auto", fmt::format("--max_steps={}", limit)};
+    run_ranks_of_train(2, args("parts", options + more));
     EXPECT_EQ(result_of(folder_ / "parts")["steps"], limit);
     EXPECT_GT(result_of(folder_ / "parts")["test_accuracy"], 0);
   }
-  const Checkpoint whole = load(folder_ / "whole/last.pt");
-  const Checkpoint parts = load(folder_ / "parts/last.pt");
-  expect_identical(whole, parts);
-  EXPECT_EQ(whole.schedule, parts.schedule);
+  const Checkpoint whole = checkpoint_of(folder_ / "whole/last.pt");
+  const Checkpoint parts = checkpoint_of(folder_ / "parts/last.pt");
+  expect_same_run(whole, parts);
   EXPECT_EQ(whole.stale_evaluations, parts.stale_evaluations);
   EXPECT_EQ(whole.improved_to, parts.improved_to);
   ASSERT_EQ(whole.best.size(), parts.best.size());
@@ -269,19 +231,18 @@ TEST_F(ResumeTest, GoesOnAfterMaxStepsAsIfItHadNotStopped) {
   for (const std::string& file : files[0]) {
     if (!file.starts_with("best")) continue;
     SCOPED_TRACE(file);
-    expect_identical(load(folder_ / ("whole/" + file)), load(folder_ / ("parts/" + file)));
+    expect_same_run(checkpoint_of(folder_ / ("whole/" + file)),
+                    checkpoint_of(folder_ / ("parts/" + file)));
   }
 }
 
 // The state of a run that was killed during its last evaluation.
 TEST_F(ResumeTest, EvaluatesAfterMaxStepsWhereTheRunWasKilledBefore) {
-  const std::vector<std::string> options = {"--eval_interval=5", "--max_steps=100"};
+  const Words options = {"--eval_interval=5", "--max_steps=100"};
   ASSERT_EQ(run_train(args("run", options)).exit_code, 0);
   const auto before = result_of(folder_ / "run");
   std::filesystem::remove(folder_ / "run/result.json");
-  auto more = options;
-  more.emplace_back("--resume=auto");
-  const auto resumed = run_train(args("run", more));
+  const auto resumed = run_train(args("run", options + Words{"--resume=auto"}));
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   const auto lines = log_lines("run", "epoch");
   ASSERT_EQ(lines.size(), 2U);
@@ -294,19 +255,15 @@ TEST_F(ResumeTest, EvaluatesAfterMaxStepsWhereTheRunWasKilledBefore) {
 }
 
 TEST_F(ResumeTest, KeepsTheLearningRateWithAnotherGlobalBatch) {
-  const std::vector<std::string> options = {kAll, "--schedule=cosine", "--sampler=distributed"};
+  const Words options = {kAll, "--schedule=cosine", "--sampler=distributed"};
   run_ranks_of_train(1, args("whole", options));
-  auto with_log = options;
-  with_log.emplace_back("--log_interval=1");
-  auto stopped = start_ranks(1, args("parts", with_log));
+  auto stopped = start_ranks(1, args("parts", options + Words{"--log_interval=1"}));
   stopped[0]->limit_lead();
   // An epoch has 181 steps.
   ASSERT_TRUE(stopped[0]->wait_until([&] { return count(stopped[0]->err(), "step 270/") > 0; }));
   stopped[0]->send_signal(SIGTERM);
   wait_for(stopped);
-  auto on = options;
-  on.emplace_back("--resume=auto");
-  run_ranks_of_train(2, args("parts", on));
+  run_ranks_of_train(2, args("parts", options + Words{"--resume=auto"}));
   const auto whole = log_lines("whole", "epoch");
   const auto parts = log_lines("parts", "epoch");
   ASSERT_EQ(whole.size(), 4U);
@@ -327,7 +284,7 @@ TEST_F(ResumeTest, WarnsWhereMoreEpochsRaiseTheLearningRate) {
       << longer.out << longer.err;
 }
 
-TEST_F(ResumeTest, AFinishedRunIsLeftAsItIs) {
+TEST_F(ResumeRefusalTest, AFinishedRunIsLeftAsItIs) {
   make_run(1);
   const std::string result_json = base::read_file(folder_ / "run/result.json");
   const std::string log = base::read_file(folder_ / "run/log.jsonl");
@@ -337,20 +294,18 @@ TEST_F(ResumeTest, AFinishedRunIsLeftAsItIs) {
               HasSubstr("last.pt is at the end of epoch 1 of 1; to train on, raise epochs"));
   EXPECT_EQ(base::read_file(folder_ / "run/result.json"), result_json);
   EXPECT_EQ(base::read_file(folder_ / "run/log.jsonl"), log);
-  const auto other =
-      launch_train(2, args("other", {"--epochs=1", "--resume", folder_ / "run/last.pt"}));
-  EXPECT_EQ(other.exit_code, base::kExitUsage) << other.err;
-  EXPECT_EQ(count(other.out + other.err, "error:"), 1) << other.out << other.err;
+  expect_mistake(
+      launch_train(2, args("other", {"--epochs=1", "--resume", folder_ / "run/last.pt"})),
+      "is at the end of epoch 1 of 1; to train on, raise epochs");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
 }
 
-TEST_F(ResumeTest, AFinishedRunWithoutItsCheckpointIsReplacedOnlyIfToldTo) {
+TEST_F(ResumeRefusalTest, AFinishedRunWithoutItsCheckpointIsReplacedOnlyIfToldTo) {
   make_run(1);
   const std::string best = base::read_file(folder_ / "run/best.pt");
   std::filesystem::remove(folder_ / "run/last.pt");  // to save space
-  const auto again = run_train({"--config", folder_ / "run/config.yaml"});
-  EXPECT_EQ(again.exit_code, base::kExitUsage) << again.err;
-  EXPECT_THAT(again.err, HasSubstr("holds a finished run without a checkpoint to go on from"));
+  expect_mistake(run_train({"--config", folder_ / "run/config.yaml"}),
+                 "holds a finished run without a checkpoint to go on from");
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/result.json"));
   ASSERT_TRUE(std::filesystem::exists(folder_ / "run/best.pt"));
   EXPECT_EQ(base::read_file(folder_ / "run/best.pt"), best);
@@ -359,7 +314,7 @@ TEST_F(ResumeTest, AFinishedRunWithoutItsCheckpointIsReplacedOnlyIfToldTo) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/last.pt"));
 }
 
-TEST_F(ResumeTest, WritesTheResultOfARunThatEndedBeforeIt) {
+TEST_F(ResumeRefusalTest, WritesTheResultOfARunThatEndedBeforeIt) {
   make_run(1);
   const auto before = result_of(folder_ / "run");
   std::filesystem::remove(folder_ / "run/result.json");
@@ -370,10 +325,10 @@ TEST_F(ResumeTest, WritesTheResultOfARunThatEndedBeforeIt) {
   }
 }
 
-TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
+TEST_F(ResumeRefusalTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
   make_run(1);
   // The checkpoint that a signal in the middle of the second epoch would leave.
-  train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
+  train::Checkpoint checkpoint = checkpoint_of(folder_ / "run/last.pt");
   checkpoint.step += 4;
   checkpoint.sampler.consumed = 32;
   base::write_file_atomically(folder_ / "run/last.pt", serialize(checkpoint));
@@ -385,31 +340,28 @@ TEST_F(ResumeTest, NamesTheStepOfTheCheckpointWhenTheLossIsNotFinite) {
   EXPECT_THAT(result.err, HasSubstr("to resume from the last checkpoint: "));
 }
 
-TEST_F(ResumeTest, KeepsAWholeCheckpointWhenARankIsKilled) {
+TEST_F(ResumeRefusalTest, KeepsAWholeCheckpointWhenARankIsKilled) {
   auto ranks = start_ranks(2, args("run", {"--epochs=1000"}));
   ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "epoch    3/") > 0; }));
   ranks[1]->send_signal(SIGKILL);
   const auto results = wait_for(ranks);
   EXPECT_EQ(results[0].exit_code, base::kExitUnavailable) << results[0].err;
   EXPECT_EQ(count(results[0].err, "error:"), 1) << results[0].err;
-  EXPECT_GE(load(folder_ / "run/last.pt").sampler.epoch, 3);
-  EXPECT_GE(load(folder_ / "run/best.pt").best.front().epoch, 1);
+  EXPECT_GE(checkpoint_of(folder_ / "run/last.pt").sampler.epoch, 3);
+  EXPECT_GE(checkpoint_of(folder_ / "run/best.pt").best.front().epoch, 1);
 }
 
 // Rank 0 only notices that a peer has left.
-TEST_F(ResumeTest, NamesTheFirstFailureAndHowToContinueWhicheverRankFailed) {
+TEST_F(ResumeRefusalTest, NamesTheFirstFailureAndHowToContinueWhicheverRankFailed) {
   // train writes this file with the third checkpoint, in step 15, after rank 0 has seen the first.
   const std::string former = folder_ / "run/step-000000000010.pt";
   const std::string plugin = SYNCBN_TEST_BIN_DIR "/plugins/librank_fault.so";
   const auto failed = [&](const std::string& fault) {
+    const Words words =
+        digits(folder_ / "run", {"--overwrite", "--schedule=faulty", "--plugins=[" + plugin + "]",
+                                 "--checkpoint.every=5step", "--checkpoint.keep_last=2"});
     const auto result =
-        start_launched_train(
-            2,
-            {"--config", shipped_config("digits.yaml"), "--run_dir", folder_ / "run", "--overwrite",
-             "--schedule=faulty", "--plugins=[" + plugin + "]", "--checkpoint.every=5step",
-             "--checkpoint.keep_last=2"},
-            {{"SYNCBN_TEST_FAULT", fault + " " + former}})
-            ->wait();
+        start_launched_train(2, words, {{"SYNCBN_TEST_FAULT", fault + " " + former}})->wait();
     EXPECT_THAT(result.err, HasSubstr("syncbn-launch: to resume from the last checkpoint: "));
     EXPECT_THAT(result.err,
                 HasSubstr("train " + (folder_ / "run").string() + " --nproc_per_node=2\n"));
@@ -427,7 +379,7 @@ TEST_F(ResumeTest, NamesTheFirstFailureAndHowToContinueWhicheverRankFailed) {
   }
 }
 
-TEST_F(ResumeTest, SaysHowToContinueWhereTheLogCannotBeWritten) {
+TEST_F(ResumeRefusalTest, SaysHowToContinueWhereTheLogCannotBeWritten) {
   make_run(1);
   constexpr size_t kBlocks = 20'000;  // of 1024 bytes
   constexpr size_t kRoom = 1500;      // for the line about the start, and a few steps
@@ -435,18 +387,15 @@ TEST_F(ResumeTest, SaysHowToContinueWhereTheLogCannotBeWritten) {
   std::string log = base::read_file(folder_ / "run/log.jsonl");
   while (log.size() + note.size() + kRoom < kBlocks * 1024) log += note;
   base::write_file_atomically(folder_ / "run/log.jsonl", log);
-  std::vector<std::string> words = {"bash", "-c", fmt::format("ulimit -f {}; exec \"$@\"", kBlocks),
-                                    "bash", program("train")};
-  for (const std::string& word : args("run", {"--resume=auto", "--log_interval=1"})) {
-    words.push_back(word);
-  }
-  const auto result = run_program(words);
+  const Words words = {"bash", "-c", fmt::format("ulimit -f {}; exec \"$@\"", kBlocks), "bash",
+                       program("train")};
+  const auto result = run_program(words + args("run", {"--resume=auto", "--log_interval=1"}));
   EXPECT_EQ(result.exit_code, base::kExitUnavailable) << result.err;
   EXPECT_THAT(result.err, HasSubstr("log.jsonl: File too large"));
   EXPECT_EQ(count(result.err, "to resume from the last checkpoint: "), 1) << result.err;
 }
 
-TEST_F(ResumeTest, AFolderThatDisappearsIsAFailureNotAMistake) {
+TEST_F(ResumeRefusalTest, AFolderThatDisappearsIsAFailureNotAMistake) {
   const std::filesystem::path run = folder_ / "run";
   const auto train = start_train(args("run", {"--epochs=100000", "--nproc_per_node=2"}));
   ASSERT_TRUE(train->wait_until([&] { return base::exists(run / "last.pt"); }));
@@ -481,7 +430,7 @@ TEST_F(ResumeTest, LogsTheLastStepToo) {
 
 TEST_F(ResumeTest, LogsTheLearningRateOfAnEpochThatWasStoppedAfterItsLastStep) {
   ASSERT_EQ(run_train(args("run", {"--epochs=1", kAll})).exit_code, 0);
-  train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
+  train::Checkpoint checkpoint = checkpoint_of(folder_ / "run/last.pt");
   checkpoint.sampler.epoch = 0;
   checkpoint.sampler.consumed = kDigits;
   checkpoint.epoch_line = "";
@@ -497,31 +446,19 @@ TEST_F(ResumeTest, StartsAnewWhenThereIsNothingToGoOnFrom) {
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/result.json"));
 }
 
-TEST_F(ResumeTest, RefusesACheckpointThatIsCutOffAndTouchesNothing) {
+TEST_F(ResumeRefusalTest, RefusesACheckpointThatIsCutOffAndTouchesNothing) {
   make_run(1);
   const std::string whole = base::read_file(folder_ / "run/last.pt");
   base::write_file_atomically(folder_ / "run/last.pt", whole.substr(0, whole.size() / 2));
-  const auto result = run_train(args("run", {"--resume=auto"}));
-  EXPECT_EQ(result.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("last.pt is not a whole checkpoint"));
+  expect_mistake(launch_train(2, args("run", {"--resume=auto"})),
+                 "last.pt is not a whole checkpoint");
   EXPECT_TRUE(std::filesystem::exists(folder_ / "run/result.json"));
   EXPECT_EQ(base::read_file(folder_ / "run/last.pt").size(), whole.size() / 2);
 }
 
-TEST_F(ResumeTest, RefusesACheckpointInWhichAByteChanged) {
-  make_run(1);
-  std::string bytes = base::read_file(folder_ / "run/last.pt");
-  bytes[bytes.size() / 2] ^= 1;
-  base::write_file_atomically(folder_ / "run/last.pt", bytes);
-  const auto result = launch_train(2, args("run", {"--resume=auto"}));
-  EXPECT_EQ(result.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.err;
-  EXPECT_THAT(result.out + result.err, HasSubstr("last.pt is not a whole checkpoint"));
-}
-
-TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
+TEST_F(ResumeRefusalTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
   make_run(2);
+  shorten_quiet_exits();
   auto ranks =
       start_ranks(2, args("other", {"--model.width=8", "--resume", folder_ / "run/last.pt"}));
   const auto results = wait_for(ranks);
@@ -532,20 +469,18 @@ TEST_F(ResumeTest, RefusesACheckpointOfAnotherModelOnceForAllRanks) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
 }
 
-TEST_F(ResumeTest, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
+TEST_F(ResumeRefusalTest, RefusesAnotherOrderInTheMiddleOfAnEpoch) {
   make_run(2);
-  train::Checkpoint checkpoint = load(folder_ / "run/last.pt");
+  train::Checkpoint checkpoint = checkpoint_of(folder_ / "run/last.pt");
   checkpoint.sampler.consumed = 32;
   const std::string middle = folder_.write("middle.pt", serialize(checkpoint));
-  const auto result = launch_train(2, args("other", {"--sampler=distributed", "--resume", middle}));
-  EXPECT_EQ(result.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
-  EXPECT_THAT(result.out + result.err,
-              HasSubstr("in the order 'class_skewed, shuffle true, 2 ranks', this run's is "
-                        "'distributed, shuffle true'"));
+  expect_mistake(
+      launch_train(2, args("other", {"--sampler=distributed", "--resume", middle})),
+      "in the order 'class_skewed, shuffle true, 2 ranks', this run's is 'distributed, shuffle "
+      "true'");
 }
 
-TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {
+TEST_F(ResumeRefusalTest, NamesTheKeysThatAreNotAsTheyWere) {
   make_run(2);
   const auto same = launch_train(2, args("run", {"--resume=auto", "--epochs=2"}));
   EXPECT_EQ(same.exit_code, 0) << same.err;
@@ -559,17 +494,14 @@ TEST_F(ResumeTest, NamesTheKeysThatAreNotAsTheyWere) {
               HasSubstr("continues with optimizer.lr 0.05 (was 0.1), eval_interval 2 (was 1)\n"));
 }
 
-TEST_F(ResumeTest, RefusesTheStateOfAnotherOptimizer) {
+TEST_F(ResumeRefusalTest, RefusesTheStateOfAnotherOptimizer) {
   make_run(2);
-  const auto result = launch_train(2, args("run", {"--resume=auto", "--optimizer=adamw"}));
-  EXPECT_EQ(result.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
-  EXPECT_THAT(result.out + result.err,
-              HasSubstr("made with optimizer.type sgd and this configuration has adamw"));
+  expect_mistake(launch_train(2, args("run", {"--resume=auto", "--optimizer=adamw"})),
+                 "made with optimizer.type sgd and this configuration has adamw");
 }
 
 // torchrun's agent keeps its store over all attempts.
-TEST_F(ResumeTest, TorchrunRestartsARunTwice) {
+TEST_F(ResumeRestartTest, TorchrunRestartsARunTwice) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const std::string log = folder_ / "run/log.jsonl";
   // Kills rank 1 in the first two attempts, once the run has saved another epoch.
@@ -582,16 +514,17 @@ kill -9 $!
 exit 9
 )sh",
                                            true);
-  std::vector<std::string> command = {python(), "-m", "torch.distributed.run"};
-  for (const char* word :
-       {"--standalone", "--nproc-per-node=2", "--max-restarts=2", "--no-python"}) {
-    command.emplace_back(word);
-  }
-  command.insert(command.end(), {worker, program("train")});
-  const auto options = args("run", {"--resume=auto", "--epochs=6"});
-  command.insert(command.end(), options.begin(), options.end());
-  const ProgramResult result =
-      run_program(command, {.env = {{"LOG", log}, {"OMP_NUM_THREADS", "1"}}});
+  const Words command = {python(),
+                         "-m",
+                         "torch.distributed.run",
+                         "--standalone",
+                         "--nproc-per-node=2",
+                         "--max-restarts=2",
+                         "--no-python",
+                         worker,
+                         program("train")};
+  const ProgramResult result = run_program(command + args("run", {"--resume=auto", "--epochs=6"}),
+                                           {.env = {{"LOG", log}, {"OMP_NUM_THREADS", "1"}}});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(log_lines("run", "start").size(), 3U);
   EXPECT_EQ(log_lines("run", "epoch").back()["epoch"], 6);

@@ -1,4 +1,3 @@
-#include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +8,9 @@
 #include <syncbn/train/checkpoint.h>
 
 #include <map>
-#include <sstream>
 
 #include "checkpoints/sealed_archive.h"
+#include "e2e/log_lines.h"
 #include "e2e/train_program.h"
 #include "launch/on_terminal.h"
 #include "support/python.h"
@@ -25,11 +24,10 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<std::string> short_run(const std::vector<std::string>& more = {}) {
-  std::vector<std::string> all = {"--config", shipped_config("digits.yaml"), "--epochs=1",
-                                  "--data.test_fraction=0.6"};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
+Words short_run(const Words& more = {}) {
+  return Words{"--config", shipped_config("digits.yaml"), "--epochs=1",
+               "--data.test_fraction=0.6"} +
+         more;
 }
 
 TEST(RunFolderProgramTest, NumbersRunsOfOneConfigurationByDefault) {
@@ -112,31 +110,16 @@ TEST(RunFolderProgramTest, AConfigYamlOfOnesOwnIsNoRuns) {
 TEST(RunFolderProgramTest, BestHoldsTheNetworkOfTheBestEpoch) {
   const TempFolder folder;
   const auto args = [&](const std::string& run, int64_t epochs) {
-    return std::vector<std::string>{"--config",
-                                    shipped_config("digits.yaml"),
-                                    "--schedule",
-                                    "constant",
-                                    "--run_dir",
-                                    folder / run,
-                                    "--optimizer.lr=0.4",
-                                    "--data.test_fraction=0.6",
-                                    fmt::format("--epochs={}", epochs)};
+    return short_run({"--schedule=constant", "--run_dir", folder / run, "--optimizer.lr=0.4",
+                      fmt::format("--epochs={}", epochs)});
   };
   ASSERT_EQ(run_train(args("whole", 4)).exit_code, 0);
-  const auto load = [&](const std::string& file) {
-    const std::string path = folder / file;
-    return train::parse_checkpoint(base::read_file(path), path);
-  };
-  const auto best = load("whole/best.pt");
+  const auto best = checkpoint_of(folder / "whole/best.pt");
   const int64_t best_epoch = best.best.front().epoch;
   EXPECT_EQ(best_epoch, result_of(folder / "whole")["best_epoch"]);
   EXPECT_FALSE(best.has_optimizer);
   ASSERT_EQ(run_train(args("part", best_epoch)).exit_code, 0);
-  const auto part = load("part/last.pt");
-  ASSERT_EQ(best.model.size(), part.model.size());
-  for (const auto& [name, tensor] : best.model) {
-    EXPECT_TRUE(at::equal(tensor, part.model.at(name))) << name;
-  }
+  expect_same(best.model, checkpoint_of(folder / "part/last.pt").model);
 }
 
 TEST(RunFolderProgramTest, AResNetTrainsByTheStepSchedule) {
@@ -152,12 +135,9 @@ schedule: {type: step, step_size: 2, gamma: 0.5}
   run_ranks_of_train(2, {"--config", folder / "resnet.yaml", "--run_dir", folder / "run"});
   std::vector<double> rates;
   std::vector<double> losses;
-  std::istringstream log(base::read_file(folder / "run/log.jsonl"));
-  for (std::string line; std::getline(log, line);) {
-    const auto json = nlohmann::json::parse(line);
-    if (json["event"] != "epoch") continue;
-    rates.push_back(json["lr"]);
-    losses.push_back(json["train_loss"]);
+  for (const auto& line : log_of(folder / "run", "epoch")) {
+    rates.push_back(line["lr"]);
+    losses.push_back(line["train_loss"]);
   }
   EXPECT_THAT(rates, ::testing::ElementsAre(0.05, 0.05, 0.025));
   EXPECT_LT(losses.at(2), losses.at(0));
@@ -165,11 +145,10 @@ schedule: {type: step, step_size: 2, gamma: 0.5}
 
 TEST(RunFolderProgramTest, DescribesWhatItRanOn) {
   const TempFolder folder;
-  const auto git = [&](const std::vector<std::string>& words) {
-    std::vector<std::string> all = {"git",         "-C", folder.path().string(), "-c",
-                                    "user.name=x", "-c", "user.email=x"};
-    all.insert(all.end(), words.begin(), words.end());
-    const auto done = run_program(all);
+  const auto git = [&](const Words& words) {
+    const auto done = run_program(
+        Words{"git", "-C", folder.path().string(), "-c", "user.name=x", "-c", "user.email=x"} +
+        words);
     EXPECT_EQ(done.exit_code, 0) << done.err;
     return done.out;
   };
@@ -206,40 +185,23 @@ TEST(RunFolderProgramTest, DescribesWhatItRanOn) {
                   .is_null());
 }
 
-TEST(RunFolderProgramTest, TensorBoardReadsEveryNumberOfTheLog) {
+TEST(RunDisplayProgramTest, TensorBoardReadsEveryNumberOfTheLog) {
   SYNCBN_SKIP_UNLESS(python_has("tensorboard"), "tensorboard");
   const TempFolder folder;
   const std::string run = folder / "run";
-  const auto args = [&](const std::string& epochs) {
-    return std::vector<std::string>{"--config",
-                                    shipped_config("digits.yaml"),
-                                    "--run_dir",
-                                    run,
-                                    "--log_interval",
-                                    "1",
-                                    "--ema.decay",
-                                    "0.9",
-                                    "--epochs",
-                                    epochs,
-                                    "--resume",
-                                    "auto",
-                                    "--tensorboard.histograms",
-                                    "1"};
-  };
-  ASSERT_EQ(run_train(args("1")).exit_code, 0);
-  ASSERT_EQ(run_train(args("2")).exit_code, 0);
-  const auto read = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> all = {python(), SYNCBN_SOURCE_DIR "/tests/support/read_events.py",
-                                    run};
-    all.insert(all.end(), more.begin(), more.end());
-    const auto result = run_program(all);
+  for (const char* epochs : {"--epochs=1", "--epochs=2"}) {
+    const Words words = digits(run, {"--log_interval=1", "--ema.decay=0.9", epochs, "--resume=auto",
+                                     "--tensorboard.histograms=1"});
+    ASSERT_EQ(run_train(words).exit_code, 0);
+  }
+  const auto read = [&](const Words& more) {
+    const auto result =
+        run_program(Words{python(), SYNCBN_SOURCE_DIR "/tests/support/read_events.py", run} + more);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     return result.out;
   };
   std::map<std::string, nlohmann::json> expected;
-  std::istringstream log(base::read_file(run + "/log.jsonl"));
-  for (std::string line; std::getline(log, line);) {
-    const auto json = nlohmann::json::parse(line);
+  for (const auto& json : log_of(run)) {
     const std::string event = json["event"];
     if (event != "step" && event != "epoch" && event != "step_time") continue;
     const auto expect = [&](const std::string& tag, const nlohmann::json& value) {
@@ -269,10 +231,9 @@ TEST(RunFolderProgramTest, TensorBoardReadsEveryNumberOfTheLog) {
   EXPECT_THAT(read({"hparams"}), HasSubstr("optimizer.type 'sgd'\n"));
 }
 
-TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
+TEST(RunDisplayProgramTest, WatchShowsARunToItsEnd) {
   const TempFolder folder;
-  const auto run = start_train(
-      {"--config", shipped_config("digits.yaml"), "--epochs=10000", "--run_dir", folder / "run"});
+  const auto run = start_train(digits(folder / "run", {"--epochs=10000"}));
   ASSERT_TRUE(run->wait_until([&] { return count(run->err(), "epoch ") > 0; })) << run->err();
   OnTerminal terminal({program("train"), "watch", folder / "run"});
   ASSERT_TRUE(terminal.shows("running"));
@@ -295,31 +256,23 @@ TEST(RunFolderProgramTest, WatchShowsARunToItsEnd) {
   EXPECT_THAT(again.out, ::testing::StartsWith("run  stopped: SIGTERM  1 rank\n"));
   EXPECT_THAT(again.out, Not(HasSubstr("\x1b")));
   EXPECT_THAT(run_train({"watch", folder / "run", "--color=always"}).out, HasSubstr("\x1b[31m"));
-  const auto refused = [&](const std::vector<std::string>& args, const std::string& message) {
-    const auto result = run_train(args);
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_EQ(count(result.err, "error:"), 1) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(message));
-  };
-  refused({"watch"}, "watch: name the folder of a run first");
-  refused({"watch", folder.path()}, "it has no log.jsonl");
-  refused({"watch", folder / "run", "--color=blue"}, "expected auto, always or never, got 'blue'");
-  refused({"watch", folder / "run", "--dry_run"}, "--dry_run: only for train");
+  expect_mistake(run_train({"watch"}), "watch: name the folder of a run first");
+  expect_mistake(run_train({"watch", folder.path()}), "it has no log.jsonl");
+  expect_mistake(run_train({"watch", folder / "run", "--color=blue"}),
+                 "expected auto, always or never, got 'blue'");
+  expect_mistake(run_train({"watch", folder / "run", "--dry_run"}), "--dry_run: only for train");
 }
 
-TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
+TEST(RunDisplayProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
   const TempFolder folder;
-  const auto args = [&](const std::vector<std::string>& more) {
-    auto all = short_run({"--max_steps=1", "--overwrite", "--run_dir", folder / "run"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  const auto args = [&](const Words& more) {
+    return short_run({"--max_steps=1", "--overwrite", "--run_dir", folder / "run"}) + more;
   };
   EXPECT_THAT(run_train(args({})).err, Not(HasSubstr("\x1b[")));
   EXPECT_THAT(run_train(args({"--color=always"})).err, HasSubstr("\x1b["));
   // On a terminal, look for the colours of SGR; the sequence that erases a line is not one.
-  const auto on_terminal = [&](std::vector<std::string> all, const Env& env) {
-    all.insert(all.begin(), program("train"));
-    OnTerminal terminal(all, 60, env);
+  const auto on_terminal = [&](const Words& words, const Env& env) {
+    OnTerminal terminal(Words{program("train")} + words, 60, env);
     EXPECT_EQ(terminal.wait(), 0);
     return terminal.screen();
   };
@@ -331,21 +284,16 @@ TEST(RunFolderProgramTest, MessagesAreInColoursWhereTheyAreWanted) {
   EXPECT_THAT(on_terminal({"watch", run}, {}), HasSubstr("\x1b[3"));
   EXPECT_THAT(on_terminal({"watch", run}, {{"NO_COLOR", "1"}}), Not(HasSubstr("\x1b[3")));
   EXPECT_THAT(on_terminal({"watch", run, "--color=never"}, {}), Not(HasSubstr("\x1b[3")));
-  std::vector<std::string> words = {program("train")};
-  for (const std::string& word : short_run({"--run_dir", folder / "shown", "--epochs=5"})) {
-    words.push_back(word);
-  }
-  OnTerminal terminal(words);
+  OnTerminal terminal(Words{program("train")} +
+                      short_run({"--run_dir", folder / "shown", "--epochs=5"}));
   ASSERT_TRUE(terminal.shows("\x1b[32mI"));
   ASSERT_TRUE(terminal.shows("]   "));  // part of the bar
   EXPECT_EQ(terminal.wait(), 0);
 }
 
-TEST(RunFolderProgramTest, TheBarShowsHowTheTrainingGoes) {
+TEST(RunDisplayProgramTest, TheBarShowsHowTheTrainingGoes) {
   const TempFolder folder;
-  OnTerminal terminal({program("train"), "--config", shipped_config("digits.yaml"),
-                       "--epochs=10000", "--run_dir", folder / "run"},
-                      200);
+  OnTerminal terminal(Words{program("train")} + digits(folder / "run", {"--epochs=10000"}), 200);
   // The metric appears after the first evaluation.
   ASSERT_TRUE(terminal.shows("  test accuracy "));
   terminal.type("\x03");
@@ -369,12 +317,11 @@ std::vector<int> widths_of_bars(const std::string& screen) {
   return widths;
 }
 
-TEST(RunFolderProgramTest, ATerminalOf20ColumnsIsWideEnough) {
+TEST(RunDisplayProgramTest, ATerminalOf20ColumnsIsWideEnough) {
   const TempFolder folder;
   for (const char* run : {"one", "two"}) {
-    OnTerminal terminal({program("train"), "--config", shipped_config("digits.yaml"), "--epochs=2",
-                         "--color=always", "--run_dir", folder / run},
-                        20);
+    OnTerminal terminal(
+        Words{program("train")} + digits(folder / run, {"--epochs=2", "--color=always"}), 20);
     EXPECT_EQ(terminal.wait(), 0);
     const auto widths = widths_of_bars(terminal.screen());
     EXPECT_THAT(widths, Not(::testing::IsEmpty())) << terminal.screen();
@@ -384,8 +331,7 @@ TEST(RunFolderProgramTest, ATerminalOf20ColumnsIsWideEnough) {
   EXPECT_EQ(watch.wait(), 0);
   EXPECT_THAT(widths_of_bars(watch.screen()), ::testing::Each(::testing::Le(19)));
   // If a table is wider than the terminal, it is printed as a list.
-  const std::vector<std::string> compare = {program("train"), "compare", folder / "one",
-                                            folder / "two"};
+  const Words compare = {program("train"), "compare", folder / "one", folder / "two"};
   OnTerminal narrow(compare, 20);
   EXPECT_EQ(narrow.wait(), 0);
   EXPECT_THAT(narrow.screen(), ContainsRegex("^(one|two) .*\r\n  best_test_accuracy [0-9.]+ %"));
@@ -396,16 +342,10 @@ TEST(RunFolderProgramTest, ATerminalOf20ColumnsIsWideEnough) {
 
 TEST(RunFolderProgramTest, AFullDiskUnderTheReportDoesNotEndTheRun) {
   const TempFolder folder;
-  const auto args = [&](const std::string& epochs) {
-    return std::vector<std::string>{"--config",      shipped_config("digits.yaml"),
-                                    "--run_dir",     folder / "run",
-                                    "--resume=auto", "--epochs",
-                                    epochs};
-  };
-  ASSERT_EQ(run_train(args("1")).exit_code, 0);
+  ASSERT_EQ(run_train(digits(folder / "run", {"--epochs=1"})).exit_code, 0);
   std::filesystem::remove(folder / "run/report.html");
   std::filesystem::create_symlink("/dev/full", folder / "run/report.html");
-  const auto resumed = run_train(args("4"));
+  const auto resumed = run_train(digits(folder / "run", {"--resume=auto", "--epochs=4"}));
   EXPECT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_EQ(count(resumed.err, "no report: "), 1) << resumed.err;
   EXPECT_THAT(resumed.err, ContainsRegex("no report: .*No space left.*; the run goes on\n"));
@@ -422,12 +362,11 @@ TEST(RunFolderProgramTest, ANewerCheckpointIsRefusedAndKept) {
   // An older checkpoint, of this version, must not be used instead.
   std::filesystem::rename(folder / "run/last.pt", folder / "run/step-000000000001.pt");
   for (const char* file : {"/last.pt", "/best.pt"}) train::write_sealed_archive(newer, run + file);
-  for (const std::vector<std::string>& args :
-       {std::vector<std::string>{run, "--max_steps=2"}, {"eval", run}, {"export", run}}) {
-    const auto result = run_train(args);
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(".pt is the checkpoint of a newer version of train (it has "
-                                      "format 2, this version reads 1); use that version"));
+  for (const Words& args : {Words{run, "--max_steps=2"}, {"eval", run}, {"export", run}}) {
+    SCOPED_TRACE(args.front());
+    expect_mistake(run_train(args),
+                   ".pt is the checkpoint of a newer version of train (it has format 2, this "
+                   "version reads 1); use that version");
     EXPECT_TRUE(std::filesystem::exists(folder / "run/last.pt"));
   }
 }
@@ -443,18 +382,14 @@ TEST(RunFolderProgramTest, EvaluatesACheckpointWhoseNameIsNotUtf8) {
   EXPECT_TRUE(json.contains("accuracy"));
 }
 
-TEST(RunFolderProgramTest, TheBarGoesOnInEvaluations) {
+TEST(RunDisplayProgramTest, TheBarGoesOnInEvaluations) {
   const TempFolder folder;
-  std::vector<std::string> words = {"--data.type=synthetic", "--data.channels=1",
-                                    "--data.height=8",       "--data.width=8",
-                                    "--data.classes=10",     "--data.size=64",
-                                    "--data.test_size=8000", "--sampler=distributed"};
-  words.insert(words.begin(), {"--config", shipped_config("digits.yaml"), "--epochs=1"});
-  const auto shown = [&](std::vector<std::string> first, const std::string& text) {
-    first.insert(first.begin(), program("train"));
-    first.insert(first.end(), words.begin(), words.end());
-    first.insert(first.end(), {"--run_dir", folder / "run"});
-    OnTerminal terminal(first);
+  const Words words =
+      digits(folder / "run", {"--epochs=1", "--data.type=synthetic", "--data.channels=1",
+                              "--data.height=8", "--data.width=8", "--data.classes=10",
+                              "--data.size=64", "--data.test_size=8000", "--sampler=distributed"});
+  const auto shown = [&](const Words& first, const std::string& text) {
+    OnTerminal terminal(Words{program("train")} + first + words);
     EXPECT_TRUE(terminal.shows(text));
     EXPECT_EQ(terminal.wait(), 0);
     return terminal.screen();
@@ -468,10 +403,7 @@ TEST(RunFolderProgramTest, DoesNotReplaceARunUnasked) {
   const TempFolder folder;
   ASSERT_EQ(run_train(short_run({"--run_dir", folder / "run"})).exit_code, 0);
   const std::string log = base::read_file(folder / "run/log.jsonl");
-  const auto refused = run_train(short_run({"--run_dir", folder / "run"}));
-  EXPECT_EQ(refused.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(refused.err, "error:"), 1) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("already holds a run"));
+  expect_mistake(run_train(short_run({"--run_dir", folder / "run"})), "already holds a run");
   EXPECT_EQ(base::read_file(folder / "run/log.jsonl"), log);
   const auto replaced = run_train(short_run({"--run_dir", folder / "run", "--overwrite"}));
   EXPECT_EQ(replaced.exit_code, 0) << replaced.err;

@@ -18,15 +18,12 @@ using ::testing::Not;
 
 class SweepTest : public ::testing::Test {
  protected:
-  std::vector<std::string> args(const std::vector<std::string>& more) const {
-    std::vector<std::string> all = {"sweep", "--config=" + shipped_config("digits.yaml"),
-                                    "--run_dir=" + sweep_dir_, "--sync_batchnorm=false",
-                                    "--data.test_fraction=0.6"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  Words args(const Words& more) const {
+    return Words{"sweep"} +
+           digits(sweep_dir_, {"--sync_batchnorm=false", "--data.test_fraction=0.6"}) + more;
   }
 
-  ProgramResult sweep(const std::vector<std::string>& more, const Env& env = {}) const {
+  ProgramResult sweep(const Words& more, const Env& env = {}) const {
     return run_train(args(more), env);
   }
 
@@ -36,9 +33,11 @@ class SweepTest : public ::testing::Test {
   std::string sweep_dir_ = folder_ / "sweep";
 };
 
+// So that neither suite takes long.
+using SweepSignalTest = SweepTest;
+
 TEST_F(SweepTest, MakesARunEachAndASecondCallOnlyTheTable) {
-  const std::vector<std::string> words = {"--nproc_per_node=2", "--epochs=1",
-                                          "optimizer.lr=0.05,0.1", "seed=3"};
+  const Words words = {"--nproc_per_node=2", "--epochs=1", "optimizer.lr=0.05,0.1", "seed=3"};
   const ProgramResult first = sweep(words);
   ASSERT_EQ(first.exit_code, 0) << first.err;
   EXPECT_THAT(first.out, HasSubstr("optimizer.lr  best_test_accuracy"));
@@ -59,8 +58,8 @@ TEST_F(SweepTest, MakesARunEachAndASecondCallOnlyTheTable) {
   EXPECT_EQ(fs::last_write_time(file("optimizer.lr=0.1/result.json")), written);
 }
 
-TEST_F(SweepTest, GoesOnAfterASignal) {
-  const std::vector<std::string> words = {"--epochs=6", "--log_interval=1", "seed=0..1"};
+TEST_F(SweepSignalTest, GoesOnAfterASignal) {
+  const Words words = {"--epochs=6", "--log_interval=1", "seed=0..1"};
   const auto stopped = start_train(args(words));
   stopped->limit_lead();
   ASSERT_TRUE(stopped->wait_until([&] { return fs::exists(file("seed=0/last.pt")); }));
@@ -79,10 +78,9 @@ TEST_F(SweepTest, GoesOnAfterASignal) {
 }
 
 // As `timeout` and batch systems send it: the run gets it from them and also from the sweep.
-TEST_F(SweepTest, ASignalToAllProcessesSavesTheRun) {
+TEST_F(SweepSignalTest, ASignalToAllProcessesSavesTheRun) {
   for (const char* ranks : {"", "--nproc_per_node=2"}) {
-    std::vector<std::string> words = {"--epochs=100000", "--checkpoint.every=100000ep",
-                                      "--overwrite", "seed=0..1"};
+    Words words = {"--epochs=100000", "--checkpoint.every=100000ep", "--overwrite", "seed=0..1"};
     if (*ranks != '\0') words.emplace_back(ranks);
     const auto stopped = start_train(args(words));
     ASSERT_TRUE(stopped->wait_until(
@@ -95,7 +93,7 @@ TEST_F(SweepTest, ASignalToAllProcessesSavesTheRun) {
   }
 }
 
-TEST_F(SweepTest, IgnoresWhatWasIgnoredBefore) {
+TEST_F(SweepSignalTest, IgnoresWhatWasIgnoredBefore) {
   std::string command = "trap '' HUP CHLD; exec " + program("train");
   for (const std::string& word : args({"--epochs=2", "seed=0..1"})) command += " '" + word + "'";
   Program nohup({"/bin/sh", "-c", command});
@@ -125,7 +123,7 @@ TEST_F(SweepTest, ARunThatFailsDoesNotEndTheOthers) {
 }
 
 TEST_F(SweepTest, DamagedFilesOfARunDoNotEndTheOthers) {
-  const std::vector<std::string> words = {"--epochs=1", "seed=0..1"};
+  const Words words = {"--epochs=1", "seed=0..1"};
   ASSERT_EQ(sweep(words).exit_code, 0);
   fs::remove(file("seed=0/result.json"));
   fs::remove(file("seed=1/result.json"));
@@ -142,7 +140,7 @@ TEST_F(SweepTest, DamagedFilesOfARunDoNotEndTheOthers) {
 
 TEST_F(SweepTest, MistakesAreReportedOnceBeforeTheFirstRun) {
   struct Case {
-    std::vector<std::string> words;
+    Words words;
     std::string message;
   };
   for (const Case& bad : std::vector<Case>{

@@ -21,6 +21,7 @@
 #include <sstream>
 #include <thread>
 
+#include "e2e/log_lines.h"
 #include "e2e/train_program.h"
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
@@ -46,86 +47,58 @@ bool is_locked(const std::string& file) {
 
 class TrainingTest : public ::testing::Test {
  protected:
-  std::vector<std::string> args(const std::string& name,
-                                const std::vector<std::string>& more = {}) const {
-    std::vector<std::string> all = {"--config",  shipped_config("digits.yaml"),
-                                    "--run_dir", folder_ / name,
-                                    "--sampler", "distributed"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  Words args(const std::string& name, const Words& more = {}) const {
+    return digits(folder_ / name, {"--sampler", "distributed"}) + more;
   }
 
-  ProgramResult run(const std::string& name, const std::vector<std::string>& more = {}) const {
+  ProgramResult run(const std::string& name, const Words& more = {}) const {
     return run_train(args(name, more));
   }
 
-  Checkpoint load(const std::string& file) const {
-    return train::parse_checkpoint(base::read_file(folder_ / file), file);
-  }
+  Checkpoint load(const std::string& file) const { return checkpoint_of(folder_ / file); }
 
   std::vector<nlohmann::json> events(const std::string& name, const std::string& event) const {
-    std::vector<nlohmann::json> found;
-    std::istringstream log(base::read_file(folder_ / (name + "/log.jsonl")));
-    for (std::string line; std::getline(log, line);) {
-      auto json = nlohmann::json::parse(line);
-      if (json["event"] == event) found.push_back(std::move(json));
-    }
-    return found;
+    return log_of(folder_ / name, event);
   }
 
   TempFolder folder_;
 };
 
-void expect_same(const Checkpoint::Tensors& a, const Checkpoint::Tensors& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
-}
+// So that none of the suites takes long.
+using TrainingBitsTest = TrainingTest;
+using TrainingEndTest = TrainingTest;
+using TrainingEvaluationTest = TrainingTest;
+using TrainingLaunchTest = TrainingTest;
 
-void expect_same_run(const Checkpoint& a, const Checkpoint& b) {
-  EXPECT_EQ(a.step, b.step);
-  expect_same(a.model, b.model);
-  expect_same(a.ema, b.ema);
-  expect_same(a.scaler, b.scaler);
-  EXPECT_EQ(a.schedule, b.schedule);
-  EXPECT_EQ(a.optimizer.size(), b.optimizer.size());
-  for (const auto& [name, tensors] : a.optimizer) expect_same(tensors, b.optimizer.at(name));
-}
+const Words kOn = {"--resume=auto"};
 
 /// Combines everything that has state.
-const std::vector<std::string> kEverything = {"--epochs=3",
-                                              "--data.test_fraction=0.6",
-                                              "--model.width=4",
-                                              "--schedule.warmup=1",
-                                              "--accumulate=2",
-                                              "--amp=bf16",
-                                              "--ema.decay=0.9",
-                                              "--ema.start=0.5",
-                                              "--task.mixup=0.2",
-                                              "--task.cutmix=1",
-                                              "--task.label_smoothing=0.1",
-                                              "--clip.norm=1",
-                                              "--val_fraction=0.1",
-                                              "--loader.num_workers=3",
-                                              "--checkpoint.every=12step",
-                                              "--checkpoint.keep_last=3"};
+const Words kEverything = {"--epochs=3",
+                           "--data.test_fraction=0.6",
+                           "--model.width=4",
+                           "--schedule.warmup=1",
+                           "--accumulate=2",
+                           "--amp=bf16",
+                           "--ema.decay=0.9",
+                           "--ema.start=0.5",
+                           "--task.mixup=0.2",
+                           "--task.cutmix=1",
+                           "--task.label_smoothing=0.1",
+                           "--clip.norm=1",
+                           "--val_fraction=0.1",
+                           "--loader.num_workers=3",
+                           "--checkpoint.every=12step",
+                           "--checkpoint.keep_last=3"};
 
 TEST_F(TrainingTest, ReplicasInOneProcessTrainAsTheWholeBatch) {
-  const std::vector<std::string> steps = {"--batch_size=48", "--max_steps=20",
-                                          "--sync_batchnorm=true"};
+  const Words steps = {"--batch_size=48", "--max_steps=20", "--sync_batchnorm=true"};
   ASSERT_EQ(run("whole", steps).exit_code, 0);
-  const auto more = [&](const std::vector<std::string>& options) {
-    auto all = steps;
-    all.insert(all.end(), options.begin(), options.end());
-    return all;
-  };
-  const std::string mode = "--parallel.mode=data_parallel";
-  const std::string devices = "--parallel.devices=[cpu, cpu]";
-  const auto parts = run("parts", more({mode, devices}));
+  const Words replicas = {"--parallel.mode=data_parallel", "--parallel.devices=[cpu, cpu]"};
+  const auto parts = run("parts", steps + replicas);
   ASSERT_EQ(parts.exit_code, 0) << parts.err;
   EXPECT_THAT(parts.err, HasSubstr("1 rank x batch 48 over 2 replicas, SyncBatchNorm"));
   // Two ranks with two replicas each.
-  run_ranks_of_train(2, args("ranks", {"--batch_size=24", "--max_steps=20", "--sync_batchnorm=true",
-                                       mode, devices}));
+  run_ranks_of_train(2, args("ranks", steps + Words{"--batch_size=24"} + replicas));
   const Checkpoint whole = load("whole/last.pt");
   for (const char* other : {"parts/last.pt", "ranks/last.pt"}) {
     for (const auto& [name, tensor] : load(other).model) {
@@ -133,17 +106,14 @@ TEST_F(TrainingTest, ReplicasInOneProcessTrainAsTheWholeBatch) {
     }
   }
   // A run can be resumed with and without replicas.
-  ASSERT_EQ(
-      run("parts", {"--batch_size=48", "--max_steps=30", "--resume=auto", mode, devices}).exit_code,
-      0);
-  ASSERT_EQ(run("parts", {"--batch_size=48", "--max_steps=40", "--resume=auto"}).exit_code, 0);
+  const Words on = {"--batch_size=48", "--max_steps=30", "--resume=auto"};
+  ASSERT_EQ(run("parts", on + replicas).exit_code, 0);
+  ASSERT_EQ(run("parts", on + Words{"--max_steps=40"}).exit_code, 0);
 }
 
 TEST_F(TrainingTest, DevicesThatCannotBeAreRefused) {
-  const auto refused = [&](const std::vector<std::string>& options, const std::string& message) {
-    const auto result = run("run", options);
-    EXPECT_EQ(result.exit_code, base::kExitUsage);
-    EXPECT_THAT(result.err, HasSubstr(message));
+  const auto refused = [&](const Words& options, const std::string& message) {
+    expect_mistake(run("run", options), message);
     EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   };
   const std::string mode = "--parallel.mode=data_parallel";
@@ -156,38 +126,34 @@ TEST_F(TrainingTest, DevicesThatCannotBeAreRefused) {
           "data_parallel cannot divide what task gan needs by samples");
 }
 
-TEST_F(TrainingTest, GoesOnBitForBitFromTheMiddleOfAnEpochWithEverythingOn) {
+class TrainingStopTest : public TrainingTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(TrainingStopTest, GoesOnBitForBitWithEverythingOn) {
+  const int step = GetParam();
   run_ranks_of_train(2, args("whole", kEverything));
-  for (const int64_t step : {18, 56}) {  // 56 ends an epoch
-    auto first = kEverything;
-    first.push_back(fmt::format("--max_steps={}", step));
-    const std::string name = fmt::format("parts{}", step);
-    run_ranks_of_train(2, args(name, first));
-    auto on = kEverything;
-    on.emplace_back("--resume=auto");
-    run_ranks_of_train(2, args(name, on));
-    ASSERT_FALSE(HasFailure());
-    expect_same_run(load(name + "/last.pt"), load("whole/last.pt"));
-    const auto ours = events(name, "epoch");
-    const auto whole = events("whole", "epoch");
-    for (const char* key : {"train_accuracy", "val_accuracy", "val_ema_accuracy", "lr", "step"}) {
-      EXPECT_EQ(ours.back()[key], whole.back()[key]) << key;
-    }
-    EXPECT_NEAR(ours.back()["train_loss"], whole.back()["train_loss"], 1e-9);
+  run_ranks_of_train(2, args("parts", kEverything + Words{fmt::format("--max_steps={}", step)}));
+  run_ranks_of_train(2, args("parts", kEverything + kOn));
+  ASSERT_FALSE(HasFailure());
+  expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
+  const auto ours = events("parts", "epoch");
+  const auto whole = events("whole", "epoch");
+  for (const char* key : {"train_accuracy", "val_accuracy", "val_ema_accuracy", "lr", "step"}) {
+    EXPECT_EQ(ours.back()[key], whole.back()[key]) << key;
   }
+  EXPECT_NEAR(ours.back()["train_loss"], whole.back()["train_loss"], 1e-9);
 }
 
-TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
-  auto options = kEverything;
-  options.emplace_back("--log_interval=1");
+INSTANTIATE_TEST_SUITE_P(Step, TrainingStopTest, ::testing::Values(18));
+INSTANTIATE_TEST_SUITE_P(Exhaustive, TrainingStopTest, ::testing::Values(56));  // ends an epoch
+
+TEST_F(TrainingBitsTest, GoesOnBitForBitAfterAKill) {
+  const Words options = kEverything + Words{"--log_interval=1"};
   run_ranks_of_train(2, args("whole", options));
   auto ranks = start_ranks(2, args("parts", options));
   ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "step 45/") > 0; }));
   for (const auto& rank : ranks) rank->send_signal(SIGKILL);
   wait_for(ranks);
-  auto on = options;
-  on.emplace_back("--resume=auto");
-  run_ranks_of_train(2, args("parts", on));
+  run_ranks_of_train(2, args("parts", options + kOn));
   expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
   // The log contains each step once, with the same loss.
   const auto ours = events("parts", "step");
@@ -202,15 +168,10 @@ TEST_F(TrainingTest, GoesOnBitForBitAfterAKill) {
 class ExhaustiveTrainingTest : public TrainingTest {};
 
 TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
-  auto options = kEverything;
   // More epochs than the attempts reach, however fast the machine is.
-  options.insert(options.end(), {"--epochs=100", "--model.width=4", "--checkpoint.every=3step",
-                                 "--log_interval=1"});
-  const auto words = [&](const std::string& name, const std::string& last) {
-    auto all = args(name, options);
-    all.push_back(last);
-    return all;
-  };
+  const Words options =
+      kEverything + kOn +
+      Words{"--epochs=100", "--model.width=4", "--checkpoint.every=3step", "--log_interval=1"};
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
@@ -218,8 +179,7 @@ TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
   const std::string marker = folder_.path();
   for (int kill = 1; kill <= 50; ++kill) {
     SCOPED_TRACE(fmt::format("kill {}", kill));
-    const auto job =
-        start_launched_train(2, words("parts", "--resume=auto"), {{"SYNCBN_TEST_JOB", marker}});
+    const auto job = start_launched_train(2, args("parts", options), {{"SYNCBN_TEST_JOB", marker}});
     const int steps = draw(12);
     if (steps == 0) {
       // During the start, or later on a fast machine.
@@ -240,9 +200,9 @@ TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
       return left.empty() && !is_locked(folder_ / "parts/.lock");
     }));
   }
-  options.push_back(fmt::format("--max_steps={}", load("parts/last.pt").step + 50));
+  const std::string limit = fmt::format("--max_steps={}", load("parts/last.pt").step + 50);
   for (const char* name : {"parts", "whole"}) {
-    const auto result = launch_train(2, words(name, "--resume=auto"));
+    const auto result = launch_train(2, args(name, options + Words{limit}));
     ASSERT_EQ(result.exit_code, 0) << result.err;
   }
   expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
@@ -264,7 +224,7 @@ TEST_F(ExhaustiveTrainingTest, GoesOnBitForBitAfterFiftyKills) {
   }
 }
 
-TEST_F(TrainingTest, CountsTheSameOnAnyNumberOfRanks) {
+TEST_F(TrainingEvaluationTest, CountsTheSameOnAnyNumberOfRanks) {
   // With a learning rate too small to change anything, each run evaluates the same network.
   std::vector<std::pair<double, double>> results;
   for (const int ranks : {1, 2, 3}) {
@@ -278,7 +238,7 @@ TEST_F(TrainingTest, CountsTheSameOnAnyNumberOfRanks) {
   EXPECT_EQ(results[2], results[0]);
 }
 
-TEST_F(TrainingTest, ActivationCheckpointingChangesNoBit) {
+TEST_F(TrainingBitsTest, ActivationCheckpointingChangesNoBit) {
   for (const std::string name : {"keep", "recompute"}) {
     run_ranks_of_train(
         2, args(name, {"--epochs=1", "--model=resnet18", "--model.small_input", "--data=synthetic",
@@ -286,20 +246,14 @@ TEST_F(TrainingTest, ActivationCheckpointingChangesNoBit) {
                        fmt::format("--activation_checkpointing={}", name == "recompute")}));
   }
   expect_same_run(load("recompute/last.pt"), load("keep/last.pt"));
-  const auto refused = run("digits", {"--activation_checkpointing"});
-  EXPECT_EQ(refused.exit_code, base::kExitUsage);
-  EXPECT_THAT(refused.err, HasSubstr("the network digits has no blocks to compute again"));
+  expect_mistake(run("digits", {"--activation_checkpointing"}),
+                 "the network digits has no blocks to compute again");
 }
 
-TEST_F(TrainingTest, StopsInAnEvaluation) {
-  const std::vector<std::string> options = {"--epochs=1", "--data=synthetic", "--data.height=32",
-                                            "--data.width=32", "--data.size=64"};
-  const auto with_tests = [&](const std::string& images) {
-    auto words = args("run", options);
-    words.push_back("--data.test_size=" + images);
-    return words;
-  };
-  auto ranks = start_ranks(2, with_tests("30000"));
+TEST_F(TrainingEndTest, StopsInAnEvaluation) {
+  const Words options = args("run", {"--epochs=1", "--data=synthetic", "--data.height=32",
+                                     "--data.width=32", "--data.size=64"});
+  auto ranks = start_ranks(2, options + Words{"--data.test_size=30000"});
   // An epoch is saved before its evaluation. The rank without the signal evaluates its whole part.
   ASSERT_TRUE(ranks[0]->wait_until(
       [&] { return std::filesystem::exists(std::string(folder_ / "run/last.pt")); }));
@@ -307,15 +261,13 @@ TEST_F(TrainingTest, StopsInAnEvaluation) {
   for (const auto& result : wait_for(ranks)) EXPECT_EQ(result.exit_code, base::kExitPreempted);
   EXPECT_TRUE(events("run", "epoch").empty());
   EXPECT_EQ(events("run", "end").at(0)["reason"], "SIGTERM");
-  auto on = with_tests("1000");
-  on.emplace_back("--resume=auto");
-  run_ranks_of_train(2, on);
+  run_ranks_of_train(2, options + kOn + Words{"--data.test_size=1000"});
   ASSERT_EQ(events("run", "epoch").size(), 1U);
   EXPECT_TRUE(events("run", "epoch")[0].contains("test_accuracy"));
   EXPECT_EQ(load("run/last.pt").step, 4);
 }
 
-TEST_F(TrainingTest, ChoosesTheBestOnHeldOutSamples) {
+TEST_F(TrainingEvaluationTest, ChoosesTheBestOnHeldOutSamples) {
   ASSERT_EQ(run("run", {"--epochs=2", "--val_fraction=0.25", "--checkpoint.keep_best.metric=loss"})
                 .exit_code,
             0);
@@ -328,7 +280,7 @@ TEST_F(TrainingTest, ChoosesTheBestOnHeldOutSamples) {
   EXPECT_EQ(count(both.err, "no validation data: best.pt is chosen on the test split"), 1);
 }
 
-TEST_F(TrainingTest, DoesNotSpeakOfABestCheckpointWhereNoneIsKept) {
+TEST_F(TrainingEvaluationTest, DoesNotSpeakOfABestCheckpointWhereNoneIsKept) {
   const std::string none = "--checkpoint.keep_best.count=0";
   const auto held_out = run("held_out", {"--max_steps=1", "--val_fraction=0.25", none});
   EXPECT_EQ(held_out.exit_code, 0) << held_out.err;
@@ -338,7 +290,7 @@ TEST_F(TrainingTest, DoesNotSpeakOfABestCheckpointWhereNoneIsKept) {
   EXPECT_EQ(count(run("both", {"--max_steps=1", none}).err, "best.pt"), 0);
 }
 
-TEST_F(TrainingTest, KeepsTheLastAndTheBestCheckpoints) {
+TEST_F(TrainingEndTest, KeepsTheLastAndTheBestCheckpoints) {
   ASSERT_EQ(run("run", {"--epochs=3", "--checkpoint.every=100step", "--checkpoint.keep_last=2",
                         "--checkpoint.keep_best.count=2"})
                 .exit_code,
@@ -352,9 +304,8 @@ TEST_F(TrainingTest, KeepsTheLastAndTheBestCheckpoints) {
   EXPECT_EQ(load("run/last.pt").step, 543);
   EXPECT_EQ(load("run/step-000000000500.pt").step, 500);
   EXPECT_FALSE(load("run/best.pt").has_optimizer);
-  const auto refused = run("other", {"--resume", folder_ / "run/best.pt"});
-  EXPECT_EQ(refused.exit_code, base::kExitUsage);
-  EXPECT_THAT(refused.err, HasSubstr("without the state of the run; resume from last.pt"));
+  expect_mistake(run("other", {"--resume", folder_ / "run/best.pt"}),
+                 "without the state of the run; resume from last.pt");
   // A resumed run that is to keep fewer of the best removes the others.
   std::filesystem::remove(std::string(folder_ / "run/result.json"));  // as if it was killed
   ASSERT_EQ(run("run", {"--epochs=3", "--resume=auto", "--checkpoint.keep_best.count=1"}).exit_code,
@@ -365,19 +316,14 @@ TEST_F(TrainingTest, KeepsTheLastAndTheBestCheckpoints) {
   EXPECT_FALSE(load("run/best.pt").has_optimizer) << "it is there still";
 }
 
-TEST_F(TrainingTest, SetsADamagedCheckpointAsideAndTakesTheOneBefore) {
-  const std::vector<std::string> options = {"--epochs=2", "--checkpoint.every=100step",
-                                            "--checkpoint.keep_last=3"};
+TEST_F(TrainingBitsTest, SetsADamagedCheckpointAsideAndTakesTheOneBefore) {
+  const Words options = {"--epochs=2", "--checkpoint.every=100step", "--checkpoint.keep_last=3"};
   ASSERT_EQ(run("whole", options).exit_code, 0);
-  auto first = options;
-  first.emplace_back("--max_steps=250");
-  ASSERT_EQ(run("run", first).exit_code, 0);
+  ASSERT_EQ(run("run", options + Words{"--max_steps=250"}).exit_code, 0);
   std::string bytes = base::read_file(folder_ / "run/last.pt");
   bytes[bytes.size() / 2] ^= 1;
   base::write_file_atomically(folder_ / "run/last.pt", bytes);
-  auto on = options;
-  on.emplace_back("--resume=auto");
-  const auto result = run("run", on);
+  const auto result = run("run", options + kOn);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.err, "last.pt is damaged: it is now "), 1);
   EXPECT_THAT(result.err, ContainsRegex("resumes from .*/step-0+200.pt at epoch 2"));
@@ -385,7 +331,7 @@ TEST_F(TrainingTest, SetsADamagedCheckpointAsideAndTakesTheOneBefore) {
   expect_same_run(load("run/last.pt"), load("whole/last.pt"));
 }
 
-TEST_F(TrainingTest, MaxTimeSavesAndLeavesForTheNextRun) {
+TEST_F(TrainingEndTest, MaxTimeSavesAndLeavesForTheNextRun) {
   const auto result = run("run", {"--epochs=10000", "--max_time=2s"});
   EXPECT_EQ(result.exit_code, base::kExitPreempted) << result.err;
   EXPECT_THAT(result.err, HasSubstr("stopped by max_time after step"));
@@ -399,24 +345,20 @@ TEST_F(TrainingTest, MaxTimeSavesAndLeavesForTheNextRun) {
   EXPECT_LE(load("restarted/last.pt").step, 3);
 }
 
-TEST_F(TrainingTest, MaxTimeEndsAnEvaluationThatTheNextRunMakesUpFor) {
-  const std::vector<std::string> whole_epochs = {"--epochs=2", "--batch_size=1442"};
-  auto limited = whole_epochs;
-  limited.emplace_back("--max_time=30min");
-  const auto stopped = run_train(args("run", limited),
+TEST_F(TrainingEndTest, MaxTimeEndsAnEvaluationThatTheNextRunMakesUpFor) {
+  const Words whole_epochs = {"--epochs=2", "--batch_size=1442"};
+  const auto stopped = run_train(args("run", whole_epochs + Words{"--max_time=30min"}),
                                  {{"SYNCBN_JOB_START", std::to_string(std::time(nullptr) - 3600)}});
   EXPECT_EQ(stopped.exit_code, base::kExitPreempted) << stopped.err;
   EXPECT_EQ(events("run", "epoch").size(), 0U);
   EXPECT_EQ(load("run/last.pt").step, 1);
-  auto resumed = whole_epochs;
-  resumed.emplace_back("--resume=auto");
-  const auto result = run("run", resumed);
+  const auto result = run("run", whole_epochs + kOn);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_TRUE(events("run", "epoch").front().contains("test_accuracy"));
   EXPECT_EQ(events("run", "epoch").size(), 2U);
 }
 
-TEST_F(TrainingTest, EndsEarlyWithoutABetterResult) {
+TEST_F(TrainingEndTest, EndsEarlyWithoutABetterResult) {
   const auto result = run("run", {"--epochs=50", "--schedule=constant", "--early_stop.patience=2",
                                   "--early_stop.min_delta=0.5"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -436,19 +378,15 @@ TEST_F(TrainingTest, SixteenBitsLearnTheDigits) {
   EXPECT_GT(load("fp16/last.pt").scaler.at("scale").item<float>(), 0);
 }
 
-TEST_F(TrainingTest, GoesOnBitForBitWithTheScaleOfFp16) {
-  const auto words = [&](const std::string& name, const std::vector<std::string>& more) {
-    auto all =
-        args(name, {"--epochs=2", "--model.width=8", "--amp=fp16", "--scaler.growth_interval=20"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  };
-  run_ranks_of_train(2, words("whole", {}));
-  run_ranks_of_train(2, words("parts", {"--max_steps=110"}));
+TEST_F(TrainingBitsTest, GoesOnBitForBitWithTheScaleOfFp16) {
+  const Words options = {"--epochs=2", "--model.width=8", "--amp=fp16",
+                         "--scaler.growth_interval=20"};
+  run_ranks_of_train(2, args("whole", options));
+  run_ranks_of_train(2, args("parts", options + Words{"--max_steps=110"}));
   const Checkpoint middle = load("parts/last.pt");
   EXPECT_GT(middle.sampler.consumed, 0);
   EXPECT_FALSE(middle.scaler.empty());
-  run_ranks_of_train(2, words("parts", {"--resume=auto"}));
+  run_ranks_of_train(2, args("parts", options + kOn));
   ASSERT_FALSE(HasFailure());
   expect_same_run(load("parts/last.pt"), load("whole/last.pt"));
   EXPECT_NE(load("parts/last.pt").scaler.at("scale").item<float>(),
@@ -533,38 +471,31 @@ TEST_F(TrainingTest, StartsBehindTheEpochsThatCountAsDone) {
     EXPECT_EQ(rest[i]["lr"], whole[i + 2]["lr"]);
   }
   EXPECT_EQ(load("rest/last.pt").sampler.epoch, 4);
-  const ProgramResult refused = run("none", {"--epochs=4", "--start_epoch=4"});
-  EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("start_epoch: 4 leaves nothing of epochs: 4"));
+  expect_mistake(run("none", {"--epochs=4", "--start_epoch=4"}),
+                 "start_epoch: 4 leaves nothing of epochs: 4");
 }
 
-TEST_F(TrainingTest, DrawsASeedAndRecordsIt) {
-  const auto words = [&](const std::string& name, const std::vector<std::string>& more) {
-    auto all = args(name, {"--epochs=2", "--seed=null"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  };
-  run_ranks_of_train(2, words("one", {"--max_steps=120"}));
-  run_ranks_of_train(2, words("two", {"--max_steps=1"}));
+TEST_F(TrainingBitsTest, DrawsASeedAndRecordsIt) {
+  const Words drawn = {"--epochs=2", "--seed=null"};
+  run_ranks_of_train(2, args("one", drawn + Words{"--max_steps=120"}));
+  run_ranks_of_train(2, args("two", drawn + Words{"--max_steps=1"}));
   const int64_t seed = result_of(folder_ / "one")["seed"];
   EXPECT_NE(seed, result_of(folder_ / "two")["seed"].get<int64_t>());
   EXPECT_THAT(base::read_file(folder_ / "one/config.yaml"),
               HasSubstr(fmt::format("seed: {}\n", seed)));
-  run_ranks_of_train(2, words("one", {"--resume=auto"}));
+  run_ranks_of_train(2, args("one", drawn + kOn));
   EXPECT_EQ(result_of(folder_ / "one")["seed"], seed);
   run_ranks_of_train(2, args("again", {"--epochs=2", fmt::format("--seed={}", seed)}));
   expect_same_run(load("one/last.pt"), load("again/last.pt"));
 }
 
-TEST_F(TrainingTest, EvaluatesACheckpoint) {
+TEST_F(TrainingEvaluationTest, EvaluatesACheckpoint) {
   ASSERT_EQ(run("run", {"--epochs=2", "--ema.decay=0.9"}).exit_code, 0);
   const auto trained = result_of(folder_ / "run");
-  const auto eval = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> all = {"eval", "--config", folder_ / "run/config.yaml"};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  const auto eval = [&](const Words& more) {
+    return run_train(Words{"eval", "--config", folder_ / "run/config.yaml"} + more);
   };
-  const auto last = run_train(eval({"--resume", folder_ / "run/last.pt"}));
+  const auto last = eval({"--resume", folder_ / "run/last.pt"});
   ASSERT_EQ(last.exit_code, 0) << last.err;
   const auto result = nlohmann::json::parse(last.out);
   EXPECT_EQ(result["split"], "test");
@@ -572,40 +503,34 @@ TEST_F(TrainingTest, EvaluatesACheckpoint) {
   EXPECT_EQ(result["accuracy"], trained["test_accuracy"]);
   EXPECT_EQ(result["ema_accuracy"], trained["test_ema_accuracy"]);
   EXPECT_NEAR(result["loss"], trained["test_loss"], 1e-9);
-  const auto by_default = run_train(eval({"--split=train", "--nproc_per_node=2"}));
+  const auto by_default = eval({"--split=train", "--nproc_per_node=2"});
   EXPECT_EQ(by_default.exit_code, 0) << by_default.err;
   EXPECT_THAT(by_default.out, HasSubstr("best.pt"));
   EXPECT_THAT(by_default.out, HasSubstr("\"samples\":1442"));
 
-  const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
-    const auto wrong = run_train(eval(more));
-    EXPECT_EQ(wrong.exit_code, base::kExitUsage) << wrong.err;
-    EXPECT_THAT(wrong.err, HasSubstr(message));
-    EXPECT_EQ(count(wrong.err, "error:"), 1) << wrong.err;
-  };
-  expect({"--split=all"}, "--split: expected train, val or test, got 'all'");
-  expect({"--split=val"}, "the data has no val split; choose --split train or test");
-  expect({"--run_dir", folder_ / "none"}, "has no checkpoint; name a file with --resume");
-  expect({"--model.width=8"}, "cannot load");
+  expect_mistake(eval({"--split=all"}), "--split: expected train, val or test, got 'all'");
+  expect_mistake(eval({"--split=val"}), "the data has no val split; choose --split train or test");
+  expect_mistake(eval({"--run_dir", folder_ / "none"}),
+                 "has no checkpoint; name a file with --resume");
+  expect_mistake(eval({"--model.width=8"}), "cannot load");
 }
 
-TEST_F(TrainingTest, ReportsEachClassTheSameOnAnyNumberOfRanks) {
+TEST_F(TrainingEvaluationTest, ReportsEachClassTheSameOnAnyNumberOfRanks) {
   const auto trained = launch_train(
       2, args("run", {"--epochs=2", "--ema.decay=0.9", "--checkpoint.keep_best.metric=accuracy_8",
                       "--metrics=[top_k, calibration_error]"}));
   ASSERT_EQ(trained.exit_code, 0) << trained.err;
   EXPECT_FALSE(result_of(folder_ / "run").contains("train_accuracy_8"));
-  const auto eval = [&](int ranks, const std::vector<std::string>& more) {
-    std::vector<std::string> all = {
-        "eval",       "--config", folder_ / "run/config.yaml", "--resume", folder_ / "run/last.pt",
-        "--threads=1"};
-    all.insert(all.end(), more.begin(), more.end());
-    return launch_train(ranks, all, folder_.path());
+  const auto eval = [&](int ranks, const std::string& tables) {
+    return launch_train(ranks,
+                        {"eval", "--config=run/config.yaml", "--resume=run/last.pt", "--threads=1",
+                         "--tables=" + tables},
+                        folder_.path());
   };
   std::string line_of_one;
   for (const int ranks : {1, 2, 3}) {
     const std::string tables = fmt::format("new/of{}", ranks);
-    const auto evaluated = eval(ranks, {"--tables", tables});
+    const auto evaluated = eval(ranks, tables);
     ASSERT_EQ(evaluated.exit_code, 0) << evaluated.err;
     for (const std::string file : {"/confusion.csv", "/ema_confusion.csv"}) {
       EXPECT_EQ(base::read_file(folder_ / (tables + file)),
@@ -650,19 +575,14 @@ TEST_F(TrainingTest, ReportsEachClassTheSameOnAnyNumberOfRanks) {
   EXPECT_EQ(expected["accuracy"], static_cast<double>(right) / static_cast<double>(all));
   EXPECT_EQ(expected["mean_class_accuracy"], recalls / 10);
 
-  const auto refused = [&](const ProgramResult& result, const std::string& message) {
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
-    EXPECT_THAT(result.out + result.err, HasSubstr(message));
-  };
-  refused(eval(2, {"--tables=run/last.pt"}), "cannot create the folder run/last.pt: Not a dir");
-  refused(launch_train(2, args("other", {"--tables=tables"})), "--tables: only for train eval");
+  expect_mistake(eval(2, "run/last.pt"), "cannot create the folder run/last.pt: Not a dir");
+  expect_mistake(launch_train(2, args("other", {"--tables=tables"})),
+                 "--tables: only for train eval");
 }
 
-TEST_F(TrainingTest, SavesWhenItsTerminalIsGone) {
-  auto words = args("run", {"--epochs=10000", "--log_interval=1"});
-  words.insert(words.begin(), program("train"));
-  OnTerminal terminal(words);
+TEST_F(TrainingLaunchTest, SavesWhenItsTerminalIsGone) {
+  OnTerminal terminal(Words{program("train")} +
+                      args("run", {"--epochs=10000", "--log_interval=1"}));
   ASSERT_TRUE(terminal.shows("step 20/"));
   terminal.hang_up();
   EXPECT_EQ(terminal.wait(), base::kExitPreempted);
@@ -670,7 +590,7 @@ TEST_F(TrainingTest, SavesWhenItsTerminalIsGone) {
   EXPECT_EQ(events("run", "end").back()["reason"], "SIGHUP");
 }
 
-TEST_F(TrainingTest, ThreadsThatWaitSleepSoonUnlessTheUserSetsHowTheyWait) {
+TEST_F(TrainingLaunchTest, ThreadsThatWaitSleepSoonUnlessTheUserSetsHowTheyWait) {
   for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}) ::unsetenv(name);
   const auto spin_count = [&](const Env& env, const std::string& threads) {
     const auto rank =
@@ -689,7 +609,7 @@ TEST_F(TrainingTest, ThreadsThatWaitSleepSoonUnlessTheUserSetsHowTheyWait) {
   EXPECT_EQ(spin_count({{"OMP_WAIT_POLICY", "active"}}, "2"), "unset");
 }
 
-TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
+TEST_F(TrainingLaunchTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   const auto lonely = start_train(args("run"), rank_env(0, 2, free_port()));
   // The signal may arrive before the program is loaded.
   const auto is_heeded = [&] {
@@ -703,7 +623,7 @@ TEST_F(TrainingTest, AnEarlyWarningOfTheBatchSystemLosesNothing) {
   EXPECT_THAT(result.err, HasSubstr("train: ended by SIGUSR1, with nothing to save\n"));
 }
 
-TEST_F(TrainingTest, TellsWhatARunWouldCost) {
+TEST_F(TrainingLaunchTest, TellsWhatARunWouldCost) {
   const auto result = run_train(args("run", {"--dry_run", "--nproc_per_node=2", "--epochs=7"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const std::string said = result.out + result.err;
@@ -713,26 +633,18 @@ TEST_F(TrainingTest, TellsWhatARunWouldCost) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 }
 
-TEST_F(TrainingTest, StartsItsOwnRanks) {
-  const auto words = [&](const std::vector<std::string>& more) {
-    auto all = args("run", {"--epochs=1", "--overwrite"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  };
-  const auto result = run_train(words({"--nproc_per_node=2", "-p", "100"}));
+TEST_F(TrainingLaunchTest, StartsItsOwnRanks) {
+  const Words words = args("run", {"--epochs=1", "--overwrite"});
+  const auto result = run_train(words + Words{"--nproc_per_node=2", "-p", "100"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out + result.err, HasSubstr("2 ranks x batch 8"));
   EXPECT_EQ(events("run", "step").size(), 1U) << "of 91 steps, the last";
-  const auto rank = run_train(words({"--nproc_per_node=2"}), rank_env(0, 1, 1));
-  EXPECT_EQ(rank.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(rank.err, "error:"), 1);
-  EXPECT_THAT(rank.err, HasSubstr("this process is a rank already"));
-  const auto wrong = launch_train(2, words({"--pretrained"}));
-  EXPECT_EQ(wrong.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(wrong.out + wrong.err, "error:"), 1) << wrong.out << wrong.err;
+  expect_mistake(run_train(words + Words{"--nproc_per_node=2"}, rank_env(0, 1, 1)),
+                 "this process is a rank already");
+  expect_mistake(launch_train(2, words + Words{"--pretrained"}), "pretrained");
 }
 
-TEST_F(TrainingTest, StartsItsOwnRanksOnTwoNodes) {
+TEST_F(TrainingLaunchTest, StartsItsOwnRanksOnTwoNodes) {
   const std::string port = fmt::format("--master_port={}", free_port());
   std::vector<std::unique_ptr<Program>> nodes;
   for (const char* rank : {"--node_rank=0", "--node_rank=1"}) {
@@ -748,7 +660,7 @@ TEST_F(TrainingTest, StartsItsOwnRanksOnTwoNodes) {
   EXPECT_EQ(std::distance(begin(runs), end(runs)), 1);
 }
 
-TEST_F(TrainingTest, DeterministicRunsHaveTheSameBits) {
+TEST_F(TrainingBitsTest, DeterministicRunsHaveTheSameBits) {
   for (const char* name : {"one", "two"}) {
     run_ranks_of_train(2, args(name, {"--epochs=1", "--deterministic"}));
   }
@@ -756,15 +668,10 @@ TEST_F(TrainingTest, DeterministicRunsHaveTheSameBits) {
   expect_same_run(load("one/last.pt"), load("two/last.pt"));
 }
 
-using TrainingOptions = std::vector<std::string>;
-
-class TrainingOptionsTest : public TrainingTest,
-                            public ::testing::WithParamInterface<TrainingOptions> {};
+class TrainingOptionsTest : public TrainingTest, public ::testing::WithParamInterface<Words> {};
 
 TEST_P(TrainingOptionsTest, TwoRanksLearnWithThem) {
-  auto options = GetParam();
-  options.emplace_back("--epochs=1");
-  run_ranks_of_train(2, args("run", options));
+  run_ranks_of_train(2, args("run", GetParam() + Words{"--epochs=1"}));
   ASSERT_FALSE(HasFailure());
   const auto result = result_of(folder_ / "run");
   EXPECT_LT(result["train_loss"], 1.2) << result;
@@ -774,12 +681,11 @@ TEST_P(TrainingOptionsTest, TwoRanksLearnWithThem) {
 // The ranks' running statistics differ only without SyncBatchNorm over all ranks.
 INSTANTIATE_TEST_SUITE_P(
     , TrainingOptionsTest,
-    ::testing::Values(
-        TrainingOptions{"--ddp.comm_hook=fp16"}, TrainingOptions{"--ddp.comm_hook=bf16"},
-        TrainingOptions{"--ddp.comm_hook=power_sgd"}, TrainingOptions{"--ddp.static_graph"},
-        TrainingOptions{"--sync_batchnorm_group=1"}, TrainingOptions{"--sync_timeout=30"},
-        TrainingOptions{"--distribute_bn=reduce", "--sync_batchnorm=false"},
-        TrainingOptions{"--distribute_bn=none", "--sync_batchnorm=false"}),
+    ::testing::Values(Words{"--ddp.comm_hook=fp16"}, Words{"--ddp.comm_hook=bf16"},
+                      Words{"--ddp.comm_hook=power_sgd"}, Words{"--ddp.static_graph"},
+                      Words{"--sync_batchnorm_group=1"}, Words{"--sync_timeout=30"},
+                      Words{"--distribute_bn=reduce", "--sync_batchnorm=false"},
+                      Words{"--distribute_bn=none", "--sync_batchnorm=false"}),
     [](const auto& options) {
       std::string name = options.param[0].substr(2);
       std::ranges::replace_if(
@@ -787,19 +693,17 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-TEST_F(TrainingTest, RefusesWhatDoesNotFitInOneMessage) {
-  const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
-    const auto result = launch_train(2, args("run", more));
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
-    EXPECT_THAT(result.out + result.err, HasSubstr(message));
+TEST_F(TrainingLaunchTest, RefusesWhatDoesNotFitInOneMessage) {
+  const auto expect = [&](const Words& more, const std::string& message, int ranks = 1) {
+    expect_mistake(ranks == 1 ? run("run", more) : launch_train(ranks, args("run", more)), message);
     EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   };
-  expect({"--accumulate=3"}, "accumulate: a rank's batch of 8 samples cannot be divided into 3");
-  expect({"--sync_batchnorm_group=3"}, "2 ranks cannot be divided into groups of 3");
+  expect({"--accumulate=3"}, "accumulate: a rank's batch of 8 samples cannot be divided into 3", 2);
+  expect({"--sync_batchnorm_group=3"}, "2 ranks cannot be divided into groups of 3", 2);
   expect({"--checkpoint.keep_best.metric=acuracy"},
          "there is no 'acuracy'; choose from accuracy, top5_accuracy, mean_class_accuracy, "
-         "accuracy_0, accuracy_1");
+         "accuracy_0, accuracy_1",
+         2);
   expect({"--checkpoint.every=often"}, "checkpoint.every: expected a duration, such as");
   expect({"--activation_checkpointing", "--ddp.find_unused_parameters"},
          "activation_checkpointing and ddp.find_unused_parameters do not work together");

@@ -14,7 +14,6 @@
 namespace syncbn::test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -26,16 +25,10 @@ class WeightsProgramTest : public ::testing::Test {
     ASSERT_EQ(first.exit_code, 0) << first.err;
   }
 
-  std::vector<std::string> args(const std::string& run,
-                                const std::vector<std::string>& more) const {
-    std::vector<std::string> all = {"--config=" + shipped_config("digits.yaml"),
-                                    "--epochs=1",
-                                    "--data.test_fraction=0.6",
-                                    "--sampler=distributed",
-                                    "--schedule=constant",
-                                    "--run_dir=" + path_of(run)};
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
+  Words args(const std::string& run, const Words& more) const {
+    return digits(path_of(run), {"--epochs=1", "--data.test_fraction=0.6", "--sampler=distributed",
+                                 "--schedule=constant"}) +
+           more;
   }
 
   models::StateDict weights(const std::string& file) const {
@@ -50,6 +43,7 @@ class WeightsProgramTest : public ::testing::Test {
 
   const TempFolder folder_;
 };
+using PythonWeightsProgramTest = WeightsProgramTest;
 
 TEST_F(WeightsProgramTest, ARunBeginsWithTheNetworkOfAnotherOnAllRanks) {
   // With a learning rate too small to change anything.
@@ -68,7 +62,7 @@ TEST_F(WeightsProgramTest, ARunBeginsWithTheNetworkOfAnotherOnAllRanks) {
   EXPECT_THAT(skipping.err, HasSubstr("first/best.pt; random: fc.weight, fc.bias\n"));
 }
 
-TEST_F(WeightsProgramTest, PythonsFilesAreEvaluatedAndTrainedFurther) {
+TEST_F(PythonWeightsProgramTest, PythonsFilesAreEvaluatedAndTrainedFurther) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   constexpr const char* kSave = R"(
 import sys, torch
@@ -80,8 +74,7 @@ torch.save({"state_dict": state, "epoch": 3}, sys.argv[1] + "/python.pth")
   ASSERT_EQ(saved.exit_code, 0) << saved.err;
   const std::string file = path_of("python.pth");
   const auto evaluate = [&](const std::string& weights) {
-    const auto result = run_train({"eval", "--config=" + shipped_config("digits.yaml"),
-                                   "--run_dir=" + path_of("none"), "--resume=" + weights});
+    const auto result = run_train(Words{"eval"} + digits(path_of("none"), {"--resume=" + weights}));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     auto json = nlohmann::json::parse(result.out);
     json.erase("checkpoint");
@@ -91,24 +84,20 @@ torch.save({"state_dict": state, "epoch": 3}, sys.argv[1] + "/python.pth")
   EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
   const auto on_ranks = launch_train(2, {"eval", "--config=" + shipped_config("digits.yaml"),
                                          "--resume=" + file, "--model.width=8"});
-  EXPECT_EQ(on_ranks.exit_code, base::kExitUsage);
-  EXPECT_EQ(count(on_ranks.err, "error:"), 1) << on_ranks.err;
-  EXPECT_THAT(on_ranks.err, AllOf(HasSubstr("cannot load " + file),
-                                  HasSubstr("of another shape: conv1.weight ([")));
+  expect_mistake(on_ranks, "cannot load " + file);
+  EXPECT_THAT(on_ranks.err, HasSubstr("of another shape: conv1.weight (["));
   EXPECT_THAT(run_train(args("narrow", {"--init=" + file, "--model.width=8"})).err,
               ContainsRegex("of another shape: conv1.weight [^\n]*\n"
                             "  to take the other tensors, name these: init_skip="));
   const auto further = run_train(args("further", {"--init=" + file}));
   EXPECT_EQ(further.exit_code, 0) << further.err;
   EXPECT_GT(accuracy("further"), accuracy("first"));
-  const auto resumed = run_train(args("resumed", {"--resume=" + file}));
-  EXPECT_EQ(resumed.exit_code, base::kExitUsage);
-  EXPECT_THAT(resumed.err, HasSubstr("init=" + file));
+  expect_mistake(run_train(args("resumed", {"--resume=" + file})), "init=" + file);
 }
 
 TEST_F(WeightsProgramTest, WhatIsFrozenStaysAsItWas) {
-  const std::vector<std::string> frozen = {"--init=" + path_of("first"), "--freeze=[conv1,bn*]",
-                                           "--freeze_statistics=true"};
+  const Words frozen = {"--init=" + path_of("first"), "--freeze=[conv1,bn*]",
+                        "--freeze_statistics=true"};
   run_ranks_of_train(2, args("frozen", frozen));
   models::StateDict before = weights("first/best.pt");
   for (const auto& item : weights("frozen/last.pt")) {
@@ -142,9 +131,9 @@ TEST_F(WeightsProgramTest, InitIsRankZerosAndItsAverageIsAKeyAway) {
   const int port = free_port();
   std::vector<std::unique_ptr<Program>> ranks;
   for (int rank = 0; rank < 2; ++rank) {
-    auto own = args("again", {"--optimizer.lr=1e-30", "--optimizer.weight_decay=0"});
-    if (rank == 0) own.insert(own.end(), {"--init=" + path_of("averaged"), "--init_key=ema"});
-    ranks.push_back(start_train(own, rank_env(rank, 2, port)));
+    const Words init{"--init=" + path_of("averaged"), "--init_key=ema"};
+    const Words own = args("again", {"--optimizer.lr=1e-30", "--optimizer.weight_decay=0"});
+    ranks.push_back(start_train(rank == 0 ? own + init : own, rank_env(rank, 2, port)));
   }
   for (const ProgramResult& result : wait_for(ranks)) EXPECT_EQ(result.exit_code, 0) << result.err;
   const auto average = models::read_state_dict(folder_ / "averaged/last.pt", "ema");
@@ -164,11 +153,8 @@ TEST_F(WeightsProgramTest, AllRanksBeginWithItsStatistics) {
 }
 
 TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
-  const auto expect = [&](const std::vector<std::string>& more, const std::string& message) {
-    const auto result = launch_train(2, args("refused", more));
-    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
-    EXPECT_EQ(count(result.out + result.err, "error:"), 1) << result.out << result.err;
-    EXPECT_THAT(result.out + result.err, HasSubstr(message));
+  const auto expect = [&](const Words& more, const std::string& message) {
+    expect_mistake(launch_train(2, args("refused", more)), message);
     EXPECT_FALSE(std::filesystem::exists(folder_ / "refused"));
   };
   const std::string first = "--init=" + path_of("first");

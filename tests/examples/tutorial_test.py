@@ -41,8 +41,8 @@ def check_photos(folder, build, python):
 import pathlib, sys
 from PIL import Image
 pathlib.Path("odd").mkdir()
-for i, file in enumerate(sorted(pathlib.Path("photos/test").rglob("*.png"))[::12]):
-    side = 30 + 7 * i
+for i, file in enumerate(sorted(pathlib.Path("photos/test").rglob("*.png"))[::24]):
+    side = 30 + 21 * i
     Image.open(file).convert("RGB").resize((side, 90), Image.BICUBIC).save(f"odd/{i}.png")
 """
     subprocess.run([python, "-c", make], cwd=folder, check=True)

@@ -295,7 +295,7 @@ TEST_F(FakeNcclTest, FinalizeAndDestroyWaitForPeers) {
     run_ranks(2, [&](int number) {
       const Rank rank(id, 2, number);
       if (number == 1) {
-        std::this_thread::sleep_for(milliseconds(500));
+        std::this_thread::sleep_for(milliseconds(500));  // rank 0 waits in its call meanwhile
         has_come.set();
       }
       if (finalizes) {
@@ -322,7 +322,7 @@ TEST_F(FakeNcclTest, APeerThatDiedIsNotNoticedAndAbortEndsTheWait) {
     if (number == 1) ::raise(SIGKILL);
     const Buffer<float> value({1});
     start_alone(rank, value);
-    std::this_thread::sleep_for(milliseconds(1500));
+    std::this_thread::sleep_for(milliseconds(1500));  // over sockets, it is noticed within 0.3 s
     EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
     EXPECT_EQ(async_error(rank.communicator), ncclSuccess);
     std::thread other([&] { EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess); });
@@ -375,7 +375,7 @@ TEST_F(FakeNcclTest, RanksWithDifferentCallsHangUntilAborted) {
         ncclAllReduce(value.data(), value.data(), 2, ncclFloat, ncclSum, rank.communicator,
                       rank.stream);
       }
-      std::this_thread::sleep_for(milliseconds(300));
+      std::this_thread::sleep_for(milliseconds(300));  // calls that fit end sooner
       EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
       EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
       EXPECT_TRUE(rank.becomes_idle());
@@ -393,7 +393,7 @@ TEST_F(FakeNcclTest, ARecvOfAnotherSizeThanTheSendHangs) {
       EXPECT_TRUE(rank.becomes_idle());
     } else {
       ncclRecv(values.data(), 3, ncclFloat, 0, rank.communicator, rank.stream);
-      std::this_thread::sleep_for(milliseconds(300));
+      std::this_thread::sleep_for(milliseconds(300));  // a recv that fits ends sooner
       EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
     }
     EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
@@ -416,7 +416,7 @@ TEST_F(FakeNcclTest, AnAbortCanBeMadeToWaitForTheDevice) {
       ncclCommAbort(first.communicator);
       has_ended = true;
     });
-    std::this_thread::sleep_for(milliseconds(300));
+    std::this_thread::sleep_for(milliseconds(300));  // an abort that does not wait ends sooner
     EXPECT_FALSE(has_ended);
     ncclCommAbort(second.communicator);
     aborting.join();

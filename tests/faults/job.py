@@ -30,7 +30,7 @@ for step in range(1, 100000):
     if step == int(os.environ.get("SKIP_AT", -1)):
         open(f"skipped{rank}", "w")
         if rank != int(os.environ["SKIP_RANK"]):
-            time.sleep(1)
+            time.sleep(1)  # the rank that is missing is idle for longer than these
             report(5, step, b"all_reduce")
         time.sleep(1000)
     time.sleep(0.02)
@@ -250,6 +250,11 @@ class Job:
         """Waits for a launcher's end."""
         code = self.wait(seconds, index)
         check(code == expected, f"exit code {code}, not {expected}: {self.log(index)[-500:]}")
+
+    def end_all(self, expected, seconds=30):
+        """Waits for the end of all launchers."""
+        for index in range(len(self.programs)):
+            self.end(expected, seconds, index)
 
     def complete(self, index=0, seconds=60):
         """Waits until a training run succeeds, as long as its output grows: other work may slow it down."""

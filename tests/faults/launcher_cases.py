@@ -49,7 +49,7 @@ def killed_launcher(job, run):
 def stopped_rank(job, run):
     job.start(*options(RANKS, "--max_restarts=1", *([] if job.is_torchrun() else ["--hang_timeout=2"])))
     pids = job.pids()
-    time.sleep(0.2)
+    time.sleep(0.2)  # until each rank has made a step
     begin = time.monotonic()
     kill(pids[run % RANKS], signal.SIGSTOP)
     wait_until(lambda: "holds up the others" in job.log(), 4, "naming the rank")
@@ -83,13 +83,13 @@ def stopped_lone_launcher(job, run):
     launcher = job.start(*options(RANKS, "--max_restarts=1", "--hang_timeout=2"))
     pids = job.pids()
     status = [*job.launcher, "status", str(launcher.pid)]
-    time.sleep(0.2)
+    time.sleep(0.2)  # until each rank has made a step
     kill(launcher.pid, signal.SIGSTOP)
     time.sleep(4)
     check(subprocess.run(status, capture_output=True).returncode == 75, "the launcher answers")
     check(not any(state_of(pid) in "TZX" for pid in pids) and not job.log(), f"the workers do not run: {job.log()}")
     kill(launcher.pid, signal.SIGCONT)
-    time.sleep(1)
+    time.sleep(1)  # a false alarm would come within this time
     check(subprocess.run(status, capture_output=True).returncode == 0, "the launcher does not answer")
     check(not job.log() and not any(map(is_gone, pids)), f"something has happened: {job.log()}")
     kill(pids[run % RANKS], signal.SIGKILL)
@@ -102,12 +102,12 @@ def stopped_lone_launcher(job, run):
 def short_stop(job, run):
     launcher = job.start(*options(RANKS, "--hang_timeout=5"))
     pids = job.pids()
-    time.sleep(0.2)
+    time.sleep(0.2)  # until each rank has made a step
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in pids:
             kill(pid, number)
             time.sleep(2 / RANKS)
-    time.sleep(0.5)
+    time.sleep(0.5)  # a false alarm would come within this time
     check("holds up" not in job.log() and launcher.poll() is None, f"a false alarm: {job.log()}")
     launcher.terminate()
     job.end(143)
@@ -169,8 +169,7 @@ def idle_connections(job, run):
         check(one.recv(1) == b"", "an idle connection got an answer")
     dropped = time.monotonic() - begin
     job.programs[0].terminate()
-    job.end(143)
-    job.end(143, index=1)
+    job.end_all(143)
     return {"node joined": joined, "all dropped": dropped}
 
 
@@ -225,14 +224,13 @@ def few_descriptors_for_connections(job, run):
     wait_until(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0, 10, "listening")
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
     before = cpu_seconds(launcher.pid)
-    time.sleep(3)
+    time.sleep(3)  # the span that is measured
     share = (cpu_seconds(launcher.pid) - before) / 3
     check(share < 0.1, f"node 0 takes {100 * share:.0f} % of a core")
     job.start(*nodes(1, port))
     job.pids(ranks=2)
     launcher.terminate()
-    for rank in range(2):
-        job.end(143, index=rank)
+    job.end_all(143)
     return {"connections": len(idle), "share of a core": f"{100 * share:.1f} %"}
 
 
@@ -291,7 +289,7 @@ def oversubscribed(job, run):
 def stopped_keeper(job, run):
     launcher = job.start(*options(RANKS, "--max_restarts=1", "--hang_timeout=2"))
     job.pids()
-    time.sleep(0.2)
+    time.sleep(0.2)  # until each rank has made a step
     begin = time.monotonic()
     kill(child_of(child_of(launcher.pid)), signal.SIGSTOP)
     wait_until(lambda: "was stopped; continuing it" in job.log(), 4, "naming the keeper")
@@ -352,7 +350,7 @@ def nonsense(job, run):
     for rank in range(2):
         job.start(*nodes(rank, port), "--nproc_per_node=2", env=environment)
     pids = job.pids()
-    time.sleep(0.5)
+    time.sleep(0.5)  # until the launchers have done all for the start
     launcher = job.programs[0].pid
     before, descriptors = memory_of(launcher), len(os.listdir(f"/proc/{launcher}/fd"))
     begin = time.monotonic()
@@ -368,8 +366,7 @@ def nonsense(job, run):
     check(not any(map(is_gone, pids)) and all(one.poll() is None for one in job.programs), f"the job ended: {job.log()}")
     check(len(job.log().splitlines()) < 40, "node 0 says too much")
     job.programs[0].terminate()
-    for rank in range(2):
-        job.end(143, index=rank)
+    job.end_all(143)
     is_sanitized = b"__asan_init" in open(job.launcher[0], "rb").read()
     return {**({"built with": "AddressSanitizer"} if is_sanitized else {}), **connections,
             "more memory": f"{max(growth, 0):.1f} MiB", "sent in": took}
@@ -525,8 +522,7 @@ def other_clock(job, run):
         shifted = {"LD_PRELOAD": job.path("clock.so")} if rank == run % 2 else {}
         job.start(*nodes(rank, port, "--max_restarts=1"), "--nproc_per_node=2", "--hang_timeout=2",
                   env={"CRASH_AT": "100", "CRASH_RANK": "3", **shifted})
-    for rank in range(2):
-        job.end(0, index=rank)
+    job.end_all(0)
     check(os.path.exists(job.path("pid1.3")) and "no progress" not in job.log(), f"another end: {job.log()}")
     return {}
 
@@ -569,8 +565,7 @@ def start_launchers(job, launchers, workers):
     node_0 = f"{memory:.1f} MiB, {descriptors} descriptors, {computed:.1f} s of processor time until then"
     begin = time.monotonic()
     launcher.terminate()
-    for rank in range(launchers):
-        job.end(143, 60, index=rank)
+    job.end_all(143, 60)
     wait_until(lambda: processes() == 0, 60, "the end of all workers")
     ended = time.monotonic() - begin
     figures = f"joined after {joined:.1f} s, all workers ran after {all_run:.1f} s, ended after {ended:.1f} s, node 0 with {node_0}"

@@ -84,8 +84,7 @@ def partition(job, run):
     start_two(job, cable)
     begin = time.monotonic()
     cable.whole = False
-    for host in range(2):
-        job.end(75, STANDARD_ENDING, index=host)
+    job.end_all(75, STANDARD_ENDING)
     ended = time.monotonic() - begin
     check("node 1 (host1)" in job.log() and "node 0 at 10.78.0.1" in job.log(1), f"not named: {job.log()}{job.log(1)}")
     return {"both ended": ended}
@@ -102,7 +101,7 @@ def partition_of_range(job, run):
     job.end(75, STANDARD_ENDING, index=1)
     ended = time.monotonic() - begin
     cable.whole = True
-    time.sleep(1)
+    time.sleep(1)  # another owner would start its ranks within this time
     check(job.programs[0].poll() is None and not os.path.exists(job.path("pid2.0")), "the attempt has another owner")
     job.programs[0].terminate()
     job.end(143)
@@ -121,8 +120,7 @@ def dead_first_address(job, run):
     wait_until(lambda: has_socket(job.programs[0].pid, port, LISTENS), 30, "node 0's port")
     job.start(*nodes(1, port, log, address="node0.test"), program=["true"],
               before=(*cable.on(1), "sh", "-c", 'mount --bind hosts /etc/hosts && exec "$@"', "_"))
-    for host in range(2):
-        job.end(0, index=host)
+    job.end_all(0)
     joined = time_of(job.events("events", "attempt_started")[0]) - time_of(job.events("events", "job_started")[0])
     check(joined > 1.9, f"joined after {joined:.2f} s: another address came first")
     check(joined < 2 + PATIENCE["factor"], f"joined after {joined:.2f} s")

@@ -102,7 +102,7 @@ def resume_to_end(job):
 def killed_rank_of_training(job, run):
     launcher = job.train(EPOCHS, OFTEN, launcher=options(RANKS, "--max_restarts=1"))
     wait_for_checkpoint(job)
-    time.sleep(random.uniform(0, 0.5))
+    time.sleep(random.uniform(0, 0.5))  # at any time of the run
     begin = time.monotonic()
     kill(process_of(launcher, run % RANKS), signal.SIGKILL)
     wait_until(lambda: trains_again(job), 5, "the first step after the restart")
@@ -125,7 +125,7 @@ def killed_in_rendezvous(job, run):
         kill(ranks[0], signal.SIGSTOP)
         kill(ranks[1], signal.SIGCONT)
         wait_until(lambda: has_socket(ranks[1], port, CONNECTED), 60, "rank 1's connection to the store")
-    time.sleep(random.uniform(0, 0.3))
+    time.sleep(random.uniform(0, 0.3))  # at any time of the wait
     kill(ranks[run % 2], signal.SIGKILL)
     kill(ranks[1 - run % 2], signal.SIGCONT)
     job.complete()
@@ -139,7 +139,7 @@ def killed_in_rendezvous(job, run):
 def killed_in_save(job, run):
     launcher = job.train(EPOCHS, ALWAYS, launcher=(*TWO, "--max_restarts=20"))
     wait_for_checkpoint(job)
-    time.sleep(random.uniform(0, 0.3))
+    time.sleep(random.uniform(0, 0.3))  # so that the first kill comes in another save each time
     hit, missed = False, -1
     while not hit:
         missed += 1
@@ -160,7 +160,7 @@ def killed_in_backward(job, run):
         launcher = job.train(EPOCHS, OFTEN, run=name,
                              launcher=(*TWO, "--max_restarts=1", f"--log_dir={job.path(name)}-logs"))
         wait_for_checkpoint(job, name)
-        time.sleep(random.uniform(0, 0.5))
+        time.sleep(random.uniform(0, 0.5))  # at any time of a step
         rank = run % 2
         kill(process_of(launcher, rank), signal.SIGKILL)
         job.complete(kills - 1)
@@ -215,8 +215,7 @@ def partition_of_training(job, run):
     cable.whole = False
     time.sleep(10)
     cable.whole = True
-    for host in range(2):
-        job.end(75, 10, index=host)
+    job.end_all(75, 10)
     ended = time.monotonic() - begin
     check(all(map(is_gone, ranks)), "a rank runs on")
     train_over(job, cable, EPOCHS, OFTEN, "--resume=auto")
@@ -407,7 +406,7 @@ def asked_to_stop(job, run):
     in_save = run % 4 > 1
     launcher = job.train(EPOCHS, ALWAYS if in_save else OFTEN, launcher=TWO)
     wait_for_checkpoint(job)
-    time.sleep(wait_for_save(job) if in_save else random.uniform(0, 0.4))
+    time.sleep(wait_for_save(job) if in_save else random.uniform(0, 0.4))  # at any time of a save or of the run
     begin = time.monotonic()
     kill(launcher.pid, number)
     hit = bool(saves(job))
@@ -456,8 +455,7 @@ def other_configuration(job, run):
     more = (("--optimizer.lr=0.2", "--seed=3"), ("--model.width=8",))[run % 2]
     for host in range(2):
         job.train(EPOCHS, *(more if host == 1 else ()), launcher=nodes(host, port))
-    for host in range(2):
-        job.end(2, 60, index=host)
+    job.end_all(2, 60)
     wanted = (("optimizer.lr: 0.1 on rank 0", "0.2 on rank 1", "seed: 0 on rank 0"),
               ("model.width: 16 on rank 0", "8 on rank 1"))[run % 2]
     check("not started alike" in job.log() and all(one in job.log() for one in wanted), f"not named: {job.log()}")
@@ -481,8 +479,7 @@ def other_program(job, run):
     for host in range(2):
         job.train_program = job.path("train") if host == 1 else program
         job.train(EPOCHS, launcher=nodes(host, port), env={"SYNCBN_DATA_DIR": os.path.join(ROOT, "data")})
-    for host in range(2):
-        job.end(2, 60, index=host)
+    job.end_all(2, 60)
     key, before = (("build of train", version.split()[1] + " "), ("version of libtorch", ""))[run % 2]
     check(re.search(rf'{key}: "{before}{text}" on rank 0 .*, "{before}{other}" on rank 1', job.log()), f"not named: {job.log()}")
     return {}

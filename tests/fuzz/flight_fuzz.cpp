@@ -33,10 +33,7 @@ void explain_all(const FlightFile& file) {
 }
 
 void read_file(const std::string& text) {
-  try {
-    explain_all(FlightFile::of(text, "file"));
-  } catch (const syncbn::base::UserError&) {
-  }
+  may_refuse<syncbn::base::UserError>([&] { explain_all(FlightFile::of(text, "file")); });
 }
 
 /// @param bytes a header, 256 bytes of groups, as many bytes of the groups' last calls, and calls

@@ -24,31 +24,23 @@
 namespace {
 
 using namespace syncbn::launch;
-
-/// Runs `body`, which may also throw an exception of nlohmann's.
-template <class Body>
-void may_refuse(const Body& body) {
-  try {
-    body();
-  } catch (const nlohmann::json::exception&) {
-  }
-}
+using Malformed = nlohmann::json::exception;
 
 // Each reader gets each message: the types differ only in one or two bytes.
 void read_message(const nlohmann::json& message) {
-  may_refuse([&] { Hello::of(message).json(); });
-  may_refuse([&] { WorkerState::of(message).json(); });
-  may_refuse([&] { status_in_words(message); });
-  may_refuse([&] { Hang::of(message).json(); });
-  may_refuse([&] { AssignedRanks::of(message.at("ranks")).json(); });
-  may_refuse([&] { NodeJob::from_json(message).to_json(); });
+  may_refuse<Malformed>([&] { Hello::of(message).json(); });
+  may_refuse<Malformed>([&] { WorkerState::of(message).json(); });
+  may_refuse<Malformed>([&] { status_in_words(message); });
+  may_refuse<Malformed>([&] { Hang::of(message).json(); });
+  may_refuse<Malformed>([&] { AssignedRanks::of(message.at("ranks")).json(); });
+  may_refuse<Malformed>([&] { NodeJob::from_json(message).to_json(); });
   // The stored part of a record must be sendable again.
   if (const auto record = record_in(message); record && !record->calls.empty()) {
     const auto again = record_message(*record, {.calls = 1000, .bytes = 1 << 20});
     require(again &&
             record_in(*again)->calls.size() == std::min<size_t>(record->calls.size(), 1000));
   }
-  may_refuse([&] { judge({MachineFigures::of(message), MachineFigures::of(message)}); });
+  may_refuse<Malformed>([&] { judge({MachineFigures::of(message), MachineFigures::of(message)}); });
 }
 
 void read_messages(std::string_view bytes) {

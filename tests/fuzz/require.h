@@ -6,3 +6,12 @@
 inline void require(bool holds) {
   if (!holds) std::abort();
 }
+
+/// Runs `body`, which may also throw `Error`.
+template <class Error, class Body>
+void may_refuse(const Body& body) {
+  try {
+    body();
+  } catch (const Error&) {
+  }
+}

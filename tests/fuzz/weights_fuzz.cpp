@@ -24,6 +24,7 @@
 namespace {
 
 namespace weights = syncbn::models::detail;
+using syncbn::base::UserError;
 
 /// Reads each value, so that the sanitizer finds memory outside of the file.
 void read(const at::Tensor& tensor) {
@@ -74,7 +75,7 @@ void read_checkpoint(const std::string& archive) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = memory_file({reinterpret_cast<const char*>(data), size});
-  try {
+  may_refuse<UserError>([&] {
     const auto file = weights::MappedFile::open("/proc/self/fd/" + std::to_string(bytes.get()));
     if (weights::is_torch_file(file->bytes())) {
       weights::Values values(size);
@@ -82,11 +83,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else {
       for (const auto& item : weights::read_safetensors(*file)) read(item.value());
     }
-  } catch (const syncbn::base::UserError&) {
-  }
-  try {
-    read_checkpoint(std::string(reinterpret_cast<const char*>(data), size));
-  } catch (const syncbn::base::UserError&) {
-  }
+  });
+  may_refuse<UserError>(
+      [&] { read_checkpoint(std::string(reinterpret_cast<const char*>(data), size)); });
   return 0;
 }

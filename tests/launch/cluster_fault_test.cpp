@@ -6,13 +6,12 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/store_greeting.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <filesystem>
 #include <fstream>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
@@ -23,6 +22,7 @@
 
 #include "launch/launcher.h"
 #include "launch/nodes.h"
+#include "launch/stranger.h"
 #include "support/connection.h"
 #include "support/eventually.h"
 #include "support/listener.h"
@@ -39,16 +39,6 @@ constexpr const char* kLittlePatience =
     "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=6";
 // Longer than those 6 s.
 constexpr std::chrono::seconds kSilence{8};
-
-/// Leaves a mark, and runs until the file "go" exists.
-std::vector<std::string> until_go() {
-  return shell("touch up$RANK; while [ ! -e go ]; do sleep 0.01; done");
-}
-
-bool both_are_up(const Nodes& nodes) {
-  return std::filesystem::exists(nodes.folder() / "up0") &&
-         std::filesystem::exists(nodes.folder() / "up1");
-}
 
 /// CPU time of the process without its children.
 double cpu_seconds(pid_t pid) {
@@ -74,54 +64,59 @@ TEST(LaunchClusterFaultTest, AProgramThatIsMissingOnOneNodeEndsTheJob) {
   const auto result = first.wait();
   EXPECT_EQ(result.exit_code, 127);
   EXPECT_THAT(result.err, ContainsRegex("node 1 \\(.*\\): program not found"));
-  EXPECT_FALSE(std::filesystem::exists(nodes.folder() / "started"));
+  EXPECT_FALSE(nodes.has("started"));
 }
 
-TEST(LaunchClusterFaultTest, ALauncherThatFallsSilentIsLost) {
+/// Starts a job on two nodes with little patience, and waits for its workers.
+void start_impatient(Nodes& nodes) {
+  nodes.start_all(1, {kLittlePatience}, until_go());
+  ASSERT_TRUE(nodes[0].wait_until([&] { return nodes.both_are_up(); }));
+}
+
+TEST(LaunchSilenceTest, ALauncherThatFallsSilentIsLost) {
+  std::array<Nodes, 2> jobs{Nodes(2), Nodes(2)};
   for (const size_t silent : {0U, 1U}) {
-    Nodes nodes(2);
-    std::vector<Program*> programs;
-    for (const int rank : {0, 1}) {
-      programs.push_back(&nodes.start(rank, 1, {kLittlePatience}, until_go()));
-    }
-    ASSERT_TRUE(programs[0]->wait_until([&] { return both_are_up(nodes); }));
-    programs[silent]->send_signal(SIGSTOP);
-    const auto result = programs[1 - silent]->wait();
+    start_impatient(jobs[silent]);
+    jobs[silent][silent].send_signal(SIGSTOP);
+  }
+  for (const size_t silent : {0U, 1U}) {
+    const auto result = jobs[silent][1 - silent].wait();
     EXPECT_EQ(result.exit_code, 75);
     EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("node {}", silent)), HasSubstr("is gone")));
-    programs[silent]->send_signal(SIGCONT);
-    EXPECT_EQ(programs[silent]->wait().exit_code, 75);
+    jobs[silent][silent].send_signal(SIGCONT);
+    EXPECT_EQ(jobs[silent][silent].wait().exit_code, 75);
   }
 }
 
 // SIGTSTP, which a terminal sends to its foreground processes.
-TEST(LaunchClusterFaultTest, ControlZIsNoSilence) {
+TEST(LaunchSilenceTest, ControlZIsNoSilence) {
+  std::array<Nodes, 2> jobs{Nodes(2), Nodes(2)};
   for (const size_t stopped : {0U, 1U}) {
-    Nodes nodes(2);
-    std::vector<Program*> programs;
-    for (const int rank : {0, 1}) {
-      programs.push_back(&nodes.start(rank, 1, {kLittlePatience}, until_go()));
-    }
-    ASSERT_TRUE(programs[0]->wait_until([&] { return both_are_up(nodes); }));
-    programs[stopped]->send_signal(SIGTSTP);
-    ASSERT_TRUE(eventually([&] { return state_of(programs[stopped]->pid()) == 'T'; }));
-    std::this_thread::sleep_for(kSilence);
-    EXPECT_TRUE(programs[1 - stopped]->running());
-    programs[stopped]->send_signal(SIGCONT);
-    // The missed heartbeats must have no effect for the same time again.
-    std::this_thread::sleep_for(kSilence);
+    start_impatient(jobs[stopped]);
+    Program& launcher = jobs[stopped][stopped];
+    launcher.send_signal(SIGTSTP);
+    ASSERT_TRUE(eventually([&] { return state_of(launcher.pid()) == 'T'; }));
+  }
+  std::this_thread::sleep_for(kSilence);
+  for (const size_t stopped : {0U, 1U}) {
+    EXPECT_TRUE(jobs[stopped][1 - stopped].running());
+    jobs[stopped][stopped].send_signal(SIGCONT);
+  }
+  // The missed heartbeats must have no effect for the same time again.
+  std::this_thread::sleep_for(kSilence);
+  for (Nodes& nodes : jobs) {
     nodes.folder().write("go", "");
     for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
   }
 }
 
-TEST(LaunchClusterFaultTest, AStoppedNodeDoesNotKeepTheOthersFromEnding) {
+TEST(LaunchSilenceTest, AStoppedNodeDoesNotKeepTheOthersFromEnding) {
   Nodes nodes(2);
   Program& node0 =
       nodes.start(0, 1, {kLittlePatience},
                   shell("touch up0; while [ ! -e fail ]; do sleep 0.01; done; exit 7"));
   Program& node1 = nodes.start(1, 1, {kLittlePatience}, until_go());
-  ASSERT_TRUE(node0.wait_until([&] { return both_are_up(nodes); }));
+  ASSERT_TRUE(node0.wait_until([&] { return nodes.both_are_up(); }));
   node1.send_signal(SIGTSTP);
   ASSERT_TRUE(eventually([&] { return state_of(node1.pid()) == 'T'; }));
   nodes.folder().write("fail", "");
@@ -135,7 +130,7 @@ TEST(LaunchClusterFaultTest, TheMasterNeedNotReachItsOwnAddress) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {"--master_addr=192.0.2.1"}, until_go());
   nodes.start(1, 1, {}, until_go());
-  ASSERT_TRUE(lead.wait_until([&] { return both_are_up(nodes); }));
+  ASSERT_TRUE(lead.wait_until([&] { return nodes.both_are_up(); }));
   lead.send_signal(SIGTERM);
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
@@ -145,9 +140,10 @@ std::vector<std::string> when_told(const std::string& command) {
   return shell("while [ ! -e go ]; do sleep 0.01; done; exec " + command);
 }
 
-/// The output of `syncbn-launch explain` for the file that node 0 names.
-std::string explained(const std::string& err) {
-  const std::string command = "the latest calls of all ranks: syncbn-launch explain ";
+/// The output of `syncbn-launch explain` for the file that node 0 names after these words.
+std::string explained(
+    const std::string& err,
+    const std::string& command = "the latest calls of all ranks: syncbn-launch explain ") {
   const size_t begin = err.find(command) + command.size();
   EXPECT_GE(begin, command.size()) << err;
   return run_program(
@@ -235,10 +231,7 @@ TEST(LaunchClusterFaultTest, TheEndDoesNotWaitForTheCallsOfAStoppedNode) {
   nodes.folder().write("go", "");
   const auto result = node0.wait();
   EXPECT_EQ(result.exit_code, 7);
-  const std::string command = "collectives syncbn-launch explain ";
-  const size_t begin = result.err.find(command) + command.size();
-  const std::string file = result.err.substr(begin, result.err.find('\n', begin) - begin);
-  EXPECT_THAT(run_program({kLauncher, "explain", file}).out,
+  EXPECT_THAT(explained(result.err, "collectives syncbn-launch explain "),
               ContainsRegex("The records of rank 1 of node 1 \\(.*\\) are missing: it did not send "
                             "them within 1.5 s"));
   node1.send_signal(SIGCONT);
@@ -271,32 +264,13 @@ TEST(LaunchClusterFaultTest, EachLauncherExplainsTheRanksOfAllNodesWhileTheyRun)
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
-/// The first message of a launcher.
-std::string hello(const char* node, const char* nproc) {
-  return std::string("syncbn-agent 3\n") +
-         fmt::format(R"({{"type":"hello","job":"none","node":{},"leads":false,"nodes":"2",)"
-                     R"("nproc":{},"role":"default","host":"stranger","max_restarts":0,)"
-                     R"("auth":""}})",
-                     node, nproc) +
-         "\n";
-}
-
-/// The next line that a scripted node gets; "" at the end, or if none arrives within 100 s.
-std::string next_line(const base::UniqueFd& fd) {
-  const timeval limit{.tv_sec = 100, .tv_usec = 0};
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-  std::string line;
-  for (char byte = 0; ::recv(fd.get(), &byte, 1, 0) == 1 && byte != '\n';) line += byte;
-  return line;
-}
-
 TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo) {
   Nodes nodes(2);
   // This test is node 1. It may be silent for 300 s, and never sends its records.
   Program& node0 = nodes.start(0, 1, {"--rdzv_conf=keep_alive_interval=100"},
                                when_told(kAgentWorker + " calls 3 fail 7"));
   const base::UniqueFd node1 = connect_to(nodes.port());
-  ASSERT_TRUE(send_to(node1, hello("1", "1")));
+  ASSERT_TRUE(send_to(node1, kAgentGreeting + hello("stranger")));
   nodes.folder().write("go", "");
   const std::string failed = "rank 0 failed: exit code 7";
   ASSERT_TRUE(node0.wait_for_err(failed));
@@ -307,7 +281,7 @@ TEST(LaunchClusterFaultTest, WhoAsksWhileAFailuresRecordsAreCollectedGetsThemToo
   std::vector<int> ranks;
   nlohmann::json head;
   while (head.is_null()) {
-    const std::string line = next_line(node1);
+    const std::string line = receive_line(node1);
     ASSERT_NE(line, "");
     const auto message = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!message.is_object()) continue;  // a line of the handshake
@@ -351,11 +325,11 @@ TEST(LaunchClusterFaultTest, WaitsWithoutBeingBusy) {
       1, 1, {},
       shell("trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; exit 0' TERM; touch up1; "
             "while true; do sleep 0.01; done"));
-  ASSERT_TRUE(lead.wait_until([&] { return both_are_up(nodes); }));
+  ASSERT_TRUE(lead.wait_until([&] { return nodes.both_are_up(); }));
   lead.send_signal(SIGKILL);
-  ASSERT_TRUE(node.wait_until([&] { return std::filesystem::exists(nodes.folder() / "told"); }));
+  ASSERT_TRUE(node.wait_until([&] { return nodes.has("told"); }));
   const double before = cpu_seconds(node.pid());
-  std::this_thread::sleep_for(std::chrono::seconds(2));
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // the span that is measured
   EXPECT_LT(cpu_seconds(node.pid()) - before, 0.5);
   nodes.folder().write("go", "");
   EXPECT_EQ(node.wait().exit_code, 75);
@@ -410,11 +384,11 @@ TEST(LaunchClusterFaultTest, ATorchrunThatIsPreemptedIsWaitedFor) {
   base::UniqueFd client = torchrun.accept();
   std::string greeting = base::store_greeting(0);
   ASSERT_EQ(::recv(client.get(), greeting.data(), greeting.size(), MSG_WAITALL), greeting.size());
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // a limit of 2 s would fail
+  std::this_thread::sleep_for(std::chrono::milliseconds(2200));  // a limit of 2 s would fail
   ASSERT_TRUE(send_to(client, greeting.substr(greeting.size() - sizeof(uint32_t))));
   char query = 0;
   ASSERT_EQ(::recv(client.get(), &query, 1, 0), 1);
-  std::this_thread::sleep_for(std::chrono::seconds(6));  // a limit of 5 s would fail
+  std::this_thread::sleep_for(std::chrono::milliseconds(5200));  // a limit of 5 s would fail
   ASSERT_TRUE(send_to(client, std::string(sizeof(int64_t), '\1')));
   EXPECT_TRUE(torchrun.node.wait_for_err("torchrun runs node 0 at"));
   client.reset();
@@ -426,10 +400,7 @@ TEST(LaunchClusterFaultTest, ATorchrunThatIsPreemptedIsWaitedFor) {
 TEST(LaunchClusterFaultTest, ASignalEndsTheWaitForATorchrun) {
   NodeOfTorchrun torchrun;
   const base::UniqueFd client = torchrun.accept();
-  torchrun.node.send_signal(SIGTERM);
-  const auto result = torchrun.node.wait();
-  EXPECT_EQ(result.exit_code, 143);
-  EXPECT_THAT(result.err, Not(HasSubstr("closed the connection")));
+  EXPECT_THAT(torchrun.node.end_by(SIGTERM).err, Not(HasSubstr("closed the connection")));
 }
 
 TEST(LaunchClusterFaultTest, WhatClosesBothConnectionsIsNeitherALauncherNorTorchrun) {
@@ -449,7 +420,7 @@ TEST(LaunchClusterFaultTest, AMissingProgramIsToldToANodeZeroThatStartsLater) {
   const BoundPort master;
   Program node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
                                fmt::format("--master_port={}", master.port), "./missing"}));
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // a limit of 2 s would fail
+  std::this_thread::sleep_for(std::chrono::milliseconds(2200));  // a limit of 2 s would fail
   ASSERT_EQ(::listen(master.fd.get(), 1), 0);
   pollfd ready{master.fd.get(), POLLIN, 0};
   ASSERT_TRUE(node.wait_until([&] { return ::poll(&ready, 1, 0) > 0; }));
@@ -475,37 +446,12 @@ TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
   }
 }
 
-/// Node 0 of two, whose worker runs until the file "go" exists, with a stranger as node 1.
-struct JobWithStranger {
-  Nodes nodes{2};
-  Program& lead = nodes.start(0, 1, {}, until_go());
-  base::UniqueFd stranger = connect_to(nodes.port());
-
-  JobWithStranger() {
-    EXPECT_TRUE(send_to(stranger, hello("1", "1")));
-    EXPECT_TRUE(eventually([&] { return std::filesystem::exists(nodes.folder() / "up0"); }));
-  }
-};
-
-TEST(LaunchClusterFaultTest, WhatALauncherSaysIsShownWithoutControlCharacters) {
-  JobWithStranger job;
-  EXPECT_TRUE(send_to(job.stranger,
-                      R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":true,)"
-                      R"("what":"a\u001b[2Jb"})"
-                      "\n"
-                      R"({"type":"ended","attempt":0})"
-                      "\n"));
-  const auto result = job.lead.wait();
-  EXPECT_EQ(result.exit_code, 5);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("[2Jb"), Not(HasSubstr("\x1b"))));
-}
-
 // A launcher never sends "leave" to a job with a fixed number of nodes. The job continues and ends.
 TEST(LaunchClusterFaultTest, ALauncherDoesNotLeaveAJobOfGivenNodes) {
   JobWithStranger job;
   EXPECT_TRUE(send_to(job.stranger, "{\"type\":\"leave\"}\n"));
   EXPECT_TRUE(send_to(job.stranger, "{\"type\":\"ended\",\"attempt\":0}\n"));
-  std::ofstream(job.nodes.folder() / "go").close();
+  job.nodes.folder().write("go", "");
   const auto result = job.lead.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
 }
@@ -515,9 +461,10 @@ TEST(LaunchClusterFaultTest, NonsenseFromALauncherIsRefused) {
   Program& lead = nodes.start(0, 1, {}, {"true"});
   std::vector<base::UniqueFd> strangers;
   for (const std::string& text :
-       {hello("7", "1"), hello("1", "0"), hello("1", "2000000000"), hello("1", "\"x\""),
-        std::string("syncbn-agent 3\n{\"type\":\"hello\",\"node\":1}\n"),
-        std::string("syncbn-agent 3\n{\"type\":\"failed\"}\n"),
+       {kAgentGreeting + hello("a", "7"), kAgentGreeting + hello("a", "1", "0"),
+        kAgentGreeting + hello("a", "1", "2000000000"), kAgentGreeting + hello("a", "1", "\"x\""),
+        kAgentGreeting + std::string("{\"type\":\"hello\",\"node\":1}\n"),
+        kAgentGreeting + std::string("{\"type\":\"failed\"}\n"),
         std::string("GET / HTTP/1.1\r\n\r\n"), std::string(1 << 20, 'x')}) {
     strangers.push_back(connect_to(nodes.port()));
     send_to(strangers.back(), text);

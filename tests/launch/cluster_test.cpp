@@ -4,8 +4,6 @@
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "launch/launcher.h"
@@ -42,7 +40,9 @@ TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
 TEST(LaunchClusterTest, AFailureEndsEveryNodeWithTheFailedWorkersCode) {
   Nodes nodes(3);
   nodes.start(0, 2, {}, shell("touch up0; exec sleep 1000"));
-  nodes.start(1, 1, {}, shell("while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; exit 7"));
+  nodes.start(1, 2, {},
+              shell("[ $RANK = 3 ] && exec sleep 1000; "
+                    "while [ ! -e up0 ] || [ ! -e up2 ]; do sleep 0.01; done; exit 7"));
   nodes.start(2, 1, {}, shell("touch up2; exec sleep 1000"));
   ASSERT_TRUE(eventually([&] { return nodes.has("up0") && nodes.has("up2"); }));
   EXPECT_TRUE(nodes.end_promptly());
@@ -58,23 +58,20 @@ TEST(LaunchClusterTest, OfFailuresAtTheSameTimeTheReportsHoldTheOneOfTheExitCode
   Nodes nodes(3);
   const auto program =
       shell("touch up$RANK; while [ ! -e go$RANK ]; do sleep 0.01; done; exit $((6 + RANK))");
-  std::vector<Program*> programs;
-  programs.reserve(3);
   for (int node = 0; node < 3; ++node) {
-    programs.push_back(&nodes.start(node, 1, {fmt::format("--report=report{}", node)}, program));
+    nodes.start(node, 1, {fmt::format("--report=report{}", node)}, program);
   }
   for (int node = 0; node < 3; ++node) {
-    ASSERT_TRUE(programs[node]->wait_until(
-        [&] { return std::filesystem::exists(nodes.folder() / fmt::format("up{}", node)); }));
+    ASSERT_TRUE(nodes[node].wait_until([&] { return nodes.has(fmt::format("up{}", node)); }));
   }
   // Node 0 gets both failures at once.
-  programs[0]->send_signal(SIGSTOP);
+  nodes[0].send_signal(SIGSTOP);
   for (int node = 1; node < 3; ++node) {
     nodes.folder().write(fmt::format("go{}", node), "");
     const std::string report = fmt::format("rank {0} failed: exit code {1}\n", node, 6 + node);
-    ASSERT_TRUE(programs[node]->wait_for_err(report));
+    ASSERT_TRUE(nodes[node].wait_for_err(report));
   }
-  programs[0]->send_signal(SIGCONT);
+  nodes[0].send_signal(SIGCONT);
   const auto results = nodes.wait();
   const int code = results[0].exit_code;
   EXPECT_THAT(code, AnyOf(7, 8));
@@ -92,36 +89,25 @@ TEST(LaunchClusterTest, OfFailuresAtTheSameTimeTheReportsHoldTheOneOfTheExitCode
 }
 
 TEST(LaunchClusterTest, ANodeThatIsReadyWaitsForTheOthers) {
-  Nodes nodes(2);
-  Program& quick = nodes.start(0, 1, {}, shell("touch done0"));
-  nodes.start(1, 1, {}, shell("while [ ! -e go ]; do sleep 0.01; done; exit 4"));
-  quick.wait_until([&] { return std::filesystem::exists(nodes.folder() / "done0"); });
-  EXPECT_TRUE(quick.running());
-  nodes.folder().write("go", "");
-  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 4);
-}
-
-TEST(LaunchClusterTest, AllNodesStartAgainTogether) {
-  Nodes nodes(2);
-  const auto program = shell(
-      "echo attempt $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
-      "[ $RANK = 1 ] && exit 9; exec sleep 1000");
-  nodes.start(0, 1, {"--max_restarts=1"}, program);
-  nodes.start(1, 1, {"--max_restarts=1"}, program);
-  const auto results = nodes.wait();
-  for (const auto& result : results) {
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(result.out, HasSubstr("attempt 1"));
-    EXPECT_THAT(result.err, HasSubstr("restart 1 of 1"));
+  for (const int code : {0, 4}) {
+    Nodes nodes(2);
+    Program& quick = nodes.start(0, 1, {}, shell("touch done0"));
+    nodes.start(
+        1, 1, {},
+        shell(fmt::format("while [ ! -e go ]; do sleep 0.01; done; echo late; exit {}", code)));
+    quick.wait_until([&] { return nodes.has("done0"); });
+    EXPECT_TRUE(quick.running());
+    nodes.folder().write("go", "");
+    const auto results = nodes.wait();
+    for (const auto& result : results) EXPECT_EQ(result.exit_code, code);
+    EXPECT_EQ(results[1].out, "[1] late\n");
   }
 }
 
 // After two quick failures in a row, all nodes wait for a while, and not for each other.
 TEST(LaunchClusterTest, TheWaitBeforeARestartIsNoWaitForNodes) {
   Nodes nodes(2);
-  const auto program = shell("[ $RANK = 1 ] && exit 9; exec sleep 1000");
-  nodes.start(0, 1, {"--max_restarts=2"}, program);
-  nodes.start(1, 1, {"--max_restarts=2"}, program);
+  nodes.start_all(1, {"--max_restarts=2"}, shell("[ $RANK = 1 ] && exit 9; exec sleep 1000"));
   for (const auto& result : nodes.wait()) {
     EXPECT_EQ(result.exit_code, 9);
     EXPECT_THAT(result.err,
@@ -133,13 +119,11 @@ TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
   for (const size_t signalled : {0U, 1U}) {
     Nodes nodes(2);
     // The worker without the signal takes longer to end.
-    const std::string work =
-        "trap 'sleep 0.2; exit 0' TERM; touch up$RANK; "
-        "while true; do sleep 0.01; done";
-    std::vector<Program*> programs{&nodes.start(0, 1, {}, shell(work)),
-                                   &nodes.start(1, 1, {}, shell(work))};
-    programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); });
-    programs[signalled]->send_signal(SIGINT);
+    nodes.start_all(1, {},
+                    shell("trap 'sleep 0.2; exit 0' TERM; touch up$RANK; "
+                          "while true; do sleep 0.01; done"));
+    nodes[0].wait_until([&] { return nodes.both_are_up(); });
+    nodes[signalled].send_signal(SIGINT);
     EXPECT_TRUE(nodes.end_promptly());
     const auto results = nodes.wait();
     EXPECT_EQ(results[0].exit_code, 130);
@@ -155,10 +139,9 @@ constexpr const char* kTalkative = "yes | head -c 100000; touch talks$RANK; exec
 TEST(LaunchClusterTest, ASignalEndsEveryNodeWhileNobodyReadsTheirOutput) {
   for (const size_t signalled : {0U, 1U}) {
     Nodes nodes(2);
-    std::vector<Program*> programs{&nodes.start(0, 1, {}, shell(kTalkative)),
-                                   &nodes.start(1, 1, {}, shell(kTalkative))};
+    nodes.start_all(1, {}, shell(kTalkative));
     ASSERT_TRUE(eventually([&] { return nodes.has("talks0") && nodes.has("talks1"); }));
-    programs[signalled]->send_signal(SIGTERM);
+    nodes[signalled].send_signal(SIGTERM);
     EXPECT_TRUE(nodes.end_promptly());
     for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143);
   }
@@ -184,12 +167,9 @@ TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
         "[ $RANK = {} ] && while [ ! -e up{} ]; do sleep 0.01; done && exit 9; "
         "while true; do sleep 0.01; done",
         failing, 1 - failing));
-    std::vector<Program*> programs;
-    for (const int rank : {0, 1}) {
-      programs.push_back(&nodes.start(rank, 1, {"--max_restarts=5"}, program));
-    }
-    Program& node = *programs[signalled];
-    node.wait_until([&] { return std::filesystem::exists(nodes.folder() / "told"); });
+    nodes.start_all(1, {"--max_restarts=5"}, program);
+    Program& node = nodes[signalled];
+    node.wait_until([&] { return nodes.has("told"); });
     node.wait_for_err("exit code 9");
     node.send_signal(SIGINT);
     node.wait_until(
@@ -211,23 +191,19 @@ TEST(LaunchClusterTest, ASignalToTheOneThatLeadsEndsTheWaitOfAll) {
   Program& twin = nodes.start(1, 1, {}, {"true"});
   twin.wait_until([&] { return !twin.running() || !other.running(); });
   Program& taken = twin.running() ? twin : other;
-  lead.send_signal(SIGINT);
-  EXPECT_EQ(lead.wait().exit_code, 130);
+  lead.end_by(SIGINT);
   EXPECT_EQ(taken.wait().exit_code, 130);
 }
 
 TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
-  for (const int victim : {0, 1}) {
-    std::vector<Program*> programs;
+  for (const size_t victim : {0U, 1U}) {
     Nodes nodes(2);
-    for (const int rank : {0, 1}) {  // silence would be noticed too late
-      programs.push_back(&nodes.start(rank, 1, {"--rdzv_conf=keep_alive_interval=100"},
-                                      shell("touch up$RANK; exec sleep 1000")));
-    }
-    programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); });
-    programs[static_cast<size_t>(victim)]->send_signal(SIGKILL);
+    nodes.start_all(1, {"--rdzv_conf=keep_alive_interval=100"},  // notices silence too late
+                    shell("touch up$RANK; exec sleep 1000"));
+    nodes[0].wait_until([&] { return nodes.both_are_up(); });
+    nodes[victim].send_signal(SIGKILL);
     EXPECT_TRUE(nodes.end_promptly());
-    const auto result = programs[static_cast<size_t>(1 - victim)]->wait();
+    const auto result = nodes[1 - victim].wait();
     EXPECT_EQ(result.exit_code, 75);
     EXPECT_THAT(result.err, AllOf(HasSubstr(fmt::format("node {}", victim)), HasSubstr("is gone")));
   }
@@ -242,8 +218,7 @@ TEST(LaunchClusterTest, ALauncherThatIsKilledWhileItWaitsLeavesNoFolder) {
     const auto status = run_program({kLauncher, "status", std::to_string(node.pid())});
     return status.out.find("waits for nodes") != std::string::npos;
   });
-  node.send_signal(SIGKILL);
-  node.wait();
+  node.end_by(SIGKILL);
   EXPECT_TRUE(folder.empty());
 }
 
@@ -296,15 +271,13 @@ TEST(LaunchClusterTest, SaysThatNode0DidNotAnswer) {
 }
 
 TEST(LaunchClusterTest, SaysAtOnceThatAMasterAddressIsNobodys) {
-  for (const std::string rank : {"0", "1"}) {
-    Program node(
-        launch_command({"--nnodes=2", "--node_rank=" + rank, "--master_addr=nobody.invalid",
-                        fmt::format("--master_port={}", free_port()), "true"}),
-        {.env = {{"OMP_NUM_THREADS", "1"}}});
+  for (const int rank : {0, 1}) {
+    Nodes nodes(2);
+    Program& node = nodes.start(rank, 1, {"--master_addr=nobody.invalid"}, {"true"});
     // Node 0 itself notices that the name has no address.
-    const std::string said = rank == "0" ? "--master_addr=nobody.invalid is not an address of this "
-                                           "machine, which is node 0"
-                                         : "cannot find nobody.invalid";
+    const std::string said = rank == 0 ? "--master_addr=nobody.invalid is not an address of this "
+                                         "machine, which is node 0"
+                                       : "cannot find nobody.invalid";
     EXPECT_TRUE(node.wait_for_err(said));
   }
 }
@@ -315,10 +288,7 @@ TEST(LaunchClusterTest, ASignalEndsTheWaitForOthers) {
   Program& lost = nodes.start(1, 1, {"--master_port=1"}, {"true"});
   for (Program* program : {&alone, &lost}) {
     program->wait_until([&] { return launcher_blocks(program->pid(), SIGINT); });
-    program->send_signal(SIGINT);
-    const auto result = program->wait();
-    EXPECT_EQ(result.exit_code, 130);
-    EXPECT_THAT(result.err, HasSubstr("ended by SIGINT"));
+    EXPECT_THAT(program->end_by(SIGINT).err, HasSubstr("ended by SIGINT"));
   }
 }
 

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <deque>
 #include <filesystem>
-#include <memory>
 #include <utility>
 
 #include "launch/launcher.h"
@@ -24,16 +24,12 @@ class LaunchElasticTest : public ::testing::Test {
   /// Starts a node; the first one leads.
   Program& start(const std::string& nnodes, const std::vector<std::string>& options,
                  const std::vector<std::string>& program) {
-    std::vector<std::string> words{
-        "--nnodes=" + nnodes, "--rdzv_backend=c10d",
-        fmt::format("--rdzv_endpoint=127.0.0.1:{}", port_),
-        fmt::format("--rdzv_conf={},is_host={}", conf_, programs_.empty() ? 1 : 0)};
-    words.insert(words.end(), options.begin(), options.end());
-    words.insert(words.end(), program.begin(), program.end());
-    programs_.push_back(std::make_unique<Program>(
-        launch_command(words),
-        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()}));
-    return *programs_.back();
+    const Words words{"--nnodes=" + nnodes, "--rdzv_backend=c10d",
+                      fmt::format("--rdzv_endpoint=127.0.0.1:{}", port_),
+                      fmt::format("--rdzv_conf={},is_host={}", conf_, programs_.empty() ? 1 : 0)};
+    return programs_.emplace_back(
+        launch_command(words + options + program),
+        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()});
   }
 
   /// Each worker prints its ranks and sizes, leaves a mark with them, and ends once the file "go"
@@ -69,7 +65,7 @@ class LaunchElasticTest : public ::testing::Test {
   const TempFolder folder_;
   const int port_ = free_port();
   std::string conf_ = "last_call_timeout=0";
-  std::vector<std::unique_ptr<Program>> programs_;
+  std::deque<Program> programs_;
 };
 
 TEST_F(LaunchElasticTest, BeginsWithTheFewestAfterTheLastCall) {
@@ -136,8 +132,7 @@ TEST_F(LaunchElasticTest, ASignalTakesANodeOut) {
   std::filesystem::remove(folder_ / "up0.1");
   Program& guest = start("1:2", {}, until_go());
   wait_for_world(guest, 2);
-  guest.send_signal(SIGTERM);
-  EXPECT_EQ(guest.wait().exit_code, 128 + SIGTERM);
+  guest.end_by(SIGTERM);
   wait_for_world(lead, 1);
   go();
   const auto result = lead.wait();
@@ -151,8 +146,7 @@ TEST_F(LaunchElasticTest, ASignalToTheOneThatLeadsEndsAll) {
   wait_for_world(lead, 1);
   Program& guest = start("1:2", {}, until_go());
   wait_for_world(guest, 2);
-  lead.send_signal(SIGINT);
-  EXPECT_EQ(lead.wait().exit_code, 128 + SIGINT);
+  lead.end_by(SIGINT);
   EXPECT_EQ(guest.wait().exit_code, 128 + SIGINT);
 }
 

@@ -13,6 +13,7 @@
 #include <sstream>
 
 #include "launch/launcher.h"
+#include "launch/nodes.h"
 #include "support/multiproc.h"
 
 namespace syncbn::test {
@@ -150,8 +151,7 @@ TEST_F(LaunchEventsTest, TellsTheSignalThatEndedTheRun) {
       launch_command({"--event-log-handler=json:" + file_, "sh", "-c", "echo on; exec sleep 100"}),
       {.env = {{"OMP_NUM_THREADS", "1"}}});
   ASSERT_TRUE(program.wait_until([&] { return !program.out().empty(); }));
-  program.send_signal(SIGTERM);
-  EXPECT_EQ(program.wait().exit_code, 128 + SIGTERM);
+  program.end_by(SIGTERM);
   const auto events = events_in(base::read_file(file_));
   EXPECT_EQ(events.back()["event"], "job_ended");
   EXPECT_EQ(events.back()["reason"], "ended by SIGTERM");
@@ -195,19 +195,11 @@ TEST_F(LaunchEventsTest, GoesToStderrOnRequestAndNowhereByDefault) {
 }
 
 TEST_F(LaunchEventsTest, EveryNodeHasItsOwn) {
-  const int port = free_port();
-  const auto node = [&](int rank, const std::string& script) {
-    return std::make_unique<Program>(
-        launch_command(
-            {fmt::format("--event-log-handler=json:{}/{}", folder_.path().string(), rank),
-             "--nnodes=2", fmt::format("--node_rank={}", rank), "--master_addr=127.0.0.1",
-             fmt::format("--master_port={}", port), "sh", "-c", script}),
-        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()});
-  };
-  const auto first = node(0, "touch up; exec sleep 1000");
-  const auto second = node(1, "while [ ! -e up ]; do sleep 0.01; done; exit 9");
-  EXPECT_EQ(first->wait().exit_code, 9);
-  EXPECT_EQ(second->wait().exit_code, 9);
+  Nodes nodes(2);
+  const std::string option = "--event-log-handler=json:" + folder_.path().string() + "/";
+  nodes.start(0, 1, {option + "0"}, shell("touch up; exec sleep 1000"));
+  nodes.start(1, 1, {option + "1"}, shell("while [ ! -e up ]; do sleep 0.01; done; exit 9"));
+  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 9);
   std::set<Json> jobs;
   for (const int rank : {0, 1}) {
     const auto events = events_in(base::read_file(folder_ / std::to_string(rank)));

@@ -98,7 +98,7 @@ int cuMemcpyDtoD_v2(unsigned long long /*to*/, unsigned long long /*from*/, size
 }
 
 int cuCtxSynchronize() {
-  std::this_thread::sleep_for(std::exchange(pending, {}));
+  std::this_thread::sleep_for(std::exchange(pending, {}));  // the time that the copies take
   return current == "fails" ? kEccError : 0;
 }
 

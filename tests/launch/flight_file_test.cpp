@@ -131,10 +131,10 @@ TEST(FlightRecordTest, TimeInWhichNoThreadWaitsIsAddedUp) {
   const auto begin = std::chrono::steady_clock::now();
   Rank rank(0);
   const uint64_t asynchronous = rank.begin(1, 0);
-  ::usleep(50'000);
+  ::usleep(50'000);  // no thread waits: this time counts
   const uint64_t blocking = rank.begin(2, 0);
   rank.record->await(blocking);
-  ::usleep(200'000);
+  ::usleep(200'000);  // a thread waits: this time does not
   rank.record->end(asynchronous, FlightLayout::kSucceeded, /*was_awaited=*/false);
   rank.record->end(blocking, FlightLayout::kFailed, /*was_awaited=*/true);
   const double own = rank.memory.counts()->own_seconds;

@@ -5,16 +5,17 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "common/words.h"
 #include "ssh/node_protocol.h"
 #include "support/temp_folder.h"
+#include "support/thrown.h"
 
 namespace syncbn::launch {
 namespace {
 
+using test::message_of;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -30,15 +31,6 @@ std::vector<std::string> in_words(const std::vector<Host>& hosts) {
   return words;
 }
 
-std::string error_from(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const base::UserError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(HostsTest, AListNamesHostsAndSlots) {
   EXPECT_THAT(in_words(read_host_list("a:4,b,me@c.example:2,[::1]:3,::2,me@x@d")),
               ElementsAre("a=4", "b=0", "me@c.example=2", "::1=3", "::2=0", "me@x@d=0"));
@@ -47,17 +39,19 @@ TEST(HostsTest, AListNamesHostsAndSlots) {
 TEST(HostsTest, WhatIsNoHostIsNamed) {
   for (const char* text : {"a,,b", "a:", "a:x", "-oProxyCommand=x", "a b", "$(x)", "@a", "-l@a",
                            "a;b", "a:1:2", "[a]:1", "a\nb"}) {
-    EXPECT_THAT(error_from([&] { read_host_list(text); }),
+    EXPECT_THAT(message_of<base::UserError>([&] { read_host_list(text); }),
                 AllOf(HasSubstr("--hosts="), HasSubstr("is not a host")))
         << text;
   }
-  EXPECT_THAT(error_from([] { read_host_list("a:0"); }),
+  EXPECT_THAT(message_of<base::UserError>([] { read_host_list("a:0"); }),
               HasSubstr("a:0 needs a number of workers"));
-  EXPECT_THAT(error_from([] { read_host_list("a:4097"); }), HasSubstr("from 1 to 4096"));
+  EXPECT_THAT(message_of<base::UserError>([] { read_host_list("a:4097"); }),
+              HasSubstr("from 1 to 4096"));
 }
 
 TEST(HostsTest, AHostIsThereOnce) {
-  EXPECT_THAT(error_from([] { read_host_list("a:1,b,a:2"); }), HasSubstr("a is there twice"));
+  EXPECT_THAT(message_of<base::UserError>([] { read_host_list("a:1,b,a:2"); }),
+              HasSubstr("a is there twice"));
 }
 
 TEST(HostsTest, AFileHasAHostALine) {
@@ -71,14 +65,14 @@ TEST(HostsTest, AFaultInAFileIsNamedByItsLine) {
   const test::TempFolder folder;
   const auto error = [&](const std::string& text) {
     const auto file = folder.write("hosts", text);
-    return error_from([&] { read_host_file(file); });
+    return message_of<base::UserError>([&] { read_host_file(file); });
   };
   EXPECT_THAT(error("a\nb slots=x\n"), HasSubstr("hosts:2: b needs a number of workers"));
   EXPECT_THAT(error("a\n\nb max=3\n"), HasSubstr("hosts:3: expected HOST or HOST slots=N"));
   EXPECT_THAT(error("a:1 slots=1\n"), HasSubstr("hosts:1: a:1 has its number of workers twice"));
   EXPECT_THAT(error("a\nb\na\n"), HasSubstr("hosts:3: a is there twice"));
   EXPECT_THAT(error("# nobody\n"), HasSubstr("names no host"));
-  EXPECT_THAT(error_from([] { read_host_file("/nonexistent/hosts"); }),
+  EXPECT_THAT(message_of<base::UserError>([] { read_host_file("/nonexistent/hosts"); }),
               HasSubstr("/nonexistent/hosts"));
 }
 
@@ -86,7 +80,7 @@ TEST(HostsTest, AFileThatIsNoneOfHostsIsShownAsFarAsItCanBe) {
   const test::TempFolder folder;
   const auto error = [&](const std::string& text) {
     const auto file = folder.write("hosts", text);
-    return error_from([&] { read_host_file(file); });
+    return message_of<base::UserError>([&] { read_host_file(file); });
   };
   EXPECT_THAT(error("\ufeffa\n"), HasSubstr("hosts:1: '\\xef\\xbb\\xbfa' is not a host: expected"));
   EXPECT_THAT(error(std::string("a\nb\0c\n", 6)),
@@ -94,7 +88,7 @@ TEST(HostsTest, AFileThatIsNoneOfHostsIsShownAsFarAsItCanBe) {
   EXPECT_THAT(error("a \x1b[2J\n"), HasSubstr("got 'a \\x1b[2J'"));
   EXPECT_THAT(error(std::string(100'000, '$')),
               HasSubstr(std::string(80, '$') + "…' is not a host"));
-  EXPECT_THAT(error_from([] { read_host_file("/dev/zero"); }),
+  EXPECT_THAT(message_of<base::UserError>([] { read_host_file("/dev/zero"); }),
               HasSubstr("/dev/zero is larger than 1.0 MB"));
 }
 

@@ -27,6 +27,7 @@ TEST(KeeperTest, AnExceptionInItDoesNotReachTheLaunchersCode) {
   // A keeper that had unwound into our frames would exit with 0, and so would its sentinel.
   const pid_t sentinel = children_of(::getpid()).at(0);
   EXPECT_TRUE(syncbn::test::eventually([sentinel] { return children_of(sentinel).empty(); }));
+  // A sentinel that did not wait would have ended by then.
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_EQ(::waitpid(sentinel, nullptr, WNOHANG), 0) << "it waits for our end";
   kill_all_descendants();

@@ -22,10 +22,8 @@ inline const std::string kAgentWorker = SYNCBN_TEST_BIN_DIR "/launch_agent_worke
 inline constexpr std::chrono::seconds kPromptly{25};
 
 /// Lines begin with "[rank] ", without the host name, which differs between machines.
-inline std::vector<std::string> launch_command(const std::vector<std::string>& words) {
-  std::vector<std::string> argv{kLauncher, "--prefix=[${rank}] "};
-  argv.insert(argv.end(), words.begin(), words.end());
-  return argv;
+inline Words launch_command(const Words& words) {
+  return Words{kLauncher, "--prefix=[${rank}] "} + words;
 }
 
 /// Runs syncbn-launch with these arguments. OMP_NUM_THREADS is set, so that the launcher prints no

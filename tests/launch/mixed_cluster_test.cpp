@@ -25,30 +25,20 @@ class MixedClusterTest : public ::testing::Test {
 
   std::unique_ptr<Program> start(bool torchrun, int nodes, int rank, int nproc,
                                  const std::vector<std::string>& program) {
-    std::vector<std::string> words{python(), "-m", "torch.distributed.run"};
-    if (!torchrun) words = launch_command({});
-    for (const std::string& word :
-         {fmt::format("--nnodes={}", nodes), fmt::format("--node_rank={}", rank),
-          fmt::format("--nproc_per_node={}", nproc), std::string("--master_addr=127.0.0.1"),
-          fmt::format("--master_port={}", port_), std::string("--no_python")}) {
-      words.push_back(word);
-    }
-    words.insert(words.end(), program.begin(), program.end());
+    const Words launcher =
+        torchrun ? Words{python(), "-m", "torch.distributed.run"} : launch_command({});
+    const Words options{
+        fmt::format("--nnodes={}", nodes),         fmt::format("--node_rank={}", rank),
+        fmt::format("--nproc_per_node={}", nproc), "--master_addr=127.0.0.1",
+        fmt::format("--master_port={}", port_),    "--no_python"};
     return std::make_unique<Program>(
-        words, RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()});
+        launcher + options + program,
+        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()});
   }
 
   /// Each worker prints its rank and the sum of all ranks.
   std::vector<std::string> sum_of_ranks() {
-    // In one write per line: torchrun's workers share a pipe.
-    folder_.write("sum.py", R"(import sys, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([dist.get_rank()])
-dist.all_reduce(total)
-sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()} sum {int(total)}\n")
-sys.stdout.flush()
-dist.destroy_process_group()
-)");
+    folder_.write("sum.py", kSumOfRanks);
     return {python(), "sum.py"};
   }
 
@@ -60,32 +50,22 @@ dist.destroy_process_group()
   TempFolder folder_;
   const int port_ = free_port();
 };
+using MixedClusterStartTest = MixedClusterTest;
 
-TEST_F(MixedClusterTest, TorchrunTakesPartInOurJob) {
+TEST_F(MixedClusterStartTest, OneJobMayHaveNodesOfBothWhoeverLeads) {
   const auto work = sum_of_ranks();
-  const auto ours = start(false, 2, 0, 1, work);
-  const auto torchruns = start(true, 2, 1, 2, work);
-  const auto first = ours->wait();
-  const auto second = torchruns->wait();
-  EXPECT_EQ(first.exit_code, 0) << first.err;
-  EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
-  EXPECT_THAT(second.out,
-              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
-}
-
-TEST_F(MixedClusterTest, WeTakePartInTorchrunsJob) {
-  const auto work = sum_of_ranks();
-  const auto ours = start(false, 2, 1, 2, work);
-  const auto torchruns = start(true, 2, 0, 1, work);
-  const auto second = ours->wait();
-  const auto first = torchruns->wait();
-  EXPECT_EQ(first.exit_code, 0) << first.err;
-  EXPECT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
-  EXPECT_THAT(second.out,
-              AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
-  EXPECT_THAT(second.err, HasSubstr("torchrun runs node 0"));
+  for (const bool torchrun_leads : {false, true}) {
+    const auto leads = start(torchrun_leads, 2, 0, 1, work);
+    const auto joins = start(!torchrun_leads, 2, 1, 2, work);
+    const auto first = leads->wait();
+    const auto second = joins->wait();
+    EXPECT_EQ(first.exit_code, 0) << first.err;
+    EXPECT_EQ(second.exit_code, 0) << second.err;
+    EXPECT_THAT(first.out, HasSubstr("rank 0 of 3 sum 3\n"));
+    EXPECT_THAT(second.out,
+                AllOf(HasSubstr("rank 1 of 3 sum 3\n"), HasSubstr("rank 2 of 3 sum 3\n")));
+    EXPECT_EQ(second.err.find("torchrun runs node 0") != std::string::npos, torchrun_leads);
+  }
 }
 
 TEST_F(MixedClusterTest, ATorchrunThatLeavesEarlyIsNoSuccess) {
@@ -123,8 +103,7 @@ TEST_F(MixedClusterTest, ASignalInTheBarrierEndsUs) {
   const auto torchruns = start(true, 2, 1, 1, wait_for_end());
   ASSERT_TRUE(ours->wait_until([&] { return std::filesystem::exists(folder_ / "up1"); }));
   ASSERT_TRUE(ours->wait_until([&] { return children_of(ours->pid()).empty(); }));
-  ours->send_signal(SIGTERM);
-  EXPECT_EQ(ours->wait().exit_code, 128 + SIGTERM);
+  ours->end_by(SIGTERM);
   folder_.write("end", "");
   torchruns->wait();
 }

@@ -79,23 +79,6 @@ TEST(LaunchNetworkTest, AStrangersAddressAloneIsRefusedOnOneMachine) {
   EXPECT_THAT(result.err, HasSubstr("192.0.2.1 is not an address of this machine"));
 }
 
-TEST(LaunchNetworkTest, TwoNodesOnOneHostShareOutTheRanks) {
-  const std::string port = fmt::format("--master_port={}", free_port());
-  const auto node = [&](const std::string& rank) {
-    return launch_command({"--nnodes=2", "--nproc_per_node=2", "--node_rank=" + rank,
-                           "--master_addr=127.0.0.1", port, "sh", "-c",
-                           "echo $RANK $LOCAL_RANK $WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE"});
-  };
-  Program first(node("0"));
-  Program second(node("1"));
-  const auto zero = first.wait();
-  const auto one = second.wait();
-  EXPECT_EQ(zero.exit_code, 0) << zero.err;
-  EXPECT_EQ(one.exit_code, 0) << one.err;
-  EXPECT_THAT(zero.out, AllOf(HasSubstr("[0] 0 0 4 0 2\n"), HasSubstr("[1] 1 1 4 0 2\n")));
-  EXPECT_THAT(one.out, AllOf(HasSubstr("[2] 2 0 4 1 2\n"), HasSubstr("[3] 3 1 4 1 2\n")));
-}
-
 // Rank 0 gets every other rank's number and prints their sum; the others send theirs.
 constexpr const char* kSumOfRanks = R"(import os, socket, time
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -1,16 +1,18 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "launch/launcher.h"
 #include "support/eventually.h"
 #include "support/multiproc.h"
+#include "support/python.h"
 
 namespace syncbn::test {
 
@@ -20,46 +22,63 @@ class Nodes {
   explicit Nodes(int count) : count_(count), port_(free_port()) {}
 
   /// `options` follow those that name the job, and override them.
-  Program& start(int rank, int nproc, const std::vector<std::string>& options,
-                 const std::vector<std::string>& program) {
-    std::vector<std::string> words{
-        fmt::format("--nnodes={}", count_), fmt::format("--node_rank={}", rank),
-        fmt::format("--nproc_per_node={}", nproc), "--master_addr=127.0.0.1",
-        fmt::format("--master_port={}", port_)};
-    words.insert(words.end(), options.begin(), options.end());
-    words.insert(words.end(), program.begin(), program.end());
-    programs_.push_back(std::make_unique<Program>(
-        launch_command(words),
-        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}}, .cwd = folder_.path()}));
-    return *programs_.back();
+  Program& start(int rank, int nproc, const Words& options, const Words& program) {
+    const Words words{fmt::format("--nnodes={}", count_), fmt::format("--node_rank={}", rank),
+                      fmt::format("--nproc_per_node={}", nproc), "--master_addr=127.0.0.1",
+                      fmt::format("--master_port={}", port_)};
+    return programs_.emplace_back(
+        launch_command(words + options + program),
+        RunProgramOptions{.env = {{"OMP_NUM_THREADS", "1"}, {"PYTHON_EXEC", python()}},
+                          .cwd = folder_.path()});
   }
+  /// Starts all nodes, in the order of their ranks.
+  void start_all(int nproc, const Words& options, const Words& program) {
+    for (int rank = 0; rank < count_; ++rank) start(rank, nproc, options, program);
+  }
+  /// A launcher by the order of the starts.
+  Program& operator[](size_t index) { return programs_.at(index); }
 
   std::vector<ProgramResult> wait() {
     std::vector<ProgramResult> results;
-    for (const auto& program : programs_) results.push_back(program->wait());
+    for (Program& program : programs_) results.push_back(program.wait());
     return results;
+  }
+  /// Checks that all succeed and returns their concatenated output.
+  std::string output() {
+    std::string out;
+    for (const auto& result : wait()) {
+      EXPECT_EQ(result.exit_code, 0) << result.err;
+      out += result.out;
+    }
+    return out;
   }
 
   /// Whether all launchers end within kPromptly.
   bool end_promptly() const {
-    const auto ended = [](const auto& program) { return has_ended(program->pid()); };
-    return eventually([&] { return std::all_of(programs_.begin(), programs_.end(), ended); },
-                      kPromptly);
+    const auto ended = [](const Program& program) { return has_ended(program.pid()); };
+    return eventually([&] { return std::ranges::all_of(programs_, ended); }, kPromptly);
   }
 
   const TempFolder& folder() const { return folder_; }
   bool has(const std::string& file) const { return std::filesystem::exists(folder_ / file); }
+  /// Whether ranks 0 and 1 have left the marks of until_go().
+  bool both_are_up() const { return has("up0") && has("up1"); }
   int port() const { return port_; }
 
  private:
   const int count_;
   const int port_;
   TempFolder folder_;
-  std::vector<std::unique_ptr<Program>> programs_;
+  std::deque<Program> programs_;
 };
 
-inline std::vector<std::string> shell(const std::string& script) {
+inline Words shell(const std::string& script) {
   return {"sh", "-c", script};
+}
+
+/// A program that leaves a mark, and runs until the file "go" exists.
+inline Words until_go() {
+  return shell("touch up$RANK; while [ ! -e go ]; do sleep 0.01; done");
 }
 
 }  // namespace syncbn::test

@@ -15,6 +15,7 @@
 #include "options/scheduler.h"
 #include "support/environment_guard.h"
 #include "support/text.h"
+#include "support/thrown.h"
 
 namespace syncbn::launch {
 namespace {
@@ -33,12 +34,7 @@ LaunchOptions parse(std::vector<const char*> words) {
 }
 
 std::string error_of(const std::vector<const char*>& words) {
-  try {
-    parse(words);
-  } catch (const base::UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::message_of<base::UserError>([&] { parse(words); });
 }
 
 TEST(LaunchOptionsTest, HasTorchrunsDefaults) {
@@ -73,23 +69,16 @@ TEST(LaunchOptionsTest, LeavesEverythingAfterTheProgramAlone) {
 }
 
 TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
-  ::setenv("PET_NPROC_PER_NODE", "3", 1);
-  const int from_environment = parse({"prog"}).nproc_per_node;
-  const int from_command_line = parse({"--nproc_per_node=2", "prog"}).nproc_per_node;
-  ::unsetenv("PET_NPROC_PER_NODE");
-  EXPECT_EQ(from_environment, 3);
-  EXPECT_EQ(from_command_line, 2);
+  const Environment three("PET_NPROC_PER_NODE", "3");
+  EXPECT_EQ(parse({"prog"}).nproc_per_node, 3);
+  EXPECT_EQ(parse({"--nproc_per_node=2", "prog"}).nproc_per_node, 2);
 }
 
 // Kubeflow's operators set these variables.
 TEST(LaunchOptionsTest, ReadsTheEnvironmentOfKubernetesJobs) {
-  ::setenv("PET_N_PROC_PER_NODE", "3", 1);
-  ::setenv("PET_STANDALONE", "", 1);
-  ::setenv("PET_MODULE", "0", 1);
+  const Environment kubeflow(
+      {{"PET_N_PROC_PER_NODE", "3"}, {"PET_STANDALONE", ""}, {"PET_MODULE", "0"}});
   const LaunchOptions options = parse({"prog"});
-  ::unsetenv("PET_N_PROC_PER_NODE");
-  ::unsetenv("PET_STANDALONE");
-  ::unsetenv("PET_MODULE");
   EXPECT_EQ(options.nproc_per_node, 3);
   EXPECT_TRUE(options.standalone);
   EXPECT_FALSE(options.module);
@@ -233,44 +222,38 @@ TEST(LaunchOptionsTest, AbbreviationsOfTorchrunStayWhatTheyWere) {
 }
 
 TEST(LaunchOptionsTest, StandaloneOverrulesAddressAndPort) {
-  ::setenv("PET_MASTER_ADDR", "job-master-0", 1);
+  const Environment master("PET_MASTER_ADDR", "job-master-0");
   const LaunchOptions options = parse({"--standalone", "--master_port=1", "prog"});
-  ::unsetenv("PET_MASTER_ADDR");
   EXPECT_EQ(options.master_addr, "");
   EXPECT_FALSE(options.master_port);
 }
 
 TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {
-  ::setenv("PET_NODE_RANK", "many", 1);
-  const std::string error = error_of({"prog"});
-  ::unsetenv("PET_NODE_RANK");
+  {
+    const Environment rank("PET_NODE_RANK", "many");
+    EXPECT_EQ(error_of({"prog"}),
+              "environment variable PET_NODE_RANK: --node_rank: expected a number from 0 to "
+              "65535, got 'many'");
+  }
   const Environment nnodes("PET_NNODES", "a");
   EXPECT_THAT(error_of({"prog"}),
               StartsWith("environment variable PET_NNODES: --nnodes=a: expected"));
-  EXPECT_EQ(error,
-            "environment variable PET_NODE_RANK: --node_rank: expected a number from 0 to "
-            "65535, got 'many'");
 }
 
 TEST(LaunchOptionsTest, CountsGpusAsCudaWould) {
-  ::setenv("CUDA_VISIBLE_DEVICES", "0,2,GPU-abc,-1,3", 1);
-  const int some = parse({"--nproc_per_node=gpu", "prog"}).nproc_per_node;
-  const int automatic = parse({"--nproc_per_node=auto", "prog"}).nproc_per_node;
+  const Environment three("CUDA_VISIBLE_DEVICES", "0,2,GPU-abc,-1,3");
+  EXPECT_EQ(parse({"--nproc_per_node=gpu", "prog"}).nproc_per_node, 3);
+  EXPECT_EQ(parse({"--nproc_per_node=auto", "prog"}).nproc_per_node, 3);
   EXPECT_TRUE(parse({"--nproc_per_node=gpu", "prog"}).gpu_per_worker);
   EXPECT_TRUE(parse({"--nproc_per_node=auto", "prog"}).gpu_per_worker);
   EXPECT_FALSE(parse({"--nproc_per_node=2", "prog"}).gpu_per_worker);
   EXPECT_TRUE(parse({"--nproc_per_node=2", "--virtual_local_rank", "prog"}).gpu_per_worker);
-  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  const Environment none("CUDA_VISIBLE_DEVICES", "");
   EXPECT_FALSE(parse({"--nproc_per_node=auto", "prog"}).gpu_per_worker);
-  const std::string none = error_of({"--nproc_per_node=gpu", "prog"});
+  EXPECT_THAT(error_of({"--nproc_per_node=gpu", "prog"}), HasSubstr("no GPU is visible"));
   const int cpu = parse({"--nproc_per_node=cpu", "prog"}).nproc_per_node;
-  const int automatic_without = parse({"--nproc_per_node=auto", "prog"}).nproc_per_node;
-  ::unsetenv("CUDA_VISIBLE_DEVICES");
-  EXPECT_EQ(some, 3);
-  EXPECT_EQ(automatic, 3);
-  EXPECT_THAT(none, HasSubstr("no GPU is visible"));
   EXPECT_GE(cpu, 1);
-  EXPECT_EQ(automatic_without, cpu);
+  EXPECT_EQ(parse({"--nproc_per_node=auto", "prog"}).nproc_per_node, cpu);
 }
 
 TEST(LaunchOptionsTest, ReadsWhereWorkersAreBound) {

@@ -73,7 +73,7 @@ TEST(OutputTest, PassesProgressAndPromptsOfSeveralWorkersWithoutPrefix) {
     output.write(0, Stream::kOut, "10 %\r20 %");
     output.write(1, Stream::kOut, "other\n");
     ASSERT_TRUE(output.due());
-    std::this_thread::sleep_until(*output.due());
+    std::this_thread::sleep_until(*output.due());  // before, no partial line is shown
     output.show_partial_lines();
     output.write(1, Stream::kOut, "second\n");
     output.write(0, Stream::kOut, "\r30 %\n");
@@ -88,7 +88,7 @@ TEST(OutputTest, ShowsOneLinePerRankOfProgressOnATerminal) {
     output.begin_attempt({{.rank = 0, .prefix = "[0] "}, {.rank = 1, .prefix = "[1] "}});
     output.write(0, Stream::kErr, "\r10 %\r\x1b[31m20 %");
     output.write(1, Stream::kErr, "30 %\r");
-    std::this_thread::sleep_until(output.due().value());
+    std::this_thread::sleep_until(output.due().value());  // before, no partial line is shown
     output.show_partial_lines();
     output.write(1, Stream::kErr, "done\n");
     output.clear_live();

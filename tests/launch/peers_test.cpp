@@ -89,7 +89,7 @@ TEST_F(PeersTest, TimeInWhichNodeZeroDoesOtherThingsIsNotSilence) {
   int messages = 0;
   peers_.handle([&](PeerLauncher& /*peer*/, const nlohmann::json& /*message*/) {
     ++messages;
-    std::this_thread::sleep_for(kSilence + seconds(1));
+    std::this_thread::sleep_for(kSilence + seconds(1));  // longer than the limit on silence
   });
   EXPECT_EQ(messages, 1);
   EXPECT_TRUE(peers_.gone(/*excuses_pauses=*/false).empty());

@@ -3,7 +3,7 @@
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <poll.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/channel.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/store_greeting.h>
@@ -15,9 +15,7 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -33,6 +31,7 @@
 #include "common/tls_link.h"
 #include "launch/launcher.h"
 #include "launch/nodes.h"
+#include "launch/stranger.h"
 #include "nodes/master_port.h"
 #include "ssh/node_protocol.h"
 #include "store/store_client.h"
@@ -60,36 +59,12 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kToken = "0123456789abcdef-the-token-of-this-test";
 
-std::vector<std::string> until_go() {
-  return shell("touch up$RANK; while [ ! -e go ]; do sleep 0.01; done");
-}
-
 /// Writes a token file into the folder of `nodes` and returns the option for it.
 std::string token_option(const Nodes& nodes, const std::string& token, unsigned mode = 0600) {
   const std::string name = "token-" + std::to_string(token.size()) + "-" + std::to_string(mode);
   const std::string path = nodes.folder().write(name, token + "\n");
   std::filesystem::permissions(path, std::filesystem::perms(mode));
   return "--token_file=" + path;
-}
-
-std::string hello(const std::string& host) {
-  return R"({"type":"hello","job":"none","node":1,"leads":false,"nodes":"2","nproc":1,)"
-         R"("role":"default","host":")" +
-         host + R"(","max_restarts":0})" + "\n";
-}
-
-/// Receives until the other side closes, or until `size` bytes have arrived; at most 100 s.
-std::string receive(const base::UniqueFd& fd, size_t size = SIZE_MAX) {
-  std::string text;
-  const auto deadline = Clock::now() + std::chrono::seconds(100);
-  while (text.size() < size && Clock::now() < deadline) {
-    pollfd ready{fd.get(), POLLIN, 0};
-    if (::poll(&ready, 1, 100) <= 0) continue;
-    char byte = 0;
-    if (::recv(fd.get(), &byte, 1, 0) <= 0) break;
-    text += byte;
-  }
-  return text;
 }
 
 /// Whether the other side has closed the connection.
@@ -100,16 +75,6 @@ bool is_closed(const base::UniqueFd& fd) {
     count = ::recv(fd.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
   } while (count > 0);
   return count == 0 || errno != EAGAIN;
-}
-
-std::string receive_line(const base::UniqueFd& fd) {
-  std::string line;
-  for (std::string byte; byte != "\n"; line += byte) {
-    byte = receive(fd, 1);
-    if (byte.empty()) break;
-  }
-  if (!line.empty()) line.pop_back();
-  return line;
 }
 
 /// Whether a process listens on this address and port.
@@ -140,51 +105,41 @@ base::UniqueFd ask_store(int port, const char* from) {
 
 TEST(LaunchSecurityTest, NoStrangerEndsAJobWithSuccess) {
   for (const char* type : {"end", "failed"}) {
-    Nodes nodes(2);
-    Program& lead = nodes.start(0, 1, {}, until_go());
-    const base::UniqueFd stranger = connect_to(nodes.port());
-    ASSERT_TRUE(send_to(stranger, "syncbn-agent 3\n" + hello("stranger")));
-    ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
-    send_to(stranger, fmt::format(R"({{"type":"{}","attempt":0,"exit_code":0,"may_restart":false,)"
-                                  R"("what":"done"}})"
-                                  "\n",
-                                  type));
-    const auto result = lead.wait();
+    JobWithStranger job;
+    send_to(job.stranger,
+            fmt::format(R"({{"type":"{}","attempt":0,"exit_code":0,"may_restart":false,)"
+                        R"("what":"done"}})"
+                        "\n",
+                        type));
+    const auto result = job.lead.wait();
     EXPECT_EQ(result.exit_code, 75);
     EXPECT_THAT(result.err, HasSubstr("node 1 (stranger) reported the exit code 0 as a failure"));
   }
 }
 
 TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
-  Nodes nodes(2);
-  Program& lead = nodes.start(0, 1, {}, until_go());
-  const base::UniqueFd stranger = connect_to(nodes.port());
-  ASSERT_TRUE(
-      send_to(stranger, "syncbn-agent 3\n" + hello(R"(a\nsyncbn-launch: forged host\u001b[2J)")));
-  ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
-  send_to(stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
-                    R"("what":"b\r\nsyncbn-launch: forged cause"})"
-                    "\n"
-                    R"({"type":"ended","attempt":0})"
-                    "\n");
-  const auto result = lead.wait();
+  JobWithStranger job(R"(a\nsyncbn-launch: forged host\u001b[2J)");
+  send_to(job.stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
+                        R"("what":"b\r\nsyncbn-launch: forged cause\u001b[2Jc"})"
+                        "\n"
+                        R"({"type":"ended","attempt":0})"
+                        "\n");
+  const auto result = job.lead.wait();
   EXPECT_EQ(result.exit_code, 5);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("forged host"), HasSubstr("forged cause"),
-                                Not(HasSubstr("\nsyncbn-launch: forged")), Not(HasSubstr("\x1b"))));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("forged host"), HasSubstr("forged cause"), HasSubstr("[2Jc"),
+                    Not(HasSubstr("\nsyncbn-launch: forged")), Not(HasSubstr("\x1b"))));
 }
 
 // nlohmann's functions that copy or print it would recurse until the stack overflows.
 TEST(LaunchSecurityTest, ADeepMessageEndsNoLauncher) {
-  Nodes nodes(2);
-  Program& lead = nodes.start(0, 1, {}, until_go());
-  const base::UniqueFd stranger = connect_to(nodes.port());
-  ASSERT_TRUE(send_to(stranger, "syncbn-agent 3\n" + hello("deep")));
-  ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
+  JobWithStranger job("deep");
   const size_t depth = 500'000;
-  send_to(stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":true,"what":"",)"
-                    R"("step":)" +
-                        std::string(depth, '[') + std::string(depth, ']') + "}\n");
-  const auto result = lead.wait();
+  send_to(job.stranger,
+          R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":true,"what":"",)"
+          R"("step":)" +
+              std::string(depth, '[') + std::string(depth, ']') + "}\n");
+  const auto result = job.lead.wait();
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, HasSubstr(std::string("node 1 (deep) sent ") + launch::kBadMessage));
 }
@@ -202,16 +157,12 @@ TEST(LaunchSecurityTest, ADeepReportOfANodeOverSshIsNoMessage) {
       launch::NodeMessage::parse(R"({"type":"ended","exit_code":1,"report":)" + deep + "}"));
 }
 
-TEST(LaunchSecurityTest, ANodeThatNeverEndsDoesNotHoldUpTheEnd) {
-  Nodes nodes(2);
-  Program& lead = nodes.start(0, 1, {"--shutdown_timeout=0.1"}, until_go());
-  const base::UniqueFd stranger = connect_to(nodes.port());
-  ASSERT_TRUE(send_to(stranger, "syncbn-agent 3\n" + hello("endless")));
-  ASSERT_TRUE(eventually([&] { return nodes.has("up0"); }));
-  lead.send_signal(SIGTERM);
+TEST(LaunchEndlessNodeTest, ANodeThatNeverEndsDoesNotHoldUpTheEnd) {
+  JobWithStranger job("endless", {"--shutdown_timeout=0.1"});
+  job.lead.send_signal(SIGTERM);
   // Sends heartbeats until node 0 closes the connection, 30 s later.
-  while (send_to(stranger, "{\"type\":\"alive\"}\n")) ::usleep(500'000);
-  const auto result = lead.wait();
+  while (send_to(job.stranger, "{\"type\":\"alive\"}\n")) ::usleep(500'000);
+  const auto result = job.lead.wait();
   EXPECT_EQ(result.exit_code, 143);
   EXPECT_THAT(result.err,
               HasSubstr("node 1 (endless): its workers have not ended in time; it counts"));
@@ -226,7 +177,7 @@ TEST(LaunchSecurityTest, IdleConnectionsAreDroppedAtTheirDeadlineAndKeepNobodyOu
     ASSERT_TRUE(idle.back());
   }
   nodes.start(1, 1, {}, until_go());
-  ASSERT_TRUE(lead.wait_until([&] { return nodes.has("up0") && nodes.has("up1"); }));
+  ASSERT_TRUE(lead.wait_until([&] { return nodes.both_are_up(); }));
   for (const auto& fd : idle) EXPECT_TRUE(eventually([&] { return is_closed(fd); }));
   nodes.folder().write("go", "");
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -277,17 +228,16 @@ TEST(LaunchSecurityTest, ManyStrangersDoNotSilenceWhatConcernsTheJob) {
 TEST(LaunchSecurityTest, ADamagedFirstMessageIsNamed) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {}, {"true"});
-  const std::string kGreeting = "syncbn-agent 3\n";
   const std::string damaged = std::string("it sent ") + launch::kBadMessage;
   int lines = 0;
   for (const auto& [message, what] : std::vector<std::pair<std::string, std::string>>{
-           {kGreeting + R"({"type":"hel)", ""},  // the rest may still arrive
+           {kAgentGreeting + std::string(R"({"type":"hel)"), ""},  // the rest may still arrive
            {"syncbn-age", ""},
            {"syncbn-agent " + std::string(2000, 'x'), damaged},
-           {kGreeting + "{\"type\":\"hel\x01\n", damaged},
-           {kGreeting + R"({"type":"hello"})" + "\n",
+           {kAgentGreeting + std::string("{\"type\":\"hel\x01\n"), damaged},
+           {kAgentGreeting + std::string("{\"type\":\"hello\"}\n"),
             "node 0 does not understand a message of this launcher"},
-           {kGreeting + std::string(100 << 10, 'x'), damaged},
+           {kAgentGreeting + std::string(100 << 10, 'x'), damaged},
            {"syncbn-agent 2\n", "the launchers of this job are of different versions"},
            {"GET /metrics HTTP/1.1\r\nHost: x\r\n",
             "it is no launcher, but sends 'GET /metrics HTTP/1.1'"},
@@ -314,7 +264,7 @@ TEST(LaunchSecurityTest, AGreetingMayComeInPieces) {
   for (const std::string& piece :
        {std::string("s"), std::string("yncbn-agent"), " 3\n" + hello("in-pieces")}) {
     ASSERT_TRUE(send_to(launcher, piece));
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // so that it arrives alone
   }
   EXPECT_TRUE(lead.wait_until([&] { return nodes.has("up0"); })) << lead.err();
   launcher.reset();
@@ -327,8 +277,7 @@ TEST(LaunchSecurityTest, NodeZeroListensOnlyWhereItIsTold) {
     Program& lead = nodes.start(0, 1, options, {"true"});
     connect_to(nodes.port());
     const bool result = accepts("127.0.0.2", nodes.port());
-    lead.send_signal(SIGTERM);
-    EXPECT_EQ(lead.wait().exit_code, 143);
+    lead.end_by(SIGTERM);
     return result;
   };
   // TEST-NET-1: an address that no host has.
@@ -347,18 +296,12 @@ TEST(LaunchTokenTest, LaunchersWithTheTokenFormAJobAndNoLogHasIt) {
   Nodes nodes(2);
   const std::string option = token_option(nodes, kToken);
   const std::string events = (nodes.folder() / "events.jsonl").string();
-  std::vector<Program*> programs;
-  for (const int rank : {0, 1}) {
-    programs.push_back(
-        &nodes.start(rank, 1, {option, "--event_log_handler=json:" + events},
-                     shell("env > env$RANK; touch up$RANK; while [ ! -e go ]; do sleep 0.01; "
-                           "done")));
-  }
-  ASSERT_TRUE(programs[0]->wait_until([&] { return nodes.has("up0") && nodes.has("up1"); }));
-  for (Program* program : programs) {
-    std::ifstream file(fmt::format("/proc/{}/cmdline", program->pid()));
-    const std::string words((std::istreambuf_iterator<char>(file)), {});
-    EXPECT_THAT(words, Not(HasSubstr(kToken)));
+  nodes.start_all(1, {option, "--event_log_handler=json:" + events},
+                  shell("env > env$RANK; touch up$RANK; while [ ! -e go ]; do sleep 0.01; done"));
+  ASSERT_TRUE(nodes[0].wait_until([&] { return nodes.both_are_up(); }));
+  for (const size_t node : {0U, 1U}) {
+    EXPECT_THAT(base::read_file(fmt::format("/proc/{}/cmdline", nodes[node].pid())),
+                Not(HasSubstr(kToken)));
   }
   nodes.folder().write("go", "");
   for (const auto& result : nodes.wait()) {
@@ -366,9 +309,9 @@ TEST(LaunchTokenTest, LaunchersWithTheTokenFormAJobAndNoLogHasIt) {
     EXPECT_THAT(result.err, Not(HasSubstr(kToken)));
   }
   for (const std::string name : {"env0", "env1", "events.jsonl"}) {
-    std::ifstream file(nodes.folder() / name);
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
-    EXPECT_THAT(text, AllOf(Not(HasSubstr(kToken)), Not(::testing::IsEmpty()))) << name;
+    EXPECT_THAT(base::read_file(nodes.folder() / name),
+                AllOf(Not(HasSubstr(kToken)), Not(::testing::IsEmpty())))
+        << name;
   }
 }
 
@@ -380,12 +323,9 @@ TEST(LaunchTokenTest, AllWorkersOfAnAttemptInheritASecret) {
       "cat /dev/fd/$SYNCBN_SECRET_FD > $RANK.$TORCHELASTIC_RESTART_COUNT; "
       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
       "while [ ! -s 0.0 ] || [ ! -s 1.0 ]; do sleep 0.01; done; exit $RANK");
-  for (const int rank : {0, 1}) nodes.start(rank, 1, options, script);
+  nodes.start_all(1, options, script);
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
-  const auto secret = [&nodes](const char* name) {
-    std::ifstream file(nodes.folder() / name);
-    return std::string(std::istreambuf_iterator<char>(file), {});
-  };
+  const auto secret = [&nodes](const char* name) { return base::read_file(nodes.folder() / name); };
   EXPECT_THAT(secret("0.0"), ::testing::MatchesRegex("syncbn-secret [0-9a-f]{64}"));
   EXPECT_EQ(secret("0.0"), secret("1.0"));
   EXPECT_EQ(secret("0.1"), secret("1.1"));
@@ -394,23 +334,20 @@ TEST(LaunchTokenTest, AllWorkersOfAnAttemptInheritASecret) {
       launch({"--nproc_per_node=2", "sh", "-c", "cat /dev/fd/$SYNCBN_SECRET_FD; echo"});
   EXPECT_THAT(alone.out, ::testing::ContainsRegex("syncbn-secret [0-9a-f]{64}"));
   Nodes without_token(2);
-  for (const int rank : {0, 1}) {
-    without_token.start(rank, 1, {}, shell("echo fd=${SYNCBN_SECRET_FD:-none}"));
-  }
+  without_token.start_all(1, {}, shell("echo fd=${SYNCBN_SECRET_FD:-none}"));
   for (const auto& result : without_token.wait()) EXPECT_THAT(result.out, HasSubstr("fd=none"));
 }
 
 TEST(LaunchTokenTest, OnlyAddressesOfLaunchersWithTheTokenAreServedByTheStore) {
   Nodes nodes(2);
   const std::string option = token_option(nodes, kToken);
-  Program& lead = nodes.start(0, 1, {option}, until_go());
-  nodes.start(1, 1, {option}, until_go());
-  ASSERT_TRUE(lead.wait_until([&] { return nodes.has("up0") && nodes.has("up1"); }));
+  nodes.start_all(1, {option}, until_go());
+  ASSERT_TRUE(nodes[0].wait_until([&] { return nodes.both_are_up(); }));
   EXPECT_NE(receive(ask_store(nodes.port(), "127.0.0.1"), 1), "");
   EXPECT_EQ(receive(ask_store(nodes.port(), "127.0.0.2")), "");
-  EXPECT_TRUE(
-      lead.wait_for_err("refused a client of the workers' store at 127.0.0.2: no launcher with the "
-                        "job's token has joined from there"));
+  EXPECT_TRUE(nodes[0].wait_for_err(
+      "refused a client of the workers' store at 127.0.0.2: no launcher with the "
+      "job's token has joined from there"));
   nodes.folder().write("go", "");
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 0) << result.err;
 }
@@ -486,7 +423,7 @@ TEST(LaunchTokenTest, NoStrangerMakesAnElasticJobStartAgain) {
   ASSERT_TRUE(lead.wait_until([&] { return nodes.has("up0"); })) << lead.err();
   for (int joined = 1; joined <= 3; ++joined) {
     const base::UniqueFd stranger = connect_to(nodes.port());
-    send_to(stranger, "syncbn-agent 3\n" + hello("stranger"));
+    send_to(stranger, kAgentGreeting + hello("stranger"));
     ASSERT_TRUE(lead.wait_until(
         [&] { return count(lead.err(), "it has no token, and this job needs one") == joined; }));
   }
@@ -721,13 +658,12 @@ TEST_F(LaunchTlsTest, AJobRestartsAndGivesItsExitCode) {
     Nodes nodes(2);
     const std::vector<std::string> options{token_option(nodes, kToken), "--tls",
                                            "--max_restarts=1"};
-    for (const int rank : {0, 1}) {
-      nodes.start(rank, 1, options,
-                  shell(fmt::format("touch attempt$TORCHELASTIC_RESTART_COUNT-$RANK; "
-                                    "[ $RANK = 0 ] && exec sleep 0.2; "
-                                    "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 5; exit {}",
-                                    last)));
-    }
+    // Rank 0 still runs when rank 1 ends.
+    nodes.start_all(1, options,
+                    shell(fmt::format("touch attempt$TORCHELASTIC_RESTART_COUNT-$RANK; "
+                                      "[ $RANK = 0 ] && exec sleep 0.2; "
+                                      "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 5; exit {}",
+                                      last)));
     for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, last) << result.err;
     EXPECT_TRUE(nodes.has("attempt1-1"));
   }
@@ -755,23 +691,19 @@ TEST_F(LaunchTlsTest, NobodyBetweenTheNodesReadsWhatTheySay) {
 
 TEST_F(LaunchTlsTest, EachLauncherExplainsTheRanksOfAllNodes) {
   Nodes nodes(2);
-  const std::vector<std::string> options{token_option(nodes, kToken), "--tls"};
-  std::vector<Program*> launchers;
-  for (const int rank : {0, 1}) {
-    launchers.push_back(
-        &nodes.start(rank, 1, options, {kAgentWorker, "calls", "5", "print", "up", "wait"}));
+  nodes.start_all(1, {token_option(nodes, kToken), "--tls"},
+                  {kAgentWorker, "calls", "5", "print", "up", "wait"});
+  for (const size_t node : {0U, 1U}) {
+    ASSERT_TRUE(nodes[node].wait_until([&] { return !nodes[node].out().empty(); }));
   }
-  for (Program* launcher : launchers) {
-    ASSERT_TRUE(launcher->wait_until([&] { return !launcher->out().empty(); }));
-  }
-  for (Program* launcher : launchers) {
+  for (const size_t node : {0U, 1U}) {
     // It waits 1.5 s for the other node.
-    EXPECT_TRUE(launcher->wait_until([&] {
-      const auto said = run_program({kLauncher, "explain", std::to_string(launcher->pid())}).out;
+    EXPECT_TRUE(nodes[node].wait_until([&] {
+      const auto said = run_program({kLauncher, "explain", std::to_string(nodes[node].pid())}).out;
       return said.find("  ranks 0 to 1 wait in it") != std::string::npos;
     }));
   }
-  launchers[0]->send_signal(SIGTERM);
+  nodes[0].send_signal(SIGTERM);
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
 }
 
@@ -787,7 +719,7 @@ TEST_F(LaunchTlsTest, AChangedByteEndsTheConnectionAndIsNamed) {
     through.push_back(fmt::format("--master_port={}", proxy.port()));
     Program& joins = nodes.start(1, 1, through, until_go());
     proxy.run(nodes.port(), [&](std::string& bytes, bool from_launcher) {
-      if (from_launcher != attacks_launcher && nodes.has("up0") && nodes.has("up1")) {
+      if (from_launcher != attacks_launcher && nodes.both_are_up()) {
         bytes.back() ^= 1;
       }
     });

@@ -3,10 +3,12 @@
 // SLOW_STARTS_FORKS fail; pthread_create() fails after SLOW_STARTS_THREADS calls. This replaces
 // `ulimit -u`, which does not limit root. The child of fork number SLOW_STARTS_KILLED, counted from
 // 0, is killed at once. The first SLOW_STARTS_LISTENS calls of listen() on an Internet socket fail,
-// as if another process called it at the same moment.
+// as if another process called it at the same moment. nanosleep() takes SLOW_STARTS_MOST_SLEEP_MS
+// milliseconds at most.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -55,6 +57,17 @@ extern "C" int listen(int socket, int backlog) {
   }
   static const auto real = reinterpret_cast<int (*)(int, int)>(::dlsym(RTLD_NEXT, "listen"));
   return real(socket, backlog);
+}
+
+extern "C" int nanosleep(const timespec* wanted, timespec* left) {
+  static const auto real =
+      reinterpret_cast<int (*)(const timespec*, timespec*)>(::dlsym(RTLD_NEXT, "nanosleep"));
+  const int most = number("SLOW_STARTS_MOST_SLEEP_MS", -1);
+  timespec capped = *wanted;
+  if (most >= 0 && capped.tv_sec * 1000 + capped.tv_nsec / 1'000'000 >= most) {
+    capped = {.tv_sec = most / 1000, .tv_nsec = most % 1000 * 1'000'000L};
+  }
+  return real(&capped, left);
 }
 
 extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,

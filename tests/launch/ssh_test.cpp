@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <iterator>
@@ -50,18 +51,14 @@ class SshTest : public ::testing::Test {
   std::vector<pid_t> job() const { return processes_in(folder_.path()); }
 
   /// The options for the test's sshd, and then these words.
-  std::vector<std::string> over_ssh(const std::vector<std::string>& words) const {
-    std::vector<std::string> argv{"--export=TMPDIR", fmt::format("--ssh_port={}", server_.port()),
-                                  "--ssh_identity=" + server_.identity(),
-                                  "--ssh_options=" + server_.options()};
-    argv.insert(argv.end(), words.begin(), words.end());
-    return argv;
+  Words over_ssh(const Words& words) const {
+    return Words{"--export=TMPDIR", fmt::format("--ssh_port={}", server_.port()),
+                 "--ssh_identity=" + server_.identity(), "--ssh_options=" + server_.options()} +
+           words;
   }
   /// The same, with two workers on the first host and one on the second.
-  std::vector<std::string> on_two(const std::vector<std::string>& words) const {
-    std::vector<std::string> argv{fmt::format("--hosts={}:2,{}:1", first_, second_)};
-    argv.insert(argv.end(), words.begin(), words.end());
-    return over_ssh(argv);
+  Words on_two(const Words& words) const {
+    return over_ssh(Words{fmt::format("--hosts={}:2,{}:1", first_, second_)} + words);
   }
 
   RunProgramOptions run_options(std::map<std::string, std::string> env = {}) const {
@@ -132,6 +129,10 @@ class SshTest : public ::testing::Test {
   TempFolder folder_;
 };
 
+// Shorter suites, which may run at the same time.
+using SshFaultTest = SshTest;
+using SshSignalTest = SshTest;
+
 TEST_F(SshTest, StartsTheNodesOfOneJobInTheFolderOfTheHead) {
   const auto result = run(
       on_two({"sh", "-c",
@@ -157,11 +158,10 @@ TEST_F(SshTest, ArgumentsAndValuesArriveAsTheyWere) {
   const std::vector<std::string> hostile{"a b",   "it's",     "\"quoted\"", "$(touch pwned)",
                                          "`id`",  "",         "two\nlines", "back\\slash",
                                          "\xff*", "; exit 9", "~",          "-x"};
-  std::vector<std::string> words =
+  const Words words =
       on_two({"sh", "-c", "printf '%s\\0' \"$@\" \"$SYNCBN_TEST_VALUE\" > args$RANK", "sh"});
-  words.insert(words.end(), hostile.begin(), hostile.end());
   const std::string value = "'$(touch pwned)\n\" \xfe";
-  const auto result = run(words, {{"SYNCBN_TEST_VALUE", value}});
+  const auto result = run(words + hostile, {{"SYNCBN_TEST_VALUE", value}});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   std::string expected;
   for (const std::string& word : hostile) expected += word + '\0';
@@ -264,11 +264,8 @@ TEST_F(SshTest, TheHeadMakesAToken) {
 }
 
 TEST_F(SshTest, NothingStartsUnlessAllHostsAreReady) {
-  const std::vector<std::string> trace{"sh", "-c", "touch trace"};
-  const auto expect_nothing_started = [&](std::vector<std::string> options, int code,
-                                          const auto& message) {
-    options.insert(options.end(), trace.begin(), trace.end());
-    const auto result = run(over_ssh(options));
+  const auto expect_nothing_started = [&](const Words& options, int code, const auto& message) {
+    const auto result = run(over_ssh(options + Words{"sh", "-c", "touch trace"}));
     EXPECT_EQ(result.exit_code, code) << result.err;
     EXPECT_THAT(result.err, AllOf(message, HasSubstr("nothing has been started")));
     EXPECT_FALSE(fs::exists(folder_ / "trace"));
@@ -354,26 +351,19 @@ TEST_F(SshTest, AHostThatDoesNotAnswerIsNamed) {
   expect_nothing_left();
 }
 
-TEST_F(SshTest, SaysWhichHostsItWaitsFor) {
+TEST_F(SshSignalTest, SaysWhichHostsItWaitsFor) {
   const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
   EXPECT_TRUE(head->wait_for_err("waiting for an answer of " + both_ + "\n"));
 }
 
-TEST_F(SshTest, NothingOutlivesAHeadThatIsKilled) {
-  const auto head = start_stubborn({});
-  head->send_signal(SIGKILL);
-  EXPECT_EQ(head->wait().exit_code, 137);
-  expect_nothing_left();
+TEST_F(SshFaultTest, NothingOutlivesAHeadThatIsKilled) {
+  for (const bool directly : {false, true}) {
+    start_stubborn({}, directly)->end_by(SIGKILL);
+    expect_nothing_left();
+  }
 }
 
-TEST_F(SshTest, NothingOutlivesAHeadThatIsKilledBesideItsNodes) {
-  const auto head = start_stubborn({}, true);
-  head->send_signal(SIGKILL);
-  EXPECT_EQ(head->wait().exit_code, 137);
-  expect_nothing_left();
-}
-
-TEST_F(SshTest, NothingOutlivesTheKeeperOfTheConnections) {
+TEST_F(SshFaultTest, NothingOutlivesTheKeeperOfTheConnections) {
   const auto head = start_stubborn({});
   const pid_t keeper = keeper_of(head->pid());
   ASSERT_EQ(::kill(keeper, SIGKILL), 0);
@@ -383,7 +373,7 @@ TEST_F(SshTest, NothingOutlivesTheKeeperOfTheConnections) {
   expect_nothing_left();
 }
 
-TEST_F(SshTest, ALostConnectionEndsTheJobEverywhere) {
+TEST_F(SshFaultTest, ALostConnectionEndsTheJobEverywhere) {
   const auto head = start_stubborn({"--shutdown_timeout=0.2"});
   const pid_t keeper = keeper_of(head->pid());
   const auto connections = children_of(keeper);
@@ -395,35 +385,35 @@ TEST_F(SshTest, ALostConnectionEndsTheJobEverywhere) {
   expect_nothing_left();
 }
 
-TEST_F(SshTest, ALauncherThatIsStoppedDoesNotHoldUpTheHead) {
-  for (const size_t stopped : {1, 0}) {
-    const auto head =
+TEST_F(SshFaultTest, ALauncherThatIsStoppedDoesNotHoldUpTheHead) {
+  std::array<std::unique_ptr<Program>, 2> heads;
+  for (const size_t stopped : {0, 1}) {
+    auto& head = heads[stopped] =
         start({"--hosts=127.0.0.1:1,127.0.0.2:1", "--shutdown_timeout=0.2",
                "--rdzv_conf=keep_alive_interval=2", "sh", "-c", "echo up; exec sleep 1000"});
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 2; }));
-    const pid_t keeper = keeper_of(head->pid());
-    const auto launchers = children_of(keeper);
+    const auto launchers = children_of(keeper_of(head->pid()));
     ASSERT_EQ(launchers.size(), 2U);
     ASSERT_EQ(::kill(launchers[stopped], SIGSTOP), 0);
-    const auto result = head->wait();
+  }
+  for (const size_t stopped : {0, 1}) {
+    const auto result = heads[stopped]->wait();
     EXPECT_EQ(result.exit_code, 75) << result.err;
     const std::string host = stopped == 0 ? kFirst : kSecond;
     EXPECT_THAT(result.err,
                 HasSubstr("error: " + host + " does not answer; what runs there is killed\n"));
-    expect_nothing_left();
   }
+  expect_nothing_left();
 }
 
-TEST_F(SshTest, OneThatIsStoppedOnAnotherHostIsNamedAfterASignal) {
+TEST_F(SshFaultTest, OneThatIsStoppedOnAnotherHostIsNamedAfterASignal) {
   const auto head = start(on_two({"--shutdown_timeout=0.2", "--rdzv_conf=keep_alive_interval=2",
                                   "sh", "-c", "echo up; exec sleep 1000"}));
   ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "up\n") == 3; }));
   const auto launcher = launcher_on(kSecond);
   ASSERT_TRUE(launcher);
   ASSERT_EQ(::kill(*launcher, SIGSTOP), 0);
-  head->send_signal(SIGTERM);
-  const auto result = head->wait();
-  EXPECT_EQ(result.exit_code, 143);
+  const auto result = head->end_by(SIGTERM);
   EXPECT_THAT(result.err,
               HasSubstr("error: " + second_ + " does not answer; what runs there may still run\n"));
   EXPECT_EQ(state_of(*launcher), 'T');
@@ -431,7 +421,7 @@ TEST_F(SshTest, OneThatIsStoppedOnAnotherHostIsNamedAfterASignal) {
   expect_nothing_left();
 }
 
-TEST_F(SshTest, AServerThatIsKilledEndsTheJobEverywhere) {
+TEST_F(SshFaultTest, AServerThatIsKilledEndsTheJobEverywhere) {
   const auto head = start_stubborn({"--shutdown_timeout=0.2"});
   for (const pid_t pid : job()) {
     std::ifstream stat(fmt::format("/proc/{}/stat", pid));
@@ -448,7 +438,7 @@ TEST_F(SshTest, AServerThatIsKilledEndsTheJobEverywhere) {
   expect_nothing_left();
 }
 
-TEST_F(SshTest, ASignalToTheHeadReachesAllWorkers) {
+TEST_F(SshSignalTest, ASignalToTheHeadReachesAllWorkers) {
   for (const auto& [signal, name] :
        std::vector<std::pair<int, std::string>>{{SIGINT, "INT"}, {SIGTERM, "TERM"}}) {
     const auto head = start(on_two({"sh", "-c",
@@ -458,9 +448,7 @@ TEST_F(SshTest, ASignalToTheHeadReachesAllWorkers) {
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "ready") == 3; }));
     head->send_signal(SIGUSR1);
     ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "got USR1") == 3; }));
-    head->send_signal(signal);
-    const auto result = head->wait();
-    EXPECT_EQ(result.exit_code, 128 + signal);
+    const auto result = head->end_by(signal);
     // Another node may already know that the job ends, and then ends its workers by SIGTERM.
     const int by_other = signal == SIGTERM ? 0 : count(result.out, "got TERM");
     EXPECT_EQ(count(result.out, "got " + name) + by_other, 3) << result.out;
@@ -470,7 +458,7 @@ TEST_F(SshTest, ASignalToTheHeadReachesAllWorkers) {
   }
 }
 
-TEST_F(SshTest, ASecondInterruptKillsAtOnce) {
+TEST_F(SshSignalTest, ASecondInterruptKillsAtOnce) {
   const auto head = start_stubborn({"--shutdown_timeout=1000"});
   head->send_signal(SIGINT);
   head->send_signal(SIGTERM);
@@ -478,15 +466,14 @@ TEST_F(SshTest, ASecondInterruptKillsAtOnce) {
   expect_nothing_left();
 }
 
-TEST_F(SshTest, ASignalWhileHostsAreAskedEndsIt) {
+TEST_F(SshSignalTest, ASignalWhileHostsAreAskedEndsIt) {
   const auto head = start(on_two({"--ssh_command=sh -c 'exec sleep 1000'", "true"}));
   ASSERT_TRUE(head->wait_until([&] { return sleepers() == 2; }));
-  head->send_signal(SIGINT);
-  EXPECT_EQ(head->wait().exit_code, 130);
+  head->end_by(SIGINT);
   expect_nothing_left();
 }
 
-TEST_F(SshTest, StopsAndContinuesTheWorkersWithItself) {
+TEST_F(SshSignalTest, StopsAndContinuesTheWorkersWithItself) {
   const auto head = start(on_two({"sh", "-c", "echo $$$$; while true; do :; done"}));
   ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "\n") == 3; }));
   std::vector<pid_t> workers;
@@ -503,24 +490,21 @@ TEST_F(SshTest, StopsAndContinuesTheWorkersWithItself) {
   ASSERT_TRUE(head->wait_until([&] { return all_are(true); }));
   head->send_signal(SIGCONT);
   ASSERT_TRUE(head->wait_until([&] { return all_are(false); }));
-  head->send_signal(SIGTERM);
-  EXPECT_EQ(head->wait().exit_code, 143);
+  head->end_by(SIGTERM);
 }
 
 // The launchers on the hosts are not stopped.
-TEST_F(SshTest, ControlZIsNoHang) {
+TEST_F(SshSignalTest, ControlZIsNoHang) {
   const auto head = start(on_two(
       {"--hang_timeout=6", "sh", "-c", "echo up; exec " + kAgentWorker + " steps 100000 100"}));
   ASSERT_TRUE(head->wait_until([&] { return count(head->out(), "\n") == 3; }));
   std::this_thread::sleep_for(std::chrono::seconds(1));  // until each has made a step
   head->send_signal(SIGTSTP);
   ASSERT_TRUE(head->wait_until([&] { return state_of(head->pid()) == 'T'; }));
-  std::this_thread::sleep_for(std::chrono::seconds(10));
+  std::this_thread::sleep_for(std::chrono::seconds(8));  // longer than the timeout
   head->send_signal(SIGCONT);
   ASSERT_TRUE(head->wait_until([&] { return state_of(head->pid()) != 'T'; }));
-  head->send_signal(SIGTERM);
-  const auto result = head->wait();
-  EXPECT_EQ(result.exit_code, 143);
+  const auto result = head->end_by(SIGTERM);
   EXPECT_THAT(result.err, Not(HasSubstr("progress")));
 }
 
@@ -555,14 +539,10 @@ TEST_F(SshTest, LinesOfDifferentHostsDoNotMix) {
 
 TEST_F(SshTest, ThisMachineNeedsNoSsh) {
   const std::vector<std::string> options{"--hosts=localhost:2", "--ssh_command=false"};
-  auto words = options;
-  words.insert(words.end(), {"sh", "-c", "echo $RANK of $WORLD_SIZE; cat"});
-  auto result = run(words);
+  auto result = run(options + Words{"sh", "-c", "echo $RANK of $WORLD_SIZE; cat"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out, "of 2\n"), 2);
-  words = options;
-  words.insert(words.end(), {"sh", "-c", "[ $RANK = 1 ] && exit 3; sleep 1000"});
-  result = run(words);
+  result = run(options + Words{"sh", "-c", "[ $RANK = 1 ] && exit 3; sleep 1000"});
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_EQ(count(result.err, "failed"), 1) << result.err;
 }
@@ -598,13 +578,7 @@ TEST_F(SshTest, ADryRunPrintsAndStartsNothing) {
 
 TEST_F(SshTest, PythonWorkersOfTwoHostsAddUp) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  folder_.write("sum.py", R"(import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([dist.get_rank()])
-dist.all_reduce(total)
-print("sum", int(total), flush=True)
-dist.destroy_process_group()
-)");
+  folder_.write("sum.py", kSumOfRanks);
   const auto result = run(on_two({"sum.py"}), {{"PYTHON_EXEC", python()}});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out, "sum 3\n"), 3) << result.err;
@@ -710,8 +684,7 @@ TEST(SshHeadTest, AnInterruptWhileNamesAreLookedUpEndsIt) {
                         // A sanitizer's runtime library insists on being loaded first.
                         {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
   ASSERT_TRUE(head.wait_until([&] { return fs::exists(trace); }));
-  head.send_signal(SIGINT);
-  EXPECT_EQ(head.wait().exit_code, 130);
+  head.end_by(SIGINT);
 }
 
 std::string error_of(const std::vector<std::string>& words,

@@ -7,6 +7,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <utility>
 
 #include "launch/launcher.h"
 #include "launch/leftovers.h"
@@ -25,59 +27,24 @@ using ::testing::Not;
 namespace fs = std::filesystem;
 
 /// Thirty workers: three start within a second, the last one after most of a minute.
-class SlowStart {
+class SlowStart : public MarkedJob {
  public:
-  explicit SlowStart(std::map<std::string, std::string> env = {{"SLOW_STARTS_MS", "100"}})
-      : marker_("SYNCBN_TEST_JOB=" + folder_.path().string()) {
-    fs::create_directory(folder_ / "tmp");
-    env.insert({{"OMP_NUM_THREADS", "1"},
-                {"LD_PRELOAD", SYNCBN_SLOW_STARTS},
-                {"TMPDIR", folder_ / "tmp"},
-                {"SYNCBN_TEST_JOB", folder_.path()}});
-    program_ = std::make_unique<Program>(
-        launch_command({"--nproc_per_node=30", "sh", "-c", "touch up$RANK; exec sleep 1000"}),
-        RunProgramOptions{.env = env, .cwd = folder_.path()});
+  explicit SlowStart(std::map<std::string, std::string> env = {{"SLOW_STARTS_MS", "100"}}) {
+    env["LD_PRELOAD"] = SYNCBN_SLOW_STARTS;
+    start({"--nproc_per_node=30", "sh", "-c", "touch up$RANK; exec sleep 1000"}, std::move(env));
   }
-  ~SlowStart() {
-    for (const pid_t pid : job_processes(marker_)) ::kill(pid, SIGKILL);
-  }
-
-  Program& launcher() { return *program_; }
-  bool has_begun() {
-    return program_->wait_until([this] { return fs::exists(folder_ / "up2"); });
-  }
-  bool has_started(int rank) const { return fs::exists(folder_ / fmt::format("up{}", rank)); }
-  size_t left_over() const { return count_soon(marker_); }
-  bool temporaries_are_gone() const { return fs::is_empty(folder_ / "tmp"); }
-
- private:
-  TempFolder folder_;
-  std::string marker_;
-  std::unique_ptr<Program> program_;
 };
 
 TEST(LaunchStartTest, ASignalEndsIt) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGKILL}) {
     SlowStart job;
-    ASSERT_TRUE(job.has_begun());
-    job.launcher().send_signal(signal);
-    const auto result = job.launcher().wait();
-    EXPECT_EQ(result.exit_code, 128 + signal);
-    EXPECT_THAT(result.err, AllOf(Not(HasSubstr("pid 0")), Not(HasSubstr("left running"))));
+    ASSERT_TRUE(job.launcher().wait_until([&] { return job.has("up2"); }));
+    EXPECT_THAT(job.launcher().end_by(signal).err,
+                AllOf(Not(HasSubstr("pid 0")), Not(HasSubstr("left running"))));
     EXPECT_EQ(job.left_over(), 0U);
-    EXPECT_FALSE(job.has_started(29));
+    EXPECT_FALSE(job.has("up29"));
     EXPECT_TRUE(job.temporaries_are_gone());
   }
-}
-
-TEST(LaunchStartTest, NothingOutlivesALauncherThatIsKilled) {
-  SlowStart job;
-  ASSERT_TRUE(job.has_begun());
-  job.launcher().send_signal(SIGKILL);
-  EXPECT_EQ(job.launcher().wait().exit_code, 137);
-  EXPECT_EQ(job.left_over(), 0U);
-  EXPECT_FALSE(job.has_started(29));
-  EXPECT_TRUE(job.temporaries_are_gone());
 }
 
 TEST(LaunchStartTest, ALauncherThatIsKilledWhileItWaitsForItsReaderLeavesNothing) {
@@ -88,8 +55,7 @@ TEST(LaunchStartTest, ALauncherThatIsKilledWhileItWaitsForItsReaderLeavesNothing
                    {.env = {{"TMPDIR", folder / "tmp"}}, .cwd = folder.path()});
   ASSERT_TRUE(eventually([&] { return fs::exists(folder / "written"); }));
   EXPECT_TRUE(eventually([&] { return fs::is_empty(folder / "tmp"); }));
-  launcher.send_signal(SIGKILL);
-  EXPECT_EQ(launcher.wait().exit_code, 137);
+  launcher.end_by(SIGKILL);
 }
 
 TEST(LaunchStartTest, AWorkerThatFailsEndsIt) {

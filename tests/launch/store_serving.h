@@ -1,9 +1,8 @@
 #pragma once
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -21,6 +20,7 @@
 #include "store/store_client.h"
 #include "store/store_protocol.h"
 #include "store/store_server.h"
+#include "support/connection.h"
 #include "support/listener.h"
 
 namespace syncbn::launch::test {
@@ -29,12 +29,12 @@ using ::syncbn::test::BoundPort;
 using ::syncbn::test::Listener;
 
 /// A deadline that only a hanging test reaches.
-inline StoreClient::TimePoint soon() {
+inline base::Deadline soon() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(150);
 }
 
 /// A deadline for answers that cannot arrive.
-inline StoreClient::TimePoint now() {
+inline base::Deadline now() {
   return std::chrono::steady_clock::now();
 }
 
@@ -105,15 +105,7 @@ class ServingStore {
 /// A connection that can send any bytes.
 class RawConnection {
  public:
-  explicit RawConnection(int port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    if (::connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-      base::throw_errno("connect");
-    }
-  }
+  explicit RawConnection(int port) : fd_(::syncbn::test::connect_to(port)) {}
 
   void send(std::string_view bytes) const {
     while (!bytes.empty()) {

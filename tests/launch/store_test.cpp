@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "store_serving.h"
+#include "support/thrown.h"
 
 namespace syncbn::launch::test {
 namespace {
@@ -22,6 +23,7 @@ using store::begin_query;
 using store::put_integer;
 using store::put_string;
 using store::Query;
+using ::syncbn::test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -83,16 +85,6 @@ void sync(const RawConnection& connection) {
             integer<uint32_t>(7));
 }
 
-template <typename Call>
-std::string message_of(Call&& call) {
-  try {
-    call();
-  } catch (const base::UnavailableError& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 TEST(StoreTest, SetsAndGets) {
   const ServingStore store;
   StoreClient one = store.client();
@@ -141,7 +133,8 @@ TEST(StoreTest, AskingDuringAWaitIsAnError) {
 TEST(StoreTest, NobodyListening) {
   const BoundPort nobody;
   EXPECT_THAT(
-      message_of([&] { StoreClient::connect("127.0.0.1", nobody.port, now()); }),
+      message_of<base::UnavailableError>(
+          [&] { StoreClient::connect("127.0.0.1", nobody.port, now()); }),
       HasSubstr(fmt::format("127.0.0.1:{}: cannot connect: Connection refused", nobody.port)));
 }
 
@@ -166,7 +159,8 @@ TEST(StoreTest, WhatAnswersOtherwiseIsNoStore) {
     while (::recv(fd.get(), rest.data(), rest.size(), 0) > 0) {
     }
   });
-  EXPECT_THAT(message_of([&] { StoreClient::connect("127.0.0.1", listener.port, soon()); }),
+  EXPECT_THAT(message_of<base::UnavailableError>(
+                  [&] { StoreClient::connect("127.0.0.1", listener.port, soon()); }),
               HasSubstr("does not answer as a store of torch does"));
   stranger.join();
 }
@@ -178,9 +172,10 @@ TEST(StoreTest, ALostConnectionIsSaidAndStaysLost) {
   store.run([](StoreServer& server) { server.clear(); });
   pollfd ready{client.fd(), POLLIN, 0};
   EXPECT_EQ(::poll(&ready, 1, -1), 1);
-  EXPECT_THAT(message_of([&] { client.wait_done(); }),
+  EXPECT_THAT(message_of<base::UnavailableError>([&] { client.wait_done(); }),
               HasSubstr("cannot wait for 'a': it closed the connection"));
-  EXPECT_THAT(message_of([&] { client.get("b", soon()); }), HasSubstr("earlier failure"));
+  EXPECT_THAT(message_of<base::UnavailableError>([&] { client.get("b", soon()); }),
+              HasSubstr("earlier failure"));
 }
 
 TEST(StoreServerTest, AWaitEndsWhenTheKeyIsThere) {
@@ -276,7 +271,7 @@ TEST(StoreServerTest, ServesItsOwnProcess) {
     EXPECT_EQ(server.add("theirs", 2), 7);
     server.set("ours", "text");
     EXPECT_EQ(server.get("ours"), "text");
-    EXPECT_THAT(message_of([&] { server.add("ours", 1); }),
+    EXPECT_THAT(message_of<base::UnavailableError>([&] { server.add("ours", 1); }),
                 HasSubstr("cannot add 1 to the store's key 'ours': its value 'text'"));
   });
   EXPECT_TRUE(waiting.cancel_wait());

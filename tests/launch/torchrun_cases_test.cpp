@@ -1,18 +1,18 @@
 // The cases of torchrun's own tests, run with syncbn-launch. docs/torchrun.md lists them.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
-#include <signal.h>
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/cpus.h>
 
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "launch/launcher.h"
-#include "launch/leftovers.h"
+#include "launch/nodes.h"
 #include "launch/torchrun_cases.h"
 #include "support/multiproc.h"
 #include "support/python.h"
@@ -65,29 +65,11 @@ TEST_F(TorchrunRunCases, APythonScript) {
   EXPECT_EQ(ranks_of(kUsual + Words{"--nproc-per-node=4"}, "touch.py"), ranks(4));
 }
 
-TEST_F(TorchrunRunCases, APythonScriptWithAMastersAddress) {
-  const Words master{"--nproc-per-node=4", "--node-rank=0", "--master-addr=localhost",
-                     fmt::format("--master-port={}", free_port())};
-  EXPECT_EQ(ranks_of(kUsual + master, "touch.py"), ranks(4));
-}
-
-TEST_F(TorchrunRunCases, AScriptByRunPath) {
-  EXPECT_EQ(ranks_of(kUsual + Words{"--run-path", "--nproc-per-node=4"}, "touch.py"), ranks(4));
-}
-
-TEST_F(TorchrunRunCases, Standalone) {
-  EXPECT_EQ(ranks_of(kUsual + Words{"--standalone", "--nproc-per-node=4"}, "touch.py"), ranks(4));
-}
-
 TEST_F(TorchrunRunCases, AShellScriptWhichIsNoModule) {
   const Words words = kUsual + Words{"--nproc-per-node=4", "--no-python"};
   EXPECT_THAT(ranks_of(words + Words{"--module"}, "./touch.sh"), IsEmpty());
   EXPECT_EQ(exit_code_, 2);
   EXPECT_EQ(ranks_of(words, "./touch.sh"), ranks(4));
-}
-
-TEST_F(TorchrunRunCases, OneWorkerByDefault) {
-  EXPECT_EQ(ranks_of(kUsual + Words{"--no-python"}, "./touch.sh"), ranks(1));
 }
 
 TEST_F(TorchrunRunCases, OptionsInTheEnvironment) {
@@ -120,30 +102,17 @@ TEST_F(TorchrunRunCases, AWorkerForEachDevice) {
   }
 }
 
-// The quotes are part of the argument in torchrun's tests: no shell removes them.
-Words elastic() {
-  return {"--nnodes=1:2",
-          "--nproc-per-node=4",
-          "--rdzv-backend=c10d",
-          fmt::format("--rdzv-endpoint=localhost:{}", free_port()),
-          "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'",
-          "--rdzv-id=7",
-          "--monitor-interval=1",
-          "--start-method=spawn"};
-}
-
 TEST_F(TorchrunRunCases, OneNodeOfOneOrTwo) {
-  EXPECT_EQ(ranks_of(elastic(), "touch.py"), ranks(4));
-}
-
-TEST_F(TorchrunRunCases, AWorkerThatRaisesEndsTheRun) {
-  const TempFolder folder;
-  folder.write("sad.py", "raise RuntimeError('sad because I raise')");
-  const auto result = run_program(launch_command(elastic() + Words{"--max-restarts=0", "sad.py"}),
-                                  options_in(folder));
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("RuntimeError: sad because I raise"),
-                                HasSubstr("failed: exit code 1")));
+  // The quotes are part of the argument in torchrun's tests: no shell removes them.
+  const Words elastic{"--nnodes=1:2",
+                      "--nproc-per-node=4",
+                      "--rdzv-backend=c10d",
+                      fmt::format("--rdzv-endpoint=localhost:{}", free_port()),
+                      "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'",
+                      "--rdzv-id=7",
+                      "--monitor-interval=1",
+                      "--start-method=spawn"};
+  EXPECT_EQ(ranks_of(elastic, "touch.py"), ranks(4));
 }
 
 TEST_F(TorchrunRunCases, LogsWithALinePrefixTemplate) {
@@ -170,29 +139,6 @@ TEST_F(TorchrunRunCases, WorkersKnowThatTorchelasticLaunchedThem) {
   EXPECT_EQ(run_program({python(), script}, options).out, "False\n");
   EXPECT_EQ(run_program(launch_command({"--run-path", script}), options).out, "True\n");
   EXPECT_EQ(run_program(launch_command({"--logs_specs=default", script}), options).out, "True\n");
-}
-
-// The launcher under the name torch.distributed.launch, without and with --use-env.
-TEST_F(TorchrunRunCases, TheOldLaunchersWay) {
-  const TempFolder folder;
-  fs::create_symlink(kLauncher, folder / "torch.distributed.launch");
-  folder.write("say.py", "import os, sys; print(*sys.argv, 'in', os.environ['LOCAL_RANK'])");
-  const auto said = [&](const Words& options) {
-    const Words name{folder / "torch.distributed.launch", "--prefix=: ", "--nproc-per-node=2"};
-    const auto result = run_program(name + options + Words{"say.py", "--x"}, options_in(folder));
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    std::istringstream text(result.out);
-    std::set<std::string> lines;
-    for (std::string line; std::getline(text, line);) lines.insert(line);
-    return lines;
-  };
-  using Lines = std::set<std::string>;
-  EXPECT_EQ(said({}),
-            (Lines{": say.py --local-rank=0 --x in 0", ": say.py --local-rank=1 --x in 1"}));
-  EXPECT_EQ(said({"--use-env"}), (Lines{": say.py --x in 0", ": say.py --x in 1"}));
-  // The spelling in scripts from before PyTorch 2.0.
-  folder.write("say.py", "import os, sys; '--local_rank'; print(*sys.argv)");
-  EXPECT_EQ(said({}), (Lines{": say.py --local_rank=0 --x", ": say.py --local_rank=1 --x"}));
 }
 
 TEST_F(TorchrunRunCases, SeveralJobsOfOneNodeAtOneEndpoint) {
@@ -247,24 +193,13 @@ TEST_F(TorchrunRunCases, InitMethodsOnOneNode) {
 // The launchers' store already listens on that address.
 TEST_F(TorchrunRunCases, InitMethodTcpOnTwoNodes) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  Job job(2);
-  job.folder().write("init.py", kInitMethod);
-  for (int node = 0; node < 2; ++node) {
-    job.start({}, {"init.py", fmt::format("tcp://127.0.0.1:{}", job.port())});
-  }
-  EXPECT_EQ(count(job.output(), "sum 1\n"), 2);
+  Nodes nodes(2);
+  nodes.folder().write("init.py", kInitMethod);
+  nodes.start_all(1, {}, {"init.py", fmt::format("tcp://127.0.0.1:{}", nodes.port())});
+  EXPECT_EQ(count(nodes.output(), "sum 1\n"), 2);
 }
 
 // ---- elastic/agent/server/test/local_elastic_agent_test.py --------------------------------------
-
-TEST(TorchrunAgentCases, WorkersFindAllVariables) {
-  const std::string script =
-      "for name in RANK LOCAL_RANK ROLE_RANK ROLE_NAME GROUP_RANK LOCAL_WORLD_SIZE ROLE_WORLD_SIZE "
-      "WORLD_SIZE GROUP_WORLD_SIZE MASTER_ADDR MASTER_PORT TORCHELASTIC_RESTART_COUNT "
-      "TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE "
-      "TORCH_NCCL_ASYNC_ERROR_HANDLING; do eval [ -n \"\\$$$name\" ] || echo no $name; done";
-  EXPECT_EQ(launch({"sh", "-c", script}).out, "");
-}
 
 TEST(TorchrunAgentCases, TheUsersVariablesAreHonoured) {
   const auto out = [](const std::string& name, const Environment& env) {
@@ -281,48 +216,23 @@ TEST(TorchrunAgentCases, TheUsersVariablesAreHonoured) {
   EXPECT_EQ(out(nccl, {{nccl, "0"}}), "0\n");
 }
 
-constexpr const char* kSumOfRanks = R"(
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor(dist.get_rank())
-dist.all_reduce(total)
-print("rank", dist.get_rank(), "sum", total.item())
-dist.destroy_process_group()
-)";
-
 TEST(TorchrunAgentCases, SumOverEqualNodesWithACustomPrefix) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  Job job(2);
-  job.folder().write("sum.py", kSumOfRanks);
-  for (int node = 0; node < 2; ++node) {
-    job.start({"--nproc-per-node=4", "--role=sum", "--tee=3",
-               "--prefix=[${role_name}-${local_rank}:${rank}]: "},
-              {"sum.py"});
-  }
-  const std::string out = job.output();
+  Nodes nodes(2);
+  nodes.folder().write("sum.py", kSumOfRanks);
+  nodes.start_all(4, {"--role=sum", "--tee=3", "--prefix=[${role_name}-${local_rank}:${rank}]: "},
+                  {"sum.py"});
+  const std::string out = nodes.output();
   for (int rank = 0; rank < 8; ++rank) {
-    const auto line = fmt::format("[sum-{}:{}]: rank {} sum 28\n", rank % 4, rank, rank);
+    const auto line = fmt::format("[sum-{}:{}]: rank {} of 8 sum 28\n", rank % 4, rank, rank);
     EXPECT_THAT(out, HasSubstr(line));
-  }
-}
-
-TEST(TorchrunAgentCases, SumOverUnequalNodes) {
-  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  Job job(3);
-  job.folder().write("sum.py", kSumOfRanks);
-  for (int node = 0; node < 3; ++node) {
-    job.start({fmt::format("--nproc-per-node={}", node + 1), "--prefix=off"}, {"sum.py"});
-  }
-  const std::string out = job.output();
-  for (int rank = 0; rank < 6; ++rank) {
-    EXPECT_THAT(out, HasSubstr(fmt::format("rank {} sum 15\n", rank)));
   }
 }
 
 TEST(TorchrunAgentCases, RemoteProcedureCallsBetweenRoles) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  Job job(2);
-  job.folder().write("rpc.py", R"(
+  Nodes nodes(2);
+  nodes.folder().write("rpc.py", R"(
 import os, torch.distributed.rpc as rpc
 role = os.environ["ROLE_NAME"]
 rpc.init_rpc(role, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
@@ -330,102 +240,36 @@ if role == "master":
     print(rpc.rpc_sync("worker", str.upper, args=("hello world",)))
 rpc.shutdown()
 )");
-  for (const char* role : {"master", "worker"}) {
-    job.start({fmt::format("--role={}", role)}, {"rpc.py"});
-  }
-  EXPECT_THAT(job.output(), HasSubstr("HELLO WORLD\n"));
+  nodes.start(0, 1, {"--role=master"}, {"rpc.py"});
+  nodes.start(1, 1, {"--role=worker"}, {"rpc.py"});
+  EXPECT_THAT(nodes.output(), HasSubstr("HELLO WORLD\n"));
 }
 
-struct RoleNode {
-  std::string role;
-  int workers;
-};
-
-/// Ranks, both global ones and those within a role, continue from node to node.
-void expect_ranks_of(const std::vector<RoleNode>& nodes) {
-  Job job(static_cast<int>(nodes.size()));
+// Ranks, both global ones and those within a role, continue from node to node.
+TEST(TorchrunAgentCases, RanksInRolesOfUnequalNodes) {
+  const std::vector<std::pair<std::string, int>> given{
+      {"master", 8},  {"trainer", 1}, {"trainer", 2}, {"trainer", 3},
+      {"trainer", 4}, {"ps", 5},      {"ps", 2}};
+  Nodes nodes(static_cast<int>(given.size()));
   std::map<std::string, int> role_sizes;
   int world_size = 0;
-  for (const auto& [role, workers] : nodes) {
+  for (int node = 0; const auto& [role, workers] : given) {
     role_sizes[role] += workers;
     world_size += workers;
-    job.start({fmt::format("--nproc-per-node={}", workers), "--role=" + role, "--prefix=off"},
-              {"sh", "-c",
-               "echo $RANK/$WORLD_SIZE node $GROUP_RANK $ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE"});
+    nodes.start(node++, workers, {"--role=" + role, "--prefix=off"},
+                shell("echo $RANK/$WORLD_SIZE node $GROUP_RANK $ROLE_NAME "
+                      "$ROLE_RANK/$ROLE_WORLD_SIZE"));
   }
-  const std::string out = job.output();
+  const std::string out = nodes.output();
   std::map<std::string, int> role_ranks;
   int rank = 0;
-  for (size_t node = 0; node < nodes.size(); ++node) {
-    const auto& [role, workers] = nodes[node];
+  for (size_t node = 0; node < given.size(); ++node) {
+    const auto& [role, workers] = given[node];
     for (int worker = 0; worker < workers; ++worker) {
       EXPECT_THAT(out, HasSubstr(fmt::format("{}/{} node {} {} {}/{}\n", rank++, world_size, node,
                                              role, role_ranks[role]++, role_sizes[role])));
     }
   }
-}
-
-TEST(TorchrunAgentCases, RanksInRolesOfUnequalNodes) {
-  expect_ranks_of({{"master", 8},
-                   {"trainer", 1},
-                   {"trainer", 2},
-                   {"trainer", 3},
-                   {"trainer", 4},
-                   {"ps", 5},
-                   {"ps", 2}});
-}
-
-TEST(TorchrunAgentCases, RanksInRolesOfEqualNodes) {
-  expect_ranks_of({{"master", 1},
-                   {"trainer", 4},
-                   {"trainer", 4},
-                   {"trainer", 4},
-                   {"trainer", 4},
-                   {"ps", 3},
-                   {"ps", 3}});
-}
-
-TEST(TorchrunAgentCases, FailsWhenEveryAttemptDoes) {
-  const auto result =
-      launch({"--nproc_per_node=4", "--max-restarts=2", "sh", "-c",
-              "[ $((RANK % 2)) = 0 ] || { echo attempt $TORCHELASTIC_RESTART_COUNT; exit 1; }"});
-  EXPECT_EQ(result.exit_code, 1);
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    EXPECT_THAT(result.out, HasSubstr(fmt::format("attempt {}\n", attempt)));
-  }
-  EXPECT_THAT(result.out, Not(HasSubstr("attempt 3")));
-}
-
-// Rank 1 is killed in the first attempt only.
-TEST(TorchrunAgentCases, GoesOnAfterARankWasKilled) {
-  const auto result =
-      launch({"--nproc_per_node=2", "--max-restarts=3", "sh", "-c",
-              "[ $RANK-$TORCHELASTIC_RESTART_COUNT = 1-0 ] && kill -9 $$$$; echo done"});
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(count(result.err, "restart 1 of 3"), 1);
-  EXPECT_EQ(count(result.err, "restart 2 of 3"), 0);
-  EXPECT_THAT(result.out, AllOf(HasSubstr("[0] done\n"), HasSubstr("[1] done\n")));
-}
-
-// Like torchrun's exit barrier: a node that ends early waits for the others.
-TEST(TorchrunAgentCases, NodesMayEndFarApart) {
-  Job job(2);
-  Program& early = job.start({}, {"touch", "ended0"});
-  job.start({}, {"sh", "-c", "while [ ! -e go ]; do sleep 0.01; done; echo late"});
-  ASSERT_TRUE(early.wait_until([&] { return fs::exists(job.folder() / "ended0"); }));
-  EXPECT_TRUE(early.running());
-  job.folder().write("go", "");
-  EXPECT_EQ(job.output(), "[1] late\n");
-}
-
-// Half of each node's workers fail; the others would otherwise sleep on.
-TEST(TorchrunAgentCases, AFailureIsNotWaitedOutAnywhere) {
-  Job job(2);
-  for (int node = 0; node < 2; ++node) {
-    job.start({"--nproc_per_node=2"},
-              {"sh", "-c", "[ $((RANK % 2)) = 1 ] && exit 6; exec sleep 1000"});
-  }
-  for (Program& program : job.programs()) EXPECT_EQ(program.wait().exit_code, 6);
 }
 
 /// torch's @record writes what a worker raised to a file. A launcher that itself runs under @record
@@ -514,40 +358,6 @@ TEST(TorchrunProcessCases, RedirectAndTeeByLocalRank) {
                                 HasSubstr("[1] hello stdout from 1\n")));
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("[1] hello stderr from 1\n"), Not(HasSubstr("hello stderr from 0"))));
-}
-
-TEST(TorchrunProcessCases, ExitCode138IsNoSignal) {
-  const TempFolder folder;
-  const auto result = launch({"--nproc_per_node=2", "--log-dir=logs", "--redirects=0:3", "sh", "-c",
-                              "[ $RANK = 1 ] && exit 0; echo exit 138 from 0 >&2; exit 138"},
-                             {.cwd = folder.path()});
-  EXPECT_EQ(result.exit_code, 138);
-  EXPECT_THAT(result.err, HasSubstr("rank 0 failed: exit code 138\n"));
-  const fs::path logs = attempt_in(folder / "logs");
-  EXPECT_EQ(text_of(logs / "0/stderr.log"), "exit 138 from 0\n");
-  EXPECT_EQ(text_of(logs / "0/stdout.log"), "");
-  EXPECT_TRUE(fs::is_empty(logs / "1"));
-}
-
-TEST(TorchrunProcessCases, ASegmentationFaultIsOne) {
-  const auto result = launch({"--nproc_per_node=2", "python3", "-c",
-                              "import ctypes, os\n"
-                              "if os.environ['RANK'] == '0': ctypes.string_at(0)"});
-  EXPECT_EQ(result.exit_code, 139);
-  EXPECT_THAT(result.err, HasSubstr("rank 0 failed: killed by signal 11 (SIGSEGV"));
-}
-
-TEST(TorchrunProcessCases, NoSignalLeavesAWorker) {
-  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
-    const TempFolder folder;
-    const std::string marker = "SYNCBN_TEST_JOB=" + folder.path().string();
-    Program launcher(launch_command({"--nproc_per_node=2", "sleep", "1000"}),
-                     options_in(folder, {{"SYNCBN_TEST_JOB", folder.path()}}));
-    ASSERT_TRUE(launcher.wait_until([&] { return count_programs(marker, "sleep") == 2; }));
-    launcher.send_signal(signal);
-    EXPECT_EQ(launcher.wait().exit_code, 128 + signal);
-    EXPECT_EQ(count_soon(marker), 0U) << signal;
-  }
 }
 
 }  // namespace

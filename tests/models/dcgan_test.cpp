@@ -1,13 +1,10 @@
 #include <ATen/Functions.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <syncbn/base/error.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/models/gan.h>
 #include <syncbn/models/weights.h>
 
 #include <string>
-#include <vector>
 
 #include "support/from_yaml.h"
 #include "support/program.h"

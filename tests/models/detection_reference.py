@@ -1,10 +1,10 @@
 """Writes the reference for detection_test.cpp with torch.save.
 
-    python detection_reference.py FILE
+    python detection_reference.py nms|networks FILE
 
-A dictionary of tensors. NETWORK.CASE.* are for detectors with random predictions: anchors, logits, regression,
-centerness; the detections in two images of the sizes `sizes`; and loss and gradients for the boxes in `target`,
-in float64. nms.I.* are for batched_nms.
+A dictionary of tensors. With networks, NETWORK.CASE.* are for detectors with random predictions: anchors, logits,
+regression, centerness; the detections in two images of the sizes `sizes`; and loss and gradients for the boxes in
+`target`, in float64. With nms, nms.I.* are for batched_nms.
 """
 
 import sys
@@ -106,8 +106,9 @@ rows = max(map(len, TARGET))
 tensors["target"] = torch.full([2, 1 + rows, 5], -1, dtype=torch.float64)
 for image, boxes in zip(tensors["target"], TARGET):
     image[1 : 1 + len(boxes)] = torch.tensor(boxes, dtype=torch.float64)
-save_nms(tensors)
-for network, options in OPTIONS.items():
+if sys.argv[1] == "nms":
+    save_nms(tensors)
+for network, options in OPTIONS.items() if sys.argv[1] == "networks" else ():
     save_network(tensors, f"{network}.defaults", network, {})
     save_network(tensors, f"{network}.options", network, options)
-torch.save(tensors, sys.argv[1])
+torch.save(tensors, sys.argv[2])

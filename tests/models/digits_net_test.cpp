@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <torch/utils.h>
 
-#include <string>
 #include <vector>
 
 #include <syncbn/base/error.h>

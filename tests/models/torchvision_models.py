@@ -1,6 +1,6 @@
 """Prints the reference for torchvision_test.cpp, in these lines.
 
-    python torchvision_models.py --initial NAME[:OPTION=true] ... --trained NAME[:OPTION=true] ...
+    python torchvision_models.py [--initial NAME[:OPTION=true] ... --trained NAME[:OPTION=true] ... OPTION ... --end]...
 
     model NAME[:OPTION=true]
     meta PARAMETERS GIGA_MULTIPLY_ADDS IMAGE_SIZE        of the published weights; 0 0 0: none
@@ -15,6 +15,7 @@ parameter.
 """
 
 import argparse
+import sys
 import zlib
 
 import torch
@@ -26,6 +27,7 @@ import other_networks
 
 MOST_EVALUATED = 200_000_000  # number of parameters
 torch.set_num_threads(1)  # as in the test: sums depend on it
+sys.stdout = open(1, "w", buffering=1 << 26)  # the test reads at the end; a pipe would be full before
 
 
 def wave(shape, dtype):
@@ -188,8 +190,12 @@ parser.add_argument("--classes", type=int)
 parser.add_argument("--evaluated_side", type=int)
 parser.add_argument("--trained_side", type=int)
 parser.add_argument("--aux_weight", type=float)
-args = parser.parse_args()
-for name in args.initial:
-    print_initial(name)
-for name in args.trained:
-    print_trained(name)
+rest = sys.argv[1:]
+while rest:
+    end = rest.index("--end")
+    args = parser.parse_args(rest[:end])
+    rest = rest[end + 1:]
+    for name in args.initial:
+        print_initial(name)
+    for name in args.trained:
+        print_trained(name)

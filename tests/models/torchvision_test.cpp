@@ -77,10 +77,11 @@ const std::vector<Family>& families() {
        .others = {"mobilenet_v3_large"}},
       {.name = "EfficientNet",
        .members = {"efficientnet_b0", "efficientnet_v2_s"},
-       .trained = {"efficientnet_b0", "efficientnet_v2_s"},
-       .others = {"efficientnet_b1", "efficientnet_b2", "efficientnet_b3", "efficientnet_b4",
-                  "efficientnet_b5", "efficientnet_b6", "efficientnet_b7", "efficientnet_v2_m",
-                  "efficientnet_v2_l"}},
+       .trained = {"efficientnet_b0"},
+       .others = {"efficientnet_v2_s", "efficientnet_b1", "efficientnet_b2", "efficientnet_b3",
+                  "efficientnet_b4", "efficientnet_b5", "efficientnet_b6", "efficientnet_b7",
+                  "efficientnet_v2_m", "efficientnet_v2_l"},
+       .others_trained = {"efficientnet_v2_s"}},
       {.name = "DenseNet",
        .members = {"densenet121"},
        .trained = {"densenet121"},
@@ -115,7 +116,7 @@ const std::vector<Family>& families() {
        .others = {"googlenet:aux_logits=false", "inception_v3:aux_logits=false", "inception_v3"},
        .others_trained = {"inception_v3:aux_logits=false", "inception_v3"},
        .evaluated_side = 96,
-       .trained_side = 299,
+       .trained_side = 96,
        .aux_weight = 0.3,
        .most_counted = 6},
       {.name = "Segmentation",
@@ -150,12 +151,15 @@ const std::vector<Family>& families() {
   return all;
 }
 
-std::vector<Family> families_of_others() {
-  std::vector<Family> all = families();
-  std::erase_if(all, [](const Family& family) { return family.others.empty(); });
-  for (Family& family : all) {
+/// Each family's other networks in a list of its own.
+std::vector<std::vector<Family>> families_of_others() {
+  std::vector<std::vector<Family>> all;
+  for (Family family : families()) {
+    if (family.others.empty()) continue;
     family.members = std::exchange(family.others, {});
     family.trained = std::exchange(family.others_trained, {});
+    if (family.name == "Inception") family.trained_side = 299;  // inception_v3 needs it
+    all.push_back({family});
   }
   return all;
 }
@@ -325,14 +329,6 @@ double train(const Family& family, Model& model) {
   return loss.item<double>();
 }
 
-/// Finds torchvision without importing it, which takes seconds.
-bool has_torchvision() {
-  return test::run_program({test::python(), "-c",
-                            "import importlib.util as util\n"
-                            "raise SystemExit(util.find_spec('torchvision') is None)"})
-             .exit_code == 0;
-}
-
 struct Actual {
   std::vector<std::string> entries;
   at::Tensor logits;
@@ -412,47 +408,63 @@ void expect_same(const Trained& actual, const Reference& reference) {
   }
 }
 
-class TorchvisionFamilyTest : public ::testing::TestWithParam<Family> {
- protected:
-  void SetUp() override { at::set_num_threads(1); }
-};
-
-TEST_P(TorchvisionFamilyTest, HasItsParametersInitialValuesLogitsAndGradients) {
-  SYNCBN_SKIP_UNLESS(has_torchvision(), "torchvision");
-  const Family& family = GetParam();
-  std::vector<std::string> command = {
-      test::python(), SYNCBN_SOURCE_DIR "/tests/models/torchvision_models.py", "--initial"};
-  command.insert(command.end(), family.members.begin(), family.members.end());
-  command.emplace_back("--trained");
-  command.insert(command.end(), family.trained.begin(), family.trained.end());
-  for (const std::string& option : {fmt::format("--classes={}", family.classes),
-                                    fmt::format("--evaluated_side={}", family.evaluated_side),
-                                    fmt::format("--trained_side={}", family.trained_side),
-                                    fmt::format("--aux_weight={}", family.aux_weight)}) {
-    command.push_back(option);
+/// The command that prints the references of the families.
+std::vector<std::string> reference_command(const std::vector<Family>& families) {
+  std::vector<std::string> command = {test::python(),
+                                      SYNCBN_SOURCE_DIR "/tests/models/torchvision_models.py"};
+  for (const Family& family : families) {
+    for (const auto& [option, members] :
+         {std::pair("--initial", &family.members), std::pair("--trained", &family.trained)}) {
+      command.emplace_back(option);
+      command.insert(command.end(), members->begin(), members->end());
+    }
+    for (const std::string& option : {fmt::format("--classes={}", family.classes),
+                                      fmt::format("--evaluated_side={}", family.evaluated_side),
+                                      fmt::format("--trained_side={}", family.trained_side),
+                                      fmt::format("--aux_weight={}", family.aux_weight)}) {
+      command.push_back(option);
+    }
+    command.emplace_back("--end");
   }
-  test::Program python(command, {.timeout_seconds = 240});  // runs at the same time as the test
+  return command;
+}
+
+/// Of several families, because starting Python with torchvision takes seconds.
+class TorchvisionFamilyTest : public ::testing::TestWithParam<std::vector<Family>> {};
+
+TEST_P(TorchvisionFamilyTest, HaveTheirParametersInitialValuesLogitsAndGradients) {
+  SYNCBN_SKIP_UNLESS(test::python_has("torchvision"), "torchvision");
+  at::set_num_threads(1);
+  // Runs at the same time as the test.
+  test::Program python(reference_command(GetParam()), {.timeout_seconds = 500});
 
   std::map<std::string, Actual> evaluated;
-  for (const std::string& name : family.members) evaluated[name] = evaluate(family, name);
   std::map<std::string, Trained> trained;
-  for (const std::string& name : family.trained) {
-    trained[name].model = make_to_train(family, name);
-    trained[name].loss = train(family, *trained[name].model);
+  for (const Family& family : GetParam()) {
+    for (const std::string& name : family.members) evaluated[name] = evaluate(family, name);
+    for (const std::string& name : family.trained) {
+      trained[name].model = make_to_train(family, name);
+      trained[name].loss = train(family, *trained[name].model);
+    }
   }
 
   const test::ProgramResult ended = python.wait();
   ASSERT_EQ(ended.exit_code, 0) << ended.err;
   const auto references = read_references(ended.out);
-  for (const std::string& name : family.members) {
-    SCOPED_TRACE(name);
-    ASSERT_TRUE(references.contains(name));
-    expect_same(family, name, evaluated.at(name), references.at(name));
-    if (trained.contains(name)) expect_same(trained.at(name), references.at(name));
+  for (const Family& family : GetParam()) {
+    for (const std::string& name : family.members) {
+      SCOPED_TRACE(name);
+      ASSERT_TRUE(references.contains(name));
+      expect_same(family, name, evaluated.at(name), references.at(name));
+      if (trained.contains(name)) expect_same(trained.at(name), references.at(name));
+    }
   }
 }
 
-class TorchvisionTrainedTest : public TorchvisionFamilyTest {};
+class TorchvisionTrainedTest : public ::testing::TestWithParam<Family> {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+};
 
 TEST_P(TorchvisionTrainedTest, GivesTheSameGradientsWhenItRecomputes) {
   const Family& family = GetParam();
@@ -595,10 +607,24 @@ TEST(TorchvisionTest, EveryNetworkIsCompared) {
 std::string name_of(const ::testing::TestParamInfo<Family>& info) {
   return info.param.name;
 }
-INSTANTIATE_TEST_SUITE_P(Models, TorchvisionFamilyTest, ::testing::ValuesIn(families()), name_of);
-INSTANTIATE_TEST_SUITE_P(Models, TorchvisionTrainedTest, ::testing::ValuesIn(families()), name_of);
+
+/// The families from number `begin` to before number `end`.
+std::vector<Family> some_families(size_t begin, size_t end) {
+  return {families().data() + begin, families().data() + end};
+}
+
+// Parts of the families, which ctest runs in parallel. Each takes about as long.
+INSTANTIATE_TEST_SUITE_P(Models0, TorchvisionFamilyTest, ::testing::Values(some_families(0, 3)));
+INSTANTIATE_TEST_SUITE_P(Models1, TorchvisionFamilyTest, ::testing::Values(some_families(3, 7)));
+INSTANTIATE_TEST_SUITE_P(Models2, TorchvisionFamilyTest, ::testing::Values(some_families(7, 12)));
+INSTANTIATE_TEST_SUITE_P(Models3, TorchvisionFamilyTest, ::testing::Values(some_families(12, 14)));
+INSTANTIATE_TEST_SUITE_P(Models0, TorchvisionTrainedTest, ::testing::ValuesIn(some_families(0, 7)),
+                         name_of);
+INSTANTIATE_TEST_SUITE_P(Models1, TorchvisionTrainedTest, ::testing::ValuesIn(some_families(7, 14)),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Exhaustive, TorchvisionFamilyTest,
-                         ::testing::ValuesIn(families_of_others()), name_of);
+                         ::testing::ValuesIn(families_of_others()),
+                         [](const auto& info) { return info.param.front().name; });
 
 }  // namespace
 }  // namespace syncbn::models

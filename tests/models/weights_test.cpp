@@ -22,10 +22,12 @@
 #include <syncbn/base/error.h>
 #include <syncbn/models/torch_archive.h>
 
+#include "support/once.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
+#include "support/thrown.h"
 
 namespace syncbn::models {
 namespace {
@@ -38,12 +40,7 @@ using ::testing::Not;
 using ::testing::SizeIs;
 
 std::string error_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const base::UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::message_of<base::UserError>(work);
 }
 
 std::string reading_error(const std::string& path, const std::string& key = "") {
@@ -88,7 +85,7 @@ torch.save(odd, f"{folder}/odd.legacy.pth", _use_new_zipfile_serialization=False
 class Evil:
     def __reduce__(self):
         import os
-        return os.system, ("touch " + folder + "/executed",)
+        return os.system, ("touch " + os.environ["SYNCBN_SUITE_FOLDER"] + "/executed",)
 torch.save({"state_dict": state, "evil": Evil()}, f"{folder}/evil.pth")
 torch.save(net, f"{folder}/whole.pth")
 torch.save([1, 2], f"{folder}/list.pth")
@@ -112,12 +109,14 @@ class PythonWeightsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     SYNCBN_SKIP_UNLESS(test::python_has_torch(), "python-torch");
-    const auto made =
-        test::run_program({test::python(), "-c", kPythonSaves, folder_.path().string()});
-    ASSERT_EQ(made.exit_code, 0) << made.err;
+    made_ = test::once("weights", [](const std::string& path) {
+      fs::create_directory(path);
+      const auto made = test::run_program({test::python(), "-c", kPythonSaves, path});
+      EXPECT_EQ(made.exit_code, 0) << made.err;
+    });
   }
 
-  std::string file(const std::string& name) const { return folder_ / name; }
+  std::string file(const std::string& name) const { return made_ / name; }
 
   static void expect_state(const StateDict& weights, const std::string& what) {
     auto net = network();
@@ -130,6 +129,7 @@ class PythonWeightsTest : public ::testing::Test {
     }
   }
 
+  fs::path made_;
   const test::TempFolder folder_;
 };
 
@@ -200,7 +200,7 @@ TEST_F(PythonWeightsTest, NothingInThemIsExecuted) {
   EXPECT_THAT(reading_error(file("evil.pth")),
               HasSubstr("evil.pth: its pickle needs the Python object posix.system, which weights "
                         "do not consist of (nothing was executed)"));
-  EXPECT_FALSE(fs::exists(file("executed")));
+  EXPECT_FALSE(fs::exists(made_.parent_path() / "executed"));
   EXPECT_THAT(reading_error(file("whole.pth")),
               AllOf(HasSubstr("torch.nn.modules.container.Sequential"),
                     HasSubstr("save model.state_dict() instead")));
@@ -214,10 +214,10 @@ TEST_F(PythonWeightsTest, WhatHoldsNoWeightsIsNamed) {
   EXPECT_THAT(reading_error(file("script.pth")), HasSubstr("it is a TorchScript program"));
   EXPECT_THAT(reading_error(file("missing.pth")), HasSubstr("No such file"));
   EXPECT_THAT(reading_error(folder_.path()), HasSubstr("not a run of train"));
-  base::write_file_atomically(file("empty.pth"), "");
-  EXPECT_THAT(reading_error(file("empty.pth")), HasSubstr("it is empty"));
-  base::write_file_atomically(file("text.pth"), "epochs: 3\n");
-  EXPECT_THAT(reading_error(file("text.pth")),
+  base::write_file_atomically(folder_ / "empty.pth", "");
+  EXPECT_THAT(reading_error(folder_ / "empty.pth"), HasSubstr("it is empty"));
+  base::write_file_atomically(folder_ / "text.pth", "epochs: 3\n");
+  EXPECT_THAT(reading_error(folder_ / "text.pth"),
               HasSubstr("neither a file of torch.save nor safetensors"));
 }
 
@@ -242,16 +242,16 @@ TEST_F(PythonWeightsTest, DamageIsFoundOrDoesNoHarm) {
        {"reference.pth", "reference.legacy.pth", "reference.protocol4.pth", "odd.legacy.pth"}) {
     const std::string whole = base::read_file(file(name));
     for (int i = 0; i < 100; ++i) {
-      write(file("cut"), whole.substr(0, below(whole.size())));
-      EXPECT_NE(reading_error(file("cut")), "no error") << name;
+      write(folder_ / "cut", whole.substr(0, below(whole.size())));
+      EXPECT_NE(reading_error(folder_ / "cut"), "") << name;
     }
     for (int i = 0; i < 600; ++i) {
       std::string changed = whole;
       for (size_t n = below(3) + 1; n > 0; --n) {
         changed[below(changed.size())] = static_cast<char>(below(256));
       }
-      write(file("changed"), changed);
-      read_all(file("changed"));
+      write(folder_ / "changed", changed);
+      read_all(folder_ / "changed");
     }
   }
   // A zip archive contains checksums.
@@ -262,8 +262,9 @@ TEST_F(PythonWeightsTest, DamageIsFoundOrDoesNoHarm) {
   ASSERT_NE(place, whole.npos);
   std::string changed = whole;
   changed[place + 5] ^= 1;
-  write(file("changed.pth"), changed);
-  EXPECT_THAT(reading_error(file("changed.pth")), HasSubstr("is damaged: the checksum is wrong"));
+  write(folder_ / "changed.pth", changed);
+  EXPECT_THAT(reading_error(folder_ / "changed.pth"),
+              HasSubstr("is damaged: the checksum is wrong"));
 }
 
 constexpr const char* kHostileFiles = R"(

@@ -1,10 +1,11 @@
 """Shared by the tests of the Python package. A file has both the tests and the functions that their ranks run.
 
 A test calls run(function, 2), which forks a process per rank: importing torch takes longer than most tests. Forked ranks
-end without the interpreter's shutdown. Under a launcher, run() starts the test's file once per rank, and main() runs the
-function there.
+end without the interpreter's shutdown. Under a launcher, run() starts the function's file once per rank, and main() runs
+the function there.
 """
 
+import functools
 import inspect
 import os
 import pathlib
@@ -18,7 +19,7 @@ import traceback
 import unittest
 
 BIN = pathlib.Path(os.environ.get("SYNCBN_BIN_DIR", "build/bin"))
-SUITE = f"{os.environ.get('SYNCBN_TEST_PREFIX', '')}Python.{pathlib.Path(sys.argv[0]).stem.removesuffix('_test')}"
+SUITE = os.environ.get("SYNCBN_TEST_SUITE", f"Python.{pathlib.Path(sys.argv[0]).stem.removesuffix('_test')}")
 TIMEOUT_SECONDS = 240
 EXIT_SKIPPED = 77
 if not SUITE.endswith(".gpu"):
@@ -128,7 +129,7 @@ def run(function, ranks, launcher=None, **environment):
     """Runs a function of the test's file on each rank. Returns the first exit code other than 0, and all output."""
     if launcher is not None:
         return output_of(start([*LAUNCHERS[launcher], "--standalone", f"--nproc_per_node={ranks}",
-                                inspect.getfile(function), "--rank", function.__name__], **environment))
+                                inspect.getfile(inspect.unwrap(function)), "--rank", function.__name__], **environment))
     done = run_each(function, ranks, **environment)
     return next((code for code, _ in done if code != 0), 0), "".join(output for _, output in done)
 
@@ -152,9 +153,30 @@ def run_on_two_hosts(function, ranks_per_host):
     started = [
         start(["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *LAUNCHERS["syncbn-launch"],
                "--nnodes=2", f"--node_rank={host}", "--master_addr=127.0.0.1", f"--master_port={port}",
-               f"--nproc_per_node={ranks_per_host}", inspect.getfile(function), "--rank", function.__name__])
+               f"--nproc_per_node={ranks_per_host}", inspect.getfile(inspect.unwrap(function)),
+               "--rank", function.__name__])
         for host in range(2)]
     return [output_of(one) for one in started]
+
+
+def in_group(function):
+    """Makes the function run with this rank's number in the default group, of syncbn, which is destroyed after it."""
+    @functools.wraps(function)
+    def run_in_group():
+        import syncbn  # noqa: F401
+        torch.distributed.init_process_group("syncbn")
+        function(torch.distributed.get_rank())
+        torch.distributed.destroy_process_group()
+    return run_in_group
+
+
+def tell_refusal(call, errors=RuntimeError):
+    """Prints this rank with the error that the call raises."""
+    try:
+        call()
+        print(f"rank {os.environ['RANK']}: not refused", flush=True)
+    except errors as error:
+        print(f"rank {os.environ['RANK']}: {error}", flush=True)
 
 
 class RanksTest(unittest.TestCase):

@@ -10,6 +10,8 @@ import collections
 import multiprocessing
 import os
 import sys
+import time
+import types
 import unittest
 from unittest import mock
 
@@ -36,6 +38,10 @@ import syncbn  # noqa: F401
 os.environ["BACKEND"] = "mpi"
 distributed_test.BACKEND = "syncbn"
 Tests = distributed_test.DistributedTest._DistTestBase
+# They wait for their ranks with sleep(0.1).
+quick_time = types.SimpleNamespace(**vars(time))
+quick_time.sleep = lambda seconds: time.sleep(0.01 if seconds == 0.1 else seconds)
+common_distributed.time = distributed_test.time = quick_time
 
 NOT_APPLICABLE = {
     "test_barrier_timeout_arg": "expects Gloo's wording of a timeout",  # torch 2.12 and later

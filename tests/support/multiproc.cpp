@@ -92,6 +92,7 @@ std::vector<RankResult> run_ranks_and_collect(const RunRanksOptions& options,
     if (pid == 0) {
       ::dup2(writer.get(), STDOUT_FILENO);
       ::dup2(writer.get(), STDERR_FILENO);
+      writer.reset();
       reader.reset();
       outputs.clear();
       run_child(static_cast<int>(rank), options, held.port, body);

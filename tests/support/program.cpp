@@ -190,6 +190,13 @@ ProgramResult Program::wait() {
   return {.exit_code = *exit_code_, .out = out_, .err = err_};
 }
 
+ProgramResult Program::end_by(int signal) {
+  send_signal(signal);
+  ProgramResult result = wait();
+  EXPECT_EQ(result.exit_code, base::kExitSignalBase + signal) << command_ << "\n" << result.err;
+  return result;
+}
+
 void Program::read_available(int timeout_ms) {
   if (!exit_code_) {
     std::array<pollfd, 3> polls{

@@ -11,6 +11,13 @@
 
 namespace syncbn::test {
 
+using Words = std::vector<std::string>;
+
+inline Words operator+(Words words, const Words& more) {
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 /// The result of a program.
 struct ProgramResult {
   int exit_code = -1;  ///< 128 + N when signal N ended it
@@ -56,6 +63,9 @@ class Program {
 
   /// Waits for the program's end. Kills a program that exceeds its time, and fails the test.
   ProgramResult wait();
+
+  /// Sends this signal and waits for the program's end, which must have the signal's exit code.
+  ProgramResult end_by(int signal);
 
  private:
   void read_available(int timeout_ms);

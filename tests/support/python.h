@@ -29,10 +29,25 @@ inline bool python_has_torch() {
   return !python_torch_version().empty();
 }
 
-/// Whether Python can import `module`.
-inline bool python_has(const std::string& module) {
-  return run_program({python(), "-c", "import " + module}).exit_code == 0;
+/// Whether Python finds the modules, whose names are separated by commas. Importing them would take
+/// seconds.
+inline bool python_has(const std::string& modules) {
+  const std::string find =
+      "import importlib.util as util, sys\n"
+      "sys.exit(any(util.find_spec(name.strip()) is None for name in sys.argv[1].split(',')))";
+  return run_program({python(), "-c", find, modules}).exit_code == 0;
 }
+
+/// A Python program whose ranks print their number and the sum of all numbers. Each does so in one
+/// write, because torchrun's workers share a pipe.
+inline constexpr const char* kSumOfRanks = R"(import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(dist.get_rank())
+dist.all_reduce(total)
+sys.stdout.write(f"rank {dist.get_rank()} of {dist.get_world_size()} sum {int(total)}\n")
+sys.stdout.flush()
+dist.destroy_process_group()
+)";
 
 /// argv for the Python program `script`, whose ranks train with PyTorch's DistributedDataParallel.
 /// Arguments may be appended.

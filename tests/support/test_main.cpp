@@ -6,7 +6,8 @@
 // --timeout bounds each test, --prefix is put before its name in reports, and --here runs the test
 // that --gtest_filter selects in this process, for a debugger.
 // SYNCBN_TEST_REPORT names a file to which a line per result is appended: status, name and reason,
-// separated by tabs.
+// separated by tabs. Tests get SYNCBN_SUITE_FOLDER, a folder that all tests of this call share
+// (support/once.h).
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fnmatch.h>
@@ -27,6 +28,8 @@
 #include <cstring>
 #include <string>
 #include <vector>
+
+#include "support/temp_folder.h"
 
 namespace {
 
@@ -203,6 +206,8 @@ int main(int argc, char** argv) {
                  names.size());
     return 2;
   }
+  const syncbn::test::TempFolder shared;
+  ::setenv("SYNCBN_SUITE_FOLDER", shared.path().c_str(), /*replace=*/1);
   if (options.here) return run_here(names.front(), options);
   int failed = 0;
   int skipped = 0;

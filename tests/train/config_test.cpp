@@ -12,6 +12,7 @@
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
+#include "support/thrown.h"
 
 namespace syncbn::train {
 namespace {
@@ -77,12 +78,8 @@ TEST(ConfigTest, DividesTheGlobalBatchOrNamesBothNumbers) {
   Config config;
   ASSERT_THAT(read(std::string(kLeast) + "global_batch_size: 12\n", config), IsEmpty());
   EXPECT_EQ(config.local_batch_size(3), 4);
-  try {
-    config.local_batch_size(5);
-    FAIL() << "no error";
-  } catch (const base::UserError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("12 samples cannot be divided evenly between 5 ranks"));
-  }
+  EXPECT_THAT(test::message_of<base::UserError>([&] { config.local_batch_size(5); }),
+              HasSubstr("12 samples cannot be divided evenly between 5 ranks"));
 }
 
 TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {
@@ -202,14 +199,14 @@ TEST(ConfigTest, OptionsOfNcclReachTheProcessGroup) {
                        "blocking: false, register_buckets: true}\n",
                    config),
               IsEmpty());
-  const dist::NcclOptions options = config.nccl.options();
+  const dist::NcclOptions& options = config.nccl;
   EXPECT_FALSE(options.high_priority);
   EXPECT_EQ(options.min_ctas, 3);
   EXPECT_EQ(options.max_ctas, 5);
   EXPECT_FALSE(options.blocking);
   EXPECT_TRUE(options.register_buckets);
   const dist::NcclOptions usual;
-  const dist::NcclOptions by_default = Config().nccl.options();
+  const dist::NcclOptions by_default = Config().nccl;
   EXPECT_EQ(by_default.high_priority, usual.high_priority);
   EXPECT_EQ(by_default.min_ctas, usual.min_ctas);
   EXPECT_EQ(by_default.max_ctas, usual.max_ctas);
@@ -255,7 +252,7 @@ for text in sys.argv[2:]:
 )";
 
 TEST(ConfigTest, SchemaTakesWhatTrainTakes) {
-  SYNCBN_SKIP_UNLESS(test::python_has("jsonschema") && test::python_has("yaml"), "python-torch");
+  SYNCBN_SKIP_UNLESS(test::python_has("jsonschema, yaml"), "python-torch");
   std::vector<std::pair<std::string, std::string>> texts = {
       {"{base: a.yaml, epochs: '${n}', loader: {num_workers: auto}, seed: null}", "ok"},
       {"{checkpoint: {every: 15min, keep_best: {count: 2}}, max_time: '11h'}", "ok"},

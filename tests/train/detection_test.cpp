@@ -7,14 +7,13 @@
 #include <syncbn/models/detector.h>
 #include <syncbn/train/task.h>
 
-#include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
 #include <random>
 
 #include "support/from_yaml.h"
 #include "support/skip.h"
+#include "support/thrown.h"
 #include "train/pycocotools.h"
 
 namespace syncbn::train {
@@ -251,14 +250,7 @@ TEST_F(DetectionTest, PicturesShowAsManyOfTheBestBoxesAsThereAre) {
 }
 
 TEST_F(DetectionTest, DataOrANetworkOfAnotherTaskIsRefused) {
-  const auto error = [](const auto& work) -> std::string {
-    try {
-      work();
-    } catch (const base::UserError& mistake) {
-      return mistake.what();
-    }
-    return "";
-  };
+  const auto error = [](const auto& work) { return test::message_of<base::UserError>(work); };
   EXPECT_THAT(error([&] { test::from_yaml<TaskKind>("classification", "task").make(photos_); }),
               HasSubstr("needs one label for each image, and this data has boxes with labels; set "
                         "task to detection"));

@@ -7,8 +7,6 @@
 #include <syncbn/models/weights.h>
 #include <syncbn/train/task.h>
 
-#include <vector>
-
 #include "step/training_step.h"
 #include "support/from_yaml.h"
 #include "support/multiproc.h"

@@ -7,7 +7,6 @@
 
 #include <new>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 namespace syncbn::train {

@@ -16,6 +16,7 @@
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
+#include "support/thrown.h"
 
 namespace syncbn::train {
 namespace {
@@ -121,12 +122,8 @@ TEST(ProgramCheckpointTest, SaysWhatDoesNotFit) {
   save_checkpoint(folder / "a.pt", *net);
   torch::optim::Adam optimizer(net->parameters(), 0.1);
   const auto error = [&](torch::nn::Module& module, torch::optim::Optimizer* with = nullptr) {
-    try {
-      load_checkpoint(folder / "a.pt", module, with);
-    } catch (const base::UserError& error) {
-      return std::string(error.what());
-    }
-    return std::string("no error");
+    return test::message_of<base::UserError>(
+        [&] { load_checkpoint(folder / "a.pt", module, with); });
   };
   EXPECT_THAT(error(*network(5)), HasSubstr("its tensor '0.bias' has another shape"));
   EXPECT_THAT(error(*torch::nn::Sequential(torch::nn::Linear(3, 4))),

@@ -1,9 +1,9 @@
 """Trains a small network in float64, for python_run_test.cpp.
 
-    python python_run.py FOLDER CASE ...     trains two epochs, saves CASE.pth as the scripts do, and
-                                             takes five more steps
+    python python_run.py FOLDER STEPS CASE ...     trains two epochs, saves CASE.pth as the scripts do, and
+                                                   takes STEPS more steps
 
-Then CASE-result.pth has the losses of the five steps and the network.
+If STEPS is not 0, CASE-result.pth then has the losses of these steps and the network.
 """
 
 import argparse
@@ -136,14 +136,14 @@ class Run:
 
 
 def main():
-    folder, *cases = sys.argv[1:]
+    folder, steps, *cases = sys.argv[1:]
     for case in cases:
         run = Run(case)
         run.train(0, DONE * STEPS)
         torch.save(run.checkpoint(), f"{folder}/{case}.pth")
-        losses = torch.stack(run.train(DONE * STEPS, 5))
-        result = {"losses": losses, "model": run.network.state_dict()}
-        torch.save(result, f"{folder}/{case}-result.pth")
+        if losses := run.train(DONE * STEPS, int(steps)):
+            result = {"losses": torch.stack(losses), "model": run.network.state_dict()}
+            torch.save(result, f"{folder}/{case}-result.pth")
 
 
 main()

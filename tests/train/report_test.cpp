@@ -11,7 +11,6 @@
 #include <sys/stat.h>
 
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -31,6 +30,7 @@
 #include "support/skip.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
+#include "support/thrown.h"
 
 namespace syncbn::train {
 namespace {
@@ -39,7 +39,6 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::ThrowsMessage;
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kMaxPageBytes = 3'000'000;
@@ -149,12 +148,7 @@ Json data_in(const std::string& page) {
 }
 
 std::string refusal(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const base::UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::message_of<base::UserError>(work);
 }
 
 // ---- parts
@@ -383,7 +377,7 @@ TEST_F(ReportTest, WriterRenewsAndReportsAFullDiskOnce) {
   {
     ReportWriter writer(run);
     writer.renew();
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the first page fails meanwhile
     writer.renew();  // this page is written when the writer closes
   }
   const std::string messages = ::testing::internal::GetCapturedStderr();

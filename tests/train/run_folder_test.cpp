@@ -24,6 +24,7 @@
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/temp_folder.h"
+#include "support/thrown.h"
 
 namespace syncbn::train {
 namespace {
@@ -559,12 +560,9 @@ TEST_F(RunFolderTest, ReportsWhyItCannotBeMade) {
   for (const std::string& name : {std::string("file/run"), std::string(300, 'x')}) {
     const fs::path path = temp_ / name;
     EXPECT_EQ(run_files::choose(path, "x", false, false), path);
-    try {
-      const RunFolder impossible(path, "", false);
-      FAIL() << "no error";
-    } catch (const base::UserError& error) {
-      EXPECT_THAT(error.what(), HasSubstr(name));
-    }
+    EXPECT_THAT(
+        test::message_of<base::UserError>([&] { const RunFolder impossible(path, "", false); }),
+        HasSubstr(name));
   }
 }
 

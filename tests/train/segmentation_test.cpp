@@ -17,6 +17,7 @@
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
+#include "support/thrown.h"
 
 namespace syncbn::train {
 namespace {
@@ -270,13 +271,9 @@ TEST(SegmentationTest, TheSamplesWithTheHighestLossesAreKept) {
 }
 
 TEST(SegmentationTest, DataOfTheOtherTaskIsRefused) {
-  const auto error = [](const std::string& yaml, const data::Dataset& dataset) -> std::string {
-    try {
-      test::from_yaml<TaskKind>(yaml, "task").make(dataset);
-    } catch (const base::UserError& mistake) {
-      return mistake.what();
-    }
-    return "no error";
+  const auto error = [](const std::string& yaml, const data::Dataset& dataset) {
+    return test::message_of<base::UserError>(
+        [&] { test::from_yaml<TaskKind>(yaml, "task").make(dataset); });
   };
   const auto images = data::make_synthetic({.size = 4}, data::Split::kTrain);
   EXPECT_THAT(error("segmentation", *images),

@@ -5,6 +5,7 @@
 #include "commands/sweep_plan.h"
 #include "commands/sweep_table.h"
 #include "support/temp_folder.h"
+#include "support/thrown.h"
 
 namespace syncbn::train {
 namespace {
@@ -20,12 +21,7 @@ std::vector<std::string> folders(const SweepPlan& plan) {
 }
 
 std::string refusal(const std::vector<std::string>& args) {
-  try {
-    plan_sweep(args);
-  } catch (const base::UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::message_of<base::UserError>([&] { plan_sweep(args); });
 }
 
 TEST(SweepPlanTest, HasEveryCombinationAndTheFirstKeyChangesSlowest) {

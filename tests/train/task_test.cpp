@@ -17,6 +17,7 @@
 #include "support/python.h"
 #include "support/skip.h"
 #include "support/text.h"
+#include "support/thrown.h"
 
 namespace syncbn::train {
 namespace {
@@ -33,12 +34,7 @@ std::unique_ptr<Task> task(const std::string& yaml, int64_t classes = 4) {
 }
 
 std::string task_error(const std::string& yaml) {
-  try {
-    task(yaml);
-  } catch (const base::UserError& error) {
-    return error.what();
-  }
-  return "no error";
+  return test::message_of<base::UserError>([&] { task(yaml); });
 }
 
 /// The result that loss_sum() returns for these losses.
@@ -73,16 +69,10 @@ TEST_F(TaskTest, CrossEntropyIsTheMeanOfTheTargetsLikelihood) {
 TEST_F(TaskTest, AGanTakesImagesOfOneSize) {
   const auto gan = test::from_yaml<models::ModelKind>("dcgan", "model")
                        .make(models::ModelArgs{.num_classes = 1, .sample_shape = {3, 8, 8}});
-  try {
-    task("gan")->attach(*gan);
-    FAIL();
-  } catch (const base::UserError& error) {
-    EXPECT_STREQ(
-        error.what(),
-        "it generates images [3, 8, 8], as the training data has, and those to evaluate on "
-        "are [3, 4, 4] (channels, height, width); give transforms and test_transforms one "
-        "size");
-  }
+  EXPECT_EQ(test::message_of<base::UserError>([&] { task("gan")->attach(*gan); }),
+            "it generates images [3, 8, 8], as the training data has, and those to evaluate on "
+            "are [3, 4, 4] (channels, height, width); give transforms and test_transforms one "
+            "size");
 }
 
 TEST_F(TaskTest, SmoothingSpreadsAShareOfTheTarget) {

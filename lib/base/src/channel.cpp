@@ -74,20 +74,9 @@ void Channel::receive(size_t max) {
   }
 }
 
-void Channel::consume(size_t bytes) {
-  input_.consume(bytes);
-  searched_ = 0;
-}
-
 std::optional<std::string> Channel::next_line(size_t max_size) {
-  const size_t end = input().find('\n', searched_);
-  if (end == std::string_view::npos) {
-    searched_ = input().size();
-    if (searched_ > max_size) fail(EMSGSIZE);
-    return std::nullopt;
-  }
-  std::string line(input().substr(0, end));
-  consume(end + 1);
+  auto line = input_.next_line();
+  if (!line && input_.size() > max_size) fail(EMSGSIZE);
   return line;
 }
 
@@ -96,7 +85,6 @@ void Channel::fail(int error) {
   error_ = error;
   input_.clear();
   output_.clear();
-  searched_ = 0;
 }
 
 }  // namespace syncbn::base

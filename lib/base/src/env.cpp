@@ -27,6 +27,16 @@ std::optional<int64_t> env_int(const char* name, int64_t min, int64_t max) {
   return value;
 }
 
+std::vector<std::string> environment_with(const std::map<std::string, std::string>& variables) {
+  std::vector<std::string> merged;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    if (!variables.contains(text.substr(0, text.find('=')))) merged.push_back(text);
+  }
+  for (const auto& [name, value] : variables) merged.push_back(fmt::format("{}={}", name, value));
+  return merged;
+}
+
 std::string hostname() {
   char name[256] = {};
   if (::gethostname(name, sizeof(name) - 1) != 0) return "localhost";

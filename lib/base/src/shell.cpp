@@ -64,6 +64,14 @@ std::string shell_quoted(const std::vector<std::string>& words) {
   return join(quoted, " ");
 }
 
+std::vector<char*> argv_of(const std::vector<std::string>& words) {
+  std::vector<char*> result;
+  result.reserve(words.size() + 1);
+  for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
+  result.push_back(nullptr);
+  return result;
+}
+
 std::vector<std::string> without_secrets(std::vector<std::string> words) {
   for (size_t i = 0; i < words.size(); ++i) {
     hide_passwords_of_urls(words[i]);

@@ -2,27 +2,19 @@
 #include <signal.h>
 #include <syncbn/base/signal_name.h>
 
-#include <algorithm>
-#include <utility>
+#include <array>
 
 namespace syncbn::base {
 
 std::string signal_name(int signal) {
-  static constexpr std::pair<int, const char*> kNames[] = {
-      {SIGHUP, "SIGHUP"},       {SIGINT, "SIGINT"},       {SIGQUIT, "SIGQUIT"},
-      {SIGILL, "SIGILL"},       {SIGTRAP, "SIGTRAP"},     {SIGABRT, "SIGABRT"},
-      {SIGBUS, "SIGBUS"},       {SIGFPE, "SIGFPE"},       {SIGKILL, "SIGKILL"},
-      {SIGUSR1, "SIGUSR1"},     {SIGSEGV, "SIGSEGV"},     {SIGUSR2, "SIGUSR2"},
-      {SIGPIPE, "SIGPIPE"},     {SIGALRM, "SIGALRM"},     {SIGTERM, "SIGTERM"},
-      {SIGSTKFLT, "SIGSTKFLT"}, {SIGCHLD, "SIGCHLD"},     {SIGCONT, "SIGCONT"},
-      {SIGSTOP, "SIGSTOP"},     {SIGTSTP, "SIGTSTP"},     {SIGTTIN, "SIGTTIN"},
-      {SIGTTOU, "SIGTTOU"},     {SIGURG, "SIGURG"},       {SIGXCPU, "SIGXCPU"},
-      {SIGXFSZ, "SIGXFSZ"},     {SIGVTALRM, "SIGVTALRM"}, {SIGPROF, "SIGPROF"},
-      {SIGWINCH, "SIGWINCH"},   {SIGPOLL, "SIGPOLL"},     {SIGPWR, "SIGPWR"},
-      {SIGSYS, "SIGSYS"},
-  };
-  const auto* const known = std::ranges::find(kNames, signal, &std::pair<int, const char*>::first);
-  return known == std::end(kNames) ? fmt::format("signal {}", signal) : known->second;
+  // By number, from 1 on; the numbers of x86-64 and ARM.
+  static constexpr std::array kNames = {
+      "HUP",  "INT",  "QUIT", "ILL",    "TRAP",   "ABRT",  "BUS",  "FPE",  "KILL", "USR1", "SEGV",
+      "USR2", "PIPE", "ALRM", "TERM",   "STKFLT", "CHLD",  "CONT", "STOP", "TSTP", "TTIN", "TTOU",
+      "URG",  "XCPU", "XFSZ", "VTALRM", "PROF",   "WINCH", "POLL", "PWR",  "SYS"};
+  static_assert(SIGSTKFLT == 16 && SIGSYS == 31 && kNames.size() == SIGSYS);
+  if (signal < 1 || signal > SIGSYS) return fmt::format("signal {}", signal);
+  return fmt::format("SIG{}", kNames[static_cast<size_t>(signal - 1)]);
 }
 
 }  // namespace syncbn::base

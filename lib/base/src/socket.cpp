@@ -80,14 +80,22 @@ std::string peer_address(int fd, bool own) {
   socklen_t size = sizeof(address);
   auto* const pointer = reinterpret_cast<sockaddr*>(&address);
   const int failed = own ? ::getsockname(fd, pointer, &size) : ::getpeername(fd, pointer, &size);
-  std::array<char, NI_MAXHOST> text{};
-  if (failed != 0 ||
-      ::getnameinfo(pointer, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+  if (failed != 0) return "";
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on an IPv6 socket
+  const std::string name = numeric_address(pointer, size);
+  return name.starts_with(kMapped) ? name.substr(kMapped.size()) : name;
+}
+
+std::string numeric_address(const sockaddr* address, socklen_t size) {
+  std::array<char, NI_MAXHOST> host{};
+  if (::getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
     return "";
   }
-  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on an IPv6 socket
-  const std::string_view name = text.data();
-  return std::string(name.starts_with(kMapped) ? name.substr(kMapped.size()) : name);
+  return host.data();
+}
+
+bool is_loopback(std::string_view host) {
+  return host.starts_with("127.") || host == "::1" || host == "localhost";
 }
 
 int milliseconds_until(Deadline deadline) {

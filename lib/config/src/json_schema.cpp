@@ -11,28 +11,22 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json json_of(const Value& value) {
-  switch (value.kind) {
-    case Value::Kind::kNull:
-      return nullptr;
-    case Value::Kind::kScalar: {
-      if (value.quoted) return value.scalar;
-      if (value.scalar == "true" || value.scalar == "false") return value.scalar == "true";
-      if (const auto integer = base::parse_number<int64_t>(value.scalar)) return *integer;
-      if (const auto number = base::parse_number<double>(value.scalar)) return *number;
-      return value.scalar;
-    }
-    case Value::Kind::kList: {
-      Json list = Json::array();
-      for (const Value& item : value.list) list.push_back(json_of(item));
-      return list;
-    }
-    case Value::Kind::kMap: {
-      Json map = Json::object();
-      for (const Value::Member& member : value.members) map[member.key] = json_of(member.value);
-      return map;
-    }
+  if (value.kind == Value::Kind::kNull) return nullptr;
+  if (value.kind == Value::Kind::kList) {
+    Json list = Json::array();
+    for (const Value& item : value.list) list.push_back(json_of(item));
+    return list;
   }
-  return nullptr;
+  if (value.kind == Value::Kind::kMap) {
+    Json map = Json::object();
+    for (const Value::Member& member : value.members) map[member.key] = json_of(member.value);
+    return map;
+  }
+  if (value.quoted) return value.scalar;
+  if (value.scalar == "true" || value.scalar == "false") return value.scalar == "true";
+  if (const auto integer = base::parse_number<int64_t>(value.scalar)) return *integer;
+  if (const auto number = base::parse_number<double>(value.scalar)) return *number;
+  return value.scalar;
 }
 
 }  // namespace

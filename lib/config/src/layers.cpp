@@ -26,10 +26,6 @@ constexpr int kMaxFiles = 100;
 constexpr int kMaxReferredValues = 100'000;
 constexpr size_t kMaxTextBytes = 1 << 16;  // of one text
 
-std::string child_of(const std::string& path, const std::string& key) {
-  return path.empty() ? key : path + "." + key;
-}
-
 /// Replaces a leading `~/` by the home folder.
 std::string in_home(std::string text) {
   if (text.starts_with("~/")) text.replace(0, 1, base::env("HOME").value_or("~"));
@@ -88,7 +84,7 @@ class Merger {
       if (present == nullptr) {
         under.members.push_back(member);
       } else {
-        merge(member.value, *present, child_of(path, member.key));
+        merge(member.value, *present, detail::at(path, member.key));
       }
     }
   }
@@ -100,10 +96,10 @@ class Merger {
       const size_t index = *base::parse_number<size_t>(member.key);
       if (index >= under.list.size()) {
         faults_.add(member.mark, fmt::format("{}: the list has {}, and the first is item 0",
-                                             child_of(path, member.key),
+                                             detail::at(path, member.key),
                                              base::counted(std::ssize(under.list), "item")));
       } else {
-        merge(member.value, under.list[index], child_of(path, member.key));
+        merge(member.value, under.list[index], detail::at(path, member.key));
       }
     }
   }
@@ -202,9 +198,10 @@ class Resolver {
       resolve_text(value);
     } else {
       for (size_t i = 0; i < value.list.size(); ++i) {
-        resolve(value.list[i], child_of(path, std::to_string(i)));
+        resolve(value.list[i], detail::at(path, std::to_string(i)));
       }
-      for (Value::Member& member : value.members) resolve(member.value, child_of(path, member.key));
+      for (Value::Member& member : value.members)
+        resolve(member.value, detail::at(path, member.key));
     }
     chain_.pop_back();
   }

@@ -62,17 +62,8 @@ void Value::set(const std::string& key, Value value) {
 }
 
 std::string Value::str() const {
-  switch (kind) {
-    case Kind::kNull:
-      return "nothing";
-    case Kind::kScalar:
-      return fmt::format("'{}'", shortened(scalar));
-    case Kind::kList:
-      return "a list";
-    case Kind::kMap:
-      return "a section";
-  }
-  return "?";
+  if (kind == Kind::kScalar) return fmt::format("'{}'", shortened(scalar));
+  return kind == Kind::kNull ? "nothing" : kind == Kind::kList ? "a list" : "a section";
 }
 
 void Faults::add(const Mark& mark, const std::string& message) {

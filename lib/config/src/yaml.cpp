@@ -263,17 +263,10 @@ std::string flow(const Value& value, bool between_brackets = false) {
   for (const Value::Member& member : value.members) {
     items.push_back(text_of(member.key) + ": " + flow(member.value, true));
   }
-  switch (value.kind) {
-    case Value::Kind::kNull:
-      return "null";
-    case Value::Kind::kScalar:
-      return scalar_text(value, between_brackets);
-    case Value::Kind::kList:
-      return fmt::format("[{}]", base::join(items, ", "));
-    case Value::Kind::kMap:
-      return fmt::format("{{{}}}", base::join(items, ", "));
-  }
-  return "";
+  if (value.kind == Value::Kind::kNull) return "null";
+  if (value.kind == Value::Kind::kScalar) return scalar_text(value, between_brackets);
+  const std::string all = base::join(items, ", ");
+  return value.kind == Value::Kind::kList ? "[" + all + "]" : "{" + all + "}";
 }
 
 std::string syntax_message(const YAML::Exception& error, std::string_view line) {

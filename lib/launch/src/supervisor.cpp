@@ -224,9 +224,7 @@ std::optional<int> Supervisor::wait_for_cluster() {
     if (const auto records = cluster_->take_records()) write_records(*records);
     if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
     if (cluster_->take_inquiry()) cluster_->report_workers({});
-    if (status_.handle())
-      status_.answer(status_text(context_, nlohmann::json::array(), "waits for nodes",
-                                 nlohmann::json::array()));
+    if (status_.handle()) status_.answer(status_text(context_, "waits for nodes"));
     std::vector<pollfd> polls{
         {signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
     for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
@@ -268,9 +266,7 @@ std::optional<int> Supervisor::wait_to_restart(std::chrono::milliseconds time) {
     for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
     ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
     output_.flush();
-    if (status_.handle())
-      status_.answer(status_text(context_, nlohmann::json::array(), "waits to restart",
-                                 nlohmann::json::array()));
+    if (status_.handle()) status_.answer(status_text(context_, "waits to restart"));
     while (const auto signal = signals_.next()) {
       if (*signal == SIGTSTP) Signals::stop_self();
       if (signals_.ends(*signal)) return signal;

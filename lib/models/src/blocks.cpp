@@ -246,17 +246,16 @@ constexpr const char* kDropoutHelp =
 }  // namespace
 
 void DropoutOptions::describe(config::Schema<DropoutOptions>& schema) {
-  schema.field("dropout", &DropoutOptions::dropout, kDropoutHelp).at_least(0).below(1);
+  schema.field("dropout", &DropoutOptions::dropout, kDropoutHelp).fraction();
 }
 
 void DropPathOptions::describe(config::Schema<DropPathOptions>& schema) {
-  schema.field("dropout", &DropPathOptions::dropout, kDropoutHelp).at_least(0).below(1);
+  schema.field("dropout", &DropPathOptions::dropout, kDropoutHelp).fraction();
   schema
       .field("stochastic_depth", &DropPathOptions::stochastic_depth,
              "probability that a sample skips the last block in training; it rises linearly from 0 "
              "in the first block; null: the network's own")
-      .at_least(0)
-      .below(1);
+      .fraction();
 }
 
 }  // namespace syncbn::models

@@ -24,8 +24,7 @@ struct DenseNetOptions {
     schema
         .field("dropout", &DenseNetOptions::dropout,
                "probability that a value which a dense layer computes is left out in training")
-        .at_least(0)
-        .below(1);
+        .fraction();
   }
 };
 
@@ -156,11 +155,8 @@ class DenseNet : public Model {
 void add_densenets(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, int64_t growth,
                                const std::vector<int>& depths) {
-    registry.add<DenseNetOptions>(name, "DenseNet (Huang et al., arXiv:1608.06993)",
-                                  [=](const DenseNetOptions& options, const ModelArgs& args) {
-                                    return std::make_shared<DenseNet>(name, args, options, growth,
-                                                                      depths);
-                                  });
+    add_network<DenseNetOptions, DenseNet>(
+        registry, name, "DenseNet (Huang et al., arXiv:1608.06993)", growth, depths);
   };
   add("densenet121", 32, {6, 12, 24, 16});
   add("densenet161", 48, {6, 12, 36, 24});

@@ -11,6 +11,7 @@
 #include <syncbn/models/norm.h>
 
 #include "blocks.h"
+#include "families.h"
 
 namespace syncbn::models {
 namespace {
@@ -57,12 +58,18 @@ void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
   schema
       .field("dropout", &DigitsNetOptions::dropout,
              "probability that an input of the last layer is left out in training")
-      .at_least(0)
-      .below(1);
+      .fraction();
 }
 
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {
   return std::make_shared<DigitsNet>(args, options);
+}
+
+void add_digits(ModelKind::Registry& registry) {
+  registry.add<DigitsNetOptions>("digits", "three convolutions and a linear layer, for tiny images",
+                                 [](const DigitsNetOptions& options, const ModelArgs& args) {
+                                   return digits_net(args, options);
+                                 });
 }
 
 }  // namespace syncbn::models

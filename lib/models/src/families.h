@@ -2,9 +2,23 @@
 
 #include <syncbn/models/model_kind.h>
 
+#include <memory>
+#include <string>
+
 namespace syncbn::models {
 
-// Each function registers the networks of one file, under torchvision's names.
+/// Registers a network whose constructor takes its name, args, options and shape.
+template <class Options, class Net, class... Shape>
+void add_network(ModelKind::Registry& registry, const std::string& name, const std::string& help,
+                 const Shape&... shape) {
+  registry.add<Options>(name, help, [=](const Options& options, const ModelArgs& args) {
+    return std::make_shared<Net>(name, args, options, shape...);
+  });
+}
+
+// Each function registers the networks of one file, under torchvision's names where it has them.
+void add_digits(ModelKind::Registry& registry);
+void add_scripts(ModelKind::Registry& registry);
 void add_resnets(ModelKind::Registry& registry);
 void add_vggs(ModelKind::Registry& registry);
 void add_mobilenets(ModelKind::Registry& registry);

@@ -408,16 +408,15 @@ constexpr const char* kDropoutOfLastHelp =
 
 void GoogLeNetOptions::describe(config::Schema<GoogLeNetOptions>& schema) {
   schema.field("aux_logits", &GoogLeNetOptions::aux_logits, kAuxHelp);
-  schema.field("dropout", &GoogLeNetOptions::dropout, kDropoutOfLastHelp).at_least(0).below(1);
+  schema.field("dropout", &GoogLeNetOptions::dropout, kDropoutOfLastHelp).fraction();
   schema
       .field("dropout_aux", &GoogLeNetOptions::dropout_aux, "the same in the auxiliary classifiers")
-      .at_least(0)
-      .below(1);
+      .fraction();
 }
 
 void InceptionOptions::describe(config::Schema<InceptionOptions>& schema) {
   schema.field("aux_logits", &InceptionOptions::aux_logits, kAuxHelp);
-  schema.field("dropout", &InceptionOptions::dropout, kDropoutOfLastHelp).at_least(0).below(1);
+  schema.field("dropout", &InceptionOptions::dropout, kDropoutOfLastHelp).fraction();
 }
 
 }  // namespace

@@ -1,10 +1,8 @@
-#include <syncbn/models/digits_net.h>
 #include <syncbn/models/model.h>
 
 #include <utility>
 
 #include "families.h"
-#include "script_model.h"
 
 namespace syncbn::models {
 
@@ -13,31 +11,11 @@ std::vector<at::Tensor> Model::forward_all(at::Tensor input) {
 }
 
 ModelKind::Registry& ModelKind::registry() {
-  static Registry registry = [] {
-    Registry made("model");
-    made.add<DigitsNetOptions>("digits", "three convolutions and a linear layer, for tiny images",
-                               [](const DigitsNetOptions& options, const ModelArgs& args) {
-                                 return digits_net(args, options);
-                               });
-    add_resnets(made);
-    add_vggs(made);
-    add_mobilenets(made);
-    add_efficientnets(made);
-    add_densenets(made);
-    add_regnets(made);
-    add_convnexts(made);
-    add_shufflenets(made);
-    add_mnasnets(made);
-    add_squeezenets(made);
-    add_inceptions(made);
-    add_segmentation_networks(made);
-    add_gans(made);
-    add_retinanets(made);
-    add_fcos(made);
-    made.add<ScriptOptions>("torchscript", "a network that Python has scripted, from a file",
-                            script_model);
-    return made;
-  }();
+  static Registry registry(
+      "model",
+      {add_digits, add_resnets, add_vggs, add_mobilenets, add_efficientnets, add_densenets,
+       add_regnets, add_convnexts, add_shufflenets, add_mnasnets, add_squeezenets, add_inceptions,
+       add_segmentation_networks, add_gans, add_retinanets, add_fcos, add_scripts});
   return registry;
 }
 

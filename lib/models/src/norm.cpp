@@ -40,10 +40,6 @@ at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual, bo
   return y.relu_();
 }
 
-torch::nn::AnyModule NormFactory::operator()(int64_t channels) const {
-  return make(channels, /*fuse_relu=*/false);
-}
-
 NormRelu NormFactory::with_relu(int64_t channels, double drop_path) const {
   const bool fused = kind_ == Norm::kSync && drop_path == 0;
   return {make(channels, fused), fused, drop_path};

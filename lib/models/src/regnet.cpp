@@ -139,11 +139,9 @@ class RegNet : public Model {
 
 void add_regnets(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, const RegNetShape& shape) {
-    registry.add<DropoutOptions>(
-        name, "RegNet (Radosavovic et al., arXiv:2003.13678), y with squeeze and excitation",
-        [name, shape](const DropoutOptions& options, const ModelArgs& args) {
-          return std::make_shared<RegNet>(name, args, options, shape);
-        });
+    add_network<DropoutOptions, RegNet>(
+        registry, name,
+        "RegNet (Radosavovic et al., arXiv:2003.13678), y with squeeze and excitation", shape);
   };
   add("regnet_x_400mf", {22, 24, 24.48, 2.54, 16, false});
   add("regnet_x_800mf", {16, 56, 35.73, 2.28, 16, false});

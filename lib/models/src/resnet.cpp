@@ -197,14 +197,12 @@ void describe_all_but_stem(config::Schema<Options>& schema) {
   schema
       .field("dropout", &ResNetOptions::dropout,
              "probability that an input of the last layer is left out in training")
-      .at_least(0)
-      .below(1);
+      .fraction();
   schema
       .field("stochastic_depth", &ResNetOptions::stochastic_depth,
              "probability that a sample skips the last block in training; it rises linearly from 0 "
              "in the first block")
-      .at_least(0)
-      .below(1);
+      .fraction();
 }
 
 void CifarResNetOptions::describe(config::Schema<CifarResNetOptions>& schema) {
@@ -244,10 +242,7 @@ Backbone resnet_backbone(const std::string& name, const ModelArgs& args, const R
 void add_resnets(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, const std::string& help,
                                const ResNetShape& shape) {
-    registry.add<ResNetOptions>(name, help,
-                                [name, shape](const ResNetOptions& options, const ModelArgs& args) {
-                                  return std::make_shared<ResNet>(name, args, options, shape);
-                                });
+    add_network<ResNetOptions, ResNet>(registry, name, help, shape);
   };
   const std::string resnet = "ResNet (He et al., arXiv:1512.03385)";
   add("resnet18", resnet, {.depths = {2, 2, 2, 2}});
@@ -272,11 +267,9 @@ void add_resnets(ModelKind::Registry& registry) {
     const std::string name = "resnet" + std::to_string(6 * blocks + 2);
     const ResNetShape shape{
         .depths = {blocks, blocks, blocks}, .channels = 16, .small_input = true, .projects = false};
-    registry.add<CifarResNetOptions>(
-        name, "ResNet for CIFAR-10 (He et al., section 4.2), with shortcuts without parameters",
-        [name, shape](const CifarResNetOptions& options, const ModelArgs& args) {
-          return std::make_shared<ResNet>(name, args, options, shape);
-        });
+    add_network<CifarResNetOptions, ResNet>(
+        registry, name,
+        "ResNet for CIFAR-10 (He et al., section 4.2), with shortcuts without parameters", shape);
   }
 }
 

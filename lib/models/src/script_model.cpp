@@ -18,6 +18,7 @@
 #include <memory>
 
 #include "blocks.h"
+#include "families.h"
 #include "weights/mapped_file.h"
 #include "weights/zip_archive.h"
 
@@ -158,12 +159,35 @@ void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& found) {
   }
 }
 
-}  // namespace
+/// Options of `model: {type: torchscript}`.
+struct ScriptOptions {
+  std::string file;
 
-void ScriptOptions::describe(config::Schema<ScriptOptions>& schema) {
-  schema.field("file", &ScriptOptions::file, "what torch.jit.script(model).save(file) has written")
-      .required();
+  static void describe(config::Schema<ScriptOptions>& schema) {
+    schema
+        .field("file", &ScriptOptions::file, "what torch.jit.script(model).save(file) has written")
+        .required();
+  }
+};
+
+/// Reads the file, checks that the network takes the samples and has an output for each class, and
+/// converts its batch norm for Norm::kSync.
+/// @throws base::UserError naming the file and what is wrong with it
+std::shared_ptr<Model> script_model(const ScriptOptions& options, const ModelArgs& args) {
+  refuse_recomputation("torchscript", args);
+  image_channels("torchscript", args, 1);
+  try {
+    torch::jit::Module script = read_script(options.file);
+    check_trainable(script);
+    const bool labels_pixels = check_logits(example_logits(script, args), args);
+    if (args.norm == Norm::kSync) synchronise(script, args);
+    return std::make_shared<ScriptModel>(std::move(script), labels_pixels);
+  } catch (const base::UserError& error) {
+    throw base::UserError(fmt::format("model torchscript: {}: {}", options.file, error.what()));
+  }
 }
+
+}  // namespace
 
 ScriptModel::ScriptModel(torch::jit::Module script, bool labels_pixels)
     : script_(std::move(script)), labels_pixels_(labels_pixels) {
@@ -182,18 +206,9 @@ void ScriptModel::train(bool on) {
   set_training(script_, on);
 }
 
-std::shared_ptr<Model> script_model(const ScriptOptions& options, const ModelArgs& args) {
-  refuse_recomputation("torchscript", args);
-  image_channels("torchscript", args, 1);
-  try {
-    torch::jit::Module script = read_script(options.file);
-    check_trainable(script);
-    const bool labels_pixels = check_logits(example_logits(script, args), args);
-    if (args.norm == Norm::kSync) synchronise(script, args);
-    return std::make_shared<ScriptModel>(std::move(script), labels_pixels);
-  } catch (const base::UserError& error) {
-    throw base::UserError(fmt::format("model torchscript: {}: {}", options.file, error.what()));
-  }
+void add_scripts(ModelKind::Registry& registry) {
+  registry.add<ScriptOptions>("torchscript", "a network that Python has scripted, from a file",
+                              script_model);
 }
 
 std::vector<at::Tensor> tensors_in(const c10::IValue& value) {

@@ -10,13 +10,6 @@
 
 namespace syncbn::models {
 
-/// Options of `model: {type: torchscript}`.
-struct ScriptOptions {
-  std::string file;
-
-  static void describe(config::Schema<ScriptOptions>& schema);
-};
-
 /// A network scripted and saved in Python (torch.jit.script(), torch.jit.save()). Registers its
 /// parameters, buffers and submodules under their names, so that optimizers,
 /// DistributedDataParallel and checkpoints find them.
@@ -36,11 +29,6 @@ class ScriptModel : public Model {
   torch::jit::Module script_;
   bool labels_pixels_;
 };
-
-/// Reads the file, checks that the network takes the samples and has an output for each class, and
-/// converts its batch norm for Norm::kSync.
-/// @throws base::UserError naming the file and what is wrong with it
-std::shared_ptr<Model> script_model(const ScriptOptions& options, const ModelArgs& args);
 
 /// The tensors of a value: itself, or the items of a tuple, list or dictionary, in their order.
 std::vector<at::Tensor> tensors_in(const c10::IValue& value);

@@ -101,10 +101,8 @@ class ShuffleNet : public Model {
 
 void add_shufflenets(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, const std::array<int64_t, 4>& widths) {
-    registry.add<DropoutOptions>(name, "ShuffleNetV2 (Ma et al., arXiv:1807.11164)",
-                                 [=](const DropoutOptions& options, const ModelArgs& args) {
-                                   return std::make_shared<ShuffleNet>(name, args, options, widths);
-                                 });
+    add_network<DropoutOptions, ShuffleNet>(registry, name,
+                                            "ShuffleNetV2 (Ma et al., arXiv:1807.11164)", widths);
   };
   add("shufflenet_v2_x0_5", {48, 96, 192, 1024});
   add("shufflenet_v2_x1_0", {116, 232, 464, 1024});

@@ -46,7 +46,7 @@ struct SqueezeNetShape {
 
 class SqueezeNet : public Model {
  public:
-  SqueezeNet(const std::string& name, const ModelArgs& args, double dropout,
+  SqueezeNet(const std::string& name, const ModelArgs& args, const DropoutOptions& options,
              const SqueezeNetShape& shape)
       : features_(std::make_shared<Chain>(args.activation_checkpointing)),
         classifier_(std::make_shared<Chain>()) {
@@ -65,7 +65,7 @@ class SqueezeNet : public Model {
       in = 128 * level;
     }
     register_module("features", features_);
-    classifier_->add_dropout(dropout);
+    classifier_->add_dropout(options.dropout.value_or(0.5));
     const auto last =
         classifier_->add(torch::nn::Conv2d(torch::nn::Conv2dOptions(in, args.num_classes, 1)));
     classifier_->add_relu();
@@ -94,11 +94,8 @@ class SqueezeNet : public Model {
 
 void add_squeezenets(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, const SqueezeNetShape& shape) {
-    registry.add<DropoutOptions>(
-        name, "SqueezeNet (Iandola et al., arXiv:1602.07360)",
-        [name, shape](const DropoutOptions& options, const ModelArgs& args) {
-          return std::make_shared<SqueezeNet>(name, args, options.dropout.value_or(0.5), shape);
-        });
+    add_network<DropoutOptions, SqueezeNet>(registry, name,
+                                            "SqueezeNet (Iandola et al., arXiv:1602.07360)", shape);
   };
   add("squeezenet1_0", {.channels = 96, .kernel = 7, .pool_ahead = {0, 3, 7}, .min_side = 21});
   add("squeezenet1_1", {.channels = 64, .kernel = 3, .pool_ahead = {0, 2, 4}, .min_side = 17});

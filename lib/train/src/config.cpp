@@ -49,8 +49,7 @@ void DdpConfig::describe(config::Schema<DdpConfig>& schema) {
   schema
       .field("bucket_cap_mb", &DdpConfig::bucket_cap_mb,
              "size of a gradient bucket; null: 25, and 1 for the first")
-      .above(0)
-      .at_most(kMaxBucketMiB)
+      .positive_up_to(kMaxBucketMiB)
       .unit("MiB");
   schema.field("static_graph", &DdpConfig::static_graph,
                "every step uses the same parameters: finds unused ones without a search per step");
@@ -80,14 +79,6 @@ void NcclConfig::describe(config::Schema<NcclConfig>& schema) {
     if (!nccl.min_ctas || !nccl.max_ctas || *nccl.min_ctas <= *nccl.max_ctas) return std::nullopt;
     return fmt::format("min_ctas: {} is above max_ctas: {}", *nccl.min_ctas, *nccl.max_ctas);
   });
-}
-
-dist::NcclOptions NcclConfig::options() const {
-  return {.high_priority = high_priority,
-          .min_ctas = min_ctas,
-          .max_ctas = max_ctas,
-          .blocking = blocking,
-          .register_buckets = register_buckets};
 }
 
 void ParallelConfig::describe(config::Schema<ParallelConfig>& schema) {
@@ -152,8 +143,7 @@ void EmaConfig::describe(config::Schema<EmaConfig>& schema) {
   schema
       .field("decay", &EmaConfig::decay,
              "share of the average that an update keeps, such as 0.9999; 0: no average")
-      .at_least(0)
-      .below(1);
+      .fraction();
   schema.field("every", &EmaConfig::every, "steps between two updates").at_least(1).unit("steps");
   schema
       .field("start", &EmaConfig::start,
@@ -376,8 +366,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .field("val_fraction", &Config::val_fraction,
              "share of each class of the training samples that is held out to choose the best "
              "checkpoint by; 0: none")
-      .at_least(0)
-      .below(1);
+      .fraction();
   schema.field("sampler", &Config::sampler, "which training samples a rank sees");
   schema.field("loader", &Config::loader, "");
   schema.field("optimizer", &Config::optimizer, "how parameters are updated");
@@ -398,8 +387,7 @@ void Config::describe(config::Schema<Config>& schema) {
   schema
       .field("restore_lr", &Config::restore_lr,
              "with on_nan: restore, the learning rate's factor each time")
-      .above(0)
-      .at_most(1);
+      .positive_up_to(1);
   schema.field("ddp", &Config::ddp, "");
   schema.field("parallel", &Config::parallel, "");
   schema
@@ -461,27 +449,27 @@ void Config::describe(config::Schema<Config>& schema) {
              "that "
              "several would be slower")
       .between(0, kMaxThreads);
-  schema.check([](const Config& config) -> std::optional<std::string> {
-    if (config.accumulate == 1 || !config.ddp.static_graph) return std::nullopt;
-    return "accumulate and ddp.static_graph do not work together; set accumulate to 1, or "
-           "ddp.static_graph to false";
-  });
-  schema.check([](const Config& config) -> std::optional<std::string> {
-    if (!config.activation_checkpointing || !config.ddp.find_unused_parameters) return std::nullopt;
-    return "activation_checkpointing and ddp.find_unused_parameters do not work together: the "
-           "parameters of what is computed again count as unused; set one of them to false";
-  });
-  schema.check([](const Config& config) -> std::optional<std::string> {
-    if (!config.activation_checkpointing || config.parallel.mode == "ddp") return std::nullopt;
-    return "activation_checkpointing and parallel.mode data_parallel do not work together; set "
-           "activation_checkpointing to false, or parallel.mode to ddp";
-  });
-  schema.check([](const Config& config) -> std::optional<std::string> {
-    if (!config.max_time || config.max_time->unit == config::Duration::Unit::kSeconds) {
-      return std::nullopt;
-    }
-    return "max_time is a time, such as 50min; to limit steps or epochs, set max_steps or epochs";
-  });
+  schema.refuse(
+      "accumulate and ddp.static_graph do not work together; set accumulate to 1, or "
+      "ddp.static_graph to false",
+      [](const Config& config) { return config.accumulate != 1 && config.ddp.static_graph; });
+  schema.refuse(
+      "activation_checkpointing and ddp.find_unused_parameters do not work together: the "
+      "parameters of what is computed again count as unused; set one of them to false",
+      [](const Config& config) {
+        return config.activation_checkpointing && config.ddp.find_unused_parameters;
+      });
+  schema.refuse(
+      "activation_checkpointing and parallel.mode data_parallel do not work together; set "
+      "activation_checkpointing to false, or parallel.mode to ddp",
+      [](const Config& config) {
+        return config.activation_checkpointing && config.parallel.mode != "ddp";
+      });
+  schema.refuse(
+      "max_time is a time, such as 50min; to limit steps or epochs, set max_steps or epochs",
+      [](const Config& config) {
+        return config.max_time && config.max_time->unit != config::Duration::Unit::kSeconds;
+      });
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.start_epoch < config.epochs) return std::nullopt;
     return fmt::format("start_epoch: {} leaves nothing of epochs: {}", config.start_epoch,
@@ -492,16 +480,15 @@ void Config::describe(config::Schema<Config>& schema) {
     if (device == "auto" || device == "cpu" || is_gpu(device)) return std::nullopt;
     return fmt::format("device: must be auto, cpu, cuda or cuda:N, got {}", device);
   });
-  schema.check([](const Config& config) -> std::optional<std::string> {
-    const bool on_cpu = config.device == "cpu" && config.backend == "nccl";
-    if (!on_cpu) return std::nullopt;
-    return "device: cpu does not go with backend: nccl, which is for GPUs; set only one";
-  });
-  schema.check([](const Config& config) -> std::optional<std::string> {
-    if (config.batch_size.has_value() != config.global_batch_size.has_value()) return std::nullopt;
-    return "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of "
-           "all ranks together); the other is null";
-  });
+  schema.refuse(
+      "device: cpu does not go with backend: nccl, which is for GPUs; set only one",
+      [](const Config& config) { return config.device == "cpu" && config.backend == "nccl"; });
+  schema.refuse(
+      "set exactly one of batch_size (samples of each rank) and global_batch_size (samples of all "
+      "ranks together); the other is null",
+      [](const Config& config) {
+        return config.batch_size.has_value() == config.global_batch_size.has_value();
+      });
 }
 
 int64_t Config::local_batch_size(int world_size) const {

@@ -11,11 +11,11 @@
 #include <syncbn/train/trainer.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 
@@ -78,18 +78,6 @@ std::vector<at::Tensor> on_host(const std::vector<at::Tensor>& vectors) {
     begin += size;
   }
   return copies;
-}
-
-/// Concatenates the values of all ranks.
-/// @param own on the host
-std::vector<int64_t> gathered(const at::Tensor& own) {
-  const std::string bytes(reinterpret_cast<const char*>(own.const_data_ptr<int64_t>()),
-                          own.nbytes());
-  std::string all;
-  for (const std::string& part : dist::all_gather_bytes(bytes)) all += part;
-  std::vector<int64_t> values(all.size() / sizeof(int64_t));
-  std::memcpy(values.data(), all.data(), all.size());
-  return values;
 }
 
 }  // namespace
@@ -190,7 +178,8 @@ Evaluation Evaluator::evaluate(const GetWishes& wishes, const OnBatch& on_batch,
   });
   const double* const added = values + sums.numel() + task_->num_counts();
   const std::vector<int64_t> all_counts(values + sums.numel(), added);
-  const std::vector<int64_t> all_records = gathered(host[1]);
+  const std::vector<int64_t> all_records =
+      gathered(std::span(host[1].const_data_ptr<int64_t>(), static_cast<size_t>(host[1].numel())));
   std::vector<Metric> metrics = task_->metrics(all_counts, all_records);
   std::ranges::move(added_.metrics(std::vector<int64_t>(added, values + all.numel())),
                     std::back_inserter(metrics));

@@ -40,14 +40,8 @@ void describe_frozen(const models::Model& model) {
 }
 
 std::string precision_part(const Config& config) {
-  switch (chosen_precision(config, dist::device())) {
-    case at::kBFloat16:
-      return ", bf16";
-    case at::kHalf:
-      return ", fp16";
-    default:
-      return "";
-  }
+  const at::ScalarType type = chosen_precision(config, dist::device());
+  return type == at::kBFloat16 ? ", bf16" : type == at::kHalf ? ", fp16" : "";
 }
 
 /// The keys that are set although only GPUs use them.

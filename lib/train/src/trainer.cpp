@@ -350,7 +350,7 @@ class Trainer {
       folder_->rewind_log(position_.step, position_.sampler.epoch,
                           plan_.owes_evaluation() ? "" : position_.epoch_line);
     }
-    folder_->write_environment(environment);
+    folder_->replace_file(run_files::kEnvironment, environment);
     // The loader of a new run has not started its first epoch.
     const int64_t done =
         continues_epoch_ ? plan_.batches_done() : position_.sampler.epoch * loader_.num_batches();
@@ -872,14 +872,15 @@ class Trainer {
     write([&] {
       writer_->wait();
       folder_->log_end("finished", position_.step);
-      folder_->write_result({.best_metric = metric.name,
-                             .best_value = best ? best->value : std::nan(""),
-                             .best_epoch = best ? best->epoch : 0,
-                             .higher_is_better = metric.higher_is_better,
-                             .last = record,
-                             .world_size = dist::world_size(),
-                             .seed = resume_.seed,
-                             .sync_batchnorm = config_.sync_batchnorm});
+      const ResultRecord result{.best_metric = metric.name,
+                                .best_value = best ? best->value : std::nan(""),
+                                .best_epoch = best ? best->epoch : 0,
+                                .higher_is_better = metric.higher_is_better,
+                                .last = record,
+                                .world_size = dist::world_size(),
+                                .seed = resume_.seed,
+                                .sync_batchnorm = config_.sync_batchnorm};
+      folder_->replace_file(run_files::kResult, text_of(result));
     });
     renew_report();
     if (!is_rank_0()) return;

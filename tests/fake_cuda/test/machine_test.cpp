@@ -214,7 +214,7 @@ TEST(FakeStreamsTest, EventsMeasureTime) {
   start.record();
   const auto work = [&] {
     was_queried.wait(false);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the time that is measured
   };
   ASSERT_EQ(fake_cuda::enqueue(stream, work, true), cudaSuccess);
   end.record();

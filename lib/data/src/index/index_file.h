@@ -128,7 +128,6 @@ class MappedIndex {
   }
 
   uint64_t fingerprint() const { return header().fingerprint; }
-  size_t size() const { return bytes_.get_deleter().size; }
 
  private:
   struct Unmap {

@@ -201,14 +201,11 @@ void CocoOptions::describe(config::Schema<CocoOptions>& schema) {
   schema.field("test_annotations", &Options::test_annotations,
                "the same for the test split, with the same categories; empty: none");
   schema.field("test_images", &Options::test_images, "the same for the test split; empty: none");
-  schema.check([](const Options& options) -> std::optional<std::string> {
-    if (options.val_annotations.empty() != options.val_images.empty()) {
-      return "val_annotations and val_images go together";
-    }
-    if (options.test_annotations.empty() != options.test_images.empty()) {
-      return "test_annotations and test_images go together";
-    }
-    return std::nullopt;
+  schema.refuse("val_annotations and val_images go together", [](const Options& options) {
+    return options.val_annotations.empty() != options.val_images.empty();
+  });
+  schema.refuse("test_annotations and test_images go together", [](const Options& options) {
+    return options.test_annotations.empty() != options.test_images.empty();
   });
   detail::describe_image_files(schema);
 }

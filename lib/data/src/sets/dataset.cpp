@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -50,17 +51,8 @@ at::Tensor cut_out(const at::Tensor& slots, const at::Tensor& sizes, int64_t hei
 }  // namespace
 
 std::string to_string(Split split) {
-  switch (split) {
-    case Split::kTrain:
-      return "train";
-    case Split::kVal:
-      return "val";
-    case Split::kTest:
-      return "test";
-    case Split::kHeldOut:
-      return "held-out";
-  }
-  return "";
+  constexpr std::array kNames = {"train", "val", "test", "held-out"};
+  return kNames.at(static_cast<size_t>(split));
 }
 
 Normalization Dataset::normalization() const {

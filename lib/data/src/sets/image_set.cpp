@@ -53,10 +53,6 @@ ImageFormat::ImageFormat(const std::string& kind, const ImageSetOptions& options
   check_pixels(kind + ": the transforms make images of up to", size_, source.max_pixels);
 }
 
-std::vector<int64_t> ImageFormat::sample_shape() const {
-  return {channels_, size_.height, size_.width};
-}
-
 void ImageFormat::write(const Image& image, const SampleSlot& slot) const {
   const bool fits = sizes_vary_ ? image.width <= size_.width && image.height <= size_.height
                                 : ImageSize{image.width, image.height} == size_;

@@ -37,7 +37,7 @@ class ImageFormat {
   /// The largest size, if sizes_vary().
   ImageSize size() const { return size_; }
   bool sizes_vary() const { return sizes_vary_; }
-  std::vector<int64_t> sample_shape() const;
+  std::vector<int64_t> sample_shape() const { return {channels_, size_.height, size_.width}; }
   const Normalization& normalization() const { return normalization_; }
 
   /// Writes a transformed image as [channels, height, width], and its size.

@@ -205,13 +205,13 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
                "names of the classes, by label; empty: their numbers");
   schema.field("ignore_index", &Options::ignore_index, "label of pixels that are ignored")
       .between(0, 255);
+  schema.refuse("val_images and val_masks go together", [](const Options& options) {
+    return options.val_images.empty() != options.val_masks.empty();
+  });
+  schema.refuse("test_images and test_masks go together", [](const Options& options) {
+    return options.test_images.empty() != options.test_masks.empty();
+  });
   schema.check([](const Options& options) -> std::optional<std::string> {
-    if (options.val_images.empty() != options.val_masks.empty()) {
-      return "val_images and val_masks go together";
-    }
-    if (options.test_images.empty() != options.test_masks.empty()) {
-      return "test_images and test_masks go together";
-    }
     const auto& names = options.class_names;
     if (!names.empty() && std::ssize(names) != options.classes) {
       return fmt::format("class_names has {}, classes is {}", base::counted(names.size(), "name"),

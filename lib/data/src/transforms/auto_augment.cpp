@@ -122,9 +122,8 @@ class RandAugment : public Transform {
       schema.field("magnitude", &Options::magnitude, "of all operations, from 0").at_least(0);
       schema.field("num_magnitude_bins", &Options::num_magnitude_bins, "number of magnitudes")
           .at_least(2);
-      schema.check([](const Options& options) -> std::optional<std::string> {
-        if (options.magnitude < options.num_magnitude_bins) return std::nullopt;
-        return "magnitude must be below num_magnitude_bins";
+      schema.refuse("magnitude must be below num_magnitude_bins", [](const Options& options) {
+        return options.magnitude >= options.num_magnitude_bins;
       });
     }
   };

@@ -67,13 +67,10 @@ void describe_size(config::Schema<Options>& schema, const std::string& size_help
   schema.field("width", &Options::width, "together with height, instead of size")
       .between(1, kMaxSide)
       .unit("px");
-  schema.check([](const Options& options) -> std::optional<std::string> {
+  schema.refuse("needs either size, or height and width", [](const Options& options) {
     const bool both = options.height && options.width;
     const bool any = options.height || options.width;
-    if (both != any || options.size.has_value() == both) {
-      return "needs either size, or height and width";
-    }
-    return std::nullopt;
+    return both != any || options.size.has_value() == both;
   });
 }
 

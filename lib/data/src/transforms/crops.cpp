@@ -119,19 +119,17 @@ class RandomResizedCrop : public Crop {
       describe_size(schema, "side of the square that the part is resized to");
       schema.field("scale", &Options::scale, "smallest and largest share of the image's area")
           .length(2)
-          .above(0)
-          .at_most(1);
+          .positive_up_to(1);
       schema
           .field("ratio", &Options::ratio,
                  "smallest and largest width, as a multiple of the height")
           .length(2)
           .above(0);
-      schema.check([](const Options& options) -> std::optional<std::string> {
-        if (options.scale[0] <= options.scale[1] && options.ratio[0] <= options.ratio[1]) {
-          return std::nullopt;
-        }
-        return "scale and ratio are each a smallest and a largest value, in this order";
-      });
+      schema.refuse("scale and ratio are each a smallest and a largest value, in this order",
+                    [](const Options& options) {
+                      return options.scale[0] > options.scale[1] ||
+                             options.ratio[0] > options.ratio[1];
+                    });
     }
   };
 

@@ -48,10 +48,8 @@ class RandomShortestSize : public Transform {
                  "smaller")
           .between(1, kMaxSide)
           .unit("px");
-      schema.check([](const Options& options) -> std::optional<std::string> {
-        if (!options.min_size.empty()) return std::nullopt;
-        return "min_size needs at least one length";
-      });
+      schema.refuse("min_size needs at least one length",
+                    [](const Options& options) { return options.min_size.empty(); });
     }
   };
 
@@ -259,11 +257,9 @@ class RandomIouCrop : public Transform {
 
     static void describe(config::Schema<Options>& schema) {
       schema.field("min_scale", &Options::min_scale, "smallest share of each side")
-          .above(0)
-          .at_most(1);
+          .positive_up_to(1);
       schema.field("max_scale", &Options::max_scale, "largest share of each side")
-          .above(0)
-          .at_most(1);
+          .positive_up_to(1);
       schema
           .field("min_aspect_ratio", &Options::min_aspect_ratio,
                  "smallest width, as a multiple of the height")

@@ -22,11 +22,8 @@ class Resize : public Transform {
                  "are made smaller")
           .at_most(kMaxSide)
           .unit("px");
-      schema.check([](const Options& options) -> std::optional<std::string> {
-        if (!options.max_size || (options.size && *options.max_size > *options.size)) {
-          return std::nullopt;
-        }
-        return "max_size goes with size, and must be above it";
+      schema.refuse("max_size goes with size, and must be above it", [](const Options& options) {
+        return options.max_size && (!options.size || *options.max_size <= *options.size);
       });
     }
   };
@@ -116,10 +113,8 @@ class RandomScale : public Transform {
     static void describe(config::Schema<Options>& schema) {
       schema.field("min", &Options::min, "smallest factor of both sides").above(0);
       schema.field("max", &Options::max, "largest factor of both sides").above(0);
-      schema.check([](const Options& options) -> std::optional<std::string> {
-        if (options.min <= options.max) return std::nullopt;
-        return "min must not be above max";
-      });
+      schema.refuse("min must not be above max",
+                    [](const Options& options) { return options.min > options.max; });
     }
   };
 

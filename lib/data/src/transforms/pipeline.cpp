@@ -103,15 +103,9 @@ Box Transform::region(ImageSize size, SampleRandom&) const {
 }
 
 TransformKind::Registry& TransformKind::registry() {
-  static Registry registry = [] {
-    Registry made("transform");
-    detail::add_crops(made);
-    detail::add_geometry(made);
-    detail::add_detection(made);
-    detail::add_colors(made);
-    detail::add_auto_augment(made);
-    return made;
-  }();
+  static Registry registry("transform",
+                           {detail::add_crops, detail::add_geometry, detail::add_detection,
+                            detail::add_colors, detail::add_auto_augment});
   return registry;
 }
 

@@ -28,10 +28,6 @@ double SampleRandom::uniform() {
   return static_cast<double>(bits() >> 11) * 0x1p-53;
 }
 
-double SampleRandom::uniform(double low, double high) {
-  return low + (high - low) * uniform();
-}
-
 int64_t SampleRandom::below(int64_t bound) {
   // Lemire's method without rejection; the bias is below bound / 2^64.
   const auto product = static_cast<Wide>(bits()) * static_cast<uint64_t>(bound);

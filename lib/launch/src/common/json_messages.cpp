@@ -67,9 +67,12 @@ std::vector<int> ranks_in_runs(const Json& runs, size_t max_count) {
 }
 
 std::string shown_text(const Json& message, const char* key) {
+  return shown_text(message.at(key).get_ref<const std::string&>());
+}
+
+std::string shown_text(std::string_view text) {
   constexpr size_t kMaxBytes = 1000;
-  return base::printable(
-      base::utf8_prefix(message.at(key).get_ref<const std::string&>(), kMaxBytes));
+  return base::printable(base::utf8_prefix(text, kMaxBytes));
 }
 
 }  // namespace syncbn::launch

@@ -36,6 +36,7 @@ inline constexpr const char* kBadMessage =
 /// The text at `key`, made safe to show or log: one line, without control characters, and at most
 /// 1,000 bytes. @throws nlohmann's exceptions if there is none.
 std::string shown_text(const nlohmann::json& message, const char* key);
+std::string shown_text(std::string_view text);
 
 constexpr int kMaxRanks = 1'000'000;  ///< upper bound on the ranks in a record or a message
 

@@ -151,15 +151,8 @@ class TlsLink : public base::LinkProtection {
     ssl_.BIO_write(in_, input.data(), static_cast<int>(input.size()));
     channel.consume(input.size());
     transfer(channel);
-    const size_t end = received_.view().find('\n', searched_);
-    if (end == std::string_view::npos) {
-      searched_ = received_.size();
-      if (searched_ > max_size) channel.fail(EMSGSIZE);
-      return std::nullopt;
-    }
-    std::string line(received_.view().substr(0, end));
-    received_.consume(end + 1);
-    searched_ = 0;
+    auto line = received_.next_line();
+    if (!line && received_.size() > max_size) channel.fail(EMSGSIZE);
     return line;
   }
 
@@ -197,7 +190,6 @@ class TlsLink : public base::LinkProtection {
   BIO* const out_ = ssl_.BIO_new(ssl_.BIO_s_mem());
   std::string unsent_;  ///< lines that wait for the end of the handshake
   base::ByteQueue received_;
-  size_t searched_ = 0;  ///< bytes at the front of received_ without a newline
 };
 
 }  // namespace

@@ -206,19 +206,10 @@ void FlightFile::add(RankRecord record) {
   records.push_back(std::move(record));
 }
 
-Json json_of(const std::vector<FlightFile::Missing>& missing) {
-  Json all = Json::array();
-  for (const FlightFile::Missing& one : missing) {
-    all.push_back({{"node", one.node}, {"ranks", one.ranks}, {"why", one.why}});
-  }
-  return all;
-}
-
 std::vector<FlightFile::Missing> missing_in(const Json& json) {
-  std::vector<FlightFile::Missing> missing;
-  for (const Json& one : json) {
-    missing.push_back(
-        {shown_text(one, "node"), one.at("ranks").get<std::vector<int>>(), shown_text(one, "why")});
+  auto missing = json.get<std::vector<FlightFile::Missing>>();
+  for (FlightFile::Missing& one : missing) {
+    for (std::string* text : {&one.node, &one.why}) *text = shown_text(*text);
   }
   return missing;
 }
@@ -252,7 +243,7 @@ std::string FlightText::text(const FlightFile& head) const {
                     {"unix_ns", head.unix_ns},
                     {"ranks", ranks_},
                     {"has_all_nodes", head.has_all_nodes},
-                    {"missing", json_of(missing)}}) +
+                    {"missing", missing}}) +
          lines_ + json_line({{"complete", true}});
 }
 

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -46,7 +46,7 @@ struct FlightFile {
   static FlightFile of(const std::string& text, const std::string& path);
 };
 
-nlohmann::json json_of(const std::vector<FlightFile::Missing>& missing);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FlightFile::Missing, node, ranks, why)
 /// @throws nlohmann's exceptions if `json` has a different form.
 std::vector<FlightFile::Missing> missing_in(const nlohmann::json& json);
 

@@ -131,7 +131,7 @@ std::optional<RankRecord> record_in(const Json& message) {
 
 Json JobRecords::head() const {
   return {{"type", "all_records"},    {"job", job}, {"attempt", attempt},
-          {"world_size", world_size}, {"why", why}, {"missing", json_of(missing)}};
+          {"world_size", world_size}, {"why", why}, {"missing", missing}};
 }
 
 JobRecords JobRecords::of(const Json& head) {

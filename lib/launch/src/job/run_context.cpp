@@ -114,15 +114,4 @@ Variables worker_variables(const LaunchOptions& options, const RunContext& conte
   return variables;
 }
 
-std::vector<std::string> merge_environment(const Variables& variables) {
-  std::vector<std::string> merged;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const std::string name(text.substr(0, text.find('=')));
-    if (!variables.contains(name)) merged.emplace_back(text);
-  }
-  for (const auto& [name, value] : variables) merged.push_back(fmt::format("{}={}", name, value));
-  return merged;
-}
-
 }  // namespace syncbn::launch

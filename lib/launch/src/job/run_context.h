@@ -48,7 +48,4 @@ using Variables = std::map<std::string, std::string>;
 /// The variables that a worker gets in addition to the launcher's environment; torchrun's names.
 Variables worker_variables(const LaunchOptions& options, const RunContext& context, int local_rank);
 
-/// The launcher's environment, overridden by `variables`, as "NAME=VALUE" for execve.
-std::vector<std::string> merge_environment(const Variables& variables);
-
 }  // namespace syncbn::launch

@@ -142,7 +142,7 @@ void StatusServer::answer(const std::string& text) {
   asking_.clear();
 }
 
-std::string status_text(const RunContext& context, const Json& workers, const std::string& state,
+std::string status_text(const RunContext& context, const std::string& state, const Json& workers,
                         const Json& silent) {
   return Json{
       {"run_id", context.run_id},   {"job_id", context.job_id}, {"pid", ::getpid()},

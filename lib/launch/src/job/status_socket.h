@@ -2,7 +2,7 @@
 
 #include <syncbn/base/unique_fd.h>
 
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -38,8 +38,9 @@ class StatusServer {
 
 /// What StatusServer answers about a job.
 /// @param workers of all nodes, as an array. @param silent names of nodes that have not answered.
-std::string status_text(const RunContext& context, const nlohmann::json& workers,
-                        const std::string& state, const nlohmann::json& silent);
+std::string status_text(const RunContext& context, const std::string& state,
+                        const nlohmann::json& workers = nlohmann::json::array(),
+                        const nlohmann::json& silent = nlohmann::json::array());
 
 /// Such an answer in words. @throws nlohmann's exceptions if it has a different form.
 std::string status_in_words(const nlohmann::json& answer);

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <syncbn/base/clock.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -57,20 +59,10 @@ std::string status_value(pid_t pid, const std::string& name) {
 }
 
 std::string state_name(char state) {
-  switch (state) {
-    case 'R':
-      return "running";
-    case 'S':
-      return "sleeping";
-    case 'D':
-      return "in the kernel";
-    case 'T':
-      return "stopped";
-    case 't':
-      return "traced";
-    default:
-      return "ended";
-  }
+  constexpr std::string_view kLetters = "RSDTt";
+  constexpr std::array kNames{"running", "sleeping", "in the kernel", "stopped", "traced"};
+  const size_t at = kLetters.find(state);
+  return at == kLetters.npos ? "ended" : kNames[at];
 }
 
 std::string process_of(const WorkerState& worker) {
@@ -133,10 +125,7 @@ std::string output_of(const std::vector<std::string>& words, Clock::time_point d
   ::sigemptyset(&none);
   ::posix_spawnattr_setsigmask(&attributes, &none);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  std::vector<char*> argv;
-  argv.reserve(words.size() + 1);
-  for (const std::string& word : words) argv.push_back(const_cast<char*>(word.c_str()));
-  argv.push_back(nullptr);
+  const std::vector<char*> argv = base::argv_of(words);
   pid_t pid = -1;
   const int error = ::posix_spawnp(&pid, argv[0], &actions, &attributes, argv.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
@@ -191,51 +180,27 @@ std::string WorkerState::name() const {
   return fmt::format("rank {} ({}{}, pid {})", rank, host, gpu.empty() ? "" : ", GPU " + gpu, pid);
 }
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkerState, rank, host, pid, tracer, place, reports, steps,
+                                   reported_ns, collective, doing, idle_seconds, allowed_seconds,
+                                   calls, own_seconds, gpu, called)
+
 nlohmann::json WorkerState::json() const {
-  nlohmann::json waits_json = nlohmann::json::array();
-  for (const Wait& wait : waits) waits_json.push_back(json_of(wait));
-  return {{"rank", rank},
-          {"host", host},
-          {"pid", pid},
-          {"process", std::string(1, process)},
-          {"tracer", tracer},
-          {"place", place},
-          {"reports", reports},
-          {"steps", steps},
-          {"reported_ns", reported_ns},
-          {"collective", collective},
-          {"doing", doing},
-          {"idle_seconds", idle_seconds},
-          {"allowed_seconds", allowed_seconds},
-          {"calls", calls},
-          {"own_seconds", own_seconds},
-          {"gpu", gpu},
-          {"waits", waits_json},
-          {"called", called}};
+  nlohmann::json all = *this;
+  all["process"] = std::string(1, process);
+  all["waits"] = nlohmann::json::array();
+  for (const Wait& wait : waits) all["waits"].push_back(json_of(wait));
+  return all;
 }
 
 WorkerState WorkerState::of(const nlohmann::json& json) {
+  auto worker = json.get<WorkerState>();
+  for (std::string* text : {&worker.host, &worker.place, &worker.doing, &worker.gpu}) {
+    *text = shown_text(*text);
+  }
   const std::string process = json.at("process");
-  std::vector<Wait> waits;
-  for (const nlohmann::json& wait : json.at("waits")) waits.push_back(wait_of(wait));
-  return {.rank = json.at("rank"),
-          .host = shown_text(json, "host"),
-          .pid = json.at("pid"),
-          .process = process.empty() ? '?' : process[0],
-          .tracer = json.at("tracer"),
-          .place = shown_text(json, "place"),
-          .reports = json.at("reports"),
-          .steps = json.at("steps"),
-          .reported_ns = json.at("reported_ns"),
-          .collective = json.at("collective"),
-          .doing = shown_text(json, "doing"),
-          .idle_seconds = json.at("idle_seconds"),
-          .allowed_seconds = json.at("allowed_seconds"),
-          .calls = json.at("calls"),
-          .own_seconds = json.at("own_seconds"),
-          .gpu = shown_text(json, "gpu"),
-          .waits = std::move(waits),
-          .called = json.at("called")};
+  worker.process = process.empty() ? '?' : process[0];
+  for (const nlohmann::json& wait : json.at("waits")) worker.waits.push_back(wait_of(wait));
+  return worker;
 }
 
 nlohmann::json json_of(const std::vector<WorkerState>& workers) {

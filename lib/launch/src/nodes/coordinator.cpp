@@ -276,15 +276,11 @@ void Coordinator::note_stranger(const std::string& text) {
 }
 
 void Coordinator::leave_torchruns_barrier() {
-  switch (torchrun_nodes_.barrier()) {
-    case TorchrunNodes::Barrier::kOccupied:
-      return;
-    case TorchrunNodes::Barrier::kLeft:
-      return finish(base::kExitOk, "");
-    case TorchrunNodes::Barrier::kBroken:
-      return finish(base::kExitUnavailable,
-                    "a node that torchrun runs left before its workers had succeeded");
-  }
+  using Barrier = TorchrunNodes::Barrier;
+  const Barrier barrier = torchrun_nodes_.barrier();
+  if (barrier == Barrier::kLeft) return finish(base::kExitOk, "");
+  if (barrier == Barrier::kOccupied) return;
+  finish(base::kExitUnavailable, "a node that torchrun runs left before its workers had succeeded");
 }
 
 void Coordinator::inquire() {
@@ -374,9 +370,8 @@ void Coordinator::send_records(PeerLauncher& node, const JobRecords& records) {
     if (!peers_.send_if_room(node, text)) left_out.push_back(rank);
   }
   if (!left_out.empty()) {
-    head["missing"].push_back({{"node", "all nodes"},
-                               {"ranks", left_out},
-                               {"why", "node 0 cannot send so much at once"}});
+    head["missing"].push_back(
+        FlightFile::Missing{"all nodes", left_out, "node 0 cannot send so much at once"});
   }
   peers_.send(node, head);
 }

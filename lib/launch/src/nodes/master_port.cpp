@@ -23,12 +23,6 @@
 namespace syncbn::launch {
 namespace {
 
-bool is_loopback(const std::string& address) {
-  in_addr ipv4{};
-  const bool is_ipv4 = ::inet_pton(AF_INET, address.c_str(), &ipv4) == 1;
-  return address == "::1" || (is_ipv4 && ntohl(ipv4.s_addr) >> 24 == IN_LOOPBACKNET);
-}
-
 // Calls `visit` with the name and the numeric address of each interface that has one.
 void for_each_interface(
     const std::function<void(const ifaddrs&, const std::string& address)>& visit) {
@@ -39,11 +33,8 @@ void for_each_interface(
     const int family = one->ifa_addr == nullptr ? AF_UNSPEC : one->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
     const socklen_t size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    std::array<char, NI_MAXHOST> text{};
-    if (::getnameinfo(one->ifa_addr, size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) ==
-        0) {
-      visit(*one, text.data());
-    }
+    const std::string address = base::numeric_address(one->ifa_addr, size);
+    if (!address.empty()) visit(*one, address);
   }
 }
 
@@ -78,7 +69,7 @@ std::string listen_address(const LaunchOptions& options) {
   if (options.listen.empty()) {
     // Any other name may be a loopback address on this host only, as a host's own is on Debian.
     if (options.master_addr == "localhost") return "127.0.0.1";
-    return is_loopback(options.master_addr) ? options.master_addr : "";
+    return base::is_loopback(options.master_addr) ? options.master_addr : "";
   }
   std::string address = address_of_interface(options.listen);
   if (!address.empty()) return address;

@@ -25,7 +25,6 @@ namespace syncbn::launch {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Deadline = LinkProbe::Deadline;
 
 // One-byte commands. The other end answers kAsk with its clock. After kTake, kBlock bytes follow;
 // the other end answers them with one byte.
@@ -41,7 +40,7 @@ constexpr size_t kMaxNewcomers = 64;
 
 // Not through a base::Channel: its copies would slow what is measured.
 
-void send_all(int fd, std::string_view bytes, Deadline deadline) {
+void send_all(int fd, std::string_view bytes, base::Deadline deadline) {
   while (!bytes.empty()) {
     const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent > 0) bytes.remove_prefix(static_cast<size_t>(sent));
@@ -51,7 +50,7 @@ void send_all(int fd, std::string_view bytes, Deadline deadline) {
 }
 
 // Returns how many bytes have arrived, from 1 to `size`.
-size_t receive_some(int fd, char* buffer, size_t size, Deadline deadline) {
+size_t receive_some(int fd, char* buffer, size_t size, base::Deadline deadline) {
   for (;;) {
     const ssize_t got = ::recv(fd, buffer, size, MSG_DONTWAIT);
     if (got > 0) return static_cast<size_t>(got);
@@ -61,7 +60,7 @@ size_t receive_some(int fd, char* buffer, size_t size, Deadline deadline) {
   }
 }
 
-std::string receive(int fd, size_t size, Deadline deadline) {
+std::string receive(int fd, size_t size, base::Deadline deadline) {
   std::string text(size, '\0');
   for (size_t got = 0; got < size;) {
     got += receive_some(fd, text.data() + got, size - got, deadline);
@@ -69,7 +68,7 @@ std::string receive(int fd, size_t size, Deadline deadline) {
   return text;
 }
 
-void discard(int fd, size_t size, Deadline deadline) {
+void discard(int fd, size_t size, base::Deadline deadline) {
   ReadBuffer buffer;
   while (size > 0) {
     size -= receive_some(fd, buffer.data(), std::min(size, buffer.size()), deadline);
@@ -78,7 +77,7 @@ void discard(int fd, size_t size, Deadline deadline) {
 
 }  // namespace
 
-void answer_probe(int fd, Deadline deadline) {
+void answer_probe(int fd, base::Deadline deadline) {
   try {
     for (;;) {
       const char command = receive(fd, 1, deadline)[0];
@@ -95,7 +94,7 @@ void answer_probe(int fd, Deadline deadline) {
   }
 }
 
-LinkServer::LinkServer(std::string id, Deadline deadline)
+LinkServer::LinkServer(std::string id, base::Deadline deadline)
     : id_(std::move(id)), deadline_(deadline), listener_(base::bind_all_addresses(0)) {
   if (!listener_ || ::listen(listener_.get(), 16) != 0) {
     base::throw_errno("no free TCP port to measure the network");
@@ -136,7 +135,8 @@ void LinkServer::serve() {
   }
 }
 
-LinkProbe::LinkProbe(const std::string& host, int port, const std::string& id, Deadline deadline)
+LinkProbe::LinkProbe(const std::string& host, int port, const std::string& id,
+                     base::Deadline deadline)
     : deadline_(deadline) {
   std::string reason;
   const base::AddressList addresses = base::resolve(host, port, reason);
@@ -167,7 +167,7 @@ LinkProbe::Trip LinkProbe::measure_trip() {
   return best;
 }
 
-double LinkProbe::measure_rate(Deadline deadline) {
+double LinkProbe::measure_rate(base::Deadline deadline) {
   constexpr double kTime = 0.3;
   const std::string block(kBlock, 'x');
   const auto begin = Clock::now();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/socket.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
@@ -13,11 +14,9 @@ namespace syncbn::launch {
 /// this object, at the latest after the deadline.
 class LinkServer {
  public:
-  using Deadline = std::chrono::steady_clock::time_point;
-
   /// @param id that the other end has to send first; others are turned away.
   /// @throws base::UnavailableError if there is no port.
-  LinkServer(std::string id, Deadline deadline);
+  LinkServer(std::string id, base::Deadline deadline);
   ~LinkServer();
   LinkServer(const LinkServer&) = delete;
   LinkServer& operator=(const LinkServer&) = delete;
@@ -28,7 +27,7 @@ class LinkServer {
   void serve();
 
   std::string id_;
-  Deadline deadline_;
+  base::Deadline deadline_;
   base::UniqueFd listener_;
   base::UniqueFd stop_reader_;
   base::UniqueFd stop_writer_;  ///< closed to end the thread
@@ -37,18 +36,16 @@ class LinkServer {
 };
 
 /// Answers the probe at the other end of `fd` until it leaves or the deadline has passed.
-void answer_probe(int fd, LinkServer::Deadline deadline);
+void answer_probe(int fd, base::Deadline deadline);
 
 /// The active end. Not thread-safe. Its calls throw base::UnavailableError when the connection
 /// fails or the deadline has passed.
 class LinkProbe {
  public:
-  using Deadline = std::chrono::steady_clock::time_point;
-
   /// Connects to a LinkServer. The deadline holds for round trips as well.
-  LinkProbe(const std::string& host, int port, const std::string& id, Deadline deadline);
+  LinkProbe(const std::string& host, int port, const std::string& id, base::Deadline deadline);
   /// @param connection to answer_probe()
-  LinkProbe(base::UniqueFd connection, Deadline deadline)
+  LinkProbe(base::UniqueFd connection, base::Deadline deadline)
       : fd_(std::move(connection)), deadline_(deadline) {}
 
   struct Trip {
@@ -58,11 +55,11 @@ class LinkProbe {
   /// As in NTP, the clock of the other end is read in the middle of the shortest round trip.
   Trip measure_trip();
   /// Bytes per second to the other end, measured for about a third of a second.
-  double measure_rate(Deadline deadline);
+  double measure_rate(base::Deadline deadline);
 
  private:
   base::UniqueFd fd_;
-  Deadline deadline_;
+  base::Deadline deadline_;
 };
 
 }  // namespace syncbn::launch

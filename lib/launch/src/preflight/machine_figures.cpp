@@ -290,64 +290,26 @@ void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& fi
 
 }  // namespace
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuFigures, model, address, memory, memory_rate, error)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MachineFigures, host, versions, cores, core_rate, slowest_rate,
+                                   slowest_core, memory, gpus, gpu_figures, disk_rate, disk_error,
+                                   open_files, processes, shared_memory, round_trip, link_rate,
+                                   clock_ahead, link_error)
+
 nlohmann::json MachineFigures::json() const {
-  nlohmann::json all_gpus = nlohmann::json::array();
-  for (const GpuFigures& gpu : gpu_figures) {
-    all_gpus.push_back({{"model", gpu.model},
-                        {"address", gpu.address},
-                        {"memory", gpu.memory},
-                        {"memory_rate", gpu.memory_rate},
-                        {"error", gpu.error}});
-  }
-  return {{"host", host},
-          {"versions", versions},
-          {"cores", cores},
-          {"core_rate", core_rate},
-          {"slowest_rate", slowest_rate},
-          {"slowest_core", slowest_core},
-          {"memory", memory},
-          {"gpus", gpus},
-          {"gpu_figures", all_gpus},
-          {"disk_rate", disk_rate},
-          {"disk_error", disk_error},
-          {"open_files", open_files},
-          {"processes", processes},
-          {"shared_memory", shared_memory},
-          {"round_trip", round_trip},
-          {"link_rate", link_rate},
-          {"clock_ahead", clock_ahead},
-          {"link_error", link_error}};
+  return *this;
 }
 
 MachineFigures MachineFigures::of(const nlohmann::json& json) {
-  std::map<std::string, std::string> versions;
-  for (const char* name : kVersions) versions[name] = shown_text(json.at("versions"), name);
-  std::vector<GpuFigures> gpus;
-  for (const nlohmann::json& gpu : json.at("gpu_figures")) {
-    gpus.push_back({.model = shown_text(gpu, "model"),
-                    .address = shown_text(gpu, "address"),
-                    .memory = gpu.at("memory"),
-                    .memory_rate = gpu.at("memory_rate"),
-                    .error = shown_text(gpu, "error")});
+  auto figures = json.get<MachineFigures>();
+  figures.versions.clear();
+  for (const char* name : kVersions) figures.versions[name] = shown_text(json.at("versions"), name);
+  std::vector<std::string*> texts{&figures.host, &figures.disk_error, &figures.link_error};
+  for (GpuFigures& gpu : figures.gpu_figures) {
+    texts.insert(texts.end(), {&gpu.model, &gpu.address, &gpu.error});
   }
-  return {.host = shown_text(json, "host"),
-          .versions = std::move(versions),
-          .cores = json.at("cores"),
-          .core_rate = json.at("core_rate"),
-          .slowest_rate = json.at("slowest_rate"),
-          .slowest_core = json.at("slowest_core"),
-          .memory = json.at("memory"),
-          .gpus = json.at("gpus"),
-          .gpu_figures = std::move(gpus),
-          .disk_rate = json.at("disk_rate"),
-          .disk_error = shown_text(json, "disk_error"),
-          .open_files = json.at("open_files"),
-          .processes = json.at("processes"),
-          .shared_memory = json.at("shared_memory"),
-          .round_trip = json.at("round_trip"),
-          .link_rate = json.at("link_rate"),
-          .clock_ahead = json.at("clock_ahead"),
-          .link_error = shown_text(json, "link_error")};
+  for (std::string* text : texts) *text = shown_text(*text);
+  return figures;
 }
 
 MachineFigures measure_machine(const std::string& folder) {

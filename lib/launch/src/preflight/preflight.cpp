@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "common/json_messages.h"
+#include "options/option_table.h"
 #include "preflight/link_check.h"
 #include "preflight/machine_figures.h"
 #include "store/store_client.h"
@@ -139,32 +140,15 @@ int report(const std::vector<MachineFigures>& nodes) {
 
 LaunchOptions preflight_job(const LaunchOptions& options) {
   // Options for the program, its output and its failures do not apply to the check.
-  constexpr std::array kLeftOut{"--preflight",
-                                "--module",
-                                "--run_path",
-                                "--no_use_env",
-                                "--use_env",
-                                "--redirects",
-                                "--tee",
-                                "--local_rank_arg",
-                                "--report",
-                                "--hang_timeout",
-                                "--dry_run",
-                                "--event_log_handler",
-                                "--prefix",
-                                "--stdin",
-                                "--no_python",
-                                "--local_ranks_filter",
-                                "--log_dir",
-                                "--token_file",
-                                "--max_restarts",
-                                "--exclude_failing",
-                                "--duplicate_stdout_filters",
-                                "--duplicate_stderr_filters"};
+  constexpr std::array kLeftOut{"preflight", "hang_timeout", "token_file", "max_restarts",
+                                "exclude_failing"};
   std::vector<std::string> words{options.called_as};
   for (const std::string& given : options.given) {
-    const std::string_view name = std::string_view(given).substr(0, given.find('='));
-    if (std::ranges::find(kLeftOut, name) == kLeftOut.end()) words.push_back(given);
+    const std::string name = given.substr(2, given.find('=') - 2);
+    const auto& field = *std::ranges::find(option_fields(), name, &config::FieldInfo::path);
+    const bool is_left_out = field.group == "Program" || field.group == "Output" ||
+                             std::ranges::count(kLeftOut, name) > 0;
+    if (!is_left_out) words.push_back(given);
   }
   std::filesystem::path folder = std::filesystem::current_path() / options.log_dir;
   while (!base::exists(folder)) folder = folder.parent_path();  // the job makes what is missing

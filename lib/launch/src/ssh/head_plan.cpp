@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/socket.h>
 
 #include <algorithm>
 #include <chrono>
@@ -14,13 +15,6 @@
 #include "workers/program.h"
 
 namespace syncbn::launch {
-namespace {
-
-bool is_loopback_name(const std::string& host) {
-  return host == "localhost" || host.starts_with("127.") || host == "::1";
-}
-
-}  // namespace
 
 HeadPlan::HeadPlan(const LaunchOptions& options)
     : options_(options), exported_(exported_variables(options.head.exports)) {
@@ -36,9 +30,9 @@ std::string HeadPlan::launcher() const {
 std::string HeadPlan::master_addr() const {
   const std::string& first = hosts().front().name;
   if (!options_.master_addr.empty()) return options_.master_addr;
-  const bool all_are_here = std::ranges::all_of(hosts(), is_loopback_name, &Host::name);
+  const bool all_are_here = std::ranges::all_of(hosts(), base::is_loopback, &Host::name);
   // On other hosts, a loopback name means those hosts.
-  return is_loopback_name(first) && !all_are_here ? base::hostname() : first;
+  return base::is_loopback(first) && !all_are_here ? base::hostname() : first;
 }
 
 std::vector<std::string> HeadPlan::start_words(size_t node) const {

@@ -100,18 +100,10 @@ NodeJob NodeJob::from_json(const Json& message) {
 }
 
 std::string NodeMessage::line(const std::string& mark) const {
-  Json json;
-  switch (kind) {
-    case Kind::kReady:
-      json = {{"type", "ready"}, {"master_port", master_port}};
-      break;
-    case Kind::kProblem:
-      json = {{"type", "problem"}, {"exit_code", exit_code}, {"what", text}};
-      break;
-    case Kind::kEnded:
-      json = {{"type", "ended"}, {"exit_code", exit_code}, {"report", text}};
-      break;
-  }
+  Json json{{"type", "ready"}, {"master_port", master_port}};
+  if (kind == Kind::kProblem)
+    json = {{"type", "problem"}, {"exit_code", exit_code}, {"what", text}};
+  if (kind == Kind::kEnded) json = {{"type", "ended"}, {"exit_code", exit_code}, {"report", text}};
   // A report may quote workers' output, which may be any bytes.
   return mark + json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

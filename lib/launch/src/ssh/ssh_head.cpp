@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/socket.h>
@@ -54,7 +55,7 @@ WorkerSpec connect(HeadNode& node, const std::vector<std::string>& words,
   Pipe err_pipe = Pipe::make();
   WorkerSpec spec{.file = find_program(words[0]),
                   .argv = words,
-                  .env = merge_environment({}),
+                  .env = base::environment_with({}),
                   .stdin_fd = in_pipe.reader.get(),
                   .stdout_fd = out_pipe.writer.get(),
                   .stderr_fd = err_pipe.writer.get()};

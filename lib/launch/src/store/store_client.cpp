@@ -20,7 +20,6 @@ using store::put_string;
 using store::Query;
 using store::wire_key;
 using Clock = std::chrono::steady_clock;
-using TimePoint = StoreClient::TimePoint;
 
 constexpr std::chrono::milliseconds kRetryPause{100};
 
@@ -36,7 +35,7 @@ std::string key_query(Query query, std::string_view key) {
 
 }  // namespace
 
-StoreClient StoreClient::connect(const std::string& host, int port, TimePoint deadline,
+StoreClient StoreClient::connect(const std::string& host, int port, base::Deadline deadline,
                                  Retry retry) {
   for (;;) {
     StoreClient client(fmt::format("{}:{}", host, port));
@@ -54,7 +53,7 @@ StoreClient StoreClient::connect(const std::string& host, int port, TimePoint de
 }
 
 // Returns whether the server answers as a TCPStore.
-bool StoreClient::connect_once(const std::string& host, int port, TimePoint deadline) {
+bool StoreClient::connect_once(const std::string& host, int port, base::Deadline deadline) {
   what_ = "connect";
   std::string reason;
   const base::AddressList addresses = base::resolve(host, port, reason);
@@ -67,27 +66,27 @@ bool StoreClient::connect_once(const std::string& host, int port, TimePoint dead
   return receive_integer<uint32_t>(deadline) == nonce;
 }
 
-void StoreClient::set(std::string_view key, std::string_view value, TimePoint deadline) {
+void StoreClient::set(std::string_view key, std::string_view value, base::Deadline deadline) {
   std::string query = key_query(Query::kSet, key);
   put_string(query, value);
   ask(fmt::format("set '{}'", key), query, deadline);
 }
 
-std::string StoreClient::get(std::string_view key, TimePoint deadline) {
+std::string StoreClient::get(std::string_view key, base::Deadline deadline) {
   ask(fmt::format("get '{}'", key), key_query(Query::kGet, key), deadline);
   const auto size = receive_integer<uint64_t>(deadline);
   if (size > store::kMaxMessageSize) disconnect(kNoStore);
   return receive(size, deadline);
 }
 
-int64_t StoreClient::add(std::string_view key, int64_t amount, TimePoint deadline) {
+int64_t StoreClient::add(std::string_view key, int64_t amount, base::Deadline deadline) {
   std::string query = key_query(Query::kAdd, key);
   put_integer(query, amount);
   ask(fmt::format("add {} to '{}'", amount, key), query, deadline);
   return receive_integer<int64_t>(deadline);
 }
 
-void StoreClient::register_client(TimePoint deadline) {
+void StoreClient::register_client(base::Deadline deadline) {
   std::string query = begin_query(Query::kAdd);
   put_string(query, "init/");  // not a wire_key()
   put_integer<int64_t>(query, 1);
@@ -95,7 +94,7 @@ void StoreClient::register_client(TimePoint deadline) {
   receive_integer<int64_t>(deadline);
 }
 
-void StoreClient::start_wait(std::string_view key, TimePoint deadline) {
+void StoreClient::start_wait(std::string_view key, base::Deadline deadline) {
   std::string query = begin_query(Query::kWait);
   put_integer<uint64_t>(query, 1);
   put_string(query, wire_key(key));
@@ -117,7 +116,7 @@ void StoreClient::check_connection() {
   if (has_received(1)) disconnect(kNoStore);
 }
 
-void StoreClient::ask(const std::string& what, std::string_view query, TimePoint deadline) {
+void StoreClient::ask(const std::string& what, std::string_view query, base::Deadline deadline) {
   if (waiting_) throw base::InternalError(fmt::format("a store was asked to {} in a wait", what));
   what_ = what;
   if (!channel_.is_open()) fail("the connection was closed after an earlier failure");
@@ -136,7 +135,7 @@ bool StoreClient::has_received(size_t size) {
   disconnect(channel_.error() == 0 ? kClosed : std::strerror(channel_.error()));
 }
 
-std::string StoreClient::receive(size_t size, TimePoint deadline) {
+std::string StoreClient::receive(size_t size, base::Deadline deadline) {
   while (!has_received(size)) {
     if (!base::poll_until(fd(), POLLIN, deadline)) disconnect(kTooLate);
   }
@@ -146,7 +145,7 @@ std::string StoreClient::receive(size_t size, TimePoint deadline) {
 }
 
 template <typename Integer>
-Integer StoreClient::receive_integer(TimePoint deadline) {
+Integer StoreClient::receive_integer(base::Deadline deadline) {
   return store::integer_at<Integer>(receive(sizeof(Integer), deadline));
 }
 

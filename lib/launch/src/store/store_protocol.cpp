@@ -15,16 +15,9 @@ constexpr std::array<std::string_view, 19> kLayouts{
 static_assert(kLayouts.size() == static_cast<size_t>(Query::kBarrier) + 1);
 
 uint64_t limit(char field) {
-  switch (field) {
-    case 'k':
-      return kMaxKeySize;
-    case 'v':
-      return kMaxValueSize;
-    case '*':
-      return kMaxKeys;
-    default:
-      return std::numeric_limits<uint64_t>::max();
-  }
+  if (field == 'k') return kMaxKeySize;
+  if (field == 'v') return kMaxValueSize;
+  return field == '*' ? kMaxKeys : std::numeric_limits<uint64_t>::max();
 }
 
 }  // namespace

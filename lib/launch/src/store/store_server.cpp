@@ -38,19 +38,9 @@ constexpr size_t kFreeBuffer = size_t{64} << 10;
 
 // Whether the store or the list of waiting clients may grow.
 bool adds_to_store(std::string_view query) {
-  switch (QueryReader(query).query()) {
-    case Query::kSet:
-    case Query::kCompareSet:
-    case Query::kAdd:
-    case Query::kAppend:
-    case Query::kMultiSet:
-    case Query::kQueuePush:
-    case Query::kWait:
-    case Query::kBarrier:
-      return true;
-    default:
-      return false;
-  }
+  constexpr std::array kAdding{Query::kSet,      Query::kCompareSet, Query::kAdd,  Query::kAppend,
+                               Query::kMultiSet, Query::kQueuePush,  Query::kWait, Query::kBarrier};
+  return std::ranges::count(kAdding, QueryReader(query).query()) > 0;
 }
 
 }  // namespace

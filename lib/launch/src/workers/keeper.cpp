@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <sys/prctl.h>
@@ -34,20 +35,6 @@ constexpr int32_t kFinish = 0;
 constexpr int32_t kFinishSparingDaemons = -1;
 // serve() returns this if the launcher is gone.
 constexpr int32_t kOrphaned = -2;
-
-std::vector<char*> pointers(const std::vector<std::string>& words) {
-  std::vector<char*> result;
-  result.reserve(words.size() + 1);
-  for (const std::string& word : words) result.push_back(const_cast<char*>(word.c_str()));
-  result.push_back(nullptr);
-  return result;
-}
-
-void unblock_signals() {
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigprocmask(SIG_SETMASK, &none, nullptr);
-}
 
 // A signalfd reports SIGCHLD for the process that reads it, not for the one that created it.
 base::UniqueFd watch_children() {
@@ -136,9 +123,9 @@ class KeeperProcess {
     // Closed on exec, not now: the socket has to report a failed exec.
     close_descriptors(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
     for (const int fd : spec.inherited) ::fcntl(fd, F_SETFD, 0);
-    const auto argv = pointers(spec.argv);
-    const auto env = pointers(spec.env);
-    unblock_signals();
+    const auto argv = base::argv_of(spec.argv);
+    const auto env = base::argv_of(spec.env);
+    const base::SignalMask none_blocked(SIG_SETMASK, {});
     restore_descriptor_limit();
     ::execve(spec.file.c_str(), argv.data(), env.data());
     const int error = errno;
@@ -166,7 +153,8 @@ class KeeperProcess {
     for (;;) {
       if (!has_all && pids_.size() == specs_.size()) {
         has_all = true;
-        release_descriptors();
+        // The workers have their ends of the pipes; another copy here would hide their end of file.
+        leave_descriptors({std::min(socket_, child_ended_), std::max(socket_, child_ended_)});
         lock_memory();
       }
       const bool starts = !has_all && !stopped_;
@@ -186,11 +174,6 @@ class KeeperProcess {
       if (command <= 0) return command;
       pass_on(command);
     }
-  }
-
-  // The workers have their ends of the pipes; another copy here would hide their end of file.
-  void release_descriptors() const {
-    leave_descriptors({std::min(socket_, child_ended_), std::max(socket_, child_ended_)});
   }
 
   void pass_on(int signal) {
@@ -268,10 +251,7 @@ pid_t sentinels_keeper = -1;
   // A keeper that was stopped has to notice that the launcher is gone.
   ::signal(SIGCONT, [](int) { ::kill(sentinels_keeper, SIGCONT); });
   ::prctl(PR_SET_PDEATHSIG, SIGCONT);
-  sigset_t none;
-  ::sigemptyset(&none);
-  ::sigaddset(&none, SIGCONT);
-  ::sigprocmask(SIG_UNBLOCK, &none, nullptr);
+  const base::SignalMask continued_here(SIG_UNBLOCK, {SIGCONT});
   if (::getppid() != launcher) ::kill(sentinels_keeper, SIGCONT);
   leave_descriptors({});
   lock_memory();

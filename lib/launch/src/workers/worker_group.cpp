@@ -166,7 +166,7 @@ void WorkerGroup::start() {
     specs.push_back(
         {.file = run_.command.file,
          .argv = worker.argv,
-         .env = merge_environment(variables),
+         .env = base::environment_with(variables),
          // Only one worker: several readers would each get random parts of the input.
          .stdin_fd = worker.rank == run_.options.stdin_rank && may_read_input() ? STDIN_FILENO : -1,
          .stdout_fd = out.get(),
@@ -409,15 +409,13 @@ void WorkerGroup::answer_status() {
   const bool is_asked = run_.status.handle();
   if (run_.cluster != nullptr) {
     if (is_asked) run_.cluster->ask_status();
-    const auto status = run_.cluster->take_status();
-    if (status)
+    if (const auto status = run_.cluster->take_status()) {
       run_.status.answer(
-          status_text(context_, status->at("workers"), "runs", status->at("silent")));
-    return;
+          status_text(context_, "runs", status->at("workers"), status->at("silent")));
+    }
+  } else if (is_asked) {
+    run_.status.answer(status_text(context_, ending_ ? "ends" : "runs", json_of(watch_.states())));
   }
-  if (!is_asked) return;
-  run_.status.answer(status_text(context_, json_of(watch_.states()), ending_ ? "ends" : "runs",
-                                 nlohmann::json::array()));
 }
 
 void WorkerGroup::check_progress() {
@@ -433,12 +431,11 @@ void WorkerGroup::check_progress() {
 
 // A stopped keeper does not report the ends of workers.
 void WorkerGroup::continue_keeper() {
-  WorkerState state{.pid = keeper_->pid()};
-  look_at_process(state);
-  if (state.process != 'T') return;
-  run_.output.say(fmt::format(
-      "syncbn-launch: the keeper process (pid {}) was stopped; continuing it", state.pid));
-  ::kill(state.pid, SIGCONT);
+  const pid_t keeper = keeper_->pid();
+  if (state_of_process(keeper) != 'T') return;
+  run_.output.say(
+      fmt::format("syncbn-launch: the keeper process (pid {}) was stopped; continuing it", keeper));
+  ::kill(keeper, SIGCONT);
 }
 
 void WorkerGroup::handle_hang(const Hang& hang) {
@@ -452,12 +449,10 @@ void WorkerGroup::handle_hang(const Hang& hang) {
 
 void WorkerGroup::end_hanging(size_t index, const std::string& text) {
   Worker& worker = workers_[index];
-  WorkerState state{.pid = worker.pid};
-  look_at_process(state);
   // This launcher sends no heartbeats meanwhile.
   const auto patience =
       std::min<std::chrono::duration<double>>(kStackPatience, run_.options.alive_period);
-  if (state.process != 'T') {
+  if (state_of_process(worker.pid) != 'T') {
     run_.output.say(fmt::format("syncbn-launch: threads of rank {}:\n{}", worker.rank,
                                 describe_threads(worker.pid, 0.8 * patience.count())));
     abort_if_caught(worker.pid, 0.2 * patience.count());

@@ -26,8 +26,7 @@ void describe_detection(config::Schema<Options>& schema) {
   schema
       .field("score_thresh", &DetectionOptions::score_thresh,
              "boxes with a lower score are not reported")
-      .at_least(0)
-      .below(1);
+      .fraction();
   schema
       .field("nms_thresh", &DetectionOptions::nms_thresh,
              "a box is dropped if its IoU with a better one of its class is above this")

@@ -134,11 +134,8 @@ class Fcos : public DenseDetector {
 }  // namespace
 
 void add_fcos(ModelKind::Registry& registry) {
-  const std::string name = "fcos_resnet50_fpn";
-  registry.add<FcosOptions>(name, "FCOS (Tian et al., arXiv:1904.01355) for detection",
-                            [name](const FcosOptions& options, const ModelArgs& args) {
-                              return std::make_shared<Fcos>(name, args, options);
-                            });
+  add_network<FcosOptions, Fcos>(registry, "fcos_resnet50_fpn",
+                                 "FCOS (Tian et al., arXiv:1904.01355) for detection");
 }
 
 }  // namespace syncbn::models

@@ -139,19 +139,12 @@ void add_retinanets(ModelKind::Registry& registry) {
   const std::string help = "RetinaNet (Lin et al., arXiv:1708.02002) for detection";
   for (const auto& [name, backbone] : {std::pair("retinanet_resnet18_fpn", kResNet18),
                                        std::pair("retinanet_resnet50_fpn", kResNet50)}) {
-    registry.add<RetinaNetOptions>(
-        name, help, [name, backbone](const RetinaNetOptions& options, const ModelArgs& args) {
-          return std::make_shared<RetinaNet>(name, args, options, backbone, BoxLoss::kL1,
+    add_network<RetinaNetOptions, RetinaNet>(registry, name, help, backbone, BoxLoss::kL1,
                                              /*p6_from_c5=*/false);
-        });
   }
-  const std::string v2 = "retinanet_resnet50_fpn_v2";
-  registry.add<RetinaNetV2Options>(v2, help + ", with GIoU loss and group norm in the head",
-                                   [v2](const RetinaNetV2Options& options, const ModelArgs& args) {
-                                     return std::make_shared<RetinaNet>(v2, args, options,
-                                                                        kResNet50, BoxLoss::kGiou,
-                                                                        /*p6_from_c5=*/true);
-                                   });
+  add_network<RetinaNetV2Options, RetinaNet>(registry, "retinanet_resnet50_fpn_v2",
+                                             help + ", with GIoU loss and group norm in the head",
+                                             kResNet50, BoxLoss::kGiou, /*p6_from_c5=*/true);
 }
 
 }  // namespace syncbn::models

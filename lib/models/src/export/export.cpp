@@ -5,6 +5,7 @@
 #include <ATen/ops/sin.h>
 #include <torch/csrc/jit/serialization/export.h>
 
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -82,17 +83,8 @@ const std::vector<std::string>& export_formats() {
 }
 
 std::string extension(ExportFormat format) {
-  switch (format) {
-    case ExportFormat::kTorch:
-      return ".pth";
-    case ExportFormat::kSafetensors:
-      return ".safetensors";
-    case ExportFormat::kTorchScript:
-      return ".pt";
-    case ExportFormat::kOnnx:
-      return ".onnx";
-  }
-  return "";
+  constexpr std::array kExtensions = {".pth", ".safetensors", ".pt", ".onnx"};
+  return kExtensions.at(static_cast<size_t>(format));
 }
 
 void export_model(const std::string& path, ExportFormat format, Model& model,

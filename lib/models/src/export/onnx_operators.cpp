@@ -90,51 +90,35 @@ Names dropout(const OnnxCall& call) {
   return same(call);
 }
 
-struct Convolution {
-  Ints stride, padding, dilation;
-  bool transposed;
-  Ints output_padding;
-  int64_t groups;
+/// The places of arguments that differ between the operators for convolution.
+struct ConvolutionPlaces {
+  size_t dilation;
+  size_t groups;
+  size_t output_padding = 0;
 };
 
-Names add_convolution(const OnnxCall& call, const Convolution& convolution) {
-  std::vector<OnnxAttribute> attributes = {{"strides", convolution.stride},
-                                           {"pads", both_ends(convolution.padding)},
-                                           {"dilations", convolution.dilation},
-                                           {"group", convolution.groups}};
-  if (convolution.transposed) attributes.push_back({"output_padding", convolution.output_padding});
+Names add_convolution(const OnnxCall& call, bool transposed, const ConvolutionPlaces& at) {
+  std::vector<OnnxAttribute> attributes = {{"strides", call.integers(3, 2)},
+                                           {"pads", both_ends(call.integers(4, 2))},
+                                           {"dilations", call.integers(at.dilation, 2)},
+                                           {"group", call.integer(at.groups)}};
+  if (transposed) attributes.push_back({"output_padding", call.integers(at.output_padding, 2)});
   Names inputs = {call.name(0), call.name(1)};
   if (!call.is_none(2)) inputs.push_back(call.name(2));
-  return {
-      call.add(convolution.transposed ? "ConvTranspose" : "Conv", std::move(inputs), attributes)};
+  return {call.add(transposed ? "ConvTranspose" : "Conv", std::move(inputs), attributes)};
 }
 
 Names conv2d(const OnnxCall& call) {
-  return add_convolution(call, {.stride = call.integers(3, 2),
-                                .padding = call.integers(4, 2),
-                                .dilation = call.integers(5, 2),
-                                .transposed = false,
-                                .output_padding = {},
-                                .groups = call.integer(6)});
+  return add_convolution(call, false, {.dilation = 5, .groups = 6});
 }
 
 Names conv_transpose2d(const OnnxCall& call) {
-  return add_convolution(call, {.stride = call.integers(3, 2),
-                                .padding = call.integers(4, 2),
-                                .dilation = call.integers(7, 2),
-                                .transposed = true,
-                                .output_padding = call.integers(5, 2),
-                                .groups = call.integer(6)});
+  return add_convolution(call, true, {.dilation = 7, .groups = 6, .output_padding = 5});
 }
 
 /// aten::_convolution, which Python's traces have for both kinds of convolution.
 Names convolution(const OnnxCall& call) {
-  return add_convolution(call, {.stride = call.integers(3, 2),
-                                .padding = call.integers(4, 2),
-                                .dilation = call.integers(5, 2),
-                                .transposed = call.flag(6),
-                                .output_padding = call.integers(7, 2),
-                                .groups = call.integer(8)});
+  return add_convolution(call, call.flag(6), {.dilation = 5, .groups = 8, .output_padding = 7});
 }
 
 Names batch_norm(const OnnxCall& call) {

@@ -273,7 +273,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
     dist::init_process_group({.backend = config.chosen_backend(),
                               .timeout = milliseconds(config.timeout),
                               .connect_timeout = milliseconds(config.connect_timeout),
-                              .nccl = config.nccl.options()});
+                              .nccl = config.nccl});
   });
   const GroupGuard guard;
   if (!images.empty()) {

@@ -4,6 +4,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/program_file.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
@@ -241,10 +242,7 @@ void launch_if_asked(const Words& args) {
   if (!parts.program.empty() && parts.program.front() == "eval") words.emplace_back("--prefix=off");
   words.push_back(program.string());
   words.insert(words.end(), parts.program.begin(), parts.program.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  ::execvp(argv[0], argv.data());
+  ::execvp(words.front().c_str(), base::argv_of(words).data());
   throw base::UserError(
       fmt::format("--nproc_per_node: cannot execute {}: {}; install it beside {} or put it on PATH",
                   words.front(), std::strerror(errno), program.string()));

@@ -218,24 +218,18 @@ bool RunView::is_over() const {
 }
 
 std::string RunView::state_text() const {
-  switch (state()) {
-    case State::kRunning: {
-      const double quiet = now_ - log_.changed();
-      return quiet < kQuiet ? "running"
-                            : "running, no line for " + base::format_seconds(std::floor(quiet));
-    }
-    case State::kFinished:
-      return "finished";
-    default: {
-      const std::string text = end_ ? "stopped: " + base::printable(*end_)
-                               : is_over()
-                                   ? "stopped without a last line: killed, or its host failed"
-                                   : "no process writes to it";
-      if (is_over()) return text;
-      return fmt::format("{}; watch ends in {:.0f} s unless it is restarted", text,
-                         std::ceil(kQuiet - (now_ - log_.changed())));
-    }
+  const double quiet = now_ - log_.changed();
+  if (state() == State::kFinished) return "finished";
+  if (state() == State::kRunning) {
+    return quiet < kQuiet ? "running"
+                          : "running, no line for " + base::format_seconds(std::floor(quiet));
   }
+  const std::string text = end_        ? "stopped: " + base::printable(*end_)
+                           : is_over() ? "stopped without a last line: killed, or its host failed"
+                                       : "no process writes to it";
+  if (is_over()) return text;
+  return fmt::format("{}; watch ends in {:.0f} s unless it is restarted", text,
+                     std::ceil(kQuiet - quiet));
 }
 
 std::string RunView::progress(int columns) const {

@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/program_file.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/train/command.h>
@@ -230,12 +231,9 @@ class Forwarding {
   // If the sweep is killed, the run saves and ends.
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(base::kExitPreempted);
-  std::string name = program.string();
-  std::vector<std::string> words = args;
-  std::vector<char*> argv = {name.data()};
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  ::execv(argv[0], argv.data());
+  std::vector<std::string> words = {program.string()};
+  words.insert(words.end(), args.begin(), args.end());
+  ::execv(program.c_str(), base::argv_of(words).data());
   ::_exit(base::kExitCannotExecute);
 }
 

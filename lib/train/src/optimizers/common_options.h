@@ -54,8 +54,7 @@ struct CommonOptions {
 template <class Options>
 void describe_common(config::Schema<Options>& schema, const std::string& weight_decay) {
   schema.field("lr", &Options::lr, "learning rate")
-      .above(0)
-      .at_most(kMaxRate)
+      .positive_up_to(kMaxRate)
       .other_names({"learning_rate"});
   schema
       .field("lr_batch", &Options::lr_batch,
@@ -73,8 +72,7 @@ void describe_common(config::Schema<Options>& schema, const std::string& weight_
   schema
       .field("layer_decay", &Options::layer_decay,
              "factor of the learning rate from each layer to the one before it")
-      .above(0)
-      .at_most(1);
+      .positive_up_to(1);
 }
 
 template <class Options>
@@ -86,22 +84,18 @@ void describe_fused(config::Schema<Options>& schema) {
 
 template <class Options>
 void describe_betas(config::Schema<Options>& schema) {
-  schema.field("betas", &Options::betas, "decay of the two running averages")
-      .length(2)
-      .at_least(0)
-      .below(1);
+  schema.field("betas", &Options::betas, "decay of the two running averages").length(2).fraction();
 }
 
 template <class Options>
 void describe_eps(config::Schema<Options>& schema) {
-  schema.field("eps", &Options::eps, "added to the denominator").above(0).at_most(kMaxRate);
+  schema.field("eps", &Options::eps, "added to the denominator").positive_up_to(kMaxRate);
 }
 
 template <class Options>
 void describe_momentum(config::Schema<Options>& schema) {
   schema.field("momentum", &Options::momentum, "share of the previous update that is kept")
-      .at_least(0)
-      .below(1);
+      .fraction();
 }
 
 }  // namespace syncbn::train

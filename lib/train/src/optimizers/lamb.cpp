@@ -35,8 +35,7 @@ struct LambOptions : CommonOptions {
         .field("max_grad_norm", &LambOptions::max_grad_norm,
                "gradients of a larger norm, over all parameters, are scaled down to it; null: no "
                "limit")
-        .above(0)
-        .at_most(kMaxRate);
+        .positive_up_to(kMaxRate);
     schema.field("trust_clip", &LambOptions::trust_clip, "limit the trust ratio to 1");
     schema.field("always_adapt", &LambOptions::always_adapt,
                  "also scale the updates of parameters without weight decay");

@@ -19,18 +19,15 @@ struct OnecycleOptions {
   static void describe(config::Schema<OnecycleOptions>& schema) {
     constexpr double kMaxDivisor = 1e12;
     schema.field("max_factor", &OnecycleOptions::max_factor, "highest rate / the optimizer's lr")
-        .above(0)
-        .at_most(kMaxFactor);
+        .positive_up_to(kMaxFactor);
     schema.field("pct_start", &OnecycleOptions::pct_start, "share of all steps in which it rises")
         .between(0, 1);
     schema.field("anneal_strategy", &OnecycleOptions::anneal_strategy, "shape of rise and fall")
         .one_of({"cos", "linear"});
     schema.field("div_factor", &OnecycleOptions::div_factor, "highest rate / first rate")
-        .above(0)
-        .at_most(kMaxDivisor);
+        .positive_up_to(kMaxDivisor);
     schema.field("final_div_factor", &OnecycleOptions::final_div_factor, "first rate / last rate")
-        .above(0)
-        .at_most(kMaxDivisor);
+        .positive_up_to(kMaxDivisor);
     schema.field("three_phase", &OnecycleOptions::three_phase,
                  "fall to the first rate as long as it rose, and to the last one after that");
   }

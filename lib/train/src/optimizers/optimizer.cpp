@@ -5,14 +5,7 @@
 namespace syncbn::train {
 
 OptimizerKind::Registry& OptimizerKind::registry() {
-  static Registry registry = [] {
-    Registry made("optimizer");
-    add_sgd(made);
-    add_adam(made);
-    add_rmsprop(made);
-    add_lamb(made);
-    return made;
-  }();
+  static Registry registry("optimizer", {add_sgd, add_adam, add_rmsprop, add_lamb});
   return registry;
 }
 

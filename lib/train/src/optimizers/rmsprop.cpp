@@ -21,9 +21,7 @@ struct RmspropOptions : CommonOptions {
 
   static void describe(config::Schema<RmspropOptions>& schema) {
     describe_common(schema, "L2 penalty");
-    schema.field("alpha", &RmspropOptions::alpha, "decay of the running averages")
-        .at_least(0)
-        .below(1);
+    schema.field("alpha", &RmspropOptions::alpha, "decay of the running averages").fraction();
     describe_eps(schema);
     describe_momentum(schema);
     schema.field("centered", &RmspropOptions::centered,

@@ -25,7 +25,7 @@ double multiplied(double lr, double gamma, double changes) {
 
 template <class Options>
 void describe_gamma(config::Schema<Options>& schema, const std::string& help) {
-  schema.field("gamma", &Options::gamma, help).above(0).at_most(kMaxFactor);
+  schema.field("gamma", &Options::gamma, help).positive_up_to(kMaxFactor);
 }
 
 struct StepOptions : WarmupOptions {
@@ -114,8 +114,7 @@ struct PolyOptions : WarmupOptions {
   static void describe(config::Schema<PolyOptions>& schema) {
     constexpr double kMaxPower = 100;
     schema.field("power", &PolyOptions::power, "exponent of the share that is left")
-        .above(0)
-        .at_most(kMaxPower);
+        .positive_up_to(kMaxPower);
     describe_warmup(schema);
   }
 

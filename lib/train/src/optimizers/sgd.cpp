@@ -26,12 +26,10 @@ struct SgdOptions : CommonOptions {
         .between(0, 1);
     schema.field("nesterov", &SgdOptions::nesterov, "use Nesterov's momentum");
     describe_fused(schema);
-    schema.check([](const SgdOptions& options) -> std::optional<std::string> {
-      if (options.nesterov && (options.momentum == 0 || options.dampening != 0)) {
-        return "nesterov needs a momentum above 0 and no dampening";
-      }
-      return std::nullopt;
-    });
+    schema.refuse("nesterov needs a momentum above 0 and no dampening",
+                  [](const SgdOptions& options) {
+                    return options.nesterov && (options.momentum == 0 || options.dampening != 0);
+                  });
   }
 };
 

@@ -30,8 +30,7 @@ void describe_warmup(config::Schema<Options>& schema) {
   schema
       .field("warmup_start", &Options::warmup_start,
              "factor of the rate that the first step has; null: 1 / steps of the rise")
-      .above(0)
-      .at_most(1);
+      .positive_up_to(1);
   schema.field("by_epoch", &Options::by_epoch, "change the rate once an epoch, not in each step");
 }
 

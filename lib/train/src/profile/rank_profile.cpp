@@ -10,36 +10,18 @@ ExchangeTime exchange_time(Intervals exchanges, Intervals blocked) {
   return {length_of(exchanges), length_of(common(exchanges, united(std::move(blocked))))};
 }
 
-// nlohmann finds these conversions in the namespace of their arguments. Lists are shorter than
-// objects.
-
-using nlohmann::json;
-
-void to_json(json& to, const LayerTime& from) {
-  to = json::array({from.name, from.forward, from.backward, from.exchange});
-}
-void from_json(const json& from, LayerTime& to) {
-  to = {from.at(0), from.at(1), from.at(2), from.at(3)};
-}
-
-void to_json(json& to, const ExchangeTime& from) {
-  to = json::array({from.total, from.exposed});
-}
-void from_json(const json& from, ExchangeTime& to) {
-  to = {from.at(0), from.at(1)};
-}
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LayerTime, name, forward, backward, exchange)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ExchangeTime, total, exposed)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankProfile, first_step, steps, step_time, layers, gradients,
+                                   statistics, failure)
 
 std::string to_bytes(const RankProfile& profile) {
-  const json all =
-      json::array({profile.first_step, profile.steps, profile.step_time, profile.layers,
-                   profile.gradients, profile.statistics, profile.failure});
-  const std::vector<uint8_t> bytes = json::to_cbor(all);
+  const std::vector<uint8_t> bytes = nlohmann::json::to_cbor(profile);
   return {bytes.begin(), bytes.end()};
 }
 
 RankProfile rank_profile_of(const std::string& bytes) {
-  const json all = json::from_cbor(bytes);
-  return {all.at(0), all.at(1), all.at(2), all.at(3), all.at(4), all.at(5), all.at(6)};
+  return nlohmann::json::from_cbor(bytes).get<RankProfile>();
 }
 
 }  // namespace syncbn::train

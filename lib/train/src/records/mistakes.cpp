@@ -2,13 +2,13 @@
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
-#include <syncbn/dist/collectives.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <span>
 
 #include "common/csv.h"
+#include "common/rank_0.h"
 
 namespace syncbn::train {
 namespace {
@@ -42,13 +42,7 @@ std::vector<Mistake> worst_mistakes(const at::Tensor& verdicts,
   // A diverged network's losses may be NaN, which has no order.
   std::erase_if(own, [](const Mistake& one) { return std::isnan(one.loss); });
   keep_worst(own);
-  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Mistake));
-  std::vector<Mistake> all;
-  for (const std::string& part : dist::all_gather_bytes(bytes)) {
-    std::vector<Mistake> others(part.size() / sizeof(Mistake));
-    std::memcpy(others.data(), part.data(), part.size());
-    all.insert(all.end(), others.begin(), others.end());
-  }
+  std::vector<Mistake> all = gathered(std::span<const Mistake>(own));
   keep_worst(all);
   return all;
 }

@@ -143,10 +143,6 @@ void RunFolder::log_histogram(const std::string& name, int64_t step, const Histo
   events_.add_histogram(name, step, histogram);
 }
 
-void RunFolder::write_environment(const std::string& text) {
-  base::write_file_atomically(path_ / run_files::kEnvironment, text);
-}
-
 void RunFolder::replace_file(const std::string& name, const std::string& bytes) {
   base::write_file_atomically(path_ / name, bytes);
 }
@@ -219,10 +215,6 @@ void RunFolder::log_step_time(int64_t epoch, int64_t step, const std::vector<Ste
   events_.add(by_rank(json));
 }
 
-void RunFolder::write_result(const ResultRecord& result) {
-  base::write_file_atomically(path_ / run_files::kResult, text_of(result));
-}
-
 void RunFolder::append(const std::string& line) {
   lines_ += line + "\n";
   const auto record = parse_record(line);
@@ -255,16 +247,13 @@ void RunFolder::write_table(bool needs_evaluation) {
     metrics_->add_columns(record);
     has_evaluation = has_evaluation || is_evaluated(record);
   });
-  if (needs_evaluation && !has_evaluation) return metrics_.reset();
+  if (needs_evaluation && !has_evaluation) {
+    std::error_code ignored;
+    fs::remove(path_ / run_files::kMetrics, ignored);
+    return metrics_.reset();
+  }
   each_record(log, [&](const LogRecord& record) { metrics_->add(record); });
   metrics_->write();
-}
-
-void RunFolder::open_table() {
-  metrics_.reset();
-  std::error_code ignored;
-  fs::remove(path_ / run_files::kMetrics, ignored);
-  write_table(/*needs_evaluation=*/true);
 }
 
 void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoch_line) {
@@ -299,7 +288,7 @@ void RunFolder::rewind_log(int64_t step, int64_t epochs, const std::string& epoc
     if (const auto record = parse_record(epoch_line)) events_.add(*record);
   }
   open_log();
-  open_table();
+  write_table(/*needs_evaluation=*/true);
 }
 
 void RunFolder::open_log() {
@@ -308,7 +297,7 @@ void RunFolder::open_log() {
 
 void RunFolder::open_records() {
   const bool has_events = !EventFile::all_in(path_).empty();
-  open_table();
+  write_table(/*needs_evaluation=*/true);
   events_ = EventFile(path_);
   events_.begin_session(config::parse_yaml(config_, run_files::kConfig));
   if (has_events) return;

@@ -72,22 +72,15 @@ class RunFolder {
   /// Shows a histogram in TensorBoard, written with the next line of the log.
   void log_histogram(const std::string& name, int64_t step, const Histogram& histogram);
 
-  /// Writes environment.json.
-  void write_environment(const std::string& text);
-
-  /// Replaces a file about the last evaluation, such as confusion.csv.
+  /// Replaces one of run_files, or a file about the last evaluation, such as confusion.csv.
   void replace_file(const std::string& name, const std::string& bytes);
-
-  void write_result(const ResultRecord& result);
 
  private:
   void open_log();
   void add_record(const LogRecord& record);
   /// Writes metrics.csv anew, with all columns and rows of the log.
-  /// @param needs_evaluation do nothing if the log has none
+  /// @param needs_evaluation if the log has none, remove the file
   void write_table(bool needs_evaluation = false);
-  /// Calls write_table() if the log has an evaluation; else removes metrics.csv.
-  void open_table();
   /// Writes metrics.csv, and begins an event file, with the records of the log: a run of an earlier
   /// version or on another node's disk may lack these files.
   void open_records();

@@ -1,10 +1,10 @@
 #include "records/step_time.h"
 
-#include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
 
-#include <cstring>
-#include <string>
+#include <span>
+
+#include "common/rank_0.h"
 
 namespace syncbn::train {
 
@@ -15,12 +15,7 @@ double OwnTimer::seconds() const {
 }
 
 std::vector<StepTime> of_all_ranks(const StepTime& own) {
-  std::vector<StepTime> all;
-  const std::string bytes(reinterpret_cast<const char*>(&own), sizeof own);
-  for (const std::string& part : dist::all_gather_bytes(bytes)) {
-    std::memcpy(&all.emplace_back(), part.data(), sizeof own);
-  }
-  return all;
+  return gathered(std::span<const StepTime>(&own, 1));
 }
 
 }  // namespace syncbn::train

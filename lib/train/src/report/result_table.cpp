@@ -99,15 +99,7 @@ std::string listed(const std::vector<Row>& rows) {
   return text;
 }
 
-}  // namespace
-
-double rank_of(const Json& result) {
-  const std::string name = best_column(result);
-  if (name.empty() || !result[name].is_number()) return std::numeric_limits<double>::infinity();
-  const bool is_lower = result.contains("best_mode") && result["best_mode"] == "min";
-  return is_lower ? result[name].get<double>() : -result[name].get<double>();
-}
-
+/// A number of a result as text; the column may also be "seconds".
 std::string shown_result(const std::string& column, const Json& value) {
   if (column == "seconds" && value.is_number()) return base::format_seconds(value);
   if (value.is_string()) return value.get<std::string>();
@@ -115,6 +107,15 @@ std::string shown_result(const std::string& column, const Json& value) {
     return fmt::format("{:.2f} %", 100 * value.get<double>());
   if (value.is_number_float()) return shown({}, value.get<double>());
   return value.is_null() ? "nan" : value.dump();
+}
+
+}  // namespace
+
+double rank_of(const Json& result) {
+  const std::string name = best_column(result);
+  if (name.empty() || !result[name].is_number()) return std::numeric_limits<double>::infinity();
+  const bool is_lower = result.contains("best_mode") && result["best_mode"] == "min";
+  return is_lower ? result[name].get<double>() : -result[name].get<double>();
 }
 
 std::string result_table(const std::vector<std::string>& names, std::vector<ResultRow> rows,

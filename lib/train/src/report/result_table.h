@@ -28,7 +28,4 @@ inline constexpr int kAnyColumns = std::numeric_limits<int>::max();
 std::string result_table(const std::vector<std::string>& names, std::vector<ResultRow> rows,
                          int columns_of_terminal = kAnyColumns);
 
-/// A number of a result as text; the column may also be "seconds".
-std::string shown_result(const std::string& column, const nlohmann::ordered_json& value);
-
 }  // namespace syncbn::train

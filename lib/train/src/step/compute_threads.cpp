@@ -6,6 +6,7 @@
 #include <ATen/record_function.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/program_file.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/signal_mask.h>
 #include <unistd.h>
 
@@ -89,12 +90,9 @@ void spare_waiting_threads(const Config& config, const std::vector<std::string>&
   ::setenv("GOMP_SPINCOUNT", "10000", /*replace=*/0);
   std::vector<std::string> words = {base::program_file().string()};
   words.insert(words.end(), args.begin(), args.end());
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
   const base::SignalMask held(SIG_BLOCK, kEarlySignals);
   // If this fails, training is only slower on busy cores.
-  ::execv(program.c_str(), argv.data());
+  ::execv(program.c_str(), base::argv_of(words).data());
 }
 
 void choose_threads(const Config& config, models::Model& model, const data::Dataset& dataset,

@@ -54,7 +54,7 @@ void clip_adaptive(const Tensors& parameters, double factor) {
   }
 }
 
-GradScaler::GradScaler(const Options& options, at::Device device)
+GradScaler::GradScaler(const ScalerConfig& options, at::Device device)
     : options_(options),
       scale_(at::full({}, options.init_scale, at::TensorOptions(at::kFloat).device(device))),
       growth_tracker_(at::zeros({}, at::TensorOptions(at::kInt).device(device))) {}

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <syncbn/train/config.h>
+
 namespace syncbn::train {
 
 using Tensors = std::vector<at::Tensor>;
@@ -33,14 +35,7 @@ void clip_adaptive(const Tensors& parameters, double factor);
 /// torch.amp.GradScaler. Not thread-safe.
 class GradScaler {
  public:
-  struct Options {
-    double init_scale = 65536;
-    double growth_factor = 2;
-    double backoff_factor = 0.5;
-    int64_t growth_interval = 2000;
-  };
-
-  GradScaler(const Options& options, at::Device device);
+  GradScaler(const ScalerConfig& options, at::Device device);
 
   at::Tensor scale(const at::Tensor& loss) const { return loss * scale_.to(loss.scalar_type()); }
 
@@ -56,7 +51,7 @@ class GradScaler {
   void load(const std::map<std::string, at::Tensor>& state);
 
  private:
-  Options options_;
+  ScalerConfig options_;
   at::Tensor scale_;           ///< float32 scalar
   at::Tensor growth_tracker_;  ///< int32 scalar: steps since the scale changed
 };

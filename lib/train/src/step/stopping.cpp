@@ -124,10 +124,6 @@ int StopSignals::received() {
   return g_received.load();
 }
 
-bool StepVote::Result::is_finite() const {
-  return std::isfinite(loss_sum);
-}
-
 at::Tensor Wishes::row() const {
   return at::tensor({static_cast<double>(stop_signal), wants_save ? 1.0 : 0.0,
                      wants_stop ? 1.0 : 0.0, static_cast<double>(profile_steps)},

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -72,7 +73,7 @@ class StepVote {
     int64_t samples = 0;  ///< of all ranks
     int64_t first_bad_rank = 0;  ///< the first whose loss is not finite
     bool overflowed = false;     ///< gradients were not finite, so the step changed no parameter
-    bool is_finite() const;
+    bool is_finite() const { return std::isfinite(loss_sum); }
     double loss() const { return loss_sum / static_cast<double>(samples); }
   };
 

@@ -39,12 +39,7 @@ dist::CommHook comm_hook(const std::string& name) {
 
 std::unique_ptr<GradScaler> make_scaler(const Config& config, at::Device device) {
   if (chosen_precision(config, device) != at::kHalf) return nullptr;
-  return std::make_unique<GradScaler>(
-      GradScaler::Options{.init_scale = config.scaler.init_scale,
-                          .growth_factor = config.scaler.growth_factor,
-                          .backoff_factor = config.scaler.backoff_factor,
-                          .growth_interval = config.scaler.growth_interval},
-      device);
+  return std::make_unique<GradScaler>(config.scaler, device);
 }
 
 /// The names of the trainable parameters that do not begin with `prefix`.

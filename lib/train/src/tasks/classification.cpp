@@ -35,8 +35,7 @@ struct ClassificationOptions {
     schema
         .field("label_smoothing", &Options::label_smoothing,
                "share of the target that is spread evenly over all classes")
-        .at_least(0)
-        .below(1);
+        .fraction();
     describe_loss_weights(schema);
     schema
         .field("mixup", &Options::mixup,

@@ -23,8 +23,7 @@ struct GanOptions {
         .field("label_smoothing", &GanOptions::label_smoothing,
                "the discriminator's target for real images is 1 less this (Salimans et al., "
                "arXiv:1606.03498)")
-        .at_least(0)
-        .below(1);
+        .fraction();
     describe_samples(schema, "generated images");
   }
 };

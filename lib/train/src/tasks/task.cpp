@@ -7,6 +7,7 @@
 #include <syncbn/models/gan.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <set>
@@ -26,16 +27,12 @@ struct LabelText {
 };
 
 LabelText text_of(LabelKind kind) {
-  switch (kind) {
-    case LabelKind::kImages:
-      return {"classification", "one label for each image", "image_folder", "resnet50"};
-    case LabelKind::kPixels:
-      return {"segmentation", "a label for each pixel", "segmentation_folder",
-              "deeplabv3_resnet50"};
-    case LabelKind::kBoxes:
-      return {"detection", "boxes with labels", "coco", "retinanet_resnet50_fpn"};
-  }
-  throw base::InternalError("task: unknown kind of labels");
+  constexpr std::array<LabelText, 3> kTexts = {{
+      {"classification", "one label for each image", "image_folder", "resnet50"},
+      {"segmentation", "a label for each pixel", "segmentation_folder", "deeplabv3_resnet50"},
+      {"detection", "boxes with labels", "coco", "retinanet_resnet50_fpn"},
+  }};
+  return kTexts.at(static_cast<size_t>(kind));
 }
 
 LabelKind kind_of(const models::Model& model) {
@@ -50,53 +47,16 @@ std::string shown(const Metric& metric, double value) {
   return std::abs(value) < 1e6 ? fmt::format("{:.4f}", value) : fmt::format("{:.3e}", value);
 }
 
-data::Batch Task::augment(const data::Batch& batch, data::SampleRandom& /*random*/) const {
-  return batch;
-}
-
 Task::Outputs Task::forward(models::Model& model, size_t /*turn*/, const data::Batch& batch) const {
   return model.forward_all(batch.data);
 }
-
-void Task::attach(models::Model& /*model*/) {}
 
 at::Tensor Task::records(const Outputs& /*outputs*/, const at::Tensor& /*target*/) const {
   return at::empty({0}, at::kLong);
 }
 
-std::string Task::remark(std::span<const int64_t> /*counts*/,
-                         std::span<const int64_t> /*records*/) const {
-  return {};
-}
-
-std::vector<Table> Task::tables(std::span<const int64_t> /*counts*/,
-                                std::span<const int64_t> /*records*/) const {
-  return {};
-}
-
-std::vector<Prediction> Task::predict(const Outputs& /*outputs*/,
-                                      std::span<const UnlabelledImage> /*images*/) const {
-  return {};
-}
-
-at::Tensor Task::verdicts(const Outputs& /*outputs*/, const at::Tensor& /*target*/) const {
-  return {};
-}
-
-std::vector<Picture> Task::pictures(std::span<const Seen> /*seen*/,
-                                    const data::Normalization& /*normalization*/) const {
-  return {};
-}
-
 TaskKind::Registry& TaskKind::registry() {
-  static Registry registry = [] {
-    Registry made("task");
-    add_classification(made);
-    add_detection(made);
-    add_segmentation(made);
-    add_gan(made);
-    return made;
-  }();
+  static Registry registry("task", {add_classification, add_detection, add_segmentation, add_gan});
   return registry;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,6 +21,7 @@ class ByteQueue {
   /// @param count at most size().
   void consume(size_t count) {
     consumed_ += count;
+    searched_ = 0;
     if (consumed_ == bytes_.size()) return clear();
     // Moving the rest to the front each time would make consuming small pieces quadratic.
     if (consumed_ < kPiece || consumed_ < bytes_.size() / 2) return;
@@ -28,10 +30,23 @@ class ByteQueue {
   }
   void clear() { *this = {}; }
 
+  /// Takes the next line, without its '\n'. Empty until there is a whole one.
+  std::optional<std::string> next_line() {
+    const size_t end = view().find('\n', searched_);
+    if (end == std::string_view::npos) {
+      searched_ = size();
+      return std::nullopt;
+    }
+    std::string line(view().substr(0, end));
+    consume(end + 1);
+    return line;
+  }
+
  private:
   static constexpr size_t kPiece = 64 << 10;
   std::string bytes_;
   size_t consumed_ = 0;
+  size_t searched_ = 0;  // of view(), for next_line()
 };
 
 }  // namespace syncbn::base

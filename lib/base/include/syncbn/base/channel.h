@@ -48,7 +48,7 @@ class Channel {
   /// Appends what has arrived to the input, `max` bytes at most: poll() reports the rest again.
   void receive(size_t max = kMaxAtOnce);
   std::string_view input() const { return input_.view(); }
-  void consume(size_t bytes);
+  void consume(size_t bytes) { input_.consume(bytes); }
   /// The next line of the input, without its newline; std::nullopt if it is incomplete.
   /// @param max_size the channel fails with EMSGSIZE if an incomplete line is longer.
   std::optional<std::string> next_line(size_t max_size = SIZE_MAX);
@@ -69,7 +69,6 @@ class Channel {
   size_t max_unsent_ = kMaxUnsent;
   ByteQueue input_;
   ByteQueue output_;
-  size_t searched_ = 0;  ///< bytes at the front of the input without a newline
   bool cannot_send_ = false;
   bool ended_ = false;
   int error_ = 0;

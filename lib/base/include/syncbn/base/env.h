@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace syncbn::base {
 
@@ -12,6 +14,9 @@ std::optional<std::string> env(const char* name);
 /// An environment variable as an integer in [min, max].
 /// @throws UserError naming the variable and its value if it is not such an integer.
 std::optional<int64_t> env_int(const char* name, int64_t min, int64_t max);
+
+/// This process's environment with these variables, as "NAME=value".
+std::vector<std::string> environment_with(const std::map<std::string, std::string>& variables);
 
 /// This machine's host name, for messages.
 std::string hostname();

@@ -12,6 +12,9 @@ std::string in_single_quotes(std::string_view word);
 /// Joins words into a shell command, with quotes only where they are needed.
 std::string shell_quoted(const std::vector<std::string>& words);
 
+/// The words as exec takes them. They must outlive the result.
+std::vector<char*> argv_of(const std::vector<std::string>& words);
+
 /// The words of a command line for a log. Replaces by *** the values of options and variables that
 /// are named like secrets (token, password, secret, api_key), as in --hf_token=X, --password X and
 /// API_KEY=X. Names of files stay, as in --token_file=X.

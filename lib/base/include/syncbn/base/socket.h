@@ -37,6 +37,12 @@ int port_of(const sockaddr_storage& address);
 /// "10.0.0.3" for an IPv4 peer of an IPv6 socket as well. Empty if the socket is not connected.
 std::string peer_address(int fd, bool own = false);
 
+/// "10.0.0.3"; empty if it is no address.
+std::string numeric_address(const sockaddr* address, socklen_t size);
+
+/// @param host an address, or a name.
+bool is_loopback(std::string_view host);
+
 using Deadline = std::chrono::steady_clock::time_point;
 
 /// A timeout for poll(): the time left, rounded up, at most one minute; 0 after the deadline.

@@ -64,7 +64,11 @@ class Registry : public RegistryBase {
  public:
   using Product = Product_;
 
-  explicit Registry(std::string noun) : RegistryBase(std::move(noun)) {}
+  /// @param adders each registers the alternatives of one file
+  explicit Registry(std::string noun, std::initializer_list<void (*)(Registry&)> adders = {})
+      : RegistryBase(std::move(noun)) {
+    for (const auto add : adders) add(*this);
+  }
 
   /// @param make called with const Options& and Args
   /// @throws base::UserError if an alternative of this name exists.

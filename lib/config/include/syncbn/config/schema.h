@@ -38,6 +38,9 @@ class Rules {
   Rules& between(double least, double most) { return at_least(least).at_most(most); }
   Rules& above(double bound) { return above_ = bound, *this; }
   Rules& below(double bound) { return below_ = bound, *this; }
+  /// From 0 to below 1, as a probability of dropping or a momentum.
+  Rules& fraction() { return at_least(0).below(1); }
+  Rules& positive_up_to(double most) { return above(0).at_most(most); }
   /// The number of values in a list.
   Rules& length(size_t count) { return length_ = count, *this; }
   Rules& one_of(std::vector<std::string> all) { return info_.choices = std::move(all), *this; }
@@ -166,6 +169,15 @@ class Schema : public SchemaBase {
   Rules& field(const std::string& name, M Owner::*member, const std::string& help) {
     return add_field(name, help, detail::field_type<M>(),
                      &(static_cast<const T*>(defaults())->*member));
+  }
+
+  /// Adds a rule about several fields.
+  /// @param is_wrong takes a const T&; if true, `message` is a fault.
+  template <class Rule>
+  void refuse(const std::string& message, Rule is_wrong) {
+    check([message, is_wrong](const T& in) {
+      return is_wrong(in) ? std::optional(message) : std::nullopt;
+    });
   }
 
   /// Adds a rule about several fields.

@@ -17,7 +17,7 @@ class SampleRandom {
   /// In [0, 1), with 53 random bits.
   double uniform();
   /// In [low, high).
-  double uniform(double low, double high);
+  double uniform(double low, double high) { return low + (high - low) * uniform(); }
   /// In [0, bound).
   /// @pre bound >= 1
   int64_t below(int64_t bound);

@@ -20,9 +20,9 @@
 
 #include "collectives/gather_rows.h"
 #include "collectives/started_work.h"
-#include "groups/timeouts.h"
 #include "groups/world.h"
 #include "monitor/flight_recorder.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist {
 namespace {

@@ -13,10 +13,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "groups/timeouts.h"
 #include "groups/world.h"
 #include "monitor/flight_recorder.h"
 #include "transport/no_sigpipe.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -102,14 +102,10 @@ at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group
       works.emplace_back(rank, group->recv(theirs, rank, kTag));
     });
   }
-  using std::chrono::milliseconds;
-  const auto deadline = std::chrono::steady_clock::now() + timeout.value_or(milliseconds(0));
+  const auto deadline =
+      std::chrono::steady_clock::now() + timeout.value_or(std::chrono::milliseconds(0));
   for (const auto& item : works) {
-    naming(item.first, [&] {
-      const auto left =
-          std::chrono::duration_cast<milliseconds>(deadline - std::chrono::steady_clock::now());
-      item.second->wait(timeout ? std::max(left, milliseconds(1)) : kNoTimeout);
-    });
+    naming(item.first, [&] { item.second->wait(timeout ? time_left(deadline) : kNoTimeout); });
   }
   return all;
 }

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "groups/timeouts.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
 
@@ -17,8 +17,7 @@ using Clock = std::chrono::steady_clock;
 void complete(const Started& started, Timeout limit, Outcome& outcome) {
   Timeout timeout = limit;
   if (started.timeout) {
-    const auto passed = std::chrono::duration_cast<milliseconds>(Clock::now() - started.since);
-    const milliseconds left = std::max(*started.timeout - passed, milliseconds(1));
+    const milliseconds left = time_left(started.since + *started.timeout);
     timeout = limit ? std::min(*limit, left) : left;
   }
   if (started.work) started.work->wait(timeout.value_or(kNoTimeout));
@@ -43,7 +42,7 @@ bool StartedWork::has_started() {
 }
 
 void StartedWork::wait(Timeout timeout) {
-  if (timeout) timeout = checked(*timeout, "Work::wait: the timeout");
+  timeout = checked(timeout, "Work::wait: the timeout");
   if (!is_done_) {
     try {
       const auto begin = Clock::now();
@@ -57,10 +56,7 @@ void StartedWork::wait(Timeout timeout) {
             call_, timeout->count()));
       }
       lock.unlock();
-      if (timeout) {
-        const auto passed = std::chrono::duration_cast<milliseconds>(Clock::now() - begin);
-        timeout = std::max(*timeout - passed, milliseconds(1));
-      }
+      if (timeout) timeout = time_left(begin + *timeout);
       complete(started_, timeout, outcome_);
     } catch (...) {
       error_ = std::current_exception();

@@ -27,7 +27,6 @@
 
 #include "groups/cuda_support.h"
 #include "groups/own_gpu.h"
-#include "groups/timeouts.h"
 #include "groups/world.h"
 #include "monitor/nccl_misuse.h"
 #include "rendezvous/group_store.h"
@@ -35,6 +34,7 @@
 #include "rendezvous/rendezvous.h"
 #include "transport/gloo.h"
 #include "transport/handshake.h"
+#include "transport/timeouts.h"
 #include "transport/wait_while.h"
 
 C10_DECLARE_int(caffe2_log_level);

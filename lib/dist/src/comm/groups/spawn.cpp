@@ -10,6 +10,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
 #include <syncbn/base/held_port.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
@@ -38,8 +39,8 @@
 
 #include <ATen/Parallel.h>
 
-#include "groups/timeouts.h"
 #include "monitor/peer_monitor.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist {
 namespace {
@@ -93,7 +94,7 @@ std::optional<int> threads_of_rank(int nprocs) {
   return std::max(1, base::usable_cpus() / nprocs);
 }
 
-using Variables = std::map<std::string, std::string, std::less<>>;
+using Variables = std::map<std::string, std::string>;
 
 Variables variables_of(int rank, int nprocs, int port) {
   Variables variables{
@@ -152,39 +153,23 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-/// The environment of this process, with `variables` added or replaced, and without kAgentStore.
-std::vector<std::string> environment_with(const Variables& variables) {
-  std::vector<std::string> entries;
-  for (const auto& [name, value] : variables) entries.push_back(name + "=" + value);
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const std::string_view name = text.substr(0, text.find('='));
-    if (!variables.contains(name) && name != kAgentStore) entries.emplace_back(text);
-  }
-  return entries;
-}
-
-std::vector<char*> pointers(std::vector<std::string>& words) {
-  std::vector<char*> all;
-  for (std::string& word : words) all.push_back(word.data());
-  all.push_back(nullptr);
-  return all;
-}
-
 /// Starts this program again, with only stdin, stdout, stderr and `message` (as kMessage) open: it
 /// must not keep the sockets of this process's groups open.
 /// @return its process id; -1, with errno, on failure
 pid_t exec_self(const Variables& variables, int message) {
   std::vector<std::string> arguments = own_arguments();
-  std::vector<std::string> environment = environment_with(variables);
+  std::vector<std::string> environment = base::environment_with(variables);
+  std::erase_if(environment,
+                [](const auto& entry) { return entry.substr(0, entry.find('=')) == kAgentStore; });
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, message, kMessage);
   ::posix_spawn_file_actions_addclosefrom_np(&actions, kMessage + 1);
   pid_t pid = -1;
   // /proc/self/exe is the running file, even if its path has been replaced.
-  const int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr,
-                                  pointers(arguments).data(), pointers(environment).data());
+  const int error =
+      ::posix_spawn(&pid, "/proc/self/exe", &actions, nullptr, base::argv_of(arguments).data(),
+                    base::argv_of(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
   errno = error;
   return error == 0 ? pid : -1;

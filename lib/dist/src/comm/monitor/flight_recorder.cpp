@@ -6,6 +6,7 @@
 #include <syncbn/dist/plain_message.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/Types.hpp>
@@ -22,39 +23,26 @@ const char* name_of_op(int reduce_op) {
 
 /// The name in torch's flight records, by which fr_trace recognises the operation.
 const char* torch_name(const Call& call) {
-  switch (call.type) {
-    case c10d::OpType::BROADCAST:
-      return "broadcast";
-    case c10d::OpType::ALLREDUCE_COALESCED:
-      return "allreduce_coalesced";
-    case c10d::OpType::REDUCE:
-      return "reduce";
-    case c10d::OpType::ALLGATHER:
-      return "all_gather";
-    case c10d::OpType::_ALLGATHER_BASE:
-      return "_all_gather_base";
-    case c10d::OpType::ALLGATHER_COALESCED:
-      return "ALLGATHER_coalesced";
-    case c10d::OpType::GATHER:
-      return "gather";
-    case c10d::OpType::SCATTER:
-      return "scatter";
-    case c10d::OpType::REDUCE_SCATTER:
-      return "reduce_scatter";
-    case c10d::OpType::_REDUCE_SCATTER_BASE:
-      return "_reduce_scatter_base";
-    case c10d::OpType::ALLTOALL:
-    case c10d::OpType::ALLTOALL_BASE:
-      return "all_to_all";
-    case c10d::OpType::SEND:
-      return "send";
-    case c10d::OpType::RECV:
-      return "recv";
-    case c10d::OpType::BARRIER:
-      return "all_reduce_barrier";
-    default:
-      return "all_reduce";
-  }
+  using c10d::OpType;
+  static constexpr std::pair<OpType, const char*> kNames[] = {
+      {OpType::BROADCAST, "broadcast"},
+      {OpType::ALLREDUCE_COALESCED, "allreduce_coalesced"},
+      {OpType::REDUCE, "reduce"},
+      {OpType::ALLGATHER, "all_gather"},
+      {OpType::_ALLGATHER_BASE, "_all_gather_base"},
+      {OpType::ALLGATHER_COALESCED, "ALLGATHER_coalesced"},
+      {OpType::GATHER, "gather"},
+      {OpType::SCATTER, "scatter"},
+      {OpType::REDUCE_SCATTER, "reduce_scatter"},
+      {OpType::_REDUCE_SCATTER_BASE, "_reduce_scatter_base"},
+      {OpType::ALLTOALL, "all_to_all"},
+      {OpType::ALLTOALL_BASE, "all_to_all"},
+      {OpType::SEND, "send"},
+      {OpType::RECV, "recv"},
+      {OpType::BARRIER, "all_reduce_barrier"}};
+  const auto* const found =
+      std::ranges::find(kNames, call.type, &std::pair<OpType, const char*>::first);
+  return found == std::end(kNames) ? "all_reduce" : found->second;
 }
 
 }  // namespace

@@ -150,12 +150,9 @@ void PeerMonitor::announce_leave() {
 
 namespace {
 
-/// The key in Completed of the sends from one rank to another.
-std::string name_of_sends(const std::string& group, int from, int to) {
-  return fmt::format("{} {}>{}", group, from, to);
-}
-std::string name_of_recvs(const std::string& group, int from, int to) {
-  return fmt::format("{} {}<{}", group, to, from);
+/// The key in Completed of a rank's sends to a peer, or its recvs from it.
+std::string name_of_transfers(const std::string& group, bool are_sends, int rank, int peer) {
+  return fmt::format("{} {}{}{}", group, rank, are_sends ? '>' : '<', peer);
 }
 
 }  // namespace
@@ -173,8 +170,7 @@ std::vector<std::string> PeerMonitor::completed_now(const Logs& logs, bool with_
     if (!with_running) continue;
     for (const auto& [with, transfers] : log->transfers()) {
       const auto& [peer, type] = with;
-      add(type == c10d::OpType::SEND ? name_of_sends(log->group(), rank(), peer)
-                                     : name_of_recvs(log->group(), peer, rank()),
+      add(name_of_transfers(log->group(), type == c10d::OpType::SEND, rank(), peer),
           transfers.done);
     }
   }
@@ -368,9 +364,9 @@ bool PeerMonitor::concerns(int rank, const End& end, const FlightRecorder& log,
   if (!call.is_collective()) {
     if (call.peer != rank) return false;
     // Messages that a rank sent before it left still arrive, however late.
-    const auto transfers = end.completed.find(call.type == c10d::OpType::RECV
-                                                  ? name_of_sends(log.group(), rank, this->rank())
-                                                  : name_of_recvs(log.group(), this->rank(), rank));
+    const bool are_sends = call.type == c10d::OpType::RECV;
+    const auto transfers =
+        end.completed.find(name_of_transfers(log.group(), are_sends, rank, this->rank()));
     return transfers == end.completed.end() || transfers->second < call.with_peer;
   }
   const auto done = end.completed.find(log.group());

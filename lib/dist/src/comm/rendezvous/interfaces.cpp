@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 
@@ -48,8 +49,8 @@ std::vector<InterfaceAddress> interface_addresses() {
       const auto* address = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
       found.link_local = IN6_IS_ADDR_LINKLOCAL(&address->sin6_addr);
     }
-    found.address =
-        numeric_address(one->ifa_addr, found.ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+    found.address = base::numeric_address(one->ifa_addr,
+                                          found.ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
     result.push_back(std::move(found));
   }
   std::stable_sort(result.begin(), result.end(),
@@ -67,7 +68,7 @@ std::string default_route_address() {
   auto* generic = reinterpret_cast<sockaddr*>(&anywhere);
   socklen_t size = sizeof(anywhere);
   if (!fd || ::connect(fd.get(), generic, size) != 0) return "";
-  return ::getsockname(fd.get(), generic, &size) == 0 ? numeric_address(generic, size) : "";
+  return ::getsockname(fd.get(), generic, &size) == 0 ? base::numeric_address(generic, size) : "";
 }
 
 /// @param source where the user gave the name, for the message.
@@ -122,18 +123,6 @@ std::string outside_address() {
     if (!one.loopback && !one.link_local) return one.address;
   }
   return "";
-}
-
-std::string numeric_address(const sockaddr* address, socklen_t size) {
-  std::array<char, NI_MAXHOST> host;
-  if (::getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-    return "";
-  }
-  return host.data();
-}
-
-bool is_loopback(const std::string& address) {
-  return address.starts_with("127.") || address == "::1" || address == "localhost";
 }
 
 }  // namespace syncbn::dist::detail

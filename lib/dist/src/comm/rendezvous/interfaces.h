@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/socket.h>
-
 #include <string>
 #include <vector>
 
@@ -20,10 +18,5 @@ void set_nccl_environment(const std::string& interface);
 /// This host's address on the default route, or else of an interface that is up and neither
 /// loopback nor link-local; for hosts whose own name resolves to loopback. Empty if there is none.
 std::string outside_address();
-
-std::string numeric_address(const sockaddr* address, socklen_t size);
-
-/// @param address numeric, or a name.
-bool is_loopback(const std::string& address);
 
 }  // namespace syncbn::dist::detail

@@ -36,15 +36,6 @@ int required(const std::optional<int>& given, const char* name, int64_t min, int
                   source, name));
 }
 
-/// @param name getsockname or getpeername.
-template <typename Name>
-std::string numeric_end(int fd, Name name) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  return name(fd, generic, &size) == 0 ? numeric_address(generic, size) : "";
-}
-
 bool answers_as_store(int fd, base::Deadline deadline) {
   constexpr uint32_t kNonce = 0x6e636273;
   const std::string greeting = base::store_greeting(kNonce);
@@ -69,7 +60,7 @@ StoreEndpoint::Listener listen_at_first(const addrinfo* addresses) {
     result.fd = base::listen_at(*one);
     result.error = result.fd ? 0 : errno;
     if (result.error == EAFNOSUPPORT) result.error = EADDRNOTAVAIL;  // a host without IPv6
-    if (result.fd) result.address = numeric_address(one->ai_addr, one->ai_addrlen);
+    if (result.fd) result.address = base::numeric_address(one->ai_addr, one->ai_addrlen);
   }
   return result;
 }
@@ -125,14 +116,14 @@ std::optional<StoreEndpoint::Route> StoreEndpoint::probe(base::Deadline deadline
     fd = look(base::resolve(other, port, ignored));
   }
   if (!fd) return std::nullopt;
-  return Route{numeric_end(fd.get(), ::getsockname), numeric_end(fd.get(), ::getpeername)};
+  return Route{base::peer_address(fd.get(), /*own=*/true), base::peer_address(fd.get())};
 }
 
 bool StoreEndpoint::is_own_name() const {
   std::string reason;
   const base::AddressList list = base::resolve(host, port, reason);
-  return list && !is_loopback(host) &&
-         is_loopback(numeric_address(list->ai_addr, list->ai_addrlen));
+  return list && !base::is_loopback(host) &&
+         base::is_loopback(base::numeric_address(list->ai_addr, list->ai_addrlen));
 }
 
 bool has_agent_store() {

@@ -157,10 +157,7 @@ JoinedStore open_file_store(const Place& place, milliseconds limit) {
 }
 
 /// Whether this process has been in a group with ranks of Python's torch.distributed.
-bool& is_in_python_job() {
-  static bool instance = false;
-  return instance;
-}
+bool is_in_python_job = false;
 
 /// The place of a job whose store the caller has opened.
 Place place_of(const c10::intrusive_ptr<c10d::Store>& opened, const InitOptions& options) {
@@ -205,15 +202,9 @@ JoinedStore join_opened_store(const c10::intrusive_ptr<c10d::Store>& opened, con
 /// @param limit the time in which the store must answer; it ends at `deadline`.
 JoinedStore join_store(const Place& place, const std::string& outside, Clock::time_point deadline,
                        milliseconds limit) {
-  JoinedStore result;
-  if (!place.file.empty()) {
-    result = open_file_store(place, limit);
-  } else if (place.should_hold_store()) {
-    result = hold_store(place, outside, deadline, limit);
-  } else {
-    result = connect_to(place, wait_for_store(place, outside, deadline, limit), limit);
-  }
-  return result;
+  if (!place.file.empty()) return open_file_store(place, limit);
+  if (place.should_hold_store()) return hold_store(place, outside, deadline, limit);
+  return connect_to(place, wait_for_store(place, outside, deadline, limit), limit);
 }
 
 /// A store, and this rank's attempt to form a group in it.
@@ -246,7 +237,7 @@ Joined join(const Place& place, const c10::intrusive_ptr<c10d::Store>& opened,
 std::vector<std::string> addresses_for_peers(const JoinedStore& joined, const Rendezvous& job,
                                              const std::string& outside) {
   if (!job.python_ranks.empty()) return {};
-  if (!is_loopback(joined.address) || outside.empty() ||
+  if (!base::is_loopback(joined.address) || outside.empty() ||
       all_on_one_host(*job.store, job.world_size)) {
     return {joined.address};
   }
@@ -292,7 +283,7 @@ Rendezvous rendezvous(const InitOptions& options, Offer offer,
     if (result.choice.backend.empty()) throw UserError(result.choice.message);
     return result;
   }
-  if (is_in_python_job()) {
+  if (is_in_python_job) {
     throw UserError(
         "init_process_group: a group with ranks of Python's torch.distributed can be formed once "
         "in a process; start new processes for another");
@@ -328,7 +319,7 @@ Rendezvous rendezvous(const InitOptions& options, Offer offer,
                                        place.world_size, place.meeting_point(),
                                        error.what_without_backtrace()));
   }
-  is_in_python_job() = !result.python_ranks.empty();
+  is_in_python_job = !result.python_ranks.empty();
   return result;
 }
 

@@ -262,15 +262,9 @@ class AnnotatedWork : public c10d::Work {
 
 /// Whether isCompleted() of Gloo's work is false until wait() is called.
 bool completes_only_in_wait(c10d::OpType type) {
-  switch (type) {
-    case c10d::OpType::SEND:
-    case c10d::OpType::RECV:
-    case c10d::OpType::REDUCE_SCATTER:
-    case c10d::OpType::_REDUCE_SCATTER_BASE:
-      return true;
-    default:
-      return false;
-  }
+  using c10d::OpType;
+  return type == OpType::SEND || type == OpType::RECV || type == OpType::REDUCE_SCATTER ||
+         type == OpType::_REDUCE_SCATTER_BASE;
 }
 
 }  // namespace
@@ -585,16 +579,13 @@ Backend::WorkPtr Backend::start_gather_in_one_hop(const at::Tensor& all,
   at::Tensor rows = all;
   at::Tensor own = all.narrow(0, rank_, 1);
   if (shares_memory()) {
-    c10d::AllgatherOptions options;
-    options.timeout = timeout;
     own = own.clone();
-    return _allgather_base(rows, own, options);
+    return _allgather_base(rows, own, with_timeout<c10d::AllgatherOptions>(timeout));
   }
   // As Gloo::gather_in_one_hop().
   at::Tensor copies = own.expand_as(all).contiguous();
   std::vector<int64_t> equal_splits;
-  c10d::AllToAllOptions options;
-  options.timeout = timeout;
+  const auto options = with_timeout<c10d::AllToAllOptions>(timeout);
   return run(same_sizes(OpType::_ALLGATHER_BASE, "all_gather", own), &c10d::Backend::alltoall_base,
              rows, copies, equal_splits, equal_splits, options);
 }
@@ -713,11 +704,9 @@ void Backend::require_matching_splits(const at::Tensor& output,
   }
   at::Tensor own = at::tensor(counts, at::kLong).unsqueeze(0);
   at::Tensor all = at::empty({size_, own.size(1)}, at::kLong);
-  c10d::AllgatherOptions options;
-  options.timeout = timeout;
   {
     const NamedAs named("all_to_all's split sizes", own.sizes());
-    _allgather_base(all, own, options)->wait();
+    _allgather_base(all, own, with_timeout<c10d::AllgatherOptions>(timeout))->wait();
   }
   const auto of_rank = all.accessor<int64_t, 2>();
   for (int sender = 0; sender < size_; ++sender) {

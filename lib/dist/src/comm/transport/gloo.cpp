@@ -136,8 +136,7 @@ void Gloo::gather_in_one_hop(const Call& call, const at::Tensor& all,
   at::Tensor rows = all;
   at::Tensor copies = all[gloo.getRank()].expand_as(all).contiguous();
   std::vector<int64_t> equal_splits;
-  c10d::AllToAllOptions options;
-  options.timeout = timeout;
+  const auto options = with_timeout<c10d::AllToAllOptions>(timeout);
   const auto work = gloo.alltoall_base(rows, copies, equal_splits, equal_splits, options);
   started();
   work->wait();

@@ -56,8 +56,7 @@ class HierarchicalAllReduce : public LeaderOperation {
     if (values().bytes() == 0) return;
     const at::NoGradGuard no_grad;
     at::Tensor flat = values().flat();
-    c10d::AllreduceOptions options;
-    options.timeout = timeout;
+    auto options = with_timeout<c10d::AllreduceOptions>(timeout);
     options.reduceOp = op_ == c10d::ReduceOp::AVG ? c10d::ReduceOp::SUM : op_;
     if (flat.scalar_type() == at::kBool) {  // Gloo has no bool
       flat = flat.view(at::kByte);
@@ -69,8 +68,6 @@ class HierarchicalAllReduce : public LeaderOperation {
     if (op_ != c10d::ReduceOp::AVG) return;
     flat.div_(hosts_->count_ranks());
   }
-
-  std::byte* outcome() override { return values().data(); }
 
   const HostsPtr hosts_;
   const Reduce reduce_;
@@ -119,9 +116,7 @@ class HierarchicalAllGather : public LeaderOperation {
     c10d::Backend& leaders = leaders_->with_tag(tag);
     at::Tensor all = at::empty({leaders.getSize() * host_rows_.numel()}, at::kByte);
     at::Tensor own = host_rows_.view(-1);
-    c10d::AllgatherOptions options;
-    options.timeout = timeout;
-    leaders._allgather_base(all, own, options)->wait();
+    leaders._allgather_base(all, own, with_timeout<c10d::AllgatherOptions>(timeout))->wait();
     const at::Tensor by_host = all.view({leaders.getSize(), -1});
     for (size_t host = 0; host < hosts_->ranks.size(); ++host) {
       const std::vector<int>& ranks = hosts_->ranks[host];
@@ -166,13 +161,10 @@ class HierarchicalBroadcast : public LeaderOperation {
   void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) override {
     if (values().bytes() == 0) return;
     std::vector<at::Tensor> tensors{values().flat().view(at::kByte)};
-    c10d::BroadcastOptions options;
-    options.timeout = timeout;
+    auto options = with_timeout<c10d::BroadcastOptions>(timeout);
     options.rootRank = static_cast<int64_t>(host_);
     leaders_->with_tag(tag).broadcast(tensors, options)->wait();
   }
-
-  std::byte* outcome() override { return values().data(); }
 
   const HostsPtr hosts_;
   const size_t host_;  ///< the root's
@@ -186,9 +178,7 @@ class HierarchicalBarrier : public LeaderOperation {
 
  private:
   void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) override {
-    c10d::BarrierOptions options;
-    options.timeout = timeout;
-    leaders_->with_tag(tag).barrier(options)->wait();
+    leaders_->with_tag(tag).barrier(with_timeout<c10d::BarrierOptions>(timeout))->wait();
   }
 };
 

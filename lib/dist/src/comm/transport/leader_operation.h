@@ -31,9 +31,7 @@ class LeaderOperation : public Operation {
     if (step.number < up_.count()) return publish_up(up_.at(step.number), step);
     if (step.rank != kLeader) return;
     if (step.number == up_.count()) {
-      using std::chrono::milliseconds;
-      const auto left = step.deadline - std::chrono::steady_clock::now();
-      compute_outcome(step.tag, std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left)));
+      compute_outcome(step.tag, time_left(step.deadline));
     }
     const Chunk part = down_.at(step.number - up_.count());
     copy_bytes(step.input(kLeader), outcome() + part.begin, part.bytes);
@@ -59,7 +57,7 @@ class LeaderOperation : public Operation {
   virtual void consume_up(const Chunk& /*chunk*/, const Step& /*step*/) {}
   virtual void compute_outcome(uint64_t tag, std::chrono::milliseconds timeout) = 0;
   /// What the leader publishes and the other ranks of its host receive.
-  virtual std::byte* outcome() { return nullptr; }
+  virtual std::byte* outcome() { return outputs_.empty() ? nullptr : values().data(); }
 
   const Chunks up_;
   const Chunks down_;

@@ -32,9 +32,7 @@ at::Tensor RowTree::merged(Ranks ranks, const at::Tensor& row) {
     works.push_back(backend_.send(own, other.begin + peer, tag_));
   }
   for (const auto& work : works) {
-    using std::chrono::milliseconds;
-    const auto left = std::chrono::ceil<milliseconds>(deadline_ - Clock::now());
-    work->wait(std::max(left, milliseconds(1)));
+    work->wait(time_left(deadline_));
   }
   rows.narrow(0, is_low ? 0 : 1, 1).copy_(own[0]);
   return merge_(rows);

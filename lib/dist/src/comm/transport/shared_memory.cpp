@@ -1,6 +1,7 @@
 #include "transport/shared_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include <ATen/ops/empty.h>
@@ -183,8 +184,6 @@ class MergeInTree : public LeaderOperation {
                values().bytes());
   }
 
-  std::byte* outcome() override { return values().data(); }
-
   const MergeRows merge_;
   at::Tensor rows_;  ///< on the leader: of its host's ranks
 };
@@ -227,17 +226,11 @@ SharedMemory::SharedMemory(std::shared_ptr<Exchange> exchange, std::shared_ptr<G
       gloo_(std::move(gloo)) {}
 
 c10d::Backend& SharedMemory::prepare(const Call& call) {
-  switch (call.type) {
-    case OpType::ALLREDUCE:
-    case OpType::ALLGATHER:
-    case OpType::_ALLGATHER_BASE:
-    case OpType::BROADCAST:
-    case OpType::BARRIER:
-      tag_ = tag_of(call);
-      return *this;
-    default:
-      return gloo_->prepare(call);
-  }
+  constexpr std::array kShared{OpType::ALLREDUCE, OpType::ALLGATHER, OpType::_ALLGATHER_BASE,
+                               OpType::BROADCAST, OpType::BARRIER};
+  if (std::ranges::count(kShared, call.type) == 0) return gloo_->prepare(call);
+  tag_ = tag_of(call);
+  return *this;
 }
 
 void SharedMemory::set_timeout(std::chrono::milliseconds timeout) {

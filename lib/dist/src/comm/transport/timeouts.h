@@ -17,6 +17,13 @@ Options with_timeout(Timeout timeout) {
   return options;
 }
 
+/// The time until `deadline`, rounded up, and at least one millisecond.
+inline std::chrono::milliseconds time_left(std::chrono::steady_clock::time_point deadline) {
+  using std::chrono::milliseconds;
+  const auto left = std::chrono::ceil<milliseconds>(deadline - std::chrono::steady_clock::now());
+  return std::max(left, milliseconds(1));
+}
+
 /// At most a year: longer timeouts overflow when they are added to a time.
 inline std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
@@ -26,6 +33,9 @@ inline std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
 inline std::chrono::milliseconds checked(std::chrono::milliseconds timeout, const char* name) {
   if (timeout.count() > 0) return bounded(timeout);
   throw base::UserError(fmt::format("{} must be above zero, got {} ms", name, timeout.count()));
+}
+inline Timeout checked(Timeout timeout, const char* name) {
+  return timeout ? Timeout(checked(*timeout, name)) : timeout;
 }
 
 }  // namespace syncbn::dist::detail

@@ -11,6 +11,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "monitor/flight_recorder.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
 

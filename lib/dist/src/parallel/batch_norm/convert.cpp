@@ -25,8 +25,8 @@
 #include "batch_norm/named_layers.h"
 #include "batch_norm/replica_scope.h"
 #include "batch_norm/statistics_scopes.h"
-#include "groups/timeouts.h"
 #include "groups/world.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist {
 namespace detail {
@@ -453,9 +453,7 @@ std::string refusal_of(const Layer& layer, const detail::LayerPlaces& all_places
 
 ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const GroupOrDefault& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
-  if (sync_timeout) {
-    sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
-  }
+  sync_timeout = detail::checked(sync_timeout, "convert_sync_batchnorm: sync_timeout");
   detail::install_operators();
   detail::name_layers(module);
   exchange_layers(module, []<class Layer>(std::shared_ptr<Layer> layer, const auto& put) {

@@ -206,11 +206,6 @@ Exchange::Exchange(const LayerName& layer, int64_t channels, at::ScalarType dtyp
   layer_ = &names.find(*state_, layer, channels, dtype);
 }
 
-Exchange::Header Exchange::next_header() const {
-  static_assert(std::tuple_size_v<Header> == kHeader);
-  return {layer_->hash, layer_->shape, static_cast<double>(++state_->exchanges)};
-}
-
 /// @param rows of all ranks, each with a header from column `first` to its end.
 void Exchange::compare(const at::Tensor& rows, int64_t first) const {
   const int64_t stride = rows.size(1);
@@ -241,7 +236,8 @@ void Exchange::compare(const at::Tensor& rows, int64_t first) const {
 }
 
 at::Tensor Exchange::exchange(JoinStep step, const at::Tensor& values) const {
-  const Header header = next_header();
+  const std::array<double, kHeader> header{layer_->hash, layer_->shape,
+                                           static_cast<double>(++state_->exchanges)};
   const at::Tensor row =
       values.is_cpu() ? row_of({values_of(values), header}) : values.unsqueeze(0);
   announce_exchange(step, row, group_);

@@ -54,8 +54,6 @@ class Exchange : public torch::CustomClassHolder {
   struct Layer;
   friend void join_exchange(JoinStep step, const at::Tensor& row, const ProcessGroupPtr& group);
 
-  using Header = std::array<double, 3>;
-  Header next_header() const;
   at::Tensor exchange(JoinStep step, const at::Tensor& values) const;
   void compare(const at::Tensor& rows, int64_t first) const;
 

@@ -14,8 +14,8 @@
 #include "batch_norm/batch_norm_function.h"
 #include "batch_norm/convert.h"
 #include "batch_norm/named_layers.h"
-#include "groups/timeouts.h"
 #include "groups/world.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist {
 
@@ -38,9 +38,7 @@ void SyncBatchNormImpl::reset() {
     throw base::UserError(
         fmt::format("SyncBatchNorm: momentum must be from 0 to 1, or none, got {}", momentum));
   }
-  if (options.sync_timeout()) {
-    options.sync_timeout(detail::checked(*options.sync_timeout(), "SyncBatchNorm: sync_timeout"));
-  }
+  options.sync_timeout(detail::checked(options.sync_timeout(), "SyncBatchNorm: sync_timeout"));
   // clone() calls this: the clone is another layer with the same name.
   name_ = std::make_shared<detail::LayerName>(
       detail::LayerName{.given = name_ ? name_->given : options.name()});

@@ -18,8 +18,8 @@
 #include "data_parallel/module_replicas.h"
 #include "device_threads/compute_threads.h"
 #include "device_threads/named_error.h"
-#include "groups/timeouts.h"
 #include "torchscript/script_module.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
 namespace {
@@ -225,12 +225,7 @@ ScriptDataParallel::~DataParallel() = default;
 
 c10::IValue ScriptDataParallel::forward(const std::vector<c10::IValue>& inputs) {
   const auto whole = c10::ivalue::Tuple::create(inputs);
-  std::vector<at::Tensor> tensors;
-  detail::map_tensors(whole, [&](const at::Tensor& tensor) {
-    tensors.push_back(tensor);
-    return tensor;
-  });
-  const auto parts = scatter(tensors);
+  const auto parts = scatter(detail::tensors_in(whole));
   auto& replicas = static_cast<detail::ScriptReplicas&>(this->replicas());
   std::vector<c10::IValue> outputs(parts.size());
   run(static_cast<int>(parts.size()), [&](int replica) {
@@ -243,10 +238,7 @@ c10::IValue ScriptDataParallel::forward(const std::vector<c10::IValue>& inputs) 
   std::vector<std::vector<at::Tensor>> results(parts.size());
   std::vector<detail::ReplicaOutput> pointers(parts.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
-    detail::map_tensors(outputs[i], [&](const at::Tensor& tensor) {
-      results[i].push_back(tensor);
-      return tensor;
-    });
+    results[i] = detail::tensors_in(outputs[i]);
     for (at::Tensor& tensor : results[i]) pointers[i].tensors.push_back(&tensor);
   }
   gather(pointers);

@@ -94,19 +94,16 @@ void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
           one.parameters.size(), one.buffers.size(), module.parameters.size(),
           module.buffers.size()));
     }
-    check_tensors(module.parameters, one.parameters, i);
-    check_tensors(module.buffers, one.buffers, i);
     Copy& copy = copies_.emplace_back();
-    for (size_t j = 0; j < one.parameters.size(); ++j) {
-      copy.parameters.emplace_back(module.parameters[j], one.parameters[j]);
-      copy.originals[one.parameters[j].unsafeGetTensorImpl()] =
-          module.parameters[j].unsafeGetTensorImpl();
-    }
-    for (size_t j = 0; j < one.buffers.size(); ++j) {
-      copy.buffers.emplace_back(module.buffers[j], one.buffers[j]);
-      copy.originals[one.buffers[j].unsafeGetTensorImpl()] =
-          module.buffers[j].unsafeGetTensorImpl();
-    }
+    const auto pair = [&](const auto& originals, const auto& own, auto& pairs) {
+      check_tensors(originals, own, i);
+      for (size_t j = 0; j < own.size(); ++j) {
+        pairs.emplace_back(originals[j], own[j]);
+        copy.originals[own[j].unsafeGetTensorImpl()] = originals[j].unsafeGetTensorImpl();
+      }
+    };
+    pair(module.parameters, one.parameters, copy.parameters);
+    pair(module.buffers, one.buffers, copy.buffers);
   }
 }
 
@@ -144,13 +141,10 @@ class EagerReplicas : public ModuleReplicas {
 
   void refresh() override {
     for (size_t i = 1; i < modules_.size(); ++i) {
-      const bool differs = !std::ranges::equal(
-          parts_[i], parts_[0], {}, [](const auto& part) { return part->is_training(); },
-          [](const auto& part) { return part->is_training(); });
-      if (!differs) continue;
       // train() is recursive: outer modules come first.
       for (size_t j = 0; j < parts_[i].size(); ++j) {
-        parts_[i][j]->train(parts_[0][j]->is_training());
+        const bool on = parts_[0][j]->is_training();
+        if (parts_[i][j]->is_training() != on) parts_[i][j]->train(on);
       }
     }
     refresh_tensors();

@@ -13,6 +13,7 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/flatten_dense_tensors.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
@@ -232,10 +233,7 @@ class PowerSgd {
 
   void send_whole(const std::vector<at::Tensor>& gradients) {
     if (gradients.empty()) return;
-    std::vector<at::Tensor> flat;
-    flat.reserve(gradients.size());
-    for (const at::Tensor& gradient : gradients) flat.push_back(gradient.reshape({-1}));
-    const at::Tensor all = at::cat(flat);
+    const at::Tensor all = at::flatten_dense_tensors(gradients);
     sum_over_ranks(all);
     all.div_(group_->getSize());
     int64_t begin = 0;

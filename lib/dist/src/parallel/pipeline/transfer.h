@@ -80,7 +80,6 @@ class RankTransfer : public Transfer {
 
   /// The number of messages and notices that were sent and received.
   int64_t sent() const { return sent_; }
-  int64_t received() const { return received_; }
   /// Receives and drops the rest of the `sent` messages and notices that the peer has sent.
   void discard(int64_t sent, at::Device device);
 

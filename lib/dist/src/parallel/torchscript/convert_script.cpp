@@ -17,8 +17,8 @@
 #include <torch/csrc/jit/passes/inliner.h>
 
 #include "batch_norm/convert.h"
-#include "groups/timeouts.h"
 #include "torchscript/script_module.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist {
 namespace {
@@ -248,9 +248,7 @@ std::vector<ScriptLayer> find_layers(const torch::jit::Module& module,
 
 ConvertReport convert_sync_batchnorm(torch::jit::Module& module, const GroupOrDefault& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
-  if (sync_timeout) {
-    sync_timeout = detail::checked(*sync_timeout, "convert_sync_batchnorm: sync_timeout");
-  }
+  sync_timeout = detail::checked(sync_timeout, "convert_sync_batchnorm: sync_timeout");
   detail::install_operators();
   rewrite(module, Direction::kConvert);
   const std::vector<Call> calls = calls_in(module);

@@ -73,12 +73,7 @@ c10::IValue Ddp::forward(std::vector<c10::IValue> inputs) {
     }
   }
   const c10::IValue output = detail::run_script([&] { return (*module_)(std::move(inputs)); });
-  std::vector<at::Tensor> tensors;
-  map_tensors(output, [&](const at::Tensor& tensor) {
-    tensors.push_back(tensor);
-    return tensor;
-  });
-  tensors = after_forward(std::move(tensors));
+  const std::vector<at::Tensor> tensors = after_forward(detail::tensors_in(output));
   auto next = tensors.begin();
   return map_tensors(output, [&](const at::Tensor&) { return *next++; });
 }

@@ -48,4 +48,11 @@ c10::IValue map_tensors(const c10::IValue& value, const Visit& visit) {
   return value;
 }
 
+/// The tensors in the value, containers included.
+inline std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
+  std::vector<at::Tensor> tensors;
+  map_tensors(value, [&](const at::Tensor& tensor) { return tensors.emplace_back(tensor); });
+  return tensors;
+}
+
 }  // namespace syncbn::dist::detail

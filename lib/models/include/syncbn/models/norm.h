@@ -46,7 +46,9 @@ class NormFactory {
         momentum_(momentum) {}
 
   /// A layer for an [N, C, H, W] input. Register it with register_module(name, layer.ptr()).
-  torch::nn::AnyModule operator()(int64_t channels) const;
+  torch::nn::AnyModule operator()(int64_t channels) const {
+    return make(channels, /*fuse_relu=*/false);
+  }
 
   /// @param drop_path see NormRelu
   NormRelu with_relu(int64_t channels, double drop_path = 0) const;

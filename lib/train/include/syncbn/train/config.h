@@ -32,17 +32,9 @@ struct DdpConfig {
   static void describe(config::Schema<DdpConfig>& schema);
 };
 
-/// The section `nccl`: names and defaults of dist::NcclOptions.
-struct NcclConfig {
-  bool high_priority = true;
-  std::optional<int64_t> min_ctas;
-  std::optional<int64_t> max_ctas;
-  bool blocking = true;
-  bool register_buckets = false;
-
+/// The section `nccl`.
+struct NcclConfig : dist::NcclOptions {
   static void describe(config::Schema<NcclConfig>& schema);
-
-  dist::NcclOptions options() const;
 };
 
 /// The section `parallel`: how a rank uses several devices.

@@ -90,11 +90,13 @@ class Task {
   /// Passes the network that the task is about; called once, before all calls below. The network
   /// outlives the task.
   /// @throws base::UserError if the network does not suit the task; the message calls it "it"
-  virtual void attach(models::Model& model);
+  virtual void attach(models::Model& /*model*/) {}
 
   /// Changes a training batch before the forward pass, as MixUp does. All randomness must come from
   /// `random`, so that a resumed run repeats it.
-  virtual data::Batch augment(const data::Batch& batch, data::SampleRandom& random) const;
+  virtual data::Batch augment(const data::Batch& batch, data::SampleRandom& /*random*/) const {
+    return batch;
+  }
 
   /// The parts of the network that a step trains one after the other, each with its own forward and
   /// backward pass, gradient exchange and update. A part is named by a prefix of its parameters'
@@ -139,7 +141,9 @@ class Task {
 
   /// The basis for an evaluation's worst mistakes: for each sample its loss, its class and the
   /// network's answer, [B, 3], float64. Undefined, as by default, if samples have no class.
-  virtual at::Tensor verdicts(const Outputs& outputs, const at::Tensor& target) const;
+  virtual at::Tensor verdicts(const Outputs& /*outputs*/, const at::Tensor& /*target*/) const {
+    return {};
+  }
 
   // For an evaluation: `counts` are summed over the samples; `records` are those of all samples, in
   // an order that depends on the number of ranks, so results must not depend on the order.
@@ -153,12 +157,16 @@ class Task {
   virtual bool has_best() const { return true; }
 
   /// A note for readers of the metrics: "miou leaves out ...". Empty: none.
-  virtual std::string remark(std::span<const int64_t> counts,
-                             std::span<const int64_t> records) const;
+  virtual std::string remark(std::span<const int64_t> /*counts*/,
+                             std::span<const int64_t> /*records*/) const {
+    return {};
+  }
 
   /// Always tables of the same names. The run's folder holds those of the last evaluation.
-  virtual std::vector<Table> tables(std::span<const int64_t> counts,
-                                    std::span<const int64_t> records) const;
+  virtual std::vector<Table> tables(std::span<const int64_t> /*counts*/,
+                                    std::span<const int64_t> /*records*/) const {
+    return {};
+  }
 
   /// The metrics of the samples that an epoch trained on. By default metrics() without records.
   virtual std::vector<Metric> training_metrics(std::span<const int64_t> counts) const {
@@ -171,8 +179,10 @@ class Task {
   virtual PredictionFile prediction_file() const { return {}; }
 
   /// The network's answer about each image of a batch; may wait for the device.
-  virtual std::vector<Prediction> predict(const Outputs& outputs,
-                                          std::span<const UnlabelledImage> images) const;
+  virtual std::vector<Prediction> predict(const Outputs& /*outputs*/,
+                                          std::span<const UnlabelledImage> /*images*/) const {
+    return {};
+  }
 
   /// Number of samples that pictures() needs. Unless it is 0 or the task evaluates one by one, the
   /// first dimension of all outputs must be that of the samples.
@@ -182,8 +192,10 @@ class Task {
   /// that write to a run's folder: it must not wait for other ranks, but may wait for the device.
   /// @param seen the samples to show: pictured_samples(), or fewer if the rank had fewer
   /// @param normalization of the data set
-  virtual std::vector<Picture> pictures(std::span<const Seen> seen,
-                                        const data::Normalization& normalization) const;
+  virtual std::vector<Picture> pictures(std::span<const Seen> /*seen*/,
+                                        const data::Normalization& /*normalization*/) const {
+    return {};
+  }
 };
 
 /// The registry behind `task: {type: classification}`. A custom task is a class and a line of
