@@ -369,6 +369,7 @@ TEST(ErrorTest, EachExceptionHasItsExitCode) {
   EXPECT_EQ(exit_code_of(UserError("")), kExitUsage);
   EXPECT_EQ(exit_code_of(UnavailableError("")), kExitUnavailable);
   EXPECT_EQ(exit_code_of(InternalError("")), kExitInternal);
+  EXPECT_EQ(kExitInternal, 70) << "docs/errors.md";
   EXPECT_EQ(exit_code_of(std::system_error(ENOSPC, std::generic_category())), kExitUnavailable);
   EXPECT_EQ(exit_code_of(std::bad_alloc()), kExitUnavailable);
   EXPECT_EQ(exit_code_of(std::runtime_error("")), kExitInternal);

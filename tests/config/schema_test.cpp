@@ -86,7 +86,8 @@ TEST(SchemaTest, RefusesNumbersOfTheWrongSort) {
   EXPECT_THAT(read("doors: 4.0\n", car),
               ElementsAre("car.yaml:1:8: doors: expected an integer, got '4.0'"));
   EXPECT_THAT(read("doors: 99999999999999999999\n", car),
-              ElementsAre("car.yaml:1:8: doors: expected an integer, got '99999999999999999999'"));
+              ElementsAre("car.yaml:1:8: doors: expected an integer from -9223372036854775808 to "
+                          "9223372036854775807, got '99999999999999999999'"));
   EXPECT_THAT(read("wheel: {radius: .nan}\n", car),
               ElementsAre("car.yaml:1:17: wheel.radius: expected a finite number, got '.nan'"));
   EXPECT_THAT(read("doors: +-4\n", car),

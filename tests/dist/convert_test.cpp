@@ -173,6 +173,8 @@ TEST_F(ConvertTest, LayersThatMoveStayConverted) {
                                  reference->parameters(), rank, Gradients::kLocal);
     net->to(at::kCPU, at::kDouble);
     expect_net_steps_on_cpu(net, {.dtype = at::kDouble});
+    net->to(device(), at::kDouble);
+    expect_net_steps(net, {.dtype = at::kDouble});
     net->to(device(), at::kFloat);
     expect_net_steps(net);
     // No key of the earlier tensors is left.

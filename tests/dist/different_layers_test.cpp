@@ -196,7 +196,7 @@ TEST(DifferentLayersTest, TheLayersTimeoutIsTakenInPlaceOfTheGroups) {
   run_group(2, {.timeout = milliseconds(1500)}, [](int rank) {
     SyncBatchNorm layer(SyncBatchNormOptions(3).sync_timeout(milliseconds(60'000)));
     layer(batch());
-    if (rank == 1) ::usleep(3'000'000);  // longer than the group's
+    if (rank == 1) ::usleep(3'000'000);  // longer than the group's timeout
     layer(batch());
     EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 2);
   });

@@ -9,7 +9,7 @@
 
 namespace syncbn::test {
 
-/// Whether two numbers have the same bits, which NaNs may have as well.
+/// Compares bits, so equal NaNs compare equal.
 template <class T>
 bool same_bits(const T& a, const T& b) {
   return std::memcmp(&a, &b, sizeof(T)) == 0;

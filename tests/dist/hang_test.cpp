@@ -23,8 +23,8 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The launcher takes at most keep_alive_interval for the threads' stacks.
-const Words kOptions{"--hang_timeout=5", "--rdzv_conf=keep_alive_interval=1"};
+// The launcher spends at most keep_alive_interval on collecting stacks.
+const Words kOptions{"--hang_timeout=6", "--rdzv_conf=keep_alive_interval=1"};
 
 /// Starts one node whose ranks go wrong in the way `how` (see waiting_worker.cpp).
 Program& start(Nodes& nodes, int ranks, const std::string& how, std::vector<std::string> options) {
@@ -64,7 +64,7 @@ std::string flight_file(const std::string& err) {
 
 TEST(HangTest, TheFlightRecordsOutliveTheRanks) {
   Nodes nodes(2);
-  const Words options{"--hang_timeout=5",
+  const Words options{"--hang_timeout=6",
                       "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=60",
                       "--log_dir=" + nodes.folder().path().string()};
   const Words program{SYNCBN_WAITING_WORKER, "sleeps"};
@@ -145,6 +145,8 @@ TEST(HangNameTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
   const std::string program = SYNCBN_WAITING_WORKER;
   Program& first = nodes.start(0, 2, {}, {program, "sleeps"});
   Program& second = nodes.start(1, 1, {}, {program, "sleeps"});
+  Nodes one(1);  // a launcher without others judges by itself
+  Program& alone = start(one, 2, "sleeps", {});
   const std::string name = "holds up the others";
   const auto begin = std::chrono::steady_clock::now();
   ASSERT_TRUE(first.wait_for_err(name));
@@ -159,8 +161,14 @@ TEST(HangNameTest, WithoutATimeoutARankThatSleepsIsNamedOnce) {
                     ContainsRegex("    2 .* #[0-9]+ of group '0'")));
   EXPECT_THAT(run_program({kLauncher, "status", std::to_string(first.pid())}).out,
               ContainsRegex("    1 .* waits in all_reduce #1 of group '1' for [0-9.]+ s"));
+  ASSERT_TRUE(alone.wait_for_err(name));
+  std::this_thread::sleep_for(std::chrono::seconds(11));  // launchers look every 10 s
+  for (Program* const job : {&first, &alone}) {
+    EXPECT_EQ(job->err().find(name), job->err().rfind(name));
+    EXPECT_TRUE(job->running());
+  }
   EXPECT_TRUE(second.running());
-  EXPECT_EQ(first.err().find(name), first.err().rfind(name));
+  alone.end_by(SIGTERM);
   first.send_signal(SIGTERM);
   nodes.wait();
 }

@@ -74,7 +74,7 @@ TEST(SharedMemoryCpusTest, RanksThatShareCpusDoNotSpin) {
 class SharedMemoryTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedMemoryTest, ::testing::Values(1, 2, 3, 4));
 
-TEST_P(SharedMemoryTest, ReducesGathersAndBroadcastsEveryDtype) {
+TEST_P(SharedMemoryTest, ReducesAveragesGathersAndBroadcasts) {
   run_group(GetParam(), [](int rank) {
     reduce_everything(rank);
     if (GetParam() > 1) average_everything(rank);  // a world of one uses Gloo

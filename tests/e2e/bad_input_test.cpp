@@ -42,7 +42,7 @@ class BadInputTest : public ::testing::Test {
   TempFolder outputs_;
 };
 
-// So that neither suite takes long.
+// ctest runs each suite as one entry; this alias splits the file into two, which run in parallel.
 using BadRankTest = BadInputTest;
 
 TEST_F(BadInputTest, NamesAConfigurationThatIsNotThere) {

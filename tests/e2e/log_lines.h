@@ -22,7 +22,7 @@ inline std::vector<nlohmann::json> json_lines(const std::string& text,
   return found;
 }
 
-/// The same of the log of a run.
+/// The same for a run's log.
 inline std::vector<nlohmann::json> log_of(const std::string& run_dir,
                                           const std::string& event = "") {
   return json_lines(base::read_file(run_dir + "/log.jsonl"), event);

@@ -99,7 +99,7 @@ update_bn_stats: 4
   const TempFolder folder_;
 };
 
-// So that neither suite takes long.
+// ctest runs each suite as one entry; this alias splits the file into two, which run in parallel.
 using SegmentationRefusalTest = SegmentationProgramTest;
 
 TEST_F(SegmentationProgramTest, LearnsAndEvaluatesTheSameOnAnyNumberOfRanks) {

@@ -33,7 +33,7 @@ class SweepTest : public ::testing::Test {
   std::string sweep_dir_ = folder_ / "sweep";
 };
 
-// So that neither suite takes long.
+// ctest runs each suite as one entry; this alias splits the file into two, which run in parallel.
 using SweepSignalTest = SweepTest;
 
 TEST_F(SweepTest, MakesARunEachAndASecondCallOnlyTheTable) {

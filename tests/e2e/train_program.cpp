@@ -54,7 +54,8 @@ void expect_same_run(const train::Checkpoint& a, const train::Checkpoint& b) {
 void expect_mistake(const ProgramResult& result, const std::string& message) {
   const std::string said = result.out + result.err;
   EXPECT_EQ(result.exit_code, base::kExitUsage) << said;
-  EXPECT_EQ(count(said, " error: "), 1) << said;
+  EXPECT_EQ(count(result.out, ": error: "), 0) << result.out;
+  EXPECT_EQ(count(said, ": error: "), 1) << said;
   EXPECT_THAT(said, ::testing::HasSubstr(message));
 }
 

@@ -375,7 +375,7 @@ TEST_F(FakeNcclTest, RanksWithDifferentCallsHangUntilAborted) {
         ncclAllReduce(value.data(), value.data(), 2, ncclFloat, ncclSum, rank.communicator,
                       rank.stream);
       }
-      std::this_thread::sleep_for(milliseconds(300));  // calls that fit end sooner
+      std::this_thread::sleep_for(milliseconds(300));  // matching calls would have completed
       EXPECT_EQ(cudaStreamQuery(rank.stream), cudaErrorNotReady);
       EXPECT_EQ(ncclCommAbort(rank.communicator), ncclSuccess);
       EXPECT_TRUE(rank.becomes_idle());

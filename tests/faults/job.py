@@ -30,7 +30,7 @@ for step in range(1, 100000):
     if step == int(os.environ.get("SKIP_AT", -1)):
         open(f"skipped{rank}", "w")
         if rank != int(os.environ["SKIP_RANK"]):
-            time.sleep(1)  # the rank that is missing is idle for longer than these
+            time.sleep(1)  # the missing rank is then idle for longer than the waiting ones
             report(5, step, b"all_reduce")
         time.sleep(1000)
     time.sleep(0.02)

@@ -420,7 +420,7 @@ TEST(LaunchClusterFaultTest, AMissingProgramIsToldToANodeZeroThatStartsLater) {
   const BoundPort master;
   Program node(launch_command({"--nnodes=2", "--node_rank=1", "--master_addr=127.0.0.1",
                                fmt::format("--master_port={}", master.port), "./missing"}));
-  std::this_thread::sleep_for(std::chrono::milliseconds(2200));  // a limit of 2 s would fail
+  std::this_thread::sleep_for(std::chrono::milliseconds(2800));  // a limit of 2 s would fail
   ASSERT_EQ(::listen(master.fd.get(), 1), 0);
   pollfd ready{master.fd.get(), POLLIN, 0};
   ASSERT_TRUE(node.wait_until([&] { return ::poll(&ready, 1, 0) > 0; }));

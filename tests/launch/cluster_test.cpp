@@ -198,7 +198,8 @@ TEST(LaunchClusterTest, ASignalToTheOneThatLeadsEndsTheWaitOfAll) {
 TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
   for (const size_t victim : {0U, 1U}) {
     Nodes nodes(2);
-    nodes.start_all(1, {"--rdzv_conf=keep_alive_interval=100"},  // notices silence too late
+    nodes.start_all(1,
+                    {"--rdzv_conf=keep_alive_interval=100"},  // silence would be noticed too late
                     shell("touch up$RANK; exec sleep 1000"));
     nodes[0].wait_until([&] { return nodes.both_are_up(); });
     nodes[victim].send_signal(SIGKILL);

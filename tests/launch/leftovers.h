@@ -95,7 +95,7 @@ class MarkedJob {
   /// All processes, including the launcher and the keeper.
   std::vector<pid_t> processes() const { return job_processes(marker_); }
   size_t count(const std::string& program) const { return count_programs(marker_, program); }
-  /// Number of processes that do not end.
+  /// Number of processes that do not end, including the launcher and the keeper.
   size_t left_over() const { return count_soon(marker_); }
   bool temporaries_are_gone() const { return std::filesystem::is_empty(folder_ / "tmp"); }
 

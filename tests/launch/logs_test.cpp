@@ -140,7 +140,7 @@ TEST(LaunchLogsTest, ARunThatFailsKeepsTheErrorFileThatItsReportNames) {
   EXPECT_EQ(result.exit_code, 1);
   const fs::path file = only_folder(folder.path()) / "attempt_0/error_0.json";
   EXPECT_EQ(text_of(file), "bad\n");
-  EXPECT_THAT(result.err, HasSubstr("(from " + file.string() + ")"));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("(from " + file.string() + ")"), HasSubstr("    bad\n")));
 }
 
 TEST(LaunchLogsTest, DevNullTakesWhatNobodyWants) {

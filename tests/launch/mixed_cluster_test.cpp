@@ -52,7 +52,7 @@ class MixedClusterTest : public ::testing::Test {
 };
 using MixedClusterStartTest = MixedClusterTest;
 
-TEST_F(MixedClusterStartTest, OneJobMayHaveNodesOfBothWhoeverLeads) {
+TEST_F(MixedClusterStartTest, OurNodesAndTorchrunsFormOneJobWhoeverLeads) {
   const auto work = sum_of_ranks();
   for (const bool torchrun_leads : {false, true}) {
     const auto leads = start(torchrun_leads, 2, 0, 1, work);

@@ -35,7 +35,7 @@ class Nodes {
   void start_all(int nproc, const Words& options, const Words& program) {
     for (int rank = 0; rank < count_; ++rank) start(rank, nproc, options, program);
   }
-  /// A launcher by the order of the starts.
+  /// The launchers, in the order in which they were started.
   Program& operator[](size_t index) { return programs_.at(index); }
 
   std::vector<ProgramResult> wait() {

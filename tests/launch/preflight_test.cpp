@@ -179,11 +179,11 @@ TEST(LaunchPreflightTest, GpusAreMeasuredAndThoseThatFailAreNamed) {
 }
 
 TEST(LaunchPreflightTest, AGpuThatHangsKeepsNoOtherFromBeingMeasured) {
-  const auto gpus = measure_gpus("fine,hangs", 2, std::chrono::seconds(3));
+  const auto gpus = measure_gpus("fine,hangs", 2, std::chrono::seconds(5));
   ASSERT_EQ(gpus.size(), 2U);
   EXPECT_EQ(gpus[0].error, "");
   EXPECT_GT(gpus[0].memory_rate, 0);
-  EXPECT_EQ(gpus[1].error, "cuDevicePrimaryCtxRetain did not return within 3.0 s");
+  EXPECT_EQ(gpus[1].error, "cuDevicePrimaryCtxRetain did not return within 5.0 s");
 }
 
 TEST(LaunchPreflightTest, AGpuThatEndsItsProcessIsNamed) {

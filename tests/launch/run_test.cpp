@@ -284,8 +284,13 @@ TEST(LaunchTest, SaysThatItsOptionsStandBeforeTheProgram) {
 
 TEST(LaunchTest, LeavesNoTemporaryFiles) {
   TempFolder folder;
-  launch({"--nproc_per_node=2", "sh", "-c", "exit 3"}, {.env = {{"TMPDIR", folder.path()}}});
+  const auto result = launch({"--nproc_per_node=2", "sh", "-c",
+                              "[ $RANK = 1 ] && exec sleep 1000; echo 'the reason' >&2; exit 3"},
+                             {.env = {{"TMPDIR", folder.path()}}});
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+  EXPECT_EQ(count(result.err, "the reason\n"), 1) << result.err;  // it was the last line
+  EXPECT_THAT(result.err, AllOf(Not(HasSubstr("(its last")),
+                                HasSubstr("then ended  rank 1 (killed by signal 15")));
 }
 
 TEST(LaunchTest, RunsPythonScriptsAndModulesUnbuffered) {

@@ -1,10 +1,10 @@
-// A preloaded library that slows down and limits starts. Each fork() of a process and its children
-// takes SLOW_STARTS_MS milliseconds longer than the one before, and forks after the first
-// SLOW_STARTS_FORKS fail; pthread_create() fails after SLOW_STARTS_THREADS calls. This replaces
-// `ulimit -u`, which does not limit root. The child of fork number SLOW_STARTS_KILLED, counted from
-// 0, is killed at once. The first SLOW_STARTS_LISTENS calls of listen() on an Internet socket fail,
-// as if another process called it at the same moment. nanosleep() takes SLOW_STARTS_MOST_SLEEP_MS
-// milliseconds at most.
+// A preloaded library that slows down and limits starts, and shortens sleeps. Each fork() of a
+// process and its children takes SLOW_STARTS_MS milliseconds longer than the one before, and forks
+// after the first SLOW_STARTS_FORKS fail; pthread_create() fails after SLOW_STARTS_THREADS calls.
+// This replaces `ulimit -u`, which does not limit root. The child of fork number
+// SLOW_STARTS_KILLED, counted from 0, is killed at once. The first SLOW_STARTS_LISTENS calls of
+// listen() on an Internet socket fail, as if another process called it at the same moment.
+// nanosleep() takes SLOW_STARTS_MOST_SLEEP_MS milliseconds at most.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/socket.h>

@@ -129,7 +129,7 @@ class SshTest : public ::testing::Test {
   TempFolder folder_;
 };
 
-// Shorter suites, which may run at the same time.
+// ctest runs each suite as one entry; these aliases split the file so that they run in parallel.
 using SshFaultTest = SshTest;
 using SshSignalTest = SshTest;
 

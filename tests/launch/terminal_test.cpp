@@ -85,7 +85,6 @@ TEST(LaunchTerminalTest, ControlCEndsTheJob) {
   EXPECT_THAT(terminal.screen(), AllOf(HasSubstr("ended by SIGINT"), Not(HasSubstr("failed"))));
 }
 
-// The worker has no child: a shell that waits for a stopped vfork'ed child is in state D, not T.
 // SIGHUP is ignored, as under nohup, while the output still goes to the terminal.
 TEST(LaunchTerminalTest, ARunThatOutlivesItsTerminalSucceeds) {
   TempFolder folder;
@@ -100,6 +99,7 @@ TEST(LaunchTerminalTest, ARunThatOutlivesItsTerminalSucceeds) {
   EXPECT_TRUE(std::filesystem::exists(folder / "finished"));
 }
 
+// The worker has no child: a shell that waits for a stopped vfork'ed child is in state D, not T.
 TEST(LaunchTerminalTest, ControlZStopsTheWorkersAndFgContinuesThem) {
   TempFolder folder;
   OnTerminal terminal({"/bin/bash", "--norc", "--noprofile", "--noediting", "-i"}, 60,

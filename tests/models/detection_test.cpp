@@ -74,7 +74,7 @@ const std::vector<Network>& networks() {
   return all;
 }
 
-/// Small ones, where there are any.
+/// The smallest of each kind.
 constexpr const char* kOneOfEachKind[] = {"retinanet_resnet18_fpn", "retinanet_resnet50_fpn_v2",
                                           "fcos_resnet50_fpn"};
 

@@ -377,6 +377,7 @@ class CollectivesTest(ranks.RanksTest):
         for rank in range(2):
             self.assertRegex(done[rank], rf"rank {rank}: rank {rank} of 2: all_reduce #1 of group '0' was "
                              "refused: .*single memory location")
+            self.assertNotIn("not refused", done[rank])
             self.assertIn(f"rank {rank}: went on", done[rank])
 
     def test_futures_are_requested_while_calls_end(self):

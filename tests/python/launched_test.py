@@ -1,4 +1,4 @@
-"""Ranks under a launcher, and programs of their own: each imports torch, which takes seconds."""
+"""Tests that start new Python processes: each imports torch, which takes seconds."""
 
 import ranks  # first: it skips the tests where there is no torch
 

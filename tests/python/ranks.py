@@ -160,7 +160,7 @@ def run_on_two_hosts(function, ranks_per_host):
 
 
 def in_group(function):
-    """Makes the function run with this rank's number in the default group, of syncbn, which is destroyed after it."""
+    """Runs function(rank) in a default group of the backend syncbn, then destroys the group."""
     @functools.wraps(function)
     def run_in_group():
         import syncbn  # noqa: F401
@@ -171,7 +171,7 @@ def in_group(function):
 
 
 def tell_refusal(call, errors=RuntimeError):
-    """Prints this rank with the error that the call raises."""
+    """Prints this rank's number and the error, or "not refused"."""
     try:
         call()
         print(f"rank {os.environ['RANK']}: not refused", flush=True)

@@ -64,7 +64,7 @@ class Program {
   /// Waits for the program's end. Kills a program that exceeds its time, and fails the test.
   ProgramResult wait();
 
-  /// Sends this signal and waits for the program's end, which must have the signal's exit code.
+  /// Sends this signal, waits for the program's end and expects exit code 128 + signal.
   ProgramResult end_by(int signal);
 
  private:

@@ -6,8 +6,8 @@
 // --timeout bounds each test, --prefix is put before its name in reports, and --here runs the test
 // that --gtest_filter selects in this process, for a debugger.
 // SYNCBN_TEST_REPORT names a file to which a line per result is appended: status, name and reason,
-// separated by tabs. Tests get SYNCBN_SUITE_FOLDER, a folder that all tests of this call share
-// (support/once.h).
+// separated by tabs. Tests get SYNCBN_SUITE_FOLDER, a folder that all tests of this invocation
+// share (support/once.h).
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fnmatch.h>

@@ -1,4 +1,5 @@
 #include "records/run_folder.h"
+#include "records/epoch_record.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

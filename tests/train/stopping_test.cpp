@@ -104,7 +104,7 @@ TEST(StopSignalsTest, ALaterSecondOneEndsTheProcessUnlessALauncherDoes) {
     };
     return test::run_ranks_and_collect({.world_size = 1}, end).front().exit_code;
   };
-  constexpr std::chrono::milliseconds kLater{1100};  // within 1 s, it would be a copy
+  constexpr std::chrono::milliseconds kLater{1100};  // a signal within 1 s counts as a copy
   EXPECT_EQ(ends(false, std::chrono::milliseconds(0)), 0) << "a copy of the first";
   EXPECT_EQ(ends(false, kLater), 128 + SIGTERM);
   EXPECT_EQ(ends(true, kLater), 0);

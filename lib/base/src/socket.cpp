@@ -94,8 +94,11 @@ std::string numeric_address(const sockaddr* address, socklen_t size) {
   return host.data();
 }
 
-bool is_loopback(std::string_view host) {
-  return host.starts_with("127.") || host == "::1" || host == "localhost";
+bool is_loopback(const std::string& host) {
+  in_addr address{};
+  const bool is_ipv4 = ::inet_pton(AF_INET, host.c_str(), &address) == 1;
+  return host == "::1" || host == "localhost" ||
+         (is_ipv4 && ntohl(address.s_addr) >> 24 == IN_LOOPBACKNET);
 }
 
 int milliseconds_until(Deadline deadline) {

@@ -4,6 +4,7 @@
 #include <syncbn/base/text.h>
 
 #include <cmath>
+#include <limits>
 
 namespace syncbn::config {
 namespace detail {
@@ -91,10 +92,16 @@ std::string Codec<T>::type_name() {
 
 template <class T>
 bool Codec<T>::read(const Value& value, T& out, const std::string& path, Faults& faults) {
-  const std::string wanted = one_of<T>("text", "true or false", "an integer", "a finite number");
+  std::string wanted = one_of<T>("text", "true or false", "an integer", "a finite number");
   std::optional<T> parsed;
   if (value.kind == Value::Kind::kScalar) parsed = parse<T>(value.scalar);
   if (!parsed) {
+    using Limits = std::numeric_limits<T>;
+    const bool is_whole = value.scalar.find_first_not_of("+-0123456789") == value.scalar.npos;
+    if (std::is_integral_v<T> && !std::is_same_v<T, bool> && is_whole &&
+        base::parse_number<double>(value.scalar)) {
+      wanted += fmt::format(" from {} to {}", Limits::min(), Limits::max());
+    }
     detail::wrong_type(value, path, wanted, faults);
     return false;
   }

@@ -20,6 +20,7 @@
 #include <utility>
 
 #include "common/component_error.h"
+#include "common/gathered.h"
 #include "common/rank_0.h"
 #include "records/contact_sheet.h"
 #include "records/mistakes.h"

@@ -48,6 +48,7 @@
 #include "records/contact_sheet.h"
 #include "records/data_wait.h"
 #include "records/environment.h"
+#include "records/epoch_record.h"
 #include "records/gpu_load.h"
 #include "records/histograms.h"
 #include "records/memory_gauge.h"

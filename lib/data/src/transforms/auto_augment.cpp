@@ -1,7 +1,6 @@
 #include <syncbn/data/image_ops.h>
 
 #include <cmath>
-#include <string>
 
 #include "transforms/common.h"
 

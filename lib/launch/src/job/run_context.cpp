@@ -7,12 +7,10 @@
 #include <syncbn/base/gpus.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
 #include <optional>
-#include <string_view>
 
 #include "common/words.h"
 #include "machine/binding.h"

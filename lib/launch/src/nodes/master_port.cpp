@@ -1,6 +1,5 @@
 #include "nodes/master_port.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -12,7 +11,6 @@
 #include <syncbn/base/socket.h>
 #include <sys/socket.h>
 
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstring>

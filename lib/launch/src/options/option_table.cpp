@@ -149,7 +149,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "Measure all nodes, their GPUs and the network first, name outliers, "
        "and end with code 75 if the job would fail");
 
-  schema.group("Program");
+  schema.group(kProgramGroup);
   torchruns("module", &Typed::module, "", "The program is a Python module, as in python -m")
       .letter("-m");
   torchruns("no_python", &Typed::no_python, "", "Run NAME.py as it is, without Python before it");
@@ -164,7 +164,7 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
       .value_name("NAME");
   schema.field("dry_run", &Typed::dry_run, "Print what would be started, and start nothing");
 
-  schema.group("Output");
+  schema.group(kOutputGroup);
   ours("prefix", &Typed::prefix_text, "on|off|TEXT",
        "What stands before each line of several workers; TEXT may hold "
        "${host}, ${rank}, ${local_rank}, ${role_name}, ${time}")

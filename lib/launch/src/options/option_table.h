@@ -11,6 +11,10 @@
 
 namespace syncbn::launch {
 
+// Groups of options whose meaning other code depends on.
+inline constexpr const char* kProgramGroup = "Program";
+inline constexpr const char* kOutputGroup = "Output";
+
 /// The values of the command line, by option. Options whose value needs no parsing are members of
 /// LaunchOptions; option_values.h parses the texts below.
 struct TypedOptions : LaunchOptions {

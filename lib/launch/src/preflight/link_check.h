@@ -3,7 +3,6 @@
 #include <syncbn/base/socket.h>
 #include <syncbn/base/unique_fd.h>
 
-#include <chrono>
 #include <string>
 #include <thread>
 #include <utility>

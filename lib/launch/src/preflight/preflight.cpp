@@ -16,7 +16,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <string_view>
 #include <vector>
 
 #include "common/json_messages.h"
@@ -146,7 +145,7 @@ LaunchOptions preflight_job(const LaunchOptions& options) {
   for (const std::string& given : options.given) {
     const std::string name = given.substr(2, given.find('=') - 2);
     const auto& field = *std::ranges::find(option_fields(), name, &config::FieldInfo::path);
-    const bool is_left_out = field.group == "Program" || field.group == "Output" ||
+    const bool is_left_out = field.group == kProgramGroup || field.group == kOutputGroup ||
                              std::ranges::count(kLeftOut, name) > 0;
     if (!is_left_out) words.push_back(given);
   }

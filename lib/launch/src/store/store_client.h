@@ -3,7 +3,6 @@
 #include <syncbn/base/channel.h>
 #include <syncbn/base/socket.h>
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -6,7 +6,6 @@
 #include <ATen/ops/where.h>
 
 #include <limits>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

@@ -6,7 +6,6 @@
 #include <syncbn/base/error.h>
 
 #include <cmath>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

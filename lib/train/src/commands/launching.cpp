@@ -242,7 +242,8 @@ void launch_if_asked(const Words& args) {
   if (!parts.program.empty() && parts.program.front() == "eval") words.emplace_back("--prefix=off");
   words.push_back(program.string());
   words.insert(words.end(), parts.program.begin(), parts.program.end());
-  ::execvp(words.front().c_str(), base::argv_of(words).data());
+  const std::vector<char*> argv = base::argv_of(words);
+  ::execvp(argv[0], argv.data());
   throw base::UserError(
       fmt::format("--nproc_per_node: cannot execute {}: {}; install it beside {} or put it on PATH",
                   words.front(), std::strerror(errno), program.string()));

@@ -1,16 +1,10 @@
 #pragma once
 
 #include <chrono>
-#include <cstring>
 #include <functional>
-#include <span>
 #include <string>
-#include <type_traits>
-#include <vector>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
-#include <syncbn/dist/collectives.h>
 #include <syncbn/train/trainer.h>
 
 namespace syncbn::train {
@@ -44,17 +38,6 @@ auto report_on_rank_0(const Work& work) {
     if (is_rank_0()) throw;
     throw QuietExit{error.exit_code()};
   }
-}
-
-/// The items of all ranks, in the order of the ranks, as raw bytes. Every rank calls it.
-template <class Item>
-std::vector<Item> gathered(std::span<const Item> own) {
-  static_assert(std::is_trivially_copyable_v<Item>);
-  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size_bytes());
-  const std::string all = base::join(dist::all_gather_bytes(bytes), "");
-  std::vector<Item> items(all.size() / sizeof(Item));
-  std::memcpy(items.data(), all.data(), all.size());
-  return items;
 }
 
 }  // namespace syncbn::train

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "common/csv.h"
-#include "common/rank_0.h"
+#include "common/gathered.h"
 
 namespace syncbn::train {
 namespace {

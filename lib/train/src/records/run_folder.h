@@ -10,7 +10,6 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/data/image.h>
 
-#include "records/epoch_record.h"
 #include "records/event_file.h"
 #include "records/metrics_table.h"
 #include "records/run_files.h"

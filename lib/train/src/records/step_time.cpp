@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "common/rank_0.h"
+#include "common/gathered.h"
 
 namespace syncbn::train {
 

@@ -7,8 +7,8 @@
 
 namespace syncbn::base {
 
-/// Blocks or unblocks signals in the calling thread for the lifetime of the object. Threads and
-/// processes that start meanwhile inherit the change.
+/// Changes which signals are blocked in the calling thread, for the lifetime of the object. Threads
+/// and processes that start meanwhile inherit the change.
 class SignalMask {
  public:
   /// Blocks all signals. Use it while a library starts threads: only the program's own threads
@@ -18,7 +18,7 @@ class SignalMask {
     ::sigfillset(&all);
     ::pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
-  /// @param how SIG_BLOCK or SIG_UNBLOCK.
+  /// @param how SIG_BLOCK, SIG_UNBLOCK or SIG_SETMASK.
   SignalMask(int how, std::initializer_list<int> signals) {
     sigset_t set;
     ::sigemptyset(&set);

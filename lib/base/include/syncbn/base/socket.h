@@ -40,8 +40,8 @@ std::string peer_address(int fd, bool own = false);
 /// "10.0.0.3"; empty if it is no address.
 std::string numeric_address(const sockaddr* address, socklen_t size);
 
-/// @param host an address, or a name.
-bool is_loopback(std::string_view host);
+/// @param host an address or "localhost"; other names are not looked up.
+bool is_loopback(const std::string& host);
 
 using Deadline = std::chrono::steady_clock::time_point;
 

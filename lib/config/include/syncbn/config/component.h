@@ -3,6 +3,7 @@
 // Sections whose key `type` chooses an alternative. To register an alternative, include schema.h.
 
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>

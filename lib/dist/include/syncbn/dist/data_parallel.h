@@ -176,7 +176,11 @@ class DataParallel : public detail::DataParallelBase {
 
   template <class... Args>
   auto forward(Args&&... args) {
-    return invoke(detail::kForward, std::forward<Args>(args)...);
+    return invoke(
+        [](Module& module, auto&&... inputs) {
+          return module.forward(std::forward<decltype(inputs)>(inputs)...);
+        },
+        std::forward<Args>(args)...);
   }
   template <class... Args>
   auto operator()(Args&&... args) {

@@ -225,7 +225,11 @@ class DistributedDataParallel : public detail::DdpBase {
 
   template <class... Args>
   auto forward(Args&&... args) {
-    return invoke(detail::kForward, std::forward<Args>(args)...);
+    return invoke(
+        [](Module& module, auto&&... inputs) {
+          return module.forward(std::forward<decltype(inputs)>(inputs)...);
+        },
+        std::forward<Args>(args)...);
   }
 
   /// forward() through another function of the module: `ddp.invoke(&NetImpl::logits, images)`.

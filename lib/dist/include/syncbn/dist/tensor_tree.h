@@ -89,11 +89,6 @@ void for_each_tensor(T& value, const Visit& visit) {
   }
 }
 
-/// Calls a module's forward().
-inline constexpr auto kForward = [](auto& module, auto&&... inputs) {
-  return module.forward(std::forward<decltype(inputs)>(inputs)...);
-};
-
 /// Returns a copy of `argument` with its tensors on `device`, or `argument` if it has no tensors.
 template <class T>
 decltype(auto) to_device(T&& argument, const std::optional<at::Device>& device) {

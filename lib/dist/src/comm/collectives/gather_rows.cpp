@@ -4,7 +4,6 @@
 #include <syncbn/base/error.h>
 #include <syncbn/dist/plain_message.h>
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <utility>

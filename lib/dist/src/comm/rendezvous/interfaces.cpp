@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -12,8 +11,8 @@
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 
+#include <sys/socket.h>
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 #include <memory>
 

@@ -14,8 +14,6 @@
 #include <string_view>
 #include <utility>
 
-#include "rendezvous/interfaces.h"
-
 namespace syncbn::dist::detail {
 namespace {
 

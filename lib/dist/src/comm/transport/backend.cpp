@@ -23,6 +23,7 @@
 #include "monitor/nccl_misuse.h"
 #include "transport/shared_memory.h"
 #include "transport/timed_out.h"
+#include "transport/timeouts.h"
 #include "transport/wait_while.h"
 
 namespace syncbn::dist::detail {

@@ -7,6 +7,7 @@
 
 #include "transport/no_sigpipe.h"
 #include "transport/row_tree.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
 namespace {

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 
 #include "transport/leader_operation.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail::shm {
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +8,7 @@
 
 #include "transport/gloo.h"
 #include "transport/operation.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail::shm {
 

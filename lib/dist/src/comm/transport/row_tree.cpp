@@ -1,4 +1,5 @@
 #include "transport/row_tree.h"
+#include "transport/timeouts.h"
 
 #include <algorithm>
 #include <vector>

@@ -11,7 +11,6 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "monitor/flight_recorder.h"
-#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
 

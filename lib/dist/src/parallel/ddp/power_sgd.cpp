@@ -11,7 +11,6 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/bmm.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/flatten_dense_tensors.h>
 #include <ATen/ops/linalg_qr.h>

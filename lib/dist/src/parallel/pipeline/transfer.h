@@ -78,7 +78,7 @@ class RankTransfer : public Transfer {
   void expect(const std::vector<at::Tensor>& like) override;
   void release(size_t kept) override;
 
-  /// The number of messages and notices that were sent and received.
+  /// The number of messages and notices that were sent.
   int64_t sent() const { return sent_; }
   /// Receives and drops the rest of the `sent` messages and notices that the peer has sent.
   void discard(int64_t sent, at::Device device);
