@@ -163,7 +163,7 @@ TEST(LaunchRestartTest, ABudgetByTimeIsNamed) {
 }
 
 // As in a real training job: a signal kills one worker while the others wait for it.
-TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
+TEST(LaunchRecoveryTest, IsAtTheFirstRestart) {
   const std::string script =
       "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; "
       "[ $RANK = 2 ] && kill -KILL $$$$; exec sleep 1000";
@@ -174,7 +174,7 @@ TEST(LaunchRestartTest, RecoversAtTheFirstRestart) {
 }
 
 // Failures before and after the group is formed. bench/recovery runs many more, also on two nodes.
-TEST(LaunchRestartTest, PythonWorkersRecoverAtTheFirstRestart) {
+TEST(LaunchRecoveryTest, OfPythonWorkersIsAtTheFirstRestart) {
   SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
   const auto result =
       run_program({std::string(SYNCBN_SOURCE_DIR) + "/bench/recovery", "--runs=2", "--launcher",

@@ -266,7 +266,6 @@ def expanded(rank):
         "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(torch.zeros(1).expand(8), torch.ones(4)),
         "broadcast": lambda: dist.broadcast(one_element, 0),  # on rank 1 alone, which receives
         "reduce_scatter": lambda: dist.reduce_scatter(one_element, [torch.ones(4), torch.ones(4)]),
-        "all_to_all_single": lambda: dist.all_to_all_single(one_element, torch.ones(4)),
     }
     for name, call in calls.items():
         ranks.tell_refusal(call, (RuntimeError, ValueError))
