@@ -299,6 +299,23 @@ TEST_F(ResumeRefusalTest, AFinishedRunIsLeftAsItIs) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "other"));
 }
 
+TEST_F(ResumeRefusalTest, ARunDoesNotEndBeforeWhereItIs) {
+  // Killed in its second epoch.
+  auto ranks =
+      start_ranks(2, args("run", {"--epochs=300", "--checkpoint.every=5step", "--log_interval=1"}));
+  ASSERT_TRUE(ranks[0]->wait_until([&] { return count(ranks[0]->err(), "step 110/") > 0; }));
+  for (const auto& rank : ranks) rank->send_signal(SIGKILL);
+  wait_for(ranks);
+  const std::string config = base::read_file(folder_ / "run/config.yaml");
+  for (const auto& [option, said] :
+       {std::pair{"--epochs=1", "epochs: 1 is less than the run has "},
+        {"--max_steps=99", "max_steps: 99 is less than the run has "}}) {
+    expect_mistake(launch_train(2, {"run", option}, folder_.path()), said);
+    EXPECT_EQ(base::read_file(folder_ / "run/config.yaml"), config);
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "run/result.json"));
+  }
+}
+
 TEST_F(ResumeRefusalTest, AFinishedRunWithoutItsCheckpointIsReplacedOnlyIfToldTo) {
   make_run(1);
   const std::string best = base::read_file(folder_ / "run/best.pt");

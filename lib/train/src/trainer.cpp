@@ -311,6 +311,20 @@ class Trainer {
         is, resume_.checkpoint_path, base::counted(before.epochs, "epoch"), was);
   }
 
+  /// With fewer epochs or steps than it has begun, the run would end as if it had finished.
+  void refuse_to_end_before(int64_t epochs) const {
+    const auto refuse = [&](const char* key, int64_t limit) {
+      throw base::UserError(
+          fmt::format("{}: {} is less than the run has done: {} is at step {}, in epoch {}; give a "
+                      "higher number, or start a new run",
+                      key, limit, resume_.checkpoint_path, position_.step, epochs));
+    };
+    if (epochs > config_.epochs) refuse("epochs", config_.epochs);
+    if (position_.step > config_.max_steps.value_or(position_.step)) {
+      refuse("max_steps", *config_.max_steps);
+    }
+  }
+
   /// The folder with the results of the resumed run, or "".
   std::string finished_folder() const {
     const char* const limit = plan_.stopped_early()                      ? "early_stop.patience"
@@ -321,7 +335,10 @@ class Trainer {
     const std::string advice = fmt::format("{} is at the end of epoch {}{}; to train on, raise {}",
                                            resume_.checkpoint_path, epoch, of_all, limit);
     if (!resume_.continues_folder) throw base::UserError(advice);
-    if (!run_files::has_result(resume_.folder)) return "";
+    if (!run_files::has_result(resume_.folder)) {
+      refuse_to_end_before(epoch + (position_.sampler.consumed > 0 ? 1 : 0));
+      return "";
+    }
     spdlog::info("{}, the run has finished: {}", name_, advice);
     return resume_.folder.string();
   }
