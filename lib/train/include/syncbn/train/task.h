@@ -192,8 +192,9 @@ class Task {
   /// that write to a run's folder: it must not wait for other ranks, but may wait for the device.
   /// @param seen the samples to show: pictured_samples(), or fewer if the rank had fewer
   /// @param normalization of the data set
-  virtual std::vector<Picture> pictures(std::span<const Seen> /*seen*/,
-                                        const data::Normalization& /*normalization*/) const {
+  virtual std::vector<Picture> pictures(
+      [[maybe_unused]] std::span<const Seen> seen,
+      [[maybe_unused]] const data::Normalization& normalization) const {
     return {};
   }
 };
