@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -31,10 +32,7 @@ class OnTerminal {
       ::setenv("OMP_NUM_THREADS", "1", 1);
       ::unsetenv("NO_COLOR");
       for (const auto& [name, value] : env) ::setenv(name.c_str(), value.c_str(), 1);
-      std::vector<char*> words;
-      words.reserve(argv.size() + 1);
-      for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
-      words.push_back(nullptr);
+      const std::vector<char*> words = base::argv_of(argv);
       ::execv(words[0], words.data());
       ::_exit(127);
     }

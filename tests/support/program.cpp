@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -78,10 +79,7 @@ Clock::time_point after(double seconds) {
     std::perror(options.cwd.c_str());
     ::_exit(base::kExitNotFound);
   }
-  std::vector<char*> words;
-  words.reserve(argv.size() + 1);
-  for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
-  words.push_back(nullptr);
+  const std::vector<char*> words = base::argv_of(argv);
   ::execvp(words[0], words.data());
   std::perror(words[0]);
   ::_exit(base::kExitNotFound);

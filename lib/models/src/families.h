@@ -7,7 +7,7 @@
 
 namespace syncbn::models {
 
-/// Registers a network whose constructor takes its name, args, options and shape.
+/// Registers a network that is constructed as Net(name, args, options, shape...).
 template <class Options, class Net, class... Shape>
 void add_network(ModelKind::Registry& registry, const std::string& name, const std::string& help,
                  const Shape&... shape) {

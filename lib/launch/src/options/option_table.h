@@ -11,7 +11,7 @@
 
 namespace syncbn::launch {
 
-// Groups of options whose meaning other code depends on.
+// Groups of options that the preflight leaves out (preflight/preflight.cpp).
 inline constexpr const char* kProgramGroup = "Program";
 inline constexpr const char* kOutputGroup = "Output";
 
