@@ -1,4 +1,4 @@
-// dist::BatchNorm1d, 2d and 3d, and libtorch's layers in containers, before and after conversion.
+// dist::BatchNorm1d, 2d and 3d, and libtorch's layers, before and after conversion.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
@@ -45,7 +45,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-using ::testing::StartsWith;
 using ConvertibleBatchNormTest = syncbn::test::DeviceTest;
 
 constexpr int64_t kChannels = 3;
@@ -282,7 +281,7 @@ std::vector<const void*> addresses_of(const nn::Module& module) {
   return all;
 }
 
-TEST_F(ConvertibleBatchNormTest, LibtorchsLayersInASequentialAreReplaced) {
+TEST_F(ConvertibleBatchNormTest, LibtorchsLayersInContainersTrainBelowDdp) {
   run_on_device(2, [](int rank) {
     at::manual_seed(1);
     ContainedNet net;
@@ -312,39 +311,19 @@ TEST_F(ConvertibleBatchNormTest, LibtorchsLayersInASequentialAreReplaced) {
   });
 }
 
-TEST_F(ConvertibleBatchNormTest, RevertPutsTheLayersBack) {
+TEST_F(ConvertibleBatchNormTest, RevertedLayersAreLibtorchsAgain) {
   run_on_device(2, [](int) {
     auto net = on_device(ContainedNet());
     const auto tensors = addresses_of(*net);
     const auto text = printed(*net);
-    const auto modules_of = [](const nn::Module& root) {
-      std::vector<const nn::Module*> all;
-      for (const auto& one : root.modules(/*include_self=*/false)) all.push_back(one.get());
-      return all;
-    };
-    const auto modules = modules_of(*net);
-    const auto layer_of = [&](size_t block) {
-      return net->blocks->at<nn::SequentialImpl>(block).ptr(0)->as<nn::BatchNorm1dImpl>();
-    };
-    auto& layer = *layer_of(0);
     for (int round = 0; round < 2; ++round) {
-      net->train();
       dist::convert_sync_batchnorm(*net);
       dist::convert_sync_batchnorm(*net);  // a second conversion changes nothing
-      EXPECT_NE(modules_of(*net), modules);
-      net->eval();
-      EXPECT_FALSE(layer.is_training()) << "where somebody calls the replaced layer";
-      layer_of(0)->options.eps(0.5);
-      layer_of(0)->train();
+      EXPECT_EQ(net->named_modules()["blocks.0.0"]->name(), "torch::nn::BatchNorm1dImpl");
+      EXPECT_TRUE(net->forward(randn({1, kChannels})).defined());
       dist::revert_sync_batchnorm(*net);
-      EXPECT_EQ(modules_of(*net), modules);
       EXPECT_EQ(addresses_of(*net), tensors);
-      EXPECT_EQ(layer.options.eps(), 0.5);
-      EXPECT_TRUE(layer.is_training());
-      EXPECT_FALSE(layer_of(1)->is_training());
-      layer.options.eps(1e-5);
       EXPECT_EQ(printed(*net), text);
-      net->train();
       EXPECT_THAT(message_of<c10::Error>([&] {
                     net->forward(randn({1, kChannels}));
                   }),
@@ -354,7 +333,7 @@ TEST_F(ConvertibleBatchNormTest, RevertPutsTheLayersBack) {
   });
 }
 
-TEST_F(ConvertibleBatchNormTest, ACloneOfAConvertedModuleIsRevertedToo) {
+TEST_F(ConvertibleBatchNormTest, ACloneOfAConvertedModuleIsConvertedAndRevertedAlone) {
   run_ranks(1, [](int) {
     auto net = nn::Sequential(nn::BatchNorm1d(kChannels), dist::BatchNorm1d(kChannels));
     dist::convert_sync_batchnorm(*net);
@@ -363,9 +342,8 @@ TEST_F(ConvertibleBatchNormTest, ACloneOfAConvertedModuleIsRevertedToo) {
     dist::convert_sync_batchnorm(*clone);
     EXPECT_THAT(printed(*clone), HasSubstr("SyncBatchNorm"));
     dist::revert_sync_batchnorm(*clone);
-    EXPECT_EQ(clone->ptr(0)->as<dist::BatchNorm1d>(), nullptr);
-    EXPECT_NE(clone->ptr(0)->as<nn::BatchNorm1d>(), nullptr);
-    EXPECT_NE(clone->ptr(1)->as<dist::BatchNorm1d>(), nullptr) << "the user's own";
+    EXPECT_THAT(printed(*clone), Not(HasSubstr("SyncBatchNorm")));
+    EXPECT_THAT(printed(*net), HasSubstr("SyncBatchNorm"));
     expect_same_tensors(*clone, *net);
   });
 }
@@ -377,70 +355,128 @@ struct DoubledImpl : nn::BatchNorm1dImpl {
 };
 TORCH_MODULE(Doubled);
 
-/// One layer in each place where convert_sync_batchnorm() cannot make it accept one value per
-/// channel.
-struct RefusingNetImpl : nn::Module {
-  RefusingNetImpl() {
-    member = register_module("member", nn::BatchNorm1d(kChannels));
-    held = nn::BatchNorm1d(kChannels);
-    chain = register_module("chain",
-                            nn::Sequential(held, Doubled(kChannels), nn::BatchNorm1d(kChannels)));
-    list = register_module("list", nn::ModuleList(nn::BatchNorm1d(kChannels)));
+/// One of libtorch's layers in each place where a module can have it.
+struct PlacesNetImpl : nn::Module {
+  explicit PlacesNetImpl(const nn::BatchNormOptions& options) {
+    member = register_module("member", nn::BatchNorm1d(options));
+    held = nn::BatchNorm1d(options);
+    chain = register_module("chain", nn::Sequential(held, nn::BatchNorm1d(options)));
+    list = register_module("list", nn::ModuleList(nn::BatchNorm1d(options)));
     dict = register_module("dict", nn::ModuleDict());
-    dict->update({{"a", nn::BatchNorm1d(kChannels).ptr()}});
+    dict->update({{"a", nn::BatchNorm1d(options).ptr()}});
+    pointer = register_module("pointer", std::make_shared<nn::BatchNorm1dImpl>(options));
+    many = {register_module("many", nn::BatchNorm1d(options))};
+    linear = register_module("linear", nn::Linear(kChannels, kChannels));
   }
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = chain->forward(member(x));
-    y = list->at<nn::BatchNorm1dImpl>(0).forward(y);
-    return dict->at<nn::BatchNorm1dImpl>("a").forward(y);
+    at::Tensor y = linear(chain->forward(member(x)));
+    y = list->at<nn::BatchNorm1dImpl>(0).forward(y) + y.relu();
+    y = dict->at<nn::BatchNorm1dImpl>("a").forward(y) + y.relu();
+    return many.front()(pointer->forward(y) + y.relu());
   }
-  nn::BatchNorm1d member{nullptr};
-  nn::BatchNorm1d held{nullptr};
+  nn::BatchNorm1d member{nullptr}, held{nullptr};
   nn::Sequential chain{nullptr};
   nn::ModuleList list{nullptr};
   nn::ModuleDict dict{nullptr};
+  std::shared_ptr<nn::BatchNorm1dImpl> pointer;
+  std::vector<nn::BatchNorm1d> many;
+  nn::Linear linear{nullptr};
 };
-TORCH_MODULE(RefusingNet);
+TORCH_MODULE(PlacesNet);
+
+TEST_F(ConvertibleBatchNormTest, LibtorchsLayersTakeOneValuePerChannelWhereverTheyAre) {
+  run_on_device(2, [](int rank) {
+    for (const nn::BatchNormOptions& options : all_options()) {
+      at::manual_seed(1);
+      PlacesNet net(options);
+      at::manual_seed(1);
+      PlacesNet reference(options);
+      net->to(syncbn::test::device(), at::kDouble);
+      reference->to(syncbn::test::device(), at::kDouble);
+      const auto report = dist::convert_sync_batchnorm(*net);
+      EXPECT_THAT(report.converted, ElementsAre("member", "chain.0", "chain.1", "list.0", "dict.a",
+                                                "pointer", "many"));
+      EXPECT_THAT(report.refuse_one_value, IsEmpty());
+      EXPECT_THAT(printed(*net), AllOf(HasSubstr("syncbn::dist::SyncBatchNorm(3, eps="),
+                                       Not(HasSubstr("torch::nn::BatchNorm"))));
+      const auto forward = [&](const at::Tensor& x) { return net->forward(x); };
+      expect_rows_train_as_whole_batch(forward, *net, *reference, rank, 1, 2);
+      // One value on rank 0, several on rank 1.
+      expect_rows_train_as_whole_batch(forward, *net, *reference, rank, 1 + 3 * rank, 5);
+      EXPECT_EQ(net->member->options.track_running_stats(), options.track_running_stats());
+      EXPECT_TRUE(net->member->is_training());
+      net->eval();
+      reference->eval();
+      EXPECT_FALSE(net->member->is_training());
+      const at::Tensor x = randn({options.track_running_stats() ? 1 : 2, kChannels}, at::kDouble);
+      EXPECT_TRUE(close(net->forward(x), reference->forward(x), 1e-9, 1e-9));
+    }
+  });
+}
+
+// In pooled images, and in volumes.
+TEST_F(ConvertibleBatchNormTest, LibtorchsLayersOfAllDimensionsTakeOneValuePerChannel) {
+  run_on_device(2, [](int rank) {
+    const auto expect = [rank](auto layer, auto reference, std::vector<int64_t> sizes) {
+      layer->to(syncbn::test::device());
+      reference->to(syncbn::test::device());
+      dist::convert_sync_batchnorm(*layer);
+      at::manual_seed(1);
+      const at::Tensor batch = randn(sizes);
+      EXPECT_TRUE(
+          close(layer(batch.narrow(0, rank, 1)), reference(batch).narrow(0, rank, 1), 1e-4, 1e-5));
+      EXPECT_TRUE(close(layer->running_var, reference->running_var, 1e-4, 1e-5));
+      EXPECT_EQ(layer->num_batches_tracked.template item<int64_t>(), 1);
+    };
+    expect(nn::BatchNorm1d(kChannels), nn::BatchNorm1d(kChannels), {2, kChannels, 1});
+    expect(nn::BatchNorm2d(kChannels), nn::BatchNorm2d(kChannels), {2, kChannels, 1, 1});
+    expect(nn::BatchNorm3d(kChannels), nn::BatchNorm3d(kChannels), {2, kChannels, 1, 1, 1});
+  });
+}
 
 TEST_F(ConvertibleBatchNormTest, TheReportNamesLayersThatStillRefuseOneValuePerChannel) {
   run_on_device(2, [](int rank) {
-    auto net = on_device(RefusingNet());
-    auto reference = on_device(RefusingNet());
+    auto net = on_device(nn::Sequential(Doubled(kChannels), nn::BatchNorm1d(kChannels)));
+    auto reference = on_device(nn::Sequential(Doubled(kChannels), nn::BatchNorm1d(kChannels)));
     const auto report = dist::convert_sync_batchnorm(*net);
-    EXPECT_THAT(report.converted,
-                ElementsAre("member", "chain.0", "chain.1", "chain.2", "list.0", "dict.a"));
-    std::vector<std::string> refusing;
-    for (const auto& [name, why] : report.refuse_one_value) refusing.push_back(name + ": " + why);
-    const std::string use = "; declare it as dist::BatchNorm1d, 2d or 3d";
-    const std::string called =
-        ": code that uses its ModuleList or ModuleDict calls it as libtorch's layer" + use;
-    EXPECT_THAT(refusing,
-                ElementsAre("member: its owner calls it as libtorch's layer" + use,
-                            "chain.0: another object besides its container holds it" + use,
-                            "chain.1: its class is derived from libtorch's; derive it from "
-                            "dist::BatchNorm1dImpl, 2d or 3d",
-                            "list.0" + called, "dict.a" + called));
-    // Layers that only containers hold are printed as SyncBatchNorm.
-    EXPECT_THAT(printed(*net->list), HasSubstr("SyncBatchNorm"));
-    EXPECT_THAT(printed(*net->dict), HasSubstr("SyncBatchNorm"));
-    EXPECT_THAT(printed(*net->member), StartsWith("torch::nn::BatchNorm1d"));
-
+    EXPECT_THAT(report.converted, ElementsAre("0", "1"));
+    ASSERT_EQ(report.refuse_one_value.size(), 1u);
+    EXPECT_EQ(report.refuse_one_value[0].name, "0");
+    EXPECT_EQ(report.refuse_one_value[0].reason,
+              "its class is derived from libtorch's; derive it from dist::BatchNorm1dImpl, 2d or "
+              "3d");
     at::manual_seed(1);
     const at::Tensor batch = randn({6, kChannels});
     const at::Tensor whole = reference->forward(batch);
     EXPECT_TRUE(close(net->forward(batch.narrow(0, 3 * rank, 3)), whole.narrow(0, 3 * rank, 3),
                       1e-4, 1e-5));
-    net->held->running_mean.fill_(100);
-    net->eval();
-    net->held->train();
-    EXPECT_LT(net->forward(batch).abs().max().item<float>(), 10) << "its holder's mode is its own";
-    dist::revert_sync_batchnorm(*net);
-    EXPECT_THAT(printed(*net), Not(HasSubstr("SyncBatchNorm")));
-    EXPECT_EQ(net->list->ptr(0)->as<dist::BatchNorm1d>(), nullptr);
+    EXPECT_THAT(message_of<c10::Error>([&] {
+                  net->forward(randn({1, kChannels}));
+                }),
+                HasSubstr(kRefusal));
   });
 }
 
-TEST_F(ConvertibleBatchNormTest, ALayerInSeveralContainersIsReplacedInAll) {
+// A user's class that is derived from the drop-in.
+struct TripledImpl : dist::BatchNorm1dImpl {
+  using dist::BatchNorm1dImpl::BatchNorm1dImpl;
+  at::Tensor forward(const at::Tensor& x) { return dist::BatchNorm1dImpl::forward(x) * 3; }
+};
+TORCH_MODULE(Tripled);
+
+TEST_F(ConvertibleBatchNormTest, AClassDerivedFromADropInTakesOneValuePerChannel) {
+  run_on_device(2, [](int rank) {
+    auto net = on_device(Tripled(kChannels));
+    auto reference = on_device(Tripled(kChannels));
+    EXPECT_THAT(dist::convert_sync_batchnorm(*net).refuse_one_value, IsEmpty());
+    at::manual_seed(1);
+    const at::Tensor batch = randn({2, kChannels});
+    EXPECT_TRUE(
+        close(net(batch.narrow(0, rank, 1)), reference(batch).narrow(0, rank, 1), 1e-4, 1e-5));
+  });
+}
+
+TEST_F(ConvertibleBatchNormTest, ALayerInSeveralContainersStaysOneLayer) {
   run_on_device(2, [](int) {
     auto first = nn::Sequential(nn::BatchNorm1d(kChannels));
     nn::Sequential second;
@@ -455,13 +491,10 @@ TEST_F(ConvertibleBatchNormTest, ALayerInSeveralContainersIsReplacedInAll) {
     EXPECT_EQ(second->ptr(1), first->ptr(0));
     EXPECT_EQ(second->named_children()["b"], first->ptr(0));
     EXPECT_TRUE(second->forward(randn({1, kChannels})).defined());
-    dist::revert_sync_batchnorm(*net);
-    EXPECT_EQ(second->ptr(1)->as<dist::BatchNorm1d>(), nullptr);
-    EXPECT_EQ(second->ptr(1), first->ptr(0));
   });
 }
 
-TEST_F(ConvertibleBatchNormTest, StatisticsOfReplacedLayersAreUpdatedByTheirOwnPass) {
+TEST_F(ConvertibleBatchNormTest, StatisticsOfOneValuePerRankAreUpdatedByTheirOwnPass) {
   run_on_device(2, [](int rank) {
     auto net = on_device(nn::Sequential(nn::BatchNorm1d(kChannels)));
     dist::convert_sync_batchnorm(*net);

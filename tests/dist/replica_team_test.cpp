@@ -121,7 +121,23 @@ TEST(ReplicaTeamTest, OtherLayersEarlyEndsAndTimeoutsAreNamedOnce) {
                           }
                           meet(replica, team, 0);
                         }),
-              AllOf(HasSubstr("replica 0 did not arrive at layer 0 within 0.5 s")));
+              HasSubstr("replica 0 did not arrive at layer 0 within 0.5 s"));
+}
+
+TEST(ReplicaTeamTest, TheSmallerTimeoutHolds) {
+  DeviceThreads threads("test", 2, [] {});
+  const int layer = 0;
+  const auto error = [&](std::chrono::milliseconds of_team, std::chrono::milliseconds of_layer) {
+    const auto errors = run(threads, 2, of_team, [&](int replica, ReplicaTeam& team) {
+      if (replica == 1) std::this_thread::sleep_for(std::chrono::seconds(1));
+      team.meet(replica, {&layer, "a layer", nullptr, of_layer}, [](std::span<void* const>) {});
+    });
+    return errors[0];
+  };
+  using namespace std::chrono_literals;
+  EXPECT_THAT(error(kLong, 200ms), HasSubstr("replica 1 did not arrive at a layer within 0.2 s"));
+  EXPECT_THAT(error(200ms, kLong), HasSubstr("within 0.2 s"));
+  EXPECT_EQ(error(kLong, kLong), "");
 }
 
 }  // namespace

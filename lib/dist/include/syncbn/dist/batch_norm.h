@@ -11,28 +11,27 @@ namespace syncbn::dist {
 
 namespace detail {
 
+/// Has no members of its own, because convert_sync_batchnorm() makes libtorch's layers objects of
+/// this class in place.
 /// @tparam Base torch::nn::BatchNorm1dImpl, BatchNorm2dImpl or BatchNorm3dImpl
 template <class Base>
 class ConvertibleBatchNorm : public Base {
  public:
   using Base::Base;
 
-  /// A layer to put in the place of `replaced`, with the same tensors.
-  explicit ConvertibleBatchNorm(std::shared_ptr<Base> replaced);
+  /// A layer with the same tensors as `other`.
+  explicit ConvertibleBatchNorm(const Base& other) : Base(other) {}
 
   /// @param input of the dimensions that Base takes
-  at::Tensor forward(const at::Tensor& input);
+  at::Tensor forward(const at::Tensor& input) { return Base::forward(input); }
 
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;
-  void train(bool on = true) override;
+  bool is_training() const noexcept override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// The layer that convert_sync_batchnorm() replaced by this one; null for a user's own.
-  const std::shared_ptr<Base>& replaced() const { return replaced_; }
-
- private:
-  std::shared_ptr<Base> replaced_;
+ protected:
+  void _check_input_dim(const at::Tensor& input) override;
 };
 
 extern template class ConvertibleBatchNorm<torch::nn::BatchNorm1dImpl>;

@@ -34,7 +34,8 @@ struct DataParallelOptions {
   std::optional<at::Device> output_device = std::nullopt;
   /// The dimension along which inputs are divided and outputs are put together.
   int64_t dim = 0;
-  /// How long a replica waits for the others in a layer that shares statistics.
+  /// How long a replica waits for the others in a layer that shares statistics. A shorter
+  /// sync_timeout of the layer applies there.
   std::chrono::milliseconds sync_timeout{15000};
 };
 
@@ -141,11 +142,15 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
 /// value per replica. Results that hold no tensor are the first replica's. With one device the
 /// module runs as it is.
 ///
-/// Replica 0 is the module itself, and the others are clones. They read the module's parameters,
-/// and all gradients accumulate in the module's parameters. Before each forward they get copies of
-/// its buffers; their changes to these are lost. Parameters and buffers may be changed in place
-/// (optimizers, to(), loading), and so may requires_grad. Clones follow the module's train() and
-/// eval().
+/// Replica 0 is the module itself, and the others are clones. If the module cannot be cloned
+/// (torch::nn::Module::clone() throws unless a class overrides it) or the clone is of another
+/// class, the module runs in all threads at once, and ATen's operators get the replica's tensors in
+/// place of the module's. Its forward() must not assign to members; on GPUs it takes devices from
+/// its inputs, and passes parameters to operators only, not to autograd functions of its own, nor
+/// their data() or data_ptr(). Replicas read the module's parameters, and all gradients accumulate
+/// in the module's parameters. Before each forward they get copies of its buffers; their changes to
+/// these are lost. Parameters and buffers may be changed in place (optimizers, to(), loading), and
+/// so may requires_grad. Clones follow the module's train() and eval().
 ///
 /// SyncBatchNorm layers, and layers that convert_sync_batchnorm() converts (before or after), use
 /// the statistics of all replicas, merged exactly, in forward and backward. With a process group of
@@ -156,10 +161,9 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica);
 ///     auto scores = ddp.invoke([&](NetImpl&, auto& images) { return dp(images); }, images);
 ///
 /// Not thread-safe. Do not fork while it lives.
-/// @throws base::UserError (constructor) when the module cannot be cloned, is not on the first
-///   device, or a device is not there; (forward) when tensors to divide have different sizes, or
-///   outputs do not match; ReplicaError when a replica throws, or does not reach a layer in which
-///   the others wait.
+/// @throws base::UserError (constructor) when a device is not there; (forward) when the module is
+///   not on the first device, tensors to divide have different sizes, or outputs do not match;
+///   ReplicaError when a replica throws, or does not reach a layer in which the others wait.
 template <class Module>
 class DataParallel : public detail::DataParallelBase {
  public:
@@ -168,8 +172,7 @@ class DataParallel : public detail::DataParallelBase {
   explicit DataParallel(const torch::nn::ModuleHolder<Module>& module,
                         const DataParallelOptions& options = {})
       : DataParallel(module.is_empty() ? nullptr : module.ptr(), options) {}
-  /// For modules without clone(): the module, and for each further device a module of the same
-  /// structure, which is moved there.
+  /// The module, and for each further device a module of the same structure, which is moved there.
   explicit DataParallel(const std::vector<std::shared_ptr<Module>>& replicas,
                         const DataParallelOptions& options = {})
       : DataParallel(checked(options), replicas) {}

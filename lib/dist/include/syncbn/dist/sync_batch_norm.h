@@ -48,7 +48,9 @@ struct SyncBatchNormOptions {
   /// Share statistics within groups of this many consecutive ranks (0 … n-1, n … 2n-1, …). Must
   /// divide the number of ranks. 0: all ranks. Not together with process_group.
   TORCH_ARG(int, group_size) = 0;
-  /// Upper bound on the time of an exchange. Not given: the group's timeout.
+  /// Upper bound on the time of an exchange, and between replicas of DataParallel on the wait for
+  /// the others. Not given: the group's timeout, and DataParallelOptions::sync_timeout, which also
+  /// bounds a longer one.
   TORCH_ARG(std::optional<std::chrono::milliseconds>, sync_timeout) = std::nullopt;
   /// Apply ReLU to the result in the same pass. On CPUs the result may be changed in place. On
   /// GPUs, backward needs the result unchanged and throws otherwise, as torch.relu's does.
@@ -132,14 +134,10 @@ struct ConvertReport {
 /// Does not change SyncBatchNorm layers: ConvertReport::keep_group names those whose group differs.
 /// Not thread-safe.
 ///
-/// libtorch's layers check their input before they call aten::batch_norm and refuse one value per
-/// channel on a rank. The drop-ins of batch_norm.h do not, so this function puts them, with the
-/// same tensors, in the place of libtorch's layers in Sequential, ModuleList and ModuleDict, unless
-/// something else holds the layer too (a ModuleHolder member, a DataParallel). They print as
-/// SyncBatchNorm. ConvertReport::refuse_one_value names the converted layers that still refuse one
-/// value per channel. References to a replaced layer stay valid: it has the same tensors and
-/// follows train() and eval(). In a Sequential, reach it by ptr(i)->as<torch::nn::BatchNorm2d>().
-/// revert_sync_batchnorm() puts it back.
+/// libtorch's layers refuse one value per channel on a rank before they call aten::batch_norm. This
+/// function gives them, in place, the class of the drop-ins of batch_norm.h, which is derived from
+/// theirs: they then accept one value per channel and print as SyncBatchNorm, whoever holds them.
+/// ConvertReport::refuse_one_value names layers of other classes, which still refuse it.
 ///
 /// Converted layers throw base::UserError inside torch::nn::parallel::data_parallel, whose replicas
 /// are clones. While a converted layer without a weight exists, so does any batch-norm layer
@@ -168,8 +166,7 @@ ConvertReport convert_sync_batchnorm(
 /// Calls forward() of a module, converted or not, and throws what its layers throw.
 c10::IValue forward_converted(torch::jit::Module& module, std::vector<c10::IValue> inputs);
 
-/// Undoes convert_sync_batchnorm() and puts replaced layers back. A drop-in stays if something
-/// besides the containers holds it; unconverted, it behaves as libtorch's layer. For a TorchScript
+/// Undoes convert_sync_batchnorm(): the layers behave as libtorch's again. For a TorchScript
 /// module, this reverts all handles to its tensors: those that still run converted code, such as a
 /// DistributedDataParallel, throw in training. To save a converted module and continue to train it,
 /// revert and save a clone().

@@ -1,7 +1,6 @@
 #include "collectives/started_work.h"
 
 #include <fmt/format.h>
-#include <syncbn/base/error.h>
 #include <syncbn/dist/peer_error.h>
 
 #include <algorithm>

@@ -6,7 +6,6 @@
 #include <spdlog/spdlog.h>
 
 #include <array>
-#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <future>

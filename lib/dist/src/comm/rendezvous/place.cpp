@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string_view>
-#include <utility>
 
 namespace syncbn::dist::detail {
 namespace {

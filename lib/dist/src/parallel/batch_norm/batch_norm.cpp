@@ -1,53 +1,45 @@
 #include <syncbn/dist/batch_norm.h>
 
-#include <utility>
-
-#include <ATen/Context.h>
-#include <ATen/ops/batch_norm.h>
-
 #include "batch_norm/convert.h"
 #include "batch_norm/named_layers.h"
+#include "batch_norm/replica_scope.h"
 
 namespace syncbn::dist::detail {
 
-template <class Base>
-ConvertibleBatchNorm<Base>::ConvertibleBatchNorm(std::shared_ptr<Base> replaced)
-    : Base(*replaced), replaced_(std::move(replaced)) {}
+// The forward() of libtorch 2.11 calls _check_input_dim(), then is_training() twice, then
+// aten::batch_norm. The first answer decides whether the batch counts; the second decides the
+// refusal of one value per channel, and is hidden: aten::batch_norm finds the OneValueForward and
+// trains nevertheless.
 
-// libtorch refuses one value per channel before it calls aten::batch_norm, in which converted
-// layers exchange. For such an input, this calls aten::batch_norm itself.
 template <class Base>
-at::Tensor ConvertibleBatchNorm<Base>::forward(const at::Tensor& input) {
-  this->_check_input_dim(input);
-  const bool is_one_value = input.numel() == input.size(1);
-  if (!is_one_value || !this->is_training() ||
-      !shares_statistics(this->running_mean, this->weight)) {
-    return Base::forward(input);
+void ConvertibleBatchNorm<Base>::_check_input_dim(const at::Tensor& input) {
+  Base::_check_input_dim(input);
+  OneValueForward::current = {};
+  // Without running statistics, the options change below: other threads must not read them.
+  if (input.numel() != input.size(1) || !this->is_training() ||
+      !shares_statistics(this->running_mean, this->weight) ||
+      (!this->running_mean.defined() && ReplicaScope::shares_layers())) {
+    return;
   }
-  double momentum = this->options.momentum().value_or(0);
-  if (this->num_batches_tracked.defined()) {
-    this->num_batches_tracked += 1;
-    if (!this->options.momentum()) momentum = 1 / this->num_batches_tracked.template item<double>();
-  }
-  return at::batch_norm(input, this->weight, this->bias, this->running_mean, this->running_var,
-                        /*training=*/true, momentum, this->options.eps(),
-                        at::globalContext().userEnabledCuDNN());
+  const at::Tensor& key = layer_key(this->running_mean, this->weight);
+  OneValueForward::current = {.layer = this,
+                              .key = ReplicaScope::original_of(key.unsafeGetTensorImpl()),
+                              .options = &this->options};
+  // With false, forward() would train whatever the second answer.
+  if (!this->running_mean.defined()) this->options.track_running_stats(true);
+}
+
+template <class Base>
+bool ConvertibleBatchNorm<Base>::is_training() const noexcept {
+  OneValueForward& forward = OneValueForward::current;
+  return Base::is_training() && !(forward.layer == this && ++forward.answers == 2);
 }
 
 template <class Base>
 std::shared_ptr<torch::nn::Module> ConvertibleBatchNorm<Base>::clone(
     const std::optional<at::Device>& device) const {
-  const auto copy =
-      std::make_shared<ConvertibleBatchNorm>(std::dynamic_pointer_cast<Base>(Base::clone(device)));
-  if (!replaced_) copy->replaced_ = nullptr;
-  return copy;
-}
-
-// Code that holds a reference to the replaced layer still calls it.
-template <class Base>
-void ConvertibleBatchNorm<Base>::train(bool on) {
-  Base::train(on);
-  if (replaced_) replaced_->train(on);
+  return std::make_shared<ConvertibleBatchNorm>(
+      *std::dynamic_pointer_cast<Base>(Base::clone(device)));
 }
 
 template <class Base>

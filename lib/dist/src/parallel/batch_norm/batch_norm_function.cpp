@@ -456,11 +456,12 @@ Normalized normalize_with_replicas(const ReplicaScope& scope, Part& part, Timeou
   }
   const std::string name = part.layer.given.empty() ? "a layer without a name"
                                                     : fmt::format("layer '{}'", part.layer.given);
-  scope.team().meet(scope.replica(), {layer, name, &part}, [&](std::span<void* const> all) {
-    std::vector<Part*> parts;
-    for (void* const one : all) parts.push_back(static_cast<Part*>(one));
-    combine(parts, timeout);
-  });
+  scope.team().meet(scope.replica(), {layer, name, &part, timeout},
+                    [&](std::span<void* const> all) {
+                      std::vector<Part*> parts;
+                      for (void* const one : all) parts.push_back(static_cast<Part*>(one));
+                      combine(parts, timeout);
+                    });
   const at::NoGradGuard no_grad;
   const bool updates = part.updated && scope.replica() == 0;
   return part.kernels().forward(part.input(), part.moments.unsqueeze(0),

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <tuple>
@@ -17,11 +18,11 @@
 #include <ATen/ops/_batch_norm_impl_index_native.h>
 #include <ATen/ops/batch_norm_native.h>
 #include <c10/util/ParallelGuard.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
 
 #include "batch_norm/batch_norm_function.h"
-#include "batch_norm/layer_places.h"
 #include "batch_norm/named_layers.h"
 #include "batch_norm/replica_scope.h"
 #include "batch_norm/statistics_scopes.h"
@@ -101,11 +102,6 @@ LayerPtr find_if(const Condition& is_it) {
   return nullptr;
 }
 
-/// The tensor that identifies a layer; undefined for a layer that has neither.
-at::Tensor layer_key(const at::Tensor& running_mean, const at::Tensor& weight) {
-  return running_mean.defined() ? running_mean : weight;
-}
-
 }  // namespace
 
 void register_layer(const at::Tensor& running_mean, const at::Tensor& weight,
@@ -145,9 +141,8 @@ size_t registered_keys() {
   Registry& all = registry();
   all.remove_destroyed();
   const std::lock_guard lock(all.mutex);
-  return static_cast<size_t>(
-      std::count_if(all.by_key.begin(), all.by_key.end(),
-                    [](const auto& item) { return !item.second.was_reverted; }));
+  return static_cast<size_t>(std::ranges::count_if(
+      all.by_key, [](const auto& item) { return !item.second.was_reverted; }));
 }
 
 std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
@@ -310,6 +305,18 @@ OptionalTensor script_output(const BatchNormArguments& arguments) {
 /// Whether this thread is in libtorch's own batch_norm, called from batch_norm().
 thread_local bool in_own_batch_norm = false;
 
+/// Whether this is the aten::batch_norm of the thread's OneValueForward, which ends then.
+bool ends_one_value_forward(const OptionalTensor& running_mean, const OptionalTensor& weight) {
+  OneValueForward& forward = OneValueForward::current;
+  if (forward.layer == nullptr) return false;
+  const at::Tensor none;
+  const at::Tensor& key = layer_key(running_mean ? *running_mean : none, weight ? *weight : none);
+  if (ReplicaScope::original_of(key.unsafeGetTensorImpl()) != forward.key) return false;
+  if (!running_mean || !running_mean->defined()) forward.options->track_running_stats(false);
+  forward = {};
+  return true;
+}
+
 /// aten::batch_norm, and TorchScript's syncbn::batch_norm. In training, returns kSyncOutput()'s
 /// output if there is one.
 template <OptionalTensor (*kSyncOutput)(const BatchNormArguments&)>
@@ -317,6 +324,7 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
                       const OptionalTensor& bias, const OptionalTensor& running_mean,
                       const OptionalTensor& running_var, bool training, double momentum, double eps,
                       bool cudnn_enabled) {
+  if (ends_one_value_forward(running_mean, weight)) training = true;
   if (training) {
     const auto or_undefined = [](const OptionalTensor& tensor) {
       return tensor.value_or(at::Tensor());
@@ -332,11 +340,8 @@ at::Tensor batch_norm(const at::Tensor& input, const OptionalTensor& weight,
                                      .residual = {}});
     if (output) return *output;
   }
-  struct InOwnBatchNorm {
-    InOwnBatchNorm() { in_own_batch_norm = true; }
-    ~InOwnBatchNorm() { in_own_batch_norm = false; }
-  };
-  const InOwnBatchNorm scope;
+  in_own_batch_norm = true;
+  const auto scope = c10::make_scope_exit([] { in_own_batch_norm = false; });
   return at::native::batch_norm(input, weight, bias, running_mean, running_var, training, momentum,
                                 eps, cudnn_enabled);
 }
@@ -375,6 +380,21 @@ const torch::Library* override_batch_norm(c10::DispatchKey key) {
 
 }  // namespace
 
+thread_local OneValueForward OneValueForward::current;
+
+void make_convertible(torch::nn::Module& module) {
+  for_each_named_module(module, [](const std::string&, torch::nn::Module& one) {
+    visit_batch_norm(one, []<class Layer>(Layer& layer) {
+      if (typeid(layer) != typeid(Layer)) return;
+      static const ConvertibleBatchNorm<Layer> other(torch::nn::BatchNormOptions(1));
+      static_assert(sizeof(other) == sizeof(layer));
+      layer.name();  // keeps its first answer, the name of libtorch's class
+      // The first word of an object points to its class (Itanium C++ ABI).
+      std::memcpy(static_cast<void*>(&layer), static_cast<const void*>(&other), sizeof(void*));
+    });
+  });
+}
+
 bool shares_statistics(const at::Tensor& running_mean, const at::Tensor& weight) {
   const auto layer = find(layer_key(running_mean, weight));
   return layer && shares_statistics(*layer);
@@ -401,69 +421,15 @@ c10::IValue run_script(const std::function<c10::IValue()>& body) {
 
 }  // namespace detail
 
-namespace {
-
-template <class Layer>
-using Convertible = detail::ConvertibleBatchNorm<Layer>;
-
-/// Whether the layer can be recognised once it is converted.
-template <class Layer>
-bool has_key(const Layer& layer) {
-  return detail::layer_key(layer.running_mean, layer.weight).defined();
-}
-
-/// Calls exchange(layer, put) for each of libtorch's layers that only containers hold; put(other)
-/// puts another layer in its places.
-template <class Exchange>
-void exchange_layers(torch::nn::Module& module, const Exchange& exchange) {
-  for (const auto& [layer, places] : detail::layer_places(module)) {
-    if (detail::is_held_elsewhere(*layer, places)) continue;
-    detail::visit_batch_norm(*layer, [&, &places = places]<class Layer>(const Layer&) {
-      exchange(std::dynamic_pointer_cast<Layer>(places.front().layer()), [&](const auto& other) {
-        for (const auto& place : places) place.put(other);
-      });
-    });
-  }
-}
-
-/// Why a converted layer refuses one value per channel; empty if it accepts it.
-template <class Layer>
-std::string refusal_of(const Layer& layer, const detail::LayerPlaces& all_places) {
-  const std::string use_drop_in = "; declare it as dist::BatchNorm1d, 2d or 3d";
-  const auto places = all_places.find(&layer);
-  const bool is_contained = places != all_places.end();
-  if (const auto* const own = dynamic_cast<const Convertible<Layer>*>(&layer)) {
-    const bool is_called =
-        !own->replaced() || (is_contained && std::ranges::all_of(places->second, [](const auto& p) {
-                               return p.is_called();
-                             }));
-    return is_called ? ""
-                     : "code that uses its ModuleList or ModuleDict calls it as libtorch's layer" +
-                           use_drop_in;
-  }
-  if (typeid(layer) != typeid(Layer)) {
-    return "its class is derived from libtorch's; derive it from dist::BatchNorm1dImpl, 2d or 3d";
-  }
-  return (is_contained ? "another object besides its container holds it"
-                       : "its owner calls it as libtorch's layer") +
-         use_drop_in;
-}
-
-}  // namespace
-
 ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const GroupOrDefault& group,
                                      std::optional<std::chrono::milliseconds> sync_timeout) {
   sync_timeout = detail::checked(sync_timeout, "convert_sync_batchnorm: sync_timeout");
   detail::install_operators();
   detail::name_layers(module);
-  exchange_layers(module, []<class Layer>(std::shared_ptr<Layer> layer, const auto& put) {
-    if (typeid(*layer) != typeid(Layer) || !has_key(*layer)) return;
-    put(std::make_shared<Convertible<Layer>>(std::move(layer)));
-  });
-  const detail::LayerPlaces places = detail::layer_places(module);
+  detail::make_convertible(module);
   ConvertReport report;
   const auto convert = [&]<class Layer>(const std::string& name, const Layer& layer) {
-    if (!has_key(layer)) {
+    if (!detail::layer_key(layer.running_mean, layer.weight).defined()) {
       report.not_converted.push_back(
           {name,
            "it has neither running statistics nor a weight to be recognised by; give it one of "
@@ -484,8 +450,10 @@ ConvertReport convert_sync_batchnorm(torch::nn::Module& module, const GroupOrDef
                            {std::make_shared<detail::LayerName>(detail::LayerName{.given = name}),
                             group, sync_timeout, is_training, counter});
     report.converted.push_back(name);
-    const std::string refusal = refusal_of(layer, places);
-    if (!refusal.empty()) report.refuse_one_value.push_back({name, refusal});
+    if (dynamic_cast<const detail::ConvertibleBatchNorm<Layer>*>(&layer) != nullptr) return;
+    report.refuse_one_value.push_back({name,
+                                       "its class is derived from libtorch's; derive it from "
+                                       "dist::BatchNorm1dImpl, 2d or 3d"});
   };
   detail::for_each_named_module(module, [&](const std::string& name, const torch::nn::Module& one) {
     detail::visit_batch_norm(one, [&](const auto& layer) { convert(name, layer); });
@@ -503,12 +471,6 @@ void revert_sync_batchnorm(torch::nn::Module& module) {
   detail::for_each_named_module(module, [](const std::string&, const torch::nn::Module& one) {
     detail::visit_batch_norm(
         one, [](const auto& layer) { detail::unregister_layer(layer.running_mean, layer.weight); });
-  });
-  exchange_layers(module, []<class Layer>(std::shared_ptr<Layer> layer, const auto& put) {
-    const auto* const own = dynamic_cast<const Convertible<Layer>*>(layer.get());
-    if (own == nullptr || !own->replaced()) return;
-    *own->replaced() = *layer;  // options and mode may have changed
-    put(own->replaced());
   });
 }
 

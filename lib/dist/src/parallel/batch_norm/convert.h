@@ -8,6 +8,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <syncbn/dist/process_group.h>
+#include <torch/nn/options/batchnorm.h>
 
 #include "batch_norm/exchange.h"
 
@@ -33,6 +34,22 @@ struct ConvertedLayer {
   bool has_weight = false;  ///< set by register_layer()
 };
 
+/// The tensor that identifies a layer; undefined for a layer that has neither.
+inline const at::Tensor& layer_key(const at::Tensor& running_mean, const at::Tensor& weight) {
+  return running_mean.defined() ? running_mean : weight;
+}
+
+/// This thread's forward of a converted layer of libtorch's with one value per channel, from
+/// _check_input_dim() to aten::batch_norm.
+struct OneValueForward {
+  const void* layer = nullptr;
+  const at::TensorImpl* key = nullptr;  ///< of the module's layer, if a replica runs it
+  torch::nn::BatchNormOptions* options = nullptr;
+  int answers = 0;  ///< of is_training(): the second is hidden
+
+  static thread_local OneValueForward current;
+};
+
 /// Makes the layer with these tensors, one of which may be undefined, share its statistics.
 void register_layer(const at::Tensor& running_mean, const at::Tensor& weight, ConvertedLayer layer);
 
@@ -44,6 +61,10 @@ size_t registered_keys();
 /// The group that a layer was converted with, in training or not; nullopt if it was not converted.
 std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
                                                const at::Tensor& weight);
+
+/// Makes libtorch's batch-norm layers below `module`, and itself, objects of ConvertibleBatchNorm
+/// in place. Unconverted, they behave as before.
+void make_convertible(torch::nn::Module& module);
 
 /// Whether a converted layer in training computes its statistics with other ranks or replicas.
 bool shares_statistics(const at::Tensor& running_mean, const at::Tensor& weight);

@@ -46,11 +46,11 @@ void for_each_named_module(Module& module, const Visit& visit) {
 }
 
 /// Calls visit(layer) if the module is one of libtorch's batch-norm layers.
-template <class Visit>
-void visit_batch_norm(const torch::nn::Module& module, const Visit& visit) {
-  if (const auto* one = module.as<torch::nn::BatchNorm1dImpl>()) return visit(*one);
-  if (const auto* two = module.as<torch::nn::BatchNorm2dImpl>()) return visit(*two);
-  if (const auto* three = module.as<torch::nn::BatchNorm3dImpl>()) visit(*three);
+template <class Module, class Visit>
+void visit_batch_norm(Module& module, const Visit& visit) {
+  if (auto* one = module.template as<torch::nn::BatchNorm1dImpl>()) return visit(*one);
+  if (auto* two = module.template as<torch::nn::BatchNorm2dImpl>()) return visit(*two);
+  if (auto* three = module.template as<torch::nn::BatchNorm3dImpl>()) visit(*three);
 }
 
 /// The tensors of a layer, found by their usual names; undefined if it has none.

@@ -6,7 +6,6 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <optional>
 
 namespace syncbn::dist::detail {
 
@@ -41,9 +40,10 @@ void ReplicaTeam::meet(int replica, const Visit& visit,
     }
     const uint64_t meeting = meetings_;
     const auto is_over = [&] { return is_over_ || meetings_ != meeting; };
+    const auto timeout = std::min(timeout_, visit.timeout.value_or(timeout_));
     // All have arrived if one works.
-    while (!changed_.wait_for(lock, timeout_, is_over)) {
-      if (!is_working_) throw_timeout(visit.name);
+    while (!changed_.wait_for(lock, timeout, is_over)) {
+      if (!is_working_) throw_timeout(visit.name, timeout);
     }
     if (meetings_ != meeting) return;
   } catch (...) {
@@ -97,7 +97,7 @@ void ReplicaTeam::compare() const {
                   base::join(places, ", ")));
 }
 
-void ReplicaTeam::throw_timeout(const std::string& name) const {
+void ReplicaTeam::throw_timeout(const std::string& name, std::chrono::milliseconds timeout) const {
   std::vector<size_t> missing;
   for (size_t i = 0; i < visits_.size(); ++i) {
     if (visits_[i].layer == nullptr) missing.push_back(i);
@@ -106,7 +106,7 @@ void ReplicaTeam::throw_timeout(const std::string& name) const {
               fmt::format("SyncBatchNorm: replica{} {} did not arrive at {} within {:.3g} s; raise "
                           "sync_timeout if it needs longer",
                           missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), name,
-                          std::chrono::duration<double>(timeout_).count()));
+                          std::chrono::duration<double>(timeout).count()));
 }
 
 }  // namespace syncbn::dist::detail

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -32,6 +33,8 @@ class ReplicaTeam {
     const void* layer = nullptr;  ///< the same in all replicas
     std::string name;             ///< for messages: "layer 'bn1'"
     void* part = nullptr;
+    /// How long the replica waits for the others, if that is less than the team's timeout.
+    std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   };
 
   /// @param timeout how long a replica waits for the others in a layer
@@ -54,7 +57,7 @@ class ReplicaTeam {
 
  private:
   void compare() const;
-  [[noreturn]] void throw_timeout(const std::string& name) const;
+  [[noreturn]] void throw_timeout(const std::string& name, std::chrono::milliseconds timeout) const;
 
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;  ///< guards the members below; work of a meeting runs without it

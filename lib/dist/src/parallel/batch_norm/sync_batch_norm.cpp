@@ -14,6 +14,7 @@
 #include "batch_norm/batch_norm_function.h"
 #include "batch_norm/convert.h"
 #include "batch_norm/named_layers.h"
+#include "batch_norm/replica_scope.h"
 #include "groups/world.h"
 #include "transport/timeouts.h"
 
@@ -76,10 +77,10 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
 
 at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input, const at::Tensor& residual) {
   detail::BatchNormArguments arguments{.input = input,
-                                       .weight = weight,
-                                       .bias = bias,
-                                       .running_mean = running_mean,
-                                       .running_var = running_var,
+                                       .weight = detail::ReplicaScope::own(weight),
+                                       .bias = detail::ReplicaScope::own(bias),
+                                       .running_mean = detail::ReplicaScope::own(running_mean),
+                                       .running_var = detail::ReplicaScope::own(running_var),
                                        .num_batches_tracked = num_batches_tracked,
                                        .momentum = options.momentum(),
                                        .eps = options.eps(),

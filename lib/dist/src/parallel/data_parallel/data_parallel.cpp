@@ -95,7 +95,10 @@ std::vector<std::vector<at::Tensor>> DataParallelBase::scatter(
 }
 
 void DataParallelBase::run(int count, const std::function<void(int replica)>& work) {
-  if (!threads_) return work(0);
+  if (!threads_) {
+    replicas_->refresh();
+    return work(0);
+  }
   if (TapeScope::is_open()) {
     throw base::UserError(
         "DataParallel: checkpoint() around it would not know what its threads do; use it with "
@@ -115,7 +118,7 @@ void DataParallelBase::run(int count, const std::function<void(int replica)>& wo
     try {
       {
         advance_sequence_number(begin);
-        const ReplicaScope scope(team, replica, replicas_->originals(replica),
+        const ReplicaScope scope(team, replica, replicas_->tensors(replica),
                                  replica == 0 ? recorder : nullptr);
         work(replica);
       }

@@ -3,20 +3,25 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/dist/data_parallel.h>
-#include <syncbn/dist/plain_message.h>
+#include <syncbn/dist/kept_random_state.h>
 
 #include <algorithm>
+#include <typeinfo>
 
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/library.h>
 
+#include "batch_norm/convert.h"
 #include "batch_norm/named_layers.h"
+#include "torchscript/script_module.h"
 
 namespace syncbn::dist::detail {
 namespace {
 
 namespace autograd = torch::autograd;
+using ModulePtr = std::shared_ptr<torch::nn::Module>;
 
 /// Makes `copy` share the memory of `original`.
 void share(const at::Tensor& original, at::Tensor& copy) {
@@ -67,23 +72,13 @@ void check_tensors(const std::vector<at::Tensor>& module, const std::vector<at::
 
 }  // namespace
 
-const Originals& ModuleReplicas::originals(int replica) const {
-  static const Originals none;
-  return replica == 0 ? none : copies_[static_cast<size_t>(replica - 1)].originals;
+const ReplicaTensors& ModuleReplicas::tensors(int replica) const {
+  return replica == 0 ? first_ : copies_[static_cast<size_t>(replica - 1)].tensors;
 }
 
 void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
-  const Tensors& module = all.front();
-  for (const auto* list : {&module.parameters, &module.buffers}) {
-    for (const at::Tensor& tensor : *list) {
-      if (tensor.device() == devices_.front()) continue;
-      throw base::UserError(
-          fmt::format("DataParallel: the module has a tensor on {}, and the first of device_ids is "
-                      "{}; move the "
-                      "module there with to()",
-                      tensor.device().str(), devices_.front().str()));
-    }
-  }
+  module_ = all.front();
+  const Tensors& module = module_;
   copies_.clear();
   for (size_t i = 1; i < all.size(); ++i) {
     const Tensors& one = all[i];
@@ -95,11 +90,14 @@ void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
           module.buffers.size()));
     }
     Copy& copy = copies_.emplace_back();
+    first_.is_of_module = copy.tensors.is_of_module = one.is_of_module;
     const auto pair = [&](const auto& originals, const auto& own, auto& pairs) {
       check_tensors(originals, own, i);
       for (size_t j = 0; j < own.size(); ++j) {
         pairs.emplace_back(originals[j], own[j]);
-        copy.originals[own[j].unsafeGetTensorImpl()] = originals[j].unsafeGetTensorImpl();
+        const at::TensorImpl* const original = originals[j].unsafeGetTensorImpl();
+        copy.tensors.originals[own[j].unsafeGetTensorImpl()] = original;
+        if (one.is_of_module) copy.tensors.copies[original] = own[j];
       }
     };
     pair(module.parameters, one.parameters, copy.parameters);
@@ -108,6 +106,15 @@ void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
 }
 
 void ModuleReplicas::refresh_tensors() {
+  for (const auto* list : {&module_.parameters, &module_.buffers}) {
+    for (const at::Tensor& tensor : *list) {
+      if (tensor.device() == devices_.front()) continue;
+      throw base::UserError(
+          fmt::format("DataParallel: the module has a tensor on {}, and the first of device_ids is "
+                      "{}; move the module there with to()",
+                      tensor.device().str(), devices_.front().str()));
+    }
+  }
   for (size_t i = 0; i < copies_.size(); ++i) {
     const at::Device device = devices_[i + 1];
     for (auto& [original, copy] : copies_[i].parameters) refresh_parameter(original, copy, device);
@@ -125,16 +132,42 @@ void ModuleReplicas::refresh_tensors() {
 
 namespace {
 
+/// Calls an operator with the replica's tensors in place of the module's.
+void call_with_own_tensors(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto arguments = static_cast<ptrdiff_t>(op.schema().arguments().size());
+  for (auto it = stack->end() - arguments; it != stack->end(); ++it) {
+    *it = map_tensors(*it, &ReplicaScope::own);
+  }
+  const c10::impl::ExcludeDispatchKeyGuard guard(kReplicaKey);
+  op.callBoxed(stack);
+}
+
+const torch::Library* install_replica_key() {
+  auto* library = new torch::Library(torch::Library::IMPL, "_", kReplicaKey, __FILE__, __LINE__);
+  library->fallback(torch::CppFunction::makeFromBoxedFunction<&call_with_own_tensors>());
+  return library;
+}
+
 class EagerReplicas : public ModuleReplicas {
  public:
-  EagerReplicas(std::vector<std::shared_ptr<torch::nn::Module>> modules,
-                std::vector<at::Device> devices)
+  /// @param modules one for each device, all different or all the same
+  EagerReplicas(std::vector<ModulePtr> modules, std::vector<at::Device> devices)
       : ModuleReplicas(std::move(devices)), modules_(std::move(modules)) {
     std::vector<Tensors> all;
-    for (const auto& module : modules_) {
-      name_layers(*module);
-      all.push_back({module->parameters(), module->buffers()});
-      parts_.push_back(module->modules());
+    for (size_t i = 0; i < modules_.size(); ++i) {
+      torch::nn::Module& module = *modules_[i];
+      name_layers(module);
+      make_convertible(module);  // the module may be converted later
+      all.push_back({module.parameters(), module.buffers(), i > 0 && modules_[i] == modules_[0]});
+      Tensors& own = all.back();
+      parts_.push_back(module.modules());
+      if (!own.is_of_module) continue;
+      [[gnu::used]] static const torch::Library* const library = install_replica_key();
+      const at::Device device = this->devices()[i];
+      for (at::Tensor& one : own.parameters) one = one.detach().to(device);
+      for (at::Tensor& one : own.buffers) {
+        one = one.detach().to(device, one.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+      }
     }
     set_tensors(all);
   }
@@ -153,23 +186,20 @@ class EagerReplicas : public ModuleReplicas {
   torch::nn::Module& replica(int index) { return *modules_[static_cast<size_t>(index)]; }
 
  private:
-  std::vector<std::shared_ptr<torch::nn::Module>> modules_;
-  std::vector<std::vector<std::shared_ptr<torch::nn::Module>>> parts_;  ///< modules() of each
+  std::vector<ModulePtr> modules_;
+  std::vector<std::vector<ModulePtr>> parts_;  ///< modules() of each
 };
 
-/// Restores the state of the CPU's random generator on destruction: constructing a module draws its
-/// initial values.
-class KeptRandomState {
- public:
-  KeptRandomState() : state_(generator().get_state()) {}
-  ~KeptRandomState() { generator().set_state(state_); }
-  KeptRandomState(const KeptRandomState&) = delete;
-  KeptRandomState& operator=(const KeptRandomState&) = delete;
-
- private:
-  static at::Generator generator() { return at::globalContext().defaultGenerator(at::kCPU); }
-  at::Tensor state_;
-};
+/// Whether the copy and its parts are of the same classes as the module's. Cloneable<Base>::clone()
+/// of a class derived from Base returns a Base, and a container of such an object registers null.
+/// @param copy its batch-norm layers become convertible, as the module's are
+bool has_same_classes(const ModulePtr& module, const ModulePtr& copy) {
+  if (!copy || !std::ranges::equal(module->children(), copy->children(), has_same_classes))
+    return false;
+  make_convertible(*copy);
+  const torch::nn::Module &one = *module, &other = *copy;
+  return typeid(one) == typeid(other);
+}
 
 }  // namespace
 
@@ -177,7 +207,7 @@ torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica) {
   return static_cast<EagerReplicas&>(replicas).replica(replica);
 }
 
-std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn::Module>> replicas,
+std::shared_ptr<ModuleReplicas> replicate(std::vector<ModulePtr> replicas,
                                           const std::vector<at::Device>& devices) {
   if (replicas.size() != devices.size()) {
     throw base::UserError(
@@ -190,8 +220,7 @@ std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn:
         fmt::format("DataParallel: the module of replica {} is null", null - replicas.begin()));
   }
   for (size_t i = 1; i < replicas.size(); ++i) {
-    if (std::find(replicas.begin(), replicas.begin() + static_cast<ptrdiff_t>(i), replicas[i]) !=
-        replicas.begin() + static_cast<ptrdiff_t>(i)) {
+    if (std::ranges::find(replicas, replicas[i]) != replicas.begin() + static_cast<ptrdiff_t>(i)) {
       throw base::UserError(
           fmt::format("DataParallel: replica {} is given twice; make one for each device", i));
     }
@@ -200,21 +229,25 @@ std::shared_ptr<ModuleReplicas> replicate(std::vector<std::shared_ptr<torch::nn:
   return std::make_shared<EagerReplicas>(std::move(replicas), devices);
 }
 
-std::shared_ptr<ModuleReplicas> replicate(std::shared_ptr<torch::nn::Module> module,
+std::shared_ptr<ModuleReplicas> replicate(ModulePtr module,
                                           const std::vector<at::Device>& devices) {
   if (!module) throw base::UserError("DataParallel: the module is null");
-  std::vector<std::shared_ptr<torch::nn::Module>> replicas{module};
+  std::vector<ModulePtr> replicas{module};
   const KeptRandomState kept;
+  make_convertible(*module);
   for (size_t i = 1; i < devices.size(); ++i) {
+    ModulePtr copy;
     try {
-      replicas.push_back(module->clone());
-    } catch (const std::exception& error) {
-      throw base::UserError(
-          fmt::format("DataParallel: a module of class {} cannot be cloned: {}; derive it and its "
-                      "parts from torch::nn::Cloneable, or give DataParallel a replica for each "
-                      "device",
-                      module->name(), plain_message(error)));
+      copy = module->clone();
+    } catch (const c10::OutOfMemoryError&) {
+      throw;
+    } catch (const c10::Error&) {  // its class, or that of a part, has no clone()
+    } catch (const base::UserError&) {
     }
+    if (!has_same_classes(module, copy)) {
+      return std::make_shared<EagerReplicas>(std::vector(devices.size(), module), devices);
+    }
+    replicas.push_back(std::move(copy));
   }
   return replicate(std::move(replicas), devices);
 }

@@ -21,8 +21,8 @@ class ModuleReplicas {
   /// Updates the copies from the module: parameters, buffers, training or evaluation mode.
   virtual void refresh() = 0;
 
-  /// The originals of a replica's tensors; empty for the module.
-  const Originals& originals(int replica) const;
+  /// Without tensors for replica 0.
+  const ReplicaTensors& tensors(int replica) const;
 
  protected:
   explicit ModuleReplicas(std::vector<at::Device> devices) : devices_(std::move(devices)) {}
@@ -30,12 +30,13 @@ class ModuleReplicas {
   /// The tensors of a module or copy, in the same order in each.
   struct Tensors {
     std::vector<at::Tensor> parameters, buffers;
+    bool is_of_module = false;  ///< the replica runs the module itself
   };
 
   /// Sets the tensors of all replicas, the module's first.
-  /// @throws base::UserError if the replicas' tensors do not match, or the module is not on the
-  ///   first device
+  /// @throws base::UserError if the replicas' tensors do not match
   void set_tensors(const std::vector<Tensors>& all);
+  /// @throws base::UserError if the module is not on the first device
   void refresh_tensors();
 
   const std::vector<at::Device>& devices() const { return devices_; }
@@ -43,10 +44,12 @@ class ModuleReplicas {
  private:
   struct Copy {
     std::vector<std::pair<at::Tensor, at::Tensor>> parameters, buffers;  ///< original and copy
-    Originals originals;
+    ReplicaTensors tensors;
   };
 
   const std::vector<at::Device> devices_;
+  Tensors module_;
+  ReplicaTensors first_;      ///< of replica 0
   std::vector<Copy> copies_;  ///< replicas 1 to the last
 };
 
