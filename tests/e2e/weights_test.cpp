@@ -56,10 +56,13 @@ TEST_F(WeightsProgramTest, ARunBeginsWithTheNetworkOfAnotherOnAllRanks) {
     if (is_statistic) continue;
     EXPECT_TRUE(at::equal(item.value(), before[item.key()])) << item.key();
   }
-  const auto skipping = run_train(
-      args("other", {"--init=" + path_of("first/best.pt"), "--init_skip=[fc]", "--seed=5"}));
+  const auto skipping =
+      run_train(args("other", {"--init=" + path_of("first/best.pt"), "--init_skip=[fc]", "--seed=5",
+                               "--schedule.warmup=2"}));
   EXPECT_EQ(skipping.exit_code, 0) << skipping.err;
   EXPECT_THAT(skipping.err, HasSubstr("first/best.pt; random: fc.weight, fc.bias\n"));
+  EXPECT_THAT(skipping.err, ContainsRegex("schedule.warmup takes [0-9]+ steps and the run [0-9]+: "
+                                          "the learning rate rises until the end"));
 }
 
 TEST_F(PythonWeightsProgramTest, PythonsFilesAreEvaluatedAndTrainedFurther) {
@@ -88,7 +91,7 @@ torch.save({"state_dict": state, "epoch": 3}, sys.argv[1] + "/python.pth")
   EXPECT_THAT(on_ranks.err, HasSubstr("of another shape: conv1.weight (["));
   EXPECT_THAT(run_train(args("narrow", {"--init=" + file, "--model.width=8"})).err,
               ContainsRegex("of another shape: conv1.weight [^\n]*\n"
-                            "  to take the other tensors, name these: init_skip="));
+                            "  to take the tensors that fit, set init_skip=\\[conv1,"));
   const auto further = run_train(args("further", {"--init=" + file}));
   EXPECT_EQ(further.exit_code, 0) << further.err;
   EXPECT_GT(accuracy("further"), accuracy("first"));
@@ -159,10 +162,13 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
   };
   const std::string first = "--init=" + path_of("first");
   expect({first, "--model.width=8"}, "/best.pt: the weights do not fit the network:");
-  expect({first, "--init_skip=[head]"}, "/best.pt: no parameter or buffer matches 'head'");
+  expect({first, "--init_skip=[head]"},
+         "/best.pt: no tensor in the network or the file matches 'head'");
   expect({first, "--init_into=conf1"},
          "/best.pt: the network has no part 'conf1'; did you mean 'conv1'");
-  expect({first, "--init_into=fc"}, "missing: weight, bias");
+  expect({first, "--init_into=fc", "--init_prefix=conv1"},
+         "/best.pt: the weights below 'conv1.' do not fit the network:");
+  expect({first, "--init_ignore=[fc, fd]"}, "/best.pt: no tensor in the file matches 'fd'");
   expect({"--init=missing.pth"}, "init: weights missing.pth: cannot read missing.pth");
   const std::string whole = base::read_file(path_of("first/best.pt"));
   folder_.write("cut.pt", whole.substr(0, whole.size() / 2));
@@ -174,9 +180,10 @@ TEST_F(WeightsProgramTest, WhatDoesNotFitIsOneMessage) {
       "\x80\x02"
       "cposix\nsystem\nX\x0e\0\0\0touch executed\x85R.",
       38);
-  folder_.write("evil.pth", magic + "\x80\x02M\xe9\x03.\x80\x02}." + call);
+  const std::string no_storages = "\x80\x02].";
+  folder_.write("evil.pth", magic + "\x80\x02M\xe9\x03.\x80\x02}." + call + no_storages);
   expect({"--init=" + path_of("evil.pth")},
-         "posix.system, which weights do not consist of (nothing");
+         "it holds the Python object posix.system, which is not read (nothing was executed)");
   EXPECT_FALSE(std::filesystem::exists("executed"));
   const std::string header = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                              R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})";

@@ -57,6 +57,9 @@ TEST(NormFactoryTest, RefusesOneValuePerChannelInTraining) {
       },
       ::testing::ThrowsMessage<base::UserError>(::testing::HasSubstr(
           "one value per channel (input [1, 4, 1, 1]) has no variance to train with")));
+  // Any other mistake is libtorch's, whatever the input's size.
+  EXPECT_THROW(layer.forward(at::ones({4})), c10::Error);
+  EXPECT_THROW(layer.forward(at::ones({1, 4, 1, 1, 1})), c10::Error);
   layer.ptr()->eval();
   EXPECT_EQ(layer.forward(at::ones({1, 4, 1, 1})).numel(), 4);
 }

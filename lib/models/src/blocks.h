@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include <torch/nn/modules/conv.h>
@@ -169,6 +168,9 @@ Init truncated_normal_init(double std);
 void init_layers(torch::nn::Module& model, const Init& convolution, const Init& linear);
 
 // ---- options ----------------------------------------------------------------------------------
+
+inline constexpr const char* kLastDropoutHelp =
+    "probability that an input of the last layer is left out in training";
 
 struct DropoutOptions {
   std::optional<double> dropout;

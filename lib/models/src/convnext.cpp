@@ -115,11 +115,8 @@ std::shared_ptr<Model> convnext(const std::string& name, const ModelArgs& args,
 
 void add_convnexts(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, const ConvNeXtShape& shape) {
-    registry.add<DropPathOptions>(
-        name, "ConvNeXt (Liu et al., arXiv:2201.03545)",
-        [name, shape](const DropPathOptions& options, const ModelArgs& args) {
-          return convnext(name, args, options, shape);
-        });
+    add_model<DropPathOptions>(registry, name, "ConvNeXt (Liu et al., arXiv:2201.03545)", convnext,
+                               shape);
   };
   add("convnext_tiny", {96, {3, 3, 9, 3}, 0.1});
   add("convnext_small", {96, {3, 3, 27, 3}, 0.4});

@@ -144,9 +144,10 @@ class Dcgan : public Gan {
   std::shared_ptr<Chain> discriminator_;
 };
 
-std::shared_ptr<Model> make_dcgan(const DcganOptions& options, const ModelArgs& args) {
-  const int64_t channels = image_channels("dcgan", args, 2 * kSmallest);
-  refuse_recomputation("dcgan", args);
+std::shared_ptr<Model> dcgan(const std::string& name, const ModelArgs& args,
+                             const DcganOptions& options) {
+  const int64_t channels = image_channels(name, args, 2 * kSmallest);
+  refuse_recomputation(name, args);
   const int64_t height = args.sample_shape[1];
   const int64_t width = args.sample_shape[2];
   constexpr int64_t kLargest = 512;
@@ -163,7 +164,7 @@ std::shared_ptr<Model> make_dcgan(const DcganOptions& options, const ModelArgs& 
 }  // namespace
 
 void add_gans(ModelKind::Registry& registry) {
-  registry.add<DcganOptions>("dcgan", "DCGAN (Radford et al., arXiv:1511.06434)", make_dcgan);
+  add_model<DcganOptions>(registry, "dcgan", "DCGAN (Radford et al., arXiv:1511.06434)", dcgan);
 }
 
 }  // namespace syncbn::models

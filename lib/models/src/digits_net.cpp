@@ -20,10 +20,11 @@ constexpr int64_t kMaxWidth = 4096;  // more is a typing error: parameters grow 
 
 class DigitsNet : public Model {
  public:
-  DigitsNet(const ModelArgs& args, const DigitsNetOptions& options) : dropout_(options.dropout) {
-    refuse_recomputation("digits", args);
+  DigitsNet(const std::string& name, const ModelArgs& args, const DigitsNetOptions& options)
+      : dropout_(options.dropout) {
+    refuse_recomputation(name, args);
     const NormFactory norm(args);
-    int64_t in = image_channels("digits", args, 2);
+    int64_t in = image_channels(name, args, 2);
     for (const int64_t out : {options.width, 2 * options.width, 4 * options.width}) {
       const std::string number = std::to_string(convs_.size() + 1);
       convs_.emplace_back(register_module("conv" + number, conv(in, out, 3)));
@@ -55,21 +56,16 @@ class DigitsNet : public Model {
 void DigitsNetOptions::describe(config::Schema<DigitsNetOptions>& schema) {
   schema.field("width", &DigitsNetOptions::width, "channels of the first convolution")
       .between(1, kMaxWidth);
-  schema
-      .field("dropout", &DigitsNetOptions::dropout,
-             "probability that an input of the last layer is left out in training")
-      .fraction();
+  schema.field("dropout", &DigitsNetOptions::dropout, kLastDropoutHelp).fraction();
 }
 
 std::shared_ptr<Model> digits_net(const ModelArgs& args, const DigitsNetOptions& options) {
-  return std::make_shared<DigitsNet>(args, options);
+  return ModelKind::registry().make("digits", &options, args);
 }
 
 void add_digits(ModelKind::Registry& registry) {
-  registry.add<DigitsNetOptions>("digits", "three convolutions and a linear layer, for tiny images",
-                                 [](const DigitsNetOptions& options, const ModelArgs& args) {
-                                   return digits_net(args, options);
-                                 });
+  add_network<DigitsNetOptions, DigitsNet>(
+      registry, "digits", "three convolutions and a linear layer, for tiny images");
 }
 
 }  // namespace syncbn::models

@@ -112,10 +112,7 @@ EfficientNetShape v2(std::vector<EfficientStage> stages, double dropout) {
 void add_efficientnets(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, const std::string& help,
                                const EfficientNetShape& shape) {
-    registry.add<DropPathOptions>(
-        name, help, [name, shape](const DropPathOptions& options, const ModelArgs& args) {
-          return efficientnet(name, args, options, shape);
-        });
+    add_model<DropPathOptions>(registry, name, help, efficientnet, shape);
   };
   struct Scale {
     double width, depth, dropout;

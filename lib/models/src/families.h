@@ -1,19 +1,27 @@
 #pragma once
 
-#include <syncbn/models/model_kind.h>
+#include <syncbn/models/model.h>
 
 #include <memory>
 #include <string>
 
 namespace syncbn::models {
 
+/// Registers a network that make(name, args, options, shape...) makes.
+template <class Options, class Make, class... Shape>
+void add_model(ModelKind::Registry& registry, const std::string& name, const std::string& help,
+               Make make, const Shape&... shape) {
+  registry.add<Options>(name, help, [=](const Options& options, const ModelArgs& args) {
+    return cloneable([=] { return make(name, args, options, shape...); });
+  });
+}
+
 /// Registers a network that is constructed as Net(name, args, options, shape...).
 template <class Options, class Net, class... Shape>
 void add_network(ModelKind::Registry& registry, const std::string& name, const std::string& help,
                  const Shape&... shape) {
-  registry.add<Options>(name, help, [=](const Options& options, const ModelArgs& args) {
-    return std::make_shared<Net>(name, args, options, shape...);
-  });
+  const auto make = [](const auto&... all) { return std::make_shared<Net>(all...); };
+  add_model<Options>(registry, name, help, make, shape...);
 }
 
 // Each function registers the networks of one file, under torchvision's names where it has them.

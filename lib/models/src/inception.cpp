@@ -169,8 +169,9 @@ struct GoogLeNetOptions {
   static void describe(config::Schema<GoogLeNetOptions>& schema);
 };
 
-std::shared_ptr<Model> googlenet(const GoogLeNetOptions& options, const ModelArgs& args) {
-  const int64_t channels = image_channels("googlenet", args, 15);
+std::shared_ptr<Model> googlenet(const std::string& name, const ModelArgs& args,
+                                 const GoogLeNetOptions& options) {
+  const int64_t channels = image_channels(name, args, 15);
   const NormFactory norm(args, /*eps=*/1e-3);
   auto net = std::make_shared<InceptionNet>(args, options.dropout);
   net->add("conv1", basic_conv(channels, 64, norm, square(7), 2, square(3)));
@@ -179,9 +180,9 @@ std::shared_ptr<Model> googlenet(const GoogLeNetOptions& options, const ModelArg
   net->add("conv3", basic_conv(64, 192, norm, square(3), 1, square(1)));
   net->add_max_pool(3, /*ceil_mode=*/true);
   int64_t in = 192;
-  const auto add = [&](const std::string& name, BlockV1::Channels block) {
+  const auto add = [&](const std::string& part, BlockV1::Channels block) {
     block.in = in;
-    net->add(name, std::make_shared<BlockV1>(block, norm));
+    net->add(part, std::make_shared<BlockV1>(block, norm));
     in = block.out();
   };
   add("inception3a", {0, 64, 96, 128, 16, 32, 32});
@@ -204,7 +205,7 @@ std::shared_ptr<Model> googlenet(const GoogLeNetOptions& options, const ModelArg
     net->add_aux("aux2", aux_of_v1(in_aux2, args.num_classes, options.dropout_aux, norm));
   }
   net->add_classifier(in, args.num_classes);
-  draw_weights(*net, [](const std::string& /*name*/) { return 0.01; });
+  draw_weights(*net, [](const std::string& /*part*/) { return 0.01; });
   return net;
 }
 
@@ -366,9 +367,10 @@ struct InceptionOptions {
   static void describe(config::Schema<InceptionOptions>& schema);
 };
 
-std::shared_ptr<Model> inception_v3(const InceptionOptions& options, const ModelArgs& args) {
+std::shared_ptr<Model> inception_v3(const std::string& name, const ModelArgs& args,
+                                    const InceptionOptions& options) {
   // The auxiliary classifier needs 17 x 17 features.
-  const int64_t channels = image_channels("inception_v3", args, options.aux_logits ? 299 : 75);
+  const int64_t channels = image_channels(name, args, options.aux_logits ? 299 : 75);
   const NormFactory norm(args, /*eps=*/1e-3);
   auto net = std::make_shared<InceptionNet>(args, options.dropout);
   net->add("Conv2d_1a_3x3", basic_conv(channels, 32, norm, square(3), 2));
@@ -379,8 +381,8 @@ std::shared_ptr<Model> inception_v3(const InceptionOptions& options, const Model
   net->add("Conv2d_4a_3x3", basic_conv(80, 192, norm, square(3)));
   net->add_max_pool(3, /*ceil_mode=*/false);
   int64_t in = 192;
-  const auto add = [&](const std::string& name, const BlockPtr& block) {
-    net->add(name, block);
+  const auto add = [&](const std::string& part, const BlockPtr& block) {
+    net->add(part, block);
     in = block->out();
   };
   add("Mixed_5b", block_a(in, 32, norm));
@@ -397,18 +399,16 @@ std::shared_ptr<Model> inception_v3(const InceptionOptions& options, const Model
   add("Mixed_7b", block_e(in, norm));
   add("Mixed_7c", block_e(in, norm));
   net->add_classifier(in, args.num_classes);
-  draw_weights(*net, [](const std::string& name) { return name == "AuxLogits.fc" ? 0.001 : 0.1; });
+  draw_weights(*net, [](const std::string& part) { return part == "AuxLogits.fc" ? 0.001 : 0.1; });
   return net;
 }
 
 constexpr const char* kAuxHelp =
     "in training, classifiers on earlier features (weight: task.aux_weight)";
-constexpr const char* kDropoutOfLastHelp =
-    "probability that an input of the last layer is left out in training";
 
 void GoogLeNetOptions::describe(config::Schema<GoogLeNetOptions>& schema) {
   schema.field("aux_logits", &GoogLeNetOptions::aux_logits, kAuxHelp);
-  schema.field("dropout", &GoogLeNetOptions::dropout, kDropoutOfLastHelp).fraction();
+  schema.field("dropout", &GoogLeNetOptions::dropout, kLastDropoutHelp).fraction();
   schema
       .field("dropout_aux", &GoogLeNetOptions::dropout_aux, "the same in the auxiliary classifiers")
       .fraction();
@@ -416,16 +416,16 @@ void GoogLeNetOptions::describe(config::Schema<GoogLeNetOptions>& schema) {
 
 void InceptionOptions::describe(config::Schema<InceptionOptions>& schema) {
   schema.field("aux_logits", &InceptionOptions::aux_logits, kAuxHelp);
-  schema.field("dropout", &InceptionOptions::dropout, kDropoutOfLastHelp).fraction();
+  schema.field("dropout", &InceptionOptions::dropout, kLastDropoutHelp).fraction();
 }
 
 }  // namespace
 
 void add_inceptions(ModelKind::Registry& registry) {
-  registry.add<GoogLeNetOptions>("googlenet", "GoogLeNet (Szegedy et al., arXiv:1409.4842)",
-                                 googlenet);
-  registry.add<InceptionOptions>("inception_v3", "Inception v3 (Szegedy et al., arXiv:1512.00567)",
-                                 inception_v3);
+  add_model<GoogLeNetOptions>(registry, "googlenet", "GoogLeNet (Szegedy et al., arXiv:1409.4842)",
+                              googlenet);
+  add_model<InceptionOptions>(registry, "inception_v3",
+                              "Inception v3 (Szegedy et al., arXiv:1512.00567)", inception_v3);
 }
 
 }  // namespace syncbn::models

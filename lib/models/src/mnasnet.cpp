@@ -23,8 +23,8 @@ std::shared_ptr<Residual> mnas_block(int64_t in, int64_t out, int64_t kernel, in
   return std::make_shared<Residual>("layers", layers, stride == 1 && in == out);
 }
 
-std::shared_ptr<Model> mnasnet(const std::string& name, const ModelArgs& args, double dropout,
-                               double multiplier) {
+std::shared_ptr<Model> mnasnet(const std::string& name, const ModelArgs& args,
+                               const DropoutOptions& options, double multiplier) {
   const auto scaled = [multiplier](int channels) { return make_divisible(channels * multiplier); };
   const int64_t channels = image_channels(name, args, 1);
   // TensorFlow's momentum 0.9997.
@@ -63,7 +63,8 @@ std::shared_ptr<Model> mnasnet(const std::string& name, const ModelArgs& args, d
   layers->add(conv(in, kLast, 1));
   layers->add_norm(norm, kLast, Activation::kRelu);
   auto net = std::make_shared<FeatureNet>(
-      layers, 1, linear_classifier(kLast, args.num_classes, dropout), "layers");
+      layers, 1, linear_classifier(kLast, args.num_classes, options.dropout.value_or(0.2)),
+      "layers");
   init_layers(*net, kaiming_init(), [](const at::Tensor& weight) {
     torch::nn::init::kaiming_uniform_(weight, 0, torch::kFanOut, torch::kSigmoid);
   });
@@ -74,11 +75,8 @@ std::shared_ptr<Model> mnasnet(const std::string& name, const ModelArgs& args, d
 
 void add_mnasnets(ModelKind::Registry& registry) {
   const auto add = [&registry](const std::string& name, double multiplier) {
-    registry.add<DropoutOptions>(name, "MNASNet-B1 (Tan et al., arXiv:1807.11626)",
-                                 [=](const DropoutOptions& options, const ModelArgs& args) {
-                                   return mnasnet(name, args, options.dropout.value_or(0.2),
-                                                  multiplier);
-                                 });
+    add_model<DropoutOptions>(registry, name, "MNASNet-B1 (Tan et al., arXiv:1807.11626)", mnasnet,
+                              multiplier);
   };
   add("mnasnet0_5", 0.5);
   add("mnasnet0_75", 0.75);

@@ -30,8 +30,9 @@ std::shared_ptr<Residual> block_v2(int64_t in, int64_t out, int64_t stride, int6
   return std::make_shared<Residual>("conv", layers, stride == 1 && in == out);
 }
 
-std::shared_ptr<Model> mobilenet_v2(const ModelArgs& args, double dropout) {
-  const int64_t channels = image_channels("mobilenet_v2", args, 1);
+std::shared_ptr<Model> mobilenet_v2(const std::string& name, const ModelArgs& args,
+                                    const DropoutOptions& options) {
+  const int64_t channels = image_channels(name, args, 1);
   const NormFactory norm(args);
   auto features = std::make_shared<Chain>(args.activation_checkpointing);
   features->add(conv_norm(channels, 32, norm, {.stride = 2, .activation = Activation::kRelu6}));
@@ -55,8 +56,8 @@ std::shared_ptr<Model> mobilenet_v2(const ModelArgs& args, double dropout) {
   }
   constexpr int64_t kLast = 1280;
   features->add(conv_norm(in, kLast, norm, {.kernel = 1, .activation = Activation::kRelu6}));
-  auto net = std::make_shared<FeatureNet>(features, 1,
-                                          linear_classifier(kLast, args.num_classes, dropout));
+  auto net = std::make_shared<FeatureNet>(
+      features, 1, linear_classifier(kLast, args.num_classes, options.dropout.value_or(0.2)));
   init_layers(*net, kaiming_init(), normal_init(0.01));
   return net;
 }
@@ -95,8 +96,8 @@ std::shared_ptr<Residual> block_v3(int64_t in, const BlockV3& block, const NormF
 
 /// @param hidden units of the classifier
 std::shared_ptr<FeatureNet> mobilenet_v3(const std::string& name, const ModelArgs& args,
-                                         double dropout, const std::vector<BlockV3>& blocks,
-                                         int64_t hidden) {
+                                         const DropoutOptions& options,
+                                         const std::vector<BlockV3>& blocks, int64_t hidden) {
   const int64_t channels = image_channels(name, args, 1);
   const NormFactory norm(args, /*eps=*/1e-3, /*momentum=*/0.01);
   auto features = std::make_shared<Chain>(args.activation_checkpointing);
@@ -110,7 +111,7 @@ std::shared_ptr<FeatureNet> mobilenet_v3(const std::string& name, const ModelArg
   auto classifier = std::make_shared<Chain>();
   classifier->add(torch::nn::Linear(6 * in, hidden));
   classifier->add_step([](const at::Tensor& x) { return activate(x, Activation::kHardswish); });
-  classifier->add_dropout(dropout);
+  classifier->add_dropout(options.dropout.value_or(0.2));
   classifier->add(torch::nn::Linear(hidden, args.num_classes));
   auto net = std::make_shared<FeatureNet>(features, 1, classifier);
   init_layers(*net, kaiming_init(), normal_init(0.01));
@@ -139,24 +140,19 @@ Backbone dilated_mobilenet_v3_large(const std::string& name, const ModelArgs& ar
   for (size_t i = 12; i < blocks.size(); ++i) blocks[i].stride = 1, blocks[i].dilation = 2;
   ModelArgs pretrained = args;
   pretrained.num_classes = 1000;  // of the classifier, which torchvision draws and then drops
-  const auto net = mobilenet_v3(name, pretrained, 0.2, blocks, kLargeHidden);
+  const auto net = mobilenet_v3(name, pretrained, DropoutOptions{}, blocks, kLargeHidden);
   return {.module = net->features(), .features = [features = net->features()](const at::Tensor& x) {
             return features->forward(x, {4, 16});
           }};
 }
 
 void add_mobilenets(ModelKind::Registry& registry) {
-  registry.add<DropoutOptions>("mobilenet_v2", "MobileNetV2 (Sandler et al., arXiv:1801.04381)",
-                               [](const DropoutOptions& options, const ModelArgs& args) {
-                                 return mobilenet_v2(args, options.dropout.value_or(0.2));
-                               });
+  add_model<DropoutOptions>(registry, "mobilenet_v2",
+                            "MobileNetV2 (Sandler et al., arXiv:1801.04381)", mobilenet_v2);
   const auto add = [&registry](const std::string& name, const std::vector<BlockV3>& blocks,
                                int64_t hidden) {
-    registry.add<DropoutOptions>(name, "MobileNetV3 (Howard et al., arXiv:1905.02244)",
-                                 [=](const DropoutOptions& options, const ModelArgs& args) {
-                                   return mobilenet_v3(name, args, options.dropout.value_or(0.2),
-                                                       blocks, hidden);
-                                 });
+    add_model<DropoutOptions>(registry, name, "MobileNetV3 (Howard et al., arXiv:1905.02244)",
+                              mobilenet_v3, blocks, hidden);
   };
   constexpr Activation kRelu = Activation::kRelu;
   constexpr Activation kSwish = Activation::kHardswish;

@@ -2,11 +2,12 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/nn/modules/batchnorm.h>
 
 #include <memory>
+#include <string_view>
 
 #include <syncbn/base/error.h>
+#include <syncbn/dist/batch_norm.h>
 #include <syncbn/dist/sync_batch_norm.h>
 
 #include "blocks.h"
@@ -15,18 +16,21 @@ namespace syncbn::models {
 namespace {
 
 /// torch's layer, with advice in the error for inputs without a variance.
-class LocalNorm : public torch::nn::BatchNorm2dImpl {
+class LocalNorm : public dist::BatchNorm2dImpl {
  public:
-  using BatchNorm2dImpl::BatchNorm2dImpl;
+  using dist::BatchNorm2dImpl::BatchNorm2dImpl;
 
   at::Tensor forward(const at::Tensor& x) {
-    if (is_training() && x.numel() == x.size(1)) {
+    try {
+      return BatchNorm2dImpl::forward(x);
+    } catch (const c10::Error& error) {
+      const std::string_view what = error.what_without_backtrace();
+      if (what.find("more than 1 value per channel") == what.npos) throw;
       throw base::UserError(fmt::format(
           "batch norm: one value per channel (input [{}]) has no variance to train with; use a "
           "larger batch, loader.drop_last if only the last batch is that small, or sync_batchnorm",
           fmt::join(x.sizes(), ", ")));
     }
-    return BatchNorm2dImpl::forward(x);
   }
 };
 

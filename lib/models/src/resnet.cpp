@@ -10,7 +10,6 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -194,10 +193,7 @@ template <class Options>
 void describe_all_but_stem(config::Schema<Options>& schema) {
   schema.field("zero_init_residual", &ResNetOptions::zero_init_residual,
                "start each residual branch at zero");
-  schema
-      .field("dropout", &ResNetOptions::dropout,
-             "probability that an input of the last layer is left out in training")
-      .fraction();
+  schema.field("dropout", &ResNetOptions::dropout, kLastDropoutHelp).fraction();
   schema
       .field("stochastic_depth", &ResNetOptions::stochastic_depth,
              "probability that a sample skips the last block in training; it rises linearly from 0 "
@@ -218,12 +214,11 @@ void ResNetOptions::describe(config::Schema<ResNetOptions>& schema) {
 }
 
 std::shared_ptr<Model> resnet18(const ModelArgs& args, const ResNetOptions& options) {
-  return std::make_shared<ResNet>("resnet18", args, options, ResNetShape{.depths = {2, 2, 2, 2}});
+  return ModelKind::registry().make("resnet18", &options, args);
 }
 
 std::shared_ptr<Model> resnet50(const ModelArgs& args, const ResNetOptions& options) {
-  return std::make_shared<ResNet>("resnet50", args, options,
-                                  ResNetShape{.depths = {3, 4, 6, 3}, .bottleneck = true});
+  return ModelKind::registry().make("resnet50", &options, args);
 }
 
 Backbone resnet_backbone(const std::string& name, const ModelArgs& args, const ResNetStages& stages,

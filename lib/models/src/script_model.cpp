@@ -193,6 +193,10 @@ ScriptModel::ScriptModel(torch::jit::Module script, bool labels_pixels)
     : script_(std::move(script)), labels_pixels_(labels_pixels) {
   register_state(*this, script_);
   ScriptModel::train();
+  // Not by cloneable(), which would call deepcopy() for the first network as well.
+  make_another_ = [script = script_, labels_pixels] {
+    return std::make_shared<ScriptModel>(script.deepcopy(), labels_pixels);
+  };
 }
 
 std::vector<at::Tensor> ScriptModel::forward_all(at::Tensor input) {

@@ -7,7 +7,7 @@
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 
-#include <array>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -144,10 +144,19 @@ std::shared_ptr<Chain> pspnet_head(int64_t in, int64_t classes, const NormFactor
   return head;
 }
 
+/// A head on a backbone's features, and in training an auxiliary one on the last features but one.
 class SegmentationNet : public Model {
  public:
-  explicit SegmentationNet(Backbone backbone) : backbone_(std::move(backbone)) {
+  using Head = std::function<at::Tensor(const std::vector<at::Tensor>& features)>;
+
+  /// @param head runs `classifier`, which returns logits at a lower resolution
+  /// @param aux null: none
+  SegmentationNet(Backbone backbone, const std::shared_ptr<torch::nn::Module>& classifier,
+                  Head head, std::shared_ptr<Chain> aux = nullptr)
+      : backbone_(std::move(backbone)), head_(std::move(head)), aux_(std::move(aux)) {
     register_module("backbone", backbone_.module);
+    register_module("classifier", classifier);
+    if (aux_) register_module("aux_classifier", aux_);
   }
 
   bool labels_pixels() const override { return true; }
@@ -155,39 +164,16 @@ class SegmentationNet : public Model {
   at::Tensor forward(at::Tensor x) override { return forward_all(std::move(x)).front(); }
 
   std::vector<at::Tensor> forward_all(at::Tensor x) override {
-    std::vector<at::Tensor> outputs = heads(backbone_.features(x));
+    const std::vector<at::Tensor> features = backbone_.features(x);
+    std::vector<at::Tensor> outputs = {head_(features)};
+    if (aux_ && is_training()) outputs.push_back(aux_->forward(features.end()[-2]));
     for (at::Tensor& logits : outputs) logits = scaled_to(logits, x.sizes().slice(2));
     return outputs;
   }
 
- protected:
-  /// Logits at a lower resolution, in the order of forward_all().
-  virtual std::vector<at::Tensor> heads(const std::vector<at::Tensor>& features) = 0;
-
  private:
   Backbone backbone_;
-};
-
-/// One head, and in training an auxiliary one on earlier features.
-class FcnLike : public SegmentationNet {
- public:
-  /// @param aux null: none
-  FcnLike(Backbone backbone, std::shared_ptr<Chain> head, std::shared_ptr<Chain> aux)
-      : SegmentationNet(std::move(backbone)),
-        head_(register_module("classifier", std::move(head))),
-        aux_(std::move(aux)) {
-    if (aux_) register_module("aux_classifier", aux_);
-  }
-
- protected:
-  std::vector<at::Tensor> heads(const std::vector<at::Tensor>& features) override {
-    std::vector<at::Tensor> outputs = {head_->forward(features.back())};
-    if (aux_ && is_training()) outputs.push_back(aux_->forward(features.end()[-2]));
-    return outputs;
-  }
-
- private:
-  std::shared_ptr<Chain> head_;
+  Head head_;
   std::shared_ptr<Chain> aux_;
 };
 
@@ -244,31 +230,36 @@ class DeepLabPlusHead : public torch::nn::Module {
   std::shared_ptr<Chain> classifier_ = std::make_shared<Chain>();
 };
 
-/// A head on the features of the highest and the lowest resolution.
+/// A network with a head on the features of the highest and the lowest resolution.
 template <class Head>
-class TwoDepths : public SegmentationNet {
- public:
-  TwoDepths(Backbone backbone, std::shared_ptr<Head> head)
-      : SegmentationNet(std::move(backbone)),
-        head_(register_module("classifier", std::move(head))) {}
+std::shared_ptr<Model> with_two_depths(const Backbone& backbone,
+                                       const std::shared_ptr<Head>& head) {
+  return std::make_shared<SegmentationNet>(
+      backbone, head, [head](const std::vector<at::Tensor>& features) {
+        return head->forward(features.front(), features.back());
+      });
+}
 
- protected:
-  std::vector<at::Tensor> heads(const std::vector<at::Tensor>& features) override {
-    return {head_->forward(features.front(), features.back())};
+struct UNetOptions {
+  int64_t width = 64;
+
+  static void describe(config::Schema<UNetOptions>& schema) {
+    schema
+        .field("width", &UNetOptions::width,
+               "channels at the images' resolution; each halving of it doubles them")
+        .between(1, 1024);
   }
-
- private:
-  std::shared_ptr<Head> head_;
 };
 
 /// Two convolutions at each resolution, down to 1/16 and up again.
 class UNet : public Model {
  public:
-  UNet(const ModelArgs& args, int64_t width) {
+  UNet(const std::string& name, const ModelArgs& args, const UNetOptions& options) {
     constexpr int kHalvings = 4;
-    refuse_recomputation("unet", args);
+    const int64_t width = options.width;
+    refuse_recomputation(name, args);
     const NormFactory norm(args);
-    int64_t in = image_channels("unet", args, int64_t{1} << kHalvings);
+    int64_t in = image_channels(name, args, int64_t{1} << kHalvings);
     const auto encoder = register_module("encoder", std::make_shared<Chain>());
     const auto up = register_module("up", std::make_shared<Chain>());
     const auto decoder = register_module("decoder", std::make_shared<Chain>());
@@ -319,17 +310,6 @@ class UNet : public Model {
   torch::nn::Conv2d classifier_{nullptr};
 };
 
-struct UNetOptions {
-  int64_t width = 64;
-
-  static void describe(config::Schema<UNetOptions>& schema) {
-    schema
-        .field("width", &UNetOptions::width,
-               "channels at the images' resolution; each halving of it doubles them")
-        .between(1, 1024);
-  }
-};
-
 struct AuxOptions {
   bool aux_loss = false;
 
@@ -346,73 +326,70 @@ struct NoOptions {
 using MakeHead = std::shared_ptr<Chain> (*)(int64_t in, int64_t classes, const NormFactory& norm);
 
 /// A head on the last features, and an auxiliary one on the previous features.
-struct Heads {
-  MakeHead make_head;
-  int64_t aux_channels;
-  int64_t channels;
+/// @param channels, aux_channels of these features
+std::shared_ptr<Model> fcn_like(const Backbone& backbone, const ModelArgs& args,
+                                const AuxOptions& options, MakeHead make_head, int64_t channels,
+                                int64_t aux_channels) {
+  const NormFactory norm(args);
+  // In torchvision's order of random draws.
+  const auto aux = options.aux_loss ? fcn_head(aux_channels, args.num_classes, norm) : nullptr;
+  const auto head = make_head(channels, args.num_classes, norm);
+  const auto run = [head](const std::vector<at::Tensor>& features) {
+    return head->forward(features.back());
+  };
+  return std::make_shared<SegmentationNet>(backbone, head, run, aux);
+}
 
-  std::shared_ptr<Model> on(const Backbone& backbone, const AuxOptions& options,
-                            const ModelArgs& args) const {
-    const NormFactory norm(args);
-    // In torchvision's order of random draws.
-    const auto aux = options.aux_loss ? fcn_head(aux_channels, args.num_classes, norm) : nullptr;
-    return std::make_shared<FcnLike>(backbone, make_head(channels, args.num_classes, norm), aux);
-  }
-};
+std::shared_ptr<Model> with_resnet(const std::string& name, const ModelArgs& args,
+                                   const AuxOptions& options, const ResNetStages& stages,
+                                   MakeHead make_head) {
+  return fcn_like(resnet_backbone(name, args, stages, /*dilated_stages=*/2), args, options,
+                  make_head, kResNetChannels, kResNetAuxChannels);
+}
 
-constexpr std::array<std::pair<const char*, ResNetStages>, 2> kResNets = {
-    {{"resnet50", kResNet50}, {"resnet101", kResNet101}}};
+std::shared_ptr<Model> deeplab_with_mobilenet(const std::string& name, const ModelArgs& args,
+                                              const AuxOptions& options) {
+  return fcn_like(dilated_mobilenet_v3_large(name, args), args, options, deeplab_head,
+                  kMobileNetChannels, kMobileNetAuxChannels);
+}
+
+std::shared_ptr<Model> deeplab_plus(const std::string& name, const ModelArgs& args,
+                                    const NoOptions& /*options*/, const ResNetStages& stages) {
+  const Backbone backbone = resnet_backbone(name, args, stages, /*dilated_stages=*/1);
+  return with_two_depths(backbone,
+                         std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
+                                                           args.num_classes, NormFactory(args)));
+}
+
+std::shared_ptr<Model> lraspp(const std::string& name, const ModelArgs& args,
+                              const NoOptions& /*options*/) {
+  const Backbone backbone = dilated_mobilenet_v3_large(name, args);
+  return with_two_depths(backbone,
+                         std::make_shared<LrasppHead>(kMobileNetAuxChannels, kMobileNetChannels,
+                                                      args.num_classes, NormFactory(args)));
+}
 
 }  // namespace
 
 void add_segmentation_networks(ModelKind::Registry& registry) {
-  const auto add_resnets = [&registry](const std::string& prefix, const std::string& help,
-                                       MakeHead make_head) {
-    const Heads heads = {make_head, kResNetAuxChannels, kResNetChannels};
-    for (const auto& [suffix, stages] : kResNets) {
-      registry.add<AuxOptions>(prefix + suffix, help,
-                               [name = prefix + suffix, stages = stages, heads](
-                                   const AuxOptions& options, const ModelArgs& args) {
-                                 return heads.on(
-                                     resnet_backbone(name, args, stages, /*dilated_stages=*/2),
-                                     options, args);
-                               });
-    }
-  };
-  add_resnets("fcn_", "FCN (Long et al., arXiv:1411.4038)", fcn_head);
   const std::string deeplab = "DeepLab V3 (Chen et al., arXiv:1706.05587)";
-  add_resnets("deeplabv3_", deeplab, deeplab_head);
-  add_resnets("pspnet_", "PSPNet (Zhao et al., arXiv:1612.01105)", pspnet_head);
-  for (const auto& [suffix, stages] : kResNets) {
-    registry.add<NoOptions>(
-        std::string("deeplabv3plus_") + suffix, "DeepLab V3+ (Chen et al., arXiv:1802.02611)",
-        [name = std::string("deeplabv3plus_") + suffix, stages = stages](
-            const NoOptions& /*options*/, const ModelArgs& args) {
-          const Backbone backbone = resnet_backbone(name, args, stages, /*dilated_stages=*/1);
-          return std::make_shared<TwoDepths<DeepLabPlusHead>>(
-              backbone, std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
-                                                          args.num_classes, NormFactory(args)));
-        });
-  }
-  registry.add<UNetOptions>("unet", "U-Net (Ronneberger et al., arXiv:1505.04597), with batch norm",
-                            [](const UNetOptions& options, const ModelArgs& args) {
-                              return std::make_shared<UNet>(args, options.width);
-                            });
-  registry.add<AuxOptions>(
-      "deeplabv3_mobilenet_v3_large", deeplab,
-      [](const AuxOptions& options, const ModelArgs& args) {
-        const Heads heads = {deeplab_head, kMobileNetAuxChannels, kMobileNetChannels};
-        return heads.on(dilated_mobilenet_v3_large("deeplabv3_mobilenet_v3_large", args), options,
-                        args);
-      });
-  registry.add<NoOptions>(
-      "lraspp_mobilenet_v3_large", "LR-ASPP (Howard et al., arXiv:1905.02244)",
-      [](const NoOptions& /*options*/, const ModelArgs& args) {
-        const Backbone backbone = dilated_mobilenet_v3_large("lraspp_mobilenet_v3_large", args);
-        return std::make_shared<TwoDepths<LrasppHead>>(
-            backbone, std::make_shared<LrasppHead>(kMobileNetAuxChannels, kMobileNetChannels,
-                                                   args.num_classes, NormFactory(args)));
-      });
+  const auto add_resnets = [&](const std::string& suffix, const ResNetStages& stages) {
+    const auto add = [&](const std::string& name, const std::string& help, MakeHead make_head) {
+      add_model<AuxOptions>(registry, name + suffix, help, with_resnet, stages, make_head);
+    };
+    add("fcn_", "FCN (Long et al., arXiv:1411.4038)", fcn_head);
+    add("deeplabv3_", deeplab, deeplab_head);
+    add("pspnet_", "PSPNet (Zhao et al., arXiv:1612.01105)", pspnet_head);
+    add_model<NoOptions>(registry, "deeplabv3plus_" + suffix,
+                         "DeepLab V3+ (Chen et al., arXiv:1802.02611)", deeplab_plus, stages);
+  };
+  add_resnets("resnet50", kResNet50);
+  add_resnets("resnet101", kResNet101);
+  add_network<UNetOptions, UNet>(registry, "unet",
+                                 "U-Net (Ronneberger et al., arXiv:1505.04597), with batch norm");
+  add_model<AuxOptions>(registry, "deeplabv3_mobilenet_v3_large", deeplab, deeplab_with_mobilenet);
+  add_model<NoOptions>(registry, "lraspp_mobilenet_v3_large",
+                       "LR-ASPP (Howard et al., arXiv:1905.02244)", lraspp);
 }
 
 }  // namespace syncbn::models

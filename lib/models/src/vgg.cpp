@@ -14,9 +14,10 @@ namespace {
 
 /// Two hidden layers and the output layer. VGG applies dropout after each hidden layer, AlexNet
 /// before.
-std::shared_ptr<Chain> hidden_layers(int64_t in, int64_t classes, double dropout,
+std::shared_ptr<Chain> hidden_layers(int64_t in, int64_t classes, const DropoutOptions& options,
                                      bool drops_first) {
   constexpr int64_t kHidden = 4096;
+  const double dropout = options.dropout.value_or(0.5);
   auto classifier = std::make_shared<Chain>();
   for (const int64_t features : {in, kHidden}) {
     if (drops_first) classifier->add_dropout(dropout);
@@ -30,8 +31,9 @@ std::shared_ptr<Chain> hidden_layers(int64_t in, int64_t classes, double dropout
 
 /// Five stages of 3x3 convolutions, each of which halves the resolution at its end.
 /// @param depths convolutions of each stage
-std::shared_ptr<Model> vgg(const std::string& name, const ModelArgs& args, double dropout,
-                           const std::vector<int>& depths, bool batch_norm) {
+std::shared_ptr<Model> vgg(const std::string& name, const ModelArgs& args,
+                           const DropoutOptions& options, const std::vector<int>& depths,
+                           bool batch_norm) {
   refuse_recomputation(name, args);
   int64_t in = image_channels(name, args, 32);
   const NormFactory norm(args);
@@ -52,14 +54,15 @@ std::shared_ptr<Model> vgg(const std::string& name, const ModelArgs& args, doubl
   constexpr int64_t kPooled = 7;
   auto net = std::make_shared<FeatureNet>(
       features, kPooled,
-      hidden_layers(in * kPooled * kPooled, args.num_classes, dropout, /*drops_first=*/false));
+      hidden_layers(in * kPooled * kPooled, args.num_classes, options, /*drops_first=*/false));
   init_layers(*net, kaiming_init(), normal_init(0.01));
   return net;
 }
 
-std::shared_ptr<Model> alexnet(const ModelArgs& args, double dropout) {
-  refuse_recomputation("alexnet", args);
-  const int64_t channels = image_channels("alexnet", args, 63);
+std::shared_ptr<Model> alexnet(const std::string& name, const ModelArgs& args,
+                               const DropoutOptions& options) {
+  refuse_recomputation(name, args);
+  const int64_t channels = image_channels(name, args, 63);
   auto features = std::make_shared<Chain>();
   const auto add = [&features](int64_t in, int64_t out, int64_t kernel, int64_t stride,
                                int64_t padding, bool pools) {
@@ -76,7 +79,7 @@ std::shared_ptr<Model> alexnet(const ModelArgs& args, double dropout) {
   constexpr int64_t kPooled = 6;
   return std::make_shared<FeatureNet>(
       features, kPooled,
-      hidden_layers(256 * kPooled * kPooled, args.num_classes, dropout, /*drops_first=*/true));
+      hidden_layers(256 * kPooled * kPooled, args.num_classes, options, /*drops_first=*/true));
 }
 
 }  // namespace
@@ -84,10 +87,7 @@ std::shared_ptr<Model> alexnet(const ModelArgs& args, double dropout) {
 void add_vggs(ModelKind::Registry& registry) {
   const std::string help = "VGG (Simonyan and Zisserman, arXiv:1409.1556), _bn with batch norm";
   const auto add = [&](const std::string& name, const std::vector<int>& depths, bool batch_norm) {
-    registry.add<DropoutOptions>(
-        name, help, [=](const DropoutOptions& options, const ModelArgs& args) {
-          return vgg(name, args, options.dropout.value_or(0.5), depths, batch_norm);
-        });
+    add_model<DropoutOptions>(registry, name, help, vgg, depths, batch_norm);
   };
   for (const bool batch_norm : {false, true}) {
     const std::string suffix = batch_norm ? "_bn" : "";
@@ -96,10 +96,7 @@ void add_vggs(ModelKind::Registry& registry) {
     add("vgg16" + suffix, {2, 2, 3, 3, 3}, batch_norm);
     add("vgg19" + suffix, {2, 2, 4, 4, 4}, batch_norm);
   }
-  registry.add<DropoutOptions>("alexnet", "AlexNet (Krizhevsky, arXiv:1404.5997)",
-                               [](const DropoutOptions& options, const ModelArgs& args) {
-                                 return alexnet(args, options.dropout.value_or(0.5));
-                               });
+  add_model<DropoutOptions>(registry, "alexnet", "AlexNet (Krizhevsky, arXiv:1404.5997)", alexnet);
 }
 
 }  // namespace syncbn::models

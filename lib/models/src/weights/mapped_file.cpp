@@ -39,7 +39,9 @@ MappedFile::~MappedFile() {
 }
 
 c10::Storage MappedFile::storage(std::string_view part, size_t element_size) const {
-  if (reinterpret_cast<uintptr_t>(part.data()) % element_size != 0) {
+  const auto address = reinterpret_cast<uintptr_t>(part.data());
+  const bool is_mapped = address - reinterpret_cast<uintptr_t>(data_) < size_;
+  if (!is_mapped || address % element_size != 0) {
     at::DataPtr copy = c10::GetCPUAllocator()->allocate(part.size());
     if (!part.empty()) std::memcpy(copy.get(), part.data(), part.size());
     return {c10::Storage::use_byte_size_t(), part.size(), std::move(copy)};

@@ -24,7 +24,7 @@ class MappedFile : public std::enable_shared_from_this<MappedFile> {
 
   std::string_view bytes() const { return {data_, size_}; }
 
-  /// A storage over a part of bytes(), without a copy if the part is aligned for its elements.
+  /// A storage of `part`, without a copy if that is in bytes() and aligned for its elements.
   c10::Storage storage(std::string_view part, size_t element_size) const;
 
  private:

@@ -4,17 +4,10 @@
 #include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
-#include <map>
-#include <utility>
+#include <optional>
 
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
-
-#include "weights/little_endian.h"
 
 namespace syncbn::models::detail {
 namespace {
@@ -22,13 +15,9 @@ namespace {
 using Kind = Value::Kind;
 using Items = std::vector<const Value*>;
 
-constexpr size_t kMaxValues = 1'000'000;
-constexpr size_t kMaxContent = 16'000'000;
-// Allowances for the smallest file. Larger files may have one more value per kBytesOfValue bytes: a
-// tensor takes about 20 values in a pickle.
+// Allowances for the smallest file.
 constexpr size_t kFreeValues = 64'000;
 constexpr size_t kFreeContent = 500'000;
-constexpr size_t kBytesOfValue = 16;
 constexpr size_t kMaxDims = 64;
 constexpr size_t kMaxMarks = 1000;  // containers that are open at the same time
 
@@ -66,7 +55,9 @@ enum Opcode : unsigned char {
   kProto = 0x80,
   kEmptySet = 0x8f,
   kAddItems = 0x90,
+  kFrozenSet = 0x91,
   kNewObj = 0x81,
+  kNewObjEx = 0x92,
   kTuple1 = 0x85,
   kTuple2 = 0x86,
   kTuple3 = 0x87,
@@ -75,6 +66,7 @@ enum Opcode : unsigned char {
   kLong1 = 0x8a,
   kShortBinUnicode = 0x8c,
   kBinUnicode8 = 0x8d,
+  kByteArray8 = 0x96,
   kStackGlobal = 0x93,
   kMemoize = 0x94,
   kFrame = 0x95,
@@ -88,42 +80,16 @@ enum Opcode : unsigned char {
   fail("is damaged");
 }
 
-const std::map<std::string_view, at::ScalarType>& storage_types() {
-  static const std::map<std::string_view, at::ScalarType> all = {
-      {"torch.FloatStorage", at::kFloat},
-      {"torch.DoubleStorage", at::kDouble},
-      {"torch.HalfStorage", at::kHalf},
-      {"torch.BFloat16Storage", at::kBFloat16},
-      {"torch.ComplexFloatStorage", at::kComplexFloat},
-      {"torch.ComplexDoubleStorage", at::kComplexDouble},
-      {"torch.LongStorage", at::kLong},
-      {"torch.IntStorage", at::kInt},
-      {"torch.ShortStorage", at::kShort},
-      {"torch.CharStorage", at::kChar},
-      {"torch.ByteStorage", at::kByte},
-      {"torch.BoolStorage", at::kBool},
-      {"torch.storage.UntypedStorage", at::kByte},
-  };
-  return all;
-}
-
-constexpr std::array kObjects = {"argparse.Namespace"};
-constexpr std::array kFunctions = {
-    "collections.OrderedDict",
-    "collections.Counter",
-    "builtins.set",
-    "__builtin__.set",
-    "torch.Size",
-    "torch.device",
-    "torch._utils._rebuild_tensor",
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_parameter",
-};
-
-bool is_allowed(std::string_view name) {
-  const auto is_it = [&](std::string_view other) { return other == name; };
-  return std::ranges::any_of(kObjects, is_it) || std::ranges::any_of(kFunctions, is_it) ||
-         storage_types().contains(name);
+/// The type that Python calls "torch.uint16"; std::nullopt if libtorch cannot convert it on CPUs.
+std::optional<at::ScalarType> element_type(const std::string& name) {
+  constexpr std::string_view kTorch = "torch.";
+  const auto& all = c10::getStringToDtypeMap();
+  const auto found = name.starts_with(kTorch) ? all.find(name.substr(kTorch.size())) : all.end();
+  if (found == all.end()) return std::nullopt;
+  const at::ScalarType type = found->second;
+  const bool is_number = at::isIntegralType(type, /*includeBool=*/true) ||
+                         at::isFloatingType(type) || at::isComplexType(type);
+  return is_number && type != at::kFloat4_e2m1fn_x2 ? std::optional(type) : std::nullopt;
 }
 
 /// The integers of a tuple.
@@ -166,23 +132,35 @@ at::Tensor tensor_over(const Value& storage, int64_t offset, const std::vector<i
 }  // namespace
 
 const Value* Value::find(std::string_view key) const {
-  if (kind != Kind::kDict) return nullptr;
   const Value* found = nullptr;
-  for (size_t i = 0; i + 1 < items.size(); i += 2) {
-    if (items[i]->is_text() && items[i]->text == key) found = items[i + 1];
+  for (const auto& [name, value] : entries()) {
+    if (name == key) found = value;
   }
   return found;
 }
 
+std::vector<std::pair<std::string, const Value*>> Value::entries() const {
+  std::vector<std::pair<std::string, const Value*>> all;
+  for (size_t i = 0; kind == Kind::kDict && i + 1 < items.size(); i += 2) {
+    if (items[i]->is_text()) all.emplace_back(items[i]->text, items[i + 1]);
+  }
+  return all;
+}
+
 at::ScalarType storage_type(const std::string& name) {
-  const auto found = storage_types().find(name);
-  if (found == storage_types().end()) fail_damaged();
-  return found->second;
+  using enum at::ScalarType;
+  if (name == "torch.storage.UntypedStorage") return Byte;
+  // Only the sizes of quantized numbers are used: their tensors are not read.
+  if (name.starts_with("torch.Q")) return name == "torch.QInt32Storage" ? at::kInt : at::kByte;
+  for (const at::ScalarType type : {Float, Double, Half, BFloat16, ComplexFloat, ComplexDouble,
+                                    Long, Int, Short, Char, Byte, Bool}) {
+    if (name == fmt::format("torch.{}Storage", c10::toString(type))) return type;
+  }
+  fail_damaged();
 }
 
 Values::Values(size_t file_bytes)
-    : max_values_(std::min(kMaxValues, kFreeValues + file_bytes / kBytesOfValue)),
-      max_content_(std::min(kMaxContent, kFreeContent + file_bytes)) {}
+    : max_values_(kFreeValues + file_bytes), max_content_(kFreeContent + file_bytes) {}
 
 Value& Values::add(Value value) {
   if (all_.size() >= max_values_) fail(fmt::format("has more than {} values", max_values_));
@@ -219,11 +197,6 @@ std::string_view Unpickler::take_line() {
   return line;
 }
 
-template <class Number>
-Number Unpickler::read_number(std::string_view bytes) {
-  return read_le<Number>(bytes, 0);
-}
-
 Value& Unpickler::push(Value value) {
   Value& added = values_.add(std::move(value));
   stack_.push_back(&added);
@@ -251,28 +224,18 @@ void Unpickler::push_tuple(size_t size) {
   push({.kind = Kind::kTuple, .items = std::move(items)});
 }
 
-void Unpickler::push_global(const std::string& name) {
-  if (!is_allowed(name)) {
-    fail(fmt::format(
-        "needs the Python object {}, which weights do not consist of (nothing was executed); save "
-        "model.state_dict() instead",
-        base::printable(name)));
-  }
-  push({.kind = Kind::kGlobal, .text = name});
-}
-
 void Unpickler::extend(Kind kind, const Items& items) {
   Value* const container = pop();
+  stack_.push_back(container);
+  if (container->kind == Kind::kObject) return;
   if (container->kind != kind || (kind == Kind::kDict && items.size() % 2 != 0)) fail_damaged();
   values_.charge(items.size());
   container->items.insert(container->items.end(), items.begin(), items.end());
-  stack_.push_back(container);
 }
 
 void Unpickler::put(uint64_t place) {
-  constexpr size_t kEntry = 24;  // content charged for a node of memo_
   Value* const top = pop();
-  values_.charge(kEntry);
+  values_.charge(1);
   memo_[place] = top;
   stack_.push_back(top);
 }
@@ -287,14 +250,15 @@ void Unpickler::get(uint64_t place) {
 void Unpickler::reduce() {
   const Value* const arguments = pop();
   const Value* const function = pop();
-  if (function->kind != Kind::kGlobal || arguments->kind != Kind::kTuple) fail_damaged();
-  push(call(function->text, arguments->items));
+  if (arguments->kind != Kind::kTuple) fail_damaged();
+  push(function->kind == Kind::kGlobal ? call(function->text, arguments->items)
+                                       : Value{.kind = Kind::kObject, .text = function->text});
 }
 
 void Unpickler::build() {
   const Value* const state = pop();
   Value* const object = pop();
-  // All other objects are dictionaries, whose attributes (a state dict's _metadata) are ignored.
+  // The attributes of all others, such as a state dict's _metadata, are ignored.
   if (object->is_object && state->kind == Kind::kDict) {
     values_.charge(state->items.size());
     object->items = state->items;
@@ -307,7 +271,9 @@ Value Unpickler::call(const std::string& function, const Items& arguments) {
     if (i >= arguments.size()) fail_damaged();
     return *arguments[i];
   };
-  if (function.starts_with("collections.")) {
+  if (function == "argparse.Namespace") return {.kind = Kind::kDict, .is_object = true};
+  if (function == "collections.OrderedDict" || function == "collections.Counter" ||
+      function == "collections.defaultdict") {
     Value dict{.kind = Kind::kDict};
     if (arguments.empty()) return dict;
     // Made from another dictionary or a list of pairs.
@@ -321,35 +287,43 @@ Value Unpickler::call(const std::string& function, const Items& arguments) {
     }
     return dict;
   }
-  if (function == "torch._utils._rebuild_parameter") {
-    if (argument(0).kind != Kind::kTensor) fail_damaged();
+  if (function.starts_with("torch._utils._rebuild_parameter") ||
+      function.starts_with("torch._utils._rebuild_device_tensor_from_cpu")) {
     return argument(0);
   }
+  if (function == "torch._tensor._rebuild_from_type_v2") {  // of a subclass: function, type, args
+    const Value& inner = argument(0);
+    if (inner.text != function) return call(inner.text, argument(2).items);
+  }
   if (function.starts_with("torch._utils._rebuild_tensor")) {
+    Value storage = argument(0);
+    if (function.ends_with("_v3")) {
+      const std::string& name = argument(6).text;
+      const auto type = element_type(name);
+      if (!type) return {.kind = Kind::kObject, .text = name};
+      if (storage.dtype != at::kByte) fail_damaged();  // its alignment may be too small
+      storage.dtype = *type;
+    }
     at::Tensor tensor =
-        tensor_over(argument(0), argument(1).integer, integers(argument(2)), integers(argument(3)));
+        tensor_over(storage, argument(1).integer, integers(argument(2)), integers(argument(3)));
     // With more elements than data (stride 0), a copy takes more memory than the file.
     const auto elements = static_cast<size_t>(tensor.numel());
     if (elements > tensor.storage().nbytes() / tensor.element_size()) values_.charge(elements);
     return {.kind = Kind::kTensor, .tensor = std::move(tensor)};
   }
-  if (function == "torch.device") {
-    if (!argument(0).is_text()) fail_damaged();
-    return argument(0);
-  }
-  if (function == "torch.Size" || function.ends_with(".set")) {
+  if (function == "torch.Size" || function == "builtins.set" || function == "__builtin__.set") {
     return {.kind = Kind::kTuple, .items = argument(0).items};
   }
-  fail_damaged();
+  // copyreg._reconstructor() and NumPy's _reconstruct() receive the class.
+  const bool names_class = function.find("._reconstruct") != function.npos && !arguments.empty();
+  return {.kind = Kind::kObject, .text = names_class ? argument(0).text : function};
 }
 
 bool Unpickler::step(unsigned char code) {
   switch (code) {
     case kProto:
-      take(1);
-      break;
     case kFrame:
-      take(8);
+      take(code == kProto ? 1 : 8);
       break;
     case kStop:
       return false;
@@ -389,9 +363,9 @@ bool Unpickler::step(unsigned char code) {
       break;
     }
     case kBinFloat: {
-      std::string bytes(take(sizeof(double)));  // in big-endian order
-      std::ranges::reverse(bytes);
-      push({.kind = Kind::kFloat, .number = read_le<double>(bytes, 0)});
+      const std::string_view bytes = take(sizeof(double));  // in big-endian order
+      const std::string reversed(bytes.rbegin(), bytes.rend());
+      push({.kind = Kind::kFloat, .number = read_le<double>(reversed, 0)});
       break;
     }
     case kBinUnicode:
@@ -411,6 +385,9 @@ bool Unpickler::step(unsigned char code) {
     case kShortBinBytes:
       push({.kind = Kind::kBytes, .text = std::string(take(number<uint8_t>()))});
       break;
+    case kByteArray8:
+      push({.kind = Kind::kBytes, .text = std::string(take(number<uint64_t>()))});
+      break;
     case kEmptyDict:
       push({.kind = Kind::kDict});
       break;
@@ -421,6 +398,7 @@ bool Unpickler::step(unsigned char code) {
     case kEmptyTuple:
       push({.kind = Kind::kTuple});
       break;
+    case kFrozenSet:
     case kTuple:
       push({.kind = Kind::kTuple, .items = pop_to_mark()});
       break;
@@ -429,11 +407,9 @@ bool Unpickler::step(unsigned char code) {
     case kTuple3:
       push_tuple(code - kTuple1 + 1);
       break;
-    case kAppend: {
-      const Value* const item = pop();
-      extend(Kind::kList, {item});
+    case kAppend:
+      extend(Kind::kList, {pop()});
       break;
-    }
     case kAppends:
     case kAddItems:
       extend(Kind::kList, pop_to_mark());
@@ -449,48 +425,42 @@ bool Unpickler::step(unsigned char code) {
       break;
     case kGlobal: {
       const std::string module(take_line());
-      push_global(module + "." + std::string(take_line()));
+      push({.kind = Kind::kGlobal, .text = module + "." + std::string(take_line())});
       break;
     }
     case kStackGlobal: {
       const Value* const name = pop();
       const Value* const module = pop();
-      push_global(module->text + "." + name->text);
+      push({.kind = Kind::kGlobal, .text = module->text + "." + name->text});
       break;
     }
+    case kNewObjEx:
+      pop();  // keyword arguments
+      [[fallthrough]];
+    case kNewObj:
     case kReduce:
       reduce();
       break;
-    case kNewObj: {
-      pop();  // its arguments
-      const Value* const type = pop();
-      const bool is_object = std::ranges::find(kObjects, type->text) != kObjects.end();
-      if (type->kind != Kind::kGlobal || !is_object) fail_damaged();
-      push({.kind = Kind::kDict, .is_object = true});
-      break;
-    }
     case kBuild:
       build();
       break;
     case kBinPersId: {
       const Value* const id = pop();
-      push(load_storage_(*id));
+      // Before torch 1.6 a class of modules came with its source.
+      const bool is_class = id->items.size() > 1 && id->items[0]->text == "module";
+      push(is_class ? *id->items[1] : load_storage_(*id));
       break;
     }
     case kBinPut:
-      put(number<uint8_t>());
-      break;
     case kLongBinPut:
-      put(number<uint32_t>());
+      put(code == kBinPut ? number<uint8_t>() : number<uint32_t>());
       break;
     case kMemoize:
       put(memo_.size());
       break;
     case kBinGet:
-      get(number<uint8_t>());
-      break;
     case kLongBinGet:
-      get(number<uint32_t>());
+      get(code == kBinGet ? number<uint8_t>() : number<uint32_t>());
       break;
     default:
       fail(fmt::format("has the opcode {:#04x}, which torch.save does not write", code));

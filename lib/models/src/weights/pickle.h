@@ -6,10 +6,13 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
+
+#include "weights/little_endian.h"
 
 namespace syncbn::models::detail {
 
@@ -26,6 +29,7 @@ struct Value {
     kList,     ///< items; sets of later protocols as well
     kDict,     ///< items: keys and values in turn
     kGlobal,   ///< text: "collections.OrderedDict"
+    kObject,   ///< a Python object that is not read; text: its type, or the function that makes it
     kStorage,  ///< storage, dtype
     kTensor,   ///< tensor
   };
@@ -40,9 +44,12 @@ struct Value {
   c10::Storage storage = {};
   at::Tensor tensor = {};
 
+  bool is_unread() const { return kind == Kind::kObject || kind == Kind::kGlobal; }
   bool is_text() const { return kind == Kind::kText; }
   /// The value of a key; null if this does not have it or is not a dictionary.
   const Value* find(std::string_view key) const;
+  /// The values of text keys; empty if this is not a dictionary.
+  std::vector<std::pair<std::string, const Value*>> entries() const;
 };
 
 /// Owns values. Its limits grow with the file, so that a small file cannot take much memory.
@@ -51,13 +58,12 @@ class Values {
   /// @param file_bytes of the file that they are read from
   explicit Values(size_t file_bytes);
 
-  /// @throws base::UserError beyond 64,000 values plus one per 16 bytes of the file, at most
-  ///   1,000,000, and like charge().
+  /// @throws base::UserError beyond 64,000 values plus one per byte of the file, and like charge().
   Value& add(Value value);
 
-  /// Counts the content of values: items and bytes of text. A file of a few bytes can ask for
-  /// copies of copies.
-  /// @throws base::UserError beyond 500,000 plus one per byte of the file, at most 16,000,000.
+  /// Counts the content of values: items, bytes of text and references. A file of a few bytes can
+  /// ask for copies of copies; what torch.save writes has less content than bytes.
+  /// @throws base::UserError beyond 500,000 plus one per byte of the file.
   void charge(size_t content);
 
  private:
@@ -71,8 +77,8 @@ class Values {
 /// @throws base::UserError for another name.
 at::ScalarType storage_type(const std::string& name);
 
-/// Reads one pickle. Supports only what torch.save writes for dictionaries of tensors, numbers and
-/// text (a fixed list of globals), and executes nothing.
+/// Reads one pickle of torch.save's: tensors, numbers, text and containers. Executes nothing: any
+/// other object becomes a placeholder (Value::Kind::kObject).
 class Unpickler {
  public:
   /// Returns the storage with a persistent id.
@@ -93,16 +99,13 @@ class Unpickler {
   std::string_view take_line();
   template <class Number>
   Number number() {
-    return read_number<Number>(take(sizeof(Number)));
+    return read_le<Number>(take(sizeof(Number)), 0);
   }
-  template <class Number>
-  static Number read_number(std::string_view bytes);
 
   Value& push(Value value);
   Value* pop();
   std::vector<const Value*> pop_to_mark();
   void push_tuple(size_t size);
-  void push_global(const std::string& name);
   void extend(Value::Kind kind, const std::vector<const Value*>& items);
   void put(uint64_t place);
   void get(uint64_t place);

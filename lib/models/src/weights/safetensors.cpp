@@ -27,14 +27,14 @@ constexpr int kMaxDepth = 3;             // of JSON: header, entry, sizes
 constexpr size_t kAlignment = 8;
 constexpr const char* kMetadata = "__metadata__";
 
-const std::vector<std::pair<std::string, at::ScalarType>>& types() {
-  static const std::vector<std::pair<std::string, at::ScalarType>> all = {
-      {"F64", at::kDouble}, {"F32", at::kFloat}, {"F16", at::kHalf},  {"BF16", at::kBFloat16},
-      {"I64", at::kLong},   {"I32", at::kInt},   {"I16", at::kShort}, {"I8", at::kChar},
-      {"U8", at::kByte},    {"BOOL", at::kBool},
-  };
-  return all;
-}
+constexpr std::pair<std::string_view, at::ScalarType> kTypes[] = {
+    {"F64", at::kDouble},          {"F32", at::kFloat},        {"F16", at::kHalf},
+    {"BF16", at::kBFloat16},       {"I64", at::kLong},         {"I32", at::kInt},
+    {"I16", at::kShort},           {"I8", at::kChar},          {"U64", at::kUInt64},
+    {"U32", at::kUInt32},          {"U16", at::kUInt16},       {"U8", at::kByte},
+    {"BOOL", at::kBool},           {"C64", at::kComplexFloat}, {"F8_E4M3", at::kFloat8_e4m3fn},
+    {"F8_E5M2", at::kFloat8_e5m2},
+};
 
 [[noreturn]] void refuse(const std::string& why) {
   throw base::UserError(why);
@@ -42,7 +42,8 @@ const std::vector<std::pair<std::string, at::ScalarType>>& types() {
 
 struct Entry {
   std::string name;
-  at::ScalarType dtype = at::kFloat;
+  std::string type;                                  ///< in the file
+  at::ScalarType dtype = at::ScalarType::Undefined;  ///< Undefined for a type that is not read
   std::vector<int64_t> shape;
   uint64_t begin = 0, end = 0;  ///< within the data
 };
@@ -59,15 +60,13 @@ Entry parse_entry(const std::string& name, const Json& json) {
   Entry entry;
   entry.name = name;
   if (type == json.end() || !type->is_string()) wrong("dtype");
-  const auto known = std::ranges::find(types(), type->get<std::string>(),
-                                       &std::pair<std::string, at::ScalarType>::first);
-  if (known == types().end()) {
-    refuse(fmt::format("its tensor '{}' has the type {}, which is not supported",
-                       base::printable(name), base::printable(type->get<std::string>())));
-  }
-  entry.dtype = known->second;
+  const auto known = std::ranges::find(kTypes, type->get<std::string>(),
+                                       &std::pair<std::string_view, at::ScalarType>::first);
+  entry.type = type->get<std::string>();
+  if (known != std::end(kTypes)) entry.dtype = known->second;
   if (shape == json.end() || !shape->is_array() || shape->size() > kMaxSizes) wrong("shape");
-  auto bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
+  const bool is_known = entry.dtype != at::ScalarType::Undefined;
+  auto bytes = static_cast<int64_t>(is_known ? c10::elementSize(entry.dtype) : 1);
   bool is_empty = false;
   for (const Json& size : *shape) {
     if (!size.is_number_unsigned()) wrong("shape");
@@ -85,7 +84,8 @@ Entry parse_entry(const std::string& name, const Json& json) {
   if (!has_offsets) wrong("data_offsets");
   entry.begin = (*offsets)[0].get<uint64_t>();
   entry.end = (*offsets)[1].get<uint64_t>();
-  if (entry.end < entry.begin || entry.end - entry.begin != static_cast<uint64_t>(bytes)) {
+  if (entry.end < entry.begin ||
+      (is_known && entry.end - entry.begin != static_cast<uint64_t>(bytes))) {
     wrong("data_offsets");
   }
   return entry;
@@ -149,6 +149,10 @@ StateDict read_safetensors(const MappedFile& file) {
   arrange(entries, data.size());
   StateDict all;
   for (const Entry& entry : entries) {
+    if (entry.dtype == at::ScalarType::Undefined) {
+      all.unread[entry.name] = entry.type;
+      continue;
+    }
     const std::string_view part = data.substr(entry.begin, entry.end - entry.begin);
     at::Tensor tensor = at::empty({0}, at::TensorOptions(entry.dtype));
     std::vector<int64_t> strides(entry.shape.size(), 1);
@@ -172,9 +176,9 @@ void write_safetensors(const StateDict& tensors, const std::function<void(std::s
   uint64_t at = 0;
   for (const auto& item : tensors) {
     const at::Tensor& tensor = item.value();
-    const auto known = std::ranges::find(types(), tensor.scalar_type(),
-                                         &std::pair<std::string, at::ScalarType>::second);
-    if (known == types().end()) {
+    const auto known = std::ranges::find(kTypes, tensor.scalar_type(),
+                                         &std::pair<std::string_view, at::ScalarType>::second);
+    if (known == std::end(kTypes)) {
       refuse(fmt::format(
           "safetensors has no type for the tensor '{}' of {}; write a .pth file instead",
           item.key(), c10::toString(tensor.scalar_type())));

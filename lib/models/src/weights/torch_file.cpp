@@ -62,9 +62,11 @@ class Storages {
     auto found = all_.find(id.key);
     if (found == all_.end()) {
       const std::string_view content = find(id.key);
+      // Tensors of any type may lie in the bytes of torch.storage.UntypedStorage.
+      const at::ScalarType largest = id.dtype == at::kByte ? at::kComplexDouble : id.dtype;
       const Value value = {.kind = Kind::kStorage,
                            .dtype = id.dtype,
-                           .storage = file_.storage(content, c10::elementSize(id.dtype))};
+                           .storage = file_.storage(content, c10::elementSize(largest))};
       found = all_.emplace(id.key, value).first;
     }
     if (found->second.storage.nbytes() < id.bytes) fail_truncated();

@@ -48,6 +48,8 @@ class Converter {
         return dict_of(value, depth);
       case Value::Kind::kTensor:
         return value.tensor;
+      case Value::Kind::kObject:
+        return c10::ivalue::Tuple::create({c10::IValue(value.text)});
       case Value::Kind::kNone:
       case Value::Kind::kStorage:
         break;

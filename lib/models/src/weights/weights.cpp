@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
+#include <map>
+#include <set>
 #include <string_view>
 
 #include <syncbn/base/atomic_file.h>
@@ -26,80 +29,91 @@ namespace {
 namespace fs = std::filesystem;
 using detail::Value;
 
-constexpr const char* kSafetensors = ".safetensors";
-
 bool has_tensors(const Value& dict) {
-  return dict.kind == Value::Kind::kDict && std::ranges::any_of(dict.items, [](const Value* item) {
-           return item->kind == Value::Kind::kTensor;
-         });
+  return dict.kind == Value::Kind::kDict &&
+         std::ranges::count(dict.items, Value::Kind::kTensor, &Value::kind) > 0;
 }
 
-/// The first keys of a dictionary, for messages.
-std::string keys_of(const Value& dict) {
-  constexpr size_t kShown = 8;
-  std::vector<std::string> keys;
-  for (size_t i = 0; i < dict.items.size() && keys.size() < kShown; i += 2) {
-    if (dict.items[i]->is_text()) keys.push_back(base::printable(dict.items[i]->text));
-  }
-  return keys.empty() ? "none" : fmt::format("{}", fmt::join(keys, ", "));
+std::string text_of_object(const Value& value) {
+  return "the Python object " + base::printable(value.text) +
+         ", which is not read (nothing was executed); in Python, torch.save(model.state_dict(), …)";
 }
 
+/// @param key of the network to take; empty: the usual ones, or the only one
 const Value& choose(const Value& saved, const std::string& key) {
+  if (saved.is_unread()) throw base::UserError("it holds " + text_of_object(saved));
   if (saved.kind != Value::Kind::kDict) {
     throw base::UserError("it holds no dictionary; in Python, torch.save(model.state_dict(), …)");
   }
-  if (!key.empty()) {
-    const Value* const found = saved.find(key);
-    if (found != nullptr && has_tensors(*found)) return *found;
-    throw base::UserError(
-        fmt::format("it has no tensors at '{}'; its keys are {}", key, keys_of(saved)));
-  }
-  for (const char* name : {"state_dict", "model", "model_ema"}) {
+  std::vector<std::string> wanted{key};
+  if (key.empty()) wanted = {"state_dict", "model", "model_ema"};
+  for (const std::string& name : wanted) {
     const Value* const found = saved.find(name);
     if (found != nullptr && has_tensors(*found)) return *found;
   }
-  if (has_tensors(saved)) return saved;
-  throw base::UserError(fmt::format(
-      "it has no tensors at state_dict, model or model_ema; its keys are {}", keys_of(saved)));
+  if (key.empty() && has_tensors(saved)) return saved;
+  std::vector<std::string> keys;
+  std::vector<std::string> networks;
+  std::map<int, std::string> objects;  // the likeliest network first
+  const auto add_object = [&](int rank, const std::string& path, const Value& value) {
+    objects.emplace(rank, fmt::format("; '{}' is {}", path, text_of_object(value)));
+  };
+  for (const auto& [name, value] : saved.entries()) {
+    keys.push_back(name);
+    if (has_tensors(*value)) networks.push_back(name);
+    const int rank = std::ranges::find(wanted, name) == wanted.end() ? 2 : 0;
+    if (value->is_unread()) add_object(rank, name, *value);
+    // Options (is_object) hold paths. The values of a dictionary have odd places.
+    const auto below = std::ranges::find_if(value->items, &Value::is_unread);
+    const bool is_value = (below - value->items.begin()) % 2 == 1;
+    if (value->kind == Value::Kind::kDict && !value->is_object && is_value) {
+      add_object(rank + 1, name + "." + below[-1]->text, **below);
+    }
+  }
+  if (key.empty() && networks.size() == 1) return *saved.find(networks.front());
+  constexpr size_t kShown = 8;
+  const std::string choice = networks.empty() ? ""
+                                              : "; name one of its networks (init_key): " +
+                                                    base::join_some(networks, ", ", kShown);
+  throw base::UserError(
+      base::printable(fmt::format("it has no tensors at {}; its keys are {}{}{}",
+                                  key.empty() ? "state_dict, model or model_ema" : "'" + key + "'",
+                                  keys.empty() ? "none" : base::join_some(keys, ", ", kShown),
+                                  choice, objects.empty() ? "" : objects.begin()->second)));
+}
+
+/// What a file is that is neither torch.save's nor safetensors, for messages.
+std::string what_it_is(std::string_view bytes) {
+  constexpr std::pair<std::string_view, const char*> kKinds[] = {
+      {"version https://git-lfs",
+       "it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`"},
+      {"<", "it is a web page (HTML or XML), not weights: download the file itself"},
+      {"{",
+       "it is JSON, such as the index of weights in several files: name their file if it is one, "
+       "otherwise load them in Python and save one"},
+      {"\x1f\x8b", "it is a compressed file: unpack it first"},
+      {"\x89HDF", "it is a file of HDF5, as Keras writes: save the weights with PyTorch"},
+      {"\x93NUMPY", "it is an array of NumPy: save a dictionary of tensors with torch.save"},
+      {"\x80", "it is a pickle, but none of torch.save: save it with torch.save"},
+  };
+  bytes.remove_prefix(std::min(bytes.find_first_not_of(" \t\r\n\xef\xbb\xbf"), bytes.size()));
+  for (const auto& [magic, what] : kKinds) {
+    if (bytes.starts_with(magic)) return what;
+  }
+  return "it is neither a file of torch.save nor safetensors";
 }
 
 StateDict tensors_of(const Value& dict) {
   StateDict all;
-  for (size_t i = 0; i + 1 < dict.items.size(); i += 2) {
-    const Value& name = *dict.items[i];
-    const Value& value = *dict.items[i + 1];
-    if (!name.is_text() || value.kind != Value::Kind::kTensor) continue;
-    if (all.contains(name.text)) {
-      throw base::UserError(fmt::format("it has '{}' twice", base::printable(name.text)));
+  for (const auto& [name, value] : dict.entries()) {
+    if (value->is_unread()) all.unread[name] = value->text;
+    if (value->kind != Value::Kind::kTensor) continue;
+    if (all.contains(name)) {
+      throw base::UserError(fmt::format("it has '{}' twice", base::printable(name)));
     }
-    all.insert(name.text, value.tensor);
+    all.insert(name, value->tensor);
   }
   return all;
-}
-
-/// Removes the prefixes of wrappers.
-StateDict without_prefixes(StateDict weights) {
-  constexpr std::string_view kPrefixes[] = {"module.", "_orig_mod."};
-  constexpr std::string_view kCounter = "n_averaged";  // of torch.optim.swa_utils.AveragedModel
-  for (bool found = true; found;) {
-    found = false;
-    for (const std::string_view prefix : kPrefixes) {
-      const auto begins = [&](const auto& item) {
-        return item.key().starts_with(prefix) || item.key() == kCounter;
-      };
-      const bool is_prefix =
-          std::ranges::all_of(weights, begins) &&
-          std::ranges::any_of(weights, [&](const auto& item) { return item.key() != kCounter; });
-      if (!is_prefix) continue;
-      StateDict shorter;
-      for (const auto& item : weights) {
-        if (item.key() != kCounter) shorter.insert(item.key().substr(prefix.size()), item.value());
-      }
-      weights = std::move(shorter);
-      found = true;
-    }
-  }
-  return weights;
 }
 
 void add_state(const torch::nn::Module& module, const std::string& prefix, StateDict& all) {
@@ -121,19 +135,14 @@ torch::nn::Module& child_of(torch::nn::Module& module, const std::string& name) 
                                     base::did_you_mean(name, children.keys())));
 }
 
-/// Renames weights to the network's current names.
-StateDict with_present_names(const StateDict& weights, const torch::nn::Module& module,
-                             const StateDict& present) {
-  const auto* const model = dynamic_cast<const Model*>(&module);
-  if (model == nullptr) return weights;
-  StateDict all;
-  for (const auto& item : weights) {
-    std::string name = item.key();
-    if (!present.contains(name)) name = model->present_name(name);
-    const bool is_taken = all.contains(name) || weights.contains(name);
-    all.insert(is_taken ? item.key() : name, item.value());
+/// A name without the parts that wrappers of modules insert.
+std::string unwrapped(const std::string& name) {
+  std::string text = "." + name;
+  for (const std::string_view part :
+       {".module.", "._orig_mod.", "._fsdp_wrapped_module.", "._checkpoint_wrapped_module."}) {
+    for (size_t at = 0; (at = text.find(part)) != text.npos;) text.erase(at, part.size() - 1);
   }
-  return all;
+  return text.substr(1);
 }
 
 bool is_matched(const std::vector<std::string>& wildcards, const std::string& name) {
@@ -141,14 +150,93 @@ bool is_matched(const std::vector<std::string>& wildcards, const std::string& na
       wildcards, [&](const std::string& wildcard) { return base::matches_name(wildcard, name); });
 }
 
-void check_wildcards(const std::vector<std::string>& wildcards, const StateDict& present) {
+/// @param where the names are: "file"
+void check_wildcards(const std::vector<std::string>& wildcards,
+                     const std::vector<std::string>& names, const char* where) {
   for (const std::string& wildcard : wildcards) {
-    const bool matches = std::ranges::any_of(
-        present, [&](const auto& item) { return is_matched({wildcard}, item.key()); });
-    if (matches) continue;
+    if (std::ranges::any_of(names, std::bind_front(base::matches_name, wildcard))) continue;
     throw base::UserError(
-        fmt::format("no parameter or buffer matches '{}', which is to be left out", wildcard));
+        fmt::format("no tensor in the {} matches '{}', which is to be left out", where, wildcard));
   }
+}
+
+/// Whether this is batch norm's count of batches, which fits any network.
+bool is_counter(const std::string& name) {
+  return name.ends_with("num_batches_tracked");
+}
+
+/// The tensors under other names. What is not read is undefined.
+StateDict renamed(const StateDict& tensors, std::string (*name_of)(const std::string&)) {
+  StateDict all;
+  const auto add = [&](const std::string& wrapped, const at::Tensor& tensor,
+                       const std::string& type) {
+    constexpr size_t kMaxName = 1000;  // characters; no network has more
+    if (wrapped.size() > kMaxName) return;
+    const std::string name = name_of(wrapped);
+    if (all.contains(name)) {
+      throw base::UserError(
+          fmt::format("'{}' is there twice, once with `module.` or the like in its name",
+                      base::printable(name)));
+    }
+    all.insert(name, tensor);
+    if (!tensor.defined()) all.unread[name] = type;
+  };
+  for (const auto& item : tensors) add(item.key(), item.value(), "");
+  for (const auto& [name, type] : tensors.unread) add(name, {}, type);
+  return all;
+}
+
+/// The beginnings of names in a file, such as "model.", after which most names, with fitting
+/// shapes, are the network's; only an empty one if that is among them.
+/// @param name_in_network changes a name into the network's
+std::vector<std::string> prefixes_of(
+    const StateDict& entries, const StateDict& network,
+    const std::function<std::string(const std::string&)>& name_in_network) {
+  torch::OrderedDict<std::string, int64_t> counts;
+  counts.insert("", 0);
+  int64_t most = 0;
+  for (const auto& item : entries) {
+    if (is_counter(item.key())) continue;
+    const at::Tensor& tensor = item.value();
+    size_t begin = 0;
+    do {
+      const std::string prefix = item.key().substr(0, begin);
+      const at::Tensor* const own = network.find(name_in_network(item.key().substr(begin)));
+      if (own != nullptr && (!tensor.defined() || tensor.sizes() == own->sizes())) {
+        if (!counts.contains(prefix)) counts.insert(prefix, 0);
+        most = std::max(most, ++counts[prefix]);
+      }
+      begin = item.key().find('.', begin) + 1;
+    } while (begin != 0);
+  }
+  // Another network may have some of the names.
+  if (2 * most < std::ranges::count_if(network.keys(), std::not_fn(is_counter))) return {""};
+  std::vector<std::string> best;
+  for (const auto& item : counts) {
+    if (item.value() == most) best.push_back(item.key());
+  }
+  if (best.front().empty()) best.resize(1);
+  return best;
+}
+
+/// A key that leaves out `names` besides what it does already, such as " init_skip=[fc]": each by
+/// its shortest beginning that leaves out no other.
+/// @param kept the names that remain, each with a dot at its end
+std::string setting(const std::string& key, std::vector<std::string> wildcards,
+                    const std::vector<std::string>& names, const std::set<std::string>& kept) {
+  if (names.empty()) return "";
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    const std::string whole = name + ".";
+    std::string start;
+    do {
+      start = whole.substr(0, whole.find('.', start.size()) + 1);
+      const auto next = kept.lower_bound(start);
+      if (next == kept.end() || !next->starts_with(start)) break;
+    } while (start != whole);
+    if (seen.insert(start).second) wildcards.push_back(start.substr(0, start.size() - 1));
+  }
+  return fmt::format(" {}=[{}]", key, fmt::join(wildcards, ","));
 }
 
 /// "\n  missing: a, b, c, and 4 more".
@@ -173,60 +261,115 @@ StateDict read_state_dict(const std::string& path, const std::string& key) {
   const fs::path name = weights_file(path);
   try {
     const auto file = detail::MappedFile::open(name);
-    if (!detail::is_torch_file(file->bytes())) {
-      // safetensors has no magic number: it begins with 8 bytes of a length, then JSON.
-      const bool is_safetensors =
-          file->bytes().size() > sizeof(uint64_t) && file->bytes()[sizeof(uint64_t)] == '{';
-      if (!is_safetensors) {
-        throw base::UserError("it is neither a file of torch.save nor safetensors");
-      }
+    const std::string_view bytes = file->bytes();
+    if (!detail::is_torch_file(bytes)) {
+      // safetensors has no magic number: it begins with 8 bytes of a length, then JSON. No text has
+      // the zero byte at the end of the length.
+      const bool is_safetensors = bytes.size() > 8 && bytes[7] == '\0' && bytes[8] == '{';
+      if (!is_safetensors) throw base::UserError(what_it_is(bytes));
       if (!key.empty()) {
         throw base::UserError(
             fmt::format("safetensors hold one network, and so no key '{}'; leave it out", key));
       }
-      return without_prefixes(detail::read_safetensors(*file));
+      return detail::read_safetensors(*file);
     }
-    detail::Values values(file->bytes().size());
-    return without_prefixes(tensors_of(choose(detail::read_torch_file(*file, values), key)));
+    detail::Values values(bytes.size());
+    return tensors_of(choose(detail::read_torch_file(*file, values), key));
   } catch (const base::UserError& error) {
     throw base::UserError(fmt::format("weights {}: {}", name.string(), error.what()));
   }
 }
 
-LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved,
-                           const LoadOptions& options) {
+LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved, LoadOptions options) {
   torch::nn::Module& module = options.into.empty() ? whole : child_of(whole, options.into);
   StateDict present = state_dict(module);
-  const StateDict weights = with_present_names(saved, module, present);
-  check_wildcards(options.skip, present);
+  std::set<std::string> unwrapped_names;
+  for (const std::string& name : present.keys()) unwrapped_names.insert(unwrapped(name));
+  // Some networks have `fc` and `module.fc`: then all names stay as they are.
+  const auto same = [](const std::string& name) { return name; };
+  const auto name_of = unwrapped_names.size() == present.size() ? unwrapped : +same;
+  present = renamed(present, name_of);
+  for (std::string& wildcard : options.skip) wildcard = name_of(wildcard);
+  for (std::string& wildcard : options.ignore) wildcard = name_of(wildcard);
+  const auto* const model = dynamic_cast<const Model*>(&module);
+  const auto name_in_network = [&](const std::string& name) {
+    return model == nullptr || present.contains(name) ? name : model->present_name(name);
+  };
+  StateDict entries = renamed(saved, name_of);
+  check_wildcards(options.ignore, entries.keys(), "file");
+  for (const std::string& name : entries.keys()) {
+    if (is_matched(options.ignore, name)) entries.erase(name);
+  }
+  std::vector<std::string> prefixes = prefixes_of(entries, present, name_in_network);
+  if (!options.prefix.empty()) {
+    prefixes = {name_of(options.prefix + (options.prefix.ends_with('.') ? "" : "."))};
+  }
   LoadReport report;
-  std::vector<std::string> misshapen;
+  report.prefix = prefixes.front();
+  std::map<std::string, std::string> found;  // names in the file by those in the network
+  std::vector<std::string> names = present.keys();
+  std::vector<std::string> unexpected;
+  for (const auto& item : entries) {
+    const std::string& in_file = item.key();
+    const bool is_below = in_file.starts_with(report.prefix);
+    const std::string name = is_below ? name_in_network(in_file.substr(report.prefix.size())) : "";
+    names.push_back(name);
+    const std::string newest = report.prefix + name;
+    const bool is_older = in_file != newest && entries.contains(newest);
+    const bool is_loaded =
+        present.contains(name) && !is_older && found.emplace(name, in_file).second;
+    // torch.optim.swa_utils.AveragedModel counts its updates in n_averaged.
+    if (is_loaded || !item.value().defined() || ("." + in_file).ends_with(".n_averaged")) continue;
+    report.unexpected.push_back(base::printable(in_file));
+    const bool is_left_out = !options.into.empty() || is_matched(options.skip, name);
+    if (is_below && !is_left_out) unexpected.push_back(in_file);
+  }
+  check_wildcards(options.skip, names, "network or the file");
+  std::vector<std::string> misshapen, unread, wrong;  // wrong: the names of both
+  std::set<std::string> fit, fit_in_file;             // names for setting()
   for (const auto& item : present) {
     const std::string& name = item.key();
+    const auto at = found.find(name);
     if (is_matched(options.skip, name)) {
       report.skipped.push_back(name);
-    } else if (const at::Tensor* const found = weights.find(name)) {
+    } else if (at == found.end()) {
+      if (!is_counter(name)) report.missing.push_back(name);
+    } else {
       report.loaded.push_back(name);
-      if (found->sizes() != item.value().sizes()) {
+      const at::Tensor& tensor = entries[at->second];
+      if (!tensor.defined()) {
+        unread.push_back(fmt::format("{} ({})", name, entries.unread[at->second]));
+        wrong.push_back(name);
+      } else if (tensor.sizes() != item.value().sizes()) {
         misshapen.push_back(fmt::format("{} ([{}], the network has [{}])", name,
-                                        fmt::join(found->sizes(), ", "),
+                                        fmt::join(tensor.sizes(), ", "),
                                         fmt::join(item.value().sizes(), ", ")));
+        wrong.push_back(name);
+      } else if (!is_counter(name)) {
+        fit.insert(name + ".");
+        fit_in_file.insert(at->second + ".");
       }
-    } else if (!name.ends_with("num_batches_tracked")) {
-      report.missing.push_back(name);
     }
   }
-  for (const auto& item : weights) {
-    if (!present.contains(item.key())) report.unexpected.push_back(base::printable(item.key()));
+  const bool is_clear = prefixes.size() == 1;
+  std::string faults = is_clear ? "" : line("prefixes that fit", prefixes);
+  if (options.strict) faults += line("missing", report.missing) + line("unexpected", unexpected);
+  faults += line("of another shape", misshapen) + line("of a type that is not read", unread);
+  if (!faults.empty()) {
+    if (!options.keys.empty() && !fit.empty()) {
+      wrong.insert(wrong.begin(), report.missing.begin(), report.missing.end());
+      faults += "\n  to take the tensors that fit, set" +
+                (is_clear ? "" : fmt::format(" {}prefix={}", options.keys, report.prefix)) +
+                setting(options.keys + "skip", options.skip, wrong, fit) +
+                setting(options.keys + "ignore", options.ignore, unexpected, fit_in_file);
+    }
+    const std::string which =
+        report.prefix.empty() ? "" : fmt::format(" below '{}'", report.prefix);
+    throw base::UserError(base::printable(
+        fmt::format("the weights{} do not fit the network:{}", which, faults), /*kept=*/"\n"));
   }
-  std::string faults = line("of another shape", misshapen);
-  if (options.strict) {
-    if (options.into.empty()) faults = line("unexpected", report.unexpected) + faults;
-    faults = line("missing", report.missing) + faults;
-  }
-  if (!faults.empty()) throw base::UserError("the weights do not fit the network:" + faults);
   const at::NoGradGuard no_grad;
-  for (const std::string& name : report.loaded) present[name].copy_(weights[name]);
+  for (const std::string& name : report.loaded) present[name].copy_(entries[found[name]]);
   return report;
 }
 
@@ -239,9 +382,8 @@ StateDict state_dict(const torch::nn::Module& module) {
 void write_state_dict(const std::string& path, const torch::nn::Module& module) {
   const std::string extension = fs::path(path).extension();
   const StateDict all = state_dict(module);
-  if (extension == kSafetensors) {
-    write_parts(path, [&](const Sink& sink) { detail::write_safetensors(all, sink); });
-    return;
+  if (extension == ".safetensors") {
+    return write_parts(path, [&](const Sink& sink) { detail::write_safetensors(all, sink); });
   }
   if (extension != ".pth" && extension != ".pt" && extension != ".bin") {
     throw base::UserError(fmt::format(

@@ -4,7 +4,6 @@
 #include <libdeflate.h>
 
 #include <algorithm>
-#include <cstdint>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -26,6 +25,7 @@ constexpr size_t kEndSize = 22;
 constexpr size_t kEnd64Size = 56;
 constexpr size_t kLocatorSize = 20;
 constexpr size_t kMaxComment = 65535;
+constexpr uint16_t kDeflated = 8;
 constexpr uint32_t kIn64 = 0xffffffff;  // the value is in the zip64 field
 
 [[noreturn]] void fail_table() {
@@ -97,7 +97,6 @@ ZipArchive::ZipArchive(std::string_view bytes) : bytes_(bytes) {
 }
 
 void ZipArchive::add(std::string_view header) {
-  const auto method = read_le<uint16_t>(header, 10);
   const uint64_t name_size = read_le<uint16_t>(header, 28);
   const std::string name(part(header, kCentralSize, name_size));
   Zip64Field field(part(header, kCentralSize + name_size, read_le<uint16_t>(header, 30)));
@@ -110,24 +109,39 @@ void ZipArchive::add(std::string_view header) {
       offset + kLocalSize + read_le<uint16_t>(local, 26) + read_le<uint16_t>(local, 28);
   const size_t slash = name.find('/');
   const std::string below = slash == name.npos ? name : name.substr(slash + 1);
-  const Entry entry{.content = part(bytes_, begin, stored),
-                    .crc = read_le<uint32_t>(header, 16),
-                    .is_stored = method == 0 && stored == size};
+  Entry entry{.stored = part(bytes_, begin, stored),
+              .size = size,
+              .crc = read_le<uint32_t>(header, 16),
+              .method = read_le<uint16_t>(header, 10)};
   // Overlapping entries could take more memory than the file.
   if (stored > bytes_.size() - content_bytes_) fail_table();
   content_bytes_ += stored;
-  if (!entries_.emplace(below, entry).second) fail_table();
+  if (!entries_.emplace(below, std::move(entry)).second) fail_table();
 }
 
 std::string_view ZipArchive::read(const std::string& name) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
-    throw base::UserError(fmt::format("it has no entry '{}'", base::printable(name)));
+    throw base::UserError(
+        fmt::format("it is a zip archive without the entry '{}', which torch.save writes",
+                    base::printable(name)));
   }
-  const auto& [content, expected, is_stored] = found->second;
-  if (!is_stored) {
-    throw base::UserError(fmt::format("its entry '{}' is compressed, which torch.save never does",
-                                      base::printable(name)));
+  const auto& [stored, size, expected, method, inflated] = found->second;
+  std::string_view content = stored;
+  if (method == kDeflated && size / 1032 <= stored.size()) {  // deflate's largest ratio
+    const std::unique_ptr<libdeflate_decompressor, decltype(&libdeflate_free_decompressor)>
+        inflater(libdeflate_alloc_decompressor(), &libdeflate_free_decompressor);
+    // Not initialized: a damaged entry takes only as much memory as it fills.
+    inflated = std::make_unique_for_overwrite<char[]>(size);
+    size_t bytes = 0;
+    libdeflate_deflate_decompress(inflater.get(), stored.data(), stored.size(), inflated.get(),
+                                  size, &bytes);
+    content = {inflated.get(), bytes};
+  }
+  if (content.size() != size) {
+    throw base::UserError(
+        fmt::format("its entry '{}' is damaged, or compressed by another method than deflate",
+                    base::printable(name)));
   }
   const uint32_t crc = libdeflate_crc32(0, content.data(), content.size());
   // torch.serialization.set_crc32_options(False) leaves checksums out.

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,7 +34,23 @@ class Model : public torch::nn::Module {
   /// For load_state_dict(): the current name of a tensor that is called `name` in an older version,
   /// such as the one that published the weights. Called only for names that the network lacks.
   virtual std::string present_name(const std::string& name) const { return name; }
+
+  /// A network of its own with the same parameters, buffers and modes. Every network of this
+  /// library has it, as has every other that cloneable() made. Draws no random numbers. Norm::kSync
+  /// layers share statistics in the clone; other layers must be converted again.
+  /// @throws base::UserError if layers were added or removed after construction; c10::Error if
+  ///   cloneable() did not make the network
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+
+ protected:
+  friend std::shared_ptr<Model> cloneable(std::function<std::shared_ptr<Model>()> make);
+  /// For clone(): makes a network of the same structure, with any values.
+  std::function<std::shared_ptr<Model>()> make_another_ = {};
 };
+
+/// A network made by make(), whose clone() calls it again.
+std::shared_ptr<Model> cloneable(std::function<std::shared_ptr<Model>()> make);
 
 /// The source of batch norm's statistics in training.
 enum class Norm {

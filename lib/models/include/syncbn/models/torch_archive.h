@@ -31,8 +31,9 @@ void write_parts(const std::filesystem::path& path, const std::function<void(con
 
 /// Reads a file of torch.save. None, bool, int, float, text and tensors stay as they are; lists,
 /// tuples and sets become lists; dictionaries and the attributes of objects, such as an
-/// argparse.Namespace, become dictionaries with keys of text or int. Executes nothing in the file,
-/// see read_state_dict(). Tensors share the file's pages. Thread-safe.
+/// argparse.Namespace, become dictionaries with keys of text or int. Any other object becomes a
+/// tuple of one text, its type. Executes nothing in the file, see read_state_dict(). Tensors share
+/// the file's pages. Thread-safe.
 /// @throws base::UserError naming the file and what is wrong with it; base::UnavailableError if the
 ///   disk fails.
 c10::IValue read_torch_values(const std::filesystem::path& path);
