@@ -47,7 +47,7 @@ uint64_t build(const Size& size, IndexWriter& out) {
     }
     names.sort();
     writer.begin_folder(name, {}, folder);
-    for (int64_t i = 0; i < names.size(); ++i) writer.add_file(names[i], /*is_empty=*/false);
+    for (int64_t i = 0; i < names.size(); ++i) writer.add_file(names[i], /*is_unreadable=*/false);
     classes.push_back(name);
   }
   return writer.finish(classes);

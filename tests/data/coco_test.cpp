@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -58,7 +59,8 @@ class CocoTest : public ::testing::Test {
  protected:
   CocoTest() {
     fs::create_directory(folder_ / "photos");
-    for (const auto& [name, width, height] : {std::tuple{"nine", 40, 30}, {"four", 20, 50}}) {
+    for (const auto& [name, width, height] :
+         {std::tuple{"nine", 40, 30}, {"four", 20, 50}, {"seven", 40, 30}}) {
       folder_.write(fmt::format("photos/{}.jpg", name), test::write_jpeg(picture(width, height)));
     }
     write(file_of());
@@ -205,8 +207,8 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal("[]", "no list 'images'");
   refusal(fmt::format("{{{}, {}}}", kImages, kCategories), "no list 'annotations'");
   refusal(fmt::format("{{{}, {}}}", kImages, kAnnotations), "no list 'categories'");
-  refusal(file_of(kImages, R"("categories": [])"), "has an empty list 'categories'");
-  refusal(file_of(R"("images": [])"), "image_id 9, which the file does not list");
+  refusal(file_of(kImages, R"("categories": [])"), "has no categories");
+  refusal(file_of(R"("images": [])"), "has no images");
   refusal(file_of(R"("images": [])", kCategories, R"("annotations": [])"), "has no images");
   refusal(with(R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 0, 2]})"),
           "has no box to learn from");
@@ -242,16 +244,157 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
           "annotation 0 has the category_id 2, which the file does not list\n  the box of "
           "annotation 1 ([1, 1, 2, 99]) is not within");
   refusal(with(base::join(bad, ", ")), "which the file does not list\n  the box of annotation 9");
-  refusal(with(base::join(bad, ", ")), "[x, y, width, height]\n  and perhaps more");
-  const std::string twice = R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]})";
-  refusal(with(twice + ", " + twice), "two annotations with the id 5");
+  refusal(with(base::join(bad, ", ")), "11 of 11 annotations cannot be used: annotation 0 has");
+  refusal(with(base::join(bad, ", ")), "[x, y, width, height]\n  …");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a", "width": 4, "height": 3},
                                 {"id": 9, "file_name": "b", "width": 4, "height": 3}])"),
           "two images with the id 9");
   refusal(file_of(kImages, R"("categories": [{"id": 3, "name": "a"}, {"id": 3, "name": "b"}])"),
           "two categories with the id 3");
-  refusal(file_of(kImages, R"("categories": [{"id": 17, "name": "a"}, {"id": 3, "name": "a"}])"),
-          "the categories 3 and 17 have the same name 'a'");
+}
+
+/// Replaces the first occurrence in file_of().
+std::string changed(const std::string& from, const std::string& to) {
+  std::string file = file_of();
+  const size_t at = file.find(from);
+  EXPECT_NE(at, file.npos) << from;
+  return file.replace(at, from.size(), to);
+}
+
+TEST_F(CocoTest, ReadsNumbersAsToolsWriteThem) {
+  const uint64_t expected = load()->fingerprint();
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {R"("image_id": 9,)", R"("image_id": 9.0,)"},
+           {R"("image_id": 9,)", R"("image_id": "9",)"},
+           {R"("id": 4,)", R"("id": "4.0",)"},
+           {R"("category_id": 17,)", R"("category_id": 1.7e1,)"},
+           {R"("width": 20,)", R"("width": "20",)"},
+           {R"("height": 50)", R"("height": 50.0)"},
+           {"[30.5, 10, 10.25, 20]", R"(["30.5", "10.0", 10.25, 2e1])"},
+           {R"("area": 7,)", R"("area": "7.0",)"},
+           {R"("area": 0,)", R"("area": NaN,)"},
+           {R"("area": 0,)", R"("area": -Infinity,)"},
+           {R"("iscrowd": 1,)", R"("iscrowd": true,)"},
+           {R"("iscrowd": 1,)", R"("iscrowd": "True",)"},
+           {R"("iscrowd": 1,)", R"("iscrowd": 1.0,)"},
+           {R"("iscrowd": 0,)", R"("iscrowd": NaN,)"},
+           {R"("iscrowd": 0,)", R"("iscrowd": false,)"},
+           {R"("iscrowd": 0,)", R"("iscrowd": null,)"},
+           {R"("license": 3)", R"("license": Infinity)"},
+           {"[[30.5, 10,", "[[NaN, 10,"},
+           {"[5, 6]", "[NaN, -Infinity]"},
+           {R"("info": {)", R"("info": {"a": nan, "b": [-inf], "NaN": "-Infinity NaN", )"}}) {
+    write(changed(from, to));
+    const auto set = load();
+    EXPECT_EQ(set->fingerprint(), expected) << to;
+    EXPECT_THAT(set->remarks(), SizeIs(0)) << to;
+  }
+  write(changed(R"("name": "car")", R"("name": 12)"));
+  EXPECT_THAT(load()->class_names(), ElementsAre("12", "cat"));
+  write(changed(R"("height": 50)", R"("height": NaN)"));
+  EXPECT_THAT([this] { load(); },
+              ThrowsMessage<base::UserError>(HasSubstr("image 4 has no whole number 'height'")));
+}
+
+TEST_F(CocoTest, AFileThatIsNoJsonAfterANanIsDamagedThere) {
+  std::string file = changed("30.5, 10, 10.25", "NaN, -Infinity, 10.25");
+  const size_t at = file.find(": 103");
+  write(file.replace(at, 1, ";"));
+  EXPECT_THAT([this] { load(); },
+              ThrowsMessage<base::UserError>(HasSubstr(fmt::format("at byte {}", at + 1))));
+  for (const char* text : {"NaN", "[NaN", "{\"a\": -Infinity", "{\"a\": -Inf}"}) {
+    write(text);
+    EXPECT_THAT([this] { load(); }, ThrowsMessage<base::UserError>(HasSubstr("is not JSON")))
+        << text;
+  }
+}
+
+TEST_F(CocoTest, BoxesNeedNoIdsOfTheirOwn) {
+  const uint64_t expected = load()->fingerprint();
+  std::string file = changed(R"("id": 100, )", "");
+  const size_t at = file.find(R"("id": 102)");
+  write(file.replace(at, 9, R"("id": 103)"));
+  const auto set = load();
+  EXPECT_EQ(set->fingerprint(), expected);
+  ASSERT_THAT(set->remarks(), SizeIs(1));
+  EXPECT_THAT(set->remarks()[0].text,
+              HasSubstr("instances.json': 2 of 4 annotations have no id, or that of another"));
+  EXPECT_FALSE(set->remarks()[0].is_fault);
+}
+
+TEST_F(CocoTest, AnnotationsMayShareAnId) {
+  const std::string first = R"({"id": 103,)";
+  const std::string other =
+      R"({"id": 102, "image_id": 9, "category_id": 3, "bbox": [2, 4, 8, 7]}, )";
+  write(changed(first, other + first));
+  EXPECT_EQ(load()->annotations(2).size(), 4U);
+  EXPECT_THAT(load()->remarks().at(0).text, HasSubstr("1 of 5 annotations have no id, or that"));
+}
+
+TEST_F(CocoTest, NamesClassesWithoutABoxToLearnFrom) {
+  EXPECT_THAT(survey(*load(), Split::kTrain, std::chrono::minutes(1)), SizeIs(0));
+  // The other boxes of cars are a crowd and one without a width.
+  write(changed(R"("id": 102, "image_id": 9, "category_id": 3)",
+                R"("id": 102, "image_id": 9, "category_id": 17)"));
+  EXPECT_THAT(survey(*load(), Split::kTrain, std::chrono::minutes(1)),
+              ElementsAre("train: no box of class car"));
+}
+
+/// Without the annotations that cannot be used, a set is that of a file without them.
+TEST_F(CocoTest, LeavesOutAnnotationsThatCannotBeUsed) {
+  const std::string good = R"({"id": 1, "image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]})";
+  const auto with = [](const std::string& annotations) {
+    return file_of(kImages, kCategories, R"("annotations": [)" + annotations + "]");
+  };
+  write(with(good));
+  const auto expected = load();
+  EXPECT_THAT(expected->remarks(), SizeIs(0));
+  for (const auto& [bad, why] : std::vector<std::pair<std::string, std::string>>{
+           {R"("image_id": 9, "category_id": 3, "bbox": [1, NaN, 2, 2])",
+            "the box of annotation 5 ([1, nan, 2, 2]) has NaN or Infinity, in image 9"},
+           {R"("image_id": 9, "category_id": 3, "bbox": [1, 1, 2, Infinity])",
+            "the box of annotation 5 ([1, 1, 2, nan]) has NaN or Infinity, in image 9"},
+           {R"("image_id": 9, "category_id": 3, "bbox": [null, 1, 2, "x"])",
+            "the box of annotation 5 ([nan, 1, 2, nan]) has NaN or Infinity"},
+           {R"("image_id": 9, "category_id": 3, "bbox": [-3, 1, 8, 2])",
+            "the box of annotation 5 ([-3, 1, 8, 2]) is not within image 9 (40 x 30 pixels)"},
+           {R"("image_id": 9, "category_id": 3, "bbox": [])", "annotation 5 has no 'bbox' of 4"},
+           {R"("image_id": 9, "category_id": NaN, "bbox": [1, 1, 2, 2])",
+            "annotation 5 has no whole number 'category_id'"},
+           {R"("image_id": null, "category_id": 3, "bbox": [1, 1, 2, 2])",
+            "annotation 5 has no whole number 'image_id'"},
+           {R"("image_id": 8, "category_id": 3, "bbox": [1, 1, 2, 2])",
+            "annotation 5 has the image_id 8, which the file does not list"}}) {
+    write(with(fmt::format(R"({{"id": 5, {}}}, {})", bad, good)));
+    const auto set = load();
+    EXPECT_EQ(set->fingerprint(), expected->fingerprint()) << bad;
+    ASSERT_THAT(set->remarks(), SizeIs(1)) << bad;
+    EXPECT_THAT(set->remarks()[0].text,
+                HasSubstr("instances.json': 1 of 2 annotations cannot be used: " + why));
+    EXPECT_TRUE(set->remarks()[0].is_fault);
+  }
+  write(with(good + R"(, {"image_id": 9, "category_id": 3, "bbox": [1, 1, 2]})"));
+  EXPECT_THAT(load()->remarks().at(0).text,
+              HasSubstr("annotation number 1 (from 0) has no 'bbox'"));
+}
+
+/// Roboflow's root category has the name of the class if there is only one.
+TEST_F(CocoTest, RenamesCategoriesWhoseNamesAreTaken) {
+  const std::string root = R"({"id": 0, "name": "cat", "supercategory": "none"}, )";
+  const std::string categories =
+      R"("categories": [)" + root + R"({"id": 17, "name": "cat"}, {"id": 3, "name": "car"}])";
+  write(file_of(kImages, categories));
+  const auto set = load();
+  EXPECT_THAT(set->class_names(), ElementsAre("cat (0)", "car", "cat"));
+  EXPECT_EQ(set->category_id(2), 17);
+  ASSERT_THAT(set->remarks(), SizeIs(1));
+  EXPECT_FALSE(set->remarks()[0].is_fault);
+  EXPECT_THAT(set->remarks()[0].text,
+              HasSubstr("category 0 has the name of another; it is called 'cat (0)' here"));
+  write(file_of(kImages, R"json("categories": [{"id": 0, "name": "cat"},
+      {"id": 17, "name": "cat"}, {"id": 3, "name": "cat (0)"}])json"));
+  EXPECT_THAT(load()->class_names(), ElementsAre("cat (0) (0)", "cat (0)", "cat"));
+  EXPECT_THAT(load()->remarks().at(0).text, HasSubstr("it is called 'cat (0) (0)' here"));
 }
 
 std::string with_four(const std::string& name, const std::string& size) {
@@ -292,6 +435,7 @@ TEST_F(CocoTest, LeavesSizesThatNoFileMayHaveToTheLoader) {
 }
 
 TEST_F(CocoTest, NamesImagesThatDoNotMatch) {
+  fs::remove(folder_ / "photos/seven.jpg");
   EXPECT_THAT([this] { load()->get_batch(std::vector<int64_t>{1}); },
               ThrowsMessage<base::UserError>(
                   AllOf(HasSubstr("photos/seven.jpg"), HasSubstr("No such file"))));
@@ -299,11 +443,106 @@ TEST_F(CocoTest, NamesImagesThatDoNotMatch) {
   EXPECT_THAT([this] { load()->get_batch(std::vector<int64_t>{1}); },
               ThrowsMessage<base::UserError>(
                   AllOf(HasSubstr("seven.jpg' has 30 x 40 pixels"), HasSubstr("for 40 x 30"))));
+  fs::remove(folder_ / "photos/seven.jpg");
+  const std::vector<Remark> remarks = load()->remarks();
+  ASSERT_THAT(remarks, SizeIs(1));
+  EXPECT_TRUE(remarks[0].is_fault);
+  EXPECT_THAT(remarks[0].text, AllOf(HasSubstr("no file for 1 of 3 photos, such as '"),
+                                     HasSubstr("photos/seven.jpg'; is '")));
   CocoOptions elsewhere = options();
   elsewhere.train_images = folder_ / "other";
   EXPECT_THAT([&] { load(elsewhere); },
               ThrowsMessage<base::UserError>(
                   AllOf(HasSubstr("other/four.jpg'"), HasSubstr("the folder of its images?"))));
+}
+
+TEST_F(CocoTest, ReadsBackslashesAsSlashesWhereThatNamesAFile) {
+  fs::create_directory(folder_ / "photos/below");
+  const std::string size = R"("width": 20, "height": 50)";
+  const auto name = [&](const char* file) {
+    write(with_four(file, size));
+    return load()->name_of(0);
+  };
+  fs::copy(folder_ / "photos/four.jpg", folder_ / "photos/below/4.jpg");
+  EXPECT_EQ(name(R"(below\\4.jpg)"), (folder_ / "photos/below/4.jpg").string());
+  EXPECT_THAT(load()->remarks(), SizeIs(0));
+  // Folders are listed: the loader reports a link that leads nowhere.
+  fs::create_symlink("nowhere", folder_ / "photos/below/5.jpg");
+  EXPECT_EQ(name(R"(below\\5.jpg)"), (folder_ / "photos/below/5.jpg").string());
+  EXPECT_THAT(load()->remarks(), SizeIs(0));
+  EXPECT_EQ(name(R"(.\\below\\4.jpg)"), (folder_ / "photos/./below/4.jpg").string());
+  fs::copy(folder_ / "photos/four.jpg", folder_ / R"(photos/below\4.jpg)");
+  EXPECT_EQ(name(R"(below\\4.jpg)"), (folder_ / R"(photos/below\4.jpg)").string());
+
+  for (const char* path : {R"(images\\four.jpg)", R"(C:\\images\\four.jpg)"}) {
+    name(path);
+    ASSERT_THAT(load()->remarks(), SizeIs(1));
+    EXPECT_THAT(load()->remarks()[0].text,
+                AllOf(HasSubstr("images\\four.jpg'; is '"), HasSubstr("a path below it")));
+  }
+  EXPECT_THAT([&] { name(R"(..\\four.jpg)"); },
+              ThrowsMessage<base::UserError>(HasSubstr(R"('..\four.jpg', is not within)")));
+}
+
+/// A JPEG with an EXIF orientation.
+std::string rotated(int64_t width, int64_t height, int orientation) {
+  std::string exif(
+      "\xff\xe1\0\x22"
+      "Exif\0\0"
+      "II*\0\x08\0\0\0"
+      "\x01\0"
+      "\x12\x01\x03\0\x01\0\0\0\0\0\0\0"
+      "\0\0\0\0",
+      36);
+  exif[28] = static_cast<char>(orientation);
+  return test::write_jpeg(picture(width, height)).insert(2, exif);
+}
+
+/// Photos that label tools have shown upright.
+TEST_F(CocoTest, ReadsPhotosAsTheSizeInTheAnnotationsSays) {
+  const auto pixels_of = [&](bool option) {
+    CocoOptions read = options();
+    read.exif_orientation = option;
+    const auto set = load(read);
+    const Batch batch = set->get_batch(std::vector<int64_t>{0});
+    return batch.data[0].slice(1, 0, 50).slice(2, 0, 20).clone();
+  };
+  const auto image = [&](bool upright) {
+    const Image read = load_image(folder_ / "photos/four.jpg", {.exif_orientation = upright});
+    return at::tensor(at::ArrayRef<uint8_t>(read.pixels), at::kByte)
+        .view({read.height, read.width, 3})
+        .permute({2, 0, 1});
+  };
+  folder_.write("photos/four.jpg", rotated(50, 20, 6));
+  EXPECT_TRUE(at::equal(pixels_of(false), image(true)));
+  EXPECT_TRUE(at::equal(pixels_of(true), image(true)));
+  folder_.write("photos/four.jpg", rotated(20, 50, 6));
+  EXPECT_TRUE(at::equal(pixels_of(false), image(false)));
+  EXPECT_TRUE(at::equal(pixels_of(true), image(false)));
+  folder_.write("photos/four.jpg", rotated(20, 50, 3));
+  EXPECT_TRUE(at::equal(pixels_of(false), image(false)));
+  EXPECT_TRUE(at::equal(pixels_of(true), image(true)));
+  folder_.write("photos/four.jpg", rotated(50, 20, 3));
+  EXPECT_THAT([&] { pixels_of(false); },
+              ThrowsMessage<base::UserError>(HasSubstr("four.jpg' has 50 x 20 pixels, its")));
+}
+
+TEST_F(CocoTest, FactsNameTheOrientationUnlessTheOptionAppliesIt) {
+  const auto orientation = [&](const std::string& file, const std::string& size, bool option) {
+    folder_.write("photos/four.jpg", file);
+    write(with_four("four.jpg", size));
+    CocoOptions read = options();
+    read.exif_orientation = option;
+    return load(read)->facts(0).orientation;
+  };
+  const std::string upright = R"("width": 20, "height": 50)";
+  const std::string square = R"("width": 20, "height": 20)";
+  EXPECT_EQ(orientation(test::write_jpeg(picture(20, 50)), upright, false), 1);
+  EXPECT_EQ(orientation(rotated(50, 20, 6), upright, false), 6);
+  EXPECT_EQ(orientation(rotated(20, 50, 8), upright, false), 8);
+  EXPECT_EQ(orientation(rotated(20, 50, 3), upright, false), 3);
+  EXPECT_EQ(orientation(rotated(20, 20, 6), square, false), 6);
+  for (const int any : {3, 6}) EXPECT_EQ(orientation(rotated(20, 20, any), square, true), 1);
 }
 
 TEST_F(CocoTest, RefusesTransformsThatDoNotMoveBoxes) {

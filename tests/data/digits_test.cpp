@@ -203,11 +203,19 @@ TEST_F(DigitsFileTest, NamesAnEmptyLine) {
 }
 
 TEST_F(DigitsFileTest, NamesAnInvalidPixel) {
-  for (const std::string pixel : {"x", "17", "-1", "1.5", "", " 1", "99999999999999999999"}) {
+  for (const std::string pixel : {"x", "17", "-1", "1.5", "", "nan", "99999999999999999999"}) {
     EXPECT_THAT(message_of(file(line(1) + line(1, pixel))),
                 ThrowsMessage<base::UserError>(
                     AllOf(HasSubstr("own.csv:2: column 1: a pixel must be an integer from 0 to 16"),
                           HasSubstr("'" + pixel + "'"))));
+  }
+}
+
+// pandas writes 1.0 and True, spreadsheets quotes and a byte order mark.
+TEST_F(DigitsFileTest, ReadsNumbersAsToolsWriteThem) {
+  for (const std::string pixel : {"1.0", "1e0", " 1", "\"1\"", "true", "True"}) {
+    const std::string path = file("\xef\xbb\xbf" + line(1, pixel) + line(1, pixel));
+    EXPECT_GT(load_digits({.path = path}, Split::kTrain)->size(), 0) << pixel;
   }
 }
 

@@ -177,30 +177,76 @@ TEST_F(FolderIndexTest, FingerprintDependsOnNamesAndTheFirstFileNotOnLocation) {
 }
 
 TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
-  const auto text = [this] {
+  const auto text = [this]() -> std::string {
     const FolderIndex made = index();
-    return unreadable_files(made, [&](int64_t i) { return folder_ / "data" / made.file(i); });
+    const std::vector<Remark> remarks =
+        remarks_on(made, "", [&](int64_t i) { return folder_ / "data" / made.file(i); });
+    if (remarks.empty()) return "";
+    EXPECT_TRUE(remarks.at(0).is_fault);
+    return remarks.at(0).text.substr(0, remarks.at(0).text.find(':'));
   };
   const std::string root = folder_ / "data";
-  EXPECT_EQ(text(), fmt::format("3 empty files: '{0}/cat/1.jpg', '{0}/cat/more/2.jpg', "
-                                "'{0}/dog/3.jpg'",
-                                root));
+  EXPECT_EQ(text(), fmt::format("3 files (empty), such as '{}/cat/1.jpg' cannot be read", root));
   // These files are written in place, so the index is not rebuilt.
   const FileStamp before = index_file();
   for (const char* file : {"cat/1.jpg", "dog/3.jpg"})
     folder_.write(fmt::format("data/{}", file), "x");
-  EXPECT_EQ(text(), fmt::format("1 empty file: '{}/cat/more/2.jpg'", root));
+  EXPECT_EQ(text(),
+            fmt::format("1 file (empty), such as '{}/cat/more/2.jpg' cannot be read", root));
   EXPECT_EQ(index_file(), before);
   folder_.write("data/cat/more/2.jpg", "x");
   EXPECT_EQ(text(), "");
-  add("data/cat/4.webp");
-  EXPECT_EQ(text(), fmt::format("1 file (.webp), such as '{}/cat/4.webp'", root));
+  folder_.write("data/cat/4.webp", "RIFF");
+  EXPECT_EQ(text(), fmt::format("1 file (.webp), such as '{}/cat/4.webp' cannot be read", root));
+  // Only files that were empty are looked at again.
+  folder_.write("data/cat/4.webp", "\xff\xd8\xff\xe0 and so on");
+  EXPECT_EQ(text(), fmt::format("1 file (.webp), such as '{}/cat/4.webp' cannot be read", root));
+  folder_.write("data/cat/4.webp", "RIFF");
   fs::create_symlink("nowhere", folder_ / "data/dog/4.jpg");
   for (int i = 5; i <= 9; ++i) add(fmt::format("data/dog/{}.png", i));
-  EXPECT_EQ(text(), fmt::format("1 file (.webp), such as '{0}/cat/4.webp', and 6 empty files, such "
-                                "as '{0}/dog/4.jpg', '{0}/dog/5.png', '{0}/dog/6.png', "
-                                "'{0}/dog/7.png', '{0}/dog/8.png'",
-                                root));
+  EXPECT_EQ(
+      text(),
+      fmt::format("7 files (1 .webp, 6 empty), such as '{}/cat/4.webp' cannot be read", root));
+}
+
+TEST_F(FolderIndexTest, TakesImagesByTheirContentWhateverTheirNames) {
+  const std::string jpeg = "\xff\xd8\xff\xe0 and so on";
+  const std::string png = "\x89PNG\r\n\x1a\n and so on";
+  folder_.write("data/cat/a.jfif", jpeg);
+  folder_.write("data/cat/b", png);
+  folder_.write("data/cat/c.webp", jpeg);
+  folder_.write("data/cat/d.JPG_large", jpeg);
+  folder_.write("data/cat/e.txt", "text");
+  folder_.write("data/dog/f.gif", "GIF89a and so on");
+  folder_.write("data/dog/g.HEIC", "....ftypheic");
+  folder_.write("data/dog/h.gif", "\xff");
+  const FolderIndex made = index();
+  EXPECT_THAT(files_of(made), ElementsAre("cat/1.jpg", "cat/a.jfif", "cat/b", "cat/c.webp",
+                                          "cat/d.JPG_large", "cat/more/2.jpg", "dog/3.jpg"));
+  EXPECT_EQ(made.left_out(), "3 files (1 .HEIC, 2 .gif), such as 'dog/f.gif'");
+  EXPECT_THAT(made.unreadable(), ElementsAre(0, 5, 6)) << "the empty ones";
+}
+
+TEST_F(FolderIndexTest, ASplitMayLackClassesOfTraining) {
+  fs::create_directory(folder_ / "data/eel");
+  EXPECT_THAT([&] { index(); },
+              ThrowsMessage<base::UserError>(HasSubstr("there are no images in eel")));
+  folder_.write("data/eel/1.gif", "GIF89a");
+  EXPECT_THAT([&] { index(); }, ThrowsMessage<base::UserError>(HasSubstr(
+                                    "neither JPEG nor PNG: 1 file (.gif), such as 'eel/1.gif'")));
+  fs::remove(folder_ / "data/eel/1.gif");
+  const std::vector<std::string> trained = {"ant", "cat", "dog", "eel"};
+  const FolderIndex some = index_class_folders(folder_ / "data", cache(), trained);
+  EXPECT_EQ(some.classes(), trained);
+  EXPECT_THAT(some.labels(), ElementsAre(1, 1, 2));
+  // Other classes are another index.
+  fs::remove(folder_ / "data/eel");
+  EXPECT_THAT(index().labels(), ElementsAre(0, 0, 1));
+  EXPECT_THAT(index_class_folders(folder_ / "data", cache(), {"cat", "dog"}).labels(),
+              ElementsAre(0, 0, 1));
+  fs::create_directories(folder_ / "none/cat");
+  EXPECT_THAT([&] { index_class_folders(folder_ / "none", cache(), trained); },
+              ThrowsMessage<base::UserError>(HasSubstr("there are no images in cat")));
 }
 
 TEST_F(FolderIndexTest, RefusesALinkToAFolderThatContainsIt) {
@@ -244,7 +290,7 @@ TEST_F(FolderIndexTest, FindsEmptyMasks) {
   folder_.write("images/b.jpg", "x");
   add("masks/b.png");
   const FolderIndex pairs = index_pairs(folder_ / "images", folder_ / "masks", cache());
-  EXPECT_THAT(pairs.empty_files(), ElementsAre(1));
+  EXPECT_THAT(pairs.unreadable(), ElementsAre(1));
 }
 
 TEST_F(FolderIndexTest, PairsImagesWithMasks) {
@@ -258,6 +304,10 @@ TEST_F(FolderIndexTest, PairsImagesWithMasks) {
   EXPECT_THAT(pairs.labels(), IsEmpty());
   add("images/c.jpg");
   EXPECT_EQ(index_pairs(folder_ / "images", folder_ / "masks", cache()).size(), 6);
+  add("images/d.jpg");
+  add("masks/d.gif");
+  EXPECT_THAT([&] { index_pairs(folder_ / "images", folder_ / "masks", cache()); },
+              ThrowsMessage<base::UserError>(HasSubstr("masks', a PNG of the same name")));
 }
 
 TEST_F(FolderIndexTest, FindsEveryFileInFoldersOfAllSizes) {

@@ -111,9 +111,48 @@ TEST(ImageTest, FilesDecodeAsInPillow) {
   const auto all = golden();
   ASSERT_EQ(all.size(), 59U);
   for (const Golden& file : all) {
-    EXPECT_EQ(hash_of(load_image(kImages / file.name)), file.stored) << file.name;
-    EXPECT_EQ(hash_of(load_image(kImages / file.name, {.exif_orientation = true})), file.turned)
-        << file.name;
+    DecodeOptions options{.clamp_high_bits = true};
+    EXPECT_EQ(hash_of(load_image(kImages / file.name, options)), file.stored) << file.name;
+    options.exif_orientation = true;
+    EXPECT_EQ(hash_of(load_image(kImages / file.name, options)), file.turned) << file.name;
+  }
+}
+
+TEST(ImageTest, GreyOfSixteenBitsKeepsItsUpperBitsOrIsClamped) {
+  for (const char* name : {"png_grey16.png", "png_grey16_interlaced.png"}) {
+    const Image scaled = load_image(kImages / name);
+    const Image clamped = load_image(kImages / name, {.clamp_high_bits = true});
+    int64_t bright = 0;
+    for (size_t i = 0; i < scaled.pixels.size(); ++i) {
+      // Values below 256 have no upper bits, all others are clamped.
+      EXPECT_EQ(scaled.pixels[i] > 0 ? clamped.pixels[i] : 255, 255);
+      EXPECT_EQ(clamped.pixels[i] < 255 ? scaled.pixels[i] : 0, 0);
+      bright += scaled.pixels[i] > 100 ? 1 : 0;
+    }
+    EXPECT_GT(bright, 30) << name;
+    EXPECT_LT(bright, std::ssize(scaled.pixels)) << name;
+  }
+  const auto has_high_bits = [](const char* name) {
+    const std::string file = base::read_file(kImages / name);
+    return ImageDecoder(bytes_of(file), name).has_high_bits();
+  };
+  EXPECT_TRUE(has_high_bits("png_grey16.png"));
+  for (const char* name : {"png_rgb16.png", "png_grey4.png", "jpeg_grey.jpg"}) {
+    EXPECT_FALSE(has_high_bits(name)) << name;
+  }
+}
+
+TEST(ImageTest, TellsTheOrientationWhetherOrNotItIsApplied) {
+  for (const auto& [name, orientation] : {std::pair("exif_3.jpg", 3),
+                                          {"exif_6.jpg", 6},
+                                          {"exif_6_late.png", 6},
+                                          {"png_rgb8.png", 1}}) {
+    const std::string file = base::read_file(kImages / name);
+    for (const bool turns : {false, true}) {
+      EXPECT_EQ(ImageDecoder(bytes_of(file), name, {.exif_orientation = turns}).file_orientation(),
+                orientation)
+          << name;
+    }
   }
 }
 

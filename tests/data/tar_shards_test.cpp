@@ -160,6 +160,66 @@ TEST_F(TarShardsTest, ReadsExtensionsInCapitals) {
   EXPECT_THAT(set->labels(), ElementsAre(3, 4));
 }
 
+TEST_F(TarShardsTest, CountsMembersWhoseNamesHaveSeveralDots) {
+  const std::string other = member("b1.5_0.jpg", image_) + member("b1.5_0.cls", "1") +
+                            member("b1.6_0.jpg", image_) + member("b1.6_0.cls", "2");
+  const auto remark = [](const Dataset& set) {
+    const auto all = set.remarks();
+    return all.empty() ? "" : all.front().text;
+  };
+  const std::string sample = member("1.jpg", image_) + member("1.cls", "3");
+  const auto set = load_bytes(sample + other + kEnd);
+  EXPECT_THAT(set->labels(), ElementsAre(3));
+  EXPECT_THAT(remark(*set),
+              AllOf(HasSubstr("a.tar': left out: 4 files (2 .cls, 2 .jpg), such as 'b1.5_0.cls'"),
+                    HasSubstr("named alike up to the first dot")));
+  EXPECT_EQ(remark(*load("a.tar")), remark(*set)) << "from the index";
+  EXPECT_THAT([&] { load_bytes(other + kEnd); },
+              refuses("there is no sample in", "but 4 files (2 .cls, 2 .jpg), such as"));
+  // A second label beside a sample's own, but not another field of the sample.
+  const auto beside = load_bytes(sample + member("1.seg.png", image_) + member("2.jpg", image_) +
+                                 member("2.cls", "4") + member("2.5.cls", "4") + kEnd);
+  EXPECT_THAT(beside->labels(), ElementsAre(3, 4));
+  EXPECT_THAT(remark(*beside), HasSubstr("1 file (.cls), such as '2.5.cls'"));
+  EXPECT_EQ(remark(*load_bytes(sample + member("1.seg.png", image_) + kEnd)), "");
+  EXPECT_THAT(remark(*load_bytes(sample + member("2.gif", "GIF89a and so on") + kEnd)),
+              HasSubstr("1 file (.gif), such as '2.gif': the files of a sample"));
+}
+
+TEST_F(TarShardsTest, TakesImagesByTheirContentWhateverTheirNames) {
+  const auto set =
+      load_bytes(member("1.jfif", image_) + member("1.cls", "3") + member("2.cls", "4") +
+                 member("2.img", image_) + member("3.mask", image_) + member("3.jpg", "no image") +
+                 member("3.cls", "5") + kEnd);
+  EXPECT_THAT(set->labels(), ElementsAre(3, 4, 5));
+  EXPECT_EQ(set->get_batch(std::vector<int64_t>{0, 1}).size(), 2);
+  EXPECT_THROW(set->get_batch(std::vector<int64_t>{2}), base::UserError) << "a name comes first";
+  EXPECT_THAT([&] { load_bytes(member("1.cls", "3") + member("1.webp", "RIFF1234WEBP") + kEnd); },
+              refuses("there is no sample in", "but 1 file (.webp), such as '1.webp'"));
+}
+
+TEST_F(TarShardsTest, ReadsLabelsAsToolsWriteThem) {
+  for (const std::string label : {"3.0", "\"3\"",
+                                  "\xef\xbb\xbf"
+                                  "3\r\n",
+                                  " 3"}) {
+    EXPECT_THAT(load_bytes(member("1.jpg", image_) + member("1.cls", label) + kEnd)->labels(),
+                ElementsAre(3))
+        << label;
+  }
+}
+
+TEST_F(TarShardsTest, SaysThatTheOtherPartOfASampleIsElsewhere) {
+  const auto refuse = [&](const std::string& bytes, const std::string& other) {
+    EXPECT_THAT([&] { load_bytes(bytes + kEnd); },
+                refuses(fmt::format("; '{}' is elsewhere in the shard", other), "--sort=name"));
+  };
+  const std::string second = member("2.jpg", image_) + member("2.cls", "1");
+  refuse(member("1.jpg", image_) + second + member("1.cls", "1"), "1.cls");
+  refuse(member("1.cls", "1") + second + member("1.png", image_), "1.png");
+  refuse(member("images/1.jpg", image_) + member("labels/1.cls", "1"), "labels/1.cls");
+}
+
 TEST_F(TarShardsTest, RefusesIncompleteSamples) {
   const auto refuse = [&](const std::string& bytes, const std::string& why) {
     EXPECT_THAT([&] { load_bytes(bytes + kEnd); }, refuses("a.tar", why));

@@ -252,6 +252,27 @@ TEST_F(DetectionProgramTest, ImagesAndBoxesWithoutContentAreSaidOnce) {
   EXPECT_EQ(count(refused.err, "has no box to learn from"), 1) << refused.err;
 }
 
+TEST_F(DetectionProgramTest, AFaultyBoxEndsARunAtItsStartUnlessErrorsAreSkipped) {
+  auto file = nlohmann::json::parse(base::read_file(folder_ / "train.json"));
+  file["annotations"][0]["bbox"] = {-9, 0, 20, 20};
+  folder_.write("train.json", file.dump());
+  const std::string fault = "1 of 24 annotations cannot be used: the box of annotation 1 ([-9, 0";
+  const std::string skip = "--loader.on_error=skip";
+  const auto refused = train(2, {});
+  EXPECT_EQ(refused.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(refused.err, fault), 1) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("loader.on_error=skip"));
+  const auto trained = train(2, {skip, "--max_steps=1"});
+  EXPECT_EQ(trained.exit_code, 0) << trained.err;
+  EXPECT_EQ(count(trained.err, fault), 1) << trained.err;
+
+  const auto named = run_train({"check", "shapes.yaml"}, {}, folder_.path());
+  EXPECT_EQ(named.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(named.err, fault), 1) << named.err;
+  EXPECT_THAT(named.err, HasSubstr("train without them: loader.on_error=skip"));
+  EXPECT_EQ(run_train({"check", "shapes.yaml", skip}, {}, folder_.path()).exit_code, 0);
+}
+
 TEST_F(DetectionProgramTest, CheckReadsImagesWithBoxes) {
   const auto whole = run_train({"check", "shapes.yaml"}, {}, folder_.path());
   EXPECT_EQ(whole.exit_code, 0) << whole.err;

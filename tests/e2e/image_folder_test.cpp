@@ -139,10 +139,15 @@ torch.save({"model": run["model"], "model_ema": average}, sys.argv[1] + "/python
   refused({"predict", "test", run, "--output=of1"}, "of1 exists; choose another --output");
   refused({"predict", "nowhere", run}, "there is no file or folder nowhere");
   base::write_file_atomically(folder_ / "test/grey/a.webp", "");
-  EXPECT_THAT(predict(1, "others", "--seed=0").err,
-              HasSubstr("1 file left out: neither JPEG nor PNG, such as grey/a.webp"));
+  const auto partial = predict(1, "others", "--seed=0");
+  EXPECT_THAT(partial.err, HasSubstr("left out: 1 file (.webp), such as 'grey/a.webp': neither"));
+  expect_mistake(partial, "predict: 1 of 17 images left out: convert them to JPEG or PNG");
+  EXPECT_TRUE(std::filesystem::exists(folder_ / "others/predictions.csv"));
+  const auto accepted = predict(1, "accepted", "--loader.on_error=skip");
+  EXPECT_EQ(accepted.exit_code, 0) << accepted.err;
   refused({"predict", "of1", run}, "there are no JPEG or PNG files in 'of1'");
   refused({run, "--ema"}, "--ema: only for train export, train predict");
+  refused({"predict", "test", run, "-e"}, "--split: only for train eval");
   base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
   refused({"predict", "test", run}, "none.png': it is neither JPEG nor PNG");
   std::filesystem::remove_all(folder_ / "test");
@@ -162,13 +167,14 @@ TEST_F(ImageFolderPredictTest, CheckNamesEverySampleThatARunCouldNotUse) {
     return run_train(Words{"check", "--config=images.yaml", "lr=0.1"} + more, {}, folder_.path());
   };
   base::write_file_atomically(folder_ / "train/grey/notes.txt", "mine");
+  base::write_file_atomically(folder_ / "train/grey/x.gif", "GIF89a");
   const auto whole = check();
   EXPECT_EQ(whole.exit_code, 0) << whole.err;
   EXPECT_EQ(whole.out,
             "train: 16 samples, 2 classes of 8 samples; all can be used\n"
             "test: 16 samples, 2 classes of 8 samples; all can be used\n");
   EXPECT_THAT(whole.err,
-              HasSubstr("1 file left out: neither JPEG nor PNG, such as train/grey/notes.txt"));
+              HasSubstr("image_folder: 'train': left out: 1 file (.gif), such as 'grey/x.gif'"));
   EXPECT_THAT(whole.err, HasSubstr("8 training samples of a class may be too few for a network"));
 
   const auto without_init =
@@ -311,24 +317,97 @@ TEST_F(ImageFolderTrainingTest, NamesFilesThatItCannotDecodeAtTheStart) {
   base::write_file_atomically(folder_ / "train/grey/y.BMP", "BM");
   base::write_file_atomically(folder_ / "test/grey/z.png", "");
   expect_mistake(train("run"),
-                 "data: 2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be read: "
+                 "data: 2 files (1 .BMP, 1 .webp), such as 'train/colour/x.webp' cannot be read: "
                  "convert them to JPEG or PNG (ImageMagick: mogrify -format png FILE), mend or "
-                 "remove them, or leave them out with loader.on_error=skip");
+                 "remove them");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
   const auto result = run_train({"--config", "images.yaml", "--run_dir", "run",
                                  "--loader.on_error=skip", "--loader.error_budget=0.5"},
                                 {}, folder_.path());
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.err,
-              HasSubstr("2 files (.BMP, .webp), such as 'train/colour/x.webp' cannot be "
-                        "read: left out where they come"));
-  EXPECT_THAT(result.err, HasSubstr("1 empty file: 'test/grey/z.png' cannot be read: left out"));
+              HasSubstr("left out: 2 files (1 .BMP, 1 .webp), such as 'train/colour/x.webp' "
+                        "cannot be read"));
+  EXPECT_THAT(result.err, HasSubstr("left out: 1 file (empty), such as 'test/grey/z.png' cannot"));
+}
+
+TEST_F(ImageFolderTrainingTest, SaysAtTheStartWhatIsOftenAMistake) {
+  std::filesystem::remove_all(folder_ / "test/grey");
+  fill("train", "colour/turned", "exif_6.jpg");
+  base::write_file_atomically(folder_ / "train/colour/x.gif", "GIF89a");
+  const auto run = train("run", {"--epochs=1"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  for (const std::string text : {"train: 8 of 24 images are stored rotated",
+                                 "image_folder: 'train': left out: 1 file (.gif), such as",
+                                 "test: no sample of class grey\n"}) {
+    EXPECT_EQ(count(run.err, text), 1) << text << run.err;
+  }
+  EXPECT_TRUE(result_of(folder_ / "run")["test_accuracy_grey"].is_null());
+}
+
+TEST_F(ImageFolderTrainingTest, ALastBatchOfOneIsFoundAtTheStart) {
+  std::filesystem::remove(folder_ / "train/grey/0.png");  // 15 are left
+  const Words small = {"--model={type: resnet18}", "--batch_size=7", "--epochs=1"};
+  const auto run = [&](const std::string& name, const Words& more) {
+    return run_train(Words{"--config=images.yaml", "--run_dir=" + name} + small + more, {},
+                     folder_.path());
+  };
+  const std::string said = "leave a last batch of 1, and batch norm";
+  expect_mistake(run("run", {}), "loader.drop_last: 15 training samples in batches of 7 " + said);
+  expect_mistake(train("run", small + Words{"--sync_batchnorm=false"}),
+                 "8 training samples per rank in batches of 7 " + said);
+  // Parts of 2 samples and 1.
+  const Words replicas = {"--batch_size=6", "--parallel.mode=data_parallel",
+                          "--parallel.devices=[cpu, cpu]"};
+  for (const Words& more :
+       {Words{"--batch_size=6", "--accumulate=2"}, replicas + Words{"--sync_batchnorm=false"}}) {
+    expect_mistake(run("run", more), "in batches of 6 leave a last batch of 3 in 2 parts, and");
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  for (const Words& more : {Words{"--loader.drop_last=true"}, {"--max_steps=1"}, replicas}) {
+    const auto good = run(more.front().substr(2, 5), more);
+    EXPECT_EQ(good.exit_code, 0) << good.err;
+  }
+}
+
+TEST_F(ImageFolderTrainingTest, AResumedRunFindsALastBatchOfOneThatIsStillToCome) {
+  std::filesystem::remove(folder_ / "train/grey/0.png");  // 15 are left
+  const auto run = [&](const Words& more) {
+    return run_train(Words{"--config=images.yaml", "--run_dir=run", "--model={type: resnet18}",
+                           "--resume=auto"} +
+                         more,
+                     {}, folder_.path());
+  };
+  const auto begun = run({"--batch_size=5", "--max_steps=2"});
+  ASSERT_EQ(begun.exit_code, 0) << begun.err;
+  // The first epoch ends with the five samples that are left of it, the second with one.
+  expect_mistake(run({"--batch_size=7"}),
+                 "15 training samples in batches of 7 leave a last batch of 1");
+  const auto good = run({"--batch_size=7", "--epochs=1"});
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+}
+
+TEST_F(ImageFolderTrainingTest, LookingForALastBatchOfOneDoesNotChangeTheRun) {
+  std::filesystem::remove(folder_ / "train/grey/0.png");  // 15 are left
+  const auto run = [&](const std::string& name, const Words& more = {}) {
+    // Two batches of 7, and one of a single image, whose batch norm has many values per channel.
+    const auto result = run_train(Words{"--config=images.yaml", "--run_dir=" + name,
+                                        "--batch_size=7", "--model.dropout=0.5", "--resume=auto"} +
+                                      more,
+                                  {}, folder_.path());
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  };
+  run("whole");
+  run("parts", {"--max_steps=4"});
+  run("parts");
+  expect_same_run(checkpoint_of(folder_ / "whole/last.pt"),
+                  checkpoint_of(folder_ / "parts/last.pt"));
 }
 
 TEST_F(ImageFolderTrainingTest, NamesEmptyFilesBeforeADryRun) {
   base::write_file_atomically(folder_ / "test/grey/z.png", "");
   const auto refused = run_train({"--config", "images.yaml", "--dry_run"}, {}, folder_.path());
-  expect_mistake(refused, "data: 1 empty file: 'test/grey/z.png' cannot be read");
+  expect_mistake(refused, "data: 1 file (empty), such as 'test/grey/z.png' cannot be read");
   EXPECT_THAT(refused.err, HasSubstr("`train check` decodes all images"));
 }
 

@@ -118,8 +118,12 @@ TEST_F(ResumeRestartTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlo
   };
   ASSERT_TRUE(has_said("step 40/"));
   const auto guest = node(false);
-  ASSERT_TRUE(has_said("is of 1 rank and this run has 2")) << lead->err();
-  ASSERT_TRUE(has_said("step 130/")) << lead->err();
+  const std::string has_joined = "is of 1 rank and this run has 2";
+  ASSERT_TRUE(has_said(has_joined)) << lead->err();
+  ASSERT_TRUE(lead->wait_until([&] {  // for a checkpoint of both
+    const std::string err = lead->err();
+    return count(err.substr(err.find(has_joined)), "I step ") > 40;
+  })) << lead->err();
   guest->send_signal(SIGKILL);
   const auto result = lead->wait();
   ASSERT_EQ(result.exit_code, 0) << result.err;

@@ -10,10 +10,12 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/train/checkpoint.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdio>
 #include <ctime>
 #include <filesystem>
 #include <iterator>
@@ -272,6 +274,8 @@ TEST_F(TrainingEvaluationTest, ChoosesTheBestOnHeldOutSamples) {
   EXPECT_TRUE(result.contains("val_accuracy"));
   EXPECT_FALSE(result.contains("test_accuracy"));
   EXPECT_LT(result["best_val_loss"], 1);
+  EXPECT_THAT(run_train({folder_ / "run", "-e"}).out, HasSubstr(R"("split":"val")"))
+      << "as in PyTorch's ImageNet example";
   const auto both = run("both", {"--epochs=2"});
   EXPECT_EQ(count(both.err, "no validation data: best.pt is chosen on the test split"), 1);
 }
@@ -638,6 +642,85 @@ TEST_F(TrainingLaunchTest, StartsItsOwnRanks) {
   expect_mistake(run_train(words + Words{"--nproc_per_node=2"}, rank_env(0, 1, 1)),
                  "this process is a rank already");
   expect_mistake(launch_train(2, words + Words{"--pretrained"}), "pretrained");
+}
+
+// Without waiting for the other node.
+TEST_F(TrainingLaunchTest, ANodeFindsAMistakeInItsOptionsFirst) {
+  const Words launcher{program("syncbn-launch"),
+                       "--nnodes=2",
+                       "--node_rank=0",
+                       "--master_addr=127.0.0.1",
+                       fmt::format("--master_port={}", free_port()),
+                       "--rdzv_conf=join_timeout=1",
+                       "train"};
+  for (const auto& [option, message] : std::vector<std::pair<std::string, std::string>>{
+           {"--epochz=3", "train: error: unknown option '--epochz'; did you mean"},
+           {"--epochs=abc", "epochs"},
+           {"--amp=bf17", "amp"},
+           {"--config=none.yaml", "cannot read none.yaml"}}) {
+    const auto result = run_program(launcher + args("run", {option}));
+    EXPECT_EQ(result.exit_code, base::kExitUsage) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(message));
+  }
+  // The check has a worker's variables, and leaves pipes to the workers.
+  const std::string pipe = folder_ / "pipe.yaml";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const std::string variables = folder_.write(
+      "variables.yaml", "epochs: ${env:LOCAL_WORLD_SIZE}\nseed: ${env:MASTER_PORT}\n");
+  for (const auto& file : {pipe, variables}) {
+    const auto result = run_program(launcher + args("run", {"--config=" + file}));
+    EXPECT_THAT(result.err, HasSubstr("node 1 did not arrive within 1.0 s")) << file;
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+}
+
+TEST_F(TrainingLaunchTest, SaysThatTasksWithoutALauncherTrainAlone) {
+  const auto said_by = [&](const Env& env) {
+    return run_train(args("run", {"--max_steps=1", "--overwrite"}), env).err;
+  };
+  EXPECT_THAT(said_by({{"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}}),
+              HasSubstr("SLURM_NTASKS=4, and no launcher: 4 tasks would each train alone"));
+  for (const Env& env :
+       std::vector<Env>{{{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}},
+                        {{"SLURM_NTASKS", "1"}, {"SLURM_PROCID", "0"}},
+                        {{"PMI_SIZE", "4"}}}) {
+    EXPECT_THAT(said_by(env), ::testing::Not(HasSubstr("would each train alone")));
+  }
+}
+
+TEST_F(TrainingLaunchTest, LinesAboutStepsShowAveragesOfTheEpoch) {
+  // A checkpoint within the second line's steps.
+  const auto result = run_train(args("run", {"--max_steps=20", "-p", "10", "--nproc_per_node=2",
+                                             "-b", "16", "--checkpoint.every=15step"}));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out + result.err, HasSubstr("2 ranks x batch 16 = 32"));
+  EXPECT_THAT(
+      result.out + result.err,
+      ContainsRegex("loss [0-9.]+ \\([0-9.]+\\)  accuracy [0-9.]+ % \\([0-9.]+ %\\)  "
+                    "top5_accuracy [0-9.]+ % \\([0-9.]+ %\\)  batch [0-9.]+ s \\([0-9.]+ s\\)  "
+                    "data [0-9.]+ s \\([0-9.]+ s\\)"));
+  struct Line {
+    double mean_loss = 0;
+    double accuracy = 0;  ///< in percent, of the steps since the line before
+    double mean_accuracy = 0;
+  };
+  const auto line_of = [&](const std::string& step) {
+    Line line;
+    const size_t at = result.err.find("loss ", result.err.find("step " + step + "/20  "));
+    const std::string text = at == std::string::npos ? "" : result.err.substr(at);
+    EXPECT_EQ(std::sscanf(text.c_str(), "loss %*f (%lf) accuracy %lf %% (%lf %%)", &line.mean_loss,
+                          &line.accuracy, &line.mean_accuracy),
+              3)
+        << result.err;
+    return line;
+  };
+  const Line first = line_of("10");
+  const Line last = line_of("20");
+  const auto record = events("run", "epoch").back();
+  EXPECT_NEAR(last.mean_loss, record["train_loss"], 1e-4);
+  EXPECT_NEAR(last.mean_accuracy, 100 * record["train_accuracy"].get<double>(), 0.01);
+  EXPECT_EQ(first.accuracy, first.mean_accuracy);
+  EXPECT_NEAR(last.accuracy, 2 * last.mean_accuracy - first.mean_accuracy, 0.03);
 }
 
 TEST_F(TrainingLaunchTest, StartsItsOwnRanksOnTwoNodes) {

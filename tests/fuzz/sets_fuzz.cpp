@@ -3,6 +3,7 @@
 #include <syncbn/base/error.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,7 +22,7 @@ std::string path_of(const syncbn::base::UniqueFd& file) {
   return "/proc/self/fd/" + std::to_string(file.get());
 }
 
-/// Each annotation must belong to a photo and a class, and lie within the photo.
+/// Each annotation must belong to a photo and a class, and have a box.
 void read_coco(std::string_view bytes) {
   const auto file = memory_file(bytes);
   const CocoInstances read = read_coco_instances(path_of(file));
@@ -30,6 +31,7 @@ void read_coco(std::string_view bytes) {
   require(annotations == read.annotations.size());
   for (const auto& one : read.annotations) {
     require(one.label >= 0 && static_cast<size_t>(one.label) < read.classes.size());
+    require(one.width >= 0 && one.height >= 0 && std::isfinite(one.x + one.y + one.area));
   }
 }
 

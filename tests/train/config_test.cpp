@@ -8,10 +8,15 @@
 #include <syncbn/train/config.h>
 
 #include <filesystem>
+#include <optional>
+#include <utility>
 
+#include "commands/program_options.h"
+#include "commands/resolved_config.h"
 #include "support/program.h"
 #include "support/python.h"
 #include "support/skip.h"
+#include "support/temp_folder.h"
 #include "support/thrown.h"
 
 namespace syncbn::train {
@@ -80,6 +85,29 @@ TEST(ConfigTest, DividesTheGlobalBatchOrNamesBothNumbers) {
   EXPECT_EQ(config.local_batch_size(3), 4);
   EXPECT_THAT(test::message_of<base::UserError>([&] { config.local_batch_size(5); }),
               HasSubstr("12 samples cannot be divided evenly between 5 ranks"));
+}
+
+TEST(ConfigTest, TheCommandLinesBatchSizeReplacesTheFilesWhicheverKeyTheySet) {
+  using Sizes = std::pair<std::optional<int64_t>, std::optional<int64_t>>;
+  const test::TempFolder folder;
+  const auto sizes = [](const std::vector<std::string>& words) {
+    config::Faults faults;
+    const auto line = parse_arguments(kTraining, words, faults);
+    const Config config = resolve_config(line, faults).config;
+    return Sizes(config.batch_size, config.global_batch_size);
+  };
+  for (const std::string key : {"batch_size", "global_batch_size"}) {
+    const std::string file = folder.write(key + ".yaml", kLeast + key + ": 32\n");
+    EXPECT_EQ(sizes({file, "-b", "8"}), Sizes(8, std::nullopt));
+    EXPECT_EQ(sizes({file, "--batch-size", "8"}), Sizes(8, std::nullopt));
+    EXPECT_EQ(sizes({file, "batch_size=8"}), Sizes(8, std::nullopt));
+    EXPECT_EQ(sizes({file, "--global_batch_size=8"}), Sizes(std::nullopt, 8));
+    EXPECT_EQ(sizes({file, "-b", "8", "--global_batch_size=null"}), Sizes(8, std::nullopt));
+    EXPECT_THAT(test::message_of<base::UserError>([&] {
+                  sizes({file, "-b", "8", "--global_batch_size=8"});
+                }),
+                HasSubstr("exactly one of batch_size"));
+  }
 }
 
 TEST(ConfigTest, RefusesNumbersThatAreTypingErrors) {

@@ -1,5 +1,6 @@
 #include "commands/launching.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/error.h>
@@ -25,10 +26,9 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
                                           "256", "--lr", "0.1", "--wd=1e-4", "--print-freq", "5",
                                           "--epochs", "3", data}),
               ElementsAre("--config", "x.yaml", "--model=resnet50", "--loader.num_workers=4",
-                          "--batch_size=null", "--global_batch_size=256", "--optimizer.lr=0.1",
-                          "--optimizer.weight_decay=1e-4", "--log_interval=5", "--epochs", "3",
-                          "--data.type=image_folder", "--data.train=" + data + "/train",
-                          "--data.val=" + data + "/val"));
+                          "--batch_size=256", "--optimizer.lr=0.1", "--optimizer.weight_decay=1e-4",
+                          "--log_interval=5", "--epochs", "3", "--data.type=image_folder",
+                          "--data.train=" + data + "/train", "--data.val=" + data + "/val"));
   EXPECT_THAT(translate_imagenet_options({"--dist-url", "tcp://[::1]:23456", "--world-size", "2",
                                           "--rank", "1", "--multiprocessing-distributed"}),
               ElementsAre("--master_addr=[::1]", "--master_port=23456", "--nnodes=2",
@@ -76,11 +76,56 @@ TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
   const auto error = [](const std::vector<std::string>& words) {
     return test::message_of<base::UserError>([&] { translate_imagenet_options(words); });
   };
-  EXPECT_THAT(error({"--pretrained"}),
-              HasSubstr("--pretrained: name a file of weights with --init FILE"));
+  const test::TempFolder folder;
+  std::filesystem::create_directory(folder / "train");
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"--pretrained"},
+                                                {"--pretrained", "-j", "4"},
+                                                {"--pretrained", folder.path()}}) {
+    EXPECT_THAT(error(words),
+                HasSubstr("the option '--pretrained' needs a value: a file of weights"));
+  }
   EXPECT_THAT(error({"--dist-url", "nowhere"}),
-              HasSubstr("--dist-url: expected tcp://HOST:PORT or env://, got 'nowhere'"));
+              HasSubstr("--dist-url=nowhere: expected tcp://HOST:PORT, with the number of a free "
+                        "port, file://PATH or env://"));
+  for (const std::string port : {"FREEPORT", "", "70000", "-1"}) {
+    EXPECT_THAT(error({"--dist-url", "tcp://10.0.0.1:" + port}),
+                HasSubstr("--dist-url=tcp://10.0.0.1:" + port + ": expected tcp://HOST:PORT"));
+  }
   EXPECT_THAT(error({"-a"}), HasSubstr("the option '-a' needs a value"));
+}
+
+TEST(ImagenetOptionsTest, OfAnEvaluation) {
+  EXPECT_TRUE(is_evaluation({"-a", "resnet18", "-e"}));
+  EXPECT_FALSE(is_evaluation({"-a", "resnet18", "--evaluate=x"}));
+  EXPECT_THAT(translate_imagenet_options({"--pretrained", "w.pth"}), ElementsAre("--init=w.pth"));
+  EXPECT_THAT(translate_imagenet_options({"--evaluate", "--pretrained=w.pth"}),
+              ElementsAre("--split=val", "--resume=w.pth"));
+}
+
+TEST(ImagenetOptionsTest, MeetAtAFileOnOneNode) {
+  EXPECT_THAT(
+      translate_imagenet_options({"--dist-url", "file:///tmp/x", "--world-size=1", "--rank=0"}),
+      ElementsAre("--nnodes=1", "--node_rank=0", "--nproc_per_node=1"));
+  EXPECT_THAT(translate_imagenet_options({"--dist-url=file:///tmp/x"}), ::testing::IsEmpty());
+  EXPECT_EQ(
+      test::message_of<base::UserError>([] {
+        split_launch_options({"--dist-url", "file:///tmp/x", "--world-size", "2", "--rank=0"});
+      }),
+      "--dist-url=file:///tmp/x: a file is a meeting point on one node only; give "
+      "tcp://HOST:PORT of node 0");
+}
+
+TEST(ImagenetOptionsTest, MisspeltAreNamedByTheNearest) {
+  for (const auto& [typed, meant] : std::vector<std::pair<std::string, std::string>>{
+           {"--multiprocess-distributed", "--multiprocessing_distributed"},
+           {"--print-frequ", "--print_freq"},
+           {"--evaluat", "--evaluate"},
+           {"--dist-backen", "--dist_backend"}}) {
+    config::Faults faults;
+    parse_arguments("train", {typed}, faults);
+    EXPECT_THAT(faults.messages(),
+                ElementsAre(HasSubstr(fmt::format("did you mean '{}'?", meant))));
+  }
 }
 
 TEST(ImagenetOptionsTest, FindTheFolderOfTheData) {

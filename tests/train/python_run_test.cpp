@@ -240,7 +240,7 @@ TEST_F(PythonRunFileTest, NamesWhatIsWrongInTheFile) {
   const PythonCase& adam = kPythonCases[3];
   ASSERT_NO_FATAL_FAILURE(save_in_python({adam}));
   constexpr const char* kChange = R"(
-import sys, torch
+import fractions, sys, torch
 def save(name, change):
     run = torch.load(sys.argv[1], weights_only=False)
     change(run, run["optimizer"]["state"][0], run["optimizer"]["param_groups"])
@@ -254,6 +254,7 @@ save("incomplete", lambda run, state, groups: state.pop("exp_avg_sq"))
 save("nan", lambda run, state, groups: state["exp_avg"].fill_(float("nan")))
 save("inf", lambda run, state, groups: run["model"]["fc.bias"].fill_(float("inf")))
 save("maximize", lambda run, state, groups: groups[0].update(maximize=True))
+save("object", lambda run, state, groups: groups[0].update(weight_decay=fractions.Fraction(1, 10)))
 )";
   const auto changed =
       test::run_program({test::python(), "-c", kChange, file_of(adam), folder_.path()});
@@ -271,6 +272,7 @@ save("maximize", lambda run, state, groups: groups[0].update(maximize=True))
   EXPECT_THAT(error("nan"), HasSubstr("its 'exp_avg' has values that are infinite or NaN"));
   EXPECT_THAT(error("inf"), HasSubstr("its 'fc.bias' has values that are infinite or NaN"));
   EXPECT_THAT(error("maximize"), HasSubstr("its optimizer maximizes the loss"));
+  EXPECT_THAT(error("object"), HasSubstr("its 'weight_decay' is the Python object fractions."));
 }
 
 }  // namespace

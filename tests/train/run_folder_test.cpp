@@ -10,6 +10,7 @@
 #include <syncbn/train/config.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <future>
@@ -457,6 +458,40 @@ TEST_F(RunFolderTest, TensorBoardSeesEachStepOnceAfterAResume) {
   EXPECT_EQ(scalar("step/loss"), "1 0.5\n2 1.0\n3 8.0\n4 8.0\n");
   { RunFolder(temp_, "", false).log_start(1, 0, false); }
   EXPECT_EQ(scalar("step/loss"), "");
+}
+
+// TensorBoard reads the files in the order of their names and never goes back.
+TEST_F(RunFolderTest, EventFilesSortByTheirStartsWhateverTheClocksOfTheirHosts) {
+  for (const char* first :
+       {"events.out.tfevents.1500000000.5.past.1", "events.out.tfevents.9000000000.5.ahead.1",
+        "events.out.tfevents.9000000001.a_whole_second", "events.out.tfevents.9000000002"}) {
+    folder_.write(first, "");
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    const std::vector<fs::path> before = EventFile::all_in(temp_);
+    EventFile(temp_).write();
+    std::vector<fs::path> after = EventFile::all_in(temp_);
+    ASSERT_EQ(after.size(), before.size() + 1);
+    std::ranges::sort(after);
+    EXPECT_EQ(std::ranges::count(before, after.back()), 0) << after.back();
+  }
+}
+
+TEST_F(RunFolderTest, StringsInEventFilesAreUtf8) {
+  EventFile file(temp_);
+  config::Value config = config::Value::of_map();
+  config.set("path", config::Value::of_scalar("data/gr\xfcn/gr\xc3\xbcn"));
+  config.set("\xfckey", config::Value::of_scalar("1"));
+  file.begin_session(config);
+  file.add({.event = "epoch", .values = {{"val_iou_\xfc", 0.5}}});
+  file.add_histogram("\xfchistogram", 1, {});
+  file.add_image("\xfcimage", 1, data::Image(1, 1, 3), "png");
+  file.write();
+  const std::string bytes = base::read_file(EventFile::all_in(temp_).at(0));
+  for (const char* text :
+       {"data/gr\\xfcn/gr\xc3\xbcn", "\\xfckey", "val/iou_\\xfc", "\\xfchistogram", "\\xfcimage"}) {
+    EXPECT_THAT(bytes, HasSubstr(text));
+  }
 }
 
 TEST_F(RunFolderTest, BeginsAnewWhereItWasRemoved) {

@@ -14,6 +14,7 @@ TEST(ScheduleTest, ConstantStaysAtTheOptimizersRate) {
   const auto constant = schedule("constant", {.lr = 0.3, .epochs = 2, .steps_per_epoch = 5});
   EXPECT_EQ(constant->lr(0), 0.3);
   EXPECT_EQ(constant->lr(9), 0.3);
+  EXPECT_EQ(constant->warmup_steps(), 0);
 }
 
 TEST(ScheduleTest, StepFallsEveryFewEpochs) {
@@ -51,6 +52,7 @@ TEST(ScheduleTest, AWarmupMayBeGivenInSteps) {
   for (const std::string same : {"10step", "0.5ep"}) {
     const auto other = schedule("{type: cosine, warmup: " + same + "}", args);
     for (int64_t step = 0; step < 60; ++step) EXPECT_EQ(other->lr(step), epochs->lr(step)) << same;
+    EXPECT_EQ(other->warmup_steps(), 10) << same;
   }
 }
 
@@ -59,6 +61,7 @@ TEST(ScheduleTest, CosineWithWarmupOnlyNeverPassesTheRate) {
       schedule("{type: cosine, warmup: 9}", {.lr = 1, .epochs = 1, .steps_per_epoch = 4});
   EXPECT_DOUBLE_EQ(cosine->lr(0), 0.25);
   EXPECT_DOUBLE_EQ(cosine->lr(3), 1);
+  EXPECT_EQ(cosine->warmup_steps(), 36) << "as configured, for a warning";
 }
 
 TEST(ScheduleTest, WarmupMayEndWithinAnEpoch) {

@@ -272,8 +272,9 @@ void Config::describe(config::Schema<Config>& schema) {
   schema
       .field(
           "seed", &Config::seed,
-          "seed of the initial parameters and of the order of samples; null: drawn, and recorded "
-          "in the run's config.yaml")
+          "seed of the initial parameters and of the order of samples; costs no time; on GPUs, "
+          "equal runs also need `deterministic`, which is slower; null: drawn, and recorded in the "
+          "run's config.yaml")
       .at_least(0);
   schema.field("epochs", &Config::epochs, "passes over the training data")
       .between(1, kMaxEpochs)
@@ -318,9 +319,14 @@ void Config::describe(config::Schema<Config>& schema) {
       "init_into", &Config::init_into,
       "the part of the network that takes the weights, such as backbone.body for those of a "
       "classifier; weights that the part lacks are left out; empty: the whole network");
+  schema.field("init_prefix", &Config::init_prefix,
+               "what comes before the network's names in the file, such as MoCo's encoder_q; names "
+               "without it are left out; empty: found if all names after one prefix fit");
   schema.field("init_skip", &Config::init_skip,
                "names that keep their random values, such as fc for another number of classes "
                "(wildcards)");
+  schema.field("init_ignore", &Config::init_ignore,
+               "names in the file that are left out, such as criterion (wildcards)");
   schema.field("freeze", &Config::freeze,
                "names of parameters that are not trained, such as conv1 or layer1.* (wildcards)");
   schema.field("freeze_statistics", &Config::freeze_statistics,

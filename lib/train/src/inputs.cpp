@@ -41,10 +41,8 @@ void check_sample(const Config& config, const data::Dataset& set) {
     std::vector<int64_t> expected = set.sample_shape();
     expected.insert(expected.begin(), 1);
     const int64_t first = 0;
-    const data::Batch batch = refusing([] { return std::string("get_batch()"); },
-                                       [&] {
-                                         return set.get_batch({&first, 1});
-                                       });
+    const auto get = [&] { return set.get_batch({&first, 1}); };
+    const data::Batch batch = refusing([] { return std::string("get_batch()"); }, get);
     const std::vector<int64_t> found = batch.data.sizes().vec();
     if (found == expected) return;
     throw base::UserError(fmt::format(
@@ -82,8 +80,7 @@ std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split
       if (!path.is_absolute()) {
         advice = fmt::format(
             " (it is relative to the working folder, {}; start where it leads to the data, or "
-            "write "
-            "${{here}}/{} for a path relative to the configuration)",
+            "write ${{here}}/{} for a path relative to the configuration)",
             std::filesystem::current_path(ignored).string(), path.string());
       }
       const bool may_lack = member.key == "test" && plugin_of(config.data).empty();
@@ -157,12 +154,6 @@ void choose_eval_set(const Config& config, Inputs& inputs) {
   check_same_classes(inputs);
 }
 
-/// Finds before training what `train eval` would find after it.
-bool has_test_set(const Config& config, const Inputs& inputs) {
-  return inputs.eval_split == data::Split::kTest ||
-         make_data(config, data::Split::kTest) != nullptr;
-}
-
 void check_classes(const data::Dataset& set) {
   const std::vector<std::string> names = set.class_names();
   const auto is_split = [](const std::string& name) {
@@ -178,14 +169,11 @@ void check_classes(const data::Dataset& set) {
 void check_readable(const Config& config, const Inputs& inputs) {
   if (config.loader.on_error == "skip") return;
   for (const auto& set : {inputs.train_set, inputs.eval_set}) {
-    const std::string unreadable = set->unreadable();
-    if (unreadable.empty()) continue;
-    throw base::UserError(
-        fmt::format("data: {} cannot be read: convert them to JPEG or PNG (ImageMagick: mogrify "
-                    "-format png FILE), mend or remove them, or leave them out with "
-                    "loader.on_error=skip (and a loader.error_budget that allows it); `train "
-                    "check` decodes all images",
-                    unreadable));
+    for (const auto& [text, is_fault] : set->remarks()) {
+      if (is_fault) {
+        throw base::UserError(fmt::format("data: {}; loader.on_error=skip leaves them out", text));
+      }
+    }
   }
 }
 
@@ -238,7 +226,9 @@ Inputs load_inputs(const Config& config, int rank, int world_size) {
   check_classes(*inputs.train_set);
   config.task.make(*inputs.train_set);  // reports what does not suit the task
   choose_eval_set(config, inputs);
-  inputs.has_test_set = has_test_set(config, inputs);
+  // Finds before training what `train eval` would find after it.
+  inputs.has_test_set =
+      inputs.eval_split == data::Split::kTest || make_data(config, data::Split::kTest) != nullptr;
   check_readable(config, inputs);
   check_sample(config, *inputs.train_set);
   inputs.make_sampler = [sampler = config.sampler, train_set = inputs.train_set, rank,

@@ -36,13 +36,25 @@ bool RunDisplay::clear() {
 
 void RunDisplay::step(const Step& step, bool is_logged) {
   if (!is_rank_0()) return;
+  std::string averages;  // as in the lines of PyTorch's ImageNet example
   const auto text = [&] {
-    return fmt::format("epoch {}/{}  loss {}  {}lr {:.3g}  {}  data wait {:.1f} %  {}", step.epoch,
-                       config_.epochs, shown({}, step.loss), headline_, step.lr,
-                       rate(step.images_per_second), 100 * step.data_wait_share, memory_.text());
+    return fmt::format("epoch {}/{}  loss {}{}  {}lr {:.3g}  {}  data wait {:.1f} %  {}",
+                       step.epoch, config_.epochs, shown({}, step.loss.last), averages, headline_,
+                       step.lr, rate(step.images_per_second), 100 * step.data_wait_share,
+                       memory_.text());
   };
   progress_.show(step.step, step.total, text, /*as_line=*/!config_.log_interval.value);
-  if (is_logged) progress_.log(step.step, step.total, text());
+  if (!is_logged) return;
+  averages = fmt::format(" ({})", shown({}, step.loss.mean));
+  for (size_t i = 0; i < step.metrics.size(); ++i) {
+    const Metric& metric = step.metrics[i];
+    averages += fmt::format("  {} {} ({})", metric.name, shown(metric, metric.value),
+                            shown(metric, step.epoch_metrics[i].value));
+  }
+  averages +=
+      fmt::format("  batch {:.3f} s ({:.3f} s)  data {:.3f} s ({:.3f} s)", step.batch_seconds.last,
+                  step.batch_seconds.mean, step.data_seconds.last, step.data_seconds.mean);
+  progress_.log(step.step, step.total, text());
 }
 
 void RunDisplay::evaluation(const EpochRecord& record, int64_t total_steps, int64_t batch,

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <c10/core/Device.h>
 #include <fmt/format.h>
@@ -39,17 +40,27 @@ class RunDisplay {
     if (clear()) spdlog::warn(text, std::forward<Args>(args)...);
   }
 
+  /// A value of a step, and its mean over the epoch so far.
+  struct Averaged {
+    double last = 0;
+    double mean = 0;
+  };
+
   /// A step that has been taken.
   struct Step {
     int64_t step = 0;
     int64_t total = 0;  ///< steps of the run
     int64_t epoch = 0;
-    double loss = 0;
+    Averaged loss;
     double lr = 0;
     double images_per_second = 0;
     double data_wait_share = 0;
+    Averaged batch_seconds;                  ///< from one step to the next
+    Averaged data_seconds;                   ///< of batch_seconds, the wait for the batch
+    std::vector<Metric> metrics = {};        ///< since the last logged step
+    std::vector<Metric> epoch_metrics = {};  ///< the same metrics of the epoch so far
   };
-  /// @param is_logged whether to log it as a line as well
+  /// @param is_logged whether to log it as a line as well, with all averages
   void step(const Step& step, bool is_logged);
 
   /// Shows the batches of an evaluation after `record`'s training.

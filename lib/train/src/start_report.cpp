@@ -4,9 +4,10 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
+#include <syncbn/data/sample_dataset.h>
 #include <syncbn/dist/process_group.h>
 
-#include <algorithm>
+#include <chrono>
 #include <set>
 #include <string>
 #include <utility>
@@ -18,15 +19,14 @@ namespace syncbn::train {
 namespace {
 
 constexpr size_t kShownClasses = 10;
+constexpr std::chrono::milliseconds kSurveyTime{500};  ///< for each split, before the first step
 
 void describe_classes(const data::Dataset& set) {
   std::vector<std::string> names = set.class_names();
   if (names.empty()) return;
   const std::string count = names.size() == 1 ? "1 class" : fmt::format("{} classes", names.size());
-  const bool is_long = names.size() > kShownClasses;
-  names.resize(std::min(names.size(), kShownClasses));
   for (std::string& name : names) name = base::printable(name);
-  spdlog::info("{}: {}{}", count, base::join(names, ", "), is_long ? ", …" : "");
+  spdlog::info("{}: {}", count, base::join_some(std::move(names), ", ", kShownClasses));
 }
 
 void describe_frozen(const models::Model& model) {
@@ -64,6 +64,18 @@ std::vector<std::string> gpu_keys(const Config& config) {
 
 }  // namespace
 
+bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets) {
+  bool has_fault = false;
+  std::set<std::string> shown;  // held-out samples are of the training set
+  for (const auto& set : sets) {
+    for (const auto& [text, is_fault] : set->remarks()) {
+      has_fault = has_fault || is_fault;
+      if (shown.insert(text).second) spdlog::warn("{}{}", is_fault ? "left out: " : "", text);
+    }
+  }
+  return has_fault;
+}
+
 void report_start(const Config& config, const std::string& name, const Inputs& inputs,
                   const models::Model& model, int64_t seed) {
   const data::Dataset& set = *inputs.train_set;
@@ -72,20 +84,17 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
   const std::string norm = config.sync_batchnorm ? "SyncBatchNorm"
                                                  : fmt::format("batch norm of each {}",
                                                                replicas > 0 ? "replica" : "rank");
-  spdlog::info("{}: {} training and {} {} samples, {} x batch {}{}, {}, {}{}", name, set.size(),
-               inputs.eval_set->size(), to_string(inputs.eval_split),
-               base::counted(dist::world_size(), "rank"), inputs.batch_size,
+  const int64_t ranks = dist::world_size();
+  spdlog::info("{}: {} training and {} {} samples, {} x batch {}{}{}, {}, {}{}", name, set.size(),
+               inputs.eval_set->size(), to_string(inputs.eval_split), base::counted(ranks, "rank"),
+               inputs.batch_size, ranks > 1 ? fmt::format(" = {}", ranks * inputs.batch_size) : "",
                replicas > 0 ? fmt::format(" over {}", base::counted(replicas, "replica")) : "",
                norm, has_gpu ? "GPU" : "CPU", precision_part(config));
   describe_classes(set);
-  // A set, since both texts are the same if validation samples are held out.
-  for (const std::string& unreadable :
-       std::set<std::string>{set.unreadable(), inputs.eval_set->unreadable()}) {
-    if (unreadable.empty()) continue;
-    spdlog::warn(
-        "{} cannot be read: left out where they come (see loader.error_budget); `train check` "
-        "decodes all images",
-        unreadable);
+  warn_of_remarks({inputs.train_set, inputs.eval_set});
+  for (const auto& [split, files] : {std::pair(data::Split::kTrain, inputs.train_set),
+                                     std::pair(inputs.eval_split, inputs.eval_set)}) {
+    for (const auto& line : data::survey(*files, split, kSurveyTime)) spdlog::warn("{}", line);
   }
   if (inputs.eval_split == data::Split::kTest && config.checkpoint.keep_best.count > 0) {
     spdlog::info("no validation data: best.pt is chosen on the test split (see val_fraction)");

@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
@@ -15,6 +16,7 @@
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sampler.h>
+#include <syncbn/dist/kept_random_state.h>
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
@@ -120,6 +122,7 @@ class Trainer {
     }
     is_finished_ = plan_.is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
     if (is_finished_) return;
+    report_on_rank_0([&] { check_last_batch(); });
     const std::string environment = describe_environment(inputs);
     // Last, because it removes the files of an earlier run.
     keepers_.each([&] { start_folder(!resumed.empty(), environment); });
@@ -343,6 +346,48 @@ class Trainer {
     return resume_.folder.string();
   }
 
+  /// As RunPlan::batches_done(). The loader of a new run has not started its first epoch.
+  int64_t batches_done() const {
+    return continues_epoch_ ? plan_.batches_done()
+                            : position_.sampler.epoch * loader_.num_batches();
+  }
+
+  /// Finds what would end an epoch after hours: a last batch, or a part of it, of a single sample
+  /// from which batch norm of small inputs has no variance.
+  void check_last_batch() {
+    const bool syncs = config_.sync_batchnorm;
+    const int64_t ranks = dist::world_size();
+    if (syncs && config_.sync_batchnorm_group.value_or(ranks) > 1) return;
+    const int64_t batch = inputs_.batch_size;
+    const int64_t replicas = std::max<int64_t>(std::ssize(config_.parallel.devices), 1);
+    const int64_t parts = config_.accumulate * (syncs ? 1 : replicas);
+    const int64_t samples = loader_.num_samples();
+    const int64_t left = samples % batch;
+    const bool has_whole_epoch =
+        plan_.total_steps_after(batches_done()) - position_.step >= loader_.num_batches();
+    // If other batches are too small as well, the first step tells.
+    if (left == 0 || left >= 2 * parts || batch < 2 * parts || samples == left || !has_whole_epoch)
+      return;
+    const at::NoGradGuard no_grad;
+    const at::Tensor buffers = packed_buffers(*model_);
+    const dist::detail::KeptRandomState random_state(device_);  // of dropout
+    step_.train();
+    try {
+      model_->forward(at::zeros(inputs_.train_set->sample_shape(), device_).unsqueeze(0));
+    } catch (const std::exception& error) {
+      // Of this project's layers and of torch's; any other error is the first step's.
+      if (std::string_view(error.what()).find("value per channel") != std::string_view::npos) {
+        throw base::UserError(fmt::format(
+            "loader.drop_last: {}{} in batches of {} leave a last batch of {}{}, and batch norm of "
+            "this network cannot train on a single sample; set loader.drop_last=true, or another "
+            "batch_size",
+            base::counted(samples, "training sample"), ranks > 1 ? " per rank" : "", batch, left,
+            parts > 1 ? fmt::format(" in {} parts", parts) : ""));
+      }
+    }
+    load_buffers(buffers, *model_);
+  }
+
   // ---- the start -------------------------------------------------------------------------------
 
   void start_folder(bool resumed, const std::string& environment) {
@@ -369,15 +414,20 @@ class Trainer {
                           plan_.owes_evaluation() ? "" : position_.epoch_line);
     }
     folder_->replace_file(run_files::kEnvironment, environment);
-    // The loader of a new run has not started its first epoch.
-    const int64_t done =
-        continues_epoch_ ? plan_.batches_done() : position_.sampler.epoch * loader_.num_batches();
-    folder_->log_start(dist::world_size(), position_.step, resumed, plan_.total_steps_after(done));
+    const int64_t total = plan_.total_steps_after(batches_done());
+    folder_->log_start(dist::world_size(), position_.step, resumed, total);
     writer_ =
         std::make_unique<CheckpointWriter>(*folder_, config_.checkpoint.keep_last, position_.step);
     if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
     if (!is_rank_0()) return;
     report_start(config_, name_, inputs_, *model_, resume_.seed);
+    const double warmup = schedule_->warmup_steps();
+    if (warmup > 0 && warmup >= total) {
+      spdlog::warn(
+          "schedule.warmup takes {:.0f} steps and the run {}: the learning rate rises until the "
+          "end; lower schedule.warmup, or raise epochs or max_steps",
+          warmup, total);
+    }
     if (resumed) {
       spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
                    std::min(position_.sampler.epoch + 1, config_.epochs), position_.step);
@@ -390,6 +440,11 @@ class Trainer {
     }
   }
 
+  /// The mean over the epoch's samples so far; NaN without a good step.
+  double epoch_loss() const {
+    return position_.epoch_loss / static_cast<double>(position_.epoch_samples);
+  }
+
   std::string eval_split() const { return to_string(inputs_.eval_split); }
 
   // ---- an epoch --------------------------------------------------------------------------------
@@ -400,10 +455,10 @@ class Trainer {
     data_wait_.start_epoch();
     gpu_meter_.start_epoch();
     epoch_samples_ = 0;
-    const int64_t first_step = position_.step;
+    first_step_ = position_.step;
     // A run that resumes after the epoch's last step has no step left to set this.
     record.lr = scheduled_lr();
-    epoch_begin_ = Clock::now();
+    epoch_begin_ = step_end_ = Clock::now();
     own_timer_.start();
     auto outcome = Outcome::kEndOfEpoch;
     const auto next_step = [&] {
@@ -436,7 +491,7 @@ class Trainer {
     record.data_wait_seconds = wait.seconds;
     record.data_wait_share = wait.share;
     record.gpu = gpu_meter_.of_all_ranks();
-    if (const int64_t steps = position_.step - first_step; steps > 0) {
+    if (const int64_t steps = position_.step - first_step_; steps > 0) {
       StepTime time = step_.take_times(steps);
       time.whole = trained / static_cast<double>(steps);
       time.data = data_wait_.of_epoch(trained).seconds;
@@ -532,6 +587,9 @@ class Trainer {
       account(*former, position_.step - 1, former_lr);
       profiler_.request(former->wishes.profile_steps);
     }
+    batch_seconds_ = base::seconds_since(std::exchange(step_end_, Clock::now()));
+    data_seconds_ = loader_.wait_seconds();
+    if (has_line(position_.step) && task_->counts_training()) collect_counts();
     if (plan_.reached_max_steps()) return Outcome::kEndOfEpoch;
     if (former && former->wishes.ends_run()) {
       stop_wishes_ = former->wishes;
@@ -557,6 +615,12 @@ class Trainer {
     return false;
   }
 
+  /// Whether the user wants a line about a step.
+  bool has_line(int64_t step) const {
+    const std::optional<int64_t>& interval = config_.log_interval.value;
+    return interval.value_or(0) != 0 && step % *interval == 0;
+  }
+
   /// Adds a step's result to the epoch's.
   void account(const StepVote::Result& result, int64_t step, double lr) {
     epoch_samples_ += result.samples;
@@ -572,14 +636,24 @@ class Trainer {
     const double trained = base::seconds_since(epoch_begin_);
     const int64_t interval = config_.log_interval.value.value_or(kLogInterval);
     const bool is_in_interval = interval != 0 && step % interval == 0;
-    display_.step({.step = step,
-                   .total = plan_.total_steps(),
-                   .epoch = position_.sampler.epoch + 1,
-                   .loss = result.loss(),
-                   .lr = lr,
-                   .images_per_second = static_cast<double>(epoch_samples_) / trained,
-                   .data_wait_share = data_wait_.of_epoch(trained).share},
-                  is_in_interval && config_.log_interval.value);
+    const DataWait::Means wait = data_wait_.of_epoch(trained);
+    RunDisplay::Step line{
+        .step = step,
+        .total = plan_.total_steps(),
+        .epoch = position_.sampler.epoch + 1,
+        .loss = {result.loss(), epoch_loss()},
+        .lr = lr,
+        .images_per_second = static_cast<double>(epoch_samples_) / trained,
+        .data_wait_share = wait.share,
+        .batch_seconds = {batch_seconds_,
+                          std::chrono::duration<double>(step_end_ - epoch_begin_).count() /
+                              static_cast<double>(step - first_step_)},
+        .data_seconds = {data_seconds_, wait.seconds}};
+    if (has_line(step) && task_->counts_training()) {
+      line.metrics = task_->training_metrics(std::exchange(line_counts_, {}));
+      line.epoch_metrics = task_->training_metrics(position_.epoch_counts);
+    }
+    display_.step(line, has_line(step));
     const bool is_last = interval != 0 && step == plan_.total_steps();
     if (!is_in_interval && !is_last) return;
     on_folder([&] {
@@ -623,6 +697,7 @@ class Trainer {
     const double lr_scale = position_.lr_scale * config_.restore_lr;
     restore(parse_checkpoint(bytes, run_files::kLast), run_files::kLast);
     step_.take_counts();
+    line_counts_.clear();
     position_.restores = restores;
     position_.lr_scale = lr_scale;
     write([&] {
@@ -641,8 +716,7 @@ class Trainer {
     if (folder_ && every > 0 && record.epoch % every == 0) {
       log_histograms(*model_, record.step, *folder_);
     }
-    // Without a good step the loss is NaN.
-    record.train = {{"loss", position_.epoch_loss / static_cast<double>(position_.epoch_samples)}};
+    record.train = {{"loss", epoch_loss()}};
     if (task_->counts_training()) {
       for (const Metric& metric : task_->training_metrics(position_.epoch_counts)) {
         record.train.emplace_back(metric.name, metric.value);
@@ -826,15 +900,16 @@ class Trainer {
 
   // ---- checkpoints -----------------------------------------------------------------------------
 
-  /// Adds the counts of all ranks since the last call to the position.
+  /// Adds the counts of all ranks since the last call to those of the epoch and of the next line.
   void collect_counts() {
     at::Tensor counts = step_.take_counts();
     dist::all_reduce(counts);
     counts = counts.cpu();
     dist::throw_if_aborted();  // the counts are undefined then
-    position_.epoch_counts.resize(static_cast<size_t>(task_->num_counts()));
-    for (size_t i = 0; i < position_.epoch_counts.size(); ++i) {
-      position_.epoch_counts[i] += counts.const_data_ptr<int64_t>()[i];
+    const auto* const first = counts.const_data_ptr<int64_t>();
+    for (auto* const sums : {&position_.epoch_counts, &line_counts_}) {
+      sums->resize(static_cast<size_t>(counts.numel()));
+      for (size_t i = 0; i < sums->size(); ++i) (*sums)[i] += first[i];
     }
   }
 
@@ -949,8 +1024,13 @@ class Trainer {
   int64_t left_out_ = 0;  ///< damaged samples of the last evaluation
   DataWait data_wait_;
   const GpuMeter gpu_meter_{device_};
-  Clock::time_point epoch_begin_;  ///< of this epoch's training
-  OwnTimer own_timer_;             ///< of this epoch's training
+  Clock::time_point epoch_begin_;     ///< of this epoch's training
+  Clock::time_point step_end_;        ///< of the last step, or the epoch's begin
+  double batch_seconds_ = 0;          ///< of the last step
+  double data_seconds_ = 0;           ///< of batch_seconds_, the wait for the batch
+  int64_t first_step_ = 0;            ///< steps before this epoch's training
+  std::vector<int64_t> line_counts_;  ///< of all ranks since the last line about a step
+  OwnTimer own_timer_;                ///< of this epoch's training
   /// How far the run is: a checkpoint without tensors, in the epoch `sampler.epoch`.
   Checkpoint position_;
   data::SamplerState next_;    ///< where the run continues after the epoch

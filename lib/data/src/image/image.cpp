@@ -73,6 +73,14 @@ int64_t ImageDecoder::height() const {
   return detail::swaps_sides(orientation_) ? reader_->width() : reader_->height();
 }
 
+int ImageDecoder::file_orientation() const {
+  return reader_->orientation();
+}
+
+bool ImageDecoder::has_high_bits() const {
+  return reader_->has_high_bits();
+}
+
 Image ImageDecoder::decode() {
   return decode({0, 0, width(), height()});
 }

@@ -52,12 +52,13 @@ struct Handles {
 class PngReader : public ImageReader {
  public:
   PngReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
-      : ImageReader(bytes, name) {
+      : ImageReader(bytes, name), clamps_(options.clamp_high_bits) {
     read_header();
     set_size(png_get_image_width(png_, info_), png_get_image_height(png_, info_), options);
   }
 
   int orientation() const override { return png_orientation(bytes_); }
+  bool has_high_bits() const override { return depth_ == 16 && color_type_ == PNG_COLOR_TYPE_GRAY; }
 
   void read(const Box& box, Image& image) override {
     image = Image(box.width, box.height, 3);
@@ -170,11 +171,12 @@ class PngReader : public ImageReader {
   }
 
   uint8_t grey(const uint8_t* pixel) const {
-    // Pillow clamps 16-bit grey, but keeps the upper 8 bits of other 16-bit values.
-    if (depth_ == 16) return static_cast<uint8_t>(std::min(value(pixel), kMaxValue));
+    if (depth_ == 16)
+      return clamps_ ? static_cast<uint8_t>(std::min(value(pixel), kMaxValue)) : pixel[0];
     return static_cast<uint8_t>(pixel[0] * (kMaxValue / ((1 << depth_) - 1)));
   }
 
+  const bool clamps_;
   std::span<const uint8_t> unread_;
   Handles handles_;
   png_structp& png_ = handles_.png;

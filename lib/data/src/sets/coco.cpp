@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <unordered_set>
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
@@ -19,11 +20,6 @@ namespace syncbn::data {
 namespace {
 
 using detail::CocoInstances;
-
-/// Whether a box belongs to the target, as in torchvision's references.
-bool is_target(const Annotation& box) {
-  return !box.is_crowd && box.width > 0 && box.height > 0;
-}
 
 LabelledBox clipped(const Annotation& box, ImageSize size) {
   const auto width = static_cast<double>(size.width);
@@ -50,18 +46,18 @@ detail::ImageFormat::Source source_of(const CocoInstances& instances, int64_t ma
   return source;
 }
 
-class Coco : public detail::ImageSetOf<BoxDataset> {
+class Coco : public detail::ImageFilesOf<BoxDataset> {
  public:
   Coco(const CocoOptions& options, Split split, std::filesystem::path images,
        CocoInstances instances)
-      : ImageSetOf({"coco", options, split, source_of(instances, options.max_pixels)}),
+      : ImageFilesOf("coco", options, split, source_of(instances, options.max_pixels)),
         images_(std::move(images)),
-        decode_(detail::decode_options(options)),
         instances_(std::move(instances)) {
     for (const auto& photo : instances_.photos) {
       max_boxes_ = std::max(max_boxes_, std::ranges::count_if(instances_.of(photo), is_target));
     }
     fingerprint_ = hash();
+    set_remarks(std::move(instances_.remarks));
   }
 
   int64_t size() const override { return std::ssize(instances_.photos); }
@@ -73,7 +69,9 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   std::vector<int64_t> target_shape() const override {
     return {1 + max_boxes_, BoxTarget::kColumns};
   }
-  std::string name_of(int64_t index) const override { return path_of(index).string(); }
+  std::string name_of(int64_t index) const override {
+    return (images_ / photo(index).file).string();
+  }
 
   std::span<const Annotation> annotations(int64_t index) const override {
     return instances_.of(photo(index));
@@ -85,15 +83,8 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   ImageSize original_size(int64_t index) const override { return photo(index).size; }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    const std::string name = name_of(index);
     const ImageSize size = original_size(index);
-    ImageDecoder decoder(detail::read_whole_file(name), name, decode_);
-    if (ImageSize{decoder.width(), decoder.height()} != size) {
-      throw base::UserError(fmt::format("'{}' has {} x {} pixels, its annotations are for {} x {}",
-                                        name, decoder.width(), decoder.height(), size.width,
-                                        size.height));
-    }
-    ImageSample sample{.image = decoder.decode()};
+    ImageSample sample{.image = open(index).decode()};
     for (const Annotation& annotation : annotations(index)) {
       if (is_target(annotation)) sample.boxes.push_back(clipped(annotation, size));
     }
@@ -106,7 +97,21 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   const CocoInstances::Photo& photo(int64_t index) const {
     return instances_.photos[static_cast<size_t>(index)];
   }
-  std::filesystem::path path_of(int64_t index) const { return images_ / photo(index).file; }
+
+  /// Turns the photo as its EXIF orientation asks, or not, whatever the option says, if only then
+  /// it has the size in its annotations.
+  ImageDecoder open(int64_t index) const override {
+    const ImageSize wanted = original_size(index);
+    ImageDecoder decoder = ImageFilesOf::open(index);
+    if (decoder.width() == wanted.width && decoder.height() == wanted.height) return decoder;
+    DecodeOptions options = decode();
+    options.exif_orientation = !options.exif_orientation;
+    ImageDecoder other(detail::thread_buffer(), name_of(index), options);
+    if (other.width() == wanted.width && other.height() == wanted.height) return other;
+    throw base::UserError(fmt::format("'{}' has {} x {} pixels, its annotations are for {} x {}",
+                                      name_of(index), decoder.width(), decoder.height(),
+                                      wanted.width, wanted.height));
+  }
 
   uint64_t hash() const {
     base::Fnv1a hash;
@@ -127,29 +132,49 @@ class Coco : public detail::ImageSetOf<BoxDataset> {
   }
 
   std::filesystem::path images_;
-  DecodeOptions decode_;
   CocoInstances instances_;
   int64_t max_boxes_ = 0;
   uint64_t fingerprint_ = 0;
 };
 
-/// Reports a wrong folder, and names that lead out of it, at the start. Other missing files are
-/// reported when they are read.
-void check_files(const CocoInstances& instances, const std::filesystem::path& images,
-                 const std::string& annotations) {
-  for (const auto& photo : instances.photos) {
-    if (base::is_within(images, photo.file)) continue;
-    throw base::UserError(fmt::format(
-        "coco: '{}': the file_name of image {}, '{}', is not within '{}', the folder of its "
-        "images; name a folder that holds all of them",
-        annotations, photo.id, base::printable(photo.file), images.string()));
+/// Looks for the files of all photos, with slashes for Windows's backslashes where only that helps.
+/// @throws base::UserError for names that lead out of the folder, and if there is no file at all
+void find_files(CocoInstances& instances, const std::filesystem::path& images,
+                const std::string& annotations) {
+  // A file server lists a folder sooner than it answers for each file.
+  std::unordered_set<std::string> folders, listed;
+  const auto has = [&](const std::filesystem::path& file) {
+    std::error_code ignored;
+    std::filesystem::directory_iterator entries;
+    if (folders.insert(file.parent_path()).second) entries = {file.parent_path(), ignored};
+    for (const auto& entry : entries) listed.insert(entry.path());
+    return listed.contains(file) || base::exists(file);
+  };
+  std::vector<std::string> missing;
+  for (auto& photo : instances.photos) {
+    std::string slashed = photo.file;
+    std::ranges::replace(slashed, '\\', '/');
+    if (!base::is_within(images, slashed)) {
+      throw base::UserError(fmt::format(
+          "coco: '{}': the file_name of image {}, '{}', is not within '{}', the folder of its "
+          "images; name a folder that holds all of them",
+          annotations, photo.id, base::printable(photo.file), images.string()));
+    }
+    if (has(images / photo.file)) continue;
+    if (slashed != photo.file && has(images / slashed)) {
+      photo.file = slashed;
+    } else {
+      missing.push_back(photo.file);
+    }
   }
-  const auto first = images / instances.photos.front().file;
-  if (base::exists(first)) return;
-  throw base::UserError(
-      fmt::format("coco: '{}', the first image of '{}', does not exist; is '{}' "
-                  "the folder of its images?",
-                  first.string(), annotations, images.string()));
+  if (missing.empty()) return;
+  const std::string text = fmt::format(
+      "coco: '{}': there is no file for {} of {}, such as '{}'; is '{}' the folder of its images? "
+      "Each file_name is a path below it, with / between folders",
+      annotations, missing.size(), base::counted(std::ssize(instances.photos), "photo"),
+      base::printable((images / missing.front()).string()), images.string());
+  if (missing.size() == instances.photos.size()) throw base::UserError(text);
+  instances.remarks.push_back({.text = text, .is_fault = true});
 }
 
 /// Detections are compared with the boxes of the whole image.
@@ -178,10 +203,12 @@ void check_content(const CocoInstances& instances, const std::string& annotation
                  instances.annotations.size());
   }
   if (split == Split::kTrain && std::ranges::none_of(instances.annotations, is_target)) {
-    throw base::UserError(
-        fmt::format("coco: '{}' has no box to learn from; annotate its images, or name the right "
-                    "file in data.train_annotations",
-                    annotations));
+    std::string text = fmt::format(
+        "coco: '{}' has no box to learn from; annotate its images, or name the right file in "
+        "data.train_annotations",
+        annotations);
+    for (const Remark& remark : instances.remarks) text += '\n' + remark.text;
+    throw base::UserError(text);
   }
 }
 
@@ -222,8 +249,8 @@ std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split
     throw base::UserError(fmt::format("coco: '{}' has no {}", annotations,
                                       instances.photos.empty() ? "images" : "categories"));
   }
-  check_files(instances, images, annotations);
   check_content(instances, annotations, split);
+  find_files(instances, images, annotations);
   return std::make_shared<const Coco>(options, split, images, std::move(instances));
 }
 

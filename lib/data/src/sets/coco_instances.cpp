@@ -4,11 +4,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
-#include <functional>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -25,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kMaxFaults = 10;
+constexpr int64_t kMaxFaults = 10;
 
 /// A file's content, mapped: an annotation file may have hundreds of MB.
 class MappedText {
@@ -50,7 +52,8 @@ class MappedText {
 };
 
 /// An input iterator over a JSON text that leaves out the numbers of lists nested deeper than an
-/// annotation's box: the polygons, which take most of a file and of the time to parse it.
+/// annotation's box: the polygons, which take most of a file and of the time to parse it. Shows NaN
+/// and Infinity, which Python's json.dump() writes and the parser refuses, as null.
 class WithoutPolygons {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -61,9 +64,13 @@ class WithoutPolygons {
 
   WithoutPolygons(const char* begin, const char* end) : at_(begin), end_(end) {}
 
-  char operator*() const { return *at_; }
+  char operator*() const { return null_.empty() ? *at_ : null_.front(); }
   bool operator==(const WithoutPolygons& other) const { return at_ == other.at_; }
   WithoutPolygons& operator++() {
+    if (!null_.empty()) {
+      null_.remove_prefix(1);
+      return *this;
+    }
     const char byte = *at_++;
     if (is_escaped_) {
       is_escaped_ = false;
@@ -77,6 +84,7 @@ class WithoutPolygons {
     } else if (byte == '[' || byte == '{') {
       if (++depth_ > kBoxDepth && byte == '[') skip_numbers();
     }
+    if (!is_string_ && at_ != end_ && (*at_ == '-' || *at_ > ':')) skip_no_number();
     return *this;
   }
 
@@ -93,8 +101,20 @@ class WithoutPolygons {
     if (next != end_ && *next == ']') at_ = next;
   }
 
+  void skip_no_number() {
+    const std::string_view text(at_, static_cast<size_t>(end_ - at_));
+    const size_t sign = text.front() == '-' ? 1 : 0;
+    for (const std::string_view word : {"NaN", "nan", "Infinity", "inf"}) {
+      if (!text.substr(sign).starts_with(word)) continue;
+      at_ += sign + word.size();
+      null_ = "null";
+      return;
+    }
+  }
+
   const char* at_;
   const char* end_;
+  std::string_view null_;  ///< what is left of a null to show before *at_
   int depth_ = 0;
   bool is_string_ = false;
   bool is_escaped_ = false;
@@ -116,6 +136,13 @@ struct Lists {
   std::vector<CocoInstances::Photo> photos;
   std::vector<Placed> annotations;
   std::vector<Category> categories;
+  int64_t left_out = 0;             ///< annotations
+  std::vector<std::string> faults;  ///< of the first of these
+  std::vector<int64_t> ids;         ///< of the other annotations that have one
+
+  void leave_out(std::string fault) {
+    if (left_out++ < kMaxFaults) faults.push_back(std::move(fault));
+  }
 };
 
 /// Receives the parser's events and builds the lists. Ignores other keys.
@@ -132,23 +159,20 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
 
   /// @throws base::UserError if the file had no such list.
   void check_complete() const {
-    for (const auto& [section, name] : {std::pair{kImages, "images"},
-                                        {kAnnotations, "annotations"},
-                                        {kCategories, "categories"}}) {
-      if ((seen_ & section) == 0) {
-        throw base::UserError(
-            fmt::format("coco: '{}' has no list '{}'; is it a file of instances, such as "
-                        "instances_val2017.json?",
-                        file_, name));
-      }
+    for (const char* const name : {"images", "annotations", "categories"}) {
+      if (lists_.contains(name)) continue;
+      throw base::UserError(
+          fmt::format("coco: '{}' has no list '{}'; is it a file of instances, such as "
+                      "instances_val2017.json?",
+                      file_, name));
     }
   }
 
-  bool null() override { return true; }
-  bool boolean(bool value) override {
-    if (depth_ == kElementDepth && field_ == "iscrowd") element_.is_crowd = value ? 1 : 0;
+  bool null() override {
+    if (is_box_) number(kNoNumber, std::nullopt);
     return true;
   }
+  bool boolean(bool value) override { return number_integer(value ? 1 : 0); }
   bool number_integer(int64_t value) override {
     number(static_cast<double>(value), value);
     return true;
@@ -157,10 +181,11 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     return number_integer(static_cast<int64_t>(value));
   }
   bool number_float(double value, const std::string&) override {
-    number(value, std::nullopt);
+    number(value, detail::whole_number(value));
     return true;
   }
   bool string(std::string& value) override {
+    number_text(value);
     if (depth_ != kElementDepth) return true;
     if (field_ == "name") element_.name = value;
     if (field_ == "file_name") element_.file_name = value;
@@ -176,13 +201,13 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool key(std::string& name) override {
-    if (depth_ == 1) section_ = section_of(name);
+    if (depth_ == 1) list_ = name;
     if (depth_ == kElementDepth) field_ = name;
     return true;
   }
   bool start_array(size_t) override {
     if (depth_++ == 1) {
-      seen_ |= section_;
+      lists_.insert(list_);
       position_ = 0;
     }
     is_box_ = depth_ == kElementDepth + 1 && field_ == "bbox";
@@ -205,12 +230,6 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   static constexpr int kListDepth = 2;
   static constexpr int kElementDepth = 3;
 
-  // Bits of `seen_`.
-  static constexpr unsigned kOther = 0;
-  static constexpr unsigned kImages = 1;
-  static constexpr unsigned kAnnotations = 2;
-  static constexpr unsigned kCategories = 4;
-
   /// The values found so far in the current element.
   struct Element {
     std::optional<int64_t> id, image_id, category_id, width, height, is_crowd;
@@ -219,10 +238,12 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     std::optional<std::string> name, file_name;
   };
 
-  static unsigned section_of(const std::string& name) {
-    if (name == "images") return kImages;
-    if (name == "annotations") return kAnnotations;
-    return name == "categories" ? kCategories : kOther;
+  static constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
+
+  void number_text(std::string_view text) {
+    const auto whole = detail::whole_number(text);
+    const double value = whole ? static_cast<double>(*whole) : kNoNumber;
+    number(base::parse_number<double>(text).value_or(value), whole);
   }
 
   void number(double value, std::optional<int64_t> whole) {
@@ -234,15 +255,17 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     if (field_ == "width") element_.width = whole;
     if (field_ == "height") element_.height = whole;
     if (field_ == "iscrowd") element_.is_crowd = whole;
-    if (field_ == "area") element_.area = value;
+    if (field_ == "area" && std::isfinite(value)) element_.area = value;
+    if (field_ == "name") element_.name = fmt::format("{}", value);
+    if (field_ == "file_name") element_.file_name = fmt::format("{}", value);
   }
 
   void add_element() {
-    if (section_ == kImages) {
+    if (list_ == "images") {
       add_image();
-    } else if (section_ == kAnnotations) {
+    } else if (list_ == "annotations") {
       add_annotation();
-    } else if (section_ == kCategories) {
+    } else if (list_ == "categories") {
       out_.categories.push_back(
           {.id = required(element_.id, "id"), .name = required(element_.name, "name")});
     }
@@ -260,35 +283,40 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
         {.id = id, .size = size, .file = required(element_.file_name, "file_name")});
   }
 
+  /// Leaves out an annotation that lacks a value: another may do without it.
   void add_annotation() {
     constexpr size_t kNumbers = 4;
-    const int64_t id = required(element_.id, "id");
     const auto& box = element_.box;
-    if (box.size() != kNumbers) {
-      throw base::UserError(
-          fmt::format("coco: '{}': annotation {} has no 'bbox' of 4 numbers", file_, id));
-    }
-    out_.annotations.push_back(
-        {.image_id = required(element_.image_id, "image_id"),
-         .annotation = {.label = required(element_.category_id, "category_id"),
-                        .x = box[0],
-                        .y = box[1],
-                        .width = box[2],
-                        .height = box[3],
-                        .area = element_.area.value_or(box[2] * box[3]),
-                        .is_crowd = element_.is_crowd.value_or(0) != 0,
-                        .id = id}});
+    const char* const missing = box.size() != kNumbers  ? "'bbox' of 4 numbers"
+                                : !element_.image_id    ? "whole number 'image_id'"
+                                : !element_.category_id ? "whole number 'category_id'"
+                                                        : nullptr;
+    if (missing != nullptr) return out_.leave_out(fmt::format("{} has no {}", name(), missing));
+    if (element_.id) out_.ids.push_back(*element_.id);
+    out_.annotations.push_back({.image_id = *element_.image_id,
+                                .annotation = {.label = *element_.category_id,
+                                               .x = box[0],
+                                               .y = box[1],
+                                               .width = box[2],
+                                               .height = box[3],
+                                               .area = element_.area.value_or(box[2] * box[3]),
+                                               .is_crowd = element_.is_crowd.value_or(0) != 0,
+                                               .id = element_.id.value_or(position_)}});
+  }
+
+  /// "annotation 5"
+  std::string name() const {
+    const char* const what = list_ == "images"        ? "image"
+                             : list_ == "annotations" ? "annotation"
+                                                      : "category";
+    return element_.id ? fmt::format("{} {}", what, *element_.id)
+                       : fmt::format("{} number {} (from 0)", what, position_);
   }
 
   template <class T>
   const T& required(const std::optional<T>& value, const char* key) const {
     if (value) return *value;
-    const char* const what = section_ == kImages        ? "image"
-                             : section_ == kAnnotations ? "annotation"
-                                                        : "category";
-    const std::string which = element_.id ? fmt::format("{} {}", what, *element_.id)
-                                          : fmt::format("{} number {} (from 0)", what, position_);
-    throw base::UserError(fmt::format("coco: '{}': {} has no {} '{}'", file_, which,
+    throw base::UserError(fmt::format("coco: '{}': {} has no {} '{}'", file_, name(),
                                       std::is_same_v<T, int64_t> ? "whole number" : "text", key));
   }
 
@@ -296,27 +324,28 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   std::string_view text_;
   Lists& out_;
   int depth_ = 0;
-  unsigned section_ = kOther;
-  unsigned seen_ = 0;
-  int64_t position_ = 0;  ///< in the list
-  std::string field_;     ///< the element's last key
+  std::set<std::string> lists_;  ///< of the root
+  std::string list_;             ///< the last key of the root
+  int64_t position_ = 0;         ///< in the list
+  std::string field_;            ///< the element's last key
   bool is_box_ = false;
   Element element_;
 };
 
-template <class Items, class Id>
-void check_unique(const Items& sorted, const Id& id, const char* what, const std::string& file) {
-  const auto twice = std::ranges::adjacent_find(sorted, {}, id);
-  if (twice == sorted.end()) return;
-  throw base::UserError(
-      fmt::format("coco: '{}' has two {} with the id {}", file, what, std::invoke(id, *twice)));
+/// Sorts by id. @throws base::UserError if two elements have the same one.
+template <class Item>
+void sort_by_id(std::vector<Item>& items, const char* what, const std::string& file) {
+  std::ranges::sort(items, {}, &Item::id);
+  const auto twice = std::ranges::adjacent_find(items, {}, &Item::id);
+  if (twice == items.end()) return;
+  throw base::UserError(fmt::format("coco: '{}' has two {} with the id {}", file, what, twice->id));
 }
 
 /// The position of the element with this id.
-template <class Items, class Id>
-std::optional<size_t> find_sorted(const Items& sorted, const Id& id, int64_t wanted) {
-  const auto found = std::ranges::lower_bound(sorted, wanted, {}, id);
-  if (found == sorted.end() || std::invoke(id, *found) != wanted) return std::nullopt;
+template <class Item>
+std::optional<size_t> find_sorted(const std::vector<Item>& sorted, int64_t id) {
+  const auto found = std::ranges::lower_bound(sorted, id, {}, &Item::id);
+  if (found == sorted.end() || found->id != id) return std::nullopt;
   return static_cast<size_t>(found - sorted.begin());
 }
 
@@ -329,63 +358,66 @@ std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
       box.x + box.width <= width + kTolerance && box.y + box.height <= height + kTolerance) {
     return "";
   }
+  const bool is_finite = std::isfinite(box.x + box.y + box.width + box.height);
   return fmt::format(
-      "the box of annotation {} ([{}, {}, {}, {}]) is not within image {} ({} x {} pixels); a box "
-      "is [x, y, width, height]",
-      box.id, box.x, box.y, box.width, box.height, photo.id, width, height);
+      "the box of annotation {} ([{}, {}, {}, {}]) {} image {} ({} x {} pixels); a box is [x, y, "
+      "width, height]",
+      box.id, box.x, box.y, box.width, box.height,
+      is_finite ? "is not within" : "has NaN or Infinity, in", photo.id, width, height);
 }
 
-/// Class names must be unique: they name results.
-void check_names(std::vector<Category> categories, const std::string& file) {
-  std::ranges::sort(categories, {}, &Category::name);
-  const auto twice = std::ranges::adjacent_find(categories, {}, &Category::name);
-  if (twice == categories.end()) return;
-  throw base::UserError(fmt::format("coco: '{}': the categories {} and {} have the same name '{}'",
-                                    file, twice->id, std::next(twice)->id,
-                                    base::printable(twice->name)));
+/// Class names must be unique: they name results. Of several categories with a name, Roboflow's
+/// root among them, the last keeps it.
+void rename_twins(std::vector<Category>& categories, const std::string& file,
+                  std::vector<Remark>& remarks) {
+  std::set<std::string> taken;
+  for (auto category = categories.rbegin(); category != categories.rend(); ++category) {
+    auto& [id, name] = *category;
+    const std::string given = name;
+    while (!taken.insert(name).second) name += fmt::format(" ({})", id);
+    if (name == given) continue;
+    remarks.push_back(
+        {fmt::format("coco: '{}': category {} has the name of another; it is called '{}' here",
+                     file, id, base::printable(name))});
+  }
 }
 
 /// Replaces ids of images and categories by positions, and sorts annotations by image.
 CocoInstances resolve(Lists lists, const std::string& file) {
   using Photo = CocoInstances::Photo;
-  const auto id_of = [](const Placed& placed) { return placed.annotation.id; };
-  std::ranges::sort(lists.photos, {}, &Photo::id);
-  check_unique(lists.photos, &Photo::id, "images", file);
-  std::ranges::sort(lists.categories, {}, &Category::id);
-  check_unique(lists.categories, &Category::id, "categories", file);
-  check_names(lists.categories, file);
-  if (lists.categories.empty()) {
-    throw base::UserError(fmt::format("coco: '{}' has an empty list 'categories'", file));
+  CocoInstances made;
+  sort_by_id(lists.photos, "images", file);
+  sort_by_id(lists.categories, "categories", file);
+  rename_twins(lists.categories, file, made.remarks);
+  std::ranges::sort(lists.ids);
+  lists.ids.erase(std::ranges::unique(lists.ids).begin(), lists.ids.end());
+  if (lists.ids.size() < lists.annotations.size()) {
+    made.remarks.push_back({fmt::format(
+        "coco: '{}': {} of {} annotations have no id, or that of another; boxes do not need it",
+        file, lists.annotations.size() - lists.ids.size(), lists.annotations.size())});
   }
-  std::vector<int64_t> ids;
-  ids.reserve(lists.annotations.size());
-  for (const Placed& placed : lists.annotations) ids.push_back(id_of(placed));
-  std::ranges::sort(ids);
-  check_unique(ids, std::identity(), "annotations", file);
 
-  std::vector<std::string> faults;
-  for (auto& [image_id, annotation] : lists.annotations) {
-    if (faults.size() == kMaxFaults) break;
-    const auto photo = find_sorted(lists.photos, &Photo::id, image_id);
-    const auto category = find_sorted(lists.categories, &Category::id, annotation.label);
-    if (!photo || !category) {
-      faults.push_back(fmt::format("annotation {} has the {} {}, which the file does not list",
-                                   annotation.id, photo ? "category_id" : "image_id",
-                                   photo ? annotation.label : image_id));
+  size_t kept = 0;
+  for (Placed& placed : lists.annotations) {
+    Annotation& annotation = placed.annotation;
+    const auto photo = find_sorted(lists.photos, placed.image_id);
+    const auto category = find_sorted(lists.categories, annotation.label);
+    std::string fault =
+        photo && category ? fault_of(annotation, lists.photos[*photo])
+                          : fmt::format("annotation {} has the {} {}, which the file does not list",
+                                        annotation.id, photo ? "category_id" : "image_id",
+                                        photo ? annotation.label : placed.image_id);
+    if (!fault.empty()) {
+      lists.leave_out(std::move(fault));
       continue;
     }
-    const std::string fault = fault_of(annotation, lists.photos[*photo]);
-    if (!fault.empty()) faults.push_back(fault);
     annotation.label = static_cast<int64_t>(*category);
     ++lists.photos[*photo].count;
+    lists.annotations[kept++] = placed;
   }
-  if (!faults.empty()) {
-    if (faults.size() == kMaxFaults) faults.emplace_back("and perhaps more");
-    throw base::UserError(fmt::format("coco: '{}': {}", file, base::join(faults, "\n  ")));
-  }
+  lists.annotations.resize(kept);
   std::ranges::stable_sort(lists.annotations, {}, &Placed::image_id);
 
-  CocoInstances made;
   made.photos = std::move(lists.photos);
   size_t first = 0;
   for (Photo& photo : made.photos) photo.first = std::exchange(first, first + photo.count);
@@ -394,6 +426,14 @@ CocoInstances resolve(Lists lists, const std::string& file) {
   for (Category& category : lists.categories) {
     made.class_ids.push_back(category.id);
     made.classes.push_back(std::move(category.name));
+  }
+  if (lists.left_out > 0) {
+    if (lists.left_out > kMaxFaults) lists.faults.emplace_back("…");
+    made.remarks.push_back(
+        {.text = fmt::format("coco: '{}': {} of {} annotations cannot be used: {}", file,
+                             lists.left_out, lists.left_out + static_cast<int64_t>(kept),
+                             base::join(lists.faults, "\n  ")),
+         .is_fault = true});
   }
   return made;
 }

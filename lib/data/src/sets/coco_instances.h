@@ -24,6 +24,7 @@ struct CocoInstances {
   std::vector<Annotation> annotations;  ///< by image, then in the file's order
   std::vector<std::string> classes;     ///< the categories' names by id; label 0 is the lowest id
   std::vector<int64_t> class_ids;       ///< of the categories
+  std::vector<Remark> remarks;          ///< on what was left out, renamed or lacks an id
 
   std::span<const Annotation> of(const Photo& photo) const {
     return std::span(annotations).subspan(photo.first, photo.count);
@@ -31,9 +32,11 @@ struct CocoInstances {
 };
 
 /// Needs memory only for the result, about twice that while it reads. Does not check polygons.
-/// @throws base::UserError naming the file and the annotation, image or category if the file is not
-///   JSON, lacks a key, has a duplicate or unknown id or two categories of the same name, or if a
-///   box is more than a pixel outside of its image.
+/// Reads numbers as tools write them: 1.0, "1" and true are 1. Leaves out annotations that lack a
+/// value, have an unknown id, or have a box that is not finite or more than a pixel outside of its
+/// image. Of categories with the same name, those before the last get their ids appended.
+/// @throws base::UserError naming the file, if it is not JSON or lacks a list, and the image or
+///   category that lacks a key or has the id of another.
 CocoInstances read_coco_instances(const std::filesystem::path& path);
 
 }  // namespace syncbn::data::detail

@@ -12,6 +12,7 @@
 #include <cctype>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <memory>
 
 #include <syncbn/base/atomic_file.h>
@@ -21,6 +22,8 @@
 #include <syncbn/base/program_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/data_files.h>
+
+#include "image/reader.h"
 
 namespace syncbn::data {
 
@@ -54,10 +57,6 @@ bool has_same_content(const FileStamp& a, const FileStamp& b) {
   return a.size == b.size && a.modified_ns == b.modified_ns;
 }
 
-[[noreturn]] void fail_to_read(const std::filesystem::path& path, const std::string& why) {
-  throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
-}
-
 /// The error of the last read, or "". zlib reports a truncated stream only after it has returned
 /// all bytes before the end.
 std::string failure(gzFile_s* file) {
@@ -77,6 +76,10 @@ std::string failure(gzFile_s* file) {
 }
 
 }  // namespace
+
+void refuse_file(const std::filesystem::path& path, const std::string& why) {
+  throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
+}
 
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path) {
   struct stat status {};
@@ -131,7 +134,7 @@ std::span<const uint8_t> read_whole_file(const std::filesystem::path& path) {
 std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) {
   errno = 0;
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
-  if (!file) fail_to_read(path, std::strerror(errno != 0 ? errno : ENOMEM));
+  if (!file) refuse_file(path, std::strerror(errno != 0 ? errno : ENOMEM));
   std::string bytes;
   std::array<char, 1 << 16> chunk;
   while (true) {
@@ -139,11 +142,28 @@ std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) 
     if (got <= 0) break;
     bytes.append(chunk.data(), static_cast<size_t>(got));
     if (bytes.size() > max_bytes) {
-      fail_to_read(path, fmt::format("it holds more than {}", base::format_bytes(max_bytes)));
+      refuse_file(path, fmt::format("it holds more than {}", base::format_bytes(max_bytes)));
     }
   }
-  if (const std::string why = failure(file.get()); !why.empty()) fail_to_read(path, why);
+  if (const std::string why = failure(file.get()); !why.empty()) refuse_file(path, why);
   return bytes;
+}
+
+std::optional<int64_t> whole_number(std::string_view text) {
+  if (const auto exact = base::parse_number<int64_t>(text)) return exact;
+  constexpr std::string_view kAround = " \t\r\n\"\xef\xbb\xbf";
+  text.remove_prefix(std::min(text.find_first_not_of(kAround), text.size()));
+  text = text.substr(0, text.find_last_not_of(kAround) + 1);
+  if (text == "true" || text == "True") return 1;
+  if (text == "false" || text == "False") return 0;
+  const auto value = base::parse_number<double>(text);
+  return value ? whole_number(*value) : std::nullopt;
+}
+
+std::optional<int64_t> whole_number(double value) {
+  constexpr double kMax = 9007199254740992;  // 2^53
+  if (std::trunc(value) != value || std::abs(value) > kMax) return std::nullopt;
+  return static_cast<int64_t>(value);
 }
 
 OpenFiles::OpenFiles(std::vector<Named> files, size_t max_open)
@@ -182,11 +202,58 @@ bool equals_in_lower_case(std::string_view text, std::string_view lower) {
                             [](unsigned char c, char l) { return std::tolower(c) == l; });
 }
 
-bool is_decoded(std::string_view extension) {
-  constexpr std::array<std::string_view, 3> kExtensions = {".jpg", ".jpeg", ".png"};
-  return std::ranges::any_of(kExtensions, [extension](std::string_view one) {
-    return equals_in_lower_case(extension, one);
-  });
+NameKind kind_of(std::string_view name) {
+  constexpr std::array<std::string_view, 42> kExtensions = {
+      ".jpg", ".jpeg", ".png",                             // kDecoded
+      ".ppm", ".bmp",  ".pgm",  ".tif", ".tiff", ".webp",  // kTorchvisionImage
+      ".jpe", ".jif",  ".jfif", ".jfi", ".jpf",  ".jpx",  ".jp2", ".j2k", ".jxl", ".jxr", ".apng",
+      ".gif", ".heic", ".heif", ".hif", ".avif", ".dib",  ".pbm", ".pnm", ".tga", ".dng", ".cr2",
+      ".cr3", ".nef",  ".arw",  ".orf", ".rw2",  ".raf",  ".exr", ".psd", ".ico", ".svg", ".dcm"};
+  const std::string_view ending = name.substr(std::min(name.rfind('.'), name.size()));
+  const auto found = std::ranges::find_if(
+      kExtensions, [&](std::string_view one) { return equals_in_lower_case(ending, one); });
+  if (found == kExtensions.end()) return NameKind::kNoImage;
+  const auto at = found - kExtensions.begin();
+  return at < 3 ? NameKind::kDecoded : at < 9 ? NameKind::kTorchvisionImage : NameKind::kOtherImage;
+}
+
+bool has_image_content(const std::filesystem::path& file) {
+  std::error_code ignored;
+  if (!std::filesystem::is_regular_file(file, ignored)) return false;  // a pipe would block
+  std::array<uint8_t, kMagicBytes> bytes{};
+  std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(bytes.data()), kMagicBytes);
+  return is_jpeg(bytes) || is_png(bytes);
+}
+
+void FileCounts::add(const std::string& name, bool is_empty) {
+  if (count_++ == 0 || name < first_) first_ = name;
+  const std::string extension = std::filesystem::path(name).extension().string();
+  ++kinds_[is_empty ? "empty" : extension.empty() ? "no extension" : extension];
+}
+
+std::string FileCounts::text() const {
+  if (count_ == 0) return {};
+  std::vector<std::string> kinds;
+  for (const auto& [kind, count] : kinds_) {
+    kinds.push_back(kinds_.size() == 1 ? kind : fmt::format("{} {}", count, kind));
+  }
+  return base::printable(fmt::format("{} ({}), such as '{}'", base::counted(count_, "file"),
+                                     base::join(kinds, ", "), first_));
+}
+
+std::vector<Remark> left_out_remark(const std::string& where, const std::string& files,
+                                    std::string_view why) {
+  if (files.empty()) return {};
+  return {{.text = fmt::format("{}: left out: {}: {}", where, files, why)}};
+}
+
+std::vector<Remark> unreadable_remark(const FileCounts& files) {
+  if (files.count() == 0) return {};
+  return {{.text = fmt::format("{} cannot be read: convert them to JPEG or PNG (ImageMagick: "
+                               "mogrify -format png FILE), mend or remove them (`train check` "
+                               "decodes all images)",
+                               files.text()),
+           .is_fault = true}};
 }
 
 }  // namespace detail

@@ -3,18 +3,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <syncbn/base/unique_fd.h>
+#include <syncbn/data/dataset.h>
 
 #include "index/index_file.h"
 
 namespace syncbn::data::detail {
+
+/// @throws base::UserError always, naming the file
+[[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& why);
 
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path);
 
@@ -36,6 +42,11 @@ std::span<const uint8_t> read_whole_file(const std::filesystem::path& path);
 /// @throws base::UserError naming the file if it is missing, unreadable, damaged, truncated, or
 ///   longer than `max_bytes` after decompression.
 std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes);
+
+/// A whole number as tools write it: pandas 1.0 for 1, spreadsheets "1" and a byte order mark,
+/// label tools true.
+std::optional<int64_t> whole_number(std::string_view text);
+std::optional<int64_t> whole_number(double value);
 
 /// Opens files on demand and keeps a limited number of them open, because a data set may have more
 /// files than a process may open. Thread-safe.
@@ -76,7 +87,41 @@ class OpenFiles {
 /// Whether `text` in lower case is `lower`.
 bool equals_in_lower_case(std::string_view text, std::string_view lower);
 
-/// Whether files with this extension are images that can be decoded.
-bool is_decoded(std::string_view extension);
+/// What the part of a file's name after the last dot says.
+enum class NameKind {
+  kNoImage,
+  kOtherImage,
+  kTorchvisionImage,  ///< a sample for torchvision's ImageFolder, of a format that is not decoded
+  kDecoded,           ///< JPEG and PNG, which torchvision takes as well
+};
+NameKind kind_of(std::string_view name);
+
+/// The first bytes of a file with which is_jpeg() and is_png() decide.
+constexpr int64_t kMagicBytes = 8;
+
+/// Whether a regular file begins as a JPEG or PNG file does. False if it cannot be read.
+bool has_image_content(const std::filesystem::path& file);
+
+/// Counts files by extension.
+class FileCounts {
+ public:
+  void add(const std::string& name, bool is_empty = false);
+  int64_t count() const { return count_; }
+  /// "4 files (1 .gif, 2 .heic, 1 empty), such as 'a.gif'", the first by name; "" without files.
+  std::string text() const;
+
+ private:
+  int64_t count_ = 0;
+  std::map<std::string, int64_t> kinds_;
+  std::string first_;
+};
+
+/// For Dataset::remarks(): files that are no samples, and why. Nothing if `files` is empty.
+/// @param files FileCounts::text()
+std::vector<Remark> left_out_remark(const std::string& where, const std::string& files,
+                                    std::string_view why);
+
+/// The same of samples that cannot be read.
+std::vector<Remark> unreadable_remark(const FileCounts& files);
 
 }  // namespace syncbn::data::detail

@@ -17,26 +17,47 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// "; only in 'photos/test': dog, fox", or "".
-std::string only_in(const std::string& folder, const std::vector<std::string>& classes,
-                    const std::vector<std::string>& others) {
-  constexpr size_t kShown = 5;
-  std::vector<std::string> own;
-  std::ranges::set_difference(classes, others, std::back_inserter(own));
-  if (own.empty()) return "";
-  const bool is_long = own.size() > kShown;
-  own.resize(std::min(own.size(), kShown));
-  return fmt::format("; only in '{}': {}{}", folder, base::join(own, ", "), is_long ? " …" : "");
+/// A name and, beyond ASCII, its bytes: 'café' (caf\xc3\xa9).
+std::string spelled(const std::string& name) {
+  std::string bytes;
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    bytes += byte < 0x80 ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
+  }
+  return fmt::format("'{}'{}", base::printable(name), bytes == name ? "" : " (" + bytes + ")");
 }
 
-class ImageFolder : public detail::ImageSet {
+/// A class that another split has must be one of the training split, which may have more.
+void check_classes(const std::string& root, const std::string& train,
+                   const std::vector<std::string>& trained) {
+  const std::vector<std::string> own = detail::class_names(root);
+  const auto only_in = [](const std::vector<std::string>& some,
+                          const std::vector<std::string>& others) {
+    constexpr size_t kShown = 5;
+    std::vector<std::string> names;
+    std::ranges::set_difference(some, others, std::back_inserter(names));
+    std::ranges::transform(names, names.begin(), &spelled);
+    return base::join_some(std::move(names), ", ", kShown);
+  };
+  const std::string unknown = only_in(own, trained);
+  if (unknown.empty()) return;
+  const std::string missing = only_in(trained, own);
+  throw base::UserError(fmt::format(
+      "image_folder: '{}' has class folders that '{}' lacks: {}; rename or remove them ({}names "
+      "that look alike differ in case, spaces or Unicode normalisation)",
+      root, train, unknown, missing.empty() ? "" : "only the latter has " + missing + "; "));
+}
+
+class ImageFolder : public detail::ImageFiles {
  public:
   ImageFolder(const ImageFolderOptions& options, Split split, detail::FolderIndex index)
-      : ImageSetOf({"image_folder", options, split, {.max_pixels = options.max_pixels}}),
+      : ImageFilesOf("image_folder", options, split, {.max_pixels = options.max_pixels}),
         root_(detail::of_split(split, options.train, options.val, options.test)),
-        decode_(detail::decode_options(options)),
         index_(std::move(index)),
-        classes_(std::ssize(index_.classes())) {}
+        classes_(std::ssize(index_.classes())) {
+    set_remarks(detail::remarks_on(index_, fmt::format("image_folder: '{}'", root_.string()),
+                                   [this](int64_t file) { return root_ / index_.file(file); }));
+  }
 
   int64_t size() const override { return index_.size(); }
   std::span<const int64_t> labels() const override { return index_.labels(); }
@@ -44,46 +65,28 @@ class ImageFolder : public detail::ImageSet {
   std::vector<std::string> class_names() const override { return index_.classes(); }
   /// A hash of all paths and the start of the first file: reading all files might take hours.
   uint64_t fingerprint() const override { return index_.fingerprint(); }
-  std::string name_of(int64_t index) const override { return path_of(index).string(); }
-
-  /// torchvision takes these files for images, so they are samples here as well.
-  std::string unreadable() const override {
-    return detail::unreadable_files(index_, [this](int64_t index) { return path_of(index); });
-  }
-
-  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    const fs::path path = path_of(index);
-    ImageDecoder decoder(detail::read_whole_file(path), path.string(), decode_);
-    format().write(pipeline().run(decoder, random), slot);
-    slot.target[0] = index_.labels()[static_cast<size_t>(index)];
+  std::string name_of(int64_t index) const override {
+    return (root_ / index_.file(index)).string();
   }
 
  private:
-  fs::path path_of(int64_t index) const { return root_ / index_.file(index); }
-
   fs::path root_;
-  DecodeOptions decode_;
   detail::FolderIndex index_;
   int64_t classes_;
 };
 
-std::vector<detail::OpenFiles::Named> with_stamps(const std::vector<fs::path>& paths,
-                                                  std::span<const detail::FileStamp> stamps) {
-  std::vector<detail::OpenFiles::Named> shards;
-  shards.reserve(paths.size());
-  for (size_t i = 0; i < paths.size(); ++i) shards.push_back({paths[i], stamps[i]});
-  return shards;
-}
-
-class TarShards : public detail::ImageSet {
+class TarShards : public detail::ImageFiles {
  public:
-  TarShards(const TarShardsOptions& options, Split split, const std::vector<fs::path>& paths,
-            detail::ShardIndex index)
-      : ImageSetOf({"tar_shards", options, split, {.max_pixels = options.max_pixels}}),
-        decode_(detail::decode_options(options)),
+  TarShards(const TarShardsOptions& options, Split split,
+            std::vector<detail::OpenFiles::Named> shards, detail::ShardIndex index)
+      : ImageFilesOf("tar_shards", options, split, {.max_pixels = options.max_pixels}),
         classes_(options.classes),
         index_(std::move(index)),
-        shards_(with_stamps(paths, index_.stamps())) {}
+        shards_(std::move(shards)) {
+    const auto& pattern = detail::of_split(split, options.train, options.val, options.test);
+    set_remarks(detail::left_out_remark(fmt::format("tar_shards: '{}'", pattern), index_.left_out(),
+                                        detail::kSampleRule));
+  }
 
   int64_t size() const override { return index_.size(); }
   std::span<const int64_t> labels() const override { return index_.labels(); }
@@ -97,17 +100,6 @@ class TarShards : public detail::ImageSet {
     return fmt::format("{} at byte {}", shards_.path(place.shard).string(), place.offset);
   }
 
-  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    auto& bytes = detail::thread_buffer();
-    const auto& place = index_[index];
-    const auto shard = shards_.open(place.shard);
-    detail::read_at(*shard, shards_.path(place.shard), static_cast<int64_t>(place.offset),
-                    place.size, bytes);
-    ImageDecoder decoder(bytes, name_of(index), decode_);
-    format().write(pipeline().run(decoder, random), slot);
-    slot.target[0] = index_.labels()[static_cast<size_t>(index)];
-  }
-
   void prefetch(std::span<const int64_t> indices) const override {
     for (const auto& [shard, offset, size] : index_.ranges(indices)) {
       try {
@@ -119,7 +111,15 @@ class TarShards : public detail::ImageSet {
   }
 
  private:
-  DecodeOptions decode_;
+  ImageDecoder open(int64_t index) const override {
+    auto& bytes = detail::thread_buffer();
+    const auto& place = index_[index];
+    const auto shard = shards_.open(place.shard);
+    detail::read_at(*shard, shards_.path(place.shard), static_cast<int64_t>(place.offset),
+                    place.size, bytes);
+    return {bytes, name_of(index), decode()};
+  }
+
   int64_t classes_;
   detail::ShardIndex index_;
   detail::OpenFiles shards_;
@@ -130,7 +130,7 @@ class TarShards : public detail::ImageSet {
 void ImageFolderOptions::describe(config::Schema<ImageFolderOptions>& schema) {
   schema.field("train", &ImageFolderOptions::train, "the folder of the class folders").required();
   schema.field("val", &ImageFolderOptions::val,
-               "the same for the validation split, with the same classes; empty: none");
+               "the same for the validation split, which may lack classes; empty: none");
   schema.field("test", &ImageFolderOptions::test, "the same for the test split; empty: none");
   detail::describe_image_files(schema);
 }
@@ -138,17 +138,12 @@ void ImageFolderOptions::describe(config::Schema<ImageFolderOptions>& schema) {
 std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& options, Split split) {
   const std::string& root = detail::of_split(split, options.train, options.val, options.test);
   if (root.empty()) return nullptr;
-  auto index = detail::index_class_folders(root, {.folder = options.cache_dir});
+  std::vector<std::string> trained;
   if (root != options.train) {
-    // A label means the same in both splits only if the lists of classes are the same.
-    const std::vector<std::string> trained = detail::class_names(options.train);
-    if (index.classes() != trained) {
-      throw base::UserError(
-          fmt::format("image_folder: '{}' and '{}' need the same class folders{}{}", root,
-                      options.train, only_in(root, index.classes(), trained),
-                      only_in(options.train, trained, index.classes())));
-    }
+    trained = detail::class_names(options.train);
+    check_classes(root, options.train, trained);
   }
+  auto index = detail::index_class_folders(root, {.folder = options.cache_dir}, trained);
   return std::make_shared<const ImageFolder>(options, split, std::move(index));
 }
 
@@ -169,7 +164,9 @@ std::shared_ptr<const Dataset> load_tar_shards(const TarShardsOptions& options, 
   std::vector<fs::path> paths;
   for (const std::string& name : detail::expand_braces(pattern)) paths.emplace_back(name);
   auto index = detail::index_shards(paths, options.classes, pattern, {.folder = options.cache_dir});
-  return std::make_shared<const TarShards>(options, split, paths, std::move(index));
+  std::vector<detail::OpenFiles::Named> shards;
+  for (size_t i = 0; i < paths.size(); ++i) shards.push_back({paths[i], index.stamps()[i]});
+  return std::make_shared<const TarShards>(options, split, std::move(shards), std::move(index));
 }
 
 }  // namespace syncbn::data

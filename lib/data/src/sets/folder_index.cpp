@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
-#include <array>
 #include <cerrno>
 #include <fstream>
 #include <map>
 #include <numeric>
-#include <set>
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
@@ -30,7 +28,8 @@ enum FolderSection : size_t {
   kFolderNameEnds,
   kStamps,
   kClasses,
-  kEmptyFiles,
+  kUnreadable,
+  kLeftOut,
 };
 
 /// An element of a list of concatenated names.
@@ -51,24 +50,39 @@ struct Listing {
   FileStamp stamp;  ///< of the folder before it was listed
   std::vector<std::string> folders;
   std::vector<std::string> dangling;  ///< links to nothing, not with names of images
+  std::vector<std::string> others;    ///< other images
   NameList images;
 };
 
+/// Whether a file cannot be decoded, as far as its name, size and first bytes show.
+bool is_unreadable(const fs::path& file) {
+  return kind_of(file.string()) == NameKind::kDecoded ? is_empty_file(file)
+                                                      : !has_image_content(file);
+}
+
 /// Lists a folder, sorted. Links to folders count as folders.
-Listing list_folder(const fs::path& path) {
-  Listing listing{.stamp = settled_stamp_of(path), .folders = {}, .dangling = {}, .images = {}};
+/// @param by_content opens files whose names do not show whether they are images
+Listing list_folder(const fs::path& path, bool by_content = true) {
+  Listing listing;
+  listing.stamp = settled_stamp_of(path);
   std::error_code error;
   for (fs::directory_iterator entry(path, error), end; entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename();
     if (name.starts_with('.')) continue;  // such as macOS's ._1.jpg
+    const NameKind kind = kind_of(name);
     std::error_code unreadable;
     if (entry->is_directory(unreadable)) {
       listing.folders.push_back(name);
-    } else if (has_image_extension(name)) {
+    } else if (kind >= NameKind::kTorchvisionImage ||
+               (by_content && has_image_content(entry->path()))) {
       listing.images.add(name);
     } else {
       check_entry(entry->path(), unreadable);
-      if (unreadable) listing.dangling.push_back(name);
+      if (unreadable) {
+        listing.dangling.push_back(name);
+      } else if (kind == NameKind::kOtherImage) {
+        listing.others.push_back(name);
+      }
     }
   }
   if (error) fail_to_read(path, error.value());
@@ -91,7 +105,10 @@ void add_folder(const fs::path& root, std::string_view name, const Listing& list
                 FolderIndexWriter& writer) {
   writer.begin_folder(name, listing.stamp, label);
   for (int64_t i = 0; i < listing.images.size(); ++i) {
-    writer.add_file(listing.images[i], is_empty_file(root / name / listing.images[i]));
+    writer.add_file(listing.images[i], is_unreadable(root / name / listing.images[i]));
+  }
+  for (const std::string& other : listing.others) {
+    writer.leave_out((fs::path(name) / other).string());
   }
 }
 
@@ -103,34 +120,41 @@ void add_dangling(const fs::path& name, const Listing& listing, FolderIndexWrite
   }
 }
 
-uint64_t write_class_folders(const fs::path& root, IndexWriter& out) {
+uint64_t write_class_folders(const fs::path& root, const std::vector<std::string>& wanted,
+                             IndexWriter& out) {
   FolderIndexWriter writer(out);
   const Listing top = list_folder(root);
-  const auto& classes = top.folders;
-  if (classes.empty())
+  const auto& classes = wanted.empty() ? top.folders : wanted;
+  if (top.folders.empty())
     fail(root,
          "it has no folders; each class is a folder (of images of one class, name the folder "
          "above)");
   writer.begin_folder("", top.stamp, /*label=*/-1);
+  for (int64_t i = 0; i < top.images.size(); ++i) writer.leave_out(std::string(top.images[i]));
+  for (const std::string& other : top.others) writer.leave_out(other);
   add_dangling("", top, writer);
   FolderChain chain;
   chain.enter(root, 0);
   std::vector<std::string> empty;
-  for (size_t label = 0; label < classes.size(); ++label) {
+  for (const std::string& folder : top.folders) {
+    if (!std::ranges::binary_search(classes, folder)) continue;  // made since the caller looked
     std::map<std::string, Listing> listings;
-    list_all(root, classes[label], 1, chain, listings);
+    list_all(root, folder, 1, chain, listings);
     if (std::ranges::all_of(listings,
                             [](const auto& at) { return at.second.images.size() == 0; })) {
-      empty.push_back(classes[label]);
+      empty.push_back(folder);
     }
+    const int64_t label = std::ranges::lower_bound(classes, folder) - classes.begin();
     for (const auto& [name, listing] : listings) {
-      add_folder(root, name, listing, static_cast<int64_t>(label), writer);
+      add_folder(root, name, listing, label, writer);
       add_dangling(name, listing, writer);
     }
   }
-  if (!empty.empty()) {
-    fail(root, fmt::format("there are no images in {}; remove folders that are not classes",
-                           base::join(empty, ", ")));
+  if (wanted.empty() ? !empty.empty() : empty.size() == top.folders.size()) {
+    const std::string others = writer.left_out();
+    fail(root, fmt::format("there are no images in {}; remove folders that are not classes{}",
+                           base::join(empty, ", "),
+                           others.empty() ? "" : "; neither JPEG nor PNG: " + others));
   }
   writer.add_content_of_first_file(root);
   return writer.finish(classes);
@@ -169,11 +193,12 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
     const auto mask = std::ranges::lower_bound(
         order, stem, {}, [&](int64_t at) { return stem_of(labels.images[at]); });
     if (mask == order.end() || stem_of(labels.images[*mask]) != stem) {
-      throw base::UserError(fmt::format("segmentation_folder: '{}' has no mask in '{}'",
-                                        (images / pictures.images[i]).string(), masks.string()));
+      throw base::UserError(
+          fmt::format("segmentation_folder: '{}' has no mask in '{}', a PNG of the same name",
+                      (images / pictures.images[i]).string(), masks.string()));
     }
     const std::string_view name = labels.images[*mask];
-    writer.add_file(name, is_empty_file(masks / name));
+    writer.add_file(name, is_unreadable(masks / name));
   }
   writer.add_content_of_first_file(images);
   return writer.finish({});
@@ -239,7 +264,7 @@ bool FolderIndex::is_sound(const MappedIndex& index, bool has_classes) {
       (!has_classes && (folders.size() != 2 || 2 * folders[1].first_file != ends.size())) ||
       has_classes != classes.ends_with('\0') || labels.size() != (has_classes ? ends.size() : 0) ||
       !std::ranges::all_of(labels, is_label) ||
-      std::ranges::any_of(index.array<uint64_t>(kEmptyFiles),
+      std::ranges::any_of(index.array<uint64_t>(kUnreadable),
                           [&](uint64_t file) { return file >= ends.size(); })) {
     return false;
   }
@@ -283,8 +308,12 @@ std::vector<std::string> FolderIndex::classes() const {
   return names;
 }
 
-std::span<const uint64_t> FolderIndex::empty_files() const {
-  return index_.array<uint64_t>(kEmptyFiles);
+std::span<const uint64_t> FolderIndex::unreadable() const {
+  return index_.array<uint64_t>(kUnreadable);
+}
+
+std::string FolderIndex::left_out() const {
+  return std::string(index_.text(kLeftOut));
 }
 
 FolderIndexWriter::FolderIndexWriter(IndexWriter& out) : out_(out) {
@@ -297,8 +326,8 @@ void FolderIndexWriter::begin_folder(std::string_view name, const FileStamp& sta
   folders_.push_back({.first_file = ends_.size(), .first_byte = bytes_, .label = label});
 }
 
-void FolderIndexWriter::add_file(std::string_view name, bool is_empty) {
-  if (is_empty) empty_files_.push_back(ends_.size());
+void FolderIndexWriter::add_file(std::string_view name, bool is_unreadable) {
+  if (is_unreadable) unreadable_.push_back(ends_.size());
   const FolderIndex::Folder& folder = folders_.back();
   out_.add_bytes(name);
   bytes_ += name.size();
@@ -336,7 +365,9 @@ uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
   out_.add_section(kStamps, stamps_);
   out_.begin(kClasses);
   for (const std::string& name : classes) out_.add_bytes(name + '\0');
-  out_.add_section(kEmptyFiles, empty_files_);
+  out_.add_section(kUnreadable, unreadable_);
+  out_.begin(kLeftOut);
+  out_.add_bytes(left_out_.text());
   return hash_.value();
 }
 
@@ -349,20 +380,11 @@ void FolderIndexWriter::write_labels() {
   }
 }
 
-bool has_image_extension(std::string_view name) {
-  constexpr std::array<std::string_view, 9> kExtensions = {".jpg", ".jpeg", ".png",  ".ppm", ".bmp",
-                                                           ".pgm", ".tif",  ".tiff", ".webp"};
-  return std::ranges::any_of(kExtensions, [&](std::string_view extension) {
-    return name.size() >= extension.size() &&
-           equals_in_lower_case(name.substr(name.size() - extension.size()), extension);
-  });
-}
-
 void check_entry(const fs::path& entry, const std::error_code& error) {
   const bool is_missing = error == std::errc::no_such_file_or_directory ||
                           error == std::errc::not_a_directory ||
                           error == std::errc::too_many_symbolic_link_levels;
-  if (!error || is_missing || has_image_extension(entry.filename().string())) return;
+  if (!error || is_missing || kind_of(entry.string()) >= NameKind::kTorchvisionImage) return;
   base::throw_file_error(fmt::format("cannot read '{}'", entry.string()), error.value());
 }
 
@@ -371,57 +393,42 @@ bool is_empty_file(const fs::path& file) {
   return fs::file_size(file, is_gone) == 0 || is_gone;
 }
 
-std::string empty_files_text(const std::vector<fs::path>& files) {
-  constexpr size_t kShown = 5;
-  if (files.empty()) return {};
-  std::string text = base::counted(std::ssize(files), "empty file");
-  text += files.size() > kShown ? ", such as " : ": ";
-  for (size_t i = 0; i < std::min(files.size(), kShown); ++i) {
-    text += fmt::format("{}'{}'", i > 0 ? ", " : "", files[i].string());
-  }
-  return text;
-}
-
-std::string unreadable_files(const FolderIndex& index,
-                             const std::function<fs::path(int64_t)>& path_of) {
-  std::set<std::string> kinds;
-  std::string other;  // the first file of such a kind
-  int64_t others = 0;
-  for (int64_t i = 0; i < index.size(); ++i) {
-    const std::string name = index.file(i);
-    const std::string kind = name.substr(std::min(name.rfind('.'), name.size()));
-    if (is_decoded(kind)) continue;
-    if (others++ == 0) other = path_of(i).string();
-    kinds.insert(kind);
-  }
-  std::vector<fs::path> empty;
-  for (const uint64_t file : index.empty_files()) {
-    // The file may have changed: that does not change its folder's stamp, nor the index.
+std::vector<Remark> remarks_on(const FolderIndex& index, const std::string& where,
+                               const std::function<fs::path(int64_t)>& path_of) {
+  FileCounts unreadable;
+  for (const uint64_t file : index.unreadable()) {
+    // An empty file may have been written since: that changes neither its folder's stamp nor the
+    // index. Others are not opened again: there may be a million.
     const fs::path path = path_of(static_cast<int64_t>(file));
-    if (is_decoded(path.extension().string()) && is_empty_file(path)) empty.push_back(path);
+    const bool was_empty = kind_of(path.string()) == NameKind::kDecoded;
+    if (!was_empty || is_empty_file(path)) unreadable.add(path.string(), was_empty);
   }
-  const std::string text = empty_files_text(empty);
-  if (others == 0) return text;
-  return fmt::format("{} ({}), such as '{}'{}{}", base::counted(others, "file"),
-                     base::join({kinds.begin(), kinds.end()}, ", "), other,
-                     text.empty() ? "" : ", and ", text);
+  std::vector<Remark> remarks =
+      left_out_remark(where, index.left_out(),
+                      index.labels().empty() ? "neither JPEG nor PNG"
+                                             : "not in a class folder, or neither JPEG nor PNG");
+  std::ranges::move(unreadable_remark(unreadable), std::back_inserter(remarks));
+  return remarks;
 }
 
 std::vector<std::string> class_names(const fs::path& root) {
-  return list_folder(root).folders;
+  return list_folder(root, /*by_content=*/false).folders;
 }
 
-FolderIndex index_class_folders(const fs::path& root, const IndexCacheOptions& cache) {
+FolderIndex index_class_folders(const fs::path& root, const IndexCacheOptions& cache,
+                                const std::vector<std::string>& classes) {
   const auto path_of = [&](size_t, std::string_view name) { return root / name; };
-  return FolderIndex(
-      open_index({.name = root.string(),
-                  .key = "image_folder " + real_name(root),
-                  .is_current =
-                      [&](const MappedIndex& index) {
-                        return is_current(index, /*has_classes=*/true, path_of);
-                      },
-                  .build = [&](IndexWriter& out) { return write_class_folders(root, out); }},
-                 cache));
+  std::string key = "image_folder " + real_name(root);
+  for (const std::string& name : classes) key += '\n' + name;
+  return FolderIndex(open_index(
+      {.name = root.string(),
+       .key = key,
+       .is_current =
+           [&](const MappedIndex& index) {
+             return is_current(index, /*has_classes=*/true, path_of);
+           },
+       .build = [&](IndexWriter& out) { return write_class_folders(root, classes, out); }},
+      cache));
 }
 
 FolderIndex index_pairs(const fs::path& images, const fs::path& masks,

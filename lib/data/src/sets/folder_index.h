@@ -15,6 +15,7 @@
 #include <syncbn/base/hash.h>
 
 #include "index/index_cache.h"
+#include "sets/file_bytes.h"
 
 namespace syncbn::data::detail {
 
@@ -87,8 +88,12 @@ class FolderIndex {
   /// Empty if there are no classes.
   std::span<const int64_t> labels() const { return labels_; }
   std::vector<std::string> classes() const;
-  /// The files that were empty or missing (dangling links) when the index was built.
-  std::span<const uint64_t> empty_files() const;
+  /// The files that were empty or missing (dangling links) when the index was built, or whose
+  /// content was not that of JPEG or PNG though their names left it open.
+  std::span<const uint64_t> unreadable() const;
+  /// FileCounts::text() of the images that are not among the files. Those beside class folders
+  /// count.
+  std::string left_out() const;
   /// A hash of all paths and the first 64 KiB of the first file: two folders may have files of the
   /// same names.
   uint64_t fingerprint() const { return index_.fingerprint(); }
@@ -108,7 +113,10 @@ class FolderIndexWriter {
 
   /// @param stamp of the folder before its entries were listed.
   void begin_folder(std::string_view name, const FileStamp& stamp, int64_t label);
-  void add_file(std::string_view name, bool is_empty);
+  void add_file(std::string_view name, bool is_unreadable);
+  /// Counts an image that is not among the files.
+  void leave_out(const std::string& name) { left_out_.add(name); }
+  std::string left_out() const { return left_out_.text(); }
   /// Adds to the fingerprint. To be called after all files were added.
   void add_content_of_first_file(const std::filesystem::path& root);
   /// Returns the fingerprint. Without classes, files have no labels.
@@ -124,12 +132,10 @@ class FolderIndexWriter {
   std::vector<FileStamp> stamps_;
   std::vector<FolderIndex::Folder> folders_;
   std::vector<uint32_t> ends_;
-  std::vector<uint64_t> empty_files_;
+  std::vector<uint64_t> unreadable_;
+  FileCounts left_out_;
   uint64_t bytes_ = 0;
 };
-
-/// Whether torchvision takes a file of this name for an image.
-bool has_image_extension(std::string_view name);
 
 /// Throws for an entry that may be a folder of images, but is a link that cannot be followed. Names
 /// of images, which their reader reports, and dangling links are accepted.
@@ -140,23 +146,25 @@ void check_entry(const std::filesystem::path& entry, const std::error_code& erro
 /// Whether a file is empty or missing.
 bool is_empty_file(const std::filesystem::path& file);
 
-/// "7 empty files, such as 'a.jpg', …", with at most five names; "" without files.
-std::string empty_files_text(const std::vector<std::filesystem::path>& files);
-
-/// The text of Dataset::unreadable() for an index: files with extensions that are not decoded, and
-/// files that are still empty.
+/// Dataset::remarks() on the files of an index: those that are left out, and those that still
+/// cannot be read. Looks into files: call it once.
+/// @param where "image_folder: 'train'"
 /// @param path_of takes a file's number
-std::string unreadable_files(const FolderIndex& index,
-                             const std::function<std::filesystem::path(int64_t)>& path_of);
+std::vector<Remark> remarks_on(const FolderIndex& index, const std::string& where,
+                               const std::function<std::filesystem::path(int64_t)>& path_of);
 
 /// The names of the folders in a folder, sorted.
 std::vector<std::string> class_names(const std::filesystem::path& root);
 
 /// The image files below a folder of class folders, in the order of torchvision's ImageFolder:
-/// classes by name, the folders of a class by path, the files of a folder by name.
+/// classes by name, the folders of a class by path, the files of a folder by name. Files with other
+/// extensions belong to them if their content is that of JPEG or PNG.
+/// @param classes whose positions are the labels; they must hold the names of all class folders,
+///   and may have no folder or no image. Empty: the folders, each with an image.
 /// @throws base::UserError naming the folder if it has no class folders, or the classes without an
-///   image.
-FolderIndex index_class_folders(const std::filesystem::path& root, const IndexCacheOptions& cache);
+///   image (with `classes`, if none has one).
+FolderIndex index_class_folders(const std::filesystem::path& root, const IndexCacheOptions& cache,
+                                const std::vector<std::string>& classes = {});
 
 /// The n images of a folder, sorted, as files 0 to n - 1, and their masks (files of the same name
 /// except for the extension) as files n to 2n - 1.

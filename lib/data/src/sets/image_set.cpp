@@ -99,7 +99,8 @@ const config::Component<TransformKind>* first_but_resize(
 DecodeOptions decode_options(const ImageFileOptions& options) {
   return {.exif_orientation = options.exif_orientation,
           .max_pixels = options.max_pixels,
-          .max_scans = static_cast<int>(options.max_scans)};
+          .max_scans = static_cast<int>(options.max_scans),
+          .clamp_high_bits = options.high_bits == "clamp"};
 }
 
 }  // namespace syncbn::data::detail

@@ -8,6 +8,8 @@
 
 #include <syncbn/data/image_sets.h>
 
+#include "sets/file_bytes.h"
+
 namespace syncbn::data::detail {
 
 /// How the images of a set are written to batches: transforms, size, normalisation. Thread-safe.
@@ -73,6 +75,47 @@ class ImageSetOf : public Base {
 
 using ImageSet = ImageSetOf<SampleDataset>;
 
+DecodeOptions decode_options(const ImageFileOptions& options);
+
+/// A set of image files, with one label each unless a derived class reads samples otherwise.
+template <class Base>
+class ImageFilesOf : public ImageSetOf<Base> {
+ public:
+  SampleFacts facts(int64_t index) const override {
+    const ImageDecoder decoder = open(index);
+    return {.orientation = decode_.exif_orientation ? 1 : decoder.file_orientation(),
+            .has_high_bits = decoder.has_high_bits()};
+  }
+
+  void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
+    ImageDecoder decoder = open(index);
+    this->format().write(this->pipeline().run(decoder, random), slot);
+    slot.target[0] = this->labels()[static_cast<size_t>(index)];
+  }
+
+  std::vector<Remark> remarks() const override { return remarks_; }
+
+ protected:
+  ImageFilesOf(const std::string& kind, const ImageFileOptions& options, Split split,
+               ImageFormat::Source source)
+      : ImageSetOf<Base>({kind, options, split, source}), decode_(decode_options(options)) {}
+
+  const DecodeOptions& decode() const { return decode_; }
+  void set_remarks(std::vector<Remark> remarks) { remarks_ = std::move(remarks); }
+
+  /// The result is valid until this thread reads the next file.
+  virtual ImageDecoder open(int64_t index) const {
+    const std::string file = this->name_of(index);
+    return {read_whole_file(file), file, decode_};
+  }
+
+ private:
+  DecodeOptions decode_;
+  std::vector<Remark> remarks_;
+};
+
+using ImageFiles = ImageFilesOf<SampleDataset>;
+
 /// The option for a split.
 const std::string& of_split(Split split, const std::string& train, const std::string& val,
                             const std::string& test);
@@ -80,8 +123,6 @@ const std::string& of_split(Split split, const std::string& train, const std::st
 /// The first transform that may crop or turn an image (any but resize); null if there is none.
 const config::Component<TransformKind>* first_but_resize(
     const std::vector<config::Component<TransformKind>>& steps);
-
-DecodeOptions decode_options(const ImageFileOptions& options);
 
 /// Converts a base class's member pointer to one of `Options`, as Schema::field requires.
 template <class Options, class Base, class Member>
@@ -108,6 +149,12 @@ void describe_image_files(config::Schema<Options>& schema) {
   describe_image_set(schema);
   schema.field("exif_orientation", member_of<Options>(&ImageFileOptions::exif_orientation),
                "turn images as their EXIF data asks");
+  schema
+      .field(
+          "high_bits", member_of<Options>(&ImageFileOptions::high_bits),
+          "what remains of grey PNGs of 16 bits: scale keeps the upper 8 bits, clamp makes values "
+          "above 255 white, as Pillow does")
+      .one_of({"scale", "clamp"});
   schema
       .field("max_pixels", member_of<Options>(&ImageFileOptions::max_pixels),
              "images with more pixels are refused before they are decoded, or made by a transform")

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,6 +10,7 @@
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/data/subset.h>
 
 #include "sets/file_bytes.h"
 
@@ -35,7 +35,7 @@ void parse_line(std::string_view text, const std::string& place, const CsvLayout
     const bool is_label = column == layout.pixels;
     const int64_t max = is_label ? layout.classes - 1 : layout.max_pixel;
     const std::string_view field = text.substr(0, text.find(','));
-    const auto number = base::parse_number<int64_t>(field);
+    const auto number = whole_number(field);
     if (!number || *number < 0 || *number > max) {
       throw base::UserError(
           fmt::format("{}: column {}: {} must be an integer from 0 to {}, got '{}'", place,
@@ -63,22 +63,15 @@ CsvSamples parse_file(const std::string& file, std::string_view text, const CsvL
 
 CsvSamples choose_split(const CsvSamples& samples, const CsvLayout& layout, double test_fraction,
                         Split split) {
-  std::vector<int64_t> seen(static_cast<size_t>(layout.classes));
+  const HeldOut parts = hold_out(std::ssize(samples.labels), samples.labels, test_fraction);
   CsvSamples chosen;
-  for (size_t i = 0; i < samples.labels.size(); ++i) {
-    const auto before = static_cast<double>(seen[static_cast<size_t>(samples.labels[i])]++);
-    const bool is_test =
-        std::floor((before + 1) * test_fraction) > std::floor(before * test_fraction);
-    if (is_test != (split == Split::kTest)) continue;
-    const auto first = samples.pixels.begin() + static_cast<ptrdiff_t>(i * layout.pixels);
-    chosen.pixels.insert(chosen.pixels.end(), first, first + static_cast<ptrdiff_t>(layout.pixels));
-    chosen.labels.push_back(samples.labels[i]);
+  for (const int64_t index : split == Split::kTest ? parts.held_out : parts.train) {
+    const auto size = static_cast<ptrdiff_t>(layout.pixels);
+    const auto first = samples.pixels.begin() + index * size;
+    chosen.pixels.insert(chosen.pixels.end(), first, first + size);
+    chosen.labels.push_back(samples.labels[static_cast<size_t>(index)]);
   }
   return chosen;
-}
-
-[[noreturn]] void refuse_file(const fs::path& file, const std::string& why) {
-  throw base::UserError(fmt::format("cannot read the data file '{}': {}", file.string(), why));
 }
 
 /// Big-endian.
@@ -148,10 +141,7 @@ CsvSamples read_labelled_csv(const fs::path& path, const CsvLayout& layout, doub
                              Split split) {
   const auto samples =
       parse_file(path.string(), read_gzip_file(path, layout.max_file_bytes), layout);
-  if (samples.labels.empty()) {
-    throw base::UserError(
-        fmt::format("cannot read the data file '{}': it is empty", path.string()));
-  }
+  if (samples.labels.empty()) refuse_file(path, "it is empty");
   auto chosen = choose_split(samples, layout, test_fraction, split);
   if (chosen.labels.empty()) {
     throw base::UserError(fmt::format(

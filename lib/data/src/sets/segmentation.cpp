@@ -1,6 +1,7 @@
 // Data sets of images with masks, which hold the label of each pixel.
 #include <fmt/format.h>
 
+#include <array>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -11,6 +12,7 @@
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
+#include "image/orientation.h"
 #include "sets/file_bytes.h"
 #include "sets/folder_index.h"
 #include "sets/image_set.h"
@@ -20,64 +22,94 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Reads pairs of an image file and a mask file, which subclasses name.
-class MaskedImages : public detail::ImageSet {
+/// Reads pairs of an image file, name_of(), and a mask file.
+class MaskedImages : public detail::ImageFiles {
  public:
+  static constexpr uint8_t kIgnored = 255;
+
   struct Labels {
     int64_t classes = 0;
     std::vector<std::string> names = {};  ///< by label; empty: none
-    uint8_t ignored = 255;
+    std::vector<int64_t> values = {};     ///< in the masks, by label; empty: the labels
+    int64_t ignored_value = kIgnored;     ///< in the masks
   };
 
   std::span<const int64_t> labels() const override { return {}; }
   int64_t num_classes() const override { return labels_.classes; }
   std::vector<std::string> class_names() const override { return labels_.names; }
-  int64_t ignore_index() const override { return labels_.ignored; }
+  /// With `values`, the ignored one may be a label.
+  int64_t ignore_index() const override {
+    return labels_.values.empty() ? labels_.ignored_value : kIgnored;
+  }
   std::vector<int64_t> target_shape() const override {
     return {format().size().height, format().size().width};
   }
-  std::string name_of(int64_t index) const override { return image_file(index).string(); }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     ImageSample sample;
-    sample.ignored_label = labels_.ignored;
-    const std::string image = name_of(index);
-    sample.image = ImageDecoder(detail::read_whole_file(image), image, decode_).decode();
-    const std::string mask = mask_file(index).string();
-    sample.mask = ImageDecoder(detail::read_whole_file(mask), mask, decode_).decode_mask();
-    check(sample, mask);
+    sample.ignored_label = static_cast<uint8_t>(ignore_index());
+    sample.image = open(index).decode();
+    sample.mask = read_mask(index);
+    check_sizes(sample, index);
     sample = pipeline().run(std::move(sample), random);
     format().write(sample.image, slot);
     format().write_mask(*sample.mask, slot);
   }
 
+  SampleFacts facts(int64_t index) const override {
+    SampleFacts facts = ImageFilesOf::facts(index);
+    facts.labels.emplace();
+    for (const uint8_t label : read_mask(index).pixels) facts.labels->set(label);
+    return facts;
+  }
+
  protected:
   MaskedImages(const std::string& kind, const ImageFileOptions& options, Split split, Labels labels)
-      : ImageSetOf({kind, options, split, {.may_vary = true, .max_pixels = options.max_pixels}}),
-        decode_(detail::decode_options(options)),
-        labels_(std::move(labels)) {}
-
-  virtual fs::path image_file(int64_t index) const = 0;
-  virtual fs::path mask_file(int64_t index) const = 0;
-
- private:
-  void check(const ImageSample& sample, const std::string& mask_file) const {
-    const Image& mask = *sample.mask;
-    if (mask.width != sample.image.width || mask.height != sample.image.height) {
-      throw base::UserError(fmt::format("the mask '{}' has {} x {} pixels, its image {} x {}",
-                                        mask_file, mask.width, mask.height, sample.image.width,
-                                        sample.image.height));
-    }
-    for (const uint8_t label : mask.pixels) {
-      if (label < labels_.classes || label == labels_.ignored) continue;
-      throw base::UserError(fmt::format(
-          "the mask '{}' has the label {}; labels are below {}, or {} for ignored pixels",
-          mask_file, label, labels_.classes, labels_.ignored));
+      : ImageFilesOf(kind, options, split, {.may_vary = true, .max_pixels = options.max_pixels}),
+        labels_(std::move(labels)) {
+    label_of_[static_cast<size_t>(labels_.ignored_value)] = static_cast<uint8_t>(ignore_index());
+    for (size_t label = 0; label < static_cast<size_t>(labels_.classes); ++label) {
+      const auto value =
+          labels_.values.empty() ? label : static_cast<size_t>(labels_.values[label]);
+      label_of_[value] = static_cast<uint8_t>(label);
     }
   }
 
-  DecodeOptions decode_;
+  virtual fs::path mask_file(int64_t index) const = 0;
+
+ private:
+  void check_sizes(const ImageSample& sample, int64_t index) const {
+    const Image& mask = *sample.mask;
+    if (mask.width == sample.image.width && mask.height == sample.image.height) return;
+    const int orientation = open(index).file_orientation();
+    throw base::UserError(fmt::format(
+        "the mask '{}' has {} x {} pixels, its image {} x {}{}", mask_file(index).string(),
+        mask.width, mask.height, sample.image.width, sample.image.height,
+        !detail::swaps_sides(orientation)
+            ? ""
+            : fmt::format("; the image is stored rotated (EXIF orientation {}): set "
+                          "data.exif_orientation={}",
+                          orientation, !decode().exif_orientation)));
+  }
+
+  /// The labels of the pixels.
+  Image read_mask(int64_t index) const {
+    const std::string file = mask_file(index).string();
+    Image mask = ImageDecoder(detail::read_whole_file(file), file, decode()).decode_mask();
+    for (uint8_t& value : mask.pixels) {
+      if (!label_of_[value]) {
+        throw base::UserError(fmt::format(
+            "the mask '{}' has the label {}; labels are below {}, or {} for ignored pixels; other "
+            "values need data.mask_values of a segmentation_folder, which lists that of each class",
+            file, value, labels_.classes, labels_.ignored_value));
+      }
+      value = *label_of_[value];
+    }
+    return mask;
+  }
+
   Labels labels_;
+  std::array<std::optional<uint8_t>, 256> label_of_;  ///< by value in a mask
 };
 
 class SegmentationFolder : public MaskedImages {
@@ -86,22 +118,25 @@ class SegmentationFolder : public MaskedImages {
       : MaskedImages("segmentation_folder", options, split,
                      {.classes = options.classes,
                       .names = options.class_names,
-                      .ignored = static_cast<uint8_t>(options.ignore_index)}),
+                      .values = options.mask_values,
+                      .ignored_value = options.ignore_index}),
         images_(
             detail::of_split(split, options.train_images, options.val_images, options.test_images)),
         masks_(detail::of_split(split, options.train_masks, options.val_masks, options.test_masks)),
-        pairs_(detail::index_pairs(images_, masks_, {.folder = options.cache_dir})) {}
-
-  int64_t size() const override { return pairs_.size() / 2; }
-  uint64_t fingerprint() const override { return pairs_.fingerprint(); }
-  std::string unreadable() const override {
-    return detail::unreadable_files(pairs_, [this](int64_t file) {
-      return (file < size() ? images_ : masks_) / pairs_.file(file);
-    });
+        pairs_(detail::index_pairs(images_, masks_, {.folder = options.cache_dir})) {
+    set_remarks(detail::remarks_on(
+        pairs_, fmt::format("segmentation_folder: '{}'", images_.string()), [this](int64_t file) {
+          return (file < pairs_.size() / 2 ? images_ : masks_) / pairs_.file(file);
+        }));
   }
 
+  int64_t size() const override { return pairs_.size() / 2; }
+  std::string name_of(int64_t index) const override {
+    return (images_ / pairs_.file(index)).string();
+  }
+  uint64_t fingerprint() const override { return pairs_.fingerprint(); }
+
  private:
-  fs::path image_file(int64_t index) const override { return images_ / pairs_.file(index); }
   fs::path mask_file(int64_t index) const override { return masks_ / pairs_.file(size() + index); }
 
   fs::path images_;
@@ -122,28 +157,31 @@ class VocSegmentation : public MaskedImages {
                      {.classes = std::ssize(kVocClasses), .names = kVocClasses}),
         folder_(folder_of(options)),
         names_(read_names(folder_ / "ImageSets/Segmentation" / (list + ".txt"))) {
-    for (const std::string& name : names_) {
-      if (base::is_within(folder_ / "JPEGImages", name)) continue;
-      throw base::UserError(
-          fmt::format("voc_segmentation: '{}', which is on the list '{}', leads out of "
-                      "JPEGImages; name files without their folder",
-                      base::printable(name), list));
-    }
+    detail::FileCounts empty;
     for (int64_t i = 0; i < size(); ++i) {
-      for (const fs::path& file : {image_file(i), mask_file(i)}) {
-        if (base::exists(file)) {
-          if (detail::is_empty_file(file)) empty_files_.push_back(file);
-          continue;
-        }
+      const std::string& name = names_[static_cast<size_t>(i)];
+      if (!base::is_within(folder_ / "JPEGImages", name)) {
         throw base::UserError(
-            fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist",
-                        file.string(), list));
+            fmt::format("voc_segmentation: '{}', which is on the list '{}', leads out of "
+                        "JPEGImages; name files without their folder",
+                        base::printable(name), list));
+      }
+      for (const fs::path& file : {fs::path(name_of(i)), mask_file(i)}) {
+        if (!base::exists(file)) {
+          throw base::UserError(
+              fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist",
+                          file.string(), list));
+        }
+        if (detail::is_empty_file(file)) empty.add(file.string(), /*is_empty=*/true);
       }
     }
+    set_remarks(detail::unreadable_remark(empty));
   }
 
   int64_t size() const override { return std::ssize(names_); }
-  std::string unreadable() const override { return detail::empty_files_text(empty_files_); }
+  std::string name_of(int64_t index) const override {
+    return folder_ / "JPEGImages" / (names_[static_cast<size_t>(index)] + ".jpg");
+  }
   uint64_t fingerprint() const override {
     base::Fnv1a hash;
     for (const std::string& name : names_) hash.add_bytes(name + '\0');
@@ -174,16 +212,12 @@ class VocSegmentation : public MaskedImages {
     return names;
   }
 
-  fs::path image_file(int64_t index) const override {
-    return folder_ / "JPEGImages" / (names_[static_cast<size_t>(index)] + ".jpg");
-  }
   fs::path mask_file(int64_t index) const override {
     return folder_ / "SegmentationClass" / (names_[static_cast<size_t>(index)] + ".png");
   }
 
   fs::path folder_;
   std::vector<std::string> names_;
-  std::vector<fs::path> empty_files_;
 };
 
 }  // namespace
@@ -205,6 +239,10 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
                "names of the classes, by label; empty: their numbers");
   schema.field("ignore_index", &Options::ignore_index, "label of pixels that are ignored")
       .between(0, 255);
+  schema
+      .field("mask_values", &Options::mask_values,
+             "values of the classes in the masks, by label, such as [0, 255]; empty: 0, 1, 2, ...")
+      .between(0, 255);
   schema.refuse("val_images and val_masks go together", [](const Options& options) {
     return options.val_images.empty() != options.val_masks.empty();
   });
@@ -213,6 +251,11 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
   });
   schema.check([](const Options& options) -> std::optional<std::string> {
     const auto& names = options.class_names;
+    const auto& values = options.mask_values;
+    const auto different = std::ssize(std::set<int64_t>(values.begin(), values.end()));
+    if (!values.empty() && (different != options.classes || different != std::ssize(values))) {
+      return "mask_values needs another value for each of the classes";
+    }
     if (!names.empty() && std::ssize(names) != options.classes) {
       return fmt::format("class_names has {}, classes is {}", base::counted(names.size(), "name"),
                          options.classes);

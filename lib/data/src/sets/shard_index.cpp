@@ -5,12 +5,14 @@
 #include <algorithm>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
+#include "image/reader.h"
 #include "sets/file_bytes.h"
 #include "sets/tar_index.h"
 
@@ -24,7 +26,8 @@ enum ShardSection : size_t {
   kShardPlaces = kKeySection + 1,
   kShardLabels,
   kShardEnds,
-  kShardStamps
+  kShardStamps,
+  kShardLeftOut
 };
 
 /// The end of webdataset's key of a sample: the name up to the first dot after the last slash.
@@ -52,14 +55,14 @@ class ShardIndexWriter {
 
   int64_t samples() const { return std::ssize(labels_); }
 
+  std::string left_out() const { return left_out_.text(); }
+
   uint64_t finish() {
-    out_.begin(kShardLabels);
-    for (const int32_t label : labels_) {
-      const int64_t wide = label;
-      out_.add(std::span(&wide, 1));
-    }
+    out_.add_section(kShardLabels, std::vector<int64_t>(labels_.begin(), labels_.end()));
     out_.add_section(kShardEnds, ends_);
     out_.add_section(kShardStamps, stamps_);
+    out_.begin(kShardLeftOut);
+    out_.add_bytes(left_out());
     return hash_.value();
   }
 
@@ -74,9 +77,22 @@ class ShardIndexWriter {
       finish_sample();
       key_ = key;
     }
+    const bool has_more_dots = extension.rfind('.') > 0;
+    const NameKind kind = kind_of(extension);
     // webdataset ignores case, too.
-    if (is_decoded(extension)) image_ = place_of(member);
-    if (equals_in_lower_case(extension, ".cls")) label_ = read_label(member);
+    if (equals_in_lower_case(extension.substr(extension.rfind('.')), ".cls")) {
+      if (has_more_dots) return left_out_.add(member.name);
+      label_ = read_label(member);
+    } else if (!has_more_dots && (kind == NameKind::kDecoded || (!image_ && is_image(member)))) {
+      image_ = place_of(member);
+    } else if (kind != NameKind::kNoImage) {
+      others_.push_back(member.name);
+    }
+  }
+
+  bool is_image(const TarMember& member) {
+    read_at(file_, *shard_, member.offset, std::min(member.size, kMagicBytes), bytes_);
+    return is_jpeg(bytes_) || is_png(bytes_);
   }
 
   Place place_of(const TarMember& member) const {
@@ -87,10 +103,10 @@ class ShardIndexWriter {
   }
 
   void finish_sample() {
-    if (image_.has_value() != label_.has_value()) {
-      fail(key_, image_ ? "it has an image and no .cls" : "it has a .cls and no image");
-    }
-    if (image_) {
+    if (image_ ? !label_ : label_ && others_.empty()) fail_incomplete();
+    if (!image_) {
+      for (const std::string& name : others_) left_out_.add(name);
+    } else {
       out_.add(std::span<const Place>(&*image_, 1));
       labels_.push_back(*label_);
       hash_.add(image_->offset);
@@ -99,6 +115,7 @@ class ShardIndexWriter {
     }
     image_.reset();
     label_.reset();
+    others_.clear();
   }
 
   int32_t read_label(const TarMember& member) {
@@ -106,14 +123,29 @@ class ShardIndexWriter {
     if (member.size > kMaxLabelBytes) fail(member.name, "it is not a class label");
     read_at(file_, *shard_, member.offset, member.size, bytes_);
     std::string_view text(reinterpret_cast<const char*>(bytes_.data()), bytes_.size());
-    while (text.ends_with('\n') || text.ends_with('\r') || text.ends_with(' ')) {
-      text.remove_suffix(1);
-    }
-    const auto label = base::parse_number<int32_t>(text);
+    const auto label = whole_number(text);
     if (!label || *label < 0 || *label >= classes_) {
-      fail(member.name, fmt::format("a label is a number from 0 to {}", classes_ - 1));
+      fail(member.name, fmt::format("a label is an integer from 0 to {}, not '{}'", classes_ - 1,
+                                    base::printable(text)));
     }
     return *label;
+  }
+
+  [[noreturn]] void fail_incomplete() const {
+    const std::string why = image_ ? "it has an image and no .cls" : "it has a .cls and no image";
+    for_each_tar_member(file_, *shard_, [&](const TarMember& member) {
+      const size_t end = end_of_key(member.name);
+      const std::string extension = member.name.substr(end);
+      const bool completes =
+          image_ ? equals_in_lower_case(extension, ".cls")
+                 : extension.rfind('.') == 0 && kind_of(extension) == NameKind::kDecoded;
+      if (!completes ||
+          fs::path(member.name.substr(0, end)).filename() != fs::path(key_).filename())
+        return;
+      fail(key_,
+           fmt::format("{}; '{}' is elsewhere in the shard; {}", why, member.name, kSampleRule));
+    });
+    fail(key_, fmt::format("{}; {}", why, kSampleRule));
   }
 
   [[noreturn]] void fail(const std::string& member, const std::string& why) const {
@@ -133,6 +165,9 @@ class ShardIndexWriter {
   std::string key_;
   std::optional<Place> image_;
   std::optional<int32_t> label_;
+  /// Other images. Beside the sample's image they are its fields, such as .seg.png.
+  std::vector<std::string> others_;
+  FileCounts left_out_;
   std::vector<uint8_t> bytes_;
 };
 
@@ -210,6 +245,10 @@ std::span<const FileStamp> ShardIndex::stamps() const {
   return index_.array<FileStamp>(kShardStamps);
 }
 
+std::string ShardIndex::left_out() const {
+  return std::string(index_.text(kShardLeftOut));
+}
+
 std::vector<ShardIndex::Range> ShardIndex::ranges(std::span<const int64_t> samples) const {
   std::vector<int64_t> sorted(samples.begin(), samples.end());
   std::ranges::sort(sorted);
@@ -248,7 +287,9 @@ ShardIndex index_shards(const std::vector<fs::path>& shards, int64_t classes,
     ShardIndexWriter writer(out, classes);
     for (const fs::path& shard : shards) writer.add(shard);
     if (writer.samples() == 0) {
-      throw base::UserError(fmt::format("tar_shards: there is no sample in '{}'", pattern));
+      const std::string others = writer.left_out();
+      throw base::UserError(fmt::format("tar_shards: there is no sample in '{}'{}; {}", pattern,
+                                        others.empty() ? "" : ", but " + others, kSampleRule));
     }
     return writer.finish();
   };

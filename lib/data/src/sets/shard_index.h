@@ -4,11 +4,17 @@
 #include <filesystem>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "index/index_cache.h"
 
 namespace syncbn::data::detail {
+
+/// For messages about members that form no sample.
+constexpr std::string_view kSampleRule =
+    "the files of a sample are named alike up to the first dot and follow each other (tar "
+    "--sort=name), with a .cls and a JPEG or PNG among them";
 
 /// The positions of the samples in tar shards, in the order of the shards.
 class ShardIndex {
@@ -43,6 +49,8 @@ class ShardIndex {
   std::span<const FileStamp> stamps() const;
   /// The positions of these samples, with adjacent samples joined into one range.
   std::vector<Range> ranges(std::span<const int64_t> samples) const;
+  /// FileCounts::text() of members that belong to no sample though they look like parts of one.
+  std::string left_out() const;
   /// A hash of all places and labels.
   uint64_t fingerprint() const { return index_.fingerprint(); }
 

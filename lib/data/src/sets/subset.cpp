@@ -46,7 +46,7 @@ class Subset : public Base {
   bool sizes_vary() const override { return dataset_->sizes_vary(); }
   Normalization normalization() const override { return dataset_->normalization(); }
   uint64_t fingerprint() const override { return fingerprint_; }
-  std::string unreadable() const override { return dataset_->unreadable(); }
+  std::vector<Remark> remarks() const override { return dataset_->remarks(); }
 
  protected:
   const Base& dataset() const { return *dataset_; }
@@ -79,6 +79,7 @@ class SampleSubset : public Subset<Base> {
   }
   std::vector<int64_t> target_shape() const override { return dataset().target_shape(); }
   int64_t ignore_index() const override { return dataset().ignore_index(); }
+  SampleFacts facts(int64_t index) const override { return dataset().facts(of_dataset(index)); }
   std::string name_of(int64_t index) const override { return dataset().name_of(of_dataset(index)); }
 
  protected:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/hash.h>
@@ -20,6 +21,7 @@ namespace fs = std::filesystem;
 
 void list_files_below(const fs::path& folder, UnlabelledImages& found) {
   detail::FolderChain chain;
+  detail::FileCounts others;
   std::error_code error;
   auto entry = fs::recursive_directory_iterator(
       folder, fs::directory_options::follow_directory_symlink, error);
@@ -38,10 +40,11 @@ void list_files_below(const fs::path& folder, UnlabelledImages& found) {
     detail::check_entry(entry->path(), unreadable);
     if (!entry->is_regular_file(ignored)) continue;
     const fs::path file = entry->path().lexically_relative(folder);
-    if (detail::is_decoded(file.extension().string())) {
+    const auto kind = detail::kind_of(file.string());
+    if (kind == detail::NameKind::kDecoded || detail::has_image_content(entry->path())) {
       found.files.push_back(file);
-    } else {
-      found.others.push_back(file);
+    } else if (kind != detail::NameKind::kNoImage) {
+      others.add(file.string());
     }
   }
   if (error) {
@@ -49,18 +52,17 @@ void list_files_below(const fs::path& folder, UnlabelledImages& found) {
         fmt::format("cannot read the folder '{}': {}", folder.string(), error.message()));
   }
   std::ranges::sort(found.files);
-  std::ranges::sort(found.others);
+  found.num_others = others.count();
+  found.others = others.text();
 }
 
 /// `Base` is SampleDataset or BoxDataset.
 template <class Base>
-class UnlabelledSet : public detail::ImageSetOf<Base> {
+class UnlabelledSet : public detail::ImageFilesOf<Base> {
  public:
   UnlabelledSet(const UnlabelledImagesOptions& options, std::vector<fs::path> files)
-      : detail::ImageSetOf<Base>({"images",
-                                  options,
-                                  Split::kTest,
-                                  {.may_vary = true, .max_pixels = options.max_pixels}}),
+      : detail::ImageFilesOf<Base>("images", options, Split::kTest,
+                                   {.may_vary = true, .max_pixels = options.max_pixels}),
         options_(options),
         files_(std::move(files)) {}
 
@@ -82,33 +84,22 @@ class UnlabelledSet : public detail::ImageSetOf<Base> {
   }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
-    ImageDecoder decoder = open(index);
+    ImageDecoder decoder = this->open(index);
     this->format().write(this->pipeline().run(decoder, random), slot);
     std::ranges::fill(slot.target, options_.labels_pixels ? this->ignore_index() : 0);
   }
 
- protected:
-  const UnlabelledImagesOptions& options() const { return options_; }
   ImageSize size_of(int64_t index) const {
-    const ImageDecoder decoder = open(index);
+    const ImageDecoder decoder = this->open(index);
     return {decoder.width(), decoder.height()};
   }
 
- private:
-  /// The result is valid until this thread reads the next file.
-  ImageDecoder open(int64_t index) const {
-    const std::string file = name_of(index);
-    return {detail::read_whole_file(file), file, detail::decode_options(options_)};
-  }
+ protected:
+  const UnlabelledImagesOptions& options() const { return options_; }
 
+ private:
   const UnlabelledImagesOptions options_;
   const std::vector<fs::path> files_;
-};
-
-class UnlabelledImageSet : public UnlabelledSet<SampleDataset> {
- public:
-  using UnlabelledSet::UnlabelledSet;
-  ImageSize original_size(int64_t index) const { return size_of(index); }
 };
 
 class UnlabelledBoxSet : public UnlabelledSet<BoxDataset> {
@@ -125,7 +116,7 @@ class UnlabelledBoxSet : public UnlabelledSet<BoxDataset> {
 template <class Set>
 void fill_set(const UnlabelledImagesOptions& options, UnlabelledImages& made) {
   auto set = std::make_shared<const Set>(options, made.files);
-  made.original_size = [set](int64_t index) { return set->original_size(index); };
+  made.original_size = [set](int64_t index) { return set->size_of(index); };
   made.set = std::move(set);
 }
 
@@ -133,15 +124,6 @@ void fill_set(const UnlabelledImagesOptions& options, UnlabelledImages& made) {
 
 void UnlabelledImagesOptions::describe(config::Schema<UnlabelledImagesOptions>& schema) {
   detail::describe_image_files(schema);
-}
-
-std::vector<fs::path> files_left_out(const fs::path& folder) {
-  UnlabelledImages found;
-  list_files_below(folder, found);
-  std::erase_if(found.others, [](const fs::path& file) {
-    return detail::has_image_extension(file.filename().string());
-  });
-  return std::move(found.others);
 }
 
 UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options) {
@@ -154,12 +136,13 @@ UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options) {
   } else if (!images.empty()) {
     list_files_below(images, made);
     if (made.files.empty()) {
-      throw base::UserError(fmt::format("there are no JPEG or PNG files in '{}'", options.images));
+      throw base::UserError(fmt::format("there are no JPEG or PNG files in '{}'{}", options.images,
+                                        made.others.empty() ? "" : ", but " + made.others));
     }
   }
   made.are_whole = detail::first_but_resize(options.test_transforms) == nullptr;
   if (options.category_ids.empty()) {
-    fill_set<UnlabelledImageSet>(options, made);
+    fill_set<UnlabelledSet<SampleDataset>>(options, made);
   } else {
     fill_set<UnlabelledBoxSet>(options, made);
   }

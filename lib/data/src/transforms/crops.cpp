@@ -1,5 +1,4 @@
 #include <syncbn/base/error.h>
-#include <syncbn/data/image_ops.h>
 
 #include <fmt/format.h>
 

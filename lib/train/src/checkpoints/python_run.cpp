@@ -46,10 +46,14 @@ std::vector<Dict> dicts(const c10::IValue& list) {
   return all;
 }
 
-/// @throws base::UserError if there is no such key
+/// @throws base::UserError if there is no such key, or an object at it, such as NumPy's number
 c10::IValue need(const Dict& dict, const std::string& key) {
-  if (dict.contains(key)) return dict.at(key);
-  throw base::UserError(fmt::format("it has no '{}'", key));
+  if (!dict.contains(key)) throw base::UserError(fmt::format("it has no '{}'", key));
+  c10::IValue value = dict.at(key);
+  if (!value.isTuple()) return value;
+  throw base::UserError(fmt::format(
+      "its '{}' is the Python object {}, which is not read; a number is saved with float(…)", key,
+      base::printable(value.toTupleRef().elements()[0].toStringRef())));
 }
 
 /// The number of epochs that the run has completed.
@@ -219,7 +223,7 @@ void set_optimizer(config::Value& section, const std::vector<Dict>& python, cons
   const std::string type = optimizer_type(first, run, section.find("type")->scalar);
   section.set("type", config::Value::of_scalar(type));
   for (const std::string& key : python_options(type)) {
-    if (section.find(key) != nullptr) section.set(key, setting_of(first.at(key)));
+    if (section.find(key) != nullptr) section.set(key, setting_of(need(first, key)));
   }
   // Python's single group has the same rates for all parameters.
   if (python.size() == 1 && target.optimizer.groups().size() > 1) {
@@ -232,9 +236,9 @@ void set_optimizer(config::Value& section, const std::vector<Dict>& python, cons
   bool has_other_decay = false;
   for (size_t k = 0; k < groups.size(); ++k) {
     const double rate =
-        number_in(python[k].at(python[k].contains("initial_lr") ? "initial_lr" : "lr"));
+        number_in(need(python[k], python[k].contains("initial_lr") ? "initial_lr" : "lr"));
     rates.push_back(rate / (groups[k].lr / base_lr));
-    decays.push_back(number_in(python[k].at("weight_decay")));
+    decays.push_back(number_in(need(python[k], "weight_decay")));
     has_other_decay = has_other_decay || decays.back() != groups[k].weight_decay;
   }
   section.set("lr", of_groups(rates));
@@ -246,7 +250,7 @@ void set_scheduler(config::Value& section, const Dict& state) {
   const auto set = [&](const char* type, std::vector<std::pair<const char*, const char*>> keys) {
     if (section.find("type")->scalar != type) section = config::Value::of_map();
     section.set("type", config::Value::of_scalar(type));
-    for (const auto& [key, python] : keys) section.set(key, setting_of(state.at(python)));
+    for (const auto& [key, python] : keys) section.set(key, setting_of(need(state, python)));
   };
   if (state.contains("step_size")) {
     set("step", {{"step_size", "step_size"}, {"gamma", "gamma"}});
@@ -281,14 +285,14 @@ void set_schedule(config::Value& config, const Dict& state) {
   }
   double warmup = 0;
   if (has_warmup && parts.size() == 2 && parts.front().contains("start_factor")) {
-    warmup = number_in(parts.front().at("total_iters"));
-    section.set("warmup_start", setting_of(parts.front().at("start_factor")));
+    warmup = number_in(need(parts.front(), "total_iters"));
+    section.set("warmup_start", setting_of(need(parts.front(), "start_factor")));
   } else if (has_warmup) {
     section.set("type", config::Value::of_scalar(kUnknown));
   }
   section.set("warmup", setting_of(warmup));
   if (main.contains("T_max")) {
-    config.set("epochs", setting_of(number_in(main.at("T_max")) + warmup));
+    config.set("epochs", setting_of(number_in(need(main, "T_max")) + warmup));
   }
 }
 
@@ -314,7 +318,7 @@ Checkpoint convert(const std::filesystem::path& path, const PythonRunTarget& tar
   if (run.contains("scaler") && !run.at("scaler").toGenericDict().empty()) {
     const Dict scaler = run.at("scaler").toGenericDict();
     checkpoint.scaler = {
-        {"scale", at::scalar_tensor(number_in(scaler.at("scale")))},
+        {"scale", at::scalar_tensor(number_in(need(scaler, "scale")))},
         {"growth_tracker", at::scalar_tensor(scaler.at("_growth_tracker").toInt(), at::kInt)}};
   }
   config::Value config = config::parse_yaml(target.config, "config");

@@ -5,24 +5,27 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
-#include <syncbn/data/unlabelled_images.h>
+#include <syncbn/data/sample_dataset.h>
 #include <syncbn/models/weights.h>
 #include <syncbn/train/inputs.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
-#include "commands/unlabelled.h"
 #include "common/naming.h"
 #include "evaluation.h"
 #include "records/progress.h"
+#include "start_report.h"
 
 namespace syncbn::train {
 namespace {
+
+/// For each split: files are read once more, most of them from the page cache.
+constexpr std::chrono::minutes kSurveyTime{1};
 
 /// Makes a check skip what it cannot read, and read all of each file: a crop as the first transform
 /// would decode only a part of an image.
@@ -93,19 +96,6 @@ int64_t check_split(const std::string& name, const std::shared_ptr<const data::D
   return bad;
 }
 
-/// Warns of files in an image folder that are not samples.
-void warn_of_files_left_out(const Config& config) {
-  if (config.data.type() != "image_folder") return;
-  const config::Value all = config::Schema<Config>::get().write(config);
-  std::vector<std::filesystem::path> files;
-  for (const char* split : {"train", "val", "test"}) {
-    const std::filesystem::path folder = all.find("data")->find(split)->scalar;
-    if (folder.empty()) continue;
-    for (const auto& file : data::files_left_out(folder)) files.push_back(folder / file);
-  }
-  warn_of_left_out(files);
-}
-
 /// Measured: configs/images.yaml with 20 drawings of each of three shapes ends at 93 % in training
 /// and 36 % on others; other scales of its crops do not help.
 void advise_weights(const Config& config, const data::Dataset& set) {
@@ -138,10 +128,13 @@ int check(const std::vector<std::string>& args) {
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);
   int64_t bad = 0;
+  std::vector<std::shared_ptr<const data::Dataset>> sets;
   double budget = 0;  // that a run would need; 0: the configured one suffices
   const auto check_set = [&](data::Split split, const std::shared_ptr<const data::Dataset>& set) {
     const int64_t found = check_split(to_string(split), set, config, progress);
     bad += found;
+    sets.push_back(set);
+    for (const std::string& line : data::survey(*set, split, kSurveyTime)) spdlog::warn("{}", line);
     if (found <= data::max_skipped(resolved.config.loader.options(1, at::kCPU), set->size()))
       return;
     budget = std::max(budget, static_cast<double>(found) / static_cast<double>(set->size()));
@@ -151,17 +144,18 @@ int check(const std::vector<std::string>& args) {
   if (inputs.has_test_set && inputs.eval_split != data::Split::kTest) {
     check_set(data::Split::kTest, config.data.make(data::Split::kTest));
   }
-  warn_of_files_left_out(config);
   advise_weights(config, *inputs.train_set);
-  if (bad == 0) return base::kExitOk;
+  const bool raises = resolved.config.loader.on_error != "skip";
+  const bool has_fault = warn_of_remarks(sets);
+  if (bad == 0 && !(has_fault && raises)) return base::kExitOk;
   std::vector<std::string> keys;
-  if (resolved.config.loader.on_error != "skip") keys.emplace_back("loader.on_error=skip");
+  if (raises) keys.emplace_back("loader.on_error=skip");
   if (budget != 0) {
     keys.push_back(fmt::format("loader.error_budget={}", std::ceil(100 * budget) / 100));
   }
   throw base::UserError(
       fmt::format("check: {} cannot be used; mend or remove the files, or train without them{}",
-                  base::counted(bad, "sample"),
+                  bad > 0 ? base::counted(bad, "sample") : "what the warnings name",
                   keys.empty() ? ", as loader.on_error: skip says" : ": " + base::join(keys, " ")));
 }
 

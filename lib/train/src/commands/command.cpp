@@ -199,8 +199,25 @@ void register_own(const std::vector<std::string>& given, const RegisterAll& regi
   load_plugins(parse_arguments(kTraining, given, ignored));
 }
 
-int run(const std::vector<std::string>& given, const RankEnv& env,
-        const RegisterAll& register_all) {
+/// Warns once if srun or mpirun has started several tasks without a launcher.
+void warn_of_lone_tasks() {
+  constexpr const char* kVariables[][2] = {{"SLURM_NTASKS", "SLURM_PROCID"},
+                                           {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"},
+                                           {"PMI_SIZE", "PMI_RANK"}};
+  if (base::env("RANK")) return;
+  for (const auto& [size, rank] : kVariables) {
+    const int tasks = base::parse_number<int>(base::env(size).value_or("")).value_or(1);
+    if (tasks < 2 || base::env(rank) != "0") continue;
+    return spdlog::warn(
+        "{}={}, and no launcher: {} tasks would each train alone, on one rank. For one run of all, "
+        "start one task per node: syncbn-launch --nproc_per_node=N train ...",
+        size, tasks, tasks);
+  }
+}
+
+/// @param only_checks whether to return once the command line and the configuration are read
+int run(const std::vector<std::string>& given, const RankEnv& env, const RegisterAll& register_all,
+        bool only_checks) {
   ResolvedConfig resolved;
   Inputs inputs;
   bool evaluates = false;
@@ -241,6 +258,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
       config::escape_references(all);
       return print(config::to_yaml(all, resolved.origins));
     }
+    if (only_checks) return base::kExitOk;
     // It may start this program anew, which then reads the files again.
     if (resolved.can_be_reread) spare_waiting_threads(resolved.config, given);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
@@ -263,6 +281,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env,
     throw;
   }
   const Config& config = resolved.config;
+  warn_of_lone_tasks();
   local_rank_0_first(env.local_rank, [&] {
     if (const auto gpu = config.gpu()) see_only_gpu(*gpu);
     // cuBLAS reads it at its first use, and is not deterministic without it.
@@ -297,6 +316,8 @@ int run_main(int argc, char** argv, const RegisterAll& register_all) {
 
 int run_command(const std::vector<std::string>& words, const RegisterAll& register_all) {
   std::vector<std::string> given = words;
+  const bool only_checks = !given.empty() && given.front() == "--check_options";
+  if (only_checks) given.erase(given.begin());
   if (!given.empty() && given.front() == "help") given.front() = "--help";
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
@@ -309,6 +330,7 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
     });
   }
   if (const auto* command = given.empty() ? nullptr : find_single(given.front())) {
+    if (only_checks) return base::kExitOk;
     take_held_signals();
     base::init_logging(0);
     return local_rank_0_first(local_rank, [&] {
@@ -317,8 +339,11 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
       return command->run(args);
     });
   }
+  if (is_evaluation(given) && given.front() != kEval && given.front() != kPredict) {
+    given.insert(given.begin(), kEval);
+  }
   leave_at_early_signals();
-  if (!base::env("RANK")) launch_if_asked(given);
+  if (!only_checks && !base::env("RANK")) launch_if_asked(given);
   base::keep_freed_memory();
   const RankEnv env = local_rank_0_first(local_rank, [&] {
     const RankEnv found = read_rank_env(local_rank);
@@ -326,7 +351,7 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
     return found;
   });
   try {
-    return run(given, env, register_all);
+    return run(given, env, register_all, only_checks);
   } catch (const dist::PeerError& error) {
     // If that rank has ended, the launcher ends this one by a signal, and only the other's message
     // counts.
@@ -335,7 +360,7 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
     leave_error_file(error);
     throw;
   } catch (const std::exception& error) {
-    leave_error_file(error);
+    if (!only_checks) leave_error_file(error);
     throw;
   } catch (const QuietExit& leave) {
     std::this_thread::sleep_for(kQuietExitDelay);

@@ -18,6 +18,7 @@
 #include "common/rank_0.h"
 #include "evaluation.h"
 #include "records/progress.h"
+#include "start_report.h"
 #include "step/model.h"
 
 namespace syncbn::train {
@@ -108,6 +109,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
       }
     });
   };
+  if (is_rank_0()) warn_of_remarks({inputs.eval_set});
   if (network.checkpoint() != nullptr && is_rank_0()) {
     warn_of_other_data(*network.checkpoint(), path, config);
     warn_of_other_classes(*network.checkpoint(), path, inputs.eval_set->class_names());

@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -47,76 +46,75 @@ Option option_at(const Words& args, size_t place, bool takes_value) {
 
 // ---- the ImageNet example -----------------------------------------------------------------------
 
-using Translation = std::function<Words(const std::string& value)>;
-
-Translation key(const std::string& name) {
-  return [name](const std::string& value) { return Words{fmt::format("--{}={}", name, value)}; };
+/// The example's options, by their names with underscores, and what replaces them. The value of an
+/// option is appended to a replacement that ends in = or :. Names that are keys of `train` itself
+/// (--epochs, --seed, --resume, --batch-size) are not here.
+const std::map<std::string, std::string>& imagenet_options() {
+  static const std::map<std::string, std::string> all = {
+      {"a", "--model="},
+      {"arch", "--model="},
+      {"j", "--loader.num_workers="},
+      {"workers", "--loader.num_workers="},
+      {"b", "--batch_size="},
+      {"lr", "--optimizer.lr="},
+      {"learning_rate", "--optimizer.lr="},
+      {"momentum", "--optimizer.momentum="},
+      {"wd", "--optimizer.weight_decay="},
+      {"weight_decay", "--optimizer.weight_decay="},
+      {"p", "--log_interval="},
+      {"print_freq", "--log_interval="},
+      {"dist_backend", "--backend="},
+      {"world_size", "--nnodes="},
+      {"rank", "--node_rank="},
+      {"dist_url", "--dist_url="},  // see translate_url()
+      {"gpu", "--device=cuda:"},
+      {"pretrained", "--init="},
+      {"multiprocessing_distributed", "--nproc_per_node=auto"},
+      {"dummy", "--data.type=synthetic"},
+      {"e", "--split=val"},  // of `train eval`; see is_evaluation()
+      {"evaluate", "--split=val"},
+      {"no_accel", "--device=cpu"},
+  };
+  return all;
 }
 
-Translation refused(const std::string& option, const std::string& advice) {
-  return [=](const std::string&) -> Words {
-    throw base::UserError(fmt::format("{}: {} (docs/imagenet.md)", option, advice));
-  };
+bool takes_value(const std::string& name) {
+  const auto found = imagenet_options().find(name);
+  return found != imagenet_options().end() &&
+         (found->second.ends_with('=') || found->second.ends_with(':'));
 }
 
 Words translate_url(const std::string& url) {
   constexpr std::string_view kTcp = "tcp://";
-  if (url == "env://") return {};
+  if (url == "env://" || url.starts_with("file://")) return {};
   const size_t colon = url.rfind(':');
-  if (!url.starts_with(kTcp) || colon < kTcp.size()) {
+  const auto port = base::parse_number<uint16_t>(url.substr(colon + 1));
+  if (!url.starts_with(kTcp) || colon <= kTcp.size() || !port) {
     throw base::UserError(
-        fmt::format("--dist-url: expected tcp://HOST:PORT or env://, got '{}'", url));
+        fmt::format("--dist-url={}: expected tcp://HOST:PORT, with the number of a free port, "
+                    "file://PATH or env://",
+                    url));
   }
-  return {fmt::format("--master_addr={}", url.substr(kTcp.size(), colon - kTcp.size())),
-          fmt::format("--master_port={}", url.substr(colon + 1))};
+  return {"--master_addr=" + url.substr(kTcp.size(), colon - kTcp.size()),
+          fmt::format("--master_port={}", *port)};
 }
 
-/// The example's options that take a value, by their names with underscores. Names that are keys of
-/// `train` itself (--epochs, --seed, --resume, --batch-size) are not here.
-const std::map<std::string, Translation>& imagenet_values() {
-  static const std::map<std::string, Translation> all = {
-      {"a", key("model")},
-      {"arch", key("model")},
-      {"j", key("loader.num_workers")},
-      {"workers", key("loader.num_workers")},
-      {"b",
-       [](const std::string& samples) {  // the file may set batch_size
-         return Words{"--batch_size=null", "--global_batch_size=" + samples};
-       }},
-      {"lr", key("optimizer.lr")},
-      {"learning_rate", key("optimizer.lr")},
-      {"momentum", key("optimizer.momentum")},
-      {"wd", key("optimizer.weight_decay")},
-      {"weight_decay", key("optimizer.weight_decay")},
-      {"p", key("log_interval")},
-      {"print_freq", key("log_interval")},
-      {"dist_backend", key("backend")},
-      {"world_size", key("nnodes")},
-      {"rank", key("node_rank")},
-      {"dist_url", translate_url},
-      {"gpu", [](const std::string& gpu) { return Words{"--device=cuda:" + gpu}; }},
-  };
-  return all;
+/// What replaces an option of the example.
+Words replacement(const std::string& name, const std::string& value) {
+  if (name == "dist_url") return translate_url(value);
+  return {imagenet_options().at(name) + (takes_value(name) ? value : "")};
 }
 
-const std::map<std::string, Translation>& imagenet_switches() {
-  static const std::map<std::string, Translation> all = {
-      {"multiprocessing_distributed",
-       [](const std::string&) { return Words{"--nproc_per_node=auto"}; }},
-      {"dummy", [](const std::string&) { return Words{"--data.type=synthetic"}; }},
-      {"e", refused("--evaluate", "use train eval --split val --resume FILE")},
-      {"evaluate", refused("--evaluate", "use train eval --split val --resume FILE")},
-      {"pretrained", refused("--pretrained", "name a file of weights with --init FILE")},
-      {"no_accel", [](const std::string&) { return Words{"--device=cpu"}; }},
-  };
-  return all;
+bool holds_training_data(const std::string& folder) {
+  std::error_code ignored;
+  return fs::is_directory(fs::path(folder) / "train", ignored);
 }
 
 /// Whether a word may be the value of the option before it.
 bool may_be_value(const Words& args, size_t place) {
-  return place > 0 && args[place - 1].starts_with("--") &&
-         args[place - 1].find('=') == std::string::npos &&
-         !imagenet_switches().contains(option_at(args, place - 1, false).name);
+  if (place == 0 || !args[place - 1].starts_with("--")) return false;
+  const Option former = option_at(args, place - 1, false);
+  return !former.value && (takes_value(former.name) || !imagenet_options().contains(former.name));
 }
 
 /// Whether a word is a folder of images, the example's only argument.
@@ -126,8 +124,7 @@ bool is_data_folder(const Words& args, size_t place) {
   // Commands of train and the argument of predict, even if folders of these names hold data.
   if (place == 0 && (word == "eval" || word == "predict")) return false;
   if (place == 1 && args.front() == "predict") return false;
-  std::error_code ignored;
-  return !may_be_value(args, place) && fs::is_directory(fs::path(word) / "train", ignored);
+  return !may_be_value(args, place) && holds_training_data(word);
 }
 
 // ---- the launcher -------------------------------------------------------------------------------
@@ -142,9 +139,14 @@ constexpr std::string_view kLauncherSwitches[] = {"standalone", "oversubscribe"}
 
 }  // namespace
 
+bool is_evaluation(const Words& args) {
+  return std::ranges::count(args, "-e") + std::ranges::count(args, "--evaluate") > 0;
+}
+
 Words translate_imagenet_options(const Words& args) {
   Words all;
   bool has_world_size = false;
+  std::string meeting_file;  // of --dist-url
   for (size_t i = 0; i < args.size();) {
     if (is_data_folder(args, i)) {
       all.push_back("--data.type=image_folder");
@@ -158,23 +160,31 @@ Words translate_imagenet_options(const Words& args) {
     const bool is_setting =
         !is_option && args[i].find('=') != std::string::npos && !may_be_value(args, i);
     const std::string name = option_at(args, i, false).name;
-    const auto value = imagenet_values().find(name);
-    const auto toggle = imagenet_switches().find(name);
-    Words words = {args[i]};
-    size_t taken = 1;
-    if ((is_option || is_setting) && value != imagenet_values().end()) {
-      const Option option = option_at(args, i, true);
-      if (!option.value) {
-        throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
-      }
-      words = value->second(*option.value);
-      has_world_size = has_world_size || name == "world_size";
-      taken = option.words;
-    } else if (is_option && toggle != imagenet_switches().end()) {
-      words = toggle->second("");
+    const bool takes = takes_value(name);
+    if (!(is_option && imagenet_options().contains(name)) && !(is_setting && takes)) {
+      all.push_back(args[i++]);
+      continue;
     }
+    const Option option = option_at(args, i, takes);
+    const std::string value = option.value.value_or("");
+    // The example's --pretrained is a switch.
+    const bool is_bare =
+        name == "pretrained" && (value.starts_with('-') || holds_training_data(value));
+    if (takes && (!option.value || is_bare)) {
+      throw base::UserError(fmt::format("the option '{}' needs a value{}", args[i],
+                                        name == "pretrained" ? ": a file of weights" : ""));
+    }
+    Words words = replacement(name, value);
+    if (name == "pretrained" && is_evaluation(args)) words = {"--resume=" + value};
+    has_world_size = has_world_size || name == "world_size";
+    if (name == "dist_url" && value.starts_with("file://")) meeting_file = value;
     all.insert(all.end(), words.begin(), words.end());
-    i += taken;
+    i += option.words;
+  }
+  if (!meeting_file.empty() && has_world_size && std::ranges::count(all, "--nnodes=1") == 0) {
+    throw base::UserError(fmt::format(
+        "--dist-url={}: a file is a meeting point on one node only; give tcp://HOST:PORT of node 0",
+        meeting_file));
   }
   const auto chooses_ranks = [](const std::string& word) {
     return word.starts_with("--nproc_per_node") || word.starts_with("--nproc-per-node");
@@ -187,14 +197,18 @@ Words translate_imagenet_options(const Words& args) {
 }
 
 std::string imagenet_counterpart(const std::string& name) {
-  Words words;
-  if (const auto value = imagenet_values().find(name); value != imagenet_values().end()) {
-    words = value->second(name == "dist_url" ? "tcp://HOST:PORT" : "VALUE");
-  } else if (const auto toggle = imagenet_switches().find(name);
-             toggle != imagenet_switches().end()) {
-    words = toggle->second("");
+  if (name == "dist_url") return "--master_addr=HOST --master_port=PORT";
+  if (name == "e" || name == "evaluate") return "train eval --split=val";
+  return imagenet_options().contains(name) ? base::join(replacement(name, "VALUE"), " ") : "";
+}
+
+std::vector<std::string> imagenet_names() {
+  constexpr size_t kMinLetters = 6;  // most words are near a shorter one
+  Words names;
+  for (const auto& [name, unused] : imagenet_options()) {
+    if (name.size() >= kMinLetters) names.push_back(name);
   }
-  return base::join(words, " ");
+  return names;
 }
 
 bool is_launcher_option(const std::string& name) {

@@ -5,15 +5,20 @@
 
 namespace syncbn::train {
 
+/// Whether -e or --evaluate of the ImageNet example is among `args`.
+bool is_evaluation(const std::vector<std::string>& args);
+
 /// Replaces the options of PyTorch's ImageNet example (examples/imagenet/main.py) by this program's
 /// and the launcher's: `-a resnet50 -b 256 DIR`. docs/imagenet.md has the list.
-/// @throws base::UserError for those without a counterpart, with what to do instead
+/// @throws base::UserError for values without a counterpart, with what to do instead
 std::vector<std::string> translate_imagenet_options(const std::vector<std::string>& args);
+
+/// The options of the ImageNet example, with underscores, for advice on a misspelt one.
+std::vector<std::string> imagenet_names();
 
 /// The replacement of an option by translate_imagenet_options(), such as "--optimizer.lr=VALUE" for
 /// "lr"; "" for other names.
 /// @param name without dashes, with underscores
-/// @throws base::UserError for those without a counterpart, with what to do instead
 std::string imagenet_counterpart(const std::string& name);
 
 /// Whether `train` passes the option on to syncbn-launch.

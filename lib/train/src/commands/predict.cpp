@@ -152,7 +152,9 @@ int predict(const Config& config, const std::string& text, const std::string& na
   Inputs inputs;
   inputs.train_set = inputs.eval_set = images.set;
   check_agreement(text, inputs);
-  if (is_rank_0()) warn_of_left_out(images.others);
+  if (is_rank_0() && !images.others.empty()) {
+    spdlog::warn("left out: {}: neither JPEG nor PNG", images.others);
+  }
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
   const auto task = make_task(config, *images.set, *model);
   report_on_rank_0([&] {
@@ -200,6 +202,14 @@ int predict(const Config& config, const std::string& text, const std::string& na
                  base::counted(std::ssize(all), "image"), network.path());
     if (!file.name.empty()) show_answer(all, file.separator);
   }
+  do_on_rank_0([&] {
+    const int64_t wanted = std::ssize(images.files) + images.num_others;
+    if (std::ssize(all) == wanted || config.loader.on_error == "skip") return;
+    throw base::UserError(
+        fmt::format("predict: {} of {} left out: convert them to JPEG or PNG, or accept that with "
+                    "loader.on_error=skip",
+                    wanted - std::ssize(all), base::counted(wanted, "image")));
+  });
   return base::kExitOk;
 }
 

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/wrapped.h>
 #include <syncbn/train/command.h>
@@ -231,7 +230,9 @@ std::string help_of_alias(const std::string& name) {
 
 config::CommandLine parse_arguments(const std::string& command,
                                     const std::vector<std::string>& args, config::Faults& faults) {
-  const auto all = options_where([](const CommandOption& /*one*/) { return true; });
+  auto all = options_where([](const CommandOption& /*one*/) { return true; });
+  // translate_imagenet_options() replaces them; here they are advice on a misspelt one.
+  for (const std::string& name : imagenet_names()) all.push_back({name, "", ""});
   std::vector<std::string> words = args;
   const bool has_configuration = !words.empty() && is_configuration(words.front());
   if (has_configuration) words.front().insert(0, "--config=");

@@ -153,6 +153,13 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
     resolved.origins.mark = own.mark;  // where missing keys are reported
   }
   config::merge(line.overrides, resolved.origins, faults);
+  // A batch size of the command line replaces the files', whichever of the two keys they set.
+  const config::Value* const own = line.overrides.find("batch_size");
+  const config::Value* const of_all = line.overrides.find("global_batch_size");
+  const bool is_one = (own == nullptr) != (of_all == nullptr);
+  if (is_one && (own != nullptr ? own : of_all)->kind != config::Value::Kind::kNull) {
+    resolved.origins.set(own != nullptr ? "global_batch_size" : "batch_size", config::Value());
+  }
   config::resolve_references(resolved.origins, config_fields(), faults);
   config::Schema<Config>::get().read(resolved.origins, resolved.config, "", faults);
   faults.throw_if_any();

@@ -1,9 +1,5 @@
 #include "commands/unlabelled.h"
 
-#include <syncbn/base/log.h>
-#include <syncbn/base/text.h>
-#include <syncbn/config/yaml.h>
-
 namespace syncbn::train {
 
 std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& config,
@@ -19,8 +15,8 @@ std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& co
   }
   options.classes = std::ssize(options.class_names);
   config::Value known = config::Value::of_map();
-  for (const char* key :
-       {"test_transforms", "mean", "std", "exif_orientation", "max_pixels", "max_scans"}) {
+  for (const char* key : {"test_transforms", "mean", "std", "exif_orientation", "high_bits",
+                          "max_pixels", "max_scans"}) {
     if (const config::Value* value = section.find(key)) known.set(key, *value);
   }
   config::Faults faults;
@@ -32,12 +28,6 @@ std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& co
 bool lacks_classes(const Config& config, const data::UnlabelledImagesOptions& options) {
   return options.classes == 0 ||
          (config.task.type() == "detection" && options.category_ids.empty());
-}
-
-void warn_of_left_out(const std::vector<std::filesystem::path>& files) {
-  if (files.empty()) return;
-  spdlog::warn("{} left out: neither JPEG nor PNG, such as {}",
-               base::counted(std::ssize(files), "file"), files.front().string());
 }
 
 }  // namespace syncbn::train

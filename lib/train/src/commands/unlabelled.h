@@ -1,8 +1,6 @@
 #pragma once
 
-#include <filesystem>
 #include <optional>
-#include <vector>
 
 #include <syncbn/data/unlabelled_images.h>
 #include <syncbn/train/checkpoint.h>
@@ -18,9 +16,5 @@ std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& co
 
 /// Whether the classes have to come from the training data.
 bool lacks_classes(const Config& config, const data::UnlabelledImagesOptions& options);
-
-/// Warns of files that are not images: their number and the first one. Does nothing if there are
-/// none.
-void warn_of_left_out(const std::vector<std::filesystem::path>& files);
 
 }  // namespace syncbn::train

@@ -24,6 +24,10 @@ double WarmupSchedule::lr(int64_t step) const {
   return full * std::min((at + 1) / std::max(warmup_, 1.0), 1.0);
 }
 
+double WarmupSchedule::warmup_steps() const {
+  return options_.warmup.epochs(steps_per_epoch_) * static_cast<double>(steps_per_epoch_);
+}
+
 Position WarmupSchedule::position(double at) const {
   return {.at = at, .length = total_ - warmup_, .epoch = epoch_, .by_epoch = options_.by_epoch};
 }

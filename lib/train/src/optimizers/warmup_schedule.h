@@ -60,6 +60,7 @@ class WarmupSchedule : public Schedule {
   WarmupSchedule(const WarmupOptions& options, const ScheduleArgs& args, Rate rate);
 
   double lr(int64_t step) const override;
+  double warmup_steps() const override;
 
  private:
   /// The position `at` after the end of the warm-up.

@@ -4,8 +4,6 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "records/run_log.h"
-
 namespace syncbn::train {
 namespace {
 

@@ -5,7 +5,11 @@
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <protozero/pbf_writer.hpp>
 #include <system_error>
@@ -69,6 +73,11 @@ std::string protobuf_message(const std::function<void(pbf_writer&)>& fill) {
   return bytes;
 }
 
+/// proto3 has UTF-8 only, but names of files, folders and classes may be anything.
+void add_text(pbf_writer& to, uint32_t field, std::string_view text) {
+  to.add_string(field, base::printable(text, "\t\n\r"));
+}
+
 std::string tag_of(const LogRecord& record, const std::string& name) {
   for (const std::string split : {"train", "val", "test"}) {
     if (name.starts_with(split + "_")) return split + "/" + name.substr(split.size() + 1);
@@ -86,7 +95,7 @@ std::string protobuf_value(const config::Value& value) {
     } else if (!value.quoted && (value.scalar == "true" || value.scalar == "false")) {
       writer.add_bool(kBool, value.scalar == "true");
     } else {
-      writer.add_string(kString, value.scalar);
+      add_text(writer, kString, value.scalar);
     }
   });
 }
@@ -96,7 +105,7 @@ void add_scalars(pbf_writer& to, const config::Value& value, const std::string& 
   constexpr uint32_t kEntry = 1, kKey = 1, kValue = 2;
   if (value.kind == config::Value::Kind::kScalar) {
     pbf_writer entry(to, kEntry);
-    entry.add_string(kKey, path);
+    add_text(entry, kKey, path);
     entry.add_message(kValue, protobuf_value(value));
   }
   for (size_t i = 0; i < value.list.size(); ++i) {
@@ -109,10 +118,15 @@ void add_scalars(pbf_writer& to, const config::Value& value, const std::string& 
 
 }  // namespace
 
-// TensorBoard reads the files of a folder in the order of their names.
-EventFile::EventFile(const std::filesystem::path& folder)
-    : file_(folder /
-            fmt::format("{}{:.6f}.{}.{}", kPrefix, unix_time(), base::hostname(), ::getpid())) {
+EventFile::EventFile(const std::filesystem::path& folder) {
+  // TensorBoard reads the files of a folder in the order of their names, and never goes back. The
+  // clock of the host that wrote the others may be ahead.
+  double time = unix_time();
+  for (const auto& other : all_in(folder)) {
+    const std::string name = other.filename();
+    time = std::max(time, std::floor(std::strtod(&name[std::strlen(kPrefix)], nullptr)) + 1);
+  }
+  file_ = folder / fmt::format("{}{:.6f}.{}.{}", kPrefix, time, base::hostname(), ::getpid());
   add_event(unix_time(), 0, event::kFileVersion, "brain.Event:2");
 }
 
@@ -135,7 +149,7 @@ void EventFile::restart_at(int64_t step) {
 void EventFile::add(const LogRecord& record) {
   const auto add_value = [&](pbf_writer& summary, const std::string& tag, double number) {
     pbf_writer one(summary, kSummaryValue);
-    one.add_string(value::kTag, tag);
+    add_text(one, value::kTag, tag);
     one.add_float(value::kSimpleValue, static_cast<float>(number));
   };
   add_event(record.time, record.step, event::kSummary, protobuf_message([&](pbf_writer& summary) {
@@ -152,7 +166,7 @@ void EventFile::add_image(const std::string& tag, int64_t step, const data::Imag
   constexpr uint32_t kHeight = 1, kWidth = 2, kColorspace = 3, kEncoded = 4;
   add_event(unix_time(), step, event::kSummary, protobuf_message([&](pbf_writer& summary) {
               pbf_writer one(summary, kSummaryValue);
-              one.add_string(value::kTag, tag);
+              add_text(one, value::kTag, tag);
               pbf_writer all(one, value::kImage);
               all.add_int32(kHeight, static_cast<int32_t>(image.height));
               all.add_int32(kWidth, static_cast<int32_t>(image.width));
@@ -166,7 +180,7 @@ void EventFile::add_histogram(const std::string& tag, int64_t step, const Histog
                      kCounts = 7;
   add_event(unix_time(), step, event::kSummary, protobuf_message([&](pbf_writer& summary) {
               pbf_writer one(summary, kSummaryValue);
-              one.add_string(value::kTag, tag);
+              add_text(one, value::kTag, tag);
               pbf_writer all(one, value::kHistogram);
               all.add_double(kMin, histogram.min);
               all.add_double(kMax, histogram.max);
@@ -216,7 +230,7 @@ void EventFile::add_hyperparameters(std::string_view tag, uint32_t kind, std::st
   constexpr uint32_t kPluginData = 1, kPluginName = 1, kContent = 2;
   add_event(unix_time(), 0, event::kSummary, protobuf_message([&](pbf_writer& summary) {
               pbf_writer one(summary, kSummaryValue);
-              one.add_string(value::kTag, tag.data(), tag.size());
+              add_text(one, value::kTag, tag);
               pbf_writer metadata(one, value::kMetadata);
               pbf_writer plugin(metadata, kPluginData);
               plugin.add_string(kPluginName, "hparams");

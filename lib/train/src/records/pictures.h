@@ -10,7 +10,6 @@
 
 #include <syncbn/config/schema.h>
 #include <syncbn/data/image.h>
-#include <syncbn/data/transforms.h>
 #include <syncbn/train/task.h>
 
 namespace syncbn::train {

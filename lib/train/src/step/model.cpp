@@ -61,21 +61,21 @@ void init_model(const Config& config, models::Model& model) {
       const std::string file = models::weights_file(config.init);
       const models::StateDict weights = models::read_state_dict(file, config.init_key);
       const auto report = naming(file, [&] {
-        try {
-          return models::load_state_dict(model, weights,
-                                         {.skip = config.init_skip, .into = config.init_into});
-        } catch (const base::UserError& error) {
-          if (!config.init_skip.empty() || !config.init_into.empty()) throw;
-          throw base::UserError(fmt::format(
-              "{}\n  to take the other tensors, name these: init_skip=[fc] for all of layer fc",
-              error.what()));
-        }
+        return models::load_state_dict(model, weights,
+                                       {.skip = config.init_skip,
+                                        .into = config.init_into,
+                                        .ignore = config.init_ignore,
+                                        .prefix = config.init_prefix,
+                                        .keys = "init_"});
       });
       const auto part = [](const char* what, const std::vector<std::string>& names) {
-        return names.empty() ? "" : fmt::format("; {}: {}", what, base::join(names, ", "));
+        constexpr size_t kShown = 10;
+        return names.empty() ? ""
+                             : fmt::format("; {}: {}", what, base::join_some(names, ", ", kShown));
       };
-      spdlog::info("begins with {} of {}{}{}{}", base::counted(report.loaded.size(), "tensor"),
-                   file, config.init_into.empty() ? "" : " in " + config.init_into,
+      spdlog::info("begins with {} of {}{}{}{}{}", base::counted(report.loaded.size(), "tensor"),
+                   file, report.prefix.empty() ? "" : " below " + base::printable(report.prefix),
+                   config.init_into.empty() ? "" : " in " + config.init_into,
                    part("random", report.skipped), part("left out", report.unexpected));
     });
   });

@@ -17,7 +17,6 @@
 #include <cmath>
 #include <exception>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "step/early_signals.h"

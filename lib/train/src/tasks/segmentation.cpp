@@ -1,6 +1,5 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
-#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/sample_dataset.h>

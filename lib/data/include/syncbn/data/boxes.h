@@ -20,8 +20,13 @@ struct Annotation {
   double height = 0;
   double area = 0;        ///< of the object's mask if the file states it, otherwise of the box
   bool is_crowd = false;  ///< the box is around many objects
-  int64_t id = 0;
+  int64_t id = 0;         ///< in the file; the position in its list if it has none
 };
+
+/// Whether a box belongs to the target, as in torchvision's references.
+inline bool is_target(const Annotation& box) {
+  return !box.is_crowd && box.width > 0 && box.height > 0;
+}
 
 /// Images with boxes around objects. The target of a sample has the layout of BoxTarget.
 class BoxDataset : public SampleDataset {

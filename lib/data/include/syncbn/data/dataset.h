@@ -50,6 +50,13 @@ struct Normalization {
   static Normalization imagenet() { return {{0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}}; }
 };
 
+/// What a user should know of a data set before a run.
+struct Remark {
+  std::string text;  ///< names the files
+  /// Parts of the data cannot be used. A run begins nevertheless only with loader.on_error: skip.
+  bool is_fault = false;
+};
+
 /// A finite set of samples with the indices 0 to size() - 1.
 ///
 /// Immutable: const members may be called from any thread. The pixels of a sample do not depend on
@@ -76,9 +83,7 @@ class Dataset {
   /// Otherwise empty.
   virtual std::span<const int64_t> shard_ends() const { return {}; }
 
-  /// Which samples are known to be unreadable, for a message: "3 files (.webp), such as
-  /// 'a/b.webp'". Empty: none.
-  virtual std::string unreadable() const { return {}; }
+  virtual std::vector<Remark> remarks() const { return {}; }
 
   /// {channels, height, width} for images, the largest possible if sizes_vary(). Others: any shape.
   virtual std::vector<int64_t> sample_shape() const = 0;

@@ -53,6 +53,8 @@ struct DecodeOptions {
   /// Upper bound on the scans of a progressive JPEG, each of which costs as much as decoding a
   /// whole image.
   int max_scans = 1000;
+  /// Grey values of 16 bits above 255 become 255, as in Pillow; otherwise the upper 8 bits count.
+  bool clamp_high_bits = false;
 };
 
 namespace detail {
@@ -65,9 +67,9 @@ class ImageReader;
 ///     Image image = decoder.decode();
 ///
 /// RGB pixels equal those of Pillow's Image.open(path).convert("RGB"), byte for byte: transparency
-/// is dropped, 16-bit values keep their upper 8 bits (but 16-bit grey is clamped to 255), and CMYK
-/// is read inverted, as Adobe stores it. Like Pillow, it decodes a damaged JPEG as far as possible
-/// unless it is truncated. Other errors are base::UserError naming the file.
+/// is dropped, 16-bit values keep their upper 8 bits (Pillow's 16-bit grey needs clamp_high_bits),
+/// and CMYK is read inverted, as Adobe stores it. Like Pillow, it decodes a damaged JPEG as far as
+/// possible unless it is truncated. Other errors are base::UserError naming the file.
 ///
 /// Not thread-safe. Each call of decode() reads from the beginning.
 class ImageDecoder {
@@ -83,6 +85,12 @@ class ImageDecoder {
   /// The size of decode()'s result, after orientation.
   int64_t width() const;
   int64_t height() const;
+
+  /// The EXIF orientation in the file, 1 to 8, whether or not decode() applies it; 1 if there is
+  /// none. From 5, width and height of the upright image are those of the stored one, exchanged.
+  int file_orientation() const;
+  /// Whether the file has grey values of 16 bits, which DecodeOptions::clamp_high_bits is about.
+  bool has_high_bits() const;
 
   /// The whole image, RGB.
   Image decode();

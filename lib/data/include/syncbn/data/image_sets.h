@@ -27,6 +27,7 @@ struct ImageSetOptions {
 /// host share this file; it is rebuilt when a folder or shard has changed.
 struct ImageFileOptions : ImageSetOptions {
   bool exif_orientation = false;
+  std::string high_bits = "scale";  ///< or clamp: DecodeOptions::clamp_high_bits
   int64_t max_pixels = DecodeOptions{}.max_pixels;
   int64_t max_scans = DecodeOptions{}.max_scans;
   /// Empty: $XDG_CACHE_HOME/syncbn, or ~/.cache/syncbn.
@@ -63,7 +64,8 @@ struct CsvImagesOptions : ImageSetOptions {
   static void describe(config::Schema<CsvImagesOptions>& schema);
 };
 
-/// `type: image_folder`: a folder per class, in torchvision.datasets.ImageFolder's order.
+/// `type: image_folder`: a folder per class, in torchvision.datasets.ImageFolder's order. The
+/// training split has all classes; another may lack some, with or without their folders.
 struct ImageFolderOptions : ImageFileOptions {
   std::string train;
   std::string val;   ///< empty: no such split
@@ -81,6 +83,8 @@ struct SegmentationFolderOptions : ImageFileOptions {
   int64_t classes = 0;
   std::vector<std::string> class_names;  ///< by label; empty: none
   int64_t ignore_index = 255;
+  /// The values of the classes in the masks, by label; empty: 0, 1, 2, ...
+  std::vector<int64_t> mask_values;
 
   static void describe(config::Schema<SegmentationFolderOptions>& schema);
 };
@@ -110,8 +114,8 @@ struct CocoOptions : ImageFileOptions {
 };
 
 /// `type: tar_shards`: tar files as webdataset writes them. Successive files whose names are the
-/// same up to the first dot form a sample: an image (.jpg, .jpeg, .png) and its label (.cls, a
-/// number).
+/// same up to the first dot form a sample: an image (.jpg, .jpeg, .png, or any file whose content
+/// is JPEG or PNG) and its label (.cls, a number).
 struct TarShardsOptions : ImageFileOptions {
   std::string train;
   std::string val;   ///< empty: no such split

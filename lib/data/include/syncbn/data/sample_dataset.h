@@ -1,6 +1,9 @@
 #pragma once
 
+#include <bitset>
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,6 +20,14 @@ struct SampleSlot {
   /// If sizes_vary(): read_sample() sets this to the image's height and width, and writes the image
   /// to the upper left corner of `data` and labels of pixels to that of `target`.
   std::span<int64_t> size = {};
+};
+
+/// What a sample's files hold that its pixels in a batch do not show.
+struct SampleFacts {
+  int orientation = 1;         ///< EXIF, 1 to 8; 1 if the option exif_orientation is true
+  bool has_high_bits = false;  ///< grey values of 16 bits
+  /// Which labels the pixels have, ignore_index() included; nothing if pixels have no labels.
+  std::optional<std::bitset<256>> labels = {};
 };
 
 /// A data set whose samples are made one at a time, for example by decoding image files. Batches
@@ -46,6 +57,10 @@ class SampleDataset : public Dataset {
   /// With labels of pixels: the label of ignored pixels.
   virtual int64_t ignore_index() const { return 255; }
 
+  /// Looks into the sample's files: images' headers, and whole masks.
+  /// @throws base::UserError naming file and reason if one is damaged.
+  virtual SampleFacts facts(int64_t /*index*/) const { return {}; }
+
   /// The sample's file or position, for messages.
   virtual std::string name_of(int64_t index) const;
 
@@ -68,5 +83,12 @@ class SampleDataset : public Dataset {
 
 /// Whether a data set has labels of pixels.
 bool labels_pixels(const Dataset& dataset);
+
+/// Looks for what is no error and yet often a mistake: images that are stored rotated or have
+/// values of 16 bits, and classes that no sample, box to learn from, or pixel has. Looks into
+/// files, spread evenly over the data set, until it has seen all or the time is up.
+/// @return a line about each finding, which says how many files it is about
+std::vector<std::string> survey(const Dataset& dataset, Split split,
+                                std::chrono::milliseconds limit);
 
 }  // namespace syncbn::data

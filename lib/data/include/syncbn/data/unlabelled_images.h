@@ -30,21 +30,18 @@ struct UnlabelledImagesOptions : ImageFileOptions {
 struct UnlabelledImages {
   std::shared_ptr<const SampleDataset> set;
   std::vector<std::filesystem::path> files;  ///< by sample, relative to the folder, sorted
-  /// Files below the folder whose names are neither JPEG nor PNG, sorted, without hidden ones.
-  std::vector<std::filesystem::path> others;
+  /// The images of other formats below the folder, without hidden ones: "2 files (1 .gif, 1 .heic),
+  /// such as 'a/b.gif'"; "" if there are none.
+  std::string others;
+  int64_t num_others = 0;
   /// Whether samples show whole images, at most resized.
   bool are_whole = false;
   /// The size of a decoded image file. @throws base::UserError if the file cannot be read.
   std::function<ImageSize(int64_t index)> original_size;
 };
 
-/// Loads the file, or all JPEG and PNG files in and below the folder.
+/// Loads the file, or all JPEG and PNG files in and below the folder, by extension or content.
 /// @throws base::UserError naming the folder if it cannot be read or has no such file
 UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options);
-
-/// The files below a folder of class folders whose names make them no samples of image_folder,
-/// sorted, without hidden ones.
-/// @throws base::UserError naming the folder if it cannot be read
-std::vector<std::filesystem::path> files_left_out(const std::filesystem::path& folder);
 
 }  // namespace syncbn::data

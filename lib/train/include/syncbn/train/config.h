@@ -161,7 +161,9 @@ struct Config {
   std::string init;
   std::string init_key;
   std::string init_into;
+  std::string init_prefix;
   std::vector<std::string> init_skip;
+  std::vector<std::string> init_ignore;
   std::vector<std::string> freeze;
   bool freeze_statistics = false;
   std::string memory_format = "auto";

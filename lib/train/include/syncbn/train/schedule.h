@@ -15,6 +15,8 @@ class Schedule {
   virtual ~Schedule() = default;
   /// @param step from 0, over all epochs.
   virtual double lr(int64_t step) const = 0;
+  /// Length of the rise at the start, which may be longer than the run.
+  virtual double warmup_steps() const { return 0; }
 
   /// Takes the loss of an evaluation into account.
   virtual void observe(double /*loss*/) {}
