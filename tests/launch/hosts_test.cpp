@@ -49,9 +49,13 @@ TEST(HostsTest, WhatIsNoHostIsNamed) {
               HasSubstr("from 1 to 4096"));
 }
 
-TEST(HostsTest, AHostIsThereOnce) {
-  EXPECT_THAT(message_of<base::UserError>([] { read_host_list("a:1,b,a:2"); }),
-              HasSubstr("a is there twice"));
+TEST(HostsTest, ARepeatedHostHasTheSumOfItsSlots) {
+  EXPECT_THAT(in_words(read_host_list("a:1,b,a:2")), ElementsAre("a=3", "b=1"));
+  EXPECT_THAT(in_words(read_host_list("a,a")), ElementsAre("a=2"));
+  EXPECT_THAT(in_words(read_host_list("b,a:2,b,a,c")), ElementsAre("b=2", "a=3", "c=1"));
+  EXPECT_THAT(in_words(read_host_list("me@a,a,me@a")), ElementsAre("me@a=2", "a=1"));
+  EXPECT_THAT(message_of<base::UserError>([] { read_host_list("a:4096,a"); }),
+              HasSubstr("a needs a number of workers (slots) from 1 to 4096"));
 }
 
 TEST(HostsTest, AFileHasAHostALine) {
@@ -59,6 +63,19 @@ TEST(HostsTest, AFileHasAHostALine) {
   const auto file =
       folder.write("hosts", "# all of them\n\na slots=4  # the new one\n\tb:2\r\nc\n");
   EXPECT_THAT(in_words(read_host_file(file)), ElementsAre("a=4", "b=2", "c=0"));
+}
+
+TEST(HostsTest, FilesOfSchedulersAndOfMpirunAreRead) {
+  const test::TempFolder folder;
+  const auto read = [&](const std::string& text) {
+    return in_words(read_host_file(folder.write("hosts", text)));
+  };
+  EXPECT_THAT(read("a\na\nb\nb\nb\nc\n"), ElementsAre("a=2", "b=3", "c=1")) << "of PBS";
+  EXPECT_THAT(read("a slots=2 max_slots=4\nb max-slots=8 slots = 3\nc slots =1\n"),
+              ElementsAre("a=2", "b=3", "c=1"))
+      << "of Open MPI";
+  EXPECT_THAT(read("\ufeffa\r\nb slots=2\r\n"), ElementsAre("a=0", "b=2")) << "of Windows";
+  EXPECT_THAT(read("a slots=2\nb\na slots=2\n"), ElementsAre("a=4", "b=1"));
 }
 
 TEST(HostsTest, AFaultInAFileIsNamedByItsLine) {
@@ -70,7 +87,11 @@ TEST(HostsTest, AFaultInAFileIsNamedByItsLine) {
   EXPECT_THAT(error("a\nb slots=x\n"), HasSubstr("hosts:2: b needs a number of workers"));
   EXPECT_THAT(error("a\n\nb max=3\n"), HasSubstr("hosts:3: expected HOST or HOST slots=N"));
   EXPECT_THAT(error("a:1 slots=1\n"), HasSubstr("hosts:1: a:1 has its number of workers twice"));
-  EXPECT_THAT(error("a\nb\na\n"), HasSubstr("hosts:3: a is there twice"));
+  EXPECT_THAT(error("a slots=1 slots=2\n"), HasSubstr("a has its number of workers twice"));
+  EXPECT_THAT(error("a slots\n"), HasSubstr("hosts:1: expected HOST or HOST slots=N"));
+  EXPECT_THAT(error("a slots=\n"), HasSubstr("hosts:1: a needs a number of workers"));
+  EXPECT_THAT(error("a 4\n"), HasSubstr("expected HOST or HOST slots=N, got 'a 4'"));
+  EXPECT_THAT(error("a:4096\nb\na:1\n"), HasSubstr("a needs a number of workers"));
   EXPECT_THAT(error("# nobody\n"), HasSubstr("names no host"));
   EXPECT_THAT(message_of<base::UserError>([] { read_host_file("/nonexistent/hosts"); }),
               HasSubstr("/nonexistent/hosts"));
@@ -82,7 +103,7 @@ TEST(HostsTest, AFileThatIsNoneOfHostsIsShownAsFarAsItCanBe) {
     const auto file = folder.write("hosts", text);
     return message_of<base::UserError>([&] { read_host_file(file); });
   };
-  EXPECT_THAT(error("\ufeffa\n"), HasSubstr("hosts:1: '\\xef\\xbb\\xbfa' is not a host: expected"));
+  EXPECT_THAT(error("a\n\ufeffb\n"), HasSubstr("hosts:2: '\\xef\\xbb\\xbfb' is not a host: exp"));
   EXPECT_THAT(error(std::string("a\nb\0c\n", 6)),
               HasSubstr("hosts:2: 'b\\x00c' is not a host: exp"));
   EXPECT_THAT(error("a \x1b[2J\n"), HasSubstr("got 'a \\x1b[2J'"));

@@ -14,8 +14,10 @@
 
 #include "options/scheduler.h"
 #include "support/environment_guard.h"
+#include "support/temp_folder.h"
 #include "support/text.h"
 #include "support/thrown.h"
+#include "workers/program.h"
 
 namespace syncbn::launch {
 namespace {
@@ -72,6 +74,20 @@ TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
   const Environment three("PET_NPROC_PER_NODE", "3");
   EXPECT_EQ(parse({"prog"}).nproc_per_node, 3);
   EXPECT_EQ(parse({"--nproc_per_node=2", "prog"}).nproc_per_node, 2);
+}
+
+TEST(LaunchOptionsTest, TakesAnEmptyTextForNoneAsTorchrun) {
+  const LaunchOptions options =
+      parse({"--rdzv_endpoint=", "--rdzv-conf", "", "--rdzv_id=", "--role=", "--log_dir=",
+             "--local-addr=", "--local_ranks_filter=", "--duplicate-stdout-filters=", "prog"});
+  EXPECT_EQ(options.run_id, "none");
+  EXPECT_EQ(options.role, "default");
+  EXPECT_EQ(options.log_dir, "");
+  EXPECT_EQ(options.master_addr, "");
+  // A shell's variable that is not set would start another job than was meant.
+  for (const char* option : {"--nnodes=", "--hosts=", "--hostfile=", "--token_file="}) {
+    EXPECT_THAT(error_of({option}), HasSubstr("needs a value")) << option;
+  }
 }
 
 // Kubeflow's operators set these variables.
@@ -476,6 +492,36 @@ TEST(LaunchSchedulerTest, FindsTheFirstNameInSlurmsLists) {
   EXPECT_EQ(first_slurm_node("b[1-2],a"), "b1");
   EXPECT_EQ(first_slurm_node("n[007,9-11]-ib,x"), "n007-ib");
   EXPECT_EQ(first_slurm_node("rack-2-gpu[5]"), "rack-2-gpu5");
+}
+
+TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
+  const test::TempFolder folder;
+  const auto warning = [&](const std::string& line) {
+    folder.write("script.py", "'--local_rank'\n" + line + "\n");
+    LaunchOptions options;
+    options.program = {folder / "script.py"};
+    return local_rank_warning(options);
+  };
+  for (const char* use :
+       {"rank = os.environ['LOCAL_RANK']", "LOCAL_RANK = int(os.environ[\"LOCAL_RANK\"])",
+        "default=int(os.getenv('LOCAL_RANK', 0))", "if os.environ['LOCAL_RANK'] == '0': pass",
+        "if 'LOCAL_RANK' not in os.environ:",
+        "print(os.environ['LOCAL_RANK'])\nrank = os.environ['LOCAL_RANK']",
+        "'''don't'''\nmodel = Net().to(f\"cuda:{os.environ['LOCAL_RANK']}\")",
+        "del x  # it's\nrank = os.getenv('LOCAL_RANK')"}) {
+    EXPECT_EQ(warning(use), "") << use;
+  }
+  for (const char* mention :
+       {"# os.environ['LOCAL_RANK'] is not read", "help = 'like LOCAL_RANK'",
+        "os.environ['LOCAL_RANK'] = str(args.local_rank)", "print(os.environ['LOCAL_RANK'])",
+        "logging.info(os.environ['LOCAL_RANK'])", "for name in ('RANK', 'LOCAL_RANK'): pass",
+        "for name in ('LOCAL_RANK', 'RANK'): pass", "names = ['LOCAL_RANK', 'RANK']",
+        "os.environ.setdefault('LOCAL_RANK', '0')", "os.environ.pop('LOCAL_RANK')",
+        "if x:\n  del os.environ['LOCAL_RANK']", "os.putenv('LOCAL_RANK', '0')",
+        "warnings.warn('is ' + os.environ['LOCAL_RANK'])",
+        "parse('--x', help='use os.environ[\"LOCAL_RANK\"]')"}) {
+    EXPECT_THAT(warning(mention), HasSubstr("declares --local_rank")) << mention;
+  }
 }
 
 }  // namespace

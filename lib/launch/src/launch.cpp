@@ -136,11 +136,16 @@ void check_streams(const LaunchOptions& options) {
 // If the program is missing here only, the other nodes would wait for this one until their
 // --join_timeout.
 Command find_command(const LaunchOptions& options, const RunContext& context) {
+  const bool is_alone = options.message_scope == MessageScope::kAlone && !options.dry_run;
   try {
-    return resolve_program(options);
+    Command command = resolve_program(options);
+    // Ranks report such a mistake themselves, but on several nodes only after all nodes have
+    // joined.
+    if (context.nodes > 1 && is_alone)
+      check_arguments(command, worker_variables(options, context, 0));
+    return command;
   } catch (const ProgramError& error) {
-    const bool is_awaited = options.node_rank > 0 && !options.nodes_may_change() &&
-                            options.message_scope == MessageScope::kAlone && !options.dry_run;
+    const bool is_awaited = is_alone && options.node_rank > 0 && !options.nodes_may_change();
     if (is_awaited) {
       base::write_stderr(
           "syncbn-launch: this node cannot start the program; telling node 0 (10 s at most)\n");

@@ -23,6 +23,11 @@ std::optional<bool> read_flag(std::string text) {
 CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
                          const std::vector<std::string>& words, Environment environment)
     : fields_(fields) {
+  // Texts for which torchrun takes an empty value as none. An empty number, --hosts= or
+  // --token_file= is a mistake: probably a variable of the shell that is not set.
+  static const std::vector<std::string> kMayBeEmpty = base::words_of(
+      "rdzv_endpoint, rdzv_id, rdzv_conf, role, log_dir, local_addr, local_ranks_filter, "
+      "duplicate_stdout_filters, duplicate_stderr_filters");
   size_t i = 0;
   while (i < words.size() && words[i].size() > 1 && words[i][0] == '-') {
     const std::string& word = words[i++];
@@ -34,7 +39,9 @@ CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
     std::string value = word.substr(std::min(before_value + 1, word.size()));
     if (!field.is_switch()) {
       const bool is_next = is_letter ? value.empty() : before_value == word.size();
-      if (is_next && i < words.size()) value = words[i++];
+      const bool is_last = is_next && i == words.size();
+      if (is_next && !is_last) value = words[i++];
+      if (value.empty() && !is_last && std::ranges::count(kMayBeEmpty, field.path) > 0) continue;
       if (value.empty()) {
         throw base::UserError(fmt::format("option --{} needs a value", field.path));
       }

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <regex>
+#include <span>
 #include <sstream>
 
 #include "common/words.h"
@@ -63,25 +65,36 @@ Host read_host(const std::string& text) {
 Host read_line(const std::vector<std::string>& words) {
   constexpr std::string_view kSlots = "slots=";
   Host host = read_host(words[0]);
-  if (words.size() == 1) return host;
-  if (words.size() > 2 || !words[1].starts_with(kSlots)) {
-    throw base::UserError(
-        fmt::format("expected HOST or HOST slots=N, got '{}'", shown(base::join(words, " "))));
+  for (const std::string& word : std::span(words).subspan(1)) {
+    // mpirun's bound on more workers.
+    if (word.starts_with("max_slots=") || word.starts_with("max-slots=")) continue;
+    if (!word.starts_with(kSlots)) {
+      throw base::UserError(
+          fmt::format("expected HOST or HOST slots=N, got '{}'", shown(base::join(words, " "))));
+    }
+    if (host.slots != 0) {
+      throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
+    }
+    host.slots = checked_slots(base::parse_number<int>(word.substr(kSlots.size())), host.name);
   }
-  if (host.slots != 0) {
-    throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
-  }
-  const auto slots = base::parse_number<int>(std::string_view(words[1]).substr(kSlots.size()));
-  host.slots = checked_slots(slots, host.name);
   return host;
 }
 
-void add(std::vector<Host>& hosts, Host host) {
-  if (std::ranges::count(hosts, host.full_name(), &Host::full_name) > 0) {
-    throw base::UserError(
-        fmt::format("{} is there twice; give the sum of its slots once", host.full_name()));
+/// Makes one host of the mentions of each, with the sum of their slots. If there are fewer hosts
+/// than mentions, as in the files of PBS and mpirun, a mention without a number is one slot.
+std::vector<Host> merged(const std::vector<Host>& mentions) {
+  std::vector<Host> hosts;
+  for (const Host& one : mentions) {
+    const auto former = std::ranges::find(hosts, one.full_name(), &Host::full_name);
+    if (former == hosts.end()) {
+      hosts.push_back(one);
+    } else {
+      former->slots = std::max(former->slots, 1) + std::max(one.slots, 1);
+    }
   }
-  hosts.push_back(std::move(host));
+  if (hosts.size() == mentions.size()) return hosts;
+  for (Host& host : hosts) host.slots = checked_slots(std::max(host.slots, 1), host.full_name());
+  return hosts;
 }
 
 // Options that --hosts and --hostfile exclude: the list of hosts determines the nodes.
@@ -138,27 +151,31 @@ std::vector<Host> read_host_list(const std::string& text) {
   std::vector<Host> hosts;
   for (const std::string& word : words_of(text)) {
     try {
-      add(hosts, read_host(word));
+      hosts.push_back(read_host(word));
     } catch (const base::UserError& error) {
       throw base::UserError(fmt::format("--hosts={}: {}", base::printable(text), error.what()));
     }
   }
-  return hosts;
+  return merged(hosts);
 }
 
 std::vector<Host> read_host_file(const std::filesystem::path& file) {
   std::vector<Host> hosts;
   constexpr size_t kMaxBytes = 1 << 20;
-  std::istringstream lines(base::read_file(file, kMaxBytes));
-  int number = 0;
-  for (std::string line; std::getline(lines, line);) {
-    ++number;
-    std::istringstream text(line.substr(0, line.find('#')));
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  static const std::regex kEquals("[ \t]*=[ \t]*");  // mpirun accepts blanks around "="
+  std::string all = base::read_file(file, kMaxBytes);
+  if (all.starts_with(kByteOrderMark)) all.erase(0, kByteOrderMark.size());
+  std::istringstream lines(all);
+  std::string line;
+  for (int number = 1; std::getline(lines, line); ++number) {
+    const std::string entry = line.substr(0, line.find('#'));
+    std::istringstream text(std::regex_replace(entry, kEquals, "="));
     std::vector<std::string> words;
     for (std::string word; text >> word;) words.push_back(word);
     if (words.empty()) continue;
     try {
-      add(hosts, read_line(words));
+      hosts.push_back(read_line(words));
     } catch (const base::UserError& error) {
       throw base::UserError(
           fmt::format("--hostfile: {}:{}: {}", file.string(), number, error.what()));
@@ -167,17 +184,14 @@ std::vector<Host> read_host_file(const std::filesystem::path& file) {
   if (hosts.empty()) {
     throw base::UserError(fmt::format("--hostfile: {} names no host", file.string()));
   }
-  return hosts;
+  return merged(hosts);
 }
 
 bool is_export_pattern(std::string_view word) {
   if (word.starts_with('!')) word.remove_prefix(1);
   const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
-  const auto fits = [marks](char c) {
-    return std::isalnum(static_cast<unsigned char>(c)) != 0 || marks.find(c) != marks.npos;
-  };
   return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
-         std::ranges::all_of(word, fits);
+         is_harmless(word, marks);
 }
 
 bool is_exported(const std::string& name, const std::vector<std::string>& patterns) {
@@ -227,8 +241,7 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line) {
   }
   if (line.is_typed("--stdin") && typed.stdin_text != "none") {
     throw base::UserError(
-        fmt::format("--stdin={} and {} exclude each other: workers on hosts have "
-                    "no input",
+        fmt::format("--stdin={} and {} exclude each other: workers on hosts have no input",
                     typed.stdin_text, line.source_of(hosts)));
   }
   for (const std::string name : kPlaceOptions) {

@@ -15,10 +15,12 @@ namespace syncbn::launch {
 class CommandLine;
 struct TypedOptions;
 
-/// --hosts: "a:4,user@b,[::1]:2". @throws base::UserError naming the entry.
+/// --hosts: "a:4,user@b,[::1]:2". A repeated host, here and in a file, has the sum of its slots,
+/// one per mention without a number. @throws base::UserError naming the entry.
 std::vector<Host> read_host_list(const std::string& text);
 
-/// --hostfile: a host per line, as "a", "a:4" or "a slots=4"; # begins a comment.
+/// --hostfile: a host per line, as "a", "a:4", "a slots=4" or "a slots=4 max_slots=8"; # begins a
+/// comment.
 /// @throws base::UserError naming file and line.
 std::vector<Host> read_host_file(const std::filesystem::path& file);
 

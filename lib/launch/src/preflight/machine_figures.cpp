@@ -34,7 +34,6 @@
 #include <utility>
 
 #include "common/json_messages.h"
-#include "machine/binding.h"
 
 namespace syncbn::launch {
 namespace {

@@ -21,7 +21,6 @@
 #include "common/head_link.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
-#include "job/run_context.h"
 #include "output/failure_report.h"
 #include "workers/program.h"
 

@@ -4,14 +4,17 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
 #include <sstream>
 #include <string_view>
 
@@ -79,6 +82,21 @@ std::string script_of(const LaunchOptions& options) {
 bool declares(const std::string& script, const std::string& option) {
   return script.find(fmt::format("\"{}\"", option)) != std::string::npos ||
          script.find(fmt::format("'{}'", option)) != std::string::npos;
+}
+
+// Whether the script looks LOCAL_RANK up, as in os.environ["LOCAL_RANK"], or tests whether it is
+// set. Code that sets, deletes or prints it does not count, and neither do comments and texts.
+bool uses_local_rank(const std::string& script) {
+  static const std::regex kUse(
+      R"re(\b(environ *\[|environ\.get\(|getenv\() *['"]LOCAL_RANK['"](?!\] *=[^=]))re"
+      R"re(|['"]LOCAL_RANK['"] (not )?in )re");
+  static const std::regex kNoUse(R"re(\bdel |print\(|logg|warn\(|help=)re");
+  std::istringstream lines(script);
+  for (std::string line; std::getline(lines, line);) {
+    line.resize(std::min(line.find('#'), line.size()));
+    if (std::regex_search(line, kUse) && !std::regex_search(line, kNoUse)) return true;
+  }
+  return false;
 }
 
 bool is_given(const LaunchOptions& options, const std::string& option) {
@@ -201,7 +219,7 @@ std::string find_program(const std::string& name) {
 std::string local_rank_warning(const LaunchOptions& options) {
   if (!options.local_rank_arg.empty() || is_given(options, "--use_env")) return "";
   const std::string script = script_of(options);
-  if (script.find("LOCAL_RANK") != std::string::npos) return "";
+  if (uses_local_rank(script)) return "";
   for (const char* name : {"--local_rank", "--local-rank"}) {
     if (std::ranges::any_of(options.program,
                             [&](const auto& word) { return word.starts_with(name); }))
@@ -249,6 +267,28 @@ Command resolve_program(const LaunchOptions& options) {
   command.first_argument = command.argv.size() + 1;
   command.argv.insert(command.argv.end(), options.program.begin(), options.program.end());
   return command;
+}
+
+void check_arguments(const Command& command, const Variables& variables) {
+  std::error_code error;
+  const fs::path train = fs::path(launcher_path()).parent_path() / "train";
+  if (!fs::equivalent(command.file, train, error)) return;
+  std::vector<std::string> argv = worker_argv(command, 0);
+  argv.front() = "--check_options";
+  argv.insert(argv.begin(), command.file);
+  // A pipe, such as a shell's <(...), or a terminal can be read only once: by the run.
+  for (const std::string& word : argv) {
+    if (fs::is_other(fs::status(word.substr(word.find('=') + 1), error))) return;
+  }
+  const std::string line = fmt::format("{}exec timeout 30 {} 2>&1 >/dev/null",
+                                       assignments(variables), shell_quoted(argv));
+  FILE* const pipe = ::popen(line.c_str(), "re");
+  if (pipe == nullptr) return;  // the workers will say it
+  std::string said;
+  for (int c = 0; (c = std::fgetc(pipe)) != EOF;) said += static_cast<char>(c);
+  if (WEXITSTATUS(::pclose(pipe)) != base::kExitUsage) return;
+  if (said.ends_with('\n')) said.pop_back();
+  throw ProgramError(said, base::kExitUsage);
 }
 
 std::string render_plan(const LaunchOptions& options, const RunContext& context,

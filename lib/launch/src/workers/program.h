@@ -34,14 +34,20 @@ std::string find_program(const std::string& name);
 
 std::string launcher_path();
 
-/// A warning if the program is a Python script that declares an option for its local rank and would
-/// not get it; otherwise empty.
+/// A warning if the program is a Python script that declares an option for its local rank, would
+/// not get it, and does not take it from LOCAL_RANK either; otherwise empty.
 std::string local_rank_warning(const LaunchOptions& options);
 
 /// Finds the program as find_program() does. NAME.py and modules run with `-u` through
 /// $PYTHON_EXEC, or the python3 beside the name by which the launcher was called, or python3.
 /// @throws ProgramError
 Command resolve_program(const LaunchOptions& options);
+
+/// If the program is the `train` beside this launcher, asks it whether its options are right. That
+/// takes a quarter of a second.
+/// @param variables of this node's first worker
+/// @throws ProgramError with train's message and exit code
+void check_arguments(const Command& command, const Variables& variables);
 
 /// The text of --dry_run: shell commands that start this node's workers. A comment about the node,
 /// an export of the variables that all workers share, then a comment and a command for each worker.
