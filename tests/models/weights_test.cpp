@@ -111,6 +111,8 @@ with zipfile.ZipFile(f"{folder}/imagenet.pth") as whole, zipfile.ZipFile(f"{fold
 torch.load(f"{folder}/packed.pth", weights_only=True)
 torch.save({"epoch": 3, "net_state": state}, f"{folder}/other_key.pth")
 torch.save({"student": state, "teacher": state}, f"{folder}/two.pth")
+torch.save({"model": {"net": state, "lr": 0.1}}, f"{folder}/nested.pth")
+torch.save({"model": {"net": state}, "ema": {"net": state}}, f"{folder}/nested_two.pth")
 )";
 
 /// Writes what torch.load(weights_only=True) reads, and refuses, besides a network.
@@ -342,6 +344,10 @@ TEST_F(PythonWeightsTest, TheOnlyNetworkOfAFileIsTaken) {
   EXPECT_THAT(reading_error(file("two.pth")),
               HasSubstr("name one of its networks (init_key): student, teacher"));
   expect_state(read_state_dict(file("two.pth"), "teacher"), "teacher");
+  expect_state(read_state_dict(file("nested.pth")), "nested");
+  EXPECT_THAT(reading_error(file("nested_two.pth")),
+              HasSubstr("name one of its networks (init_key): model.net, ema.net"));
+  expect_state(read_state_dict(file("nested_two.pth"), "ema.net"), "nested_two");
 }
 
 TEST_F(PythonWeightsTest, WhatHoldsNoWeightsIsNamed) {

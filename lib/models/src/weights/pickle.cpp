@@ -131,14 +131,6 @@ at::Tensor tensor_over(const Value& storage, int64_t offset, const std::vector<i
 
 }  // namespace
 
-const Value* Value::find(std::string_view key) const {
-  const Value* found = nullptr;
-  for (const auto& [name, value] : entries()) {
-    if (name == key) found = value;
-  }
-  return found;
-}
-
 std::vector<std::pair<std::string, const Value*>> Value::entries() const {
   std::vector<std::pair<std::string, const Value*>> all;
   for (size_t i = 0; kind == Kind::kDict && i + 1 < items.size(); i += 2) {

@@ -46,8 +46,6 @@ struct Value {
 
   bool is_unread() const { return kind == Kind::kObject || kind == Kind::kGlobal; }
   bool is_text() const { return kind == Kind::kText; }
-  /// The value of a key; null if this does not have it or is not a dictionary.
-  const Value* find(std::string_view key) const;
   /// The values of text keys; empty if this is not a dictionary.
   std::vector<std::pair<std::string, const Value*>> entries() const;
 };

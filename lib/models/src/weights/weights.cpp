@@ -39,6 +39,16 @@ std::string text_of_object(const Value& value) {
          ", which is not read (nothing was executed); in Python, torch.save(model.state_dict(), …)";
 }
 
+/// The values of a dictionary, and after them those of its dictionaries as "name.name".
+std::vector<std::pair<std::string, const Value*>> two_levels_of(const Value& saved) {
+  auto all = saved.entries();
+  for (const auto& [name, value] : saved.entries()) {
+    if (value->is_object) continue;  // options, which hold paths
+    for (const auto& [below, inner] : value->entries()) all.emplace_back(name + "." + below, inner);
+  }
+  return all;
+}
+
 /// @param key of the network to take; empty: the usual ones, or the only one
 const Value& choose(const Value& saved, const std::string& key) {
   if (saved.is_unread()) throw base::UserError("it holds " + text_of_object(saved));
@@ -47,30 +57,27 @@ const Value& choose(const Value& saved, const std::string& key) {
   }
   std::vector<std::string> wanted{key};
   if (key.empty()) wanted = {"state_dict", "model", "model_ema"};
+  const auto values = two_levels_of(saved);
   for (const std::string& name : wanted) {
-    const Value* const found = saved.find(name);
-    if (found != nullptr && has_tensors(*found)) return *found;
+    for (const auto& [path, value] : values) {
+      if (path == name && has_tensors(*value)) return *value;
+    }
   }
   if (key.empty() && has_tensors(saved)) return saved;
   std::vector<std::string> keys;
-  std::vector<std::string> networks;
+  for (const auto& [name, value] : saved.entries()) keys.push_back(name);
+  std::vector<std::string> levels[2];  // of networks
   std::map<int, std::string> objects;  // the likeliest network first
-  const auto add_object = [&](int rank, const std::string& path, const Value& value) {
-    objects.emplace(rank, fmt::format("; '{}' is {}", path, text_of_object(value)));
-  };
-  for (const auto& [name, value] : saved.entries()) {
-    keys.push_back(name);
-    if (has_tensors(*value)) networks.push_back(name);
-    const int rank = std::ranges::find(wanted, name) == wanted.end() ? 2 : 0;
-    if (value->is_unread()) add_object(rank, name, *value);
-    // Options (is_object) hold paths. The values of a dictionary have odd places.
-    const auto below = std::ranges::find_if(value->items, &Value::is_unread);
-    const bool is_value = (below - value->items.begin()) % 2 == 1;
-    if (value->kind == Value::Kind::kDict && !value->is_object && is_value) {
-      add_object(rank + 1, name + "." + below[-1]->text, **below);
-    }
+  for (const auto& [path, value] : values) {
+    const std::string top = path.substr(0, path.find('.'));
+    const bool is_below = top != path;
+    if (has_tensors(*value)) levels[is_below].push_back(path);
+    const int rank = (std::ranges::count(wanted, top) > 0 ? 0 : 2) + (is_below ? 1 : 0);
+    if (!value->is_unread()) continue;
+    objects.emplace(rank, fmt::format("; '{}' is {}", path, text_of_object(*value)));
   }
-  if (key.empty() && networks.size() == 1) return *saved.find(networks.front());
+  const auto& networks = levels[levels[0].empty()];
+  if (key.empty() && networks.size() == 1) return choose(saved, networks.front());
   constexpr size_t kShown = 8;
   const std::string choice = networks.empty() ? ""
                                               : "; name one of its networks (init_key): " +
