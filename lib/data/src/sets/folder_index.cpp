@@ -54,10 +54,13 @@ struct Listing {
   NameList images;
 };
 
-/// Whether a file cannot be decoded, as far as its name, size and first bytes show.
+/// Whether a listed image cannot be decoded, as far as its name, size and first bytes show. Other
+/// names were listed because of their first bytes.
 bool is_unreadable(const fs::path& file) {
-  return kind_of(file.string()) == NameKind::kDecoded ? is_empty_file(file)
-                                                      : !has_image_content(file);
+  const NameKind kind = kind_of(file.string());
+  return kind == NameKind::kDecoded
+             ? is_empty_file(file)
+             : kind == NameKind::kTorchvisionImage && !has_image_content(file);
 }
 
 /// Lists a folder, sorted. Links to folders count as folders.

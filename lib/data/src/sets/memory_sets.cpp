@@ -1,7 +1,6 @@
 // Data sets that are kept in memory: digits, MNIST, CIFAR, CSV.
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include <syncbn/base/atomic_file.h>

@@ -307,10 +307,10 @@ LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved, Loa
   for (const std::string& name : entries.keys()) {
     if (is_matched(options.ignore, name)) entries.erase(name);
   }
-  std::vector<std::string> prefixes = prefixes_of(entries, present, name_in_network);
-  if (!options.prefix.empty()) {
-    prefixes = {name_of(options.prefix + (options.prefix.ends_with('.') ? "" : "."))};
-  }
+  const std::vector<std::string> prefixes =
+      options.prefix.empty()
+          ? prefixes_of(entries, present, name_in_network)
+          : std::vector{name_of(options.prefix + (options.prefix.ends_with('.') ? "" : "."))};
   LoadReport report;
   report.prefix = prefixes.front();
   std::map<std::string, std::string> found;  // names in the file by those in the network
