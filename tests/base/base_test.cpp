@@ -12,6 +12,7 @@
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/private_folder.h>
 #include <syncbn/base/random.h>
+#include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/resource.h>
@@ -32,6 +33,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "support/skip.h"
 #include "support/temp_folder.h"
@@ -479,6 +481,11 @@ TEST(TextTest, ShortensTextToColumnsAndListsToTheirFirstParts) {
 TEST(RandomTest, IdentifiersAreSixteenDigitsAndDiffer) {
   EXPECT_EQ(random_id().size(), 16u);
   EXPECT_NE(random_id(), random_id());
+}
+
+TEST(ShellTest, RunsACommandAndReturnsItsOutput) {
+  EXPECT_EQ(run_shell("echo a; echo b; exit 3"), std::pair(3, std::string("a\nb")));
+  EXPECT_EQ(run_shell("kill -9 $$").first, -1);
 }
 
 TEST(HeldPortTest, IsGivenToNothingElseWhileItIsHeld) {

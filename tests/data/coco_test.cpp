@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <syncbn/base/error.h>
@@ -199,6 +201,8 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
     return file_of(kImages, kCategories, R"("annotations": [)" + annotation + "]");
   };
   refusal("", "is not JSON");
+  refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+          "is not JSON: it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`");
   refusal(file_of().substr(0, 200), "damaged at byte 200");
   std::string damaged = file_of();
   const size_t colon = damaged.find(": 103");
@@ -271,6 +275,9 @@ TEST_F(CocoTest, ReadsNumbersAsToolsWriteThem) {
            {R"("width": 20,)", R"("width": "20",)"},
            {R"("height": 50)", R"("height": 50.0)"},
            {"[30.5, 10, 10.25, 20]", R"(["30.5", "10.0", 10.25, 2e1])"},
+           {"[30.5, 10, 10.25, 20]", R"("30.5 10 10.25 20")"},
+           {"[30.5, 10, 10.25, 20]", R"("[30.5, 10.0, 10.25, 20]")"},
+           {"[30.5, 10, 10.25, 20]", R"x("(30.5,10,10.25,20)")x"},
            {R"("area": 7,)", R"("area": "7.0",)"},
            {R"("area": 0,)", R"("area": NaN,)"},
            {R"("area": 0,)", R"("area": -Infinity,)"},
@@ -353,12 +360,20 @@ TEST_F(CocoTest, LeavesOutAnnotationsThatCannotBeUsed) {
            {R"("image_id": 9, "category_id": 3, "bbox": [1, NaN, 2, 2])",
             "the box of annotation 5 ([1, nan, 2, 2]) has NaN or Infinity, in image 9"},
            {R"("image_id": 9, "category_id": 3, "bbox": [1, 1, 2, Infinity])",
-            "the box of annotation 5 ([1, 1, 2, nan]) has NaN or Infinity, in image 9"},
+            "the box of annotation 5 ([1, 1, 2, inf]) has NaN or Infinity, in image 9"},
+           {R"("image_id": 9, "category_id": 3, "bbox": [-Infinity, -inf, "inf", 1e308])",
+            "the box of annotation 5 ([-inf, -inf, inf, 1e+308]) has NaN or Infinity, in image "
+            "9"},
            {R"("image_id": 9, "category_id": 3, "bbox": [null, 1, 2, "x"])",
             "the box of annotation 5 ([nan, 1, 2, nan]) has NaN or Infinity"},
            {R"("image_id": 9, "category_id": 3, "bbox": [-3, 1, 8, 2])",
             "the box of annotation 5 ([-3, 1, 8, 2]) is not within image 9 (40 x 30 pixels)"},
            {R"("image_id": 9, "category_id": 3, "bbox": [])", "annotation 5 has no 'bbox' of 4"},
+           {R"("image_id": 9, "category_id": 3, "bbox": "10 20 30")",
+            "annotation 5 has no 'bbox' of 4"},
+           {R"("image_id": 9, "category_id": 3, "segmentation": [[1, 1, 9, 1, 9, 9]])",
+            "annotation 5 has no 'bbox' of 4 numbers, [x, y, width, height] (the polygons of a "
+            "'segmentation' are not read)"},
            {R"("image_id": 9, "category_id": NaN, "bbox": [1, 1, 2, 2])",
             "annotation 5 has no whole number 'category_id'"},
            {R"("image_id": null, "category_id": 3, "bbox": [1, 1, 2, 2])",
@@ -527,7 +542,7 @@ TEST_F(CocoTest, ReadsPhotosAsTheSizeInTheAnnotationsSays) {
               ThrowsMessage<base::UserError>(HasSubstr("four.jpg' has 50 x 20 pixels, its")));
 }
 
-TEST_F(CocoTest, FactsNameTheOrientationUnlessTheOptionAppliesIt) {
+TEST_F(CocoTest, FactsNameTheOrientationIfTheOptionWouldApplyIt) {
   const auto orientation = [&](const std::string& file, const std::string& size, bool option) {
     folder_.write("photos/four.jpg", file);
     write(with_four("four.jpg", size));
@@ -538,8 +553,9 @@ TEST_F(CocoTest, FactsNameTheOrientationUnlessTheOptionAppliesIt) {
   const std::string upright = R"("width": 20, "height": 50)";
   const std::string square = R"("width": 20, "height": 20)";
   EXPECT_EQ(orientation(test::write_jpeg(picture(20, 50)), upright, false), 1);
-  EXPECT_EQ(orientation(rotated(50, 20, 6), upright, false), 6);
-  EXPECT_EQ(orientation(rotated(20, 50, 8), upright, false), 8);
+  // The size tells whether they are turned: the option would change nothing.
+  EXPECT_EQ(orientation(rotated(50, 20, 6), upright, false), 1);
+  EXPECT_EQ(orientation(rotated(20, 50, 8), upright, false), 1);
   EXPECT_EQ(orientation(rotated(20, 50, 3), upright, false), 3);
   EXPECT_EQ(orientation(rotated(20, 20, 6), square, false), 6);
   for (const int any : {3, 6}) EXPECT_EQ(orientation(rotated(20, 20, any), square, true), 1);
@@ -571,6 +587,90 @@ TEST_F(CocoTest, RefusesTestTransformsThatDoMoreThanResize) {
                                                HasSubstr(type), HasSubstr("leave only resize"))));
     }
   }
+}
+
+std::string categories_of(const std::string& list) {
+  return R"("categories": [)" + list + "]";
+}
+
+/// The classes are those of the training file, by name.
+TEST_F(CocoTest, OtherSplitsMayLackCategories) {
+  CocoOptions both = options();
+  both.val_annotations = folder_ / "val.json";
+  both.val_images = folder_ / "photos";
+  const std::string car =
+      R"("annotations": [{"image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]}])";
+  const std::string cat =
+      R"("annotations": [{"image_id": 9, "category_id": 17, "bbox": [1, 1, 2, 2]}])";
+  const std::string root = R"({"id": 0, "name": "animals"}, )";
+  const std::string twin = R"({"id": 0, "name": "cat"}, )";
+  for (const auto& [list, annotations, label] :
+       std::vector<std::tuple<std::string, std::string, int>>{
+           {R"({"id": 17, "name": "cat"}, {"id": 3, "name": "car"})", cat, 1},
+           {R"({"id": 17, "name": "cat"})", cat, 1},
+           {R"({"id": 3, "name": "car"})", car, 0},
+           {R"({"id": 3, "name": "cat"})", car, 1},
+           {R"({"id": 3, "name": "cat"}, {"id": 17, "name": "car"})", car, 1},
+           {root + R"({"id": 17, "name": "cat"})", cat, 1},
+           {twin + R"({"id": 17, "name": "cat"})", cat, 1},
+           {"", cat, 1}}) {
+    folder_.write("val.json", file_of(kImages, categories_of(list), annotations));
+    const auto set = load(both, Split::kVal);
+    EXPECT_THAT(set->class_names(), ElementsAre("car", "cat")) << list;
+    EXPECT_EQ(set->num_classes(), 2);
+    EXPECT_THAT((std::vector{set->category_id(0), set->category_id(1)}), ElementsAre(3, 17));
+    EXPECT_EQ(set->annotations(2)[0].label, label) << list;
+  }
+  folder_.write("val.json", file_of(kImages, categories_of(R"({"id": 3, "name": "Cat"})"), car));
+  EXPECT_THAT([&] { load(both, Split::kVal); },
+              ThrowsMessage<base::UserError>(
+                  AllOf(HasSubstr("val.json' has boxes of categories that '"),
+                        HasSubstr("instances.json' lacks: 'Cat'; rename or remove them (only the "
+                                  "latter has 'car', 'cat'; "))));
+  // Another training file is read again; without one, a file's own categories count.
+  write(file_of(kImages, categories_of(R"({"id": 1, "name": "Cat"}, {"id": 2, "name": "eel"})"),
+                R"("annotations": [{"image_id": 9, "category_id": 2, "bbox": [1, 1, 2, 2]}])"));
+  EXPECT_THAT(load(both, Split::kVal)->class_names(), ElementsAre("Cat", "eel"));
+  fs::remove(folder_ / "instances.json");
+  EXPECT_THAT(load(both, Split::kVal)->class_names(), ElementsAre("Cat"));
+}
+
+TEST_F(CocoTest, TakesImagesAndCategoriesThatAreListedTwiceOnce) {
+  const auto merged = [&](const std::string& image, int64_t id) {
+    std::string images = kImages, annotations = kAnnotations;
+    images.insert(images.find('[') + 1, image);
+    annotations.insert(annotations.find('[') + 1,
+                       fmt::format(R"({{"image_id": {0}, "category_id": 17, "bbox": [1, 2, 3, 4]}},
+            {{"image_id": {0}, "category_id": 3, "bbox": [2, 4, 8, 6]}}, )",
+                                   id));
+    write(file_of(images, categories_of(R"({"id": 17, "name": "cat"}, {"id": 3, "name": "car"},
+        {"id": 17, "name": "cat"})"),
+                  annotations));
+    return load();
+  };
+  for (const int64_t id : {9, 30}) {
+    const auto set = merged(
+        fmt::format(R"({{"id": {}, "file_name": "nine.jpg", "width": 40, "height": 30}},)", id),
+        id);
+    ASSERT_EQ(set->size(), 3);
+    EXPECT_THAT(set->class_names(), ElementsAre("car", "cat"));
+    EXPECT_EQ(set->image_id(2), 9);
+    // Three of its own, one of which the repetition has as well.
+    EXPECT_THAT(set->annotations(2), SizeIs(4));
+    ASSERT_THAT(set->remarks(), SizeIs(1));
+    EXPECT_THAT(set->remarks()[0].text, HasSubstr("1 of 4 images repeat a file_name and size"));
+    EXPECT_FALSE(set->remarks()[0].is_fault);
+  }
+  EXPECT_THAT(
+      [&] { merged(R"({"id": 9, "file_name": "nine.jpg", "width": 30, "height": 40},)", 9); },
+      ThrowsMessage<base::UserError>(HasSubstr("two images with the id 9")));
+}
+
+TEST_F(CocoTest, NamesPointersOfGitLfsInPlaceOfImages) {
+  folder_.write("photos/four.jpg", "version https://git-lfs.github.com/spec/v1\noid sha256:0\n");
+  EXPECT_THAT([&] { load()->get_batch(std::vector<int64_t>{0}); },
+              ThrowsMessage<base::UserError>(HasSubstr(
+                  "four.jpg': it is a pointer of Git LFS, not the file: fetch it with `git lfs")));
 }
 
 TEST_F(CocoTest, FingerprintDependsOnTheAnnotations) {

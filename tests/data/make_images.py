@@ -129,6 +129,8 @@ def files():
     palette = chunk(b"PLTE", colors[:4].tobytes()) + chunk(b"tRNS", bytes([0, 128]))
     yield "png_palette_transparent.png", png(values, 8, 3, palette)
     yield "png_grey_transparent.png", png(values, 8, 0, chunk(b"tRNS", b"\0\1"))
+    for bits, row in ((8, [0, 40, 200, 255]), (12, [0, 5, 300, 4095])):
+        yield f"png_grey16_{bits}bits.png", png(np.array(row).reshape(1, 4, 1), 16, 0)
 
 
 def fnv1a(data):

@@ -30,6 +30,7 @@ namespace fs = std::filesystem;
 using test::component;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
@@ -114,10 +115,30 @@ TEST_F(SurveyTest, SaysOnceThatGreyHasSixteenBits) {
   copy("png_grey16.png", "train/a/1.png");
   copy("png_grey16_interlaced.png", "train/a/2.png");
   copy("png_rgb16.png", "train/a/3.png");
-  const auto set = load_image_folder(folders(), Split::kTrain);
-  EXPECT_THAT(survey(*set, Split::kTrain, kAllTheTime),
-              ElementsAre(AllOf(StartsWith("train: 2 of 3 images have grey values of 16 bits"),
-                                HasSubstr("data.high_bits=scale"))));
+  ImageFolderOptions options = folders();
+  const auto lines = [&] {
+    return survey(*load_image_folder(options, Split::kTrain), Split::kTrain, kAllTheTime);
+  };
+  EXPECT_THAT(lines(), ElementsAre(AllOf(StartsWith("train: 2 of 3 images have grey values of 16"),
+                                         HasSubstr("data.high_bits=scale keeps the upper 8 bits"),
+                                         EndsWith("clamp makes values above 255 white"))));
+  options.high_bits = "clamp";
+  EXPECT_THAT(lines(), IsEmpty());
+}
+
+TEST_F(SurveyTest, SaysThatScaledValuesOfFewerBitsAreBlack) {
+  for (const auto& [image, largest] :
+       {std::pair("png_grey16_8bits.png", 0), {"png_grey16_12bits.png", 15}}) {
+    copy(image, "train/a/1.png");
+    ImageFolderOptions options = folders();
+    const auto set = load_image_folder(options, Split::kTrain);
+    EXPECT_EQ(dynamic_cast<const SampleDataset&>(*set).facts(0).scaled_grey, largest);
+    EXPECT_THAT(survey(*set, Split::kTrain, kAllTheTime),
+                ElementsAre(AllOf(
+                    HasSubstr(fmt::format("largest value seen is then {} of 255", largest)),
+                    HasSubstr("almost black: set data.high_bits=clamp for values of up to"))));
+    fs::remove(folder_ / "train/a/1.png");
+  }
 }
 
 TEST_F(SurveyTest, NamesClassesWithoutASample) {
@@ -204,7 +225,7 @@ TEST_F(SurveyTest, StopsWhenTheTimeIsUpAndSaysThatThereIsMore) {
 TEST_F(SurveyTest, EndsNoRunWhateverACustomDataSetDoes) {
   const Facts broken(3, 2, [](int64_t index) {
     if (index == 1) throw std::out_of_range("a mistake of the data set's");
-    return SampleFacts{.has_high_bits = true};
+    return SampleFacts{.scaled_grey = 200};
   });
   EXPECT_THAT(survey(broken, Split::kTrain, kAllTheTime),
               ElementsAre(StartsWith("train: 2 of 2 images looked at have grey")));

@@ -105,10 +105,34 @@ TEST_F(BadInputTest, AsksForAConfiguration) {
   expect_one_message(run_train({}), base::kExitUsage, "--config FILE");
 }
 
+TEST_F(BadInputTest, TheLaunchersQuestionNamesWhatIsKnownWithoutData) {
+  const auto ask = [&](const Words& words) {
+    return run_train(Words{"--check_options"} + words, rank_env(0, 2, free_port()));
+  };
+  const std::string config = "--config=" + shipped_config("digits.yaml");
+  for (const Words& command : {Words{}, {"eval"}, {"check"}, {"export"}}) {
+    expect_one_message(ask(command + Words{config, "--epohcs=1"}), base::kExitUsage,
+                       "did you mean '--epochs'?");
+    EXPECT_EQ(ask(command + Words{config}).exit_code, 0);
+  }
+  // A warning: other nodes may have other numbers of workers.
+  const auto warned = ask({config, "--global_batch_size=7"});
+  EXPECT_EQ(warned.exit_code, 0);
+  EXPECT_EQ(warned.err,
+            "if 2 ranks take part: global_batch_size: 7 samples cannot be divided evenly between 2 "
+            "ranks; choose a multiple of 2\n");
+}
+
 TEST_F(BadInputTest, NamesAPathInPlaceOfARun) {
   expect_one_message(run_train({"eval", "runs/none"}), base::kExitUsage,
                      "eval: runs/none does not exist; name a run's folder or a YAML file");
   expect_one_message(run_train({inputs_.path()}), base::kExitUsage, "is no run and no YAML file");
+  expect_one_message(run_train({"eval", "none"}), base::kExitUsage,
+                     "eval: none does not exist; name a run's folder or a YAML file");
+  expect_one_message(run_train({"resume", "none"}), base::kExitUsage,
+                     "train has no command 'resume'; to resume a run, write `train runs/NAME`");
+  expect_one_message(run_train({"predict", "runs/none"}), base::kExitUsage,
+                     "name an image or a folder of them, then the run: train predict IMAGES");
   expect_one_message(run_train({"predict", "runs/none", inputs_.path()}), base::kExitUsage,
                      "is no run and no YAML file; the images come first");
   std::filesystem::create_directories(inputs_ / "photos/train");

@@ -212,9 +212,9 @@ TEST_F(DetectionProgramTest, EvaluatesTheSameOnAnyNumberOfRanksAndAsPycocotools)
   auto renamed = nlohmann::json::parse(base::read_file(folder_ / "test.json"));
   std::swap(renamed["categories"][0]["name"], renamed["categories"][1]["name"]);
   folder_.write("renamed.json", renamed.dump());
-  const auto warned =
-      launch_train(2, {"eval", "--config=run1/config.yaml", "--data.test_annotations=renamed.json"},
-                   folder_.path());
+  const auto warned = launch_train(
+      2, {"eval", "--config=run1/config.yaml", "--data.train_annotations=renamed.json"},
+      folder_.path());
   EXPECT_EQ(count(warned.err,
                   "was trained with other classes: its class 0 is 'light', and this "
                   "data's is 'dark'"),

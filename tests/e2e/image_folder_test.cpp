@@ -135,7 +135,7 @@ torch.save({"model": run["model"], "model_ema": average}, sys.argv[1] + "/python
   const auto refused = [&](const Words& args, const std::string& message) {
     expect_mistake(launch_train(2, args, folder_.path()), message);
   };
-  refused({"predict", run}, "predict: name an image, or a folder of images, first");
+  refused({"predict", run}, "predict: name an image or a folder of them, then the run");
   refused({"predict", "test", run, "--output=of1"}, "of1 exists; choose another --output");
   refused({"predict", "nowhere", run}, "there is no file or folder nowhere");
   base::write_file_atomically(folder_ / "test/grey/a.webp", "");
@@ -363,7 +363,16 @@ TEST_F(ImageFolderTrainingTest, ALastBatchOfOneIsFoundAtTheStart) {
        {Words{"--batch_size=6", "--accumulate=2"}, replicas + Words{"--sync_batchnorm=false"}}) {
     expect_mistake(run("run", more), "in batches of 6 leave a last batch of 3 in 2 parts, and");
   }
+  expect_mistake(run("run", {"--batch_size=4", "--accumulate=4"}),
+                 "accumulate: 15 training samples in batches of 4 leave single samples in 4 parts");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
+  const Words check =
+      Words{"check", "--config=images.yaml", "--schedule=constant", "--schedule.warmup=9ep"} +
+      small;
+  const auto found = run_train(check, {}, folder_.path());
+  expect_mistake(found,
+                 "on one rank: loader.drop_last: 15 training samples in batches of 7 " + said);
+  EXPECT_THAT(found.err, HasSubstr("schedule.warmup takes 27 steps and the run 3: the learning"));
   for (const Words& more : {Words{"--loader.drop_last=true"}, {"--max_steps=1"}, replicas}) {
     const auto good = run(more.front().substr(2, 5), more);
     EXPECT_EQ(good.exit_code, 0) << good.err;

@@ -84,6 +84,14 @@ TEST(LaunchOptionsTest, TakesAnEmptyTextForNoneAsTorchrun) {
   EXPECT_EQ(options.role, "default");
   EXPECT_EQ(options.log_dir, "");
   EXPECT_EQ(options.master_addr, "");
+  // The last one counts, also over a variable.
+  const Environment job({{"PET_ROLE", "b"}, {"PET_RDZV_ID", "of-job"}, {"PET_LOG_DIR", "logs"}});
+  const LaunchOptions last =
+      parse({"--role=a", "--role=", "--rdzv_id", "", "--log_dir=", "--log_dir=own", "prog"});
+  EXPECT_EQ(last.role, "default");
+  EXPECT_EQ(last.run_id, "none");
+  EXPECT_EQ(last.log_dir, "own");
+  EXPECT_EQ(parse({"--rdzv_endpoint=other:1", "--rdzv_endpoint=", "prog"}).master_addr, "");
   // A shell's variable that is not set would start another job than was meant.
   for (const char* option : {"--nnodes=", "--hosts=", "--hostfile=", "--token_file="}) {
     EXPECT_THAT(error_of({option}), HasSubstr("needs a value")) << option;
@@ -508,7 +516,8 @@ TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
         "if 'LOCAL_RANK' not in os.environ:",
         "print(os.environ['LOCAL_RANK'])\nrank = os.environ['LOCAL_RANK']",
         "'''don't'''\nmodel = Net().to(f\"cuda:{os.environ['LOCAL_RANK']}\")",
-        "del x  # it's\nrank = os.getenv('LOCAL_RANK')"}) {
+        "del x  # it's\nrank = os.getenv('LOCAL_RANK')",
+        "'local_rank': int(os.environ['LOCAL_RANK']),"}) {
     EXPECT_EQ(warning(use), "") << use;
   }
   for (const char* mention :
@@ -519,7 +528,9 @@ TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
         "os.environ.setdefault('LOCAL_RANK', '0')", "os.environ.pop('LOCAL_RANK')",
         "if x:\n  del os.environ['LOCAL_RANK']", "os.putenv('LOCAL_RANK', '0')",
         "warnings.warn('is ' + os.environ['LOCAL_RANK'])",
-        "parse('--x', help='use os.environ[\"LOCAL_RANK\"]')"}) {
+        "parse('--x', help='use os.environ[\"LOCAL_RANK\"]')",
+        "\"\"\"Set by the launcher:\nrank = os.environ['LOCAL_RANK']\n\"\"\"",
+        "print('Read the rank from',\n      'os.environ[\"LOCAL_RANK\"]')"}) {
     EXPECT_THAT(warning(mention), HasSubstr("declares --local_rank")) << mention;
   }
 }

@@ -646,6 +646,22 @@ StateDict numbered(const std::vector<std::string>& names) {
   return all;
 }
 
+TEST(WeightsTest, OfAnotherTypeAreConvertedUnlessThatDropsTheImaginaryPart) {
+  const auto load = [](const at::Tensor& weight) {
+    StateDict weights = state_dict(*network());
+    weights["2.bias"] = weight;
+    auto net = network();
+    load_state_dict(*net, weights);
+    return state_dict(*net)["2.bias"].clone();
+  };
+  for (const at::ScalarType type : {at::kDouble, at::kHalf, at::kLong, at::kChar, at::kBool}) {
+    EXPECT_TRUE(at::equal(load(at::ones({2}, type)), at::ones({2}))) << type;
+  }
+  EXPECT_EQ(error_of([&] { load(at::ones({2}, at::kComplexFloat)); }),
+            "the weights do not fit the network:\n  of a type that is not read: 2.bias "
+            "(ComplexFloat, the network has Float)");
+}
+
 TEST(WeightsTest, NamesThatDifferInWrappersOnlyAreKept) {
   for (const std::string prefix : {"", "module.", "model."}) {
     Ambiguous net;

@@ -35,6 +35,15 @@ TEST(ImagenetOptionsTest, BecomeKeys) {
                           "--node_rank=1", "--nproc_per_node=auto"));
 }
 
+TEST(ImagenetOptionsTest, MayHaveTheirValuesJoinedToALetter) {
+  EXPECT_THAT(translate_imagenet_options({"-b2", "-j16", "-p=5", "-aresnet18"}),
+              ElementsAre("--batch_size=2", "--loader.num_workers=16", "--log_interval=5",
+                          "--model=resnet18"));
+  // Misspelt names.
+  const std::vector<std::string> others = {"-batch", "-accumulate=4", "-x2", "-1"};
+  EXPECT_EQ(translate_imagenet_options(others), others);
+}
+
 TEST(ImagenetOptionsTest, MayBeWrittenAsKeys) {
   EXPECT_THAT(translate_imagenet_options({"lr=0.1", "--epochs", "wd=2", "workers=4"}),
               ElementsAre("--optimizer.lr=0.1", "--epochs", "wd=2", "--loader.num_workers=4"));
@@ -92,6 +101,9 @@ TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
                 HasSubstr("--dist-url=tcp://10.0.0.1:" + port + ": expected tcp://HOST:PORT"));
   }
   EXPECT_THAT(error({"-a"}), HasSubstr("the option '-a' needs a value"));
+  for (const std::string typed : {"--evaluate=true", "-e1", "--dummy=", "--no-accel=0"}) {
+    EXPECT_EQ(error({typed}), typed + ": this option takes no value; write it alone");
+  }
 }
 
 TEST(ImagenetOptionsTest, OfAnEvaluation) {

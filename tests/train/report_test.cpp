@@ -539,6 +539,7 @@ TEST_F(ReportTest, CompareShowsTheRanksOnceAndWhatAStoppedRunTook) {
   const std::string table = table_of({a, b});
   EXPECT_EQ(test::count(table, "world_size"), 1) << table;
   EXPECT_THAT(table, HasSubstr("7.0 s  stopped by SIGTERM"));
+  EXPECT_THAT(table, HasSubstr("\nalso different:\n  a5, a6, a7"));
 }
 
 TEST_F(ReportTest, CompareShowsAllOfAnErrorThatThereIsRoomFor) {

@@ -1,8 +1,10 @@
 #include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cstdio>
 
 namespace syncbn::base {
 namespace {
@@ -62,6 +64,16 @@ std::string shell_quoted(const std::vector<std::string>& words) {
     quoted.push_back(bare ? word : in_single_quotes(word));
   }
   return join(quoted, " ");
+}
+
+std::pair<int, std::string> run_shell(const std::string& command) {
+  std::string output;
+  FILE* const pipe = ::popen(command.c_str(), "re");
+  if (pipe == nullptr) return {-1, output};
+  for (int c = 0; (c = std::fgetc(pipe)) != EOF;) output += static_cast<char>(c);
+  if (output.ends_with('\n')) output.pop_back();
+  const int status = ::pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, output};
 }
 
 std::vector<char*> argv_of(const std::vector<std::string>& words) {

@@ -120,7 +120,7 @@ std::string join_some(std::vector<std::string> parts, std::string_view separator
 }
 
 std::string counted(int64_t count, std::string_view noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : noun.ends_with('s') ? "es" : "s");
 }
 
 std::string printable(std::string_view text, std::string_view kept) {
@@ -164,6 +164,11 @@ std::string truncated(std::string text, int columns) {
 
 std::string shortened(const std::string& text, int columns) {
   return columns_of(text) <= columns ? text : truncated(text, columns - 1) + "…";
+}
+
+std::string git_lfs_pointer(std::string_view content) {
+  if (!content.starts_with("version https://git-lfs")) return {};
+  return "it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`";
 }
 
 std::string format_seconds(double seconds) {

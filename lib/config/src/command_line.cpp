@@ -286,9 +286,8 @@ std::string list_text(const RegistryBase& registry) {
 }
 
 std::optional<std::string> CommandLine::value(const std::string& name) const {
-  const auto last = std::find_if(program.rbegin(), program.rend(),
-                                 [&](const Setting& setting) { return setting.name == name; });
-  return last == program.rend() ? std::nullopt : std::optional(last->value);
+  const std::vector<std::string> all = values(name);
+  return all.empty() ? std::nullopt : std::optional(all.back());
 }
 
 std::vector<std::string> CommandLine::values(const std::string& name) const {

@@ -1,6 +1,5 @@
 #include <syncbn/config/json_schema.h>
 
-#include <fmt/format.h>
 #include <syncbn/base/text.h>
 
 #include <nlohmann/json.hpp>

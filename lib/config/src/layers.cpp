@@ -5,6 +5,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/codec.h>
 
 #include <algorithm>
 #include <cstdlib>

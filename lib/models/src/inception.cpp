@@ -161,12 +161,22 @@ std::shared_ptr<Chain> aux_of_v1(int64_t in, int64_t classes, double dropout,
   return aux;
 }
 
+constexpr const char* kAuxHelp =
+    "in training, classifiers on earlier features (weight: task.aux_weight)";
+
 struct GoogLeNetOptions {
   bool aux_logits = true;
   double dropout = 0.2;
   double dropout_aux = 0.7;
 
-  static void describe(config::Schema<GoogLeNetOptions>& schema);
+  static void describe(config::Schema<GoogLeNetOptions>& schema) {
+    schema.field("aux_logits", &GoogLeNetOptions::aux_logits, kAuxHelp);
+    schema.field("dropout", &GoogLeNetOptions::dropout, kLastDropoutHelp).fraction();
+    schema
+        .field("dropout_aux", &GoogLeNetOptions::dropout_aux,
+               "the same in the auxiliary classifiers")
+        .fraction();
+  }
 };
 
 std::shared_ptr<Model> googlenet(const std::string& name, const ModelArgs& args,
@@ -364,7 +374,10 @@ struct InceptionOptions {
   bool aux_logits = true;
   double dropout = 0.5;
 
-  static void describe(config::Schema<InceptionOptions>& schema);
+  static void describe(config::Schema<InceptionOptions>& schema) {
+    schema.field("aux_logits", &InceptionOptions::aux_logits, kAuxHelp);
+    schema.field("dropout", &InceptionOptions::dropout, kLastDropoutHelp).fraction();
+  }
 };
 
 std::shared_ptr<Model> inception_v3(const std::string& name, const ModelArgs& args,
@@ -401,22 +414,6 @@ std::shared_ptr<Model> inception_v3(const std::string& name, const ModelArgs& ar
   net->add_classifier(in, args.num_classes);
   draw_weights(*net, [](const std::string& part) { return part == "AuxLogits.fc" ? 0.001 : 0.1; });
   return net;
-}
-
-constexpr const char* kAuxHelp =
-    "in training, classifiers on earlier features (weight: task.aux_weight)";
-
-void GoogLeNetOptions::describe(config::Schema<GoogLeNetOptions>& schema) {
-  schema.field("aux_logits", &GoogLeNetOptions::aux_logits, kAuxHelp);
-  schema.field("dropout", &GoogLeNetOptions::dropout, kLastDropoutHelp).fraction();
-  schema
-      .field("dropout_aux", &GoogLeNetOptions::dropout_aux, "the same in the auxiliary classifiers")
-      .fraction();
-}
-
-void InceptionOptions::describe(config::Schema<InceptionOptions>& schema) {
-  schema.field("aux_logits", &InceptionOptions::aux_logits, kAuxHelp);
-  schema.field("dropout", &InceptionOptions::dropout, kLastDropoutHelp).fraction();
 }
 
 }  // namespace

@@ -184,11 +184,6 @@ class ResNet : public Model {
   torch::nn::Linear fc_{nullptr};
 };
 
-/// Options of networks with a fixed stem: without small_input.
-struct CifarResNetOptions : ResNetOptions {
-  static void describe(config::Schema<CifarResNetOptions>& schema);
-};
-
 template <class Options>
 void describe_all_but_stem(config::Schema<Options>& schema) {
   schema.field("zero_init_residual", &ResNetOptions::zero_init_residual,
@@ -201,9 +196,12 @@ void describe_all_but_stem(config::Schema<Options>& schema) {
       .fraction();
 }
 
-void CifarResNetOptions::describe(config::Schema<CifarResNetOptions>& schema) {
-  describe_all_but_stem(schema);
-}
+/// Options of networks with a fixed stem: without small_input.
+struct CifarResNetOptions : ResNetOptions {
+  static void describe(config::Schema<CifarResNetOptions>& schema) {
+    describe_all_but_stem(schema);
+  }
+};
 
 }  // namespace
 

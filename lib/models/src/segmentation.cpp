@@ -231,9 +231,11 @@ class DeepLabPlusHead : public torch::nn::Module {
 };
 
 /// A network with a head on the features of the highest and the lowest resolution.
+/// @param low, high channels of these features
 template <class Head>
-std::shared_ptr<Model> with_two_depths(const Backbone& backbone,
-                                       const std::shared_ptr<Head>& head) {
+std::shared_ptr<Model> with_two_depths(const Backbone& backbone, const ModelArgs& args, int64_t low,
+                                       int64_t high) {
+  const auto head = std::make_shared<Head>(low, high, args.num_classes, NormFactory(args));
   return std::make_shared<SegmentationNet>(
       backbone, head, [head](const std::vector<at::Tensor>& features) {
         return head->forward(features.front(), features.back());
@@ -355,18 +357,14 @@ std::shared_ptr<Model> deeplab_with_mobilenet(const std::string& name, const Mod
 
 std::shared_ptr<Model> deeplab_plus(const std::string& name, const ModelArgs& args,
                                     const NoOptions& /*options*/, const ResNetStages& stages) {
-  const Backbone backbone = resnet_backbone(name, args, stages, /*dilated_stages=*/1);
-  return with_two_depths(backbone,
-                         std::make_shared<DeepLabPlusHead>(kResNetLowChannels, kResNetChannels,
-                                                           args.num_classes, NormFactory(args)));
+  return with_two_depths<DeepLabPlusHead>(resnet_backbone(name, args, stages, /*dilated_stages=*/1),
+                                          args, kResNetLowChannels, kResNetChannels);
 }
 
 std::shared_ptr<Model> lraspp(const std::string& name, const ModelArgs& args,
                               const NoOptions& /*options*/) {
-  const Backbone backbone = dilated_mobilenet_v3_large(name, args);
-  return with_two_depths(backbone,
-                         std::make_shared<LrasppHead>(kMobileNetAuxChannels, kMobileNetChannels,
-                                                      args.num_classes, NormFactory(args)));
+  return with_two_depths<LrasppHead>(dilated_mobilenet_v3_large(name, args), args,
+                                     kMobileNetAuxChannels, kMobileNetChannels);
 }
 
 }  // namespace

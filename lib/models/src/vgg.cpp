@@ -1,4 +1,3 @@
-#include <ATen/ops/adaptive_avg_pool2d.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 

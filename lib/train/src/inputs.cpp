@@ -21,19 +21,6 @@
 namespace syncbn::train {
 namespace {
 
-void check_divisible(const Config& config, int64_t batch_size, int world_size) {
-  if (batch_size % config.accumulate != 0) {
-    throw base::UserError(
-        fmt::format("accumulate: a rank's batch of {} cannot be divided into {} equal parts",
-                    base::counted(batch_size, "sample"), config.accumulate));
-  }
-  const int64_t group = config.sync_batchnorm_group.value_or(1);
-  if (world_size % group != 0) {
-    throw base::UserError(fmt::format(
-        "sync_batchnorm_group: {} ranks cannot be divided into groups of {}", world_size, group));
-  }
-}
-
 /// Checks that a sample of a plug-in's data set is as the set describes it.
 void check_sample(const Config& config, const data::Dataset& set) {
   if (plugin_of(config.data).empty() || set.size() < 1 || set.sizes_vary()) return;
@@ -205,6 +192,21 @@ std::shared_ptr<const data::Dataset> make_split(const Config& config, data::Spli
 
 }  // namespace
 
+int64_t divided_batch(const Config& config, int world_size) {
+  const int64_t batch_size = config.local_batch_size(world_size);
+  if (batch_size % config.accumulate != 0) {
+    throw base::UserError(
+        fmt::format("accumulate: a rank's batch of {} cannot be divided into {} equal parts",
+                    base::counted(batch_size, "sample"), config.accumulate));
+  }
+  const int64_t group = config.sync_batchnorm_group.value_or(1);
+  if (world_size % group != 0) {
+    throw base::UserError(fmt::format(
+        "sync_batchnorm_group: {} ranks cannot be divided into groups of {}", world_size, group));
+  }
+  return batch_size;
+}
+
 Inputs load_split(const Config& config, data::Split split, int world_size) {
   Inputs inputs;
   inputs.batch_size = config.local_batch_size(world_size);
@@ -220,8 +222,7 @@ Inputs load_split(const Config& config, data::Split split, int world_size) {
 
 Inputs load_inputs(const Config& config, int rank, int world_size) {
   Inputs inputs;
-  inputs.batch_size = config.local_batch_size(world_size);
-  check_divisible(config, inputs.batch_size, world_size);
+  inputs.batch_size = divided_batch(config, world_size);
   inputs.train_set = make_data(config, data::Split::kTrain);
   check_classes(*inputs.train_set);
   config.task.make(*inputs.train_set);  // reports what does not suit the task

@@ -1,18 +1,27 @@
 #include "start_report.h"
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/data/sample_dataset.h>
+#include <syncbn/dist/kept_random_state.h>
 #include <syncbn/dist/process_group.h>
 
+#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "common/rank_0.h"
+#include "step/model.h"
 #include "step/training_step.h"
 
 namespace syncbn::train {
@@ -24,7 +33,7 @@ constexpr std::chrono::milliseconds kSurveyTime{500};  ///< for each split, befo
 void describe_classes(const data::Dataset& set) {
   std::vector<std::string> names = set.class_names();
   if (names.empty()) return;
-  const std::string count = names.size() == 1 ? "1 class" : fmt::format("{} classes", names.size());
+  const std::string count = base::counted(std::ssize(names), "class");
   for (std::string& name : names) name = base::printable(name);
   spdlog::info("{}: {}", count, base::join_some(std::move(names), ", ", kShownClasses));
 }
@@ -74,6 +83,50 @@ bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& se
     }
   }
   return has_fault;
+}
+
+void check_plan(const Config& config, const Inputs& inputs, const data::Loader& loader,
+                const Schedule& schedule, int64_t steps, int64_t left_steps, models::Model& model) {
+  if (const double warmup = schedule.warmup_steps(); is_rank_0() && warmup > 0 && warmup >= steps) {
+    spdlog::warn(
+        "schedule.warmup takes {:.0f} steps and the run {}: the learning rate rises until the end; "
+        "lower schedule.warmup, or raise epochs or max_steps",
+        warmup, steps);
+  }
+  const bool syncs = config.sync_batchnorm;
+  const int64_t ranks = dist::world_size();
+  if (syncs && config.sync_batchnorm_group.value_or(ranks) > 1) return;
+  const int64_t batch = inputs.batch_size;
+  const int64_t replicas = std::max<int64_t>(std::ssize(config.parallel.devices), 1);
+  const int64_t parts = config.accumulate * (syncs ? 1 : replicas);
+  const int64_t samples = loader.num_samples();
+  const int64_t left = samples % batch;
+  const bool is_in_all =
+      config.accumulate > 1 && left_steps > 0 && std::min(batch, samples) < 2 * parts;
+  // Without `accumulate`, the first step tells that all batches are too small.
+  const bool is_in_last = left > 0 && left < 2 * parts && batch >= 2 * parts && left < samples &&
+                          left_steps >= loader.num_batches();
+  if (!is_in_all && !is_in_last) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor buffers = packed_buffers(model);
+  const dist::detail::KeptRandomState random_state(dist::device());  // of dropout
+  set_training(config, model);
+  try {
+    model.forward(at::zeros(inputs.train_set->sample_shape(), dist::device()).unsqueeze(0));
+  } catch (const std::exception& error) {
+    // Of this project's layers and of torch's; any other error is the first step's.
+    if (std::string_view(error.what()).find("value per channel") != std::string_view::npos) {
+      throw base::UserError(fmt::format(
+          "{}: {}{} in batches of {} {}{}, and batch norm of this network cannot train on a "
+          "single sample; set {}, or another batch_size",
+          is_in_all ? "accumulate" : "loader.drop_last", base::counted(samples, "training sample"),
+          ranks > 1 ? " per rank" : "", batch,
+          is_in_all ? "leave single samples" : fmt::format("leave a last batch of {}", left),
+          parts > 1 ? fmt::format(" in {} parts", parts) : "",
+          is_in_all ? "accumulate=1" : "loader.drop_last=true"));
+    }
+  }
+  load_buffers(buffers, model);
 }
 
 void report_start(const Config& config, const std::string& name, const Inputs& inputs,

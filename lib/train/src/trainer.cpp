@@ -16,7 +16,6 @@
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sampler.h>
-#include <syncbn/dist/kept_random_state.h>
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
@@ -122,7 +121,10 @@ class Trainer {
     }
     is_finished_ = plan_.is_over() && !on_rank_0([&] { return finished_folder(); }).empty();
     if (is_finished_) return;
-    report_on_rank_0([&] { check_last_batch(); });
+    report_on_rank_0([&] {
+      const int64_t total = plan_.total_steps_after(batches_done());
+      check_plan(config_, inputs_, loader_, *schedule_, total, total - position_.step, *model_);
+    });
     const std::string environment = describe_environment(inputs);
     // Last, because it removes the files of an earlier run.
     keepers_.each([&] { start_folder(!resumed.empty(), environment); });
@@ -352,42 +354,6 @@ class Trainer {
                             : position_.sampler.epoch * loader_.num_batches();
   }
 
-  /// Finds what would end an epoch after hours: a last batch, or a part of it, of a single sample
-  /// from which batch norm of small inputs has no variance.
-  void check_last_batch() {
-    const bool syncs = config_.sync_batchnorm;
-    const int64_t ranks = dist::world_size();
-    if (syncs && config_.sync_batchnorm_group.value_or(ranks) > 1) return;
-    const int64_t batch = inputs_.batch_size;
-    const int64_t replicas = std::max<int64_t>(std::ssize(config_.parallel.devices), 1);
-    const int64_t parts = config_.accumulate * (syncs ? 1 : replicas);
-    const int64_t samples = loader_.num_samples();
-    const int64_t left = samples % batch;
-    const bool has_whole_epoch =
-        plan_.total_steps_after(batches_done()) - position_.step >= loader_.num_batches();
-    // If other batches are too small as well, the first step tells.
-    if (left == 0 || left >= 2 * parts || batch < 2 * parts || samples == left || !has_whole_epoch)
-      return;
-    const at::NoGradGuard no_grad;
-    const at::Tensor buffers = packed_buffers(*model_);
-    const dist::detail::KeptRandomState random_state(device_);  // of dropout
-    step_.train();
-    try {
-      model_->forward(at::zeros(inputs_.train_set->sample_shape(), device_).unsqueeze(0));
-    } catch (const std::exception& error) {
-      // Of this project's layers and of torch's; any other error is the first step's.
-      if (std::string_view(error.what()).find("value per channel") != std::string_view::npos) {
-        throw base::UserError(fmt::format(
-            "loader.drop_last: {}{} in batches of {} leave a last batch of {}{}, and batch norm of "
-            "this network cannot train on a single sample; set loader.drop_last=true, or another "
-            "batch_size",
-            base::counted(samples, "training sample"), ranks > 1 ? " per rank" : "", batch, left,
-            parts > 1 ? fmt::format(" in {} parts", parts) : ""));
-      }
-    }
-    load_buffers(buffers, *model_);
-  }
-
   // ---- the start -------------------------------------------------------------------------------
 
   void start_folder(bool resumed, const std::string& environment) {
@@ -421,13 +387,6 @@ class Trainer {
     if (config_.report) report_ = std::make_unique<ReportWriter>(folder_->path());
     if (!is_rank_0()) return;
     report_start(config_, name_, inputs_, *model_, resume_.seed);
-    const double warmup = schedule_->warmup_steps();
-    if (warmup > 0 && warmup >= total) {
-      spdlog::warn(
-          "schedule.warmup takes {:.0f} steps and the run {}: the learning rate rises until the "
-          "end; lower schedule.warmup, or raise epochs or max_steps",
-          warmup, total);
-    }
     if (resumed) {
       spdlog::info("resumes from {} at epoch {}, step {}", resume_.checkpoint_path,
                    std::min(position_.sampler.epoch + 1, config_.epochs), position_.step);

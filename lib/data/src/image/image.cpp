@@ -7,6 +7,7 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 
 #include "orientation.h"
 #include "reader.h"
@@ -19,6 +20,9 @@ std::unique_ptr<detail::ImageReader> open(std::span<const uint8_t> bytes, const 
   if (detail::is_jpeg(bytes)) return detail::open_jpeg(bytes, name, options);
   if (detail::is_png(bytes)) return detail::open_png(bytes, name, options);
   if (bytes.empty()) detail::fail_to_decode(name, "it is empty");
+  const std::string pointer =
+      base::git_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  if (!pointer.empty()) detail::fail_to_decode(name, pointer);
   detail::fail_to_decode(
       name,
       fmt::format("it is neither JPEG nor PNG (it begins with the bytes {:02x}); convert it, or "

@@ -53,12 +53,6 @@ int valid_or_1(uint32_t orientation) {
 
 constexpr size_t kSignatureBytes = 8;
 
-uint32_t u32(std::string_view bytes) {
-  uint32_t value = 0;
-  for (const char byte : bytes.substr(0, 4)) value = value << 8 | static_cast<uint8_t>(byte);
-  return value;
-}
-
 uint32_t checksum(std::string_view bytes) {
   return static_cast<uint32_t>(
       ::crc32_z(0, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
@@ -86,6 +80,12 @@ std::string_view exif_chunk(std::string_view file) {
 }
 
 }  // namespace
+
+uint32_t u32(std::string_view bytes) {
+  uint32_t value = 0;
+  for (const char byte : bytes.substr(0, 4)) value = value << 8 | static_cast<uint8_t>(byte);
+  return value;
+}
 
 std::optional<int> exif_orientation(std::span<const uint8_t> tiff) {
   const TiffBytes bytes(tiff);

@@ -20,6 +20,9 @@ std::optional<int> exif_orientation(std::span<const uint8_t> tiff);
 /// pixels; 1 if there is none.
 int png_orientation(std::span<const uint8_t> file);
 
+/// The number in the first 4 bytes, big-endian.
+uint32_t u32(std::string_view bytes);
+
 /// Whether the orientation exchanges width and height.
 constexpr bool swaps_sides(int orientation) {
   return orientation >= 5;

@@ -147,7 +147,7 @@ std::optional<MappedIndex> MappedIndex::open(const base::UniqueFd& file) {
   if (size < sizeof(IndexHeader)) return std::nullopt;
   void* bytes = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
   if (bytes == MAP_FAILED) fail("cannot map an index");
-  MappedIndex index(static_cast<std::byte*>(bytes), size);
+  MappedIndex index(MappedBytes(static_cast<char*>(bytes), {size}));
   if (!is_sound(index.header(), size)) return std::nullopt;
   const uint32_t body = libdeflate_crc32(0, &index.header() + 1, size - sizeof(IndexHeader));
   if (body != index.header().body_checksum) return std::nullopt;
@@ -156,7 +156,7 @@ std::optional<MappedIndex> MappedIndex::open(const base::UniqueFd& file) {
 
 std::string_view MappedIndex::text(size_t section) const {
   const auto& [offset, size] = header().sections.at(section);
-  return {reinterpret_cast<const char*>(bytes_.get()) + offset, size};
+  return {bytes_.get() + offset, size};
 }
 
 }  // namespace syncbn::data::detail

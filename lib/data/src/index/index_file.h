@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <syncbn/base/error.h>
@@ -111,6 +112,13 @@ class IndexWriter {
   std::optional<size_t> section_;
 };
 
+/// Unmaps a file's content.
+struct Unmap {
+  size_t size = 0;
+  void operator()(char* bytes) const { ::munmap(bytes, size); }
+};
+using MappedBytes = std::unique_ptr<char, Unmap>;
+
 /// A mapped index file. Move-only; immutable, so any thread may read it.
 class MappedIndex {
  public:
@@ -130,14 +138,10 @@ class MappedIndex {
   uint64_t fingerprint() const { return header().fingerprint; }
 
  private:
-  struct Unmap {
-    size_t size;
-    void operator()(std::byte* bytes) const { ::munmap(bytes, size); }
-  };
-  MappedIndex(std::byte* bytes, size_t size) : bytes_(bytes, Unmap{size}) {}
+  explicit MappedIndex(MappedBytes bytes) : bytes_(std::move(bytes)) {}
   const IndexHeader& header() const { return *reinterpret_cast<const IndexHeader*>(bytes_.get()); }
 
-  std::unique_ptr<std::byte, Unmap> bytes_;
+  MappedBytes bytes_;
 };
 
 }  // namespace syncbn::data::detail

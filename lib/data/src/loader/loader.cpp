@@ -47,17 +47,13 @@ int64_t choose_batch_size(const LoaderOptions& options, int num_replicas) {
 }
 
 void check_ranges(const LoaderOptions& options) {
-  if (options.num_workers < kAutoWorkers) {
-    throw base::UserError(
-        fmt::format("num_workers must be at least 0, got {}", options.num_workers));
-  }
-  if (options.prefetch < 1) {
-    throw base::UserError(fmt::format("prefetch must be at least 1, got {}", options.prefetch));
-  }
-  if (options.error_budget < 0 || options.error_budget > 1) {
-    throw base::UserError(
-        fmt::format("error_budget must be from 0 to 1, got {}", options.error_budget));
-  }
+  const auto check = [](bool is_right, const char* rule, auto value) {
+    if (!is_right) throw base::UserError(fmt::format("{}, got {}", rule, value));
+  };
+  const double budget = options.error_budget;
+  check(options.num_workers >= kAutoWorkers, "num_workers must be at least 0", options.num_workers);
+  check(options.prefetch >= 1, "prefetch must be at least 1", options.prefetch);
+  check(budget >= 0 && budget <= 1, "error_budget must be from 0 to 1", budget);
 }
 
 /// Warns once if the options ask for pinned memory and there is no GPU.

@@ -29,18 +29,12 @@ ProcessRank process_rank() {
   const auto given = base::env_int("WORLD_SIZE", 1, kMaxRanks);
   const int64_t size = given.value_or(1);
   const auto rank = base::env_int("RANK", 0, kMaxRanks - 1);
-  if (size > 1 && !rank) {
+  if (rank ? *rank > 0 && !given : size > 1) {
     throw base::UserError(
-        fmt::format("a sampler was told neither rank nor num_replicas, WORLD_SIZE is {} and RANK "
-                    "is not set; call "
+        fmt::format("a sampler was told neither rank nor num_replicas, {} and {} is not set; call "
                     "init_process_group() first, or set both options",
-                    size));
-  }
-  if (rank.value_or(0) > 0 && !given) {
-    throw base::UserError(fmt::format(
-        "a sampler was told neither rank nor num_replicas, RANK is {} and WORLD_SIZE is "
-        "not set; call init_process_group() first, or set both options",
-        *rank));
+                    rank ? fmt::format("RANK is {}", *rank) : fmt::format("WORLD_SIZE is {}", size),
+                    rank ? "WORLD_SIZE" : "RANK"));
   }
   return {.rank = size > 1 ? static_cast<int>(*rank) : 0, .num_replicas = static_cast<int>(size)};
 }

@@ -90,7 +90,7 @@ void check_range(const char* name, int64_t value, int64_t max) {
 }  // namespace
 
 DistributedSampler::DistributedSampler(int64_t size, const DistributedSamplerOptions& options)
-    : dataset_size_(size), options_(with_rank(options)) {
+    : RankedSampler(with_rank(options)), dataset_size_(size) {
   check_shard(size, *options_.num_replicas, *options_.rank);
   num_samples_ = samples_per_rank(size, *options_.num_replicas, options.drop_last);
 }
@@ -127,7 +127,7 @@ int64_t SequentialShardSampler::size() const {
 
 ClassSkewedSampler::ClassSkewedSampler(std::span<const int64_t> labels,
                                        const ClassSkewedSamplerOptions& options)
-    : options_(with_rank(options)) {
+    : RankedSampler(with_rank(options)) {
   const int replicas = *options_.num_replicas;
   check_shard(std::ssize(labels), replicas, *options_.rank);
   std::vector<int64_t> sizes(static_cast<size_t>(replicas));
@@ -167,7 +167,7 @@ std::vector<int64_t> ClassSkewedSampler::indices() const {
 }
 
 WeightedSampler::WeightedSampler(std::vector<double> weights, const WeightedSamplerOptions& options)
-    : weights_(std::move(weights)), options_(with_rank(options)) {
+    : RankedSampler(with_rank(options)), weights_(std::move(weights)) {
   constexpr size_t kMaxWeights = size_t{1} << 24;  // torch.multinomial's
   if (options_.num_samples == 0) options_.num_samples = std::ssize(weights_);
   if (options_.num_samples < 0) {
@@ -230,7 +230,7 @@ int64_t WeightedSampler::copy_at(int64_t place) const {
 
 RepeatedAugmentationSampler::RepeatedAugmentationSampler(
     int64_t size, const RepeatedAugmentationSamplerOptions& options)
-    : dataset_size_(size), options_(with_rank(options)) {
+    : RankedSampler(with_rank(options)), dataset_size_(size) {
   check_shard(size, *options_.num_replicas, *options_.rank);
   if (options.repetitions < 1 || options.selected_round < 0) {
     throw base::UserError(fmt::format(
@@ -270,7 +270,7 @@ int64_t RepeatedAugmentationSampler::copy_at(int64_t place) const {
 }
 
 ShardSampler::ShardSampler(std::span<const int64_t> shard_ends, const ShardSamplerOptions& options)
-    : ends_(shard_ends.begin(), shard_ends.end()), options_(with_rank(options)) {
+    : RankedSampler(with_rank(options)), ends_(shard_ends.begin(), shard_ends.end()) {
   check_shard(/*size=*/0, *options_.num_replicas, *options_.rank);
   check_range("buffer_size", options.buffer_size, ShardSamplerOptions::kMaxBufferSize);
   check_range("streams", options.streams, ShardSamplerOptions::kMaxStreams);

@@ -12,6 +12,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/boxes.h>
 
+#include "image/orientation.h"
 #include "sets/coco_instances.h"
 #include "sets/file_bytes.h"
 #include "sets/image_set.h"
@@ -81,6 +82,14 @@ class Coco : public detail::ImageFilesOf<BoxDataset> {
     return instances_.class_ids[static_cast<size_t>(label)];
   }
   ImageSize original_size(int64_t index) const override { return photo(index).size; }
+
+  /// Counts photos as rotated only if their size does not tell whether to turn them.
+  SampleFacts facts(int64_t index) const override {
+    SampleFacts facts = ImageFilesOf::facts(index);
+    const auto [width, height] = original_size(index);
+    if (detail::swaps_sides(facts.orientation) && width != height) facts.orientation = 1;
+    return facts;
+  }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
     const ImageSize size = original_size(index);
@@ -222,11 +231,11 @@ void CocoOptions::describe(config::Schema<CocoOptions>& schema) {
       .required();
   schema.field("train_images", &Options::train_images, "the folder of its images").required();
   schema.field("val_annotations", &Options::val_annotations,
-               "the same for the validation split, with the same categories; empty: none");
+               "the same for the validation split, which may lack categories; empty: none");
   schema.field("val_images", &Options::val_images,
                "the same for the validation split; empty: none");
   schema.field("test_annotations", &Options::test_annotations,
-               "the same for the test split, with the same categories; empty: none");
+               "the same for the test split, which may lack categories; empty: none");
   schema.field("test_images", &Options::test_images, "the same for the test split; empty: none");
   schema.refuse("val_annotations and val_images go together", [](const Options& options) {
     return options.val_annotations.empty() != options.val_images.empty();
@@ -244,7 +253,7 @@ std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split
   check_test_transforms(options);
   const std::string& images =
       detail::of_split(split, options.train_images, options.val_images, options.test_images);
-  CocoInstances instances = detail::read_coco_instances(annotations);
+  CocoInstances instances = detail::read_coco_instances(annotations, options.train_annotations);
   if (instances.photos.empty() || instances.classes.empty()) {
     throw base::UserError(fmt::format("coco: '{}' has no {}", annotations,
                                       instances.photos.empty() ? "images" : "categories"));

@@ -6,21 +6,28 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string_view>
+#include <tuple>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
+#include "index/index_file.h"
 #include "sets/file_bytes.h"
+#include "sets/image_set.h"
 
 namespace syncbn::data::detail {
 namespace {
@@ -30,30 +37,19 @@ namespace fs = std::filesystem;
 constexpr int64_t kMaxFaults = 10;
 
 /// A file's content, mapped: an annotation file may have hundreds of MB.
-class MappedText {
- public:
-  explicit MappedText(const fs::path& path) : bytes_(nullptr, Unmapper{0}) {
-    const base::UniqueFd file = base::open_regular_file(path);
-    const auto size = static_cast<size_t>(size_of_file(file, path));
-    if (size == 0) return;
-    void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
-    if (bytes == MAP_FAILED) base::throw_errno("cannot map " + path.string());
-    bytes_ = {static_cast<char*>(bytes), Unmapper{size}};
-  }
-
-  std::string_view get() const { return {bytes_.get(), bytes_.get_deleter().size}; }
-
- private:
-  struct Unmapper {
-    size_t size;
-    void operator()(char* bytes) const { ::munmap(bytes, size); }
-  };
-  std::unique_ptr<char, Unmapper> bytes_;
-};
+MappedBytes map_file(const fs::path& path) {
+  const base::UniqueFd file = base::open_regular_file(path);
+  const auto size = static_cast<size_t>(size_of_file(file, path));
+  if (size == 0) return {};
+  void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (bytes == MAP_FAILED) base::throw_errno("cannot map " + path.string());
+  return {static_cast<char*>(bytes), {size}};
+}
 
 /// An input iterator over a JSON text that leaves out the numbers of lists nested deeper than an
-/// annotation's box: the polygons, which take most of a file and of the time to parse it. Shows NaN
-/// and Infinity, which Python's json.dump() writes and the parser refuses, as null.
+/// annotation's box: the polygons, which take most of a file and of the time to parse it. Python's
+/// json.dump() writes NaN and Infinity, which the parser refuses: shows them as null and as the
+/// largest number.
 class WithoutPolygons {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -64,11 +60,11 @@ class WithoutPolygons {
 
   WithoutPolygons(const char* begin, const char* end) : at_(begin), end_(end) {}
 
-  char operator*() const { return null_.empty() ? *at_ : null_.front(); }
+  char operator*() const { return shown_.empty() ? *at_ : shown_.front(); }
   bool operator==(const WithoutPolygons& other) const { return at_ == other.at_; }
   WithoutPolygons& operator++() {
-    if (!null_.empty()) {
-      null_.remove_prefix(1);
+    if (!shown_.empty()) {
+      shown_.remove_prefix(1);
       return *this;
     }
     const char byte = *at_++;
@@ -92,6 +88,7 @@ class WithoutPolygons {
 
  private:
   static constexpr int kBoxDepth = 4;  ///< root, list, annotation, box
+  static constexpr std::string_view kLowest = "-1.7976931348623157e308";
 
   void skip_numbers() {
     const auto is_structure = [](char byte) {
@@ -107,14 +104,14 @@ class WithoutPolygons {
     for (const std::string_view word : {"NaN", "nan", "Infinity", "inf"}) {
       if (!text.substr(sign).starts_with(word)) continue;
       at_ += sign + word.size();
-      null_ = "null";
+      shown_ = word.ends_with('n') || word.ends_with('N') ? "null" : kLowest.substr(1 - sign);
       return;
     }
   }
 
   const char* at_;
   const char* end_;
-  std::string_view null_;  ///< what is left of a null to show before *at_
+  std::string_view shown_;  ///< what is left to show before *at_
   int depth_ = 0;
   bool is_string_ = false;
   bool is_escaped_ = false;
@@ -123,6 +120,8 @@ class WithoutPolygons {
 struct Category {
   int64_t id = 0;
   std::string name;
+
+  bool operator==(const Category&) const = default;
 };
 
 /// Here, the annotation's label is its category's id.
@@ -181,12 +180,15 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     return number_integer(static_cast<int64_t>(value));
   }
   bool number_float(double value, const std::string&) override {
+    if (std::abs(value) == std::numeric_limits<double>::max())
+      value = std::copysign(HUGE_VAL, value);
     number(value, detail::whole_number(value));
     return true;
   }
   bool string(std::string& value) override {
-    number_text(value);
+    number(number_of(value), detail::whole_number(value));
     if (depth_ != kElementDepth) return true;
+    if (field_ == "bbox") read_box(value);
     if (field_ == "name") element_.name = value;
     if (field_ == "file_name") element_.file_name = value;
     return true;
@@ -221,8 +223,9 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
     WithoutPolygons at = begin();
     while (position-- > 0 && at != end()) ++at;
-    throw base::UserError(fmt::format("coco: '{}' is not JSON: it is damaged at byte {}", file_,
-                                      at.position() - text_.data()));
+    std::string why = base::git_lfs_pointer(text_);
+    if (why.empty()) why = fmt::format("it is damaged at byte {}", at.position() - text_.data());
+    throw base::UserError(fmt::format("coco: '{}' is not JSON: {}", file_, why));
   }
 
  private:
@@ -240,10 +243,18 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
 
   static constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
-  void number_text(std::string_view text) {
+  static double number_of(std::string_view text) {
     const auto whole = detail::whole_number(text);
     const double value = whole ? static_cast<double>(*whole) : kNoNumber;
-    number(base::parse_number<double>(text).value_or(value), whole);
+    return base::parse_number<double>(text).value_or(value);
+  }
+
+  /// A box in one text, as tables hold it: "10 20 30 40", "[10, 20, 30, 40]".
+  void read_box(std::string text) {
+    std::ranges::replace_if(
+        text, [](char c) { return std::strchr("[](),;", c) != nullptr; }, ' ');
+    std::istringstream words(text);
+    for (std::string word; words >> word;) element_.box.push_back(number_of(word));
   }
 
   void number(double value, std::optional<int64_t> whole) {
@@ -287,7 +298,9 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   void add_annotation() {
     constexpr size_t kNumbers = 4;
     const auto& box = element_.box;
-    const char* const missing = box.size() != kNumbers  ? "'bbox' of 4 numbers"
+    const char* const missing = box.size() != kNumbers
+                                    ? "'bbox' of 4 numbers, [x, y, width, height] (the polygons of "
+                                      "a 'segmentation' are not read)"
                                 : !element_.image_id    ? "whole number 'image_id'"
                                 : !element_.category_id ? "whole number 'category_id'"
                                                         : nullptr;
@@ -332,10 +345,12 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   Element element_;
 };
 
-/// Sorts by id. @throws base::UserError if two elements have the same one.
+/// Sorts by id, and drops elements that equal another, which merged files have.
+/// @throws base::UserError if two elements have the same id.
 template <class Item>
 void sort_by_id(std::vector<Item>& items, const char* what, const std::string& file) {
   std::ranges::sort(items, {}, &Item::id);
+  items.erase(std::ranges::unique(items).begin(), items.end());
   const auto twice = std::ranges::adjacent_find(items, {}, &Item::id);
   if (twice == items.end()) return;
   throw base::UserError(fmt::format("coco: '{}' has two {} with the id {}", file, what, twice->id));
@@ -382,24 +397,70 @@ void rename_twins(std::vector<Category>& categories, const std::string& file,
   }
 }
 
+/// Drops photos with the file name and size of one with a lower id. Returns that id, by theirs.
+std::map<int64_t, int64_t> drop_repeated(std::vector<CocoInstances::Photo>& photos) {
+  std::map<std::tuple<std::string, int64_t, int64_t>, int64_t> first;
+  std::map<int64_t, int64_t> repeated;
+  std::erase_if(photos, [&](const CocoInstances::Photo& photo) {
+    const auto& [id, size, file, begin, count] = photo;
+    const auto [found, is_new] = first.try_emplace({file, size.width, size.height}, id);
+    if (!is_new) repeated[id] = found->second;
+    return !is_new;
+  });
+  return repeated;
+}
+
+/// The categories whose positions are the labels of `path`: those of the training file, or `own`.
+/// Keeps them for the next split, since the file may have hundreds of MB.
+const std::vector<Category>& classes_of(const fs::path& path, const fs::path& training,
+                                        const std::vector<Category>& own) {
+  thread_local std::tuple<fs::path, FileStamp, std::vector<Category>> known;
+  const auto& [file, stamp, classes] = known;
+  if (path == training || !base::exists(training)) {
+    known = {path, stamp_of(training), own};
+  } else if (file != training || stamp != stamp_of(training)) {
+    read_coco_instances(training, training);
+  }
+  return classes;
+}
+
 /// Replaces ids of images and categories by positions, and sorts annotations by image.
-CocoInstances resolve(Lists lists, const std::string& file) {
+CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& training) {
   using Photo = CocoInstances::Photo;
+  const std::string file = path.string();
   CocoInstances made;
+  const size_t listed = lists.photos.size();
   sort_by_id(lists.photos, "images", file);
+  const std::map<int64_t, int64_t> first_ids = drop_repeated(lists.photos);
+  const size_t repeated = listed - lists.photos.size();
+  if (repeated > 0) {
+    made.remarks.push_back(
+        {fmt::format("coco: '{}': {} of {} images repeat a file_name and size; each is taken once",
+                     file, repeated, listed)});
+  }
   sort_by_id(lists.categories, "categories", file);
   rename_twins(lists.categories, file, made.remarks);
+  const std::vector<Category>& classes = classes_of(path, training, lists.categories);
+  if (lists.categories.empty()) lists.categories = classes;
+  std::vector<std::ptrdiff_t> labels;  // by category; that of a category without one is too large
+  for (const Category& one : lists.categories) {
+    labels.push_back(std::ranges::find(classes, one.name, &Category::name) - classes.begin());
+  }
   std::ranges::sort(lists.ids);
   lists.ids.erase(std::ranges::unique(lists.ids).begin(), lists.ids.end());
-  if (lists.ids.size() < lists.annotations.size()) {
+  if (repeated == 0 && lists.ids.size() < lists.annotations.size()) {
     made.remarks.push_back({fmt::format(
         "coco: '{}': {} of {} annotations have no id, or that of another; boxes do not need it",
         file, lists.annotations.size() - lists.ids.size(), lists.annotations.size())});
   }
 
   size_t kept = 0;
+  std::set<std::string> own;  // classes of boxes
+  std::set<std::tuple<int64_t, int64_t, double, double, double, double, bool>> seen;
   for (Placed& placed : lists.annotations) {
     Annotation& annotation = placed.annotation;
+    const auto other = first_ids.find(placed.image_id);
+    if (other != first_ids.end()) placed.image_id = other->second;
     const auto photo = find_sorted(lists.photos, placed.image_id);
     const auto category = find_sorted(lists.categories, annotation.label);
     std::string fault =
@@ -411,7 +472,12 @@ CocoInstances resolve(Lists lists, const std::string& file) {
       lists.leave_out(std::move(fault));
       continue;
     }
-    annotation.label = static_cast<int64_t>(*category);
+    own.insert(lists.categories[*category].name);
+    annotation.label = labels[*category];
+    const auto& [label, x, y, w, h, area, is_crowd, id] = annotation;
+    // A file that was merged with itself has each box twice.
+    if (repeated > 0 && !seen.emplace(placed.image_id, label, x, y, w, h, is_crowd).second)
+      continue;
     ++lists.photos[*photo].count;
     lists.annotations[kept++] = placed;
   }
@@ -423,10 +489,13 @@ CocoInstances resolve(Lists lists, const std::string& file) {
   for (Photo& photo : made.photos) photo.first = std::exchange(first, first + photo.count);
   made.annotations.reserve(lists.annotations.size());
   for (const Placed& placed : lists.annotations) made.annotations.push_back(placed.annotation);
-  for (Category& category : lists.categories) {
+  for (const Category& category : classes) {
     made.class_ids.push_back(category.id);
-    made.classes.push_back(std::move(category.name));
+    made.classes.push_back(category.name);
   }
+  // Without boxes, a category that the training file lacks does no harm: Roboflow's root.
+  check_classes(fmt::format("coco: '{}' has boxes of categories", file), own, training.string(),
+                {made.classes.begin(), made.classes.end()});
   if (lists.left_out > 0) {
     if (lists.left_out > kMaxFaults) lists.faults.emplace_back("…");
     made.remarks.push_back(
@@ -440,13 +509,13 @@ CocoInstances resolve(Lists lists, const std::string& file) {
 
 }  // namespace
 
-CocoInstances read_coco_instances(const fs::path& path) {
-  const MappedText text(path);
+CocoInstances read_coco_instances(const fs::path& path, const fs::path& training) {
+  const MappedBytes bytes = map_file(path);
   Lists lists;
-  InstancesReader reader(path.string(), text.get(), lists);
+  InstancesReader reader(path.string(), {bytes.get(), bytes.get_deleter().size}, lists);
   nlohmann::json::sax_parse(reader.begin(), reader.end(), &reader);
   reader.check_complete();
-  return resolve(std::move(lists), path.string());
+  return resolve(std::move(lists), path, training);
 }
 
 }  // namespace syncbn::data::detail

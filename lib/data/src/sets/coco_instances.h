@@ -18,13 +18,16 @@ struct CocoInstances {
     std::string file;
     size_t first = 0;  ///< of its annotations
     size_t count = 0;
+
+    bool operator==(const Photo&) const = default;
   };
 
   std::vector<Photo> photos;            ///< by id
   std::vector<Annotation> annotations;  ///< by image, then in the file's order
-  std::vector<std::string> classes;     ///< the categories' names by id; label 0 is the lowest id
-  std::vector<int64_t> class_ids;       ///< of the categories
-  std::vector<Remark> remarks;          ///< on what was left out, renamed or lacks an id
+  /// The names of the training file's categories by id; label 0 is the lowest id.
+  std::vector<std::string> classes;
+  std::vector<int64_t> class_ids;  ///< of these categories
+  std::vector<Remark> remarks;     ///< on what was left out, renamed, repeated or lacks an id
 
   std::span<const Annotation> of(const Photo& photo) const {
     return std::span(annotations).subspan(photo.first, photo.count);
@@ -32,11 +35,16 @@ struct CocoInstances {
 };
 
 /// Needs memory only for the result, about twice that while it reads. Does not check polygons.
-/// Reads numbers as tools write them: 1.0, "1" and true are 1. Leaves out annotations that lack a
-/// value, have an unknown id, or have a box that is not finite or more than a pixel outside of its
-/// image. Of categories with the same name, those before the last get their ids appended.
-/// @throws base::UserError naming the file, if it is not JSON or lacks a list, and the image or
-///   category that lacks a key or has the id of another.
-CocoInstances read_coco_instances(const std::filesystem::path& path);
+/// Reads numbers as tools write them: 1.0, "1" and true are 1, and a box may be one text. Leaves
+/// out annotations that lack a value, have an unknown id, or have a box that is not finite or more
+/// than a pixel outside of its image. Of categories with the same name, those before the last get
+/// their ids appended. Takes an image that is listed again, with the same file name and size, once.
+/// @param training the file whose categories the annotations of all splits stand for, by name:
+///   another may lack some. If it does not exist, those of `path` are taken.
+/// @throws base::UserError naming the file, if it is not JSON or lacks a list, the image or
+///   category that lacks a key or has the id of another, and classes of boxes that `training`
+///   lacks.
+CocoInstances read_coco_instances(const std::filesystem::path& path,
+                                  const std::filesystem::path& training = {});
 
 }  // namespace syncbn::data::detail

@@ -1,11 +1,7 @@
 // Data sets of image files with one label each: image folders, tar shards.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <iterator>
-
 #include <syncbn/base/error.h>
-#include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
 #include "sets/folder_index.h"
@@ -16,37 +12,6 @@ namespace syncbn::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// A name and, beyond ASCII, its bytes: 'café' (caf\xc3\xa9).
-std::string spelled(const std::string& name) {
-  std::string bytes;
-  for (const char c : name) {
-    const auto byte = static_cast<unsigned char>(c);
-    bytes += byte < 0x80 ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
-  }
-  return fmt::format("'{}'{}", base::printable(name), bytes == name ? "" : " (" + bytes + ")");
-}
-
-/// A class that another split has must be one of the training split, which may have more.
-void check_classes(const std::string& root, const std::string& train,
-                   const std::vector<std::string>& trained) {
-  const std::vector<std::string> own = detail::class_names(root);
-  const auto only_in = [](const std::vector<std::string>& some,
-                          const std::vector<std::string>& others) {
-    constexpr size_t kShown = 5;
-    std::vector<std::string> names;
-    std::ranges::set_difference(some, others, std::back_inserter(names));
-    std::ranges::transform(names, names.begin(), &spelled);
-    return base::join_some(std::move(names), ", ", kShown);
-  };
-  const std::string unknown = only_in(own, trained);
-  if (unknown.empty()) return;
-  const std::string missing = only_in(trained, own);
-  throw base::UserError(fmt::format(
-      "image_folder: '{}' has class folders that '{}' lacks: {}; rename or remove them ({}names "
-      "that look alike differ in case, spaces or Unicode normalisation)",
-      root, train, unknown, missing.empty() ? "" : "only the latter has " + missing + "; "));
-}
 
 class ImageFolder : public detail::ImageFiles {
  public:
@@ -141,7 +106,10 @@ std::shared_ptr<const Dataset> load_image_folder(const ImageFolderOptions& optio
   std::vector<std::string> trained;
   if (root != options.train) {
     trained = detail::class_names(options.train);
-    check_classes(root, options.train, trained);
+    const auto own = detail::class_names(root);
+    detail::check_classes(fmt::format("image_folder: '{}' has class folders", root),
+                          {own.begin(), own.end()}, options.train,
+                          {trained.begin(), trained.end()});
   }
   auto index = detail::index_class_folders(root, {.folder = options.cache_dir}, trained);
   return std::make_shared<const ImageFolder>(options, split, std::move(index));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
@@ -32,6 +33,16 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
   throw base::UserError(
       fmt::format("{}: the {} do not make all images the same size; add {}", kind, list,
                   is_train ? "random_resized_crop or random_crop" : "resize and center_crop"));
+}
+
+/// A name and, beyond ASCII, its bytes: 'café' (caf\xc3\xa9).
+std::string spelled(const std::string& name) {
+  std::string bytes;
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    bytes += byte < 0x80 ? std::string(1, c) : fmt::format("\\x{:02x}", byte);
+  }
+  return fmt::format("'{}'{}", base::printable(name), bytes == name ? "" : " (" + bytes + ")");
 }
 
 }  // namespace
@@ -94,6 +105,25 @@ const config::Component<TransformKind>* first_but_resize(
   const auto found =
       std::ranges::find_if(steps, [](const auto& step) { return step.type() != "resize"; });
   return found == steps.end() ? nullptr : &*found;
+}
+
+void check_classes(const std::string& subject, const std::set<std::string>& own,
+                   const std::string& train, const std::set<std::string>& trained) {
+  const auto only_in = [](const auto& some, const auto& others) {
+    constexpr size_t kShown = 5;
+    std::vector<std::string> names;
+    std::ranges::set_difference(some, others, std::back_inserter(names));
+    std::ranges::transform(names, names.begin(), &spelled);
+    return base::join_some(std::move(names), ", ", kShown);
+  };
+  const std::string unknown = only_in(own, trained);
+  if (unknown.empty()) return;
+  const std::string missing = only_in(trained, own);
+  throw base::UserError(fmt::format(
+      "{} that '{}' lacks: {}; rename or remove them ({}names that look alike differ in case, "
+      "spaces "
+      "or Unicode normalisation)",
+      subject, train, unknown, missing.empty() ? "" : "only the latter has " + missing + "; "));
 }
 
 DecodeOptions decode_options(const ImageFileOptions& options) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -82,9 +84,11 @@ template <class Base>
 class ImageFilesOf : public ImageSetOf<Base> {
  public:
   SampleFacts facts(int64_t index) const override {
-    const ImageDecoder decoder = open(index);
+    ImageDecoder decoder = open(index);
+    const bool is_scaled = decoder.has_high_bits() && !decode_.clamp_high_bits;
     return {.orientation = decode_.exif_orientation ? 1 : decoder.file_orientation(),
-            .has_high_bits = decoder.has_high_bits()};
+            .scaled_grey = is_scaled ? std::optional<int>(std::ranges::max(decoder.decode().pixels))
+                                     : std::nullopt};
   }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
@@ -123,6 +127,13 @@ const std::string& of_split(Split split, const std::string& train, const std::st
 /// The first transform that may crop or turn an image (any but resize); null if there is none.
 const config::Component<TransformKind>* first_but_resize(
     const std::vector<config::Component<TransformKind>>& steps);
+
+/// A class that another split has must be one of the training split, which may have more.
+/// @param subject of the message: "image_folder: 'val' has class folders"; `train` names the folder
+///   or file of the training split
+/// @throws base::UserError naming the classes that the training split lacks.
+void check_classes(const std::string& subject, const std::set<std::string>& own,
+                   const std::string& train, const std::set<std::string>& trained);
 
 /// Converts a base class's member pointer to one of `Options`, as Schema::field requires.
 template <class Options, class Base, class Member>

@@ -12,6 +12,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/subset.h>
 
+#include "image/orientation.h"
 #include "sets/file_bytes.h"
 
 namespace syncbn::data::detail {
@@ -74,13 +75,6 @@ CsvSamples choose_split(const CsvSamples& samples, const CsvLayout& layout, doub
   return chosen;
 }
 
-/// Big-endian.
-uint32_t u32(std::string_view bytes, size_t at) {
-  uint32_t value = 0;
-  for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<uint8_t>(bytes[at + i]);
-  return value;
-}
-
 /// An idx file of unsigned bytes.
 struct Idx {
   std::vector<int64_t> sizes;
@@ -91,7 +85,7 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
   const std::string bytes = read_gzip_file(file, kMaxFileBytes);
   const size_t header = 4 + 4 * dimensions;
   // 0x08 stands for "unsigned byte"; the next byte is the number of dimensions.
-  if (bytes.size() < header || u32(bytes, 0) != 0x0800 + dimensions) {
+  if (bytes.size() < header || u32(bytes) != 0x0800 + dimensions) {
     refuse_file(file, fmt::format("it is not an idx file of bytes with {}",
                                   base::counted(dimensions, "dimension")));
   }
@@ -100,7 +94,7 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
   const size_t there = idx.values.size();
   size_t named = 1;
   for (size_t d = 0; d < dimensions; ++d) {
-    const size_t size = u32(bytes, 4 + 4 * d);
+    const size_t size = u32(std::string_view(bytes).substr(4 + 4 * d));
     idx.sizes.push_back(static_cast<int64_t>(size));
     if (size != 0 && named > there / size) refuse_file(file, "it is shorter than its header says");
     named *= size;

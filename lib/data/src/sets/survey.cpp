@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bitset>
 #include <cstdint>
 #include <exception>
@@ -16,11 +17,18 @@
 namespace syncbn::data {
 namespace {
 
+/// Values of at most 12 bits are below this after they were scaled from 16 to 8 bits.
+constexpr int kDark = 16;
+constexpr const char* kDarkAdvice =
+    "; scaled, they are almost black: set data.high_bits=clamp for values of up to 8 bits, and "
+    "multiply those of 10 or 12 before you save them";
+
 /// What the samples that were looked into hold.
 struct Seen {
   int64_t samples = 0;            ///< without damaged ones
   int64_t rotated = 0, deep = 0;  ///< images
   std::string first_rotated, first_deep;
+  int scaled_grey = 0;                          ///< the largest of deep images
   std::optional<std::bitset<256>> labels = {};  ///< of pixels
   const char* looked_at = " looked at";         ///< "" if these are all samples
 };
@@ -38,7 +46,8 @@ Seen look_into(const SampleDataset& set, std::chrono::milliseconds limit) {
     try {
       const SampleFacts facts = set.facts(index);
       if (facts.orientation != 1 && seen.rotated++ == 0) seen.first_rotated = set.name_of(index);
-      if (facts.has_high_bits && seen.deep++ == 0) seen.first_deep = set.name_of(index);
+      if (facts.scaled_grey && seen.deep++ == 0) seen.first_deep = set.name_of(index);
+      seen.scaled_grey = std::max(seen.scaled_grey, facts.scaled_grey.value_or(0));
       if (facts.labels) seen.labels = seen.labels.value_or(0) | *facts.labels;
       ++seen.samples;
     } catch (const std::exception&) {  // read_sample() reports it
@@ -100,10 +109,11 @@ std::vector<std::string> survey(const Dataset& dataset, Split split,
         seen.rotated, images, seen.first_rotated));
   }
   if (seen.deep > 0) {
-    add(
-        fmt::format("{} of {} have grey values of 16 bits, such as '{}'; data.high_bits=scale "
-                    "keeps the upper 8 bits, clamp makes values above 255 white",
-                    seen.deep, images, seen.first_deep));
+    add(fmt::format(
+        "{} of {} have grey values of 16 bits, such as '{}'; data.high_bits=scale keeps the upper "
+        "8 bits (the largest value seen is then {} of 255), clamp makes values above 255 white{}",
+        seen.deep, images, seen.first_deep, seen.scaled_grey,
+        seen.scaled_grey < kDark ? kDarkAdvice : ""));
   }
   // Masks that nobody looked into may have the class: for training, a doubt is worth a line.
   if (!seen.labels || split == Split::kTrain || seen.samples == dataset.size()) {

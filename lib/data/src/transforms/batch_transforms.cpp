@@ -16,14 +16,12 @@ namespace {
 
 /// [1, C, 1, 1], float32. Does not wait for the device.
 at::Tensor per_channel(const std::vector<double>& values, const at::Tensor& images) {
+  if (std::ssize(values) != images.size(1)) {
+    throw base::InternalError(
+        fmt::format("{} values of a normalisation for {} channels", values.size(), images.size(1)));
+  }
   const auto options = at::TensorOptions(at::kFloat).pinned_memory(images.is_cuda());
   return at::tensor(values, options).to(images.device(), /*non_blocking=*/true).view({1, -1, 1, 1});
-}
-
-void check_channels(const std::vector<double>& values, const at::Tensor& images) {
-  if (std::ssize(values) == images.size(1)) return;
-  throw base::InternalError(
-      fmt::format("{} values of a normalisation for {} channels", values.size(), images.size(1)));
 }
 
 /// [B, num_classes]: lambda for a sample's own label, 1 - lambda for the previous sample's.
@@ -45,8 +43,6 @@ at::Tensor outside(const at::Tensor& images, const at::Tensor& sizes) {
 at::Tensor normalize(const at::Tensor& images, const Normalization& normalization,
                      const at::Tensor& sizes, const ImageFormat& format) {
   const auto& [mean, std] = normalization;
-  check_channels(mean, images);
-  check_channels(std, images);
   at::MemoryFormat memory_format = format.memory_format;
   if (memory_format == at::MemoryFormat::Preserve) {
     memory_format = images.suggest_memory_format();

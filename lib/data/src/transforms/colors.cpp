@@ -10,7 +10,7 @@ namespace syncbn::data::detail {
 namespace {
 
 /// The four changes in random order, without those whose option is 0.
-class ColorJitter : public Transform {
+class ColorJitter : public BoxTransform {
  public:
   struct Options {
     double brightness = 0;
@@ -50,8 +50,6 @@ class ColorJitter : public Transform {
       if (which == 3 && options_.hue > 0) adjust_hue(sample.image, hue);
     }
   }
-
-  bool moves_boxes() const override { return true; }
 
  private:
   static double factor(double spread, SampleRandom& random) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,18 @@ void add_geometry(TransformKind::Registry& registry);
 void add_detection(TransformKind::Registry& registry);
 void add_colors(TransformKind::Registry& registry);
 void add_auto_augment(TransformKind::Registry& registry);
+
+/// A transform that moves boxes with the image.
+class BoxTransform : public Transform {
+ public:
+  bool moves_boxes() const override { return true; }
+};
+
+/// A transform whose results have different sizes.
+class Rescaling : public BoxTransform {
+ public:
+  std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
+};
 
 /// Registers the class T, which has a struct T::Options.
 template <class T>
@@ -53,6 +66,9 @@ int64_t rounded(double value);
 /// first to its second side is log-uniform in `ratio`.
 std::pair<int64_t, int64_t> random_sides(double area, const std::vector<double>& scale,
                                          const std::vector<double>& ratio, SampleRandom& random);
+
+/// A part of this size at a random place of an image.
+Box random_box(ImageSize image, ImageSize part, SampleRandom& random);
 
 constexpr int64_t kMaxSide = 65'500;  // pixels; the limit of libjpeg
 

@@ -11,11 +11,10 @@ namespace syncbn::data::detail {
 namespace {
 
 /// A transform whose results all have the same size.
-class Crop : public Transform {
+class Crop : public BoxTransform {
  public:
   explicit Crop(ImageSize target) : target_(target) {}
   std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return target_; }
-  bool moves_boxes() const override { return true; }
 
  protected:
   const ImageSize target_;
@@ -76,7 +75,7 @@ class RandomCrop : public Crop {
     if (options_.padding > 0 || size.width < target_.width || size.height < target_.height) {
       return {0, 0, size.width, size.height};
     }
-    return choose(size, random);
+    return random_box(size, target_, random);
   }
 
   void apply(ImageSample& sample, SampleRandom& random) const override {
@@ -93,17 +92,11 @@ class RandomCrop : public Crop {
                       target_.width, target_.height, size.width, size.height));
     }
     pad_sample(sample, {missing_x, missing_y, missing_x, missing_y}, fill());
-    crop_sample(sample, choose(size_of(sample.image), random));
+    crop_sample(sample, random_box(size_of(sample.image), target_, random));
   }
 
  private:
   uint8_t fill() const { return static_cast<uint8_t>(options_.fill); }
-
-  Box choose(ImageSize size, SampleRandom& random) const {
-    const int64_t top = random.below(size.height - target_.height + 1);
-    const int64_t left = random.below(size.width - target_.width + 1);
-    return {left, top, target_.width, target_.height};
-  }
 
   const Options options_;
 };
@@ -142,8 +135,7 @@ class RandomResizedCrop : public Crop {
     for (int i = 0; i < kTries; ++i) {
       const auto [width, height] = random_sides(area, options_.scale, options_.ratio, random);
       if (width < 1 || width > size.width || height < 1 || height > size.height) continue;
-      const int64_t top = random.below(size.height - height + 1);
-      return {random.below(size.width - width + 1), top, width, height};
+      return random_box(size, {width, height}, random);
     }
     return middle(size);
   }

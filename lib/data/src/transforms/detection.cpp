@@ -29,7 +29,7 @@ std::optional<std::string> check_ordered(const std::vector<double>& range, const
   return std::string(name) + " has a smallest and a largest value, in this order";
 }
 
-class RandomShortestSize : public Transform {
+class RandomShortestSize : public Rescaling {
  public:
   struct Options {
     std::vector<int64_t> min_size;
@@ -65,12 +65,10 @@ class RandomShortestSize : public Transform {
     resize_sample(sample, scaled_by(size, ratio));
   }
 
-  std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
   std::optional<ImageSize> max_size_after(std::optional<ImageSize>) const override {
     if (!options_.max_size) return std::nullopt;
     return ImageSize{*options_.max_size, *options_.max_size};
   }
-  bool moves_boxes() const override { return true; }
 
  private:
   const Options options_;
@@ -78,7 +76,7 @@ class RandomShortestSize : public Transform {
 
 /// Large-scale jitter: Ghiasi et al., "Simple Copy-Paste is a Strong Data Augmentation Method for
 /// Instance Segmentation", 2021.
-class ScaleJitter : public Transform {
+class ScaleJitter : public Rescaling {
  public:
   struct Options {
     std::vector<int64_t> target_size;
@@ -110,11 +108,9 @@ class ScaleJitter : public Transform {
     resize_sample(sample, scaled_by(size, fit * random.uniform(range_[0], range_[1])));
   }
 
-  std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
   std::optional<ImageSize> max_size_after(std::optional<ImageSize>) const override {
     return scaled_by(target_, range_[1]);
   }
-  bool moves_boxes() const override { return true; }
 
  private:
   const ImageSize target_;
@@ -122,7 +118,7 @@ class ScaleJitter : public Transform {
 };
 
 /// Liu et al., "SSD: Single Shot MultiBox Detector", 2016, as in torchvision.
-class RandomPhotometricDistort : public Transform {
+class RandomPhotometricDistort : public BoxTransform {
  public:
   struct Options {
     std::vector<double> brightness = {0.875, 1.125};
@@ -177,8 +173,6 @@ class RandomPhotometricDistort : public Transform {
     if (random.chance(options_.p)) permute_channels(image, random);
   }
 
-  bool moves_boxes() const override { return true; }
-
  private:
   static void permute_channels(Image& image, SampleRandom& random) {
     if (image.channels == 1) return;
@@ -196,7 +190,7 @@ class RandomPhotometricDistort : public Transform {
 };
 
 /// Puts the image at a random place of a larger one.
-class RandomZoomOut : public Transform {
+class RandomZoomOut : public Rescaling {
  public:
   struct Options {
     int64_t fill = 0;
@@ -233,11 +227,9 @@ class RandomZoomOut : public Transform {
                static_cast<uint8_t>(options_.fill));
   }
 
-  std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
   std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const override {
     return before ? std::optional(scaled_by(*before, options_.side_range[1])) : std::nullopt;
   }
-  bool moves_boxes() const override { return true; }
 
  private:
   const Options options_;
@@ -245,7 +237,7 @@ class RandomZoomOut : public Transform {
 
 /// Crops so that the overlap (intersection over union) of a box and the crop is at least a randomly
 /// drawn value (Liu et al., 2016). Removes boxes whose middle is outside the crop.
-class RandomIouCrop : public Transform {
+class RandomIouCrop : public Rescaling {
  public:
   struct Options {
     double min_scale = 0.3;
@@ -306,11 +298,9 @@ class RandomIouCrop : public Transform {
     }
   }
 
-  std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
   std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const override {
     return before;
   }
-  bool moves_boxes() const override { return true; }
 
  private:
   Box choose(ImageSize size, SampleRandom& random) const {

@@ -10,7 +10,7 @@
 namespace syncbn::data::detail {
 namespace {
 
-class Resize : public Transform {
+class Resize : public BoxTransform {
  public:
   struct Options {
     std::optional<int64_t> size, height, width, max_size;
@@ -34,7 +34,6 @@ class Resize : public Transform {
   void apply(ImageSample& sample, SampleRandom&) const override {
     resize_sample(sample, target(size_of(sample.image)));
   }
-  bool moves_boxes() const override { return true; }
 
   std::optional<ImageSize> size_after(std::optional<ImageSize> before) const override {
     if (before) return target(*before);
@@ -81,7 +80,7 @@ void mirror_y(LabelledBox& box, const Image& image) {
 }
 
 template <void (*flip)(Image&), void (*mirror_box)(LabelledBox&, const Image&)>
-class Flip : public Transform {
+class Flip : public BoxTransform {
  public:
   struct Options {
     double p = 0.5;
@@ -99,13 +98,12 @@ class Flip : public Transform {
     if (sample.mask) flip(*sample.mask);
     for (LabelledBox& box : sample.boxes) mirror_box(box, sample.image);
   }
-  bool moves_boxes() const override { return true; }
 
  private:
   const double p_;
 };
 
-class RandomScale : public Transform {
+class RandomScale : public Rescaling {
  public:
   struct Options {
     double min = 0.5;
@@ -126,11 +124,9 @@ class RandomScale : public Transform {
                   scaled(size_of(sample.image), random.uniform(options_.min, options_.max)));
   }
 
-  std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
   std::optional<ImageSize> max_size_after(std::optional<ImageSize> before) const override {
     return before ? std::optional(scaled(*before, options_.max)) : std::nullopt;
   }
-  bool moves_boxes() const override { return true; }
 
  private:
   static ImageSize scaled(ImageSize size, double factor) {
@@ -144,7 +140,7 @@ class RandomScale : public Transform {
 };
 
 /// Changes only the image; mask and boxes stay, as in torchvision.
-class RandomErasing : public Transform {
+class RandomErasing : public BoxTransform {
  public:
   struct Options {
     double p = 0.5;
@@ -176,16 +172,14 @@ class RandomErasing : public Transform {
       const auto [height, width] = random_sides(static_cast<double>(image.width * image.height),
                                                 options_.scale, options_.ratio, random);
       if (height >= image.height || width >= image.width) continue;
-      const int64_t top = random.below(image.height - height + 1);
-      const int64_t left = random.below(image.width - width + 1);
-      for (int64_t y = top; y < top + height; ++y) {
-        std::fill_n(image.row(y) + left * image.channels, width * image.channels,
+      const Box box = random_box(size_of(image), {width, height}, random);
+      for (int64_t y = box.top; y < box.top + height; ++y) {
+        std::fill_n(image.row(y) + box.left * image.channels, width * image.channels,
                     static_cast<uint8_t>(options_.value));
       }
       return;
     }
   }
-  bool moves_boxes() const override { return true; }
 
  private:
   const Options options_;

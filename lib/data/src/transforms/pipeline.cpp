@@ -21,6 +21,14 @@ void check_result(const ImageSample& sample, ImageSize size) {
                size, sample.max_pixels);
 }
 
+/// Changes the sides of all boxes by a function of x and one of y.
+template <class X, class Y>
+void map_boxes(ImageSample& sample, const X& x, const Y& y) {
+  for (LabelledBox& box : sample.boxes) {
+    box = {.x1 = x(box.x1), .y1 = y(box.y1), .x2 = x(box.x2), .y2 = y(box.y2), .label = box.label};
+  }
+}
+
 }  // namespace
 
 ImageSize size_of(const Image& image) {
@@ -42,12 +50,9 @@ void crop_sample(ImageSample& sample, const Box& box) {
   const auto clipped = [](double value, int64_t start, int64_t size) {
     return std::clamp(value - static_cast<double>(start), 0.0, static_cast<double>(size));
   };
-  for (LabelledBox& object : sample.boxes) {
-    object.x1 = clipped(object.x1, box.left, box.width);
-    object.x2 = clipped(object.x2, box.left, box.width);
-    object.y1 = clipped(object.y1, box.top, box.height);
-    object.y2 = clipped(object.y2, box.top, box.height);
-  }
+  map_boxes(
+      sample, [&](double x) { return clipped(x, box.left, box.width); },
+      [&](double y) { return clipped(y, box.top, box.height); });
 }
 
 void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
@@ -56,26 +61,21 @@ void pad_sample(ImageSample& sample, const Box& border, uint8_t fill) {
   check_result(sample, {left + sample.image.width + right, top + sample.image.height + bottom});
   sample.image = pad(sample.image, left, top, right, bottom, fill);
   if (sample.mask) sample.mask = pad(*sample.mask, left, top, right, bottom, sample.ignored_label);
-  for (LabelledBox& object : sample.boxes) {
-    object.x1 += static_cast<double>(left);
-    object.x2 += static_cast<double>(left);
-    object.y1 += static_cast<double>(top);
-    object.y2 += static_cast<double>(top);
-  }
+  const auto moved_by = [](int64_t pixels) {
+    return [pixels](double at) { return at + static_cast<double>(pixels); };
+  };
+  map_boxes(sample, moved_by(left), moved_by(top));
 }
 
 void resize_sample(ImageSample& sample, ImageSize size) {
   // resize() resizes the rows first.
   check_result(sample, {size.width, std::max(size.height, sample.image.height)});
-  const double x_ratio = static_cast<double>(size.width) / static_cast<double>(sample.image.width);
-  const double y_ratio =
-      static_cast<double>(size.height) / static_cast<double>(sample.image.height);
-  for (LabelledBox& object : sample.boxes) {
-    object.x1 *= x_ratio;
-    object.x2 *= x_ratio;
-    object.y1 *= y_ratio;
-    object.y2 *= y_ratio;
-  }
+  const auto scaled_by = [](int64_t to, int64_t from) {
+    const double ratio = static_cast<double>(to) / static_cast<double>(from);
+    return [ratio](double at) { return at * ratio; };
+  };
+  map_boxes(sample, scaled_by(size.width, sample.image.width),
+            scaled_by(size.height, sample.image.height));
   sample.image = resize(sample.image, size.width, size.height);
   if (sample.mask) sample.mask = resize_nearest(*sample.mask, size.width, size.height);
 }
@@ -94,6 +94,12 @@ std::pair<int64_t, int64_t> random_sides(double area, const std::vector<double>&
   const double part = area * random.uniform(scale[0], scale[1]);
   const double proportion = std::exp(random.uniform(std::log(ratio[0]), std::log(ratio[1])));
   return {rounded(std::sqrt(part * proportion)), rounded(std::sqrt(part / proportion))};
+}
+
+Box random_box(ImageSize image, ImageSize part, SampleRandom& random) {
+  const int64_t top = random.below(image.height - part.height + 1);
+  const int64_t left = random.below(image.width - part.width + 1);
+  return {left, top, part.width, part.height};
 }
 
 }  // namespace detail

@@ -88,16 +88,14 @@ void signal_helpers(int signal) {
 
 std::string describe_helpers(pid_t parent) {
   constexpr size_t kMaxNamed = 3;
-  const std::vector<pid_t> pids = helpers_of(parent);
   std::vector<std::string> names;
-  for (size_t i = 0; i < std::min(pids.size(), kMaxNamed); ++i) {
-    std::ifstream file(fmt::format("/proc/{}/comm", pids[i]));
+  for (const pid_t pid : helpers_of(parent)) {
+    std::ifstream file(fmt::format("/proc/{}/comm", pid));
     std::string name = "?";
     std::getline(file, name);
-    names.push_back(fmt::format("{} (pid {})", base::printable(name), pids[i]));
+    names.push_back(fmt::format("{} (pid {})", base::printable(name), pid));
   }
-  const size_t more = pids.size() - names.size();
-  return base::join(names, ", ") + (more > 0 ? fmt::format(" and {} more", more) : "");
+  return base::join_some(names, ", ", kMaxNamed);
 }
 
 void kill_all_descendants(Daemons daemons) {

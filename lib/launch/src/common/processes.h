@@ -23,7 +23,7 @@ std::vector<pid_t> helpers_of(pid_t parent);
 /// Sends a signal to the helpers of this process and to their descendants in its session.
 void signal_helpers(int signal);
 
-/// "sleep (pid 12), python3 (pid 13) and 2 more".
+/// "sleep (pid 12), python3 (pid 13), and 2 more".
 std::string describe_helpers(pid_t parent);
 
 /// Replaces the name and the command line that ps and `pkill -f` see of this process, so that a

@@ -23,11 +23,13 @@ std::optional<bool> read_flag(std::string text) {
 CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
                          const std::vector<std::string>& words, Environment environment)
     : fields_(fields) {
-  // Texts for which torchrun takes an empty value as none. An empty number, --hosts= or
+  // Texts for which torchrun takes an empty value as none, also over a value before it and that of
+  // a variable. An empty number, --hosts= or
   // --token_file= is a mistake: probably a variable of the shell that is not set.
   static const std::vector<std::string> kMayBeEmpty = base::words_of(
       "rdzv_endpoint, rdzv_id, rdzv_conf, role, log_dir, local_addr, local_ranks_filter, "
       "duplicate_stdout_filters, duplicate_stderr_filters");
+  std::vector<std::string> emptied;
   size_t i = 0;
   while (i < words.size() && words[i].size() > 1 && words[i][0] == '-') {
     const std::string& word = words[i++];
@@ -41,7 +43,11 @@ CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
       const bool is_next = is_letter ? value.empty() : before_value == word.size();
       const bool is_last = is_next && i == words.size();
       if (is_next && !is_last) value = words[i++];
-      if (value.empty() && !is_last && std::ranges::count(kMayBeEmpty, field.path) > 0) continue;
+      if (value.empty() && !is_last && std::ranges::count(kMayBeEmpty, field.path) > 0) {
+        emptied.push_back(field.path);
+        std::erase_if(given_, [&](const Given& one) { return one.name == "--" + field.path; });
+        continue;
+      }
       if (value.empty()) {
         throw base::UserError(fmt::format("option --{} needs a value", field.path));
       }
@@ -58,7 +64,8 @@ CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
       // Kubeflow's training operator sets torchrun's variable of a flag to the empty string.
       const bool may_be_empty = field.is_switch() && variable.starts_with("PET_");
       if (value == nullptr || (*value == '\0' && !may_be_empty)) continue;
-      if (!has("--" + field.path)) add(field, value, variable);
+      if (!has("--" + field.path) && std::ranges::count(emptied, field.path) == 0)
+        add(field, value, variable);
     }
   }
 }

@@ -83,7 +83,7 @@ double rate_of_core() {
 // All cores compute at once, as in a job; the better of two rates counts, because a core may be
 // interrupted.
 void measure_cores(MachineFigures& figures) {
-  const Cpus allowed = allowed_cpus();
+  const base::Cpus allowed = base::allowed_cpus();
   const std::vector<int> cpus(allowed.begin(), allowed.end());
   std::vector<double> rates(cpus.size());
   for (int round = 0; round < 2; ++round) {

@@ -2,15 +2,14 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/log.h>
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cctype>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -44,38 +43,36 @@ std::vector<fs::path> path_folders() {
   return folders;
 }
 
-std::string expanded(std::string_view word, const std::string& local_rank) {
-  constexpr std::string_view kPlain = "$local_rank";
-  constexpr std::string_view kBraced = "${local_rank}";
-  const auto continues_name = [](std::string_view rest) {
-    return rest.starts_with('_') ||
-           (!rest.empty() && std::isalnum(static_cast<unsigned char>(rest.front())) != 0);
-  };
+std::string expanded(const std::string& word, const std::string& local_rank) {
+  static const std::regex kName(R"re(\$(\$|local_rank\b|\{local_rank\}))re");
   std::string result;
-  while (!word.empty()) {
-    const bool plain = word.starts_with(kPlain) && !continues_name(word.substr(kPlain.size()));
-    if (plain || word.starts_with(kBraced)) {
-      result += local_rank;
-      word.remove_prefix(plain ? kPlain.size() : kBraced.size());
-    } else {
-      result += word.front();
-      word.remove_prefix(word.starts_with("$$") ? 2 : 1);
-    }
+  auto rest = word.begin();
+  for (std::sregex_iterator found(word.begin(), word.end(), kName), end; found != end; ++found) {
+    result.append(rest, (*found)[0].first) += *found->begin() == "$$" ? "$" : local_rank;
+    rest = (*found)[0].second;
   }
-  return result;
+  return result.append(rest, word.end());
 }
 
 bool is_python_script(const std::string& name) {
   return fs::path(name).extension() == ".py";
 }
 
-// The text of a Python script; empty if the program is something else or cannot be read.
+// The text of a Python script without those in triple quotes; empty if the program is something
+// else or cannot be read.
 std::string script_of(const LaunchOptions& options) {
   const std::string& name = options.program.front();
   std::error_code error;
   if (options.module || !is_python_script(name) || !fs::is_regular_file(name, error)) return "";
   std::ifstream file(name);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::string script{std::istreambuf_iterator<char>(file), {}};
+  for (const std::string quotes : {R"(""")", "'''"}) {
+    for (size_t at = 0; (at = script.find(quotes)) != script.npos;) {
+      const size_t end = std::min(script.find(quotes, at + quotes.size()), script.size());
+      script.erase(at, end + quotes.size() - at);
+    }
+  }
+  return script;
 }
 
 // Whether the script contains the option's name in quotes.
@@ -85,12 +82,14 @@ bool declares(const std::string& script, const std::string& option) {
 }
 
 // Whether the script looks LOCAL_RANK up, as in os.environ["LOCAL_RANK"], or tests whether it is
-// set. Code that sets, deletes or prints it does not count, and neither do comments and texts.
+// set. Code that sets, deletes or prints it does not count, and neither do comments and texts, such
+// as a line of a print over several.
 bool uses_local_rank(const std::string& script) {
   static const std::regex kUse(
       R"re(\b(environ *\[|environ\.get\(|getenv\() *['"]LOCAL_RANK['"](?!\] *=[^=]))re"
       R"re(|['"]LOCAL_RANK['"] (not )?in )re");
-  static const std::regex kNoUse(R"re(\bdel |print\(|logg|warn\(|help=)re");
+  static const std::regex kNoUse(
+      R"re(\bdel |print\(|logg|warn\(|help=|^\s*r?("[^"]*|'[^']*)(environ|getenv))re");
   std::istringstream lines(script);
   for (std::string line; std::getline(lines, line);) {
     line.resize(std::min(line.find('#'), line.size()));
@@ -282,13 +281,11 @@ void check_arguments(const Command& command, const Variables& variables) {
   }
   const std::string line = fmt::format("{}exec timeout 30 {} 2>&1 >/dev/null",
                                        assignments(variables), shell_quoted(argv));
-  FILE* const pipe = ::popen(line.c_str(), "re");
-  if (pipe == nullptr) return;  // the workers will say it
-  std::string said;
-  for (int c = 0; (c = std::fgetc(pipe)) != EOF;) said += static_cast<char>(c);
-  if (WEXITSTATUS(::pclose(pipe)) != base::kExitUsage) return;
-  if (said.ends_with('\n')) said.pop_back();
-  throw ProgramError(said, base::kExitUsage);
+  const auto [exit_code, said] = base::run_shell(line);
+  if (exit_code == base::kExitUsage) throw ProgramError(said, exit_code);
+  if (exit_code == base::kExitOk && !said.empty()) {
+    base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", said));
+  }
 }
 
 std::string render_plan(const LaunchOptions& options, const RunContext& context,

@@ -44,7 +44,7 @@ std::string local_rank_warning(const LaunchOptions& options);
 Command resolve_program(const LaunchOptions& options);
 
 /// If the program is the `train` beside this launcher, asks it whether its options are right. That
-/// takes a quarter of a second.
+/// takes a quarter of a second. Prints what train warns of.
 /// @param variables of this node's first worker
 /// @throws ProgramError with train's message and exit code
 void check_arguments(const Command& command, const Variables& variables);

@@ -1,5 +1,6 @@
 #include "anchors.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/meshgrid.h>
 #include <ATen/ops/stack.h>

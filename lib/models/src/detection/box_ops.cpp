@@ -1,6 +1,7 @@
 #include "box_ops.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/stack.h>

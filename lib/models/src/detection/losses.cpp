@@ -1,5 +1,6 @@
 #include "losses.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <ATen/ops/sigmoid.h>

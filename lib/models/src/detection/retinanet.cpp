@@ -22,37 +22,24 @@ struct RetinaNetOptions : DetectionOptions {
   double fg_iou_thresh = 0.5;
   double bg_iou_thresh = 0.4;
 
-  static void describe(config::Schema<RetinaNetOptions>& schema);
+  template <class Options>
+  static void describe(config::Schema<Options>& schema) {
+    describe_detection(schema);
+    schema
+        .field("fg_iou_thresh", &RetinaNetOptions::fg_iou_thresh,
+               "in training, an anchor is to find a box if their IoU is at least this")
+        .between(0, 1);
+    schema
+        .field("bg_iou_thresh", &RetinaNetOptions::bg_iou_thresh,
+               "in training, an anchor is background if its IoU with all boxes is below this; "
+               "anchors between the two are not in the loss")
+        .between(0, 1);
+  }
 };
 
 struct RetinaNetV2Options : RetinaNetOptions {
   RetinaNetV2Options() { head_norm = "group"; }
-
-  static void describe(config::Schema<RetinaNetV2Options>& schema);
 };
-
-template <class Options>
-void describe_retinanet(config::Schema<Options>& schema) {
-  describe_detection(schema);
-  schema
-      .field("fg_iou_thresh", &RetinaNetOptions::fg_iou_thresh,
-             "in training, an anchor is to find a box if their IoU is at least this")
-      .between(0, 1);
-  schema
-      .field(
-          "bg_iou_thresh", &RetinaNetOptions::bg_iou_thresh,
-          "in training, an anchor is background if its IoU with all boxes is below this; anchors "
-          "between the two are not in the loss")
-      .between(0, 1);
-}
-
-void RetinaNetOptions::describe(config::Schema<RetinaNetOptions>& schema) {
-  describe_retinanet(schema);
-}
-
-void RetinaNetV2Options::describe(config::Schema<RetinaNetV2Options>& schema) {
-  describe_retinanet(schema);
-}
 
 enum class BoxLoss { kL1, kGiou };
 

@@ -2,6 +2,7 @@
 // docs/Operators.md, opset 18). Argument numbers are positions in ATen's native_functions.yaml.
 #include "export/onnx_operators.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -298,24 +299,24 @@ Names addmm(const OnnxCall& call) {
                    {{"alpha", call.number(4)}, {"beta", call.number(3)}})};
 }
 
-Names upsample_bilinear2d(const OnnxCall& call) {
+/// @param how attributes besides the axes, which are height and width
+Names add_resize(const OnnxCall& call, std::vector<OnnxAttribute> how) {
   require(!call.is_none(1), "it has factors instead of a size");
   const auto height_and_width = call.result().sizes().slice(2).vec();
-  const char* const mode = call.flag(2) ? "align_corners" : "pytorch_half_pixel";
-  return {call.add("Resize", {call.name(0), "", "", call.constant(height_and_width)},
-                   {{"mode", std::string("linear")},
-                    {"coordinate_transformation_mode", std::string(mode)},
-                    {"axes", Ints{2, 3}}})};
+  how.push_back({"axes", Ints{2, 3}});
+  return {call.add("Resize", {call.name(0), "", "", call.constant(height_and_width)}, how)};
+}
+
+Names upsample_bilinear2d(const OnnxCall& call) {
+  const std::string mode = call.flag(2) ? "align_corners" : "pytorch_half_pixel";
+  return add_resize(call,
+                    {{"mode", std::string("linear")}, {"coordinate_transformation_mode", mode}});
 }
 
 Names upsample_nearest2d(const OnnxCall& call) {
-  require(!call.is_none(1), "it has factors instead of a size");
-  const auto height_and_width = call.result().sizes().slice(2).vec();
-  return {call.add("Resize", {call.name(0), "", "", call.constant(height_and_width)},
-                   {{"mode", std::string("nearest")},
-                    {"coordinate_transformation_mode", std::string("asymmetric")},
-                    {"nearest_mode", std::string("floor")},
-                    {"axes", Ints{2, 3}}})};
+  return add_resize(call, {{"mode", std::string("nearest")},
+                           {"coordinate_transformation_mode", std::string("asymmetric")},
+                           {"nearest_mode", std::string("floor")}});
 }
 
 /// ATen lists padding from the last dimension on.

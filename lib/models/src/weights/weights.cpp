@@ -1,6 +1,7 @@
 #include <syncbn/models/weights.h>
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/ScalarType.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/nn/module.h>
@@ -92,8 +93,6 @@ const Value& choose(const Value& saved, const std::string& key) {
 /// What a file is that is neither torch.save's nor safetensors, for messages.
 std::string what_it_is(std::string_view bytes) {
   constexpr std::pair<std::string_view, const char*> kKinds[] = {
-      {"version https://git-lfs",
-       "it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`"},
       {"<", "it is a web page (HTML or XML), not weights: download the file itself"},
       {"{",
        "it is JSON, such as the index of weights in several files: name their file if it is one, "
@@ -104,6 +103,7 @@ std::string what_it_is(std::string_view bytes) {
       {"\x80", "it is a pickle, but none of torch.save: save it with torch.save"},
   };
   bytes.remove_prefix(std::min(bytes.find_first_not_of(" \t\r\n\xef\xbb\xbf"), bytes.size()));
+  if (std::string pointer = base::git_lfs_pointer(bytes); !pointer.empty()) return pointer;
   for (const auto& [magic, what] : kKinds) {
     if (bytes.starts_with(magic)) return what;
   }
@@ -351,6 +351,11 @@ LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved, Loa
         misshapen.push_back(fmt::format("{} ([{}], the network has [{}])", name,
                                         fmt::join(tensor.sizes(), ", "),
                                         fmt::join(item.value().sizes(), ", ")));
+        wrong.push_back(name);
+      } else if (tensor.is_complex() && !item.value().is_complex()) {
+        unread.push_back(fmt::format("{} ({}, the network has {})", name,
+                                     c10::toString(tensor.scalar_type()),
+                                     c10::toString(item.value().scalar_type())));
         wrong.push_back(name);
       } else if (!is_counter(name)) {
         fit.insert(name + ".");

@@ -6,7 +6,8 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/sample_dataset.h>
-#include <syncbn/models/weights.h>
+#include <syncbn/dist/process_group.h>
+#include <syncbn/train/checkpoint.h>
 #include <syncbn/train/inputs.h>
 
 #include <algorithm>
@@ -19,7 +20,9 @@
 #include "common/naming.h"
 #include "evaluation.h"
 #include "records/progress.h"
+#include "run_plan.h"
 #include "start_report.h"
+#include "step/model.h"
 
 namespace syncbn::train {
 namespace {
@@ -72,8 +75,7 @@ std::string classes_text(const data::Dataset& set) {
         label < names.size() ? base::printable(names[label]) : std::to_string(label));
   };
   const auto [least, most] = std::ranges::minmax_element(counts);
-  const std::string classes =
-      counts.size() == 1 ? "1 class" : fmt::format("{} classes", counts.size());
+  const std::string classes = base::counted(std::ssize(counts), "class");
   if (*least == *most) return fmt::format(", {} of {}", classes, base::counted(*least, "sample"));
   return fmt::format(", {}, from {} to {} samples each", classes, text(least), text(most));
 }
@@ -108,6 +110,23 @@ void advise_weights(const Config& config, const data::Dataset& set) {
       base::counted(std::ranges::min(counts), "training sample"));
 }
 
+/// Checks what a run of one rank would check at its start, before what takes long.
+void check_start(const Config& config, const Inputs& inputs) {
+  dist::init_process_group({.backend = "gloo", .rank = 0, .world_size = 1});
+  const auto model = make_model(config, *inputs.train_set, config.seed.value_or(0));
+  init_model(config, *model);
+  const data::Loader loader(inputs.train_set, inputs.make_sampler(0),
+                            config.loader.options(inputs.batch_size, at::kCPU));
+  const Checkpoint none;
+  const int64_t batches = loader.num_batches();
+  const int64_t steps =
+      RunPlan(config, loader, none).total_steps_after(config.start_epoch * batches);
+  const auto schedule = config.schedule.make(
+      ScheduleArgs{.epochs = config.epochs, .steps_per_epoch = std::max<int64_t>(batches, 1)});
+  naming("on one rank",
+         [&] { check_plan(config, inputs, loader, *schedule, steps, steps, *model); });
+}
+
 }  // namespace
 
 int check(const std::vector<std::string>& args) {
@@ -121,10 +140,7 @@ int check(const std::vector<std::string>& args) {
   } catch (const base::UserError& mistake) {
     rethrow_with_place(mistake, resolved);
   }
-  if (!config.init.empty()) {
-    naming("init",
-           [&] { models::read_state_dict(models::weights_file(config.init), config.init_key); });
-  }
+  check_start(config, inputs);
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);
   int64_t bad = 0;

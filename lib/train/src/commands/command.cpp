@@ -19,6 +19,7 @@
 #include <syncbn/dist/peer_error.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/config.h>
+#include <syncbn/train/inputs.h>
 #include <syncbn/train/report.h>
 #include <syncbn/train/trainer.h>
 #include <torch/version.h>
@@ -153,10 +154,10 @@ data::Split split_of(const config::CommandLine& line, config::Faults& faults) {
   return data::Split::kTest;
 }
 
-/// Removes `eval` or `predict` from the front of the command line; kTraining if it has neither.
+/// Removes a command from the front of the command line; kTraining if it has none.
 std::string take_command(std::vector<std::string>& args) {
   const std::string first = args.empty() ? "" : args.front();
-  if (first == kEval || first == kPredict) {
+  if (first == kEval || first == kPredict || find_single(first) != nullptr) {
     args.erase(args.begin());
     return first;
   }
@@ -172,9 +173,9 @@ std::string take_command(std::vector<std::string>& args) {
 
 /// Removes the images of `predict` from the front of its arguments.
 std::string take_images(std::vector<std::string>& args) {
-  if (args.empty() || args[0].empty() || args[0].starts_with('-')) {
+  if (args.size() < 2 || args[0].empty() || args[0].starts_with('-')) {
     throw base::UserError(
-        "predict: name an image, or a folder of images, first: train predict IMAGES runs/NAME");
+        "predict: name an image or a folder of them, then the run: train predict IMAGES runs/NAME");
   }
   const std::string images = args[0];
   args.erase(args.begin());
@@ -212,6 +213,16 @@ void warn_of_lone_tasks() {
         "{}={}, and no launcher: {} tasks would each train alone, on one rank. For one run of all, "
         "start one task per node: syncbn-launch --nproc_per_node=N train ...",
         size, tasks, tasks);
+  }
+}
+
+/// Only a warning: nodes that have yet to join may have other numbers of workers than the launcher
+/// has assumed.
+void warn_of_batch(const Config& config, int assumed_ranks) {
+  try {
+    divided_batch(config, assumed_ranks);
+  } catch (const base::UserError& mistake) {
+    base::write_stderr(fmt::format("if {} ranks take part: {}\n", assumed_ranks, mistake.what()));
   }
 }
 
@@ -258,6 +269,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env, const Registe
       config::escape_references(all);
       return print(config::to_yaml(all, resolved.origins));
     }
+    if (only_checks && command == kTraining) warn_of_batch(resolved.config, env.world_size);
     if (only_checks) return base::kExitOk;
     // It may start this program anew, which then reads the files again.
     if (resolved.can_be_reread) spare_waiting_threads(resolved.config, given);
@@ -329,7 +341,9 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
       return base::kExitOk;
     });
   }
-  if (const auto* command = given.empty() ? nullptr : find_single(given.front())) {
+  const std::string first = given.empty() ? "" : given.front();
+  const bool is_read = only_checks && (first == "check" || first == "export");
+  if (const auto* command = is_read ? nullptr : find_single(first)) {
     if (only_checks) return base::kExitOk;
     take_held_signals();
     base::init_logging(0);

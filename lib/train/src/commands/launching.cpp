@@ -32,6 +32,12 @@ struct Option {
 Option option_at(const Words& args, size_t place, bool takes_value) {
   const std::string& word = args[place];
   const size_t equals = word.find('=');
+  // A value may be joined to a letter, as in argparse: -b2. Without a digit, it is more likely a
+  // misspelt name.
+  const bool is_joined = equals == word.npos && word.size() > 2 && word[0] == '-' &&
+                         std::string_view("abejp").find(word[1]) != word.npos &&
+                         word.find_first_of("0123456789") != word.npos;
+  if (is_joined) return {.name = word.substr(1, 1), .value = word.substr(2)};
   Option option{.name = word.substr(0, equals)};
   option.name.erase(0, std::min(option.name.find_first_not_of('-'), option.name.size()));
   std::ranges::replace(option.name, '-', '_');
@@ -173,6 +179,9 @@ Words translate_imagenet_options(const Words& args) {
     if (takes && (!option.value || is_bare)) {
       throw base::UserError(fmt::format("the option '{}' needs a value{}", args[i],
                                         name == "pretrained" ? ": a file of weights" : ""));
+    }
+    if (!takes && option.value) {
+      throw base::UserError(args[i] + ": this option takes no value; write it alone");
     }
     Words words = replacement(name, value);
     if (name == "pretrained" && is_evaluation(args)) words = {"--resume=" + value};

@@ -175,7 +175,9 @@ std::string describe_path(const std::filesystem::path& path) {
 bool refuse_path(const std::string& command, const std::string& word, config::Faults& faults) {
   if (word.starts_with('-') || word.find('=') != word.npos) return false;
   const bool exists = base::exists(word);
-  if (!exists && word.find('/') == word.npos) return false;
+  const bool takes_config = command != kTraining && is_for(all_options().front(), command);
+  const bool may_be_path = word.find('/') != word.npos || (takes_config && !is_key(word));
+  if (!exists && !may_be_path) return false;
   const std::string advice = command == "predict" && exists
                                  ? "; the images come first: train predict IMAGES runs/NAME"
                                  : "; name a run's folder or a YAML file";
@@ -306,6 +308,7 @@ std::string did_you_mean_command(const std::string& word) {
   std::vector<std::string> names;
   for (const CommandHelp& command : kCommands) {
     if (command.name == kTraining) continue;
+    if (word == "resume") return "; to resume a run, write `train runs/NAME`";
     if (word.starts_with(command.name)) return fmt::format("; did you mean '{}'?", command.name);
     names.push_back(command.name);
   }

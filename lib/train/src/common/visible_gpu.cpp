@@ -11,13 +11,9 @@
 #include <string>
 
 namespace syncbn::train {
-namespace {
-
-constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
-
-}  // namespace
 
 void see_only_gpu(int64_t index) {
+  constexpr const char* kVariable = "CUDA_VISIBLE_DEVICES";
   const int64_t ranks =
       base::env_int("LOCAL_WORLD_SIZE", 1, std::numeric_limits<int>::max()).value_or(1);
   if (ranks > 1) {

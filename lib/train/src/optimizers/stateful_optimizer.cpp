@@ -1,5 +1,6 @@
 #include "optimizers/stateful_optimizer.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/empty.h>

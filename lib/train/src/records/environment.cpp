@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -49,17 +48,9 @@ std::vector<std::string> command_line() {
 /// The output of a git command, without the last line's end; nothing if it fails.
 std::optional<std::string> git(const std::string& arguments) {
   // The working directory may be on a slow file server: wait 5 s at most.
-  const std::string command = "timeout 5 git --no-optional-locks " + arguments + " 2>/dev/null";
-  FILE* const pipe = ::popen(command.c_str(), "re");
-  if (pipe == nullptr) return std::nullopt;
-  std::string text;
-  char part[4096];
-  for (size_t read = 0; (read = std::fread(part, 1, sizeof(part), pipe)) > 0;) {
-    text.append(part, read);
-  }
-  if (::pclose(pipe) != 0) return std::nullopt;
-  if (text.ends_with('\n')) text.pop_back();
-  return text;
+  const auto [exit_code, text] =
+      base::run_shell("timeout 5 git --no-optional-locks " + arguments + " 2>/dev/null");
+  return exit_code == 0 ? std::optional(text) : std::nullopt;
 }
 
 /// The state of the checkout that contains the working directory; null outside of one.

@@ -1,6 +1,7 @@
 #include "records/pictures.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 
 #include <algorithm>
 #include <span>

@@ -5,6 +5,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/wrapped.h>
 #include <syncbn/config/yaml.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -316,10 +317,8 @@ int compare_command(const std::vector<std::string>& args) {
   const bool has_width = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   base::write_stdout(result_table(names, std::move(rows), has_width ? size.ws_col : kAnyColumns));
   if (keys.size() > shown.size()) {
-    const size_t more = keys.size() - shown.size();
-    base::write_stdout(fmt::format("{} more {}: {}\n", more,
-                                   more == 1 ? "key differs" : "keys differ",
-                                   base::join({keys.begin() + kMaxKeys, keys.end()}, ", ")));
+    const std::string others = base::join({keys.begin() + kMaxKeys, keys.end()}, ", ");
+    base::write_stdout("also different:\n  " + config::wrapped(others, 2, /*columns=*/80) + "\n");
   }
   if (html) {
     const std::string title = base::counted(std::ssize(runs), "run");

@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace syncbn::base {
@@ -11,6 +12,11 @@ std::string in_single_quotes(std::string_view word);
 
 /// Joins words into a shell command, with quotes only where they are needed.
 std::string shell_quoted(const std::vector<std::string>& words);
+
+/// Runs a shell command and waits for its end.
+/// @return its exit code, or -1 if it did not start or a signal ended it; and its standard output,
+///   without the end of the last line
+std::pair<int, std::string> run_shell(const std::string& command);
 
 /// The words as exec takes them. They must outlive the result.
 std::vector<char*> argv_of(const std::vector<std::string>& words);

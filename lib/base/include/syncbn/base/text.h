@@ -27,8 +27,8 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
 /// join() of the first `max` parts and the number of the others: "cat, dog, and 998 more".
 std::string join_some(std::vector<std::string> parts, std::string_view separator, size_t max);
 
-/// "1 rank", "2 ranks".
-/// @param noun in the singular; must form its plural with an s.
+/// "1 rank", "2 ranks", "2 classes".
+/// @param noun in the singular; must form its plural with an s, or with es after an s
 std::string counted(int64_t count, std::string_view noun);
 
 /// Whether a shell wildcard matches a dotted name, or the part of it before one of its dots: "fc"
@@ -38,6 +38,9 @@ bool matches_name(const std::string& wildcard, const std::string& name);
 /// Makes text safe for a terminal: control characters except those in `kept`, byte order marks and
 /// bytes that are not UTF-8 become escapes such as "\\x1b".
 std::string printable(std::string_view text, std::string_view kept = "");
+
+/// For messages, what a file with this content is if it is a pointer of Git LFS; "" otherwise.
+std::string git_lfs_pointer(std::string_view content);
 
 /// The whole of `text` as a number; std::nullopt if it is not one, is out of range, or has a
 /// leading blank or plus sign.

@@ -127,10 +127,9 @@ struct Codec<std::vector<T>> {
     return good;
   }
   static Value write(const std::vector<T>& in) {
-    Value value;
-    value.kind = Value::Kind::kList;
-    for (const T& item : in) value.list.push_back(Codec<T>::write(item));
-    return value;
+    std::vector<Value> items;
+    for (const T& item : in) items.push_back(Codec<T>::write(item));
+    return detail::list_of(std::move(items));
   }
   static Value json_schema(Definitions& definitions) {
     // A file that is based on another may change parts of single items: {0: …}.

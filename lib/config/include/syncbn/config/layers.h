@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <string>
 #include <vector>
 
 #include <syncbn/config/field_info.h>

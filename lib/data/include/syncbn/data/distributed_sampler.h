@@ -32,21 +32,18 @@ struct DistributedSamplerOptions {
 /// seed + epoch, padded from its front (or cut, with drop_last) to a multiple of W = num_replicas.
 /// Rank r takes the elements r, r + W, r + 2W, ...
 /// Logs a warning once if a second shuffled order is requested without a call of set_epoch().
-class DistributedSampler : public Sampler {
+class DistributedSampler : public RankedSampler<DistributedSamplerOptions> {
  public:
   /// @throws base::UserError for a negative size or a rank outside [0, num_replicas).
   explicit DistributedSampler(int64_t size, const DistributedSamplerOptions& options = {});
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return num_samples_; }
-  int num_replicas() const override { return *options_.num_replicas; }
   std::optional<Share> share() const override { return Share{*options_.rank, dataset_size_}; }
-  int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
 
  private:
   int64_t dataset_size_;
-  DistributedSamplerOptions options_;
   int64_t num_samples_;
   mutable int shuffles_ = 0;
 };

@@ -24,8 +24,9 @@ struct SampleSlot {
 
 /// What a sample's files hold that its pixels in a batch do not show.
 struct SampleFacts {
-  int orientation = 1;         ///< EXIF, 1 to 8; 1 if the option exif_orientation is true
-  bool has_high_bits = false;  ///< grey values of 16 bits
+  int orientation = 1;  ///< EXIF, 1 to 8; 1 if the option exif_orientation would change nothing
+  /// The largest of grey values of 16 bits after they were scaled to 8 bits, if they are.
+  std::optional<int> scaled_grey = {};
   /// Which labels the pixels have, ignore_index() included; nothing if pixels have no labels.
   std::optional<std::bitset<256>> labels = {};
 };
@@ -57,7 +58,7 @@ class SampleDataset : public Dataset {
   /// With labels of pixels: the label of ignored pixels.
   virtual int64_t ignore_index() const { return 255; }
 
-  /// Looks into the sample's files: images' headers, and whole masks.
+  /// Looks into the sample's files: images' headers, whole masks and whole images of 16 bits.
   /// @throws base::UserError naming file and reason if one is damaged.
   virtual SampleFacts facts(int64_t /*index*/) const { return {}; }
 
@@ -85,8 +86,8 @@ class SampleDataset : public Dataset {
 bool labels_pixels(const Dataset& dataset);
 
 /// Looks for what is no error and yet often a mistake: images that are stored rotated or have
-/// values of 16 bits, and classes that no sample, box to learn from, or pixel has. Looks into
-/// files, spread evenly over the data set, until it has seen all or the time is up.
+/// values of 16 bits that are scaled, and classes that no sample, box to learn from, or pixel has.
+/// Looks into files, spread evenly over the data set, until it has seen all or the time is up.
 /// @return a line about each finding, which says how many files it is about
 std::vector<std::string> survey(const Dataset& dataset, Split split,
                                 std::chrono::milliseconds limit);

@@ -96,6 +96,20 @@ class Sampler {
   bool epoch_was_set_ = false;
 };
 
+/// A sampler whose options have num_replicas, rank and seed.
+template <class Options>
+class RankedSampler : public Sampler {
+ public:
+  int num_replicas() const override { return *options_.num_replicas; }
+  int64_t seed() const override { return options_.seed; }
+
+ protected:
+  /// @pre num_replicas and rank are set
+  explicit RankedSampler(const Options& options) : options_(options) {}
+
+  Options options_;
+};
+
 /// Every sample exactly once over all ranks, in order and without padding, for exact evaluation:
 /// rank r of W takes r, r + W, r + 2W, ... The sizes of two ranks differ by at most one.
 class SequentialShardSampler : public Sampler {
@@ -127,7 +141,7 @@ struct ClassSkewedSamplerOptions {
 /// Rank r of W sees only the samples whose label y has y % W == r, as if each rank had collected
 /// its own data. Shorter shards repeat from their front up to the length of the longest, so that
 /// all ranks run the same number of steps.
-class ClassSkewedSampler : public Sampler {
+class ClassSkewedSampler : public RankedSampler<ClassSkewedSamplerOptions> {
  public:
   /// @throws base::UserError if any rank, not only this one, has no sample; for a negative label;
   ///   for a rank outside [0, num_replicas).
@@ -135,13 +149,10 @@ class ClassSkewedSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return padded_size_; }
-  int num_replicas() const override { return *options_.num_replicas; }
-  int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
   int64_t copy_at(int64_t place) const override { return place / std::ssize(shard_); }
 
  private:
-  ClassSkewedSamplerOptions options_;
   std::vector<int64_t> shard_;
   int64_t padded_size_ = 0;
 };
@@ -158,7 +169,7 @@ struct WeightedSamplerOptions {
 /// Draws samples with probabilities in proportion to their weights. Every rank draws the same list,
 /// that of torch.utils.data.WeightedRandomSampler with a generator of seed + epoch, pads it from
 /// its front to a multiple of W = num_replicas, and takes the elements r, r + W, r + 2W, ...
-class WeightedSampler : public Sampler {
+class WeightedSampler : public RankedSampler<WeightedSamplerOptions> {
  public:
   /// @throws base::UserError if a weight is negative or not finite, if all are 0, if there are more
   ///   than 2^24 (torch.multinomial's limit), or, without replacement, if fewer than num_samples
@@ -167,17 +178,14 @@ class WeightedSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override;
-  int num_replicas() const override { return *options_.num_replicas; }
   std::optional<Share> share() const override {
     return Share{*options_.rank, options_.num_samples};
   }
-  int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
   int64_t copy_at(int64_t place) const override;
 
  private:
   std::vector<double> weights_;
-  WeightedSamplerOptions options_;
   uint64_t weights_hash_ = 0;
   /// With replacement: copy_at() for the last indices().
   mutable std::vector<int64_t> copies_;
@@ -199,7 +207,7 @@ struct RepeatedAugmentationSamplerOptions {
 /// Repeated augmentation (Hoffer et al., "Augment your batch", 2020): `repetitions` ranks get the
 /// same sample and augment it differently. Epochs do not become longer. The order is that of the
 /// RASampler of torchvision's reference training and of timm.
-class RepeatedAugmentationSampler : public Sampler {
+class RepeatedAugmentationSampler : public RankedSampler<RepeatedAugmentationSamplerOptions> {
  public:
   /// @throws base::UserError for a negative size, repetitions below 1, a rank outside
   ///   [0, num_replicas), or a selected_round that leaves a rank without a sample.
@@ -207,17 +215,14 @@ class RepeatedAugmentationSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override { return num_selected_; }
-  int num_replicas() const override { return *options_.num_replicas; }
   std::optional<Share> share() const override {
     return Share{*options_.rank, num_selected_ * *options_.num_replicas};
   }
-  int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
   int64_t copy_at(int64_t place) const override;
 
  private:
   int64_t dataset_size_;
-  RepeatedAugmentationSamplerOptions options_;
   int64_t num_selected_;
 };
 

@@ -37,7 +37,7 @@ struct ShardSamplerOptions {
 ///
 /// The list does not depend on the number of ranks. If that number divides `streams`, each rank
 /// has its own parts and shares few shards with other ranks.
-class ShardSampler : public Sampler {
+class ShardSampler : public RankedSampler<ShardSamplerOptions> {
  public:
   /// `shard_ends`: Dataset::shard_ends().
   /// @throws base::UserError for decreasing ends, buffer_size or streams outside
@@ -46,9 +46,7 @@ class ShardSampler : public Sampler {
 
   std::vector<int64_t> indices() const override;
   int64_t size() const override;
-  int num_replicas() const override { return *options_.num_replicas; }
   std::optional<Share> share() const override { return Share{*options_.rank, dataset_size()}; }
-  int64_t seed() const override { return options_.seed; }
   std::string order_name() const override;
   std::vector<int64_t> storage_order(std::span<const int64_t> indices) const override;
   int64_t read_ahead() const override;
@@ -62,7 +60,6 @@ class ShardSampler : public Sampler {
   std::vector<int64_t> global_list(bool shuffled) const;
 
   std::vector<int64_t> ends_;
-  ShardSamplerOptions options_;
 };
 
 }  // namespace syncbn::data

@@ -2,8 +2,6 @@
 
 #include <syncbn/base/error.h>
 
-#include <string>
-
 namespace syncbn::dist {
 
 /// A collective failed because another rank ended, left or did not arrive in time. That rank's own

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include <ATen/MemoryOverlap.h>
@@ -188,24 +189,14 @@ enum class Kind {
 
 /// A call with valid arguments. The blocking form of a function passes it to complete(), the
 /// asynchronous form to launch().
-template <class Start>
 struct Plan {
   CheckedCall call;
   Kind kind;
-  Start start;  ///< starts the call; called once
+  std::function<Started()> start;  ///< starts the call; called once
 };
 
-/// A plan of any call.
-using AnyPlan = Plan<std::function<Started()>>;
-
-template <class Start>
-AnyPlan any(Plan<Start> plan) {
-  return {std::move(plan.call), plan.kind, std::move(plan.start)};
-}
-
 /// The blocking form.
-template <class Start>
-Outcome complete(Plan<Start> plan) {
+Outcome complete(const Plan& plan) {
   Outcome outcome;
   detail::complete(plan.start(), std::nullopt, outcome);
   return outcome;
@@ -214,7 +205,7 @@ Outcome complete(Plan<Start> plan) {
 /// The asynchronous form. The group's StartQueue starts a call of several collectives, and the
 /// calls after it while the queue is busy. So collectives start in the same order on all ranks,
 /// whichever form each rank uses.
-WorkPtr launch(AnyPlan plan) {
+WorkPtr launch(Plan plan) {
   auto work = std::make_shared<detail::StartedWork>(plan.call.describe());
   detail::Backend* const backend = detail::backend_of(plan.call.group_ptr());
   const bool starts_here = backend == nullptr || plan.kind == Kind::kTransfer ||
@@ -331,18 +322,10 @@ std::string to_bytes(const Tensor& tensor, int64_t size) {
   return {static_cast<const char*>(tensor.data_ptr()), static_cast<size_t>(size)};
 }
 
-std::vector<std::string> to_bytes(const Tensors& tensors, const Tensors& sizes) {
-  std::vector<std::string> list;
-  for (size_t rank = 0; rank < tensors.size(); ++rank) {
-    list.push_back(to_bytes(tensors[rank], sizes[rank].item<int64_t>()));
-  }
-  return list;
-}
-
 /// When the caller of all_gather waits.
 enum class Waits { kNow, kLater };
 
-auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group,
+Plan plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group,
                      Timeout timeout) {
   const CheckedCall call("all_reduce", group, timeout);
   call.require_output(tensor);
@@ -355,7 +338,7 @@ auto plan_all_reduce(const Tensor& tensor, c10d::ReduceOp op, const GroupOrDefau
               }};
 }
 
-auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const GroupOrDefault& group,
+Plan plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const GroupOrDefault& group,
                  Timeout timeout) {
   const CheckedCall call("reduce", group, timeout);
   call.require_rank("root", root);
@@ -375,7 +358,7 @@ auto plan_reduce(const Tensor& tensor, int root, c10d::ReduceOp op, const GroupO
               }};
 }
 
-auto plan_broadcast(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
+Plan plan_broadcast(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("broadcast", group, timeout);
   call.require_rank("root", root);
   call.require_output(tensor);
@@ -387,7 +370,7 @@ auto plan_broadcast(const Tensor& tensor, int root, const GroupOrDefault& group,
 }
 
 /// Both forms of all_gather exchange the same messages, so that ranks may mix them.
-auto plan_all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout,
+Plan plan_all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout,
                      Waits waits) {
   const CheckedCall call("all_gather", group, timeout);
   call.require_dense(tensor);
@@ -406,7 +389,7 @@ auto plan_all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout 
               }};
 }
 
-auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
+Plan plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
                                  const GroupOrDefault& group, Timeout timeout, Waits waits) {
   const CheckedCall call("all_gather_into_tensor", group, timeout);
   call.require_dense(input);
@@ -423,7 +406,7 @@ auto plan_all_gather_into_tensor(const Tensor& output, const Tensor& input,
               }};
 }
 
-auto plan_gather(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
+Plan plan_gather(const Tensor& tensor, int root, const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("gather", group, timeout);
   call.require_rank("root", root);
   call.require_dense(tensor);
@@ -447,7 +430,7 @@ auto plan_gather(const Tensor& tensor, int root, const GroupOrDefault& group, Ti
               }};
 }
 
-auto plan_scatter(const Tensor& tensor, const Tensors& parts, int root, const GroupOrDefault& group,
+Plan plan_scatter(const Tensor& tensor, const Tensors& parts, int root, const GroupOrDefault& group,
                   Timeout timeout) {
   const CheckedCall call("scatter", group, timeout);
   call.require_rank("root", root);
@@ -468,7 +451,7 @@ auto plan_scatter(const Tensor& tensor, const Tensors& parts, int root, const Gr
 }
 
 /// @param input all ranks' parts, in the order of ranks; contiguous.
-auto plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Tensor& input,
+Plan plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Tensor& input,
                          const Reduction& reduction) {
   auto options = call.options<c10d::ReduceScatterOptions>();
   options.reduceOp = reduction.op;
@@ -480,7 +463,7 @@ auto plan_reduce_scatter(const CheckedCall& call, const Tensor& output, const Te
       }};
 }
 
-auto plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::ReduceOp op,
+Plan plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::ReduceOp op,
                          const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("reduce_scatter", group, timeout);
   call.require_output(output);
@@ -489,7 +472,7 @@ auto plan_reduce_scatter(const Tensor& output, const Tensors& parts, c10d::Reduc
   return plan_reduce_scatter(call, output, flat_cat(parts), reduction);
 }
 
-auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d::ReduceOp op,
+Plan plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d::ReduceOp op,
                                 const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("reduce_scatter_tensor", group, timeout);
   call.require_dense(input);
@@ -500,7 +483,7 @@ auto plan_reduce_scatter_tensor(const Tensor& output, const Tensor& input, c10d:
   return plan_reduce_scatter(call, output, dense(input), reduction);
 }
 
-auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const GroupOrDefault& group,
+Plan plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const GroupOrDefault& group,
                      Timeout timeout) {
   const CheckedCall call("all_to_all", group, timeout);
   call.require_list("inputs", inputs);
@@ -532,7 +515,7 @@ auto plan_all_to_all(const Tensors& outputs, const Tensors& inputs, const GroupO
       }};
 }
 
-auto plan_all_to_all_single(const Tensor& output, const Tensor& input,
+Plan plan_all_to_all_single(const Tensor& output, const Tensor& input,
                             const std::vector<int64_t>& output_split_sizes,
                             const std::vector<int64_t>& input_split_sizes,
                             const GroupOrDefault& group, Timeout timeout) {
@@ -561,7 +544,7 @@ Started with_timeout_of(const CheckedCall& call, Started started) {
   return started;
 }
 
-auto plan_send(const Tensor& tensor, int destination, const GroupOrDefault& group, int tag,
+Plan plan_send(const Tensor& tensor, int destination, const GroupOrDefault& group, int tag,
                Timeout timeout) {
   const CheckedCall call("send", group, timeout);
   call.require_peer("destination", destination, tag);
@@ -572,7 +555,7 @@ auto plan_send(const Tensor& tensor, int destination, const GroupOrDefault& grou
               }};
 }
 
-auto plan_recv(const Tensor& tensor, int source, const GroupOrDefault& group, int tag,
+Plan plan_recv(const Tensor& tensor, int source, const GroupOrDefault& group, int tag,
                Timeout timeout) {
   const CheckedCall call("recv", group, timeout);
   call.require_peer("source", source, tag);
@@ -583,7 +566,7 @@ auto plan_recv(const Tensor& tensor, int source, const GroupOrDefault& group, in
               }};
 }
 
-auto plan_barrier(const GroupOrDefault& group, Timeout timeout) {
+Plan plan_barrier(const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("barrier", group, timeout);
   return Plan{call, Kind::kOneCollective, [call] {
                 return Started{.work = call.group().barrier(call.options<c10d::BarrierOptions>())};
@@ -592,17 +575,7 @@ auto plan_barrier(const GroupOrDefault& group, Timeout timeout) {
 
 // Collectives for bytes first exchange the sizes, which the buffers for the bytes need.
 
-/// Converts the tensors that a call returns to bytes.
-Started as_bytes(Started started, const Tensors& sizes) {
-  started.finish = [finish = std::move(started.finish), sizes](Outcome& outcome) {
-    finish(outcome);
-    outcome.bytes = to_bytes(outcome.tensors, sizes);
-    outcome.tensors.clear();
-  };
-  return started;
-}
-
-auto plan_broadcast_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
+Plan plan_broadcast_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
                           Timeout timeout) {
   const CheckedCall call("broadcast_bytes", group, timeout);
   call.require_rank("root", root);
@@ -622,7 +595,7 @@ auto plan_broadcast_bytes(const std::string& bytes, int root, const GroupOrDefau
 }
 
 /// @param all_ranks return every rank's bytes on all ranks; otherwise on `root` only.
-auto plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int root, bool all_ranks,
+Plan plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int root, bool all_ranks,
                        Waits waits) {
   return Plan{call, Kind::kSeveralCollectives, [=] {
                 const ProcessGroupPtr& group = call.group_ptr();
@@ -632,26 +605,35 @@ auto plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int ro
                 int64_t longest = 1;  // Gloo gathers no empty tensors
                 for (const Tensor& size : sizes) longest = std::max(longest, size.item<int64_t>());
                 const Tensor own = to_tensor(bytes, longest);
-                const AnyPlan gather = all_ranks ? any(plan_all_gather(own, group, timeout, waits))
-                                                 : any(plan_gather(own, root, group, timeout));
-                return as_bytes(gather.start(), sizes);
+                const Plan gather = all_ranks ? plan_all_gather(own, group, timeout, waits)
+                                              : plan_gather(own, root, group, timeout);
+                Started started = gather.start();
+                started.finish = [finish = std::move(started.finish), sizes](Outcome& outcome) {
+                  finish(outcome);
+                  for (size_t rank = 0; rank < outcome.tensors.size(); ++rank) {
+                    const auto size = sizes[rank].item<int64_t>();
+                    outcome.bytes.push_back(to_bytes(outcome.tensors[rank], size));
+                  }
+                  outcome.tensors.clear();
+                };
+                return started;
               }};
 }
 
-auto plan_all_gather_bytes(const std::string& bytes, const GroupOrDefault& group, Timeout timeout,
+Plan plan_all_gather_bytes(const std::string& bytes, const GroupOrDefault& group, Timeout timeout,
                            Waits waits) {
   const CheckedCall call("all_gather_bytes", group, timeout);
   return plan_gather_bytes(call, bytes, 0, /*all_ranks=*/true, waits);
 }
 
-auto plan_gather_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
+Plan plan_gather_bytes(const std::string& bytes, int root, const GroupOrDefault& group,
                        Timeout timeout) {
   const CheckedCall call("gather_bytes", group, timeout);
   call.require_rank("root", root);
   return plan_gather_bytes(call, bytes, root, /*all_ranks=*/false, Waits::kLater);
 }
 
-auto plan_scatter_bytes(const std::vector<std::string>& parts, int root,
+Plan plan_scatter_bytes(const std::vector<std::string>& parts, int root,
                         const GroupOrDefault& group, Timeout timeout) {
   const CheckedCall call("scatter_bytes", group, timeout);
   call.require_rank("root", root);
@@ -692,7 +674,7 @@ void all_reduce(Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group, 
 
 WorkPtr all_reduce_async(Tensor& tensor, c10d::ReduceOp op, const GroupOrDefault& group,
                          Timeout timeout) {
-  return launch(any(plan_all_reduce(tensor, std::move(op), group, timeout)));
+  return launch(plan_all_reduce(tensor, std::move(op), group, timeout));
 }
 
 void reduce(Tensor& tensor, GroupRank root, c10d::ReduceOp op, const GroupOrDefault& group,
@@ -702,7 +684,7 @@ void reduce(Tensor& tensor, GroupRank root, c10d::ReduceOp op, const GroupOrDefa
 
 WorkPtr reduce_async(Tensor& tensor, GroupRank root, c10d::ReduceOp op, const GroupOrDefault& group,
                      Timeout timeout) {
-  return launch(any(plan_reduce(tensor, root.in(group), std::move(op), group, timeout)));
+  return launch(plan_reduce(tensor, root.in(group), std::move(op), group, timeout));
 }
 
 void broadcast(Tensor& tensor, GroupRank root, const GroupOrDefault& group, Timeout timeout) {
@@ -711,7 +693,7 @@ void broadcast(Tensor& tensor, GroupRank root, const GroupOrDefault& group, Time
 
 WorkPtr broadcast_async(Tensor& tensor, GroupRank root, const GroupOrDefault& group,
                         Timeout timeout) {
-  return launch(any(plan_broadcast(tensor, root.in(group), group, timeout)));
+  return launch(plan_broadcast(tensor, root.in(group), group, timeout));
 }
 
 Tensors all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout) {
@@ -719,7 +701,7 @@ Tensors all_gather(const Tensor& tensor, const GroupOrDefault& group, Timeout ti
 }
 
 WorkPtr all_gather_async(const Tensor& tensor, const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_all_gather(tensor, group, timeout, Waits::kLater)));
+  return launch(plan_all_gather(tensor, group, timeout, Waits::kLater));
 }
 
 void all_gather_into_tensor(Tensor& output, const Tensor& input, const GroupOrDefault& group,
@@ -729,7 +711,7 @@ void all_gather_into_tensor(Tensor& output, const Tensor& input, const GroupOrDe
 
 WorkPtr all_gather_into_tensor_async(Tensor& output, const Tensor& input,
                                      const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kLater)));
+  return launch(plan_all_gather_into_tensor(output, input, group, timeout, Waits::kLater));
 }
 
 Tensors gather(const Tensor& tensor, GroupRank root, const GroupOrDefault& group, Timeout timeout) {
@@ -738,7 +720,7 @@ Tensors gather(const Tensor& tensor, GroupRank root, const GroupOrDefault& group
 
 WorkPtr gather_async(const Tensor& tensor, GroupRank root, const GroupOrDefault& group,
                      Timeout timeout) {
-  return launch(any(plan_gather(tensor, root.in(group), group, timeout)));
+  return launch(plan_gather(tensor, root.in(group), group, timeout));
 }
 
 void scatter(Tensor& tensor, const Tensors& parts, GroupRank root, const GroupOrDefault& group,
@@ -748,7 +730,7 @@ void scatter(Tensor& tensor, const Tensors& parts, GroupRank root, const GroupOr
 
 WorkPtr scatter_async(Tensor& tensor, const Tensors& parts, GroupRank root,
                       const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_scatter(tensor, parts, root.in(group), group, timeout)));
+  return launch(plan_scatter(tensor, parts, root.in(group), group, timeout));
 }
 
 void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
@@ -758,7 +740,7 @@ void reduce_scatter(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
 
 WorkPtr reduce_scatter_async(Tensor& output, const Tensors& parts, c10d::ReduceOp op,
                              const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_reduce_scatter(output, parts, std::move(op), group, timeout)));
+  return launch(plan_reduce_scatter(output, parts, std::move(op), group, timeout));
 }
 
 void reduce_scatter_tensor(Tensor& output, const Tensor& input, c10d::ReduceOp op,
@@ -768,7 +750,7 @@ void reduce_scatter_tensor(Tensor& output, const Tensor& input, c10d::ReduceOp o
 
 WorkPtr reduce_scatter_tensor_async(Tensor& output, const Tensor& input, c10d::ReduceOp op,
                                     const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout)));
+  return launch(plan_reduce_scatter_tensor(output, input, std::move(op), group, timeout));
 }
 
 void all_to_all(Tensors& outputs, const Tensors& inputs, const GroupOrDefault& group,
@@ -778,7 +760,7 @@ void all_to_all(Tensors& outputs, const Tensors& inputs, const GroupOrDefault& g
 
 WorkPtr all_to_all_async(Tensors& outputs, const Tensors& inputs, const GroupOrDefault& group,
                          Timeout timeout) {
-  return launch(any(plan_all_to_all(outputs, inputs, group, timeout)));
+  return launch(plan_all_to_all(outputs, inputs, group, timeout));
 }
 
 void all_to_all_single(Tensor& output, const Tensor& input, std::vector<int64_t> output_split_sizes,
@@ -792,8 +774,8 @@ WorkPtr all_to_all_single_async(Tensor& output, const Tensor& input,
                                 std::vector<int64_t> output_split_sizes,
                                 std::vector<int64_t> input_split_sizes, const GroupOrDefault& group,
                                 Timeout timeout) {
-  return launch(any(plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes,
-                                           group, timeout)));
+  return launch(
+      plan_all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, timeout));
 }
 
 void send(const Tensor& tensor, GroupRank destination, const GroupOrDefault& group, int tag,
@@ -803,7 +785,7 @@ void send(const Tensor& tensor, GroupRank destination, const GroupOrDefault& gro
 
 WorkPtr isend(const Tensor& tensor, GroupRank destination, const GroupOrDefault& group, int tag,
               Timeout timeout) {
-  return launch(any(plan_send(tensor, destination.in(group), group, tag, timeout)));
+  return launch(plan_send(tensor, destination.in(group), group, tag, timeout));
 }
 
 void recv(Tensor& tensor, GroupRank source, const GroupOrDefault& group, int tag, Timeout timeout) {
@@ -812,19 +794,19 @@ void recv(Tensor& tensor, GroupRank source, const GroupOrDefault& group, int tag
 
 WorkPtr irecv(Tensor& tensor, GroupRank source, const GroupOrDefault& group, int tag,
               Timeout timeout) {
-  return launch(any(plan_recv(tensor, source.in(group), group, tag, timeout)));
+  return launch(plan_recv(tensor, source.in(group), group, tag, timeout));
 }
 
 std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& ops, const GroupOrDefault& group,
                                        Timeout timeout) {
-  std::vector<AnyPlan> plans;  // all before the first start: none starts if one is refused
+  std::vector<Plan> plans;  // all before the first start: none starts if one is refused
   for (const P2POp& op : ops) {
     plans.push_back(op.type == P2POp::Type::kSend
-                        ? any(plan_send(op.tensor, op.peer, group, op.tag, timeout))
-                        : any(plan_recv(op.tensor, op.peer, group, op.tag, timeout)));
+                        ? plan_send(op.tensor, op.peer, group, op.tag, timeout)
+                        : plan_recv(op.tensor, op.peer, group, op.tag, timeout));
   }
   std::vector<WorkPtr> works;
-  for (AnyPlan& plan : plans) works.push_back(launch(std::move(plan)));
+  for (Plan& plan : plans) works.push_back(launch(std::move(plan)));
   return works;
 }
 
@@ -833,7 +815,7 @@ void barrier(const GroupOrDefault& group, Timeout timeout) {
 }
 
 WorkPtr barrier_async(const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_barrier(group, timeout)));
+  return launch(plan_barrier(group, timeout));
 }
 
 std::string broadcast_bytes(const std::string& bytes, GroupRank root, const GroupOrDefault& group,
@@ -843,7 +825,7 @@ std::string broadcast_bytes(const std::string& bytes, GroupRank root, const Grou
 
 WorkPtr broadcast_bytes_async(const std::string& bytes, GroupRank root, const GroupOrDefault& group,
                               Timeout timeout) {
-  return launch(any(plan_broadcast_bytes(bytes, root.in(group), group, timeout)));
+  return launch(plan_broadcast_bytes(bytes, root.in(group), group, timeout));
 }
 
 std::vector<std::string> all_gather_bytes(const std::string& bytes, const GroupOrDefault& group,
@@ -853,7 +835,7 @@ std::vector<std::string> all_gather_bytes(const std::string& bytes, const GroupO
 
 WorkPtr all_gather_bytes_async(const std::string& bytes, const GroupOrDefault& group,
                                Timeout timeout) {
-  return launch(any(plan_all_gather_bytes(bytes, group, timeout, Waits::kLater)));
+  return launch(plan_all_gather_bytes(bytes, group, timeout, Waits::kLater));
 }
 
 std::vector<std::string> gather_bytes(const std::string& bytes, GroupRank root,
@@ -863,7 +845,7 @@ std::vector<std::string> gather_bytes(const std::string& bytes, GroupRank root,
 
 WorkPtr gather_bytes_async(const std::string& bytes, GroupRank root, const GroupOrDefault& group,
                            Timeout timeout) {
-  return launch(any(plan_gather_bytes(bytes, root.in(group), group, timeout)));
+  return launch(plan_gather_bytes(bytes, root.in(group), group, timeout));
 }
 
 std::string scatter_bytes(const std::vector<std::string>& parts, GroupRank root,
@@ -873,7 +855,7 @@ std::string scatter_bytes(const std::vector<std::string>& parts, GroupRank root,
 
 WorkPtr scatter_bytes_async(const std::vector<std::string>& parts, GroupRank root,
                             const GroupOrDefault& group, Timeout timeout) {
-  return launch(any(plan_scatter_bytes(parts, root.in(group), group, timeout)));
+  return launch(plan_scatter_bytes(parts, root.in(group), group, timeout));
 }
 
 }  // namespace syncbn::dist

@@ -18,13 +18,6 @@
 #include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
-namespace {
-
-/// The tag of gather_one_by_one(); users are unlikely to choose the same one.
-constexpr int kTag = 0x5b17;
-
-}  // namespace
-
 c10::intrusive_ptr<c10d::Work> start_gather_rows(const at::Tensor& row, const at::Tensor& all,
                                                  const ProcessGroupPtr& group, Timeout timeout,
                                                  bool is_awaited) {
@@ -79,6 +72,7 @@ at::Tensor sum_rows(const at::Tensor& row, const ProcessGroupPtr& group, Timeout
 
 at::Tensor gather_one_by_one(const at::Tensor& row, const ProcessGroupPtr& group, Timeout timeout,
                              const std::string& what) {
+  constexpr int kTag = 0x5b17;  // users are unlikely to choose the same one
   const auto naming = [&](int rank, const auto& step) {
     try {
       step();

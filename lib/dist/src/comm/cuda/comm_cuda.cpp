@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
-#include <spdlog/spdlog.h>
 
 #include <array>
 #include <cstdint>
@@ -242,16 +241,17 @@ std::shared_ptr<Transport> make_nccl(const NcclGroup& group) {
 }
 
 std::string why_unusable() {
+  const auto shown = [](int version) {
+    return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  };
   int devices = 0;
   const cudaError_t error = cudaGetDeviceCount(&devices);
   if (error != cudaSuccess && error != cudaErrorNoDevice) {
     static_cast<void>(cudaGetLastError());  // otherwise a later check would report it
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    return fmt::format(
-        "CUDA does not start: {} (the driver knows CUDA {}.{}, this program uses {}.{})",
-        cudaGetErrorString(error), driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
-        CUDART_VERSION % 1000 / 10);
+    return fmt::format("CUDA does not start: {} (the driver knows CUDA {}, this program uses {})",
+                       cudaGetErrorString(error), shown(driver), shown(CUDART_VERSION));
   }
   // Minor versions are compatible with each other.
   int runtime = 0;
@@ -262,9 +262,6 @@ std::string why_unusable() {
   const int of_libtorch =
       hooks.hasCUDART() ? static_cast<int>(hooks.versionCUDART()) : CUDART_VERSION;
   if (runtime / 1000 != CUDART_VERSION / 1000 || of_libtorch / 1000 != CUDART_VERSION / 1000) {
-    const auto shown = [](int version) {
-      return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
-    };
     return fmt::format(
         "versions of CUDA do not fit: this program was built with {}, libtorch with {}, and the "
         "runtime that was loaded is {}; build with headers of libtorch's version, and see "

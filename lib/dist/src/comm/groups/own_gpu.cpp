@@ -6,11 +6,9 @@
 #include <syncbn/base/gpus.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/machine_id.h>
-#include <syncbn/base/text.h>
 #include <syncbn/dist/process_group.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cctype>
 #include <map>
 
@@ -37,8 +35,7 @@ std::string canonical_backend(const std::string& given) {
       {"cuda:gloo,cpu:gloo", "cuda:gloo"},
   };
   std::string lower = given;
-  std::transform(given.begin(), given.end(), lower.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   const auto found = spellings.find(lower);
   if (found != spellings.end()) return found->second;
   throw base::UserError(

@@ -267,15 +267,20 @@ void let_peers_connect(const World& world) {
   }
 }
 
+std::vector<ProcessGroupPtr> groups_of(const World& world) {
+  std::vector<ProcessGroupPtr> groups;
+  for (const MadeGroup& made : world.made) {
+    if (auto group = made.group.lock()) groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
 /// Tells the other ranks that this one leaves, and closes NCCL. Called while the monitor still
 /// reports which ranks have ended.
 void close_nccl(const World& world) {
   if (world.place.choice.backend != "nccl") return;
   if (world.monitor) world.monitor->announce_leave();
-  for (const MadeGroup& made : world.made) {
-    const auto group = made.group.lock();
-    if (group) backend_of(group)->close_cuda();
-  }
+  for (const ProcessGroupPtr& group : groups_of(world)) backend_of(group)->close_cuda();
 }
 
 void check(const NcclOptions& nccl) {
@@ -292,39 +297,6 @@ std::vector<int> consecutive_ranks(int first, int count) {
   std::iota(ranks.begin(), ranks.end(), first);
   return ranks;
 }
-
-}  // namespace
-
-Backend* backend_of(const ProcessGroupPtr& group) {
-  if (group->getBackendType() != c10d::ProcessGroup::BackendType::CUSTOM) return nullptr;
-  return dynamic_cast<Backend*>(group->getDefaultBackend().get());
-}
-
-std::vector<ProcessGroupPtr> living_groups() {
-  std::vector<ProcessGroupPtr> groups;
-  if (!world()) return groups;
-  for (const MadeGroup& made : world()->made) {
-    if (auto group = made.group.lock()) groups.push_back(std::move(group));
-  }
-  return groups;
-}
-
-int world_rank(const ProcessGroupPtr& group, int64_t rank) {
-  const Backend* const backend = backend_of(group);
-  return backend != nullptr ? backend->members().ranks.at(static_cast<size_t>(rank))
-                            : static_cast<int>(rank);
-}
-
-bool all_ranks_are_ours(const ProcessGroupPtr& group) {
-  if (!world() || world()->place.python_ranks.empty()) return true;
-  const auto& asked = group ? group : world()->group;
-  const auto& made = world()->made;
-  const auto found = std::find_if(made.begin(), made.end(),
-                                  [&](const MadeGroup& one) { return one.group.lock() == asked; });
-  return found != made.end() && found->all_ours;
-}
-
-namespace {
 
 /// Checks the ranks and forms the group. Unlike new_group(), does not record a null result:
 /// new_subgroups() and statistics_group() never hand one out.
@@ -356,6 +328,30 @@ ProcessGroupPtr form_checked_group(const std::vector<int>& ranks,
 }
 
 }  // namespace
+
+Backend* backend_of(const ProcessGroupPtr& group) {
+  if (group->getBackendType() != c10d::ProcessGroup::BackendType::CUSTOM) return nullptr;
+  return dynamic_cast<Backend*>(group->getDefaultBackend().get());
+}
+
+std::vector<ProcessGroupPtr> living_groups() {
+  return world() ? groups_of(*world()) : std::vector<ProcessGroupPtr>();
+}
+
+int world_rank(const ProcessGroupPtr& group, int64_t rank) {
+  const Backend* const backend = backend_of(group);
+  return backend != nullptr ? backend->members().ranks.at(static_cast<size_t>(rank))
+                            : static_cast<int>(rank);
+}
+
+bool all_ranks_are_ours(const ProcessGroupPtr& group) {
+  if (!world() || world()->place.python_ranks.empty()) return true;
+  const auto& asked = group ? group : world()->group;
+  const auto& made = world()->made;
+  const auto found = std::find_if(made.begin(), made.end(),
+                                  [&](const MadeGroup& one) { return one.group.lock() == asked; });
+  return found != made.end() && found->all_ours;
+}
 
 ProcessGroupPtr statistics_group(const ProcessGroupPtr& group) {
   if (!all_ranks_are_ours(group)) {
@@ -404,10 +400,6 @@ namespace {
 
 /// The name under which lib/data finds the default group.
 constexpr const char* kRegisteredAs = "syncbn";
-
-}  // namespace
-
-namespace {
 
 ProcessGroupPtr form_world(const InitOptions& given,
                            const c10::intrusive_ptr<c10d::Store>& opened = nullptr,
@@ -497,9 +489,7 @@ void destroy_process_group() {
   // First, so that ranks that still wait for this one learn why they lose their connections.
   world->monitor.reset();
   // The user's modules and graphs may keep groups alive, but connections end here.
-  for (const detail::MadeGroup& made : world->made) {
-    if (const auto group = made.group.lock()) group->shutdown();
-  }
+  for (const ProcessGroupPtr& group : detail::groups_of(*world)) group->shutdown();
 }
 
 void throw_if_aborted() {

@@ -145,19 +145,13 @@ const std::function<void(int)>& registered(const std::string& name) {
 /// its function.
 bool run_spawned_rank_was_called = false;
 
-/// The arguments of this process, its name included.
-std::vector<std::string> own_arguments() {
-  std::ifstream file("/proc/self/cmdline");
-  std::vector<std::string> arguments;
-  for (std::string word; std::getline(file, word, '\0');) arguments.push_back(word);
-  return arguments;
-}
-
 /// Starts this program again, with only stdin, stdout, stderr and `message` (as kMessage) open: it
 /// must not keep the sockets of this process's groups open.
 /// @return its process id; -1, with errno, on failure
 pid_t exec_self(const Variables& variables, int message) {
-  std::vector<std::string> arguments = own_arguments();
+  std::vector<std::string> arguments;  // of this process, its name included
+  std::ifstream command_line("/proc/self/cmdline");
+  for (std::string word; std::getline(command_line, word, '\0');) arguments.push_back(word);
   std::vector<std::string> environment = base::environment_with(variables);
   std::erase_if(environment,
                 [](const auto& entry) { return entry.substr(0, entry.find('=')) == kAgentStore; });
@@ -285,10 +279,7 @@ class Children {
     }
   }
 
-  bool any_running() const {
-    return std::any_of(children_.begin(), children_.end(),
-                       [](const Child& child) { return child.running; });
-  }
+  bool any_running() const { return std::ranges::any_of(children_, &Child::running); }
 
   /// Waits until a child ends, or the deadline. Returns the failure closest to the root cause.
   std::optional<SpawnError> wait(std::optional<Clock::time_point> deadline) {

@@ -50,6 +50,11 @@ constexpr size_t kMaxStuck = 16;
 std::atomic<bool> skips_destructors{false};
 std::atomic<bool> skips_destructors_after_failure{false};
 
+/// The key in Completed of a rank's sends to a peer, or its recvs from it.
+std::string name_of_transfers(const std::string& group, bool are_sends, int rank, int peer) {
+  return fmt::format("{} {}{}{}", group, rank, are_sends ? '>' : '<', peer);
+}
+
 std::weak_ptr<PeerMonitor>& living() {
   static auto* const instance = new std::weak_ptr<PeerMonitor>;
   return *instance;
@@ -130,9 +135,7 @@ void PeerMonitor::leave(const std::string& manner) {
   {
     const Held held = hold();
     if (std::exchange(has_left_, true)) return;
-    for (std::string& field : completed_now(held.logs, /*with_running=*/false)) {
-      fields.push_back(std::move(field));
-    }
+    add_completed(held.logs, /*with_running=*/false, fields);
   }
   channel_.post(Message::kAll, "leave", std::move(fields));
   channel_.flush(kLeaveTime);
@@ -142,25 +145,15 @@ void PeerMonitor::announce_leave() {
   queries_.update(logs_now(), kQueryTime);
   std::vector<std::string> fields{fmt::format("{} {}", self(), kLeft)};
   const Held held = hold();
-  for (std::string& field : completed_now(held.logs, /*with_running=*/true)) {
-    fields.push_back(std::move(field));
-  }
+  add_completed(held.logs, /*with_running=*/true, fields);
   channel_.post(Message::kAll, "left", std::move(fields));
 }
 
-namespace {
-
-/// The key in Completed of a rank's sends to a peer, or its recvs from it.
-std::string name_of_transfers(const std::string& group, bool are_sends, int rank, int peer) {
-  return fmt::format("{} {}{}{}", group, rank, are_sends ? '>' : '<', peer);
-}
-
-}  // namespace
-
-/// Pairs of a group's name and the number of its collectives in which this rank has done its part.
-/// With `with_running`, also pairs for sends and recvs: the rank ends only after those that run.
-std::vector<std::string> PeerMonitor::completed_now(const Logs& logs, bool with_running) {
-  std::vector<std::string> fields;
+/// Adds pairs of a group's name and the number of its collectives in which this rank has done its
+/// part. With `with_running`, also pairs for sends and recvs: the rank ends only after those that
+/// run.
+void PeerMonitor::add_completed(const Logs& logs, bool with_running,
+                                std::vector<std::string>& fields) {
   const auto add = [&fields](std::string name, uint64_t number) {
     fields.push_back(std::move(name));
     fields.push_back(std::to_string(number));
@@ -174,7 +167,6 @@ std::vector<std::string> PeerMonitor::completed_now(const Logs& logs, bool with_
           transfers.done);
     }
   }
-  return fields;
 }
 
 std::string PeerMonitor::self() const {

@@ -95,7 +95,7 @@ class PeerMonitor {
 
   struct LeaveNotice {
     std::string manner;
-    Completed completed;  ///< see completed_now()
+    Completed completed;  ///< see add_completed()
   };
   struct End {
     std::string what;  ///< "rank 2 (host, process 7) died"
@@ -142,7 +142,7 @@ class PeerMonitor {
   Held hold();
 
   // With the lock held.
-  std::vector<std::string> completed_now(const Logs& logs, bool with_running);
+  void add_completed(const Logs& logs, bool with_running, std::vector<std::string>& fields);
   void answer(const Message& question, const Logs& logs);
   static Completed completed_of(const Message& notice);
   void receive_stuck(const Message& report);

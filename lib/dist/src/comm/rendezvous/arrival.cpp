@@ -56,9 +56,6 @@ struct Arrival {
   std::string network;
   std::string where;
 
-  static Arrival own(const Offer& offer) {
-    return {offer.backend, offer.gpu, process_id(), network_id(), offer.where};
-  }
   std::string str() const {
     return fmt::format("{}|{}|{}|{}|{}", backend, gpu, process, network, where);
   }
@@ -268,7 +265,7 @@ void throw_missing(const Place& place, milliseconds limit, const std::string& mi
 std::optional<Arrived> arrive(c10d::Store& store, const Place& place, const Offer& offer,
                               bool holds_store, Clock::time_point deadline, milliseconds limit,
                               const std::function<bool()>& is_over) {
-  const Arrival own = Arrival::own(offer);
+  const Arrival own{offer.backend, offer.gpu, process_id(), network_id(), offer.where};
   constexpr char kPython[] = "an unknown host (Python's torch.distributed)";
   const auto refuse = [&](const std::string& other) {
     refuse_double(store, place, holds_store, other, own.where);

@@ -52,8 +52,7 @@ std::vector<InterfaceAddress> interface_addresses() {
                                           found.ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
     result.push_back(std::move(found));
   }
-  std::stable_sort(result.begin(), result.end(),
-                   [](const auto& a, const auto& b) { return a.order() < b.order(); });
+  std::ranges::stable_sort(result, {}, &InterfaceAddress::order);
   return result;
 }
 
@@ -75,9 +74,7 @@ std::string interface_address(const std::string& name, const std::string& source
   std::vector<std::string> names;
   for (const InterfaceAddress& one : interface_addresses()) {
     if (one.interface == name) return one.address;
-    if (std::find(names.begin(), names.end(), one.interface) == names.end()) {
-      names.push_back(one.interface);
-    }
+    if (std::ranges::count(names, one.interface) == 0) names.push_back(one.interface);
   }
   throw base::UserError(fmt::format(
       "{} names the network interface '{}', which {} does not have, or which is down; it has {}",

@@ -96,12 +96,13 @@ void bound_answers(const Place& place) {
   }
 }
 
-JoinedStore connect_to(const Place& place, const StoreEndpoint::Route& route, milliseconds limit) {
+JoinedStore connect_to(const Place& place, const StoreEndpoint::Route& route, milliseconds limit,
+                       bool held_by_other = false) {
   // By address: given a name, the client could spend all of its time on an address that drops
   // packets.
   auto store = c10::make_intrusive<c10d::TCPStore>(route.store, store_options(place, limit));
   bound_answers(place);
-  return {std::move(store), route.own};
+  return {std::move(store), route.own, /*held_here=*/false, held_by_other};
 }
 
 JoinedStore hold_store(const Place& place, const std::string& other, Clock::time_point deadline,
@@ -111,9 +112,7 @@ JoinedStore hold_store(const Place& place, const std::string& other, Clock::time
   if (!listener.fd || !listener.at_host) {
     const auto soon = std::min(deadline, Clock::now() + kFirstAnswerTime);
     if (const auto route = place.master.probe(soon, other, reason)) {
-      JoinedStore second = connect_to(place, *route, limit);
-      second.held_by_other = true;
-      return second;
+      return connect_to(place, *route, limit, /*held_by_other=*/true);
     }
   }
   if (!listener.fd) {
@@ -135,8 +134,7 @@ JoinedStore hold_store(const Place& place, const std::string& other, Clock::time
   result.address = route.own;
   if (listener.at_host) return result;
   // Either a service that forwards to this store has answered, or the store of another rank 0.
-  JoinedStore second = connect_to(place, route, limit);
-  second.held_by_other = true;
+  JoinedStore second = connect_to(place, route, limit, /*held_by_other=*/true);
   return second.store->check({holder_key}) ? result : second;
 }
 

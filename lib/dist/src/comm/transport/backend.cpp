@@ -22,7 +22,6 @@
 
 #include "monitor/nccl_misuse.h"
 #include "transport/shared_memory.h"
-#include "transport/timed_out.h"
 #include "transport/timeouts.h"
 #include "transport/wait_while.h"
 
@@ -268,6 +267,64 @@ bool completes_only_in_wait(c10d::OpType type) {
          type == OpType::_REDUCE_SCATTER_BASE;
 }
 
+/// Refuses a call for whose arguments an exception is being handled.
+[[noreturn]] void refuse(const Label& label) {
+  label.log->refuse(label.call);
+  label.rethrow_refusal();
+}
+
+/// The options, changed so that the call returns its work. For a Python call with async_op=False,
+/// NCCL would return none, and the flight recorder would not know when the call ends.
+template <class Argument>
+decltype(auto) with_work(Argument& argument) {
+  if constexpr (requires { argument.asyncOp; }) {
+    auto options = argument;
+    options.asyncOp = true;
+    return options;
+  } else {
+    return (argument);
+  }
+}
+
+/// A call in which only the dtype must be the same on all ranks.
+PlacedCall same_dtype(c10d::OpType type, const char* name, const at::Tensor& tensor) {
+  PlacedCall placed{{}, tensor};
+  placed.call.name = name;
+  placed.call.type = type;
+  if (tensor.defined()) placed.call.dtype = tensor.scalar_type();
+  return placed;
+}
+
+/// A call in which dtype and sizes must be the same on all ranks.
+PlacedCall same_sizes(c10d::OpType type, const char* name, const at::Tensor& tensor) {
+  PlacedCall placed = same_dtype(type, name, tensor);
+  if (!tensor.defined() || tensor.is_sparse()) return placed;
+  placed.call.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
+  placed.call.has_sizes = true;
+  return placed;
+}
+
+PlacedCall same_sizes(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
+  return same_sizes(type, name, tensors.empty() ? at::Tensor() : tensors.front());
+}
+
+/// A call with several tensors, each of which must be the same on all ranks.
+PlacedCall several(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
+  PlacedCall placed = same_sizes(type, name, tensors);
+  std::string& others = placed.call.others.emplace();
+  for (size_t i = 1; i < tensors.size(); ++i) {
+    others += fmt::format(", {} {}", c10::toString(tensors[i].scalar_type()),
+                          c10::str(tensors[i].sizes()));
+  }
+  return placed;
+}
+
+PlacedCall with_peer(PlacedCall placed, int peer, int tag) {
+  placed.call.peer = peer;
+  placed.call.tag = tag;
+  return placed;
+}
+
 }  // namespace
 
 Backend::Backend(std::shared_ptr<Transport> cpu, std::shared_ptr<Transport> cuda,
@@ -396,33 +453,6 @@ Label Backend::label_of(const Call& call) const {
           cuda_};
 }
 
-namespace {
-
-/// Refuses a call for whose arguments an exception is being handled.
-[[noreturn]] void refuse(const Label& label) {
-  label.log->refuse(label.call);
-  label.rethrow_refusal();
-}
-
-}  // namespace
-
-namespace {
-
-/// The options, changed so that the call returns its work. For a Python call with async_op=False,
-/// NCCL would return none, and the flight recorder would not know when the call ends.
-template <class Argument>
-decltype(auto) with_work(Argument& argument) {
-  if constexpr (requires { argument.asyncOp; }) {
-    auto options = argument;
-    options.asyncOp = true;
-    return options;
-  } else {
-    return (argument);
-  }
-}
-
-}  // namespace
-
 template <class Method, class... Arguments>
 Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... arguments) {
   require_usable();
@@ -479,49 +509,6 @@ Backend::WorkPtr Backend::run(PlacedCall placed, Method method, Arguments&... ar
   }
   return c10::make_intrusive<AnnotatedWork>(std::move(label), std::move(work), !on_streams);
 }
-
-namespace {
-
-/// A call in which only the dtype must be the same on all ranks.
-PlacedCall same_dtype(c10d::OpType type, const char* name, const at::Tensor& tensor) {
-  PlacedCall placed{{}, tensor};
-  placed.call.name = name;
-  placed.call.type = type;
-  if (tensor.defined()) placed.call.dtype = tensor.scalar_type();
-  return placed;
-}
-
-/// A call in which dtype and sizes must be the same on all ranks.
-PlacedCall same_sizes(c10d::OpType type, const char* name, const at::Tensor& tensor) {
-  PlacedCall placed = same_dtype(type, name, tensor);
-  if (!tensor.defined() || tensor.is_sparse()) return placed;
-  placed.call.sizes.assign(tensor.sizes().begin(), tensor.sizes().end());
-  placed.call.has_sizes = true;
-  return placed;
-}
-
-PlacedCall same_sizes(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
-  return same_sizes(type, name, tensors.empty() ? at::Tensor() : tensors.front());
-}
-
-/// A call with several tensors, each of which must be the same on all ranks.
-PlacedCall several(c10d::OpType type, const char* name, const std::vector<at::Tensor>& tensors) {
-  PlacedCall placed = same_sizes(type, name, tensors);
-  std::string& others = placed.call.others.emplace();
-  for (size_t i = 1; i < tensors.size(); ++i) {
-    others += fmt::format(", {} {}", c10::toString(tensors[i].scalar_type()),
-                          c10::str(tensors[i].sizes()));
-  }
-  return placed;
-}
-
-PlacedCall with_peer(PlacedCall placed, int peer, int tag) {
-  placed.call.peer = peer;
-  placed.call.tag = tag;
-  return placed;
-}
-
-}  // namespace
 
 using c10d::OpType;
 

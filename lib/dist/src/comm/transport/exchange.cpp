@@ -20,7 +20,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
-#include "transport/timed_out.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail::shm {
 namespace {
@@ -262,8 +262,7 @@ void Exchange::run(size_t depth) {
 }
 
 Exchange::TaskPtr Exchange::next_to_settle(size_t depth) {
-  const auto next = std::find_if(unsettled_.begin(), unsettled_.end(),
-                                 [&](const TaskPtr& task) { return task->depth == depth; });
+  const auto next = std::ranges::find(unsettled_, depth, &Task::depth);
   if (next == unsettled_.end()) return nullptr;
   TaskPtr task = std::move(*next);
   unsettled_.erase(next);
@@ -377,7 +376,7 @@ bool Exchange::advance(Task& task, Clock::time_point give_up) {
   for (;;) {
     if (!task.is_published) {
       // After an abort, other ranks may still read the slot.
-      throw_if_aborted();
+      if (aborted_) throw error_of_abort();
       publish(task);
     }
     for (; task.peer < static_cast<int>(segments_.size()); ++task.peer) {
@@ -414,10 +413,6 @@ bool Exchange::has_published(int peer, uint64_t tag) const {
   return ahead < kBehind && header.tags[step_ % kSlots].load(std::memory_order_relaxed) == tag;
 }
 
-void Exchange::throw_if_aborted() const {
-  if (aborted_) throw error_of_abort();
-}
-
 /// Waits until a rank has published its part of this step. @return false at `give_up`.
 /// @throws TimedOut at the operation's deadline, std::runtime_error after an abort.
 bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
@@ -437,7 +432,7 @@ bool Exchange::await(int peer, Task& task, Clock::time_point give_up) {
   Header& header = segments_[static_cast<size_t>(peer)].header();
   for (;;) {
     const auto now = Clock::now();
-    throw_if_aborted();
+    if (aborted_) throw error_of_abort();
     if (now >= task.deadline) {
       throw TimedOut(fmt::format("timed out after {}ms of waiting for rank {}",
                                  task.timeout.count(), names_[static_cast<size_t>(peer)]));

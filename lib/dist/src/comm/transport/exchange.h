@@ -81,7 +81,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool take_turn(Lock& lock, Clock::time_point give_up, std::optional<size_t> depth = {});
   bool advance(Task& task, Clock::time_point give_up);
   void publish(Task& task);
-  void throw_if_aborted() const;
   bool await(int peer, Task& task, Clock::time_point give_up);
   bool has_published(int peer, uint64_t tag) const;
   Step step_of(const Task& task) const;

@@ -24,8 +24,7 @@ int Hosts::count_ranks() const {
 }
 
 size_t Hosts::max_ranks() const {
-  const auto fewer = [](const auto& a, const auto& b) { return a.size() < b.size(); };
-  return std::max_element(ranks.begin(), ranks.end(), fewer)->size();
+  return std::ranges::max_element(ranks, {}, [](const auto& host) { return host.size(); })->size();
 }
 
 namespace {
@@ -84,7 +83,7 @@ class HierarchicalAllGather : public LeaderOperation {
         hosts_(hosts),
         input_(input),
         rows_(at::empty({static_cast<int64_t>(outputs.size()), input_.bytes()}, at::kByte)) {
-    if (!hosts->is_leader()) return;
+    if (!leaders_) return;
     host_rows_ = at::empty({static_cast<int64_t>(hosts->max_ranks()), input_.bytes()}, at::kByte);
   }
 

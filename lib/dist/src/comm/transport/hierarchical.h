@@ -14,7 +14,6 @@ struct Hosts {
   std::shared_ptr<Gloo> leaders;        ///< connects the leaders; null on other ranks
 
   int count_ranks() const;
-  bool is_leader() const { return leaders != nullptr; }
   size_t host_of(int rank) const;
   size_t max_ranks() const;  ///< of one host
 };

@@ -4,22 +4,12 @@
 #include <syncbn/base/signal_mask.h>
 #include <unistd.h>
 
-#include <condition_variable>
-#include <exception>
 #include <system_error>
 #include <thread>
-#include <utility>
 
-#include "transport/timed_out.h"
+#include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
-namespace {
-
-// Timeout of polling threads: they wait until the group is shut down.
-constexpr std::chrono::milliseconds kEndless = std::chrono::hours(24 * 365);
-
-}  // namespace
-
 bool PollingThreads::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
@@ -38,30 +28,19 @@ void PollingThreads::leave() {
   --running_;
 }
 
-struct PolledWork::State {
-  explicit State(c10::intrusive_ptr<c10d::Work> inner) : inner(std::move(inner)) {}
-
-  const c10::intrusive_ptr<c10d::Work> inner;
-  std::mutex mutex;
-  std::condition_variable done_;
-  bool is_done = false;
-  bool has_thread = false;
-  std::exception_ptr error;
-
-  /// Waits for Gloo, in this thread.
-  void wait(std::chrono::milliseconds timeout) {
-    std::exception_ptr thrown;
-    try {
-      inner->wait(timeout);
-    } catch (...) {
-      thrown = std::current_exception();
-    }
-    const std::lock_guard lock(mutex);
-    is_done = true;
-    error = thrown;
-    done_.notify_all();
+/// Waits for Gloo, in this thread.
+void PolledWork::State::wait(std::chrono::milliseconds timeout) {
+  std::exception_ptr thrown;
+  try {
+    inner->wait(timeout);
+  } catch (...) {
+    thrown = std::current_exception();
   }
-};
+  const std::lock_guard lock(mutex);
+  is_done = true;
+  error = thrown;
+  done_.notify_all();
+}
 
 PolledWork::PolledWork(int rank, c10d::OpType type, c10::intrusive_ptr<c10d::Work> inner,
                        std::chrono::milliseconds timeout, std::shared_ptr<PollingThreads> threads)
@@ -79,6 +58,8 @@ PolledWork::~PolledWork() {
 
 /// @return false if the group is closed, or the system cannot start a thread.
 bool PolledWork::start_thread() {
+  // Polling threads wait until the group is shut down.
+  constexpr std::chrono::milliseconds kEndless = std::chrono::hours(24 * 365);
   const std::lock_guard lock(state_->mutex);
   if (state_->is_done || state_->has_thread) return true;
   if (!threads_->enter()) return false;
@@ -110,22 +91,6 @@ bool PolledWork::isSuccess() const {
 std::exception_ptr PolledWork::exception() const {
   const std::lock_guard lock(state_->mutex);
   return state_->error;
-}
-
-int PolledWork::sourceRank() const {
-  return state_->inner->sourceRank();
-}
-
-std::vector<at::Tensor> PolledWork::result() {
-  return state_->inner->result();
-}
-
-void PolledWork::abort() {
-  state_->inner->abort();
-}
-
-c10::intrusive_ptr<c10::ivalue::Future> PolledWork::getFuture() {
-  return state_->inner->getFuture();
 }
 
 bool PolledWork::wait(std::chrono::milliseconds timeout) {

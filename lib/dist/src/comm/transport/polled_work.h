@@ -3,8 +3,12 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -40,15 +44,29 @@ class PolledWork : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  int sourceRank() const override;
-  std::vector<at::Tensor> result() override;
+  int sourceRank() const override { return state_->inner->sourceRank(); }
+  std::vector<at::Tensor> result() override { return state_->inner->result(); }
   void synchronize() override {}
-  void abort() override;
+  void abort() override { state_->inner->abort(); }
   bool wait(std::chrono::milliseconds timeout) override;
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return state_->inner->getFuture();
+  }
 
  private:
-  struct State;
+  struct State {
+    explicit State(c10::intrusive_ptr<c10d::Work> inner) : inner(std::move(inner)) {}
+
+    const c10::intrusive_ptr<c10d::Work> inner;
+    std::mutex mutex;
+    std::condition_variable done_;
+    bool is_done = false;
+    bool has_thread = false;
+    std::exception_ptr error;
+
+    void wait(std::chrono::milliseconds timeout);
+  };
+
   bool start_thread();
 
   const std::shared_ptr<State> state_;

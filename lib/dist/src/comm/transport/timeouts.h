@@ -6,8 +6,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 
 namespace syncbn::dist::detail {
+
+/// A call has taken longer than its timeout.
+struct TimedOut : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 /// c10d's options of a call, with this timeout.
 template <class Options>

@@ -102,72 +102,6 @@ LayerPtr find_if(const Condition& is_it) {
   return nullptr;
 }
 
-}  // namespace
-
-void register_layer(const at::Tensor& running_mean, const at::Tensor& weight,
-                    ConvertedLayer layer) {
-  layer.has_weight = weight.defined();
-  const auto shared = std::make_shared<const ConvertedLayer>(std::move(layer));
-  Registry& all = registry();
-  all.remove_destroyed();
-  std::vector<Entry> replaced;
-  const std::lock_guard lock(all.mutex);
-  for (const at::Tensor& tensor : {running_mean, weight}) {
-    if (!tensor.defined()) continue;
-    Entry entry{c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr()), shared};
-    const auto [found, is_new] = all.by_key.try_emplace(tensor.unsafeGetTensorImpl(), entry);
-    if (!is_new) replaced.push_back(std::exchange(found->second, std::move(entry)));
-  }
-}
-
-void unregister_layer(const at::Tensor& running_mean, const at::Tensor& weight) {
-  Registry& all = registry();
-  std::vector<Entry> removed;
-  const std::lock_guard lock(all.mutex);
-  for (const at::Tensor& tensor : {running_mean, weight}) {
-    if (!tensor.defined()) continue;
-    const auto found = all.by_key.find(tensor.unsafeGetTensorImpl());
-    if (found == all.by_key.end()) continue;
-    if (found->second.layer->is_script) {
-      found->second.was_reverted = true;
-    } else {
-      removed.push_back(std::move(found->second));
-      all.by_key.erase(found);
-    }
-  }
-}
-
-size_t registered_keys() {
-  Registry& all = registry();
-  all.remove_destroyed();
-  const std::lock_guard lock(all.mutex);
-  return static_cast<size_t>(std::ranges::count_if(
-      all.by_key, [](const auto& item) { return !item.second.was_reverted; }));
-}
-
-std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
-                                               const at::Tensor& weight) {
-  const auto layer = find(layer_key(running_mean, weight));
-  return layer ? std::optional(layer->group) : std::nullopt;
-}
-
-// The gradient of a replica's parameter goes through a ReduceAdd node to the original's
-// AccumulateGrad. Recognises the node by its name, because the header of its class is large.
-bool is_replica(const at::Tensor& parameter) {
-  return parameter.defined() && parameter.grad_fn() && parameter.grad_fn()->num_outputs() == 1 &&
-         parameter.grad_fn()->name().find("ReduceAdd") != std::string::npos;
-}
-
-void throw_is_replica(const LayerName& layer) {
-  throw base::UserError(fmt::format(
-      "SyncBatchNorm: {} runs as a replica of torch::nn::parallel::data_parallel, whose "
-      "threads are not ranks and would exchange over one process group at once; use "
-      "syncbn::dist::DataParallel, or DistributedDataParallel with one process per device",
-      layer.given.empty() ? "a layer" : fmt::format("layer '{}'", layer.given)));
-}
-
-namespace {
-
 /// @throws base::UserError for a replica of a converted layer inside data_parallel. A layer without
 ///   a weight, or with a frozen one, has no gradient that leads to the original: it counts as a
 ///   replica if a converted layer has the same size.
@@ -379,6 +313,68 @@ const torch::Library* override_batch_norm(c10::DispatchKey key) {
 }
 
 }  // namespace
+
+void register_layer(const at::Tensor& running_mean, const at::Tensor& weight,
+                    ConvertedLayer layer) {
+  layer.has_weight = weight.defined();
+  const auto shared = std::make_shared<const ConvertedLayer>(std::move(layer));
+  Registry& all = registry();
+  all.remove_destroyed();
+  std::vector<Entry> replaced;
+  const std::lock_guard lock(all.mutex);
+  for (const at::Tensor& tensor : {running_mean, weight}) {
+    if (!tensor.defined()) continue;
+    Entry entry{c10::weak_intrusive_ptr<at::TensorImpl>(tensor.getIntrusivePtr()), shared};
+    const auto [found, is_new] = all.by_key.try_emplace(tensor.unsafeGetTensorImpl(), entry);
+    if (!is_new) replaced.push_back(std::exchange(found->second, std::move(entry)));
+  }
+}
+
+void unregister_layer(const at::Tensor& running_mean, const at::Tensor& weight) {
+  Registry& all = registry();
+  std::vector<Entry> removed;
+  const std::lock_guard lock(all.mutex);
+  for (const at::Tensor& tensor : {running_mean, weight}) {
+    if (!tensor.defined()) continue;
+    const auto found = all.by_key.find(tensor.unsafeGetTensorImpl());
+    if (found == all.by_key.end()) continue;
+    if (found->second.layer->is_script) {
+      found->second.was_reverted = true;
+    } else {
+      removed.push_back(std::move(found->second));
+      all.by_key.erase(found);
+    }
+  }
+}
+
+size_t registered_keys() {
+  Registry& all = registry();
+  all.remove_destroyed();
+  const std::lock_guard lock(all.mutex);
+  return static_cast<size_t>(std::ranges::count_if(
+      all.by_key, [](const auto& item) { return !item.second.was_reverted; }));
+}
+
+std::optional<ProcessGroupPtr> converted_group(const at::Tensor& running_mean,
+                                               const at::Tensor& weight) {
+  const auto layer = find(layer_key(running_mean, weight));
+  return layer ? std::optional(layer->group) : std::nullopt;
+}
+
+// The gradient of a replica's parameter goes through a ReduceAdd node to the original's
+// AccumulateGrad. Recognises the node by its name, because the header of its class is large.
+bool is_replica(const at::Tensor& parameter) {
+  return parameter.defined() && parameter.grad_fn() && parameter.grad_fn()->num_outputs() == 1 &&
+         parameter.grad_fn()->name().find("ReduceAdd") != std::string::npos;
+}
+
+void throw_is_replica(const LayerName& layer) {
+  throw base::UserError(fmt::format(
+      "SyncBatchNorm: {} runs as a replica of torch::nn::parallel::data_parallel, whose "
+      "threads are not ranks and would exchange over one process group at once; use "
+      "syncbn::dist::DataParallel, or DistributedDataParallel with one process per device",
+      layer.given.empty() ? "a layer" : fmt::format("layer '{}'", layer.given)));
+}
 
 thread_local OneValueForward OneValueForward::current;
 

@@ -8,6 +8,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <syncbn/dist/process_group.h>
+#include <torch/nn/module.h>
 #include <torch/nn/options/batchnorm.h>
 
 #include "batch_norm/exchange.h"

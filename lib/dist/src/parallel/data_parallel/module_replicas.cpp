@@ -70,68 +70,6 @@ void check_tensors(const std::vector<at::Tensor>& module, const std::vector<at::
   }
 }
 
-}  // namespace
-
-const ReplicaTensors& ModuleReplicas::tensors(int replica) const {
-  return replica == 0 ? first_ : copies_[static_cast<size_t>(replica - 1)].tensors;
-}
-
-void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
-  module_ = all.front();
-  const Tensors& module = module_;
-  copies_.clear();
-  for (size_t i = 1; i < all.size(); ++i) {
-    const Tensors& one = all[i];
-    if (one.parameters.size() != module.parameters.size() ||
-        one.buffers.size() != module.buffers.size()) {
-      throw base::UserError(fmt::format(
-          "DataParallel: replica {} has {} parameters and {} buffers, the module {} and {}", i,
-          one.parameters.size(), one.buffers.size(), module.parameters.size(),
-          module.buffers.size()));
-    }
-    Copy& copy = copies_.emplace_back();
-    first_.is_of_module = copy.tensors.is_of_module = one.is_of_module;
-    const auto pair = [&](const auto& originals, const auto& own, auto& pairs) {
-      check_tensors(originals, own, i);
-      for (size_t j = 0; j < own.size(); ++j) {
-        pairs.emplace_back(originals[j], own[j]);
-        const at::TensorImpl* const original = originals[j].unsafeGetTensorImpl();
-        copy.tensors.originals[own[j].unsafeGetTensorImpl()] = original;
-        if (one.is_of_module) copy.tensors.copies[original] = own[j];
-      }
-    };
-    pair(module.parameters, one.parameters, copy.parameters);
-    pair(module.buffers, one.buffers, copy.buffers);
-  }
-}
-
-void ModuleReplicas::refresh_tensors() {
-  for (const auto* list : {&module_.parameters, &module_.buffers}) {
-    for (const at::Tensor& tensor : *list) {
-      if (tensor.device() == devices_.front()) continue;
-      throw base::UserError(
-          fmt::format("DataParallel: the module has a tensor on {}, and the first of device_ids is "
-                      "{}; move the module there with to()",
-                      tensor.device().str(), devices_.front().str()));
-    }
-  }
-  for (size_t i = 0; i < copies_.size(); ++i) {
-    const at::Device device = devices_[i + 1];
-    for (auto& [original, copy] : copies_[i].parameters) refresh_parameter(original, copy, device);
-    const at::NoGradGuard no_grad;
-    for (auto& [original, copy] : copies_[i].buffers) {
-      if (copy.sizes() == original.sizes() && copy.scalar_type() == original.scalar_type()) {
-        copy.copy_(original, /*non_blocking=*/true);
-      } else {
-        copy.set_data(original.to(device, original.scalar_type(), /*non_blocking=*/false,
-                                  /*copy=*/true));
-      }
-    }
-  }
-}
-
-namespace {
-
 /// Calls an operator with the replica's tensors in place of the module's.
 void call_with_own_tensors(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto arguments = static_cast<ptrdiff_t>(op.schema().arguments().size());
@@ -202,6 +140,64 @@ bool has_same_classes(const ModulePtr& module, const ModulePtr& copy) {
 }
 
 }  // namespace
+
+const ReplicaTensors& ModuleReplicas::tensors(int replica) const {
+  return replica == 0 ? first_ : copies_[static_cast<size_t>(replica - 1)].tensors;
+}
+
+void ModuleReplicas::set_tensors(const std::vector<Tensors>& all) {
+  module_ = all.front();
+  const Tensors& module = module_;
+  copies_.clear();
+  for (size_t i = 1; i < all.size(); ++i) {
+    const Tensors& one = all[i];
+    if (one.parameters.size() != module.parameters.size() ||
+        one.buffers.size() != module.buffers.size()) {
+      throw base::UserError(fmt::format(
+          "DataParallel: replica {} has {} parameters and {} buffers, the module {} and {}", i,
+          one.parameters.size(), one.buffers.size(), module.parameters.size(),
+          module.buffers.size()));
+    }
+    Copy& copy = copies_.emplace_back();
+    first_.is_of_module = copy.tensors.is_of_module = one.is_of_module;
+    const auto pair = [&](const auto& originals, const auto& own, auto& pairs) {
+      check_tensors(originals, own, i);
+      for (size_t j = 0; j < own.size(); ++j) {
+        pairs.emplace_back(originals[j], own[j]);
+        const at::TensorImpl* const original = originals[j].unsafeGetTensorImpl();
+        copy.tensors.originals[own[j].unsafeGetTensorImpl()] = original;
+        if (one.is_of_module) copy.tensors.copies[original] = own[j];
+      }
+    };
+    pair(module.parameters, one.parameters, copy.parameters);
+    pair(module.buffers, one.buffers, copy.buffers);
+  }
+}
+
+void ModuleReplicas::refresh_tensors() {
+  for (const auto* list : {&module_.parameters, &module_.buffers}) {
+    for (const at::Tensor& tensor : *list) {
+      if (tensor.device() == devices_.front()) continue;
+      throw base::UserError(
+          fmt::format("DataParallel: the module has a tensor on {}, and the first of device_ids is "
+                      "{}; move the module there with to()",
+                      tensor.device().str(), devices_.front().str()));
+    }
+  }
+  for (size_t i = 0; i < copies_.size(); ++i) {
+    const at::Device device = devices_[i + 1];
+    for (auto& [original, copy] : copies_[i].parameters) refresh_parameter(original, copy, device);
+    const at::NoGradGuard no_grad;
+    for (auto& [original, copy] : copies_[i].buffers) {
+      if (copy.sizes() == original.sizes() && copy.scalar_type() == original.scalar_type()) {
+        copy.copy_(original, /*non_blocking=*/true);
+      } else {
+        copy.set_data(original.to(device, original.scalar_type(), /*non_blocking=*/false,
+                                  /*copy=*/true));
+      }
+    }
+  }
+}
 
 torch::nn::Module& replica_of(ModuleReplicas& replicas, int replica) {
   return static_cast<EagerReplicas&>(replicas).replica(replica);

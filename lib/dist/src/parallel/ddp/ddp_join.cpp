@@ -65,9 +65,7 @@ ProcessGroupPtr shared_statistics_group(const DdpState& state) {
 std::vector<at::Device> devices_of_statistics(const DdpState& state) {
   std::vector<at::Device> devices;
   for (const at::Tensor& tensor : state.module->sync_layers().statistics) {
-    if (std::ranges::find(devices, tensor.device()) == devices.end()) {
-      devices.push_back(tensor.device());
-    }
+    if (std::ranges::count(devices, tensor.device()) == 0) devices.push_back(tensor.device());
   }
   if (devices.empty()) devices.push_back(state.first_device);
   return devices;

@@ -35,10 +35,7 @@ bool reach_any(const std::vector<at::Tensor>& outputs,
   while (!open.empty()) {
     const torch::autograd::Node* const node = open.back();
     open.pop_back();
-    if (node->next_edges().empty() &&
-        std::find(leaves.begin(), leaves.end(), node) != leaves.end()) {
-      return true;
-    }
+    if (node->next_edges().empty() && std::ranges::count(leaves, node) > 0) return true;
     for (const torch::autograd::Edge& edge : node->next_edges()) visit(edge.function.get());
   }
   return false;

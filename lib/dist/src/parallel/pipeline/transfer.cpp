@@ -62,10 +62,8 @@ StageMessage message_of(const at::Tensor& header, at::Device device) {
 }  // namespace
 
 void QueueTransfer::send(const StageMessage& message) {
-  {
-    const std::lock_guard lock(mutex_);
-    waiting_.push_back(message);
-  }
+  const std::lock_guard lock(mutex_);
+  waiting_.push_back(message);
   changed_.notify_all();
 }
 
@@ -85,10 +83,8 @@ StageMessage QueueTransfer::receive(at::Device device) {
 }
 
 void QueueTransfer::fail() {
-  {
-    const std::lock_guard lock(mutex_);
-    has_failed_ = true;
-  }
+  const std::lock_guard lock(mutex_);
+  has_failed_ = true;
   changed_.notify_all();
 }
 

@@ -75,9 +75,9 @@ struct LoadReport {
 /// module differ in nothing else; messages and the report leave them out. The prefix after which
 /// most tensors fit is removed, if these are at least half of the network's.
 /// @throws base::UserError listing names (at most 10 of each kind) that are missing, unexpected
-///   (`strict`), of another shape or unread; for prefixes that fit alike; for a wildcard that no
-///   name matches; for two names in the weights that differ in wrappers only; and for an unknown
-///   child. The module is then unchanged.
+///   (`strict`), of another shape, complex for a real one, or unread; for prefixes that fit alike;
+///   for a wildcard that no name matches; for two names in the weights that differ in wrappers
+///   only; and for an unknown child. The module is then unchanged.
 LoadReport load_state_dict(torch::nn::Module& module, const StateDict& weights,
                            LoadOptions options = {});
 

@@ -23,6 +23,11 @@ struct Inputs {
   int64_t batch_size = 1;  ///< of each rank
 };
 
+/// Samples of each rank's batch.
+/// @throws base::UserError when the ranks cannot share the batch or the statistics evenly, or a
+///   rank cannot divide its batch into `accumulate` parts
+int64_t divided_batch(const Config& config, int world_size);
+
 /// @throws base::UserError when data is missing or damaged, or cannot be divided between the ranks.
 Inputs load_inputs(const Config& config, int rank, int world_size);
 
