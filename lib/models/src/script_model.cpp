@@ -147,6 +147,18 @@ void synchronise(torch::jit::Module& script, const ModelArgs& args) {
   }
 }
 
+void collect_tensors(const c10::IValue& value, std::vector<at::Tensor>& found) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) found.push_back(value.toTensor());
+  } else if (value.isTuple()) {
+    for (const c10::IValue& item : value.toTupleRef().elements()) collect_tensors(item, found);
+  } else if (value.isList() || value.isTensorList()) {
+    for (const c10::IValue& item : value.toListRef()) collect_tensors(item, found);
+  } else if (value.isGenericDict()) {
+    for (const auto& item : value.toGenericDict()) collect_tensors(item.value(), found);
+  }
+}
+
 /// Options of `model: {type: torchscript}`.
 struct ScriptOptions {
   std::string file;
@@ -205,10 +217,7 @@ void add_scripts(ModelKind::Registry& registry) {
 
 std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
   std::vector<at::Tensor> found;
-  value.visit([&found](const c10::IValue& part) {
-    if (part.isTensor() && part.toTensor().defined()) found.push_back(part.toTensor());
-    return part.isObject();  // leaves out what a module has
-  });
+  collect_tensors(value, found);
   return found;
 }
 

@@ -231,7 +231,7 @@ class DeepLabPlusHead : public torch::nn::Module {
 };
 
 /// A network with a head on the features of the highest and the lowest resolution.
-/// @param low, high channels of these features
+/// @param low, high channels of the features of the highest resolution, and of the lowest
 template <class Head>
 std::shared_ptr<Model> with_two_depths(const Backbone& backbone, const ModelArgs& args, int64_t low,
                                        int64_t high) {

@@ -23,9 +23,9 @@ std::optional<bool> read_flag(std::string text) {
 CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
                          const std::vector<std::string>& words, Environment environment)
     : fields_(fields) {
-  // Texts for which torchrun takes an empty value as none, also over a value before it and that of
-  // a variable. An empty number, --hosts= or
-  // --token_file= is a mistake: probably a variable of the shell that is not set.
+  // Texts for which torchrun takes an empty value as none, also over an earlier value and that of a
+  // variable. An empty number, --hosts= or --token_file= is a mistake: probably a variable of the
+  // shell that is not set.
   static const std::vector<std::string> kMayBeEmpty = base::words_of(
       "rdzv_endpoint, rdzv_id, rdzv_conf, role, log_dir, local_addr, local_ranks_filter, "
       "duplicate_stdout_filters, duplicate_stderr_filters");

@@ -304,7 +304,8 @@ Names add_resize(const OnnxCall& call, std::vector<OnnxAttribute> how) {
   require(!call.is_none(1), "it has factors instead of a size");
   const auto height_and_width = call.result().sizes().slice(2).vec();
   how.push_back({"axes", Ints{2, 3}});
-  return {call.add("Resize", {call.name(0), "", "", call.constant(height_and_width)}, how)};
+  return {
+      call.add("Resize", {call.name(0), "", "", call.constant(height_and_width)}, std::move(how))};
 }
 
 Names upsample_bilinear2d(const OnnxCall& call) {

@@ -23,9 +23,7 @@ struct ExchangeTime {
 };
 
 /// @param exchanges of one kind
-/// @param blocked when the rank waited for an exchange of any kind: while it waits for one, it
-/// hides
-///   no other
+/// @param blocked when the rank waited for an exchange of any kind, which hides no other meanwhile
 ExchangeTime exchange_time(Intervals exchanges, Intervals blocked);
 
 /// What the summary of a profile needs from a rank.

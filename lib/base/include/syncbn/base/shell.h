@@ -14,8 +14,8 @@ std::string in_single_quotes(std::string_view word);
 std::string shell_quoted(const std::vector<std::string>& words);
 
 /// Runs a shell command and waits for its end.
-/// @return its exit code, or -1 if it did not start or a signal ended it; and its standard output,
-///   without the end of the last line
+/// @return the shell's exit code, or -1 if it did not start or a signal ended it; and the standard
+///   output, without the end of the last line
 std::pair<int, std::string> run_shell(const std::string& command);
 
 /// The words as exec takes them. They must outlive the result.

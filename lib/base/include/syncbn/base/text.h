@@ -28,7 +28,7 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
 std::string join_some(std::vector<std::string> parts, std::string_view separator, size_t max);
 
 /// "1 rank", "2 ranks", "2 classes".
-/// @param noun in the singular; must form its plural with an s, or with es after an s
+/// @param noun in the singular; must form its plural with an s, or with es after an s.
 std::string counted(int64_t count, std::string_view noun);
 
 /// Whether a shell wildcard matches a dotted name, or the part of it before one of its dots: "fc"

@@ -579,7 +579,8 @@ Plan plan_broadcast_bytes(const std::string& bytes, int root, const GroupOrDefau
                           Timeout timeout) {
   const CheckedCall call("broadcast_bytes", group, timeout);
   call.require_rank("root", root);
-  return Plan{call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
+  // A copy that is not const, so that a Plan moves it.
+  return Plan{call, Kind::kSeveralCollectives, [=, bytes = bytes, g = call.group_ptr()] {
                 const Tensor size = size_of(bytes);
                 complete(plan_broadcast(size, root, g, timeout));
                 const auto length = size.item<int64_t>();
@@ -597,7 +598,7 @@ Plan plan_broadcast_bytes(const std::string& bytes, int root, const GroupOrDefau
 /// @param all_ranks return every rank's bytes on all ranks; otherwise on `root` only.
 Plan plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int root, bool all_ranks,
                        Waits waits) {
-  return Plan{call, Kind::kSeveralCollectives, [=] {
+  return Plan{call, Kind::kSeveralCollectives, [=, bytes = bytes] {
                 const ProcessGroupPtr& group = call.group_ptr();
                 const Timeout timeout = call.timeout();
                 const Tensors sizes =
@@ -608,6 +609,7 @@ Plan plan_gather_bytes(const CheckedCall& call, const std::string& bytes, int ro
                 const Plan gather = all_ranks ? plan_all_gather(own, group, timeout, waits)
                                               : plan_gather(own, root, group, timeout);
                 Started started = gather.start();
+                // Makes bytes of the tensors that the call returns.
                 started.finish = [finish = std::move(started.finish), sizes](Outcome& outcome) {
                   finish(outcome);
                   for (size_t rank = 0; rank < outcome.tensors.size(); ++rank) {
@@ -643,7 +645,7 @@ Plan plan_scatter_bytes(const std::vector<std::string>& parts, int root,
     call.refuse(fmt::format("it is given parts, and rank {} is the one that has them", root));
   }
   return Plan{
-      call, Kind::kSeveralCollectives, [=, g = call.group_ptr()] {
+      call, Kind::kSeveralCollectives, [=, parts = parts, g = call.group_ptr()] {
         int64_t longest = 1;
         for (const std::string& one : parts) {
           longest = std::max(longest, static_cast<int64_t>(one.size()));

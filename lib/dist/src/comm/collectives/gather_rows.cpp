@@ -18,6 +18,7 @@
 #include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
+
 c10::intrusive_ptr<c10d::Work> start_gather_rows(const at::Tensor& row, const at::Tensor& all,
                                                  const ProcessGroupPtr& group, Timeout timeout,
                                                  bool is_awaited) {

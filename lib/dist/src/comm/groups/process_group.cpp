@@ -267,6 +267,7 @@ void let_peers_connect(const World& world) {
   }
 }
 
+/// The groups that still exist.
 std::vector<ProcessGroupPtr> groups_of(const World& world) {
   std::vector<ProcessGroupPtr> groups;
   for (const MadeGroup& made : world.made) {

@@ -50,7 +50,7 @@ constexpr size_t kMaxStuck = 16;
 std::atomic<bool> skips_destructors{false};
 std::atomic<bool> skips_destructors_after_failure{false};
 
-/// The key in Completed of a rank's sends to a peer, or its recvs from it.
+/// The key in PeerMonitor::Completed of a rank's sends to a peer, or its recvs from it.
 std::string name_of_transfers(const std::string& group, bool are_sends, int rank, int peer) {
   return fmt::format("{} {}{}{}", group, rank, are_sends ? '>' : '<', peer);
 }

@@ -10,6 +10,7 @@
 #include "transport/timeouts.h"
 
 namespace syncbn::dist::detail {
+
 bool PollingThreads::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
@@ -39,7 +40,7 @@ void PolledWork::State::wait(std::chrono::milliseconds timeout) {
   const std::lock_guard lock(mutex);
   is_done = true;
   error = thrown;
-  done_.notify_all();
+  has_ended.notify_all();
 }
 
 PolledWork::PolledWork(int rank, c10d::OpType type, c10::intrusive_ptr<c10d::Work> inner,
@@ -106,8 +107,8 @@ bool PolledWork::wait(std::chrono::milliseconds timeout) {
   const bool endless = timeout == kNoTimeout && !is_transfer_;
   const auto limit = timeout == kNoTimeout ? timeout_ : timeout;
   const auto is_done = [this] { return state_->is_done; };
-  if (endless) state_->done_.wait(lock, is_done);
-  if (!state_->done_.wait_for(lock, limit, is_done)) {
+  if (endless) state_->has_ended.wait(lock, is_done);
+  if (!state_->has_ended.wait_for(lock, limit, is_done)) {
     throw TimedOut(fmt::format("timed out after {}ms", limit.count()));
   }
   if (state_->error) std::rethrow_exception(state_->error);

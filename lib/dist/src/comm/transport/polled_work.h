@@ -59,7 +59,7 @@ class PolledWork : public c10d::Work {
 
     const c10::intrusive_ptr<c10d::Work> inner;
     std::mutex mutex;
-    std::condition_variable done_;
+    std::condition_variable has_ended;
     bool is_done = false;
     bool has_thread = false;
     std::exception_ptr error;

@@ -62,8 +62,10 @@ StageMessage message_of(const at::Tensor& header, at::Device device) {
 }  // namespace
 
 void QueueTransfer::send(const StageMessage& message) {
-  const std::lock_guard lock(mutex_);
-  waiting_.push_back(message);
+  {
+    const std::lock_guard lock(mutex_);
+    waiting_.push_back(message);
+  }
   changed_.notify_all();
 }
 

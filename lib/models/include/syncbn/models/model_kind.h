@@ -9,8 +9,9 @@ namespace syncbn::models {
 class Model;
 struct ModelArgs;
 
-/// The registry behind `model: {type: resnet50}`. It has digits, and torchvision's networks under
-/// torchvision's names, with the same parameters, buffers and, for the same seed, initial values.
+/// The registry behind `model: {type: resnet50}`. It has torchvision's networks under torchvision's
+/// names, with the same parameters, buffers and, for the same seed, initial values; and digits,
+/// unet, deeplabv3plus_*, dcgan and networks of TorchScript files.
 /// make() draws the initial parameters from torch's default generator (torch::manual_seed). It
 /// throws base::UserError if the model does not take samples of the given shape. Both kinds of
 /// normalisation give the same parameter and buffer names, and the same initial values. A custom
