@@ -2,9 +2,13 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/inotify.h>
+#include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -13,6 +17,7 @@
 
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/base/unique_fd.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/image_ops.h>
 #include <syncbn/data/image_sets.h>
@@ -627,12 +632,62 @@ TEST_F(CocoTest, OtherSplitsMayLackCategories) {
                   AllOf(HasSubstr("val.json' has boxes of categories that '"),
                         HasSubstr("instances.json' lacks: 'Cat'; rename or remove them (only the "
                                   "latter has 'car', 'cat'; "))));
-  // Another training file is read again; without one, a file's own categories count.
-  write(file_of(kImages, categories_of(R"({"id": 1, "name": "Cat"}, {"id": 2, "name": "eel"})"),
-                R"("annotations": [{"image_id": 9, "category_id": 2, "bbox": [1, 1, 2, 2]}])"));
-  EXPECT_THAT(load(both, Split::kVal)->class_names(), ElementsAre("Cat", "eel"));
+  folder_.write("val.json", file_of(kImages, categories_of(""), R"("annotations": [])"));
+  write(file_of(kImages, categories_of("")));
+  const auto refusal = [&](const std::string& file) {
+    EXPECT_THAT([&] { load(both, Split::kVal); },
+                ThrowsMessage<base::UserError>(HasSubstr(file + "' has no categories")));
+  };
+  refusal("instances.json");
   fs::remove(folder_ / "instances.json");
-  EXPECT_THAT(load(both, Split::kVal)->class_names(), ElementsAre("Cat"));
+  refusal("val.json");
+}
+
+/// Whether `action` opens this file.
+bool opens(const fs::path& file, const std::function<void()>& action) {
+  const base::UniqueFd events(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  EXPECT_GE(::inotify_add_watch(events.get(), file.c_str(), IN_OPEN), 0);
+  action();
+  alignas(inotify_event) std::array<char, 4096> buffer = {};
+  return ::read(events.get(), buffer.data(), buffer.size()) > 0;
+}
+
+TEST_F(CocoTest, OtherSplitsReadTheTrainingFilesCategoriesOnce) {
+  CocoOptions both = options();
+  both.val_annotations = folder_.write("val.json", file_of(kImages, categories_of("")));
+  both.val_images = folder_ / "photos";
+  const auto classes = [&](bool opened) {
+    std::vector<std::string> names;
+    const auto read = [&] { names = load(both, Split::kVal)->class_names(); };
+    EXPECT_EQ(opens(both.train_annotations, read), opened);
+    return names;
+  };
+  EXPECT_THAT(classes(true), ElementsAre("car", "cat"));
+  EXPECT_THAT(classes(false), ElementsAre("car", "cat"));
+  // The training file of the same path has changed, or the path has.
+  const std::string others = R"({"id": 3, "name": "ape"}, {"id": 17, "name": "bee"})";
+  const std::string val = file_of(kImages, categories_of(""), R"("annotations": [])");
+  folder_.write("val.json", val);
+  write(file_of(kImages, categories_of(others)));
+  EXPECT_THAT(classes(true), ElementsAre("ape", "bee"));
+  EXPECT_THAT(classes(false), ElementsAre("ape", "bee"));
+  both.train_annotations = folder_.write("other.json", file_of());
+  EXPECT_THAT(classes(true), ElementsAre("car", "cat"));
+  // A training split that was read leaves its categories.
+  write(file_of(kImages, categories_of(others)));
+  both.train_annotations = folder_ / "instances.json";
+  load(both);
+  EXPECT_THAT(classes(false), ElementsAre("ape", "bee"));
+  // Faults in its other lists do not matter.
+  write(file_of(R"("images": [{"id": 9, "file_name": "a", "width": 4, "height": 3},
+                              {"id": 9, "file_name": "b", "width": 4}])",
+                kCategories, R"("annotations": [{"id": 1}])"));
+  EXPECT_THAT([&] { load(both); }, ThrowsMessage<base::UserError>(HasSubstr("image 9 has no")));
+  EXPECT_THAT(classes(true), ElementsAre("car", "cat"));
+  // Without a training file, a file's own categories count.
+  folder_.write("val.json", file_of());
+  fs::remove(folder_ / "instances.json");
+  EXPECT_THAT(load(both, Split::kVal)->class_names(), ElementsAre("car", "cat"));
 }
 
 TEST_F(CocoTest, TakesImagesAndCategoriesThatAreListedTwiceOnce) {
@@ -641,7 +696,9 @@ TEST_F(CocoTest, TakesImagesAndCategoriesThatAreListedTwiceOnce) {
     images.insert(images.find('[') + 1, image);
     annotations.insert(annotations.find('[') + 1,
                        fmt::format(R"({{"image_id": {0}, "category_id": 17, "bbox": [1, 2, 3, 4]}},
-            {{"image_id": {0}, "category_id": 3, "bbox": [2, 4, 8, 6]}}, )",
+            {{"image_id": {0}, "category_id": 3, "bbox": [2, 4, 8, 6]}},
+            {{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4]}},
+            {{"image_id": 7, "category_id": 3, "bbox": [1, 2, 3, 4]}}, )",
                                    id));
     write(file_of(images, categories_of(R"({"id": 17, "name": "cat"}, {"id": 3, "name": "car"},
         {"id": 17, "name": "cat"})"),
@@ -657,13 +714,24 @@ TEST_F(CocoTest, TakesImagesAndCategoriesThatAreListedTwiceOnce) {
     EXPECT_EQ(set->image_id(2), 9);
     // Three of its own, one of which the repetition has as well.
     EXPECT_THAT(set->annotations(2), SizeIs(4));
+    EXPECT_THAT(set->annotations(1), SizeIs(2)) << "this image is listed once";
     ASSERT_THAT(set->remarks(), SizeIs(1));
-    EXPECT_THAT(set->remarks()[0].text, HasSubstr("1 of 4 images repeat a file_name and size"));
+    EXPECT_THAT(set->remarks()[0].text,
+                HasSubstr("1 of 4 images repeat a file_name and size; each is taken once, and so "
+                          "are its equal boxes (1 left out)"));
     EXPECT_FALSE(set->remarks()[0].is_fault);
   }
   EXPECT_THAT(
       [&] { merged(R"({"id": 9, "file_name": "nine.jpg", "width": 30, "height": 40},)", 9); },
       ThrowsMessage<base::UserError>(HasSubstr("two images with the id 9")));
+  fs::create_directory(folder_ / "photos/below");
+  fs::rename(folder_ / "photos/four.jpg", folder_ / "photos/below/4.jpg");
+  std::string file = with_four("below/4.jpg", R"("width": 20, "height": 50)");
+  write(file.insert(file.find(R"({"id": 9, "file_name")"),
+                    R"({"id": 2, "file_name": "below\\4.jpg", "width": 20, "height": 50}, )"));
+  EXPECT_EQ(load()->size(), 3);
+  EXPECT_EQ(load()->image_id(0), 2);
+  EXPECT_THAT(load()->annotations(0), SizeIs(1)) << "that of image 4";
 }
 
 TEST_F(CocoTest, NamesPointersOfGitLfsInPlaceOfImages) {

@@ -302,6 +302,10 @@ TEST(DetectionTransformsTest, OptionsAreChecked) {
   refusal("random_shortest_size", {{"min_size", "[0,4]"}}, "at least 1");
   refusal("scale_jitter", {{"target_size", "[4,4]"}, {"scale_range", "[2,1]"}}, "in this order");
   refusal("random_photometric_distort", {{"hue", "[-0.6,0]"}}, "at least -0.5");
+  for (const char* range : {"brightness", "contrast", "saturation", "hue"}) {
+    refusal("random_photometric_distort", {{range, "[0.5,0.4]"}}, "in this order");
+  }
+  refusal("random_zoom_out", {{"side_range", "[3,2]"}}, "side_range has a smallest");
   refusal("random_zoom_out", {{"side_range", "[0.5,1]"}}, "at least 1");
   refusal("random_iou_crop", {{"sampler_options", "[0.5,0.9]"}}, "needs a 1");
   refusal("random_iou_crop", {{"min_scale", "0.9"}, {"max_scale", "0.8"}}, "not be above");

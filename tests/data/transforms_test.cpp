@@ -209,6 +209,7 @@ TEST(TransformTest, OptionsAreChecked) {
   refusal("resize", {{"size", "8"}, {"max_size", "8"}}, "must be above it");
   refusal("resize", {{"height", "8"}, {"width", "8"}, {"max_size", "9"}}, "goes with size");
   refusal("random_resized_crop", {{"size", "8"}, {"scale", "[0.9,0.1]"}}, "in this order");
+  refusal("random_resized_crop", {{"size", "8"}, {"ratio", "[2,1]"}}, "ratio has a smallest");
   refusal("color_jitter", {{"hue", "0.6"}}, "at most 0.5");
   refusal("rand_augment", {{"magnitude", "31"}}, "below num_magnitude_bins");
   refusal("random_scale", {{"min", "3"}}, "min must not be above max");

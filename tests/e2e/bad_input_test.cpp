@@ -119,7 +119,8 @@ TEST_F(BadInputTest, TheLaunchersQuestionNamesWhatIsKnownWithoutData) {
   const auto warned = ask({config, "--global_batch_size=7"});
   EXPECT_EQ(warned.exit_code, 0);
   EXPECT_EQ(warned.err,
-            "if 2 ranks take part: global_batch_size: 7 samples cannot be divided evenly between 2 "
+            "train: warning: if 2 ranks take part: global_batch_size: 7 samples cannot be divided "
+            "evenly between 2 "
             "ranks; choose a multiple of 2\n");
 }
 

@@ -92,6 +92,12 @@ TEST_F(GanTest, ShowsWhatItGenerates) {
       "--tables: task gan has none; leave the option out");
 }
 
+TEST_F(GanTest, IsCheckedWithoutARun) {
+  const auto checked = run_train(Words{"check"} + args("run", {}));
+  EXPECT_EQ(checked.exit_code, 0) << checked.err;
+  EXPECT_THAT(checked.out, HasSubstr("all can be used"));
+}
+
 TEST_F(GanTest, WhatDoesNotFitIsRefused) {
   const auto refused = [&](const Words& more, const std::string& message) {
     expect_mistake(run_train(args("run", more)), message);

@@ -212,6 +212,21 @@ TEST_F(PluginTest, MistakesOfItsNetworksNameThemBeforeTheFirstStep) {
   }
 }
 
+TEST_F(PluginTest, ACheckNamesMistakesOfItsNetworkAndSchedule) {
+  const auto check = [&](const std::string& text, const Words& more = {}) {
+    return run_train(Words{"check"} + arguments("plugins: [" + plugin("networks") + "]\n" + text) +
+                     more);
+  };
+  expect_mistake(check("model: narrow\n", {"--device=cpu"}),
+                 "model narrow of libnetworks.so: mat1 and mat2 shapes cannot be multiplied");
+  expect_mistake(check("schedule: unmade\n"), "schedule unmade of libnetworks.so: no curve");
+  // A network for GPUs may have no operators for the CPU, which a check uses.
+  const auto on_gpu = check("model: narrow\n", {"--device=cuda"});
+  EXPECT_EQ(on_gpu.exit_code, 0) << on_gpu.err;
+  expect_mistake(check("model: narrow\n", {"--device=cuda", "--init=none.pth"}),
+                 "cannot read none.pth");
+}
+
 TEST_F(PluginTest, MistakesOfItsDataAndMetricsNameThemBeforeTheFirstStep) {
   const std::string networks = "plugins: [" + plugin("networks") + "]\n";
   expect_mistake(train_with(networks + "data: pairs\n"),

@@ -671,6 +671,12 @@ TEST_F(TrainingLaunchTest, ANodeFindsAMistakeInItsOptionsFirst) {
     const auto result = run_program(launcher + args("run", {"--config=" + file}));
     EXPECT_THAT(result.err, HasSubstr("node 1 did not arrive within 1.0 s")) << file;
   }
+  // Of all that the check prints, the launcher shows only the warning.
+  const auto warned =
+      run_program(launcher + args("run", {"--batch_size=null", "--global_batch_size=7"}),
+                  {.env = {{"LD_PRELOAD", "/none.so"}}});
+  EXPECT_EQ(count(warned.err, "syncbn-launch: warning: "), 1) << warned.err;
+  EXPECT_THAT(warned.err, HasSubstr("syncbn-launch: warning: if 2 ranks take part: global_batch"));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
 }
 

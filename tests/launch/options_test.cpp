@@ -505,7 +505,7 @@ TEST(LaunchSchedulerTest, FindsTheFirstNameInSlurmsLists) {
 TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
   const test::TempFolder folder;
   const auto warning = [&](const std::string& line) {
-    folder.write("script.py", "'--local_rank'\n" + line + "\n");
+    folder.write("script.py", line + "\nparser.add_argument('--local_rank')\n");
     LaunchOptions options;
     options.program = {folder / "script.py"};
     return local_rank_warning(options);
@@ -517,7 +517,10 @@ TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
         "print(os.environ['LOCAL_RANK'])\nrank = os.environ['LOCAL_RANK']",
         "'''don't'''\nmodel = Net().to(f\"cuda:{os.environ['LOCAL_RANK']}\")",
         "del x  # it's\nrank = os.getenv('LOCAL_RANK')",
-        "'local_rank': int(os.environ['LOCAL_RANK']),"}) {
+        "'local_rank': int(os.environ['LOCAL_RANK']),",
+        "parse('--x', default=int(os.environ.get('LOCAL_RANK', 0)), help='of this node')",
+        "r = int(os.environ['LOCAL_RANK']); print(r)",
+        "line.startswith('\"\"\"')\nrank = os.environ['LOCAL_RANK']"}) {
     EXPECT_EQ(warning(use), "") << use;
   }
   for (const char* mention :
@@ -530,6 +533,7 @@ TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
         "warnings.warn('is ' + os.environ['LOCAL_RANK'])",
         "parse('--x', help='use os.environ[\"LOCAL_RANK\"]')",
         "\"\"\"Set by the launcher:\nrank = os.environ['LOCAL_RANK']\n\"\"\"",
+        "line.startswith('\"\"\"')", "# \"\"\"\nprint(os.environ['LOCAL_RANK'])",
         "print('Read the rank from',\n      'os.environ[\"LOCAL_RANK\"]')"}) {
     EXPECT_THAT(warning(mention), HasSubstr("declares --local_rank")) << mention;
   }

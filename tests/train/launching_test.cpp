@@ -40,7 +40,8 @@ TEST(ImagenetOptionsTest, MayHaveTheirValuesJoinedToALetter) {
               ElementsAre("--batch_size=2", "--loader.num_workers=16", "--log_interval=5",
                           "--model=resnet18"));
   // Misspelt names.
-  const std::vector<std::string> others = {"-batch", "-accumulate=4", "-x2", "-1"};
+  const std::vector<std::string> others = {"-batch", "-accumulate=4", "-x2",     "-1",      "-exp1",
+                                           "-jobs4", "-epochs10",     "-batch2", "-print10"};
   EXPECT_EQ(translate_imagenet_options(others), others);
 }
 
@@ -102,7 +103,7 @@ TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
   }
   EXPECT_THAT(error({"-a"}), HasSubstr("the option '-a' needs a value"));
   for (const std::string typed : {"--evaluate=true", "-e1", "--dummy=", "--no-accel=0"}) {
-    EXPECT_EQ(error({typed}), typed + ": this option takes no value; write it alone");
+    EXPECT_EQ(error({typed}), typed + ": this option takes no value; write only the option");
   }
 }
 

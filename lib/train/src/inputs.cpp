@@ -201,8 +201,9 @@ int64_t divided_batch(const Config& config, int world_size) {
   }
   const int64_t group = config.sync_batchnorm_group.value_or(1);
   if (world_size % group != 0) {
-    throw base::UserError(fmt::format(
-        "sync_batchnorm_group: {} ranks cannot be divided into groups of {}", world_size, group));
+    throw base::UserError(
+        fmt::format("sync_batchnorm_group: {} cannot be divided into groups of {}",
+                    base::counted(world_size, "rank"), group));
   }
   return batch_size;
 }

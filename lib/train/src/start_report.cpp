@@ -86,7 +86,7 @@ bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& se
 }
 
 void check_plan(const Config& config, const Inputs& inputs, const data::Loader& loader,
-                const Schedule& schedule, int64_t steps, int64_t left_steps, models::Model& model) {
+                const Schedule& schedule, int64_t steps, int64_t remaining, models::Model& model) {
   if (const double warmup = schedule.warmup_steps(); is_rank_0() && warmup > 0 && warmup >= steps) {
     spdlog::warn(
         "schedule.warmup takes {:.0f} steps and the run {}: the learning rate rises until the end; "
@@ -102,10 +102,10 @@ void check_plan(const Config& config, const Inputs& inputs, const data::Loader& 
   const int64_t samples = loader.num_samples();
   const int64_t left = samples % batch;
   const bool is_in_all =
-      config.accumulate > 1 && left_steps > 0 && std::min(batch, samples) < 2 * parts;
+      config.accumulate > 1 && remaining > 0 && std::min(batch, samples) < 2 * parts;
   // Without `accumulate`, the first step tells that all batches are too small.
   const bool is_in_last = left > 0 && left < 2 * parts && batch >= 2 * parts && left < samples &&
-                          left_steps >= loader.num_batches();
+                          remaining >= loader.num_batches();
   if (!is_in_all && !is_in_last) return;
   const at::NoGradGuard no_grad;
   const at::Tensor buffers = packed_buffers(model);

@@ -17,14 +17,14 @@ namespace syncbn::train {
 /// @return whether one of them is a fault
 bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets);
 
-/// Warns of a rise of the learning rate that is as long as the run, and finds batches, or parts of
-/// them, of a single sample, from which batch norm of small inputs has no variance. A last batch of
-/// one would end an epoch after hours.
+/// Warns of a warm-up as long as the run. Refuses batches, or parts of them, of a single sample if
+/// the network's batch norm cannot train on one: a last batch of one would otherwise end the run
+/// after hours.
 /// @param steps of the whole run
-/// @param left_steps that it has yet to take
+/// @param remaining steps that it has yet to take
 /// @throws base::UserError on every rank; only rank 0 warns
 void check_plan(const Config& config, const Inputs& inputs, const data::Loader& loader,
-                const Schedule& schedule, int64_t steps, int64_t left_steps, models::Model& model);
+                const Schedule& schedule, int64_t steps, int64_t remaining, models::Model& model);
 
 /// Logs what a run is about to do: data, ranks, batch, classes. Warns of what looks like a mistake.
 void report_start(const Config& config, const std::string& name, const Inputs& inputs,

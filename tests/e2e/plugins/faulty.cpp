@@ -160,6 +160,11 @@ class Nameless : public train::CountedMetric {
                             [](const FlawOptions& options, const Args& args) {
                               return std::make_shared<Flawed>(options.flaw, args.num_classes);
                             });
+  train::ScheduleKind::registry().add<NoOptions>(
+      "unmade", "throws",
+      [](const NoOptions&, const train::ScheduleArgs&) -> std::unique_ptr<train::Schedule> {
+        throw std::runtime_error("no curve");
+      });
   train::LossKind::registry().add<NoOptions>(
       "flawed", "fails when it is called",
       [](const NoOptions&, const train::LossArgs&) { return std::make_unique<FlawedLoss>(); });

@@ -161,8 +161,7 @@ void find_files(CocoInstances& instances, const std::filesystem::path& images,
   };
   std::vector<std::string> missing;
   for (auto& photo : instances.photos) {
-    std::string slashed = photo.file;
-    std::ranges::replace(slashed, '\\', '/');
+    const std::string slashed = photo.slashed();
     if (!base::is_within(images, slashed)) {
       throw base::UserError(fmt::format(
           "coco: '{}': the file_name of image {}, '{}', is not within '{}', the folder of its "
@@ -255,7 +254,10 @@ std::shared_ptr<const Dataset> load_coco(const CocoOptions& options, Split split
       detail::of_split(split, options.train_images, options.val_images, options.test_images);
   CocoInstances instances = detail::read_coco_instances(annotations, options.train_annotations);
   if (instances.photos.empty() || instances.classes.empty()) {
-    throw base::UserError(fmt::format("coco: '{}' has no {}", annotations,
+    // The categories are those of the training file, if there is one.
+    const bool is_training = !instances.photos.empty() && base::exists(options.train_annotations);
+    throw base::UserError(fmt::format("coco: '{}' has no {}",
+                                      is_training ? options.train_annotations : annotations,
                                       instances.photos.empty() ? "images" : "categories"));
   }
   check_content(instances, annotations, split);

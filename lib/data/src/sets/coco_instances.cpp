@@ -58,7 +58,8 @@ class WithoutPolygons {
   using pointer = const char*;
   using reference = char;
 
-  WithoutPolygons(const char* begin, const char* end) : at_(begin), end_(end) {}
+  explicit WithoutPolygons(std::string_view text)
+      : at_(text.data()), end_(text.data() + text.size()) {}
 
   char operator*() const { return shown_.empty() ? *at_ : shown_.front(); }
   bool operator==(const WithoutPolygons& other) const { return at_ == other.at_; }
@@ -132,6 +133,7 @@ struct Placed {
 
 /// The lists of a file, in its order.
 struct Lists {
+  FileStamp stamp;  ///< before the file was read
   std::vector<CocoInstances::Photo> photos;
   std::vector<Placed> annotations;
   std::vector<Category> categories;
@@ -144,17 +146,15 @@ struct Lists {
   }
 };
 
-/// Receives the parser's events and builds the lists. Ignores other keys.
+/// Receives the parser's events and builds the lists. Ignores other keys, and if asked to, the
+/// content of all lists but the categories.
 class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
  public:
-  InstancesReader(std::string file, std::string_view text, Lists& out)
-      : file_(std::move(file)), text_(text), out_(out) {}
+  InstancesReader(std::string file, std::string_view text, bool only_categories, Lists& out)
+      : file_(std::move(file)), text_(text), only_categories_(only_categories), out_(out) {}
 
-  WithoutPolygons begin() const { return {text_.data(), text_.data() + text_.size()}; }
-  WithoutPolygons end() const {
-    const char* const end = text_.data() + text_.size();
-    return {end, end};
-  }
+  WithoutPolygons begin() const { return WithoutPolygons(text_); }
+  WithoutPolygons end() const { return WithoutPolygons(text_.substr(text_.size())); }
 
   /// @throws base::UserError if the file had no such list.
   void check_complete() const {
@@ -180,6 +180,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     return number_integer(static_cast<int64_t>(value));
   }
   bool number_float(double value, const std::string&) override {
+    // WithoutPolygons shows Infinity as the largest number.
     if (std::abs(value) == std::numeric_limits<double>::max())
       value = std::copysign(HUGE_VAL, value);
     number(value, detail::whole_number(value));
@@ -272,6 +273,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   void add_element() {
+    if (only_categories_ && list_ != "categories") return;
     if (list_ == "images") {
       add_image();
     } else if (list_ == "annotations") {
@@ -319,9 +321,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
 
   /// "annotation 5"
   std::string name() const {
-    const char* const what = list_ == "images"        ? "image"
-                             : list_ == "annotations" ? "annotation"
-                                                      : "category";
+    const auto what = list_ == "categories" ? "category" : list_.substr(0, list_.size() - 1);
     return element_.id ? fmt::format("{} {}", what, *element_.id)
                        : fmt::format("{} number {} (from 0)", what, position_);
   }
@@ -335,6 +335,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
 
   std::string file_;
   std::string_view text_;
+  bool only_categories_;
   Lists& out_;
   int depth_ = 0;
   std::set<std::string> lists_;  ///< of the root
@@ -345,13 +346,24 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   Element element_;
 };
 
-/// Sorts by id, and drops elements that equal another, which merged files have.
-/// @throws base::UserError if two elements have the same id.
+Lists read_lists(const fs::path& path, bool only_categories = false) {
+  Lists lists;
+  lists.stamp = stamp_of(path);
+  const MappedBytes bytes = map_file(path);
+  InstancesReader reader(path.string(), {bytes.get(), bytes.get_deleter().size}, only_categories,
+                         lists);
+  nlohmann::json::sax_parse(reader.begin(), reader.end(), &reader);
+  reader.check_complete();
+  return lists;
+}
+
+/// Sorts by id. Merged files may have equal elements.
+/// @throws base::UserError if two different elements have the same id.
 template <class Item>
 void sort_by_id(std::vector<Item>& items, const char* what, const std::string& file) {
   std::ranges::sort(items, {}, &Item::id);
-  items.erase(std::ranges::unique(items).begin(), items.end());
-  const auto twice = std::ranges::adjacent_find(items, {}, &Item::id);
+  const auto twice = std::ranges::adjacent_find(
+      items, [](const Item& one, const Item& next) { return one.id == next.id && one != next; });
   if (twice == items.end()) return;
   throw base::UserError(fmt::format("coco: '{}' has two {} with the id {}", file, what, twice->id));
 }
@@ -381,10 +393,12 @@ std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
       is_finite ? "is not within" : "has NaN or Infinity, in", photo.id, width, height);
 }
 
-/// Class names must be unique: they name results. Of several categories with a name, Roboflow's
-/// root among them, the last keeps it.
-void rename_twins(std::vector<Category>& categories, const std::string& file,
-                  std::vector<Remark>& remarks) {
+/// Sorts by id and drops repetitions. Class names must be unique: they name results. Of several
+/// categories with a name, Roboflow's root among them, the last keeps it.
+void sort_categories(std::vector<Category>& categories, const std::string& file,
+                     std::vector<Remark>& remarks) {
+  sort_by_id(categories, "categories", file);
+  categories.erase(std::ranges::unique(categories).begin(), categories.end());
   std::set<std::string> taken;
   for (auto category = categories.rbegin(); category != categories.rend(); ++category) {
     auto& [id, name] = *category;
@@ -397,63 +411,61 @@ void rename_twins(std::vector<Category>& categories, const std::string& file,
   }
 }
 
-/// Drops photos with the file name and size of one with a lower id. Returns that id, by theirs.
+/// Of photos with the same file name and size, keeps the first. Returns its id by each of theirs.
 std::map<int64_t, int64_t> drop_repeated(std::vector<CocoInstances::Photo>& photos) {
   std::map<std::tuple<std::string, int64_t, int64_t>, int64_t> first;
   std::map<int64_t, int64_t> repeated;
   std::erase_if(photos, [&](const CocoInstances::Photo& photo) {
-    const auto& [id, size, file, begin, count] = photo;
-    const auto [found, is_new] = first.try_emplace({file, size.width, size.height}, id);
-    if (!is_new) repeated[id] = found->second;
+    const auto [width, height] = photo.size;
+    const auto [found, is_new] = first.try_emplace({photo.slashed(), width, height}, photo.id);
+    if (!is_new) repeated[photo.id] = repeated[found->second] = found->second;
     return !is_new;
   });
   return repeated;
 }
 
-/// The categories whose positions are the labels of `path`: those of the training file, or `own`.
-/// Keeps them for the next split, since the file may have hundreds of MB.
+/// The categories whose positions are the labels of `path`: those of the training file, or its own
+/// if there is no such file. Keeps them for the next split, since the file may have hundreds of MB.
 const std::vector<Category>& classes_of(const fs::path& path, const fs::path& training,
-                                        const std::vector<Category>& own) {
+                                        const Lists& own) {
+  // Ranks of one process may load data at the same time.
   thread_local std::tuple<fs::path, FileStamp, std::vector<Category>> known;
   const auto& [file, stamp, classes] = known;
   if (path == training || !base::exists(training)) {
-    known = {path, stamp_of(training), own};
+    known = {path, own.stamp, own.categories};
   } else if (file != training || stamp != stamp_of(training)) {
-    read_coco_instances(training, training);
+    Lists lists = read_lists(training, /*only_categories=*/true);
+    std::vector<Remark> ignored;
+    sort_categories(lists.categories, training.string(), ignored);
+    known = {training, lists.stamp, std::move(lists.categories)};
   }
   return classes;
 }
 
 /// Replaces ids of images and categories by positions, and sorts annotations by image.
 CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& training) {
-  using Photo = CocoInstances::Photo;
   const std::string file = path.string();
   CocoInstances made;
-  const size_t listed = lists.photos.size();
+  const auto listed = std::ssize(lists.photos);
   sort_by_id(lists.photos, "images", file);
   const std::map<int64_t, int64_t> first_ids = drop_repeated(lists.photos);
-  const size_t repeated = listed - lists.photos.size();
-  if (repeated > 0) {
-    made.remarks.push_back(
-        {fmt::format("coco: '{}': {} of {} images repeat a file_name and size; each is taken once",
-                     file, repeated, listed)});
-  }
-  sort_by_id(lists.categories, "categories", file);
-  rename_twins(lists.categories, file, made.remarks);
-  const std::vector<Category>& classes = classes_of(path, training, lists.categories);
+  sort_categories(lists.categories, file, made.remarks);
+  const std::vector<Category>& classes = classes_of(path, training, lists);
   if (lists.categories.empty()) lists.categories = classes;
-  std::vector<std::ptrdiff_t> labels;  // by category; that of a category without one is too large
+  // By category of this file; classes.size() if the training file lacks it.
+  std::vector<std::ptrdiff_t> labels;
   for (const Category& one : lists.categories) {
     labels.push_back(std::ranges::find(classes, one.name, &Category::name) - classes.begin());
   }
   std::ranges::sort(lists.ids);
   lists.ids.erase(std::ranges::unique(lists.ids).begin(), lists.ids.end());
-  if (repeated == 0 && lists.ids.size() < lists.annotations.size()) {
+  if (first_ids.empty() && lists.ids.size() < lists.annotations.size()) {
     made.remarks.push_back({fmt::format(
         "coco: '{}': {} of {} annotations have no id, or that of another; boxes do not need it",
         file, lists.annotations.size() - lists.ids.size(), lists.annotations.size())});
   }
 
+  const int64_t total = lists.left_out + std::ssize(lists.annotations);
   size_t kept = 0;
   std::set<std::string> own;  // classes of boxes
   std::set<std::tuple<int64_t, int64_t, double, double, double, double, bool>> seen;
@@ -476,17 +488,25 @@ CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& trainin
     annotation.label = labels[*category];
     const auto& [label, x, y, w, h, area, is_crowd, id] = annotation;
     // A file that was merged with itself has each box twice.
-    if (repeated > 0 && !seen.emplace(placed.image_id, label, x, y, w, h, is_crowd).second)
+    if (other != first_ids.end() &&
+        !seen.emplace(placed.image_id, label, x, y, w, h, is_crowd).second)
       continue;
     ++lists.photos[*photo].count;
     lists.annotations[kept++] = placed;
   }
   lists.annotations.resize(kept);
+  if (!first_ids.empty()) {
+    made.remarks.push_back({fmt::format(
+        "coco: '{}': {} of {} images repeat a file_name and size; each is taken once, and so "
+        "are its equal boxes ({} left out)",
+        file, listed - std::ssize(lists.photos), listed,
+        total - lists.left_out - std::ssize(lists.annotations))});
+  }
   std::ranges::stable_sort(lists.annotations, {}, &Placed::image_id);
 
   made.photos = std::move(lists.photos);
   size_t first = 0;
-  for (Photo& photo : made.photos) photo.first = std::exchange(first, first + photo.count);
+  for (auto& photo : made.photos) photo.first = std::exchange(first, first + photo.count);
   made.annotations.reserve(lists.annotations.size());
   for (const Placed& placed : lists.annotations) made.annotations.push_back(placed.annotation);
   for (const Category& category : classes) {
@@ -500,8 +520,7 @@ CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& trainin
     if (lists.left_out > kMaxFaults) lists.faults.emplace_back("…");
     made.remarks.push_back(
         {.text = fmt::format("coco: '{}': {} of {} annotations cannot be used: {}", file,
-                             lists.left_out, lists.left_out + static_cast<int64_t>(kept),
-                             base::join(lists.faults, "\n  ")),
+                             lists.left_out, total, base::join(lists.faults, "\n  ")),
          .is_fault = true});
   }
   return made;
@@ -510,12 +529,7 @@ CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& trainin
 }  // namespace
 
 CocoInstances read_coco_instances(const fs::path& path, const fs::path& training) {
-  const MappedBytes bytes = map_file(path);
-  Lists lists;
-  InstancesReader reader(path.string(), {bytes.get(), bytes.get_deleter().size}, lists);
-  nlohmann::json::sax_parse(reader.begin(), reader.end(), &reader);
-  reader.check_complete();
-  return resolve(std::move(lists), path, training);
+  return resolve(read_lists(path), path, training);
 }
 
 }  // namespace syncbn::data::detail

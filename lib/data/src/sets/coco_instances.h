@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <span>
@@ -18,6 +19,13 @@ struct CocoInstances {
     std::string file;
     size_t first = 0;  ///< of its annotations
     size_t count = 0;
+
+    /// The file with slashes for Windows's backslashes.
+    std::string slashed() const {
+      std::string name = file;
+      std::ranges::replace(name, '\\', '/');
+      return name;
+    }
 
     bool operator==(const Photo&) const = default;
   };
@@ -38,7 +46,8 @@ struct CocoInstances {
 /// Reads numbers as tools write them: 1.0, "1" and true are 1, and a box may be one text. Leaves
 /// out annotations that lack a value, have an unknown id, or have a box that is not finite or more
 /// than a pixel outside of its image. Of categories with the same name, those before the last get
-/// their ids appended. Takes an image that is listed again, with the same file name and size, once.
+/// their ids appended. Takes an image that is listed again, with the same file name (with slashes
+/// or backslashes) and size, once, and its equal boxes once.
 /// @param training the file whose categories the annotations of all splits stand for, by name:
 ///   another may lack some. If it does not exist, those of `path` are taken.
 /// @throws base::UserError naming the file, if it is not JSON or lacks a list, the image or

@@ -121,8 +121,7 @@ void check_classes(const std::string& subject, const std::set<std::string>& own,
   const std::string missing = only_in(trained, own);
   throw base::UserError(fmt::format(
       "{} that '{}' lacks: {}; rename or remove them ({}names that look alike differ in case, "
-      "spaces "
-      "or Unicode normalisation)",
+      "spaces or Unicode normalisation)",
       subject, train, unknown, missing.empty() ? "" : "only the latter has " + missing + "; "));
 }
 

@@ -20,8 +20,8 @@ namespace {
 /// Values of at most 12 bits are below this after they were scaled from 16 to 8 bits.
 constexpr int kDark = 16;
 constexpr const char* kDarkAdvice =
-    "; scaled, they are almost black: set data.high_bits=clamp for values of up to 8 bits, and "
-    "multiply those of 10 or 12 before you save them";
+    "; scaled images would be almost black: if their values need 8 bits, set data.high_bits=clamp; "
+    "if they need 10 or 12, multiply them by 64 or 16 and save the images again";
 
 /// What the samples that were looked into hold.
 struct Seen {

@@ -17,14 +17,14 @@ void add_detection(TransformKind::Registry& registry);
 void add_colors(TransformKind::Registry& registry);
 void add_auto_augment(TransformKind::Registry& registry);
 
-/// A transform that moves boxes with the image.
+/// A transform after which boxes still fit their objects.
 class BoxTransform : public Transform {
  public:
   bool moves_boxes() const override { return true; }
 };
 
 /// A transform whose results have different sizes.
-class Rescaling : public BoxTransform {
+class VaryingSize : public BoxTransform {
  public:
   std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }
 };
@@ -87,6 +87,17 @@ void describe_size(config::Schema<Options>& schema, const std::string& size_help
     const bool any = options.height || options.width;
     return both != any || options.size.has_value() == both;
   });
+}
+
+/// Describes a member that holds a smallest and a largest value.
+template <class Options>
+config::Rules& describe_range(config::Schema<Options>& schema, const char* name,
+                              std::vector<double> Options::*member, const char* help) {
+  schema.refuse(std::string(name) + " has a smallest and a largest value, in this order",
+                [member](const Options& options) {
+                  return (options.*member).front() > (options.*member).back();
+                });
+  return schema.field(name, member, help).length(2);
 }
 
 template <class Options>

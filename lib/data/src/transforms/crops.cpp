@@ -110,19 +110,12 @@ class RandomResizedCrop : public Crop {
 
     static void describe(config::Schema<Options>& schema) {
       describe_size(schema, "side of the square that the part is resized to");
-      schema.field("scale", &Options::scale, "smallest and largest share of the image's area")
-          .length(2)
+      describe_range(schema, "scale", &Options::scale,
+                     "smallest and largest share of the image's area")
           .positive_up_to(1);
-      schema
-          .field("ratio", &Options::ratio,
-                 "smallest and largest width, as a multiple of the height")
-          .length(2)
+      describe_range(schema, "ratio", &Options::ratio,
+                     "smallest and largest width, as a multiple of the height")
           .above(0);
-      schema.refuse("scale and ratio are each a smallest and a largest value, in this order",
-                    [](const Options& options) {
-                      return options.scale[0] > options.scale[1] ||
-                             options.ratio[0] > options.ratio[1];
-                    });
     }
   };
 

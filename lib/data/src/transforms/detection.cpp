@@ -5,7 +5,6 @@
 #include <array>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "transforms/common.h"
@@ -24,12 +23,7 @@ double ratio_of(int64_t to, int64_t from) {
   return static_cast<double>(to) / static_cast<double>(from);
 }
 
-std::optional<std::string> check_ordered(const std::vector<double>& range, const char* name) {
-  if (range[0] <= range[1]) return std::nullopt;
-  return std::string(name) + " has a smallest and a largest value, in this order";
-}
-
-class RandomShortestSize : public Rescaling {
+class RandomShortestSize : public VaryingSize {
  public:
   struct Options {
     std::vector<int64_t> min_size;
@@ -76,7 +70,7 @@ class RandomShortestSize : public Rescaling {
 
 /// Large-scale jitter: Ghiasi et al., "Simple Copy-Paste is a Strong Data Augmentation Method for
 /// Instance Segmentation", 2021.
-class ScaleJitter : public Rescaling {
+class ScaleJitter : public VaryingSize {
  public:
   struct Options {
     std::vector<int64_t> target_size;
@@ -90,11 +84,8 @@ class ScaleJitter : public Rescaling {
           .length(2)
           .between(1, kMaxSide)
           .unit("px");
-      schema.field("scale_range", &Options::scale_range, "smallest and largest scale")
-          .length(2)
+      describe_range(schema, "scale_range", &Options::scale_range, "smallest and largest scale")
           .above(0);
-      schema.check(
-          [](const Options& options) { return check_ordered(options.scale_range, "scale_range"); });
     }
   };
 
@@ -129,26 +120,15 @@ class RandomPhotometricDistort : public BoxTransform {
 
     static void describe(config::Schema<Options>& schema) {
       const auto factor = [&](const char* name, std::vector<double> Options::*member) {
-        schema.field(name, member, "smallest and largest factor").length(2).at_least(0);
+        describe_range(schema, name, member, "smallest and largest factor").at_least(0);
       };
       factor("brightness", &Options::brightness);
       factor("contrast", &Options::contrast);
       factor("saturation", &Options::saturation);
-      schema
-          .field("hue", &Options::hue,
-                 "smallest and largest rotation of the colour circle, as a share of it")
-          .length(2)
+      describe_range(schema, "hue", &Options::hue,
+                     "smallest and largest rotation of the colour circle, as a share of it")
           .between(-0.5, 0.5);
       schema.field("p", &Options::p, "probability of each change").between(0, 1);
-      schema.check([](const Options& options) -> std::optional<std::string> {
-        for (const auto& [range, name] : {std::pair(&options.brightness, "brightness"),
-                                          {&options.contrast, "contrast"},
-                                          {&options.saturation, "saturation"},
-                                          {&options.hue, "hue"}}) {
-          if (auto fault = check_ordered(*range, name)) return fault;
-        }
-        return std::nullopt;
-      });
     }
   };
 
@@ -190,7 +170,7 @@ class RandomPhotometricDistort : public BoxTransform {
 };
 
 /// Puts the image at a random place of a larger one.
-class RandomZoomOut : public Rescaling {
+class RandomZoomOut : public VaryingSize {
  public:
   struct Options {
     int64_t fill = 0;
@@ -199,14 +179,10 @@ class RandomZoomOut : public Rescaling {
 
     static void describe(config::Schema<Options>& schema) {
       schema.field("fill", &Options::fill, "value of the pixels around the image").between(0, 255);
-      schema
-          .field("side_range", &Options::side_range,
-                 "smallest and largest factor by which the sides become longer")
-          .length(2)
+      describe_range(schema, "side_range", &Options::side_range,
+                     "smallest and largest factor by which the sides become longer")
           .at_least(1);
       schema.field("p", &Options::p, "probability").between(0, 1);
-      schema.check(
-          [](const Options& options) { return check_ordered(options.side_range, "side_range"); });
     }
   };
 
@@ -237,7 +213,7 @@ class RandomZoomOut : public Rescaling {
 
 /// Crops so that the overlap (intersection over union) of a box and the crop is at least a randomly
 /// drawn value (Liu et al., 2016). Removes boxes whose middle is outside the crop.
-class RandomIouCrop : public Rescaling {
+class RandomIouCrop : public VaryingSize {
  public:
   struct Options {
     double min_scale = 0.3;

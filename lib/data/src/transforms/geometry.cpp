@@ -103,7 +103,7 @@ class Flip : public BoxTransform {
   const double p_;
 };
 
-class RandomScale : public Rescaling {
+class RandomScale : public VaryingSize {
  public:
   struct Options {
     double min = 0.5;

@@ -58,21 +58,13 @@ bool is_python_script(const std::string& name) {
   return fs::path(name).extension() == ".py";
 }
 
-// The text of a Python script without those in triple quotes; empty if the program is something
-// else or cannot be read.
+// The text of a Python script; empty if the program is something else or cannot be read.
 std::string script_of(const LaunchOptions& options) {
   const std::string& name = options.program.front();
   std::error_code error;
   if (options.module || !is_python_script(name) || !fs::is_regular_file(name, error)) return "";
   std::ifstream file(name);
-  std::string script{std::istreambuf_iterator<char>(file), {}};
-  for (const std::string quotes : {R"(""")", "'''"}) {
-    for (size_t at = 0; (at = script.find(quotes)) != script.npos;) {
-      const size_t end = std::min(script.find(quotes, at + quotes.size()), script.size());
-      script.erase(at, end + quotes.size() - at);
-    }
-  }
-  return script;
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 // Whether the script contains the option's name in quotes.
@@ -83,13 +75,20 @@ bool declares(const std::string& script, const std::string& option) {
 
 // Whether the script looks LOCAL_RANK up, as in os.environ["LOCAL_RANK"], or tests whether it is
 // set. Code that sets, deletes or prints it does not count, and neither do comments and texts, such
-// as a line of a print over several.
-bool uses_local_rank(const std::string& script) {
+// as those in triple quotes or a line of a print over several.
+bool uses_local_rank(std::string script) {
   static const std::regex kUse(
       R"re(\b(environ *\[|environ\.get\(|getenv\() *['"]LOCAL_RANK['"](?!\] *=[^=]))re"
       R"re(|['"]LOCAL_RANK['"] (not )?in )re");
-  static const std::regex kNoUse(
-      R"re(\bdel |print\(|logg|warn\(|help=|^\s*r?("[^"]*|'[^']*)(environ|getenv))re");
+  static const std::regex kNoUse(R"re((\bdel |print\(|logg|warn\(|help=).*(environ|getenv))re"
+                                 R"re(|^\s*r?("[^"]*|'[^']*)(environ|getenv))re");
+  for (const std::string quotes : {R"(""")", "'''"}) {
+    for (size_t at = 0; (at = script.find(quotes)) != script.npos;) {
+      const size_t end = script.find(quotes, at + quotes.size());
+      if (end == script.npos) break;  // in a comment or a text
+      script.erase(at, end + quotes.size() - at);
+    }
+  }
   std::istringstream lines(script);
   for (std::string line; std::getline(lines, line);) {
     line.resize(std::min(line.find('#'), line.size()));
@@ -283,8 +282,11 @@ void check_arguments(const Command& command, const Variables& variables) {
                                        assignments(variables), shell_quoted(argv));
   const auto [exit_code, said] = base::run_shell(line);
   if (exit_code == base::kExitUsage) throw ProgramError(said, exit_code);
-  if (exit_code == base::kExitOk && !said.empty()) {
-    base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", said));
+  // Lines of SYNCBN_LOG, of the dynamic loader and of plug-ins are not for this launcher.
+  std::istringstream lines(said);
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("train: warning: ")) continue;
+    base::write_stderr(fmt::format("syncbn-launch: {}\n", line.substr(line.find("warning: "))));
   }
 }
 

@@ -17,7 +17,7 @@
 
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
-#include "common/naming.h"
+#include "common/component_error.h"
 #include "evaluation.h"
 #include "records/progress.h"
 #include "run_plan.h"
@@ -50,6 +50,7 @@ Config for_reading(const Config& config) {
   faults.throw_if_any();
   changed.loader.on_error = "skip";
   changed.loader.error_budget = 1;
+  changed.sync_batchnorm_group.reset();  // this command runs on one rank
   return changed;
 }
 
@@ -110,21 +111,25 @@ void advise_weights(const Config& config, const data::Dataset& set) {
       base::counted(std::ranges::min(counts), "training sample"));
 }
 
-/// Checks what a run of one rank would check at its start, before what takes long.
+/// Checks what a run of one rank would check at its start, before what takes long. Only warns of a
+/// last batch of one: more ranks divide the samples differently.
 void check_start(const Config& config, const Inputs& inputs) {
   dist::init_process_group({.backend = "gloo", .rank = 0, .world_size = 1});
   const auto model = make_model(config, *inputs.train_set, config.seed.value_or(0));
   init_model(config, *model);
   const data::Loader loader(inputs.train_set, inputs.make_sampler(0),
                             config.loader.options(inputs.batch_size, at::kCPU));
-  const Checkpoint none;
-  const int64_t batches = loader.num_batches();
+  const int64_t batches = std::max<int64_t>(loader.num_batches(), 1);
   const int64_t steps =
-      RunPlan(config, loader, none).total_steps_after(config.start_epoch * batches);
-  const auto schedule = config.schedule.make(
-      ScheduleArgs{.epochs = config.epochs, .steps_per_epoch = std::max<int64_t>(batches, 1)});
-  naming("on one rank",
-         [&] { check_plan(config, inputs, loader, *schedule, steps, steps, *model); });
+      RunPlan(config, loader, Checkpoint()).total_steps_after(config.start_epoch * batches);
+  const ScheduleArgs args{.epochs = config.epochs, .steps_per_epoch = batches};
+  const auto schedule = refusing([&] { return component_name("schedule", config.schedule); },
+                                 [&] { return config.schedule.make(args); });
+  try {
+    check_plan(config, inputs, loader, *schedule, steps, steps, *model);
+  } catch (const base::UserError& mistake) {
+    spdlog::warn("on one rank: {}", mistake.what());
+  }
 }
 
 }  // namespace

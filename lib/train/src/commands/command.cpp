@@ -222,7 +222,8 @@ void warn_of_batch(const Config& config, int assumed_ranks) {
   try {
     divided_batch(config, assumed_ranks);
   } catch (const base::UserError& mistake) {
-    base::write_stderr(fmt::format("if {} ranks take part: {}\n", assumed_ranks, mistake.what()));
+    base::write_stderr(
+        fmt::format("train: warning: if {} ranks take part: {}\n", assumed_ranks, mistake.what()));
   }
 }
 

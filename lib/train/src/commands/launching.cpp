@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <regex>
 #include <string_view>
 
 namespace syncbn::train {
@@ -32,12 +33,10 @@ struct Option {
 Option option_at(const Words& args, size_t place, bool takes_value) {
   const std::string& word = args[place];
   const size_t equals = word.find('=');
-  // A value may be joined to a letter, as in argparse: -b2. Without a digit, it is more likely a
-  // misspelt name.
-  const bool is_joined = equals == word.npos && word.size() > 2 && word[0] == '-' &&
-                         std::string_view("abejp").find(word[1]) != word.npos &&
-                         word.find_first_of("0123456789") != word.npos;
-  if (is_joined) return {.name = word.substr(1, 1), .value = word.substr(2)};
+  // A number, or the name of a network with one, may be joined to a letter, as in argparse: -b2,
+  // -aresnet18. Other words are more likely misspelt names.
+  static const std::regex kJoined(R"re(-(a[^=]*\d[^=]*|[bejp]\d+))re");
+  if (std::regex_match(word, kJoined)) return {.name = word.substr(1, 1), .value = word.substr(2)};
   Option option{.name = word.substr(0, equals)};
   option.name.erase(0, std::min(option.name.find_first_not_of('-'), option.name.size()));
   std::ranges::replace(option.name, '-', '_');
@@ -155,9 +154,8 @@ Words translate_imagenet_options(const Words& args) {
   std::string meeting_file;  // of --dist-url
   for (size_t i = 0; i < args.size();) {
     if (is_data_folder(args, i)) {
-      all.push_back("--data.type=image_folder");
-      all.push_back("--data.train=" + args[i] + "/train");
-      all.push_back("--data.val=" + args[i] + "/val");
+      all.insert(all.end(), {"--data.type=image_folder", "--data.train=" + args[i] + "/train",
+                             "--data.val=" + args[i] + "/val"});
       ++i;
       continue;
     }
@@ -181,7 +179,7 @@ Words translate_imagenet_options(const Words& args) {
                                         name == "pretrained" ? ": a file of weights" : ""));
     }
     if (!takes && option.value) {
-      throw base::UserError(args[i] + ": this option takes no value; write it alone");
+      throw base::UserError(args[i] + ": this option takes no value; write only the option");
     }
     Words words = replacement(name, value);
     if (name == "pretrained" && is_evaluation(args)) words = {"--resume=" + value};

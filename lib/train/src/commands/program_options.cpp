@@ -30,9 +30,9 @@ const std::array kCommands = {
                 "Trains the network that a configuration describes. Every key of the configuration "
                 "can be\nset on the command line as well: --epochs 3 --optimizer.lr=0.05 "
                 "--optimizer.type adamw"},
-    CommandHelp{
-        "check", "train check --config FILE [--KEY VALUE]...",
-        "Reads all samples once, as a run would, and names those that a run could not use."},
+    CommandHelp{"check", "train check --config FILE [--KEY VALUE]...",
+                "Reads the weights and all samples, and names samples that a run could not use.\n"
+                "Warns of a last batch of one sample, and of a warm-up as long as the run."},
     CommandHelp{"eval", "train eval runs/NAME [--split test] [--tables FOLDER] [--KEY VALUE]...",
                 "Evaluates a checkpoint: resume=FILE, or the newest run's best.pt or last.pt."},
     CommandHelp{"predict", "train predict IMAGES runs/NAME [--output FOLDER]",
@@ -305,10 +305,10 @@ std::string help_texts() {
 }
 
 std::string did_you_mean_command(const std::string& word) {
+  if (word == "resume") return "; to resume a run, write `train runs/NAME`";
   std::vector<std::string> names;
   for (const CommandHelp& command : kCommands) {
     if (command.name == kTraining) continue;
-    if (word == "resume") return "; to resume a run, write `train runs/NAME`";
     if (word.starts_with(command.name)) return fmt::format("; did you mean '{}'?", command.name);
     names.push_back(command.name);
   }

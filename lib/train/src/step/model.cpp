@@ -8,6 +8,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/batch_transforms.h>
@@ -203,7 +204,9 @@ void try_out(const Config& config, const models::ModelArgs& args, models::Model&
   std::vector<int64_t> shape = args.sample_shape;
   shape.insert(shape.begin(), 1);
   const at::NoGradGuard no_grad;
-  if (dist::device().is_cuda()) return;  // it may have operators for GPUs only, and is on the CPU
+  // It may have operators for GPUs only, and is on the CPU, where `train check` also leaves it.
+  const std::string backend = config.chosen_backend();
+  if (backend == "auto" ? base::count_gpus() > 0 : backend != "gloo") return;
   model.eval();
   const at::Tensor outputs = model.forward(at::zeros(shape));
   model.train();

@@ -25,7 +25,7 @@ struct SampleSlot {
 /// What a sample's files hold that its pixels in a batch do not show.
 struct SampleFacts {
   int orientation = 1;  ///< EXIF, 1 to 8; 1 if the option exif_orientation would change nothing
-  /// The largest of grey values of 16 bits after they were scaled to 8 bits, if they are.
+  /// The largest value after grey values of 16 bits were scaled to 8; nothing if they were not.
   std::optional<int> scaled_grey = {};
   /// Which labels the pixels have, ignore_index() included; nothing if pixels have no labels.
   std::optional<std::bitset<256>> labels = {};
