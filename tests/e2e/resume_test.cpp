@@ -8,9 +8,11 @@
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
+#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 #include "e2e/log_lines.h"
 #include "e2e/quiet_exits.h"
@@ -119,7 +121,12 @@ TEST_F(ResumeRestartTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlo
   ASSERT_TRUE(has_said("step 40/"));
   const auto guest = node(false);
   const std::string has_joined = "is of 1 rank and this run has 2";
-  ASSERT_TRUE(has_said(has_joined)) << lead->err();
+  // Read slowly, so that the run is not over before the guest, which starts within seconds, has
+  // joined.
+  ASSERT_TRUE(lead->wait_until([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    return count(lead->err(), has_joined) > 0;
+  })) << lead->err();
   ASSERT_TRUE(lead->wait_until([&] {  // for a checkpoint of both
     const std::string err = lead->err();
     return count(err.substr(err.find(has_joined)), "I step ") > 40;
