@@ -241,8 +241,7 @@ TEST(LaunchPatienceTest, ADebuggerStopsTheTime) {
     return std::ifstream(fmt::format("/proc/{}/comm", pid)) >> name && name.starts_with("launch_a");
   }));
   ASSERT_EQ(::ptrace(PTRACE_SEIZE, pid, nullptr, nullptr), 0);
-  const std::string attached =
-      fmt::format("a debugger (pid {}) is attached to rank 0", ::getpid());
+  const std::string attached = fmt::format("a debugger (pid {}) is attached to rank 0", ::getpid());
   ASSERT_TRUE(job.wait_for_err(attached));
   std::this_thread::sleep_for(std::chrono::seconds(10));  // it would be ended after 6 to 7 s
   EXPECT_TRUE(job.running());
