@@ -51,7 +51,7 @@ const std::set<std::string> kOneOfEach = {"convnext_tiny",
                                           "unet"};
 
 ModelArgs args_of(const std::string& name, Norm norm = Norm::kSync) {
-  const int64_t side = name == "dcgan" ? 64 : 96;
+  const int64_t side = name == "dcgan" ? 64 : name == "inception_v3" ? 299 : 96;
   return {.num_classes = 3, .sample_shape = {3, side, side}, .norm = norm};
 }
 
