@@ -8,15 +8,14 @@
 #include <syncbn/base/error.h>
 #include <syncbn/train/checkpoint.h>
 
-#include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <thread>
 
 #include "e2e/log_lines.h"
 #include "e2e/quiet_exits.h"
 #include "e2e/train_program.h"
+#include "launch/launcher.h"
 #include "support/multiproc.h"
 #include "support/once.h"
 #include "support/python.h"
@@ -119,14 +118,14 @@ TEST_F(ResumeRestartTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlo
     return lead->wait_until([&] { return count(lead->err(), text) > 0; });
   };
   ASSERT_TRUE(has_said("step 40/"));
+  // Otherwise the run may be over before the guest has started.
+  const pid_t worker = children_of(keeper_of(lead->pid())).at(0);
+  ::kill(worker, SIGSTOP);
   const auto guest = node(false);
   const std::string has_joined = "is of 1 rank and this run has 2";
-  // Read slowly, so that the run is not over before the guest, which starts within seconds, has
-  // joined.
-  ASSERT_TRUE(lead->wait_until([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));
-    return count(lead->err(), has_joined) > 0;
-  })) << lead->err();
+  ASSERT_TRUE(lead->wait_for_err("has joined"));
+  ::kill(worker, SIGCONT);
+  ASSERT_TRUE(has_said(has_joined)) << lead->err();
   ASSERT_TRUE(lead->wait_until([&] {  // for a checkpoint of both
     const std::string err = lead->err();
     return count(err.substr(err.find(has_joined)), "I step ") > 40;
