@@ -4,6 +4,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "records/log_record.h"
+
 namespace syncbn::train {
 namespace {
 

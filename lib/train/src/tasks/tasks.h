@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include <ATen/TensorOperators.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/train/task.h>
 
