@@ -10,6 +10,7 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -355,6 +356,28 @@ TEST(FlightFileTest, OneFileOfSeveralKeepsWhatEachLacks) {
             HasSubstr("The records of rank 4 of a node are missing: its file was cut or "
                       "damaged.\n"),
             Not(HasSubstr("Nothing is recorded"))));
+}
+
+TEST(RankRecordTest, IsReadIfItsHeaderIsWhole) {
+  const RankMemory memory = RankMemory::make();
+  const auto is_read = [&memory](const std::function<void(FlightLayout::Header&)>& change) {
+    FlightLayout::Header header{};
+    header.magic = FlightLayout::kMagic;
+    header.version = FlightLayout::kVersion;
+    header.pid = 1;
+    header.rank = 1;
+    header.world_size = 2;
+    change(header);
+    EXPECT_EQ(::pwrite(memory.fd(), &header, sizeof(header), 0), ssize_t{sizeof(header)});
+    return memory.read().has_value();
+  };
+  EXPECT_TRUE(is_read([](auto&) {}));
+  EXPECT_FALSE(is_read([](auto& header) { ++header.magic; }));
+  EXPECT_FALSE(is_read([](auto& header) { ++header.version; }));
+  EXPECT_FALSE(is_read([](auto& header) { header.pid = 0; }));
+  EXPECT_FALSE(is_read([](auto& header) { header.world_size = 0; }));
+  EXPECT_FALSE(is_read([](auto& header) { header.rank = -1; }));
+  EXPECT_FALSE(is_read([](auto& header) { header.rank = 2; }));
 }
 
 }  // namespace

@@ -484,6 +484,7 @@ TEST(LaunchSchedulerTest, OpenMpiSaysNoMaster) {
   EXPECT_THAT(error_of({"prog"}),
               HasSubstr("Open MPI, which starts 2 launchers, needs --master_addr"));
   EXPECT_EQ(parse({"--master_addr=a", "prog"}).node_rank, 1);
+  EXPECT_EQ(parse({"--nnodes=2", "--node_rank=0", "--master_addr=a", "prog"}).node_rank, 0);
 }
 
 TEST(LaunchSchedulerTest, TakesTheRankOfAnIndexedKubernetesJob) {
