@@ -114,10 +114,7 @@ TEST_F(ResumeRestartTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlo
   };
   const auto lead = node(true);
   lead->limit_lead();
-  const auto has_said = [&](const std::string& text) {
-    return lead->wait_until([&] { return count(lead->err(), text) > 0; });
-  };
-  ASSERT_TRUE(has_said("step 40/"));
+  ASSERT_TRUE(lead->wait_for_err("step 40/"));
   // Otherwise the run may be over before the guest has started.
   const pid_t worker = children_of(keeper_of(lead->pid())).at(0);
   ::kill(worker, SIGSTOP);
@@ -125,7 +122,7 @@ TEST_F(ResumeRestartTest, GoesOnWithMoreAndFewerNodesEachSampleOnceAndTheSameGlo
   const std::string has_joined = "is of 1 rank and this run has 2";
   ASSERT_TRUE(lead->wait_for_err("has joined"));
   ::kill(worker, SIGCONT);
-  ASSERT_TRUE(has_said(has_joined)) << lead->err();
+  ASSERT_TRUE(lead->wait_for_err(has_joined)) << lead->err();
   ASSERT_TRUE(lead->wait_until([&] {  // for a checkpoint of both
     const std::string err = lead->err();
     return count(err.substr(err.find(has_joined)), "I step ") > 40;

@@ -187,7 +187,8 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     return true;
   }
   bool string(std::string& value) override {
-    number(number_of(value), detail::whole_number(value));
+    const auto whole = detail::whole_number(value);
+    number(number_of(value, whole), whole);
     if (depth_ != kElementDepth) return true;
     if (field_ == "bbox") read_box(value);
     if (field_ == "name") element_.name = value;
@@ -244,8 +245,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
 
   static constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
 
-  static double number_of(std::string_view text) {
-    const auto whole = detail::whole_number(text);
+  static double number_of(std::string_view text, std::optional<int64_t> whole) {
     const double value = whole ? static_cast<double>(*whole) : kNoNumber;
     return base::parse_number<double>(text).value_or(value);
   }
@@ -255,7 +255,9 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     std::ranges::replace_if(
         text, [](char c) { return std::strchr("[](),;", c) != nullptr; }, ' ');
     std::istringstream words(text);
-    for (std::string word; words >> word;) element_.box.push_back(number_of(word));
+    for (std::string word; words >> word;) {
+      element_.box.push_back(number_of(word, detail::whole_number(word)));
+    }
   }
 
   void number(double value, std::optional<int64_t> whole) {
@@ -424,7 +426,7 @@ std::map<int64_t, int64_t> drop_repeated(std::vector<CocoInstances::Photo>& phot
   return repeated;
 }
 
-/// The categories whose positions are the labels of `path`: those of the training file, or its own
+/// The categories that give `path` its labels, by position: those of the training file, or its own
 /// if there is no such file. Keeps them for the next split, since the file may have hundreds of MB.
 const std::vector<Category>& classes_of(const fs::path& path, const fs::path& training,
                                         const Lists& own) {

@@ -48,8 +48,8 @@ struct CocoInstances {
 /// than a pixel outside of its image. Of categories with the same name, those before the last get
 /// their ids appended. Takes an image that is listed again, with the same file name (with slashes
 /// or backslashes) and size, once, and its equal boxes once.
-/// @param training the file whose categories the annotations of all splits stand for, by name:
-///   another may lack some. If it does not exist, those of `path` are taken.
+/// @param training the file with the categories of all splits, which are matched by name: another
+///   file may lack some. If it does not exist, those of `path` are taken.
 /// @throws base::UserError naming the file, if it is not JSON or lacks a list, the image or
 ///   category that lacks a key or has the id of another, and classes of boxes that `training`
 ///   lacks.

@@ -23,7 +23,7 @@ class BoxTransform : public Transform {
   bool moves_boxes() const override { return true; }
 };
 
-/// A transform whose results have different sizes.
+/// A transform with results of different sizes.
 class VaryingSize : public BoxTransform {
  public:
   std::optional<ImageSize> size_after(std::optional<ImageSize>) const override { return {}; }

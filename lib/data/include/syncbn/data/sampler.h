@@ -96,7 +96,7 @@ class Sampler {
   bool epoch_was_set_ = false;
 };
 
-/// A sampler whose options have num_replicas, rank and seed.
+/// A sampler with the options num_replicas, rank and seed.
 template <class Options>
 class RankedSampler : public Sampler {
  public:

@@ -267,7 +267,7 @@ bool completes_only_in_wait(c10d::OpType type) {
          type == OpType::_REDUCE_SCATTER_BASE;
 }
 
-/// Refuses a call for whose arguments an exception is being handled.
+/// Refuses a call. Called while the exception about its arguments is being handled.
 [[noreturn]] void refuse(const Label& label) {
   label.log->refuse(label.call);
   label.rethrow_refusal();
