@@ -34,6 +34,7 @@
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "support/skip.h"
 #include "support/temp_folder.h"
@@ -476,6 +477,30 @@ TEST(TextTest, ShortensTextToColumnsAndListsToTheirFirstParts) {
   EXPECT_EQ(shortened("äöüß", 3), "äö…");
   EXPECT_EQ(join_some({"a", "b"}, ", ", 2), "a, b");
   EXPECT_EQ(join_some({"a", "b", "c", "d"}, ", ", 2), "a, b, and 2 more");
+}
+
+TEST(TextTest, TellsWhatLiesInPlaceOfAFile) {
+  for (const auto& [begin, what] : std::vector<std::pair<std::string, std::string>>{
+           {"version https://git-lfs.github.com/spec/v1\n", "fetch it with `git lfs pull`"},
+           {"<!DOCTYPE html>", "it is HTML, SVG or other XML; if a server sent it"},
+           {"\xef\xbb\xbf\n <?xml version=\"1.0\"?>", "it is HTML, SVG or other XML"},
+           {"\x1f\x8b\x08", "it is a compressed file: unpack it with `gzip -dc FILE > NEW_FILE`"},
+           {"PK\x03\x04", "`unzip`"},
+           {"BZh9", "`bzip2 -dc"},
+           {"\xfd\x37zXZ", "`xz -dc"},
+           {"\x28\xb5\x2f\xfd", "`zstd -dc"},
+           {"7z\xbc\xaf\x27\x1c", "`7z x`"},
+           {"\xff\xfe{", "it is text in UTF-16"},
+           {{"\xfe\xff\0{", 4}, "it is text in UTF-16"}}) {
+    EXPECT_THAT(foreign_file(begin, "unknown"), ::testing::HasSubstr(what));
+  }
+  // A tar file, and a record of CIFAR, may begin with any character.
+  const std::string name("<a>.jpg\0\0", 9), record("\t<\0", 3);
+  for (const std::string& begin :
+       std::vector<std::string>{"", " \n", "{}", "\xff\xd8\xff", "PK", "version 2", name, record}) {
+    EXPECT_EQ(foreign_file(begin), "");
+    EXPECT_EQ(foreign_file(begin, "unknown"), "unknown");
+  }
 }
 
 TEST(RandomTest, IdentifiersAreSixteenDigitsAndDiffer) {

@@ -208,6 +208,7 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal("", "is not JSON");
   refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
           "is not JSON: it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`");
+  refusal("<!DOCTYPE html>", "is not JSON: it is HTML");
   refusal(file_of().substr(0, 200), "damaged at byte 200");
   std::string damaged = file_of();
   const size_t colon = damaged.find(": 103");
@@ -222,7 +223,11 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal(with(R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 0, 2]})"),
           "has no box to learn from");
   refusal(file_of(R"("images": [{"id": 1, "file_name": "a.jpg", "width": 4.5, "height": 3}])"),
-          "image 1 has no whole number 'width'");
+          "image 1 has the width 4.5, which is not a whole number");
+  refusal(file_of(R"("images": [{"id": "img_7", "file_name": "a.jpg", "width": 4, "height": 3}])"),
+          R"(image number 0 (from 0) has the id "img_7", which is not a whole number)");
+  refusal(file_of(R"("images": [{"id": 1, "file_name": null, "width": 4, "height": 3}])"),
+          "image 1 has no text 'file_name'");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a.jpg", "width": 0, "height": 0}])"),
           "image 9 has 0 x 0 pixels");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a.jpg", "width": 4, "height": -1}])"),
@@ -304,8 +309,8 @@ TEST_F(CocoTest, ReadsNumbersAsToolsWriteThem) {
   write(changed(R"("name": "car")", R"("name": 12)"));
   EXPECT_THAT(load()->class_names(), ElementsAre("12", "cat"));
   write(changed(R"("height": 50)", R"("height": NaN)"));
-  EXPECT_THAT([this] { load(); },
-              ThrowsMessage<base::UserError>(HasSubstr("image 4 has no whole number 'height'")));
+  EXPECT_THAT([this] { load(); }, ThrowsMessage<base::UserError>(HasSubstr(
+                                      "image 4 has the height NaN, which is not a whole number")));
 }
 
 TEST_F(CocoTest, AFileThatIsNoJsonAfterANanIsDamagedThere) {
@@ -380,8 +385,14 @@ TEST_F(CocoTest, LeavesOutAnnotationsThatCannotBeUsed) {
             "annotation 5 has no 'bbox' of 4 numbers, [x, y, width, height] (the polygons of a "
             "'segmentation' are not read)"},
            {R"("image_id": 9, "category_id": NaN, "bbox": [1, 1, 2, 2])",
-            "annotation 5 has no whole number 'category_id'"},
+            "annotation 5 has the category_id NaN, which is not a whole number"},
+           {R"("image_id": 9, "category_id": 1.5, "bbox": [1, 1, 2, 2])",
+            "annotation 5 has the category_id 1.5, which is not a whole number"},
            {R"("image_id": null, "category_id": 3, "bbox": [1, 1, 2, 2])",
+            "annotation 5 has the image_id null, which is not a whole number"},
+           {R"("image_id": "img_7", "category_id": 3, "bbox": [1, 1, 2, 2])",
+            R"(annotation 5 has the image_id "img_7", which is not a whole number)"},
+           {R"("category_id": 3, "bbox": [1, 1, 2, 2])",
             "annotation 5 has no whole number 'image_id'"},
            {R"("image_id": 8, "category_id": 3, "bbox": [1, 1, 2, 2])",
             "annotation 5 has the image_id 8, which the file does not list"}}) {
@@ -398,23 +409,55 @@ TEST_F(CocoTest, LeavesOutAnnotationsThatCannotBeUsed) {
               HasSubstr("annotation number 1 (from 0) has no 'bbox'"));
 }
 
-/// Roboflow's root category has the name of the class if there is only one.
-TEST_F(CocoTest, RenamesCategoriesWhoseNamesAreTaken) {
-  const std::string root = R"({"id": 0, "name": "cat", "supercategory": "none"}, )";
+/// Merged files, and Roboflow's root category if there is only one class.
+TEST_F(CocoTest, CategoriesWithTheSameNameAreOneClass) {
+  const uint64_t expected = load()->fingerprint();
+  const std::string twin = R"({"id": 20, "name": "cat"}, )";
   const std::string categories =
-      R"("categories": [)" + root + R"({"id": 17, "name": "cat"}, {"id": 3, "name": "car"}])";
-  write(file_of(kImages, categories));
+      R"("categories": [)" + twin + R"({"id": 17, "name": "cat"}, {"id": 3, "name": "car"}])";
+  std::string annotations = kAnnotations;
+  write(file_of(kImages, categories, annotations.replace(annotations.find("17"), 2, "20")));
   const auto set = load();
-  EXPECT_THAT(set->class_names(), ElementsAre("cat (0)", "car", "cat"));
-  EXPECT_EQ(set->category_id(2), 17);
+  EXPECT_EQ(set->fingerprint(), expected) << "boxes of either have one label";
+  EXPECT_THAT(set->class_names(), ElementsAre("car", "cat"));
+  EXPECT_EQ(set->category_id(1), 20);
   ASSERT_THAT(set->remarks(), SizeIs(1));
   EXPECT_FALSE(set->remarks()[0].is_fault);
   EXPECT_THAT(set->remarks()[0].text,
-              HasSubstr("category 0 has the name of another; it is called 'cat (0)' here"));
-  write(file_of(kImages, R"json("categories": [{"id": 0, "name": "cat"},
-      {"id": 17, "name": "cat"}, {"id": 3, "name": "cat (0)"}])json"));
-  EXPECT_THAT(load()->class_names(), ElementsAre("cat (0) (0)", "cat (0)", "cat"));
-  EXPECT_THAT(load()->remarks().at(0).text, HasSubstr("it is called 'cat (0) (0)' here"));
+              HasSubstr("categories with the same name: 'cat' (17, 20): they are one class"));
+  write(file_of(kImages, R"("categories": [{"id": 0, "name": "cat"}, {"id": 3, "name": "car"},
+      {"id": 17, "name": "cat"}, {"id": 9, "name": "car"}])"));
+  EXPECT_THAT(load()->class_names(), ElementsAre("car", "cat"));
+  EXPECT_EQ(load()->category_id(0), 9);
+  EXPECT_EQ(load()->category_id(1), 17) << "category 0 is Roboflow's root";
+  EXPECT_THAT(load()->remarks().at(0).text, HasSubstr("'car' (3, 9), 'cat' (0, 17): they are"));
+}
+
+/// As converters from YOLO write them.
+TEST_F(CocoTest, RefusesBoxesInSharesOfTheImage) {
+  const auto write_boxes = [&](const std::string& box, const std::string& other,
+                               const std::string& images = kImages) {
+    write(file_of(images, kCategories,
+                  fmt::format(R"("annotations": [{{"id": 5, "image_id": 9, "category_id": 3,
+                      "bbox": {}}}, {{"id": 6, "image_id": 9, "category_id": 3, "bbox": {}}}])",
+                              box, other)));
+  };
+  for (const char* other : {"[0.5, 0.5, 0.5, 0.5]", "[0.9, 0.9, 1.0, 1.0]", "[0, 0, 0, 0]"}) {
+    write_boxes("[0.1, 0.2, 0.3, 0.4]", other);
+    for (const auto split : {Split::kTrain, Split::kHeldOut}) {
+      EXPECT_THAT([&] { load(options(), split); },
+                  ThrowsMessage<base::UserError>(
+                      AllOf(HasSubstr("instances.json': all boxes (2) lie within the first pixel"),
+                            HasSubstr("such as [0.1, 0.2, 0.3, 0.4] of annotation 5; boxes are in "
+                                      "pixels, [x, y, width, height]: multiply x"))))
+          << other;
+    }
+  }
+  write_boxes("[0.1, 0.2, 0.3, 0.4]", "[0, 0, 1, 2]");
+  EXPECT_EQ(load()->size(), 3) << "a box is larger";
+  write_boxes("[0, 0, 1, 1]", "[0, 0, 1, 1]",
+              R"("images": [{"id": 9, "file_name": "nine.jpg", "width": 1, "height": 1}])");
+  EXPECT_EQ(load()->size(), 1) << "the image has one pixel";
 }
 
 std::string with_four(const std::string& name, const std::string& size) {
@@ -476,6 +519,27 @@ TEST_F(CocoTest, NamesImagesThatDoNotMatch) {
                   AllOf(HasSubstr("other/four.jpg'"), HasSubstr("the folder of its images?"))));
 }
 
+TEST_F(CocoTest, SaysWhereAMissingFileIs) {
+  const auto text = [&](const std::string& name) {
+    write(with_four(name, R"("width": 20, "height": 50)"));
+    return load()->remarks().at(0).text;
+  };
+  const std::string photos = folder_ / "photos";
+  EXPECT_THAT(text("four.png"),
+              HasSubstr(fmt::format("photos/four.png'; there is '{}/four.jpg': correct the endings",
+                                    photos)));
+  EXPECT_THAT(text("photos/four.jpg"), HasSubstr(fmt::format("is '{}/' the folder of its images?",
+                                                             folder_.path().string())));
+  folder_.write("photos/four.txt", "a label of YOLO");
+  fs::create_directory(folder_ / "photos/val");
+  fs::rename(folder_ / "photos/four.jpg", folder_ / "photos/val/four.jpg");
+  EXPECT_THAT(text("four.jpg"),
+              HasSubstr(fmt::format("four.jpg'; is '{}/val' the folder of its images?", photos)));
+  EXPECT_THAT(text("none.jpg"), HasSubstr(fmt::format("is '{}' the folder of its images? Each "
+                                                      "file_name is a path below it",
+                                                      photos)));
+}
+
 TEST_F(CocoTest, ReadsBackslashesAsSlashesWhereThatNamesAFile) {
   fs::create_directory(folder_ / "photos/below");
   const std::string size = R"("width": 20, "height": 50)";
@@ -490,7 +554,12 @@ TEST_F(CocoTest, ReadsBackslashesAsSlashesWhereThatNamesAFile) {
   fs::create_symlink("nowhere", folder_ / "photos/below/5.jpg");
   EXPECT_EQ(name(R"(below\\5.jpg)"), (folder_ / "photos/below/5.jpg").string());
   EXPECT_THAT(load()->remarks(), SizeIs(0));
-  EXPECT_EQ(name(R"(.\\below\\4.jpg)"), (folder_ / "photos/./below/4.jpg").string());
+  EXPECT_THAT([&] { load()->get_batch(std::vector<int64_t>{0}); },
+              ThrowsMessage<base::UserError>(HasSubstr("it is a link to 'nowhere', which does")));
+  for (const char* path :
+       {R"(.\\below\\4.jpg)", "./below/4.jpg", "below//4.jpg", "x/../below/4.jpg"}) {
+    EXPECT_EQ(name(path), (folder_ / "photos/below/4.jpg").string()) << path;
+  }
   fs::copy(folder_ / "photos/four.jpg", folder_ / R"(photos/below\4.jpg)");
   EXPECT_EQ(name(R"(below\\4.jpg)"), (folder_ / R"(photos/below\4.jpg)").string());
 
@@ -607,6 +676,8 @@ TEST_F(CocoTest, OtherSplitsMayLackCategories) {
       R"("annotations": [{"image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]}])";
   const std::string cat =
       R"("annotations": [{"image_id": 9, "category_id": 17, "bbox": [1, 1, 2, 2]}])";
+  const std::string other_cat =
+      R"("annotations": [{"image_id": 9, "category_id": 40, "bbox": [1, 1, 2, 2]}])";
   const std::string root = R"({"id": 0, "name": "animals"}, )";
   const std::string twin = R"({"id": 0, "name": "cat"}, )";
   for (const auto& [list, annotations, label] :
@@ -618,6 +689,7 @@ TEST_F(CocoTest, OtherSplitsMayLackCategories) {
            {R"({"id": 3, "name": "cat"}, {"id": 17, "name": "car"})", car, 1},
            {root + R"({"id": 17, "name": "cat"})", cat, 1},
            {twin + R"({"id": 17, "name": "cat"})", cat, 1},
+           {R"({"id": 17, "name": "cat"}, {"id": 40, "name": "cat"})", other_cat, 1},
            {"", cat, 1}}) {
     folder_.write("val.json", file_of(kImages, categories_of(list), annotations));
     const auto set = load(both, Split::kVal);
@@ -705,11 +777,16 @@ TEST_F(CocoTest, TakesImagesAndCategoriesThatAreListedTwiceOnce) {
                   annotations));
     return load();
   };
-  for (const int64_t id : {9, 30}) {
+  for (const auto& [id, name] : {std::pair(9, "nine.jpg"),
+                                 {30, "nine.jpg"},
+                                 {9, "./nine.jpg"},
+                                 {30, ".//nine.jpg"},
+                                 {30, "x/../nine.jpg"},
+                                 {30, R"(.\\nine.jpg)"}}) {
     const auto set = merged(
-        fmt::format(R"({{"id": {}, "file_name": "nine.jpg", "width": 40, "height": 30}},)", id),
+        fmt::format(R"({{"id": {}, "file_name": "{}", "width": 40, "height": 30}},)", id, name),
         id);
-    ASSERT_EQ(set->size(), 3);
+    ASSERT_EQ(set->size(), 3) << name;
     EXPECT_THAT(set->class_names(), ElementsAre("car", "cat"));
     EXPECT_EQ(set->image_id(2), 9);
     // Three of its own, one of which the repetition has as well.

@@ -155,6 +155,15 @@ TEST_F(DigitsFileTest, NamesAMissingFile) {
       ThrowsMessage<base::UserError>(AllOf(HasSubstr("none.csv.gz"), HasSubstr("No such file"))));
 }
 
+TEST_F(DigitsFileTest, NamesALinkToNothingAndWhatIsNoCsv) {
+  std::filesystem::create_symlink("nowhere", folder_ / "link.csv");
+  EXPECT_THAT(message_of(folder_ / "link.csv"),
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("link.csv: it is a link to 'nowhere', which does not exist")));
+  EXPECT_THAT(message_of(file("<html>")),
+              ThrowsMessage<base::UserError>(HasSubstr("own.csv': it is HTML")));
+}
+
 TEST_F(DigitsFileTest, RefusesAFolder) {
   EXPECT_THAT(message_of(folder_), ThrowsMessage<base::UserError>(HasSubstr(folder_.string())));
 }

@@ -76,6 +76,10 @@ TEST_F(FolderIndexTest, ReportsSystemErrorsAsUnavailable) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_THAT([&] { class_names(folder_ / "none"); },
               ThrowsMessage<base::UserError>(HasSubstr("cannot read the image folder")));
+  fs::create_directory_symlink("nowhere", folder_ / "link");
+  EXPECT_THAT([&] { index_class_folders(folder_ / "link", cache()); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("/link': it is a link to 'nowhere', which does not exist")));
 }
 
 TEST_F(FolderIndexTest, StampsAFolderOnceItsTimesHaveSettled) {
@@ -206,7 +210,12 @@ TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
   for (int i = 5; i <= 9; ++i) add(fmt::format("data/dog/{}.png", i));
   EXPECT_EQ(
       text(),
-      fmt::format("7 files (1 .webp, 6 empty), such as '{}/cat/4.webp' cannot be read", root));
+      fmt::format("7 files (1 .webp, 5 empty, 1 missing), such as '{}/cat/4.webp' cannot be read",
+                  root));
+  fs::create_symlink("nowhere", folder_ / "data/cat/0.jpg");
+  EXPECT_EQ(text(), fmt::format("8 files (1 .webp, 5 empty, 2 missing), such as '{}/cat/0.jpg' "
+                                "cannot be read (it is a link to 'nowhere', which does not exist)",
+                                root));
 }
 
 TEST_F(FolderIndexTest, TakesImagesByTheirContentWhateverTheirNames) {

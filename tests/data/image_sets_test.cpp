@@ -118,6 +118,8 @@ TEST_F(MnistTest, RefusesFilesThatContradictTheirHeaders) {
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "No such file"));
   write("", labels);
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "not an idx file"));
+  write("<html>", labels);
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "it is HTML"));
   write(idx({2}, "ab"), labels);
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "3 dimensions"));
   write(idx({2, 1, 1}, "a"), labels);
@@ -169,6 +171,8 @@ TEST(CifarTest, ReadsTheFineLabelsOfCifar100) {
   EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "label 100"));
   folder.write("test.bin", "abc");
   EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "3 bytes"));
+  folder.write("test.bin", "version https://git-lfs.github.com/spec/v1\n");
+  EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "git lfs pull"));
 }
 
 TEST(CifarTest, IsAugmentedDifferentlyInEachEpoch) {
@@ -285,6 +289,9 @@ TEST_F(ImageFolderTest, NamesTheFileThatIsDamaged) {
   EXPECT_THAT([&] { all_of(*set); }, refuses("cat/bad.jpg", "neither JPEG nor PNG"));
   fs::remove(folder_ / "train/cat/bad.jpg");
   EXPECT_THAT([&] { all_of(*set); }, refuses("cat/bad.jpg", "No such file"));
+  fs::create_symlink("nowhere", folder_ / "train/cat/bad.jpg");
+  EXPECT_THAT([&] { all_of(*set); },
+              refuses("cat/bad.jpg", "it is a link to 'nowhere', which does not exist"));
 }
 
 TEST_F(ImageFolderTest, RefusesFoldersWithoutClassesOrImages) {
@@ -424,7 +431,8 @@ TEST_F(SegmentationFolderTest, ReturnsImagesWithTheirMasks) {
 TEST_F(SegmentationFolderTest, RefusesLabelsAboveTheClasses) {
   add("a", picture(13, 11), "png_grey2.png");
   const auto set = load_segmentation_folder(options(3), Split::kTrain);
-  EXPECT_THAT([&] { all_of(*set); }, refuses("masks/a.png", "label 3"));
+  EXPECT_THAT([&] { all_of(*set); },
+              refuses("masks/a.png", "the label 3; labels are below 3, or 255 for ignored pixels"));
   SegmentationFolderOptions ignoring = options(3);
   ignoring.ignore_index = 3;
   EXPECT_EQ(all_of(*load_segmentation_folder(ignoring, Split::kTrain)).target.max().item<int>(), 3);
@@ -450,7 +458,8 @@ TEST_F(SegmentationFolderTest, TakesOtherValuesForTheClassesIfToldWhich) {
       [&] {
         labels({0, 3}, 255);
       },
-      refuses("masks/a.png", "which lists that of each class"));
+      refuses("masks/a.png' has the labels 1, 2; data.mask_values has 0, 3, or 255 for ignored",
+              "which lists that of each class"));
   SegmentationFolderOptions told = options(4);
   told.mask_values = {3, 2, 1, 0};
   const at::Tensor turned = all_of(*load_segmentation_folder(told, Split::kTrain)).target;
@@ -569,6 +578,10 @@ TEST_F(VocSegmentationTest, NamesWhatIsMissing) {
   fs::remove(folder_ / kVoc / "SegmentationClass/2007_000032.png");
   EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
               refuses("SegmentationClass/2007_000032.png", "on the list 'train', does not exist"));
+  fs::create_symlink("nowhere", folder_ / kVoc / "SegmentationClass/2007_000032.png");
+  EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
+              refuses("does not exist: it is a link to 'nowhere'", "2007_000032.png"));
+  fs::remove(folder_ / kVoc / "SegmentationClass/2007_000032.png");
   add("2007_000032", "png_palette8.png");  // its labels exceed VOC's
   EXPECT_THAT([&] { all_of(*load_voc_segmentation(options_, Split::kTrain)); },
               refuses("SegmentationClass/2007_000032.png", "labels are below 21"));
@@ -632,6 +645,15 @@ TEST(UnlabelledImagesTest, RefuseALinkThatCannotBeFollowed) {
   EXPECT_THAT(load_unlabelled_images(options).files, ElementsAre("0.png"));
   fs::create_symlink(std::string(300, 'x'), folder / "more");
   EXPECT_THAT([&] { load_unlabelled_images(options); }, refuses("/more'", "File name too long"));
+  fs::remove(folder / "more");
+  // An image that is missing is not left out silently.
+  fs::create_symlink("nowhere", folder / "1.png");
+  const UnlabelledImages images = load_unlabelled_images(options);
+  EXPECT_THAT(images.files, ElementsAre("0.png", "1.png"));
+  EXPECT_THAT([&] { all_of(*images.set); }, refuses("1.png", "it is a link to 'nowhere'"));
+  options.images = folder / "missing";
+  EXPECT_THAT([&] { load_unlabelled_images(options); },
+              refuses("/missing': it is a link to 'nowhere'", "which does not exist"));
 }
 
 }  // namespace

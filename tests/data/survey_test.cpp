@@ -111,15 +111,16 @@ TEST_F(SurveyTest, CountsRotatedImagesUnlessTheyAreTurned) {
               IsEmpty());
 }
 
-TEST_F(SurveyTest, SaysOnceThatGreyHasSixteenBits) {
+TEST_F(SurveyTest, SaysOnceThatValuesHaveSixteenBits) {
   copy("png_grey16.png", "train/a/1.png");
   copy("png_grey16_interlaced.png", "train/a/2.png");
   copy("png_rgb16.png", "train/a/3.png");
+  copy("png_rgb8.png", "train/a/4.png");
   ImageFolderOptions options = folders();
   const auto lines = [&] {
     return survey(*load_image_folder(options, Split::kTrain), Split::kTrain, kAllTheTime);
   };
-  EXPECT_THAT(lines(), ElementsAre(AllOf(StartsWith("train: 2 of 3 images have grey values of 16"),
+  EXPECT_THAT(lines(), ElementsAre(AllOf(StartsWith("train: 3 of 4 images have values of 16 bits"),
                                          HasSubstr("data.high_bits=scale keeps the upper 8 bits"),
                                          EndsWith("clamp makes values above 255 white"))));
   options.high_bits = "clamp";
@@ -132,7 +133,7 @@ TEST_F(SurveyTest, SaysThatScaledValuesOfFewerBitsAreBlack) {
     copy(image, "train/a/1.png");
     ImageFolderOptions options = folders();
     const auto set = load_image_folder(options, Split::kTrain);
-    EXPECT_EQ(dynamic_cast<const SampleDataset&>(*set).facts(0).scaled_grey, largest);
+    EXPECT_EQ(dynamic_cast<const SampleDataset&>(*set).facts(0).largest_scaled, largest);
     EXPECT_THAT(
         survey(*set, Split::kTrain, kAllTheTime),
         ElementsAre(
@@ -227,10 +228,10 @@ TEST_F(SurveyTest, StopsWhenTheTimeIsUpAndSaysThatThereIsMore) {
 TEST_F(SurveyTest, EndsNoRunWhateverACustomDataSetDoes) {
   const Facts broken(3, 2, [](int64_t index) {
     if (index == 1) throw std::out_of_range("a mistake of the data set's");
-    return SampleFacts{.scaled_grey = 200};
+    return SampleFacts{.largest_scaled = 200};
   });
   EXPECT_THAT(survey(broken, Split::kTrain, kAllTheTime),
-              ElementsAre(StartsWith("train: 2 of 2 images looked at have grey")));
+              ElementsAre(StartsWith("train: 2 of 2 images looked at have values")));
   // Facts hold labels up to 255.
   for (const int64_t ignored : {-100, 300}) {
     const Facts large(

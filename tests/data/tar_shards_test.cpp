@@ -247,6 +247,38 @@ TEST_F(TarShardsTest, RefusesDamagedArchives) {
   }
 }
 
+TEST_F(TarShardsTest, SaysWhatAFileIsThatIsNoShard) {
+  EXPECT_THAT([&] { load_bytes("\x1f\x8b\x08" + std::string(600, 'x')); },
+              refuses("a.tar'", "it is a compressed file: unpack it with `gzip -dc"));
+  const std::string first = member("<1.jpg", image_);
+  EXPECT_THAT([&] { load_bytes(first.substr(0, 150) + "x" + first.substr(151)); },
+              refuses("a.tar'", "it is not a tar file, or damaged"));
+  std::filesystem::remove(folder_ / "a.tar");
+  std::filesystem::create_symlink("nowhere", folder_ / "a.tar");
+  EXPECT_THAT([&] { load("a.tar"); },
+              refuses("a.tar", "it is a link to 'nowhere', which does not exist"));
+}
+
+TEST_F(TarShardsTest, NamesShardsWithoutClosingBlocks) {
+  const std::string sample = member("1.jpg", image_) + member("1.cls", "3");
+  for (const char* name : {"s-0.tar", "s-1.tar", "s-2.tar"}) folder_.write(name, sample);
+  folder_.write("s-0.tar", sample + kEnd.substr(0, 512));  // nothing is lost
+  for (const char* const from : {"the shards", "the index"}) {
+    const auto remarks = load("s-{0..2}.tar")->remarks();
+    ASSERT_EQ(remarks.size(), 1U) << from;
+    EXPECT_FALSE(remarks[0].is_fault);
+    EXPECT_THAT(remarks[0].text,
+                AllOf(HasSubstr("s-{0..2}.tar': shards without the closing blocks of a tar "
+                                "file: 2 files (.tar), such as '"),
+                      HasSubstr("s-1.tar': they may be cut short")));
+  }
+  for (const char* name : {"s-1.tar", "s-2.tar"}) folder_.write(name, sample + kEnd);
+  EXPECT_TRUE(load("s-{0..2}.tar")->remarks().empty());
+  // Cut between the members of a sample.
+  EXPECT_THAT([&] { load_bytes(sample + member("2.jpg", image_)); },
+              refuses("it has an image and no .cls", "or the shard is cut short"));
+}
+
 TEST_F(TarShardsTest, MakesAnIndexAnewIfItsArraysDoNotFitTheShards) {
   const std::string first = member("1.jpg", image_) + member("1.cls", "3") +
                             member("2.jpg", image_) + member("2.cls", "4") + kEnd;
@@ -422,6 +454,8 @@ TEST(ShardNamesTest, ExpandBraces) {
   EXPECT_THAT(expand_braces("a.tar"), ElementsAre("a.tar"));
   EXPECT_THAT(expand_braces("a-{08..10}.tar"), ElementsAre("a-08.tar", "a-09.tar", "a-10.tar"));
   EXPECT_THAT(expand_braces("{a,b}-{0..1}"), ElementsAre("a-0", "a-1", "b-0", "b-1"));
+  EXPECT_THAT(expand_braces("a{,b}{c}"), ElementsAre("ac", "abc"));
+  EXPECT_THAT(expand_braces("a{}"), ElementsAre("a"));
   EXPECT_THAT([] { expand_braces("a-{0..1"); }, refuses("a-{0..1", "not closed"));
   for (const char* wrong : {"{3..1}", "{a..b}", "{0..99999999}"}) {
     EXPECT_THAT([&] { expand_braces(wrong); }, refuses(wrong, "not a range"));

@@ -115,6 +115,33 @@ TEST_F(BadInputTest, TheLaunchersQuestionNamesWhatIsKnownWithoutData) {
                        "did you mean '--epochs'?");
     EXPECT_EQ(ask(command + Words{config}).exit_code, 0);
   }
+  // Rank 0 will read these files. Only training and check read `init`.
+  for (const auto& [words, message] : std::vector<std::pair<Words, std::string>>{
+           {{config, "--init=none.pth"}, "--init: cannot read none.pth: No such file"},
+           {{config, "--pretrained", "none.pth"}, "--pretrained: init: cannot read none.pth"},
+           {{"check", config, "--init=none.pth"}, "--init: cannot read none.pth"},
+           {{config, "--resume=none.pt"}, "--resume: cannot read none.pt: No such file"},
+           {{"eval", config, "--resume=none.pt"}, "--resume: cannot read none.pt"}}) {
+    expect_one_message(ask(words), base::kExitUsage, message);
+  }
+  for (const Words& words : {Words{config, "--init=none.pth", "--resume=auto"},
+                             {"eval", config, "--init=none.pth"},
+                             {config, "--init=" + shipped_config("digits.yaml")}}) {
+    EXPECT_EQ(ask(words).exit_code, 0);
+  }
+  EXPECT_EQ(run_train({"--check_options", config, "--init=none.pth"}, rank_env(1, 2, free_port()))
+                .exit_code,
+            0);
+  // Only the node of rank 0 needs the file, and with c10d any node may become that.
+  for (const bool is_known : {true, false}) {
+    const auto result =
+        run_program({SYNCBN_BIN_DIR "/syncbn-launch", "--nnodes=2", "--rdzv_conf=join_timeout=1",
+                     is_known ? "--node_rank=0" : "--rdzv_backend=c10d",
+                     fmt::format("--rdzv_endpoint=127.0.0.1:{}", free_port()),
+                     SYNCBN_BIN_DIR "/train", config, "--init=none.pth"});
+    EXPECT_EQ(count(result.err, "cannot read none.pth"), is_known ? 1 : 0) << result.err;
+    EXPECT_NE(result.exit_code, 0);
+  }
   // A warning: other nodes may have other numbers of workers.
   const auto warned = ask({config, "--global_batch_size=7"});
   EXPECT_EQ(warned.exit_code, 0);
@@ -201,7 +228,7 @@ TEST_F(BadInputTest, SaysWhereARelativePathOfDataStarts) {
   expect_one_message(
       run_train(digits(run_dir(), {"--data.path=here/digits.csv.gz"}), {}, inputs_.path()),
       base::kExitUsage,
-      "No such file or directory (it is relative to the working folder, " +
+      "No such file or directory; choose another path (it is relative to the working folder, " +
           inputs_.path().string() +
           "; start where it leads to the data, or write "
           "${here}/here/digits.csv.gz for");

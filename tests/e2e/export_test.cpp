@@ -73,6 +73,12 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
   for (const char* file : {"run/run.onnx", "x/run.onnx"}) {
     EXPECT_EQ(base::read_file(path_of("y.onnx")), base::read_file(path_of(file)));
   }
+  // Of several ranks, rank 0 exports.
+  const auto launched = launch_train(
+      2, {"export", "--config=" + path_of("run/config.yaml"), "--output=" + path_of("w.onnx")});
+  EXPECT_EQ(launched.exit_code, 0) << launched.err;
+  EXPECT_EQ(count(launched.out, "w.onnx"), 1) << launched.out;
+  EXPECT_EQ(base::read_file(path_of("w.onnx")), base::read_file(path_of("y.onnx")));
   expect_mistake(export_run({"--output=z.onnx", "--format=torch"}),
                  "--output: z.onnx is for onnx, and --format is torch");
 }
@@ -94,8 +100,6 @@ TEST_F(ExportProgramTest, AMistakeIsOneMessage) {
   expect({"--split=test"}, "--split: only for train eval");
   expect({"--model.width=8"}, "cannot export " + path_of("run"));
   expect({"--resume=missing.pt"}, "missing.pt");
-  expect_mistake(launch_train(2, {"export", "--config=" + path_of("run/config.yaml")}),
-                 "start train without a launcher");
   expect_mistake(run_train(args("other", {"--format=onnx"})), "--format: only for train export");
 }
 

@@ -343,6 +343,16 @@ TEST_F(ImageFolderTrainingTest, SaysAtTheStartWhatIsOftenAMistake) {
     EXPECT_EQ(count(run.err, text), 1) << text << run.err;
   }
   EXPECT_TRUE(result_of(folder_ / "run")["test_accuracy_grey"].is_null());
+  fill("test", "turned", "exif_6.jpg");
+  const auto predicted =
+      launch_train(2, {"predict", "test", "run", "--output=answers"}, folder_.path());
+  EXPECT_EQ(predicted.exit_code, 0) << predicted.err;
+  EXPECT_EQ(count(predicted.err, "8 of 16 images are stored rotated"), 1) << predicted.err;
+  EXPECT_EQ(count(predicted.err, "no sample of class"), 0) << predicted.err;
+  std::filesystem::rename(folder_ / "test/turned", folder_ / "test/grey");
+  const auto evaluated = launch_train(2, {"eval", "run"}, folder_.path());
+  EXPECT_EQ(evaluated.exit_code, 0) << evaluated.err;
+  EXPECT_EQ(count(evaluated.err, "test: 8 of 16 images are stored rotated"), 1) << evaluated.err;
 }
 
 TEST_F(ImageFolderTrainingTest, ALastBatchOfOneIsFoundAtTheStart) {
@@ -365,8 +375,28 @@ TEST_F(ImageFolderTrainingTest, ALastBatchOfOneIsFoundAtTheStart) {
   }
   expect_mistake(run("run", {"--batch_size=4", "--accumulate=4"}),
                  "accumulate: 15 training samples in batches of 4 leave single samples in 4 parts");
+  expect_mistake(run("run", {"--batch_size=1"}),
+                 "batch_size: 15 training samples in batches of 1 leave single samples, and batch "
+                 "norm of this network cannot train on a single sample; give each rank at least 2 "
+                 "samples in a step\n");
+  expect_mistake(
+      train("run", small + Words{"--sync_batchnorm=false", "--batch_size=1"}),
+      "batch_size: 8 training samples per rank in batches of 1 leave single samples, and "
+      "batch norm of this network cannot train on a single sample; give each rank at least 2 "
+      "samples in a step, or sync_batchnorm=true");
   EXPECT_FALSE(std::filesystem::exists(folder_ / "run"));
-  // A check only warns: more ranks divide the samples differently.
+  // Under a launcher, a check is about all ranks, and rank 0 alone makes it.
+  const auto check_on_two = [&](const Words& more) {
+    return launch_train(2, Words{"check", "--config=images.yaml"} + small + more, folder_.path());
+  };
+  for (const Words& more : {Words{"--sync_batchnorm=false"}, {"--sync_batchnorm_group=1"}}) {
+    expect_mistake(check_on_two(more), "8 training samples per rank in batches of 7 " + said);
+  }
+  expect_mistake(check_on_two({"--sync_batchnorm_group=4"}), "2 ranks cannot be divided into");
+  const auto of_two = check_on_two({});
+  EXPECT_EQ(of_two.exit_code, 0) << of_two.err;
+  EXPECT_EQ(count(of_two.out, "train: 15 samples"), 1) << of_two.out;
+  // Without one, it only warns: more ranks divide the samples differently.
   const std::string in_batches = "15 training samples in batches of ";
   for (const auto& [more, message] : std::vector<std::pair<Words, std::string>>{
            {{"--schedule=constant", "--schedule.warmup=9ep"},
@@ -374,6 +404,7 @@ TEST_F(ImageFolderTrainingTest, ALastBatchOfOneIsFoundAtTheStart) {
            {{"--sync_batchnorm_group=4"},
             "on one rank: loader.drop_last: " + in_batches + "7 " + said},
            {{"--batch_size=4", "--accumulate=4"}, "on one rank: accumulate: " + in_batches + "4 "},
+           {{"--batch_size=1"}, "on one rank: batch_size: " + in_batches + "1 leave single"},
            {replicas + Words{"--sync_batchnorm=false"},
             "on one rank: loader.drop_last: " + in_batches + "6 leave a last batch of 3 in 2"}}) {
     const auto checked =

@@ -792,7 +792,7 @@ TEST_F(TrainingLaunchTest, RefusesWhatDoesNotFitInOneMessage) {
   expect({"--checkpoint.every=often"}, "checkpoint.every: expected a duration, such as");
   expect({"--activation_checkpointing", "--ddp.find_unused_parameters"},
          "activation_checkpointing and ddp.find_unused_parameters do not work together");
-  expect({"--max_time=3ep"}, "max_time is a time, such as 50min");
+  expect({"--max_time=3ep"}, "--max_time: expected a time, such as 50min, got 3ep; to limit");
   expect({"--clip.norm=1", "--clip.value=1"},
          "clip: norm 1 and value 1 do not work together; set all but one to null");
   expect({"--val_fraction=0.0001"}, "leaves no sample to evaluate on");

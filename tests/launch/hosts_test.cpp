@@ -74,6 +74,12 @@ TEST(HostsTest, FilesOfSchedulersAndOfMpirunAreRead) {
   EXPECT_THAT(read("a slots=2 max_slots=4\nb max-slots=8 slots = 3\nc slots =1\n"),
               ElementsAre("a=2", "b=3", "c=1"))
       << "of Open MPI";
+  EXPECT_THAT(read("a cpus=2 slots_max=4\nb slots-max = 8 count = 3\nc cpu=1  # slots=7\n"),
+              ElementsAre("a=2", "b=3", "c=1"))
+      << "of Open MPI, with its other names";
+  EXPECT_THAT(read("[::1]:3 max_slots=4\n::2 slots=2\nme@[::1]\nme@[::1]\n"),
+              ElementsAre("::1=3", "::2=2", "me@::1=2"))
+      << "with IPv6 addresses";
   EXPECT_THAT(read("\ufeffa\r\nb slots=2\r\n"), ElementsAre("a=0", "b=2")) << "of Windows";
   EXPECT_THAT(read("a slots=2\nb\na slots=2\n"), ElementsAre("a=4", "b=1"));
 }

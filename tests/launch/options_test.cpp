@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <utility>
@@ -78,8 +79,10 @@ TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
 
 TEST(LaunchOptionsTest, TakesAnEmptyTextForNoneAsTorchrun) {
   const LaunchOptions options =
-      parse({"--rdzv_endpoint=", "--rdzv-conf", "", "--rdzv_id=", "--role=", "--log_dir=",
-             "--local-addr=", "--local_ranks_filter=", "--duplicate-stdout-filters=", "prog"});
+      parse({"--rdzv_endpoint=", "--rdzv-conf", "",
+             "--rdzv_id=", "--role=", "--log_dir=", "--local-addr=", "--local_ranks_filter=",
+             "--duplicate-stdout-filters=", "--signals-to-handle=", "prog"});
+  EXPECT_EQ(options.ending_signals.size(), 4U);
   EXPECT_EQ(options.run_id, "none");
   EXPECT_EQ(options.role, "default");
   EXPECT_EQ(options.log_dir, "");
@@ -503,13 +506,15 @@ TEST(LaunchSchedulerTest, FindsTheFirstNameInSlurmsLists) {
   EXPECT_EQ(first_slurm_node("rack-2-gpu[5]"), "rack-2-gpu5");
 }
 
+std::string warning_of(const std::vector<std::string>& words) {
+  return local_rank_warning({}, {.file = words[0], .argv = words});
+}
+
 TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
   const test::TempFolder folder;
   const auto warning = [&](const std::string& line) {
     folder.write("script.py", line + "\nparser.add_argument('--local_rank')\n");
-    LaunchOptions options;
-    options.program = {folder / "script.py"};
-    return local_rank_warning(options);
+    return warning_of({folder / "script.py"});
   };
   for (const char* use :
        {"rank = os.environ['LOCAL_RANK']", "LOCAL_RANK = int(os.environ[\"LOCAL_RANK\"])",
@@ -538,6 +543,61 @@ TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
         "print('Read the rank from',\n      'os.environ[\"LOCAL_RANK\"]')"}) {
     EXPECT_THAT(warning(mention), HasSubstr("declares --local_rank")) << mention;
   }
+}
+
+TEST(LocalRankWarningTest, FindsTheScriptAmongTheWordsOfACommand) {
+  const test::TempFolder folder;
+  const std::string declares = "parser.add_argument('--local_rank')\n";
+  const std::string script = folder.write("s.py", declares);
+  const std::string other = folder.write("other.py", "");
+  const std::string tool = folder.write("tool", "#!/usr/bin/env python3\n" + declares);
+  const std::string text = folder.write("text", declares);
+  std::filesystem::create_directory(folder / "pkg");
+  folder.write("pkg/__main__.py", declares);
+  folder.write("pkg/mod.py", declares);
+  const Environment here(
+      std::map<std::string, std::string>{{"PYTHONPATH", "/nonexistent:" + folder.path().string()},
+                                         {"PYTHON_EXEC", "/opt/interpreter"}});
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"python3", script},
+                                             {"python3.13t", "-u", script, other},
+                                             {"/usr/bin/python3", "-W", "ignore", "-Xdev", script},
+                                             {"python3", "-u", "-c", "import runpy", text},
+                                             {"/opt/interpreter", "-u", text},
+                                             {"env", "X=1", "python3", "-u", script},
+                                             {"env", "X=1", script},
+                                             {"uv", "run", script},
+                                             {"numactl", "-N0", tool},
+                                             {tool, "--lr=1"}}) {
+    EXPECT_THAT(warning_of(words), HasSubstr(" declares --local_rank")) << words[0];
+  }
+  EXPECT_THAT(warning_of({"python3", "-um", "pkg.mod"}), StartsWith("pkg.mod declares"));
+  EXPECT_THAT(warning_of({"python3", "-m", "pkg", "x"}), StartsWith("pkg declares"));
+  for (const std::vector<std::string>& words :
+       std::vector<std::vector<std::string>>{{"python3", other, script},
+                                             {"python3", script, "--local_rank=0"},
+                                             {"python3", "-m", "json.tool", script},
+                                             {"python3", "-m"},
+                                             {"python3", "-", script},
+                                             {"cat", text},
+                                             {other}}) {
+    EXPECT_EQ(warning_of(words), "") << words.back();
+  }
+}
+
+TEST(LocalRankArgumentTest, StandsBehindTheScript) {
+  const test::TempFolder folder;
+  const std::string script = folder.write("s.py", "parser.add_argument('--local_rank')\n");
+  LaunchOptions options;
+  options.local_rank_arg = "--local-rank";
+  options.program = {"env", "X=1", "python3", "-u", script, "--lr=1"};
+  EXPECT_THAT(worker_argv(resolve_program(options), 1),
+              ElementsAre("env", "X=1", "python3", "-u", script, "--local_rank=1", "--lr=1"));
+  options.program = {"env", "X=1", script};
+  EXPECT_THAT(worker_argv(resolve_program(options), 1),
+              ElementsAre("env", "X=1", script, "--local_rank=1"));
+  options.program = {"echo", "x"};
+  EXPECT_THAT(worker_argv(resolve_program(options), 1), ElementsAre("echo", "--local-rank=1", "x"));
 }
 
 }  // namespace

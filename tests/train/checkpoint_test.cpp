@@ -185,6 +185,9 @@ TEST(CheckpointTest, RefusesAFileInWhichAnyByteChanged) {
 
 TEST(CheckpointTest, RefusesFilesOfOtherPrograms) {
   EXPECT_THAT(error_of("not an archive"), HasSubstr("is not a whole checkpoint"));
+  EXPECT_THAT(error_of("version https://git-lfs.github.com/spec/v1"),
+              HasSubstr("is not a whole checkpoint of train (42 B): it is a pointer of Git LFS"));
+  EXPECT_THAT(error_of("PK\3\4 cut short"), HasSubstr("it is damaged, truncated"));
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   dict.insert("weight", at::ones({2}));
   const std::vector<char> foreign = torch::jit::pickle_save(dict);

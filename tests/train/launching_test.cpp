@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 
 #include <cstdlib>
 #include <filesystem>
 
 #include "commands/program_options.h"
+#include "commands/resolved_config.h"
 #include "support/temp_folder.h"
 #include "support/thrown.h"
 
@@ -18,37 +20,44 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+std::vector<std::string> translated(const std::vector<std::string>& args) {
+  std::vector<std::string> words;
+  for (const TranslatedWords& part : translate_imagenet_options(args)) {
+    words.insert(words.end(), part.words.begin(), part.words.end());
+  }
+  return words;
+}
+
 TEST(ImagenetOptionsTest, BecomeKeys) {
   const test::TempFolder folder;
   const std::string data = folder.path().string();
   std::filesystem::create_directory(folder.path() / "train");
-  EXPECT_THAT(translate_imagenet_options({"--config", "x.yaml", "-a", "resnet50", "-j", "4", "-b",
-                                          "256", "--lr", "0.1", "--wd=1e-4", "--print-freq", "5",
-                                          "--epochs", "3", data}),
+  EXPECT_THAT(translated({"--config", "x.yaml", "-a", "resnet50", "-j", "4", "-b", "256", "--lr",
+                          "0.1", "--wd=1e-4", "--print-freq", "5", "--epochs", "3", data}),
               ElementsAre("--config", "x.yaml", "--model=resnet50", "--loader.num_workers=4",
                           "--batch_size=256", "--optimizer.lr=0.1", "--optimizer.weight_decay=1e-4",
                           "--log_interval=5", "--epochs", "3", "--data.type=image_folder",
                           "--data.train=" + data + "/train", "--data.val=" + data + "/val"));
-  EXPECT_THAT(translate_imagenet_options({"--dist-url", "tcp://[::1]:23456", "--world-size", "2",
-                                          "--rank", "1", "--multiprocessing-distributed"}),
+  EXPECT_THAT(translated({"--dist-url", "tcp://[::1]:23456", "--world-size", "2", "--rank", "1",
+                          "--multiprocessing-distributed"}),
               ElementsAre("--master_addr=[::1]", "--master_port=23456", "--nnodes=2",
                           "--node_rank=1", "--nproc_per_node=auto"));
 }
 
 TEST(ImagenetOptionsTest, MayHaveTheirValuesJoinedToALetter) {
-  EXPECT_THAT(translate_imagenet_options({"-b2", "-j16", "-p=5", "-aresnet18"}),
+  EXPECT_THAT(translated({"-b2", "-j16", "-p=5", "-aresnet18"}),
               ElementsAre("--batch_size=2", "--loader.num_workers=16", "--log_interval=5",
                           "--model=resnet18"));
   // Misspelt names.
   const std::vector<std::string> others = {"-batch", "-accumulate=4", "-x2",     "-1",      "-exp1",
                                            "-jobs4", "-epochs10",     "-batch2", "-print10"};
-  EXPECT_EQ(translate_imagenet_options(others), others);
+  EXPECT_EQ(translated(others), others);
 }
 
 TEST(ImagenetOptionsTest, MayBeWrittenAsKeys) {
-  EXPECT_THAT(translate_imagenet_options({"lr=0.1", "--epochs", "wd=2", "workers=4"}),
+  EXPECT_THAT(translated({"lr=0.1", "--epochs", "wd=2", "workers=4"}),
               ElementsAre("--optimizer.lr=0.1", "--epochs", "wd=2", "--loader.num_workers=4"));
-  EXPECT_THAT(translate_imagenet_options({"dummy=false", "lr"}), ElementsAre("dummy=false", "lr"));
+  EXPECT_THAT(translated({"dummy=false", "lr"}), ElementsAre("dummy=false", "lr"));
 }
 
 TEST(ImagenetOptionsTest, BelongToEveryCommandWithKeys) {
@@ -61,16 +70,71 @@ TEST(ImagenetOptionsTest, BelongToEveryCommandWithKeys) {
   EXPECT_THAT(split_launch_options({"lr=0.1"}).program, ElementsAre("--optimizer.lr=0.1"));
 }
 
+TEST(ImagenetOptionsTest, AreNamedAsTypedInMessages) {
+  const test::TempFolder folder;
+  base::write_file_atomically(folder / "x.yaml", "model: digits\ndata: digits\nbatch_size: 8\n");
+  for (const auto& [words, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--lr", "x"}, "--lr: optimizer.lr: expected a finite number, got 'x'"},
+           {{"lr=x"}, "lr: optimizer.lr: expected a finite number, got 'x'"},
+           {{"--wd=x"}, "--wd: optimizer.weight_decay: expected a finite number, got 'x'"},
+           {{"--momentum", "x"},
+            "--momentum: optimizer.momentum: expected a finite number, got 'x'"},
+           {{"--optimizer.momentum", "x"},
+            "--optimizer.momentum: expected a finite number, got 'x'"},
+           {{"-b", "x"}, "-b: batch_size: expected an integer"},
+           {{"-b0"}, "-b0: batch_size: must be at least 1"},
+           {{"-j", "-3"}, "-j: loader.num_workers: must be at least 0, at most 1024, got -3"},
+           {{"--arch", "nosuch"}, "--arch: model.type: unknown"},
+           {{"-p", "-1"}, "-p: log_interval: must be"},
+           {{"--gpu", "x"}, "--gpu: device: must be auto, cpu, cuda or cuda:N, got cuda:x"},
+           {{"--dist-backend=mpi"}, "--dist-backend: backend: must be one of auto, gloo, nccl"},
+           // The last value counts, in either spelling.
+           {{"--lr", "x", "--optimizer.lr", "y"},
+            "--optimizer.lr: expected a finite number, got 'y'"},
+           {{"--optimizer.lr", "y", "--lr", "x"},
+            "--lr: optimizer.lr: expected a finite number"}}) {
+    config::Faults faults;
+    std::vector<std::string> all = {"--config", folder / "x.yaml"};
+    all.insert(all.end(), words.begin(), words.end());
+    const auto line = parse_arguments(kTraining, all, faults);
+    EXPECT_THAT(test::message_of<base::UserError>([&] { resolve_config(line, faults); }),
+                ::testing::StartsWith(message));
+  }
+}
+
+TEST(ImagenetOptionsTest, ReachTheRanksAsTyped) {
+  const test::TempFolder folder;
+  const std::string data = folder.path().string();
+  std::filesystem::create_directory(folder / "train");
+  const LaunchRequest parts =
+      split_launch_options({"--lr", "0.1", "-b2", "--overwrite", "--rank", "0", "wd=1", data,
+                            "--epochs=3", "--multiprocessing-distributed"});
+  EXPECT_THAT(parts.typed,
+              ElementsAre("--lr", "0.1", "-b2", "--overwrite", "--optimizer.weight_decay=1",
+                          "--data.type=image_folder", "--data.train=" + data + "/train",
+                          "--data.val=" + data + "/val", "--epochs=3"));
+  EXPECT_THAT(parts.launcher, ElementsAre("--node_rank=0", "--nproc_per_node=auto"));
+  EXPECT_EQ(parts.program.front(), "--optimizer.lr=0.1");
+  config::Faults faults;
+  const auto keys_of = [&faults](const std::vector<std::string>& words) {
+    return config::to_yaml(parse_arguments(kTraining, words, faults).overrides);
+  };
+  EXPECT_EQ(keys_of(parts.typed), keys_of(parts.program));
+  // A new type drops the keys of the former, in either spelling.
+  EXPECT_EQ(keys_of({"-a", "resnet18", "--model.dropout=0.2", "--model=resnet50"}),
+            keys_of({"--model=resnet18", "--model.dropout=0.2", "--model=resnet50"}));
+}
+
 TEST(ImagenetOptionsTest, WorldSizeCountsProcessesWhereNodesHaveOne) {
-  EXPECT_THAT(translate_imagenet_options({"--world-size", "4", "--rank=3"}),
+  EXPECT_THAT(translated({"--world-size", "4", "--rank=3"}),
               ElementsAre("--nnodes=4", "--node_rank=3", "--nproc_per_node=1"));
-  EXPECT_THAT(translate_imagenet_options({"--world-size", "4", "--nproc_per_node", "2"}),
+  EXPECT_THAT(translated({"--world-size", "4", "--nproc_per_node", "2"}),
               ElementsAre("--nnodes=4", "--nproc_per_node", "2"));
 }
 
 TEST(ImagenetOptionsTest, ChooseTheDevice) {
-  EXPECT_THAT(translate_imagenet_options({"--no-accel"}), ElementsAre("--device=cpu"));
-  EXPECT_THAT(translate_imagenet_options({"--gpu", "3"}), ElementsAre("--device=cuda:3"));
+  EXPECT_THAT(translated({"--no-accel"}), ElementsAre("--device=cpu"));
+  EXPECT_THAT(translated({"--gpu", "3"}), ElementsAre("--device=cuda:3"));
 }
 
 TEST(ImagenetOptionsTest, LeaveOtherWordsAlone) {
@@ -79,12 +143,12 @@ TEST(ImagenetOptionsTest, LeaveOtherWordsAlone) {
   const std::vector<std::string> words = {"--config",  "x.yaml",      "optimizer.lr=-1",
                                           "--run_dir", folder.path(), "--overwrite",
                                           "--seed",    "-1"};
-  EXPECT_EQ(translate_imagenet_options(words), words);
+  EXPECT_EQ(translated(words), words);
 }
 
 TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
   const auto error = [](const std::vector<std::string>& words) {
-    return test::message_of<base::UserError>([&] { translate_imagenet_options(words); });
+    return test::message_of<base::UserError>([&] { translated(words); });
   };
   const test::TempFolder folder;
   std::filesystem::create_directory(folder / "train");
@@ -110,16 +174,15 @@ TEST(ImagenetOptionsTest, SayWhatHasNoCounterpart) {
 TEST(ImagenetOptionsTest, OfAnEvaluation) {
   EXPECT_TRUE(is_evaluation({"-a", "resnet18", "-e"}));
   EXPECT_FALSE(is_evaluation({"-a", "resnet18", "--evaluate=x"}));
-  EXPECT_THAT(translate_imagenet_options({"--pretrained", "w.pth"}), ElementsAre("--init=w.pth"));
-  EXPECT_THAT(translate_imagenet_options({"--evaluate", "--pretrained=w.pth"}),
+  EXPECT_THAT(translated({"--pretrained", "w.pth"}), ElementsAre("--init=w.pth"));
+  EXPECT_THAT(translated({"--evaluate", "--pretrained=w.pth"}),
               ElementsAre("--split=val", "--resume=w.pth"));
 }
 
 TEST(ImagenetOptionsTest, MeetAtAFileOnOneNode) {
-  EXPECT_THAT(
-      translate_imagenet_options({"--dist-url", "file:///tmp/x", "--world-size=1", "--rank=0"}),
-      ElementsAre("--nnodes=1", "--node_rank=0", "--nproc_per_node=1"));
-  EXPECT_THAT(translate_imagenet_options({"--dist-url=file:///tmp/x"}), ::testing::IsEmpty());
+  EXPECT_THAT(translated({"--dist-url", "file:///tmp/x", "--world-size=1", "--rank=0"}),
+              ElementsAre("--nnodes=1", "--node_rank=0", "--nproc_per_node=1"));
+  EXPECT_THAT(translated({"--dist-url=file:///tmp/x"}), ::testing::IsEmpty());
   EXPECT_EQ(
       test::message_of<base::UserError>([] {
         split_launch_options({"--dist-url", "file:///tmp/x", "--world-size", "2", "--rank=0"});
@@ -147,15 +210,15 @@ TEST(ImagenetOptionsTest, FindTheFolderOfTheData) {
   std::filesystem::create_directory(folder.path() / "train");
   const std::vector<std::string> keys = {
       "--data.type=image_folder", "--data.train=" + data + "/train", "--data.val=" + data + "/val"};
-  EXPECT_EQ(translate_imagenet_options({data}), keys);
-  EXPECT_THAT(translate_imagenet_options({"--multiprocessing-distributed", data}),
+  EXPECT_EQ(translated({data}), keys);
+  EXPECT_THAT(translated({"--multiprocessing-distributed", data}),
               ElementsAre("--nproc_per_node=auto", keys[0], keys[1], keys[2]));
-  EXPECT_THAT(translate_imagenet_options({"predict", data}), ElementsAre("predict", data));
+  EXPECT_THAT(translated({"predict", data}), ElementsAre("predict", data));
   // The command, even if there is a folder with this name.
   const auto here = std::filesystem::current_path();
   std::filesystem::current_path(data);
   std::filesystem::create_directory("eval");
-  EXPECT_THAT(translate_imagenet_options({"eval"}), ElementsAre("eval"));
+  EXPECT_THAT(translated({"eval"}), ElementsAre("eval"));
   std::filesystem::current_path(here);
 }
 

@@ -31,6 +31,7 @@ class SeeOnlyGpuTest : public ::testing::Test {
 };
 
 TEST_F(SeeOnlyGpuTest, CountsAmongThoseThatAreVisible) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3", 1);
   see_only_gpu(3);
   EXPECT_EQ(base::env("CUDA_VISIBLE_DEVICES"), "3");
   ::setenv("CUDA_VISIBLE_DEVICES", "5,GPU-1234,6", 1);
@@ -48,7 +49,13 @@ TEST_F(SeeOnlyGpuTest, RefusesAGpuThatIsNotVisible) {
 TEST_F(SeeOnlyGpuTest, AnEmptyVariableHidesAll) {
   ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
   EXPECT_THAT([] { see_only_gpu(0); },
-              ThrowsMessage<base::UserError>(HasSubstr("shows only 0 GPUs")));
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("device: cuda:0, but CUDA_VISIBLE_DEVICES= shows no GPU; device=cpu")));
+}
+
+TEST_F(SeeOnlyGpuTest, RefusesAGpuThatTheHostLacks) {
+  EXPECT_THAT([] { see_only_gpu(1000); }, ThrowsMessage<base::UserError>(::testing::StartsWith(
+                                              "device: cuda:1000, but this host has ")));
 }
 
 TEST_F(SeeOnlyGpuTest, RefusesSeveralRanksOnAHost) {

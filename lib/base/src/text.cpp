@@ -166,9 +166,31 @@ std::string shortened(const std::string& text, int columns) {
   return columns_of(text) <= columns ? text : truncated(text, columns - 1) + "…";
 }
 
-std::string git_lfs_pointer(std::string_view content) {
-  if (!content.starts_with("version https://git-lfs")) return {};
-  return "it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`";
+std::string foreign_file(std::string_view begin, const std::string& unknown) {
+  constexpr std::pair<std::string_view, const char*> kKinds[] = {
+      {"version https://git-lfs",
+       "it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`"},
+      {"\x1f\x8b", "it is a compressed file: unpack it with `gzip -dc FILE > NEW_FILE`"},
+      {"PK\x03\x04", "it is a compressed file: unpack it with `unzip`"},
+      {"BZh", "it is a compressed file: unpack it with `bzip2 -dc FILE > NEW_FILE`"},
+      {"\xfd\x37zXZ", "it is a compressed file: unpack it with `xz -dc FILE > NEW_FILE`"},
+      {"\x28\xb5\x2f\xfd", "it is a compressed file: unpack it with `zstd -dc FILE > NEW_FILE`"},
+      {"7z\xbc\xaf", "it is a compressed file: unpack it with `7z x`"},
+      {"\xff\xfe", "it is text in UTF-16: save it in UTF-8"},
+      {"\xfe\xff", "it is text in UTF-16: save it in UTF-8"},
+  };
+  for (const auto& [magic, what] : kKinds) {
+    if (begin.starts_with(magic)) return what;
+  }
+  constexpr size_t kLooked = 512;
+  const std::string_view text = begin.substr(0, kLooked);
+  const size_t first = text.find_first_not_of(" \t\r\n\xef\xbb\xbf");
+  const bool is_text = text.find('\0') == text.npos;
+  if (is_text && first != text.npos && text[first] == '<') {
+    return "it is HTML, SVG or other XML; if a server sent it in place of the file, download the "
+           "file again";
+  }
+  return unknown;
 }
 
 std::string format_seconds(double seconds) {

@@ -31,7 +31,7 @@ Value list_of(std::vector<Value> items) {
 }
 
 Value or_reference(Value schema) {
-  Value reference = map_of("$ref", Value::of_scalar("#/$defs/reference", /*quoted=*/true));
+  Value reference = map_of("$ref", Value::of_text("#/$defs/reference"));
   return map_of("anyOf", list_of({std::move(schema), std::move(reference)}));
 }
 
@@ -128,7 +128,7 @@ Value Codec<T>::write(const T& in) {
 template <class T>
 Value Codec<T>::json_schema(Definitions&) {
   const char* const name = one_of<T>("string", "boolean", "integer", "number");
-  return detail::map_of("type", Value::of_scalar(name, /*quoted=*/true));
+  return detail::map_of("type", Value::of_text(name));
 }
 
 template struct Codec<std::string>;

@@ -51,41 +51,38 @@ Value layer_of(const std::string& path, Value value) {
   return layer;
 }
 
-void set_marks(Value& value, const Mark& mark) {
-  value.mark = mark;
-  for (Value& item : value.list) set_marks(item, mark);
-  for (Value::Member& member : value.members) {
-    member.mark = mark;
-    set_marks(member.value, mark);
-  }
-}
-
-Value value_of(const std::string& text, const FieldInfo& field, const std::string& option) {
+/// @param typed the option, as messages name it
+Value value_of(const std::string& text, const FieldInfo& field, const std::string& typed) {
   const bool is_text = field.is_text();
   Value value = Value::of_scalar(text, /*quoted=*/is_text);
   if (is_text && field.type.ends_with(" or null") && text == "null") value = Value();
   if (!is_text) {
     try {
-      value = parse_yaml(text, option);
+      value = parse_yaml(text, typed);
     } catch (const base::UserError&) {
       // The value stays a scalar: reading the field reports the expected type.
     }
   }
-  set_marks(value, {std::make_shared<const std::string>(option)});
+  const Mark mark{std::make_shared<const std::string>(typed)};
+  for_each_value(value, [&mark](Value& one) {
+    one.mark = mark;
+    for (Value::Member& member : one.members) member.mark = mark;
+  });
   return value;
 }
 
 /// The layer of one option on the command line.
-Value layer_of(const FieldInfo& field, const std::string& text, const std::string& option) {
+Value layer_of(const FieldInfo& field, const std::string& text, const std::string& option,
+               const std::string& typed) {
   // `--optimizer sgd` sets optimizer.type, `--optimizer '{lr: 1}'` any keys of the section.
   const bool is_section = field.path.ends_with(kType) && !option.ends_with(kType);
   if (is_section && text.starts_with('{')) {
     FieldInfo section = field;
     section.path.resize(field.path.size() - std::strlen(kType));
     section.type = "section";
-    return layer_of(section.path, value_of(text, section, option));
+    return layer_of(section.path, value_of(text, section, typed));
   }
-  return layer_of(field.path, value_of(text, field, option));
+  return layer_of(field.path, value_of(text, field, typed));
 }
 
 bool is_true_or_false(const std::string& text) {
@@ -97,8 +94,14 @@ bool is_true_or_false(const std::string& text) {
 class Parser {
  public:
   Parser(const std::vector<std::string>& args, const std::vector<ProgramOption>& options,
-         const std::vector<FieldInfo>& fields, Faults& faults)
-      : args_(args), options_(options), fields_(fields), faults_(faults) {}
+         const std::vector<FieldInfo>& fields, Faults& faults, CommandLine before,
+         const std::string& typed)
+      : args_(args),
+        options_(options),
+        fields_(fields),
+        faults_(faults),
+        typed_(typed),
+        result_(std::move(before)) {}
 
   CommandLine parse() {
     while (next_ < args_.size()) parse_one(args_[next_++]);
@@ -157,12 +160,12 @@ class Parser {
 
   void parse_program_option(const ProgramOption& own, const std::string& option,
                             std::optional<std::string> attached) {
-    if (own.value_name.empty()) {
-      if (attached) faults_.add({}, fmt::format("the option '{}' takes no value", option));
-      result_.program.push_back({own.name, ""});
-    } else if (own.has_optional_value() && !attached && !has_value()) {
-      result_.program.push_back({own.name, ""});
-    } else if (const auto text = take_value(option, std::move(attached))) {
+    const bool is_switch = own.value_name.empty();
+    if (is_switch && attached) {
+      faults_.add({}, fmt::format("the option '{}' takes no value", option));
+    }
+    if (is_switch || (own.has_optional_value() && !attached && !has_value())) attached = "";
+    if (const auto text = take_value(option, std::move(attached))) {
       result_.program.push_back({own.name, *text});
     }
   }
@@ -174,7 +177,8 @@ class Parser {
       attached = given ? args_[next_++] : "true";
     }
     if (const auto text = take_value(option, std::move(attached))) {
-      merge(layer_of(field, *text, option), result_.overrides, faults_);
+      merge(layer_of(field, *text, option, typed_.empty() ? option : typed_), result_.overrides,
+            faults_);
     }
   }
 
@@ -210,6 +214,7 @@ class Parser {
   const std::vector<ProgramOption>& options_;
   const std::vector<FieldInfo>& fields_;
   Faults& faults_;
+  const std::string& typed_;
   CommandLine result_;
   size_t next_ = 0;
 };
@@ -300,8 +305,9 @@ std::vector<std::string> CommandLine::values(const std::string& name) const {
 
 CommandLine parse_command_line(const std::vector<std::string>& args,
                                const std::vector<ProgramOption>& options,
-                               const std::vector<FieldInfo>& fields, Faults& faults) {
-  return Parser(args, options, fields, faults).parse();
+                               const std::vector<FieldInfo>& fields, Faults& faults,
+                               CommandLine before, const std::string& typed) {
+  return Parser(args, options, fields, faults, std::move(before), typed).parse();
 }
 
 std::string help_text(const std::string& usage, const std::vector<ProgramOption>& options) {

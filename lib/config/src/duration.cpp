@@ -138,14 +138,14 @@ Value Codec<Duration>::write(const Duration& in) {
 }
 
 Value Codec<Duration>::json_schema(Definitions&) {
-  Value schema = detail::map_of("type", Value::of_scalar("string", /*quoted=*/true));
+  Value schema = detail::map_of("type", Value::of_text("string"));
   // The count is above 0 if one of its digits is not 0.
   const char* const number = "(?=[0-9.]*[1-9])([0-9]+\\.?[0-9]*|\\.[0-9]+)";
   std::vector<std::string> suffixes;
   suffixes.reserve(kSuffixes.size());
   for (const Suffix& suffix : kSuffixes) suffixes.emplace_back(suffix.text);
   const std::string pattern = fmt::format("^{}({})$", number, base::join(suffixes, "|"));
-  schema.set("pattern", Value::of_scalar(pattern, /*quoted=*/true));
+  schema.set("pattern", Value::of_text(pattern));
   return schema;
 }
 

@@ -257,25 +257,12 @@ class Resolver {
   }
 
   void replace(Value& value, Value&& by) {
-    values_ += count(by);
+    for_each_value(by, [this](const Value&) { ++values_; });
     if (values_ > kMaxReferredValues) return fail(value, "its references make it too large");
     const Mark mark = value.mark;
     value = std::move(by);
     value.mark = mark;
-    set_resolved(value);
-  }
-
-  static int count(const Value& value) {
-    int all = 1;
-    for (const Value& item : value.list) all += count(item);
-    for (const Value::Member& member : value.members) all += count(member.value);
-    return all;
-  }
-
-  void set_resolved(const Value& value) {
-    resolved_.insert(&value);
-    for (const Value& item : value.list) set_resolved(item);
-    for (const Value::Member& member : value.members) set_resolved(member.value);
+    for_each_value(value, [this](const Value& one) { resolved_.insert(&one); });
   }
 
   /// Sets `found` to the value that a reference in `value` refers to. Returns false after a fault.
@@ -361,8 +348,7 @@ class Resolver {
     });
     if (field == fields_.end() || field->required) return false;
     const bool is_text = field->is_text() && field->default_value != "null";
-    found = is_text ? Value::of_scalar(field->default_value, /*quoted=*/true)
-                    : parse_yaml(field->default_value, path);
+    found = is_text ? Value::of_text(field->default_value) : parse_yaml(field->default_value, path);
     return true;
   }
 
@@ -405,12 +391,12 @@ void resolve_references(Value& config, const std::vector<FieldInfo>& fields, Fau
 }
 
 void escape_references(Value& config) {
-  std::string& text = config.scalar;
-  for (size_t at = 0; (at = text.find(kOpening, at)) != text.npos; at += kOpening.size() + 1) {
-    text.insert(at, 1, '$');
-  }
-  for (Value& item : config.list) escape_references(item);
-  for (Value::Member& member : config.members) escape_references(member.value);
+  for_each_value(config, [](Value& value) {
+    std::string& text = value.scalar;
+    for (size_t at = 0; (at = text.find(kOpening, at)) != text.npos; at += kOpening.size() + 1) {
+      text.insert(at, 1, '$');
+    }
+  });
 }
 
 }  // namespace syncbn::config

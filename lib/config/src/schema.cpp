@@ -79,7 +79,7 @@ void Rules::restrict_one(Value& schema) const {
   if (info_.choices.empty()) return;
   std::vector<Value> choices;
   for (const std::string& choice : info_.choices) {
-    choices.push_back(Value::of_scalar(choice, /*quoted=*/true));
+    choices.push_back(Value::of_text(choice));
   }
   schema.set("enum", detail::list_of(std::move(choices)));
 }
@@ -238,7 +238,6 @@ void SchemaBase::info(const std::string& path, std::vector<FieldInfo>& out) cons
 }
 
 Value SchemaBase::json_schema(Definitions& definitions) const {
-  const auto text = [](const std::string& scalar) { return Value::of_scalar(scalar, true); };
   Value properties = Value::of_map();
   for (const Field& field : fields_) {
     Value schema = field.type.json_schema(definitions);
@@ -246,8 +245,9 @@ Value SchemaBase::json_schema(Definitions& definitions) const {
     Value property = Value::of_map();
     const FieldInfo& info = field.rules.info_;
     if (!info.help.empty()) {
-      property.set("description",
-                   text(info.unit.empty() ? info.help : info.help + " (" + info.unit + ")"));
+      property.set(
+          "description",
+          Value::of_text(info.unit.empty() ? info.help : info.help + " (" + info.unit + ")"));
     }
     property.set("anyOf", *detail::or_reference(std::move(schema)).find("anyOf"));
     const Value by_default =
@@ -257,7 +257,8 @@ Value SchemaBase::json_schema(Definitions& definitions) const {
     properties.set(field.name, std::move(property));
   }
   // A file may have a section without keys, which YAML reads as null.
-  Value section = detail::map_of("type", detail::list_of({text("object"), text("null")}));
+  Value section =
+      detail::map_of("type", detail::list_of({Value::of_text("object"), Value::of_text("null")}));
   section.set("additionalProperties", Value::of_scalar("false"));
   section.set("properties", std::move(properties));
   return section;
@@ -265,17 +266,16 @@ Value SchemaBase::json_schema(Definitions& definitions) const {
 
 Value ComponentBase::json_schema(const RegistryBase& registry, const std::string& name,
                                  Definitions& definitions) {
-  const auto text = [](const std::string& scalar) { return Value::of_scalar(scalar, true); };
   // The last word of a mangled name: "N6syncbn4data13TransformKindE".
   const size_t end = name.find_last_not_of('E') + 1;
   const size_t begin = name.find_last_of("0123456789", end - 1) + 1;
   const std::string key = name.substr(begin, end - begin);
-  Value reference = detail::map_of("$ref", text("#/$defs/" + key));
+  Value reference = detail::map_of("$ref", Value::of_text("#/$defs/" + key));
   if (!definitions.emplace(key, Value()).second) return reference;
   const auto texts = [&](const std::vector<std::string>& names) {
     std::vector<Value> values;
     values.reserve(names.size());
-    for (const std::string& one : names) values.push_back(text(one));
+    for (const std::string& one : names) values.push_back(Value::of_text(one));
     return values;
   };
   std::vector<Value> alternatives = {
@@ -283,7 +283,7 @@ Value ComponentBase::json_schema(const RegistryBase& registry, const std::string
   for (const auto& [entry, names] : registry.groups()) {
     std::vector<Value> types = texts(names);
     Value section = entry->schema().json_schema(definitions);
-    section.set("description", text(entry->help));
+    section.set("description", Value::of_text(entry->help));
     Value allowed = types.size() == 1 ? detail::map_of("const", types.front())
                                       : detail::map_of("enum", detail::list_of(std::move(types)));
     section.find("properties")->set("type", detail::or_reference(std::move(allowed)));

@@ -1,14 +1,17 @@
 #include <syncbn/config/yaml.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/codec.h>
 #include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -291,7 +294,7 @@ void add_changes(const Value& before, const Value& after, const std::string& pat
   for (const Value::Member& member : before.members) {
     const Value* other = after.find(member.key);
     if (other == nullptr) continue;
-    add_changes(member.value, *other, path.empty() ? member.key : path + "." + member.key, out);
+    add_changes(member.value, *other, detail::at(path, member.key), out);
   }
 }
 
@@ -302,27 +305,21 @@ void add_flattened(const Value& value, const std::string& path,
     return;
   }
   for (const Value::Member& member : value.members) {
-    add_flattened(member.value, path.empty() ? member.key : path + "." + member.key, out);
+    add_flattened(member.value, detail::at(path, member.key), out);
   }
-}
-
-void add_origins(const Value& value, std::vector<std::string>& origins) {
-  const Mark& mark = value.mark;
-  if (mark.source && value.kind != Value::Kind::kMap) {
-    origins.push_back(mark.line > 0 ? fmt::format("{}:{}", *mark.source, mark.line) : *mark.source);
-  }
-  for (const Value& item : value.list) add_origins(item, origins);
-  for (const Value::Member& member : value.members) add_origins(member.value, origins);
 }
 
 /// The files and lines, or options, that set a value.
 /// @param origin null: none of them does
 std::string origins_of(const Value* origin) {
-  std::vector<std::string> origins;
-  if (origin != nullptr) add_origins(*origin, origins);
-  std::ranges::sort(origins);
-  origins.erase(std::unique(origins.begin(), origins.end()), origins.end());
-  return origins.empty() ? "default" : base::join(origins, ", ");
+  std::set<std::string> origins;
+  const auto add = [&origins](const Value& value) {
+    const Mark& mark = value.mark;
+    if (!mark.source || value.kind == Value::Kind::kMap) return;
+    origins.insert(mark.line > 0 ? fmt::format("{}:{}", *mark.source, mark.line) : *mark.source);
+  };
+  if (origin != nullptr) for_each_value(*origin, add);
+  return origins.empty() ? "default" : fmt::format("{}", fmt::join(origins, ", "));
 }
 
 /// @param origins the marks of the members; null: write no comments

@@ -141,8 +141,12 @@ Command find_command(const LaunchOptions& options, const RunContext& context) {
     Command command = resolve_program(options);
     // Ranks report such a mistake themselves, but on several nodes only after all nodes have
     // joined.
-    if (context.nodes > 1 && is_alone)
-      check_arguments(command, worker_variables(options, context, 0));
+    if (context.nodes > 1 && is_alone) {
+      Variables variables = worker_variables(options, context, 0);
+      // Any node may become the first, whose rank 0 reads the files of `init` and `resume`.
+      if (options.node_rank < 0) variables["RANK"] = std::to_string(context.ranks.world_size - 1);
+      check_arguments(command, variables);
+    }
     return command;
   } catch (const ProgramError& error) {
     const bool is_awaited = is_alone && options.node_rank > 0 && !options.nodes_may_change();
@@ -171,7 +175,7 @@ int run(const LaunchOptions& options, SshNode* node) {
     announce_scheduler(options, context);
     announce_threads(options, context);
   }
-  const std::string warning = local_rank_warning(options);
+  const std::string warning = local_rank_warning(options, command);
   if (!warning.empty() && options.message_scope != MessageScope::kOwnWorkers) {
     base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", warning));
   }

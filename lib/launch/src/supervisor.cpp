@@ -26,10 +26,8 @@ namespace {
 
 OutputOptions output_options(const LaunchOptions& options) {
   const Streams colours = options.colours.value_or(terminal_colours());
-  OutputOptions result;
-  result.out = {::isatty(STDOUT_FILENO) == 1, colours.out, options.duplicate_stdout_filters};
-  result.err = {::isatty(STDERR_FILENO) == 1, colours.err, options.duplicate_stderr_filters};
-  return result;
+  return {.out = {::isatty(STDOUT_FILENO) == 1, colours.out, options.duplicate_stdout_filters},
+          .err = {::isatty(STDERR_FILENO) == 1, colours.err, options.duplicate_stderr_filters}};
 }
 
 std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const RunContext& context) {
@@ -59,9 +57,7 @@ void copy_error_file(const FailureReport& failure) {
 // Empty after success.
 std::string reason_of(const GroupResult& result) {
   if (!result.start_error.empty()) return result.start_error;
-  if (result.failure) {
-    return summary_of(*result.failure) + brief(result.failure->error_message);
-  }
+  if (result.failure) return summary_of(*result.failure) + brief(result.failure->error_message);
   if (result.signal) return "ended by " + base::signal_name(*result.signal);
   return result.of_job;
 }
@@ -84,7 +80,7 @@ Supervisor::Supervisor(const LaunchOptions& options, const RunContext& context,
 int Supervisor::run() {
   if (logs_.is_wanted()) {
     const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
-    say(fmt::format("log files{} are in {}", host, logs_.path().string()));
+    output_.announce("log files{} are in {}", host, logs_.path().string());
   }
   events_.job_started();
   GroupResult result;
@@ -105,7 +101,8 @@ int Supervisor::run() {
   events_.job_ended(result.exit_code, reason_of(result));
   const bool has_stopped =
       result.exit_code == base::kExitOk || result.exit_code == base::kExitPreempted;
-  if (!has_stopped && !resume_.empty()) say("to resume from the last checkpoint: " + resume_);
+  if (!has_stopped && !resume_.empty())
+    output_.announce("to resume from the last checkpoint: {}", resume_);
   logs_.clean_up();
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
@@ -170,7 +167,7 @@ GroupResult Supervisor::run_with_others() {
 GroupResult Supervisor::finish(const Cluster::Finish& finish, bool was_printed) {
   const bool failed = finish.exit_code != base::kExitOk;
   const bool failed_here = last_.failure || !last_.start_error.empty();
-  if (failed && !finish.what.empty() && !was_printed) say("error: " + finish.what);
+  if (failed && !finish.what.empty() && !was_printed) output_.announce("error: {}", finish.what);
   // A node's reader is its head, which ends by itself and needs no time limit.
   if (failed && !failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.
@@ -200,13 +197,14 @@ GroupResult Supervisor::run_attempt() {
 
 void Supervisor::write_records(const JobRecords& records) {
   if (records.messages.empty()) return;
-  logs_.begin_attempt(records.attempt);  // the folder, which may have been removed
+  logs_.begin_attempt(records.file.attempt);  // the folder, which may have been removed
   const std::string file = save_flight_file(records.text(), logs_, output_);
   const bool was_named = last_.failure && last_.failure->flight_file == file;
   if (file.empty() || was_named) return;
   const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
   std::string missing;
-  for (const auto& one : records.missing) missing += fmt::format("; {}: {}", one.node, one.why);
+  for (const auto& one : records.file.missing)
+    missing += fmt::format("; {}: {}", one.node, one.why);
   say_for_job(fmt::format("the latest calls of all ranks{}: {}{}", host,
                           shell_quoted({"syncbn-launch", "explain", file}), missing));
 }
@@ -255,7 +253,7 @@ bool Supervisor::may_restart(const GroupResult& result) {
   if (!result.failure || !restart_may_help(result.failure->wait_status)) return false;
   policy_.failed(result.cause, RestartPolicy::Clock::now());
   const std::string refusal = policy_.refusal();
-  if (!refusal.empty() && options_.max_restarts > 0) say(refusal);
+  if (!refusal.empty() && options_.max_restarts > 0) output_.announce("{}", refusal);
   return refusal.empty();
 }
 
@@ -278,8 +276,8 @@ std::optional<int> Supervisor::wait_to_restart(std::chrono::milliseconds time) {
 GroupResult Supervisor::ended_instead_of_restart(int signal) {
   // Replaces last_: the failure alone would not have ended the job.
   last_ = {.exit_code = base::kExitSignalBase + signal, .signal = signal};
-  say(fmt::format("{}, instead of restart {} of {}", reason_of(last_), context_.restart_count + 1,
-                  options_.max_restarts));
+  output_.announce("{}, instead of restart {} of {}", reason_of(last_), context_.restart_count + 1,
+                   options_.max_restarts);
   return last_;
 }
 
@@ -295,8 +293,8 @@ void Supervisor::announce_restart() {
 void Supervisor::announce_attempt(int restarts_before) {
   events_.restart(context_.reason);
   if (context_.restart_count > restarts_before) return announce_restart();
-  say(fmt::format("starting again on {} with {}: {}", base::counted(context_.nodes, "node"),
-                  base::counted(context_.ranks.world_size, "worker"), context_.reason));
+  output_.announce("starting again on {} with {}: {}", base::counted(context_.nodes, "node"),
+                   base::counted(context_.ranks.world_size, "worker"), context_.reason);
 }
 
 void Supervisor::report(const GroupResult& result) {
@@ -304,7 +302,7 @@ void Supervisor::report(const GroupResult& result) {
   if (result.signal) interrupted_ = true;
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
-    say("error: " + result.start_error);
+    output_.announce("error: {}", result.start_error);
   } else if (result.failure) {
     events_.failure(reason_of(result), result.failure);
     output_.say(render_report(*result.failure));
@@ -324,8 +322,8 @@ void Supervisor::hint_at_place() {
       return name == "__" + field.path && std::ranges::count(groups, field.group) > 0;
     });
     if (!is_ours) continue;
-    return say(fmt::format("{} went to {}: the launcher's options come before the program", word,
-                           options_.program.front()));
+    return output_.announce("{} went to {}: the launcher's options come before the program", word,
+                            options_.program.front());
   }
 }
 

@@ -1,6 +1,7 @@
 #include "blocks.h"
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/hardsigmoid.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/upsample_bilinear2d.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <syncbn/base/error.h>
@@ -82,6 +84,13 @@ torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride, 
                                .bias(false));
 }
 
+torch::nn::Conv2d conv_with_bias(int64_t in, int64_t out, int64_t kernel, int64_t stride,
+                                 std::optional<int64_t> padding) {
+  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel)
+                               .stride(stride)
+                               .padding(padding.value_or(kernel / 2)));
+}
+
 at::Tensor drop_path(const at::Tensor& x, double probability) {
   const double kept = 1 - probability;
   std::vector<int64_t> shape(static_cast<size_t>(x.dim()), 1);
@@ -129,6 +138,12 @@ void Chain::add_norm(const NormFactory& norm, int64_t channels, Activation activ
   add_step([activation](const at::Tensor& x) { return activate(x, activation); });
 }
 
+void Chain::add_conv_norm(int64_t in, int64_t out, const NormFactory& norm,
+                          const ConvNormOptions& options) {
+  add(conv(in, out, options.kernel, options.stride, options.groups, options.dilation));
+  add_norm(norm, out, options.activation);
+}
+
 at::Tensor Chain::run(const Step& step, const at::Tensor& x) const {
   return recompute_ ? dist::checkpoint(step, x) : step(x);
 }
@@ -153,9 +168,27 @@ std::vector<at::Tensor> Chain::forward(const at::Tensor& x,
 std::shared_ptr<Chain> conv_norm(int64_t in, int64_t out, const NormFactory& norm,
                                  const ConvNormOptions& options) {
   auto chain = std::make_shared<Chain>();
-  chain->add(conv(in, out, options.kernel, options.stride, options.groups, options.dilation));
-  chain->add_norm(norm, out, options.activation);
+  chain->add_conv_norm(in, out, norm, options);
   return chain;
+}
+
+at::Tensor scaled_to(const at::Tensor& x, at::IntArrayRef size) {
+  if (x.sizes().slice(2) == size) return x;
+  return at::upsample_bilinear2d(x, size, /*align_corners=*/false);
+}
+
+void Branches::add(std::shared_ptr<Chain> branch, const std::string& name) {
+  branches_.push_back(
+      register_module(name.empty() ? std::to_string(size()) : name, std::move(branch)));
+}
+
+at::Tensor Branches::forward(const at::Tensor& x) const {
+  std::vector<at::Tensor> outputs;
+  if (keeps_input_) outputs.push_back(x);
+  for (const auto& branch : branches_) {
+    outputs.push_back(scaled_to(branch->forward(x), x.sizes().slice(2)));
+  }
+  return at::cat(outputs, 1);
 }
 
 SqueezeExcitation::SqueezeExcitation(int64_t channels, int64_t squeezed, Activation activation,

@@ -37,9 +37,22 @@ at::Tensor activate(at::Tensor x, Activation activation);
 torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride = 1,
                        int64_t groups = 1, int64_t dilation = 1);
 
+/// A square convolution with bias.
+/// @param padding empty: as conv()
+torch::nn::Conv2d conv_with_bias(int64_t in, int64_t out, int64_t kernel, int64_t stride = 1,
+                                 std::optional<int64_t> padding = {});
+
 /// Stochastic depth (Huang et al., arXiv:1603.09382): zeroes each sample with `probability`, and
 /// scales the others to keep the expected value.
 at::Tensor drop_path(const at::Tensor& x, double probability);
+
+struct ConvNormOptions {
+  int64_t kernel = 3;
+  int64_t stride = 1;
+  int64_t groups = 1;
+  Activation activation = Activation::kRelu;
+  int64_t dilation = 1;
+};
 
 /// A sequence of layers, named by numbers as in torch.nn.Sequential: layers without parameters
 /// count as well.
@@ -69,6 +82,10 @@ class Chain : public torch::nn::Module {
   void add_norm(const NormFactory& norm, int64_t channels, Activation activation,
                 const std::string& name = {});
 
+  /// The layers of conv_norm().
+  void add_conv_norm(int64_t in, int64_t out, const NormFactory& norm,
+                     const ConvNormOptions& options = {});
+
   /// Registers a layer that its owner runs itself.
   template <class Layer>
   void add_name(const Layer& layer, const std::string& name = {}) {
@@ -89,17 +106,29 @@ class Chain : public torch::nn::Module {
   std::vector<Step> steps_;
 };
 
-struct ConvNormOptions {
-  int64_t kernel = 3;
-  int64_t stride = 1;
-  int64_t groups = 1;
-  Activation activation = Activation::kRelu;
-  int64_t dilation = 1;
-};
-
 /// A convolution that divides the resolution by the stride only, batch norm and activation.
 std::shared_ptr<Chain> conv_norm(int64_t in, int64_t out, const NormFactory& norm,
                                  const ConvNormOptions& options = {});
+
+/// `x` with this height and width.
+at::Tensor scaled_to(const at::Tensor& x, at::IntArrayRef size);
+
+/// Layers side by side on the same input, whose outputs are scaled to its height and width and
+/// concatenated.
+class Branches : public torch::nn::Module {
+ public:
+  /// @param keeps_input the result begins with the input
+  explicit Branches(bool keeps_input = false) : keeps_input_(keeps_input) {}
+
+  /// @param name instead of the number
+  void add(std::shared_ptr<Chain> branch, const std::string& name = {});
+  int64_t size() const { return std::ssize(branches_); }
+  at::Tensor forward(const at::Tensor& x) const;
+
+ private:
+  bool keeps_input_;
+  std::vector<std::shared_ptr<Chain>> branches_;
+};
 
 /// Scales each channel by a factor between 0 and 1, computed from the means of all channels (Hu et
 /// al., arXiv:1709.01507).

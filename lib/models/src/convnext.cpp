@@ -77,14 +77,11 @@ std::shared_ptr<Model> convnext(const std::string& name, const ModelArgs& args,
   int blocks = 0;
   for (const int depth : shape.depths) blocks += depth;
 
-  /// Convolutions of stride `size` divide the image into squares.
-  const auto patches = [](int64_t in, int64_t out, int64_t size) {
-    return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, size).stride(size));
-  };
+  // Convolutions whose stride is their size divide the image into squares.
   auto features = std::make_shared<Chain>();
   int64_t width = shape.width;
   auto stem = std::make_shared<Chain>();
-  stem->add(patches(channels, width, 4));
+  stem->add(conv_with_bias(channels, width, 4, 4, /*padding=*/0));
   stem->add(std::make_shared<LayerNorm2d>(width));
   features->add(stem);
   int block = 0;
@@ -92,7 +89,7 @@ std::shared_ptr<Model> convnext(const std::string& name, const ModelArgs& args,
     if (i > 0) {
       auto downsampling = std::make_shared<Chain>();
       downsampling->add(std::make_shared<LayerNorm2d>(width));
-      downsampling->add(patches(width, 2 * width, 2));
+      downsampling->add(conv_with_bias(width, 2 * width, 2, 2, /*padding=*/0));
       features->add(downsampling);
       width *= 2;
     }

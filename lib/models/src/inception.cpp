@@ -110,43 +110,29 @@ void draw_weights(const torch::nn::Module& net, const StdOf& std_of) {
 
 // ---- GoogLeNet --------------------------------------------------------------------------------
 
-/// Four branches: 1x1; 3x3; a second 3x3 (5x5 in the paper); pooling.
-class BlockV1 : public torch::nn::Module {
- public:
-  struct Channels {
-    int64_t in, direct, before_3x3, after_3x3, before_5x5, after_5x5, pooled;
-    int64_t out() const { return direct + after_3x3 + after_5x5 + pooled; }
-  };
-
-  BlockV1(const Channels& channels, const NormFactory& norm) {
-    add(basic_conv(channels.in, channels.direct, norm, square(1)));
-    for (const auto& [before, after] : {std::pair{channels.before_3x3, channels.after_3x3},
-                                        {channels.before_5x5, channels.after_5x5}}) {
-      auto branch = std::make_shared<Chain>();
-      branch->add(basic_conv(channels.in, before, norm, square(1)));
-      branch->add(basic_conv(before, after, norm, square(3), 1, square(1)));
-      add(branch);
-    }
-    auto pooling = std::make_shared<Chain>();
-    pooling->add_max_pool(3, 1, 1, /*ceil_mode=*/true);
-    pooling->add(basic_conv(channels.in, channels.pooled, norm, square(1)));
-    add(pooling);
-  }
-
-  at::Tensor forward(const at::Tensor& x) {
-    std::vector<at::Tensor> outputs;
-    for (const auto& branch : branches_) outputs.push_back(branch->forward(x));
-    return at::cat(outputs, 1);
-  }
-
- private:
-  void add(const std::shared_ptr<Chain>& branch) {
-    branches_.push_back(branch);
-    register_module("branch" + std::to_string(branches_.size()), branch);
-  }
-
-  std::vector<std::shared_ptr<Chain>> branches_;
+struct ChannelsV1 {
+  int64_t in, direct, before_3x3, after_3x3, before_5x5, after_5x5, pooled;
+  int64_t out() const { return direct + after_3x3 + after_5x5 + pooled; }
 };
+
+/// Four branches: 1x1; 3x3; a second 3x3 (5x5 in the paper); pooling.
+std::shared_ptr<Branches> block_v1(const ChannelsV1& channels, const NormFactory& norm) {
+  auto block = std::make_shared<Branches>();
+  block->add(basic_conv(channels.in, channels.direct, norm, square(1)), "branch1");
+  const auto add = [&](const std::string& name, int64_t before, int64_t after) {
+    auto branch = std::make_shared<Chain>();
+    branch->add(basic_conv(channels.in, before, norm, square(1)));
+    branch->add(basic_conv(before, after, norm, square(3), 1, square(1)));
+    block->add(branch, name);
+  };
+  add("branch2", channels.before_3x3, channels.after_3x3);
+  add("branch3", channels.before_5x5, channels.after_5x5);
+  auto pooling = std::make_shared<Chain>();
+  pooling->add_max_pool(3, 1, 1, /*ceil_mode=*/true);
+  pooling->add(basic_conv(channels.in, channels.pooled, norm, square(1)));
+  block->add(pooling, "branch4");
+  return block;
+}
 
 std::shared_ptr<Chain> aux_of_v1(int64_t in, int64_t classes, double dropout,
                                  const NormFactory& norm) {
@@ -161,17 +147,25 @@ std::shared_ptr<Chain> aux_of_v1(int64_t in, int64_t classes, double dropout,
   return aux;
 }
 
-constexpr const char* kAuxHelp =
-    "in training, classifiers on earlier features (weight: task.aux_weight)";
-
-struct GoogLeNetOptions {
+struct InceptionOptions {
   bool aux_logits = true;
-  double dropout = 0.2;
+  double dropout = 0.5;
+
+  template <class Options>
+  static void describe(config::Schema<Options>& schema) {
+    schema.field("aux_logits", &InceptionOptions::aux_logits,
+                 "in training, classifiers on earlier features (weight: task.aux_weight)");
+    schema.field("dropout", &InceptionOptions::dropout, kLastDropoutHelp).fraction();
+  }
+};
+
+struct GoogLeNetOptions : InceptionOptions {
   double dropout_aux = 0.7;
 
+  GoogLeNetOptions() { dropout = 0.2; }
+
   static void describe(config::Schema<GoogLeNetOptions>& schema) {
-    schema.field("aux_logits", &GoogLeNetOptions::aux_logits, kAuxHelp);
-    schema.field("dropout", &GoogLeNetOptions::dropout, kLastDropoutHelp).fraction();
+    InceptionOptions::describe(schema);
     schema
         .field("dropout_aux", &GoogLeNetOptions::dropout_aux,
                "the same in the auxiliary classifiers")
@@ -190,9 +184,9 @@ std::shared_ptr<Model> googlenet(const std::string& name, const ModelArgs& args,
   net->add("conv3", basic_conv(64, 192, norm, square(3), 1, square(1)));
   net->add_max_pool(3, /*ceil_mode=*/true);
   int64_t in = 192;
-  const auto add = [&](const std::string& part, BlockV1::Channels block) {
+  const auto add = [&](const std::string& part, ChannelsV1 block) {
     block.in = in;
-    net->add(part, std::make_shared<BlockV1>(block, norm));
+    net->add(part, block_v1(block, norm));
     in = block.out();
   };
   add("inception3a", {0, 64, 96, 128, 16, 32, 32});
@@ -369,16 +363,6 @@ std::shared_ptr<Chain> aux_of_v3(int64_t in, int64_t classes, const NormFactory&
   aux->add(torch::nn::Linear(768, classes), "fc");
   return aux;
 }
-
-struct InceptionOptions {
-  bool aux_logits = true;
-  double dropout = 0.5;
-
-  static void describe(config::Schema<InceptionOptions>& schema) {
-    schema.field("aux_logits", &InceptionOptions::aux_logits, kAuxHelp);
-    schema.field("dropout", &InceptionOptions::dropout, kLastDropoutHelp).fraction();
-  }
-};
 
 std::shared_ptr<Model> inception_v3(const std::string& name, const ModelArgs& args,
                                     const InceptionOptions& options) {

@@ -14,12 +14,9 @@ std::shared_ptr<Residual> mnas_block(int64_t in, int64_t out, int64_t kernel, in
                                      int64_t expansion, const NormFactory& norm) {
   const int64_t width = in * expansion;
   auto layers = std::make_shared<Chain>();
-  layers->add(conv(in, width, 1));
-  layers->add_norm(norm, width, Activation::kRelu);
-  layers->add(conv(width, width, kernel, stride, /*groups=*/width));
-  layers->add_norm(norm, width, Activation::kRelu);
-  layers->add(conv(width, out, 1));
-  layers->add_norm(norm, out, Activation::kNone);
+  layers->add_conv_norm(in, width, norm, {.kernel = 1});
+  layers->add_conv_norm(width, width, norm, {.kernel = kernel, .stride = stride, .groups = width});
+  layers->add_conv_norm(width, out, norm, {.kernel = 1, .activation = Activation::kNone});
   return std::make_shared<Residual>("layers", layers, stride == 1 && in == out);
 }
 
@@ -32,13 +29,10 @@ std::shared_ptr<Model> mnasnet(const std::string& name, const ModelArgs& args,
 
   auto layers = std::make_shared<Chain>();
   const int64_t stem = scaled(32);
-  layers->add(conv(channels, stem, 3, 2));
-  layers->add_norm(norm, stem, Activation::kRelu);
-  layers->add(conv(stem, stem, 3, 1, /*groups=*/stem));
-  layers->add_norm(norm, stem, Activation::kRelu);
+  layers->add_conv_norm(channels, stem, norm, {.stride = 2});
+  layers->add_conv_norm(stem, stem, norm, {.groups = stem});
   int64_t in = scaled(16);
-  layers->add(conv(stem, in, 1));
-  layers->add_norm(norm, in, Activation::kNone);
+  layers->add_conv_norm(stem, in, norm, {.kernel = 1, .activation = Activation::kNone});
   struct Stage {
     int out;
     int64_t kernel, stride, expansion;
@@ -60,8 +54,7 @@ std::shared_ptr<Model> mnasnet(const std::string& name, const ModelArgs& args,
     layers->add(blocks);
   }
   constexpr int64_t kLast = 1280;
-  layers->add(conv(in, kLast, 1));
-  layers->add_norm(norm, kLast, Activation::kRelu);
+  layers->add_conv_norm(in, kLast, norm, {.kernel = 1});
   auto net = std::make_shared<FeatureNet>(
       layers, 1, linear_classifier(kLast, args.num_classes, options.dropout.value_or(0.2)),
       "layers");

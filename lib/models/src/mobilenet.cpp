@@ -25,8 +25,7 @@ std::shared_ptr<Residual> block_v2(int64_t in, int64_t out, int64_t stride, int6
   }
   layers->add(conv_norm(width, width, norm,
                         {.stride = stride, .groups = width, .activation = Activation::kRelu6}));
-  layers->add(conv(width, out, 1));
-  layers->add_norm(norm, out, Activation::kNone);
+  layers->add_conv_norm(width, out, norm, {.kernel = 1, .activation = Activation::kNone});
   return std::make_shared<Residual>("conv", layers, stride == 1 && in == out);
 }
 

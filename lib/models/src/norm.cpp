@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <memory>
 #include <string_view>
 
 #include <syncbn/base/error.h>
@@ -45,20 +44,20 @@ at::Tensor NormRelu::forward(const at::Tensor& x, const at::Tensor& residual, bo
 }
 
 NormRelu NormFactory::with_relu(int64_t channels, double drop_path) const {
-  const bool fused = kind_ == Norm::kSync && drop_path == 0;
+  const bool fused = args_.norm == Norm::kSync && drop_path == 0;
   return {make(channels, fused), fused, drop_path};
 }
 
 torch::nn::AnyModule NormFactory::make(int64_t channels, bool fuse_relu) const {
-  if (kind_ == Norm::kLocal) {
+  if (args_.norm == Norm::kLocal) {
     return torch::nn::AnyModule(std::make_shared<LocalNorm>(
         torch::nn::BatchNorm2dOptions(channels).eps(eps_).momentum(momentum_)));
   }
   return torch::nn::AnyModule(dist::SyncBatchNorm(dist::SyncBatchNormOptions(channels)
                                                       .eps(eps_)
                                                       .momentum(momentum_)
-                                                      .process_group(group_)
-                                                      .sync_timeout(timeout_)
+                                                      .process_group(args_.norm_group)
+                                                      .sync_timeout(args_.norm_timeout)
                                                       .fuse_relu(fuse_relu)));
 }
 

@@ -5,7 +5,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/max_pool2d.h>
-#include <ATen/ops/upsample_bilinear2d.h>
 
 #include <functional>
 #include <memory>
@@ -20,127 +19,70 @@
 namespace syncbn::models {
 namespace {
 
-constexpr int64_t kResNetChannels = 2048;
-constexpr int64_t kResNetAuxChannels = 1024;
-constexpr int64_t kResNetLowChannels = 256;
 constexpr int64_t kMobileNetChannels = 960;
 constexpr int64_t kMobileNetAuxChannels = 40;
-
-at::Tensor scaled_to(const at::Tensor& x, at::IntArrayRef size) {
-  if (x.sizes().slice(2) == size) return x;
-  return at::upsample_bilinear2d(x, size, /*align_corners=*/false);
-}
-
-torch::nn::Conv2d classifier(int64_t in, int64_t classes) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, classes, 1));
-}
 
 /// FCN's head, and the auxiliary head of all networks.
 std::shared_ptr<Chain> fcn_head(int64_t in, int64_t classes, const NormFactory& norm) {
   auto head = std::make_shared<Chain>();
-  head->add(conv(in, in / 4, 3));
-  head->add_norm(norm, in / 4, Activation::kRelu);
+  head->add_conv_norm(in, in / 4, norm);
   head->add_dropout(0.1);
-  head->add(classifier(in / 4, classes));
+  head->add(conv_with_bias(in / 4, classes, 1));
   return head;
 }
-
-/// Layers side by side on the same input.
-class Branches : public torch::nn::Module {
- public:
-  void add(std::shared_ptr<Chain> branch) {
-    branches_.push_back(register_module(std::to_string(branches_.size()), std::move(branch)));
-  }
-
-  int64_t size() const { return std::ssize(branches_); }
-
-  /// The outputs, with the height and width of `x`.
-  std::vector<at::Tensor> forward(const at::Tensor& x) const {
-    std::vector<at::Tensor> outputs;
-    for (const auto& branch : branches_) {
-      outputs.push_back(scaled_to(branch->forward(x), x.sizes().slice(2)));
-    }
-    return outputs;
-  }
-
- private:
-  std::vector<std::shared_ptr<Chain>> branches_;
-};
 
 /// Means over a grid of cells, and a convolution.
 std::shared_ptr<Chain> grid_means(int64_t grid, int64_t in, int64_t out, const NormFactory& norm) {
   auto chain = std::make_shared<Chain>();
   chain->add_step([grid](const at::Tensor& x) { return at::adaptive_avg_pool2d(x, {grid, grid}); });
-  chain->add(conv(in, out, 1));
-  chain->add_norm(norm, out, Activation::kRelu);
+  chain->add_conv_norm(in, out, norm, {.kernel = 1});
   return chain;
 }
 
+constexpr int64_t kPooledChannels = 256;  // of pyramid_pooling()
+
 /// Atrous spatial pyramid pooling: convolutions with several dilations side by side, and the mean
 /// of the image.
-class PyramidPooling : public torch::nn::Module {
- public:
-  static constexpr int64_t kChannels = 256;
-
-  PyramidPooling(int64_t in, const NormFactory& norm, const std::vector<int64_t>& dilations) {
-    convs_->add(conv_norm(in, kChannels, norm, {.kernel = 1}));
-    for (const int64_t dilation : dilations) {
-      convs_->add(conv_norm(in, kChannels, norm, {.dilation = dilation}));
-    }
-    convs_->add(grid_means(1, in, kChannels, norm));
-    register_module("convs", convs_);
-    project_ = conv_norm(convs_->size() * kChannels, kChannels, norm, {.kernel = 1});
-    project_->add_dropout(0.5);
-    register_module("project", project_);
+std::shared_ptr<Chain> pyramid_pooling(int64_t in, const NormFactory& norm,
+                                       const std::vector<int64_t>& dilations) {
+  const auto convs = std::make_shared<Branches>();
+  convs->add(conv_norm(in, kPooledChannels, norm, {.kernel = 1}));
+  for (const int64_t dilation : dilations) {
+    convs->add(conv_norm(in, kPooledChannels, norm, {.dilation = dilation}));
   }
-
-  at::Tensor forward(const at::Tensor& x) {
-    return project_->forward(at::cat(convs_->forward(x), 1));
-  }
-
- private:
-  std::shared_ptr<Branches> convs_ = std::make_shared<Branches>();
-  std::shared_ptr<Chain> project_;
-};
+  convs->add(grid_means(1, in, kPooledChannels, norm));
+  const auto project =
+      conv_norm(convs->size() * kPooledChannels, kPooledChannels, norm, {.kernel = 1});
+  project->add_dropout(0.5);
+  auto chain = std::make_shared<Chain>();
+  chain->add(convs, "convs");
+  chain->add(project, "project");
+  return chain;
+}
 
 std::shared_ptr<Chain> deeplab_head(int64_t in, int64_t classes, const NormFactory& norm) {
-  constexpr int64_t kChannels = PyramidPooling::kChannels;
   auto head = std::make_shared<Chain>();
-  head->add(std::make_shared<PyramidPooling>(in, norm, std::vector<int64_t>{12, 24, 36}));
-  head->add(conv(kChannels, kChannels, 3));
-  head->add_norm(norm, kChannels, Activation::kRelu);
-  head->add(classifier(kChannels, classes));
+  head->add(pyramid_pooling(in, norm, {12, 24, 36}));
+  head->add_conv_norm(kPooledChannels, kPooledChannels, norm);
+  head->add(conv_with_bias(kPooledChannels, classes, 1));
   return head;
 }
 
-/// Means over grids of several sizes, concatenated with their input.
-class PyramidMeans : public torch::nn::Module {
- public:
-  PyramidMeans(int64_t in, const NormFactory& norm) {
-    const std::vector<int64_t> grids = {1, 2, 3, 6};
-    for (const int64_t grid : grids) {
-      branches_->add(grid_means(grid, in, in / std::ssize(grids), norm));
-    }
-    register_module("branches", branches_);
-  }
-
-  at::Tensor forward(const at::Tensor& x) {
-    std::vector<at::Tensor> outputs = branches_->forward(x);
-    outputs.insert(outputs.begin(), x);
-    return at::cat(outputs, 1);
-  }
-
- private:
-  std::shared_ptr<Branches> branches_ = std::make_shared<Branches>();
-};
-
+/// PSPNet's head: means over grids of several sizes, concatenated with their input, then
+/// convolutions.
 std::shared_ptr<Chain> pspnet_head(int64_t in, int64_t classes, const NormFactory& norm) {
+  const std::vector<int64_t> grids = {1, 2, 3, 6};
+  const auto branches = std::make_shared<Branches>(/*keeps_input=*/true);
+  for (const int64_t grid : grids) {
+    branches->add(grid_means(grid, in, in / std::ssize(grids), norm));
+  }
+  const auto means = std::make_shared<Chain>();
+  means->add(branches, "branches");
   auto head = std::make_shared<Chain>();
-  head->add(std::make_shared<PyramidMeans>(in, norm));
-  head->add(conv(2 * in, in / 4, 3));
-  head->add_norm(norm, in / 4, Activation::kRelu);
+  head->add(means);
+  head->add_conv_norm(2 * in, in / 4, norm);
   head->add_dropout(0.1);
-  head->add(classifier(in / 4, classes));
+  head->add(conv_with_bias(in / 4, classes, 1));
   return head;
 }
 
@@ -187,8 +129,8 @@ class LrasppHead : public torch::nn::Module {
     scale_->add(conv(high, kChannels, 1));
     scale_->add_step([](const at::Tensor& x) { return activate(x, Activation::kSigmoid); });
     register_module("scale", scale_);
-    low_classifier_ = register_module("low_classifier", classifier(low, classes));
-    high_classifier_ = register_module("high_classifier", classifier(kChannels, classes));
+    low_classifier_ = register_module("low_classifier", conv_with_bias(low, classes, 1));
+    high_classifier_ = register_module("high_classifier", conv_with_bias(kChannels, classes, 1));
   }
 
   at::Tensor forward(const at::Tensor& low, const at::Tensor& high) {
@@ -209,13 +151,11 @@ class DeepLabPlusHead : public torch::nn::Module {
  public:
   DeepLabPlusHead(int64_t low, int64_t high, int64_t classes, const NormFactory& norm) {
     constexpr int64_t kLow = 48;
-    constexpr int64_t kChannels = PyramidPooling::kChannels;
-    aspp_ = register_module(
-        "aspp", std::make_shared<PyramidPooling>(high, norm, std::vector<int64_t>{6, 12, 18}));
+    aspp_ = register_module("aspp", pyramid_pooling(high, norm, {6, 12, 18}));
     project_ = register_module("project", conv_norm(low, kLow, norm, {.kernel = 1}));
-    classifier_->add(conv_norm(kLow + kChannels, kChannels, norm));
-    classifier_->add(conv_norm(kChannels, kChannels, norm));
-    classifier_->add(classifier(kChannels, classes));
+    classifier_->add(conv_norm(kLow + kPooledChannels, kPooledChannels, norm));
+    classifier_->add(conv_norm(kPooledChannels, kPooledChannels, norm));
+    classifier_->add(conv_with_bias(kPooledChannels, classes, 1));
     register_module("classifier", classifier_);
   }
 
@@ -225,7 +165,7 @@ class DeepLabPlusHead : public torch::nn::Module {
   }
 
  private:
-  std::shared_ptr<PyramidPooling> aspp_;
+  std::shared_ptr<Chain> aspp_;
   std::shared_ptr<Chain> project_;
   std::shared_ptr<Chain> classifier_ = std::make_shared<Chain>();
 };
@@ -274,7 +214,7 @@ class UNet : public Model {
           torch::nn::ConvTranspose2dOptions(in, width << i, 2).stride(2))));
       decoder_.push_back(decoder->add(two_convs(in, width << i, norm)));
     }
-    classifier_ = register_module("classifier", classifier(in, args.num_classes));
+    classifier_ = register_module("classifier", conv_with_bias(in, args.num_classes, 1));
   }
 
   bool labels_pixels() const override { return true; }
@@ -346,7 +286,7 @@ std::shared_ptr<Model> with_resnet(const std::string& name, const ModelArgs& arg
                                    const AuxOptions& options, const ResNetStages& stages,
                                    MakeHead make_head) {
   return fcn_like(resnet_backbone(name, args, stages, /*dilated_stages=*/2), args, options,
-                  make_head, kResNetChannels, kResNetAuxChannels);
+                  make_head, stages.channels()[3], stages.channels()[2]);
 }
 
 std::shared_ptr<Model> deeplab_with_mobilenet(const std::string& name, const ModelArgs& args,
@@ -358,7 +298,7 @@ std::shared_ptr<Model> deeplab_with_mobilenet(const std::string& name, const Mod
 std::shared_ptr<Model> deeplab_plus(const std::string& name, const ModelArgs& args,
                                     const NoOptions& /*options*/, const ResNetStages& stages) {
   return with_two_depths<DeepLabPlusHead>(resnet_backbone(name, args, stages, /*dilated_stages=*/1),
-                                          args, kResNetLowChannels, kResNetChannels);
+                                          args, stages.channels()[0], stages.channels()[3]);
 }
 
 std::shared_ptr<Model> lraspp(const std::string& name, const ModelArgs& args,

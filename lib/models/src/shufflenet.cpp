@@ -30,8 +30,7 @@ class ShuffleUnit : public torch::nn::Module {
       branch1_ = register_module("branch1", std::make_shared<Chain>());
       add_separable(*branch1_, in, half, stride, norm);
     }
-    branch2_->add(conv(stride > 1 ? in : half, half, 1));
-    branch2_->add_norm(norm, half, Activation::kRelu);
+    branch2_->add_conv_norm(stride > 1 ? in : half, half, norm, {.kernel = 1});
     add_separable(*branch2_, half, half, stride, norm);
     register_module("branch2", branch2_);
   }
@@ -49,10 +48,9 @@ class ShuffleUnit : public torch::nn::Module {
   /// A depthwise convolution without activation, and a 1x1 convolution.
   static void add_separable(Chain& chain, int64_t in, int64_t out, int64_t stride,
                             const NormFactory& norm) {
-    chain.add(conv(in, in, 3, stride, /*groups=*/in));
-    chain.add_norm(norm, in, Activation::kNone);
-    chain.add(conv(in, out, 1));
-    chain.add_norm(norm, out, Activation::kRelu);
+    chain.add_conv_norm(in, in, norm,
+                        {.stride = stride, .groups = in, .activation = Activation::kNone});
+    chain.add_conv_norm(in, out, norm, {.kernel = 1});
   }
 
   std::shared_ptr<Chain> branch1_;

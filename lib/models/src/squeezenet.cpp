@@ -1,7 +1,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/mean.h>
 #include <torch/nn/init.h>
-#include <torch/nn/modules/conv.h>
 
 #include <memory>
 #include <string>
@@ -50,10 +49,8 @@ class SqueezeNet : public Model {
              const SqueezeNetShape& shape)
       : features_(std::make_shared<Chain>(args.activation_checkpointing)),
         classifier_(std::make_shared<Chain>()) {
-    features_->add(
-        torch::nn::Conv2d(torch::nn::Conv2dOptions(image_channels(name, args, shape.min_side),
-                                                   shape.channels, shape.kernel)
-                              .stride(2)));
+    features_->add(conv_with_bias(image_channels(name, args, shape.min_side), shape.channels,
+                                  shape.kernel, 2, /*padding=*/0));
     features_->add_relu();
     int64_t in = shape.channels;
     for (size_t i = 0; i < 8; ++i) {
@@ -66,8 +63,7 @@ class SqueezeNet : public Model {
     }
     register_module("features", features_);
     classifier_->add_dropout(options.dropout.value_or(0.5));
-    const auto last =
-        classifier_->add(torch::nn::Conv2d(torch::nn::Conv2dOptions(in, args.num_classes, 1)));
+    const auto last = classifier_->add(conv_with_bias(in, args.num_classes, 1));
     classifier_->add_relu();
     register_module("classifier", classifier_);
     init_layers(*this,

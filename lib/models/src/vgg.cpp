@@ -1,4 +1,3 @@
-#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
 #include <memory>
@@ -40,7 +39,7 @@ std::shared_ptr<Model> vgg(const std::string& name, const ModelArgs& args,
   for (size_t stage = 0; stage < depths.size(); ++stage) {
     const int64_t out = stage < 3 ? int64_t{64} << stage : 512;
     for (int i = 0; i < depths[stage]; ++i) {
-      features->add(torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).padding(1)));
+      features->add(conv_with_bias(in, out, 3));
       if (batch_norm) {
         features->add_norm(norm, out, Activation::kRelu);
       } else {
@@ -65,8 +64,7 @@ std::shared_ptr<Model> alexnet(const std::string& name, const ModelArgs& args,
   auto features = std::make_shared<Chain>();
   const auto add = [&features](int64_t in, int64_t out, int64_t kernel, int64_t stride,
                                int64_t padding, bool pools) {
-    features->add(torch::nn::Conv2d(
-        torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(padding)));
+    features->add(conv_with_bias(in, out, kernel, stride, padding));
     features->add_relu();
     if (pools) features->add_max_pool(3, 2);
   };

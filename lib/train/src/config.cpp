@@ -17,9 +17,7 @@ constexpr double kYear = 365.0 * 24 * 3600;
 constexpr double kMaxThreads = 1024;  // libgomp hangs with many more
 constexpr double kMaxBucketMiB = 1e6;
 constexpr double kMaxBatchSize = 1e7;
-constexpr double kMaxPrefetch = 1e4;
-constexpr double kMaxAccumulate = 1e4;
-constexpr double kMaxCheckpoints = 1e4;
+constexpr double kMaxCount = 1e4;  // of batches ahead, parts of a batch and kept checkpoints
 constexpr double kMaxSteps = 1e15;
 constexpr double kMaxThreadBlocks = 64;  // NCCL's MAXCHANNELS
 
@@ -174,7 +172,7 @@ void KeepBestConfig::describe(config::Schema<KeepBestConfig>& schema) {
   schema
       .field("count", &KeepBestConfig::count,
              "how many of the best to keep: best.pt and best-STEP.pt; 0: none")
-      .between(0, kMaxCheckpoints);
+      .between(0, kMaxCount);
 }
 
 void CheckpointConfig::describe(config::Schema<CheckpointConfig>& schema) {
@@ -190,7 +188,7 @@ void CheckpointConfig::describe(config::Schema<CheckpointConfig>& schema) {
   schema
       .field("keep_last", &CheckpointConfig::keep_last,
              "how many of the last checkpoints to keep: last.pt and step-STEP.pt")
-      .between(1, kMaxCheckpoints);
+      .between(1, kMaxCount);
   schema.field("keep_best", &CheckpointConfig::keep_best, "");
 }
 
@@ -224,7 +222,7 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
       .between(0, kMaxThreads)
       .other_names({"workers"});
   schema.field("prefetch", &LoaderConfig::prefetch, "batches to prepare ahead, at most")
-      .between(1, kMaxPrefetch)
+      .between(1, kMaxCount)
       .unit("batches");
   schema.field("pin_memory", &LoaderConfig::pin_memory,
                "put batches into pinned memory, for quicker copies to a GPU; auto: with a GPU, "
@@ -298,7 +296,7 @@ void Config::describe(config::Schema<Config>& schema) {
       .field("accumulate", &Config::accumulate,
              "parts of a rank's batch that go through the network one after the other, to save "
              "memory; batch norm sees one part at a time")
-      .between(1, kMaxAccumulate);
+      .between(1, kMaxCount);
   schema.field("max_steps", &Config::max_steps, "end the run after so many steps; null: no limit")
       .between(1, kMaxSteps)
       .unit("steps");
@@ -452,8 +450,7 @@ void Config::describe(config::Schema<Config>& schema) {
   schema
       .field("threads", &Config::threads,
              "compute threads of each rank; 0: OMP_NUM_THREADS, or one if the network is so small "
-             "that "
-             "several would be slower")
+             "that several would be slower")
       .between(0, kMaxThreads);
   schema.refuse(
       "accumulate and ddp.static_graph do not work together; set accumulate to 1, or "
@@ -471,11 +468,14 @@ void Config::describe(config::Schema<Config>& schema) {
       [](const Config& config) {
         return config.activation_checkpointing && config.parallel.mode != "ddp";
       });
-  schema.refuse(
-      "max_time is a time, such as 50min; to limit steps or epochs, set max_steps or epochs",
-      [](const Config& config) {
-        return config.max_time && config.max_time->unit != config::Duration::Unit::kSeconds;
-      });
+  schema.check([](const Config& config) -> std::optional<std::string> {
+    const auto& limit = config.max_time;
+    if (!limit || limit->unit == config::Duration::Unit::kSeconds) return std::nullopt;
+    return fmt::format(
+        "max_time: expected a time, such as 50min, got {}; to limit steps or epochs, set max_steps "
+        "or epochs",
+        limit->str());
+  });
   schema.check([](const Config& config) -> std::optional<std::string> {
     if (config.start_epoch < config.epochs) return std::nullopt;
     return fmt::format("start_epoch: {} leaves nothing of epochs: {}", config.start_epoch,

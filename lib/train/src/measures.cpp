@@ -36,8 +36,7 @@ Measures::Measures(const Config& config, const Task& task, const AddedMetrics& a
     all_.push_back(std::move(metric));
   }
   if (config.ema.decay > 0) {
-    const std::vector<Metric> own = all_;
-    for (Metric average : own) {
+    for (Metric average : std::vector(all_)) {
       average.name = kAverage + average.name;
       all_.push_back(std::move(average));
     }

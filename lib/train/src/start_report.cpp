@@ -12,7 +12,6 @@
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 #include <set>
 #include <string>
@@ -28,7 +27,6 @@ namespace syncbn::train {
 namespace {
 
 constexpr size_t kShownClasses = 10;
-constexpr std::chrono::milliseconds kSurveyTime{500};  ///< for each split, before the first step
 
 void describe_classes(const data::Dataset& set) {
   std::vector<std::string> names = set.class_names();
@@ -85,8 +83,13 @@ bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& se
   return has_fault;
 }
 
+void warn_of_survey(const data::Dataset& set, data::Split split, std::chrono::milliseconds limit) {
+  for (const std::string& line : data::survey(set, split, limit)) spdlog::warn("{}", line);
+}
+
 void check_plan(const Config& config, const Inputs& inputs, const data::Loader& loader,
-                const Schedule& schedule, int64_t steps, int64_t remaining, models::Model& model) {
+                int64_t ranks, const Schedule& schedule, int64_t steps, int64_t remaining,
+                models::Model& model) {
   if (const double warmup = schedule.warmup_steps(); is_rank_0() && warmup > 0 && warmup >= steps) {
     spdlog::warn(
         "schedule.warmup takes {:.0f} steps and the run {}: the learning rate rises until the end; "
@@ -94,19 +97,17 @@ void check_plan(const Config& config, const Inputs& inputs, const data::Loader& 
         warmup, steps);
   }
   const bool syncs = config.sync_batchnorm;
-  const int64_t ranks = dist::world_size();
   if (syncs && config.sync_batchnorm_group.value_or(ranks) > 1) return;
   const int64_t batch = inputs.batch_size;
-  const int64_t replicas = std::max<int64_t>(std::ssize(config.parallel.devices), 1);
-  const int64_t parts = config.accumulate * (syncs ? 1 : replicas);
+  const int64_t replicas = syncs ? 1 : std::max<int64_t>(std::ssize(config.parallel.devices), 1);
+  const int64_t parts = config.accumulate * replicas;
+  const int64_t least = 2 * parts;  // samples that give each part two
   const int64_t samples = loader.num_samples();
   const int64_t left = samples % batch;
-  const bool is_in_all =
-      config.accumulate > 1 && remaining > 0 && std::min(batch, samples) < 2 * parts;
-  // Without `accumulate`, the first step tells that all batches are too small.
-  const bool is_in_last = left > 0 && left < 2 * parts && batch >= 2 * parts && left < samples &&
-                          remaining >= loader.num_batches();
-  if (!is_in_all && !is_in_last) return;
+  const bool is_in_all = std::min(batch, samples) < least;
+  const bool is_in_last =
+      !is_in_all && left > 0 && left < least && remaining >= loader.num_batches();
+  if (!(is_in_all && remaining > 0) && !is_in_last) return;
   const at::NoGradGuard no_grad;
   const at::Tensor buffers = packed_buffers(model);
   const dist::detail::KeptRandomState random_state(dist::device());  // of dropout
@@ -116,14 +117,23 @@ void check_plan(const Config& config, const Inputs& inputs, const data::Loader& 
   } catch (const std::exception& error) {
     // Of this project's layers and of torch's; any other error is the first step's.
     if (std::string_view(error.what()).find("value per channel") != std::string_view::npos) {
+      std::string key = "batch_size";
+      std::string advice =
+          fmt::format("give each rank at least {} in a step", base::counted(least, "sample"));
+      if (is_in_last) {
+        key = "loader.drop_last";
+        advice = "set loader.drop_last=true, or another batch_size";
+      } else if (config.accumulate > 1) {
+        key = "accumulate";
+        advice = "set accumulate=1, or another batch_size";
+      }
+      if (!syncs && ranks * replicas > 1) advice += ", or sync_batchnorm=true";
       throw base::UserError(fmt::format(
           "{}: {}{} in batches of {} {}{}, and batch norm of this network cannot train on a "
-          "single sample; set {}, or another batch_size",
-          is_in_all ? "accumulate" : "loader.drop_last", base::counted(samples, "training sample"),
-          ranks > 1 ? " per rank" : "", batch,
+          "single sample; {}",
+          key, base::counted(samples, "training sample"), ranks > 1 ? " per rank" : "", batch,
           is_in_all ? "leave single samples" : fmt::format("leave a last batch of {}", left),
-          parts > 1 ? fmt::format(" in {} parts", parts) : "",
-          is_in_all ? "accumulate=1" : "loader.drop_last=true"));
+          parts > 1 ? fmt::format(" in {} parts", parts) : "", advice));
     }
   }
   load_buffers(buffers, model);
@@ -145,10 +155,8 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                norm, has_gpu ? "GPU" : "CPU", precision_part(config));
   describe_classes(set);
   warn_of_remarks({inputs.train_set, inputs.eval_set});
-  for (const auto& [split, files] : {std::pair(data::Split::kTrain, inputs.train_set),
-                                     std::pair(inputs.eval_split, inputs.eval_set)}) {
-    for (const auto& line : data::survey(*files, split, kSurveyTime)) spdlog::warn("{}", line);
-  }
+  warn_of_survey(set, data::Split::kTrain);
+  warn_of_survey(*inputs.eval_set, inputs.eval_split);
   if (inputs.eval_split == data::Split::kTest && config.checkpoint.keep_best.count > 0) {
     spdlog::info("no validation data: best.pt is chosen on the test split (see val_fraction)");
   }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -17,14 +18,21 @@ namespace syncbn::train {
 /// @return whether one of them is a fault
 bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets);
 
+/// Logs what data::survey() finds as warnings.
+/// @param limit how long to look at files; the default suits the start of a run
+void warn_of_survey(const data::Dataset& set, data::Split split,
+                    std::chrono::milliseconds limit = std::chrono::milliseconds(500));
+
 /// Warns of a warm-up as long as the run. Refuses batches, or parts of them, of a single sample if
 /// the network's batch norm cannot train on one: a last batch of one would otherwise end the run
 /// after hours.
+/// @param ranks of the run
 /// @param steps of the whole run
 /// @param remaining steps that it has yet to take
 /// @throws base::UserError on every rank; only rank 0 warns
 void check_plan(const Config& config, const Inputs& inputs, const data::Loader& loader,
-                const Schedule& schedule, int64_t steps, int64_t remaining, models::Model& model);
+                int64_t ranks, const Schedule& schedule, int64_t steps, int64_t remaining,
+                models::Model& model);
 
 /// Logs what a run is about to do: data, ranks, batch, classes. Warns of what looks like a mistake.
 void report_start(const Config& config, const std::string& name, const Inputs& inputs,

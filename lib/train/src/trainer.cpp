@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
@@ -123,7 +122,8 @@ class Trainer {
     if (is_finished_) return;
     report_on_rank_0([&] {
       const int64_t total = plan_.total_steps_after(batches_done());
-      check_plan(config_, inputs_, loader_, *schedule_, total, total - position_.step, *model_);
+      check_plan(config_, inputs_, loader_, dist::world_size(), *schedule_, total,
+                 total - position_.step, *model_);
     });
     const std::string environment = describe_environment(inputs);
     // Last, because it removes the files of an earlier run.

@@ -20,14 +20,12 @@ std::unique_ptr<detail::ImageReader> open(std::span<const uint8_t> bytes, const 
   if (detail::is_jpeg(bytes)) return detail::open_jpeg(bytes, name, options);
   if (detail::is_png(bytes)) return detail::open_png(bytes, name, options);
   if (bytes.empty()) detail::fail_to_decode(name, "it is empty");
-  const std::string pointer =
-      base::git_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  if (!pointer.empty()) detail::fail_to_decode(name, pointer);
+  const std::string other = fmt::format(
+      "it is neither JPEG nor PNG (it begins with the bytes {:02x}); convert it, or take it out of "
+      "the data set",
+      fmt::join(bytes.first(std::min<size_t>(bytes.size(), 4)), " "));
   detail::fail_to_decode(
-      name,
-      fmt::format("it is neither JPEG nor PNG (it begins with the bytes {:02x}); convert it, or "
-                  "take it out of the data set",
-                  fmt::join(bytes.first(std::min<size_t>(bytes.size(), 4)), " ")));
+      name, base::foreign_file({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, other));
 }
 
 }  // namespace

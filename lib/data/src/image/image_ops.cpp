@@ -42,12 +42,6 @@ void blend_with_grey(Image& image, double factor, const Other& other) {
   }
 }
 
-void map_channel(Image& image, size_t channel, const Table& table) {
-  for (size_t i = channel; i < image.pixels.size(); i += stride_of(image)) {
-    image.pixels[i] = table[image.pixels[i]];
-  }
-}
-
 template <class Function>
 void map_values(Image& image, const Function& function) {
   Table table;
@@ -55,11 +49,15 @@ void map_values(Image& image, const Function& function) {
   for (uint8_t& value : image.pixels) value = table[value];
 }
 
-Histogram histogram_of(const Image& image, size_t channel) {
-  Histogram histogram{};
-  for (size_t i = channel; i < image.pixels.size(); i += stride_of(image))
-    ++histogram[image.pixels[i]];
-  return histogram;
+/// Maps each channel by the table of its histogram.
+void map_channels(Image& image, Table (*table_of)(const Histogram&)) {
+  for (size_t channel = 0; channel < stride_of(image); ++channel) {
+    Histogram histogram{};
+    auto& pixels = image.pixels;
+    for (size_t i = channel; i < pixels.size(); i += stride_of(image)) ++histogram[pixels[i]];
+    const Table table = table_of(histogram);
+    for (size_t i = channel; i < pixels.size(); i += stride_of(image)) pixels[i] = table[pixels[i]];
+  }
 }
 
 Table identity() {
@@ -305,13 +303,11 @@ void solarize(Image& image, double threshold) {
 }
 
 void autocontrast(Image& image) {
-  for (size_t c = 0; c < stride_of(image); ++c)
-    map_channel(image, c, stretching(histogram_of(image, c)));
+  map_channels(image, stretching);
 }
 
 void equalize(Image& image) {
-  for (size_t c = 0; c < stride_of(image); ++c)
-    map_channel(image, c, equalizing(histogram_of(image, c)));
+  map_channels(image, equalizing);
 }
 
 }  // namespace syncbn::data

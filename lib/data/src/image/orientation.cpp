@@ -47,10 +47,6 @@ Turn turn_of(int orientation) {
   return kTurns[orientation - 1];
 }
 
-int valid_or_1(uint32_t orientation) {
-  return orientation >= 1 && orientation <= 8 ? static_cast<int>(orientation) : 1;
-}
-
 constexpr size_t kSignatureBytes = 8;
 
 uint32_t checksum(std::string_view bytes) {
@@ -96,7 +92,8 @@ std::optional<int> exif_orientation(std::span<const uint8_t> tiff) {
   for (uint32_t i = 0; i < entries; ++i) {
     const size_t entry = directory + 2 + i * kEntryBytes;
     if (bytes.u16(entry) != kOrientationTag) continue;
-    return valid_or_1(bytes.u16(entry + 2) == 4 ? bytes.u32(entry + 8) : bytes.u16(entry + 8));
+    const uint32_t given = bytes.u16(entry + 2) == 4 ? bytes.u32(entry + 8) : bytes.u16(entry + 8);
+    return given >= 1 && given <= 8 ? static_cast<int>(given) : 1;
   }
   return std::nullopt;
 }

@@ -58,7 +58,7 @@ class PngReader : public ImageReader {
   }
 
   int orientation() const override { return png_orientation(bytes_); }
-  bool has_high_bits() const override { return depth_ == 16 && color_type_ == PNG_COLOR_TYPE_GRAY; }
+  bool has_high_bits() const override { return depth_ == 16; }
 
   void read(const Box& box, Image& image) override {
     image = Image(box.width, box.height, 3);
@@ -161,19 +161,19 @@ class PngReader : public ImageReader {
       case PNG_COLOR_TYPE_PALETTE:
         return std::copy_n(palette_[pixel[0]].data(), 3, rgb);
       case PNG_COLOR_TYPE_GRAY:
-        return std::fill_n(rgb, 3, grey(pixel));
       case PNG_COLOR_TYPE_GRAY_ALPHA:
-        return std::fill_n(rgb, 3, pixel[0]);
-      default:  // the upper 8 bits of 16
-        for (int c = 0; c < 3; ++c) *rgb++ = pixel[c * sample_bytes()];
+        return std::fill_n(rgb, 3, eight_bits(pixel));
+      default:
+        for (int c = 0; c < 3; ++c) *rgb++ = eight_bits(pixel + c * sample_bytes());
         return rgb;
     }
   }
 
-  uint8_t grey(const uint8_t* pixel) const {
+  uint8_t eight_bits(const uint8_t* stored) const {
+    if (depth_ == 8) return *stored;
     if (depth_ == 16)
-      return clamps_ ? static_cast<uint8_t>(std::min(value(pixel), kMaxValue)) : pixel[0];
-    return static_cast<uint8_t>(pixel[0] * (kMaxValue / ((1 << depth_) - 1)));
+      return clamps_ ? static_cast<uint8_t>(std::min(value(stored), kMaxValue)) : *stored;
+    return static_cast<uint8_t>(*stored * (kMaxValue / ((1 << depth_) - 1)));
   }
 
   const bool clamps_;

@@ -32,7 +32,7 @@ class ImageReader {
   int64_t height() const { return height_; }
   /// The EXIF orientation, 1 to 8; 1 if there is none.
   virtual int orientation() const = 0;
-  /// Whether grey values have 16 bits.
+  /// Whether values have 16 bits.
   virtual bool has_high_bits() const { return false; }
   /// Fills `image` with the RGB pixels in `box`.
   virtual void read(const Box& box, Image& image) = 0;

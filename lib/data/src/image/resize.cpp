@@ -21,11 +21,8 @@ int64_t round_half_up(double value) {
   return static_cast<int64_t>(std::floor(value + 0.5));
 }
 
-double triangle(double distance) {
-  return std::max(0.0, 1.0 - std::abs(distance));
-}
-
-/// Pillow's weights, none negative: normalised to a sum of 1, then rounded to fixed point.
+/// The weights of Pillow's bilinear (triangle) filter, none negative: normalised to a sum of 1,
+/// then rounded to fixed point.
 ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
   const double scale = static_cast<double>(in_size) / static_cast<double>(out_size);
   const double support = std::max(scale, 1.0);
@@ -41,8 +38,8 @@ ResizeAxis make_axis(int64_t in_size, int64_t out_size) {
     const auto count = static_cast<size_t>(end - first);
     double sum = 0;
     for (size_t k = 0; k < count; ++k) {
-      exact[k] =
-          triangle((static_cast<double>(k) + static_cast<double>(first) - center + 0.5) * inverse);
+      const double distance = static_cast<double>(k) + static_cast<double>(first) - center + 0.5;
+      exact[k] = std::max(0.0, 1.0 - std::abs(distance * inverse));
       sum += exact[k];
     }
     int32_t* weights = axis.weights.data() + i * axis.taps;

@@ -189,11 +189,8 @@ class CachedIndex {
   MappedIndex in_memory(const std::string& why) const {
     static std::mutex mutex;
     static std::set<fs::path> reported;  // folders: one warning for all splits
-    const auto is_new = [this] {
-      const std::lock_guard lock(mutex);
-      return reported.insert(path_.parent_path()).second;
-    };
-    if (is_first_ && is_new()) {
+    const std::lock_guard lock(mutex);
+    if (is_first_ && reported.insert(path_.parent_path()).second) {
       spdlog::warn(
           "the index of '{}' is kept in each process's memory, since no file can be written: {}",
           source_.name, why);

@@ -20,12 +20,6 @@ int64_t nanoseconds(const timespec& time) {
   return time.tv_sec * kSecond + time.tv_nsec;
 }
 
-/// Upper bound on the resolution of the clock behind the file's times, in nanoseconds.
-int64_t tick_of(const FileStamp& stamp) {
-  const bool whole_seconds = stamp.modified_ns % kSecond == 0 && stamp.changed_ns % kSecond == 0;
-  return whole_seconds ? 2 * kSecond : kSecond / 50;
-}
-
 FileStamp stamp_from(const struct stat& status) {
   return {.inode = status.st_ino,
           .size = static_cast<uint64_t>(status.st_size),
@@ -89,9 +83,12 @@ FileStamp settled_stamp_of(const std::filesystem::path& path) {
   for (int round = 0; round < kMaxRounds; ++round) {
     const auto now = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch());
     const int64_t age = now.count() - std::max(stamp.modified_ns, stamp.changed_ns);
+    // Upper bound on the resolution of the clock behind the file's times, in nanoseconds.
+    const bool in_seconds = stamp.modified_ns % kSecond == 0 && stamp.changed_ns % kSecond == 0;
+    const int64_t tick = in_seconds ? 2 * kSecond : kSecond / 50;
     // A timestamp in the future means the file server's clock is ahead: do not wait for it.
-    if (age < 0 || age >= tick_of(stamp)) break;
-    std::this_thread::sleep_for(std::chrono::nanoseconds(tick_of(stamp) - age));
+    if (age < 0 || age >= tick) break;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(tick - age));
     stamp = stamp_of(path);
   }
   return stamp;

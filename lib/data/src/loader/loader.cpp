@@ -127,27 +127,17 @@ void change_each(Batch& batch, const Change& change) {
   if (batch.sizes.defined()) batch.sizes = change(batch.sizes);
 }
 
-/// The places of the samples that were made. Faults are sorted by place.
-std::vector<int64_t> good_places(const PendingBatch& pending) {
-  std::vector<int64_t> good;
-  auto fault = pending.faults.begin();
-  for (int64_t place = 0; place < std::ssize(pending.indices); ++place) {
-    if (fault != pending.faults.end() && fault->place == place) {
-      ++fault;
-    } else {
-      good.push_back(place);
-    }
-  }
-  return good;
-}
-
-/// The samples that were made: the slot itself, or a copy without damaged ones.
+/// The samples that were made: the slot itself, or a copy without damaged ones. Faults are sorted
+/// by place.
 Batch good_samples(const PendingBatch& pending) {
   constexpr int64_t kOtherThanTransforms = 0x6261746368;
   Batch batch = pending.slot;
-  const std::vector<int64_t> good = good_places(pending);
-  for (const int64_t place : good) {
-    const auto i = static_cast<size_t>(place);
+  std::vector<int64_t> good;
+  for (size_t i = 0; i < pending.indices.size(); ++i) {
+    const auto place = static_cast<int64_t>(i);
+    if (std::ranges::binary_search(pending.faults, place, {}, &PendingBatch::Fault::place))
+      continue;
+    good.push_back(place);
     batch.indices.push_back(pending.indices[i]);
     batch.randoms.emplace_back(pending.seed ^ kOtherThanTransforms, pending.epoch,
                                pending.random_keys[i]);

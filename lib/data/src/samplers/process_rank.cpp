@@ -3,28 +3,17 @@
 #include <syncbn/base/error.h>
 #include <syncbn/data/sampler.h>
 
-#include <optional>
-
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 namespace syncbn::data {
-namespace {
-
-/// Nothing without a default process group. lib/dist registers it under this name; this library
-/// does not depend on lib/dist.
-std::optional<ProcessRank> rank_in_group() {
-  try {
-    const auto group = c10d::resolve_process_group("syncbn");
-    return ProcessRank{.rank = group->getRank(), .num_replicas = group->getSize()};
-  } catch (const c10::Error&) {
-    return std::nullopt;
-  }
-}
-
-}  // namespace
 
 ProcessRank process_rank() {
-  if (const auto found = rank_in_group()) return *found;
+  try {
+    // lib/dist registers the default group under this name; this library does not depend on it.
+    const auto group = c10d::resolve_process_group("syncbn");
+    return {.rank = group->getRank(), .num_replicas = group->getSize()};
+  } catch (const c10::Error&) {  // no default process group
+  }
   constexpr int64_t kMaxRanks = 1 << 20;
   const auto given = base::env_int("WORLD_SIZE", 1, kMaxRanks);
   const int64_t size = given.value_or(1);

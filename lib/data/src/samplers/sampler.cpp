@@ -310,17 +310,6 @@ int64_t ShardSampler::read_ahead() const {
   return (options_.buffer_size + options_.buffer_size / 2) / *options_.num_replicas + 1;
 }
 
-std::vector<int64_t> ShardSampler::shard_by_shard() const {
-  std::vector<int64_t> samples;
-  samples.reserve(static_cast<size_t>(dataset_size()));
-  const auto shards = epoch_order(std::ssize(ends_), options_.shuffle, options_.seed, epoch());
-  for (const int64_t shard : shards) {
-    const auto at = static_cast<size_t>(shard);
-    for (int64_t i = at == 0 ? 0 : ends_[at - 1]; i < ends_[at]; ++i) samples.push_back(i);
-  }
-  return samples;
-}
-
 void ShardSampler::shuffle_part(std::span<int64_t> part, int64_t stream) const {
   const auto buffer_size =
       static_cast<size_t>(std::max<int64_t>(options_.buffer_size / options_.streams, 1));
@@ -337,7 +326,13 @@ void ShardSampler::shuffle_part(std::span<int64_t> part, int64_t stream) const {
 }
 
 std::vector<int64_t> ShardSampler::global_list(bool shuffled) const {
-  std::vector<int64_t> samples = shard_by_shard();
+  std::vector<int64_t> samples;
+  samples.reserve(static_cast<size_t>(dataset_size()));
+  for (const int64_t shard :
+       epoch_order(std::ssize(ends_), options_.shuffle, options_.seed, epoch())) {
+    const auto at = static_cast<size_t>(shard);
+    for (int64_t i = at == 0 ? 0 : ends_[at - 1]; i < ends_[at]; ++i) samples.push_back(i);
+  }
   const size_t streams = std::min(static_cast<size_t>(options_.streams), samples.size());
   std::vector<int64_t> list(samples.size());
   size_t begin = 0;

@@ -20,6 +20,7 @@
 namespace syncbn::data {
 namespace {
 
+namespace fs = std::filesystem;
 using detail::CocoInstances;
 
 LabelledBox clipped(const Annotation& box, ImageSize size) {
@@ -49,8 +50,7 @@ detail::ImageFormat::Source source_of(const CocoInstances& instances, int64_t ma
 
 class Coco : public detail::ImageFilesOf<BoxDataset> {
  public:
-  Coco(const CocoOptions& options, Split split, std::filesystem::path images,
-       CocoInstances instances)
+  Coco(const CocoOptions& options, Split split, fs::path images, CocoInstances instances)
       : ImageFilesOf("coco", options, split, source_of(instances, options.max_pixels)),
         images_(std::move(images)),
         instances_(std::move(instances)) {
@@ -140,48 +140,73 @@ class Coco : public detail::ImageFilesOf<BoxDataset> {
     return hash.value();
   }
 
-  std::filesystem::path images_;
+  fs::path images_;
   CocoInstances instances_;
   int64_t max_boxes_ = 0;
   uint64_t fingerprint_ = 0;
 };
 
-/// Looks for the files of all photos, with slashes for Windows's backslashes where only that helps.
+/// Advice on a missing photo: the same name with another ending, or the folder in which the file
+/// is: one below `images`, or the one above it if the photo's name begins with the folder's own
+/// name.
+std::string advice_on(const fs::path& images, const fs::path& file) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator((images / file).parent_path(), ignored)) {
+    const fs::path& found = entry.path();
+    if (found.stem() != file.stem() ||
+        detail::kind_of(found.string()) != detail::NameKind::kDecoded)
+      continue;
+    return fmt::format("there is '{}': correct the endings of the names", found.string());
+  }
+  std::vector<fs::path> folders = {images};
+  for ([[maybe_unused]] const auto& part : file.parent_path()) folders.front() /= "..";
+  for (const auto& entry : fs::directory_iterator(images, ignored)) {
+    if (entry.is_directory(ignored)) folders.push_back(entry.path());
+  }
+  const auto found = std::ranges::find_if(
+      folders, [&](const fs::path& folder) { return base::exists(folder / file); });
+  const bool is_elsewhere = found != folders.end();
+  return fmt::format(
+      "is '{}' the folder of its images?{}",
+      (is_elsewhere ? *found : images).lexically_normal().string(),
+      is_elsewhere ? "" : " Each file_name is a path below it, with / between folders");
+}
+
+/// Looks for the files of all photos. A name with backslashes is used as written if there is such a
+/// file; otherwise backslashes are read as slashes.
 /// @throws base::UserError for names that lead out of the folder, and if there is no file at all
-void find_files(CocoInstances& instances, const std::filesystem::path& images,
-                const std::string& annotations) {
+void find_files(CocoInstances& instances, const fs::path& images, const std::string& annotations) {
   // A file server lists a folder sooner than it answers for each file.
   std::unordered_set<std::string> folders, listed;
-  const auto has = [&](const std::filesystem::path& file) {
+  const auto has = [&](const fs::path& file) {
     std::error_code ignored;
-    std::filesystem::directory_iterator entries;
+    fs::directory_iterator entries;
     if (folders.insert(file.parent_path()).second) entries = {file.parent_path(), ignored};
     for (const auto& entry : entries) listed.insert(entry.path());
     return listed.contains(file) || base::exists(file);
   };
-  std::vector<std::string> missing;
+  size_t missing = 0;
+  std::string first;  // the first missing file, with advice
   for (auto& photo : instances.photos) {
-    const std::string slashed = photo.slashed();
-    if (!base::is_within(images, slashed)) {
+    const std::string& written = photo.written.empty() ? photo.file : photo.written;
+    if (photo.file == "." || !base::is_within(images, photo.file)) {
       throw base::UserError(fmt::format(
           "coco: '{}': the file_name of image {}, '{}', is not within '{}', the folder of its "
           "images; name a folder that holds all of them",
-          annotations, photo.id, base::printable(photo.file), images.string()));
+          annotations, photo.id, base::printable(written), images.string()));
     }
-    if (has(images / photo.file)) continue;
-    if (slashed != photo.file && has(images / slashed)) {
-      photo.file = slashed;
-    } else {
-      missing.push_back(photo.file);
+    const bool has_backslash = written.find('\\') != written.npos;
+    if (has_backslash && base::is_within(images, written) && has(images / written)) {
+      photo.file = written;
+    } else if (!has(images / photo.file) && missing++ == 0) {
+      first = fmt::format("'{}'; {}", (images / written).string(), advice_on(images, photo.file));
     }
   }
-  if (missing.empty()) return;
-  const std::string text = fmt::format(
-      "coco: '{}': there is no file for {} of {}, such as '{}'; is '{}' the folder of its images? "
-      "Each file_name is a path below it, with / between folders",
-      annotations, missing.size(), base::counted(std::ssize(instances.photos), "photo"),
-      base::printable((images / missing.front()).string()), images.string());
-  if (missing.size() == instances.photos.size()) throw base::UserError(text);
+  if (missing == 0) return;
+  const std::string text =
+      fmt::format("coco: '{}': there is no file for {} of {}, such as {}", annotations, missing,
+                  base::counted(std::ssize(instances.photos), "photo"), base::printable(first));
+  if (missing == instances.photos.size()) throw base::UserError(text);
   instances.remarks.push_back({.text = text, .is_fault = true});
 }
 
@@ -195,8 +220,19 @@ void check_test_transforms(const CocoOptions& options) {
                   other->type()));
 }
 
+/// Whether all boxes lie within the first pixel of larger images: they are shares of the sides.
+bool are_shares(const CocoInstances& instances) {
+  constexpr double kPixel = 1.001;  // converters round shares slightly above 1
+  return std::ranges::all_of(instances.photos, [&](const CocoInstances::Photo& photo) {
+    return std::max(photo.size.width, photo.size.height) > 1 &&
+           std::ranges::all_of(instances.of(photo), [](const Annotation& box) {
+             return std::max({box.x, box.y, box.width, box.height}) <= kPixel;
+           });
+  });
+}
+
 /// Logs the numbers of images without annotations and boxes without area.
-/// @throws base::UserError if the training split has no box to learn from.
+/// @throws base::UserError if boxes are not in pixels, or there is none to learn from.
 void check_content(const CocoInstances& instances, const std::string& annotations, Split split) {
   const auto empty = std::ranges::count(instances.photos, size_t{0}, &CocoInstances::Photo::count);
   const auto flat = std::ranges::count_if(instances.annotations, [](const Annotation& box) {
@@ -209,6 +245,15 @@ void check_content(const CocoInstances& instances, const std::string& annotation
   if (flat > 0) {
     spdlog::info("coco: boxes without area in '{}': {} of {}; they are left out", annotations, flat,
                  instances.annotations.size());
+  }
+  if (std::ranges::any_of(instances.annotations, is_target) && are_shares(instances)) {
+    const Annotation& box = instances.annotations.front();
+    throw base::UserError(fmt::format(
+        "coco: '{}': all boxes ({}) lie within the first pixel of their images, such as [{}, {}, "
+        "{}, {}] of annotation {}; boxes are in pixels, [x, y, width, height]: multiply x and "
+        "width "
+        "by the image's width, y and height by its height",
+        annotations, instances.annotations.size(), box.x, box.y, box.width, box.height, box.id));
   }
   if (split == Split::kTrain && std::ranges::none_of(instances.annotations, is_target)) {
     std::string text = fmt::format(

@@ -1,6 +1,6 @@
 #include "sets/coco_instances.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ constexpr int64_t kMaxFaults = 10;
 
 /// A file's content, mapped: an annotation file may have hundreds of MB.
 MappedBytes map_file(const fs::path& path) {
-  const base::UniqueFd file = base::open_regular_file(path);
+  const base::UniqueFd file = open_file(path);
   const auto size = static_cast<size_t>(size_of_file(file, path));
   if (size == 0) return {};
   void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -48,7 +48,7 @@ MappedBytes map_file(const fs::path& path) {
 
 /// An input iterator over a JSON text that leaves out the numbers of lists nested deeper than an
 /// annotation's box: the polygons, which take most of a file and of the time to parse it. Python's
-/// json.dump() writes NaN and Infinity, which the parser refuses: shows them as null and as the
+/// json.dump() writes NaN and Infinity, which the parser refuses: shows them as kNan, and as the
 /// largest number.
 class WithoutPolygons {
  public:
@@ -87,6 +87,8 @@ class WithoutPolygons {
 
   const char* position() const { return at_; }
 
+  static constexpr std::string_view kNan = "0e-99999";  ///< in place of NaN; no tool writes it
+
  private:
   static constexpr int kBoxDepth = 4;  ///< root, list, annotation, box
   static constexpr std::string_view kLowest = "-1.7976931348623157e308";
@@ -105,7 +107,7 @@ class WithoutPolygons {
     for (const std::string_view word : {"NaN", "nan", "Infinity", "inf"}) {
       if (!text.substr(sign).starts_with(word)) continue;
       at_ += sign + word.size();
-      shown_ = word.ends_with('n') || word.ends_with('N') ? "null" : kLowest.substr(1 - sign);
+      shown_ = word.ends_with('n') || word.ends_with('N') ? kNan : kLowest.substr(1 - sign);
       return;
     }
   }
@@ -167,28 +169,22 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     }
   }
 
-  bool null() override {
-    if (is_box_) number(kNoNumber, std::nullopt);
-    return true;
-  }
+  bool null() override { return number(kNoNumber, std::nullopt, "null"); }
   bool boolean(bool value) override { return number_integer(value ? 1 : 0); }
-  bool number_integer(int64_t value) override {
-    number(static_cast<double>(value), value);
-    return true;
-  }
+  bool number_integer(int64_t value) override { return number(static_cast<double>(value), value); }
   bool number_unsigned(uint64_t value) override {
     return number_integer(static_cast<int64_t>(value));
   }
-  bool number_float(double value, const std::string&) override {
+  bool number_float(double value, const std::string& text) override {
+    if (text == WithoutPolygons::kNan) return number(kNoNumber, std::nullopt, "NaN");
     // WithoutPolygons shows Infinity as the largest number.
     if (std::abs(value) == std::numeric_limits<double>::max())
-      value = std::copysign(HUGE_VAL, value);
-    number(value, detail::whole_number(value));
-    return true;
+      return number(std::copysign(HUGE_VAL, value), std::nullopt, "Infinity");
+    return number(value, detail::whole_number(value), text);
   }
   bool string(std::string& value) override {
     const auto whole = detail::whole_number(value);
-    number(number_of(value, whole), whole);
+    number(number_of(value, whole), whole, value, "\"");
     if (depth_ != kElementDepth) return true;
     if (field_ == "bbox") read_box(value);
     if (field_ == "name") element_.name = value;
@@ -225,9 +221,9 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
     WithoutPolygons at = begin();
     while (position-- > 0 && at != end()) ++at;
-    std::string why = base::git_lfs_pointer(text_);
-    if (why.empty()) why = fmt::format("it is damaged at byte {}", at.position() - text_.data());
-    throw base::UserError(fmt::format("coco: '{}' is not JSON: {}", file_, why));
+    const std::string why = fmt::format("it is damaged at byte {}", at.position() - text_.data());
+    throw base::UserError(
+        fmt::format("coco: '{}' is not JSON: {}", file_, base::foreign_file(text_, why)));
   }
 
  private:
@@ -241,6 +237,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     std::optional<double> area;
     std::vector<double> box;
     std::optional<std::string> name, file_name;
+    std::map<std::string, std::string> not_whole;  ///< values of other kinds, as written
   };
 
   static constexpr double kNoNumber = std::numeric_limits<double>::quiet_NaN();
@@ -260,18 +257,24 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     }
   }
 
-  void number(double value, std::optional<int64_t> whole) {
+  /// @param written what is in the file, and its quotes; needed only if it is not a whole number
+  bool number(double value, std::optional<int64_t> whole, std::string_view written = "",
+              std::string_view quote = "") {
     if (is_box_ && depth_ == kElementDepth + 1) element_.box.push_back(value);
-    if (depth_ != kElementDepth) return;
-    if (field_ == "id") element_.id = whole;
-    if (field_ == "image_id") element_.image_id = whole;
-    if (field_ == "category_id") element_.category_id = whole;
-    if (field_ == "width") element_.width = whole;
-    if (field_ == "height") element_.height = whole;
-    if (field_ == "iscrowd") element_.is_crowd = whole;
+    if (depth_ != kElementDepth) return true;
+    constexpr std::pair<std::string_view, std::optional<int64_t> Element::*> kWhole[] = {
+        {"id", &Element::id},         {"image_id", &Element::image_id},
+        {"width", &Element::width},   {"category_id", &Element::category_id},
+        {"height", &Element::height}, {"iscrowd", &Element::is_crowd}};
+    for (const auto& [key, member] : kWhole) {
+      if (field_ != key) continue;
+      element_.*member = whole;
+      if (!whole) element_.not_whole[field_] = fmt::format("{1}{0}{1}", written, quote);
+    }
     if (field_ == "area" && std::isfinite(value)) element_.area = value;
-    if (field_ == "name") element_.name = fmt::format("{}", value);
-    if (field_ == "file_name") element_.file_name = fmt::format("{}", value);
+    if (field_ == "name" && !std::isnan(value)) element_.name = fmt::format("{}", value);
+    if (field_ == "file_name" && !std::isnan(value)) element_.file_name = fmt::format("{}", value);
+    return true;
   }
 
   void add_element() {
@@ -294,21 +297,26 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
       throw base::UserError(fmt::format("coco: '{}': image {} has {} x {} pixels; give its size",
                                         file_, id, size.width, size.height));
     }
+    std::string written = required(element_.file_name, "file_name");
+    std::string slashed = written;
+    std::ranges::replace(slashed, '\\', '/');
+    std::string file = fs::path(slashed).lexically_normal().string();
+    if (written == file) written.clear();
     out_.photos.push_back(
-        {.id = id, .size = size, .file = required(element_.file_name, "file_name")});
+        {.id = id, .size = size, .file = std::move(file), .written = std::move(written)});
   }
 
   /// Leaves out an annotation that lacks a value: another may do without it.
   void add_annotation() {
     constexpr size_t kNumbers = 4;
     const auto& box = element_.box;
-    const char* const missing = box.size() != kNumbers
-                                    ? "'bbox' of 4 numbers, [x, y, width, height] (the polygons of "
-                                      "a 'segmentation' are not read)"
-                                : !element_.image_id    ? "whole number 'image_id'"
-                                : !element_.category_id ? "whole number 'category_id'"
-                                                        : nullptr;
-    if (missing != nullptr) return out_.leave_out(fmt::format("{} has no {}", name(), missing));
+    if (box.size() != kNumbers) {
+      return out_.leave_out(name() +
+                            " has no 'bbox' of 4 numbers, [x, y, width, height] (the "
+                            "polygons of a 'segmentation' are not read)");
+    }
+    if (!element_.image_id) return out_.leave_out(fault_of("image_id"));
+    if (!element_.category_id) return out_.leave_out(fault_of("category_id"));
     if (element_.id) out_.ids.push_back(*element_.id);
     out_.annotations.push_back({.image_id = *element_.image_id,
                                 .annotation = {.label = *element_.category_id,
@@ -331,8 +339,18 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   template <class T>
   const T& required(const std::optional<T>& value, const char* key) const {
     if (value) return *value;
-    throw base::UserError(fmt::format("coco: '{}': {} has no {} '{}'", file_, name(),
-                                      std::is_same_v<T, int64_t> ? "whole number" : "text", key));
+    const char* const kind = std::is_same_v<T, int64_t> ? "whole number" : "text";
+    throw base::UserError(fmt::format("coco: '{}': {}", file_, fault_of(key, kind)));
+  }
+
+  /// "annotation 5 has no whole number 'image_id'"
+  std::string fault_of(const char* key, const char* kind = "whole number") const {
+    constexpr int kShown = 60;
+    const auto found = element_.not_whole.find(key);
+    if (found == element_.not_whole.end())
+      return fmt::format("{} has no {} '{}'", name(), kind, key);
+    return fmt::format("{} has the {} {}, which is not a whole number", name(), key,
+                       base::shortened(base::printable(found->second), kShown));
   }
 
   std::string file_;
@@ -395,22 +413,28 @@ std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
       is_finite ? "is not within" : "has NaN or Infinity, in", photo.id, width, height);
 }
 
-/// Sorts by id and drops repetitions. Class names must be unique: they name results. Of several
-/// categories with a name, Roboflow's root among them, the last keeps it.
-void sort_categories(std::vector<Category>& categories, const std::string& file,
-                     std::vector<Remark>& remarks) {
+/// Sorts by id and drops repetitions. Returns the classes: of each name, the category of the
+/// highest id. Merged files have names more than once, and Roboflow's root, category 0, may have
+/// that of a class.
+std::vector<Category> sort_categories(std::vector<Category>& categories, const std::string& file,
+                                      std::vector<Remark>& remarks) {
+  constexpr size_t kShown = 8;
   sort_by_id(categories, "categories", file);
   categories.erase(std::ranges::unique(categories).begin(), categories.end());
-  std::set<std::string> taken;
-  for (auto category = categories.rbegin(); category != categories.rend(); ++category) {
-    auto& [id, name] = *category;
-    const std::string given = name;
-    while (!taken.insert(name).second) name += fmt::format(" ({})", id);
-    if (name == given) continue;
-    remarks.push_back(
-        {fmt::format("coco: '{}': category {} has the name of another; it is called '{}' here",
-                     file, id, base::printable(name))});
+  std::map<std::string, std::vector<int64_t>> ids;
+  for (const auto& [id, name] : categories) ids[name].push_back(id);
+  std::vector<Category> classes;
+  std::ranges::copy_if(categories, std::back_inserter(classes), [&](const Category& category) {
+    return category.id == ids[category.name].back();
+  });
+  std::vector<std::string> joined;
+  for (const auto& [name, own] : ids) {
+    if (own.size() > 1) joined.push_back(fmt::format("'{}' ({})", name, fmt::join(own, ", ")));
   }
+  add_remark(remarks, fmt::format("coco: '{}': categories with the same name", file),
+             base::printable(base::join_some(joined, ", ", kShown)),
+             "they are one class, with the highest id");
+  return classes;
 }
 
 /// Of photos with the same file name and size, keeps the first. Returns its id by each of theirs.
@@ -419,7 +443,7 @@ std::map<int64_t, int64_t> drop_repeated(std::vector<CocoInstances::Photo>& phot
   std::map<int64_t, int64_t> repeated;
   std::erase_if(photos, [&](const CocoInstances::Photo& photo) {
     const auto [width, height] = photo.size;
-    const auto [found, is_new] = first.try_emplace({photo.slashed(), width, height}, photo.id);
+    const auto [found, is_new] = first.try_emplace({photo.file, width, height}, photo.id);
     if (!is_new) repeated[photo.id] = repeated[found->second] = found->second;
     return !is_new;
   });
@@ -428,31 +452,34 @@ std::map<int64_t, int64_t> drop_repeated(std::vector<CocoInstances::Photo>& phot
 
 /// The categories that give `path` its labels, by position: those of the training file, or its own
 /// if there is no such file. Keeps them for the next split, since the file may have hundreds of MB.
+/// @param own those of `path`
 const std::vector<Category>& classes_of(const fs::path& path, const fs::path& training,
-                                        const Lists& own) {
+                                        const FileStamp& own_stamp, std::vector<Category> own) {
   // Ranks of one process may load data at the same time.
   thread_local std::tuple<fs::path, FileStamp, std::vector<Category>> known;
   const auto& [file, stamp, classes] = known;
   if (path == training || !base::exists(training)) {
-    known = {path, own.stamp, own.categories};
+    known = {path, own_stamp, std::move(own)};
   } else if (file != training || stamp != stamp_of(training)) {
     Lists lists = read_lists(training, /*only_categories=*/true);
     std::vector<Remark> ignored;
-    sort_categories(lists.categories, training.string(), ignored);
-    known = {training, lists.stamp, std::move(lists.categories)};
+    known = {training, lists.stamp, sort_categories(lists.categories, training.string(), ignored)};
   }
   return classes;
 }
 
-/// Replaces ids of images and categories by positions, and sorts annotations by image.
-CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& training) {
+}  // namespace
+
+CocoInstances read_coco_instances(const fs::path& path, const fs::path& training) {
+  Lists lists = read_lists(path);
+  // Ids of images and categories become positions.
   const std::string file = path.string();
   CocoInstances made;
   const auto listed = std::ssize(lists.photos);
   sort_by_id(lists.photos, "images", file);
   const std::map<int64_t, int64_t> first_ids = drop_repeated(lists.photos);
-  sort_categories(lists.categories, file, made.remarks);
-  const std::vector<Category>& classes = classes_of(path, training, lists);
+  const std::vector<Category>& classes = classes_of(
+      path, training, lists.stamp, sort_categories(lists.categories, file, made.remarks));
   if (lists.categories.empty()) lists.categories = classes;
   // By category of this file; classes.size() if the training file lacks it.
   std::vector<std::ptrdiff_t> labels;
@@ -470,6 +497,7 @@ CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& trainin
   const int64_t total = lists.left_out + std::ssize(lists.annotations);
   size_t kept = 0;
   std::set<std::string> own;  // classes of boxes
+  std::vector<uint8_t> has_boxes(lists.categories.size());
   std::set<std::tuple<int64_t, int64_t, double, double, double, double, bool>> seen;
   for (Placed& placed : lists.annotations) {
     Annotation& annotation = placed.annotation;
@@ -486,7 +514,7 @@ CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& trainin
       lists.leave_out(std::move(fault));
       continue;
     }
-    own.insert(lists.categories[*category].name);
+    if (std::exchange(has_boxes[*category], 1) == 0) own.insert(lists.categories[*category].name);
     annotation.label = labels[*category];
     const auto& [label, x, y, w, h, area, is_crowd, id] = annotation;
     // A file that was merged with itself has each box twice.
@@ -526,12 +554,6 @@ CocoInstances resolve(Lists lists, const fs::path& path, const fs::path& trainin
          .is_fault = true});
   }
   return made;
-}
-
-}  // namespace
-
-CocoInstances read_coco_instances(const fs::path& path, const fs::path& training) {
-  return resolve(read_lists(path), path, training);
 }
 
 }  // namespace syncbn::data::detail

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <span>
@@ -16,26 +15,22 @@ struct CocoInstances {
   struct Photo {
     int64_t id = 0;
     ImageSize size;
-    std::string file;
-    size_t first = 0;  ///< of its annotations
+    std::string file;     ///< the normal form, with slashes for Windows's backslashes
+    std::string written;  ///< the file_name, if it differs
+    size_t first = 0;     ///< of its annotations
     size_t count = 0;
 
-    /// The file with slashes for Windows's backslashes.
-    std::string slashed() const {
-      std::string name = file;
-      std::ranges::replace(name, '\\', '/');
-      return name;
+    bool operator==(const Photo& other) const {
+      return id == other.id && size == other.size && file == other.file;
     }
-
-    bool operator==(const Photo&) const = default;
   };
 
   std::vector<Photo> photos;            ///< by id
   std::vector<Annotation> annotations;  ///< by image, then in the file's order
-  /// The names of the training file's categories by id; label 0 is the lowest id.
+  /// The different names of the training file's categories, by the highest id of each.
   std::vector<std::string> classes;
-  std::vector<int64_t> class_ids;  ///< of these categories
-  std::vector<Remark> remarks;     ///< on what was left out, renamed, repeated or lacks an id
+  std::vector<int64_t> class_ids;  ///< the highest of each class
+  std::vector<Remark> remarks;     ///< on what was left out, joined, repeated or lacks an id
 
   std::span<const Annotation> of(const Photo& photo) const {
     return std::span(annotations).subspan(photo.first, photo.count);
@@ -45,9 +40,9 @@ struct CocoInstances {
 /// Needs memory only for the result, about twice that while it reads. Does not check polygons.
 /// Reads numbers as tools write them: 1.0, "1" and true are 1, and a box may be one text. Leaves
 /// out annotations that lack a value, have an unknown id, or have a box that is not finite or more
-/// than a pixel outside of its image. Of categories with the same name, those before the last get
-/// their ids appended. Takes an image that is listed again, with the same file name (with slashes
-/// or backslashes) and size, once, and its equal boxes once.
+/// than a pixel outside of its image. Categories with the same name are one class. Takes an image
+/// that is listed again, with the same file name (in normal form) and size, once, and its equal
+/// boxes once.
 /// @param training the file with the categories of all splits, which are matched by name: another
 ///   file may lack some. If it does not exist, those of `path` are taken.
 /// @throws base::UserError naming the file, if it is not JSON or lacks a list, the image or

@@ -47,39 +47,38 @@ std::filesystem::path find_data_file(const std::string& name) {
 namespace detail {
 namespace {
 
-bool is_cached(const base::UniqueFd& file, int64_t offset) {
-  char byte = 0;
-  const iovec one{&byte, 1};
-  return ::preadv2(file.get(), &one, 1, offset, RWF_NOWAIT) == 1;
-}
-
-/// Ignores the inode, and st_ctim, which a new name or owner changes as well.
-bool has_same_content(const FileStamp& a, const FileStamp& b) {
-  return a.size == b.size && a.modified_ns == b.modified_ns;
-}
-
 /// The error of the last read, or "". zlib reports a truncated stream only after it has returned
 /// all bytes before the end.
 std::string failure(gzFile_s* file) {
   int code = Z_OK;
   const char* message = gzerror(file, &code);
-  switch (code) {
-    case Z_OK:
-    case Z_STREAM_END:
-      return "";
-    case Z_ERRNO:
-      return std::strerror(errno);
-    case Z_BUF_ERROR:
-      return "the gzip stream ends too early; the file was cut short";
-    default:
-      return fmt::format("the gzip stream is damaged ({})", message);
-  }
+  if (code == Z_OK || code == Z_STREAM_END) return "";
+  if (code == Z_ERRNO) return std::strerror(errno);
+  if (code == Z_BUF_ERROR) return "the gzip stream ends too early; the file was cut short";
+  return fmt::format("the gzip stream is damaged ({})", message);
 }
 
 }  // namespace
 
 void refuse_file(const std::filesystem::path& path, const std::string& why) {
   throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
+}
+
+std::string dangling_link(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_symlink(path, ignored) || !base::is_missing(path)) return {};
+  return fmt::format("it is a link to '{}', which does not exist",
+                     std::filesystem::read_symlink(path, ignored).string());
+}
+
+base::UniqueFd open_file(const std::filesystem::path& path) {
+  try {
+    return base::open_regular_file(path);
+  } catch (const base::PathError&) {
+    const std::string why = dangling_link(path);
+    if (why.empty()) throw;
+    throw base::UserError(fmt::format("cannot read {}: {}", path.string(), why));
+  }
 }
 
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path) {
@@ -114,7 +113,9 @@ void read_ahead(const base::UniqueFd& file, int64_t offset, int64_t size) {
   for (int64_t block = offset; block < end; block += kBlock) {
     const int64_t block_end = std::min(block + kBlock, end);
     // For a cached block, reading one byte is faster than posix_fadvise, which looks up each page.
-    if (is_cached(file, block_end - 1)) continue;
+    char byte = 0;
+    const iovec one{&byte, 1};
+    if (::preadv2(file.get(), &one, 1, block_end - 1, RWF_NOWAIT) == 1) continue;
     for (int64_t at = block; at < block_end; at += kPiece) {
       ::posix_fadvise(file.get(), at, std::min(kPiece, block_end - at), POSIX_FADV_WILLNEED);
     }
@@ -127,15 +128,17 @@ std::vector<uint8_t>& thread_buffer() {
 }
 
 std::span<const uint8_t> read_whole_file(const std::filesystem::path& path) {
-  const base::UniqueFd file = base::open_regular_file(path);
+  const base::UniqueFd file = open_file(path);
   read_at(file, path, 0, size_of_file(file, path), thread_buffer());
   return thread_buffer();
 }
 
 std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) {
-  errno = 0;
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
-  if (!file) refuse_file(path, std::strerror(errno != 0 ? errno : ENOMEM));
+  if (!file) {
+    const base::UniqueFd opened = open_file(path);  // throws, and says why, unless memory is short
+    refuse_file(path, "there is no memory left");
+  }
   std::string bytes;
   std::array<char, 1 << 16> chunk;
   while (true) {
@@ -146,7 +149,9 @@ std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) 
       refuse_file(path, fmt::format("it holds more than {}", base::format_bytes(max_bytes)));
     }
   }
-  if (const std::string why = failure(file.get()); !why.empty()) refuse_file(path, why);
+  for (const std::string& why : {failure(file.get()), base::foreign_file(bytes)}) {
+    if (!why.empty()) refuse_file(path, why);
+  }
   return bytes;
 }
 
@@ -177,8 +182,10 @@ OpenFiles::File OpenFiles::open(size_t number) const {
   }
   // Without the lock: a slow file server must not block other threads.
   const auto& [path, stamp] = files_[number];
-  auto opened = std::make_shared<const base::UniqueFd>(base::open_regular_file(path));
-  if (!has_same_content(stamp_of(*opened), stamp)) {
+  auto opened = std::make_shared<const base::UniqueFd>(open_file(path));
+  // Not the inode, and st_ctim, which a new name or owner changes as well.
+  const FileStamp now = stamp_of(*opened);
+  if (now.size != stamp.size || now.modified_ns != stamp.modified_ns) {
     throw base::UserError(
         fmt::format("cannot read {}: it was written to or replaced since it was indexed; start the "
                     "run again",
@@ -226,10 +233,10 @@ bool has_image_content(const std::filesystem::path& file) {
   return is_jpeg(bytes) || is_png(bytes);
 }
 
-void FileCounts::add(const std::string& name, bool is_empty) {
+void FileCounts::add(const std::string& name, const std::string& kind) {
   if (count_++ == 0 || name < first_) first_ = name;
   const std::string extension = std::filesystem::path(name).extension().string();
-  ++kinds_[is_empty ? "empty" : extension.empty() ? "no extension" : extension];
+  ++kinds_[!kind.empty() ? kind : extension.empty() ? "no extension" : extension];
 }
 
 std::string FileCounts::text() const {
@@ -242,18 +249,18 @@ std::string FileCounts::text() const {
                                      base::join(kinds, ", "), first_));
 }
 
-std::vector<Remark> left_out_remark(const std::string& where, const std::string& files,
-                                    std::string_view why) {
-  if (files.empty()) return {};
-  return {{.text = fmt::format("{}: left out: {}: {}", where, files, why)}};
+void add_remark(std::vector<Remark>& remarks, std::string_view what, const std::string& items,
+                std::string_view why) {
+  if (!items.empty()) remarks.push_back({.text = fmt::format("{}: {}: {}", what, items, why)});
 }
 
 std::vector<Remark> unreadable_remark(const FileCounts& files) {
   if (files.count() == 0) return {};
-  return {{.text = fmt::format("{} cannot be read: convert them to JPEG or PNG (ImageMagick: "
+  const std::string link = dangling_link(files.first());
+  return {{.text = fmt::format("{} cannot be read{}: convert them to JPEG or PNG (ImageMagick: "
                                "mogrify -format png FILE), mend or remove them (`train check` "
                                "decodes all images)",
-                               files.text()),
+                               files.text(), link.empty() ? "" : fmt::format(" ({})", link)),
            .is_fault = true}};
 }
 

@@ -22,6 +22,12 @@ namespace syncbn::data::detail {
 /// @throws base::UserError always, naming the file
 [[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& why);
 
+/// "it is a link to 'TARGET', which does not exist"; "" for anything else.
+std::string dangling_link(const std::filesystem::path& path);
+
+/// base::open_regular_file(), whose error names the target of a dangling link.
+base::UniqueFd open_file(const std::filesystem::path& path);
+
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path);
 
 /// Reads `size` bytes at `offset` into `bytes`.
@@ -39,8 +45,8 @@ std::vector<uint8_t>& thread_buffer();
 std::span<const uint8_t> read_whole_file(const std::filesystem::path& path);
 
 /// The uncompressed content of a gzip file; the plain content of any other file.
-/// @throws base::UserError naming the file if it is missing, unreadable, damaged, truncated, or
-///   longer than `max_bytes` after decompression.
+/// @throws base::UserError naming the file if it is missing, unreadable, damaged, truncated, longer
+///   than `max_bytes` after decompression, or a base::foreign_file().
 std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes);
 
 /// A whole number as tools write it: pandas 1.0 for 1, spreadsheets "1" and a byte order mark,
@@ -105,8 +111,10 @@ bool has_image_content(const std::filesystem::path& file);
 /// Counts files by extension.
 class FileCounts {
  public:
-  void add(const std::string& name, bool is_empty = false);
+  /// @param kind "empty" or "missing"; "": the name's extension
+  void add(const std::string& name, const std::string& kind = "");
   int64_t count() const { return count_; }
+  const std::string& first() const { return first_; }
   /// "4 files (1 .gif, 2 .heic, 1 empty), such as 'a.gif'", the first by name; "" without files.
   std::string text() const;
 
@@ -116,12 +124,13 @@ class FileCounts {
   std::string first_;
 };
 
-/// For Dataset::remarks(): files that are no samples, and why. Nothing if `files` is empty.
-/// @param files FileCounts::text()
-std::vector<Remark> left_out_remark(const std::string& where, const std::string& files,
-                                    std::string_view why);
+/// Adds "WHAT: ITEMS: WHY" to the remarks, unless `items` is empty.
+/// @param what such as "image_folder: 'train': left out"
+/// @param items such as FileCounts::text()
+void add_remark(std::vector<Remark>& remarks, std::string_view what, const std::string& items,
+                std::string_view why);
 
-/// The same of samples that cannot be read.
+/// The remark on samples that cannot be read.
 std::vector<Remark> unreadable_remark(const FileCounts& files);
 
 }  // namespace syncbn::data::detail

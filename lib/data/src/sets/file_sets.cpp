@@ -49,8 +49,13 @@ class TarShards : public detail::ImageFiles {
         index_(std::move(index)),
         shards_(std::move(shards)) {
     const auto& pattern = detail::of_split(split, options.train, options.val, options.test);
-    set_remarks(detail::left_out_remark(fmt::format("tar_shards: '{}'", pattern), index_.left_out(),
-                                        detail::kSampleRule));
+    const std::string where = fmt::format("tar_shards: '{}': ", pattern);
+    std::vector<Remark> remarks;
+    detail::add_remark(remarks, where + "left out", index_.left_out(), detail::kSampleRule);
+    detail::add_remark(remarks, where + "shards without the closing blocks of a tar file",
+                       index_.unclosed(),
+                       "they may be cut short; compare their sizes with the originals'");
+    set_remarks(std::move(remarks));
   }
 
   int64_t size() const override { return index_.size(); }

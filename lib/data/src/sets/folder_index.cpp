@@ -43,6 +43,7 @@ std::string_view name_at(std::string_view names, std::span<const uint64_t> ends,
 }
 
 [[noreturn]] void fail_to_read(const fs::path& folder, int error) {
+  if (const std::string link = dangling_link(folder); !link.empty()) fail(folder, link);
   base::throw_file_error(fmt::format("cannot read the image folder '{}'", folder.string()), error);
 }
 
@@ -65,6 +66,9 @@ bool is_unreadable(const fs::path& file) {
 
 /// Lists a folder, sorted. Links to folders count as folders.
 /// @param by_content opens files whose names do not show whether they are images
+/// @throws base::UserError or UnavailableError naming an entry that cannot be looked up and may be
+/// a
+///   folder of images.
 Listing list_folder(const fs::path& path, bool by_content = true) {
   Listing listing;
   listing.stamp = settled_stamp_of(path);
@@ -80,9 +84,15 @@ Listing list_folder(const fs::path& path, bool by_content = true) {
                (by_content && has_image_content(entry->path()))) {
       listing.images.add(name);
     } else {
-      check_entry(entry->path(), unreadable);
-      if (unreadable) {
+      // Links to nothing are accepted. Any other entry that cannot be looked up may be a folder.
+      const bool is_missing = unreadable == std::errc::no_such_file_or_directory ||
+                              unreadable == std::errc::not_a_directory ||
+                              unreadable == std::errc::too_many_symbolic_link_levels;
+      if (is_missing) {
         listing.dangling.push_back(name);
+      } else if (unreadable) {
+        base::throw_file_error(fmt::format("cannot read '{}'", entry->path().string()),
+                               unreadable.value());
       } else if (kind == NameKind::kOtherImage) {
         listing.others.push_back(name);
       }
@@ -94,14 +104,47 @@ Listing list_folder(const fs::path& path, bool by_content = true) {
   return listing;
 }
 
-/// Lists root/name, which has this depth below root, and all folders below it.
-void list_all(const fs::path& root, const std::string& name, size_t depth, FolderChain& chain,
+/// The canonical path: the same for all paths that lead to the folder.
+std::string real_name(const fs::path& folder) {
+  std::error_code unreadable;
+  const fs::path real = fs::canonical(folder, unreadable);
+  if (unreadable) fail_to_read(folder, unreadable.value());
+  return real.string();
+}
+
+/// A folder, or one of those above it.
+struct Entered {
+  fs::path path;
+  dev_t device = 0;
+  ino_t inode = 0;
+};
+
+/// Adds a folder to those above it.
+/// @throws base::UserError naming the folder if it is one of them, to which a link leads back: a
+///   list of all files would not end. UserError or UnavailableError if it is unreadable.
+void enter(const fs::path& folder, std::vector<Entered>& chain) {
+  struct stat status {};
+  if (::stat(folder.c_str(), &status) != 0) fail_to_read(folder, errno);
+  const bool is_above = std::ranges::any_of(chain, [&](const Entered& above) {
+    // Some file systems give the same number to several folders.
+    return above.device == status.st_dev && above.inode == status.st_ino &&
+           real_name(above.path) == real_name(folder);
+  });
+  if (is_above) fail(folder, "it is a link to a folder that contains it; remove the link");
+  chain.push_back({.path = folder, .device = status.st_dev, .inode = status.st_ino});
+}
+
+/// Lists the folder root/name, or root itself if `name` is empty, and all folders below it.
+/// @param chain the folders from root down to the one that holds it
+void list_all(const fs::path& root, const std::string& name, std::vector<Entered>& chain,
               std::map<std::string, Listing>& listings) {
-  chain.enter(root / name, depth);
-  const Listing& listing = listings[name] = list_folder(root / name);
+  const fs::path folder = name.empty() ? root : root / name;  // "root/" would follow a link
+  enter(folder, chain);
+  const Listing& listing = listings[name] = list_folder(folder);
   for (const std::string& below : listing.folders) {
-    list_all(root, fmt::format("{}/{}", name, below), depth + 1, chain, listings);
+    list_all(root, fs::path(name) / below, chain, listings);
   }
+  chain.pop_back();
 }
 
 void add_folder(const fs::path& root, std::string_view name, const Listing& listing, int64_t label,
@@ -136,13 +179,13 @@ uint64_t write_class_folders(const fs::path& root, const std::vector<std::string
   for (int64_t i = 0; i < top.images.size(); ++i) writer.leave_out(std::string(top.images[i]));
   for (const std::string& other : top.others) writer.leave_out(other);
   add_dangling("", top, writer);
-  FolderChain chain;
-  chain.enter(root, 0);
+  std::vector<Entered> chain;
+  enter(root, chain);
   std::vector<std::string> empty;
   for (const std::string& folder : top.folders) {
     if (!std::ranges::binary_search(classes, folder)) continue;  // made since the caller looked
     std::map<std::string, Listing> listings;
-    list_all(root, folder, 1, chain, listings);
+    list_all(root, folder, chain, listings);
     if (std::ranges::all_of(listings,
                             [](const auto& at) { return at.second.images.size() == 0; })) {
       empty.push_back(folder);
@@ -169,14 +212,6 @@ std::string_view stem_of(std::string_view name) {
   return dot == 0 ? name : name.substr(0, dot);
 }
 
-/// The indices of the names, sorted by stem.
-std::vector<int64_t> by_stem(const NameList& names) {
-  std::vector<int64_t> order(static_cast<size_t>(names.size()));
-  std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {}, [&](int64_t i) { return stem_of(names[i]); });
-  return order;
-}
-
 uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter& out) {
   FolderIndexWriter writer(out);
   const Listing pictures = list_folder(images);
@@ -190,7 +225,9 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
   }
   add_folder(images, "", pictures, /*label=*/-1, writer);
   writer.begin_folder("", labels.stamp, /*label=*/-1);
-  const auto order = by_stem(labels.images);
+  std::vector<int64_t> order(static_cast<size_t>(labels.images.size()));  // by stem
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, {}, [&](int64_t i) { return stem_of(labels.images[i]); });
   for (int64_t i = 0; i < pictures.images.size(); ++i) {
     const std::string_view stem = stem_of(pictures.images[i]);
     const auto mask = std::ranges::lower_bound(
@@ -207,24 +244,20 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
   return writer.finish({});
 }
 
-/// The canonical path: the same for all paths that lead to the folder.
-std::string real_name(const fs::path& folder) {
-  std::error_code unreadable;
-  const fs::path real = fs::canonical(folder, unreadable);
-  if (unreadable) fail_to_read(folder, unreadable.value());
-  return real.string();
-}
-
-/// @param path_of takes a folder's number and name.
+/// Makes an IndexSource::is_current.
+/// @param path_of takes a folder's number and name; it must outlive the result.
 template <class PathOf>
-bool is_current(const MappedIndex& index, bool has_classes, const PathOf& path_of) {
-  if (!FolderIndex::is_sound(index, has_classes)) return false;
-  const auto stamps = index.array<FileStamp>(kStamps);
-  const auto ends = index.array<uint64_t>(kFolderNameEnds);
-  for (size_t i = 0; i < stamps.size(); ++i) {
-    if (stamp_of(path_of(i, name_at(index.text(kFolderNames), ends, i))) != stamps[i]) return false;
-  }
-  return true;
+auto is_current(bool has_classes, const PathOf& path_of) {
+  return [has_classes, &path_of](const MappedIndex& index) {
+    if (!FolderIndex::is_sound(index, has_classes)) return false;
+    const auto stamps = index.array<FileStamp>(kStamps);
+    const auto ends = index.array<uint64_t>(kFolderNameEnds);
+    for (size_t i = 0; i < stamps.size(); ++i) {
+      const std::string_view name = name_at(index.text(kFolderNames), ends, i);
+      if (stamp_of(path_of(i, name)) != stamps[i]) return false;
+    }
+    return true;
+  };
 }
 
 }  // namespace
@@ -237,19 +270,6 @@ void NameList::add(std::string_view name) {
   }
   bytes_ += name;
   entries_.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(name.size())});
-}
-
-void FolderChain::enter(const fs::path& folder, size_t depth) {
-  struct stat status {};
-  if (::stat(folder.c_str(), &status) != 0) fail_to_read(folder, errno);
-  entered_.resize(depth);
-  const bool is_above = std::ranges::any_of(entered_, [&](const Entered& above) {
-    // Some file systems give the same number to several folders.
-    return above.device == status.st_dev && above.inode == status.st_ino &&
-           real_name(above.path) == real_name(folder);
-  });
-  if (is_above) fail(folder, "it is a link to a folder that contains it; remove the link");
-  entered_.push_back({.path = folder, .device = status.st_dev, .inode = status.st_ino});
 }
 
 bool FolderIndex::is_sound(const MappedIndex& index, bool has_classes) {
@@ -355,7 +375,14 @@ void FolderIndexWriter::add_content_of_first_file(const fs::path& root) {
 
 uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
   out_.add_section(kFileEnds, ends_);
-  if (!classes.empty()) write_labels();
+  if (!classes.empty()) {
+    out_.begin(kLabels);
+    for (size_t i = 0; i < folders_.size(); ++i) {
+      const uint64_t end = i + 1 < folders_.size() ? folders_[i + 1].first_file : ends_.size();
+      const std::vector<int64_t> labels(end - folders_[i].first_file, folders_[i].label);
+      out_.add(std::span<const int64_t>(labels));
+    }
+  }
   out_.add_section(kFolders, folders_);
   out_.begin(kFolderNames);
   std::vector<uint64_t> name_ends;
@@ -374,23 +401,6 @@ uint64_t FolderIndexWriter::finish(const std::vector<std::string>& classes) {
   return hash_.value();
 }
 
-void FolderIndexWriter::write_labels() {
-  out_.begin(kLabels);
-  for (size_t i = 0; i < folders_.size(); ++i) {
-    const uint64_t end = i + 1 < folders_.size() ? folders_[i + 1].first_file : ends_.size();
-    const std::vector<int64_t> labels(end - folders_[i].first_file, folders_[i].label);
-    out_.add(std::span<const int64_t>(labels));
-  }
-}
-
-void check_entry(const fs::path& entry, const std::error_code& error) {
-  const bool is_missing = error == std::errc::no_such_file_or_directory ||
-                          error == std::errc::not_a_directory ||
-                          error == std::errc::too_many_symbolic_link_levels;
-  if (!error || is_missing || kind_of(entry.string()) >= NameKind::kTorchvisionImage) return;
-  base::throw_file_error(fmt::format("cannot read '{}'", entry.string()), error.value());
-}
-
 bool is_empty_file(const fs::path& file) {
   std::error_code is_gone;
   return fs::file_size(file, is_gone) == 0 || is_gone;
@@ -404,14 +414,36 @@ std::vector<Remark> remarks_on(const FolderIndex& index, const std::string& wher
     // index. Others are not opened again: there may be a million.
     const fs::path path = path_of(static_cast<int64_t>(file));
     const bool was_empty = kind_of(path.string()) == NameKind::kDecoded;
-    if (!was_empty || is_empty_file(path)) unreadable.add(path.string(), was_empty);
+    if (was_empty && !is_empty_file(path)) continue;
+    unreadable.add(path.string(), !was_empty ? "" : base::exists(path) ? "empty" : "missing");
   }
-  std::vector<Remark> remarks =
-      left_out_remark(where, index.left_out(),
-                      index.labels().empty() ? "neither JPEG nor PNG"
-                                             : "not in a class folder, or neither JPEG nor PNG");
+  std::vector<Remark> remarks;
+  add_remark(remarks, where + ": left out", index.left_out(),
+             index.labels().empty() ? "neither JPEG nor PNG"
+                                    : "not in a class folder, or neither JPEG nor PNG");
   std::ranges::move(unreadable_remark(unreadable), std::back_inserter(remarks));
   return remarks;
+}
+
+std::vector<fs::path> images_below(const fs::path& root, FileCounts& others) {
+  std::vector<Entered> chain;
+  std::map<std::string, Listing> listings;
+  list_all(root, "", chain, listings);
+  std::vector<fs::path> files;
+  for (const auto& [name, listing] : listings) {
+    const fs::path folder = name;
+    for (int64_t i = 0; i < listing.images.size(); ++i) {
+      const fs::path file = folder / listing.images[i];
+      if (kind_of(file.string()) != NameKind::kDecoded && is_unreadable(root / file)) {
+        others.add(file.string());
+      } else {
+        files.push_back(file);
+      }
+    }
+    for (const std::string& other : listing.others) others.add((folder / other).string());
+  }
+  std::ranges::sort(files);
+  return files;
 }
 
 std::vector<std::string> class_names(const fs::path& root) {
@@ -426,10 +458,7 @@ FolderIndex index_class_folders(const fs::path& root, const IndexCacheOptions& c
   return FolderIndex(open_index(
       {.name = root.string(),
        .key = key,
-       .is_current =
-           [&](const MappedIndex& index) {
-             return is_current(index, /*has_classes=*/true, path_of);
-           },
+       .is_current = is_current(/*has_classes=*/true, path_of),
        .build = [&](IndexWriter& out) { return write_class_folders(root, classes, out); }},
       cache));
 }
@@ -442,10 +471,7 @@ FolderIndex index_pairs(const fs::path& images, const fs::path& masks,
   return FolderIndex(open_index(
       {.name = images.string(),
        .key = fmt::format("segmentation_folder {} {}", real_name(images), real_name(masks)),
-       .is_current =
-           [&](const MappedIndex& index) {
-             return is_current(index, /*has_classes=*/false, path_of);
-           },
+       .is_current = is_current(/*has_classes=*/false, path_of),
        .build = [&](IndexWriter& out) { return write_pairs(images, masks, out); }},
       cache));
 }

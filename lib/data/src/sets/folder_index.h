@@ -1,7 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -9,7 +7,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <vector>
 
 #include <syncbn/base/hash.h>
@@ -46,25 +43,6 @@ class NameList {
 
   std::string bytes_;
   std::vector<Entry> entries_;
-};
-
-/// The folders from a data set's folder down to the one that is being listed.
-class FolderChain {
- public:
-  /// Enters `folder` and leaves the folders at its depth and below. The data set's folder has the
-  /// depth 0, a folder in it 1.
-  /// @throws base::UserError naming the folder if it is one of those above, to which a link leads
-  ///   back: a list of all files would not end. UserError or UnavailableError if it is unreadable.
-  void enter(const std::filesystem::path& folder, size_t depth);
-
- private:
-  struct Entered {
-    std::filesystem::path path;
-    dev_t device = 0;
-    ino_t inode = 0;
-  };
-
-  std::vector<Entered> entered_;
 };
 
 /// The files of a data set by folder: about 4 bytes per file in addition to its name and label.
@@ -123,8 +101,6 @@ class FolderIndexWriter {
   uint64_t finish(const std::vector<std::string>& classes);
 
  private:
-  void write_labels();
-
   IndexWriter& out_;
   base::Fnv1a hash_;
   std::filesystem::path first_file_;  ///< relative to the data set's folder
@@ -137,12 +113,6 @@ class FolderIndexWriter {
   uint64_t bytes_ = 0;
 };
 
-/// Throws for an entry that may be a folder of images, but is a link that cannot be followed. Names
-/// of images, which their reader reports, and dangling links are accepted.
-/// @param error of looking up the entry's type
-/// @throws base::UserError or UnavailableError naming the entry.
-void check_entry(const std::filesystem::path& entry, const std::error_code& error);
-
 /// Whether a file is empty or missing.
 bool is_empty_file(const std::filesystem::path& file);
 
@@ -152,6 +122,12 @@ bool is_empty_file(const std::filesystem::path& file);
 /// @param path_of takes a file's number
 std::vector<Remark> remarks_on(const FolderIndex& index, const std::string& where,
                                const std::function<std::filesystem::path(int64_t)>& path_of);
+
+/// The JPEG and PNG files in and below a folder, by extension or content, relative to it and
+/// sorted.
+/// @param others counts the images of other formats
+std::vector<std::filesystem::path> images_below(const std::filesystem::path& root,
+                                                FileCounts& others);
 
 /// The names of the folders in a folder, sorted.
 std::vector<std::string> class_names(const std::filesystem::path& root);

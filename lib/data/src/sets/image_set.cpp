@@ -23,18 +23,6 @@ std::vector<double> per_channel(const std::string& kind, const char* key,
                                     base::counted(channels, "channel")));
 }
 
-/// @throws base::UserError for transforms whose results differ in size, or have no bound.
-[[noreturn]] void refuse_sizes(const std::string& kind, bool is_train, bool may_vary) {
-  const char* const list = is_train ? "transforms" : "test_transforms";
-  if (may_vary) {
-    throw base::UserError(fmt::format(
-        "{}: the {} leave images of any size; add resize with max_size, or a crop", kind, list));
-  }
-  throw base::UserError(
-      fmt::format("{}: the {} do not make all images the same size; add {}", kind, list,
-                  is_train ? "random_resized_crop or random_crop" : "resize and center_crop"));
-}
-
 /// A name and, beyond ASCII, its bytes: 'café' (caf\xc3\xa9).
 std::string spelled(const std::string& name) {
   std::string bytes;
@@ -59,7 +47,14 @@ ImageFormat::ImageFormat(const std::string& kind, const ImageSetOptions& options
     sizes_vary_ = true;
     size = pipeline_.max_size(source.max_size);
   }
-  if (!size) refuse_sizes(kind, split == Split::kTrain, source.may_vary);
+  if (!size) {
+    const bool is_train = split == Split::kTrain;
+    throw base::UserError(fmt::format(
+        "{}: the {} {}", kind, is_train ? "transforms" : "test_transforms",
+        source.may_vary ? "leave images of any size; add resize with max_size, or a crop"
+        : is_train ? "do not make all images the same size; add random_resized_crop or random_crop"
+                   : "do not make all images the same size; add resize and center_crop"));
+  }
   size_ = *size;
   check_pixels(kind + ": the transforms make images of up to", size_, source.max_pixels);
 }

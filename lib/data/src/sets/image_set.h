@@ -87,8 +87,9 @@ class ImageFilesOf : public ImageSetOf<Base> {
     ImageDecoder decoder = open(index);
     const bool is_scaled = decoder.has_high_bits() && !decode_.clamp_high_bits;
     return {.orientation = decode_.exif_orientation ? 1 : decoder.file_orientation(),
-            .scaled_grey = is_scaled ? std::optional<int>(std::ranges::max(decoder.decode().pixels))
-                                     : std::nullopt};
+            .largest_scaled = is_scaled
+                                  ? std::optional<int>(std::ranges::max(decoder.decode().pixels))
+                                  : std::nullopt};
   }
 
   void read_sample(int64_t index, SampleRandom& random, const SampleSlot& slot) const override {
@@ -163,8 +164,8 @@ void describe_image_files(config::Schema<Options>& schema) {
   schema
       .field(
           "high_bits", member_of<Options>(&ImageFileOptions::high_bits),
-          "what remains of grey PNGs of 16 bits: scale keeps the upper 8 bits, clamp makes values "
-          "above 255 white, as Pillow does")
+          "what remains of PNGs of 16 bits: scale keeps the upper 8 bits, clamp makes values above "
+          "255 white, as Pillow does with grey ones")
       .one_of({"scale", "clamp"});
   schema
       .field("max_pixels", member_of<Options>(&ImageFileOptions::max_pixels),

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/subset.h>
@@ -62,19 +61,6 @@ CsvSamples parse_file(const std::string& file, std::string_view text, const CsvL
   return samples;
 }
 
-CsvSamples choose_split(const CsvSamples& samples, const CsvLayout& layout, double test_fraction,
-                        Split split) {
-  const HeldOut parts = hold_out(std::ssize(samples.labels), samples.labels, test_fraction);
-  CsvSamples chosen;
-  for (const int64_t index : split == Split::kTest ? parts.held_out : parts.train) {
-    const auto size = static_cast<ptrdiff_t>(layout.pixels);
-    const auto first = samples.pixels.begin() + index * size;
-    chosen.pixels.insert(chosen.pixels.end(), first, first + size);
-    chosen.labels.push_back(samples.labels[static_cast<size_t>(index)]);
-  }
-  return chosen;
-}
-
 /// An idx file of unsigned bytes.
 struct Idx {
   std::vector<int64_t> sizes;
@@ -108,13 +94,21 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
 void add_cifar_file(const fs::path& file, size_t label_bytes, StoredImages& images) {
   constexpr auto kPlane = static_cast<size_t>(kCifarSide * kCifarSide);
   const size_t record = label_bytes + kPlane * kCifarChannels;
-  const std::string bytes = base::read_file(file, kMaxFileBytes);
+  const base::UniqueFd opened = open_file(file);
+  const int64_t size = size_of_file(opened, file);
+  if (size > static_cast<int64_t>(kMaxFileBytes))
+    refuse_file(file, fmt::format("it is larger than {}", base::format_bytes(kMaxFileBytes)));
+  std::vector<uint8_t> bytes;
+  read_at(opened, file, 0, size, bytes);
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (bytes.empty() || bytes.size() % record != 0) {
-    refuse_file(file, fmt::format("its size of {} is not a multiple of the {} bytes of a record",
-                                  base::counted(bytes.size(), "byte"), record));
+    refuse_file(file,
+                base::foreign_file(text, fmt::format("its size of {} is not a multiple of "
+                                                     "the {} bytes of a record",
+                                                     base::counted(bytes.size(), "byte"), record)));
   }
   for (size_t at = 0; at < bytes.size(); at += record) {
-    const auto label = static_cast<uint8_t>(bytes[at + label_bytes - 1]);
+    const uint8_t label = bytes[at + label_bytes - 1];
     if (label >= images.classes) {
       refuse_file(file, fmt::format("record {} has the label {}; labels are below {}", at / record,
                                     label, images.classes));
@@ -123,7 +117,7 @@ void add_cifar_file(const fs::path& file, size_t label_bytes, StoredImages& imag
     const size_t first = at + label_bytes;
     for (size_t i = 0; i < kPlane; ++i) {
       for (size_t c = 0; c < kCifarChannels; ++c) {
-        images.pixels.push_back(static_cast<uint8_t>(bytes[first + c * kPlane + i]));
+        images.pixels.push_back(bytes[first + c * kPlane + i]);
       }
     }
   }
@@ -136,7 +130,14 @@ CsvSamples read_labelled_csv(const fs::path& path, const CsvLayout& layout, doub
   const auto samples =
       parse_file(path.string(), read_gzip_file(path, layout.max_file_bytes), layout);
   if (samples.labels.empty()) refuse_file(path, "it is empty");
-  auto chosen = choose_split(samples, layout, test_fraction, split);
+  const HeldOut parts = hold_out(std::ssize(samples.labels), samples.labels, test_fraction);
+  CsvSamples chosen;
+  for (const int64_t index : split == Split::kTest ? parts.held_out : parts.train) {
+    const auto size = static_cast<ptrdiff_t>(layout.pixels);
+    const auto first = samples.pixels.begin() + index * size;
+    chosen.pixels.insert(chosen.pixels.end(), first, first + size);
+    chosen.labels.push_back(samples.labels[static_cast<size_t>(index)]);
+  }
   if (chosen.labels.empty()) {
     throw base::UserError(fmt::format(
         "{}: none of its {} samples is in the {} split (test_fraction is {}); give a longer file",

@@ -106,10 +106,19 @@ std::shared_ptr<const Dataset> load_cifar(const std::string& kind, const CifarOp
                                            detail::read_cifar(paths, classes));
 }
 
-/// `folder`/`name`, or else `folder`/`name`.gz.
+/// `folder`/`name`, unless there is only `folder`/`name`.gz.
 fs::path plain_or_gz(const fs::path& folder, const std::string& name) {
-  if (base::exists(folder / name)) return folder / name;
-  return folder / (name + ".gz");
+  const fs::path plain = folder / name, packed = folder / (name + ".gz");
+  return base::exists(packed) && !base::exists(plain) ? packed : plain;
+}
+
+template <class Options>
+void describe_test_fraction(config::Schema<Options>& schema) {
+  schema
+      .field("test_fraction", &Options::test_fraction,
+             "share of each class that is held out as the test split")
+      .above(0)
+      .below(1);
 }
 
 }  // namespace
@@ -117,11 +126,7 @@ fs::path plain_or_gz(const fs::path& folder, const std::string& name) {
 void DigitsOptions::describe(config::Schema<DigitsOptions>& schema) {
   schema.field("path", &DigitsOptions::path,
                "the file, CSV or gzipped CSV; empty: the digits.csv.gz that ships with syncbn");
-  schema
-      .field("test_fraction", &DigitsOptions::test_fraction,
-             "share of each class that is held out as the test split")
-      .above(0)
-      .below(1);
+  describe_test_fraction(schema);
 }
 
 std::shared_ptr<const Dataset> load_digits(const DigitsOptions& options, Split split) {
@@ -159,11 +164,7 @@ void CsvImagesOptions::describe(config::Schema<CsvImagesOptions>& schema) {
       .unit("px");
   schema.field("classes", &CsvImagesOptions::classes, "labels are below this")
       .between(1, 1'000'000);
-  schema
-      .field("test_fraction", &CsvImagesOptions::test_fraction,
-             "share of each class that is held out as the test split")
-      .above(0)
-      .below(1);
+  describe_test_fraction(schema);
   detail::describe_image_set(schema);
 }
 

@@ -1,7 +1,8 @@
 // Data sets of images with masks, which hold the label of each pixel.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
+#include <bitset>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -96,16 +97,30 @@ class MaskedImages : public detail::ImageFiles {
   Image read_mask(int64_t index) const {
     const std::string file = mask_file(index).string();
     Image mask = ImageDecoder(detail::read_whole_file(file), file, decode()).decode_mask();
+    std::bitset<256> unknown;
     for (uint8_t& value : mask.pixels) {
-      if (!label_of_[value]) {
-        throw base::UserError(fmt::format(
-            "the mask '{}' has the label {}; labels are below {}, or {} for ignored pixels; other "
-            "values need data.mask_values of a segmentation_folder, which lists that of each class",
-            file, value, labels_.classes, labels_.ignored_value));
-      }
-      value = *label_of_[value];
+      if (!label_of_[value]) unknown.set(value);
+      value = label_of_[value].value_or(0);
     }
+    if (unknown.any()) refuse_values(file, unknown);
     return mask;
+  }
+
+  [[noreturn]] void refuse_values(const std::string& file, const std::bitset<256>& unknown) const {
+    constexpr size_t kShown = 8;
+    std::vector<std::string> values;
+    for (size_t value = 0; value < unknown.size(); ++value) {
+      if (unknown.test(value)) values.push_back(std::to_string(value));
+    }
+    throw base::UserError(fmt::format(
+        "the mask '{}' has the label{} {}; {}, or {} for ignored pixels; other values need "
+        "data.mask_values of a segmentation_folder, which lists that of each class, or a mask "
+        "without them (JPEG and smooth resizing make values in between)",
+        file, values.size() == 1 ? "" : "s", base::join_some(values, ", ", kShown),
+        labels_.values.empty()
+            ? fmt::format("labels are below {}", labels_.classes)
+            : fmt::format("data.mask_values has {}", fmt::join(labels_.values, ", ")),
+        labels_.ignored_value));
   }
 
   Labels labels_;
@@ -168,11 +183,12 @@ class VocSegmentation : public MaskedImages {
       }
       for (const fs::path& file : {fs::path(name_of(i)), mask_file(i)}) {
         if (!base::exists(file)) {
+          const std::string link = detail::dangling_link(file);
           throw base::UserError(
-              fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist",
-                          file.string(), list));
+              fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist{}",
+                          file.string(), list, link.empty() ? "" : ": " + link));
         }
-        if (detail::is_empty_file(file)) empty.add(file.string(), /*is_empty=*/true);
+        if (detail::is_empty_file(file)) empty.add(file.string(), "empty");
       }
     }
     set_remarks(detail::unreadable_remark(empty));

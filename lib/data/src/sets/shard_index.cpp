@@ -27,7 +27,8 @@ enum ShardSection : size_t {
   kShardLabels,
   kShardEnds,
   kShardStamps,
-  kShardLeftOut
+  kShardLeftOut,
+  kShardUnclosed
 };
 
 /// The end of webdataset's key of a sample: the name up to the first dot after the last slash.
@@ -46,9 +47,11 @@ class ShardIndexWriter {
   void add(const fs::path& shard) {
     stamps_.push_back(settled_stamp_of(shard));
     shard_ = &shard;
-    file_ = base::open_regular_file(shard);
+    file_ = open_file(shard);
     key_.clear();
-    for_each_tar_member(file_, shard, [this](const TarMember& member) { take(member); });
+    const bool is_closed =
+        for_each_tar_member(file_, shard, [this](const TarMember& member) { take(member); });
+    if (!is_closed) unclosed_.add(shard.string());
     finish_sample();
     ends_.push_back(std::ssize(labels_));
   }
@@ -63,6 +66,8 @@ class ShardIndexWriter {
     out_.add_section(kShardStamps, stamps_);
     out_.begin(kShardLeftOut);
     out_.add_bytes(left_out());
+    out_.begin(kShardUnclosed);
+    out_.add_bytes(unclosed_.text());
     return hash_.value();
   }
 
@@ -133,7 +138,7 @@ class ShardIndexWriter {
 
   [[noreturn]] void fail_incomplete() const {
     const std::string why = image_ ? "it has an image and no .cls" : "it has a .cls and no image";
-    for_each_tar_member(file_, *shard_, [&](const TarMember& member) {
+    const bool is_closed = for_each_tar_member(file_, *shard_, [&](const TarMember& member) {
       const size_t end = end_of_key(member.name);
       const std::string extension = member.name.substr(end);
       const bool completes =
@@ -145,7 +150,10 @@ class ShardIndexWriter {
       fail(key_,
            fmt::format("{}; '{}' is elsewhere in the shard; {}", why, member.name, kSampleRule));
     });
-    fail(key_, fmt::format("{}; {}", why, kSampleRule));
+    fail(key_, fmt::format("{}; {}{}", why, kSampleRule,
+                           is_closed ? ""
+                                     : "; or the shard is cut short: it ends without the "
+                                       "closing blocks of a tar file"));
   }
 
   [[noreturn]] void fail(const std::string& member, const std::string& why) const {
@@ -167,7 +175,7 @@ class ShardIndexWriter {
   std::optional<int32_t> label_;
   /// Other images. Beside the sample's image they are its fields, such as .seg.png.
   std::vector<std::string> others_;
-  FileCounts left_out_;
+  FileCounts left_out_, unclosed_;
   std::vector<uint8_t> bytes_;
 };
 
@@ -175,35 +183,18 @@ constexpr int64_t kMaxShards = 10'000'000;
 
 /// The alternatives for which the text between two braces stands.
 std::vector<std::string> alternatives(const std::string& inside, const std::string& pattern) {
-  std::vector<std::string> all;
   const size_t dots = inside.find("..");
-  if (dots == std::string::npos) {
-    for (size_t begin = 0; begin <= inside.size();) {
-      const size_t end = std::min(inside.find(',', begin), inside.size());
-      all.push_back(inside.substr(begin, end - begin));
-      begin = end + 1;
-    }
-    return all;
-  }
+  if (dots == std::string::npos)
+    return inside.empty() ? std::vector<std::string>{""} : base::words_of(inside);
   const auto first = base::parse_number<int64_t>(inside.substr(0, dots));
   const auto last = base::parse_number<int64_t>(inside.substr(dots + 2));
   if (!first || !last || *first < 0 || *last < *first || *last - *first >= kMaxShards) {
     throw base::UserError(
         fmt::format("'{}': {{{}}} is not a range such as {{000..146}}", pattern, inside));
   }
+  std::vector<std::string> all;
   for (int64_t i = *first; i <= *last; ++i) all.push_back(fmt::format("{:0{}}", i, dots));
   return all;
-}
-
-bool are_unchanged(const MappedIndex& index, const std::vector<fs::path>& shards) {
-  return std::ranges::equal(index.array<FileStamp>(kShardStamps), shards, {}, {},
-                            [](const fs::path& shard) { return stamp_of(shard); });
-}
-
-std::string key_of(const std::vector<fs::path>& shards, int64_t classes) {
-  std::string key = fmt::format("tar_shards of {} classes", classes);
-  for (const fs::path& shard : shards) key += fmt::format("\n{}", fs::absolute(shard).string());
-  return key;
 }
 
 }  // namespace
@@ -247,6 +238,10 @@ std::span<const FileStamp> ShardIndex::stamps() const {
 
 std::string ShardIndex::left_out() const {
   return std::string(index_.text(kShardLeftOut));
+}
+
+std::string ShardIndex::unclosed() const {
+  return std::string(index_.text(kShardUnclosed));
 }
 
 std::vector<ShardIndex::Range> ShardIndex::ranges(std::span<const int64_t> samples) const {
@@ -293,15 +288,17 @@ ShardIndex index_shards(const std::vector<fs::path>& shards, int64_t classes,
     }
     return writer.finish();
   };
-  return ShardIndex(open_index({.name = pattern,
-                                .key = key_of(shards, classes),
-                                .is_current =
-                                    [&](const MappedIndex& index) {
-                                      return are_unchanged(index, shards) &&
-                                             ShardIndex::is_sound(index, classes);
-                                    },
-                                .build = build},
-                               cache));
+  const auto is_current = [&](const MappedIndex& index) {
+    const auto is_same = [](const FileStamp& stamp, const fs::path& shard) {
+      return stamp == stamp_of(shard);
+    };
+    return std::ranges::equal(index.array<FileStamp>(kShardStamps), shards, is_same) &&
+           ShardIndex::is_sound(index, classes);
+  };
+  std::string key = fmt::format("tar_shards of {} classes", classes);
+  for (const fs::path& shard : shards) key += fmt::format("\n{}", fs::absolute(shard).string());
+  return ShardIndex(
+      open_index({.name = pattern, .key = key, .is_current = is_current, .build = build}, cache));
 }
 
 }  // namespace syncbn::data::detail

@@ -51,6 +51,8 @@ class ShardIndex {
   std::vector<Range> ranges(std::span<const int64_t> samples) const;
   /// FileCounts::text() of members that belong to no sample though they look like parts of one.
   std::string left_out() const;
+  /// FileCounts::text() of the shards that end without a tar file's closing blocks.
+  std::string unclosed() const;
   /// A hash of all places and labels.
   uint64_t fingerprint() const { return index_.fingerprint(); }
 

@@ -28,7 +28,7 @@ struct Seen {
   int64_t samples = 0;            ///< without damaged ones
   int64_t rotated = 0, deep = 0;  ///< images
   std::string first_rotated, first_deep;
-  int scaled_grey = 0;                          ///< the largest of deep images
+  int largest_scaled = 0;                       ///< of deep images
   std::optional<std::bitset<256>> labels = {};  ///< of pixels
   const char* looked_at = " looked at";         ///< "" if these are all samples
 };
@@ -46,8 +46,8 @@ Seen look_into(const SampleDataset& set, std::chrono::milliseconds limit) {
     try {
       const SampleFacts facts = set.facts(index);
       if (facts.orientation != 1 && seen.rotated++ == 0) seen.first_rotated = set.name_of(index);
-      if (facts.scaled_grey && seen.deep++ == 0) seen.first_deep = set.name_of(index);
-      seen.scaled_grey = std::max(seen.scaled_grey, facts.scaled_grey.value_or(0));
+      if (facts.largest_scaled && seen.deep++ == 0) seen.first_deep = set.name_of(index);
+      seen.largest_scaled = std::max(seen.largest_scaled, facts.largest_scaled.value_or(0));
       if (facts.labels) seen.labels = seen.labels.value_or(0) | *facts.labels;
       ++seen.samples;
     } catch (const std::exception&) {  // read_sample() reports it
@@ -110,10 +110,10 @@ std::vector<std::string> survey(const Dataset& dataset, Split split,
   }
   if (seen.deep > 0) {
     add(fmt::format(
-        "{} of {} have grey values of 16 bits, such as '{}'; data.high_bits=scale keeps the upper "
-        "8 bits (the largest value seen is then {} of 255), clamp makes values above 255 white{}",
-        seen.deep, images, seen.first_deep, seen.scaled_grey,
-        seen.scaled_grey < kDark ? kDarkAdvice : ""));
+        "{} of {} have values of 16 bits, such as '{}'; data.high_bits=scale keeps the upper 8 "
+        "bits (the largest value seen is then {} of 255), clamp makes values above 255 white{}",
+        seen.deep, images, seen.first_deep, seen.largest_scaled,
+        seen.largest_scaled < kDark ? kDarkAdvice : ""));
   }
   // Masks that nobody looked into may have the class: for training, a doubt is worth a line.
   if (!seen.labels || split == Split::kTrain || seen.samples == dataset.size()) {

@@ -96,16 +96,17 @@ class TarReader {
   TarReader(const base::UniqueFd& file, const std::filesystem::path& path)
       : file_(file), path_(path), end_(size_of_file(file, path)) {}
 
-  void run(const std::function<void(const TarMember&)>& visit) {
-    // An archive ends with blocks of zeros, which some programs omit.
-    while (at_ + kBlock <= end_) {
-      read_at(file_, path_, at_, kBlock, block_);
+  /// The result of for_each_tar_member().
+  bool run(const std::function<void(const TarMember&)>& visit) {
+    while (at_ < end_ || end_ == 0) {
+      read_at(file_, path_, at_, std::min(kBlock, end_ - at_), block_);
+      if (std::ssize(block_) < kBlock) fail_here("it was cut short");
       const Header header(block_);
-      if (header.is_zero()) return;
-      if (!header.has_right_sum()) fail("", "it is not a tar file, or damaged");
+      if (header.is_zero()) return true;
+      if (!header.has_right_sum()) fail_here("it is not a tar file, or damaged");
       take(header, visit);
     }
-    if (at_ < end_ || end_ == 0) fail("", "it was cut short");
+    return false;
   }
 
  private:
@@ -154,6 +155,12 @@ class TarReader {
     }
   }
 
+  /// Names what the file is instead of an archive, if its first block shows that.
+  [[noreturn]] void fail_here(const std::string& why) const {
+    const std::string_view block(reinterpret_cast<const char*>(block_.data()), block_.size());
+    fail("", at_ == 0 ? base::foreign_file(block, why) : why);
+  }
+
   [[noreturn]] void fail(const std::string& member, const std::string& why) const {
     const std::string which =
         member.empty() ? "" : fmt::format(", member '{}'", base::printable(member.substr(0, 200)));
@@ -173,9 +180,9 @@ class TarReader {
 
 }  // namespace
 
-void for_each_tar_member(const base::UniqueFd& file, const std::filesystem::path& path,
+bool for_each_tar_member(const base::UniqueFd& file, const std::filesystem::path& path,
                          const std::function<void(const TarMember&)>& visit) {
-  TarReader(file, path).run(visit);
+  return TarReader(file, path).run(visit);
 }
 
 }  // namespace syncbn::data::detail

@@ -17,10 +17,11 @@ struct TarMember {
 };
 
 /// Calls `visit` for each regular file of an archive (ustar, GNU and pax names), in order. Reads
-/// headers only.
+/// headers only. Returns whether the archive has its closing blocks of zeros: some programs omit
+/// them, and a file that was cut short between two members lacks them.
 /// @throws base::UserError naming archive and member for a damaged or truncated archive, and for
 ///   members that could reach outside of it: links, devices, absolute names, names with `..`.
-void for_each_tar_member(const base::UniqueFd& file, const std::filesystem::path& path,
+bool for_each_tar_member(const base::UniqueFd& file, const std::filesystem::path& path,
                          const std::function<void(const TarMember&)>& visit);
 
 }  // namespace syncbn::data::detail

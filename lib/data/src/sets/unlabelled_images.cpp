@@ -19,43 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void list_files_below(const fs::path& folder, UnlabelledImages& found) {
-  detail::FolderChain chain;
-  detail::FileCounts others;
-  std::error_code error;
-  auto entry = fs::recursive_directory_iterator(
-      folder, fs::directory_options::follow_directory_symlink, error);
-  if (!error) chain.enter(folder, 0);
-  for (; !error && entry != fs::recursive_directory_iterator(); entry.increment(error)) {
-    std::error_code ignored;
-    if (entry->path().filename().string().starts_with('.')) {  // hidden, as for image_folder
-      if (entry->is_directory(ignored)) entry.disable_recursion_pending();
-      continue;
-    }
-    std::error_code unreadable;
-    if (entry->is_directory(unreadable)) {
-      chain.enter(entry->path(), static_cast<size_t>(entry.depth()) + 1);
-      continue;
-    }
-    detail::check_entry(entry->path(), unreadable);
-    if (!entry->is_regular_file(ignored)) continue;
-    const fs::path file = entry->path().lexically_relative(folder);
-    const auto kind = detail::kind_of(file.string());
-    if (kind == detail::NameKind::kDecoded || detail::has_image_content(entry->path())) {
-      found.files.push_back(file);
-    } else if (kind != detail::NameKind::kNoImage) {
-      others.add(file.string());
-    }
-  }
-  if (error) {
-    throw base::UserError(
-        fmt::format("cannot read the folder '{}': {}", folder.string(), error.message()));
-  }
-  std::ranges::sort(found.files);
-  found.num_others = others.count();
-  found.others = others.text();
-}
-
 /// `Base` is SampleDataset or BoxDataset.
 template <class Base>
 class UnlabelledSet : public detail::ImageFilesOf<Base> {
@@ -134,7 +97,10 @@ UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options) {
     made.files = {images.filename()};
     options.images = images.parent_path().string();
   } else if (!images.empty()) {
-    list_files_below(images, made);
+    detail::FileCounts others;
+    made.files = detail::images_below(images, others);
+    made.num_others = others.count();
+    made.others = others.text();
     if (made.files.empty()) {
       throw base::UserError(fmt::format("there are no JPEG or PNG files in '{}'{}", options.images,
                                         made.others.empty() ? "" : ", but " + made.others));

@@ -19,11 +19,10 @@ class ColorJitter : public BoxTransform {
     double hue = 0;
 
     static void describe(config::Schema<Options>& schema) {
-      schema.field("brightness", &Options::brightness, "factor is 1 - this to 1 + this")
-          .at_least(0);
-      schema.field("contrast", &Options::contrast, "factor is 1 - this to 1 + this").at_least(0);
-      schema.field("saturation", &Options::saturation, "factor is 1 - this to 1 + this")
-          .at_least(0);
+      constexpr const char* kFactor = "factor is 1 - this to 1 + this";
+      schema.field("brightness", &Options::brightness, kFactor).at_least(0);
+      schema.field("contrast", &Options::contrast, kFactor).at_least(0);
+      schema.field("saturation", &Options::saturation, kFactor).at_least(0);
       schema
           .field("hue", &Options::hue,
                  "rotation of the colour circle is -this to this, as a share of it")

@@ -3,17 +3,18 @@
 #include <fcntl.h>
 #include <linux/close_range.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/text.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <string>
-#include <system_error>
 #include <vector>
+
+#include "common/processes.h"
 
 namespace syncbn::launch {
 
@@ -32,14 +33,10 @@ void close_descriptors(unsigned first, unsigned last, unsigned flags) {
 }
 
 void close_listed(unsigned first, unsigned last, unsigned flags) {
-  // Collected before any is closed, because the iterator itself uses a descriptor.
   std::vector<int> descriptors;
-  std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", ignored)) {
-    const std::string name = entry.path().filename();
-    unsigned fd = 0;
-    std::from_chars(name.data(), name.data() + name.size(), fd);
-    if (fd >= first && fd <= last) descriptors.push_back(static_cast<int>(fd));
+  for (const std::filesystem::path& entry : entries_of("/proc/self/fd")) {
+    const auto fd = base::parse_number<unsigned>(entry.filename().native());
+    if (fd && *fd >= first && *fd <= last) descriptors.push_back(static_cast<int>(*fd));
   }
   for (const int fd : descriptors) {
     if ((flags & CLOSE_RANGE_CLOEXEC) == 0) {
@@ -67,12 +64,25 @@ void drop_connection(int listener, base::UniqueFd& spare) {
   spare = open_spare();
 }
 
+void set_timer(const base::UniqueFd& timer, std::chrono::milliseconds time) {
+  const std::chrono::nanoseconds rest = time % std::chrono::seconds(1);
+  const itimerspec spec{{}, {.tv_sec = time.count() / 1000, .tv_nsec = rest.count()}};
+  ::timerfd_settime(timer.get(), 0, &spec, nullptr);
+}
+
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer) {
   if (!fd) return {};
   const ssize_t got = ::read(fd.get(), buffer.data(), buffer.size());
   if (got == 0) fd.reset();
   if (got <= 0) return {};
   return {buffer.data(), static_cast<size_t>(got)};
+}
+
+std::string read_at(int fd, off_t start, size_t max_bytes) {
+  std::string text(max_bytes, '\0');
+  const ssize_t got = ::pread(fd, text.data(), max_bytes, start);
+  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
+  return text;
 }
 
 WatchSet::WatchSet(const char* purpose)

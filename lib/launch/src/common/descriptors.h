@@ -4,8 +4,10 @@
 #include <sys/epoll.h>
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -40,10 +42,16 @@ base::UniqueFd open_spare();
 /// @param spare closed to free a descriptor, then opened again.
 void drop_connection(int listener, base::UniqueFd& spare);
 
+/// Sets a timerfd to expire once, after `time`; 0 stops it.
+void set_timer(const base::UniqueFd& timer, std::chrono::milliseconds time);
+
 using ReadBuffer = std::array<char, 65536>;
 /// Reads from a non-blocking pipe into `buffer` and returns what it read, perhaps nothing. Closes
 /// `fd` at the end of the stream.
 std::string_view read_some(base::UniqueFd& fd, ReadBuffer& buffer);
+
+/// What a file holds from `start` on, at most `max_bytes`; "" if it cannot be read.
+std::string read_at(int fd, off_t start, size_t max_bytes);
 
 /// A set of descriptors to wait for through one descriptor (epoll). Not thread-safe.
 class WatchSet {

@@ -22,27 +22,23 @@ constexpr size_t kMinToken = 16;
 constexpr size_t kMaxToken = 4096;
 
 std::string read_file(const std::string& path) {
+  const auto refuse = [&path](const std::string& why) {
+    throw base::UserError(fmt::format("--token_file={}: {}", path, why));
+  };
   const base::UniqueFd file = base::open_to_read(path);
   struct stat about {};
-  if (!file || ::fstat(file.get(), &about) != 0) {
-    throw base::UserError(fmt::format("--token_file={}: {}", path, std::strerror(errno)));
-  }
-  if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) {
-    throw base::UserError(fmt::format("--token_file={}: it is no file", path));
-  }
+  if (!file || ::fstat(file.get(), &about) != 0) refuse(std::strerror(errno));
+  if (!S_ISREG(about.st_mode) && !S_ISFIFO(about.st_mode)) refuse("it is no file");
   if ((about.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    throw base::UserError(
-        fmt::format("--token_file={}: others can read it (mode {:03o}); chmod 600 makes it private",
-                    path, about.st_mode & 0777U));
+    refuse(fmt::format("others can read it (mode {:03o}); chmod 600 makes it private",
+                       about.st_mode & 0777U));
   }
   std::string text;
   std::array<char, kMaxToken> buffer;
   while (text.size() <= kMaxToken) {
     const ssize_t got = ::read(file.get(), buffer.data(), buffer.size());
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      throw base::UserError(fmt::format("--token_file={}: {}", path, std::strerror(errno)));
-    }
+    if (got < 0) refuse(std::strerror(errno));
     if (got == 0) break;
     text.append(buffer.data(), static_cast<size_t>(got));
   }

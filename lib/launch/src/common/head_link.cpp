@@ -77,12 +77,7 @@ void HeadLink::throw_if_gone() const {
 }
 
 void HeadLink::await_next(bool limited) {
-  itimerspec time{};
-  if (limited) {
-    time.it_value = {.tv_sec = silence_.count() / 1000,
-                     .tv_nsec = silence_.count() % 1000 * 1'000'000};
-  }
-  ::timerfd_settime(timer_.get(), 0, &time, nullptr);
+  set_timer(timer_, limited ? silence_ : std::chrono::milliseconds(0));
 }
 
 }  // namespace syncbn::launch

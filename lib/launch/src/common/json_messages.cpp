@@ -22,7 +22,7 @@ Json parse_json(std::string_view text) {
 }
 
 void send_message(base::Channel& channel, const Json& message, base::LinkProtection* protection) {
-  send_line(channel, message.dump(-1, ' ', false, Json::error_handler_t::replace), protection);
+  send_line(channel, json_line(message), protection);
 }
 
 void send_line(base::Channel& channel, const std::string& line, base::LinkProtection* protection) {

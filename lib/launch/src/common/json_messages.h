@@ -16,6 +16,12 @@ namespace syncbn::launch {
 /// deeply nested that nlohmann's recursive functions would overflow the stack.
 nlohmann::json parse_json(std::string_view text);
 
+/// One line of JSON. Bytes that are not UTF-8, as in a worker's output, are replaced.
+template <class Json>
+std::string json_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
 /// Sends one line of JSON, an object with a "type". Bytes that are not UTF-8 are replaced.
 /// @param protection of this connection; null: there is none.
 void send_message(base::Channel& channel, const nlohmann::json& message,

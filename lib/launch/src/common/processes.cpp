@@ -37,9 +37,7 @@ std::optional<rlimit> first_limit;
 
 // What follows "pid (name) " in /proc/PID/stat; the name may contain parentheses.
 std::istringstream fields_of(const fs::path& process) {
-  std::ifstream file(process / "stat");
-  std::string stat;
-  std::getline(file, stat);
+  const std::string stat = first_line(process / "stat");
   const size_t name_end = stat.rfind(')');
   return std::istringstream(name_end == std::string::npos ? "" : stat.substr(name_end + 1));
 }
@@ -47,14 +45,12 @@ std::istringstream fields_of(const fs::path& process) {
 // For kernels without /proc/PID/task/TID/children.
 std::vector<pid_t> children_by_parent(pid_t parent) {
   std::vector<pid_t> children;
-  std::error_code error;
-  for (fs::directory_iterator entry("/proc", error), end; !error && entry != end;
-       entry.increment(error)) {
-    const pid_t pid = std::atoi(entry->path().filename().c_str());
+  for (const fs::path& entry : entries_of("/proc")) {
+    const pid_t pid = std::atoi(entry.filename().c_str());
     if (pid <= 0) continue;
     char state = 0;
     pid_t own_parent = -1;
-    if (fields_of(entry->path()) >> state >> own_parent && own_parent == parent) {
+    if (fields_of(entry) >> state >> own_parent && own_parent == parent) {
       children.push_back(pid);
     }
   }
@@ -62,6 +58,37 @@ std::vector<pid_t> children_by_parent(pid_t parent) {
 }
 
 }  // namespace
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> entries;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    entries.push_back(entry->path());
+  }
+  return entries;
+}
+
+std::string first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string value_in(const fs::path& path, const std::string& name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(name)) return line.substr(name.size());
+  }
+  return "";
+}
+
+char state_in(const fs::path& process) {
+  char state = '?';
+  fields_of(process) >> state;
+  return state;
+}
 
 std::vector<pid_t> children_of(pid_t parent) {
   std::ifstream file(fmt::format("/proc/{0}/task/{0}/children", parent));
@@ -90,10 +117,8 @@ std::string describe_helpers(pid_t parent) {
   constexpr size_t kMaxNamed = 3;
   std::vector<std::string> names;
   for (const pid_t pid : helpers_of(parent)) {
-    std::ifstream file(fmt::format("/proc/{}/comm", pid));
-    std::string name = "?";
-    std::getline(file, name);
-    names.push_back(fmt::format("{} (pid {})", base::printable(name), pid));
+    const std::string name = first_line(fmt::format("/proc/{}/comm", pid));
+    names.push_back(fmt::format("{} (pid {})", name.empty() ? "?" : base::printable(name), pid));
   }
   return base::join_some(names, ", ", kMaxNamed);
 }

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,18 @@ std::vector<pid_t> helpers_of(pid_t parent);
 
 /// Sends a signal to the helpers of this process and to their descendants in its session.
 void signal_helpers(int signal);
+
+/// The paths in a folder, as far as it can be read.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+/// The first line of a file; "" if it cannot be read.
+std::string first_line(const std::filesystem::path& path);
+
+/// What follows `name` at the beginning of a line of a file; "" if there is none.
+std::string value_in(const std::filesystem::path& path, const std::string& name);
+
+/// The state letter of a process or thread by its folder in /proc; '?' if it is not known.
+char state_in(const std::filesystem::path& process);
 
 /// "sleep (pid 12), python3 (pid 13), and 2 more".
 std::string describe_helpers(pid_t parent);

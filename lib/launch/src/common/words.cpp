@@ -1,5 +1,7 @@
 #include "common/words.h"
 
+#include <fmt/format.h>
+
 #include <cctype>
 
 namespace syncbn::launch {
@@ -30,6 +32,18 @@ std::optional<std::vector<std::string>> shell_words(std::string_view text) {
   if (quote != '\0') return std::nullopt;
   if (word) words.push_back(*word);
   return words;
+}
+
+std::vector<std::string> runs_in(const std::set<int>& numbers, std::string_view dash) {
+  std::vector<std::string> runs;
+  for (auto next = numbers.begin(); next != numbers.end();) {
+    const int first = *next;
+    int last = first;
+    while (++next != numbers.end() && *next == last + 1) ++last;
+    runs.push_back(first == last ? std::to_string(first)
+                                 : fmt::format("{}{}{}", first, dash, last));
+  }
+  return runs;
 }
 
 }  // namespace syncbn::launch

@@ -12,13 +12,14 @@
 #include <cstdint>
 #include <ctime>
 #include <filesystem>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "common/processes.h"
+#include "common/words.h"
 #include "job/status_socket.h"
 
 namespace syncbn::launch {
@@ -32,14 +33,7 @@ constexpr size_t kMaxNamed = 20;  // ranks, each with its last call
 
 /// "rank 3", "ranks 0 to 3 and 7".
 std::string list_of(const std::set<int>& ranks) {
-  std::vector<std::string> parts;
-  for (auto first = ranks.begin(); first != ranks.end();) {
-    auto last = first;
-    while (std::next(last) != ranks.end() && *std::next(last) == *last + 1) ++last;
-    parts.push_back(*first == *last ? std::to_string(*first)
-                                    : fmt::format("{} to {}", *first, *last));
-    first = std::next(last);
-  }
+  std::vector<std::string> parts = runs_in(ranks, " to ");
   const std::string tail = parts.size() > 1 ? " and " + parts.back() : "";
   if (parts.size() > 1) parts.pop_back();
   return (ranks.size() == 1 ? "rank " : "ranks ") + base::join(parts, ", ") + tail;
@@ -277,14 +271,12 @@ FlightFile live_file(pid_t launcher) {
                     no_answer_from(launcher)));
   }
   std::vector<RankRecord> records;
-  std::error_code error;
-  for (fs::directory_iterator fd(fmt::format("/proc/{}/fd", launcher), error), end;
-       !error && fd != end; fd.increment(error)) {
-    std::error_code ignored;
-    if (fs::read_symlink(*fd, ignored).string().find(RankMemory::kName) == std::string::npos) {
+  std::error_code ignored;
+  for (const fs::path& fd : entries_of(fmt::format("/proc/{}/fd", launcher))) {
+    if (fs::read_symlink(fd, ignored).string().find(RankMemory::kName) == std::string::npos) {
       continue;
     }
-    if (auto record = read_rank_record(base::open_to_read(fd->path()).get())) {
+    if (auto record = read_rank_record(base::open_to_read(fd).get())) {
       records.push_back(std::move(*record));
     }
   }

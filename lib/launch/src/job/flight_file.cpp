@@ -26,10 +26,6 @@ constexpr size_t kMaxText = size_t{128} << 20;
 // Upper bound on a line. A rank's thousand calls take one or two MiB.
 constexpr size_t kMaxLine = size_t{4} << 20;
 
-std::string json_line(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
-
 /// The sizes with `times` as many rows: torch records one tensor for all ranks' inputs or outputs.
 std::vector<int64_t> with_rows(std::vector<int64_t> sizes, int64_t times) {
   if (sizes.empty()) return {times};
@@ -151,9 +147,7 @@ RankRecord record_of(const Json& json) {
                     .world_size = json.at("world_size"),
                     .pid = json.at("pid"),
                     .host = shown_text(json, "host")};
-  if (record.rank < 0 || record.rank >= record.world_size || record.world_size > kMaxRanks) {
-    throw std::out_of_range("rank");
-  }
+  if (!record.has_valid_rank()) throw std::out_of_range("rank");
   for (const Json& group : json.at("pg_config")) {
     record.groups.push_back(
         {shown_text(group, "name"), ranks_in(group.at("ranks")), group.at("last_collective")});
@@ -221,7 +215,7 @@ std::string FlightFile::text() const {
 }
 
 void FlightText::add(const RankRecord& record) {
-  const std::string line = json_line(json_of(record));
+  const std::string line = json_line(json_of(record)) + "\n";
   if (line.size() > kMaxLine || lines_.size() + line.size() > kMaxText) {
     left_out_.push_back(record.rank);
     return;
@@ -235,16 +229,12 @@ std::string FlightText::text(const FlightFile& head) const {
   if (!left_out_.empty()) {
     missing.push_back({.node = "all nodes", .ranks = left_out_, .why = "the file is full"});
   }
-  return json_line({{"format", kFormat},
-                    {"job", head.job},
-                    {"attempt", head.attempt},
-                    {"world_size", head.world_size},
-                    {"why", head.why},
-                    {"unix_ns", head.unix_ns},
-                    {"ranks", ranks_},
-                    {"has_all_nodes", head.has_all_nodes},
-                    {"missing", missing}}) +
-         lines_ + json_line({{"complete", true}});
+  const Json first{{"format", kFormat},       {"job", head.job},
+                   {"attempt", head.attempt}, {"world_size", head.world_size},
+                   {"why", head.why},         {"unix_ns", head.unix_ns},
+                   {"ranks", ranks_},         {"has_all_nodes", head.has_all_nodes},
+                   {"missing", missing}};
+  return fmt::format("{}\n{}{}\n", json_line(first), lines_, json_line(Json{{"complete", true}}));
 }
 
 FlightFile FlightFile::of(const std::string& text, const std::string& path) {

@@ -80,16 +80,13 @@ std::optional<RankRecord> read_rank_record(int fd) {
   const auto size = static_cast<ssize_t>(sizeof(FlightLayout));
   if (::pread(fd, layout.get(), sizeof(FlightLayout), 0) != size) return std::nullopt;
   const FlightLayout::Header& header = layout->header;
-  if (header.magic != FlightLayout::kMagic || header.version != FlightLayout::kVersion ||
-      header.pid == 0 || header.world_size < 1 || header.world_size > kMaxRanks ||
-      header.rank < 0 || header.rank >= header.world_size) {
-    return std::nullopt;
-  }
+  if (header.magic != FlightLayout::kMagic || header.version != FlightLayout::kVersion) return {};
   RankRecord record{.rank = header.rank,
                     .world_size = header.world_size,
                     .pid = header.pid,
                     .host = text_in(header.host),
                     .unix_ns = header.unix_ns};
+  if (record.pid == 0 || !record.has_valid_rank()) return std::nullopt;
   record.groups =
       groups_in({layout->groups, std::min<size_t>(header.group_bytes, FlightLayout::kGroupBytes)});
   record.groups.resize(std::min(record.groups.size(), FlightLayout::kGroups));

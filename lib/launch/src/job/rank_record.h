@@ -50,6 +50,7 @@ struct RankRecord {
   std::vector<Group> groups = {};
   std::vector<Call> calls = {};  ///< the latest ones of all groups, in order
 
+  bool has_valid_rank() const { return rank >= 0 && rank < world_size && world_size <= kMaxRanks; }
   /// Unix time in ns of a CLOCK_MONOTONIC; wraps around in damaged records.
   int64_t unix_time(uint64_t monotonic_ns) const {
     return static_cast<int64_t>(static_cast<uint64_t>(unix_ns) + monotonic_ns);

@@ -94,8 +94,7 @@ std::optional<Json> record_message(const RankRecord& record, const RecordQuota& 
   for (size_t count = std::min(quota.calls, record.calls.size()); count > 0;
        count = count * 3 / 4) {
     Json message = message_with(record, count);
-    const auto replace = Json::error_handler_t::replace;
-    if (message.dump(-1, ' ', false, replace).size() + kFrame <= quota.bytes) return message;
+    if (json_line(message).size() + kFrame <= quota.bytes) return message;
   }
   return std::nullopt;
 }
@@ -107,10 +106,7 @@ std::optional<RankRecord> record_in(const Json& message) {
                       .pid = message.at("pid"),
                       .host = shown_text(message, "host"),
                       .unix_ns = message.at("unix_ns")};
-    if (record.world_size < 1 || record.world_size > kMaxRanks || record.rank < 0 ||
-        record.rank >= record.world_size) {
-      return std::nullopt;
-    }
+    if (!record.has_valid_rank()) return std::nullopt;
     size_t room = RankRecord::kMaxRanksInGroups;
     for (const Json& group : message.at("groups")) {
       std::vector<int> ranks = ranks_in_runs(group.at(2), room);
@@ -130,25 +126,22 @@ std::optional<RankRecord> record_in(const Json& message) {
 }
 
 Json JobRecords::head() const {
-  return {{"type", "all_records"},    {"job", job}, {"attempt", attempt},
-          {"world_size", world_size}, {"why", why}, {"missing", missing}};
+  return {{"type", "all_records"},         {"job", file.job}, {"attempt", file.attempt},
+          {"world_size", file.world_size}, {"why", file.why}, {"missing", file.missing}};
 }
 
 JobRecords JobRecords::of(const Json& head) {
-  return {.job = shown_text(head, "job"),
-          .attempt = head.at("attempt"),
-          .world_size = head.at("world_size"),
-          .why = shown_text(head, "why"),
-          .missing = missing_in(head.at("missing"))};
+  return {.file = {.job = shown_text(head, "job"),
+                   .attempt = head.at("attempt"),
+                   .world_size = head.at("world_size"),
+                   .why = shown_text(head, "why"),
+                   .has_all_nodes = true,
+                   .missing = missing_in(head.at("missing"))}};
 }
 
 std::string JobRecords::text() const {
-  const FlightFile head{.job = job,
-                        .attempt = attempt,
-                        .world_size = world_size,
-                        .why = why,
-                        .has_all_nodes = true,
-                        .missing = missing};
+  FlightFile head = file;
+  head.unix_ns = base::unix_ns();
   FlightText lines;
   for (const auto& [rank, message] : messages) {
     if (const auto record = record_in(parse_json(message))) lines.add(*record);

@@ -29,12 +29,8 @@ std::optional<RankRecord> record_in(const nlohmann::json& message);
 
 /// The flight records of all ranks, as node 0's launcher has received them.
 struct JobRecords {
-  std::string job = {};
-  int attempt = 0;
-  int world_size = 1;
-  std::string why = {};                      ///< the reason for writing the file
+  FlightFile file = {};                      ///< without its records, which are in `messages`
   std::map<int, std::string> messages = {};  ///< from record_message(), by rank; not validated
-  std::vector<FlightFile::Missing> missing = {};
 
   /// All but `messages`, as a message that follows them to a node that asked.
   nlohmann::json head() const;

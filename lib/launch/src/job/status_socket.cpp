@@ -144,11 +144,11 @@ void StatusServer::answer(const std::string& text) {
 
 std::string status_text(const RunContext& context, const std::string& state, const Json& workers,
                         const Json& silent) {
-  return Json{
+  const Json json{
       {"run_id", context.run_id},   {"job_id", context.job_id}, {"pid", ::getpid()},
       {"attempt", context.attempt}, {"nodes", context.nodes},   {"state", state},
-      {"workers", workers},         {"silent", silent},         {"program", context.program}}
-      .dump(-1, ' ', false, Json::error_handler_t::replace);
+      {"workers", workers},         {"silent", silent},         {"program", context.program}};
+  return json_line(json);
 }
 
 std::string status_in_words(const Json& answer) {

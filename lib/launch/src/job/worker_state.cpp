@@ -17,7 +17,6 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
@@ -26,6 +25,7 @@
 
 #include "common/descriptors.h"
 #include "common/json_messages.h"
+#include "common/processes.h"
 #include "job/call_waits.h"
 
 namespace syncbn::launch {
@@ -36,28 +36,6 @@ using Clock = std::chrono::steady_clock;
 
 // Upper bound on what is shown of a hanging process.
 constexpr size_t kMaxStackBytes = size_t{32} << 10;
-
-std::string line_of(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-// The state in "pid (name) state …"; the name may contain parentheses.
-char state_in(const std::string& stat) {
-  const size_t name_end = stat.rfind(')');
-  return name_end != stat.npos && name_end + 2 < stat.size() ? stat[name_end + 2] : '?';
-}
-
-// What follows `name` in /proc/PID/status; "" if the process has ended.
-std::string status_value(pid_t pid, const std::string& name) {
-  std::ifstream status(fmt::format("/proc/{}/status", pid));
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(name)) return line.substr(name.size());
-  }
-  return "";
-}
 
 std::string state_name(char state) {
   constexpr std::string_view kLetters = "RSDTt";
@@ -160,15 +138,11 @@ const WorkerState* find_debugged(const std::vector<WorkerState>& workers) {
 
 std::string kernel_view(pid_t pid) {
   std::string text;
-  std::error_code error;
-  const fs::path tasks = fmt::format("/proc/{}/task", pid);
-  for (fs::directory_iterator task(tasks, error), end; !error && task != end;
-       task.increment(error)) {
-    const fs::path& folder = task->path();
-    const std::string call = line_of(folder / "syscall");
-    const std::string channel = line_of(folder / "wchan");
+  for (const fs::path& folder : entries_of(fmt::format("/proc/{}/task", pid))) {
+    const std::string call = first_line(folder / "syscall");
+    const std::string channel = first_line(folder / "wchan");
     text += fmt::format("thread {} ({}): {}{}{}\n", folder.filename().string(),
-                        line_of(folder / "comm"), state_name(state_in(line_of(folder / "stat"))),
+                        first_line(folder / "comm"), state_name(state_in(folder)),
                         channel.empty() || channel == "0" ? "" : ", waits in " + channel,
                         call.empty() ? "" : ", system call " + call.substr(0, call.find(' ')));
   }
@@ -212,8 +186,7 @@ nlohmann::json json_of(const std::vector<WorkerState>& workers) {
 
 nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes) {
   nlohmann::json all = json_of(workers);
-  const auto replace = nlohmann::json::error_handler_t::replace;
-  if (all.dump(-1, ' ', false, replace).size() <= max_bytes) return all;
+  if (json_line(all).size() <= max_bytes) return all;
   for (WorkerState& worker : workers) {
     worker.waits.clear();
     worker.called.clear();
@@ -246,14 +219,15 @@ void describe_calls(const RankRecord& record, WorkerState& worker) {
 }
 
 char state_of_process(pid_t pid) {
-  return pid > 0 ? state_in(line_of(fmt::format("/proc/{}/stat", pid))) : '?';
+  return pid > 0 ? state_in(fmt::format("/proc/{}", pid)) : '?';
 }
 
 void look_at_process(WorkerState& worker) {
   worker.process = state_of_process(worker.pid);
-  const std::string call = line_of(fmt::format("/proc/{}/syscall", worker.pid));
+  const std::string call = first_line(fmt::format("/proc/{}/syscall", worker.pid));
   worker.place = call.substr(0, call.find(' '));
-  worker.tracer = std::atoi(status_value(worker.pid, "TracerPid:").c_str());
+  worker.tracer =
+      std::atoi(value_in(fmt::format("/proc/{}/status", worker.pid), "TracerPid:").c_str());
 }
 
 std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all, double min_wait) {
@@ -383,7 +357,7 @@ std::string describe_threads(pid_t pid, double seconds) {
   const auto deadline =
       Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
   const std::string number = std::to_string(pid);
-  const std::string program = fs::path(line_of(fmt::format("/proc/{}/comm", pid))).string();
+  const std::string program = first_line(fmt::format("/proc/{}/comm", pid));
   std::string text;
   std::string hint;
   if (program.starts_with("python")) {
@@ -408,7 +382,8 @@ std::string describe_threads(pid_t pid, double seconds) {
 
 void abort_if_caught(pid_t pid, double seconds) {
   constexpr uint64_t kAbort = uint64_t{1} << (SIGABRT - 1);
-  const uint64_t caught = std::strtoull(status_value(pid, "SigCgt:").c_str(), nullptr, 16);
+  const uint64_t caught =
+      std::strtoull(value_in(fmt::format("/proc/{}/status", pid), "SigCgt:").c_str(), nullptr, 16);
   if ((caught & kAbort) == 0 || ::kill(pid, SIGABRT) != 0) return;
   const auto deadline =
       Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));

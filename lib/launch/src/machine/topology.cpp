@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <climits>
-#include <fstream>
 #include <iterator>
 #include <map>
 #include <utility>
 
+#include "common/processes.h"
 #include "common/words.h"
 
 namespace syncbn::launch {
@@ -17,30 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string first_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-std::optional<int> number_of(const fs::path& path) {
-  std::ifstream file(path);
-  int number = 0;
-  if (file >> number) return number;
-  return std::nullopt;
-}
-
 Cpus common(const Cpus& a, const Cpus& b) {
   Cpus result;
   std::ranges::set_intersection(a, b, std::inserter(result, result.end()));
   return result;
-}
-
-// 12 for a folder "node12"; empty for any other name.
-std::optional<int> node_number(const fs::path& folder) {
-  const std::string name = folder.filename();
-  return name.starts_with("node") ? base::parse_number<int>(name.substr(4)) : std::nullopt;
 }
 
 }  // namespace
@@ -59,14 +39,7 @@ Cpus parse_cpus(std::string_view list) {
 }
 
 std::string format_cpus(const Cpus& cpus) {
-  std::vector<std::string> ranges;
-  for (auto cpu = cpus.begin(); cpu != cpus.end();) {
-    const int first = *cpu;
-    int last = first;
-    while (++cpu != cpus.end() && *cpu == last + 1) ++last;
-    ranges.push_back(first == last ? std::to_string(first) : fmt::format("{}-{}", first, last));
-  }
-  return base::join(ranges, ",");
+  return base::join(runs_in(cpus, "-"), ",");
 }
 
 std::vector<unsigned long> cpu_mask(const Cpus& cpus) {
@@ -80,15 +53,16 @@ std::vector<unsigned long> cpu_mask(const Cpus& cpus) {
 Topology::Topology(fs::path sys, Cpus allowed)
     : sys_(std::move(sys)), allowed_(std::move(allowed)) {
   std::map<int, Cpus> by_id;
-  std::error_code error;
-  for (fs::directory_iterator entry(sys_ / "devices/system/node", error), end;
-       !error && entry != end; entry.increment(error)) {
-    const auto id = node_number(entry->path());
-    if (id) by_id[*id] = common(parse_cpus(first_line(entry->path() / "cpulist")), allowed_);
+  for (const fs::path& entry : entries_of(sys_ / "devices/system/node")) {
+    const std::string name = entry.filename();
+    if (!name.starts_with("node")) continue;
+    const auto id = base::parse_number<int>(name.substr(4));
+    if (id) by_id[*id] = common(parse_cpus(first_line(entry / "cpulist")), allowed_);
   }
   for (auto& [id, cpus] : by_id) {
     if (cpus.empty()) continue;  // the node has only memory, or no CPU that is allowed
-    const auto socket = number_of(topology_of(*cpus.begin()) / "physical_package_id");
+    const auto socket =
+        base::parse_number<int>(first_line(topology_of(*cpus.begin()) / "physical_package_id"));
     nodes_.push_back({.id = id, .socket = socket.value_or(0), .cpus = std::move(cpus)});
   }
   if (nodes_.empty()) nodes_.push_back({.id = 0, .socket = 0, .cpus = allowed_});
@@ -108,7 +82,8 @@ std::vector<Cpus> Topology::cores(const Cpus& cpus) const {
 }
 
 std::optional<int> Topology::node_of_pci(const std::string& address) const {
-  const auto node = number_of(sys_ / "bus/pci/devices" / address / "numa_node");
+  const auto node =
+      base::parse_number<int>(first_line(sys_ / "bus/pci/devices" / address / "numa_node"));
   return node && *node >= 0 ? node : std::nullopt;
 }
 

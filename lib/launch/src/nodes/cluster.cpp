@@ -64,7 +64,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       next_alive_(Clock::now() + options.alive_period),
       heard_(Clock::now()),
       alive_period_(options.alive_period),
-      silence_(options.alive_period * options.alive_misses),
+      silence_(options.silence()),
       reopened_by_(Clock::now() + kReopenPatience) {
   if (record_requests_.fd() >= 0) watched_.try_add(record_requests_.fd());
   if (!listener) return;

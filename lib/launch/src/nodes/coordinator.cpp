@@ -36,12 +36,11 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
     : options_(options),
       job_id_(std::move(job_id)),
       master_port_(master_port),
-      silence_(options.alive_period * options.alive_misses),
       store_(std::move(listener), options.store_bytes(),
              {.foreign = [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); },
               .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
-      peers_(Handshake(Handshake::Side::kServer, options.token, options.tls), silence_,
+      peers_(Handshake(Handshake::Side::kServer, options.token, options.tls), options.silence(),
              store_.fd()),
       join_deadline_(Clock::now() + options.join_timeout),
       next_notice_(Clock::now() + kNoticePeriod),
@@ -144,10 +143,7 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
                    fmt::format("node {} ({}): {}", hello.node, hello.host, hello.what));
   }
   node.rank = rank_for(hello.node, hello.leads);
-  node.nproc = hello.nproc;
-  node.role = hello.role;
-  node.host = hello.host;
-  node.addresses = hello.addresses;
+  node.hello = hello;
   peers_.register_node(node);
   welcome(node);
 }
@@ -155,7 +151,7 @@ void Coordinator::hello(PeerLauncher& node, const Hello& hello) {
 void Coordinator::welcome(PeerLauncher& node) {
   peers_.send(node, {{"type", "welcome"},
                      {"alive_ms", options_.alive_period.count()},
-                     {"silence_ms", silence_.count()}});
+                     {"silence_ms", options_.silence().count()}});
   if (state_ == State::kFinished) return send_finish(node);
   if (state_ == State::kJoining) return start_when_complete();
   if (failed_ || !node_change_.empty()) return;  // it takes part in the next attempt
@@ -203,7 +199,7 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
   }
   if (const auto other = peers_.nodes().find(hello.node); other != peers_.nodes().end()) {
     return fmt::format("two launchers have --node_rank={}: one on {} and one on {}", hello.node,
-                       other->second->host, hello.host);
+                       other->second->hello.host, hello.host);
   }
   if (hello.exit_code != base::kExitOk && !is_failure_code(hello.exit_code)) {
     return fmt::format("{} reported the exit code {} as a failure", hello.host, hello.exit_code);
@@ -238,7 +234,7 @@ void Coordinator::pause() {
 
 void Coordinator::lost(PeerLauncher& node) {
   const std::string name = node.name();
-  const std::string host = node.host;
+  const std::string host = node.hello.host;
   const bool takes_part = node.takes_part;
   const bool has_left = node.leaving || node.ended;
   if (node.excluded) node.refuse(base::kExitUnavailable, exclusion(host));
@@ -265,7 +261,8 @@ bool Coordinator::admits(int client) const {
   const std::string address = base::peer_address(client);
   if (options_.token.empty() || address == base::peer_address(client, /*own=*/true)) return true;
   return std::ranges::any_of(peers_.nodes(), [&address](const auto& one) {
-    return one.second->address == address || std::ranges::count(one.second->addresses, address) > 0;
+    return one.second->address == address ||
+           std::ranges::count(one.second->hello.addresses, address) > 0;
   });
 }
 
@@ -319,11 +316,14 @@ void Coordinator::conclude_inquiry() {
 }
 
 void Coordinator::ask_for_records(const std::string& why, bool ends_attempt) {
-  collection_ = Collection{
-      .number = ++collections_,
-      .deadline = Clock::now() + kRecordPatience,
-      .ends_attempt = ends_attempt,
-      .records = {.job = job_id_, .attempt = attempt_, .world_size = world_size_, .why = why}};
+  collection_ = Collection{.number = ++collections_,
+                           .deadline = Clock::now() + kRecordPatience,
+                           .ends_attempt = ends_attempt,
+                           .records = {.file = {.job = job_id_,
+                                                .attempt = attempt_,
+                                                .world_size = world_size_,
+                                                .why = why,
+                                                .has_all_nodes = true}}};
   for (const auto& [rank, node] : peers_.nodes()) {
     if (!node->takes_part) continue;
     collection_->open.insert(rank);
@@ -345,7 +345,7 @@ void Coordinator::conclude_collection() {
   Collection collection = *std::exchange(collection_, std::nullopt);
   for (const auto& [rank, part] : parts_) {
     if (collection.sent.contains(rank)) continue;
-    FlightFile::Missing& missing = collection.records.missing.emplace_back();
+    FlightFile::Missing& missing = collection.records.file.missing.emplace_back();
     missing.node = part.node;
     for (int i = 0; i < part.count; ++i) {
       const int worker = part.first + i;
@@ -485,7 +485,7 @@ void Coordinator::start_attempt() {
   if (!shares_store()) workers_port_ = hold_port(0);
   std::map<int, TorchrunRole> all = torchrun_nodes_.all();
   for (const auto& [rank, node] : peers_.nodes()) {
-    if (node->takes_part) all[rank] = {node->role, rank, node->nproc};
+    if (node->takes_part) all[rank] = {node->hello.role, rank, node->hello.nproc};
   }
   int index = 0;
   for (const auto& [rank, ranks] : assign_ranks(all)) start_node(rank, index++, ranks);
@@ -496,7 +496,7 @@ void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
   PeerLauncher& node = *peers_.nodes().at(rank);
   node.ended = false;
   world_size_ = ranks.world_size;
-  parts_[rank] = {.node = node.name(), .first = ranks.base, .count = node.nproc};
+  parts_[rank] = {.node = node.name(), .first = ranks.base, .count = node.hello.nproc};
   peers_.send(node, {{"type", "start"},
                      {"attempt", attempt_},
                      {"restarts", restarts_},
@@ -553,11 +553,12 @@ bool Coordinator::leaves_out(int rank, const std::string& text) {
   const auto found = peers_.nodes().find(rank);
   if (found == peers_.nodes().end()) return false;
   PeerLauncher& node = *found->second;
-  ++failures_[node.host];
+  ++failures_[node.hello.host];
   // Node 0 leads.
-  if (!excludes(node.host) || rank == 0 || present() <= options_.nnodes.min) return false;
+  if (!excludes(node.hello.host) || rank == 0 || present() <= options_.nnodes.min) return false;
   node.leaving = node.excluded = true;
-  change_nodes(fmt::format("{} is left out: {}; {}", node.name(), text, exclusion(node.host)));
+  change_nodes(
+      fmt::format("{} is left out: {}; {}", node.name(), text, exclusion(node.hello.host)));
   return true;
 }
 

@@ -121,7 +121,6 @@ class Coordinator {
   const LaunchOptions& options_;
   const std::string job_id_;
   const int master_port_;
-  const std::chrono::milliseconds silence_;  ///< after which a node is lost
   StoreServer store_;
   TorchrunNodes torchrun_nodes_;
   Peers peers_;

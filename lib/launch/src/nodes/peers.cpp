@@ -42,7 +42,7 @@ Hello Hello::of(const nlohmann::json& message) {
 }
 
 std::string PeerLauncher::name() const {
-  return fmt::format("node {} ({})", rank, host);
+  return fmt::format("node {} ({})", rank, hello.host);
 }
 
 void PeerLauncher::refuse(int exit_code, const std::string& why) {

@@ -55,16 +55,13 @@ struct PeerLauncher {
   std::unique_ptr<LinkProtection> protection;  ///< once the handshake is done
   bool refused = false;                        ///< what it sends from now on is ignored
   int rank = -1;                               ///< node rank; -1: it has not sent its hello
-  int nproc = 0;
-  std::string host;
-  std::vector<std::string> addresses;
-  std::string role;
-  bool takes_part = false;                 ///< in this attempt
-  bool ended = false;                      ///< its workers have ended in this attempt
-  bool leaving = false;                    ///< it leaves the job; the others go on
-  bool excluded = false;                   ///< node 0 has made it leave (--exclude_failing)
-  bool paused = false;                     ///< stopped, as by Ctrl-Z
-  Clock::time_point heard = Clock::now();  ///< its last message, or when it connected
+  Hello hello;                                 ///< empty until it arrives
+  bool takes_part = false;                     ///< in this attempt
+  bool ended = false;                          ///< its workers have ended in this attempt
+  bool leaving = false;                        ///< it leaves the job; the others go on
+  bool excluded = false;                       ///< node 0 has made it leave (--exclude_failing)
+  bool paused = false;                         ///< stopped, as by Ctrl-Z
+  Clock::time_point heard = Clock::now();      ///< its last message, or when it connected
 
   std::string name() const;
 

@@ -28,7 +28,7 @@ CommandLine::CommandLine(const std::vector<config::FieldInfo>& fields,
   // shell that is not set.
   static const std::vector<std::string> kMayBeEmpty = base::words_of(
       "rdzv_endpoint, rdzv_id, rdzv_conf, role, log_dir, local_addr, local_ranks_filter, "
-      "duplicate_stdout_filters, duplicate_stderr_filters");
+      "duplicate_stdout_filters, duplicate_stderr_filters, signals_to_handle");
   std::vector<std::string> emptied;
   size_t i = 0;
   while (i < words.size() && words[i].size() > 1 && words[i][0] == '-') {

@@ -37,11 +37,11 @@ std::string kind_for_bash(const config::FieldInfo& option) {
   return words.empty() ? "other" : "words " + words;
 }
 
-std::string action_for_zsh(const config::FieldInfo& option) {
-  if (option.value_name == "FILE") return "_files";
-  if (option.value_name == "FOLDER") return "_files -/";
-  const std::string words = choices(option.value_name);
-  return words.empty() ? " " : fmt::format("({})", words);
+/// @param kind as for bash
+std::string action_for_zsh(const std::string& kind) {
+  constexpr std::string_view kWords = "words ";
+  if (kind.starts_with(kWords)) return fmt::format("({})", kind.substr(kWords.size()));
+  return kind == "files" ? "_files" : kind == "folders" ? "_files -/" : " ";
 }
 
 std::string escaped(std::string_view text, std::string_view special) {
@@ -71,7 +71,7 @@ std::string specs_for_zsh(const config::FieldInfo& option) {
       // "--x=": the value follows "=" or is the next word; "-r+": it follows directly or is the
       // next word.
       spec = fmt::format("*{}{}[{}]:{}:{}", spelling, spelling.starts_with("--") ? "=" : "+", help,
-                         escaped(option.value_name, ":"), action_for_zsh(option));
+                         escaped(option.value_name, ":"), action_for_zsh(kind_for_bash(option)));
     }
     specs += fmt::format("    {} \\\n", in_single_quotes(spec));
   }

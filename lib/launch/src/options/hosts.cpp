@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <chrono>
 #include <regex>
@@ -33,8 +34,8 @@ bool is_harmless(std::string_view name, std::string_view marks) {
 
 // Cuts text for a message: the host file may be a file of another kind.
 std::string shown(const std::string& text) {
-  constexpr size_t kShown = 80;
-  return base::printable(text.substr(0, kShown)) + (text.size() > kShown ? "…" : "");
+  constexpr int kColumns = 81;
+  return base::shortened(base::printable(text), kColumns);
 }
 
 int checked_slots(const std::optional<int>& slots, const std::string& host) {
@@ -63,19 +64,22 @@ Host read_host(const std::string& text) {
 }
 
 Host read_line(const std::vector<std::string>& words) {
-  constexpr std::string_view kSlots = "slots=";
+  // mpirun has several names for each: the number of workers, and its bound on more workers.
+  constexpr std::array kSlots{"slots", "cpus", "cpu", "count"};
+  constexpr std::array kMaxSlots{"max_slots", "max-slots", "slots_max", "slots-max"};
   Host host = read_host(words[0]);
   for (const std::string& word : std::span(words).subspan(1)) {
-    // mpirun's bound on more workers.
-    if (word.starts_with("max_slots=") || word.starts_with("max-slots=")) continue;
-    if (!word.starts_with(kSlots)) {
+    const size_t equals = word.find('=');
+    const std::string name = equals == word.npos ? "" : word.substr(0, equals);
+    if (std::ranges::count(kMaxSlots, name) > 0) continue;
+    if (std::ranges::count(kSlots, name) == 0) {
       throw base::UserError(
           fmt::format("expected HOST or HOST slots=N, got '{}'", shown(base::join(words, " "))));
     }
     if (host.slots != 0) {
       throw base::UserError(fmt::format("{} has its number of workers twice", words[0]));
     }
-    host.slots = checked_slots(base::parse_number<int>(word.substr(kSlots.size())), host.name);
+    host.slots = checked_slots(base::parse_number<int>(word.substr(equals + 1)), host.name);
   }
   return host;
 }

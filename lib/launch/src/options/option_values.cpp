@@ -13,6 +13,7 @@
 #include <array>
 #include <climits>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -63,15 +64,13 @@ std::optional<Streams> read_streams(std::string_view number) {
 }
 
 // torchrun ignores unknown names, so a misspelt setting would have no effect.
-void check_spelling_of_setting(const std::string& typed, const std::string& name) {
+void check_spelling_of_setting(const std::string& typed, const std::string& name,
+                               const std::vector<std::string>& settings) {
   static const std::vector<std::string> kWithoutEffect{
       "timeout",    "close_timeout", "read_timeout", "heartbeat_timeout", "shutdown_timeout",
       "store_type", "use_libuv",     "rank",         "local_addr"};
-  static const std::vector<std::string> kSettings{
-      "join_timeout",           "last_call_timeout", "keep_alive_interval",
-      "keep_alive_max_attempt", "is_host",           "store_mib"};
   if (std::ranges::count(kWithoutEffect, name) > 0) return;
-  const std::string hint = base::did_you_mean(name, kSettings);
+  const std::string hint = base::did_you_mean(name, settings);
   if (hint.empty()) return;
   throw base::UserError(
       fmt::format("--rdzv_conf={}: there is no setting '{}'{}", typed, name, hint));
@@ -249,25 +248,26 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
     constexpr milliseconds kSecond{1000};
     constexpr int kMaxMisses = 10'000;
     constexpr int kMaxMib = 1 << 20;
+    const auto flag = [&] {
+      if (const auto read = read_flag(value)) return *read;
+      throw base::UserError(
+          fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
+    };
+    const std::map<std::string, std::function<void()>> settings{
+        {"join_timeout", [&] { options.join_timeout = time(kSecond, kMaxTime); }},
+        {"last_call_timeout", [&] { options.last_call = time(milliseconds(0), kMaxTime); }},
+        {"keep_alive_interval", [&] { options.alive_period = time(kSecond, kDay); }},
+        {"keep_alive_max_attempt", [&] { options.alive_misses = number(1, kMaxMisses); }},
+        {"store_mib", [&] { options.store_mib = number(1, kMaxMib); }},
+        {"is_host", [&] { options.is_host = flag(); }}};
     // torchrun reads `timeout` in a static rendezvous only.
-    if (name == "join_timeout" || (name == "timeout" && !options.c10d)) {
-      options.join_timeout = time(kSecond, kMaxTime);
-    } else if (name == "last_call_timeout") {
-      options.last_call = time(milliseconds(0), kMaxTime);
-    } else if (name == "keep_alive_interval") {
-      options.alive_period = time(kSecond, kDay);
-    } else if (name == "keep_alive_max_attempt") {
-      options.alive_misses = number(1, kMaxMisses);
-    } else if (name == "store_mib") {
-      options.store_mib = number(1, kMaxMib);
-    } else if (name == "is_host") {
-      options.is_host = read_flag(value);
-      if (!options.is_host) {
-        throw base::UserError(
-            fmt::format("--rdzv_conf={}: is_host is true or false, got '{}'", typed, value));
-      }
+    const auto setting = settings.find(name == "timeout" && !options.c10d ? "join_timeout" : name);
+    if (setting != settings.end()) {
+      setting->second();
     } else {
-      check_spelling_of_setting(typed, name);
+      std::vector<std::string> names;
+      for (const auto& [known, read] : settings) names.push_back(known);
+      check_spelling_of_setting(typed, name, names);
     }
   }
 }

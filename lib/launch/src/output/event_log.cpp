@@ -14,6 +14,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "common/json_messages.h"
+
 namespace syncbn::launch {
 namespace {
 
@@ -152,14 +154,13 @@ void EventLog::write(const char* event, const OrderedJson& fields, Clock::durati
                    {"node_rank", knows_node_ ? OrderedJson(context_.node) : OrderedJson()},
                    {"attempt", context_.attempt}};
   json.update(fields);
-  // Names and a worker's output may not be UTF-8.
-  const std::string line = json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+  const std::string line = json_line(json) + "\n";
   if (options_.events == EventTarget::kConsole) return output_.say(line);
   if (!file_) return;
   const ssize_t written = ::write(file_.get(), line.data(), line.size());
   if (written == static_cast<ssize_t>(line.size())) return;
-  output_.say(fmt::format("syncbn-launch: cannot write the event log {}: {}; it ends here", path_,
-                          written < 0 ? std::strerror(errno) : "no room for a whole line"));
+  output_.announce("cannot write the event log {}: {}; it ends here", path_,
+                   written < 0 ? std::strerror(errno) : "no room for a whole line");
   file_.reset();
 }
 

@@ -160,7 +160,7 @@ void write_report(Output& output, const std::string& file, const std::string& js
   try {
     base::write_file_atomically(file, json);
   } catch (const base::Error& error) {
-    output.say(fmt::format("syncbn-launch: --report: {}", error.what()));
+    output.announce("--report: {}", error.what());
   }
 }
 

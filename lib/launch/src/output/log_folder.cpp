@@ -18,7 +18,9 @@
 #include <sstream>
 #include <utility>
 
+#include "common/descriptors.h"
 #include "common/json_messages.h"
+#include "common/processes.h"
 
 namespace syncbn::launch {
 namespace {
@@ -55,10 +57,7 @@ std::string read_regular(const fs::path& path, uintmax_t start, size_t max_bytes
   const base::UniqueFd fd = base::open_to_read(path, O_NOFOLLOW);
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return "";
-  std::string text(max_bytes, '\0');
-  const ssize_t got = ::pread(fd.get(), text.data(), max_bytes, static_cast<off_t>(start));
-  text.resize(static_cast<size_t>(std::max<ssize_t>(got, 0)));
-  return text;
+  return read_at(fd.get(), static_cast<off_t>(start), max_bytes);
 }
 
 }  // namespace
@@ -111,18 +110,16 @@ void LogFolder::remove_oldest_kept() const {
     fs::path path;
   };
   std::vector<Kept> all;
-  std::error_code error;
-  for (auto entry = fs::directory_iterator(form.parent_path(), error);
-       !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    const std::string other = entry->path().filename();
+  std::error_code ignored;
+  for (const fs::path& entry : entries_of(form.parent_path())) {
+    const std::string other = entry.filename();
     if (other.size() != name.size() || !other.starts_with(prefix)) continue;
-    std::error_code ignored;
-    const auto written = fs::last_write_time(entry->path(), ignored);
-    if (lock_folder(entry->path(), LOCK_EX | LOCK_NB)) all.push_back({written, entry->path()});
+    const auto written = fs::last_write_time(entry, ignored);
+    if (lock_folder(entry, LOCK_EX | LOCK_NB)) all.push_back({written, entry});
   }
   std::ranges::sort(all, std::ranges::greater(), &Kept::written);
   for (size_t i = kMaxKept - 1; i < all.size(); ++i) {
-    if (lock_folder(all[i].path, LOCK_EX | LOCK_NB)) fs::remove_all(all[i].path, error);
+    if (lock_folder(all[i].path, LOCK_EX | LOCK_NB)) fs::remove_all(all[i].path, ignored);
   }
 }
 
@@ -133,10 +130,8 @@ void LogFolder::remove() const {
 
 void LogFolder::remove_former(const char* name) const {
   std::error_code ignored;
-  std::error_code error;
-  for (auto entry = fs::directory_iterator(folder_, error);
-       !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (entry->path() != attempt_) fs::remove(entry->path() / name, ignored);
+  for (const fs::path& entry : entries_of(folder_)) {
+    if (entry != attempt_) fs::remove(entry / name, ignored);
   }
 }
 

@@ -402,7 +402,7 @@ int wait_for_reader(Output& output, Signals& signals, int exit_code, bool interr
   }
   const auto error = output.error();
   if (!error) return exit_code;
-  output.say(fmt::format("syncbn-launch: error: {}; later output of the workers is lost", *error));
+  output.announce("error: {}; later output of the workers is lost", *error);
   return exit_code != base::kExitOk ? exit_code : base::kExitUnavailable;
 }
 

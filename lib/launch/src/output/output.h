@@ -1,5 +1,6 @@
 #pragma once
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
@@ -13,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/signals.h"
@@ -91,6 +93,11 @@ class Output {
 
   /// Prints a message of the launcher, of one or more lines, to stderr.
   void say(std::string_view message);
+  /// Prints "syncbn-launch: " and the message, as say() does.
+  template <class... Args>
+  void announce(fmt::format_string<Args...> format, Args&&... args) {
+    say("syncbn-launch: " + fmt::format(format, std::forward<Args>(args)...));
+  }
 
   /// Shows a bar below the lines until the next call; empty removes it. Does nothing unless stderr
   /// is a terminal.

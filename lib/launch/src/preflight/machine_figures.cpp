@@ -22,8 +22,8 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -34,6 +34,7 @@
 #include <utility>
 
 #include "common/json_messages.h"
+#include "common/processes.h"
 
 namespace syncbn::launch {
 namespace {
@@ -127,17 +128,6 @@ void measure_disk(const std::string& folder, MachineFigures& figures) {
     return;
   }
   figures.disk_rate = written / base::seconds_since(begin);
-}
-
-uint64_t available_memory() {
-  std::ifstream file("/proc/meminfo");
-  std::string name;
-  uint64_t kib = 0;
-  for (std::string unit; file >> name >> kib;) {
-    if (name == "MemAvailable:") return kib << 10;
-    std::getline(file, unit);
-  }
-  return 0;
 }
 
 uint64_t hard_limit(__rlimit_resource_t resource) {
@@ -320,7 +310,8 @@ MachineFigures measure_machine(const std::string& folder) {
                       {kVersions[2], ::gnu_get_libc_version()},
                       {kVersions[3], base::nvidia_driver_version()}};
   measure_cores(figures);
-  figures.memory = available_memory();
+  const std::string kib = value_in("/proc/meminfo", "MemAvailable:");
+  figures.memory = std::strtoull(kib.c_str(), nullptr, 10) << 10;
   const std::optional<int> listed = base::count_gpus_at_hand(false);
   figures.gpu_figures = measure_gpus(listed, kGpuPatience);
   figures.gpus = listed.value_or(static_cast<int>(figures.gpu_figures.size()));

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/program_file.h>
 #include <syncbn/base/socket.h>
 
 #include <algorithm>
@@ -12,7 +13,6 @@
 #include "nodes/master_port.h"
 #include "options/hosts.h"
 #include "ssh/node_protocol.h"
-#include "workers/program.h"
 
 namespace syncbn::launch {
 
@@ -24,7 +24,7 @@ HeadPlan::HeadPlan(const LaunchOptions& options)
 }
 
 std::string HeadPlan::launcher() const {
-  return options_.head.launcher.empty() ? launcher_path() : options_.head.launcher;
+  return options_.head.launcher.empty() ? base::program_file().string() : options_.head.launcher;
 }
 
 std::string HeadPlan::master_addr() const {
@@ -36,7 +36,7 @@ std::string HeadPlan::master_addr() const {
 }
 
 std::vector<std::string> HeadPlan::start_words(size_t node) const {
-  if (is_here(node)) return {launcher_path(), kFromHead};
+  if (is_here(node)) return {base::program_file().string(), kFromHead};
   std::vector<std::string> words = options_.head.ssh;
   const auto timeout = std::chrono::ceil<std::chrono::seconds>(options_.head.ssh_timeout).count();
   words.insert(words.end(),

@@ -104,8 +104,7 @@ std::string NodeMessage::line(const std::string& mark) const {
   if (kind == Kind::kProblem)
     json = {{"type", "problem"}, {"exit_code", exit_code}, {"what", text}};
   if (kind == Kind::kEnded) json = {{"type", "ended"}, {"exit_code", exit_code}, {"report", text}};
-  // A report may quote workers' output, which may be any bytes.
-  return mark + json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return mark + json_line(json);
 }
 
 std::optional<NodeMessage> NodeMessage::parse(std::string_view text) {

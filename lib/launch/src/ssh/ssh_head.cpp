@@ -75,11 +75,6 @@ bool is_launcher_error(int exit_code) {
   return std::ranges::find(kCodes, exit_code) != kCodes.end();
 }
 
-// Whether ssh failed or was killed, rather than the launcher behind it.
-bool is_lost_connection(const HeadNode& node, int wait_status) {
-  return !node.is_here && (exit_code_of(wait_status) == kSshFailed || WIFSIGNALED(wait_status));
-}
-
 // Why a node ended before it answered.
 // @param launcher its path on the hosts. @param command the ssh command.
 std::string describe_end(const HeadNode& node, int wait_status, const std::string& launcher,
@@ -108,24 +103,6 @@ std::string names_of_unanswered(const std::vector<HeadNode>& nodes) {
     if (node.state == HeadNode::State::kAsked) names.push_back(node.host.full_name());
   }
   return base::join(names, ", ");
-}
-
-// A line for each problem: "host, host: problem".
-std::vector<std::string> problem_lines(const std::vector<HeadNode>& nodes) {
-  std::vector<std::pair<std::string, std::vector<std::string>>> problems;
-  for (const HeadNode& node : nodes) {
-    if (!node.problem) continue;
-    auto same = std::ranges::find(
-        problems, node.problem->what, [](const auto& one) -> const auto& { return one.first; });
-    if (same == problems.end()) same = problems.insert(same, {node.problem->what, {}});
-    same->second.push_back(node.host.full_name());
-  }
-  std::vector<std::string> lines;
-  lines.reserve(problems.size());
-  for (const auto& [what, hosts] : problems) {
-    lines.push_back(fmt::format("{}: {}", base::join(hosts, ", "), what));
-  }
-  return lines;
 }
 
 }  // namespace
@@ -191,8 +168,7 @@ bool SshHead::wait_until_ready() {
     poll_once(std::min(deadline, next_notice));
     if (Clock::now() < next_notice) continue;
     next_notice = Clock::now() + kNoticePeriod;
-    output_.say(
-        fmt::format("syncbn-launch: waiting for an answer of {}", names_of_unanswered(nodes_)));
+    output_.announce("waiting for an answer of {}", names_of_unanswered(nodes_));
   }
   for (HeadNode& node : nodes_) {
     if (node.state != HeadNode::State::kAsked || ended_by_signal_) continue;
@@ -205,28 +181,30 @@ bool SshHead::wait_until_ready() {
 }
 
 void SshHead::report_problems() {
+  std::vector<std::pair<std::string, std::vector<std::string>>> problems;  // and their hosts
   for (const HeadNode& node : nodes_) {
-    if (node.problem && first_failure_ == 0) first_failure_ = node.problem->exit_code;
+    if (!node.problem) continue;
+    if (first_failure_ == 0) first_failure_ = node.problem->exit_code;
+    auto same = std::ranges::find(
+        problems, node.problem->what, [](const auto& one) -> const auto& { return one.first; });
+    if (same == problems.end()) same = problems.insert(same, {node.problem->what, {}});
+    same->second.push_back(node.host.full_name());
   }
-  for (const std::string& line : problem_lines(nodes_)) {
-    output_.say(fmt::format("syncbn-launch: error: {}", line));
+  for (const auto& [what, hosts] : problems) {
+    output_.announce("error: {}: {}", base::join(hosts, ", "), what);
   }
-  output_.say("syncbn-launch: nothing has been started");
+  output_.announce("nothing has been started");
 }
 
 void SshHead::wait_for_end() {
   const auto runs = [](const HeadNode& node) { return node.state != HeadNode::State::kEnded; };
   heard_ = Clock::now();
   while (std::ranges::any_of(nodes_, runs)) {
-    const auto due = give_up_time();
+    const auto by_signal = give_up_at_.value_or(Clock::time_point::max());
+    const auto due = patience_ ? std::min(by_signal, heard_ + *patience_) : by_signal;
     if (Clock::now() >= due) return give_up_silent();
     poll_once(due);
   }
-}
-
-SshHead::Clock::time_point SshHead::give_up_time() const {
-  const auto by_signal = give_up_at_.value_or(Clock::time_point::max());
-  return patience_ ? std::min(by_signal, heard_ + *patience_) : by_signal;
 }
 
 void SshHead::limit_rest(milliseconds notice_time) {
@@ -245,8 +223,8 @@ void SshHead::give_up_silent() {
   lost_any_ = true;
   const auto say = [this](const std::vector<std::string>& hosts, const char* what) {
     if (hosts.empty()) return;
-    output_.say(fmt::format("syncbn-launch: error: {} do{} not answer; {}", base::join(hosts, ", "),
-                            hosts.size() == 1 ? "es" : "", what));
+    output_.announce("error: {} do{} not answer; {}", base::join(hosts, ", "),
+                     hosts.size() == 1 ? "es" : "", what);
   };
   say(here, "what runs there is killed");
   say(elsewhere, "what runs there may still run");
@@ -308,7 +286,7 @@ void SshHead::end_by_signal(int signal) {
   pass_on(signal);
   // Node 0 waits for its workers, and until a silent node counts as lost.
   const auto patience =
-      std::max<milliseconds>(options_.shutdown_timeout, silence()) + kNodePatience;
+      std::max<milliseconds>(options_.shutdown_timeout, options_.silence()) + kNodePatience;
   give_up_at_ = Clock::now() + (again ? kSshKillPatience : patience);
 }
 
@@ -348,7 +326,8 @@ void SshHead::node_ended(HeadNode& node, int status) {
   node.state = HeadNode::State::kEnded;
   if (node.exit_code || node.problem) return;  // the node has reported it
   const int code = exit_code_of(status);
-  const bool is_connection = is_lost_connection(node, status);
+  // Whether ssh failed or was killed, rather than the launcher behind it.
+  const bool is_connection = !node.is_here && (code == kSshFailed || WIFSIGNALED(status));
   const bool failed = is_launcher_error(code);
   if (!begun_) {
     node.problem = {failed ? code : base::kExitUnavailable,
@@ -357,10 +336,10 @@ void SshHead::node_ended(HeadNode& node, int status) {
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
   if (!failed) lost_any_ = true;
-  limit_rest(silence());
-  output_.say(fmt::format("syncbn-launch: error: the {} {} is gone ({}{}); so are its workers",
-                          is_connection ? "connection to" : "launcher on", node.host.full_name(),
-                          is_connection ? "ssh: " : "", describe_status(status)));
+  limit_rest(options_.silence());
+  output_.announce("error: the {} {} is gone ({}{}); so are its workers",
+                   is_connection ? "connection to" : "launcher on", node.host.full_name(),
+                   is_connection ? "ssh: " : "", describe_status(status));
 }
 
 OutputPipes::Sink SshHead::sink(size_t index) {
@@ -376,7 +355,12 @@ OutputPipes::Sink SshHead::sink(size_t index) {
 
 NodeLines::Sinks SshHead::line_sinks(size_t index) {
   return {.line = [this, index](std::string_view line) { take_line(index, line); },
-          .message = [this, index](std::string_view text) { take_message(index, text); }};
+          .message =
+              [this, index](std::string_view text) {
+                if (nodes_[index].problem) return;
+                const auto message = NodeMessage::parse(text);
+                if (!message || !handle_message(index, *message)) give_up(nodes_[index], text);
+              }};
 }
 
 void SshHead::take_line(size_t index, std::string_view line) {
@@ -385,12 +369,6 @@ void SshHead::take_line(size_t index, std::string_view line) {
   } else if (line.find_first_not_of(" \r") != std::string_view::npos) {
     nodes_[index].last_words = line.substr(0, line.find('\r'));
   }
-}
-
-void SshHead::take_message(size_t index, std::string_view text) {
-  if (nodes_[index].problem) return;
-  const auto message = NodeMessage::parse(text);
-  if (!message || !handle_message(index, *message)) give_up(nodes_[index], text);
 }
 
 bool SshHead::handle_message(size_t index, const NodeMessage& message) {
@@ -421,10 +399,9 @@ bool SshHead::handle_message(size_t index, const NodeMessage& message) {
 
 // Another program, or a launcher of another version, writes to the node's stderr.
 void SshHead::give_up(HeadNode& node, std::string_view message) {
-  constexpr size_t kShown = 80;
-  const std::string what =
-      fmt::format("does not keep to the protocol: it sent '{}'{}", message.substr(0, kShown),
-                  message.size() > kShown ? "…" : "");
+  constexpr int kColumns = 81;
+  const std::string what = fmt::format("does not keep to the protocol: it sent '{}'",
+                                       base::shortened(base::printable(message), kColumns));
   node.problem = {base::kExitUnavailable, "its launcher " + what};
   // The node's launcher ends when its stdin closes.
   node.in.close();
@@ -432,9 +409,9 @@ void SshHead::give_up(HeadNode& node, std::string_view message) {
   node.state = HeadNode::State::kEnded;
   if (!begun_) return;
   lost_any_ = true;
-  limit_rest(silence());
-  output_.say(fmt::format("syncbn-launch: error: the launcher on {} {}; its workers are killed",
-                          node.host.full_name(), what));
+  limit_rest(options_.silence());
+  output_.announce("error: the launcher on {} {}; its workers are killed", node.host.full_name(),
+                   what);
 }
 
 void SshHead::send_to_all(const Json& message) {

@@ -65,11 +65,6 @@ class SshHead {
   bool wait_until_ready();
   void report_problems();
   void wait_for_end();
-  Clock::time_point give_up_time() const;
-  /// Time without messages after which a node counts as lost.
-  std::chrono::milliseconds silence() const {
-    return options_.alive_period * options_.alive_misses;
-  }
   /// One node has ended: limits the time for the others. @param notice_time the time until they
   /// notice.
   void limit_rest(std::chrono::milliseconds notice_time);
@@ -86,7 +81,6 @@ class SshHead {
   OutputPipes::Sink sink(size_t index);
   NodeLines::Sinks line_sinks(size_t index);
   void take_line(size_t index, std::string_view line);
-  void take_message(size_t index, std::string_view text);
   /// Returns false if the message is invalid in this state.
   bool handle_message(size_t index, const NodeMessage& message);
   void give_up(HeadNode& node, std::string_view message);

@@ -38,22 +38,12 @@ void StoreWaiters::remove(uint64_t id) {
   waits_.erase(wait);
 }
 
-std::vector<uint64_t> StoreWaiters::wake_all(const std::string& key) {
-  std::vector<uint64_t> woken;
-  const auto queue = queues_.extract(key);
-  if (queue.empty()) return woken;
-  for (const auto& [ticket, id] : queue.mapped()) {
-    if (end_wait_for(id, key)) woken.push_back(id);
-  }
-  return woken;
-}
-
-std::vector<uint64_t> StoreWaiters::wake_one(const std::string& key) {
+std::vector<uint64_t> StoreWaiters::wake(const std::string& key, size_t max) {
   std::vector<uint64_t> woken;
   const auto found = queues_.find(key);
   if (found == queues_.end()) return woken;
   Queue& queue = found->second;
-  for (; woken.empty() && !queue.empty(); queue.erase(queue.begin())) {
+  for (; woken.size() < max && !queue.empty(); queue.erase(queue.begin())) {
     const uint64_t id = queue.begin()->second;
     if (end_wait_for(id, key)) woken.push_back(id);
   }
@@ -134,12 +124,12 @@ bool StoreAnswers::answer_for_key(const std::string& key, Query kind, QueryReade
       return true;
     case Query::kAppend:
       append(key, in.string());
-      wake(waiters_.wake_all(key));
+      wake(waiters_.wake(key));
       return true;
     case Query::kQueuePush:
       queues_[key].push_back(in.string());
       bytes_ += key.size() + queues_[key].back().size() + kEntryBytes;
-      wake(waiters_.wake_one(key));
+      wake(waiters_.wake(key, 1));
       return true;
     case Query::kQueuePop:
       pop(out, key);
@@ -197,7 +187,7 @@ size_t StoreAnswers::erase(const std::string& key) {
 
 void StoreAnswers::set(const std::string& key, std::string value) {
   put(key, std::move(value));
-  wake(waiters_.wake_all(key));
+  wake(waiters_.wake(key));
 }
 
 std::string StoreAnswers::compare_set(const std::string& key, const std::string& expected,
@@ -256,7 +246,7 @@ bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_
     waiters_.add(client, {key});
     return true;
   }
-  wake(waiters_.wake_all(key));
+  wake(waiters_.wake(key));
   put_integer(out, store::kStopWaiting);
   return true;
 }

@@ -24,11 +24,9 @@ class StoreWaiters {
   void add(uint64_t id, const std::vector<std::string>& keys);
   void remove(uint64_t id);
 
-  /// Call it when a key is set. Returns the clients whose wait is over, in the order of add().
-  std::vector<uint64_t> wake_all(const std::string& key);
-  /// Call it when a value is pushed to a queue. Returns the first client whose wait is over, if
-  /// any.
-  std::vector<uint64_t> wake_one(const std::string& key);
+  /// Call it when a key is set, or with a `max` of 1 when a value is pushed to a queue. Returns the
+  /// first `max` clients whose wait is over, in the order of add().
+  std::vector<uint64_t> wake(const std::string& key, size_t max = SIZE_MAX);
 
   /// About how much memory the waits take.
   size_t bytes() const { return bytes_; }

@@ -155,14 +155,10 @@ void StoreServer::drop_late_newcomers() {
 }
 
 void StoreServer::set_timer() {
-  itimerspec time{};  // all zeros: stops the timer
-  if (!newcomers_.empty()) {
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(newcomers_.begin()->second - Clock::now());
-    const int64_t milliseconds = std::max<int64_t>(1, left.count());
-    time.it_value = {.tv_sec = milliseconds / 1000, .tv_nsec = milliseconds % 1000 * 1'000'000};
-  }
-  ::timerfd_settime(timer_.get(), 0, &time, nullptr);
+  using std::chrono::milliseconds;
+  if (newcomers_.empty()) return launch::set_timer(timer_, milliseconds(0));
+  const auto left = std::chrono::ceil<milliseconds>(newcomers_.begin()->second - Clock::now());
+  launch::set_timer(timer_, std::max(milliseconds(1), left));
 }
 
 void StoreServer::handle_connection(uint64_t id, uint32_t events) {

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <future>
@@ -25,6 +26,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/descriptors.h"
 #include "common/json_messages.h"
 #include "job/flight_file.h"
 
@@ -48,13 +50,6 @@ fs::path counter_file() {
   return "/proc/vmstat";
 }
 
-std::string tail_of(int fd, off_t size) {
-  std::string tail(static_cast<size_t>(std::min<off_t>(size, 4096)), '\0');
-  const ssize_t read = ::pread(fd, tail.data(), tail.size(), size - std::ssize(tail));
-  tail.resize(static_cast<size_t>(std::max<ssize_t>(read, 0)));
-  return tail;
-}
-
 /// Whether a log's last line says that the run has finished, or stopped in order.
 bool has_ended_otherwise(const std::string& tail) {
   const size_t end = tail.find_last_not_of('\n') + 1;
@@ -70,13 +65,13 @@ void append_end(const std::string& log, const std::string& reason) {
       ::open(log.c_str(), O_RDWR | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return;
-  const std::string tail = tail_of(fd.get(), what.st_size);
+  constexpr off_t kTail = 4096;
+  const std::string tail = read_at(fd.get(), std::max<off_t>(0, what.st_size - kTail), kTail);
   if ((tail.empty() && what.st_size > 0) || has_ended_otherwise(tail)) return;
   const nlohmann::ordered_json line{
       {"event", "end"}, {"time", static_cast<double>(base::unix_ns()) / 1e9}, {"reason", reason}};
-  const std::string text = (tail.empty() || tail.ends_with('\n') ? "" : "\n") +
-                           line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-                           "\n";
+  const std::string text =
+      (tail.empty() || tail.ends_with('\n') ? "" : "\n") + json_line(line) + "\n";
   // A disk may be full.
   [[maybe_unused]] const ssize_t written = ::write(fd.get(), text.data(), text.size());
 }
@@ -90,12 +85,7 @@ bool OomWatch::killed(int wait_status) const {
 }
 
 uint64_t OomWatch::kills() const {
-  std::ifstream file(file_);
-  std::string name;
-  for (uint64_t count = 0; file >> name >> count;) {
-    if (name == "oom_kill") return count;
-  }
-  return 0;
+  return std::strtoull(value_in(file_, "oom_kill ").c_str(), nullptr, 10);
 }
 
 bool note_end(const std::string& log, const std::string& reason) {
@@ -182,7 +172,7 @@ std::string save_flight_file(const std::string& text, LogFolder& logs, Output& o
   try {
     base::write_file_atomically(path, text);
   } catch (const base::Error& error) {
-    output.say(fmt::format("syncbn-launch: warning: {}", error.what()));
+    output.announce("warning: {}", error.what());
     return "";
   }
   if (!logs.is_wanted()) logs.remove_former(kName);

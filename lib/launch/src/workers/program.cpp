@@ -4,6 +4,7 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/open_file.h>
+#include <syncbn/base/program_file.h>
 #include <syncbn/base/text.h>
 #include <unistd.h>
 
@@ -11,12 +12,12 @@
 #include <array>
 #include <cctype>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <optional>
 #include <regex>
 #include <sstream>
 #include <string_view>
 
+#include "common/descriptors.h"
 #include "common/words.h"
 
 namespace syncbn::launch {
@@ -33,14 +34,19 @@ bool is_executable(const fs::path& path) {
   return is_file(path) && ::access(path.c_str(), X_OK) == 0;
 }
 
-std::vector<fs::path> path_folders() {
+// The folders in a variable such as PATH.
+std::vector<fs::path> folders_in(const char* variable, const char* default_value) {
   std::vector<fs::path> folders;
-  std::istringstream path(base::env("PATH").value_or("/usr/local/bin:/usr/bin:/bin"));
+  std::istringstream path(base::env(variable).value_or(default_value));
   // An empty entry is the current folder.
   for (std::string folder; std::getline(path, folder, ':');) {
     folders.emplace_back(folder.empty() ? "." : folder);
   }
   return folders;
+}
+
+std::vector<fs::path> path_folders() {
+  return folders_in("PATH", "/usr/local/bin:/usr/bin:/bin");
 }
 
 std::string expanded(const std::string& word, const std::string& local_rank) {
@@ -58,19 +64,81 @@ bool is_python_script(const std::string& name) {
   return fs::path(name).extension() == ".py";
 }
 
-// The text of a Python script; empty if the program is something else or cannot be read.
-std::string script_of(const LaunchOptions& options) {
-  const std::string& name = options.program.front();
-  std::error_code error;
-  if (options.module || !is_python_script(name) || !fs::is_regular_file(name, error)) return "";
-  std::ifstream file(name);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 // Whether the script contains the option's name in quotes.
 bool declares(const std::string& script, const std::string& option) {
   return script.find(fmt::format("\"{}\"", option)) != std::string::npos ||
          script.find(fmt::format("'{}'", option)) != std::string::npos;
+}
+
+constexpr std::array kRankOptions{"--local_rank", "--local-rank"};
+
+// The beginning of a regular file; empty if it cannot be read. Pipes are not read: the program
+// needs their content.
+std::string text_of(const fs::path& path, size_t max_bytes = 1 << 20) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) return "";
+  return read_at(base::open_to_read(path).get(), 0, max_bytes);
+}
+
+// Whether Python runs the file: NAME.py, or one that begins with #! and Python.
+bool is_script(const fs::path& path) {
+  static const std::regex kInterpreter("#![^\n]*(python|pypy)");
+  constexpr size_t kLine = 128;
+  return is_python_script(path) || std::regex_search(text_of(path, kLine), kInterpreter,
+                                                     std::regex_constants::match_continuous);
+}
+
+bool is_python(const std::string& word) {
+  static const std::regex kName("(python|pypy)[0-9.]*t?");
+  return std::regex_match(fs::path(word).filename().string(), kName) ||
+         word == base::env("PYTHON_EXEC");
+}
+
+// What `python -m NAME` runs; empty if that is neither in this folder nor in PYTHONPATH.
+fs::path file_of_module(std::string name) {
+  std::ranges::replace(name, '.', '/');
+  std::vector<fs::path> folders = folders_in("PYTHONPATH", "");
+  folders.insert(folders.begin(), "");
+  for (const fs::path& folder : folders) {
+    for (const fs::path& file : {folder / (name + ".py"), folder / name / "__main__.py"}) {
+      if (is_file(file)) return file;
+    }
+  }
+  return "";
+}
+
+// A Python script among the words of a command.
+struct Script {
+  size_t word;       // the index of its name, or of its module's
+  std::string text;  // empty if it cannot be read
+};
+
+std::optional<Script> find_script_of_python(const std::vector<std::string>& words, size_t python) {
+  for (size_t i = python + 1; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (!word.starts_with('-') || word == "-") return Script{i, text_of(word)};  // "-": stdin
+    // An option with a value, which may be the rest of its word, as in -Wignore and -um NAME.
+    const size_t letter = word.starts_with("--") ? word.npos : word.find_first_of("cmWX");
+    if (letter == word.npos) continue;
+    std::string value = word.substr(letter + 1);
+    if (value.empty() && ++i < words.size()) value = words[i];
+    if (word[letter] == 'm' && i < words.size()) return Script{i, text_of(file_of_module(value))};
+  }
+  return std::nullopt;
+}
+
+// Finds the script that a command runs itself, or through others, as in `env X=1 python3 -u s.py`.
+// Without a word for Python, only a script that declares an option for the local rank counts.
+std::optional<Script> find_script(const Command& command) {
+  const std::vector<std::string>& words = command.argv;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (is_python(words[i])) return find_script_of_python(words, i);
+    const std::string& file = i == 0 ? command.file : words[i];
+    Script script{i, is_script(file) ? text_of(file) : ""};
+    const auto is_declared = [&](const char* name) { return declares(script.text, name); };
+    if (std::ranges::any_of(kRankOptions, is_declared)) return script;
+  }
+  return std::nullopt;
 }
 
 // Whether the script looks LOCAL_RANK up, as in os.environ["LOCAL_RANK"], or tests whether it is
@@ -105,11 +173,10 @@ bool is_given(const LaunchOptions& options, const std::string& option) {
 
 // torch.distributed.launch has passed --local-rank since PyTorch 2.0. Before, it passed
 // --local_rank, which is what most scripts declare.
-std::string local_rank_arg(const LaunchOptions& options) {
+std::string local_rank_arg(const LaunchOptions& options, const std::string& script) {
   if (options.local_rank_arg.empty() || is_given(options, "--local_rank_arg")) {
     return options.local_rank_arg;
   }
-  const std::string script = script_of(options);
   const bool underscore = declares(script, "--local_rank") && !declares(script, "--local-rank");
   return underscore ? "--local_rank" : options.local_rank_arg;
 }
@@ -165,17 +232,12 @@ std::string assignments(const Variables& variables) {
 
 }  // namespace
 
-std::string launcher_path() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error);
-}
-
 std::string find_program(const std::string& name) {
   const bool is_path = name.find('/') != std::string::npos;
   std::vector<fs::path> folders{""};
   if (!is_path) {
     folders = path_folders();
-    folders.insert(folders.begin(), fs::path(launcher_path()).parent_path());
+    folders.insert(folders.begin(), base::program_file().parent_path());
   }
   for (const fs::path& folder : folders) {
     if (is_executable(folder / name)) return folder / name;
@@ -214,19 +276,18 @@ std::string find_program(const std::string& name) {
                      base::kExitNotFound);
 }
 
-std::string local_rank_warning(const LaunchOptions& options) {
+std::string local_rank_warning(const LaunchOptions& options, const Command& command) {
   if (!options.local_rank_arg.empty() || is_given(options, "--use_env")) return "";
-  const std::string script = script_of(options);
-  if (uses_local_rank(script)) return "";
-  for (const char* name : {"--local_rank", "--local-rank"}) {
-    if (std::ranges::any_of(options.program,
-                            [&](const auto& word) { return word.starts_with(name); }))
+  const auto script = find_script(command);
+  if (!script || uses_local_rank(script->text)) return "";
+  for (const char* name : kRankOptions) {
+    if (std::ranges::any_of(command.argv, [&](const auto& word) { return word.starts_with(name); }))
       return "";
-    if (!declares(script, name)) continue;
+    if (!declares(script->text, name)) continue;
     return fmt::format(
         "{} declares {} and does not get it: start with --no_use_env, or read LOCAL_RANK from the "
         "environment",
-        options.program.front(), name);
+        command.argv[script->word], name);
   }
   return "";
 }
@@ -237,7 +298,8 @@ std::vector<std::string> worker_argv(const Command& command, int local_rank) {
   const auto first = argv.begin() + static_cast<std::ptrdiff_t>(command.first_argument);
   for (auto word = first; word != argv.end(); ++word) *word = expanded(*word, rank);
   if (!command.local_rank_arg.empty()) {
-    argv.insert(first, fmt::format("{}={}", command.local_rank_arg, rank));
+    argv.insert(argv.begin() + static_cast<std::ptrdiff_t>(command.local_rank_at),
+                fmt::format("{}={}", command.local_rank_arg, rank));
   }
   return argv;
 }
@@ -248,7 +310,6 @@ Command resolve_program(const LaunchOptions& options) {
       "import runpy, sys; sys.argv.pop(0); runpy.run_path(sys.argv[0], run_name='__main__')";
   const std::string& name = options.program.front();
   Command command;
-  command.local_rank_arg = local_rank_arg(options);
   if (options.module || options.run_path || (is_python_script(name) && !options.no_python)) {
     const bool is_module = options.module && !options.run_path;  // run_path wins, as in torchrun
     if (!is_module && !is_file(name)) {
@@ -264,12 +325,18 @@ Command resolve_program(const LaunchOptions& options) {
   }
   command.first_argument = command.argv.size() + 1;
   command.argv.insert(command.argv.end(), options.program.begin(), options.program.end());
+  command.local_rank_at = command.first_argument;
+  if (!options.local_rank_arg.empty()) {
+    const auto script = find_script(command);
+    command.local_rank_arg = local_rank_arg(options, script ? script->text : "");
+    if (script) command.local_rank_at = script->word + 1;
+  }
   return command;
 }
 
 void check_arguments(const Command& command, const Variables& variables) {
   std::error_code error;
-  const fs::path train = fs::path(launcher_path()).parent_path() / "train";
+  const fs::path train = base::program_file().parent_path() / "train";
   if (!fs::equivalent(command.file, train, error)) return;
   std::vector<std::string> argv = worker_argv(command, 0);
   argv.front() = "--check_options";

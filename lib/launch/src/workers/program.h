@@ -12,10 +12,11 @@ namespace syncbn::launch {
 
 /// What each worker executes.
 struct Command {
-  std::string file;               ///< path for execve
-  std::vector<std::string> argv;  ///< argv[0] as the user wrote it
-  size_t first_argument = 1;      ///< index in argv of the program's first argument
-  std::string local_rank_arg;     ///< LaunchOptions::local_rank_arg in the script's spelling
+  std::string file;                 ///< path for execve
+  std::vector<std::string> argv;    ///< argv[0] as the user wrote it
+  size_t first_argument = 1;        ///< index in argv of the program's first argument
+  std::string local_rank_arg = {};  ///< LaunchOptions::local_rank_arg in the script's spelling
+  size_t local_rank_at = 1;         ///< index in argv of that argument: after the script's name
 };
 
 /// argv of one worker. $local_rank and ${local_rank} in arguments are replaced, $$ becomes $, and
@@ -32,11 +33,10 @@ class ProgramError : public base::Error {
 /// then in PATH. @throws ProgramError
 std::string find_program(const std::string& name);
 
-std::string launcher_path();
-
-/// A warning if the program is a Python script that declares an option for its local rank, would
-/// not get it, and does not take it from LOCAL_RANK either; otherwise empty.
-std::string local_rank_warning(const LaunchOptions& options);
+/// A warning if the command runs a Python script, itself or as in `env X=1 python3 -m NAME`, that
+/// declares an option for its local rank, would not get it, and does not take it from LOCAL_RANK
+/// either; otherwise empty.
+std::string local_rank_warning(const LaunchOptions& options, const Command& command);
 
 /// Finds the program as find_program() does. NAME.py and modules run with `-u` through
 /// $PYTHON_EXEC, or the python3 beside the name by which the launcher was called, or python3.

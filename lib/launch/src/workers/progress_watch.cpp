@@ -138,15 +138,17 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
     const bool is_near = step >= timeout() / 2 || is_unknown;
     if (timeout().count() == 0 || !is_near || std::exchange(warned_of_timeout_, true)) continue;
     const std::string limit_text = base::format_seconds(timeout());
-    output_.say(
-        is_unknown
-            ? fmt::format("syncbn-launch: warning: rank {} has reported only one step; if a step "
-                          "may take longer than --hang_timeout ({}), raise it to at least twice "
-                          "the longest step",
-                          worker.rank, limit_text)
-            : fmt::format("syncbn-launch: warning: a step of rank {} took {}, and --hang_timeout "
-                          "is {}: raise --hang_timeout to at least twice the longest step",
-                          worker.rank, base::format_seconds(step), limit_text));
+    if (is_unknown) {
+      output_.announce(
+          "warning: rank {} has reported only one step; if a step may take longer than "
+          "--hang_timeout ({}), raise it to at least twice the longest step",
+          worker.rank, limit_text);
+    } else {
+      output_.announce(
+          "warning: a step of rank {} took {}, and --hang_timeout is {}: raise --hang_timeout to "
+          "at least twice the longest step",
+          worker.rank, base::format_seconds(step), limit_text);
+    }
   }
   if (!ends && (hang_was_named_ || longest < kNameAfter)) return std::nullopt;
   Clock::time_point& next = ends ? next_stall_report_ : next_naming_;
@@ -164,7 +166,7 @@ void ProgressWatch::compare_speed() {
   next_comparison_ = Clock::now() + options_.straggler_interval;
   std::vector<WorkerState> all;
   for (const Worker& worker : workers_) all.push_back(reported_state(worker));
-  for (const std::string& line : stragglers_.add(all)) output_.say("syncbn-launch: " + line);
+  for (const std::string& line : stragglers_.add(all)) output_.announce("{}", line);
 }
 
 // Often only rank 0 reports, so the other nodes do not warn.
@@ -174,9 +176,9 @@ void ProgressWatch::warn_of_silence() {
     return one.progress.reports() || one.calls.counts();
   };
   if (std::ranges::any_of(workers_, reports) || std::exchange(warned_of_silence_, true)) return;
-  output_.say(
-      "syncbn-launch: warning: no worker has reported a step yet, so --hang_timeout sees nothing; "
-      "docs/launch.md shows how a program reports its steps");
+  output_.announce(
+      "warning: no worker has reported a step yet, so --hang_timeout sees nothing; docs/launch.md "
+      "shows how a program reports its steps");
 }
 
 void ProgressWatch::hang_was_named(const Hang& hang) {

@@ -116,7 +116,7 @@ void WorkerGroup::handle_lost_keeper() {
     }
     throw base::UnavailableError(what);
   }
-  run_.output.say("syncbn-launch: " + what);
+  run_.output.announce("{}", what);
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (!std::exchange(workers_[i].running, false)) continue;
     workers_[i].ended_by_us = true;
@@ -277,9 +277,9 @@ void WorkerGroup::handle_cluster() {
   // Even if handle() was not due: the reason may have arrived together with the start.
   if (ending_ || first_failure_ || run_.cluster->stop_reason().empty()) return;
   if (run_.options.message_scope != MessageScope::kOwnWorkers) {
-    run_.output.say(fmt::format(
-        "syncbn-launch: {}; ending the workers of {}", run_.cluster->stop_reason(),
-        run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node"));
+    run_.output.announce(
+        "{}; ending the workers of {}", run_.cluster->stop_reason(),
+        run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node");
     stopped_for_ = run_.cluster->stop_reason();
   }
   if (run_.cluster->stop_is_failure()) {
@@ -433,8 +433,7 @@ void WorkerGroup::check_progress() {
 void WorkerGroup::continue_keeper() {
   const pid_t keeper = keeper_->pid();
   if (state_of_process(keeper) != 'T') return;
-  run_.output.say(
-      fmt::format("syncbn-launch: the keeper process (pid {}) was stopped; continuing it", keeper));
+  run_.output.announce("the keeper process (pid {}) was stopped; continuing it", keeper);
   ::kill(keeper, SIGCONT);
 }
 
@@ -453,8 +452,8 @@ void WorkerGroup::end_hanging(size_t index, const std::string& text) {
   const auto patience =
       std::min<std::chrono::duration<double>>(kStackPatience, run_.options.alive_period);
   if (state_of_process(worker.pid) != 'T') {
-    run_.output.say(fmt::format("syncbn-launch: threads of rank {}:\n{}", worker.rank,
-                                describe_threads(worker.pid, 0.8 * patience.count())));
+    run_.output.announce("threads of rank {}:\n{}", worker.rank,
+                         describe_threads(worker.pid, 0.8 * patience.count()));
     abort_if_caught(worker.pid, 0.2 * patience.count());
   }
   worker.hang = text;
@@ -465,7 +464,7 @@ void WorkerGroup::end_hanging(size_t index, const std::string& text) {
 
 void WorkerGroup::say_for_job(const std::string& message) {
   if (run_.options.message_scope != MessageScope::kOwnWorkers) {
-    run_.output.say("syncbn-launch: " + message);
+    run_.output.announce("{}", message);
   }
 }
 
@@ -478,10 +477,9 @@ void WorkerGroup::handle_deadlines() {
   if (announce_at_ && Clock::now() >= *announce_at_) announce_wait();
   if (!deadline_ || Clock::now() < *deadline_) return;
   if (!ending_ && left_ == Left::kHelpers) {
-    run_.output.say(
-        fmt::format("syncbn-launch: processes that the workers started still run after {}: {}; "
-                    "sending SIGTERM",
-                    grace_time(), describe_helpers(keeper_->pid())));
+    run_.output.announce(
+        "processes that the workers started still run after {}: {}; sending SIGTERM", grace_time(),
+        describe_helpers(keeper_->pid()));
     return end_workers(SIGTERM);
   }
   if (running() == 0) {
@@ -489,9 +487,8 @@ void WorkerGroup::handle_deadlines() {
     return;
   }
   if (!killed_) {
-    run_.output.say(
-        fmt::format("syncbn-launch: workers still run {} after the signal to end, and are killed",
-                    grace_time()));
+    run_.output.announce("workers still run {} after the signal to end, and are killed",
+                         grace_time());
     return kill_workers();
   }
   // SIGKILL did not help; only the keeper goes on waiting.
@@ -502,9 +499,8 @@ void WorkerGroup::handle_deadlines() {
     worker.ended_by_us = true;
     if (worker.pid == 0) continue;  // not forked yet: the keeper hangs in an earlier fork
     log_end(i, "did not end after SIGKILL");
-    run_.output.say(
-        fmt::format("syncbn-launch: rank {} (pid {}) did not end after SIGKILL; it is left running",
-                    worker.rank, worker.pid));
+    run_.output.announce("rank {} (pid {}) did not end after SIGKILL; it is left running",
+                         worker.rank, worker.pid);
   }
 }
 
@@ -548,14 +544,13 @@ void WorkerGroup::announce_wait() {
   announce_at_.reset();
   if (running() > 0) {
     const Worker& failed = workers_[first_failure_->worker];
-    run_.output.say(fmt::format("syncbn-launch: rank {} failed ({}); waiting for {} to end",
-                                failed.rank, failed.end_in_words(),
-                                base::counted(running(), "other worker")));
+    run_.output.announce("rank {} failed ({}); waiting for {} to end", failed.rank,
+                         failed.end_in_words(), base::counted(running(), "other worker"));
   } else if (!ending_ && left_ == Left::kHelpers) {
-    run_.output.say(fmt::format(
-        "syncbn-launch: all workers have ended; waiting up to {} (--shutdown_timeout) for "
-        "processes that they started: {}",
-        grace_time(), describe_helpers(keeper_->pid())));
+    run_.output.announce(
+        "all workers have ended; waiting up to {} (--shutdown_timeout) for processes that they "
+        "started: {}",
+        grace_time(), describe_helpers(keeper_->pid()));
   }
 }
 

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "box_ops.h"
@@ -20,10 +19,9 @@ DenseDetector::DenseDetector(const std::string& name, const ModelArgs& args,
       make_anchors_(shape.anchor_scales, shape.anchor_ratios),
       backbone_(register_module(
           "backbone", std::make_shared<ResNetFpn>(name, args, shape.backbone, shape.p6_from_c5))),
-      head_(register_module("head", std::make_shared<DenseHead>(
-                                        args, DenseHeadOptions{.anchors = make_anchors_.per_place(),
-                                                               .norm = options.head_norm,
-                                                               .centerness = shape.centerness}))) {}
+      head_(register_module(
+          "head", std::make_shared<DenseHead>(args, make_anchors_.per_place(), options.head_norm,
+                                              shape.centerness))) {}
 
 std::vector<at::Tensor> DenseDetector::forward_all(at::Tensor images) {
   const std::vector<at::Tensor> levels = backbone_->forward(images);
@@ -53,22 +51,8 @@ DenseDetector::Predictions DenseDetector::predictions_of(
     const std::vector<at::Tensor>& outputs) const {
   const at::ScalarType type = outputs.back().scalar_type();
   const bool has_centerness = outputs.size() == make_anchors_.levels() + 3;
-  return {.logits = outputs[0].to(type),
-          .regression = outputs[1].to(type),
-          .centerness = has_centerness ? outputs[2].to(type) : at::Tensor()};
-}
-
-DenseDetector::Predictions DenseDetector::Predictions::of_image(int64_t image) const {
-  return {.logits = logits[image],
-          .regression = regression[image],
-          .centerness = centerness.defined() ? centerness[image] : centerness};
-}
-
-DenseDetector::Predictions DenseDetector::Predictions::of_anchors(int64_t begin,
-                                                                  int64_t count) const {
-  return {.logits = logits.narrow(-2, begin, count),
-          .regression = regression.narrow(-2, begin, count),
-          .centerness = centerness.defined() ? centerness.narrow(-2, begin, count) : centerness};
+  const Predictions all = {outputs[0], outputs[1], has_centerness ? outputs[2] : at::Tensor()};
+  return all.transformed([&](const at::Tensor& tensor) { return tensor.to(type); });
 }
 
 at::Tensor DenseDetector::loss(const std::vector<at::Tensor>& outputs,
@@ -97,7 +81,6 @@ std::vector<Detections> DenseDetector::detect(const std::vector<at::Tensor>& out
   const at::Tensor pixels = sizes.to(at::kDouble).cpu();
   std::vector<Detections> all;
   for (int64_t i = 0; i < sizes.size(0); ++i) {
-    const Predictions image = predictions.of_image(i);
     const auto height = pixels[i][0].item<double>();
     const auto width = pixels[i][1].item<double>();
     std::vector<at::Tensor> boxes;
@@ -105,7 +88,9 @@ std::vector<Detections> DenseDetector::detect(const std::vector<at::Tensor>& out
     std::vector<at::Tensor> labels;
     int64_t begin = 0;
     for (const at::Tensor& anchors : levels) {
-      const Predictions level = image.of_anchors(begin, anchors.size(0));
+      const Predictions level = predictions.transformed([&](const at::Tensor& all_anchors) {
+        return all_anchors[i].narrow(0, begin, anchors.size(0));
+      });
       Detections found = candidates(level, anchors, height, width);
       boxes.push_back(std::move(found.boxes));
       scores.push_back(std::move(found.scores));

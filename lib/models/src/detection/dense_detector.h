@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,8 +81,12 @@ class DenseDetector : public Detector {
     at::Tensor regression;  ///< [..., A, 4]
     at::Tensor centerness;  ///< [..., A, 1], or undefined
 
-    Predictions of_image(int64_t image) const;
-    Predictions of_anchors(int64_t begin, int64_t count) const;
+    /// These predictions with `change` applied to each tensor.
+    Predictions transformed(const std::function<at::Tensor(const at::Tensor&)>& change) const {
+      return {.logits = change(logits),
+              .regression = change(regression),
+              .centerness = centerness.defined() ? change(centerness) : centerness};
+    }
   };
 
   /// The box that each anchor of an image is to predict.

@@ -7,7 +7,6 @@
 
 #include <limits>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "../families.h"
@@ -64,7 +63,12 @@ class Fcos : public DenseDetector {
                     const std::vector<at::Tensor>& levels) const override {
     const at::Tensor anchors = at::cat(levels);
     const at::Tensor strides = anchors.select(1, 2) - anchors.select(1, 0);
-    const auto [lower, upper] = ranges(levels);
+    // Bounds of the largest distance at each place, in pixels: 4 to 8 strides of its level; the
+    // first level has no lower and the last no upper bound.
+    const at::Tensor lower = 4 * strides;
+    const at::Tensor upper = 8 * strides;
+    lower.slice(0, 0, levels.front().size(0)).zero_();
+    upper.slice(0, -levels.back().size(0)).fill_(std::numeric_limits<double>::infinity());
     const auto middle = [](const at::Tensor& all) {
       return (all.slice(1, 0, 2) + all.slice(1, 2)) / 2;
     };
@@ -112,21 +116,6 @@ class Fcos : public DenseDetector {
   }
 
  private:
-  /// Bounds of the largest distance at each place, in pixels: 4 to 8 strides of its level; the
-  /// first level has no lower and the last no upper bound. Both [A].
-  static std::pair<at::Tensor, at::Tensor> ranges(const std::vector<at::Tensor>& levels) {
-    std::vector<at::Tensor> lower;
-    std::vector<at::Tensor> upper;
-    for (const at::Tensor& anchors : levels) {
-      const at::Tensor strides = anchors.select(1, 2) - anchors.select(1, 0);
-      lower.push_back(4 * strides);
-      upper.push_back(8 * strides);
-    }
-    lower.front().zero_();
-    upper.back().fill_(std::numeric_limits<double>::infinity());
-    return {at::cat(lower), at::cat(upper)};
-  }
-
   double radius_;
 };
 

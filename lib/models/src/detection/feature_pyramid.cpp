@@ -4,20 +4,12 @@
 #include <ATen/ops/upsample_nearest2d.h>
 #include <torch/nn/init.h>
 
-#include "../blocks.h"
-
 namespace syncbn::models {
 namespace {
 
-torch::nn::Conv2d pyramid_conv(int64_t in, int64_t kernel, int64_t stride = 1) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, ResNetFpn::kChannels, kernel)
-                               .stride(stride)
-                               .padding(kernel / 2));
-}
-
-std::shared_ptr<Chain> chain_of(const torch::nn::Conv2d& conv) {
+std::shared_ptr<Chain> pyramid_conv(int64_t in, int64_t kernel) {
   auto chain = std::make_shared<Chain>();
-  chain->add(conv);
+  chain->add(conv_with_bias(in, ResNetFpn::kChannels, kernel));
   return chain;
 }
 
@@ -36,17 +28,15 @@ ResNetFpn::ResNetFpn(const std::string& name, const ModelArgs& args, const ResNe
   const auto channels = stages.channels();
   // Initialised before the other layers, as in torchvision: a seed then gives the same weights.
   const auto extra = std::make_shared<Chain>();
-  p6_ = extra->add(pyramid_conv(p6_from_c5 ? channels.back() : kChannels, 3, 2), "p6");
-  p7_ = extra->add(pyramid_conv(kChannels, 3, 2), "p7");
+  p6_ = extra->add(conv_with_bias(p6_from_c5 ? channels.back() : kChannels, kChannels, 3, 2), "p6");
+  p7_ = extra->add(conv_with_bias(kChannels, kChannels, 3, 2), "p7");
   init_pyramid(*extra);
 
   const auto inner = std::make_shared<Chain>();
   const auto outer = std::make_shared<Chain>();
   for (size_t stage = 1; stage < channels.size(); ++stage) {  // C3 to C5
-    lateral_.push_back(pyramid_conv(channels[stage], 1));
-    smooth_.push_back(pyramid_conv(kChannels, 3));
-    inner->add(chain_of(lateral_.back()));
-    outer->add(chain_of(smooth_.back()));
+    lateral_.push_back(inner->add(pyramid_conv(channels[stage], 1)));
+    smooth_.push_back(outer->add(pyramid_conv(kChannels, 3)));
   }
   const auto fpn = std::make_shared<Chain>();
   fpn->add_name(inner, "inner_blocks");

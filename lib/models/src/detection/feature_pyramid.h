@@ -3,10 +3,8 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/module.h>
-#include <torch/nn/modules/conv.h>
-
 #include "../backbones.h"
+#include "../blocks.h"
 
 namespace syncbn::models {
 
@@ -29,8 +27,8 @@ class ResNetFpn : public torch::nn::Module {
  private:
   Backbone body_;
   bool p6_from_c5_;
-  std::vector<torch::nn::Conv2d> lateral_;  ///< of C3 to C5
-  std::vector<torch::nn::Conv2d> smooth_;   ///< of P3 to P5
+  std::vector<std::shared_ptr<Chain>> lateral_;  ///< of C3 to C5
+  std::vector<std::shared_ptr<Chain>> smooth_;   ///< of P3 to P5
   torch::nn::Conv2d p6_{nullptr};
   torch::nn::Conv2d p7_{nullptr};
 };

@@ -23,30 +23,23 @@ void init_output(torch::nn::Conv2d& conv, double bias) {
   torch::nn::init::constant_(conv->bias, bias);
 }
 
-void add_tower_layer(Chain& tower, const std::string& head_norm, bool bias,
-                     const NormFactory& norm) {
-  tower.add(head_conv(kHeadChannels, bias));
-  if (head_norm == "batch") {
-    tower.add_norm(norm, kHeadChannels, Activation::kRelu);
-    return;
-  }
-  if (head_norm == "group") {
-    tower.add(torch::nn::GroupNorm(torch::nn::GroupNormOptions(32, kHeadChannels)));
-  }
-  tower.add_relu();
-}
-
 /// The convolutions before the last, with default initial values.
-std::shared_ptr<Chain> tower(const DenseHeadOptions& options, const NormFactory& norm) {
+std::shared_ptr<Chain> tower(const std::string& head_norm, bool centerness,
+                             const NormFactory& norm) {
   auto all = std::make_shared<Chain>();
   for (int i = 0; i < 4; ++i) {
-    if (options.centerness) {
-      add_tower_layer(*all, options.norm, /*bias=*/true, norm);
-      continue;
+    // FCOS numbers all layers in a row; RetinaNet has a module for each convolution.
+    const auto layer = centerness ? all : std::make_shared<Chain>();
+    layer->add(head_conv(kHeadChannels, /*bias=*/centerness || head_norm == "none"));
+    if (head_norm == "batch") {
+      layer->add_norm(norm, kHeadChannels, Activation::kRelu);
+    } else {
+      if (head_norm == "group") {
+        layer->add(torch::nn::GroupNorm(torch::nn::GroupNormOptions(32, kHeadChannels)));
+      }
+      layer->add_relu();
     }
-    auto layer = std::make_shared<Chain>();
-    add_tower_layer(*layer, options.norm, /*bias=*/options.norm == "none", norm);
-    all->add(layer);
+    if (!centerness) all->add(layer);
   }
   return all;
 }
@@ -59,22 +52,23 @@ at::Tensor by_anchor(const at::Tensor& x, int64_t values) {
 
 }  // namespace
 
-DenseHead::DenseHead(const ModelArgs& args, const DenseHeadOptions& options)
+DenseHead::DenseHead(const ModelArgs& args, int64_t anchors, const std::string& head_norm,
+                     bool centerness)
     : classes_(args.num_classes) {
   const NormFactory norm(args);
   const auto classification = register_module("classification_head", std::make_shared<Chain>());
   const auto regression = register_module("regression_head", std::make_shared<Chain>());
 
-  class_tower_ = classification->add(tower(options, norm), "conv");
+  class_tower_ = classification->add(tower(head_norm, centerness, norm), "conv");
   init_layers(*class_tower_, normal_init(kInitStd), {});
-  class_logits_ = classification->add(head_conv(options.anchors * classes_), "cls_logits");
+  class_logits_ = classification->add(head_conv(anchors * classes_), "cls_logits");
   // Each class has an initial probability of 0.01 (Lin et al., section 4.1).
   init_output(class_logits_, -std::log((1 - 0.01) / 0.01));
 
-  box_tower_ = regression->add(tower(options, norm), "conv");
-  box_regression_ = regression->add(head_conv(options.anchors * 4), "bbox_reg");
-  if (options.centerness) {
-    centerness_ = regression->add(head_conv(options.anchors), "bbox_ctrness");
+  box_tower_ = regression->add(tower(head_norm, centerness, norm), "conv");
+  box_regression_ = regression->add(head_conv(anchors * 4), "bbox_reg");
+  if (centerness) {
+    centerness_ = regression->add(head_conv(anchors), "bbox_ctrness");
   }
   init_output(box_regression_, 0);
   if (centerness_) init_output(centerness_, 0);

@@ -4,27 +4,20 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/modules/conv.h>
-
 #include "../blocks.h"
 
 namespace syncbn::models {
 
-struct DenseHeadOptions {
-  int64_t anchors = 1;  ///< at each place
-  /// Normalisation of the four convolutions before the last: none, group (32 groups) or batch (the
-  /// batch norm of ModelArgs). Levels share the layers, but each level has its own batch
-  /// statistics.
-  std::string norm = "none";
-  /// Adds FCOS's centerness, clips box regressions at 0, and gives layers FCOS's names instead of
-  /// RetinaNet's.
-  bool centerness = false;
-};
-
 /// Predicts classes and boxes of all anchors: two stacks of convolutions that all levels share.
 class DenseHead : public torch::nn::Module {
  public:
-  DenseHead(const ModelArgs& args, const DenseHeadOptions& options);
+  /// @param anchors at each place
+  /// @param head_norm normalisation of the four convolutions before the last: none, group (32
+  ///   groups) or batch (the batch norm of ModelArgs). Levels share the layers, but each level has
+  ///   its own batch statistics.
+  /// @param centerness adds FCOS's centerness, clips box regressions at 0, and gives layers FCOS's
+  ///   names instead of RetinaNet's
+  DenseHead(const ModelArgs& args, int64_t anchors, const std::string& head_norm, bool centerness);
 
   /// @param levels of the feature pyramid, [N, 256, h, w]
   /// @return of the anchors of all levels: logits [N, A, classes], box regression [N, A, 4] and, if

@@ -183,27 +183,28 @@ Names gelu(const OnnxCall& call) {
   return {call.add("Mul", {call.add("Mul", {x, call.constant(0.5)}), factor})};
 }
 
-Names max_pool2d(const OnnxCall& call) {
+/// The attributes of pooling: those of its window, and `others`.
+std::vector<OnnxAttribute> pooling(const OnnxCall& call, const std::vector<OnnxAttribute>& others) {
   const Ints kernel = call.integers(1, 2);
   const Ints stride = call.integers(2, 2);
-  return {call.add("MaxPool", {call.name(0)},
-                   {{"kernel_shape", kernel},
-                    {"strides", stride.empty() ? kernel : stride},
-                    {"pads", both_ends(call.integers(3, 2))},
-                    {"dilations", call.integers(4, 2)},
-                    {"ceil_mode", int64_t{call.flag(5)}}})};
+  std::vector<OnnxAttribute> all = {{"kernel_shape", kernel},
+                                    {"strides", stride.empty() ? kernel : stride},
+                                    {"pads", both_ends(call.integers(3, 2))}};
+  all.insert(all.end(), others.begin(), others.end());
+  return all;
+}
+
+Names max_pool2d(const OnnxCall& call) {
+  return {call.add(
+      "MaxPool", {call.name(0)},
+      pooling(call, {{"dilations", call.integers(4, 2)}, {"ceil_mode", int64_t{call.flag(5)}}}))};
 }
 
 Names avg_pool2d(const OnnxCall& call) {
   require(call.is_none(6), "it has a divisor of its own");
-  const Ints kernel = call.integers(1, 2);
-  const Ints stride = call.integers(2, 2);
   return {call.add("AveragePool", {call.name(0)},
-                   {{"kernel_shape", kernel},
-                    {"strides", stride.empty() ? kernel : stride},
-                    {"pads", both_ends(call.integers(3, 2))},
-                    {"ceil_mode", int64_t{call.flag(4)}},
-                    {"count_include_pad", int64_t{call.flag(5)}}})};
+                   pooling(call, {{"ceil_mode", int64_t{call.flag(4)}},
+                                  {"count_include_pad", int64_t{call.flag(5)}}}))};
 }
 
 /// [out, in]: row i takes the mean over the cells floor(i in / out) to ceil((i + 1) in / out) - 1,

@@ -210,6 +210,10 @@ Items Unpickler::pop_to_mark() {
   return items;
 }
 
+void Unpickler::push_text(bool is_bytes, uint64_t size) {
+  push({.kind = is_bytes ? Kind::kBytes : Kind::kText, .text = std::string(take(size))});
+}
+
 void Unpickler::push_tuple(size_t size) {
   Items items(size);
   for (size_t i = size; i-- > 0;) items[i] = pop();
@@ -362,23 +366,17 @@ bool Unpickler::step(unsigned char code) {
     }
     case kBinUnicode:
     case kBinString:
-      push({.kind = Kind::kText, .text = std::string(take(number<uint32_t>()))});
+    case kBinBytes:
+      push_text(code == kBinBytes, number<uint32_t>());
       break;
     case kShortBinUnicode:
     case kShortBinString:
-      push({.kind = Kind::kText, .text = std::string(take(number<uint8_t>()))});
+    case kShortBinBytes:
+      push_text(code == kShortBinBytes, number<uint8_t>());
       break;
     case kBinUnicode8:
-      push({.kind = Kind::kText, .text = std::string(take(number<uint64_t>()))});
-      break;
-    case kBinBytes:
-      push({.kind = Kind::kBytes, .text = std::string(take(number<uint32_t>()))});
-      break;
-    case kShortBinBytes:
-      push({.kind = Kind::kBytes, .text = std::string(take(number<uint8_t>()))});
-      break;
     case kByteArray8:
-      push({.kind = Kind::kBytes, .text = std::string(take(number<uint64_t>()))});
+      push_text(code == kByteArray8, number<uint64_t>());
       break;
     case kEmptyDict:
       push({.kind = Kind::kDict});

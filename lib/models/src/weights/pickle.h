@@ -103,6 +103,7 @@ class Unpickler {
   Value& push(Value value);
   Value* pop();
   std::vector<const Value*> pop_to_mark();
+  void push_text(bool is_bytes, uint64_t size);
   void push_tuple(size_t size);
   void extend(Value::Kind kind, const std::vector<const Value*>& items);
   void put(uint64_t place);

@@ -104,30 +104,26 @@ const Value& read_zip(const MappedFile& file, Values& values) {
 const Value& read_legacy(const MappedFile& file, Values& values) {
   std::string_view rest = file.bytes();
   std::map<std::string, StorageId> ids;
-  const auto next = [&](const Unpickler::LoadStorage& load) -> const Value& {
-    Unpickler unpickler(rest, values, load);
+  const auto next = [&](Values& owner, const Unpickler::LoadStorage& load) -> const Value& {
+    Unpickler unpickler(rest, owner, load);
     const Value& value = unpickler.read();
     rest.remove_prefix(unpickler.size());
     return value;
   };
   const auto none = [](const Value&) -> Value { fail_truncated(); };
-  for (int i = 0; i < 3; ++i) next(none);
+  for (int i = 0; i < 3; ++i) next(values, none);
   const std::string_view saved = rest;
   // The storages come after the saved value that refers to them: the first pass finds their sizes.
   Values discarded(file.bytes().size());
-  {
-    Unpickler first(rest, discarded, [&](const Value& value) {
-      const StorageId id = parse_id(value);
-      ids[id.key] = id;
-      return Value{.kind = Kind::kStorage,
-                   .dtype = id.dtype,
-                   .storage = {c10::Storage::use_byte_size_t(), id.bytes,
-                               at::DataPtr(nullptr, at::Device(at::kCPU))}};
-    });
-    first.read();
-    rest.remove_prefix(first.size());
-  }
-  const Value& keys = next(none);
+  next(discarded, [&](const Value& value) {
+    const StorageId id = parse_id(value);
+    ids[id.key] = id;
+    return Value{.kind = Kind::kStorage,
+                 .dtype = id.dtype,
+                 .storage = {c10::Storage::use_byte_size_t(), id.bytes,
+                             at::DataPtr(nullptr, at::Device(at::kCPU))}};
+  });
+  const Value& keys = next(values, none);
   std::map<std::string, std::string_view> contents;
   for (const Value* const key : keys.items) {
     const auto id = ids.find(key->text);

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <set>
 #include <string_view>
 
@@ -93,21 +92,18 @@ const Value& choose(const Value& saved, const std::string& key) {
 /// What a file is that is neither torch.save's nor safetensors, for messages.
 std::string what_it_is(std::string_view bytes) {
   constexpr std::pair<std::string_view, const char*> kKinds[] = {
-      {"<", "it is a web page (HTML or XML), not weights: download the file itself"},
       {"{",
        "it is JSON, such as the index of weights in several files: name their file if it is one, "
        "otherwise load them in Python and save one"},
-      {"\x1f\x8b", "it is a compressed file: unpack it first"},
       {"\x89HDF", "it is a file of HDF5, as Keras writes: save the weights with PyTorch"},
       {"\x93NUMPY", "it is an array of NumPy: save a dictionary of tensors with torch.save"},
       {"\x80", "it is a pickle, but none of torch.save: save it with torch.save"},
   };
   bytes.remove_prefix(std::min(bytes.find_first_not_of(" \t\r\n\xef\xbb\xbf"), bytes.size()));
-  if (std::string pointer = base::git_lfs_pointer(bytes); !pointer.empty()) return pointer;
   for (const auto& [magic, what] : kKinds) {
     if (bytes.starts_with(magic)) return what;
   }
-  return "it is neither a file of torch.save nor safetensors";
+  return base::foreign_file(bytes, "it is neither a file of torch.save nor safetensors");
 }
 
 StateDict tensors_of(const Value& dict) {
@@ -124,11 +120,9 @@ StateDict tensors_of(const Value& dict) {
 }
 
 void add_state(const torch::nn::Module& module, const std::string& prefix, StateDict& all) {
-  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-    all.insert(prefix + item.key(), item.value());
-  }
-  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
-    all.insert(prefix + item.key(), item.value());
+  for (const auto& own :
+       {module.named_parameters(/*recurse=*/false), module.named_buffers(/*recurse=*/false)}) {
+    for (const auto& item : own) all.insert(prefix + item.key(), item.value());
   }
   for (const auto& item : module.named_children()) {
     add_state(*item.value(), prefix + item.key() + ".", all);

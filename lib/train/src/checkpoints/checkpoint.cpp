@@ -2,10 +2,8 @@
 
 #include <ATen/core/jit_type.h>
 #include <fmt/format.h>
-#include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 
-#include <optional>
 #include <utility>
 
 #include "checkpoints/sealed_archive.h"
@@ -22,25 +20,7 @@ at::Tensor own_copy(const at::Tensor& tensor) {
   return host.is_alias_of(tensor) ? host.clone() : host;
 }
 
-Dict to_dict(const std::map<std::string, at::Tensor>& tensors) {
-  Dict dict = make_dict();
-  for (const auto& [name, tensor] : tensors) put(dict, name, on_host(tensor));
-  return dict;
-}
-
-Dict to_dict(const std::map<std::string, double>& numbers) {
-  Dict dict = make_dict();
-  for (const auto& [name, number] : numbers) put(dict, name, number);
-  return dict;
-}
-
-Dict to_dict(const OptimizerState& state) {
-  Dict dict = make_dict();
-  for (const auto& [name, tensors] : state) put(dict, name, to_dict(tensors));
-  return dict;
-}
-
-Dict to_dict(const data::SamplerState& state) {
+Dict to_item(const data::SamplerState& state) {
   Dict dict = make_dict();
   put(dict, "version", state.version);
   put(dict, "seed", state.seed);
@@ -67,6 +47,13 @@ Dict to_item(const Checkpoint::Best& best) {
 template <class T>
 const T& to_item(const T& item) {
   return item;
+}
+
+template <class T>
+Dict to_item(const std::map<std::string, T>& items) {
+  Dict dict = make_dict();
+  for (const auto& [name, item] : items) put(dict, name, to_item(item));
+  return dict;
 }
 
 template <class T>
@@ -97,22 +84,17 @@ class Reader {
     return all;
   }
 
-  std::map<std::string, at::Tensor> tensors() const {
-    std::map<std::string, at::Tensor> all;
-    for (const auto& entry : dict_) all[entry.key().toStringRef()] = entry.value().toTensor();
-    return all;
-  }
-
-  std::map<std::string, double> numbers() const {
-    std::map<std::string, double> all;
-    for (const auto& entry : dict_) all[entry.key().toStringRef()] = entry.value().toDouble();
+  template <class T>
+  std::map<std::string, T> items() const {
+    std::map<std::string, T> all;
+    for (const auto& entry : dict_) all[entry.key().toStringRef()] = entry.value().to<T>();
     return all;
   }
 
   OptimizerState state() const {
     OptimizerState all;
     for (const auto& entry : dict_) {
-      all[entry.key().toStringRef()] = Reader(entry.value()).tensors();
+      all[entry.key().toStringRef()] = Reader(entry.value()).items<at::Tensor>();
     }
     return all;
   }
@@ -152,12 +134,12 @@ std::vector<Checkpoint::Best> read_best(const Reader& reader) {
 
 Checkpoint read_checkpoint(const Reader& reader) {
   Checkpoint checkpoint;
-  checkpoint.model = reader.section("model").tensors();
-  if (reader.has("ema")) checkpoint.ema = reader.section("ema").tensors();
+  checkpoint.model = reader.section("model").items<at::Tensor>();
+  if (reader.has("ema")) checkpoint.ema = reader.section("ema").items<at::Tensor>();
   checkpoint.has_optimizer = reader.has("optimizer");
   if (checkpoint.has_optimizer) checkpoint.optimizer = reader.section("optimizer").state();
-  if (reader.has("scaler")) checkpoint.scaler = reader.section("scaler").tensors();
-  if (reader.has("schedule")) checkpoint.schedule = reader.section("schedule").numbers();
+  if (reader.has("scaler")) checkpoint.scaler = reader.section("scaler").items<at::Tensor>();
+  if (reader.has("schedule")) checkpoint.schedule = reader.section("schedule").items<double>();
   if (reader.has("lr_scale")) checkpoint.lr_scale = reader.number("lr_scale");
   if (reader.has("restores")) checkpoint.restores = reader.integer("restores");
   checkpoint.step = reader.integer("step");
@@ -187,15 +169,15 @@ Dict to_dict(const Checkpoint& checkpoint) {
   Dict dict = make_dict();
   put(dict, "format", std::string(Checkpoint::kFormat));
   put(dict, "format_version", Checkpoint::kFormatVersion);
-  put(dict, "model", to_dict(checkpoint.model));
-  if (!checkpoint.ema.empty()) put(dict, "ema", to_dict(checkpoint.ema));
-  if (checkpoint.has_optimizer) put(dict, "optimizer", to_dict(checkpoint.optimizer));
-  if (!checkpoint.scaler.empty()) put(dict, "scaler", to_dict(checkpoint.scaler));
-  if (!checkpoint.schedule.empty()) put(dict, "schedule", to_dict(checkpoint.schedule));
+  put(dict, "model", to_item(checkpoint.model));
+  if (!checkpoint.ema.empty()) put(dict, "ema", to_item(checkpoint.ema));
+  if (checkpoint.has_optimizer) put(dict, "optimizer", to_item(checkpoint.optimizer));
+  if (!checkpoint.scaler.empty()) put(dict, "scaler", to_item(checkpoint.scaler));
+  if (!checkpoint.schedule.empty()) put(dict, "schedule", to_item(checkpoint.schedule));
   put(dict, "lr_scale", checkpoint.lr_scale);
   put(dict, "restores", checkpoint.restores);
   put(dict, "step", checkpoint.step);
-  put(dict, "sampler", to_dict(checkpoint.sampler));
+  put(dict, "sampler", to_item(checkpoint.sampler));
   put(dict, "epoch_loss", checkpoint.epoch_loss);
   put(dict, "epoch_samples", checkpoint.epoch_samples);
   put(dict, "epoch_counts", to_list(checkpoint.epoch_counts));
@@ -254,13 +236,11 @@ Checkpoint parse_checkpoint(const std::string& bytes, const std::string& name) {
   } catch (const std::exception& error) {
     throw_if_out_of_memory(MemoryUse::kLater, error);  // the checkpoint may be whole
     // Replaces libtorch's message, which names its own source lines.
-    throw base::UserError(
-        fmt::format("{} is not a whole checkpoint of train ({}): it is {}", name,
-                    base::format_bytes(bytes.size()),
-                    is_of_python(bytes) ? "of Python's torch.save; to begin with its weights, set "
-                                          "init=" +
-                                              name
-                                        : "damaged, truncated or another program's"));
+    throw base::UserError(fmt::format(
+        "{} is not a whole checkpoint of train ({}): {}", name, base::format_bytes(bytes.size()),
+        is_of_python(bytes)
+            ? "it is of Python's torch.save; to begin with its weights, set init=" + name
+            : what_it_is(bytes)));
   }
   if (!checkpoint) {
     throw NewerCheckpointError(fmt::format(

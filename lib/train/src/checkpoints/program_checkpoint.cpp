@@ -121,12 +121,11 @@ void save_checkpoint(const std::string& path, const torch::nn::Module& module,
 
 Extra load_checkpoint(const std::string& path, torch::nn::Module& module,
                       torch::optim::Optimizer* optimizer) {
-  const auto dict = read_program_checkpoint(base::read_file(path));
+  const std::string bytes = base::read_file(path);
+  const auto dict = read_program_checkpoint(bytes);
   if (!dict) {
     throw base::UserError(
-        fmt::format("{} is not a whole file of save_checkpoint(): it is damaged, truncated or "
-                    "another program's",
-                    path));
+        fmt::format("{} is not a whole file of save_checkpoint(): {}", path, what_it_is(bytes)));
   }
   const bool is_of_train = !dict->contains("extra");
   if (optimizer != nullptr && (is_of_train || !dict->contains("optimizer"))) {

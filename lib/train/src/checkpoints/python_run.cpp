@@ -212,9 +212,7 @@ config::Value of_groups(const std::vector<double>& numbers) {
   if (std::ranges::count(numbers, numbers.front()) == std::ssize(numbers)) {
     return setting_of(numbers.front());
   }
-  std::vector<config::Value> items;
-  for (const double number : numbers) items.push_back(setting_of(number));
-  return config::detail::list_of(std::move(items));
+  return config::Codec<std::vector<double>>::write(numbers);
 }
 
 void set_optimizer(config::Value& section, const std::vector<Dict>& python, const Dict& run,

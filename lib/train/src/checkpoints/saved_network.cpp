@@ -6,8 +6,6 @@
 #include <syncbn/dist/collectives.h>
 #include <syncbn/models/weights.h>
 
-#include <filesystem>
-
 #include "checkpoints/sealed_archive.h"
 #include "common/naming.h"
 #include "common/rank_0.h"

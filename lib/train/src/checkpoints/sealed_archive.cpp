@@ -4,6 +4,7 @@
 #include <libdeflate.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <utility>
@@ -91,6 +92,12 @@ bool is_sealed(std::string_view bytes) {
 std::string load_file(const std::filesystem::path& file) {
   spdlog::info("loads {}", file.string());
   return base::read_file(file);
+}
+
+std::string what_it_is(std::string_view bytes) {
+  const std::string damaged = "it is damaged, truncated or another program's";
+  // A damaged checkpoint is a zip file as well: do not advise to unpack it.
+  return bytes.starts_with("PK") ? damaged : base::foreign_file(bytes, damaged);
 }
 
 /// A whole zip archive without our checksum, a pickle, as torch.save wrote before 1.6, or

@@ -24,6 +24,9 @@ bool is_sealed(std::string_view bytes);
 /// Reads a file of weights or of a run, and logs its name.
 std::string load_file(const std::filesystem::path& file);
 
+/// For messages: what a file is that is no sealed archive.
+std::string what_it_is(std::string_view bytes);
+
 /// Whether the bytes are those of Python's torch.save or of safetensors.
 bool is_of_python(std::string_view bytes);
 

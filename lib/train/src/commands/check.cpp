@@ -1,11 +1,11 @@
 #include "commands/commands.h"
 
 #include <fmt/format.h>
+#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
-#include <syncbn/data/sample_dataset.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
 #include <syncbn/train/inputs.h>
@@ -13,7 +13,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <memory>
+#include <optional>
 
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
@@ -29,6 +31,11 @@ namespace {
 
 /// For each split: files are read once more, most of them from the page cache.
 constexpr std::chrono::minutes kSurveyTime{1};
+
+/// The number of ranks, if a launcher has started this process.
+std::optional<int64_t> launched_ranks() {
+  return base::env_int("WORLD_SIZE", 1, std::numeric_limits<int>::max());
+}
 
 /// Makes a check skip what it cannot read, and read all of each file: a crop as the first transform
 /// would decode only a part of an image.
@@ -50,7 +57,7 @@ Config for_reading(const Config& config) {
   faults.throw_if_any();
   changed.loader.on_error = "skip";
   changed.loader.error_budget = 1;
-  changed.sync_batchnorm_group.reset();  // this command runs on one rank
+  if (!launched_ranks()) changed.sync_batchnorm_group.reset();  // it is for a run of more ranks
   return changed;
 }
 
@@ -111,11 +118,13 @@ void advise_weights(const Config& config, const data::Dataset& set) {
       base::counted(std::ranges::min(counts), "training sample"));
 }
 
-/// Checks what a run of one rank would check at its start, before what takes long. Only warns of a
-/// last batch of one: more ranks divide the samples differently.
+/// Checks what a run would check at its start, before what takes long. Without a launcher, only
+/// warns of batches of one: more ranks divide the samples differently.
 void check_start(const Config& config, const Inputs& inputs) {
   dist::init_process_group({.backend = "gloo", .rank = 0, .world_size = 1});
-  const auto model = make_model(config, *inputs.train_set, config.seed.value_or(0));
+  Config alone = config;
+  alone.sync_batchnorm_group.reset();  // the other ranks do not form groups
+  const auto model = make_model(alone, *inputs.train_set, config.seed.value_or(0));
   init_model(config, *model);
   const data::Loader loader(inputs.train_set, inputs.make_sampler(0),
                             config.loader.options(inputs.batch_size, at::kCPU));
@@ -126,8 +135,10 @@ void check_start(const Config& config, const Inputs& inputs) {
   const auto schedule = refusing([&] { return component_name("schedule", config.schedule); },
                                  [&] { return config.schedule.make(args); });
   try {
-    check_plan(config, inputs, loader, *schedule, steps, steps, *model);
+    const int64_t ranks = launched_ranks().value_or(1);
+    check_plan(config, inputs, loader, ranks, *schedule, steps, steps, *model);
   } catch (const base::UserError& mistake) {
+    if (launched_ranks()) throw;
     spdlog::warn("on one rank: {}", mistake.what());
   }
 }
@@ -140,11 +151,9 @@ int check(const std::vector<std::string>& args) {
   const ResolvedConfig resolved = resolve_config(line, faults);
   const Config config = for_reading(resolved.config);
   Inputs inputs;
-  try {
-    inputs = load_inputs(config, /*rank=*/0, /*world_size=*/1);
-  } catch (const base::UserError& mistake) {
-    rethrow_with_place(mistake, resolved);
-  }
+  with_place(resolved, [&] {
+    inputs = load_inputs(config, /*rank=*/0, static_cast<int>(launched_ranks().value_or(1)));
+  });
   check_start(config, inputs);
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);
@@ -155,7 +164,7 @@ int check(const std::vector<std::string>& args) {
     const int64_t found = check_split(to_string(split), set, config, progress);
     bad += found;
     sets.push_back(set);
-    for (const std::string& line : data::survey(*set, split, kSurveyTime)) spdlog::warn("{}", line);
+    warn_of_survey(*set, split, kSurveyTime);
     if (found <= data::max_skipped(resolved.config.loader.options(1, at::kCPU), set->size()))
       return;
     budget = std::max(budget, static_cast<double>(found) / static_cast<double>(set->size()));

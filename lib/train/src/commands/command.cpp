@@ -9,6 +9,7 @@
 #include <syncbn/base/gpus.h>
 #include <syncbn/base/heap.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/threads.h>
 #include <syncbn/config/command_line.h>
@@ -71,7 +72,7 @@ RankEnv read_rank_env(int local_rank) {
   if (rank.has_value() != world_size.has_value()) {
     throw base::UserError(fmt::format(
         "the environment sets {} but not {}; start the program with syncbn-launch, which sets "
-        "both, or unset it to train with one rank",
+        "both, or unset it to run one process",
         rank ? fmt::format("RANK={}", *rank) : fmt::format("WORLD_SIZE={}", *world_size),
         rank ? "WORLD_SIZE" : "RANK"));
   }
@@ -122,21 +123,23 @@ struct GroupGuard {
 constexpr const char* kEval = "eval";
 constexpr const char* kPredict = "predict";
 
-/// A command that runs in one process.
+/// A command that runs in one process: of the ranks that a launcher starts, in rank 0.
 struct SingleCommand {
   const char* name;
+  /// Whether its arguments are those of a run: --check_options reads them too.
+  bool takes_keys;
   /// @param args what follows the command's name
   int (*run)(const std::vector<std::string>& args);
 };
 
 constexpr SingleCommand kSingleCommands[] = {
-    {"check", check},
-    {"compare", compare_command},
-    {"export", export_checkpoint},
-    {"profile", profile_command},
-    {"report", report_command},
-    {"sweep", sweep},
-    {"watch", watch},
+    {"check", true, check},
+    {"compare", false, compare_command},
+    {"export", true, export_checkpoint},
+    {"profile", false, profile_command},
+    {"report", false, report_command},
+    {"sweep", false, sweep},
+    {"watch", false, watch},
 };
 
 const SingleCommand* find_single(const std::string& name) {
@@ -216,6 +219,15 @@ void warn_of_lone_tasks() {
   }
 }
 
+/// Looks for the files that rank 0 will read: the checkpoint of `resume`, or the weights of `init`.
+void find_files(const std::string& command, const Config& config) {
+  const bool is_init = config.resume.empty() && (command == kTraining || command == "check");
+  const std::string& file = is_init ? config.init : config.resume;
+  if (file.empty() || file == "auto" || !base::is_missing(file)) return;
+  throw base::UserError(fmt::format("{}: cannot read {}: No such file or directory",
+                                    is_init ? "init" : "resume", file));
+}
+
 /// Only a warning: nodes that have yet to join may have other numbers of workers than the launcher
 /// has assumed.
 void warn_of_batch(const Config& config, int assumed_ranks) {
@@ -270,21 +282,22 @@ int run(const std::vector<std::string>& given, const RankEnv& env, const Registe
       config::escape_references(all);
       return print(config::to_yaml(all, resolved.origins));
     }
-    if (only_checks && command == kTraining) warn_of_batch(resolved.config, env.world_size);
-    if (only_checks) return base::kExitOk;
+    if (only_checks) {
+      if (env.rank == 0) with_place(resolved, [&] { find_files(command, resolved.config); });
+      if (command == kTraining) warn_of_batch(resolved.config, env.world_size);
+      return base::kExitOk;
+    }
     // It may start this program anew, which then reads the files again.
     if (resolved.can_be_reread) spare_waiting_threads(resolved.config, given);
     if (resolved.config.threads > 0) at::set_num_threads(static_cast<int>(resolved.config.threads));
     if (env.local_rank == 0) check_threads_of_all(resolved.config.loader);
     if (images.empty()) {
-      try {
+      with_place(resolved, [&] {
         inputs = explain_out_of_memory(MemoryUse::kSetup, [&] {
           return evaluates ? load_split(resolved.config, split, env.world_size)
                            : load_inputs(resolved.config, env.rank, env.world_size);
         });
-      } catch (const base::UserError& mistake) {
-        rethrow_with_place(mistake, resolved);
-      }
+      });
     }
   } catch (const base::UserError& error) {
     if (env.local_rank == 0) throw;
@@ -296,7 +309,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env, const Registe
   const Config& config = resolved.config;
   warn_of_lone_tasks();
   local_rank_0_first(env.local_rank, [&] {
-    if (const auto gpu = config.gpu()) see_only_gpu(*gpu);
+    if (const auto gpu = config.gpu()) with_place(resolved, [&] { see_only_gpu(*gpu); });
     // cuBLAS reads it at its first use, and is not deterministic without it.
     if (config.deterministic) ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
     // libtorch's profiler with CUDA would report a missing GPU as an error.
@@ -343,16 +356,29 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
     });
   }
   const std::string first = given.empty() ? "" : given.front();
-  const bool is_read = only_checks && (first == "check" || first == "export");
-  if (const auto* command = is_read ? nullptr : find_single(first)) {
-    if (only_checks) return base::kExitOk;
-    take_held_signals();
-    base::init_logging(0);
+  const auto find_rank = [&] {
     return local_rank_0_first(local_rank, [&] {
-      const std::vector<std::string> args(given.begin() + 1, given.end());
-      register_own(args, register_all);
-      return command->run(args);
+      const RankEnv env = read_rank_env(local_rank);
+      base::init_logging(env.rank);
+      return env;
     });
+  };
+  const SingleCommand* const command = find_single(first);
+  if (command != nullptr && only_checks && !command->takes_keys) return base::kExitOk;
+  if (command != nullptr && !only_checks) {
+    take_held_signals();
+    if (const int rank = find_rank().rank; rank != 0) {
+      if (!base::env("TORCHELASTIC_RUN_ID")) {
+        spdlog::warn(
+            "{}: nothing done: RANK={}, and only rank 0 runs this command; unset RANK and "
+            "WORLD_SIZE to run it here",
+            first, rank);
+      }
+      return base::kExitOk;
+    }
+    const std::vector<std::string> args(given.begin() + 1, given.end());
+    register_own(args, register_all);
+    return command->run(args);
   }
   if (is_evaluation(given) && given.front() != kEval && given.front() != kPredict) {
     given.insert(given.begin(), kEval);
@@ -360,11 +386,7 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
   leave_at_early_signals();
   if (!only_checks && !base::env("RANK")) launch_if_asked(given);
   base::keep_freed_memory();
-  const RankEnv env = local_rank_0_first(local_rank, [&] {
-    const RankEnv found = read_rank_env(local_rank);
-    base::init_logging(found.rank);
-    return found;
-  });
+  const RankEnv env = find_rank();
   try {
     return run(given, env, register_all, only_checks);
   } catch (const dist::PeerError& error) {

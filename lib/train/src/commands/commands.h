@@ -33,10 +33,10 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
 int predict(const Config& config, const std::string& text, const std::string& name,
             const std::string& images, const std::string& output, bool average);
 
-// ---- in one process. `args` are those after the command's name ----------------------------------
+// ---- in one process: rank 0 of a launcher. `args` are those after the command's name -----------
 
 /// `train check`: reads each sample of a configuration's data once, as a run would, and names all
-/// that a run could not use.
+/// that a run could not use. Under a launcher, the run is one of all its ranks.
 /// @throws base::UserError when there are such samples, or when the configuration or the data is
 ///   refused before a sample is read
 int check(const std::vector<std::string>& args);

@@ -109,7 +109,10 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
       }
     });
   };
-  if (is_rank_0()) warn_of_remarks({inputs.eval_set});
+  if (is_rank_0()) {
+    warn_of_remarks({inputs.eval_set});
+    warn_of_survey(*inputs.eval_set, inputs.eval_split);
+  }
   if (network.checkpoint() != nullptr && is_rank_0()) {
     warn_of_other_data(*network.checkpoint(), path, config);
     warn_of_other_classes(*network.checkpoint(), path, inputs.eval_set->class_names());

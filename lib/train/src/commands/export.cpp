@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
@@ -11,11 +10,9 @@
 #include <syncbn/models/gan.h>
 #include <syncbn/models/weights.h>
 #include <syncbn/train/checkpoint.h>
-#include <syncbn/train/command.h>
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -41,14 +38,6 @@ struct Request {
   std::optional<std::string> output;
   bool takes_average = false;
 };
-
-void refuse_ranks() {
-  const auto world_size = base::env_int("WORLD_SIZE", 1, std::numeric_limits<int>::max());
-  if (world_size.value_or(1) == 1) return;
-  throw base::UserError(fmt::format(
-      "export: one process writes the file, and WORLD_SIZE is {}; start train without a launcher",
-      *world_size));
-}
 
 void set_format(const std::string& name, Request& request, config::Faults& faults) {
   const auto& names = models::export_formats();
@@ -140,11 +129,6 @@ std::shared_ptr<const data::Dataset> dataset_of(const Config& config, const Save
   throw base::UserError("export: the data has no split");
 }
 
-std::shared_ptr<models::Model> make_network(const Config& config, const data::Dataset& dataset) {
-  return config.model.make(models::ModelArgs{.num_classes = dataset.num_classes(),
-                                             .sample_shape = dataset.sample_shape()});
-}
-
 /// Loads the weights of a file, ours or Python's, into the network.
 void load_weights(const Saved& saved, bool takes_average, models::Model& model) {
   if (!saved.own) {
@@ -210,7 +194,6 @@ void export_network(const std::string& output, const Request& request, const Sav
 }  // namespace
 
 int export_checkpoint(const std::vector<std::string>& args) {
-  refuse_ranks();
   const Request request = parse(args);
   const Config& config = request.resolved.config;
   std::vector<std::string> words = {"export"};
@@ -222,7 +205,8 @@ int export_checkpoint(const std::vector<std::string>& args) {
   const std::string output = output_file(request, checkpoint).string();
   const Saved saved = read_saved(checkpoint);
   const auto dataset = dataset_of(config, saved);
-  const auto model = make_network(config, *dataset);
+  const auto model = config.model.make(models::ModelArgs{.num_classes = dataset->num_classes(),
+                                                         .sample_shape = dataset->sample_shape()});
   export_network(output, request, saved, *dataset, *model);
   spdlog::info("exported {} as {}", saved.path, format);
   base::write_stdout(output + "\n");

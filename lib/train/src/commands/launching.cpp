@@ -51,6 +51,9 @@ Option option_at(const Words& args, size_t place, bool takes_value) {
 
 // ---- the ImageNet example -----------------------------------------------------------------------
 
+constexpr std::string_view kTrigger = "nproc_per_node";
+constexpr const char* kAllRanks = "multiprocessing_distributed";
+
 /// The example's options, by their names with underscores, and what replaces them. The value of an
 /// option is appended to a replacement that ends in = or :. Names that are keys of `train` itself
 /// (--epochs, --seed, --resume, --batch-size) are not here.
@@ -74,7 +77,7 @@ const std::map<std::string, std::string>& imagenet_options() {
       {"dist_url", "--dist_url="},  // see translate_url()
       {"gpu", "--device=cuda:"},
       {"pretrained", "--init="},
-      {"multiprocessing_distributed", "--nproc_per_node=auto"},
+      {kAllRanks, "--nproc_per_node=auto"},
       {"dummy", "--data.type=synthetic"},
       {"e", "--split=val"},  // of `train eval`; see is_evaluation()
       {"evaluate", "--split=val"},
@@ -134,8 +137,6 @@ bool is_data_folder(const Words& args, size_t place) {
 
 // ---- the launcher -------------------------------------------------------------------------------
 
-constexpr std::string_view kTrigger = "nproc_per_node";
-
 // The launcher's options that `train` passes on. For others, users start syncbn-launch.
 constexpr std::string_view kLauncherOptions[] = {
     kTrigger,       "nnodes",  "node_rank", "master_addr",  "master_port", "rdzv_endpoint",
@@ -148,14 +149,16 @@ bool is_evaluation(const Words& args) {
   return std::ranges::count(args, "-e") + std::ranges::count(args, "--evaluate") > 0;
 }
 
-Words translate_imagenet_options(const Words& args) {
-  Words all;
-  bool has_world_size = false;
-  std::string meeting_file;  // of --dist-url
+std::vector<TranslatedWords> translate_imagenet_options(const Words& args) {
+  std::vector<TranslatedWords> all;
+  std::optional<std::string> nodes;  // of --world-size
+  std::string meeting_file;          // of --dist-url
+  bool chooses_ranks = false;
   for (size_t i = 0; i < args.size();) {
     if (is_data_folder(args, i)) {
-      all.insert(all.end(), {"--data.type=image_folder", "--data.train=" + args[i] + "/train",
-                             "--data.val=" + args[i] + "/val"});
+      all.push_back({.words = {"--data.type=image_folder", "--data.train=" + args[i] + "/train",
+                               "--data.val=" + args[i] + "/val"},
+                     .typed = {args[i]}});
       ++i;
       continue;
     }
@@ -165,8 +168,10 @@ Words translate_imagenet_options(const Words& args) {
         !is_option && args[i].find('=') != std::string::npos && !may_be_value(args, i);
     const std::string name = option_at(args, i, false).name;
     const bool takes = takes_value(name);
+    chooses_ranks = chooses_ranks || (is_option && (name == kTrigger || name == kAllRanks));
     if (!(is_option && imagenet_options().contains(name)) && !(is_setting && takes)) {
-      all.push_back(args[i++]);
+      if (all.empty() || !all.back().typed.empty()) all.emplace_back();
+      all.back().words.push_back(args[i++]);
       continue;
     }
     const Option option = option_at(args, i, takes);
@@ -181,24 +186,22 @@ Words translate_imagenet_options(const Words& args) {
     if (!takes && option.value) {
       throw base::UserError(args[i] + ": this option takes no value; write only the option");
     }
-    Words words = replacement(name, value);
-    if (name == "pretrained" && is_evaluation(args)) words = {"--resume=" + value};
-    has_world_size = has_world_size || name == "world_size";
+    TranslatedWords part{.words = replacement(name, value), .typed = {args[i]}};
+    if (option.words == 2) part.typed.push_back(value);
+    if (name == "pretrained" && is_evaluation(args)) part.words = {"--resume=" + value};
+    if (name == "world_size") nodes = value;
     if (name == "dist_url" && value.starts_with("file://")) meeting_file = value;
-    all.insert(all.end(), words.begin(), words.end());
     i += option.words;
+    if (!part.words.empty()) all.push_back(std::move(part));
   }
-  if (!meeting_file.empty() && has_world_size && std::ranges::count(all, "--nnodes=1") == 0) {
+  if (!meeting_file.empty() && nodes && *nodes != "1") {
     throw base::UserError(fmt::format(
         "--dist-url={}: a file is a meeting point on one node only; give tcp://HOST:PORT of node 0",
         meeting_file));
   }
-  const auto chooses_ranks = [](const std::string& word) {
-    return word.starts_with("--nproc_per_node") || word.starts_with("--nproc-per-node");
-  };
   // Without --multiprocessing-distributed the example's world size counts processes.
-  if (has_world_size && std::ranges::none_of(all, chooses_ranks)) {
-    all.push_back("--nproc_per_node=1");
+  if (nodes && !chooses_ranks) {
+    all.push_back({.words = {"--nproc_per_node=1"}, .typed = {"--world-size"}});
   }
   return all;
 }
@@ -224,22 +227,29 @@ bool is_launcher_option(const std::string& name) {
 }
 
 LaunchRequest split_launch_options(const Words& given) {
-  const Words args = translate_imagenet_options(given);
   LaunchRequest parts;
-  for (size_t i = 0; i < args.size();) {
-    const bool is_option = args[i].starts_with("--");
-    const std::string name = option_at(args, i, false).name;
-    const bool takes = is_option && std::ranges::count(kLauncherOptions, name) > 0;
-    if (is_option && is_launcher_option(name)) {
-      const Option option = option_at(args, i, takes);
-      if (takes && (!option.value || (option.words == 2 && option.value->starts_with("--")))) {
-        throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
+  for (const TranslatedWords& part : translate_imagenet_options(given)) {
+    const Words& args = part.words;
+    for (size_t i = 0; i < args.size();) {
+      const bool is_option = args[i].starts_with("--");
+      const std::string name = option_at(args, i, false).name;
+      const bool takes = is_option && std::ranges::count(kLauncherOptions, name) > 0;
+      if (is_option && is_launcher_option(name)) {
+        const Option option = option_at(args, i, takes);
+        if (takes && (!option.value || (option.words == 2 && option.value->starts_with("--")))) {
+          throw base::UserError(fmt::format("the option '{}' needs a value", args[i]));
+        }
+        parts.launcher.push_back("--" + option.name + (option.value ? "=" + *option.value : ""));
+        parts.asks = parts.asks || name == kTrigger;
+        i += option.words;
+      } else {
+        // Without dashes ("lr=0.1", the folder) a word would be read as the value of the option
+        // before it, once the launcher's words between them are gone: pass its translation.
+        const bool has_dashes = !part.typed.empty() && part.typed.front().starts_with('-');
+        const Words own = has_dashes ? part.typed : Words{args[i]};
+        parts.typed.insert(parts.typed.end(), own.begin(), own.end());
+        parts.program.push_back(args[i++]);
       }
-      parts.launcher.push_back("--" + option.name + (option.value ? "=" + *option.value : ""));
-      parts.asks = parts.asks || name == kTrigger;
-      i += option.words;
-    } else {
-      parts.program.push_back(args[i++]);
     }
   }
   return parts;
@@ -260,9 +270,9 @@ void launch_if_asked(const Words& args) {
   Words words = {base::exists(beside) ? beside.string() : "syncbn-launch"};
   words.insert(words.end(), parts.launcher.begin(), parts.launcher.end());
   // The result of eval is a line of JSON.
-  if (!parts.program.empty() && parts.program.front() == "eval") words.emplace_back("--prefix=off");
+  if (!parts.typed.empty() && parts.typed.front() == "eval") words.emplace_back("--prefix=off");
   words.push_back(program.string());
-  words.insert(words.end(), parts.program.begin(), parts.program.end());
+  words.insert(words.end(), parts.typed.begin(), parts.typed.end());
   const std::vector<char*> argv = base::argv_of(words);
   ::execvp(argv[0], argv.data());
   throw base::UserError(

@@ -23,6 +23,7 @@
 #include "common/rank_0.h"
 #include "evaluation.h"
 #include "records/pictures.h"
+#include "start_report.h"
 #include "step/model.h"
 #include "step/training_step.h"
 
@@ -117,12 +118,10 @@ RowsByImage gather_rows(const RowsByImage& own) {
   return all;
 }
 
-void check_images(const fs::path& images) {
-  if (!base::is_missing(images)) return;
-  throw base::UserError(fmt::format("predict: there is no file or folder {}", images.string()));
-}
-
-void check_output(const fs::path& output, bool overwrite) {
+void check_paths(const fs::path& images, const fs::path& output, bool overwrite) {
+  if (base::is_missing(images)) {
+    throw base::UserError(fmt::format("predict: there is no file or folder {}", images.string()));
+  }
   if (overwrite || !base::exists(output)) return;
   throw base::UserError(fmt::format(
       "predict: {} exists; choose another --output, or replace files in it with --overwrite",
@@ -142,18 +141,16 @@ void show_answer(const RowsByImage& all, const std::string& separator) {
 
 int predict(const Config& config, const std::string& text, const std::string& name,
             const std::string& folder, const std::string& output, bool average) {
-  do_on_rank_0([&] {
-    check_images(folder);
-    check_output(output, config.overwrite);
-  });
+  do_on_rank_0([&] { check_paths(folder, output, config.overwrite); });
   const SavedNetwork network("predict", config, name);
   data::UnlabelledImages images;
   on_each_rank([&] { images = find_images(config, network, folder); });
   Inputs inputs;
   inputs.train_set = inputs.eval_set = images.set;
   check_agreement(text, inputs);
-  if (is_rank_0() && !images.others.empty()) {
-    spdlog::warn("left out: {}: neither JPEG nor PNG", images.others);
+  if (is_rank_0()) {
+    if (!images.others.empty()) spdlog::warn("left out: {}: neither JPEG nor PNG", images.others);
+    warn_of_survey(*images.set, data::Split::kTest);
   }
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
   const auto task = make_task(config, *images.set, *model);

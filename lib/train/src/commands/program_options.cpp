@@ -10,6 +10,7 @@
 #include <array>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "commands/launching.h"
 #include "records/run_files.h"
@@ -32,7 +33,7 @@ const std::array kCommands = {
                 "--optimizer.type adamw"},
     CommandHelp{"check", "train check --config FILE [--KEY VALUE]...",
                 "Reads the weights and all samples, and names samples that a run could not use.\n"
-                "Warns of a last batch of one sample, and of a warm-up as long as the run."},
+                "Warns of batches of one sample, and of a warm-up as long as the run."},
     CommandHelp{"eval", "train eval runs/NAME [--split test] [--tables FOLDER] [--KEY VALUE]...",
                 "Evaluates a checkpoint: resume=FILE, or the newest run's best.pt or last.pt."},
     CommandHelp{"predict", "train predict IMAGES runs/NAME [--output FOLDER]",
@@ -138,11 +139,6 @@ std::vector<config::ProgramOption> options_of(const std::string& command) {
   return options_where([&](const CommandOption& one) { return is_for(one, command); });
 }
 
-const CommandHelp* find_command(const std::string& name) {
-  const auto* const found = std::ranges::find(kCommands, name, &CommandHelp::name);
-  return found == kCommands.end() ? nullptr : found;
-}
-
 /// Whether a name is a key or a section, including those of one type only.
 bool is_key(const std::string& name) {
   return std::ranges::any_of(config_fields(), [&](const config::FieldInfo& field) {
@@ -187,14 +183,6 @@ bool refuse_path(const std::string& command, const std::string& word, config::Fa
   return true;
 }
 
-std::string whole_usage() {
-  std::vector<std::string> lines;
-  for (const CommandHelp& command : kCommands) lines.push_back(command.usage);
-  lines.emplace_back(kLauncherUsage);
-  return fmt::format("usage: {}\n\n{}\n`train COMMAND --help` explains another command.",
-                     base::join(lines, "\n       "), kCommands[0].summary);
-}
-
 /// The names of the keys and sections at the top of the configuration.
 std::set<std::string> top_names() {
   std::set<std::string> names;
@@ -206,7 +194,13 @@ std::set<std::string> top_names() {
 
 std::string whole_help() {
   const std::set<std::string> names = top_names();
-  return config::help_text(whole_usage(), options_of(kTraining)) +
+  std::vector<std::string> lines;
+  for (const CommandHelp& command : kCommands) lines.push_back(command.usage);
+  lines.emplace_back(kLauncherUsage);
+  const std::string usage =
+      fmt::format("usage: {}\n\n{}\n`train COMMAND --help` explains another command.",
+                  base::join(lines, "\n       "), kCommands[0].summary);
+  return config::help_text(usage, options_of(kTraining)) +
          "\nKeys of the configuration (`train --help keys` lists them, `train --help NAME` "
          "explains "
          "one):\n  " +
@@ -238,11 +232,17 @@ config::CommandLine parse_arguments(const std::string& command,
   std::vector<std::string> words = args;
   const bool has_configuration = !words.empty() && is_configuration(words.front());
   if (has_configuration) words.front().insert(0, "--config=");
-  words = translate_imagenet_options(words);
-  const bool is_refused =
-      !has_configuration && !words.empty() && refuse_path(command, words.front(), faults);
-  if (is_refused) words.erase(words.begin());
-  auto line = config::parse_command_line(words, all, config_fields(), faults);
+  auto parts = translate_imagenet_options(words);
+  const bool is_refused = !has_configuration && !parts.empty() &&
+                          refuse_path(command, parts.front().words.front(), faults);
+  if (is_refused) parts.front().words.erase(parts.front().words.begin());
+  const std::vector<config::FieldInfo> fields = config_fields();
+  config::CommandLine line;
+  for (const TranslatedWords& part : parts) {
+    const std::string& typed = part.typed.empty() ? "" : part.typed.front();
+    line = config::parse_command_line(part.words, all, fields, faults, std::move(line),
+                                      typed.substr(0, typed.find('=')));
+  }
   // Reports a word that was taken for the ImageNet example's folder of data, if there is no
   // configuration.
   if (!has_configuration && !is_refused && !line.has("config") && !args.empty()) {
@@ -268,9 +268,10 @@ std::string help_of(const std::vector<std::string>& args, const std::string& ask
   std::string topic = asked;
   std::ranges::replace(topic, '-', '_');
   if (topic == "keys") return config::keys_text(config_fields());
-  const CommandHelp* const command = find_command(topic.empty() ? args.front() : topic);
+  const auto* const command =
+      std::ranges::find(kCommands, topic.empty() ? args.front() : topic, &CommandHelp::name);
   std::vector<std::string> texts;  // `profile` is a command and a section, `ema` an option as well
-  if (command != nullptr && command->name != kTraining) {
+  if (command != kCommands.end() && command->name != kTraining) {
     texts.push_back(
         config::help_text(fmt::format("usage: {}\n\n{}", command->usage, command->summary),
                           options_of(command->name)));

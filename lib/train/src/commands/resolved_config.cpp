@@ -1,7 +1,6 @@
 #include "commands/resolved_config.h"
 
 #include <fmt/format.h>
-#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/open_file.h>
 #include <syncbn/base/shell.h>
@@ -68,11 +67,6 @@ std::vector<std::string> files_of(const config::CommandLine& line) {
   return files;
 }
 
-bool is_weights(const fs::path& file) {
-  const std::string extension = file.extension().string();
-  return extension == ".pt" || extension == ".pth" || extension == ".safetensors";
-}
-
 /// Says what a file that cannot be a configuration may be instead.
 void check_file(const fs::path& file) {
   std::error_code ignored;
@@ -90,7 +84,8 @@ void check_file(const fs::path& file) {
         fmt::format("cannot read {}: No such file{}", file.string(),
                     near ? fmt::format("; did you mean '{}'?", others.at(*near)) : ""));
   }
-  if (is_weights(file)) {
+  const fs::path extension = file.extension();
+  if (extension == ".pt" || extension == ".pth" || extension == ".safetensors") {
     throw base::UserError(fmt::format(
         "--config: {} holds weights; name a YAML file, such as the config.yaml of a run's folder, "
         "and the weights by --resume (to go on with the run) or --init (to begin with them)",
@@ -173,7 +168,9 @@ ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& f
   return resolved;
 }
 
-void rethrow_with_place(const base::UserError& mistake, const ResolvedConfig& config) {
+void with_place(const ResolvedConfig& config, const std::function<void()>& work) try {
+  work();
+} catch (const base::UserError& mistake) {
   const std::string message = mistake.what();
   const config::Value* place = &config.origins;
   for (size_t begin = 0; place != nullptr;) {
@@ -187,7 +184,6 @@ void rethrow_with_place(const base::UserError& mistake, const ResolvedConfig& co
   config::Faults faults;
   faults.add(place->mark, message);
   faults.throw_if_any();
-  throw;
 }
 
 }  // namespace syncbn::train

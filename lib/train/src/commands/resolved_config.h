@@ -1,8 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <string>
 
-#include <syncbn/base/error.h>
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/value.h>
 #include <syncbn/train/config.h>
@@ -27,8 +27,8 @@ void load_plugins(const config::CommandLine& line);
 /// @throws base::UserError with all mistakes, including those in `faults`
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults);
 
-/// Rethrows the mistake that is being handled. If its message begins with a key of the
-/// configuration ("data.train: …"), prepends the place where the key was written.
-[[noreturn]] void rethrow_with_place(const base::UserError& mistake, const ResolvedConfig& config);
+/// Calls `work`. If the message of its mistake begins with a key of the configuration
+/// ("data.train: …"), prepends the place where the key was written.
+void with_place(const ResolvedConfig& config, const std::function<void()>& work);
 
 }  // namespace syncbn::train

@@ -13,9 +13,11 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <span>
 #include <string_view>
 #include <utility>
 
+#include "common/mean_of_present.h"
 #include "records/folder_lock.h"
 #include "records/run_files.h"
 
@@ -37,14 +39,10 @@ constexpr const char* kPlain = "\x1b[0m";
 std::vector<double> means_of(const std::vector<double>& values, size_t count) {
   std::vector<double> means;
   for (size_t i = 0; i < count; ++i) {
-    double sum = 0;
-    double numbers = 0;
-    for (size_t at = i * values.size() / count; at < (i + 1) * values.size() / count; ++at) {
-      if (!std::isfinite(values[at])) continue;
-      sum += values[at];
-      ++numbers;
-    }
-    means.push_back(numbers > 0 ? sum / numbers : std::numeric_limits<double>::quiet_NaN());
+    const size_t begin = i * values.size() / count;
+    const std::span range(values.data() + begin, (i + 1) * values.size() / count - begin);
+    // The log has no infinite values.
+    means.push_back(mean_of_present(range, std::numeric_limits<double>::quiet_NaN()));
   }
   return means;
 }

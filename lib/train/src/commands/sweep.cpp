@@ -10,7 +10,6 @@
 #include <syncbn/base/shell.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
-#include <syncbn/train/command.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -237,10 +236,6 @@ class Forwarding {
   ::_exit(base::kExitCannotExecute);
 }
 
-int exit_code(int status) {
-  return WIFSIGNALED(status) ? base::kExitSignalBase + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
 /// Runs `train` with these arguments to its end.
 /// @param stop_signal the first signal that asked the sweep to stop, or 0
 int run_child(const Signals& signals, const std::vector<std::string>& args, int& stop_signal) {
@@ -260,8 +255,8 @@ int run_child(const Signals& signals, const std::vector<std::string>& args, int&
     const siginfo_t info = signals.next();
     int status = 0;
     if (info.si_signo == SIGCHLD) {
-      if (::waitpid(child, &status, WNOHANG) == child) return exit_code(status);
-      continue;
+      if (::waitpid(child, &status, WNOHANG) != child) continue;
+      return WIFSIGNALED(status) ? base::kExitSignalBase + WTERMSIG(status) : WEXITSTATUS(status);
     }
     if (stop_signal == 0) stop_signal = info.si_signo;
     forwarding.forward(child, info);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <sys/ioctl.h>
 #include <unistd.h>

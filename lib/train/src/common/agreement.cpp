@@ -8,6 +8,7 @@
 #include <syncbn/dist/process_group.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <utility>
@@ -78,11 +79,8 @@ std::string differences(const std::vector<std::string>& of_ranks) {
 void check_agreement(const std::string& config_text, const Inputs& inputs) {
   const config::Value all = description(config_text, inputs);
   const size_t hash = std::hash<std::string>()(shared_part(all));
-  bool agree = true;
-  for (const std::string& other : dist::all_gather_bytes(std::to_string(hash))) {
-    agree = agree && other == std::to_string(hash);
-  }
-  if (agree) return;
+  const std::vector<std::string> hashes = dist::all_gather_bytes(std::to_string(hash));
+  if (std::ranges::count(hashes, hashes.front()) == std::ssize(hashes)) return;
   const std::vector<std::string> of_ranks = dist::gather_bytes(config::to_yaml(all), 0);
   do_on_rank_0([&] {
     throw base::UserError(

@@ -41,29 +41,12 @@ bool may_differ(std::string_view key) {
 }
 
 bool may_change(std::string_view key) {
-  return is_local(key) || is_among(key, {"epochs",
-                                         "start_epoch",
-                                         "max_steps",
-                                         "max_time",
-                                         "init_into",
-                                         "init_prefix",
-                                         "init_skip",
-                                         "init_ignore",
-                                         "backend",
-                                         "nccl.high_priority",
-                                         "nccl.min_ctas",
-                                         "nccl.max_ctas",
-                                         "nccl.blocking",
-                                         "nccl.register_buckets",
-                                         "profile.skip",
-                                         "profile.steps",
-                                         "tensorboard.histograms",
-                                         "early_stop.patience",
-                                         "early_stop.min_delta",
-                                         "checkpoint.every",
-                                         "checkpoint.on",
-                                         "checkpoint.keep_last",
-                                         "checkpoint.keep_best.count"});
+  for (const char* begin : {"init_", "nccl.", "profile.", "tensorboard.", "early_stop."}) {
+    if (key.starts_with(begin)) return true;
+  }
+  return is_local(key) || is_among(key, {"epochs", "start_epoch", "max_steps", "max_time",
+                                         "backend", "checkpoint.every", "checkpoint.on",
+                                         "checkpoint.keep_last", "checkpoint.keep_best.count"});
 }
 
 }  // namespace syncbn::train

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/gpus.h>
 #include <syncbn/base/text.h>
 
 #include <cstdlib>
 #include <limits>
-#include <sstream>
 #include <string>
 
 namespace syncbn::train {
@@ -22,15 +22,15 @@ void see_only_gpu(int64_t index) {
                     "each rank its own",
                     index, ranks));
   }
-  std::string name = std::to_string(index);
-  if (const char* const visible = std::getenv(kVariable)) {  // empty: it hides all
-    std::istringstream names{std::string(visible)};
-    for (int64_t i = 0; i <= index; ++i) {
-      if (std::getline(names, name, ',')) continue;
-      throw base::UserError(fmt::format("device: cuda:{}, but {}={} shows only {}", index,
-                                        kVariable, visible, base::counted(i, "GPU")));
-    }
+  const char* const visible = std::getenv(kVariable);
+  if (const int gpus = base::count_gpus(/*virtual_local_rank=*/true); index >= gpus) {
+    throw base::UserError(fmt::format(
+        "device: cuda:{}, but {} {}", index,
+        visible == nullptr ? "this host has" : fmt::format("{}={} shows", kVariable, visible),
+        gpus == 0 ? "no GPU; device=cpu trains on the CPU"
+                  : fmt::format("only {}; the first is cuda:0", base::counted(gpus, "GPU"))));
   }
+  const std::string name = base::visible_gpu(static_cast<int>(index));
   ::setenv(kVariable, name.c_str(), /*overwrite=*/1);
 }
 

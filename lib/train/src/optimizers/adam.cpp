@@ -49,7 +49,11 @@ struct AdamwOptions : AdamOptions {
 /// torch.optim.AdamW (Loshchilov and Hutter, arXiv:1711.05101).
 class Adam : public StatefulOptimizer {
  public:
-  Adam(const AdamOptions& options, const NamedTensors& parameters, bool is_decoupled)
+  /// AdamW.
+  Adam(const AdamwOptions& options, const NamedTensors& parameters)
+      : Adam(options, parameters, /*is_decoupled=*/true) {}
+  /// Adam, unless is_decoupled.
+  Adam(const AdamOptions& options, const NamedTensors& parameters, bool is_decoupled = false)
       : StatefulOptimizer(options, parameters,
                           {.type = is_decoupled ? "adamw" : "adam",
                            .fused = options.fused,
@@ -122,16 +126,9 @@ class Adam : public StatefulOptimizer {
 }  // namespace
 
 void add_adam(OptimizerKind::Registry& registry) {
-  registry.add<AdamOptions>("adam", "Adam, as torch.optim.Adam",
-                            [](const AdamOptions& options, const NamedTensors& parameters) {
-                              return std::make_unique<Adam>(options, parameters,
-                                                            /*is_decoupled=*/false);
-                            });
+  registry.add<AdamOptions>("adam", "Adam, as torch.optim.Adam", make_optimizer<Adam, AdamOptions>);
   registry.add<AdamwOptions>("adamw", "Adam with decoupled weight decay, as torch.optim.AdamW",
-                             [](const AdamwOptions& options, const NamedTensors& parameters) {
-                               return std::make_unique<Adam>(options, parameters,
-                                                             /*is_decoupled=*/true);
-                             });
+                             make_optimizer<Adam, AdamwOptions>);
 }
 
 }  // namespace syncbn::train

@@ -26,12 +26,6 @@ std::string examples(const NamedTensors& parameters) {
       shown < parameters.size() ? fmt::format(" and {} more", parameters.size() - shown) : "");
 }
 
-[[noreturn]] void throw_no_match(const std::string& key, const std::string& pattern,
-                                 const NamedTensors& parameters) {
-  throw base::UserError(fmt::format("optimizer.{}: '{}' matches no parameter; {}", key, pattern,
-                                    examples(parameters)));
-}
-
 bool ends_with_component(const std::string& name, const std::string& component) {
   return name == component || name.ends_with("." + component);
 }
@@ -62,8 +56,9 @@ std::vector<size_t> matching(const std::string& key, const std::string& pattern,
                                              : ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
     if (matches) indices.push_back(i);
   }
-  if (indices.empty()) throw_no_match(key, pattern, parameters);
-  return indices;
+  if (!indices.empty()) return indices;
+  throw base::UserError(fmt::format("optimizer.{}: '{}' matches no parameter; {}", key, pattern,
+                                    examples(parameters)));
 }
 
 void leave_out_decay(const std::vector<std::string>& no_decay, const NamedTensors& parameters,
@@ -130,12 +125,10 @@ std::vector<size_t> layers_of(const std::vector<std::string>& names) {
     return module.substr(0, module.find('.'));
   };
   std::vector<size_t> layers;
+  size_t layer = 0;
   for (size_t i = 0; i < names.size(); ++i) {
-    if (i == 0) {
-      layers.push_back(0);
-    } else {
-      layers.push_back(layers.back() + (layer_of(names[i]) == layer_of(names[i - 1]) ? 0 : 1));
-    }
+    if (i > 0 && layer_of(names[i]) != layer_of(names[i - 1])) ++layer;
+    layers.push_back(layer);
   }
   return layers;
 }

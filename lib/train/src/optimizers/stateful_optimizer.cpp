@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
@@ -30,10 +29,6 @@ at::Tensor copy_like(const at::Tensor& parameter, const at::Tensor& values) {
   at::Tensor copy = at::empty_like(parameter);
   copy.copy_(values);
   return copy;
-}
-
-at::Tensor scalar(float value, at::Device device) {
-  return at::full({}, value, at::TensorOptions(at::kFloat).device(device));
 }
 
 }  // namespace
@@ -90,7 +85,13 @@ void StatefulOptimizer::step(double lr, const at::Tensor& found_inf) {
   }
   prepare(batches);
   for (ParameterBatch& batch : batches) {
-    if (traits_.counts_steps) advance_counts(batch);
+    if (traits_.counts_steps) {
+      if (batch.found_inf) {
+        at::_foreach_add_(batch.counts, 1 - *batch.found_inf);
+      } else {
+        at::_foreach_add_(batch.counts, 1);
+      }
+    }
     if (batch.fused) {
       update_fused(batch);
     } else {
@@ -105,7 +106,7 @@ std::vector<StatefulOptimizer::SlotGroup> StatefulOptimizer::slots_to_update() {
     if (!slot.parameter.grad().defined()) continue;
     check_layout(slot);
     const bool fused = can_fuse(slot);
-    const bool first = is_first_step(slot);
+    const bool first = traits_.first_step_differs && !slot.state.front().defined();
     auto found = std::ranges::find_if(groups, [&](const SlotGroup& group) {
       const Slot& other = *group.slots.front();
       return group.fused == fused && group.is_first_step == first && other.rates == slot.rates &&
@@ -136,24 +137,17 @@ bool StatefulOptimizer::can_fuse(const Slot& slot) const {
          (slot.parameter.is_cpu() || slot.parameter.is_cuda());
 }
 
-bool StatefulOptimizer::is_first_step(const Slot& slot) const {
-  return traits_.first_step_differs && !slot.state.front().defined();
-}
-
-at::Device StatefulOptimizer::count_device(const Slot& slot) const {
-  return traits_.fused ? slot.parameter.device() : at::Device(at::kCPU);
-}
-
-double StatefulOptimizer::lr_of(double group_lr, double lr) const {
-  // In this order, both results are exact while the schedule leaves the rate unchanged.
-  return group_lr == base_lr_ ? lr : group_lr * (lr / base_lr_);
+at::Tensor StatefulOptimizer::make_count(float updates, const Slot& slot) const {
+  const at::Device device = traits_.fused ? slot.parameter.device() : at::Device(at::kCPU);
+  return at::full({}, updates, at::TensorOptions(at::kFloat).device(device));
 }
 
 ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group, double lr) const {
-  const Slot& first = *group.slots.front();
+  const ParameterRates& rates = group.slots.front()->rates;
   ParameterBatch batch;
-  batch.lr = lr_of(first.rates.lr, lr);
-  batch.weight_decay = group.slots.front()->rates.weight_decay;
+  // In this order, both results are exact while the schedule leaves the rate unchanged.
+  batch.lr = rates.lr == base_lr_ ? lr : rates.lr * (lr / base_lr_);
+  batch.weight_decay = rates.weight_decay;
   batch.fused = group.fused;
   batch.is_first_step = group.is_first_step;
   batch.state.resize(traits_.keys.size());
@@ -171,18 +165,10 @@ ParameterBatch StatefulOptimizer::make_batch(const SlotGroup& group, double lr) 
       batch.state[i].push_back(tensor);
     }
     if (!traits_.counts_steps) continue;
-    if (!slot->count.defined()) slot->count = scalar(0, count_device(*slot));
+    if (!slot->count.defined()) slot->count = make_count(0, *slot);
     batch.counts.push_back(slot->count);
   }
   return batch;
-}
-
-void StatefulOptimizer::advance_counts(const ParameterBatch& batch) {
-  if (batch.found_inf) {
-    at::_foreach_add_(batch.counts, 1 - *batch.found_inf);
-  } else {
-    at::_foreach_add_(batch.counts, 1);
-  }
 }
 
 OptimizerState StatefulOptimizer::state() const {
@@ -210,7 +196,7 @@ void StatefulOptimizer::load(const OptimizerState& state) {
     }
     for (const auto& [key, tensor] : tensors) {
       if (key == kStep) {
-        if (traits_.counts_steps) slot->count = scalar(tensor.item<float>(), count_device(*slot));
+        if (traits_.counts_steps) slot->count = make_count(tensor.item<float>(), *slot);
         continue;
       }
       if (tensor.sizes() != slot->parameter.sizes()) {

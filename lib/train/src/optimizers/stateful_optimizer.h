@@ -95,13 +95,10 @@ class StatefulOptimizer : public Optimizer {
   /// @throws base::UserError for a sparse gradient that the formula cannot use
   void check_layout(const Slot& slot) const;
   bool can_fuse(const Slot& slot) const;
-  bool is_first_step(const Slot& slot) const;
-  /// The device of a slot's count: the fused operators read it on the parameter's device.
-  at::Device count_device(const Slot& slot) const;
-  /// The learning rate of a group with `group_lr` when the optimizer's is `lr`.
-  double lr_of(double group_lr, double lr) const;
+  /// A slot's count, on the parameter's device if the fused operators read it.
+  at::Tensor make_count(float updates, const Slot& slot) const;
+  /// @param lr the optimizer's learning rate, to which the group's is in proportion
   ParameterBatch make_batch(const SlotGroup& group, double lr) const;
-  static void advance_counts(const ParameterBatch& batch);
 
   double base_lr_;
   std::optional<int64_t> lr_batch_;

@@ -18,14 +18,11 @@
 #include "profile/summary.h"
 
 namespace syncbn::train {
-namespace {
 
 namespace fs = std::filesystem;
 
 // Recorded but not used: the first recorded step takes longer.
 constexpr int64_t kWarmUpSteps = 1;
-
-}  // namespace
 
 Profiler::Profiler(const ProfileConfig& config, const models::Model& model)
     : model_(model), skip_(config.skip), steps_(config.steps) {}

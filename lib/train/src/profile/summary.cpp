@@ -118,11 +118,9 @@ std::vector<std::string> table_of(const Json& summary) {
             layer["exchange"].get<double>() > 0 ? time_of(layer["exchange"]) : "",
             percent(layer["share"]));
   }
-  if (const Json& gradients = summary["gradients"]; !gradients.is_null()) {
-    lines.push_back(exchange_line("gradients", gradients, step));
-  }
-  if (const Json& statistics = summary["statistics"]; !statistics.is_null()) {
-    lines.push_back(exchange_line("batch norm's statistics", statistics, step));
+  for (const auto& [key, what] :
+       {std::pair("gradients", "gradients"), std::pair("statistics", "batch norm's statistics")}) {
+    if (!summary[key].is_null()) lines.push_back(exchange_line(what, summary[key], step));
   }
   return lines;
 }

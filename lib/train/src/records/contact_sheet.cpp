@@ -4,19 +4,13 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/image_ops.h>
 
-#include <algorithm>
-#include <vector>
-
 #include "common/csv.h"
+#include "common/naming.h"
 #include "records/pictures.h"
 
 namespace syncbn::train {
 
-namespace {
-
 constexpr int64_t kMaxImages = 32;
-
-}  // namespace
 
 std::optional<std::string> sheet_labels(const data::Batch& batch,
                                         const std::vector<std::string>& names) {
@@ -24,25 +18,22 @@ std::optional<std::string> sheet_labels(const data::Batch& batch,
   const auto classes = std::ssize(names);
   const bool is_mixed = target.dim() == 2 && target.size(1) == classes;
   if (!is_mixed && (target.dim() != 1 || target.is_floating_point())) return std::nullopt;
-  const auto name_of = [&](int64_t label) {
-    const bool has = label >= 0 && label < classes;
-    return has ? names[static_cast<size_t>(label)] : std::to_string(label);
+  const auto name_of = [&](const at::Tensor& label) {
+    return class_name(names, label.item<int64_t>());
   };
   std::string text = "label\n";
   for (int64_t i = 0; i < std::min(batch.size(), kMaxImages); ++i) {
     if (!is_mixed) {
-      text += csv_field(name_of(target[i].item<int64_t>())) + "\n";
+      text += csv_field(name_of(target[i])) + "\n";
       continue;
     }
     std::vector<std::string> parts;
     const auto [shares, labels] = target[i].sort(/*dim=*/0, /*descending=*/true);
     for (int64_t k = 0; k < classes && shares[k].item<double>() > 0; ++k) {
-      parts.push_back(fmt::format("{} {:.0f} %", name_of(labels[k].item<int64_t>()),
-                                  100 * shares[k].item<double>()));
+      parts.push_back(
+          fmt::format("{} {:.0f} %", name_of(labels[k]), 100 * shares[k].item<double>()));
     }
-    text += csv_field(parts.size() == 1 ? name_of(labels[0].item<int64_t>())
-                                        : base::join(parts, ", ")) +
-            "\n";
+    text += csv_field(parts.size() == 1 ? name_of(labels[0]) : base::join(parts, ", ")) + "\n";
   }
   return text;
 }

@@ -4,20 +4,8 @@
 #include <syncbn/dist/process_group.h>
 
 #include <utility>
-#include <vector>
 
 namespace syncbn::train {
-namespace {
-
-/// Reduces numbers over all ranks, in float64.
-std::vector<double> all_reduced(const std::vector<double>& own, c10d::ReduceOp op) {
-  at::Tensor numbers = at::tensor(own, at::kDouble);
-  dist::all_reduce(numbers, std::move(op));
-  const double* all = numbers.const_data_ptr<double>();
-  return {all, all + own.size()};
-}
-
-}  // namespace
 
 void DataWait::add(double seconds) {
   for (Sum* sum : {&epoch_, &since_last_}) {
@@ -35,7 +23,9 @@ double DataWait::mean_since_last() {
 }
 
 DataWait::Means longest(const DataWait::Means& own) {
-  const auto all = all_reduced({own.seconds, own.share}, c10d::ReduceOp::MAX);
+  at::Tensor numbers = at::tensor({own.seconds, own.share}, at::kDouble);
+  dist::all_reduce(numbers, c10d::ReduceOp::MAX);
+  const double* const all = numbers.const_data_ptr<double>();
   return {all[0], all[1]};
 }
 

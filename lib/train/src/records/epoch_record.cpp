@@ -7,12 +7,9 @@
 #include "records/log_record.h"
 
 namespace syncbn::train {
-namespace {
 
 // Ordered: keys stay in the order in which they are written.
 using Json = nlohmann::ordered_json;
-
-}  // namespace
 
 std::optional<double> find(const Results& results, const std::string& name) {
   const auto found = std::ranges::find(results, name, &Results::value_type::first);

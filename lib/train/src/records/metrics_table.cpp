@@ -14,12 +14,9 @@
 #include "common/csv.h"
 
 namespace syncbn::train {
-namespace {
 
 // Upper bound on buffered bytes of rows: a resumed run adds the rows of its whole log.
 constexpr size_t kMaxWaiting = 65536;
-
-}  // namespace
 
 MetricsTable::MetricsTable(std::filesystem::path file)
     : file_(std::move(file)), columns_({"event", "time", "epoch", "step"}) {}

@@ -9,6 +9,7 @@
 
 #include "common/csv.h"
 #include "common/gathered.h"
+#include "common/naming.h"
 
 namespace syncbn::train {
 namespace {
@@ -50,10 +51,7 @@ std::vector<Mistake> worst_mistakes(const at::Tensor& verdicts,
 std::string mistakes_table(const std::vector<Mistake>& mistakes,
                            const std::vector<std::string>& classes,
                            const std::function<std::string(int64_t sample)>& name_of) {
-  const auto class_at = [&](int64_t label) {
-    const bool has = label >= 0 && label < std::ssize(classes);
-    return has ? csv_field(classes[static_cast<size_t>(label)]) : std::to_string(label);
-  };
+  const auto class_at = [&](int64_t label) { return csv_field(class_name(classes, label)); };
   std::string text = "sample,label,answer,loss,name\n";
   for (const Mistake& one : mistakes) {
     text += fmt::format("{},{},{},{:.6g},{}\n", one.sample, class_at(one.label),

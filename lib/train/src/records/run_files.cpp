@@ -40,8 +40,6 @@ constexpr const char* kOthers[] = {
     "precision_recall.csv",
     "ema_precision_recall.csv",
 };
-// Prefixes of the names of files that a run writes, besides kOthers.
-constexpr const char* kTemporaries[] = {kConfig, kLog, kResult, kLast, kBest, kBestPrefix};
 
 fs::path numbered(const std::string& name, int number) {
   return fs::path("runs") / fmt::format("{}-{}", name, number);
@@ -75,8 +73,8 @@ void remove_temporaries(const fs::path& folder) {
     const auto is_of = [&](const std::string& file) {
       return name.starts_with("." + file) && name.ends_with(".tmp");
     };
-    const bool is_ours =
-        std::ranges::any_of(kTemporaries, is_of) || std::ranges::any_of(kOthers, is_of);
+    const bool is_ours = std::ranges::any_of(kFiles, is_of) ||
+                         std::ranges::any_of(kOthers, is_of) || is_of(kBestPrefix);
     if (is_ours) fs::remove(entry.path(), ignored);
   }
 }
@@ -215,10 +213,7 @@ fs::path choose(const std::string& wanted, const std::string& name, bool resume,
                     "(--resume auto) or replace it (--overwrite)",
                     first.string()));
   }
-  for (int number = 2;; ++number) {
-    fs::path next = numbered(name, number);
-    if (!holds_run(next)) return next;
-  }
+  return numbered(name, static_cast<int>(runs_of(name).size()) + 1);
 }
 
 std::optional<fs::path> of_job(const std::string& id, const std::string& wanted,

@@ -12,18 +12,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
-#include <vector>
 
 #include "common/append_file.h"
 #include "records/folder_lock.h"
 #include "records/log_record.h"
-#include "records/run_files.h"
 #include "records/run_log.h"
 
 namespace syncbn::train {

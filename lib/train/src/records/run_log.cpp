@@ -16,13 +16,10 @@
 #include "records/run_files.h"
 
 namespace syncbn::train {
-namespace {
 
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kStepLine = R"({"event":"step")";
-
-}  // namespace
 
 RunLog::RunLog(const std::filesystem::path& folder) : path_(folder / run_files::kLog) {}
 

@@ -212,11 +212,6 @@ Json merged(const std::vector<Json>& results) {
   return merged;
 }
 
-std::string group_name(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group) {
-  const std::string& name = runs[group[0]].records.name;
-  return group.size() == 1 ? name : fmt::format("{} and {} more", name, group.size() - 1);
-}
-
 /// Length in bytes of the common beginning of the values of all runs that have this key.
 size_t common_begin(const std::vector<ComparedRun>& runs, const std::string& key) {
   std::optional<std::string> common;
@@ -241,8 +236,9 @@ std::string cell_of(const std::string& value, size_t common) {
 /// @param keys that become columns
 ResultRow row_of(const std::vector<ComparedRun>& runs, const std::vector<size_t>& group,
                  std::span<const std::string> keys) {
-  ResultRow row{
-      .values = {group_name(runs, group)}, .result = {}, .state = runs[group[0]].records.state()};
+  const RunRecords& first = runs[group[0]].records;
+  ResultRow row{.values = {first.name}, .result = {}, .state = first.state()};
+  if (group.size() > 1) row.values[0] += fmt::format(" and {} more", group.size() - 1);
   for (const std::string& key : keys) {
     const bool are_several = key == kSeed && group.size() > 1;
     row.values.push_back(are_several

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <string>
-#include <vector>
 
 namespace syncbn::train {
 namespace {

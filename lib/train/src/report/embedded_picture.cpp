@@ -1,6 +1,5 @@
 #include "report/embedded_picture.h"
 
-#include <fmt/format.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/image.h>

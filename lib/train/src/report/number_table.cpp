@@ -31,8 +31,8 @@ double mean_of(std::span<const double> values) {
   return combined(values, std::plus<>()) / static_cast<double>(present);
 }
 
-bool is_position(std::string_view name) {
-  return name == "step" || name == "epoch";
+double last_of(std::span<const double> values) {
+  return values.back();
 }
 
 }  // namespace
@@ -99,13 +99,9 @@ NumberTable NumberTable::thinned(size_t rows) const {
       added.push_back(value_of(std::span(values).subspan(begin, end - begin)));
     }
   };
-  const auto last_of = [](std::span<const double> values) { return values.back(); };
   for (const Column& column : columns_) {
-    if (is_position(column.name)) {
-      add_column(column.name, column.values, last_of);
-    } else {
-      add_column(column.name, column.values, mean_of);
-    }
+    const bool is_position = column.name == "step" || column.name == "epoch";
+    add_column(column.name, column.values, is_position ? last_of : mean_of);
   }
   const std::vector<double>* const loss = find("loss");
   if (loss == nullptr) return result;

@@ -54,15 +54,6 @@ void look_at_results(const at::RecordFunction& function, at::ObserverContext* co
   t_multiply_adds += function.outputs()[0].toTensor().numel() * each->multiply_adds;
 }
 
-bool is_worth_threads(models::Model& model, const data::Dataset& dataset, int64_t batch_size) {
-  // A network uses each parameter at least once per sample: a large one needs no trial forward
-  // pass.
-  int64_t least = 0;
-  for (const at::Tensor& parameter : model.parameters()) least += parameter.numel();
-  if (least * batch_size >= kWorthThreads) return true;
-  return multiply_adds(model, dataset.sample_shape()) * batch_size >= kWorthThreads;
-}
-
 }  // namespace
 
 int64_t multiply_adds(models::Model& model, std::vector<int64_t> sample_shape) {
@@ -100,7 +91,12 @@ void choose_threads(const Config& config, models::Model& model, const data::Data
   if (config.threads > 0 || at::get_num_threads() == 1 || model.parameters().front().is_cuda())
     return;
   const int64_t part = (batch_size + config.accumulate - 1) / config.accumulate;
-  if (!is_worth_threads(model, dataset, part)) at::set_num_threads(1);
+  // A network uses each parameter at least once per sample: a large one needs no trial forward
+  // pass.
+  int64_t least = 0;
+  for (const at::Tensor& parameter : model.parameters()) least += parameter.numel();
+  if (least * part >= kWorthThreads) return;
+  if (multiply_adds(model, dataset.sample_shape()) * part < kWorthThreads) at::set_num_threads(1);
 }
 
 }  // namespace syncbn::train

@@ -13,8 +13,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
-#include <cmath>
 #include <exception>
 #include <thread>
 #include <utility>

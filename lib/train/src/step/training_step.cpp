@@ -37,11 +37,6 @@ dist::CommHook comm_hook(const std::string& name) {
   return dist::power_sgd_hook();
 }
 
-std::unique_ptr<GradScaler> make_scaler(const Config& config, at::Device device) {
-  if (chosen_precision(config, device) != at::kHalf) return nullptr;
-  return std::make_unique<GradScaler>(config.scaler, device);
-}
-
 /// The names of the trainable parameters that do not begin with `prefix`.
 std::vector<std::string> others_than(const std::string& prefix, const models::Model& model) {
   std::vector<std::string> names;
@@ -49,6 +44,18 @@ std::vector<std::string> others_than(const std::string& prefix, const models::Mo
     if (!name.starts_with(prefix)) names.push_back(name);
   }
   return names;
+}
+
+/// Sets `found_inf` to 1 if a gradient is not finite.
+void check(const Tensors& gradients, at::Tensor& found_inf) {
+  Tensors dense;
+  for (const at::Tensor& gradient : gradients) {
+    dense.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+  }
+  if (dense.empty()) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor norms = at::stack(at::_foreach_norm(dense, 1));
+  found_inf.logical_or_(norms.isfinite().all().logical_not());
 }
 
 /// Turns off the gradients of parameters while it lives.
@@ -91,9 +98,8 @@ at::Tensor zero_loss(const Task::Outputs& outputs) {
 
 /// @throws base::UserError if all parameters of a turn are frozen
 void check_trains(const std::string& prefix, const models::Model& model) {
-  const NamedTensors parameters = trainable_parameters(model);
   const bool trains = std::ranges::any_of(
-      parameters, [&](const auto& one) { return one.first.starts_with(prefix); });
+      trainable_parameters(model), [&](const auto& one) { return one.first.starts_with(prefix); });
   if (trains) return;
   throw base::UserError(
       fmt::format("freeze: all parameters of the {} are frozen, and a step trains it in a turn of "
@@ -149,7 +155,9 @@ TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchTo
         return refusing([&] { return component_name("optimizer", config.optimizer); },
                         [&] { return config.optimizer.make(trainable_parameters(*model_)); });
       })),
-      scaler_(make_scaler(config, device_)),
+      scaler_(chosen_precision(config, device_) == at::kHalf
+                  ? std::make_unique<GradScaler>(config.scaler, device_)
+                  : nullptr),
       ema_(config.ema.decay > 0 ? std::make_unique<Ema>(config.ema, *model_) : nullptr),
       vote_(milliseconds(config.timeout)) {
   for (const std::string& prefix : task.turns()) {
@@ -221,7 +229,10 @@ void TrainingStep::prepare_gradients(const Turn& turn, at::Tensor& found_inf) co
   } else {
     check(gradients, found_inf);
   }
-  clip(turn.parameters, gradients);
+  if (gradients.empty()) return;
+  if (config_.clip.norm) clip_norm(gradients, *config_.clip.norm);
+  if (config_.clip.value) clip_value(gradients, *config_.clip.value);
+  if (config_.clip.adaptive) clip_adaptive(turn.parameters, *config_.clip.adaptive);
 }
 
 at::Tensor TrainingStep::backward(size_t turn, const data::Batch& batch) {
@@ -316,24 +327,6 @@ Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,
         return forward_one(replica, part);
       },
       batch.data);
-}
-
-void TrainingStep::check(const Tensors& gradients, at::Tensor& found_inf) const {
-  Tensors dense;
-  for (const at::Tensor& gradient : gradients) {
-    dense.push_back(gradient.is_sparse() ? gradient._values() : gradient);
-  }
-  if (dense.empty()) return;
-  const at::NoGradGuard no_grad;
-  const at::Tensor norms = at::stack(at::_foreach_norm(dense, 1));
-  found_inf.logical_or_(norms.isfinite().all().logical_not());
-}
-
-void TrainingStep::clip(const Tensors& parameters, const Tensors& gradients) const {
-  if (gradients.empty()) return;
-  if (config_.clip.norm) clip_norm(gradients, *config_.clip.norm);
-  if (config_.clip.value) clip_value(gradients, *config_.clip.value);
-  if (config_.clip.adaptive) clip_adaptive(parameters, *config_.clip.adaptive);
 }
 
 /// What a step changes besides parameters and has to be undone if the step is skipped.

@@ -107,9 +107,6 @@ class TrainingStep {
   at::Tensor backward(size_t turn, const data::Batch& batch);
   at::Tensor backward_part(size_t turn, const data::Batch& batch, double share);
   Task::Outputs forward(models::Model& model, size_t turn, const data::Batch& batch) const;
-  void clip(const Tensors& parameters, const Tensors& gradients) const;
-  /// Sets `found_inf` to 1 if a gradient is not finite.
-  void check(const Tensors& gradients, at::Tensor& found_inf) const;
   Tensors undone_by_skip() const;
   void save_former();
   void restore_former(const at::Tensor& is_bad);

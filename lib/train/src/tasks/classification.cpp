@@ -13,6 +13,7 @@
 
 #include "common/csv.h"
 #include "common/mean_of_present.h"
+#include "common/naming.h"
 #include "tasks/tasks.h"
 
 namespace syncbn::train {
@@ -169,8 +170,7 @@ class Classification : public Task {
     std::vector<Prediction> all;
     for (size_t i = 0; i < images.size(); ++i) {
       const auto place = static_cast<int64_t>(i);
-      const auto label = static_cast<size_t>(labels[place].item<int64_t>());
-      const std::string name = label < names_.size() ? names_[label] : std::to_string(label);
+      const std::string name = class_name(names_, labels[place].item<int64_t>());
       all.push_back({.rows = {fmt::format("{},{},{:.6f}\n", csv_field(images[i].file),
                                           csv_field(name), highest[place].item<double>())}});
     }

@@ -1,5 +1,4 @@
 #include <ATen/Functions.h>
-#include <fmt/format.h>
 #include <syncbn/base/text.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/sample_dataset.h>
@@ -36,8 +35,7 @@ class Segmentation : public Task {
   Segmentation(const SegmentationOptions& options, const data::SampleDataset& dataset)
       : num_classes_(dataset.num_classes()),
         ignore_index_(dataset.ignore_index()),
-        aux_weight_(options.aux_weight),
-        samples_(options.samples),
+        options_(options),
         loss_(options.loss.make(LossArgs{.num_classes = num_classes_,
                                          .class_weights = options.class_weights,
                                          .ignored_label = ignore_index_})),
@@ -46,7 +44,7 @@ class Segmentation : public Task {
   void attach(models::Model& model) override { expect_predictions(LabelKind::kPixels, model); }
 
   at::Tensor loss(const Outputs& outputs, const at::Tensor& target) const override {
-    return with_auxiliary(outputs, aux_weight_,
+    return with_auxiliary(outputs, options_.aux_weight,
                           [&](const at::Tensor& logits) { return loss_->mean(logits, target); });
   }
 
@@ -110,14 +108,14 @@ class Segmentation : public Task {
     return {confusion_table(names_, cells)};
   }
 
-  int64_t pictured_samples() const override { return samples_; }
+  int64_t pictured_samples() const override { return options_.samples; }
 
   /// "samples": a row for each image: as it is, with its labels, and with the network's.
   std::vector<Picture> pictures(std::span<const Seen> seen,
                                 const data::Normalization& normalization) const override {
     std::vector<at::Tensor> tiles;
     for (const auto& [batch, outputs] : seen) {
-      for (int64_t i = 0; i < batch.size() && std::ssize(tiles) < 3 * samples_; ++i) {
+      for (int64_t i = 0; i < batch.size() && std::ssize(tiles) < 3 * options_.samples; ++i) {
         const auto [pixels, step] = thumbnail(batch, i, normalization);
         const auto small = [&](const at::Tensor& labels) {
           return labels.slice(0, 0, std::nullopt, step)
@@ -179,8 +177,7 @@ class Segmentation : public Task {
 
   int64_t num_classes_;
   int64_t ignore_index_;
-  double aux_weight_;
-  int64_t samples_;
+  SegmentationOptions options_;
   std::unique_ptr<Loss> loss_;
   std::vector<std::string> names_;
 };

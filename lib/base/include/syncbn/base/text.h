@@ -39,8 +39,9 @@ bool matches_name(const std::string& wildcard, const std::string& name);
 /// bytes that are not UTF-8 become escapes such as "\\x1b".
 std::string printable(std::string_view text, std::string_view kept = "");
 
-/// For messages, what a file with this content is if it is a pointer of Git LFS; "" otherwise.
-std::string git_lfs_pointer(std::string_view content);
+/// For messages: what a file is, by its first bytes, if it is not what its name promises: a pointer
+/// of Git LFS, HTML or XML, a compressed file, text in UTF-16. `unknown` if it is none of these.
+std::string foreign_file(std::string_view begin, const std::string& unknown = "");
 
 /// The whole of `text` as a number; std::nullopt if it is not one, is out of range, or has a
 /// leading blank or plus sign.

@@ -76,7 +76,7 @@ struct Codec<std::optional<T>> {
   }
   static Value write(const std::optional<T>& in) { return in ? Codec<T>::write(*in) : Value(); }
   static Value json_schema(Definitions& definitions) {
-    Value null = detail::map_of("type", Value::of_scalar("null", /*quoted=*/true));
+    Value null = detail::map_of("type", Value::of_text("null"));
     return detail::map_of("anyOf",
                           detail::list_of({Codec<T>::json_schema(definitions), std::move(null)}));
   }
@@ -100,7 +100,7 @@ struct Codec<OrAuto<T>> {
     return in.value ? Codec<T>::write(*in.value) : Value::of_scalar("auto");
   }
   static Value json_schema(Definitions& definitions) {
-    Value automatic = detail::map_of("const", Value::of_scalar("auto", /*quoted=*/true));
+    Value automatic = detail::map_of("const", Value::of_text("auto"));
     return detail::map_of(
         "anyOf", detail::list_of({Codec<T>::json_schema(definitions), std::move(automatic)}));
   }
@@ -133,8 +133,8 @@ struct Codec<std::vector<T>> {
   }
   static Value json_schema(Definitions& definitions) {
     // A file that is based on another may change parts of single items: {0: …}.
-    const auto text = [](const char* type) { return Value::of_scalar(type, /*quoted=*/true); };
-    Value schema = detail::map_of("type", detail::list_of({text("array"), text("object")}));
+    Value schema = detail::map_of(
+        "type", detail::list_of({Value::of_text("array"), Value::of_text("object")}));
     schema.set("items", detail::or_reference(Codec<T>::json_schema(definitions)));
     schema.set("patternProperties", detail::map_of("^[0-9]+$", Value::of_map()));
     schema.set("additionalProperties", Value::of_scalar("false"));

@@ -38,9 +38,12 @@ struct CommandLine {
 /// for an item of a list), a section with a type by its own name (`--optimizer adamw`). true|false
 /// keys need no value (`--overwrite`). Values are YAML (`--widths=[16,32]`, `--limit=null`), except
 /// for keys of type text. The last value for a key counts. Adds mistakes to `faults`.
+/// @param before what the arguments before these have set
+/// @param typed for messages: the option that `args` stand for; empty: they are as typed
 CommandLine parse_command_line(const std::vector<std::string>& args,
                                const std::vector<ProgramOption>& options,
-                               const std::vector<FieldInfo>& fields, Faults& faults);
+                               const std::vector<FieldInfo>& fields, Faults& faults,
+                               CommandLine before = {}, const std::string& typed = "");
 
 /// The topic that `args` ask help for: "optimizer" for `--help optimizer`, "" for `--help` or `-h`
 /// alone, std::nullopt without these.

@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace syncbn::config {
@@ -34,6 +35,7 @@ struct Value {
   Mark mark;
 
   static Value of_scalar(std::string text, bool quoted = false);
+  static Value of_text(std::string text) { return of_scalar(std::move(text), /*quoted=*/true); }
   static Value of_map();
 
   Value* find(const std::string& key);
@@ -49,6 +51,14 @@ struct Value::Member {
   Mark mark;  ///< of the key
   Value value;
 };
+
+/// Calls `visit` with a value, then with its items and the values of its members, to any depth.
+template <class AnyValue, class Visit>
+void for_each_value(AnyValue& value, const Visit& visit) {
+  visit(value);
+  for (auto& item : value.list) for_each_value(item, visit);
+  for (auto& member : value.members) for_each_value(member.value, visit);
+}
 
 /// Collects all mistakes of a configuration, to report them in one message.
 class Faults {

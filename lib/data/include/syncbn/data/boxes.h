@@ -34,7 +34,8 @@ class BoxDataset : public SampleDataset {
   /// All annotations of an image, including crowds and boxes without area.
   virtual std::span<const Annotation> annotations(int64_t index) const = 0;
   virtual int64_t image_id(int64_t index) const = 0;
-  /// The id of a class in the training split's annotation file, by label.
+  /// The id of a class in the training split's annotation file, by label; the highest if there are
+  /// several.
   virtual int64_t category_id(int64_t label) const = 0;
   /// The image's size before the transforms.
   virtual ImageSize original_size(int64_t index) const = 0;

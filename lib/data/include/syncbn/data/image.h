@@ -53,7 +53,8 @@ struct DecodeOptions {
   /// Upper bound on the scans of a progressive JPEG, each of which costs as much as decoding a
   /// whole image.
   int max_scans = 1000;
-  /// Grey values of 16 bits above 255 become 255, as in Pillow; otherwise the upper 8 bits count.
+  /// Values of 16 bits above 255 become 255, as grey ones do in Pillow; otherwise the upper 8 bits
+  /// count.
   bool clamp_high_bits = false;
 };
 
@@ -89,7 +90,7 @@ class ImageDecoder {
   /// The EXIF orientation in the file, 1 to 8, whether or not decode() applies it; 1 if there is
   /// none. From 5, width and height of the upright image are those of the stored one, exchanged.
   int file_orientation() const;
-  /// Whether the file has grey values of 16 bits, which DecodeOptions::clamp_high_bits is about.
+  /// Whether the file has values of 16 bits, which DecodeOptions::clamp_high_bits is about.
   bool has_high_bits() const;
 
   /// The whole image, RGB.

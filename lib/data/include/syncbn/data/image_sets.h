@@ -103,8 +103,9 @@ struct VocSegmentationOptions : ImageFileOptions {
 
 /// `type: coco`: images with boxes around objects, in COCO's format for instances: a JSON file and
 /// a folder of images for each split. Labels are the positions of the training file's categories,
-/// sorted by id; the other files may lack some, and number them as they like. Samples are sorted by
-/// the images' ids. Segmentation masks and key points are not read. The set is a BoxDataset.
+/// sorted by id (those with the same name are one); the other files may lack some, and number them
+/// as they like. Samples are sorted by the images' ids. Segmentation masks and key points are not
+/// read. The set is a BoxDataset.
 struct CocoOptions : ImageFileOptions {
   std::string train_annotations, train_images;
   std::string val_annotations, val_images;    ///< empty: no such split

@@ -25,8 +25,8 @@ struct SampleSlot {
 /// What a sample's files hold that its pixels in a batch do not show.
 struct SampleFacts {
   int orientation = 1;  ///< EXIF, 1 to 8; 1 if the option exif_orientation would change nothing
-  /// The largest value after grey values of 16 bits were scaled to 8; nothing if they were not.
-  std::optional<int> scaled_grey = {};
+  /// The largest value after values of 16 bits were scaled to 8; nothing if they were not.
+  std::optional<int> largest_scaled = {};
   /// Which labels the pixels have, ignore_index() included; nothing if pixels have no labels.
   std::optional<std::bitset<256>> labels = {};
 };

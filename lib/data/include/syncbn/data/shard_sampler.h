@@ -53,8 +53,6 @@ class ShardSampler : public RankedSampler<ShardSamplerOptions> {
 
  private:
   int64_t dataset_size() const { return ends_.empty() ? 0 : ends_.back(); }
-  /// The samples of all shards, in this epoch's order of shards.
-  std::vector<int64_t> shard_by_shard() const;
   void shuffle_part(std::span<int64_t> part, int64_t stream) const;
   /// The samples of all ranks. @param shuffled within buffers
   std::vector<int64_t> global_list(bool shuffled) const;

@@ -145,6 +145,8 @@ struct LaunchOptions {
   /// Whether nodes may join and leave during the job. Needs c10d, and a range of nodes or, to
   /// replace lost nodes, restarts.
   bool nodes_may_change() const;
+  /// Time without messages after which a node counts as lost.
+  std::chrono::milliseconds silence() const { return alive_period * alive_misses; }
   /// Upper bound on the memory of the workers' store, in bytes.
   size_t store_bytes() const;
 };

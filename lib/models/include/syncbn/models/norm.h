@@ -39,11 +39,7 @@ class NormFactory {
  public:
   /// @param eps, momentum as in torch::nn::BatchNorm2d
   explicit NormFactory(const ModelArgs& args, double eps = 1e-5, double momentum = 0.1)
-      : kind_(args.norm),
-        group_(args.norm_group),
-        timeout_(args.norm_timeout),
-        eps_(eps),
-        momentum_(momentum) {}
+      : args_(args), eps_(eps), momentum_(momentum) {}
 
   /// A layer for an [N, C, H, W] input. Register it with register_module(name, layer.ptr()).
   torch::nn::AnyModule operator()(int64_t channels) const {
@@ -56,9 +52,7 @@ class NormFactory {
  private:
   torch::nn::AnyModule make(int64_t channels, bool fuse_relu) const;
 
-  Norm kind_;
-  dist::GroupOrDefault group_;
-  std::optional<std::chrono::milliseconds> timeout_;
+  ModelArgs args_;
   double eps_;
   double momentum_;
 };

@@ -74,13 +74,9 @@ function section(page, nav, id, heading, ...children) {
   nav.append(element("a", { href: `#${id}` }, heading));
 }
 
-/** Pairs of names and values in columns. */
-function values(pairs) {
-  return element("dl", { class: "values" }, pairs.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
-}
-
-function figures(pairs) {
-  return element("dl", { class: "figures" }, pairs.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+/** Pairs of names and values: "values" in columns, or "figures". */
+function values(pairs, kind = "values") {
+  return element("dl", { class: kind }, pairs.map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
 }
 
 function isPlain(value) { return value === null || typeof value !== "object" || (Array.isArray(value) && !value.some((item) => item !== null && typeof item === "object")); }

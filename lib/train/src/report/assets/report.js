@@ -37,7 +37,7 @@ function head() {
   if (last("images_per_second")) pairs.push(["Images per second", shown("images_per_second", last("images_per_second"))]);
   for (const name of ["memory_bytes", "gpu_memory_bytes"]) if (last(name)) pairs.push([titled(name), shown(name, last(name))]);
   page.append(element("header", {}, element("h1", {}, run.name),
-      element("p", { class: "muted" }, parts.filter(Boolean).join(" · ")), figures(pairs), nav));
+      element("p", { class: "muted" }, parts.filter(Boolean).join(" · ")), values(pairs, "figures"), nav));
 }
 
 // ---- curves --------------------------------------------------------------------------------------
