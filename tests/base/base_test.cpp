@@ -272,6 +272,20 @@ TEST_F(AtomicFileTest, OpeningToReadWaitsForNobody) {
               ThrowsMessage<UserError>(HasSubstr("missing: No such file or directory")));
 }
 
+TEST_F(AtomicFileTest, ALinkToNothingIsNamedWithItsTarget) {
+  const fs::path link = folder_ / "link";
+  fs::create_symlink("nowhere", link);
+  const std::string why = "it is a link to 'nowhere', which does not exist";
+  EXPECT_EQ(dangling_link(link), why);
+  const std::string message = fmt::format("cannot read {}: {}", link.string(), why);
+  EXPECT_THAT([&] { open_regular_file(link); }, ThrowsMessage<UserError>(message));
+  EXPECT_THAT([&] { read_file(link); }, ThrowsMessage<UserError>(message));
+  write_file_atomically(folder_ / "nowhere", "");
+  for (const fs::path& other : {link, folder_ / "nowhere", folder_ / "missing"}) {
+    EXPECT_EQ(dangling_link(other), "");
+  }
+}
+
 TEST(IsWithinTest, ANameLeadsNowhereButIntoTheFolder) {
   const std::string here = fs::current_path();
   for (const char* folder : {"photos", "photos/", "./photos", "a/../photos", "/srv/photos"}) {

@@ -205,11 +205,14 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   const auto with = [](const std::string& annotation) {
     return file_of(kImages, kCategories, R"("annotations": [)" + annotation + "]");
   };
-  refusal("", "is not JSON");
+  for (const char* empty : {"", " \n"}) refusal(empty, "is not JSON: it is empty");
   refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
           "is not JSON: it is a pointer of Git LFS, not the file: fetch it with `git lfs pull`");
   refusal("<!DOCTYPE html>", "is not JSON: it is HTML");
-  refusal(file_of().substr(0, 200), "damaged at byte 200");
+  for (const size_t size : {1, 30, 150, 200, 600}) {
+    refusal(file_of().substr(0, size), "is not JSON: it ends too early; it was cut short");
+  }
+  refusal(R"({"images": ;)", "damaged at byte 12");
   std::string damaged = file_of();
   const size_t colon = damaged.find(": 103");
   damaged[colon] = ';';  // after the polygons
@@ -221,15 +224,26 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal(file_of(R"("images": [])"), "has no images");
   refusal(file_of(R"("images": [])", kCategories, R"("annotations": [])"), "has no images");
   refusal(with(R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 0, 2]})"),
-          "has no box to learn from");
+          "has no box to learn from (0 of 1 annotations are crowds: iscrowd)");
+  refusal(with(R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2], "iscrowd": 1})"),
+          "has no box to learn from (1 of 1 annotations are crowds: iscrowd)");
+  for (const char* texts : {R"(["car", "cat"])", "[3]", R"({"3": "car"})"}) {
+    refusal(file_of(kImages, fmt::format(R"("categories": {})", texts)),
+            "each category must be an object with id and name");
+  }
   refusal(file_of(R"("images": [{"id": 1, "file_name": "a.jpg", "width": 4.5, "height": 3}])"),
-          "image 1 has the width 4.5, which is not a whole number");
+          "image 1 has the width 4.5, which is not a whole number; give the photo's width and "
+          "height in pixels");
+  refusal(file_of(R"("images": [{"id": 1, "file_name": "a.jpg", "width": 4, "height": null}])"),
+          "image 1 has the height null, which is not a whole number; give the photo's width and");
+  refusal(file_of(R"("images": [{"id": 1, "file_name": "a.jpg", "height": 3}])"),
+          "image 1 has no whole number 'width'; give the photo's width and height in pixels");
   refusal(file_of(R"("images": [{"id": "img_7", "file_name": "a.jpg", "width": 4, "height": 3}])"),
           R"(image number 0 (from 0) has the id "img_7", which is not a whole number)");
   refusal(file_of(R"("images": [{"id": 1, "file_name": null, "width": 4, "height": 3}])"),
           "image 1 has no text 'file_name'");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a.jpg", "width": 0, "height": 0}])"),
-          "image 9 has 0 x 0 pixels");
+          "image 9 has 0 x 0 pixels; give the photo's width and height in pixels");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a.jpg", "width": 4, "height": -1}])"),
           "image 9 has 4 x -1 pixels");
   refusal(file_of(R"("images": [{"file_name": "a.jpg", "width": 4, "height": 3}])"),
@@ -262,9 +276,10 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
   refusal(with(base::join(bad, ", ")), "[x, y, width, height]\n  …");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a", "width": 4, "height": 3},
                                 {"id": 9, "file_name": "b", "width": 4, "height": 3}])"),
-          "two images with the id 9");
+          "two images with the id 9, 'a' and 'b'; correct or remove one of them (another id is "
+          "needed in its annotations as well)");
   refusal(file_of(kImages, R"("categories": [{"id": 3, "name": "a"}, {"id": 3, "name": "b"}])"),
-          "two categories with the id 3");
+          "two categories with the id 3, 'a' and 'b'; correct or");
 }
 
 /// Replaces the first occurrence in file_of().
@@ -460,6 +475,35 @@ TEST_F(CocoTest, RefusesBoxesInSharesOfTheImage) {
   EXPECT_EQ(load()->size(), 1) << "the image has one pixel";
 }
 
+TEST_F(CocoTest, WarnsOfBoxesBelowAPixel) {
+  const std::string tiny =
+      R"({"id": 5, "image_id": 9, "category_id": 3, "bbox": [10, 10, 0.4, 0.3]})";
+  const auto remarks = [&](const std::string& other, int number = 1) {
+    std::string boxes = tiny;
+    for (int i = 0; i < number; ++i) {
+      boxes += fmt::format(R"(, {{"image_id": 9, "category_id": 3, "id": {}, {}}})", i + 6, other);
+    }
+    write(file_of(kImages, kCategories, R"("annotations": [)" + boxes + "]"));
+    return load()->remarks();
+  };
+  for (const auto& [other, count] : {std::pair(R"("bbox": [1, 1, 2, 2])", 1),
+                                     {R"("bbox": [0.1, 0.1, 0.5, 0.5])", 2},
+                                     {R"("bbox": [1, 1, 1, 0.5])", 1},
+                                     {R"("bbox": [1, 1, 0.5, 0.5], "iscrowd": 1)", 1}}) {
+    const auto found = remarks(other);
+    ASSERT_THAT(found, SizeIs(1)) << other;
+    EXPECT_FALSE(found[0].is_fault);
+    EXPECT_THAT(found[0].text,
+                HasSubstr(fmt::format(
+                    "instances.json': {} of 2 boxes are less than a pixel wide and high, such as "
+                    "[10, 10, 0.4, 0.3] of annotation 5; boxes are in pixels, [x, y, width, "
+                    "height]. The network does not learn them",
+                    count)));
+  }
+  EXPECT_THAT(remarks(R"("bbox": [1, 1, 2, 2])", 98), SizeIs(1));
+  EXPECT_THAT(remarks(R"("bbox": [1, 1, 2, 2])", 99), SizeIs(0)) << "1 % of the boxes";
+}
+
 std::string with_four(const std::string& name, const std::string& size) {
   std::string images = kImages;
   const std::string four = R"("four.jpg", "width": 20, "height": 50)";
@@ -511,7 +555,7 @@ TEST_F(CocoTest, NamesImagesThatDoNotMatch) {
   ASSERT_THAT(remarks, SizeIs(1));
   EXPECT_TRUE(remarks[0].is_fault);
   EXPECT_THAT(remarks[0].text, AllOf(HasSubstr("no file for 1 of 3 photos, such as '"),
-                                     HasSubstr("photos/seven.jpg'; is '")));
+                                     HasSubstr("photos/seven.jpg'; put the file there, or ")));
   CocoOptions elsewhere = options();
   elsewhere.train_images = folder_ / "other";
   EXPECT_THAT([&] { load(elsewhere); },
@@ -526,18 +570,57 @@ TEST_F(CocoTest, SaysWhereAMissingFileIs) {
   };
   const std::string photos = folder_ / "photos";
   EXPECT_THAT(text("four.png"),
-              HasSubstr(fmt::format("photos/four.png'; there is '{}/four.jpg': correct the endings",
+              HasSubstr(fmt::format("photos/four.png'; there is '{0}/four.jpg': correct the "
+                                    "file_names, paths below '{0}'",
                                     photos)));
-  EXPECT_THAT(text("photos/four.jpg"), HasSubstr(fmt::format("is '{}/' the folder of its images?",
-                                                             folder_.path().string())));
+  // The last part of these names is that of a file in the folder.
+  const std::string there = fmt::format("there is '{}/four.jpg': correct the file_names", photos);
+  for (const char* name : {"photos/four.jpg", "https://example.com/a/four.jpg", "file:///four.jpg",
+                           R"(C:\\photos\\four.jpg)"}) {
+    EXPECT_THAT(text(name), HasSubstr("four.jpg'; " + there)) << name;
+  }
+  for (const char* name : {"/data/upload/3/four.jpg", "../four.jpg"}) {
+    EXPECT_THAT([&] { text(name); },
+                ThrowsMessage<base::UserError>(
+                    AllOf(HasSubstr("image 4, '" + std::string(name) + "', is not within"),
+                          HasSubstr("name a folder that holds all of them (" + there))));
+  }
   folder_.write("photos/four.txt", "a label of YOLO");
   fs::create_directory(folder_ / "photos/val");
   fs::rename(folder_ / "photos/four.jpg", folder_ / "photos/val/four.jpg");
   EXPECT_THAT(text("four.jpg"),
-              HasSubstr(fmt::format("four.jpg'; is '{}/val' the folder of its images?", photos)));
-  EXPECT_THAT(text("none.jpg"), HasSubstr(fmt::format("is '{}' the folder of its images? Each "
-                                                      "file_name is a path below it",
-                                                      photos)));
+              HasSubstr(fmt::format("four.jpg'; there is '{}/val/four.jpg': correct", photos)));
+  EXPECT_THAT(text("none.jpg"), HasSubstr("none.jpg'; put the file there, or take the image out"));
+}
+
+TEST_F(CocoTest, AsksForTheFolderOfTheImagesIfMostAreMissing) {
+  const auto refusal = [this](const std::string& name, const std::string& images,
+                              const std::string& question) {
+    write(file_of(
+        fmt::format(R"("images": [{{"id": 9, "file_name": "{}", "width": 40, "height": 30}}])",
+                    name),
+        kCategories,
+        R"("annotations": [{"image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]}])"));
+    CocoOptions asked = options();
+    asked.train_images = folder_ / images;
+    EXPECT_THAT([&] { load(asked); },
+                ThrowsMessage<base::UserError>(
+                    AllOf(HasSubstr("there is no file for 1 of 1 photo"), HasSubstr(question))));
+  };
+  const std::string root = folder_.path();
+  const std::string photos = root + "/photos";
+  refusal("nine.jpg", "", fmt::format("is '{}' the folder of its images?", photos));
+  refusal("photos/nine.jpg", "photos", fmt::format("is '{}/' the folder of its images?", root));
+  refusal(
+      "none.jpg", "photos",
+      fmt::format("is '{}' the folder of its images? Each file_name is a path below it", photos));
+  refusal("https://example.com/nine.jpg", "photos",
+          fmt::format("there is '{}/nine.jpg': correct the file_names", photos));
+  fs::remove(folder_ / "photos/seven.jpg");
+  fs::remove(folder_ / "photos/nine.jpg");
+  write(file_of());
+  EXPECT_THAT(load()->remarks().at(0).text, AllOf(HasSubstr("no file for 2 of 3 photos"),
+                                                  HasSubstr("the folder of its images?")));
 }
 
 TEST_F(CocoTest, ReadsBackslashesAsSlashesWhereThatNamesAFile) {
@@ -567,7 +650,8 @@ TEST_F(CocoTest, ReadsBackslashesAsSlashesWhereThatNamesAFile) {
     name(path);
     ASSERT_THAT(load()->remarks(), SizeIs(1));
     EXPECT_THAT(load()->remarks()[0].text,
-                AllOf(HasSubstr("images\\four.jpg'; is '"), HasSubstr("a path below it")));
+                HasSubstr(fmt::format("images\\four.jpg'; there is '{}/four.jpg': correct",
+                                      (folder_ / "photos").string())));
   }
   EXPECT_THAT([&] { name(R"(..\\four.jpg)"); },
               ThrowsMessage<base::UserError>(HasSubstr(R"('..\four.jpg', is not within)")));
@@ -800,7 +884,7 @@ TEST_F(CocoTest, TakesImagesAndCategoriesThatAreListedTwiceOnce) {
   }
   EXPECT_THAT(
       [&] { merged(R"({"id": 9, "file_name": "nine.jpg", "width": 30, "height": 40},)", 9); },
-      ThrowsMessage<base::UserError>(HasSubstr("two images with the id 9")));
+      ThrowsMessage<base::UserError>(HasSubstr("two images with the id 9, 'nine.jpg' and 'nine")));
   fs::create_directory(folder_ / "photos/below");
   fs::rename(folder_ / "photos/four.jpg", folder_ / "photos/below/4.jpg");
   std::string file = with_four("below/4.jpg", R"("width": 20, "height": 50)");

@@ -26,6 +26,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 class FolderIndexTest : public ::testing::Test {
@@ -146,15 +147,31 @@ TEST_F(FolderIndexTest, DetectsThatALinkLeadsToAFolderLater) {
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
   const FileStamp before = index_file();
   EXPECT_THAT(index().classes(), ElementsAre("cat", "dog"));
+  EXPECT_EQ(index().left_out(),
+            fmt::format("2 files (1 link to '{0}/bird', 1 link to '{0}/far'), such as 'bird'",
+                        (folder_ / "disk").string()));
   EXPECT_EQ(index_file(), before);
   add("disk/far/4.jpg");
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/far/4.jpg", "cat/more/2.jpg", "dog/3.jpg"));
   add("disk/bird/5.jpg");
   EXPECT_THAT(index().classes(), ElementsAre("bird", "cat", "dog"));
+  EXPECT_EQ(index().left_out(), "");
   EXPECT_THAT(files(), ElementsAre("bird/5.jpg", "cat/1.jpg", "cat/far/4.jpg", "cat/more/2.jpg",
                                    "dog/3.jpg"));
   fs::remove_all(folder_ / "disk");
   EXPECT_THAT(files(), ElementsAre("cat/1.jpg", "cat/more/2.jpg", "dog/3.jpg"));
+}
+
+TEST_F(FolderIndexTest, NamesLinksInPlaceOfAllClasses) {
+  fs::create_directory(folder_ / "links");
+  for (int i = 10; i < 40; ++i) {
+    fs::create_symlink(fmt::format("nowhere{}", i), folder_ / fmt::format("links/{}", i));
+  }
+  EXPECT_THAT([&] { index_class_folders(folder_ / "links", cache()); },
+              ThrowsMessage<base::UserError>(AllOf(
+                  HasSubstr("/links': it has no folders; "),
+                  HasSubstr("left out: 30 files (1 link to 'nowhere10', 1 link to 'nowhere11', "),
+                  HasSubstr("and 10 more), such as '10'"))));
 }
 
 TEST_F(FolderIndexTest, DetectsAChangeAfterWhichTheTimeWasSetBack) {
@@ -216,6 +233,21 @@ TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
   EXPECT_EQ(text(), fmt::format("8 files (1 .webp, 5 empty, 2 missing), such as '{}/cat/0.jpg' "
                                 "cannot be read (it is a link to 'nowhere', which does not exist)",
                                 root));
+}
+
+TEST_F(FolderIndexTest, SaysWhatToDoAboutFilesThatCannotBeRead) {
+  const auto text = [this] {
+    const FolderIndex made = index();
+    return remarks_on(made, "", [&](int64_t i) { return folder_ / "data" / made.file(i); })
+        .at(0)
+        .text;
+  };
+  fs::create_symlink("nowhere", folder_ / "data/dog/4.jpg");
+  EXPECT_THAT(text(), AllOf(HasSubstr("cannot be read: copy them again, or remove them (`train"),
+                            Not(HasSubstr("convert"))));
+  folder_.write("data/cat/4.webp", "RIFF");
+  EXPECT_THAT(text(), HasSubstr("cannot be read: convert them to JPEG or PNG (ImageMagick: "
+                                "mogrify -format png FILE), mend or remove them (`train"));
 }
 
 TEST_F(FolderIndexTest, TakesImagesByTheirContentWhateverTheirNames) {

@@ -12,6 +12,7 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/config/schema.h>
 #include <syncbn/data/image_ops.h>
 #include <syncbn/data/loader.h>
 #include <syncbn/data/unlabelled_images.h>
@@ -33,6 +34,7 @@ using test::picture;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 const std::vector<config::Component<TransformKind>> kEightByEight = {
@@ -117,6 +119,8 @@ TEST_F(MnistTest, RefusesFilesThatContradictTheirHeaders) {
   const std::string images = idx({2, 1, 1}, "ab");
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "No such file"));
   write("", labels);
+  EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "it is empty"));
+  write("ab", labels);
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "not an idx file"));
   write("<html>", labels);
   EXPECT_THAT([&] { load(); }, refuses("train-images-idx3-ubyte", "it is HTML"));
@@ -169,6 +173,8 @@ TEST(CifarTest, ReadsTheFineLabelsOfCifar100) {
   EXPECT_THAT(load_cifar100(options, Split::kTest)->labels(), ElementsAre(99, 2));
   folder.write("test.bin", cifar_record("\1\x64", "abc"));
   EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "label 100"));
+  folder.write("test.bin", "");
+  EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "it is empty"));
   folder.write("test.bin", "abc");
   EXPECT_THAT([&] { load_cifar100(options, Split::kTest); }, refuses("test.bin", "3 bytes"));
   folder.write("test.bin", "version https://git-lfs.github.com/spec/v1\n");
@@ -375,7 +381,7 @@ TEST_F(ImageFolderTest, LooksForFilesThatItCannotUseOnceWhenItIsLoaded) {
   ASSERT_EQ(set->remarks().size(), 2U);
   EXPECT_THAT(set->remarks()[0].text,
               HasSubstr("/train': left out: 2 files (1 .heic, 1 .jpg), such as 'c.jpg': not in a "
-                        "class folder, or neither"));
+                        "class folder, neither JPEG nor PNG, or a link to nothing"));
   EXPECT_THAT(set->remarks()[1].text, HasSubstr("1 file (empty)"));
   EXPECT_EQ(load_image_folder(options(), Split::kTrain)->remarks().size(), 1U);
 }
@@ -459,12 +465,52 @@ TEST_F(SegmentationFolderTest, TakesOtherValuesForTheClassesIfToldWhich) {
         labels({0, 3}, 255);
       },
       refuses("masks/a.png' has the labels 1, 2; data.mask_values has 0, 3, or 255 for ignored",
-              "which lists that of each class"));
+              "list the value of each class in data.mask_values"));
+  // If white is a class, greys are those of 8 bits.
+  EXPECT_THAT(labels({0, 85, 170, 255}, 255), ElementsAre(0, 1, 2, 3));
+  EXPECT_THAT(
+      [&] {
+        labels({0, 255}, 255);
+      },
+      refuses("has the labels 85, 170; data.mask_values has 0, 255; list the value",
+              "the values of a palette PNG are indices, whatever its colours"));
+  add("a", picture(13, 11), "png_grey1.png");
+  EXPECT_THAT(labels({0, 255}, 255), ElementsAre(0, 1));
+  EXPECT_THAT(labels({0, 1}, 255), ElementsAre(0, 1));
+  add("a", picture(13, 11), "png_palette1.png");
+  EXPECT_THAT(
+      [&] {
+        labels({0, 255}, 255);
+      },
+      refuses("has the label 1; data.mask_values has 0, 255; list", "a palette PNG"));
+  add("a", picture(13, 11), "png_grey2.png");
   SegmentationFolderOptions told = options(4);
   told.mask_values = {3, 2, 1, 0};
   const at::Tensor turned = all_of(*load_segmentation_folder(told, Split::kTrain)).target;
   EXPECT_TRUE(
       turned.equal(3 - all_of(*load_segmentation_folder(options(4), Split::kTrain)).target));
+}
+
+TEST_F(SegmentationFolderTest, AnIgnoredValueIsNoClass) {
+  const auto faults = [](const char* ignored) {
+    const auto scalar = [](const char* text) { return config::Value::of_scalar(text); };
+    config::Value given = config::Value::of_map();
+    given.set("train_images", config::Value::of_text("a"));
+    given.set("train_masks", config::Value::of_text("b"));
+    given.set("classes", scalar("2"));
+    config::Value values;
+    values.kind = config::Value::Kind::kList;
+    values.list = {scalar("0"), scalar("255")};
+    given.set("mask_values", values);
+    given.set("ignore_index", scalar(ignored));
+    SegmentationFolderOptions read;
+    config::Faults found;
+    config::Schema<SegmentationFolderOptions>::get().read(given, read, "", found);
+    return found.messages();
+  };
+  EXPECT_THAT(faults("0"), ElementsAre(HasSubstr("ignore_index is one of mask_values")));
+  EXPECT_THAT(faults("128"), ElementsAre());
+  EXPECT_THAT(faults("255"), ElementsAre()) << "the default, which is no choice";
 }
 
 TEST_F(SegmentationFolderTest, NamesTheOrientationOfAnImageThatDoesNotFitItsMask) {
@@ -482,6 +528,13 @@ TEST_F(SegmentationFolderTest, NamesTheOrientationOfAnImageThatDoesNotFitItsMask
                       "(EXIF orientation 6): set data.exif_orientation=false"));
   turned.exif_orientation = false;
   EXPECT_EQ(all_of(*load_segmentation_folder(turned, Split::kTrain)).size(), 1);
+  folder_.write("masks/a.png", encode_png(Image(13, 13, 1)));  // the option does not help
+  for (const bool option : {false, true}) {
+    turned.exif_orientation = option;
+    EXPECT_THAT([&] { all_of(*load_segmentation_folder(turned, Split::kTrain)); },
+                ThrowsMessage<base::UserError>(
+                    AllOf(HasSubstr("13 x 13 pixels, its image"), Not(HasSubstr("EXIF")))));
+  }
 }
 
 TEST_F(SegmentationFolderTest, RefusesPairsThatDoNotMatch) {

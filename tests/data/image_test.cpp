@@ -293,6 +293,20 @@ TEST(ImageTest, MasksAreIndicesOrStoredValues) {
   EXPECT_LE(largest(mask("png_palette_transparent.png")), 1);
 }
 
+TEST(ImageTest, GreyMasksOfFewBitsAreScaledOnRequest) {
+  for (const char* name : {"png_grey1.png", "png_grey2.png", "png_grey4_interlaced.png",
+                           "png_grey8.png", "png_palette1.png", "png_palette8.png"}) {
+    const std::string file = base::read_file(kImages / name);
+    const Image stored = ImageDecoder(bytes_of(file), name).decode_mask();
+    const Image scaled = ImageDecoder(bytes_of(file), name, {.scale_labels = true}).decode_mask();
+    const Image seen = load_image(kImages / name);
+    const bool is_grey = std::string_view(name).starts_with("png_grey");
+    for (size_t i = 0; i < stored.pixels.size(); ++i) {
+      ASSERT_EQ(scaled.pixels[i], is_grey ? seen.pixels[3 * i] : stored.pixels[i]) << name;
+    }
+  }
+}
+
 TEST(ImageTest, RefusesMasksWithoutLabels) {
   const auto refusal = [](const char* name, const char* why) {
     const std::string file = base::read_file(kImages / name);
@@ -300,8 +314,8 @@ TEST(ImageTest, RefusesMasksWithoutLabels) {
                 ThrowsMessage<base::UserError>(AllOf(HasSubstr(name), HasSubstr(why))));
   };
   refusal("jpeg_grey.jpg", "masks must be PNG");
-  refusal("png_rgb8.png", "grey or palette");
-  refusal("png_grey16.png", "labels above 255");
+  refusal("png_rgb8.png", "a grey or palette PNG: if its channels are equal, save one of them");
+  refusal("png_grey16.png", "it has labels above 255, up to 65441: save it with 8 bits");
 }
 
 TEST(ImageTest, NamesAFileThatIsNeitherJpegNorPng) {

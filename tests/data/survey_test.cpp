@@ -186,6 +186,15 @@ TEST_F(SurveyTest, SaysWhatToSetForMasksOfTwoValues) {
   EXPECT_EQ(set->get_batch(std::vector<int64_t>{1}).target.min().item<int64_t>(), 1);
 }
 
+TEST_F(SurveyTest, SeesMasksOfTwoValuesBesideOthers) {
+  add_mask("1", {0, 255});
+  add_mask("2", {0, 1});  // such as a PNG of one bit
+  EXPECT_THAT(survey_of(masks(2)),
+              ElementsAre(StartsWith("train: the masks that have 255 hold only 0 and 255, and")));
+  add_mask("3", {0, 1, 255});
+  EXPECT_THAT(survey_of(masks(2)), IsEmpty());
+}
+
 TEST_F(SurveyTest, LooksAtEachSampleOnceSpreadEvenlyFromTheFirstOn) {
   for (const int64_t size : {1, 2, 3, 4, 6, 30, 1000, 1024, 30'030}) {
     std::vector<int64_t> seen;

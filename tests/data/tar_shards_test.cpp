@@ -233,7 +233,7 @@ TEST_F(TarShardsTest, RefusesIncompleteSamples) {
 
 TEST_F(TarShardsTest, RefusesDamagedArchives) {
   const std::string whole = member("1.jpg", image_) + member("1.cls", "1") + kEnd;
-  EXPECT_THAT([&] { load_bytes(""); }, refuses("a.tar", "cut short"));
+  EXPECT_THAT([&] { load_bytes(""); }, refuses("a.tar'", "it is empty"));
   EXPECT_THAT([&] { load_bytes(whole.substr(0, 300)); }, refuses("a.tar", "cut short"));
   EXPECT_THAT([&] { load_bytes(whole.substr(0, 700)); }, refuses("a.tar", "cut short"));
   std::string damaged = whole;
@@ -245,6 +245,17 @@ TEST_F(TarShardsTest, RefusesDamagedArchives) {
     changed[at] = static_cast<char>(changed[at] ^ 0x41);
     EXPECT_THROW(scan(changed), base::UserError) << at;
   }
+}
+
+TEST_F(TarShardsTest, ReadsConcatenatedArchives) {
+  const std::string first = member("1.jpg", image_) + member("1.cls", "3") + kEnd;
+  const std::string second = member("2.jpg", image_) + member("2.cls", "4");
+  const auto set = load_bytes(first + second + kEnd);
+  EXPECT_THAT(set->labels(), ElementsAre(3, 4));
+  EXPECT_TRUE(set->remarks().empty());
+  EXPECT_EQ(load_bytes(first + second)->remarks().size(), 1U) << "the second one is not closed";
+  EXPECT_TRUE(load_bytes(first + std::string(100, '\0'))->remarks().empty());
+  EXPECT_THAT(load_bytes(first + std::string(512, 'x'))->labels(), ElementsAre(3));
 }
 
 TEST_F(TarShardsTest, SaysWhatAFileIsThatIsNoShard) {
@@ -270,7 +281,8 @@ TEST_F(TarShardsTest, NamesShardsWithoutClosingBlocks) {
     EXPECT_THAT(remarks[0].text,
                 AllOf(HasSubstr("s-{0..2}.tar': shards without the closing blocks of a tar "
                                 "file: 2 files (.tar), such as '"),
-                      HasSubstr("s-1.tar': they may be cut short")));
+                      HasSubstr("s-1.tar': they may be cut short; compare their sizes with "
+                                "those of the originals")));
   }
   for (const char* name : {"s-1.tar", "s-2.tar"}) folder_.write(name, sample + kEnd);
   EXPECT_TRUE(load("s-{0..2}.tar")->remarks().empty());

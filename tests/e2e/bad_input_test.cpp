@@ -115,12 +115,16 @@ TEST_F(BadInputTest, TheLaunchersQuestionNamesWhatIsKnownWithoutData) {
                        "did you mean '--epochs'?");
     EXPECT_EQ(ask(command + Words{config}).exit_code, 0);
   }
+  const std::string link = inputs_ / "link.pt";
+  std::filesystem::create_symlink("none.pt", link);
   // Rank 0 will read these files. Only training and check read `init`.
   for (const auto& [words, message] : std::vector<std::pair<Words, std::string>>{
            {{config, "--init=none.pth"}, "--init: cannot read none.pth: No such file"},
            {{config, "--pretrained", "none.pth"}, "--pretrained: init: cannot read none.pth"},
            {{"check", config, "--init=none.pth"}, "--init: cannot read none.pth"},
            {{config, "--resume=none.pt"}, "--resume: cannot read none.pt: No such file"},
+           {{config, "--resume=" + link},
+            "link.pt: it is a link to 'none.pt', which does not exist"},
            {{"eval", config, "--resume=none.pt"}, "--resume: cannot read none.pt"}}) {
     expect_one_message(ask(words), base::kExitUsage, message);
   }

@@ -142,6 +142,8 @@ TEST(TrainProgramTest, HelpListsEveryKey) {
   for (const auto& [name, text] : std::vector<std::pair<std::string, std::string>>{
            {"lr", "--lr is the same as --optimizer.lr=VALUE"},
            {"lr", "--optimizer.lr number"},
+           {"--lr", "--lr is the same as --optimizer.lr=VALUE"},
+           {"-b", "-b is the same as --batch_size=VALUE"},
            {"dist-url", "--dist_url is the same as --master_addr=HOST --master_port=PORT"},
            {"dry_run", "take a few steps"},
            {"split", "--split: for train eval\n"},
@@ -162,6 +164,9 @@ TEST(TrainProgramTest, HelpListsEveryKey) {
     EXPECT_THAT(result.out, HasSubstr(key));
   }
   expect_mistake(run_train({"--help=optimzer"}), "did you mean 'optimizer'?");
+  const auto of_another_rank = run_train({"help", "optimzer"}, rank_env(1, 2, /*port=*/1));
+  EXPECT_EQ(of_another_rank.exit_code, 0);
+  EXPECT_EQ(of_another_rank.out + of_another_rank.err, "");
 }
 
 TEST(TrainProgramTest, HelpNeedsNoLibtorch) {

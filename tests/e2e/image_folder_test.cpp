@@ -145,11 +145,18 @@ torch.save({"model": run["model"], "model_ema": average}, sys.argv[1] + "/python
   EXPECT_TRUE(std::filesystem::exists(folder_ / "others/predictions.csv"));
   const auto accepted = predict(1, "accepted", "--loader.on_error=skip");
   EXPECT_EQ(accepted.exit_code, 0) << accepted.err;
+  EXPECT_THAT(accepted.err, HasSubstr("predictions.csv: 16 images (1 left out), by "));
   refused({"predict", "of1", run}, "there are no JPEG or PNG files in 'of1'");
   refused({run, "--ema"}, "--ema: only for train export, train predict");
-  refused({"predict", "test", run, "-e"}, "--split: only for train eval");
+  refused({"predict", "test", run, "-e"}, "--evaluate: only for train eval");
   base::write_file_atomically(folder_ / "test/grey/none.png", "no image");
   refused({"predict", "test", run}, "none.png': it is neither JPEG nor PNG");
+  // Neither rank finds more than the budget allows.
+  for (const int file : {0, 1, 2, 3, 4}) {
+    base::write_file_atomically(folder_ / fmt::format("test/colour/{}.jpg", file), "no image");
+  }
+  const auto beyond = predict(2, "beyond", "--loader.on_error=skip");
+  expect_mistake(beyond, "6 of 17 images could not be read, more than the 5 that");
   std::filesystem::remove_all(folder_ / "test");
   const auto exported =
       launch_train(1, {"export", run, "lr=0.1", "--output=network.pt"}, folder_.path());
@@ -261,6 +268,22 @@ TEST_F(ImageFolderTrainingTest, ABatchWithoutAnySampleLeftDoesNotEndTheRun) {
          "--sampler.shuffle=false", std::string("--sync_batchnorm=") + sync, "--log_interval=1"});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_THAT(result.err, ContainsRegex("step 1/.* loss [0-9.]+ ")) << result.err;
+  }
+}
+
+TEST_F(ImageFolderTrainingTest, ABatchThatBecomesTooSmallForBatchNormDoesNotEndTheRun) {
+  // Of the first batch of both ranks, only one sample of rank 1 is left.
+  for (const int file : {0, 1, 2}) {
+    base::write_file_atomically(folder_ / fmt::format("train/colour/{}.jpg", file), "no image");
+  }
+  for (const char* sync : {"true", "false"}) {
+    const auto result =
+        train(std::string("sync-") + sync,
+              {"--loader.on_error=skip", "--loader.error_budget=0.5", "--batch_size=2",
+               "--model=resnet18", "--sampler.shuffle=false", "--update_bn_stats=4", "--epochs=1",
+               std::string("--sync_batchnorm=") + sync});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(count(result.err, "left out of a step: 1 sample of a batch"), 1) << result.err;
   }
 }
 

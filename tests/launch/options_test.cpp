@@ -526,21 +526,34 @@ TEST(LocalRankWarningTest, ComesUnlessTheScriptUsesTheVariableOfItsLocalRank) {
         "'local_rank': int(os.environ['LOCAL_RANK']),",
         "parse('--x', default=int(os.environ.get('LOCAL_RANK', 0)), help='of this node')",
         "r = int(os.environ['LOCAL_RANK']); print(r)",
-        "line.startswith('\"\"\"')\nrank = os.environ['LOCAL_RANK']"}) {
+        "line.startswith('\"\"\"')\nrank = os.environ['LOCAL_RANK']",
+        "# \"\"\"\nrank = os.environ['LOCAL_RANK']\n# \"\"\"",
+        "env=os.environ\nrank = int(env[\"LOCAL_RANK\"])",
+        "self.env = environ.copy()\nrank = self.env.get('LOCAL_RANK')"}) {
     EXPECT_EQ(warning(use), "") << use;
   }
-  for (const char* mention :
-       {"# os.environ['LOCAL_RANK'] is not read", "help = 'like LOCAL_RANK'",
-        "os.environ['LOCAL_RANK'] = str(args.local_rank)", "print(os.environ['LOCAL_RANK'])",
-        "logging.info(os.environ['LOCAL_RANK'])", "for name in ('RANK', 'LOCAL_RANK'): pass",
-        "for name in ('LOCAL_RANK', 'RANK'): pass", "names = ['LOCAL_RANK', 'RANK']",
-        "os.environ.setdefault('LOCAL_RANK', '0')", "os.environ.pop('LOCAL_RANK')",
-        "if x:\n  del os.environ['LOCAL_RANK']", "os.putenv('LOCAL_RANK', '0')",
-        "warnings.warn('is ' + os.environ['LOCAL_RANK'])",
-        "parse('--x', help='use os.environ[\"LOCAL_RANK\"]')",
-        "\"\"\"Set by the launcher:\nrank = os.environ['LOCAL_RANK']\n\"\"\"",
-        "line.startswith('\"\"\"')", "# \"\"\"\nprint(os.environ['LOCAL_RANK'])",
-        "print('Read the rank from',\n      'os.environ[\"LOCAL_RANK\"]')"}) {
+  for (const char* mention : {"# os.environ['LOCAL_RANK'] is not read",
+                              "x = 1#os.environ['LOCAL_RANK']",
+                              "help = 'like LOCAL_RANK'",
+                              "os.environ['LOCAL_RANK'] = str(args.local_rank)",
+                              "print(os.environ['LOCAL_RANK'])",
+                              "logging.info(os.environ['LOCAL_RANK'])",
+                              "for name in ('RANK', 'LOCAL_RANK'): pass",
+                              "for name in ('LOCAL_RANK', 'RANK'): pass",
+                              "names = ['LOCAL_RANK', 'RANK']",
+                              "os.environ.setdefault('LOCAL_RANK', '0')",
+                              "os.environ.pop('LOCAL_RANK')",
+                              "if x:\n  del os.environ['LOCAL_RANK']",
+                              "os.putenv('LOCAL_RANK', '0')",
+                              "warnings.warn('is ' + os.environ['LOCAL_RANK'])",
+                              "parse('--x', help='use os.environ[\"LOCAL_RANK\"]')",
+                              "\"\"\"Set by the launcher:\nrank = os.environ['LOCAL_RANK']\n\"\"\"",
+                              "line.startswith('\"\"\"')",
+                              "# \"\"\"\nprint(os.environ['LOCAL_RANK'])",
+                              "env = os.environ.copy()\nenv['LOCAL_RANK'] = '0'",
+                              "env = {}\nx = env['LOCAL_RANK']",
+                              "parse('--color', default='#fff')  # os.environ['LOCAL_RANK']",
+                              "print('Read the rank from',\n      'os.environ[\"LOCAL_RANK\"]')"}) {
     EXPECT_THAT(warning(mention), HasSubstr("declares --local_rank")) << mention;
   }
 }
@@ -573,12 +586,18 @@ TEST(LocalRankWarningTest, FindsTheScriptAmongTheWordsOfACommand) {
   }
   EXPECT_THAT(warning_of({"python3", "-um", "pkg.mod"}), StartsWith("pkg.mod declares"));
   EXPECT_THAT(warning_of({"python3", "-m", "pkg", "x"}), StartsWith("pkg declares"));
+  EXPECT_THAT(warning_of({"python3", "-mpkg", "x"}), StartsWith("pkg declares"));
+  const std::string comment = folder.write("comment.py", "x = 1\n  # " + declares + "#" + declares);
   for (const std::vector<std::string>& words :
        std::vector<std::vector<std::string>>{{"python3", other, script},
                                              {"python3", script, "--local_rank=0"},
                                              {"python3", "-m", "json.tool", script},
                                              {"python3", "-m"},
                                              {"python3", "-", script},
+                                             {"python3", "-c", "print(1)", script},
+                                             {"python3", "-cprint(1)", script},
+                                             {"python3", "-c"},
+                                             {"python3", comment},
                                              {"cat", text},
                                              {other}}) {
     EXPECT_EQ(warning_of(words), "") << words.back();
@@ -596,6 +615,12 @@ TEST(LocalRankArgumentTest, StandsBehindTheScript) {
   options.program = {"env", "X=1", script};
   EXPECT_THAT(worker_argv(resolve_program(options), 1),
               ElementsAre("env", "X=1", script, "--local_rank=1"));
+  for (const std::vector<std::string>& code : std::vector<std::vector<std::string>>{
+           {"python3", "-c", "print(1)"}, {"python3", "-cprint(1)"}}) {
+    options.program = code;
+    options.program.push_back("--lr=1");
+    EXPECT_EQ(worker_argv(resolve_program(options), 1)[code.size()], "--local-rank=1");
+  }
   options.program = {"echo", "x"};
   EXPECT_THAT(worker_argv(resolve_program(options), 1), ElementsAre("echo", "--local-rank=1", "x"));
 }

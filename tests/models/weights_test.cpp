@@ -696,8 +696,10 @@ TEST(WeightsTest, CountersDoNotChooseAPrefix) {
     weights.insert("b." + item.key(), item.value());
   }
   weights.insert("b.1.num_batches_tracked", at::zeros({}, at::kLong));
-  EXPECT_EQ(error_of([&] { load_state_dict(*network(), weights, {.strict = false}); }),
-            "the weights below 'a.' do not fit the network:\n  prefixes that fit: a., b.");
+  EXPECT_EQ(
+      error_of([&] { load_state_dict(*network(), weights, {.strict = false}); }),
+      "the file has the network's weights more than once; choose one prefix:\n  prefixes: a., "
+      "b.");
   torch::nn::Module empty;
   EXPECT_THAT(load_state_dict(empty, weights, {.prefix = "c"}).loaded, SizeIs(0));
 }
@@ -711,7 +713,7 @@ TEST(WeightsTest, OneOfSeveralPrefixesIsChosenByName) {
   }
   weights.insert("module.queue", at::zeros({4}));
   EXPECT_EQ(error_of([&] { load_state_dict(*network(), weights, {.keys = "init_"}); }),
-            "the weights below 'encoder_q.' do not fit the network:\n  prefixes that fit: "
+            "the file has the network's weights more than once; choose one prefix:\n  prefixes: "
             "encoder_q., encoder_k.\n  to take the tensors that fit, set init_prefix=encoder_q.");
   for (const LoadOptions& options : std::vector<LoadOptions>{{.prefix = "encoder_q"},
                                                              {.prefix = "module.encoder_q."},
@@ -721,11 +723,15 @@ TEST(WeightsTest, OneOfSeveralPrefixesIsChosenByName) {
     load_state_dict(*net, weights, options);
     EXPECT_TRUE(at::equal(state_dict(*net)["0.weight"], state_dict(*saved)["0.weight"]));
   }
+  EXPECT_THAT(error_of([&] { load_state_dict(*network(), weights, {.prefix = "encoder_x"}); }),
+              ::testing::StartsWith(
+                  "no name begins with the prefix 'encoder_x.':\n  names: encoder_q.0.weig"));
   // Without any prefix, these fit as well.
   for (const auto& item : state_dict(*saved)) weights.insert(item.key(), item.value());
   EXPECT_THAT(error_of([&] { load_state_dict(*network(), weights, {.keys = "init_"}); }),
               AllOf(HasSubstr("\n  unexpected: encoder_q.0.weight, encoder_k.0.weight, "),
                     HasSubstr(", set init_ignore=[encoder_q,encoder_k,queue]")));
+  weights.insert("head.weight", at::zeros({4}));
   EXPECT_THAT(error_of([&] { load_state_dict(*network(), weights, {.prefix = "head"}); }),
               HasSubstr("the weights below 'head.' do not fit the network:\n  missing: 0.weight"));
 }

@@ -87,6 +87,21 @@ TEST(ConfigTest, DividesTheGlobalBatchOrNamesBothNumbers) {
               HasSubstr("12 samples cannot be divided evenly between 5 ranks"));
 }
 
+TEST(ConfigTest, NamesWhatAFileIsThatIsNoConfiguration) {
+  const test::TempFolder folder;
+  fs::create_symlink("nope.yaml", folder / "link.yaml");
+  for (const auto& [file, why] : std::vector<std::pair<std::string, std::string>>{
+           {folder / "link.yaml", "it is a link to 'nope.yaml', which does not exist"},
+           {folder.write("lfs.yaml", "version https://git-lfs.github.com/spec/v1\n"),
+            "it is a pointer of Git LFS"}}) {
+    EXPECT_THAT(test::message_of<base::UserError>([&] {
+                  config::Faults faults;
+                  resolve_config(parse_arguments(kTraining, {"--config", file}, faults), faults);
+                }),
+                ::testing::StartsWith("cannot read " + file + ": " + why));
+  }
+}
+
 TEST(ConfigTest, TheCommandLinesBatchSizeReplacesTheFilesWhicheverKeyTheySet) {
   using Sizes = std::pair<std::optional<int64_t>, std::optional<int64_t>>;
   const test::TempFolder folder;

@@ -126,10 +126,73 @@ TEST(ImagenetOptionsTest, ReachTheRanksAsTyped) {
 }
 
 TEST(ImagenetOptionsTest, WorldSizeCountsProcessesWhereNodesHaveOne) {
+  EXPECT_THAT(translated({"world_size=2", "rank=1"}),
+              ElementsAre("--nnodes=2", "--node_rank=1", "--nproc_per_node=1"));
   EXPECT_THAT(translated({"--world-size", "4", "--rank=3"}),
               ElementsAre("--nnodes=4", "--node_rank=3", "--nproc_per_node=1"));
   EXPECT_THAT(translated({"--world-size", "4", "--nproc_per_node", "2"}),
               ElementsAre("--nnodes=4", "--nproc_per_node", "2"));
+}
+
+TEST(ImagenetOptionsTest, ForSeveralProcessesAreIgnoredByOne) {
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"--rank", "0"},
+        {"--rank=5"},
+        {"--dist-url", "tcp://10.0.0.1:23456"},
+        {"--world-size=1", "--rank", "0", "--dist-url=tcp://10.0.0.1:23456"},
+        {"--rank", "-1", "--world-size", "-1"}}) {
+    EXPECT_THAT(translated(words), ::testing::IsEmpty()) << words.front();
+  }
+  // The example's defaults.
+  EXPECT_THAT(translated({"--world-size=-1", "--multiprocessing-distributed", "--rank=-1"}),
+              ElementsAre("--nproc_per_node=auto"));
+  EXPECT_THAT(translated({"--nnodes=2", "--rank=1"}), ElementsAre("--nnodes=2", "--node_rank=1"));
+}
+
+TEST(ImagenetOptionsTest, ForSeveralProcessesAreNamedAsTyped) {
+  for (const auto& [words, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--world-size", "x"}, "--world-size: expected a number of at least 1, got 'x'"},
+           {{"--world_size=0"}, "--world_size: expected a number of at least 1, got '0'"},
+           {{"--rank=-2"}, "--rank: expected a number of at least 0, got '-2'"}}) {
+    EXPECT_EQ(test::message_of<base::UserError>([&] { translated(words); }), message);
+  }
+}
+
+TEST(ImagenetOptionsTest, DummyDataWinOverAFolder) {
+  const test::TempFolder folder;
+  std::filesystem::create_directory(folder / "train");
+  const std::string data = folder.path().string();
+  EXPECT_THAT(translated({data, "--dummy"}), ElementsAre("--data.type=synthetic"));
+  EXPECT_THAT(translated({"--dummy", data, "-b=4"}),
+              ElementsAre("--data.type=synthetic", "--batch_size=4"));
+}
+
+TEST(ImagenetOptionsTest, AFolderOfDataThatIsNoneIsNamed) {
+  const test::TempFolder folder;
+  const std::string data = folder.path().string();
+  const auto faults_of = [](const std::vector<std::string>& words) {
+    config::Faults faults;
+    parse_arguments(kTraining, words, faults);
+    return faults.messages();
+  };
+  for (const std::vector<std::string>& before : std::vector<std::vector<std::string>>{
+           {"--config", "x.yaml"},
+           {"--config=x.yaml", "-a", "resnet18"},
+           {"--config=x.yaml", "--multiprocessing-distributed"}}) {
+    std::vector<std::string> words = before;
+    words.push_back("no/where");
+    EXPECT_THAT(faults_of(words),
+                ElementsAre("unexpected argument 'no/where': there is no folder of this name; "
+                            "options begin with '--', and keys are set by KEY=VALUE"));
+    words.back() = data;
+    EXPECT_THAT(faults_of(words),
+                ElementsAre("unexpected argument '" + data +
+                            "': this folder has no folder 'train' of images; options begin with "
+                            "'--', and keys are set by KEY=VALUE"));
+  }
+  EXPECT_THAT(faults_of({"--config=x.yaml", "epochs"}),
+              ElementsAre("unexpected argument 'epochs'; did you mean '--epochs'?"));
+  EXPECT_THAT(faults_of({"--config=x.yaml", "--run_dir", "nowhere"}), ::testing::IsEmpty());
 }
 
 TEST(ImagenetOptionsTest, ChooseTheDevice) {
@@ -180,8 +243,9 @@ TEST(ImagenetOptionsTest, OfAnEvaluation) {
 }
 
 TEST(ImagenetOptionsTest, MeetAtAFileOnOneNode) {
-  EXPECT_THAT(translated({"--dist-url", "file:///tmp/x", "--world-size=1", "--rank=0"}),
-              ElementsAre("--nnodes=1", "--node_rank=0", "--nproc_per_node=1"));
+  EXPECT_THAT(translated({"--dist-url", "file:///tmp/x", "--world-size=1", "--rank=0",
+                          "--multiprocessing-distributed"}),
+              ElementsAre("--nnodes=1", "--node_rank=0", "--nproc_per_node=auto"));
   EXPECT_THAT(translated({"--dist-url=file:///tmp/x"}), ::testing::IsEmpty());
   EXPECT_EQ(
       test::message_of<base::UserError>([] {

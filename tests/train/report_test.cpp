@@ -614,6 +614,10 @@ TEST_F(ReportTest, CompareRefusesWhatCannotBeCompared) {
   EXPECT_THAT(refusal([&] { compare_command({a, empty}); }), HasSubstr("holds no run"));
   EXPECT_THAT(refusal([] { compare_command({}); }), HasSubstr("name the folders of runs"));
   EXPECT_THAT(refusal([&] { compare_command({a, "--htm"}); }), HasSubstr("--htm"));
+  EXPECT_EQ(refusal([&] {
+              compare_command({a, "--html"});
+            }),
+            "compare: the option '--html' needs a value");
 }
 
 TEST_F(ReportTest, CompareReplacesOnlyItsOwnPages) {

@@ -60,6 +60,10 @@ TEST_F(SeeOnlyGpuTest, RefusesAGpuThatTheHostLacks) {
 
 TEST_F(SeeOnlyGpuTest, RefusesSeveralRanksOnAHost) {
   ::setenv("LOCAL_WORLD_SIZE", "2", 1);
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  EXPECT_THAT([] { see_only_gpu(0); },
+              ThrowsMessage<base::UserError>(HasSubstr("shows no GPU; device=cpu")));
+  ::setenv("CUDA_VISIBLE_DEVICES", "5,6", 1);
   EXPECT_THAT([] { see_only_gpu(0); },
               ThrowsMessage<base::UserError>(HasSubstr("is one GPU, and this host has 2 ranks")));
 }

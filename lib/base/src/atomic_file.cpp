@@ -161,8 +161,9 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
   const UniqueFd file = open_to_read(path);
   if (!file) {
     const int reason = errno;
-    const std::string message =
-        fmt::format("cannot read {}: {}", path.string(), describe_errno(reason));
+    const std::string link = dangling_link(path);
+    const std::string message = fmt::format("cannot read {}: {}", path.string(),
+                                            link.empty() ? describe_errno(reason) : link);
     if (std::ranges::count(kPassingErrors, reason) > 0) throw UnavailableError(message);
     throw UserError(message);
   }

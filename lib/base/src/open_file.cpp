@@ -23,7 +23,12 @@ UniqueFd open_regular_file(const std::filesystem::path& path) {
   UniqueFd file = open_to_read(path);
   struct stat about {};
   if (!file || ::fstat(file.get(), &about) != 0) {
-    throw_file_error(fmt::format("cannot read {}", path.string()), errno);
+    const int error = errno;
+    const std::string what = fmt::format("cannot read {}", path.string());
+    if (const std::string link = dangling_link(path); !link.empty()) {
+      throw UserError(what + ": " + link);
+    }
+    throw_file_error(what, error);
   }
   if (!S_ISREG(about.st_mode)) {
     throw UserError(fmt::format("cannot read {}: it is not a regular file", path.string()));
@@ -34,6 +39,13 @@ UniqueFd open_regular_file(const std::filesystem::path& path) {
 bool is_missing(const std::filesystem::path& path) {
   std::error_code ignored;
   return std::filesystem::status(path, ignored).type() == std::filesystem::file_type::not_found;
+}
+
+std::string dangling_link(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_symlink(path, ignored) || !is_missing(path)) return {};
+  return fmt::format("it is a link to '{}', which does not exist",
+                     std::filesystem::read_symlink(path, ignored).string());
 }
 
 bool is_within(const std::filesystem::path& folder, const std::filesystem::path& name) {

@@ -252,7 +252,12 @@ void prepare_statistics(const Config& config, const Inputs& inputs, const Task& 
           const Autocast autocast(config, dist::device());
           // A rank with an empty batch still takes part in the exchange of statistics.
           const bool counts = batch && (batch->size() > 0 || config.sync_batchnorm);
-          if (counts && !ends) task.forward(model, /*turn=*/0, to_device(*batch));
+          if (!counts || ends) return;
+          try {
+            task.forward(model, /*turn=*/0, to_device(*batch));
+          } catch (const std::exception& error) {
+            if (!became_too_small(config, error)) throw;
+          }
         },
         batches);
   }

@@ -15,7 +15,6 @@
 #include <exception>
 #include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -71,13 +70,14 @@ std::vector<std::string> gpu_keys(const Config& config) {
 
 }  // namespace
 
-bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets) {
+bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets, bool skips) {
   bool has_fault = false;
   std::set<std::string> shown;  // held-out samples are of the training set
   for (const auto& set : sets) {
     for (const auto& [text, is_fault] : set->remarks()) {
       has_fault = has_fault || is_fault;
-      if (shown.insert(text).second) spdlog::warn("{}{}", is_fault ? "left out: " : "", text);
+      if (shown.insert(text).second)
+        spdlog::warn("{}{}", is_fault && skips ? "left out: " : "", text);
     }
   }
   return has_fault;
@@ -115,8 +115,7 @@ void check_plan(const Config& config, const Inputs& inputs, const data::Loader& 
   try {
     model.forward(at::zeros(inputs.train_set->sample_shape(), dist::device()).unsqueeze(0));
   } catch (const std::exception& error) {
-    // Of this project's layers and of torch's; any other error is the first step's.
-    if (std::string_view(error.what()).find("value per channel") != std::string_view::npos) {
+    if (is_of_one_value(error)) {  // any other error is the first step's
       std::string key = "batch_size";
       std::string advice =
           fmt::format("give each rank at least {} in a step", base::counted(least, "sample"));
@@ -154,7 +153,7 @@ void report_start(const Config& config, const std::string& name, const Inputs& i
                replicas > 0 ? fmt::format(" over {}", base::counted(replicas, "replica")) : "",
                norm, has_gpu ? "GPU" : "CPU", precision_part(config));
   describe_classes(set);
-  warn_of_remarks({inputs.train_set, inputs.eval_set});
+  warn_of_remarks({inputs.train_set, inputs.eval_set}, config.loader.on_error == "skip");
   warn_of_survey(set, data::Split::kTrain);
   warn_of_survey(*inputs.eval_set, inputs.eval_split);
   if (inputs.eval_split == data::Split::kTest && config.checkpoint.keep_best.count > 0) {

@@ -15,13 +15,16 @@
 namespace syncbn::train {
 
 /// Logs the remarks of data sets as warnings, each once.
+/// @param skips whether the run leaves out damaged samples
 /// @return whether one of them is a fault
-bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets);
+bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets, bool skips);
+
+/// How long to look at files at the start of a run.
+inline constexpr std::chrono::milliseconds kShortSurvey{500};
 
 /// Logs what data::survey() finds as warnings.
-/// @param limit how long to look at files; the default suits the start of a run
 void warn_of_survey(const data::Dataset& set, data::Split split,
-                    std::chrono::milliseconds limit = std::chrono::milliseconds(500));
+                    std::chrono::milliseconds limit = kShortSurvey);
 
 /// Warns of a warm-up as long as the run. Refuses batches, or parts of them, of a single sample if
 /// the network's batch norm cannot train on one: a last batch of one would otherwise end the run

@@ -52,7 +52,7 @@ struct Handles {
 class PngReader : public ImageReader {
  public:
   PngReader(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options)
-      : ImageReader(bytes, name), clamps_(options.clamp_high_bits) {
+      : ImageReader(bytes, name), options_(options) {
     read_header();
     set_size(png_get_image_width(png_, info_), png_get_image_height(png_, info_), options);
   }
@@ -69,18 +69,24 @@ class PngReader : public ImageReader {
 
   void read_labels(const Box& box, Image& image) override {
     if (color_type_ != PNG_COLOR_TYPE_GRAY && color_type_ != PNG_COLOR_TYPE_PALETTE) {
-      fail_to_decode(name_, "it has colours or transparency; a mask is a grey or palette PNG");
+      fail_to_decode(name_,
+                     "it has colours or transparency; a mask is a grey or palette PNG: if "
+                     "its channels are equal, save one of them");
     }
     image = Image(box.width, box.height, 1);
-    bool fits = true;
+    const bool scales = options_.scale_labels && color_type_ == PNG_COLOR_TYPE_GRAY && depth_ < 8;
+    int largest = 0;
     read_rows(box, [&](const uint8_t* stored, int64_t y) {
       for (int64_t x = 0; x < box.width; ++x) {
-        const int label = value(stored + (box.left + x) * pixel_bytes());
-        fits = fits && label <= kMaxValue;
+        const uint8_t* const at = stored + (box.left + x) * pixel_bytes();
+        const int label = scales ? eight_bits(at) : value(at);
+        largest = std::max(largest, label);
         image.row(y)[x] = static_cast<uint8_t>(label);
       }
     });
-    if (!fits) fail_to_decode(name_, "it has labels above 255");
+    if (largest > kMaxValue)
+      fail_to_decode(
+          name_, fmt::format("it has labels above 255, up to {}: save it with 8 bits", largest));
   }
 
  private:
@@ -172,11 +178,12 @@ class PngReader : public ImageReader {
   uint8_t eight_bits(const uint8_t* stored) const {
     if (depth_ == 8) return *stored;
     if (depth_ == 16)
-      return clamps_ ? static_cast<uint8_t>(std::min(value(stored), kMaxValue)) : *stored;
+      return options_.clamp_high_bits ? static_cast<uint8_t>(std::min(value(stored), kMaxValue))
+                                      : *stored;
     return static_cast<uint8_t>(*stored * (kMaxValue / ((1 << depth_) - 1)));
   }
 
-  const bool clamps_;
+  const DecodeOptions options_;
   std::span<const uint8_t> unread_;
   Handles handles_;
   png_structp& png_ = handles_.png;

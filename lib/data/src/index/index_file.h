@@ -54,7 +54,7 @@ struct IndexHeader {
     uint64_t size = 0;  ///< in bytes
   };
   std::array<char, 8> magic = {'S', 'Y', 'N', 'C', 'B', 'N', 'I', 'X'};
-  uint32_t version = 5;
+  uint32_t version = 6;
   uint32_t byte_order = 0x01020304;
   uint64_t file_size = 0;
   uint64_t fingerprint = 0;

@@ -146,18 +146,11 @@ class Coco : public detail::ImageFilesOf<BoxDataset> {
   uint64_t fingerprint_ = 0;
 };
 
-/// Advice on a missing photo: the same name with another ending, or the folder in which the file
-/// is: one below `images`, or the one above it if the photo's name begins with the folder's own
-/// name.
-std::string advice_on(const fs::path& images, const fs::path& file) {
+/// Advice on a missing photo: the folder of its file (one below `images`, or the one above it if
+/// the photo's name begins with the folder's own name), or a file of the same name there or in
+/// `images`, perhaps with another ending. Names may be URLs or paths on another machine.
+std::string advice_on(const fs::path& images, const fs::path& file, bool are_most_missing) {
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator((images / file).parent_path(), ignored)) {
-    const fs::path& found = entry.path();
-    if (found.stem() != file.stem() ||
-        detail::kind_of(found.string()) != detail::NameKind::kDecoded)
-      continue;
-    return fmt::format("there is '{}': correct the endings of the names", found.string());
-  }
   std::vector<fs::path> folders = {images};
   for ([[maybe_unused]] const auto& part : file.parent_path()) folders.front() /= "..";
   for (const auto& entry : fs::directory_iterator(images, ignored)) {
@@ -165,11 +158,20 @@ std::string advice_on(const fs::path& images, const fs::path& file) {
   }
   const auto found = std::ranges::find_if(
       folders, [&](const fs::path& folder) { return base::exists(folder / file); });
-  const bool is_elsewhere = found != folders.end();
-  return fmt::format(
-      "is '{}' the folder of its images?{}",
-      (is_elsewhere ? *found : images).lexically_normal().string(),
-      is_elsewhere ? "" : " Each file_name is a path below it, with / between folders");
+  const fs::path folder = (found != folders.end() ? *found : images).lexically_normal();
+  const std::string question = fmt::format("is '{}' the folder of its images?", folder.string());
+  if (found != folders.end() && are_most_missing) return question;
+  for (const fs::path& at : {(folder / file).parent_path(), images}) {
+    for (const auto& entry : fs::directory_iterator(at, ignored)) {
+      const std::string other = entry.path();
+      if (entry.path().stem() == file.stem() &&
+          detail::kind_of(other) == detail::NameKind::kDecoded)
+        return fmt::format("there is '{}': correct the file_names, paths below '{}'", other,
+                           images.string());
+    }
+  }
+  return are_most_missing ? question + " Each file_name is a path below it, with / between folders"
+                          : "put the file there, or take the image out of the annotations";
 }
 
 /// Looks for the files of all photos. A name with backslashes is used as written if there is such a
@@ -186,26 +188,31 @@ void find_files(CocoInstances& instances, const fs::path& images, const std::str
     return listed.contains(file) || base::exists(file);
   };
   size_t missing = 0;
-  std::string first;  // the first missing file, with advice
+  const CocoInstances::Photo* first = nullptr;  // the first missing one
   for (auto& photo : instances.photos) {
-    const std::string& written = photo.written.empty() ? photo.file : photo.written;
+    const std::string& written = photo.file_name();
     if (photo.file == "." || !base::is_within(images, photo.file)) {
+      const std::string advice = advice_on(images, fs::path(photo.file).filename(), false);
       throw base::UserError(fmt::format(
           "coco: '{}': the file_name of image {}, '{}', is not within '{}', the folder of its "
-          "images; name a folder that holds all of them",
-          annotations, photo.id, base::printable(written), images.string()));
+          "images; name a folder that holds all of them{}",
+          annotations, photo.id, base::printable(written), images.string(),
+          advice.starts_with("there is ") ? fmt::format(" ({})", base::printable(advice)) : ""));
     }
     const bool has_backslash = written.find('\\') != written.npos;
     if (has_backslash && base::is_within(images, written) && has(images / written)) {
       photo.file = written;
     } else if (!has(images / photo.file) && missing++ == 0) {
-      first = fmt::format("'{}'; {}", (images / written).string(), advice_on(images, photo.file));
+      first = &photo;
     }
   }
   if (missing == 0) return;
+  const bool are_most = 2 * missing > instances.photos.size();
   const std::string text =
-      fmt::format("coco: '{}': there is no file for {} of {}, such as {}", annotations, missing,
-                  base::counted(std::ssize(instances.photos), "photo"), base::printable(first));
+      fmt::format("coco: '{}': there is no file for {} of {}, such as '{}'; {}", annotations,
+                  missing, base::counted(std::ssize(instances.photos), "photo"),
+                  base::printable((images / first->file_name()).string()),
+                  base::printable(advice_on(images, first->file, are_most)));
   if (missing == instances.photos.size()) throw base::UserError(text);
   instances.remarks.push_back({.text = text, .is_fault = true});
 }
@@ -231,35 +238,47 @@ bool are_shares(const CocoInstances& instances) {
   });
 }
 
-/// Logs the numbers of images without annotations and boxes without area.
+/// Counts images without annotations, boxes without area and those below a pixel.
 /// @throws base::UserError if boxes are not in pixels, or there is none to learn from.
-void check_content(const CocoInstances& instances, const std::string& annotations, Split split) {
+void check_content(CocoInstances& instances, const std::string& annotations, Split split) {
+  const auto& boxes = instances.annotations;
   const auto empty = std::ranges::count(instances.photos, size_t{0}, &CocoInstances::Photo::count);
-  const auto flat = std::ranges::count_if(instances.annotations, [](const Annotation& box) {
-    return box.width == 0 || box.height == 0;
-  });
+  const auto flat = std::ranges::count_if(
+      boxes, [](const Annotation& box) { return box.width == 0 || box.height == 0; });
   if (empty > 0) {
     spdlog::info("coco: images without annotations in '{}': {} of {}; they are background",
                  annotations, empty, instances.photos.size());
   }
   if (flat > 0) {
     spdlog::info("coco: boxes without area in '{}': {} of {}; they are left out", annotations, flat,
-                 instances.annotations.size());
+                 boxes.size());
   }
-  if (std::ranges::any_of(instances.annotations, is_target) && are_shares(instances)) {
-    const Annotation& box = instances.annotations.front();
+  const auto shown = [](const Annotation& box) {
+    return fmt::format(
+        "such as [{}, {}, {}, {}] of annotation {}; boxes are in pixels, [x, y, width, height]",
+        box.x, box.y, box.width, box.height, box.id);
+  };
+  if (std::ranges::any_of(boxes, is_target) && are_shares(instances)) {
     throw base::UserError(fmt::format(
-        "coco: '{}': all boxes ({}) lie within the first pixel of their images, such as [{}, {}, "
-        "{}, {}] of annotation {}; boxes are in pixels, [x, y, width, height]: multiply x and "
-        "width "
-        "by the image's width, y and height by its height",
-        annotations, instances.annotations.size(), box.x, box.y, box.width, box.height, box.id));
+        "coco: '{}': all boxes ({}) lie within the first pixel of their images, {}: multiply x and "
+        "width by the image's width, y and height by its height",
+        annotations, boxes.size(), shown(boxes.front())));
   }
-  if (split == Split::kTrain && std::ranges::none_of(instances.annotations, is_target)) {
+  const auto is_tiny = [](const Annotation& box) {
+    return is_target(box) && box.width < 1 && box.height < 1;
+  };
+  // A few may be right; more are often shares of the image.
+  if (const auto tiny = std::ranges::count_if(boxes, is_tiny); 100 * tiny > std::ssize(boxes)) {
+    instances.remarks.push_back({fmt::format(
+        "coco: '{}': {} of {} boxes are less than a pixel wide and high, {}. The network does not "
+        "learn them, unless a transform makes them larger",
+        annotations, tiny, boxes.size(), shown(*std::ranges::find_if(boxes, is_tiny)))});
+  }
+  if (split == Split::kTrain && std::ranges::none_of(boxes, is_target)) {
     std::string text = fmt::format(
-        "coco: '{}' has no box to learn from; annotate its images, or name the right file in "
-        "data.train_annotations",
-        annotations);
+        "coco: '{}' has no box to learn from ({} of {} annotations are crowds: iscrowd); annotate "
+        "its images, or name the right file in data.train_annotations",
+        annotations, std::ranges::count_if(boxes, &Annotation::is_crowd), boxes.size());
     for (const Remark& remark : instances.remarks) text += '\n' + remark.text;
     throw base::UserError(text);
   }

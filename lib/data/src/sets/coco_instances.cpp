@@ -38,7 +38,7 @@ constexpr int64_t kMaxFaults = 10;
 
 /// A file's content, mapped: an annotation file may have hundreds of MB.
 MappedBytes map_file(const fs::path& path) {
-  const base::UniqueFd file = open_file(path);
+  const base::UniqueFd file = base::open_regular_file(path);
   const auto size = static_cast<size_t>(size_of_file(file, path));
   if (size == 0) return {};
   void* const bytes = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
@@ -220,8 +220,12 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool parse_error(size_t position, const std::string&, const nlohmann::json::exception&) override {
     WithoutPolygons at = begin();
-    while (position-- > 0 && at != end()) ++at;
-    const std::string why = fmt::format("it is damaged at byte {}", at.position() - text_.data());
+    for (; position > 0 && at != end(); --position) ++at;
+    const bool is_empty = text_.find_first_not_of(" \t\r\n") == text_.npos;
+    const std::string why =
+        is_empty       ? "it is empty"
+        : position > 0 ? "it ends too early; it was cut short"
+                       : fmt::format("it is damaged at byte {}", at.position() - text_.data());
     throw base::UserError(
         fmt::format("coco: '{}' is not JSON: {}", file_, base::foreign_file(text_, why)));
   }
@@ -261,6 +265,10 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   bool number(double value, std::optional<int64_t> whole, std::string_view written = "",
               std::string_view quote = "") {
     if (is_box_ && depth_ == kElementDepth + 1) element_.box.push_back(value);
+    if (depth_ == kListDepth && list_ == "categories") {
+      throw base::UserError(
+          fmt::format("coco: '{}': each category must be an object with id and name", file_));
+    }
     if (depth_ != kElementDepth) return true;
     constexpr std::pair<std::string_view, std::optional<int64_t> Element::*> kWhole[] = {
         {"id", &Element::id},         {"image_id", &Element::image_id},
@@ -292,10 +300,12 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
 
   void add_image() {
     const int64_t id = required(element_.id, "id");
-    const ImageSize size = {required(element_.width, "width"), required(element_.height, "height")};
+    constexpr const char* kAdvice = "; give the photo's width and height in pixels";
+    const ImageSize size = {required(element_.width, "width", kAdvice),
+                            required(element_.height, "height", kAdvice)};
     if (size.width < 1 || size.height < 1) {
-      throw base::UserError(fmt::format("coco: '{}': image {} has {} x {} pixels; give its size",
-                                        file_, id, size.width, size.height));
+      throw base::UserError(fmt::format("coco: '{}': image {} has {} x {} pixels{}", file_, id,
+                                        size.width, size.height, kAdvice));
     }
     std::string written = required(element_.file_name, "file_name");
     std::string slashed = written;
@@ -337,10 +347,10 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   template <class T>
-  const T& required(const std::optional<T>& value, const char* key) const {
+  const T& required(const std::optional<T>& value, const char* key, const char* advice = "") const {
     if (value) return *value;
     const char* const kind = std::is_same_v<T, int64_t> ? "whole number" : "text";
-    throw base::UserError(fmt::format("coco: '{}': {}", file_, fault_of(key, kind)));
+    throw base::UserError(fmt::format("coco: '{}': {}{}", file_, fault_of(key, kind), advice));
   }
 
   /// "annotation 5 has no whole number 'image_id'"
@@ -380,12 +390,17 @@ Lists read_lists(const fs::path& path, bool only_categories = false) {
 /// Sorts by id. Merged files may have equal elements.
 /// @throws base::UserError if two different elements have the same id.
 template <class Item>
-void sort_by_id(std::vector<Item>& items, const char* what, const std::string& file) {
+void sort_by_id(std::vector<Item>& items, const char* what, std::string Item::*name,
+                const std::string& file) {
   std::ranges::sort(items, {}, &Item::id);
   const auto twice = std::ranges::adjacent_find(
       items, [](const Item& one, const Item& next) { return one.id == next.id && one != next; });
   if (twice == items.end()) return;
-  throw base::UserError(fmt::format("coco: '{}' has two {} with the id {}", file, what, twice->id));
+  throw base::UserError(fmt::format(
+      "coco: '{}' has two {} with the id {}, '{}'; correct or remove one of them (another id is "
+      "needed in its annotations as well)",
+      file, what, twice->id,
+      base::printable((*twice).*name + "' and '" + (*std::next(twice)).*name)));
 }
 
 /// The position of the element with this id.
@@ -419,7 +434,7 @@ std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
 std::vector<Category> sort_categories(std::vector<Category>& categories, const std::string& file,
                                       std::vector<Remark>& remarks) {
   constexpr size_t kShown = 8;
-  sort_by_id(categories, "categories", file);
+  sort_by_id(categories, "categories", &Category::name, file);
   categories.erase(std::ranges::unique(categories).begin(), categories.end());
   std::map<std::string, std::vector<int64_t>> ids;
   for (const auto& [id, name] : categories) ids[name].push_back(id);
@@ -476,7 +491,7 @@ CocoInstances read_coco_instances(const fs::path& path, const fs::path& training
   const std::string file = path.string();
   CocoInstances made;
   const auto listed = std::ssize(lists.photos);
-  sort_by_id(lists.photos, "images", file);
+  sort_by_id(lists.photos, "images", &CocoInstances::Photo::file, file);
   const std::map<int64_t, int64_t> first_ids = drop_repeated(lists.photos);
   const std::vector<Category>& classes = classes_of(
       path, training, lists.stamp, sort_categories(lists.categories, file, made.remarks));

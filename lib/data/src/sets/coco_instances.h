@@ -20,6 +20,7 @@ struct CocoInstances {
     size_t first = 0;     ///< of its annotations
     size_t count = 0;
 
+    const std::string& file_name() const { return written.empty() ? file : written; }
     bool operator==(const Photo& other) const {
       return id == other.id && size == other.size && file == other.file;
     }

@@ -64,23 +64,6 @@ void refuse_file(const std::filesystem::path& path, const std::string& why) {
   throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
 }
 
-std::string dangling_link(const std::filesystem::path& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_symlink(path, ignored) || !base::is_missing(path)) return {};
-  return fmt::format("it is a link to '{}', which does not exist",
-                     std::filesystem::read_symlink(path, ignored).string());
-}
-
-base::UniqueFd open_file(const std::filesystem::path& path) {
-  try {
-    return base::open_regular_file(path);
-  } catch (const base::PathError&) {
-    const std::string why = dangling_link(path);
-    if (why.empty()) throw;
-    throw base::UserError(fmt::format("cannot read {}: {}", path.string(), why));
-  }
-}
-
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read " + path.string());
@@ -128,7 +111,7 @@ std::vector<uint8_t>& thread_buffer() {
 }
 
 std::span<const uint8_t> read_whole_file(const std::filesystem::path& path) {
-  const base::UniqueFd file = open_file(path);
+  const base::UniqueFd file = base::open_regular_file(path);
   read_at(file, path, 0, size_of_file(file, path), thread_buffer());
   return thread_buffer();
 }
@@ -136,7 +119,7 @@ std::span<const uint8_t> read_whole_file(const std::filesystem::path& path) {
 std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), &gzclose);
   if (!file) {
-    const base::UniqueFd opened = open_file(path);  // throws, and says why, unless memory is short
+    base::open_regular_file(path);  // throws, and says why, unless memory is short
     refuse_file(path, "there is no memory left");
   }
   std::string bytes;
@@ -149,7 +132,8 @@ std::string read_gzip_file(const std::filesystem::path& path, size_t max_bytes) 
       refuse_file(path, fmt::format("it holds more than {}", base::format_bytes(max_bytes)));
     }
   }
-  for (const std::string& why : {failure(file.get()), base::foreign_file(bytes)}) {
+  const std::string unknown = bytes.empty() ? "it is empty" : "";
+  for (const std::string& why : {failure(file.get()), base::foreign_file(bytes, unknown)}) {
     if (!why.empty()) refuse_file(path, why);
   }
   return bytes;
@@ -182,7 +166,7 @@ OpenFiles::File OpenFiles::open(size_t number) const {
   }
   // Without the lock: a slow file server must not block other threads.
   const auto& [path, stamp] = files_[number];
-  auto opened = std::make_shared<const base::UniqueFd>(open_file(path));
+  auto opened = std::make_shared<const base::UniqueFd>(base::open_regular_file(path));
   // Not the inode, and st_ctim, which a new name or owner changes as well.
   const FileStamp now = stamp_of(*opened);
   if (now.size != stamp.size || now.modified_ns != stamp.modified_ns) {
@@ -241,12 +225,13 @@ void FileCounts::add(const std::string& name, const std::string& kind) {
 
 std::string FileCounts::text() const {
   if (count_ == 0) return {};
+  constexpr size_t kShown = 20;
   std::vector<std::string> kinds;
   for (const auto& [kind, count] : kinds_) {
     kinds.push_back(kinds_.size() == 1 ? kind : fmt::format("{} {}", count, kind));
   }
   return base::printable(fmt::format("{} ({}), such as '{}'", base::counted(count_, "file"),
-                                     base::join(kinds, ", "), first_));
+                                     base::join_some(kinds, ", ", kShown), first_));
 }
 
 void add_remark(std::vector<Remark>& remarks, std::string_view what, const std::string& items,
@@ -256,11 +241,13 @@ void add_remark(std::vector<Remark>& remarks, std::string_view what, const std::
 
 std::vector<Remark> unreadable_remark(const FileCounts& files) {
   if (files.count() == 0) return {};
-  const std::string link = dangling_link(files.first());
-  return {{.text = fmt::format("{} cannot be read{}: convert them to JPEG or PNG (ImageMagick: "
-                               "mogrify -format png FILE), mend or remove them (`train check` "
-                               "decodes all images)",
-                               files.text(), link.empty() ? "" : fmt::format(" ({})", link)),
+  const std::string link = base::dangling_link(files.first());
+  const bool is_gone = files.count("empty") + files.count("missing") == files.count();
+  return {{.text = fmt::format("{} cannot be read{}: {} (`train check` decodes all images)",
+                               files.text(), link.empty() ? "" : fmt::format(" ({})", link),
+                               is_gone ? "copy them again, or remove them"
+                                       : "convert them to JPEG or PNG (ImageMagick: mogrify "
+                                         "-format png FILE), mend or remove them"),
            .is_fault = true}};
 }
 

@@ -22,12 +22,6 @@ namespace syncbn::data::detail {
 /// @throws base::UserError always, naming the file
 [[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& why);
 
-/// "it is a link to 'TARGET', which does not exist"; "" for anything else.
-std::string dangling_link(const std::filesystem::path& path);
-
-/// base::open_regular_file(), whose error names the target of a dangling link.
-base::UniqueFd open_file(const std::filesystem::path& path);
-
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path);
 
 /// Reads `size` bytes at `offset` into `bytes`.
@@ -111,9 +105,12 @@ bool has_image_content(const std::filesystem::path& file);
 /// Counts files by extension.
 class FileCounts {
  public:
-  /// @param kind "empty" or "missing"; "": the name's extension
+  /// @param kind such as "empty" or "missing"; "": the name's extension
   void add(const std::string& name, const std::string& kind = "");
   int64_t count() const { return count_; }
+  int64_t count(const std::string& kind) const {
+    return kinds_.contains(kind) ? kinds_.at(kind) : 0;
+  }
   const std::string& first() const { return first_; }
   /// "4 files (1 .gif, 2 .heic, 1 empty), such as 'a.gif'", the first by name; "" without files.
   std::string text() const;

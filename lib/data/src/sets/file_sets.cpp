@@ -54,7 +54,7 @@ class TarShards : public detail::ImageFiles {
     detail::add_remark(remarks, where + "left out", index_.left_out(), detail::kSampleRule);
     detail::add_remark(remarks, where + "shards without the closing blocks of a tar file",
                        index_.unclosed(),
-                       "they may be cut short; compare their sizes with the originals'");
+                       "they may be cut short; compare their sizes with those of the originals");
     set_remarks(std::move(remarks));
   }
 

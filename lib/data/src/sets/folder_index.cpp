@@ -10,6 +10,7 @@
 
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 
 #include "sets/file_bytes.h"
@@ -43,7 +44,7 @@ std::string_view name_at(std::string_view names, std::span<const uint64_t> ends,
 }
 
 [[noreturn]] void fail_to_read(const fs::path& folder, int error) {
-  if (const std::string link = dangling_link(folder); !link.empty()) fail(folder, link);
+  if (const std::string link = base::dangling_link(folder); !link.empty()) fail(folder, link);
   base::throw_file_error(fmt::format("cannot read the image folder '{}'", folder.string()), error);
 }
 
@@ -160,9 +161,14 @@ void add_folder(const fs::path& root, std::string_view name, const Listing& list
 
 /// Records that there is nothing behind the links in a folder. If a disk is mounted there later,
 /// the folder itself does not change.
-void add_dangling(const fs::path& name, const Listing& listing, FolderIndexWriter& writer) {
+void add_dangling(const fs::path& root, const fs::path& name, const Listing& listing,
+                  FolderIndexWriter& writer) {
   for (const std::string& link : listing.dangling) {
-    writer.begin_folder((name / link).string(), FileStamp(), /*label=*/-1);
+    const std::string path = name / link;
+    writer.begin_folder(path, FileStamp(), /*label=*/-1);
+    std::error_code is_gone;
+    writer.leave_out(path,
+                     fmt::format("link to '{}'", fs::read_symlink(root / path, is_gone).string()));
   }
 }
 
@@ -171,14 +177,17 @@ uint64_t write_class_folders(const fs::path& root, const std::vector<std::string
   FolderIndexWriter writer(out);
   const Listing top = list_folder(root);
   const auto& classes = wanted.empty() ? top.folders : wanted;
-  if (top.folders.empty())
-    fail(root,
-         "it has no folders; each class is a folder (of images of one class, name the folder "
-         "above)");
   writer.begin_folder("", top.stamp, /*label=*/-1);
   for (int64_t i = 0; i < top.images.size(); ++i) writer.leave_out(std::string(top.images[i]));
   for (const std::string& other : top.others) writer.leave_out(other);
-  add_dangling("", top, writer);
+  add_dangling(root, "", top, writer);
+  if (top.folders.empty()) {
+    const std::string others = writer.left_out();
+    fail(root,
+         fmt::format("it has no folders; each class is a folder (of images of one class, name the "
+                     "folder above){}",
+                     others.empty() ? "" : "; left out: " + others));
+  }
   std::vector<Entered> chain;
   enter(root, chain);
   std::vector<std::string> empty;
@@ -193,7 +202,7 @@ uint64_t write_class_folders(const fs::path& root, const std::vector<std::string
     const int64_t label = std::ranges::lower_bound(classes, folder) - classes.begin();
     for (const auto& [name, listing] : listings) {
       add_folder(root, name, listing, label, writer);
-      add_dangling(name, listing, writer);
+      add_dangling(root, name, listing, writer);
     }
   }
   if (wanted.empty() ? !empty.empty() : empty.size() == top.folders.size()) {
@@ -420,7 +429,8 @@ std::vector<Remark> remarks_on(const FolderIndex& index, const std::string& wher
   std::vector<Remark> remarks;
   add_remark(remarks, where + ": left out", index.left_out(),
              index.labels().empty() ? "neither JPEG nor PNG"
-                                    : "not in a class folder, or neither JPEG nor PNG");
+                                    : "not in a class folder, neither JPEG nor PNG, or a link "
+                                      "to nothing");
   std::ranges::move(unreadable_remark(unreadable), std::back_inserter(remarks));
   return remarks;
 }

@@ -69,8 +69,8 @@ class FolderIndex {
   /// The files that were empty or missing (dangling links) when the index was built, or whose
   /// content was not that of JPEG or PNG though their names left it open.
   std::span<const uint64_t> unreadable() const;
-  /// FileCounts::text() of the images that are not among the files. Those beside class folders
-  /// count.
+  /// FileCounts::text() of the images that are not among the files, those beside class folders
+  /// included, and of links to nothing, which may have led to a folder.
   std::string left_out() const;
   /// A hash of all paths and the first 64 KiB of the first file: two folders may have files of the
   /// same names.
@@ -92,8 +92,10 @@ class FolderIndexWriter {
   /// @param stamp of the folder before its entries were listed.
   void begin_folder(std::string_view name, const FileStamp& stamp, int64_t label);
   void add_file(std::string_view name, bool is_unreadable);
-  /// Counts an image that is not among the files.
-  void leave_out(const std::string& name) { left_out_.add(name); }
+  /// Counts an image or link that is not among the files.
+  void leave_out(const std::string& name, const std::string& kind = "") {
+    left_out_.add(name, kind);
+  }
   std::string left_out() const { return left_out_.text(); }
   /// Adds to the fingerprint. To be called after all files were added.
   void add_content_of_first_file(const std::filesystem::path& root);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <syncbn/base/error.h>
+#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/subset.h>
 
@@ -94,14 +95,15 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
 void add_cifar_file(const fs::path& file, size_t label_bytes, StoredImages& images) {
   constexpr auto kPlane = static_cast<size_t>(kCifarSide * kCifarSide);
   const size_t record = label_bytes + kPlane * kCifarChannels;
-  const base::UniqueFd opened = open_file(file);
+  const base::UniqueFd opened = base::open_regular_file(file);
   const int64_t size = size_of_file(opened, file);
   if (size > static_cast<int64_t>(kMaxFileBytes))
     refuse_file(file, fmt::format("it is larger than {}", base::format_bytes(kMaxFileBytes)));
   std::vector<uint8_t> bytes;
   read_at(opened, file, 0, size, bytes);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  if (bytes.empty() || bytes.size() % record != 0) {
+  if (bytes.empty()) refuse_file(file, "it is empty");
+  if (bytes.size() % record != 0) {
     refuse_file(file,
                 base::foreign_file(text, fmt::format("its size of {} is not a multiple of "
                                                      "the {} bytes of a record",
@@ -129,7 +131,6 @@ CsvSamples read_labelled_csv(const fs::path& path, const CsvLayout& layout, doub
                              Split split) {
   const auto samples =
       parse_file(path.string(), read_gzip_file(path, layout.max_file_bytes), layout);
-  if (samples.labels.empty()) refuse_file(path, "it is empty");
   const HeldOut parts = hold_out(std::ssize(samples.labels), samples.labels, test_fraction);
   CsvSamples chosen;
   for (const int64_t index : split == Split::kTest ? parts.held_out : parts.train) {

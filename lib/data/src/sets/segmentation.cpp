@@ -83,20 +83,25 @@ class MaskedImages : public detail::ImageFiles {
     const Image& mask = *sample.mask;
     if (mask.width == sample.image.width && mask.height == sample.image.height) return;
     const int orientation = open(index).file_orientation();
+    const bool fits_turned = detail::swaps_sides(orientation) &&
+                             mask.width == sample.image.height && mask.height == sample.image.width;
     throw base::UserError(fmt::format(
         "the mask '{}' has {} x {} pixels, its image {} x {}{}", mask_file(index).string(),
         mask.width, mask.height, sample.image.width, sample.image.height,
-        !detail::swaps_sides(orientation)
-            ? ""
-            : fmt::format("; the image is stored rotated (EXIF orientation {}): set "
-                          "data.exif_orientation={}",
-                          orientation, !decode().exif_orientation)));
+        !fits_turned ? ""
+                     : fmt::format("; the image is stored rotated (EXIF orientation {}): set "
+                                   "data.exif_orientation={}",
+                                   orientation, !decode().exif_orientation)));
   }
 
-  /// The labels of the pixels.
+  /// The labels of the pixels. If 255 is a class and 1 is none, greys of fewer bits than 8 are
+  /// scaled.
   Image read_mask(int64_t index) const {
     const std::string file = mask_file(index).string();
-    Image mask = ImageDecoder(detail::read_whole_file(file), file, decode()).decode_mask();
+    DecodeOptions options = decode();
+    options.scale_labels =
+        std::ranges::count(labels_.values, 255) > 0 && std::ranges::count(labels_.values, 1) == 0;
+    Image mask = ImageDecoder(detail::read_whole_file(file), file, options).decode_mask();
     std::bitset<256> unknown;
     for (uint8_t& value : mask.pixels) {
       if (!label_of_[value]) unknown.set(value);
@@ -112,15 +117,16 @@ class MaskedImages : public detail::ImageFiles {
     for (size_t value = 0; value < unknown.size(); ++value) {
       if (unknown.test(value)) values.push_back(std::to_string(value));
     }
+    const bool is_class = std::ranges::count(labels_.values, labels_.ignored_value) > 0;
     throw base::UserError(fmt::format(
-        "the mask '{}' has the label{} {}; {}, or {} for ignored pixels; other values need "
-        "data.mask_values of a segmentation_folder, which lists that of each class, or a mask "
-        "without them (JPEG and smooth resizing make values in between)",
+        "the mask '{}' has the label{} {}; {}{}; list the value of each class in data.mask_values "
+        "of a segmentation_folder, or save the mask without others (JPEG and smooth resizing make "
+        "values in between; the values of a palette PNG are indices, whatever its colours)",
         file, values.size() == 1 ? "" : "s", base::join_some(values, ", ", kShown),
         labels_.values.empty()
             ? fmt::format("labels are below {}", labels_.classes)
             : fmt::format("data.mask_values has {}", fmt::join(labels_.values, ", ")),
-        labels_.ignored_value));
+        is_class ? "" : fmt::format(", or {} for ignored pixels", labels_.ignored_value)));
   }
 
   Labels labels_;
@@ -183,7 +189,7 @@ class VocSegmentation : public MaskedImages {
       }
       for (const fs::path& file : {fs::path(name_of(i)), mask_file(i)}) {
         if (!base::exists(file)) {
-          const std::string link = detail::dangling_link(file);
+          const std::string link = base::dangling_link(file);
           throw base::UserError(
               fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist{}",
                           file.string(), list, link.empty() ? "" : ": " + link));
@@ -271,6 +277,10 @@ void SegmentationFolderOptions::describe(config::Schema<SegmentationFolderOption
     const auto different = std::ssize(std::set<int64_t>(values.begin(), values.end()));
     if (!values.empty() && (different != options.classes || different != std::ssize(values))) {
       return "mask_values needs another value for each of the classes";
+    }
+    if (options.ignore_index != SegmentationFolderOptions().ignore_index &&
+        std::ranges::count(values, options.ignore_index) > 0) {
+      return "ignore_index is one of mask_values; give ignored pixels a value of their own";
     }
     if (!names.empty() && std::ssize(names) != options.classes) {
       return fmt::format("class_names has {}, classes is {}", base::counted(names.size(), "name"),

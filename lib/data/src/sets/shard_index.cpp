@@ -47,7 +47,7 @@ class ShardIndexWriter {
   void add(const fs::path& shard) {
     stamps_.push_back(settled_stamp_of(shard));
     shard_ = &shard;
-    file_ = open_file(shard);
+    file_ = base::open_regular_file(shard);
     key_.clear();
     const bool is_closed =
         for_each_tar_member(file_, shard, [this](const TarMember& member) { take(member); });

@@ -30,6 +30,7 @@ struct Seen {
   std::string first_rotated, first_deep;
   int largest_scaled = 0;                       ///< of deep images
   std::optional<std::bitset<256>> labels = {};  ///< of pixels
+  std::bitset<256> with_ignored;                ///< labels in masks that have the ignored one
   const char* looked_at = " looked at";         ///< "" if these are all samples
 };
 
@@ -40,6 +41,7 @@ Seen look_into(const SampleDataset& set, std::chrono::milliseconds limit) {
   auto step = static_cast<int64_t>(static_cast<double>(size) / std::numbers::phi);
   while (std::gcd(step, size) > 1) ++step;
   const auto end = std::chrono::steady_clock::now() + limit;
+  const auto ignored = static_cast<size_t>(set.ignore_index());
   Seen seen;
   for (int64_t i = 0; i < size && std::chrono::steady_clock::now() < end; ++i) {
     const int64_t index = i * step % size;
@@ -49,6 +51,8 @@ Seen look_into(const SampleDataset& set, std::chrono::milliseconds limit) {
       if (facts.largest_scaled && seen.deep++ == 0) seen.first_deep = set.name_of(index);
       seen.largest_scaled = std::max(seen.largest_scaled, facts.largest_scaled.value_or(0));
       if (facts.labels) seen.labels = seen.labels.value_or(0) | *facts.labels;
+      if (facts.labels && ignored < 256 && facts.labels->test(ignored))
+        seen.with_ignored |= *facts.labels;
       ++seen.samples;
     } catch (const std::exception&) {  // read_sample() reports it
     }
@@ -81,14 +85,18 @@ std::string missing_classes(const Dataset& dataset, const Seen& seen) {
                      seen.labels ? " in " + masks : "");
 }
 
-/// For masks of 0 and 255, as image editors and OpenCV write them.
+/// For masks of 0 and 255, as image editors and OpenCV write them, perhaps beside others of 0
+/// and 1.
 std::string two_values(int64_t ignored, const Seen& seen) {
-  if (!seen.labels || ignored < 1 || ignored > 255) return {};
-  if (seen.labels != std::bitset<256>().set(0).set(static_cast<size_t>(ignored))) return {};
+  if (ignored < 1 || ignored > 255) return {};
+  if (seen.with_ignored != std::bitset<256>().set(0).set(static_cast<size_t>(ignored))) return {};
+  std::bitset<256> others = seen.labels.value_or(0);
+  if (others.reset(0).reset(1).reset(static_cast<size_t>(ignored)).any()) return {};  // labels
   return fmt::format(
-      "the masks{1} hold only 0 and {0}, and {0} is ignored; if it marks objects, save 1 instead, "
-      "or set data.classes=2 data.mask_values=[0,{0}] of a segmentation_folder",
-      ignored, seen.looked_at);
+      "the masks{1}{2} hold only 0 and {0}, and {0} is ignored; if it marks objects, save 1 "
+      "instead, or set data.classes=2 data.mask_values=[0,{0}] of a segmentation_folder",
+      ignored, seen.looked_at,
+      seen.with_ignored == seen.labels ? "" : fmt::format(" that have {}", ignored));
 }
 
 }  // namespace

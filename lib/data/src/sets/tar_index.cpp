@@ -98,20 +98,26 @@ class TarReader {
 
   /// The result of for_each_tar_member().
   bool run(const std::function<void(const TarMember&)>& visit) {
-    while (at_ < end_ || end_ == 0) {
+    if (end_ == 0) fail("", "it is empty");
+    bool is_closed = false;
+    while (at_ < end_) {
       read_at(file_, path_, at_, std::min(kBlock, end_ - at_), block_);
-      if (std::ssize(block_) < kBlock) fail_here("it was cut short");
+      at_ += kBlock;
       const Header header(block_);
-      if (header.is_zero()) return true;
-      if (!header.has_right_sum()) fail_here("it is not a tar file, or damaged");
-      take(header, visit);
+      const bool is_header = std::ssize(block_) == kBlock && header.has_right_sum();
+      // Another archive may follow. Anything else there is ignored, as tar does.
+      if (is_closed && !header.is_zero() && !is_header) return true;
+      is_closed = header.is_zero();
+      if (!is_closed) take(header, visit);
     }
-    return false;
+    return is_closed;
   }
 
  private:
   void take(const Header& header, const std::function<void(const TarMember&)>& visit) {
-    TarMember member{long_name_.empty() ? header.name() : long_name_, at_ + kBlock,
+    if (std::ssize(block_) < kBlock) fail_here("it was cut short");
+    if (!header.has_right_sum()) fail_here("it is not a tar file, or damaged");
+    TarMember member{long_name_.empty() ? header.name() : long_name_, at_,
                      long_size_ >= 0 ? long_size_ : header.size()};
     if (member.size < 0 || member.size > end_ - member.offset) {
       fail(member.name, "it is longer than the rest of the file, which was cut short or damaged");
@@ -158,7 +164,7 @@ class TarReader {
   /// Names what the file is instead of an archive, if its first block shows that.
   [[noreturn]] void fail_here(const std::string& why) const {
     const std::string_view block(reinterpret_cast<const char*>(block_.data()), block_.size());
-    fail("", at_ == 0 ? base::foreign_file(block, why) : why);
+    fail("", at_ == kBlock ? base::foreign_file(block, why) : why);
   }
 
   [[noreturn]] void fail(const std::string& member, const std::string& why) const {

@@ -80,6 +80,28 @@ std::string text_of(const fs::path& path, size_t max_bytes = 1 << 20) {
   return read_at(base::open_to_read(path).get(), 0, max_bytes);
 }
 
+// A script without its comments and the texts in triple quotes.
+std::string code_of(const std::string& script) {
+  std::string code;
+  for (size_t at = 0, end = 0; at < script.size(); at = end) {
+    const char c = script[at];
+    bool is_kept = c != '#';
+    end = is_kept ? at + 1 : std::min(script.find('\n', at), script.size());
+    if (c == '"' || c == '\'') {
+      const std::string quotes(script.compare(at, 3, std::string(3, c)) == 0 ? 3 : 1, c);
+      is_kept = quotes.size() == 1;
+      end = at + quotes.size();
+      while (end < script.size() && script.compare(end, quotes.size(), quotes) != 0 &&
+             !(is_kept && script[end] == '\n')) {
+        end += script[end] == '\\' ? 2 : 1;
+      }
+      end = std::min(end + quotes.size(), script.size());
+    }
+    if (is_kept) code.append(script, at, end - at);
+  }
+  return code;
+}
+
 // Whether Python runs the file: NAME.py, or one that begins with #! and Python.
 bool is_script(const fs::path& path) {
   static const std::regex kInterpreter("#![^\n]*(python|pypy)");
@@ -109,20 +131,27 @@ fs::path file_of_module(std::string name) {
 
 // A Python script among the words of a command.
 struct Script {
-  size_t word;       // the index of its name, or of its module's
-  std::string text;  // empty if it cannot be read
+  size_t word;  // the index of its name, or of its module's
+  std::string name;
+  std::string code;  // code_of() its text; empty if it cannot be read
 };
 
 std::optional<Script> find_script_of_python(const std::vector<std::string>& words, size_t python) {
   for (size_t i = python + 1; i < words.size(); ++i) {
     const std::string& word = words[i];
-    if (!word.starts_with('-') || word == "-") return Script{i, text_of(word)};  // "-": stdin
+    if (!word.starts_with('-') || word == "-") {  // "-": stdin
+      return Script{i, word, code_of(text_of(word))};
+    }
     // An option with a value, which may be the rest of its word, as in -Wignore and -um NAME.
     const size_t letter = word.starts_with("--") ? word.npos : word.find_first_of("cmWX");
     if (letter == word.npos) continue;
     std::string value = word.substr(letter + 1);
     if (value.empty() && ++i < words.size()) value = words[i];
-    if (word[letter] == 'm' && i < words.size()) return Script{i, text_of(file_of_module(value))};
+    if (i == words.size()) break;
+    if (word[letter] == 'm') return Script{i, value, code_of(text_of(file_of_module(value)))};
+    // Code that runs another script, as that of --run_path does, finds it in the next word.
+    const bool runs_other = value.find("runpy") != value.npos;
+    if (word[letter] == 'c' && !runs_other) return Script{i, "-c", ""};
   }
   return std::nullopt;
 }
@@ -134,32 +163,32 @@ std::optional<Script> find_script(const Command& command) {
   for (size_t i = 0; i < words.size(); ++i) {
     if (is_python(words[i])) return find_script_of_python(words, i);
     const std::string& file = i == 0 ? command.file : words[i];
-    Script script{i, is_script(file) ? text_of(file) : ""};
-    const auto is_declared = [&](const char* name) { return declares(script.text, name); };
+    Script script{i, words[i], is_script(file) ? code_of(text_of(file)) : ""};
+    const auto is_declared = [&](const char* name) { return declares(script.code, name); };
     if (std::ranges::any_of(kRankOptions, is_declared)) return script;
   }
   return std::nullopt;
 }
 
 // Whether the script looks LOCAL_RANK up, as in os.environ["LOCAL_RANK"], or tests whether it is
-// set. Code that sets, deletes or prints it does not count, and neither do comments and texts, such
-// as those in triple quotes or a line of a print over several.
-bool uses_local_rank(std::string script) {
+// set. Code that sets, deletes or prints it does not count, and neither do texts, such as a line of
+// a print over several.
+bool uses_local_rank(const std::string& code) {
+  static const std::regex kAlias(R"re(\b(\w{1,64}) *= *(os\.)?environ(\.copy\(\))?\s*([;,)]|$))re");
   static const std::regex kUse(
       R"re(\b(environ *\[|environ\.get\(|getenv\() *['"]LOCAL_RANK['"](?!\] *=[^=]))re"
       R"re(|['"]LOCAL_RANK['"] (not )?in )re");
   static const std::regex kNoUse(R"re((\bdel |print\(|logg|warn\(|help=).*(environ|getenv))re"
                                  R"re(|^\s*r?("[^"]*|'[^']*)(environ|getenv))re");
-  for (const std::string quotes : {R"(""")", "'''"}) {
-    for (size_t at = 0; (at = script.find(quotes)) != script.npos;) {
-      const size_t end = script.find(quotes, at + quotes.size());
-      if (end == script.npos) break;  // in a comment or a text
-      script.erase(at, end + quotes.size() - at);
-    }
-  }
-  std::istringstream lines(script);
+  std::string names = "environ";  // and its aliases, as alternatives
+  std::istringstream lines(code);
   for (std::string line; std::getline(lines, line);) {
-    line.resize(std::min(line.find('#'), line.size()));
+    std::smatch alias;
+    if (line.find("environ") != line.npos && std::regex_search(line, alias, kAlias)) {
+      names += "|" + alias.str(1);
+    }
+    if (line.find("LOCAL_RANK") == line.npos) continue;
+    line = std::regex_replace(line, std::regex("\\b(" + names + ")(?= *\\[|\\.get)"), "environ");
     if (std::regex_search(line, kUse) && !std::regex_search(line, kNoUse)) return true;
   }
   return false;
@@ -173,11 +202,11 @@ bool is_given(const LaunchOptions& options, const std::string& option) {
 
 // torch.distributed.launch has passed --local-rank since PyTorch 2.0. Before, it passed
 // --local_rank, which is what most scripts declare.
-std::string local_rank_arg(const LaunchOptions& options, const std::string& script) {
+std::string local_rank_arg(const LaunchOptions& options, const std::string& code) {
   if (options.local_rank_arg.empty() || is_given(options, "--local_rank_arg")) {
     return options.local_rank_arg;
   }
-  const bool underscore = declares(script, "--local_rank") && !declares(script, "--local-rank");
+  const bool underscore = declares(code, "--local_rank") && !declares(code, "--local-rank");
   return underscore ? "--local_rank" : options.local_rank_arg;
 }
 
@@ -279,15 +308,15 @@ std::string find_program(const std::string& name) {
 std::string local_rank_warning(const LaunchOptions& options, const Command& command) {
   if (!options.local_rank_arg.empty() || is_given(options, "--use_env")) return "";
   const auto script = find_script(command);
-  if (!script || uses_local_rank(script->text)) return "";
+  if (!script || uses_local_rank(script->code)) return "";
   for (const char* name : kRankOptions) {
     if (std::ranges::any_of(command.argv, [&](const auto& word) { return word.starts_with(name); }))
       return "";
-    if (!declares(script->text, name)) continue;
+    if (!declares(script->code, name)) continue;
     return fmt::format(
         "{} declares {} and does not get it: start with --no_use_env, or read LOCAL_RANK from the "
         "environment",
-        command.argv[script->word], name);
+        script->name, name);
   }
   return "";
 }
@@ -328,7 +357,7 @@ Command resolve_program(const LaunchOptions& options) {
   command.local_rank_at = command.first_argument;
   if (!options.local_rank_arg.empty()) {
     const auto script = find_script(command);
-    command.local_rank_arg = local_rank_arg(options, script ? script->text : "");
+    command.local_rank_arg = local_rank_arg(options, script ? script->code : "");
     if (script) command.local_rank_at = script->word + 1;
   }
   return command;

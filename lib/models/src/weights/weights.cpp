@@ -307,6 +307,14 @@ LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved, Loa
           : std::vector{name_of(options.prefix + (options.prefix.ends_with('.') ? "" : "."))};
   LoadReport report;
   report.prefix = prefixes.front();
+  const std::vector<std::string> all = entries.keys();
+  if (!options.prefix.empty() && !present.is_empty() &&
+      std::ranges::none_of(all,
+                           [&](const auto& name) { return name.starts_with(report.prefix); })) {
+    throw base::UserError(base::printable(
+        fmt::format("no name begins with the prefix '{}':{}", report.prefix, line("names", all)),
+        /*kept=*/"\n"));
+  }
   std::map<std::string, std::string> found;  // names in the file by those in the network
   std::vector<std::string> names = present.keys();
   std::vector<std::string> unexpected;
@@ -358,7 +366,7 @@ LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved, Loa
     }
   }
   const bool is_clear = prefixes.size() == 1;
-  std::string faults = is_clear ? "" : line("prefixes that fit", prefixes);
+  std::string faults = is_clear ? "" : line("prefixes", prefixes);
   if (options.strict) faults += line("missing", report.missing) + line("unexpected", unexpected);
   faults += line("of another shape", misshapen) + line("of a type that is not read", unread);
   if (!faults.empty()) {
@@ -371,8 +379,10 @@ LoadReport load_state_dict(torch::nn::Module& whole, const StateDict& saved, Loa
     }
     const std::string which =
         report.prefix.empty() ? "" : fmt::format(" below '{}'", report.prefix);
-    throw base::UserError(base::printable(
-        fmt::format("the weights{} do not fit the network:{}", which, faults), /*kept=*/"\n"));
+    const std::string fault =
+        is_clear ? fmt::format("the weights{} do not fit the network:", which)
+                 : "the file has the network's weights more than once; choose one prefix:";
+    throw base::UserError(base::printable(fault + faults, /*kept=*/"\n"));
   }
   const at::NoGradGuard no_grad;
   for (const std::string& name : report.loaded) present[name].copy_(entries[found[name]]);

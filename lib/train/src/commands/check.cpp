@@ -176,7 +176,7 @@ int check(const std::vector<std::string>& args) {
   }
   advise_weights(config, *inputs.train_set);
   const bool raises = resolved.config.loader.on_error != "skip";
-  const bool has_fault = warn_of_remarks(sets);
+  const bool has_fault = warn_of_remarks(sets, !raises);
   if (bad == 0 && !(has_fault && raises)) return base::kExitOk;
   std::vector<std::string> keys;
   if (raises) keys.emplace_back("loader.on_error=skip");

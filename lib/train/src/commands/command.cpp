@@ -224,8 +224,9 @@ void find_files(const std::string& command, const Config& config) {
   const bool is_init = config.resume.empty() && (command == kTraining || command == "check");
   const std::string& file = is_init ? config.init : config.resume;
   if (file.empty() || file == "auto" || !base::is_missing(file)) return;
-  throw base::UserError(fmt::format("{}: cannot read {}: No such file or directory",
-                                    is_init ? "init" : "resume", file));
+  const std::string link = base::dangling_link(file);
+  throw base::UserError(fmt::format("{}: cannot read {}: {}", is_init ? "init" : "resume", file,
+                                    link.empty() ? "No such file or directory" : link));
 }
 
 /// Only a warning: nodes that have yet to join may have other numbers of workers than the launcher
@@ -344,16 +345,19 @@ int run_command(const std::vector<std::string>& words, const RegisterAll& regist
   std::vector<std::string> given = words;
   const bool only_checks = !given.empty() && given.front() == "--check_options";
   if (only_checks) given.erase(given.begin());
-  if (!given.empty() && given.front() == "help") given.front() = "--help";
+  if (!given.empty() && given.front() == "help") {
+    given.front() = "--help";
+    // `help --lr` is `help lr`.
+    if (given.size() > 1) given[1].erase(0, given[1].find_first_not_of('-'));
+  }
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
   const int local_rank = int_from_environment("LOCAL_RANK", 0).value_or(0);
   if (const auto topic = config::help_topic(given)) {
+    if (base::env("RANK").value_or("0") != "0") return base::kExitOk;
     base::init_logging(0);
-    return local_rank_0_first(local_rank, [&] {
-      register_own(given, register_all);
-      if (local_rank == 0) base::write_stdout(help_of(given, *topic));
-      return base::kExitOk;
-    });
+    register_own(given, register_all);
+    base::write_stdout(help_of(given, *topic));
+    return base::kExitOk;
   }
   const std::string first = given.empty() ? "" : given.front();
   const auto find_rank = [&] {

@@ -110,7 +110,7 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
     });
   };
   if (is_rank_0()) {
-    warn_of_remarks({inputs.eval_set});
+    warn_of_remarks({inputs.eval_set}, config.loader.on_error == "skip");
     warn_of_survey(*inputs.eval_set, inputs.eval_split);
   }
   if (network.checkpoint() != nullptr && is_rank_0()) {

@@ -143,6 +143,26 @@ constexpr std::string_view kLauncherOptions[] = {
     "rdzv_backend", "rdzv_id", "log_dir",   "max_restarts", "bind"};
 constexpr std::string_view kLauncherSwitches[] = {"standalone", "oversubscribe"};
 
+/// Whether the example, or the launcher, would start several processes.
+bool is_distributed(const Words& args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    const auto [name, value, words] = option_at(args, i, true);
+    if (name == "world_size" && base::parse_number<int>(value.value_or("")) > 1) return true;
+    if (!args[i].starts_with("--")) continue;
+    if (name == kAllRanks || is_launcher_option(name)) return true;
+  }
+  return false;
+}
+
+/// The value of --world-size or --rank; nothing for -1, the example's default.
+std::optional<int> meeting_number(const std::string& typed, const std::string& value, int least) {
+  const auto number = base::parse_number<int>(value);
+  if (number == -1) return std::nullopt;
+  if (number >= least) return number;
+  throw base::UserError(fmt::format("{}: expected a number of at least {}, got '{}'",
+                                    typed.substr(0, typed.find('=')), least, value));
+}
+
 }  // namespace
 
 bool is_evaluation(const Words& args) {
@@ -151,11 +171,14 @@ bool is_evaluation(const Words& args) {
 
 std::vector<TranslatedWords> translate_imagenet_options(const Words& args) {
   std::vector<TranslatedWords> all;
-  std::optional<std::string> nodes;  // of --world-size
-  std::string meeting_file;          // of --dist-url
+  std::optional<int> nodes;  // of --world-size
+  std::string meeting_file;  // of --dist-url
   bool chooses_ranks = false;
+  const bool is_alone = !is_distributed(args);
+  const bool is_dummy = std::ranges::count(args, "--dummy") > 0;  // wins over a folder
   for (size_t i = 0; i < args.size();) {
     if (is_data_folder(args, i)) {
+      if (is_dummy && ++i) continue;
       all.push_back({.words = {"--data.type=image_folder", "--data.train=" + args[i] + "/train",
                                "--data.val=" + args[i] + "/val"},
                      .typed = {args[i]}});
@@ -189,18 +212,22 @@ std::vector<TranslatedWords> translate_imagenet_options(const Words& args) {
     TranslatedWords part{.words = replacement(name, value), .typed = {args[i]}};
     if (option.words == 2) part.typed.push_back(value);
     if (name == "pretrained" && is_evaluation(args)) part.words = {"--resume=" + value};
-    if (name == "world_size") nodes = value;
+    std::optional<int> number;
+    if (name == "world_size") number = nodes = meeting_number(args[i], value, 1);
+    if (name == "rank") number = meeting_number(args[i], value, 0);
+    const bool is_of_meeting = name == "world_size" || name == "rank" || name == "dist_url";
+    if (is_of_meeting && (is_alone || (!number && name != "dist_url"))) part.words.clear();
     if (name == "dist_url" && value.starts_with("file://")) meeting_file = value;
     i += option.words;
     if (!part.words.empty()) all.push_back(std::move(part));
   }
-  if (!meeting_file.empty() && nodes && *nodes != "1") {
+  if (!meeting_file.empty() && nodes.value_or(1) > 1) {
     throw base::UserError(fmt::format(
         "--dist-url={}: a file is a meeting point on one node only; give tcp://HOST:PORT of node 0",
         meeting_file));
   }
   // Without --multiprocessing-distributed the example's world size counts processes.
-  if (nodes && !chooses_ranks) {
+  if (nodes && !chooses_ranks && !is_alone) {
     all.push_back({.words = {"--nproc_per_node=1"}, .typed = {"--world-size"}});
   }
   return all;

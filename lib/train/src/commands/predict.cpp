@@ -9,6 +9,7 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/data/sample_dataset.h>
 #include <syncbn/data/unlabelled_images.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
@@ -150,7 +151,9 @@ int predict(const Config& config, const std::string& text, const std::string& na
   check_agreement(text, inputs);
   if (is_rank_0()) {
     if (!images.others.empty()) spdlog::warn("left out: {}: neither JPEG nor PNG", images.others);
-    warn_of_survey(*images.set, data::Split::kTest);
+    for (const std::string& line : data::survey(*images.set, data::Split::kTest, kShortSurvey)) {
+      spdlog::warn("{}{}", folder, line.substr(line.find(':')));
+    }
   }
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
   const auto task = make_task(config, *images.set, *model);
@@ -183,7 +186,11 @@ int predict(const Config& config, const std::string& text, const std::string& na
   }
   const RowsByImage all = gather_rows(rows);
   const PredictionFile file = task->prediction_file();
+  const int64_t readable = std::ssize(images.files);
+  const int64_t wanted = readable + images.num_others;
+  const int64_t left_out = wanted - std::ssize(all);
   do_on_rank_0([&] {
+    data::check_skipped(loader_options, readable - std::ssize(all), readable);
     if (file.name.empty()) return;
     std::vector<std::string> lines;
     for (const auto& [index, of_image] : all) {
@@ -195,17 +202,17 @@ int predict(const Config& config, const std::string& text, const std::string& na
                                 file.opening + base::join(lines, file.separator) + file.closing);
   });
   if (is_rank_0()) {
-    spdlog::info("{}: {}, by {}", (fs::path(output) / file.name).string(),
-                 base::counted(std::ssize(all), "image"), network.path());
+    spdlog::info("{}: {}{}, by {}", (fs::path(output) / file.name).string(),
+                 base::counted(std::ssize(all), "image"),
+                 left_out > 0 ? fmt::format(" ({} left out)", left_out) : "", network.path());
     if (!file.name.empty()) show_answer(all, file.separator);
   }
   do_on_rank_0([&] {
-    const int64_t wanted = std::ssize(images.files) + images.num_others;
-    if (std::ssize(all) == wanted || config.loader.on_error == "skip") return;
+    if (left_out == 0 || config.loader.on_error == "skip") return;
     throw base::UserError(
         fmt::format("predict: {} of {} left out: convert them to JPEG or PNG, or accept that with "
                     "loader.on_error=skip",
-                    wanted - std::ssize(all), base::counted(wanted, "image")));
+                    left_out, base::counted(wanted, "image")));
   });
   return base::kExitOk;
 }

@@ -183,6 +183,30 @@ bool refuse_path(const std::string& command, const std::string& word, config::Fa
   return true;
 }
 
+/// Reports words that are taken for the ImageNet example's folder of data but are none, and removes
+/// them. What may be a misspelt option or a configuration is left to the parser.
+void refuse_folders(std::vector<std::string>& words, config::Faults& faults) {
+  for (size_t i = 0; i < words.size(); ++i) {
+    const std::string word = words[i];
+    const bool may_be_value =
+        i > 0 && words[i - 1].starts_with("--") && words[i - 1].find('=') == std::string::npos;
+    const bool is_name = is_key(word) || !imagenet_counterpart(word).empty();
+    const bool exists = base::exists(word);
+    std::error_code ignored;
+    if (may_be_value || is_name || word.starts_with('-') || word.find('=') != word.npos ||
+        is_configuration(word) || word.ends_with(".yaml") || word.ends_with(".yml") ||
+        (exists && !std::filesystem::is_directory(word, ignored))) {
+      continue;
+    }
+    faults.add({}, fmt::format("unexpected argument '{}': {}; options begin with '--', and keys "
+                               "are set by KEY=VALUE",
+                               base::printable(word),
+                               exists ? "this folder has no folder 'train' of images"
+                                      : "there is no folder of this name"));
+    words.erase(words.begin() + static_cast<std::ptrdiff_t>(i--));
+  }
+}
+
 /// The names of the keys and sections at the top of the configuration.
 std::set<std::string> top_names() {
   std::set<std::string> names;
@@ -218,7 +242,8 @@ std::string help_of_alias(const std::string& name) {
   if (words.empty()) return "";
   const std::string last = words.substr(words.rfind("--") + 2);
   const std::string key = last.substr(0, last.find('='));
-  return fmt::format("--{} is the same as {} (docs/imagenet.md)\n", name, words) +
+  return fmt::format("{}{} is the same as {} (docs/imagenet.md)\n", name.size() > 1 ? "--" : "-",
+                     name, words) +
          (is_key(key) ? "\n" + config::help_text(key, config_fields()) : "");
 }
 
@@ -238,7 +263,8 @@ config::CommandLine parse_arguments(const std::string& command,
   if (is_refused) parts.front().words.erase(parts.front().words.begin());
   const std::vector<config::FieldInfo> fields = config_fields();
   config::CommandLine line;
-  for (const TranslatedWords& part : parts) {
+  for (TranslatedWords& part : parts) {
+    if (part.typed.empty()) refuse_folders(part.words, faults);
     const std::string& typed = part.typed.empty() ? "" : part.typed.front();
     line = config::parse_command_line(part.words, all, fields, faults, std::move(line),
                                       typed.substr(0, typed.find('=')));
@@ -250,7 +276,9 @@ config::CommandLine parse_arguments(const std::string& command,
   }
   for (const CommandOption& one : all_options()) {
     if (!line.has(one.option.name) || is_for(one, command)) continue;
-    faults.add({}, fmt::format("--{}: only for {}", one.option.name, commands_text(one)));
+    const bool is_e = one.option.name == "split" && is_evaluation(args);
+    faults.add({}, fmt::format("--{}: only for {}", is_e ? "evaluate" : one.option.name,
+                               commands_text(one)));
   }
   return line;
 }

@@ -35,7 +35,11 @@ std::map<fs::path, std::string>& texts() {
 const std::string& text_of(const fs::path& file) {
   const auto known = texts().find(file);
   if (known != texts().end()) return known->second;
-  return texts().emplace(file, config::read_yaml(file)).first->second;
+  std::string text = config::read_yaml(file);
+  if (const std::string what = base::foreign_file(text); !what.empty()) {
+    throw base::UserError(fmt::format("cannot read {}: {}", file.string(), what));
+  }
+  return texts().emplace(file, std::move(text)).first->second;
 }
 
 config::Value load(const std::vector<fs::path>& files, config::Faults& faults) {
@@ -70,7 +74,7 @@ std::vector<std::string> files_of(const config::CommandLine& line) {
 /// Says what a file that cannot be a configuration may be instead.
 void check_file(const fs::path& file) {
   std::error_code ignored;
-  if (base::is_missing(file)) {
+  if (base::is_missing(file) && base::dangling_link(file).empty()) {  // reading it names the link
     std::map<std::string, std::string> others;  // by stem: ".yaml" is not what was mistyped
     const fs::path folder = file.has_parent_path() ? file.parent_path() : ".";
     for (const auto& entry : fs::directory_iterator(folder, ignored)) {

@@ -286,8 +286,9 @@ int compare_command(const std::vector<std::string>& args) {
     const std::string& arg = args[i];
     if (arg.starts_with("--html=")) {
       html = arg.substr(arg.find('=') + 1);
-    } else if (arg == "--html" && i + 1 < args.size()) {
-      html = args[++i];
+    } else if (arg == "--html") {
+      if (++i == args.size()) throw base::UserError("compare: the option '--html' needs a value");
+      html = args[i];
     } else if (arg.starts_with('-')) {
       throw base::UserError(
           fmt::format("compare: {} is not among its options; it takes folders of runs and --html "

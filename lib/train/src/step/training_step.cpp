@@ -7,12 +7,15 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/log.h>
+#include <syncbn/base/text.h>
 #include <syncbn/dist/comm_hooks.h>
 #include <syncbn/dist/process_group.h>
 
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 #include "common/component_error.h"
@@ -143,6 +146,18 @@ Task::Outputs full_precision(Task::Outputs outputs) {
   return outputs;
 }
 
+bool is_of_one_value(const std::exception& error) {
+  return std::string_view(error.what()).find("value per channel") != std::string_view::npos;
+}
+
+bool became_too_small(const Config& config, const std::exception& error) {
+  // Layers that are not converted refuse it on one rank only, while others wait in an exchange.
+  const bool is_on_all_ranks =
+      std::string_view(error.what()).find("one value per channel over") != std::string_view::npos;
+  return config.loader.on_error == "skip" && is_of_one_value(error) &&
+         (!config.sync_batchnorm || is_on_all_ranks);
+}
+
 TrainingStep::TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
                            std::shared_ptr<models::Model> model, std::shared_ptr<Replicas> replicas)
     : config_(config),
@@ -190,6 +205,7 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
                    [&] { return task_.augment(moved, random); });
   }();
   save_former();
+  trained_ = 0;
   for (const auto& turn : turns_) turn->ddp.zero_grad();
   std::optional<StepVote::Result> former;
   at::Tensor loss;
@@ -207,7 +223,11 @@ std::optional<StepVote::Result> TrainingStep::run(const data::Batch& batch, doub
     at::Tensor is_bad_loss;
     if (is_last) {
       RECORD_USER_SCOPE(kVotePhase);
-      is_bad_loss = vote_.cast(wishes, loss, on_device.size(), found_inf);
+      // A mean over the whole batch; the vote needs that of the samples that were trained on.
+      if (trained_ > 0 && trained_ < on_device.size()) {
+        loss = loss * (static_cast<double>(on_device.size()) / static_cast<double>(trained_));
+      }
+      is_bad_loss = vote_.cast(wishes, loss, trained_, found_inf);
     }
     RECORD_USER_SCOPE(kOptimizerPhase);
     timer_.start();
@@ -262,14 +282,15 @@ at::Tensor TrainingStep::backward(size_t turn, const data::Batch& batch) {
   return loss;
 }
 
-at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, double share) {
+at::Tensor TrainingStep::backward_part(size_t turn, data::Batch batch, double share) {
   at::Tensor loss;
   timer_.start();
   {
     RECORD_USER_SCOPE(kForwardPhase);
     const Autocast autocast(config_, device_);
     const Task::Outputs outputs = full_precision(turns_[turn]->ddp.invoke(
-        [&](models::Model& model) { return forward(model, turn, batch); }));
+        [&](models::Model& model) { return forward_or_empty(model, turn, batch); }));
+    if (turn == 0) trained_ += batch.size();
     const auto task = [&] { return task_name(config_, outputs, batch.target); };
     loss = blaming(task, [&] {
       at::Tensor made = batch.size() > 0 ? task_.loss(outputs, batch.target) : zero_loss(outputs);
@@ -295,6 +316,24 @@ at::Tensor TrainingStep::backward_part(size_t turn, const data::Batch& batch, do
           });
   timer_.add_lap(times_.backward);
   return loss.detach();
+}
+
+// In one call of DDP's: another would broadcast the buffers again, which other ranks may not do.
+Task::Outputs TrainingStep::forward_or_empty(models::Model& model, size_t turn,
+                                             data::Batch& batch) {
+  try {
+    return forward(model, turn, batch);
+  } catch (const std::exception& error) {
+    if (!became_too_small(config_, error)) throw;
+    if (batch.size() > 0 && !std::exchange(has_warned_, true)) {
+      spdlog::warn(
+          "left out of a step: {} of a batch whose other samples could not be read, too few for "
+          "batch norm; mend or remove the files that the warnings name, or raise batch_size",
+          base::counted(batch.size(), "sample"));
+    }
+  }
+  batch = {.data = batch.data.narrow(0, 0, 0), .target = batch.target.narrow(0, 0, 0)};
+  return forward(model, turn, batch);
 }
 
 Task::Outputs TrainingStep::forward(models::Model& model, size_t turn,

@@ -41,6 +41,15 @@ class Autocast {
 /// A network's outputs; those in 16 bits, from mixed precision, become float32, which losses need.
 Task::Outputs full_precision(Task::Outputs outputs);
 
+/// Whether an error of a network says that batch norm has one value per channel, and so no variance
+/// to train with. SyncBatchNorm throws it on all ranks, libtorch's layers on one.
+bool is_of_one_value(const std::exception& error);
+
+/// Whether a batch that lost samples (loader.on_error: skip) counts as an empty one because of this
+/// error, except that the layers before the failing one keep its statistics. Alike on all ranks
+/// that exchange statistics.
+bool became_too_small(const Config& config, const std::exception& error);
+
 /// One step of training: forward, backward and update. Not thread-safe.
 class TrainingStep {
  public:
@@ -48,8 +57,8 @@ class TrainingStep {
   TrainingStep(const Config& config, const Task& task, const BatchToDevice& to_device,
                std::shared_ptr<models::Model> model, std::shared_ptr<Replicas> replicas = nullptr);
 
-  /// Trains on this rank's batch, which may be empty. Every rank calls it. Does not wait for the
-  /// device to finish.
+  /// Trains on this rank's batch, which may be empty, or as small as became_too_small() says. Every
+  /// rank calls it. Does not wait for the device to finish.
   /// @param random of this batch and rank
   /// @return the vote of the step before, if it was not taken yet. If a loss was not finite in that
   ///   step and the run does not skip such steps, this step has changed no parameter: the run must
@@ -105,7 +114,9 @@ class TrainingStep {
   void prepare_gradients(const Turn& turn, at::Tensor& found_inf) const;
   /// Adds the gradients of a batch; returns its mean loss.
   at::Tensor backward(size_t turn, const data::Batch& batch);
-  at::Tensor backward_part(size_t turn, const data::Batch& batch, double share);
+  at::Tensor backward_part(size_t turn, data::Batch batch, double share);
+  /// `batch` becomes empty where it became_too_small().
+  Task::Outputs forward_or_empty(models::Model& model, size_t turn, data::Batch& batch);
   Task::Outputs forward(models::Model& model, size_t turn, const data::Batch& batch) const;
   Tensors undone_by_skip() const;
   void save_former();
@@ -124,6 +135,8 @@ class TrainingStep {
   StepVote vote_;
   Tensors former_;  ///< values of undone_by_skip() before the step
   at::Tensor counts_;
+  int64_t trained_ = 0;  ///< samples of this step that the network was trained on
+  bool has_warned_ = false;
   LapTimer timer_;
   StepTime times_;  ///< sums since the last take_times()
 };

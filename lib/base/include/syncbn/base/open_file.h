@@ -3,6 +3,7 @@
 #include <syncbn/base/unique_fd.h>
 
 #include <filesystem>
+#include <string>
 
 namespace syncbn::base {
 
@@ -13,12 +14,16 @@ namespace syncbn::base {
 UniqueFd open_to_read(const std::filesystem::path& path, int more_flags = 0);
 
 /// Opens a regular file for reading.
-/// @throws UserError or UnavailableError (see throw_file_error) naming the file.
+/// @throws UserError or UnavailableError (see throw_file_error) naming the file, and the target of
+///   a link to nothing.
 UniqueFd open_regular_file(const std::filesystem::path& path);
 
 /// Whether `path` does not exist. False if that cannot be determined, for example because of a loop
 /// of symbolic links: opening the file then reports the reason.
 bool is_missing(const std::filesystem::path& path);
+
+/// "it is a link to 'TARGET', which does not exist"; "" for anything else.
+std::string dangling_link(const std::filesystem::path& path);
 
 /// Whether `folder` / `name` is in the folder or below it, for a name that was read from a file and
 /// may be anyone's. Does not look at links, which are the folder's owner's.

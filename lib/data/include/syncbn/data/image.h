@@ -56,6 +56,8 @@ struct DecodeOptions {
   /// Values of 16 bits above 255 become 255, as grey ones do in Pillow; otherwise the upper 8 bits
   /// count.
   bool clamp_high_bits = false;
+  /// The labels of grey masks of 1, 2 and 4 bits are scaled to 8 bits, as an editor shows them.
+  bool scale_labels = false;
 };
 
 namespace detail {
@@ -102,7 +104,7 @@ class ImageDecoder {
   Image decode(const Box& box);
 
   /// The labels of a mask, one channel: the indices of a palette PNG, or the stored values of a
-  /// grey PNG (0 and 1 for one bit).
+  /// grey PNG (0 and 1 for one bit, unless DecodeOptions::scale_labels).
   /// @throws base::UserError for a JPEG, other colour types, and values above 255.
   Image decode_mask();
 
