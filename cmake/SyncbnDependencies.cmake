@@ -22,7 +22,7 @@ FetchContent_Declare(
 FetchContent_Declare(
   nlohmann_json
   GIT_REPOSITORY https://github.com/nlohmann/json.git GIT_TAG v3.11.2 GIT_SHALLOW ON SYSTEM
-  FIND_PACKAGE_ARGS 3.10)
+  FIND_PACKAGE_ARGS 3.11)
 FetchContent_Declare(
   ZLIB
   GIT_REPOSITORY https://github.com/madler/zlib.git GIT_TAG v1.2.13 GIT_SHALLOW ON SYSTEM

@@ -97,6 +97,15 @@ TEST_F(AtomicFileTest, ReplacesTheWholeFileAndLeavesNothingElse) {
   EXPECT_EQ(entries(), 1u);
 }
 
+TEST_F(AtomicFileTest, KeepsTheOldFilesPermissions) {
+  write_file_atomically(folder_ / "file", "old");
+  for (const fs::perms mode : {fs::perms{0600}, fs::perms{0444}, fs::perms{0666}}) {
+    fs::permissions(folder_ / "file", mode);
+    write_file_atomically(folder_ / "file", "new");
+    EXPECT_EQ(fs::status(folder_ / "file").permissions(), mode);
+  }
+}
+
 TEST_F(AtomicFileTest, KeepsTheOldFileWhenWritingFails) {
   write_file_atomically(folder_ / "file", "old");
   EXPECT_THROW(write_file_atomically(folder_ / "file",
@@ -418,8 +427,12 @@ TEST(TextTest, WhatCannotBeShownIsEscaped) {
 
 TEST(TextTest, DurationsAndSizesReadWell) {
   EXPECT_EQ(format_seconds(0.00032), "320 us");
+  EXPECT_EQ(format_seconds(0.0009996), "1 ms");
   EXPECT_EQ(format_seconds(0.32), "320 ms");
+  EXPECT_EQ(format_seconds(0.9997), "1.0 s");
   EXPECT_EQ(format_seconds(1.5), "1.5 s");
+  EXPECT_EQ(format_seconds(59.94), "59.9 s");
+  EXPECT_EQ(format_seconds(59.97), "1 min 0 s");
   EXPECT_EQ(format_seconds(125), "2 min 5 s");
   EXPECT_EQ(format_seconds(3720), "1 h 2 min");
   EXPECT_EQ(format_bytes(999), "999 B");

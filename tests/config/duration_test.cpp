@@ -36,7 +36,9 @@ TEST(DurationTest, IsReadAndWrittenBackAsItWas) {
            {"2000step", Unit::kSteps, 2000},
            {"1000000000000000step", Unit::kSteps, 1e15},
            {"30s", Unit::kSeconds, 30},
+           {"500ms", Unit::kSeconds, 0.5},
            {"15min", Unit::kSeconds, 900},
+           {"15m", Unit::kSeconds, 900},
            {"1.5h", Unit::kSeconds, 5400},
            {"1d", Unit::kSeconds, 86400},
            {"3650d", Unit::kSeconds, 3650.0 * 86400}}) {
@@ -66,7 +68,7 @@ TEST(DurationTest, SaysWhatItExpects) {
     const auto faults = read("rest: " + text + "\n", trip);
     return faults.size() == 1 ? faults.front() : std::to_string(faults.size()) + " faults";
   };
-  for (const std::string text : {"often", "2epochs", "10m", "'2 h'", "1e3step", "1.2.3ep", "-2ep",
+  for (const std::string text : {"often", "2epochs", "10mn", "'2 h'", "1e3step", "1.2.3ep", "-2ep",
                                  "+2ep", ".ep", "ep", "''", "nanep", "infs"}) {
     const std::string shown = text[0] == '\'' ? text : "'" + text + "'";
     EXPECT_EQ(fault(text),
@@ -79,12 +81,36 @@ TEST(DurationTest, SaysWhatItExpects) {
             "1d, got a list");
   EXPECT_EQ(fault("15"),
             "car.yaml:1:7: rest: expected a duration, got '15' without a unit; write 15ep, "
-            "15step, 15s, 15min, 15h or 15d");
+            "15step, 15ms, 15s, 15m, 15min, 15h or 15d");
   EXPECT_EQ(fault("0.0ep"), "car.yaml:1:7: rest: must be above 0, got '0.0ep'");
   EXPECT_EQ(fault("1.5step"), "car.yaml:1:7: rest: must be a whole number of steps, got '1.5step'");
   EXPECT_EQ(fault("1000001ep"), "car.yaml:1:7: rest: must be at most 1000000ep, got '1000001ep'");
   EXPECT_EQ(fault("3651d"), "car.yaml:1:7: rest: must be at most 3650d, got '3651d'");
   EXPECT_EQ(trip.rest.count, 1);
+}
+
+TEST(TimeTest, IsANumberOfSecondsOrHasAUnit) {
+  using std::chrono::milliseconds;
+  for (const auto& [text, time] : std::vector<std::pair<std::string, std::optional<milliseconds>>>{
+           {"0", milliseconds(0)},
+           {"5", milliseconds(5000)},
+           {"0.25", milliseconds(250)},
+           {"500ms", milliseconds(500)},
+           {"300s", milliseconds(300'000)},
+           {"5m", milliseconds(300'000)},
+           {"5min", milliseconds(300'000)},
+           {"1.5h", milliseconds(5'400'000)},
+           {"1d", milliseconds(86'400'000)},
+           {"1e3", std::nullopt},
+           {"-1", std::nullopt},
+           {"2ep", std::nullopt},
+           {"2step", std::nullopt},
+           {"1w", std::nullopt},
+           {"m", std::nullopt},
+           {"", std::nullopt},
+           {"99999999999999999h", std::nullopt}}) {
+    EXPECT_EQ(parse_time(text), time) << text;
+  }
 }
 
 TEST(EpochsOrStepsTest, AreReadAndWrittenBackAsTheyWere) {

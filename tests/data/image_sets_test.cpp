@@ -477,6 +477,7 @@ TEST_F(SegmentationFolderTest, TakesOtherValuesForTheClassesIfToldWhich) {
   add("a", picture(13, 11), "png_grey1.png");
   EXPECT_THAT(labels({0, 255}, 255), ElementsAre(0, 1));
   EXPECT_THAT(labels({0, 1}, 255), ElementsAre(0, 1));
+  EXPECT_THAT(labels({0, 1, 255}, 255), ElementsAre(0, 1)) << "1 is a class";
   add("a", picture(13, 11), "png_palette1.png");
   EXPECT_THAT(
       [&] {

@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   WorkerState other = worker;
   other.rank = 1;
   other.steps /= 2;
-  require(WorkerState::of(worker.json()).doing == worker.doing);
+  require(nlohmann::json(worker).get<WorkerState>().doing == worker.doing);
   judge_hang({worker, other}, 1, true);
   require(!table_of({worker, other}).empty());
   return 0;

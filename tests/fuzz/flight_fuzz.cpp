@@ -54,7 +54,7 @@ void read_memory(std::string_view bytes) {
   if (!record) return;
   WorkerState worker{.rank = record->rank, .host = "a"};
   describe_calls(*record, worker);
-  require(WorkerState::of(worker.json()).called == worker.called);
+  require(nlohmann::json(worker).get<WorkerState>().called == worker.called);
   FlightFile file{.job = "j", .world_size = record->world_size, .why = "fuzz"};
   file.add(std::move(*record));
   explain_all(file);

@@ -24,15 +24,18 @@
 namespace {
 
 using namespace syncbn::launch;
-using Malformed = nlohmann::json::exception;
+using Json = nlohmann::json;
+using Malformed = Json::exception;
 
 // Each reader gets each message: the types differ only in one or two bytes.
-void read_message(const nlohmann::json& message) {
-  may_refuse<Malformed>([&] { Hello::of(message).json(); });
-  may_refuse<Malformed>([&] { WorkerState::of(message).json(); });
+void read_message(const Json& message) {
+  may_refuse<Malformed>([&] { Json(message.get<Hello>()); });
+  may_refuse<Malformed>([&] { Json(message.get<WorkerState>()); });
   may_refuse<Malformed>([&] { status_in_words(message); });
-  may_refuse<Malformed>([&] { Hang::of(message).json(); });
-  may_refuse<Malformed>([&] { AssignedRanks::of(message.at("ranks")).json(); });
+  may_refuse<Malformed>([&] { Json(message.get<Hang>()); });
+  may_refuse<Malformed>([&] { Json(message.get<Assignment>()); });
+  may_refuse<Malformed>([&] { Json(message.get<FlightFile>()); });
+  may_refuse<Malformed>([&] { Json(message.at("ranks").get<AssignedRanks>()); });
   may_refuse<Malformed>([&] { NodeJob::from_json(message).to_json(); });
   // The stored part of a record must be sendable again.
   if (const auto record = record_in(message); record && !record->calls.empty()) {

@@ -30,8 +30,11 @@ endfunction()
 
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/first)
 file(RENAME ${WORK}/first ${WORK}/prefix)
-foreach(page man/man1/syncbn-launch.1 bash-completion/completions/syncbn-launch
-             zsh/site-functions/_syncbn-launch)
+set(pages bash-completion/completions/syncbn-launch zsh/site-functions/_syncbn-launch)
+if(HELP2MAN)
+  list(APPEND pages man/man1/syncbn-launch.1)
+endif()
+foreach(page IN LISTS pages)
   file(SIZE ${WORK}/prefix/share/${page} size)
   if(size EQUAL 0)
     fail("${page} is empty")

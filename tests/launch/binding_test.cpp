@@ -166,10 +166,10 @@ TEST(GpuCountTest, WarnsOfMoreWorkersThanGpus) {
   const auto result =
       test::launch({"--nproc_per_node=4", "true"}, {.env = {{"CUDA_VISIBLE_DEVICES", "0,1"}}});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_EQ(result.err,
-            "syncbn-launch: warning: 4 workers, and CUDA sees 2 GPUs (CUDA_VISIBLE_DEVICES=0,1): "
-            "there is none for local ranks from 2 on (nothing wrong if the workers compute on "
-            "CPUs)\n");
+  EXPECT_EQ(
+      result.err,
+      "syncbn-launch: warning: 4 workers but 2 GPUs (CUDA_VISIBLE_DEVICES=0,1): local ranks 2 "
+      "and up get no GPU (fine for CPU training)\n");
   for (const char* enough : {"0,1,2,3", "0,1,2,3,4", ""}) {
     EXPECT_EQ(
         test::launch({"--nproc_per_node=4", "true"}, {.env = {{"CUDA_VISIBLE_DEVICES", enough}}})
@@ -182,7 +182,7 @@ TEST(GpuCountTest, RefusesMoreWorkersThanGpusWhereEachShallHaveOne) {
   const auto result = test::launch({"--nproc_per_node=4", "--virtual_local_rank", "true"},
                                    {.env = {{"CUDA_VISIBLE_DEVICES", "0,GPU-7"}}});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--virtual_local_rank: 4 workers, and CUDA sees 2 GPUs "
+  EXPECT_THAT(result.err, HasSubstr("--virtual_local_rank: 4 workers but 2 GPUs "
                                     "(CUDA_VISIBLE_DEVICES=0,GPU-7); each worker needs one"));
 }
 

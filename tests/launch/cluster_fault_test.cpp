@@ -430,8 +430,8 @@ TEST(LaunchClusterFaultTest, AMissingProgramIsToldToANodeZeroThatStartsLater) {
 
 TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
   constexpr const char* one_rank =
-      R"({"type":"start","attempt":0,"restarts":0,"reason":"","job_id":"","node":0,"nodes":1,)"
-      R"("ranks":[1]})";
+      R"({"type":"start","attempt":0,"restart_count":0,"reason":"","job_id":"","node":0,"nodes":1,)"
+      R"("master_addr":"a","master_port":1,"agent_store":true,"ranks":[1]})";
   for (const char* nonsense : {R"({"type":"start"})", R"({"type":"finish","exit_code":"no"})",
                                one_rank, "[]", "no JSON"}) {
     const Listener master;

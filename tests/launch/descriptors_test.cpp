@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
-#include <linux/close_range.h>
 #include <unistd.h>
 
 #include <climits>
@@ -14,7 +13,7 @@ namespace {
 
 // Tests both ways of closing descriptors, in a child process that needs no other ones.
 class DescriptorsTest
-    : public testing::TestWithParam<std::function<void(unsigned, unsigned, unsigned)>> {};
+    : public testing::TestWithParam<std::function<void(unsigned, unsigned, Closing)>> {};
 
 int flags_of(int fd) {
   return ::fcntl(fd, F_GETFD);
@@ -23,10 +22,10 @@ int flags_of(int fd) {
 TEST_P(DescriptorsTest, ARangeIsClosedOrMarkedAndTheRestStays) {
   const auto check = [&] {
     for (const int fd : {20, 21, 22, 300}) ::dup2(STDERR_FILENO, fd);
-    GetParam()(21, 22, CLOSE_RANGE_CLOEXEC);
+    GetParam()(21, 22, Closing::kOnExec);
     const bool is_marked = flags_of(20) == 0 && flags_of(21) == FD_CLOEXEC &&
                            flags_of(22) == FD_CLOEXEC && flags_of(300) == 0;
-    GetParam()(21, UINT_MAX, 0);
+    GetParam()(21, UINT_MAX, Closing::kNow);
     const bool is_closed = flags_of(20) == 0 && flags_of(21) == -1 && flags_of(300) == -1;
     return (is_marked ? 0 : 1) + (is_closed ? 0 : 2);
   };

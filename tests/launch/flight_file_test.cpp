@@ -180,7 +180,7 @@ TEST(RecordMessageTest, AMessageAboveItsShareHasTheLatestCallsAndThoseThatAreOpe
   }
   const auto record = *rank.memory.read();
   ASSERT_EQ(record.calls.size(), calls + 1);
-  const launch::RecordQuota quota{.calls = 1000, .bytes = 50'000};
+  const launch::RecordQuota quota{.calls = 1000, .bytes = 100'000};
   const auto message = launch::record_message(record, quota);
   ASSERT_TRUE(message);
   EXPECT_LE(message->dump().size(), quota.bytes);
@@ -211,10 +211,10 @@ TEST(RecordMessageTest, WhatIsNoRecordIsRefused) {
   EXPECT_TRUE(refused("rank", -1));
   EXPECT_TRUE(refused("world_size", 0));
   EXPECT_TRUE(refused("host", 1));
-  EXPECT_TRUE(refused("calls", {{1, 2, 3}}));
-  EXPECT_TRUE(refused("texts", nlohmann::json::array()));
+  EXPECT_TRUE(refused("entries", {{1, 2, 3}}));
+  EXPECT_TRUE(refused("pg_config", {{{"name", "all"}}}));
   nlohmann::json huge = good;  // 10^9 ranks in one group
-  huge["groups"] = {{"all", 1, {{0, 1'000'000'000, 0}}}};
+  huge["pg_config"][0]["ranks"] = {{0, 1'000'000'000, 0}};
   EXPECT_LE(launch::record_in(huge)->groups[0].ranks.size(), FlightLayout::kGroupBytes);
 }
 
@@ -248,6 +248,25 @@ TEST(FlightFileTest, ExplainsWhoHasNotComeToWhat) {
                       "Float [2, 3]\n"),
             HasSubstr("#2 of group 'pair', all_reduce of Float [2, 3]:\n  rank 1 waits in it"),
             Not(HasSubstr("missing"))));
+}
+
+TEST(FlightFileTest, KeepsItsFormat) {
+  const std::string text =
+      R"({"attempt":0,"format":"syncbn flight record 2","has_all_nodes":false,"job":"j",)"
+      R"("missing":[],"ranks":[0],"unix_ns":1700000000000000000,"why":"w","world_size":2})"
+      "\n"
+      R"({"entries":[{"collective_seq_id":3,"failed":false,"frames":[{"filename":"syncbn",)"
+      R"("line":0,"name":"all_reduce"}],"input_dtypes":["Float"],"input_sizes":[[2,3]],)"
+      R"("is_p2p":false,"kind":"all_reduce","name":"all_reduce","op_id":7,)"
+      R"("output_dtypes":["Float"],"output_sizes":[[2,3]],"p2p_seq_id":0,"peer":-1,"pg_id":0,)"
+      R"("process_group":["all","undefined"],"profiling_name":"nccl:all_reduce","record_id":7,)"
+      R"("retired":false,"sizes":[2,3],"state":"started","time_created_ns":1699999999000000000,)"
+      R"("time_discovered_completed_ns":null,)"
+      R"("time_discovered_started_ns":1699999999000000000,"timeout_ms":0}],"host":"h",)"
+      R"("pg_config":{"all":{"desc":"undefined","last_collective":3,"name":"all",)"
+      R"("ranks":"[0, 1]"}},"pg_status":{},"pid":1,"rank":0,"version":"2.10","world_size":2})"
+      "\n{\"complete\":true}\n";
+  EXPECT_EQ(FlightFile::of(text, "file").text(), text);
 }
 
 TEST(FlightFileTest, SaysWhatACutOrDamagedFileLacks) {

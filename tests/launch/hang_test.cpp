@@ -11,7 +11,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <climits>
 #include <cstddef>
 #include <cstdlib>
 #include <deque>
@@ -23,6 +25,7 @@
 #include <thread>
 #include <vector>
 
+#include "job/status_socket.h"
 #include "job/stragglers.h"
 #include "job/worker_state.h"
 #include "launch/launcher.h"
@@ -340,7 +343,7 @@ WorkerState at(int rank, uint64_t steps, double second, const std::string& place
   return {.rank = rank,
           .host = "a",
           .pid = 100 + rank,
-          .process = 'S',
+          .process = "S",
           .tracer = 0,
           .place = place,
           .reports = true,
@@ -366,9 +369,14 @@ TEST(LaunchHangTest, TheCulpritIsFoundByWhatDistinguishesIt) {
   EXPECT_FALSE(find_culprit(debugged));
 }
 
+/// A state as another launcher gets it.
+WorkerState sent(const WorkerState& worker) {
+  return nlohmann::json(worker).get<WorkerState>();
+}
+
 /// A rank that waits in a collective of `group`.
 WorkerState waiting(int rank, const std::string& group, uint64_t sequence) {
-  WorkerState one{.rank = rank, .host = "a", .pid = 100 + rank, .process = 'S'};
+  WorkerState one{.rank = rank, .host = "a", .pid = 100 + rank, .process = "S"};
   one.called = {{"default", 4}, {"other", 1}};
   one.called[group] = sequence;
   one.waits = {{.group = group,
@@ -385,19 +393,17 @@ TEST(LaunchHangTest, ARankThatHasNotComeToACallIsFoundAmongThoseThatWait) {
   std::vector<WorkerState> workers{waiting(0, "default", 6), waiting(1, "default", 5),
                                    waiting(2, "default", 4), waiting(3, "other", 2)};
   workers[2].waits.clear();
-  workers[3].waits[0].ranks = {1, 3};  // a group without rank 2
+  workers[3].waits[0].ranks = {{1, 2, 2}};  // ranks 1 and 3: a group without rank 2
   const auto culprit = find_culprit(workers);
   EXPECT_EQ(culprit->rank, 2);
   EXPECT_EQ(culprit->why,
             "has not come to barrier #6 of group 'default', in which rank 0 (and 1 other rank) "
             "waits");
-  EXPECT_EQ(
-      find_culprit({WorkerState::of(workers[0].json()), WorkerState::of(workers[2].json())})->rank,
-      2);
+  EXPECT_EQ(find_culprit({sent(workers[0]), sent(workers[2])})->rank, 2);
   // All ranks are in the call: the network is slow.
   EXPECT_FALSE(find_culprit({waiting(0, "default", 5), waiting(1, "default", 5)}));
   // A program without this library reports no calls.
-  EXPECT_FALSE(find_culprit({waiting(0, "default", 5), {.rank = 1, .host = "a", .process = 'S'}}));
+  EXPECT_FALSE(find_culprit({waiting(0, "default", 5), {.rank = 1, .host = "a", .process = "S"}}));
   // It reports no steps either, so it may compute without a time limit.
   EXPECT_FALSE(launch::judge_hang({waiting(0, "default", 5), waiting(1, "default", 5)}, 31, true));
 }
@@ -413,26 +419,40 @@ TEST(LaunchHangTest, RanksThatWaitForEachOtherAreNamedTogether) {
 TEST(LaunchHangTest, TheStatesOfANodeFitIntoAMessage) {
   constexpr size_t kMaxBytes = size_t{4} << 20;
   std::vector<WorkerState> workers;
+  std::vector<int> members;  // every eighth rank of 16,384, irregularly
+  for (int member = 0; member < 16'384; member += 8) {
+    if (member * 7919 % 13 >= 6) members.push_back(member);
+  }
   for (int rank = 0; rank < 64; ++rank) {
     WorkerState one = waiting(rank, "default", 5);
     one.waits.resize(4, one.waits[0]);
-    for (WorkerState::Wait& wait : one.waits) {  // every eighth rank of 16,384
-      for (int member = rank % 8; member < 16'384; member += 8) wait.ranks.push_back(member);
-    }
+    for (WorkerState::Wait& wait : one.waits) wait.ranks = {{rank % 8, 2048, 8}};
+    one.waits[0].ranks = launch::rank_runs(members);
     workers.push_back(std::move(one));
   }
   const auto json = launch::json_of(workers, kMaxBytes);
-  EXPECT_LT(json.dump().size(), size_t{200} << 10);
-  EXPECT_EQ(WorkerState::of(json.at(9)).waits.at(3).ranks, workers[9].waits[3].ranks);
-  for (WorkerState& worker : workers) {
-    std::vector<int>& ranks = worker.waits[0].ranks;
-    std::erase_if(ranks, [](int rank) { return rank * 7919 % 13 < 6; });  // irregularly
+  EXPECT_LT(json.dump().size(), kMaxBytes);
+  const auto got = json.at(9).get<WorkerState>().waits;
+  EXPECT_EQ(got.at(3).ranks, workers[9].waits[3].ranks);
+  for (int rank = 0; rank < 100; ++rank) {
+    EXPECT_EQ(launch::contains(got.at(0).ranks, rank), std::ranges::count(members, rank) > 0);
   }
-  const auto irregular = launch::json_of(workers, kMaxBytes);
-  EXPECT_EQ(WorkerState::of(irregular.at(9)).waits.at(0).ranks, workers[9].waits[0].ranks);
   const auto cut = launch::json_of(workers, size_t{100} << 10);
   EXPECT_LT(cut.dump().size(), size_t{100} << 10);
-  EXPECT_TRUE(WorkerState::of(cut.at(9)).waits.empty());
+  EXPECT_EQ(cut.size(), 64);
+  EXPECT_TRUE(cut.at(9).get<WorkerState>().waits.empty());
+  const auto few = launch::json_of(workers, 5000);
+  EXPECT_LE(few.dump().size(), 5000);
+  EXPECT_GT(few.size(), 5);
+  EXPECT_EQ(launch::json_of(workers, 0).size(), 0);
+}
+
+TEST(LaunchHangTest, ANodeThatClaimsHugeGroupsUsesNoMemory) {
+  nlohmann::json state = waiting(0, "default", 5);
+  state["waits"][0]["ranks"] = {{0, 1'000'000, 0}, {2, INT_MAX, INT_MAX}, {-9, 1, 1}};
+  const launch::RankRuns ranks = state.get<WorkerState>().waits.at(0).ranks;
+  EXPECT_EQ(ranks.size(), 3);
+  for (const int rank : {0, 1, 2, 3}) EXPECT_EQ(launch::contains(ranks, rank), rank % 2 == 0);
 }
 
 TEST(LaunchStragglerTest, ARankThatTheOthersWaitForInThreeIntervalsIsNamedOnce) {
@@ -489,7 +509,8 @@ TEST(LaunchHangTest, OnlyADebuggerStopsTheTime) {
   workers[0].tracer = 77;
   EXPECT_FALSE(launch::judge_hang(workers, 31, false));
   EXPECT_TRUE(launch::judge_hang(workers, 31, true)->stops_time);
-  EXPECT_TRUE(launch::Hang::of(launch::judge_hang(workers, 31, true)->json()).stops_time);
+  const nlohmann::json hang = *launch::judge_hang(workers, 31, true);
+  EXPECT_TRUE(hang.get<launch::Hang>().stops_time);
 }
 
 TEST(LaunchHangTest, ARankThatHasAskedForTimeHoldsUpNobody) {
@@ -497,15 +518,14 @@ TEST(LaunchHangTest, ARankThatHasAskedForTimeHoldsUpNobody) {
   workers[1].waits.clear();
   EXPECT_EQ(launch::judge_hang(workers, 31, true)->rank, 1);
   workers[1].allowed_seconds = 0.5;
-  EXPECT_FALSE(launch::judge_hang(
-      {WorkerState::of(workers[0].json()), WorkerState::of(workers[1].json())}, 31, true));
-  workers[1].process = 'T';
+  EXPECT_FALSE(launch::judge_hang({sent(workers[0]), sent(workers[1])}, 31, true));
+  workers[1].process = "T";
   EXPECT_EQ(launch::judge_hang(workers, 31, true)->rank, 1);
 }
 
 TEST(LaunchHangTest, AWorkerThatIsAloneHoldsUpNobody) {
   std::vector<WorkerState> workers{at(0, 12, 5), at(1, 12, 5)};
-  workers[0].process = '?';  // has ended, so it has been idle for longer
+  workers[0].process = "?";  // has ended, so it has been idle for longer
   workers[0].idle_seconds = 100;
   workers[1].gpu = "0000:dc:00.0";
   EXPECT_FALSE(launch::judge_hang(workers, 31, false));
@@ -639,8 +659,7 @@ TEST(LaunchStatusTest, SaysThatThereIsNoSuchJobAndWhichThereAre) {
     return result.exit_code != 75 && result.err.find(there) != std::string::npos;
   });
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err,
-              AllOf(HasSubstr("has process id or job 'no-such-job'"), HasSubstr(there)));
+  EXPECT_THAT(result.err, AllOf(HasSubstr("has PID or job 'no-such-job'"), HasSubstr(there)));
   job.end_by(SIGTERM);
 }
 
@@ -656,10 +675,7 @@ TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
   ::kill(stopped.pid(), SIGSTOP);
   const base::UniqueFd listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  const std::string name = fmt::format("syncbn-launch/{}", ::getpid());
-  name.copy(address.sun_path + 1, name.size());
-  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const auto size = launch::socket_address(launch::StatusServer::kStatus, ::getpid(), address);
   ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
   ASSERT_EQ(::listen(listener.get(), 1), 0);
   std::thread false_launcher([&listener] {
@@ -679,7 +695,7 @@ TEST(LaunchStatusTest, NeitherAStoppedLauncherNorAFalseOneHidesTheOthers) {
   const auto unknown = run_program({kLauncher, "status", "no-such-job"});
   EXPECT_EQ(unknown.exit_code, 75);
   EXPECT_THAT(unknown.err,
-              AllOf(HasSubstr("that answers has process id or job 'no-such-job'; running: "),
+              AllOf(HasSubstr("that answered has PID or job 'no-such-job'; running: "),
                     HasSubstr(fmt::format("job {} (launcher {})", own("others"), job.pid())),
                     HasSubstr(fmt::format("launcher {} does not answer", stopped.pid()))));
   for (Program* one : {&stopped, &job}) {

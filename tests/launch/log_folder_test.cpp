@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <stdlib.h>
 #include <syncbn/base/error.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -29,6 +30,19 @@ class LogFolderTest : public ::testing::Test {
   }
   ~LogFolderTest() override { ::unsetenv("TMPDIR"); }
 
+  /// The folder of a run that failed some seconds ago and left a flight record of so many bytes,
+  /// which take no space.
+  fs::path kept_by_run(int age, uintmax_t bytes) {
+    LogFolder folder(options_);
+    folder.begin_attempt(0);
+    std::ofstream(folder.attempt() / "flight.jsonl").close();
+    fs::resize_file(folder.attempt() / "flight.jsonl", bytes);
+    fs::last_write_time(folder.path(),
+                        fs::file_time_type::clock::now() - std::chrono::seconds(age));
+    folder.keep();
+    return folder.path();
+  }
+
   const test::TempFolder temp_;
   LaunchOptions options_;
 };
@@ -48,11 +62,14 @@ TEST_F(LogFolderTest, ReadsTorchsRecordPlainTextAndNothing) {
   EXPECT_EQ(folder.error_message(4), "");
 }
 
-TEST_F(LogFolderTest, AnErrorFileThatIsALinkIsNotFollowed) {
+TEST_F(LogFolderTest, AnErrorFileThatIsNoPlainFileIsNotRead) {
   LogFolder folder(options_);
   folder.begin_attempt(0);
   fs::create_symlink(temp_.write("secret", "secret"), folder.error_file(0));
-  EXPECT_EQ(folder.error_message(0), "");
+  fs::create_symlink("/dev/zero", folder.error_file(1));
+  fs::create_directory(folder.error_file(2));
+  ASSERT_EQ(::mkfifo(folder.error_file(3).c_str(), 0600), 0);
+  for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(folder.error_message(rank), "") << rank;
 }
 
 TEST_F(LogFolderTest, OnlyTheLatestAttemptsFileStays) {
@@ -100,19 +117,24 @@ TEST_F(LogFolderTest, RunsThatFailAgainAndAgainKeepTheLatestOnly) {
   fs::last_write_time(of_others, fs::file_time_type::clock::now() - std::chrono::hours(1));
   std::vector<fs::path> kept;
   for (size_t run = 0; run < LogFolder::kMaxKept + 3; ++run) {
-    LogFolder folder(options_);
-    folder.begin_attempt(0);
-    std::ofstream(folder.attempt() / "flight.jsonl") << run;
-    kept.push_back(folder.path());
-    fs::last_write_time(folder.path(), fs::file_time_type::clock::now() -
-                                           std::chrono::seconds(1000 - static_cast<int>(run)));
-    folder.keep();
+    kept.push_back(kept_by_run(1000 - static_cast<int>(run), 1));
   }
   for (size_t run = 0; run < kept.size(); ++run) {
     EXPECT_EQ(fs::exists(kept[run] / "attempt_0/flight.jsonl"), run >= 3) << run;
   }
   EXPECT_TRUE(fs::exists(running.path()) && fs::exists(logs));
   EXPECT_TRUE(fs::exists(of_others));
+}
+
+// Flight records of many ranks are large, and TMPDIR may be in memory.
+TEST_F(LogFolderTest, RunsThatFailKeepNotMoreThanTheirShareOfTheDisk) {
+  const fs::path third = kept_by_run(40, LogFolder::kMaxKeptBytes / 2);
+  const fs::path second = kept_by_run(30, LogFolder::kMaxKeptBytes / 2);
+  const fs::path first = kept_by_run(20, LogFolder::kMaxKeptBytes / 2);
+  EXPECT_TRUE(fs::exists(third));
+  const fs::path latest = kept_by_run(10, 1);
+  EXPECT_FALSE(fs::exists(third)) << "of the former runs";
+  for (const fs::path& one : {second, first, latest}) EXPECT_TRUE(fs::exists(one));
 }
 
 TEST_F(LogFolderTest, ATemporaryOneGoesUnlessItIsKept) {

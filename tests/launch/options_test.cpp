@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "options/command_line.h"
+#include "options/option_table.h"
 #include "options/scheduler.h"
 #include "support/environment_guard.h"
 #include "support/temp_folder.h"
@@ -52,23 +54,32 @@ TEST(LaunchOptionsTest, HasTorchrunsDefaults) {
   EXPECT_EQ(options.shutdown_timeout, std::chrono::seconds(30));
 }
 
-TEST(LaunchOptionsTest, TakesDashesUnderscoresPrefixesAndBothWaysOfGivingAValue) {
-  EXPECT_EQ(parse({"--nproc_per_node=4", "prog"}).nproc_per_node, 4);
-  EXPECT_EQ(parse({"--nproc-per-node", "4", "prog"}).nproc_per_node, 4);
-  EXPECT_EQ(parse({"--nproc", "4", "prog"}).nproc_per_node, 4);
-  EXPECT_EQ(parse({"--master-p", "1234", "prog"}).master_port, 1234);
-  EXPECT_EQ(parse({"--shutdown-timeout=0.25", "prog"}).shutdown_timeout,
-            std::chrono::milliseconds(250));
-  EXPECT_TRUE(parse({"--stand", "prog"}).standalone);
-}
-
-TEST(LaunchOptionsTest, LeavesEverythingAfterTheProgramAlone) {
-  EXPECT_THAT(
-      parse({"--nproc_per_node=2", "prog", "--help", "--nproc_per_node", "7", "-x", "--", ""})
-          .program,
-      ElementsAre("prog", "--help", "--nproc_per_node", "7", "-x", "--", ""));
-  EXPECT_THAT(parse({"--standalone", "--", "--odd-name", "a"}).program,
-              ElementsAre("--odd-name", "a"));
+TEST(SplitLineTest, SpellsOptionsInFullAndFindsTheProgram) {
+  struct Case {
+    std::vector<std::string> words, options, program;
+  };
+  for (const auto& [words, options, program] : std::vector<Case>{
+           {{"--nproc_per_node=4", "prog"}, {"--nproc_per_node=4"}, {"prog"}},
+           {{"--nproc-per-node", "4", "prog"}, {"--nproc_per_node=4"}, {"prog"}},
+           {{"--nproc", "4", "prog"}, {"--nproc_per_node=4"}, {"prog"}},
+           {{"--master-p", "1234", "prog"}, {"--master_port=1234"}, {"prog"}},
+           {{"--stand", "prog"}, {"--standalone"}, {"prog"}},
+           {{"--use_env=False", "prog"}, {"--use_env=False"}, {"prog"}},
+           {{"-r", "3", "-t2", "-m", "prog"}, {"--redirects=3", "--tee=2", "--module"}, {"prog"}},
+           {{"--rdzv_conf=a=1,b=2", "--prefix", "-x"}, {"--rdzv_conf=a=1,b=2", "--prefix=-x"}, {}},
+           {{"--standalone", "--", "--odd-name", "a"}, {"--standalone"}, {"--odd-name", "a"}},
+           {{"--nnodes=2", "prog", "--help", "--nnodes", "7", "-x", "--", ""},
+            {"--nnodes=2"},
+            {"prog", "--help", "--nnodes", "7", "-x", "--", ""}},
+           {{"--role=a", "--log_dir=", "--role=", "--log_dir=b", "-"}, {"--log_dir=b"}, {"-"}},
+           // Names of ours must not make torchrun's abbreviations ambiguous.
+           {{"--no-p", "--v", "--local-r=0"},
+            {"--no_python", "--virtual_local_rank", "--local_ranks_filter=0"},
+            {}}}) {
+    const SplitLine line = split_line(option_fields(), words);
+    EXPECT_EQ(line.options, options);
+    EXPECT_EQ(line.program, program);
+  }
 }
 
 TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
@@ -109,6 +120,8 @@ TEST(LaunchOptionsTest, ReadsTheEnvironmentOfKubernetesJobs) {
   EXPECT_EQ(options.nproc_per_node, 3);
   EXPECT_TRUE(options.standalone);
   EXPECT_FALSE(options.module);
+  EXPECT_THAT(options.given, ElementsAre("--nproc_per_node=3", "--standalone", "--module=0"));
+  EXPECT_TRUE(parse({"--module", "prog"}).module);
 }
 
 TEST(LaunchOptionsTest, ReadsStreamsAsTorchrun) {
@@ -225,27 +238,9 @@ TEST(LaunchOptionsTest, NumbersAreDecimalAndTheLastOneCounts) {
   EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).max_restarts, 5);
   EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).restart_window, std::chrono::seconds(600));
   using std::chrono::milliseconds;
-  for (const auto& [typed, time] :
-       std::map<std::string, milliseconds>{{"5", milliseconds(5000)},
-                                           {"0.5", milliseconds(500)},
-                                           {"500ms", milliseconds(500)},
-                                           {"5s", milliseconds(5000)},
-                                           {"2m", milliseconds(120'000)},
-                                           {"2min", milliseconds(120'000)},
-                                           {"1.5h", milliseconds(5'400'000)},
-                                           {"1d", milliseconds(86'400'000)}}) {
-    const char* const text = typed.c_str();
-    EXPECT_EQ(parse({"--hang_timeout", text, "prog"}).hang_timeout, time) << typed;
-    EXPECT_EQ(parse({"--shutdown_timeout", text, "prog"}).shutdown_timeout, time) << typed;
-  }
+  EXPECT_EQ(parse({"--hang_timeout=1.5h", "prog"}).hang_timeout, milliseconds(5'400'000));
+  EXPECT_EQ(parse({"--shutdown_timeout=500ms", "prog"}).shutdown_timeout, milliseconds(500));
   EXPECT_EQ(parse({"--rdzv_conf=join_timeout=10min", "prog"}).join_timeout, milliseconds(600'000));
-}
-
-// Option names that torchrun lacks must not make torchrun's abbreviations ambiguous.
-TEST(LaunchOptionsTest, AbbreviationsOfTorchrunStayWhatTheyWere) {
-  EXPECT_TRUE(parse({"--no-p", "prog"}).no_python);
-  EXPECT_TRUE(parse({"--v", "prog"}).virtual_local_rank);
-  EXPECT_THAT(parse({"--local-r=0", "prog"}).local_ranks_filter, ElementsAre(0));
 }
 
 TEST(LaunchOptionsTest, StandaloneOverrulesAddressAndPort) {
@@ -315,6 +310,7 @@ TEST(LaunchOptionsTest, ARemovedOptionNamesItsReplacement) {
   const std::vector<std::pair<std::string, std::string>> removed{
       {"include", "name only the hosts to use in --hosts or --hostfile"},
       {"exclude", "name only the hosts to use in --hosts or --hostfile"},
+      {"man", "read --help all"},
       {"ssh_all", "write USER@HOST in --hosts or --hostfile"}};
   for (const auto& [name, replacement] : removed) {
     const auto message = StartsWith(fmt::format("--{} has been removed: {}", name, replacement));

@@ -1,4 +1,5 @@
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include "job/restart_policy.h"
 
@@ -11,7 +12,8 @@ using ::testing::HasSubstr;
 
 const RestartPolicy::Clock::time_point kStart{std::chrono::hours(1)};
 
-const FailureCause kCause{"rank 0 failed (exit code 1)", std::nullopt};
+constexpr int kExit1 = 1 << 8;  // a wait status
+const FailureCause kCause{0, kExit1, std::nullopt};
 
 TEST(RestartPolicyTest, CountsTheRestartsOfTheRun) {
   RestartPolicy policy(2, seconds(0));
@@ -54,16 +56,23 @@ TEST(RestartPolicyTest, WaitsLongerAfterEachQuickFailureAndNotAfterALateOne) {
   EXPECT_EQ(wait_after(1), 0);
 }
 
+TEST(FailureCauseTest, IsPutInWords) {
+  EXPECT_EQ((FailureCause{2, kExit1, 7}.describe()), "rank 2 failed (exit code 1)");
+  EXPECT_EQ((FailureCause{2, SIGKILL, 7}.describe()), "rank 2 failed (no progress)");
+  EXPECT_EQ((FailureCause{2, SIGKILL, std::nullopt}.describe()),
+            "rank 2 failed (killed by signal 9 (SIGKILL, Killed))");
+}
+
 TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
   RestartPolicy policy(100, seconds(0));
-  const FailureCause same{"rank 1 failed (exit code 1)", 7};
+  const FailureCause same{1, kExit1, 7};
   const auto fail = [&](const FailureCause& cause) { policy.failed(cause, kStart); };
   fail(same);
   fail(same);
   EXPECT_EQ(policy.refusal(), "");
-  fail({"rank 1 failed (exit code 1)", 8});  // another step
+  fail({1, kExit1, 8});  // another step
   fail(same);
-  fail({"rank 0 failed (exit code 1)", 7});  // another rank
+  fail({0, kExit1, 7});  // another rank
   fail(same);
   fail(same);
   EXPECT_EQ(policy.refusal(), "");
@@ -71,20 +80,20 @@ TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
   EXPECT_EQ(policy.refusal(),
             "rank 1 failed (exit code 1) 3 times in a row at step 7: a restart does not help");
   // Killed from outside: the cause may differ each time.
-  for (int i = 0; i < 20; ++i) fail({"rank 1 failed (killed by signal 9)", std::nullopt});
+  for (int i = 0; i < 20; ++i) fail({1, SIGKILL, std::nullopt});
   EXPECT_EQ(policy.refusal(), "");
 }
 
 TEST(RestartPolicyTest, StopsLaterWhenTheSameFailureRepeatsBeforeTheFirstStep) {
   RestartPolicy policy(100, seconds(0));
-  const FailureCause same{"rank 1 failed (exit code 1)", 0};
+  const FailureCause same{1, kExit1, 0};
   const auto fail = [&](const FailureCause& cause, seconds after) {
     policy.attempt_started(kStart);
     policy.failed(cause, kStart + after);
   };
   for (int i = 0; i < 9; ++i) fail(same, seconds(1));
   EXPECT_EQ(policy.refusal(), "");
-  fail({"rank 1 failed (exit code 4)", 0}, seconds(1));
+  fail({1, 4 << 8, 0}, seconds(1));
   for (int i = 0; i < 9; ++i) fail(same, seconds(1));
   EXPECT_EQ(policy.refusal(), "");
   fail(same, seconds(1));

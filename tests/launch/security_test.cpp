@@ -119,11 +119,13 @@ TEST(LaunchSecurityTest, NoStrangerEndsAJobWithSuccess) {
 
 TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
   JobWithStranger job(R"(a\nsyncbn-launch: forged host\u001b[2J)");
-  send_to(job.stranger, R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
-                        R"("what":"b\r\nsyncbn-launch: forged cause\u001b[2Jc"})"
-                        "\n"
-                        R"({"type":"ended","attempt":0})"
-                        "\n");
+  send_to(
+      job.stranger,
+      R"({"type":"failed","attempt":0,"exit_code":5,"may_restart":false,)"
+      R"("rank":1,"status":1280,"step":null,"what":"b\r\nsyncbn-launch: forged cause\u001b[2Jc"})"
+      "\n"
+      R"({"type":"ended","attempt":0})"
+      "\n");
   const auto result = job.lead.wait();
   EXPECT_EQ(result.exit_code, 5);
   EXPECT_THAT(result.err,
@@ -261,8 +263,9 @@ TEST(LaunchSecurityTest, AGreetingMayComeInPieces) {
   Nodes nodes(2);
   Program& lead = nodes.start(0, 1, {}, until_go());
   base::UniqueFd launcher = connect_to(nodes.port());
+  const std::string greeting = kAgentGreeting;
   for (const std::string& piece :
-       {std::string("s"), std::string("yncbn-agent"), " 3\n" + hello("in-pieces")}) {
+       {greeting.substr(0, 1), greeting.substr(1, 11), greeting.substr(12) + hello("in-pieces")}) {
     ASSERT_TRUE(send_to(launcher, piece));
     std::this_thread::sleep_for(std::chrono::milliseconds(50));  // so that it arrives alone
   }

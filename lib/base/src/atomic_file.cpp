@@ -7,6 +7,7 @@
 #include <syncbn/base/random.h>
 #include <syncbn/base/text.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -102,10 +103,15 @@ void write_file_atomically(const fs::path& link,
   }
   const fs::path path = link_target(link);
   const fs::path temporary = temporary_of(path);
+  struct stat old {};
+  const bool is_there = ::stat(path.c_str(), &old) == 0;
   std::error_code error;
   try {
+    // Until it is complete, a file that replaces another is for its owner.
+    if (is_there) UniqueFd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)).reset();
     write(temporary);
-    sync_to_disk(temporary);
+    sync_to_disk(temporary);  // before the old permissions, which may forbid to open it
+    if (is_there) ::chmod(temporary.c_str(), old.st_mode & ACCESSPERMS);
     if (::rename(temporary.c_str(), path.c_str()) != 0) {
       throw_file_error(fmt::format("cannot move {} to {}", temporary.string(), path.string()),
                        errno);

@@ -81,9 +81,7 @@ std::string peer_address(int fd, bool own) {
   auto* const pointer = reinterpret_cast<sockaddr*>(&address);
   const int failed = own ? ::getsockname(fd, pointer, &size) : ::getpeername(fd, pointer, &size);
   if (failed != 0) return "";
-  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on an IPv6 socket
-  const std::string name = numeric_address(pointer, size);
-  return name.starts_with(kMapped) ? name.substr(kMapped.size()) : name;
+  return numeric_address(pointer, size);
 }
 
 std::string numeric_address(const sockaddr* address, socklen_t size) {
@@ -91,7 +89,9 @@ std::string numeric_address(const sockaddr* address, socklen_t size) {
   if (::getnameinfo(address, size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
     return "";
   }
-  return host.data();
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 address on an IPv6 socket
+  const std::string name = host.data();
+  return name.starts_with(kMapped) ? name.substr(kMapped.size()) : name;
 }
 
 bool is_loopback(const std::string& host) {

@@ -27,9 +27,10 @@ constexpr double kHour = 60 * kMinute;
 constexpr double kDay = 24 * kHour;
 
 constexpr std::array kSuffixes = {
-    Suffix{"ep", Unit::kEpochs, 1},     Suffix{"step", Unit::kSteps, 1},
-    Suffix{"s", Unit::kSeconds, 1},     Suffix{"min", Unit::kSeconds, kMinute},
-    Suffix{"h", Unit::kSeconds, kHour}, Suffix{"d", Unit::kSeconds, kDay}};
+    Suffix{"ep", Unit::kEpochs, 1},       Suffix{"step", Unit::kSteps, 1},
+    Suffix{"ms", Unit::kSeconds, 1e-3},   Suffix{"s", Unit::kSeconds, 1},
+    Suffix{"m", Unit::kSeconds, kMinute}, Suffix{"min", Unit::kSeconds, kMinute},
+    Suffix{"h", Unit::kSeconds, kHour},   Suffix{"d", Unit::kSeconds, kDay}};
 
 /// Upper bound on a duration: more is a typing error.
 struct Limit {
@@ -46,6 +47,12 @@ Limit limit_of(Unit unit) {
 struct Parts {
   double count;
   std::string_view suffix;
+
+  /// Null: unknown.
+  const Suffix* find() const {
+    const auto* const found = std::ranges::find(kSuffixes, suffix, &Suffix::text);
+    return found == kSuffixes.end() ? nullptr : found;
+  }
 };
 
 std::optional<Parts> split(std::string_view text) {
@@ -67,9 +74,8 @@ std::string forms_of(std::string_view count) {
 std::optional<std::string> parse(const Value& value, Duration& out) {
   const bool is_text = value.kind == Value::Kind::kScalar;
   const auto parts = is_text ? split(value.scalar) : std::nullopt;
-  const auto* suffix = kSuffixes.end();
-  if (parts) suffix = std::ranges::find(kSuffixes, parts->suffix, &Suffix::text);
-  if (suffix == kSuffixes.end()) {
+  const Suffix* const suffix = parts ? parts->find() : nullptr;
+  if (suffix == nullptr) {
     if (parts && parts->suffix.empty()) {
       return fmt::format("expected a duration, got {} without a unit; write {}", value.str(),
                          forms_of(shortened(value.scalar)));
@@ -90,6 +96,18 @@ std::optional<std::string> parse(const Value& value, Duration& out) {
 }
 
 }  // namespace
+
+std::optional<std::chrono::milliseconds> parse_time(std::string_view text) {
+  constexpr double kMax = 1e15;
+  auto parts = split(text);
+  if (!parts) return std::nullopt;
+  if (parts->suffix.empty()) parts->suffix = "s";
+  const Suffix* const suffix = parts->find();
+  if (suffix == nullptr || suffix->unit != Unit::kSeconds) return std::nullopt;
+  const double count = parts->count * suffix->factor * 1e3;
+  if (count > kMax) return std::nullopt;
+  return std::chrono::milliseconds(std::llround(count));
+}
 
 std::string Duration::str() const {
   if (!text.empty()) return text;

@@ -139,6 +139,7 @@ Rules& SchemaBase::add_field(const std::string& name, const std::string& help,
   Rules& rules = fields_.emplace_back(Field{name, type, offset, {}}).rules;
   rules.info_.help = help;
   rules.info_.group = group_;
+  rules.info_.tags = tags_;
   return rules;
 }
 

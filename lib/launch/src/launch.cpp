@@ -18,6 +18,7 @@
 #include <string_view>
 
 #include "common/processes.h"
+#include "common/signals.h"
 #include "job/explain.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
@@ -104,7 +105,7 @@ void check_gpus(const LaunchOptions& options) {
   if (!gpus || options.nproc_per_node <= *gpus) return;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   const std::string there = fmt::format(
-      "{}, and CUDA sees {} ({})", base::counted(options.nproc_per_node, "worker"),
+      "{} but {} ({})", base::counted(options.nproc_per_node, "worker"),
       base::counted(*gpus, "GPU"),
       visible == nullptr ? "/proc/driver/nvidia" : fmt::format("CUDA_VISIBLE_DEVICES={}", visible));
   if (options.virtual_local_rank) {
@@ -114,8 +115,7 @@ void check_gpus(const LaunchOptions& options) {
   }
   if (*gpus == 0) return;
   base::write_stderr(fmt::format(
-      "syncbn-launch: warning: {}: there is none for local ranks from {} on (nothing wrong "
-      "if the workers compute on CPUs)\n",
+      "syncbn-launch: warning: {}: local ranks {} and up get no GPU (fine for CPU training)\n",
       there, *gpus));
 }
 
@@ -196,9 +196,8 @@ int run_on_hosts(const LaunchOptions& options) {
 
 constexpr const char* kStatusHelp =
     "usage: syncbn-launch status [PID | JOB]\n\n"
-    "Prints the program of a job and what each rank is doing now, on all nodes: for every\n"
-    "launcher that you have started on this machine, or for the one with this process or\n"
-    "job name.\n";
+    "Prints each job's program and what each of its ranks does now, on all nodes. Asks all your\n"
+    "launchers on this machine, or the one with this PID, job name or job ID.\n";
 constexpr const char* kExplainHelp =
     "usage: syncbn-launch explain [--save=FILE] [--torch=FOLDER] FILE... | PID\n\n"
     "Says in words which rank did not make which call. FILE is the flight.jsonl that a\n"
@@ -251,7 +250,11 @@ int launch(int argc, const char* const* argv) {
   if (!options) return base::kExitOk;
   if (!options->report.empty() && !options->dry_run) base::check_can_write(options->report);
   if (options->preflight && !options->dry_run) {
-    const int exit_code = run_job(preflight_job(*options));
+    int exit_code = base::kExitOk;
+    {
+      const KeptSignalMask mask;  // Ctrl-C ends the launcher again until the run begins
+      exit_code = run_job(preflight_job(*options));
+    }
     if (exit_code != base::kExitOk) {
       Output output{OutputOptions()};
       write_report(output, options->report, json_report(exit_code, 0, std::nullopt));

@@ -313,13 +313,12 @@ void Supervisor::report(const GroupResult& result) {
 }
 
 void Supervisor::hint_at_place() {
-  const std::vector<std::string> groups = {"Workers", "Nodes", "Failures and ending"};
   for (std::string word : options_.program) {
     word.resize(std::min(word.find('='), word.size()));
     std::string name = word;
     std::ranges::replace(name, '-', '_');
     const bool is_ours = std::ranges::any_of(option_fields(), [&](const config::FieldInfo& field) {
-      return name == "__" + field.path && std::ranges::count(groups, field.group) > 0;
+      return name == "__" + field.path && (field.tags & kAboutRun) != 0;
     });
     if (!is_ours) continue;
     return output_.announce("{} went to {}: the launcher's options come before the program", word,

@@ -6,6 +6,7 @@
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/max_pool2d.h>
 #include <torch/nn/init.h>
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include <syncbn/dist/checkpoint.h>
 #include <syncbn/models/norm.h>
 
 #include "backbones.h"
@@ -42,8 +44,7 @@ class Block : public torch::nn::Module {
   Block(const Shape& shape, const NormFactory& norm, double drop_path)
       : stride_(shape.stride), added_channels_(shape.out - shape.in) {
     if (shape.projects && (stride_ != 1 || added_channels_ != 0)) {
-      downsample_ = conv_norm(shape.in, shape.out, norm,
-                              {.kernel = 1, .stride = stride_, .activation = Activation::kNone});
+      downsample_ = torch::nn::Sequential(conv(shape.in, shape.out, 1, stride_), norm(shape.out));
     }
     if (shape.bottleneck) {
       add(conv(shape.in, shape.width, 1), norm);
@@ -89,7 +90,7 @@ class Block : public torch::nn::Module {
   int64_t added_channels_;
   std::vector<torch::nn::Conv2d> convs_;
   std::vector<NormRelu> norms_;
-  std::shared_ptr<Chain> downsample_;
+  torch::nn::Sequential downsample_{nullptr};
 };
 
 struct ResNetShape {
@@ -107,7 +108,9 @@ class ResNet : public Model {
  public:
   ResNet(const std::string& name, const ModelArgs& args, const ResNetOptions& options,
          const ResNetShape& shape)
-      : small_input_(options.small_input || shape.small_input), dropout_(options.dropout) {
+      : small_input_(options.small_input || shape.small_input),
+        recomputes_(args.activation_checkpointing),
+        dropout_(options.dropout) {
     const int64_t channels = image_channels(name, args, 1);
     const NormFactory norm(args);
     conv1_ = register_module("conv1", small_input_ ? conv(channels, shape.channels, 3)
@@ -115,12 +118,11 @@ class ResNet : public Model {
     bn1_ = norm.with_relu(shape.channels);
     register_module("bn1", bn1_.ptr());
     const int last_block = std::reduce(shape.depths.begin(), shape.depths.end()) - 1;
-    std::vector<std::shared_ptr<Block>> blocks;  // of all stages
     int64_t in = shape.channels;
     int64_t dilation = 1;
     for (size_t i = 0; i < shape.depths.size(); ++i) {
       const int64_t channels_of_stage = shape.channels << i;
-      const auto stage = std::make_shared<Chain>(args.activation_checkpointing);
+      torch::nn::Sequential stage;
       for (int k = 0; k < shape.depths[i]; ++k) {
         const Block::Shape block = {
             .in = in,
@@ -132,18 +134,20 @@ class ResNet : public Model {
             .projects = shape.projects,
             .dilation = dilation};
         const double drop_path =
-            options.stochastic_depth * static_cast<double>(blocks.size()) / last_block;
-        blocks.push_back(stage->add(std::make_shared<Block>(block, norm, drop_path)));
+            options.stochastic_depth * static_cast<double>(blocks_.size()) / last_block;
+        blocks_.push_back(std::make_shared<Block>(block, norm, drop_path));
+        stage->push_back(blocks_.back());
         in = block.out;
         // The first block has the dilation of the previous stage.
         if (k == 0 && i >= shape.dilated_from) dilation *= 2;
       }
-      stages_.push_back(register_module("layer" + std::to_string(i + 1), stage));
+      stage_ends_.push_back(blocks_.size());
+      register_module("layer" + std::to_string(i + 1), stage);
     }
     fc_ = register_module("fc", torch::nn::Linear(in, args.num_classes));
     init_layers(*this, kaiming_init(), {});
     if (options.zero_init_residual) {
-      for (const auto& block : blocks) block->zero_last_norm();
+      for (const auto& block : blocks_) block->zero_last_norm();
     }
   }
 
@@ -152,9 +156,9 @@ class ResNet : public Model {
     x = bn1_.forward(conv1_->forward(x));
     if (!small_input_) x = at::max_pool2d(x, /*kernel_size=*/3, /*stride=*/2, /*padding=*/1);
     std::vector<at::Tensor> outputs;
-    for (const auto& stage : stages_) {
-      x = stage->forward(x);
-      outputs.push_back(x);
+    for (size_t i = 0; i < blocks_.size(); ++i) {
+      x = run(blocks_[i], x);
+      if (i + 1 == stage_ends_[outputs.size()]) outputs.push_back(x);
     }
     return outputs;
   }
@@ -165,11 +169,18 @@ class ResNet : public Model {
   }
 
  private:
+  at::Tensor run(const std::shared_ptr<Block>& block, const at::Tensor& x) const {
+    if (!recomputes_) return block->forward(x);
+    return dist::checkpoint([block](const at::Tensor& input) { return block->forward(input); }, x);
+  }
+
   bool small_input_;
+  bool recomputes_;
   double dropout_;
   torch::nn::Conv2d conv1_{nullptr};
   NormRelu bn1_;
-  std::vector<std::shared_ptr<Chain>> stages_;
+  std::vector<std::shared_ptr<Block>> blocks_;  ///< of all stages
+  std::vector<size_t> stage_ends_;
   torch::nn::Linear fc_{nullptr};
 };
 

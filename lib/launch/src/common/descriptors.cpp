@@ -1,7 +1,6 @@
 #include "common/descriptors.h"
 
 #include <fcntl.h>
-#include <linux/close_range.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/text.h>
 #include <sys/resource.h>
@@ -28,18 +27,21 @@ void set_nonblocking(const base::UniqueFd& fd) {
   ::fcntl(fd.get(), F_SETFL, O_NONBLOCK);
 }
 
-void close_descriptors(unsigned first, unsigned last, unsigned flags) {
-  if (::syscall(SYS_close_range, first, last, flags) != 0) close_listed(first, last, flags);
+void close_descriptors(unsigned first, unsigned last, Closing when) {
+  // SYS_close_range and CLOSE_RANGE_CLOEXEC, which kernel headers before 5.9 and 5.11 lack.
+  constexpr long kCloseRange = 436;
+  const unsigned flags = when == Closing::kOnExec ? 4 : 0;
+  if (::syscall(kCloseRange, first, last, flags) != 0) close_listed(first, last, when);
 }
 
-void close_listed(unsigned first, unsigned last, unsigned flags) {
+void close_listed(unsigned first, unsigned last, Closing when) {
   std::vector<int> descriptors;
   for (const std::filesystem::path& entry : entries_of("/proc/self/fd")) {
     const auto fd = base::parse_number<unsigned>(entry.filename().native());
     if (fd && *fd >= first && *fd <= last) descriptors.push_back(static_cast<int>(*fd));
   }
   for (const int fd : descriptors) {
-    if ((flags & CLOSE_RANGE_CLOEXEC) == 0) {
+    if (when == Closing::kNow) {
       ::close(fd);
     } else {
       ::fcntl(fd, F_SETFD, FD_CLOEXEC);

@@ -24,11 +24,13 @@ struct Pipe {
 
 void set_nonblocking(const base::UniqueFd& fd);
 
-/// close_range(2), with a fallback for glibc before 2.34 and kernels before 5.9.
-/// @param flags 0 or CLOSE_RANGE_CLOEXEC.
-void close_descriptors(unsigned first, unsigned last, unsigned flags);
-/// The fallback for such a kernel: reads /proc/self/fd.
-void close_listed(unsigned first, unsigned last, unsigned flags);
+enum class Closing { kNow, kOnExec };
+
+/// close_range(2), called by number because kernel headers before 5.9 and glibc before 2.34 lack
+/// it; close_listed() on kernels that refuse it.
+void close_descriptors(unsigned first, unsigned last, Closing when = Closing::kNow);
+/// The same by reading /proc/self/fd.
+void close_listed(unsigned first, unsigned last, Closing when);
 
 /// Upper bound on connections that have not yet identified themselves as launchers or store
 /// clients: a quarter of this process's descriptor limit. The store's clients have another quarter,

@@ -49,7 +49,7 @@ std::string read_file(const std::string& path) {
 
 Handshake::Handshake(Side side, std::string token, bool tls)
     : base::Handshake(side,
-                      {.greeting = "syncbn-agent 3",
+                      {.greeting = "syncbn-agent 4",
                        .client = "launcher",
                        .server = "node 0",
                        .secret = "token",

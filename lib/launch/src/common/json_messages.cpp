@@ -3,7 +3,6 @@
 #include <syncbn/base/text.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <nlohmann/json.hpp>
 
 namespace syncbn::launch {
@@ -39,31 +38,6 @@ std::optional<Json> next_message(base::Channel& channel, size_t max_size,
   if (type != message.end() && type->is_string()) return message;
   channel.fail(EBADMSG);
   return std::nullopt;
-}
-
-Json runs_of(const std::vector<int>& ranks) {
-  Json runs = Json::array();
-  for (size_t first = 0, end; first < ranks.size(); first = end) {
-    end = first + 1;
-    const int step = end < ranks.size() ? ranks[end] - ranks[first] : 1;
-    while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
-    runs.push_back({ranks[first], end - first, step});
-  }
-  return runs;
-}
-
-std::vector<int> ranks_in_runs(const Json& runs, size_t max_count) {
-  std::vector<int> ranks;
-  for (const Json& run : runs) {
-    int64_t rank = run.at(0).get<int>();
-    const auto count = run.at(1).get<uint64_t>();
-    const int64_t step = run.at(2).get<int>();
-    for (uint64_t i = 0; i < count && rank >= 0 && rank < kMaxRanks; ++i, rank += step) {
-      if (ranks.size() == max_count) return ranks;
-      ranks.push_back(static_cast<int>(rank));
-    }
-  }
-  return ranks;
 }
 
 std::string shown_text(const Json& message, const char* key) {

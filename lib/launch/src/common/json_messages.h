@@ -46,11 +46,4 @@ std::string shown_text(std::string_view text);
 
 constexpr int kMaxRanks = 1'000'000;  ///< upper bound on the ranks in a record or a message
 
-/// Ranks as runs of [first, count, step]: groups of large worlds are mostly rows or columns of a
-/// mesh.
-nlohmann::json runs_of(const std::vector<int>& ranks);
-/// The ranks below kMaxRanks in such runs, at most `max_count` of them. @throws nlohmann's
-/// exceptions if `runs` has a different form.
-std::vector<int> ranks_in_runs(const nlohmann::json& runs, size_t max_count = kMaxRanks);
-
 }  // namespace syncbn::launch

@@ -24,6 +24,7 @@
 #include <optional>
 #include <span>
 #include <sstream>
+#include <thread>
 
 namespace syncbn::launch {
 namespace {
@@ -123,7 +124,27 @@ std::string describe_helpers(pid_t parent) {
   return base::join_some(names, ", ", kMaxNamed);
 }
 
-void kill_all_descendants(Daemons daemons) {
+bool wait_until(std::chrono::steady_clock::time_point deadline,
+                const std::function<bool()>& holds) {
+  constexpr std::chrono::microseconds kMaxPeriod{5000};
+  for (std::chrono::microseconds period{100};; period = std::min(2 * period, kMaxPeriod)) {
+    if (holds()) return true;
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(period);
+  }
+}
+
+pid_t wait_for_child(pid_t pid, std::chrono::steady_clock::time_point deadline, int* wait_status) {
+  const bool is_limited = deadline != std::chrono::steady_clock::time_point::max();
+  pid_t ended = 0;
+  wait_until(deadline, [&] {
+    ended = ::waitpid(pid, wait_status, is_limited ? WNOHANG : 0);
+    return ended > 0 || (ended < 0 && errno != EINTR);
+  });
+  return ended;
+}
+
+void kill_all_descendants(Daemons daemons, std::chrono::steady_clock::time_point deadline) {
   // When waitpid() reports a death, the orphans that it left are already our children: looking once
   // after each death finds them all without polling.
   for (;;) {
@@ -131,7 +152,7 @@ void kill_all_descendants(Daemons daemons) {
     const std::vector<pid_t> pids = spares ? helpers_of(::getpid()) : children_of(::getpid());
     if (spares && pids.empty()) return;
     for (const pid_t pid : pids) ::kill(pid, SIGKILL);
-    if (::waitpid(-1, nullptr, 0) < 0 && errno != EINTR) return;
+    if (wait_for_child(-1, deadline) <= 0) return;
   }
 }
 
@@ -206,12 +227,14 @@ bool restart_may_help(int wait_status) {
   return WTERMSIG(wait_status) != SIGUSR1 && WTERMSIG(wait_status) != SIGUSR2;
 }
 
-std::string describe_status(int wait_status) {
-  if (WIFEXITED(wait_status)) return fmt::format("exit code {}", WEXITSTATUS(wait_status));
-  const int signal = WTERMSIG(wait_status);
+std::string ExitStatus::in_words() const {
+  if (!wait_status) return "cannot be started";
+  if (WIFEXITED(*wait_status)) return fmt::format("exit code {}", WEXITSTATUS(*wait_status));
+  const int signal = WTERMSIG(*wait_status);
   const std::string name = base::signal_name(signal);
   if (!name.starts_with("SIG")) return "killed by " + name;
-  return fmt::format("killed by signal {} ({}, {})", signal, name, ::strsignal(signal));
+  return fmt::format("killed by signal {} ({}, {}){}", signal, name, ::strsignal(signal),
+                     out_of_memory ? ", probably by the kernel's OOM killer (out of memory)" : "");
 }
 
 }  // namespace syncbn::launch

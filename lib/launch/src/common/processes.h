@@ -2,7 +2,10 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,9 +15,21 @@ namespace syncbn::launch {
 /// What to do with descendants that left this process's session by setsid or daemon().
 enum class Daemons { kKill, kSpare };
 
-/// Kills all descendants of this process with SIGKILL and waits until they have ended; spares
-/// daemons if told to. This process must be a subreaper, so that orphans become its children.
-void kill_all_descendants(Daemons daemons = Daemons::kKill);
+/// Calls `holds` until it returns true or the deadline passes, at intervals of up to 5 ms, and
+/// returns its last result.
+bool wait_until(std::chrono::steady_clock::time_point deadline, const std::function<bool()>& holds);
+
+/// waitpid(), which returns 0 if the process (-1: every child) has not ended by the deadline: a
+/// process may hang in the kernel, where not even SIGKILL ends it.
+pid_t wait_for_child(pid_t pid, std::chrono::steady_clock::time_point deadline,
+                     int* wait_status = nullptr);
+
+/// Kills all descendants of this process with SIGKILL and waits until they have ended, or the
+/// deadline passes; spares daemons if told to. This process must be a subreaper, so that orphans
+/// become its children.
+void kill_all_descendants(
+    Daemons daemons = Daemons::kKill,
+    std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
 
 std::vector<pid_t> children_of(pid_t parent);
 
@@ -70,7 +85,13 @@ int exit_code_of(int wait_status);
 /// False for a worker that would fail the same way again, or was asked to stop.
 bool restart_may_help(int wait_status);
 
-/// "exit code 3" or "killed by signal 11 (SIGSEGV, Segmentation fault)".
-std::string describe_status(int wait_status);
+/// How a process ended.
+struct ExitStatus {
+  std::optional<int> wait_status;  ///< empty: it could not be started
+  bool out_of_memory = false;      ///< probably killed by the kernel for lack of memory
+
+  /// "exit code 3", "killed by signal 11 (SIGSEGV, Segmentation fault)" or "cannot be started".
+  std::string in_words() const;
+};
 
 }  // namespace syncbn::launch

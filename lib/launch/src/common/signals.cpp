@@ -16,6 +16,7 @@ Signals::Signals(std::vector<int> ending, HeadLink* head)
     : ending_(std::move(ending)), head_(head) {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // with `ulimit -f`, writes then fail with EFBIG
+  ::signal(SIGTTOU, SIG_IGN);  // in the background, `stty tostop` would stop it at a write
   // If our parent ignored SIGCHLD, waitpid() would get no status of our children.
   ::signal(SIGCHLD, SIG_DFL);
   sigset_t set;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <signal.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
@@ -12,9 +13,21 @@
 
 namespace syncbn::launch {
 
+/// Restores this thread's signal mask at its end. Signals that were blocked meanwhile then act.
+class KeptSignalMask {
+ public:
+  KeptSignalMask() { ::sigprocmask(SIG_BLOCK, nullptr, &mask_); }
+  ~KeptSignalMask() { ::sigprocmask(SIG_SETMASK, &mask_, nullptr); }
+  KeptSignalMask(const KeptSignalMask&) = delete;
+  KeptSignalMask& operator=(const KeptSignalMask&) = delete;
+
+ private:
+  sigset_t mask_{};
+};
+
 /// The signals that the launcher handles, as a descriptor to poll. The constructor blocks them, and
-/// ignores SIGPIPE and SIGXFSZ. SIGHUP is left alone if it was ignored (nohup). On a node that a
-/// head started, next() also returns the signals that the head passes on.
+/// ignores SIGPIPE, SIGXFSZ and SIGTTOU. SIGHUP is left alone if it was ignored (nohup). On a node
+/// that a head started, next() also returns the signals that the head passes on.
 class Signals {
  public:
   /// @param ending the signals that end the run.

@@ -19,7 +19,7 @@ struct Blocked {
 
 bool is_awaited(const WorkerState& one, const WorkerState::Wait& wait) {
   if (wait.peer >= 0) return one.rank == wait.peer;
-  const bool is_member = wait.ranks.empty() || std::ranges::count(wait.ranks, one.rank) > 0;
+  const bool is_member = wait.ranks.empty() || contains(wait.ranks, one.rank);
   if (!is_member || one.called.empty()) return false;  // programs without lib/dist report no calls
   const auto last = one.called.find(wait.group);
   return last == one.called.end() || last->second < wait.sequence;

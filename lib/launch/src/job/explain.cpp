@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "common/processes.h"
+#include "common/text_table.h"
 #include "common/words.h"
 #include "job/status_socket.h"
 
@@ -234,14 +235,14 @@ class Story {
   }
 
   std::string table() const {
-    std::string text = "\n rank  host              calls  the last one\n";
+    std::vector<std::vector<std::string>> rows{{"rank", "host", "calls", "the last one"}};
     for (const auto& [rank, record] : ranks_) {
-      const std::string last =
-          record->calls.empty() ? "none" : record->name_of(record->calls.back());
-      text += fmt::format("{:>5}  {:<14}  {:>7}  {}\n", rank, base::truncated(record->host, 14),
-                          record->calls.empty() ? 0 : record->calls.back().number, last);
+      const bool is_idle = record->calls.empty();
+      rows.push_back({std::to_string(rank), base::truncated(record->host, 14),
+                      std::to_string(is_idle ? 0 : record->calls.back().number),
+                      is_idle ? "none" : record->name_of(record->calls.back())});
     }
-    return text;
+    return "\n" + text_table(">5 <14 >7 <0", rows);
   }
 
   const std::vector<FlightFile>& files_;

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <stdexcept>
 #include <utility>
 
 #include "common/json_messages.h"
@@ -62,32 +61,19 @@ std::string kind_in_torch(const RankRecord& record, const RankRecord::Call& call
                      place(call.peer));
 }
 
-Json json_of(const RankRecord& record, const RankRecord::Call& call) {
+RankRecord::Group group_of(const RankRecord& record, const RankRecord::Call& call) {
   const bool is_known = call.group < record.groups.size();
-  const RankRecord::Group group = is_known ? record.groups[call.group] : RankRecord::Group{"?", {}};
-  const auto [inputs, outputs] = inputs_and_outputs(call, group.ranks.size());
-  const bool succeeded = call.state == base::FlightLayout::kSucceeded;
+  return is_known ? record.groups[call.group] : RankRecord::Group{"?", {}};
+}
+
+Json json_of(const RankRecord& record, const RankRecord::Call& call) {
   return {
       {"record_id", call.number},
-      {"pg_id", call.group},
-      {"process_group", {group.name, "undefined"}},
-      {"collective_seq_id", call.is_collective() ? call.sequence : 0},
-      {"p2p_seq_id", call.is_collective() ? 0 : call.sequence},
-      {"op_id", call.number},
-      {"profiling_name", "nccl:" + kind_in_torch(record, call, group)},
+      {call.is_collective() ? "collective_seq_id" : "p2p_seq_id", call.sequence},
+      {"process_group", {group_of(record, call).name, "undefined"}},
       {"time_created_ns", record.unix_time(call.begin)},
-      {"input_sizes", Json::array({inputs})},
-      {"input_dtypes", {call.dtype}},
-      {"output_sizes", Json::array({outputs})},
-      {"output_dtypes", {call.dtype}},
-      {"state", succeeded ? "completed" : "started"},
-      {"time_discovered_started_ns", record.unix_time(call.begin)},
       {"time_discovered_completed_ns", call.end == 0 ? Json() : Json(record.unix_time(call.end))},
-      {"retired", call.end != 0},
-      {"timeout_ms", 0},
-      {"is_p2p", !call.is_collective()},
-      // fr_trace prints this in place of the Python stack of torch's records.
-      {"frames", {{{"name", call.name}, {"filename", "syncbn"}, {"line", 0}}}},
+      {"input_dtypes", {call.dtype}},
       {"name", call.name},
       {"kind", call.kind},
       {"sizes", call.sizes},
@@ -95,33 +81,56 @@ Json json_of(const RankRecord& record, const RankRecord::Call& call) {
       {"failed", call.state == base::FlightLayout::kFailed}};
 }
 
-Json json_of(const RankRecord& record) {
-  Json groups = Json::object();
-  for (const RankRecord::Group& group : record.groups) {
-    groups[group.name] = {{"name", group.name},
-                          {"desc", "undefined"},
-                          {"last_collective", group.last},
-                          {"ranks", fmt::format("[{}]", fmt::join(group.ranks, ", "))}};
-  }
-  Json entries = Json::array();
-  for (const RankRecord::Call& call : record.calls) entries.push_back(json_of(record, call));
-  return {{"rank", record.rank},         {"world_size", record.world_size},
-          {"host", record.host},         {"pid", record.pid},
-          {"version", kTorchVersion},    {"pg_config", groups},
-          {"pg_status", Json::object()}, {"entries", entries}};
+/// What torch's tools read of a call besides json_of().
+Json json_for_torch(const RankRecord& record, const RankRecord::Call& call) {
+  const RankRecord::Group group = group_of(record, call);
+  const auto [inputs, outputs] = inputs_and_outputs(call, group.ranks.size());
+  return {{"pg_id", call.group},
+          {call.is_collective() ? "p2p_seq_id" : "collective_seq_id", 0},
+          {"op_id", call.number},
+          {"profiling_name", "nccl:" + kind_in_torch(record, call, group)},
+          {"input_sizes", Json::array({inputs})},
+          {"output_sizes", Json::array({outputs})},
+          {"output_dtypes", {call.dtype}},
+          {"state", call.state == base::FlightLayout::kSucceeded ? "completed" : "started"},
+          {"time_discovered_started_ns", record.unix_time(call.begin)},
+          {"retired", call.end != 0},
+          {"timeout_ms", 0},
+          {"is_p2p", !call.is_collective()},
+          // fr_trace prints this in place of the Python stack of torch's records.
+          {"frames", {{{"name", call.name}, {"filename", "syncbn"}, {"line", 0}}}}};
 }
 
-std::vector<int> ranks_in(const std::string& list) {
+/// A rank's line.
+Json json_for_torch(const RankRecord& record) {
+  Json json = json_of(record);
+  Json groups = Json::object();
+  for (size_t i = 0; i < record.groups.size(); ++i) {
+    const RankRecord::Group& group = record.groups[i];
+    Json& own = groups[group.name] = json["pg_config"][i];
+    own["desc"] = "undefined";
+    own["ranks"] = fmt::format("[{}]", fmt::join(group.ranks, ", "));
+  }
+  json.update({{"version", kTorchVersion}, {"pg_config", groups}, {"pg_status", Json::object()}});
+  for (size_t i = 0; i < record.calls.size(); ++i) {
+    json["entries"][i].update(json_for_torch(record, record.calls[i]));
+  }
+  return json;
+}
+
+// From a message, or a list as torch writes it.
+std::vector<int> members_in(const Json& list, size_t max_count) {
+  if (list.is_array()) return ranks_in(list.get<RankRuns>(), max_count);
   std::vector<int> ranks;
-  for (const int rank : parse_json(list)) {
-    if (ranks.size() == RankRecord::kMaxRanksInGroups) break;
+  for (const int rank : parse_json(list.get_ref<const std::string&>())) {
+    if (ranks.size() == max_count) break;
     if (rank >= 0 && rank < kMaxRanks) ranks.push_back(rank);
   }
   return ranks;
 }
 
-RankRecord::Call call_of(const Json& json, const RankRecord& record) {
-  const std::string group = json.at("process_group").at(0);
+RankRecord::Call call_in(const Json& json, const RankRecord& record) {
+  const auto group = json.at("process_group").at(0).get<ShownText>();
   const auto found = std::ranges::find(record.groups, group, &RankRecord::Group::name);
   const Json& end = json.at("time_discovered_completed_ns");
   const bool failed = json.at("failed");
@@ -140,20 +149,6 @@ RankRecord::Call call_of(const Json& json, const RankRecord& record) {
                         .name = shown_text(json, "name")};
   call.sequence = json.at(call.is_collective() ? "collective_seq_id" : "p2p_seq_id");
   return call;
-}
-
-RankRecord record_of(const Json& json) {
-  RankRecord record{.rank = json.at("rank"),
-                    .world_size = json.at("world_size"),
-                    .pid = json.at("pid"),
-                    .host = shown_text(json, "host")};
-  if (!record.has_valid_rank()) throw std::out_of_range("rank");
-  for (const Json& group : json.at("pg_config")) {
-    record.groups.push_back(
-        {shown_text(group, "name"), ranks_in(group.at("ranks")), group.at("last_collective")});
-  }
-  for (const Json& call : json.at("entries")) record.calls.push_back(call_of(call, record));
-  return record;
 }
 
 // Python's pickle, protocol 2: an opcode, then its argument.
@@ -200,12 +195,37 @@ void FlightFile::add(RankRecord record) {
   records.push_back(std::move(record));
 }
 
-std::vector<FlightFile::Missing> missing_in(const Json& json) {
-  auto missing = json.get<std::vector<FlightFile::Missing>>();
-  for (FlightFile::Missing& one : missing) {
-    for (std::string* text : {&one.node, &one.why}) *text = shown_text(*text);
+Json json_of(const RankRecord& record) {
+  Json groups = Json::array();
+  for (const RankRecord::Group& group : record.groups) {
+    groups.push_back(
+        {{"name", group.name}, {"last_collective", group.last}, {"ranks", rank_runs(group.ranks)}});
   }
-  return missing;
+  Json calls = Json::array();
+  for (const RankRecord::Call& call : record.calls) calls.push_back(json_of(record, call));
+  return {{"rank", record.rank}, {"world_size", record.world_size}, {"host", record.host},
+          {"pid", record.pid},   {"pg_config", std::move(groups)},  {"entries", std::move(calls)}};
+}
+
+std::optional<RankRecord> record_in(const Json& json) {
+  try {
+    RankRecord record{.rank = json.at("rank"),
+                      .world_size = json.at("world_size"),
+                      .pid = json.at("pid"),
+                      .host = shown_text(json, "host")};
+    if (!record.has_valid_rank()) return std::nullopt;
+    size_t room = RankRecord::kMaxRanksInGroups;
+    for (const Json& group : json.at("pg_config")) {
+      std::vector<int> ranks = members_in(group.at("ranks"), room);
+      room -= ranks.size();
+      record.groups.push_back(
+          {shown_text(group, "name"), std::move(ranks), group.at("last_collective")});
+    }
+    for (const Json& call : json.at("entries")) record.calls.push_back(call_in(call, record));
+    return record;
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
 }
 
 std::string FlightFile::text() const {
@@ -215,7 +235,7 @@ std::string FlightFile::text() const {
 }
 
 void FlightText::add(const RankRecord& record) {
-  const std::string line = json_line(json_of(record)) + "\n";
+  const std::string line = json_line(json_for_torch(record)) + "\n";
   if (line.size() > kMaxLine || lines_.size() + line.size() > kMaxText) {
     left_out_.push_back(record.rank);
     return;
@@ -225,15 +245,11 @@ void FlightText::add(const RankRecord& record) {
 }
 
 std::string FlightText::text(const FlightFile& head) const {
-  std::vector<FlightFile::Missing> missing = head.missing;
+  Json first = head;
+  first.update({{"format", kFormat}, {"ranks", ranks_}});
   if (!left_out_.empty()) {
-    missing.push_back({.node = "all nodes", .ranks = left_out_, .why = "the file is full"});
+    first["missing"].push_back(FlightFile::Missing{"all nodes", left_out_, "the file is full"});
   }
-  const Json first{{"format", kFormat},       {"job", head.job},
-                   {"attempt", head.attempt}, {"world_size", head.world_size},
-                   {"why", head.why},         {"unix_ns", head.unix_ns},
-                   {"ranks", ranks_},         {"has_all_nodes", head.has_all_nodes},
-                   {"missing", missing}};
   return fmt::format("{}\n{}{}\n", json_line(first), lines_, json_line(Json{{"complete", true}}));
 }
 
@@ -247,15 +263,10 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
   FlightFile file;
   try {
     const Json head = parse_json(line);
-    file.job = shown_text(head, "job");
-    file.attempt = head.at("attempt");
-    file.world_size = head.at("world_size");
+    head.get_to(file);
+    for (const char* key : {"job", "attempt", "world_size", "why", "unix_ns", "ranks"})
+      head.at(key);
     if (head.at("format") != kFormat || file.world_size > kMaxRanks) throw base::UserError("");
-    file.why = shown_text(head, "why");
-    file.unix_ns = head.at("unix_ns");
-    file.ranks = head.at("ranks").get<std::vector<int>>();
-    file.has_all_nodes = head.value("has_all_nodes", false);
-    file.missing = missing_in(head.value("missing", Json::array()));
   } catch (const std::exception&) {
     refuse(", or its first line is damaged");
   }
@@ -276,10 +287,11 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
           count("entries"), count("pg_config"), base::FlightLayout::kCalls,
           base::FlightLayout::kGroups));
     }
-    try {
-      file.is_complete = json.contains("complete");
-      if (!file.is_complete) file.records.push_back(record_of(json));
-    } catch (const std::exception&) {
+    file.is_complete = json.contains("complete");
+    if (file.is_complete) continue;
+    if (auto record = record_in(json)) {
+      file.records.push_back(*std::move(record));
+    } else {
       ++file.damaged_lines;
     }
   }
@@ -288,7 +300,7 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
 
 std::string torch_pickle(const RankRecord& record) {
   std::string bytes = "\x80\x02";
-  put(bytes, json_of(record));
+  put(bytes, json_for_torch(record));
   return bytes + '.';
 }
 

@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "job/rank_record.h"
+#include "job/shown_text.h"
 
 namespace syncbn::launch {
 
@@ -21,15 +23,15 @@ struct FlightFile {
 
   /// A node whose records are missing from a file of all nodes.
   struct Missing {
-    std::string node;        ///< "node 1 (host)"
+    ShownText node;          ///< "node 1 (host)"
     std::vector<int> ranks;  ///< its workers
-    std::string why;
+    ShownText why;
   };
 
-  std::string job = {};
+  ShownText job = {};
   int attempt = 0;
   int world_size = 1;
-  std::string why = {};               ///< the reason for writing the file
+  ShownText why = {};                 ///< the reason for writing the file
   int64_t unix_ns = base::unix_ns();  ///< the time of writing the file
   std::vector<int> ranks = {};        ///< that the file has, or had before it was cut
   bool has_all_nodes = false;
@@ -47,8 +49,14 @@ struct FlightFile {
 };
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FlightFile::Missing, node, ranks, why)
-/// @throws nlohmann's exceptions if `json` has a different form.
-std::vector<FlightFile::Missing> missing_in(const nlohmann::json& json);
+/// The first line of a file, without its format; the records are not part of it.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FlightFile, job, attempt, world_size, why, unix_ns,
+                                                ranks, has_all_nodes, missing)
+
+/// A rank's line without the keys that only torch's tools read; groups have runs of ranks.
+nlohmann::json json_of(const RankRecord& record);
+/// The record in such an object or in a rank's line; empty if it has a different form.
+std::optional<RankRecord> record_in(const nlohmann::json& json);
 
 /// Builds the text of such a file, one record at a time.
 class FlightText {

@@ -63,6 +63,38 @@ RankRecord::Call call_in(const FlightLayout::Call& entry) {
 
 }  // namespace
 
+RankRuns rank_runs(const std::vector<int>& ranks) {
+  RankRuns runs;
+  for (size_t first = 0, end; first < ranks.size(); first = end) {
+    end = first + 1;
+    const int step = end < ranks.size() ? ranks[end] - ranks[first] : 1;
+    while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) ++end;
+    runs.push_back({ranks[first], static_cast<int>(end - first), step});
+  }
+  return runs;
+}
+
+bool contains(const RankRuns& runs, int rank) {
+  return std::ranges::any_of(runs, [rank](const auto& run) {
+    const auto [first, count, step] = run;
+    const int64_t ahead = int64_t{rank} - first;
+    if (step == 0) return ahead == 0 && count > 0;
+    return ahead % step == 0 && ahead / step >= 0 && ahead / step < count;
+  });
+}
+
+std::vector<int> ranks_in(const RankRuns& runs, size_t max_count) {
+  std::vector<int> ranks;
+  for (const auto& [first, count, step] : runs) {
+    int64_t rank = first;
+    for (int i = 0; i < count && rank >= 0 && rank < kMaxRanks; ++i, rank += step) {
+      if (ranks.size() == max_count) return ranks;
+      ranks.push_back(static_cast<int>(rank));
+    }
+  }
+  return ranks;
+}
+
 std::string RankRecord::Call::describe() const {
   std::string text = name;
   if (!dtype.empty()) text += " of " + dtype;

@@ -3,6 +3,7 @@
 #include <syncbn/base/flight_record.h>
 #include <syncbn/base/unique_fd.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -11,6 +12,15 @@
 #include "common/json_messages.h"
 
 namespace syncbn::launch {
+
+/// Ranks of a group as runs of {first, count, step}: in large worlds, groups are mostly rows or
+/// columns of a mesh. Another launcher may claim a run of any length, so what it sends stays in
+/// this form.
+using RankRuns = std::vector<std::array<int, 3>>;
+RankRuns rank_runs(const std::vector<int>& ranks);
+bool contains(const RankRuns& runs, int rank);
+/// The ranks from 0 to kMaxRanks in these runs, at most `max_count`.
+std::vector<int> ranks_in(const RankRuns& runs, size_t max_count);
 
 /// A rank's flight record, read from memory that is not trusted and that the rank may be writing
 /// to: texts are made printable, and ranks are below kMaxRanks. A call's group may be missing.

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,7 +12,7 @@
 
 namespace syncbn::launch {
 
-/// A rank's share of the flight records that node 0 keeps for a job: 100,000 calls and 64 MiB in
+/// A rank's share of the flight records that node 0 keeps for a job: 80,000 calls and 64 MiB in
 /// total, however many ranks there are.
 struct RecordQuota {
   size_t calls;  ///< the latest ones
@@ -21,21 +21,15 @@ struct RecordQuota {
   static RecordQuota of(int world_size);
 };
 
-/// A rank's flight record as a message from its launcher to node 0's. Leaves out the oldest calls
-/// that have ended to meet the quota; empty if not even one call fits.
-std::optional<nlohmann::json> record_message(const RankRecord& record, const RecordQuota& quota);
-/// The record in such a message of another launcher; empty if it has a different form.
-std::optional<RankRecord> record_in(const nlohmann::json& message);
+/// json_of() as a message from the rank's launcher to node 0's, for record_in(). Leaves out the
+/// oldest calls that have ended to meet the quota; empty if not even one call fits.
+std::optional<nlohmann::json> record_message(RankRecord record, const RecordQuota& quota);
 
 /// The flight records of all ranks, as node 0's launcher has received them.
 struct JobRecords {
   FlightFile file = {};                      ///< without its records, which are in `messages`
   std::map<int, std::string> messages = {};  ///< from record_message(), by rank; not validated
 
-  /// All but `messages`, as a message that follows them to a node that asked.
-  nlohmann::json head() const;
-  /// @throws nlohmann's exceptions if `head` has a different form.
-  static JobRecords of(const nlohmann::json& head);
   /// As a file.
   std::string text() const;
 };

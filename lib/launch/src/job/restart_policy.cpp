@@ -1,15 +1,24 @@
 #include "job/restart_policy.h"
 
 #include <fmt/format.h>
+#include <signal.h>
 #include <syncbn/base/text.h>
+#include <sys/wait.h>
 
 #include <algorithm>
 
+#include "common/processes.h"
+
 namespace syncbn::launch {
 
+std::string FailureCause::describe() const {
+  const bool was_idle = step && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  return fmt::format("rank {} failed ({})", rank,
+                     was_idle ? "no progress" : ExitStatus{status}.in_words());
+}
+
 void RestartPolicy::failed(const FailureCause& cause, Clock::time_point now) {
-  const bool is_same = cause.step && last_.step == cause.step && last_.what == cause.what;
-  same_ = is_same ? same_ + 1 : 1;
+  same_ = cause.step && cause == last_ ? same_ + 1 : 1;
   last_ = cause;
   failed_ = now;
   // A program that reports no steps and ran for long may have failed at a different place each
@@ -21,7 +30,7 @@ std::string RestartPolicy::refusal() const {
   if (last_.step && same_ >= (*last_.step == 0 ? kMaxSameAtStart : kMaxSame)) {
     const std::string where =
         *last_.step == 0 ? "before its first step" : fmt::format("at step {}", *last_.step);
-    return fmt::format("{} {} times in a row {}: a restart does not help", last_.what, same_,
+    return fmt::format("{} {} times in a row {}: a restart does not help", last_.describe(), same_,
                        where);
   }
   const auto counts = [&](Clock::time_point time) {

@@ -10,9 +10,14 @@ namespace syncbn::launch {
 
 /// Why an attempt has failed, as far as it can be compared with earlier ones.
 struct FailureCause {
-  std::string what;  ///< "rank 1 failed: exit code 1"
+  int rank = -1;   ///< of the worker that failed first; -1: none
+  int status = 0;  ///< its wait status; SIGKILL for a worker that made no progress
   /// Of that rank; 0: it has reported none; empty: it was killed from outside.
-  std::optional<uint64_t> step;
+  std::optional<uint64_t> step = {};
+
+  bool operator==(const FailureCause&) const = default;
+  /// "rank 1 failed (exit code 1)".
+  std::string describe() const;
 };
 
 /// Decides whether and when a failed attempt is followed by another. Not thread-safe.

@@ -8,12 +8,11 @@
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -31,16 +30,15 @@ namespace {
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kMaxAsking = 16;
+constexpr size_t kMaxClients = 16;
 constexpr int kMaxProgram = 200;  // columns of the line that names it
 constexpr std::chrono::seconds kPatience{5};
 
-// An abstract address: its first byte is 0.
-socklen_t address_of(std::string_view question, pid_t pid, sockaddr_un& address) {
-  address.sun_family = AF_UNIX;
-  const std::string name = fmt::format("{}{}", question, pid);
-  name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);
-  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+// "syncbn-launch/pid:[4026531836]/4242"
+std::string socket_name(std::string_view question, pid_t pid) {
+  std::error_code ignored;
+  const auto name_space = std::filesystem::read_symlink("/proc/self/ns/pid", ignored);
+  return fmt::format("{}{}/{}", question, name_space.string(), pid);
 }
 
 // The user at the other end.
@@ -56,12 +54,8 @@ std::set<pid_t> launchers() {
   std::set<pid_t> pids;
   std::ifstream file("/proc/net/unix");
   for (std::string line; std::getline(file, line);) {
-    const size_t at = line.find(fmt::format("@{}", StatusServer::kStatus));
-    if (at == line.npos) continue;
-    if (const auto pid =
-            base::parse_number<pid_t>(line.substr(at + 1 + StatusServer::kStatus.size()))) {
-      pids.insert(*pid);
-    }
+    const auto pid = base::parse_number<pid_t>(line.substr(line.rfind('/') + 1));
+    if (pid && line.ends_with("@" + socket_name(StatusServer::kStatus, *pid))) pids.insert(*pid);
   }
   return pids;
 }
@@ -75,7 +69,7 @@ struct Asked {
 base::UniqueFd connect_to(std::string_view question, pid_t pid) {
   base::UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   sockaddr_un address{};
-  const socklen_t size = address_of(question, pid, address);
+  const socklen_t size = socket_address(question, pid, address);
   if (::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return {};
   const auto user = user_of(fd.get());
   return user && (*user == ::geteuid() || ::geteuid() == 0) ? std::move(fd) : base::UniqueFd();
@@ -108,38 +102,52 @@ std::vector<Asked> ask(std::string_view question, const std::set<pid_t>& pids) {
 }  // namespace
 
 StatusServer::StatusServer(std::string_view question)
-    : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)), spare_(open_spare()) {
+    : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)),
+      spare_(open_spare()) {
   sockaddr_un address{};
-  const socklen_t size = address_of(question, ::getpid(), address);
+  const socklen_t size = socket_address(question, ::getpid(), address);
   if (::bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-      ::listen(listener_.get(), kMaxAsking) != 0) {
+      ::listen(listener_.get(), kMaxClients) != 0 || !watched_.try_add(listener_.get())) {
     listener_.reset();
   }
 }
 
 bool StatusServer::handle() {
-  pollfd ready{fd(), POLLIN, 0};
-  if (::poll(&ready, 1, 0) <= 0) return false;
-  base::UniqueFd one(::accept4(fd(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!one && (errno == EMFILE || errno == ENFILE)) drop_connection(fd(), spare_);
+  flush_answers();
+  base::UniqueFd one(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (!one && (errno == EMFILE || errno == ENFILE)) drop_connection(listener_.get(), spare_);
   const auto user = user_of(one.get());
-  if (!user || (*user != ::geteuid() && *user != 0) || asking_.size() >= kMaxAsking) return false;
-  asking_.push_back(std::move(one));
+  if (!user || (*user != ::geteuid() && *user != 0) || clients_.size() >= kMaxClients) return false;
+  clients_.push_back({base::Channel(std::move(one), FlightFile::kMaxBytes), std::nullopt});
   return true;
 }
 
 void StatusServer::answer(const std::string& text) {
-  for (const base::UniqueFd& one : asking_) {
-    const timeval patience{.tv_sec = kPatience.count(), .tv_usec = 0};
-    ::setsockopt(one.get(), SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-    std::string_view rest = text;
-    while (!rest.empty()) {
-      const ssize_t sent = ::send(one.get(), rest.data(), rest.size(), MSG_NOSIGNAL);
-      if (sent <= 0) break;
-      rest.remove_prefix(static_cast<size_t>(sent));
-    }
+  for (auto& [channel, deadline] : clients_) {
+    if (deadline) continue;
+    deadline = Clock::now() + kPatience;
+    channel.queue(text);
+    watched_.try_add(channel.fd(), EPOLLOUT);
   }
-  asking_.clear();
+  flush_answers();
+}
+
+void StatusServer::flush_answers() {
+  std::erase_if(clients_, [this, now = Clock::now()](Client& client) {
+    client.channel.flush();
+    const bool is_done =
+        client.deadline && (client.channel.unsent() == 0 || now > *client.deadline);
+    // A keeper that is starting has copies of the descriptors, so closing them is not enough.
+    if (is_done) watched_.remove(client.channel.fd());
+    return is_done;
+  });
+}
+
+socklen_t socket_address(std::string_view question, pid_t pid, sockaddr_un& address) {
+  address.sun_family = AF_UNIX;
+  const std::string name = socket_name(question, pid);
+  name.copy(address.sun_path + 1, sizeof(address.sun_path) - 1);  // the first byte is 0
+  return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
 std::string status_text(const RunContext& context, const std::string& state, const Json& workers,
@@ -152,8 +160,7 @@ std::string status_text(const RunContext& context, const std::string& state, con
 }
 
 std::string status_in_words(const Json& answer) {
-  std::vector<WorkerState> workers;
-  for (const Json& worker : answer.at("workers")) workers.push_back(WorkerState::of(worker));
+  const auto workers = answer.at("workers").get<std::vector<WorkerState>>();
   const std::string name = shown_text(answer, "run_id");
   const std::string id = shown_text(answer, "job_id");
   // With --standalone both are the same.
@@ -163,9 +170,7 @@ std::string status_in_words(const Json& answer) {
                                  base::counted(answer.at("nodes").get<int>(), "node"),
                                  shown_text(answer, "state"));
   text += fmt::format("program: {}\n", base::shortened(shown_text(answer, "program"), kMaxProgram));
-  for (const Json& node : answer.at("silent")) {
-    text += fmt::format("{} does not answer\n", base::printable(node.get<std::string>()));
-  }
+  for (const Json& line : answer.at("silent")) text += line.get<ShownText>() + "\n";
   return workers.empty() ? text : text + table_of(workers);
 }
 
@@ -199,7 +204,7 @@ void print_status(const std::string& which) {
   if (!text.empty() && (silent.empty() || !which.empty())) return;
   std::string what;
   if (!which.empty()) {
-    what = fmt::format("no launcher of this user that answers has process id or job '{}'", which);
+    what = fmt::format("none of your launchers that answered has PID or job '{}'", which);
     if (!others.empty()) what += "; running: " + base::join(others, ", ");
     if (!silent.empty()) what += "; ";
   }

@@ -1,43 +1,62 @@
 #pragma once
 
+#include <syncbn/base/channel.h>
 #include <syncbn/base/unique_fd.h>
+#include <sys/types.h>
+#include <sys/un.h>
 
+#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/descriptors.h"
 #include "job/run_context.h"
 
 namespace syncbn::launch {
 
-/// Where `syncbn-launch status` or `explain` asks a launcher: an abstract Unix socket named after
-/// the question and the launcher's process, which leaves no file behind. Answers only the same user
-/// and root. Not thread-safe.
+/// Where `syncbn-launch status` or `explain` asks a launcher: an abstract Unix socket, which leaves
+/// no file behind. Answers only the same user and root. No call waits for a client. Not
+/// thread-safe.
 class StatusServer {
  public:
   static constexpr std::string_view kStatus = "syncbn-launch/";
   static constexpr std::string_view kRecords = "syncbn-launch-records/";
 
-  /// If the system has no socket left, this object goes without one, and no client can ask.
+  /// If the system has no socket left, no client can ask.
+  /// @throws base::UnavailableError if no descriptor is left.
   explicit StatusServer(std::string_view question = kStatus);
 
-  /// Readable when a client asks; -1 without a socket.
-  int fd() const { return listener_.get(); }
-  /// Returns whether a new client waits for an answer.
+  /// Readable when a client asks, or can receive more of its answer.
+  int fd() const { return watched_.fd(); }
+  /// Sends what clients can receive, and drops those that take longer than 5 s. Returns whether a
+  /// new client waits for an answer.
   bool handle();
-  /// Sends the text to all clients that wait, and closes their connections.
+  /// Starts to send the text to all clients that wait.
   void answer(const std::string& text);
 
  private:
+  struct Client {
+    base::Channel channel;
+    std::optional<std::chrono::steady_clock::time_point> deadline;  ///< of its answer
+  };
+  void flush_answers();
+
+  WatchSet watched_{"cannot watch the socket for `syncbn-launch status`"};
   base::UniqueFd listener_;
   base::UniqueFd spare_;  ///< for drop_connection()
-  std::vector<base::UniqueFd> asking_;
+  std::vector<Client> clients_;
 };
 
+/// Fills in the abstract address of a launcher's socket and returns its size. Its name has the
+/// question, the PID namespace, because containers that share a network have PIDs of their own, and
+/// the PID.
+socklen_t socket_address(std::string_view question, pid_t pid, sockaddr_un& address);
+
 /// What StatusServer answers about a job.
-/// @param workers of all nodes, as an array. @param silent names of nodes that have not answered.
+/// @param workers as an array. @param silent lines about workers of which nothing is known.
 std::string status_text(const RunContext& context, const std::string& state,
                         const nlohmann::json& workers = nlohmann::json::array(),
                         const nlohmann::json& silent = nlohmann::json::array());

@@ -6,25 +6,26 @@
 
 namespace syncbn::launch {
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(TorchrunRole, role, rank, local_world_size)
+
 std::string TorchrunRole::str() const {
-  return nlohmann::json{{"role", role}, {"rank", node}, {"local_world_size", nproc}}.dump();
+  return nlohmann::json(*this).dump();
 }
 
 std::optional<TorchrunRole> TorchrunRole::parse(const std::string& text) {
-  const auto json = parse_json(text);
   try {
-    return TorchrunRole{json.at("role"), json.at("rank"), json.at("local_world_size")};
+    return parse_json(text).get<TorchrunRole>();
   } catch (const nlohmann::json::exception&) {
     return std::nullopt;
   }
 }
 
-nlohmann::json AssignedRanks::json() const {
-  return {base, world_size, role_base, role_world_size};
+void to_json(nlohmann::json& json, const AssignedRanks& ranks) {
+  json = {ranks.base, ranks.world_size, ranks.role_base, ranks.role_world_size};
 }
 
-AssignedRanks AssignedRanks::of(const nlohmann::json& json) {
-  return {json.at(0), json.at(1), json.at(2), json.at(3)};
+void from_json(const nlohmann::json& json, AssignedRanks& ranks) {
+  ranks = {json.at(0), json.at(1), json.at(2), json.at(3)};
 }
 
 std::map<int, AssignedRanks> assign_ranks(const std::map<int, TorchrunRole>& nodes) {
@@ -34,8 +35,8 @@ std::map<int, AssignedRanks> assign_ranks(const std::map<int, TorchrunRole>& nod
   for (const auto& [node, workers] : nodes) {
     ranks[node].base = world_size;
     ranks[node].role_base = role_sizes[workers.role];
-    world_size += workers.nproc;
-    role_sizes[workers.role] += workers.nproc;
+    world_size += workers.local_world_size;
+    role_sizes[workers.role] += workers.local_world_size;
   }
   for (auto& [node, own] : ranks) {
     own.world_size = world_size;

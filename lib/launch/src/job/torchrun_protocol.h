@@ -30,8 +30,8 @@ class TorchrunKeys {
 /// The value of role_info.
 struct TorchrunRole {
   std::string role;
-  int node = 0;
-  int nproc = 0;
+  int rank = 0;  ///< of the node
+  int local_world_size = 0;
 
   std::string str() const;
   /// Empty if the text is not a role_info.
@@ -45,11 +45,10 @@ struct AssignedRanks {
   int world_size = 1;
   int role_base = 0;  ///< the rank of local rank 0 among the workers of its role
   int role_world_size = 1;
-
-  nlohmann::json json() const;
-  /// @throws nlohmann::json::exception if `json` has a different form.
-  static AssignedRanks of(const nlohmann::json& json);
 };
+
+void to_json(nlohmann::json& json, const AssignedRanks& ranks);
+void from_json(const nlohmann::json& json, AssignedRanks& ranks);
 
 /// Numbers the workers of all nodes in the order of the nodes' ranks, which are the keys.
 std::map<int, AssignedRanks> assign_ranks(const std::map<int, TorchrunRole>& nodes);

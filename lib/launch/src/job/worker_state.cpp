@@ -26,6 +26,7 @@
 #include "common/descriptors.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
+#include "common/text_table.h"
 #include "job/call_waits.h"
 
 namespace syncbn::launch {
@@ -37,11 +38,10 @@ using Clock = std::chrono::steady_clock;
 // Upper bound on what is shown of a hanging process.
 constexpr size_t kMaxStackBytes = size_t{32} << 10;
 
-std::string state_name(char state) {
-  constexpr std::string_view kLetters = "RSDTt";
-  constexpr std::array kNames{"running", "sleeping", "in the kernel", "stopped", "traced"};
-  const size_t at = kLetters.find(state);
-  return at == kLetters.npos ? "ended" : kNames[at];
+std::string state_name(const std::string& state) {
+  constexpr std::array kLetters{"R", "S", "D", "T", "t"};
+  constexpr std::array kNames{"running", "sleeping", "in the kernel", "stopped", "traced", "ended"};
+  return kNames.at(static_cast<size_t>(std::ranges::find(kLetters, state) - kLetters.begin()));
 }
 
 std::string process_of(const WorkerState& worker) {
@@ -62,22 +62,8 @@ const WorkerState* outlier(const std::vector<WorkerState>& workers, const Key& k
 }
 
 std::vector<WorkerState> those_that_run(std::vector<WorkerState> workers) {
-  std::erase_if(workers, [](const auto& one) { return one.process == '?' || one.process == 'Z'; });
+  std::erase_if(workers, [](const auto& one) { return one.process == "?" || one.process == "Z"; });
   return workers;
-}
-
-nlohmann::json json_of(const WorkerState::Wait& wait) {
-  return {{"group", wait.group}, {"sequence", wait.sequence}, {"peer", wait.peer},
-          {"call", wait.call},   {"seconds", wait.seconds},   {"ranks", runs_of(wait.ranks)}};
-}
-
-WorkerState::Wait wait_of(const nlohmann::json& json) {
-  return {.group = json.at("group"),
-          .sequence = json.at("sequence"),
-          .peer = json.at("peer"),
-          .call = shown_text(json, "call"),
-          .seconds = json.at("seconds"),
-          .ranks = ranks_in_runs(json.at("ranks"))};
 }
 
 // Whether `one` is behind `other` by their records. A program may send only one record per second.
@@ -119,14 +105,13 @@ std::string output_of(const std::vector<std::string>& words, Clock::time_point d
     text += read_some(pipe.reader, buffer);
   }
   const bool is_cut = static_cast<bool>(pipe.reader);
-  siginfo_t end{};
-  while (!is_cut && Clock::now() < deadline && end.si_pid == 0 &&
-         ::waitid(P_PID, static_cast<id_t>(pid), &end, WEXITED | WNOHANG | WNOWAIT) == 0) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  int status = -1;
+  const pid_t ended = is_cut ? 0 : wait_for_child(pid, deadline, &status);
+  if (ended == 0) {
+    constexpr std::chrono::seconds kEnd{1};  // it may hang in the kernel as the worker does
+    ::kill(pid, SIGKILL);
+    wait_for_child(pid, Clock::now() + kEnd);
   }
-  ::kill(pid, SIGKILL);  // without effect on the zombie of a program that has ended
-  int status = 0;
-  ::waitpid(pid, &status, 0);
   return is_cut || status == 0 ? text : "";
 }
 
@@ -142,7 +127,7 @@ std::string kernel_view(pid_t pid) {
     const std::string call = first_line(folder / "syscall");
     const std::string channel = first_line(folder / "wchan");
     text += fmt::format("thread {} ({}): {}{}{}\n", folder.filename().string(),
-                        first_line(folder / "comm"), state_name(state_in(folder)),
+                        first_line(folder / "comm"), state_name(std::string(1, state_in(folder))),
                         channel.empty() || channel == "0" ? "" : ", waits in " + channel,
                         call.empty() ? "" : ", system call " + call.substr(0, call.find(' ')));
   }
@@ -155,43 +140,20 @@ std::string WorkerState::name() const {
   return fmt::format("rank {} ({}{}, pid {})", rank, host, gpu.empty() ? "" : ", GPU " + gpu, pid);
 }
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkerState, rank, host, pid, tracer, place, reports, steps,
-                                   reported_ns, collective, doing, idle_seconds, allowed_seconds,
-                                   calls, own_seconds, gpu, called)
-
-nlohmann::json WorkerState::json() const {
-  nlohmann::json all = *this;
-  all["process"] = std::string(1, process);
-  all["waits"] = nlohmann::json::array();
-  for (const Wait& wait : waits) all["waits"].push_back(json_of(wait));
-  return all;
-}
-
-WorkerState WorkerState::of(const nlohmann::json& json) {
-  auto worker = json.get<WorkerState>();
-  for (std::string* text : {&worker.host, &worker.place, &worker.doing, &worker.gpu}) {
-    *text = shown_text(*text);
-  }
-  const std::string process = json.at("process");
-  worker.process = process.empty() ? '?' : process[0];
-  for (const nlohmann::json& wait : json.at("waits")) worker.waits.push_back(wait_of(wait));
-  return worker;
-}
-
-nlohmann::json json_of(const std::vector<WorkerState>& workers) {
-  nlohmann::json all = nlohmann::json::array();
-  for (const WorkerState& worker : workers) all.push_back(worker.json());
-  return all;
-}
-
 nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes) {
-  nlohmann::json all = json_of(workers);
-  if (json_line(all).size() <= max_bytes) return all;
+  nlohmann::json all = workers;
+  if (max_bytes == SIZE_MAX || json_line(all).size() <= max_bytes) return all;
   for (WorkerState& worker : workers) {
     worker.waits.clear();
     worker.called.clear();
   }
-  return json_of(workers);
+  all = workers;
+  size_t size = json_line(all).size();
+  while (size > max_bytes && !all.empty()) {
+    size -= json_line(all.back()).size() + 1;  // and a comma
+    all.erase(all.size() - 1);
+  }
+  return all;
 }
 
 void describe_calls(const RankRecord& record, WorkerState& worker) {
@@ -214,7 +176,7 @@ void describe_calls(const RankRecord& record, WorkerState& worker) {
                             .peer = call.peer,
                             .call = record.name_of(call),
                             .seconds = seconds,
-                            .ranks = is_of_all ? std::vector<int>() : group.ranks});
+                            .ranks = is_of_all ? RankRuns() : rank_runs(group.ranks)});
   }
 }
 
@@ -223,7 +185,7 @@ char state_of_process(pid_t pid) {
 }
 
 void look_at_process(WorkerState& worker) {
-  worker.process = state_of_process(worker.pid);
+  worker.process = std::string(1, state_of_process(worker.pid));
   const std::string call = first_line(fmt::format("/proc/{}/syscall", worker.pid));
   worker.place = call.substr(0, call.find(' '));
   worker.tracer =
@@ -237,7 +199,7 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all, double 
     return Culprit{worker.rank, worker.host, std::move(why), is_sure};
   };
   for (const WorkerState& worker : workers) {
-    if (worker.process == 'T') {
+    if (worker.process == "T") {
       return culprit(worker,
                      fmt::format("is stopped (SIGSTOP; kill -CONT {} continues it)", worker.pid),
                      true);
@@ -282,14 +244,6 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all, double 
   return std::nullopt;
 }
 
-nlohmann::json Hang::json() const {
-  return {{"rank", rank}, {"text", text}, {"stops_time", stops_time}};
-}
-
-Hang Hang::of(const nlohmann::json& json) {
-  return {json.at("rank"), shown_text(json, "text"), json.at("stops_time")};
-}
-
 std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double seconds, bool ends) {
   const std::vector<WorkerState> workers = those_that_run(all);
   const std::string time = base::format_seconds(seconds);
@@ -308,7 +262,7 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
   const auto is_busy = [&](const WorkerState& one) {
     return one.allowed_seconds > 0 || (one.reports && one.idle_seconds < seconds / 2);
   };
-  if (culprit && is_busy(*worker) && worker->process != 'T') return std::nullopt;
+  if (culprit && is_busy(*worker) && worker->process != "T") return std::nullopt;
   if (!culprit) {
     const auto idlest = std::ranges::max_element(workers, {}, &WorkerState::idle_seconds);
     // Without steps, a program may compute for as long as it likes.
@@ -332,11 +286,8 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double secon
 
 std::string table_of(const std::vector<WorkerState>& workers) {
   constexpr int kDoingWidth = 60;
-  size_t host_width = 4;
-  for (const WorkerState& one : workers) host_width = std::max(host_width, one.host.size());
-  std::string text =
-      fmt::format("{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}\n", "rank", "host", host_width,
-                  "pid", "process", "step", "last record", "doing");
+  std::vector<std::vector<std::string>> rows{
+      {"rank", "host", "pid", "process", "step", "last record", "doing"}};
   for (const WorkerState& one : workers) {
     std::string wait =
         one.collective > 0 ? fmt::format("waits in collective {}: ", one.collective) : "";
@@ -344,13 +295,12 @@ std::string table_of(const std::vector<WorkerState>& workers) {
       wait = fmt::format("waits in {} for {}{}", one.waits[0].call,
                          base::format_seconds(one.waits[0].seconds), one.doing.empty() ? "" : "; ");
     }
-    text += fmt::format("{:>5}  {:<{}}  {:>8}  {:<13}  {:>9}  {:>11}  {}{}\n", one.rank, one.host,
-                        host_width, one.pid, process_of(one),
-                        one.reports ? std::to_string(one.steps) : "-",
-                        one.reports ? base::format_seconds(one.idle_seconds) : "-", wait,
-                        base::shortened(one.doing, kDoingWidth));
+    rows.push_back({std::to_string(one.rank), one.host, std::to_string(one.pid), process_of(one),
+                    one.reports ? std::to_string(one.steps) : "-",
+                    one.reports ? base::format_seconds(one.idle_seconds) : "-",
+                    wait + base::shortened(one.doing, kDoingWidth)});
   }
-  return text;
+  return text_table(">5 <4 >8 <13 >9 >11 <0", rows);
 }
 
 std::string describe_threads(pid_t pid, double seconds) {
@@ -387,11 +337,8 @@ void abort_if_caught(pid_t pid, double seconds) {
   if ((caught & kAbort) == 0 || ::kill(pid, SIGABRT) != 0) return;
   const auto deadline =
       Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-  const auto runs = [pid] {
-    return std::string("Z?X").find(state_of_process(pid)) == std::string::npos;
-  };
-  while (runs() && Clock::now() < deadline)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  wait_until(deadline,
+             [pid] { return std::string("Z?X").find(state_of_process(pid)) != std::string::npos; });
 }
 
 }  // namespace syncbn::launch

@@ -5,44 +5,45 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "job/rank_record.h"
+#include "job/shown_text.h"
 
 namespace syncbn::launch {
 
 /// What a worker does, as far as its launcher and /proc know. Launchers send it to each other.
 struct WorkerState {
   int rank = 0;
-  std::string host = {};
+  ShownText host = {};
   pid_t pid = 0;
-  char process = '?';  ///< as in ps: R, S, D, T (stopped), Z; '?': it has ended
-  pid_t tracer = 0;    ///< the debugger that is attached; 0: none
-  std::string place =
-      {};                ///< the system call in which its main thread is, as a number; or "running"
-  bool reports = false;  ///< it has sent records over the agent channel
-  uint64_t steps = 0;    ///< since the start of the run
+  ShownText process = "?";  ///< as in ps: R, S, D, T (stopped), Z; "?": it has ended
+  pid_t tracer = 0;         ///< the debugger that is attached; 0: none
+  /// The system call in which its main thread is, as a number; or "running".
+  ShownText place = {};
+  bool reports = false;        ///< it has sent records over the agent channel
+  uint64_t steps = 0;          ///< since the start of the run
   uint64_t reported_ns = 0;    ///< time of that report, on its host's CLOCK_MONOTONIC
   uint64_t collective = 0;     ///< number of the one in which it waits for others; 0: none
-  std::string doing = {};      ///< in its own words, such as "evaluation"
+  ShownText doing = {};        ///< in its own words, such as "evaluation"
   double idle_seconds = 0;     ///< since its last progress
   double allowed_seconds = 0;  ///< additional time that it has asked for
 
   uint64_t calls = 0;      ///< of lib/dist, since its start
   double own_seconds = 0;  ///< time in which neither a thread nor the GPU waited for a call
-  std::string gpu = {};    ///< the GPU that it computes on; "": none
+  ShownText gpu = {};      ///< the GPU that it computes on; "": none
 
   /// A call of lib/dist in which it has waited for a second.
   struct Wait {
     std::string group;
     uint64_t sequence = 0;  ///< of a collective, in its group
     int peer = -1;          ///< of a send or recv; -1: a collective
-    std::string call;       ///< "all_reduce #41 of group 'default_pg'"
+    ShownText call;         ///< "all_reduce #41 of group 'default_pg'"
     double seconds = 0;
-    std::vector<int> ranks;  ///< the group's; empty: all
+    RankRuns ranks;  ///< the group's; empty: all
   };
   std::vector<Wait> waits = {};  ///< the first few
   /// By group, the number of the last collective that it has called. Empty for programs without
@@ -51,15 +52,15 @@ struct WorkerState {
 
   /// "rank 3 (host, GPU 0000:dc:00.0, pid 7)".
   std::string name() const;
-
-  nlohmann::json json() const;
-  /// @throws nlohmann's exceptions if `json` has a different form.
-  static WorkerState of(const nlohmann::json& json);
 };
 
-nlohmann::json json_of(const std::vector<WorkerState>& workers);
-/// Leaves out calls if the JSON with them would exceed `max_bytes`.
-nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkerState::Wait, group, sequence, peer, call, seconds, ranks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkerState, rank, host, pid, process, tracer, place, reports,
+                                   steps, reported_ns, collective, doing, idle_seconds,
+                                   allowed_seconds, calls, own_seconds, gpu, waits, called)
+
+/// An array. If it would exceed `max_bytes`, leaves out all calls, then the last workers.
+nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes = SIZE_MAX);
 
 /// Fills `waits` and `called`.
 void describe_calls(const RankRecord& record, WorkerState& worker);
@@ -88,13 +89,11 @@ std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers, dou
 /// What to say and do about workers that make no progress.
 struct Hang {
   int rank = -1;            ///< the worker to end; -1: none
-  std::string text;         ///< one line
+  ShownText text;           ///< one line
   bool stops_time = false;  ///< --hang_timeout begins anew, because of a debugger
-
-  nlohmann::json json() const;
-  /// @throws nlohmann's exceptions if `json` has a different form.
-  static Hang of(const nlohmann::json& json);
 };
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hang, rank, text, stops_time)
 
 /// @param workers of all nodes, of which some have made no progress for `seconds`.
 /// @param ends whether to end the culprit. Otherwise it is only named, and only if it is sure.

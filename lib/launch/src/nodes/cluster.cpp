@@ -66,7 +66,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       alive_period_(options.alive_period),
       silence_(options.silence()),
       reopened_by_(Clock::now() + kReopenPatience) {
-  if (record_requests_.fd() >= 0) watched_.try_add(record_requests_.fd());
+  watched_.try_add(record_requests_.fd());
   if (!listener) return;
   if (!is_local_address(options.master_addr)) {
     // Not an error: others may reach it through a service or a router.
@@ -176,19 +176,21 @@ void Cluster::finish_connecting() {
 }
 
 void Cluster::send_hello() {
-  send(Hello{.job = options_.run_id,
-             .node = options_.node_rank,
-             .leads = coordinator_ != nullptr,
-             .nodes = options_.nnodes.str(),
-             .nproc = options_.nproc_per_node,
-             .role = options_.role,
-             .host = own_name(),
-             .max_restarts = options_.max_restarts,
-             .is_check = options_.is_check,
-             .exit_code = no_start_ ? no_start_->exit_code : 0,
-             .what = no_start_ ? no_start_->what : "",
-             .addresses = options_.token.empty() ? std::vector<std::string>() : own_addresses()}
-           .json());
+  Json hello =
+      Hello{.job = options_.run_id,
+            .node = options_.node_rank,
+            .leads = coordinator_ != nullptr,
+            .nodes = options_.nnodes.str(),
+            .nproc = options_.nproc_per_node,
+            .role = options_.role,
+            .host = own_name(),
+            .max_restarts = options_.max_restarts,
+            .is_check = options_.is_check,
+            .exit_code = no_start_ ? no_start_->exit_code : 0,
+            .what = no_start_ ? no_start_->what : "",
+            .addresses = options_.token.empty() ? std::vector<std::string>() : own_addresses()};
+  hello["type"] = "hello";
+  send(hello);
 }
 
 void Cluster::send(const Json& message) {
@@ -267,27 +269,18 @@ void Cluster::handle_message(const Json& message) {
   }
   if (type == "record") job_records_.emplace(message.at("rank"), message.dump());
   if (type == "all_records") {
-    JobRecords records = JobRecords::of(message);
-    records.messages = std::exchange(job_records_, {});
+    const JobRecords records{message.get<FlightFile>(), std::exchange(job_records_, {})};
     record_requests_.answer(records.messages.empty() ? "" : records.text());
   }
   if (type == "hold") holds_ = true;
-  if (type == "hang") hang_ = Hang::of(message.at("hang"));
+  if (type == "hang") hang_ = message.at("hang").get<Hang>();
   if (type == "status") status_ = message;
   if (type == "start") {
     hang_.reset();
-    attempt_ = message.at("attempt");
+    start_ = message.get<Assignment>();
+    start_->reason = text("reason");
+    attempt_ = start_->attempt;
     stop_reason_.clear();
-    start_ = Assignment{.master_addr = message.at("master_addr"),
-                        .master_port = message.at("master_port"),
-                        .job_id = message.at("job_id"),
-                        .agent_store = message.at("agent_store"),
-                        .attempt = attempt_,
-                        .restart_count = message.at("restarts"),
-                        .reason = text("reason"),
-                        .node = message.at("node"),
-                        .nodes = message.at("nodes"),
-                        .ranks = AssignedRanks::of(message.at("ranks"))};
   }
 }
 
@@ -380,13 +373,15 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
 }
 
 void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what,
-                             std::optional<uint64_t> step) {
+                             const FailureCause& cause) {
   if (torchrun_) return end(exit_code, what, true);
   send({{"type", "failed"},
         {"attempt", attempt_},
         {"exit_code", exit_code},
         {"may_restart", may_restart},
-        {"step", step ? Json(*step) : Json()},
+        {"rank", cause.rank},
+        {"status", cause.status},
+        {"step", cause.step ? Json(*cause.step) : Json()},
         {"what", what}});
 }
 

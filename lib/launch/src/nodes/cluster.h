@@ -71,7 +71,7 @@ class Cluster {
   bool take_inquiry() { return std::exchange(is_asked_, false); }
   void report_workers(const std::vector<WorkerState>& workers);
   /// Asks what the workers of all nodes do. take_status() returns the answer when it is there: an
-  /// object with "workers", and "silent", the nodes that have not answered.
+  /// object with "workers", and "silent", lines about workers that it lacks.
   void ask_status() { send({{"type", "ask_status"}}); }
   std::optional<nlohmann::json> take_status() { return std::exchange(status_, std::nullopt); }
   /// A worker of this node has made no progress for so long. take_hang() returns what all nodes
@@ -96,9 +96,10 @@ class Cluster {
   /// Lines for the user.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
 
-  /// The first failure among this node's workers. @param step of that worker, if known.
+  /// The first failure among this node's workers. @param cause without a rank: no worker has
+  /// failed.
   void report_failure(int exit_code, bool may_restart, const std::string& what,
-                      std::optional<uint64_t> step);
+                      const FailureCause& cause);
   /// Tells node 0, in place of joining, that this node cannot start its workers, which ends the
   /// job. Returns when node 0 has answered, or after 10 s.
   void report_no_start(int exit_code, const std::string& what);

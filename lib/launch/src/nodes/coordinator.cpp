@@ -62,14 +62,15 @@ void Coordinator::handle() {
   if (state_ == State::kLeaving) leave_torchruns_barrier();
   peers_.handle([this](PeerLauncher& node, const Json& message) { handle_message(node, message); });
   for (const std::string& refusal : peers_.take_refusals()) note_stranger(refusal);
-  // The end of the job does not wait for a stopped node.
-  for (PeerLauncher* node : peers_.gone(/*excuses_pauses=*/!failed_)) lost(*node);
+  // A stopped node delays neither the end of an attempt that failed nor that of the job.
+  const bool excuses_pauses = !failed_ || state_ == State::kJoining;
+  for (PeerLauncher* node : peers_.gone(excuses_pauses)) lost(*node);
   handle_times();
 }
 
 void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
   const std::string type = message.at("type");
-  if (type == "hello") hello(node, Hello::of(message));
+  if (type == "hello") hello(node, message.get<Hello>());
   if (node.rank < 0) return;
   const auto what = [&] { return fmt::format("{}: {}", node.name(), shown_text(message, "what")); };
   if (type == "failed" || type == "end") {
@@ -83,9 +84,15 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
     }
   }
   if (type == "failed" && message.at("attempt") == attempt_) {
-    const Json step = message.value("step", Json());
-    fail(message.at("exit_code"), message.at("may_restart"), what(), node.rank,
-         step.is_null() ? std::nullopt : std::optional<uint64_t>(step));
+    const Json& step = message.at("step");
+    const int rank = message.at("rank");
+    fail({.exit_code = message.at("exit_code"),
+          .text = what(),
+          .may_restart = message.at("may_restart"),
+          .node = node.rank,
+          .cause = {.rank = is_of(node, rank) ? rank : -1,
+                    .status = message.at("status"),
+                    .step = step.is_null() ? std::nullopt : std::optional<uint64_t>(step)}});
   }
   if (type == "end") end_job(message.at("exit_code"), what());
   if (type == "leave" && options_.nodes_may_change()) {
@@ -106,8 +113,9 @@ void Coordinator::handle_message(PeerLauncher& node, const Json& message) {
     }
   }
   if (type == "workers" && inquiry_ && inquiry_->open.erase(node.rank) > 0) {
-    for (const Json& worker : message.at("workers")) {
-      inquiry_->workers.push_back(WorkerState::of(worker));
+    for (const Json& one : message.at("workers")) {
+      auto worker = one.get<WorkerState>();
+      if (is_of(node, worker.rank)) inquiry_->workers.push_back(std::move(worker));
     }
     if (inquiry_->open.empty()) conclude_inquiry();
   }
@@ -215,17 +223,13 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
 
 void Coordinator::end_job(int exit_code, const std::string& text) {
   // No workers run.
-  if (state_ == State::kJoining || state_ == State::kLeaving) return finish(exit_code, text);
+  if (state_ == State::kJoining || state_ == State::kLeaving)
+    return finish({.exit_code = exit_code, .text = text});
   node_change_.clear();
-  if (failed_ && may_restart_) {
-    // The signal ends the job; the failure would only have restarted it.
-    exit_code_ = exit_code;
-    failure_text_ = text;
-    failed_node_ = kNoNode;
-  }
+  // The signal ends the job; the failure would only have restarted it.
+  if (failed_ && failure_.may_restart) failure_ = {.exit_code = exit_code, .text = text};
   over_ = true;
-  fail(exit_code, false, text);
-  may_restart_ = false;
+  fail({.exit_code = exit_code, .text = text});
 }
 
 void Coordinator::pause() {
@@ -240,15 +244,19 @@ void Coordinator::lost(PeerLauncher& node) {
   if (node.excluded) node.refuse(base::kExitUnavailable, exclusion(host));
   if (collection_) collection_->open.erase(node.rank);
   peers_.remove(node.rank);
-  // It may join again.
-  if (state_ == State::kJoining) return start_when_complete();
+  const std::string gone = fmt::format("the launcher of {} is gone", name);
+  if (state_ == State::kJoining) {
+    const bool was_needed = attempt_ > 0 && takes_part && !options_.nodes_may_change();
+    if (was_needed) return finish({.exit_code = base::kExitUnavailable, .text = gone});
+    return start_when_complete();  // it may join again
+  }
   if (state_ != State::kRunning || !takes_part) return;
   if (!has_left) ++failures_[host];
   // Its keeper kills its workers. If they have already succeeded, nothing is lost.
   if (!has_left && !is_ending_attempt()) wants_records_ = true;
   if (!has_left && options_.nodes_may_change()) change_nodes(name + " is lost");
   if (!has_left && !options_.nodes_may_change()) {
-    fail(base::kExitUnavailable, false, fmt::format("the launcher of {} is gone", name));
+    fail({.exit_code = base::kExitUnavailable, .text = gone});
   }
   if (peers_.all_ended()) end_attempt();
 }
@@ -275,9 +283,10 @@ void Coordinator::note_stranger(const std::string& text) {
 void Coordinator::leave_torchruns_barrier() {
   using Barrier = TorchrunNodes::Barrier;
   const Barrier barrier = torchrun_nodes_.barrier();
-  if (barrier == Barrier::kLeft) return finish(base::kExitOk, "");
+  if (barrier == Barrier::kLeft) return finish({});
   if (barrier == Barrier::kOccupied) return;
-  finish(base::kExitUnavailable, "a node that torchrun runs left before its workers had succeeded");
+  finish({.exit_code = base::kExitUnavailable,
+          .text = "a node that torchrun runs left before its workers had succeeded"});
 }
 
 void Coordinator::inquire() {
@@ -292,14 +301,8 @@ void Coordinator::inquire() {
 void Coordinator::conclude_inquiry() {
   Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
   std::ranges::sort(inquiry.workers, {}, &WorkerState::rank);
-  Json silent = Json::array();
-  for (const int rank : inquiry.open) {
-    if (peers_.nodes().contains(rank)) silent.push_back(peers_.nodes().at(rank)->name());
-  }
-  const Json status = {
-      {"type", "status"}, {"workers", json_of(inquiry.workers)}, {"silent", std::move(silent)}};
   for (const int rank : inquiry.asking) {
-    if (peers_.nodes().contains(rank)) peers_.send(*peers_.nodes().at(rank), status);
+    if (peers_.nodes().contains(rank)) send_status(*peers_.nodes().at(rank), inquiry);
   }
   const bool is_ending = state_ != State::kRunning || failed_ || !node_change_.empty();
   // A launcher that does not answer is stopped or lost, which the heartbeats will show.
@@ -312,7 +315,27 @@ void Coordinator::conclude_inquiry() {
       peers_.nodes(), [](const auto& one) { return one.second->takes_part && one.second->paused; });
   if (is_paused) return peers_.send_to_nodes({{"type", "hold"}});
   const auto hang = judge_hang(inquiry.workers, *inquiry.no_progress, inquiry.ends_culprit);
-  if (hang) peers_.send_to_nodes({{"type", "hang"}, {"hang", hang->json()}});
+  if (hang) peers_.send_to_nodes({{"type", "hang"}, {"hang", *hang}});
+}
+
+void Coordinator::send_status(PeerLauncher& node, const Inquiry& inquiry) {
+  constexpr size_t kFrame = size_t{4} << 10;  // bytes of the rest of the message
+  Json silent = Json::array();
+  for (const int rank : inquiry.open) {
+    if (!peers_.nodes().contains(rank)) continue;
+    silent.push_back(peers_.nodes().at(rank)->name() + " does not answer");
+  }
+  const size_t used = json_line(silent).size() + kFrame;
+  const size_t room = Peers::room(node);
+  Json workers = json_of(inquiry.workers, room - std::min(used, room));
+  if (workers.size() < inquiry.workers.size()) {
+    silent.push_back(fmt::format("{} of {} are not shown: node 0 cannot send so much at once",
+                                 inquiry.workers.size() - workers.size(),
+                                 base::counted(std::ssize(inquiry.workers), "worker")));
+  }
+  const Json status{
+      {"type", "status"}, {"workers", std::move(workers)}, {"silent", std::move(silent)}};
+  peers_.send(node, status);
 }
 
 void Coordinator::ask_for_records(const std::string& why, bool ends_attempt) {
@@ -331,11 +354,15 @@ void Coordinator::ask_for_records(const std::string& why, bool ends_attempt) {
   }
 }
 
+bool Coordinator::is_of(const PeerLauncher& node, int rank) const {
+  const auto part = parts_.find(node.rank);
+  return part != parts_.end() && rank >= part->second.first &&
+         rank - part->second.first < part->second.count;
+}
+
 void Coordinator::keep_record(const PeerLauncher& node, const Json& message) {
-  const Part& part = parts_.at(node.rank);
   const int rank = message.at("rank");
-  const bool is_its_own = rank >= part.first && rank - part.first < part.count;
-  if (!is_its_own || collection_->records.messages.contains(rank)) return;
+  if (!is_of(node, rank) || collection_->records.messages.contains(rank)) return;
   std::string text = message.dump();
   if (text.size() > RecordQuota::of(world_size_).bytes) return;
   collection_->records.messages.emplace(rank, std::move(text));
@@ -364,7 +391,8 @@ void Coordinator::conclude_collection() {
 }
 
 void Coordinator::send_records(PeerLauncher& node, const JobRecords& records) {
-  Json head = records.head();
+  Json head = records.file;
+  head["type"] = "all_records";
   std::vector<int> left_out;
   for (const auto& [rank, text] : records.messages) {
     if (!peers_.send_if_room(node, text)) left_out.push_back(rank);
@@ -406,9 +434,9 @@ void Coordinator::handle_times() {
   }
   if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
   if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
-    finish(base::kExitUnavailable,
-           fmt::format("{} did not arrive within {} (--rdzv_conf=join_timeout=SECONDS)", missing(),
-                       base::format_seconds(options_.join_timeout)));
+    finish({.exit_code = base::kExitUnavailable,
+            .text = fmt::format("{} did not arrive within {} (--rdzv_conf=join_timeout=SECONDS)",
+                                missing(), base::format_seconds(options_.join_timeout))});
   }
   if (state_ == State::kJoining && now >= next_notice_) {
     next_notice_ = now + kNoticePeriod;
@@ -497,17 +525,18 @@ void Coordinator::start_node(int rank, int index, const AssignedRanks& ranks) {
   node.ended = false;
   world_size_ = ranks.world_size;
   parts_[rank] = {.node = node.name(), .first = ranks.base, .count = node.hello.nproc};
-  peers_.send(node, {{"type", "start"},
-                     {"attempt", attempt_},
-                     {"restarts", restarts_},
-                     {"reason", reason_},
-                     {"job_id", job_id_},
-                     {"node", index},
-                     {"nodes", taking_part()},
-                     {"ranks", ranks.json()},
-                     {"master_addr", options_.master_addr},
-                     {"master_port", workers_port_ ? workers_port_->port() : master_port_},
-                     {"agent_store", shares_store()}});
+  Json start = Assignment{.master_addr = options_.master_addr,
+                          .master_port = workers_port_ ? workers_port_->port() : master_port_,
+                          .job_id = job_id_,
+                          .agent_store = shares_store(),
+                          .attempt = attempt_,
+                          .restart_count = restarts_,
+                          .reason = reason_,
+                          .node = index,
+                          .nodes = taking_part(),
+                          .ranks = ranks};
+  start["type"] = "start";
+  peers_.send(node, start);
 }
 
 void Coordinator::change_nodes(const std::string& text) {
@@ -517,23 +546,22 @@ void Coordinator::change_nodes(const std::string& text) {
   if (!failed_) stop_attempt(text);
 }
 
-void Coordinator::fail(int exit_code, bool may_restart, const std::string& text, int node,
-                       std::optional<uint64_t> step) {
+void Coordinator::fail(const Failure& failure) {
   // Later failures follow from the first one, or from the change of nodes.
   if (failed_ || !node_change_.empty()) return;
   // A worker that no restart helps has said what was wrong. After a signal, nobody would look for
   // the file without a folder that the user has asked for.
-  wants_records_ = wants_records_ || may_restart || !options_.log_dir.empty();
-  if (may_restart && leaves_out(node, text)) return;
+  wants_records_ = wants_records_ || failure.may_restart || !options_.log_dir.empty();
+  if (failure.may_restart && leaves_out(failure.node, failure.text)) return;
   failed_ = true;
-  exit_code_ = exit_code;
-  failure_text_ = text;
-  policy_.failed({text, step}, Clock::now());
+  failure_ = failure;
+  policy_.failed(failure.cause, Clock::now());
   const std::string refusal = policy_.refusal();
-  may_restart_ = may_restart && refusal.empty() && torchrun_nodes_.all().empty();
-  if (may_restart && options_.max_restarts > 0 && !refusal.empty()) notices_.push_back(refusal);
-  failed_node_ = node;
-  stop_attempt(text);
+  failure_.may_restart = failure.may_restart && refusal.empty() && torchrun_nodes_.all().empty();
+  if (failure.may_restart && options_.max_restarts > 0 && !refusal.empty()) {
+    notices_.push_back(refusal);
+  }
+  stop_attempt(failure.text);
 }
 
 bool Coordinator::excludes(const std::string& host) const {
@@ -572,31 +600,31 @@ void Coordinator::end_attempt() {
   end_by_.reset();
   if (collection_ && !collection_->ends_attempt) conclude_collection();
   if (std::exchange(wants_records_, false)) {
-    ask_for_records(failed_ ? failure_text_ : node_change_, /*ends_attempt=*/true);
+    ask_for_records(failed_ ? failure_.text : node_change_, /*ends_attempt=*/true);
   }
   if (collection_) {
     if (!collection_->open.empty() && Clock::now() < collection_->deadline) return;
     conclude_collection();
   }
   if (!node_change_.empty()) return start_again(node_change_);
-  if (!failed_ && torchrun_nodes_.all().empty()) return finish(base::kExitOk, "");
+  if (!failed_ && torchrun_nodes_.all().empty()) return finish({});
   if (!failed_) {
     state_ = State::kLeaving;
     torchrun_nodes_.enter_barrier(peers_.nodes().size());
     return leave_torchruns_barrier();
   }
   const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
-  if (!may_restart_ || !can_restart) return finish(exit_code_, failure_text_);
+  if (!failure_.may_restart || !can_restart) return finish(failure_);
   ++restarts_;
   const auto delay = policy_.restart();
   if (delay.count() > 0) restart_at_ = Clock::now() + delay;
-  start_again(failure_text_);
+  start_again(failure_.text);
 }
 
 void Coordinator::start_again(const std::string& reason) {
   ++attempt_;
   reason_ = reason;
-  failed_node_ = kNoNode;
+  failure_.node = -1;
   state_ = State::kJoining;
   // Until restart_at_, nobody waits for nodes.
   const auto begin = restart_at_.value_or(Clock::now());
@@ -606,18 +634,17 @@ void Coordinator::start_again(const std::string& reason) {
   if (!restart_at_ && present() >= options_.nnodes.min) start_attempt();
 }
 
-void Coordinator::finish(int exit_code, const std::string& text) {
+void Coordinator::finish(const Failure& result) {
   state_ = State::kFinished;
-  exit_code_ = exit_code;
-  failure_text_ = text;
+  failure_ = result;
   for (const auto& [rank, node] : peers_.nodes()) send_finish(*node);
 }
 
 void Coordinator::send_finish(PeerLauncher& node) {
   peers_.send(node, {{"type", "finish"},
-                     {"exit_code", exit_code_},
-                     {"what", failure_text_},
-                     {"yours", node.rank == failed_node_}});
+                     {"exit_code", failure_.exit_code},
+                     {"what", failure_.text},
+                     {"yours", node.rank == failure_.node}});
 }
 
 }  // namespace syncbn::launch

@@ -66,6 +66,14 @@ class Coordinator {
   void pause();
 
  private:
+  struct Failure {
+    int exit_code = 0;
+    std::string text = {};
+    bool may_restart = false;
+    int node = -1;  ///< whose worker failed; -1: another reason
+    FailureCause cause = {};
+  };
+
   void handle_message(PeerLauncher& node, const nlohmann::json& message);
   void hello(PeerLauncher& node, const Hello& hello);
   /// Why the launcher cannot join this job, or "".
@@ -86,9 +94,13 @@ class Coordinator {
   /// Asks all nodes what their workers do.
   void inquire();
   void conclude_inquiry();
+  struct Inquiry;
+  void send_status(PeerLauncher& node, const Inquiry& inquiry);
 
   /// @param why the file of the records is written.
   void ask_for_records(const std::string& why, bool ends_attempt);
+  /// Whether the rank is one of the node's in this attempt.
+  bool is_of(const PeerLauncher& node, int rank) const;
   void keep_record(const PeerLauncher& node, const nlohmann::json& message);
   void conclude_collection();
   void send_records(PeerLauncher& node, const JobRecords& records);
@@ -104,19 +116,14 @@ class Coordinator {
   void start_again(const std::string& reason);
   /// Ends this attempt because a node has joined or left.
   void change_nodes(const std::string& text);
-  /// @param node the node whose worker failed.
-  /// @param step of the worker that failed, if known.
-  void fail(int exit_code, bool may_restart, const std::string& text, int node = kNoNode,
-            std::optional<uint64_t> step = std::nullopt);
+  void fail(const Failure& failure);
   /// Whether launchers on that host cannot join, because it has failed too often.
   bool excludes(const std::string& host) const;
   std::string exclusion(const std::string& host) const;
   bool leaves_out(int rank, const std::string& text);
   void stop_attempt(const std::string& text);
-  void finish(int exit_code, const std::string& text);
+  void finish(const Failure& result);
   void send_finish(PeerLauncher& node);
-
-  static constexpr int kNoNode = -1;
 
   const LaunchOptions& options_;
   const std::string job_id_;
@@ -144,11 +151,7 @@ class Coordinator {
   std::optional<base::HeldPort> workers_port_;
   std::optional<Clock::time_point> end_by_;  ///< nodes that have been stopped
   bool failed_ = false;                      ///< this attempt
-  // The first failure of this attempt; in the end, the result of the job.
-  int exit_code_ = 0;
-  bool may_restart_ = false;
-  std::string failure_text_;
-  int failed_node_ = kNoNode;
+  Failure failure_;  ///< the first of this attempt; in the end, the result of the job
   /// A question to all nodes what their workers do, and who wants to know.
   struct Inquiry {
     Clock::time_point deadline;

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <set>
 #include <thread>
 
 namespace syncbn::launch {
@@ -121,10 +122,13 @@ bool is_local_address(const std::string& host) {
 
 bool is_local_address(const std::string& host, std::string& reason) {
   const base::AddressList addresses = base::resolve(host, 0, reason);
+  std::set<std::string> own{"0.0.0.0", "::"};  // the wildcard addresses
+  // Not bind(): with net.ipv4.ip_nonlocal_bind=1 every address can be bound. Addresses of a local
+  // route without an interface count as foreign.
+  for_each_interface([&own](const ifaddrs&, const std::string& address) { own.insert(address); });
   for (const addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
-    // Only an address of this machine can be bound.
-    const base::UniqueFd probe(::socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (probe && ::bind(probe.get(), one->ai_addr, one->ai_addrlen) == 0) return true;
+    const std::string address = base::numeric_address(one->ai_addr, one->ai_addrlen);
+    if (base::is_loopback(address) || own.contains(address)) return true;
   }
   return false;
 }

@@ -18,29 +18,6 @@ static constexpr size_t kMaxHello = size_t{64} << 10;
 // unread bytes than a line of the handshake are dropped.
 static constexpr size_t kMaxUnread = size_t{64} << 20;
 
-nlohmann::json Hello::json() const {
-  return {{"type", "hello"},       {"job", job},     {"node", node},
-          {"leads", leads},        {"nodes", nodes}, {"nproc", nproc},
-          {"role", role},          {"host", host},   {"max_restarts", max_restarts},
-          {"is_check", is_check},  {"what", what},   {"exit_code", exit_code},
-          {"addresses", addresses}};
-}
-
-Hello Hello::of(const nlohmann::json& message) {
-  return {.job = message.at("job"),
-          .node = message.at("node"),
-          .leads = message.at("leads"),
-          .nodes = message.at("nodes"),
-          .nproc = message.at("nproc"),
-          .role = message.at("role"),
-          .host = shown_text(message, "host"),
-          .max_restarts = message.at("max_restarts"),
-          .is_check = message.value("is_check", false),
-          .exit_code = message.value("exit_code", 0),
-          .what = message.contains("what") ? shown_text(message, "what") : "",
-          .addresses = message.value("addresses", std::vector<std::string>())};
-}
-
 std::string PeerLauncher::name() const {
   return fmt::format("node {} ({})", rank, hello.host);
 }
@@ -173,9 +150,13 @@ void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
   watch(node);
 }
 
-bool Peers::send_if_room(PeerLauncher& node, const std::string& line) {
+size_t Peers::room(const PeerLauncher& node) {
   constexpr size_t kMaxUnsent = base::Channel::kMaxUnsent / 2;
-  if (node.channel.unsent() + line.size() > kMaxUnsent) return false;
+  return kMaxUnsent - std::min(kMaxUnsent, node.channel.unsent());
+}
+
+bool Peers::send_if_room(PeerLauncher& node, const std::string& line) {
+  if (line.size() > room(node)) return false;
   send_line(node.channel, line, node.protection.get());
   watch(node);
   return true;

@@ -7,36 +7,41 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "common/descriptors.h"
 #include "common/handshake.h"
+#include "job/run_context.h"
+#include "job/shown_text.h"
 
 namespace syncbn::launch {
 
 /// A launcher's first message to the coordinator, about itself.
 struct Hello {
-  std::string job;  ///< --rdzv_id
-  int node = -1;    ///< -1: any
+  std::string job = {};  ///< --rdzv_id
+  int node = -1;         ///< -1: any
   bool leads = false;
-  std::string nodes;  ///< --nnodes
+  std::string nodes = {};  ///< --nnodes
   int nproc = 0;
-  std::string role;
-  std::string host;
+  std::string role = {};
+  ShownText host = {};
   int max_restarts = 0;
   bool is_check = false;  ///< of --preflight, ahead of the job
   int exit_code = 0;      ///< not 0: this launcher cannot start its workers, and ends the job
-  std::string what;       ///< why
+  ShownText what = {};    ///< why
   /// The host's addresses, if the job has a token: node 0 accepts clients of the store from these.
   std::vector<std::string> addresses = {};
-
-  nlohmann::json json() const;
-  /// @throws nlohmann's exceptions if the message is invalid.
-  static Hello of(const nlohmann::json& message);
 };
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, job, node, leads, nodes, nproc, role, host, max_restarts,
+                                   is_check, exit_code, what, addresses)
+
+/// In the message that starts an attempt.
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Assignment, master_addr, master_port, job_id, agent_store,
+                                   attempt, restart_count, reason, node, nodes, ranks)
 
 /// A launcher's connection to the coordinator, and the state of its node.
 struct PeerLauncher {
@@ -104,8 +109,10 @@ class Peers {
   void remove(int rank);
 
   void send(PeerLauncher& node, const nlohmann::json& message);
-  /// Sends an optional message, already serialised. Returns false if too much is unsent: a full
-  /// channel would end, and heartbeats would wait behind the message.
+  /// The size of an optional message that a node has room for: a full channel would end, and
+  /// heartbeats would wait behind the message.
+  static size_t room(const PeerLauncher& node);
+  /// Sends an optional message, already serialised. Returns false if there is no room.
   bool send_if_room(PeerLauncher& node, const std::string& line);
   void send_to_nodes(const nlohmann::json& message);
 

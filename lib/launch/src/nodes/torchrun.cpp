@@ -39,13 +39,15 @@ void TorchrunNodes::find(const std::function<bool(int)>& is_ours) {
     const auto text = store_.get(keys_.role_info(node));
     if (!text) continue;
     const auto role = TorchrunRole::parse(*text);
-    if (!role || role->node != node || role->nproc < 1 || role->nproc > kMaxWorkers) continue;
+    if (!role || role->rank != node || role->local_world_size < 1 ||
+        role->local_world_size > kMaxWorkers)
+      continue;
     nodes_[node] = *role;
   }
 }
 
 void TorchrunNodes::assign(int node, const AssignedRanks& ranks) {
-  store_.set(keys_.assigned_ranks(node), ranks.json().dump());
+  store_.set(keys_.assigned_ranks(node), nlohmann::json(ranks).dump());
 }
 
 void TorchrunNodes::enter_barrier(size_t our_nodes) {
@@ -76,7 +78,7 @@ std::optional<AssignedRanks> TorchrunLead::ranks() {
   if (!store_.wait_done()) return std::nullopt;
   const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), answer_deadline());
   try {
-    return AssignedRanks::of(parse_json(text));
+    return parse_json(text).get<AssignedRanks>();
   } catch (const nlohmann::json::exception&) {
     throw base::UnavailableError(
         fmt::format("torchrun's agent of node 0 assigned ranks that cannot be read: {}", text));

@@ -1,10 +1,15 @@
 #pragma once
 
 #include <syncbn/config/field_info.h>
+#include <syncbn/config/value.h>
 
 #include <optional>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class App;
+}
 
 namespace syncbn::launch {
 
@@ -12,46 +17,63 @@ namespace syncbn::launch {
 /// any number but 0 is true.
 std::optional<bool> read_flag(std::string text);
 
-/// The launcher's part of the command line, normalised for CLI11: abbreviations, letters and dashes
-/// become the options' names, and values follow "=". Options that only the environment sets are
-/// appended. The program's name and all that follows it belong to the program.
+/// Registers options with CLI11: names, groups, help, values that are allowed, and variables.
+void add_options(CLI::App& app, const std::vector<config::FieldInfo>& fields);
+
+/// A command line before CLI11 reads it.
+struct SplitLine {
+  std::vector<std::string> options;  ///< "--name=value" and "--name", in the order given
+  std::vector<std::string> emptied;  ///< "--name" of options that an empty value has reset
+  std::vector<std::string> program;  ///< the program's name and all that follows it
+};
+
+/// Does what CLI11 cannot: spells abbreviations, letters and dashes as the options' names, and
+/// finds the program.
+/// @param words without the launcher's own name.
+/// @throws base::UserError for unknown and ambiguous options, and for missing values.
+SplitLine split_line(const std::vector<config::FieldInfo>& fields,
+                     const std::vector<std::string>& words);
+
+/// The launcher's options on the command line and in the environment.
 class CommandLine {
  public:
   /// Whether variables set the options that are not given (kCounts).
   enum class Environment { kCounts, kIsSettled };
 
   /// @param words without the launcher's own name.
-  /// @throws base::UserError for unknown and ambiguous options, and for missing values.
-  CommandLine(const std::vector<config::FieldInfo>& fields, const std::vector<std::string>& words,
-              Environment environment);
+  /// @throws base::UserError that names the option, and the variable that set it.
+  CommandLine(const std::vector<std::string>& words, Environment environment);
 
-  /// "--name=value" and "--name" in the order given.
-  /// @param without options to leave out.
-  std::vector<std::string> options(const std::vector<std::string>& without = {}) const;
+  /// The options' values, as TypedOptions' schema reads them.
+  const config::Value& values() const { return values_; }
+  /// "--name=value" and "--name" in the order given, then those of the environment.
+  /// @param without tags of options to leave out.
+  std::vector<std::string> options(unsigned without = 0) const;
   const std::vector<std::string>& program() const { return program_; }
 
-  /// Whether the option was given, on the command line or in the environment.
+  /// Whether the option ("--nnodes") was given, on the command line or in the environment.
   bool has(const std::string& name) const { return find(name) != nullptr; }
   /// Whether the option was given on the command line.
   bool is_typed(const std::string& name) const;
+  /// The options with one of these tags that were given on the command line, in the table's order.
+  std::vector<std::string> typed_with(unsigned tags) const;
   /// "--nnodes", or the variable that stands for it.
   std::string source_of(const std::string& name) const;
+  /// @param message starts with an option's name. If a variable set the option, names that instead.
+  /// @throws base::UserError always.
+  [[noreturn]] void fail(const std::string& message) const;
 
  private:
   struct Given {
-    std::string name;      ///< "--nnodes"
-    std::string value;     ///< empty: none
+    std::string word;      ///< "--nnodes=2"
     std::string variable;  ///< empty: given on the command line
   };
 
-  void add(const config::FieldInfo& field, std::string value, const std::string& variable = "");
-  const config::FieldInfo& field_of_letter(const std::string& word) const;
-  const config::FieldInfo& field_of_name(const std::string& word) const;
   const Given* find(const std::string& name) const;
 
-  const std::vector<config::FieldInfo>& fields_;
   std::vector<Given> given_;
   std::vector<std::string> program_;
+  config::Value values_ = config::Value::of_map();
 };
 
 }  // namespace syncbn::launch

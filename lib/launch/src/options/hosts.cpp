@@ -101,10 +101,6 @@ std::vector<Host> merged(const std::vector<Host>& mentions) {
   return hosts;
 }
 
-// Options that --hosts and --hostfile exclude: the list of hosts determines the nodes.
-constexpr std::array kPlaceOptions{"--nnodes",       "--node_rank",     "--standalone",
-                                   "--rdzv_backend", "--rdzv_endpoint", "--local_addr"};
-
 std::vector<std::string> words_of_option(const std::string& name, const std::string& typed) {
   auto words = shell_words(typed);
   if (!words) throw base::UserError(fmt::format("{}={}: a quote is not closed", name, typed));
@@ -234,11 +230,9 @@ std::string hosts_option(const CommandLine& line) {
 void check_hosts(const TypedOptions& typed, const CommandLine& line) {
   const std::string hosts = hosts_option(line);
   if (hosts.empty()) {
-    for (const std::string& name : head_only_options()) {
-      if (!line.is_typed(name)) continue;
-      throw base::UserError(fmt::format("{} needs --hosts or --hostfile", name));
-    }
-    return;
+    const std::vector<std::string> names = line.typed_with(kNeedsHosts);
+    if (names.empty()) return;
+    throw base::UserError(fmt::format("{} needs --hosts or --hostfile", names.front()));
   }
   if (line.is_typed("--hosts") && line.is_typed("--hostfile")) {
     throw base::UserError("--hosts and --hostfile exclude each other; omit one of them");
@@ -248,9 +242,8 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line) {
         fmt::format("--stdin={} and {} exclude each other: workers on hosts have no input",
                     typed.stdin_text, line.source_of(hosts)));
   }
-  for (const std::string name : kPlaceOptions) {
-    const bool same = name == "--rdzv_backend" && typed.rdzv_backend == "static";
-    if (same || !line.is_typed(name)) continue;
+  for (const std::string& name : line.typed_with(kExcludesHosts)) {
+    if (name == "--rdzv_backend" && typed.rdzv_backend == "static") continue;
     throw base::UserError(fmt::format("{} and {} exclude each other: the hosts are the nodes",
                                       line.source_of(hosts), name));
   }
@@ -266,11 +259,7 @@ HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line
                                std::chrono::milliseconds(100), std::chrono::hours(24));
   head.launcher = typed.ssh_launcher;
   head.exports = read_exports(typed.exports);
-  std::vector<std::string> own = head_only_options();
-  own.insert(own.end(), kPlaceOptions.begin(), kPlaceOptions.end());
-  own.insert(own.end(), {"--master_addr", "--master_port", "--report", "--dry_run", "--preflight",
-                         "--token_file"});
-  head.node_options = line.options(own);
+  head.node_options = line.options(kNeedsHosts | kExcludesHosts | kKeptByHead);
   head.launcher_name = launcher_name;
   return head;
 }

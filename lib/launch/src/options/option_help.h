@@ -1,29 +1,16 @@
 #pragma once
 
-#include <syncbn/config/field_info.h>
-
 #include <string>
-#include <vector>
 
 namespace syncbn::launch {
 
 inline constexpr const char* kUsage = "syncbn-launch [options] program [its arguments ...]";
 
-/// The word for every option after --help.
-inline constexpr const char* kAllOptions = "all";
+/// The text of --help: the most used options or, with a topic, an option, a group or all. help2man
+/// makes the manual page of the text about all.
+std::string help_text(std::string topic = "");
 
-/// The words that may follow --help, besides names of options.
-std::vector<std::string> help_topics(const std::vector<config::FieldInfo>& options);
-
-/// The text of --help: the most used options or, with a topic, an option, a group or all.
-std::string help_text(const std::vector<config::FieldInfo>& options, std::string topic = "");
-
-/// syncbn-launch(1), for troff's man macros.
-std::string man_page(const std::vector<config::FieldInfo>& options);
-
-/// Scripts that make a shell complete syncbn-launch's options and their values, and what follows
-/// the program's name as the program's own command line.
-std::string bash_completion(const std::vector<config::FieldInfo>& options);
-std::string zsh_completion(const std::vector<config::FieldInfo>& options);
+/// A script that makes `shell` ("bash" or "zsh") complete the options' names, and files.
+std::string completion(const std::string& shell);
 
 }  // namespace syncbn::launch

@@ -11,9 +11,17 @@
 
 namespace syncbn::launch {
 
-// Groups of options that the preflight leaves out (preflight/preflight.cpp).
-inline constexpr const char* kProgramGroup = "Program";
-inline constexpr const char* kOutputGroup = "Output";
+/// Attributes of an option, in config::FieldInfo::tags.
+enum OptionTag : unsigned {
+  kTorchruns = 1U << 0,      ///< torchrun has it: in abbreviations it takes precedence over ours
+  kMayBeEmpty = 1U << 1,     ///< an empty value counts as not given, as in torchrun
+  kMostUsed = 1U << 2,       ///< in the help without a topic
+  kAboutRun = 1U << 3,       ///< named in a hint if it stands after a program that failed
+  kNeedsHosts = 1U << 4,     ///< only a head takes it
+  kExcludesHosts = 1U << 5,  ///< the list of hosts determines the nodes
+  kKeptByHead = 1U << 6,     ///< a head does not pass it on to the launchers of the nodes
+  kNotForCheck = 1U << 7,    ///< does not apply to the check of --preflight
+};
 
 /// The values of the command line, by option. Options whose value needs no parsing are members of
 /// LaunchOptions; option_values.h parses the texts below.
@@ -55,7 +63,6 @@ struct TypedOptions : LaunchOptions {
   bool help = false;
   bool version = false;
   std::string completion;  ///< a shell; empty: not asked for
-  bool man_page = false;
 
   static void describe(config::Schema<TypedOptions>& schema);
 };
@@ -63,14 +70,11 @@ struct TypedOptions : LaunchOptions {
 /// Every option, in the order of the help.
 const std::vector<config::FieldInfo>& option_fields();
 
-/// Whether torchrun has the option: in abbreviations it takes precedence over ours.
-bool is_torchruns(const config::FieldInfo& field);
+/// The tags of the option that `word` gives a value: "--nnodes=2" or "--standalone".
+unsigned tags_of(const std::string& word);
 
 /// Throws base::UserError with the replacement if `name` ("ssh_all") is an option that no longer
 /// exists.
-void throw_if_removed(std::string_view name);
-
-/// Names of the options for a head, which it does not pass on to the launchers of the nodes.
-std::vector<std::string> head_only_options();
+void throw_if_removed(const std::string& name);
 
 }  // namespace syncbn::launch

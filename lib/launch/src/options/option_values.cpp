@@ -8,11 +8,11 @@
 #include <syncbn/base/signal_name.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
+#include <syncbn/config/duration.h>
 
 #include <algorithm>
 #include <array>
 #include <climits>
-#include <cmath>
 #include <functional>
 #include <map>
 #include <optional>
@@ -27,17 +27,6 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kDay = std::chrono::hours(24);
-
-std::optional<milliseconds> parse_time(std::string_view typed) {
-  static const std::map<std::string_view, double> kUnits{
-      {"", 1e3}, {"ms", 1}, {"s", 1e3}, {"m", 60e3}, {"min", 60e3}, {"h", 3600e3}, {"d", 86400e3}};
-  constexpr double kMax = 1e15;  // milliseconds
-  const size_t unit = std::min(typed.find_first_not_of("0123456789."), typed.size());
-  const auto number = base::parse_number<double>(typed.substr(0, unit));
-  const auto factor = kUnits.find(typed.substr(unit));
-  if (!number || factor == kUnits.end() || *number * factor->second > kMax) return std::nullopt;
-  return milliseconds(std::llround(*number * factor->second));
-}
 
 std::vector<int> read_signals(const std::string& typed) {
   std::vector<int> signals;
@@ -80,7 +69,7 @@ void check_spelling_of_setting(const std::string& typed, const std::string& name
 
 milliseconds read_time(const std::string& option, const std::string& typed, milliseconds min,
                        milliseconds max) {
-  const auto time = parse_time(typed);
+  const auto time = config::parse_time(typed);
   if (time && *time >= min && *time <= max) return *time;
   const auto seconds = [](milliseconds one) { return std::chrono::duration<double>(one).count(); };
   throw base::UserError(
@@ -278,7 +267,7 @@ void read_restarts(const std::string& typed, LaunchOptions& options) {
   const auto count = base::parse_number<int>(typed.substr(0, slash));
   bool is_valid = count && *count >= 0 && *count <= kMax;
   if (slash < typed.size()) {
-    const auto window = parse_time(std::string_view(typed).substr(slash + 1));
+    const auto window = config::parse_time(std::string_view(typed).substr(slash + 1));
     is_valid = is_valid && window && *window >= std::chrono::seconds(1);
     if (is_valid) options.restart_window = *window;
   }

@@ -6,9 +6,7 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <string_view>
 
@@ -169,77 +167,22 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
   return options;
 }
 
-/// @param message starts with an option's name. If a variable set the option, names that instead.
-[[noreturn]] void fail(const CommandLine& line, const std::string& message) {
-  const size_t end = std::min(message.find_first_of("=: "), message.size());
-  throw base::UserError(line.source_of(message.substr(0, end)) + message.substr(end));
-}
-
-/// What is wrong with an option's value, or "".
-std::string fault_of(const config::FieldInfo& field, const std::string& text) {
-  const auto& choices = field.choices;
-  if (!choices.empty() && std::ranges::count(choices, text) == 0) {
-    return fmt::format("expected one of {}, got '{}'{}", base::join(choices, ", "), text,
-                       base::did_you_mean(text, choices));
-  }
-  if (!field.min || !field.max) return "";
-  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();  // in no range
-  const bool is_integer = field.type.starts_with("integer");
-  const bool has_type = !is_integer || base::parse_number<int>(text).has_value();
-  const double number = base::parse_number<double>(text).value_or(kNone);
-  if (has_type && number >= *field.min && number <= *field.max) return "";
-  return fmt::format("expected a number from {} to {}, got '{}'", *field.min, *field.max, text);
-}
-
-TypedOptions read_values(const std::vector<config::FieldInfo>& fields, const CommandLine& line) {
-  CLI::App app;
-  app.set_help_flag();
-  for (const config::FieldInfo& field : fields) {
-    const std::string name = "--" + field.path;
-    if (field.is_switch()) {
-      app.add_flag(name);
-    } else {
-      const auto check = [&field](const std::string& text) { return fault_of(field, text); };
-      app.add_option(name)->take_last()->check(check);  // the last one counts, as in argparse
-    }
-  }
-  std::vector<std::string> words = line.options();
-  std::ranges::reverse(words);  // CLI11 parses from the back
-  try {
-    app.parse(words);
-  } catch (const CLI::ParseError& error) {
-    fail(line, error.what());
-  }
-  config::Value values = config::Value::of_map();
-  for (const config::FieldInfo& field : fields) {
-    const CLI::Option* option = app.get_option("--" + field.path);
-    if (option->count() == 0) continue;
-    values.set(field.path, config::Value::of_scalar(option->as<std::string>()));
-  }
-  TypedOptions typed;
-  config::Faults faults;
-  config::Schema<TypedOptions>::get().read(values, typed, "", faults);
-  faults.throw_if_any();
-  return typed;
-}
-
 /// The text that the options ask for instead of a run, or "".
-std::string text_to_print(const TypedOptions& typed, const std::vector<config::FieldInfo>& fields,
-                          const CommandLine& line) {
-  if (typed.help) return help_text(fields, line.program().empty() ? "" : line.program().front());
+std::string text_to_print(const TypedOptions& typed, const CommandLine& line) {
+  if (typed.help) return help_text(line.program().empty() ? "" : line.program().front());
   if (typed.version) return "syncbn-launch " SYNCBN_VERSION "\n";
-  if (typed.completion == "bash") return bash_completion(fields);
-  if (typed.completion == "zsh") return zsh_completion(fields);
-  return typed.man_page ? man_page(fields) : "";
+  return typed.completion.empty() ? "" : completion(typed.completion);
 }
 
 std::optional<LaunchOptions> parse(std::string_view launcher_name,
                                    const std::vector<std::string>& words,
                                    CommandLine::Environment environment) {
-  const std::vector<config::FieldInfo>& fields = option_fields();
-  const CommandLine line(fields, words, environment);
-  const TypedOptions typed = read_values(fields, line);
-  if (const std::string text = text_to_print(typed, fields, line); !text.empty()) {
+  const CommandLine line(words, environment);
+  TypedOptions typed;
+  config::Faults faults;
+  config::Schema<TypedOptions>::get().read(line.values(), typed, "", faults);
+  faults.throw_if_any();
+  if (const std::string text = text_to_print(typed, line); !text.empty()) {
     base::write_stdout(text);
     return std::nullopt;
   }
@@ -262,7 +205,7 @@ std::optional<LaunchOptions> parse(std::string_view launcher_name,
     if (!is_head) check_nodes(line, options);
     return options;
   } catch (const base::UserError& error) {
-    fail(line, error.what());
+    line.fail(error.what());
   }
 }
 

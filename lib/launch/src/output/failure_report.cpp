@@ -65,18 +65,13 @@ std::string brief(const std::string& message) {
   return line.empty() ? "" : fmt::format(": {}", base::utf8_prefix(line, kMaxBytes));
 }
 
-std::string describe_end(int wait_status, bool out_of_memory) {
-  return describe_status(wait_status) +
-         (out_of_memory ? ", as the kernel ran out of memory for this job" : "");
-}
-
 std::string summary_of(const FailureReport& report) {
   if (!report.hang.empty()) {
     return fmt::format("rank {} failed: it made no progress (--hang_timeout) and was killed",
                        report.rank);
   }
   return fmt::format("rank {} failed: {}", report.rank,
-                     describe_end(report.wait_status, report.out_of_memory));
+                     ExitStatus{report.wait_status, report.out_of_memory}.in_words());
 }
 
 std::string render_report(const FailureReport& report) {

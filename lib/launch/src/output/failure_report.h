@@ -41,10 +41,6 @@ std::string cut_message(const std::string& message, const std::string& file, siz
 
 /// The first line of an error message, after ": "; "" without a message.
 std::string brief(const std::string& message);
-
-/// "killed by signal 9 (SIGKILL, Killed), as the kernel ran out of memory for this job"
-std::string describe_end(int wait_status, bool out_of_memory);
-
 /// "rank 5 failed: exit code 70"
 std::string summary_of(const FailureReport& report);
 

@@ -13,14 +13,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <deque>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "common/descriptors.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
+#include "output/output.h"
 
 namespace syncbn::launch {
 namespace {
@@ -58,6 +58,18 @@ std::string read_regular(const fs::path& path, uintmax_t start, size_t max_bytes
   struct stat what {};
   if (!fd || ::fstat(fd.get(), &what) != 0 || !S_ISREG(what.st_mode)) return "";
   return read_at(fd.get(), static_cast<off_t>(start), max_bytes);
+}
+
+// The size of the files that the attempts of a run without logs have left.
+uintmax_t bytes_in(const fs::path& folder) {
+  uintmax_t bytes = 0;
+  for (const fs::path& attempt : entries_of(folder)) {
+    for (const fs::path& file : entries_of(attempt)) {
+      struct stat what {};
+      if (::lstat(file.c_str(), &what) == 0) bytes += static_cast<uintmax_t>(what.st_size);
+    }
+  }
+  return bytes;
 }
 
 }  // namespace
@@ -118,7 +130,10 @@ void LogFolder::remove_oldest_kept() const {
     if (lock_folder(entry, LOCK_EX | LOCK_NB)) all.push_back({written, entry});
   }
   std::ranges::sort(all, std::ranges::greater(), &Kept::written);
-  for (size_t i = kMaxKept - 1; i < all.size(); ++i) {
+  uintmax_t bytes = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    bytes += bytes_in(all[i].path);
+    if (i + 1 < kMaxKept && bytes <= kMaxKeptBytes) continue;
     if (lock_folder(all[i].path, LOCK_EX | LOCK_NB)) fs::remove_all(all[i].path, ignored);
   }
 }
@@ -186,15 +201,16 @@ std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
   std::error_code error;
   const uintmax_t size = fs::file_size(path, error);
   const uintmax_t start = error || size < kMaxBytes ? 0 : size - kMaxBytes;
-  std::istringstream file(read_regular(path, start, kMaxBytes));
-  std::deque<std::string> last;
-  std::string line;
-  if (start > 0) std::getline(file, line);  // the rest of a line whose beginning was skipped
-  while (std::getline(file, line)) {
-    last.push_back(line);
-    if (last.size() > lines) last.pop_front();
-  }
-  return {last.begin(), last.end()};
+  std::string text = read_regular(path, start, kMaxBytes);
+  // Drops a line whose beginning was skipped.
+  if (start > 0) text.erase(0, std::min(text.find('\n'), text.size()) + 1);
+  std::vector<std::string> all;
+  const auto add = [&all](std::string_view line) { all.emplace_back(line); };
+  LineSplitter splitter;
+  splitter.feed(text, add);
+  splitter.finish(add);
+  all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(std::min(lines, all.size())));
+  return all;
 }
 
 }  // namespace syncbn::launch

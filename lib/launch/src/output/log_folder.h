@@ -3,6 +3,7 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -54,9 +55,10 @@ class LogFolder {
   /// Removes the files of this name that former attempts have left.
   void remove_former(const char* name) const;
 
-  /// Upper bound on the folders that runs without logs keep in TMPDIR: a service that restarts a
-  /// failing job would leave one each time.
+  /// Upper bounds on the folders that runs without logs keep in TMPDIR, which may be in memory: a
+  /// service that restarts a failing job would leave one each time.
   static constexpr size_t kMaxKept = 32;
+  static constexpr uintmax_t kMaxKeptBytes = uintmax_t{256} << 20;  ///< of former runs
   /// Keeps the folder. Removes the oldest of the folders without logs that former runs of this user
   /// have kept.
   void keep();

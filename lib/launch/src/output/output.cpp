@@ -103,7 +103,12 @@ void LineSplitter::feed(std::string_view bytes, const Sink& sink) {
     bytes.remove_prefix(end + 1);
   }
   partial_.append(bytes);
-  if (partial_.size() > kLongest) sink(std::exchange(partial_, {}));
+  if (partial_.size() > longest_) cut(0, sink);
+}
+
+void LineSplitter::cut(size_t rest, const Sink& sink) {
+  const std::string line = std::exchange(partial_, partial_.substr(partial_.size() - rest));
+  sink(std::string_view(line).substr(0, line.size() - rest));
 }
 
 void LineSplitter::finish(const Sink& sink) {

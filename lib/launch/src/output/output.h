@@ -24,19 +24,24 @@ namespace syncbn::launch {
 
 enum class Stream { kOut, kErr };
 
-/// Splits bytes into lines. To bound memory, a line longer than kLongest bytes is cut.
+/// Splits bytes into lines. To bound memory, a line longer than `longest` bytes is cut.
 class LineSplitter {
  public:
   static constexpr size_t kLongest = 1 << 20;
   using Sink = std::function<void(std::string_view line)>;  ///< without its newline
+
+  explicit LineSplitter(size_t longest = kLongest) : longest_(longest) {}
 
   void feed(std::string_view bytes, const Sink& sink);
   /// Passes on a last line that has no newline.
   void finish(const Sink& sink);
   /// The bytes after the last newline.
   std::string_view partial() const { return partial_; }
+  /// Passes on the partial line but for its last `rest` bytes.
+  void cut(size_t rest, const Sink& sink);
 
  private:
+  size_t longest_;
   std::string partial_;
 };
 

@@ -150,8 +150,9 @@ class Child {
       const double seconds = std::chrono::duration<double>(patience).count();
       figures.error = fmt::format(
           "{} {}", slot_.function.load(),
-          has_ended ? fmt::format("ended the process that measures: {}", describe_status(status))
-                    : fmt::format("did not return within {}", base::format_seconds(seconds)));
+          has_ended
+              ? fmt::format("ended the process that measures: {}", ExitStatus{status}.in_words())
+              : fmt::format("did not return within {}", base::format_seconds(seconds)));
     }
     return figures;
   }

@@ -6,15 +6,17 @@
 #include <string>
 #include <vector>
 
+#include "job/shown_text.h"
+
 namespace syncbn::launch {
 
 /// What --preflight has measured on a GPU.
 struct GpuFigures {
-  std::string model = {};    ///< "NVIDIA H100 80GB HBM3"
-  std::string address = {};  ///< on the PCI bus
-  uint64_t memory = 0;       ///< bytes
-  double memory_rate = 0;    ///< bytes read and written per second
-  std::string error = {};    ///< why it cannot be used, or ""
+  ShownText model = {};    ///< "NVIDIA H100 80GB HBM3"
+  ShownText address = {};  ///< on the PCI bus
+  uint64_t memory = 0;     ///< bytes
+  double memory_rate = 0;  ///< bytes read and written per second
+  ShownText error = {};    ///< why it cannot be used, or ""
 };
 
 /// Measures the GPUs that CUDA_VISIBLE_DEVICES shows, all at the same time, for about a second.

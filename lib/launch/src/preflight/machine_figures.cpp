@@ -35,6 +35,7 @@
 
 #include "common/json_messages.h"
 #include "common/processes.h"
+#include "common/text_table.h"
 
 namespace syncbn::launch {
 namespace {
@@ -279,25 +280,10 @@ void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& fi
 
 }  // namespace
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuFigures, model, address, memory, memory_rate, error)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(MachineFigures, host, versions, cores, core_rate, slowest_rate,
-                                   slowest_core, memory, gpus, gpu_figures, disk_rate, disk_error,
-                                   open_files, processes, shared_memory, round_trip, link_rate,
-                                   clock_ahead, link_error)
-
-nlohmann::json MachineFigures::json() const {
-  return *this;
-}
-
 MachineFigures MachineFigures::of(const nlohmann::json& json) {
   auto figures = json.get<MachineFigures>();
   figures.versions.clear();
   for (const char* name : kVersions) figures.versions[name] = shown_text(json.at("versions"), name);
-  std::vector<std::string*> texts{&figures.host, &figures.disk_error, &figures.link_error};
-  for (GpuFigures& gpu : figures.gpu_figures) {
-    texts.insert(texts.end(), {&gpu.model, &gpu.address, &gpu.error});
-  }
-  for (std::string* text : texts) *text = shown_text(*text);
   return figures;
 }
 
@@ -364,46 +350,29 @@ PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
 }
 
 std::string table_of(const std::vector<MachineFigures>& nodes) {
-  size_t width = 4;
-  for (const MachineFigures& node : nodes) width = std::max(width, node.host.size());
-  std::string text = fmt::format(
-      "{:>4}  {:<{}}  {:>5}  {:>7}  {:>9}  {:>4}  {:>11}  {:>10}  {:>11}  "
-      "{:>9}\n",
-      "node", "host", width, "cores", "GFLOP/s", "memory", "GPUs", "disk", "round trip", "to next",
-      "/dev/shm");
+  std::vector<std::vector<std::string>> machines{{"node", "host", "cores", "GFLOP/s", "memory",
+                                                  "GPUs", "disk", "round trip", "to next",
+                                                  "/dev/shm"}};
+  std::vector<std::vector<std::string>> gpus{
+      {"node", "host", "GPU", "model", "address", "memory", "memory rate"}};
   for (size_t i = 0; i < nodes.size(); ++i) {
     const MachineFigures& node = nodes[i];
     const bool has_link = nodes.size() > 1 && node.link_error.empty();
-    text += fmt::format(
-        "{:>4}  {:<{}}  {:>5}  {:>7}  {:>9}  {:>4}  {:>11}  {:>10}  {:>11}  {:>9}\n", i, node.host,
-        width, node.cores, giga(node.core_rate), base::format_bytes(node.memory), node.gpus,
-        node.disk_error.empty() ? rate_text(node.disk_rate) : "-",
-        has_link ? base::format_seconds(node.round_trip) : "-",
-        has_link ? rate_text(node.link_rate) : "-", base::format_bytes(node.shared_memory));
-  }
-  size_t models = 5;
-  size_t addresses = 7;
-  bool has_gpus = false;
-  for (const MachineFigures& node : nodes) {
-    for (const GpuFigures& gpu : node.gpu_figures) {
-      has_gpus = true;
-      models = std::max(models, gpu.model.size());
-      addresses = std::max(addresses, gpu.address.size());
+    machines.push_back(
+        {std::to_string(i), node.host, std::to_string(node.cores), giga(node.core_rate),
+         base::format_bytes(node.memory), std::to_string(node.gpus),
+         node.disk_error.empty() ? rate_text(node.disk_rate) : "-",
+         has_link ? base::format_seconds(node.round_trip) : "-",
+         has_link ? rate_text(node.link_rate) : "-", base::format_bytes(node.shared_memory)});
+    for (size_t gpu = 0; gpu < node.gpu_figures.size(); ++gpu) {
+      const GpuFigures& own = node.gpu_figures[gpu];
+      gpus.push_back({std::to_string(i), node.host, std::to_string(gpu), own.model, own.address,
+                      base::format_bytes(own.memory),
+                      own.memory_rate > 0 ? rate_text(own.memory_rate) : "-"});
     }
   }
-  if (!has_gpus) return text;
-  constexpr const char* kGpuLine = "{:>4}  {:<{}}  {:>3}  {:<{}}  {:<{}}  {:>9}  {:>11}\n";
-  text += fmt::format(kGpuLine, "node", "host", width, "GPU", "model", models, "address", addresses,
-                      "memory", "memory rate");
-  for (size_t i = 0; i < nodes.size(); ++i) {
-    for (size_t index = 0; index < nodes[i].gpu_figures.size(); ++index) {
-      const GpuFigures& gpu = nodes[i].gpu_figures[index];
-      text += fmt::format(kGpuLine, i, nodes[i].host, width, index, gpu.model, models, gpu.address,
-                          addresses, base::format_bytes(gpu.memory),
-                          gpu.memory_rate > 0 ? rate_text(gpu.memory_rate) : "-");
-    }
-  }
-  return text;
+  const std::string text = text_table(">4 <4 >5 >7 >9 >4 >11 >10 >11 >9", machines);
+  return gpus.size() == 1 ? text : text + text_table(">4 <4 >3 <5 <7 >9 >11", gpus);
 }
 
 }  // namespace syncbn::launch

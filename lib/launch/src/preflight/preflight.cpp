@@ -10,10 +10,10 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <vector>
@@ -138,17 +138,9 @@ int report(const std::vector<MachineFigures>& nodes) {
 }  // namespace
 
 LaunchOptions preflight_job(const LaunchOptions& options) {
-  // Options for the program, its output and its failures do not apply to the check.
-  constexpr std::array kLeftOut{"preflight", "hang_timeout", "token_file", "max_restarts",
-                                "exclude_failing"};
   std::vector<std::string> words{options.called_as};
-  for (const std::string& given : options.given) {
-    const std::string name = given.substr(2, given.find('=') - 2);
-    const auto& field = *std::ranges::find(option_fields(), name, &config::FieldInfo::path);
-    const bool is_left_out = field.group == kProgramGroup || field.group == kOutputGroup ||
-                             std::ranges::count(kLeftOut, name) > 0;
-    if (!is_left_out) words.push_back(given);
-  }
+  std::ranges::copy_if(options.given, std::back_inserter(words),
+                       [](const std::string& word) { return (tags_of(word) & kNotForCheck) == 0; });
   std::filesystem::path folder = std::filesystem::current_path() / options.log_dir;
   while (!base::exists(folder)) folder = folder.parent_path();  // the job makes what is missing
   words.insert(words.end(), {"--prefix=off", "--", "/proc/self/exe", kPreflightWorker, folder});
@@ -167,7 +159,7 @@ int run_preflight_worker(const std::string& folder) {
   MachineFigures figures = measure_machine(folder);
   exchange.meet("machines");
   measure_link(exchange, node, nodes, figures);
-  exchange.publish("figures", figures.json().dump());
+  exchange.publish("figures", nlohmann::json(figures).dump());
   if (node != 0) {
     exchange.of(0, "verdict");
     return base::kExitOk;

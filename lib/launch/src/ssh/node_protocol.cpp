@@ -44,6 +44,19 @@ std::string as_bytes(const std::string& text) {
   return bytes;
 }
 
+// Applies `change` to all texts and keys.
+Json with_texts(Json json, std::string (*change)(const std::string&)) {
+  if (json.is_string()) return change(json.get_ref<const std::string&>());
+  if (json.is_array()) {
+    for (Json& one : json) one = with_texts(std::move(one), change);
+  } else if (json.is_object()) {
+    Json changed = Json::object();
+    for (auto& [key, value] : json.items()) changed[change(key)] = with_texts(value, change);
+    return changed;
+  }
+  return json;
+}
+
 // @throws nlohmann's exceptions.
 std::optional<NodeMessage> read(const Json& message) {
   const std::string type = message.at("type");
@@ -67,36 +80,20 @@ std::optional<NodeMessage> read(const Json& message) {
 
 }  // namespace
 
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Streams, out, err)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeJob, version, mark, folder, token, environment, words,
+                                   speaks_for_all, colours)
+
 Json NodeJob::to_json() const {
-  Json json{{"type", "job"},
-            {"version", version},
-            {"mark", mark},
-            {"folder", as_text(folder)},
-            {"token", as_text(token)},
-            {"environment", Json::object()},
-            {"words", Json::array()},
-            {"speaks_for_all", speaks_for_all},
-            {"colours", {colours.out, colours.err}}};
-  for (const auto& [name, value] : environment) json["environment"][as_text(name)] = as_text(value);
-  for (const std::string& word : words) json["words"].push_back(as_text(word));
-  return json;
+  Json message = with_texts(*this, as_text);
+  message["type"] = "job";
+  return message;
 }
 
 NodeJob NodeJob::from_json(const Json& message) {
-  NodeJob job;
   // Launchers of all versions send these two.
-  job.version = message.at("version");
-  job.mark = message.at("mark");
-  if (job.version != SYNCBN_VERSION) return job;
-  job.folder = as_bytes(message.at("folder"));
-  job.token = as_bytes(message.at("token"));
-  for (const auto& [name, value] : message.at("environment").items()) {
-    job.environment[as_bytes(name)] = as_bytes(value);
-  }
-  for (const std::string word : message.at("words")) job.words.push_back(as_bytes(word));
-  job.speaks_for_all = message.at("speaks_for_all");
-  job.colours = {.out = message.at("colours").at(0), .err = message.at("colours").at(1)};
-  return job;
+  NodeJob job{.version = message.at("version"), .mark = message.at("mark")};
+  return job.version == SYNCBN_VERSION ? with_texts(message, as_bytes).get<NodeJob>() : job;
 }
 
 std::string NodeMessage::line(const std::string& mark) const {
@@ -116,42 +113,23 @@ std::optional<NodeMessage> NodeMessage::parse(std::string_view text) {
 }
 
 void NodeLines::feed(std::string_view bytes, const Sinks& to) {
-  for (size_t end = 0; (end = bytes.find('\n')) != std::string_view::npos;) {
-    line_.append(bytes.substr(0, end));
-    end_line(to);
-    bytes.remove_prefix(end + 1);
-  }
-  line_.append(bytes);
-  cut(to);
+  lines_.feed(bytes, [&](std::string_view line) {
+    const size_t mark = line.find(mark_);
+    const bool has_message = mark != std::string_view::npos;
+    // A worker may have written a line without a newline before the message.
+    if (!has_message || mark > 0) to.line(line.substr(0, mark));
+    if (has_message) to.message(line.substr(mark + mark_.size()));
+  });
+  const std::string_view rest = lines_.partial();
+  if (rest.size() <= LineSplitter::kLongest || rest.find(mark_) != std::string_view::npos) return;
+  lines_.cut(mark_.size() - 1, to.line);  // the last bytes may be the start of a mark
 }
 
 void NodeLines::finish(const Sinks& to) {
-  line_.resize(std::min(line_.find(mark_), line_.size()));
-  if (!line_.empty()) to.line(line_);
-  line_.clear();
-}
-
-void NodeLines::end_line(const Sinks& to) {
-  const std::string_view line = line_;
-  const size_t mark = line.find(mark_);
-  const bool has_message = mark != std::string_view::npos;
-  // A worker may have written a line without a newline before the message.
-  if (!has_message || mark > 0) to.line(line.substr(0, mark));
-  if (has_message) to.message(line.substr(mark + mark_.size()));
-  line_.clear();
-}
-
-void NodeLines::cut(const Sinks& to) {
-  if (line_.size() <= LineSplitter::kLongest) return;
-  const size_t mark = line_.find(mark_);
-  if (mark == std::string::npos) {
-    // The last bytes may be the start of a mark.
-    const size_t size = line_.size() - mark_.size() + 1;
-    to.line(std::string_view(line_).substr(0, size));
-    line_.erase(0, size);
-  } else if (line_.size() > mark + kLongestMessage) {
-    end_line(to);
-  }
+  lines_.finish([&](std::string_view line) {
+    line = line.substr(0, line.find(mark_));
+    if (!line.empty()) to.line(line);
+  });
 }
 
 }  // namespace syncbn::launch

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "job/run_context.h"
+#include "output/output.h"
 
 /// Head and node exchange lines of JSON, objects with a "type":
 ///
@@ -30,8 +31,8 @@ inline constexpr const char* kFromHead = "--from_head";
 struct NodeJob {
   std::string version;  ///< of the head
   std::string mark;
-  std::string folder;      ///< working directory
-  std::string token = {};  ///< LaunchOptions::token
+  std::string folder = {};  ///< working directory
+  std::string token = {};   ///< LaunchOptions::token
   Variables environment = {};
   std::vector<std::string> words = {};  ///< the node's command line
   bool speaks_for_all = false;          ///< MessageScope::kWholeJob
@@ -82,11 +83,8 @@ class NodeLines {
   void finish(const Sinks& to);
 
  private:
-  void end_line(const Sinks& to);
-  void cut(const Sinks& to);
-
   std::string mark_;
-  std::string line_;  ///< the incomplete last line
+  LineSplitter lines_{kLongestMessage};
 };
 
 }  // namespace syncbn::launch

@@ -77,8 +77,8 @@ bool is_launcher_error(int exit_code) {
 
 // Why a node ended before it answered.
 // @param launcher its path on the hosts. @param command the ssh command.
-std::string describe_end(const HeadNode& node, int wait_status, const std::string& launcher,
-                         const std::string& command) {
+std::string problem_of(const HeadNode& node, int wait_status, const std::string& launcher,
+                       const std::string& command) {
   const std::string last = node.last_words.empty() ? "" : fmt::format(": {}", node.last_words);
   const int code = exit_code_of(wait_status);
   if (node.start_error)
@@ -91,9 +91,9 @@ std::string describe_end(const HeadNode& node, int wait_status, const std::strin
   }
   if (!node.is_here && !is_launcher_error(code)) {
     return fmt::format("{} has not started the launcher there ({}){}", command,
-                       describe_status(wait_status), last);
+                       ExitStatus{wait_status}.in_words(), last);
   }
-  return fmt::format("its launcher ended with {}{}", describe_status(wait_status), last);
+  return fmt::format("its launcher ended with {}{}", ExitStatus{wait_status}.in_words(), last);
 }
 
 // The hosts that have not answered: "a, b".
@@ -260,6 +260,7 @@ void SshHead::poll_once(Clock::time_point until) {
   }
   if (Clock::now() < next_alive_) return;
   next_alive_ = Clock::now() + kAlivePeriod;
+  keeper_->reap_orphans();
   send_to_all({{"type", "alive"}});
 }
 
@@ -331,7 +332,7 @@ void SshHead::node_ended(HeadNode& node, int status) {
   const bool failed = is_launcher_error(code);
   if (!begun_) {
     node.problem = {failed ? code : base::kExitUnavailable,
-                    describe_end(node, status, plan_.launcher(), options_.head.ssh.front())};
+                    problem_of(node, status, plan_.launcher(), options_.head.ssh.front())};
     return;
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
@@ -339,7 +340,7 @@ void SshHead::node_ended(HeadNode& node, int status) {
   limit_rest(options_.silence());
   output_.announce("error: the {} {} is gone ({}{}); so are its workers",
                    is_connection ? "connection to" : "launcher on", node.host.full_name(),
-                   is_connection ? "ssh: " : "", describe_status(status));
+                   is_connection ? "ssh: " : "", ExitStatus{status}.in_words());
 }
 
 OutputPipes::Sink SshHead::sink(size_t index) {

@@ -155,7 +155,8 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   }
   for (const Worker& other : workers) {
     if (&other == &worker || !other.wait_status) continue;
-    const std::string end = fmt::format("rank {} ({})", other.rank, other.end_in_words());
+    const std::string end =
+        fmt::format("rank {} ({})", other.rank, ExitStatus{other.wait_status}.in_words());
     if (other.ended_by_us) {
       report.ended.push_back(end);
     } else if (*other.wait_status != 0) {

@@ -56,11 +56,6 @@ struct Worker {
   AgentReader records;
   WorkerProgress progress;
   RankMemory calls;  ///< its flight record
-
-  /// How it ended, such as "exit code 1". Only after its end.
-  std::string end_in_words() const {
-    return wait_status ? describe_status(*wait_status) : "cannot be started";
-  }
 };
 
 /// How an attempt ended.

@@ -1,7 +1,6 @@
 #include "workers/keeper.h"
 
 #include <fcntl.h>
-#include <linux/close_range.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -20,7 +19,6 @@
 #include <cerrno>
 #include <climits>
 #include <initializer_list>
-#include <thread>
 #include <utility>
 
 #include "common/descriptors.h"
@@ -52,10 +50,10 @@ void leave_descriptors(std::initializer_list<int> kept) {
   unsigned first = STDERR_FILENO + 1;
   for (const int one : kept) {
     const auto next = static_cast<unsigned>(one);
-    if (first < next) close_descriptors(first, next - 1, 0);
+    if (first < next) close_descriptors(first, next - 1);
     first = next + 1;
   }
-  close_descriptors(first, UINT_MAX, 0);
+  close_descriptors(first, UINT_MAX);
   const int null = ::open("/dev/null", O_RDWR);
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) ::dup2(null, fd);
   ::close(null);
@@ -121,7 +119,7 @@ class KeeperProcess {
     ::dup2(spec.stdout_fd, STDOUT_FILENO);
     ::dup2(spec.stderr_fd, STDERR_FILENO);
     // Closed on exec, not now: the socket has to report a failed exec.
-    close_descriptors(STDERR_FILENO + 1, UINT_MAX, CLOSE_RANGE_CLOEXEC);
+    close_descriptors(STDERR_FILENO + 1, UINT_MAX, Closing::kOnExec);
     for (const int fd : spec.inherited) ::fcntl(fd, F_SETFD, 0);
     const auto argv = base::argv_of(spec.argv);
     const auto env = base::argv_of(spec.env);
@@ -230,9 +228,6 @@ class KeeperProcess {
   Left left_ = Left::kWorkers;
 };
 
-// How often sentinel and launcher check on each other after the keeper was killed.
-constexpr std::chrono::milliseconds kLookPeriod{5};
-
 pid_t sentinels_keeper = -1;
 
 // Runs in the sentinel's process. noexcept for the same reason as KeeperProcess::run().
@@ -263,7 +258,7 @@ pid_t sentinels_keeper = -1;
   if (WIFSIGNALED(status)) {
     kill_all_descendants();
     // The launcher ends this process once all are gone, unless it is killed as well.
-    while (::getppid() == launcher) std::this_thread::sleep_for(kLookPeriod);
+    wait_until(Clock::time_point::max(), [launcher] { return ::getppid() != launcher; });
     when_orphaned();
   }
   ::_exit(exit_code_of(status));
@@ -309,13 +304,6 @@ Keeper::Keeper(const std::vector<WorkerSpec>& workers, const std::function<void(
   lock_memory();
 }
 
-Keeper::~Keeper() {
-  // A keeper that waits for a process that cannot be killed outlives this object.
-  if (!gone_) return;
-  ::kill(sentinel_, SIGCONT);  // in case it was stopped
-  ::waitpid(sentinel_, nullptr, 0);
-}
-
 std::optional<KeeperEvent> Keeper::next_event() {
   KeeperEvent event;
   const ssize_t got = ::recv(socket_.get(), &event, sizeof(event), MSG_DONTWAIT);
@@ -332,13 +320,26 @@ void Keeper::signal_workers(int signal) {
 }
 
 void Keeper::clean_up_after_loss(std::chrono::seconds patience) {
-  // Does not kill the sentinel first: it has to clean up if this process is killed meanwhile.
+  if (!end_sentinel(Clock::now() + patience)) return;
+  kill_all_descendants(Daemons::kKill, Clock::now() + patience);
+}
+
+bool Keeper::end_sentinel(Clock::time_point deadline) const {
+  // Not before its children are gone: it has to clean up if this process is killed meanwhile.
   ::kill(sentinel_, SIGCONT);  // in case it was stopped
-  const auto deadline = Clock::now() + patience;
-  while (!children_of(sentinel_).empty() && Clock::now() < deadline) {
-    std::this_thread::sleep_for(kLookPeriod);
+  const bool is_clean = wait_until(deadline, [this] { return children_of(sentinel_).empty(); });
+  // It would wait for the end of this process, and then remove log files that this one keeps.
+  ::kill(sentinel_, SIGKILL);
+  ::waitpid(sentinel_, nullptr, 0);
+  return is_clean;
+}
+
+void Keeper::reap_orphans() const {
+  siginfo_t ended{};
+  while (::waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid > 0 &&
+         ended.si_pid != sentinel_) {
+    ::waitpid(std::exchange(ended.si_pid, 0), nullptr, 0);
   }
-  kill_all_descendants();
 }
 
 void Keeper::finish(std::chrono::seconds patience, Daemons daemons) {
@@ -348,6 +349,7 @@ void Keeper::finish(std::chrono::seconds patience, Daemons daemons) {
     while (next_event()) {
     }
   }
+  if (gone_) end_sentinel(deadline);
 }
 
 }  // namespace syncbn::launch

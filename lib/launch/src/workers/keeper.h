@@ -67,7 +67,6 @@ class Keeper {
   /// @param grace time for the workers to end by themselves when the launcher is gone.
   Keeper(const std::vector<WorkerSpec>& workers, const std::function<void()>& when_orphaned,
          std::chrono::milliseconds grace = {});
-  ~Keeper();
   Keeper(const Keeper&) = delete;
   Keeper& operator=(const Keeper&) = delete;
 
@@ -80,18 +79,28 @@ class Keeper {
   /// The keeper has ended. After finish() all descendants are dead; before, it was killed.
   bool gone() const { return gone_; }
 
-  /// After the keeper was killed: waits until the sentinel has killed the processes below it, up to
-  /// `patience`, then kills all descendants of this process.
+  /// After the keeper was killed: waits until the sentinel has killed the processes below it, then
+  /// kills all descendants of this process. Each of the two takes up to `patience`.
   void clean_up_after_loss(std::chrono::seconds patience);
+
+  /// Reaps the ended children of this process that the keeper does not know. The first process of
+  /// a container adopts every orphan, such as those of `docker exec`.
+  void reap_orphans() const;
 
   /// Sends a signal to the process group of each running worker, or to the helpers if no worker
   /// runs. After a signal that ends workers no more are started; these are reported as kNotStarted.
   void signal_workers(int signal);
 
-  /// Tells the keeper to kill all remaining processes, and waits up to `patience` for its end.
+  /// Tells the keeper to kill all remaining processes, and waits up to `patience` for its end, or
+  /// the sentinel's if the keeper is killed meanwhile. What hangs in the kernel outlives this
+  /// object.
   void finish(std::chrono::seconds patience, Daemons daemons = Daemons::kKill);
 
  private:
+  /// After the keeper's end: waits until the sentinel has no children, or the deadline passes; then
+  /// ends it. Returns whether it had none.
+  bool end_sentinel(std::chrono::steady_clock::time_point deadline) const;
+
   base::UniqueFd socket_;
   pid_t sentinel_ = -1;
   pid_t pid_ = -1;

@@ -81,7 +81,8 @@ GroupResult WorkerGroup::run() {
   if (keeper_is_lost) {
     keeper_->clean_up_after_loss(kKillPatience);
   } else {
-    keeper_->finish(kKillPatience, succeeded() ? Daemons::kSpare : Daemons::kKill);
+    const bool spares = succeeded() || (only_helpers_were_ended_ && !ended_by_signal_);
+    keeper_->finish(kKillPatience, spares ? Daemons::kSpare : Daemons::kKill);
   }
   for (size_t i = 0; i < workers_.size(); ++i) workers_[i].pipes.drain(sink(i));
   if (keeper_is_lost && running() > 0) handle_lost_keeper();
@@ -111,8 +112,7 @@ void WorkerGroup::handle_lost_keeper() {
   if (!ending_ && !first_failure_) {
     // A job that can go on without this node treats it as lost.
     if (run_.cluster != nullptr && !run_.options.nodes_may_change()) {
-      run_.cluster->report_failure(base::kExitUnavailable, /*may_restart=*/false, what,
-                                   std::nullopt);
+      run_.cluster->report_failure(base::kExitUnavailable, /*may_restart=*/false, what, {});
     }
     throw base::UnavailableError(what);
   }
@@ -339,11 +339,10 @@ void WorkerGroup::worker_ended(size_t index) {
   const bool failed = worker.start_error || worker.wait_status.value_or(0) != 0;
   if (!failed || ending_ || first_failure_) return;
   const int code = worker.wait_status ? exit_code_of(*worker.wait_status) : base::kExitUnavailable;
-  std::string what = worker.start_error
-                         ? std::string("cannot be started")
-                         : describe_end(*worker.wait_status, oom_.killed(*worker.wait_status));
-  what += brief(run_.logs.error_message(static_cast<int>(index)));
-  fail_first(index, code, !worker.start_error && restart_may_help(*worker.wait_status), what);
+  const auto status = worker.start_error ? std::nullopt : worker.wait_status;
+  const std::string what = ExitStatus{status, status && oom_.killed(*status)}.in_words() +
+                           brief(run_.logs.error_message(static_cast<int>(index)));
+  fail_first(index, code, status && restart_may_help(*status), what);
 }
 
 void WorkerGroup::fail_first(size_t index, int exit_code, bool may_restart,
@@ -359,7 +358,7 @@ void WorkerGroup::fail_first(size_t index, int exit_code, bool may_restart,
     note_in_logs("an error: " + failure, was_killed ? nullptr : &workers_[index]);
   }
   if (run_.cluster == nullptr) return;
-  run_.cluster->report_failure(exit_code, may_restart, failure, cause_of(workers_[index]).step);
+  run_.cluster->report_failure(exit_code, may_restart, failure, cause_of(workers_[index]));
 }
 
 void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) {
@@ -374,8 +373,8 @@ FailureCause WorkerGroup::cause_of(const Worker& worker) const {
   const int status = worker.wait_status.value_or(0);
   const bool is_killed = worker.hang.empty() && WIFSIGNALED(status) &&
                          (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
-  return {.what = fmt::format("rank {} failed ({})", worker.rank,
-                              worker.hang.empty() ? worker.end_in_words() : "no progress"),
+  return {.rank = worker.rank,
+          .status = WIFSIGNALED(status) ? WTERMSIG(status) : status,  // without the core dump's bit
           .step = is_killed ? std::nullopt : std::optional(worker.progress.step().value_or(0))};
 }
 
@@ -420,6 +419,7 @@ void WorkerGroup::answer_status() {
 
 void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
+  keeper_->reap_orphans();
   continue_keeper();
   // A worker may wait for our reader (`less`, Ctrl-S), which is no hang.
   if (run_.output.is_full(Stream::kOut) || run_.output.is_full(Stream::kErr)) {
@@ -480,6 +480,7 @@ void WorkerGroup::handle_deadlines() {
     run_.output.announce(
         "processes that the workers started still run after {}: {}; sending SIGTERM", grace_time(),
         describe_helpers(keeper_->pid()));
+    only_helpers_were_ended_ = true;
     return end_workers(SIGTERM);
   }
   if (running() == 0) {
@@ -545,7 +546,8 @@ void WorkerGroup::announce_wait() {
   if (running() > 0) {
     const Worker& failed = workers_[first_failure_->worker];
     run_.output.announce("rank {} failed ({}); waiting for {} to end", failed.rank,
-                         failed.end_in_words(), base::counted(running(), "other worker"));
+                         ExitStatus{failed.wait_status}.in_words(),
+                         base::counted(running(), "other worker"));
   } else if (!ending_ && left_ == Left::kHelpers) {
     run_.output.announce(
         "all workers have ended; waiting up to {} (--shutdown_timeout) for processes that they "
@@ -567,9 +569,9 @@ GroupResult WorkerGroup::result() {
         .signal = ended_by_signal_,
         .cause = cause_of(worker)};
     if (restart_may_help(*worker.wait_status)) {  // else it has said what was wrong
-      result.failure->flight_file =
-          write(worker.hang.empty() ? fmt::format("{} on {}", result.cause.what, base::hostname())
-                                    : worker.hang);
+      result.failure->flight_file = write(
+          worker.hang.empty() ? fmt::format("{} on {}", result.cause.describe(), base::hostname())
+                              : worker.hang);
     }
     return result;
   }

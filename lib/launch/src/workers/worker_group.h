@@ -121,7 +121,8 @@ class WorkerGroup {
   bool outputs_are_due_ = false;
   bool ending_ = false;
   bool killed_ = false;
-  bool is_paused_ = false;  ///< the head has stopped the workers
+  bool only_helpers_were_ended_ = false;  ///< after all workers had succeeded
+  bool is_paused_ = false;                ///< the head has stopped the workers
   Left left_ = Left::kWorkers;
   std::optional<Clock::time_point> end_at_;       ///< when to end the workers after a failure
   std::optional<Clock::time_point> announce_at_;  ///< when to print what the launcher waits for

@@ -126,6 +126,7 @@ void check_start(const Config& config, const Inputs& inputs) {
   alone.sync_batchnorm_group.reset();  // the other ranks do not form groups
   const auto model = make_model(alone, *inputs.train_set, config.seed.value_or(0));
   init_model(config, *model);
+  for (const auto& set : {inputs.train_set, inputs.eval_set}) make_task(config, *set, *model);
   const data::Loader loader(inputs.train_set, inputs.make_sampler(0),
                             config.loader.options(inputs.batch_size, at::kCPU));
   const int64_t batches = std::max<int64_t>(loader.num_batches(), 1);
@@ -183,10 +184,13 @@ int check(const std::vector<std::string>& args) {
   if (budget != 0) {
     keys.push_back(fmt::format("loader.error_budget={}", std::ceil(100 * budget) / 100));
   }
+  const std::string without = keys.empty()
+                                  ? ", or train without them, as loader.on_error: skip says"
+                                  : ", or train without them: " + base::join(keys, " ");
   throw base::UserError(
-      fmt::format("check: {} cannot be used; mend or remove the files, or train without them{}",
+      fmt::format("check: {} cannot be used; mend or remove the files{}",
                   bad > 0 ? base::counted(bad, "sample") : "what the warnings name",
-                  keys.empty() ? ", as loader.on_error: skip says" : ": " + base::join(keys, " ")));
+                  budget < 1 ? without : ""));  // 1: nothing would be left of a split
 }
 
 }  // namespace syncbn::train

@@ -13,7 +13,7 @@ namespace syncbn::base {
 
 /// Replaces `path`, or the target of a symbolic link, by a temporary file in the same folder, which
 /// `write` fills: fsync, rename, fsync of the folder. Creates missing folders. A reader sees the
-/// whole old file or the whole new one.
+/// whole old file or the whole new one. The new one has the permissions of the old one.
 /// @throws UserError or UnavailableError (see throw_file_error) naming the file and the reason. The
 ///   temporary file is removed, and the old file is unchanged unless only the folder's fsync
 ///   failed.

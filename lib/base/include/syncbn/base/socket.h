@@ -34,10 +34,10 @@ AddressList resolve(const std::string& host, int port, std::string& reason, int 
 int port_of(const sockaddr_storage& address);
 
 /// The address of the other end of a connection (or, with `own`, of this end), without its port.
-/// "10.0.0.3" for an IPv4 peer of an IPv6 socket as well. Empty if the socket is not connected.
+/// Empty if the socket is not connected.
 std::string peer_address(int fd, bool own = false);
 
-/// "10.0.0.3"; empty if it is no address.
+/// "10.0.0.3", for an IPv4 address on an IPv6 socket as well; empty if it is no address.
 std::string numeric_address(const sockaddr* address, socklen_t size);
 
 /// @param host an address or "localhost"; other names are not looked up.

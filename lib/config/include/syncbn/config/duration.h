@@ -1,14 +1,21 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 
 #include <syncbn/config/codec.h>
 
 namespace syncbn::config {
 
-/// How long something lasts or how often it happens: `90ep`, `0.5ep`, `2000step`, `90s`, `15min`,
-/// `2h`, `1d`.
+/// A time: `500ms`, `90s`, `5m` or `5min`, `1.5h`, `1d`, or a number of seconds. Empty for other
+/// text and for more than 1e15 ms.
+std::optional<std::chrono::milliseconds> parse_time(std::string_view text);
+
+/// How long something lasts or how often it happens: `90ep`, `0.5ep`, `2000step`, or a time with a
+/// unit, as parse_time() reads it.
 struct Duration {
   enum class Unit { kEpochs, kSteps, kSeconds };
 

@@ -28,6 +28,7 @@ struct FieldInfo {
   std::string letter;                    ///< "-r"; empty: none
   std::vector<std::string> other_names;  ///< what other programs call it, for hints
   std::vector<std::string> environment;  ///< variables that set it; the first that is set counts
+  unsigned tags = 0;                     ///< attributes that the program defines, as bits
 
   /// Whether a command line may name the field without a value.
   bool is_switch() const { return type == "true|false"; }

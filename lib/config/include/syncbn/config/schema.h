@@ -52,6 +52,8 @@ class Rules {
   Rules& letter(std::string dashed) { return info_.letter = std::move(dashed), *this; }
   Rules& other_names(std::vector<std::string> v) { return info_.other_names = std::move(v), *this; }
   Rules& environment(std::vector<std::string> v) { return info_.environment = std::move(v), *this; }
+  /// Adds to the tags of the field's group.
+  Rules& tags(unsigned more) { return info_.tags |= more, *this; }
   /// Shown in place of the default's value.
   Rules& shown_default(std::string text) { return shown_default_ = std::move(text), *this; }
 
@@ -115,8 +117,8 @@ class SchemaBase {
   SchemaBase(const SchemaBase&) = delete;
   SchemaBase& operator=(const SchemaBase&) = delete;
 
-  /// Heading in help for the fields that are added after it.
-  void group(std::string name) { group_ = std::move(name); }
+  /// Heading in help, and tags, for the fields that are added after it.
+  void group(std::string name, unsigned tags = 0) { group_ = std::move(name), tags_ = tags; }
 
   std::vector<std::string> names() const;
   /// @param hint for a section with the key `type`, which the caller reads.
@@ -150,6 +152,7 @@ class SchemaBase {
 
   std::shared_ptr<const void> defaults_;
   std::string group_;
+  unsigned tags_ = 0;         ///< of the group
   std::deque<Field> fields_;  ///< a deque, because describe() holds references to rules
   std::vector<Check> checks_;
 };
