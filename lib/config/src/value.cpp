@@ -42,6 +42,10 @@ Value Value::of_scalar(std::string text, bool quoted) {
   return value;
 }
 
+Value Value::of_text(std::string text) {
+  return of_scalar(std::move(text), /*quoted=*/true);
+}
+
 Value Value::of_map() {
   Value value;
   value.kind = Kind::kMap;

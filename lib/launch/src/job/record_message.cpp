@@ -16,8 +16,9 @@ constexpr size_t kMaxMessageBytes = size_t{512} << 10;
 
 /// Keeps the calls that have not succeeded, then the latest, `count` in all; sorted by number.
 void keep_calls(std::vector<RankRecord::Call>& calls, size_t count) {
-  std::ranges::stable_partition(
-      calls, [](const RankRecord::Call& call) { return call.state == FlightLayout::kSucceeded; });
+  std::stable_partition(calls.begin(), calls.end(), [](const RankRecord::Call& call) {
+    return call.state == FlightLayout::kSucceeded;
+  });
   calls.erase(calls.begin(), calls.end() - static_cast<std::ptrdiff_t>(count));
   std::ranges::sort(calls, {}, &RankRecord::Call::number);
 }

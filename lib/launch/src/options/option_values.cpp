@@ -255,6 +255,7 @@ void read_rendezvous_settings(const std::string& typed, LaunchOptions& options) 
       setting->second();
     } else {
       std::vector<std::string> names;
+      names.reserve(settings.size());
       for (const auto& [known, read] : settings) names.push_back(known);
       check_spelling_of_setting(typed, name, names);
     }

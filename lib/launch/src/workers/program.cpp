@@ -185,10 +185,11 @@ bool uses_local_rank(const std::string& code) {
   for (std::string line; std::getline(lines, line);) {
     std::smatch alias;
     if (line.find("environ") != line.npos && std::regex_search(line, alias, kAlias)) {
-      names += "|" + alias.str(1);
+      names.append("|").append(alias.str(1));
     }
     if (line.find("LOCAL_RANK") == line.npos) continue;
-    line = std::regex_replace(line, std::regex("\\b(" + names + ")(?= *\\[|\\.get)"), "environ");
+    line = std::regex_replace(line, std::regex(fmt::format(R"re(\b({})(?= *\[|\.get))re", names)),
+                              "environ");
     if (std::regex_search(line, kUse) && !std::regex_search(line, kNoUse)) return true;
   }
   return false;

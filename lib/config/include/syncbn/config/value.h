@@ -3,7 +3,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace syncbn::config {
@@ -35,7 +34,7 @@ struct Value {
   Mark mark;
 
   static Value of_scalar(std::string text, bool quoted = false);
-  static Value of_text(std::string text) { return of_scalar(std::move(text), /*quoted=*/true); }
+  static Value of_text(std::string text);
   static Value of_map();
 
   Value* find(const std::string& key);
