@@ -113,7 +113,7 @@ std::shared_ptr<Chain> conv_norm(int64_t in, int64_t out, const NormFactory& nor
 /// `x` with this height and width.
 at::Tensor scaled_to(const at::Tensor& x, at::IntArrayRef size);
 
-/// Layers side by side on the same input, whose outputs are scaled to its height and width and
+/// Layers side by side on the same input. Their outputs are scaled to its height and width, and
 /// concatenated.
 class Branches : public torch::nn::Module {
  public:

@@ -77,7 +77,7 @@ std::shared_ptr<Model> convnext(const std::string& name, const ModelArgs& args,
   int blocks = 0;
   for (const int depth : shape.depths) blocks += depth;
 
-  // Convolutions whose stride is their size divide the image into squares.
+  // Convolutions with a stride of their own size divide the image into squares.
   auto features = std::make_shared<Chain>();
   int64_t width = shape.width;
   auto stem = std::make_shared<Chain>();

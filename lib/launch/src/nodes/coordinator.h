@@ -70,7 +70,7 @@ class Coordinator {
     int exit_code = 0;
     std::string text = {};
     bool may_restart = false;
-    int node = -1;  ///< whose worker failed; -1: another reason
+    int node = -1;  ///< that of the failed worker; -1: another reason
     FailureCause cause = {};
   };
 

@@ -170,7 +170,7 @@ CommandLine::CommandLine(const std::vector<std::string>& words, Environment envi
 
   CLI::App app;
   add_options(app, fields);
-  size_t next = 0;
+  size_t next = 0;  // get_options() lists them in the order in which they were added
   for (CLI::Option* const option : app.get_options()) {
     const config::FieldInfo& field = fields[next++];
     const std::string name = option->get_name();

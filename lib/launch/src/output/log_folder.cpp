@@ -202,7 +202,7 @@ std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
   const uintmax_t size = fs::file_size(path, error);
   const uintmax_t start = error || size < kMaxBytes ? 0 : size - kMaxBytes;
   std::string text = read_regular(path, start, kMaxBytes);
-  // Drops a line whose beginning was skipped.
+  // The first line is incomplete: its beginning was skipped.
   if (start > 0) text.erase(0, std::min(text.find('\n'), text.size()) + 1);
   std::vector<std::string> all;
   const auto add = [&all](std::string_view line) { all.emplace_back(line); };

@@ -25,7 +25,7 @@ class StoreWaiters {
   void remove(uint64_t id);
 
   /// Call it when a key is set, or with a `max` of 1 when a value is pushed to a queue. Returns the
-  /// first `max` clients whose wait is over, in the order of add().
+  /// first `max` clients that need wait no longer, in the order of add().
   std::vector<uint64_t> wake(const std::string& key, size_t max = SIZE_MAX);
 
   /// About how much memory the waits take.
