@@ -2,10 +2,12 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <syncbn/base/signal_mask.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -84,8 +86,8 @@ TEST(ExitStatusTest, SaysHowAProcessEnded) {
 
 TEST(SignalsTest, AKeptMaskLetsThemActAgain) {
   const auto end_by_a_signal = [](bool keeps_mask) {
-    std::optional<KeptSignalMask> mask;
-    if (keeps_mask) mask.emplace();
+    std::optional<base::SignalMask> mask;
+    if (keeps_mask) mask.emplace(SIG_BLOCK, std::initializer_list<int>{});
     const Signals signals({SIGTERM});
     ::raise(SIGTERM);
     mask.reset();

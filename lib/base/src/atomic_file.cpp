@@ -167,9 +167,8 @@ std::string read_file(const fs::path& path, size_t max_bytes) {
   const UniqueFd file = open_to_read(path);
   if (!file) {
     const int reason = errno;
-    const std::string link = dangling_link(path);
-    const std::string message = fmt::format("cannot read {}: {}", path.string(),
-                                            link.empty() ? describe_errno(reason) : link);
+    const std::string message =
+        fmt::format("cannot read {}: {}", path.string(), open_error(path, reason));
     if (std::ranges::count(kPassingErrors, reason) > 0) throw UnavailableError(message);
     throw UserError(message);
   }

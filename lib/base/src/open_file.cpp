@@ -48,6 +48,11 @@ std::string dangling_link(const std::filesystem::path& path) {
                      std::filesystem::read_symlink(path, ignored).string());
 }
 
+std::string open_error(const std::filesystem::path& path, int error) {
+  const std::string link = dangling_link(path);
+  return link.empty() ? describe_errno(error) : link;
+}
+
 bool is_within(const std::filesystem::path& folder, const std::filesystem::path& name) {
   if (name.native().find('\0') != std::string::npos) return false;  // open() would stop there
   const bool is_plain = name.is_relative() && name.native().find("..") == std::string::npos;

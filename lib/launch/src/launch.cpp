@@ -7,6 +7,7 @@
 #include <syncbn/base/error.h>
 #include <syncbn/base/gpus.h>
 #include <syncbn/base/log.h>
+#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/text.h>
 #include <syncbn/launch/options.h>
 #include <unistd.h>
@@ -18,7 +19,6 @@
 #include <string_view>
 
 #include "common/processes.h"
-#include "common/signals.h"
 #include "job/explain.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
@@ -143,7 +143,7 @@ Command find_command(const LaunchOptions& options, const RunContext& context) {
     // joined.
     if (context.nodes > 1 && is_alone) {
       Variables variables = worker_variables(options, context, 0);
-      // Any node may become the first, whose rank 0 reads the files of `init` and `resume`.
+      // Any node may become the first: its rank 0 reads the files of `init` and `resume`.
       if (options.node_rank < 0) variables["RANK"] = std::to_string(context.ranks.world_size - 1);
       check_arguments(command, variables);
     }
@@ -252,7 +252,8 @@ int launch(int argc, const char* const* argv) {
   if (options->preflight && !options->dry_run) {
     int exit_code = base::kExitOk;
     {
-      const KeptSignalMask mask;  // Ctrl-C ends the launcher again until the run begins
+      // Restores what the check blocks: Ctrl-C ends the launcher again until the run begins.
+      const base::SignalMask mask(SIG_BLOCK, {});
       exit_code = run_job(preflight_job(*options));
     }
     if (exit_code != base::kExitOk) {

@@ -7,8 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/open_file.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/subset.h>
 
@@ -95,22 +95,16 @@ Idx read_idx(const fs::path& file, size_t dimensions) {
 void add_cifar_file(const fs::path& file, size_t label_bytes, StoredImages& images) {
   constexpr auto kPlane = static_cast<size_t>(kCifarSide * kCifarSide);
   const size_t record = label_bytes + kPlane * kCifarChannels;
-  const base::UniqueFd opened = base::open_regular_file(file);
-  const int64_t size = size_of_file(opened, file);
-  if (size > static_cast<int64_t>(kMaxFileBytes))
-    refuse_file(file, fmt::format("it is larger than {}", base::format_bytes(kMaxFileBytes)));
-  std::vector<uint8_t> bytes;
-  read_at(opened, file, 0, size, bytes);
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string bytes = base::read_file(file, kMaxFileBytes);
   if (bytes.empty()) refuse_file(file, "it is empty");
   if (bytes.size() % record != 0) {
-    refuse_file(file,
-                base::foreign_file(text, fmt::format("its size of {} is not a multiple of "
-                                                     "the {} bytes of a record",
-                                                     base::counted(bytes.size(), "byte"), record)));
+    refuse_file(
+        file, base::foreign_file(bytes, fmt::format("its size of {} is not a multiple of "
+                                                    "the {} bytes of a record",
+                                                    base::counted(bytes.size(), "byte"), record)));
   }
   for (size_t at = 0; at < bytes.size(); at += record) {
-    const uint8_t label = bytes[at + label_bytes - 1];
+    const auto label = static_cast<uint8_t>(bytes[at + label_bytes - 1]);
     if (label >= images.classes) {
       refuse_file(file, fmt::format("record {} has the label {}; labels are below {}", at / record,
                                     label, images.classes));
@@ -119,7 +113,7 @@ void add_cifar_file(const fs::path& file, size_t label_bytes, StoredImages& imag
     const size_t first = at + label_bytes;
     for (size_t i = 0; i < kPlane; ++i) {
       for (size_t c = 0; c < kCifarChannels; ++c) {
-        images.pixels.push_back(bytes[first + c * kPlane + i]);
+        images.pixels.push_back(static_cast<uint8_t>(bytes[first + c * kPlane + i]));
       }
     }
   }

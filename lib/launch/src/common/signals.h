@@ -1,6 +1,5 @@
 #pragma once
 
-#include <signal.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
@@ -12,18 +11,6 @@
 #include "common/head_link.h"
 
 namespace syncbn::launch {
-
-/// Restores this thread's signal mask at its end. Signals that were blocked meanwhile then act.
-class KeptSignalMask {
- public:
-  KeptSignalMask() { ::sigprocmask(SIG_BLOCK, nullptr, &mask_); }
-  ~KeptSignalMask() { ::sigprocmask(SIG_SETMASK, &mask_, nullptr); }
-  KeptSignalMask(const KeptSignalMask&) = delete;
-  KeptSignalMask& operator=(const KeptSignalMask&) = delete;
-
- private:
-  sigset_t mask_{};
-};
 
 /// The signals that the launcher handles, as a descriptor to poll. The constructor blocks them, and
 /// ignores SIGPIPE, SIGXFSZ and SIGTTOU. SIGHUP is left alone if it was ignored (nohup). On a node

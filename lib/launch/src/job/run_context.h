@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "job/shown_text.h"
 #include "job/torchrun_protocol.h"
 #include "machine/topology.h"
 
@@ -19,8 +20,8 @@ struct Assignment {
   std::string job_id;        ///< unique to this run; the same on all nodes and in all attempts
   bool agent_store = false;  ///< the launcher of node 0 holds the store, not rank 0
   int attempt = 0;
-  int restart_count = 0;    ///< excludes attempts that start because a node joined or left
-  std::string reason = {};  ///< why another attempt starts; empty: it is the first
+  int restart_count = 0;  ///< excludes attempts that start because a node joined or left
+  ShownText reason = {};  ///< why another attempt starts; empty: it is the first
   int node = 0;
   int nodes = 1;
   AssignedRanks ranks;

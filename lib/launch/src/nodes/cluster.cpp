@@ -278,7 +278,6 @@ void Cluster::handle_message(const Json& message) {
   if (type == "start") {
     hang_.reset();
     start_ = message.get<Assignment>();
-    start_->reason = text("reason");
     attempt_ = start_->attempt;
     stop_reason_.clear();
   }

@@ -26,6 +26,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -224,9 +225,8 @@ void find_files(const std::string& command, const Config& config) {
   const bool is_init = config.resume.empty() && (command == kTraining || command == "check");
   const std::string& file = is_init ? config.init : config.resume;
   if (file.empty() || file == "auto" || !base::is_missing(file)) return;
-  const std::string link = base::dangling_link(file);
   throw base::UserError(fmt::format("{}: cannot read {}: {}", is_init ? "init" : "resume", file,
-                                    link.empty() ? "No such file or directory" : link));
+                                    base::open_error(file, ENOENT)));
 }
 
 /// Only a warning: nodes that have yet to join may have other numbers of workers than the launcher

@@ -25,6 +25,9 @@ bool is_missing(const std::filesystem::path& path);
 /// "it is a link to 'TARGET', which does not exist"; "" for anything else.
 std::string dangling_link(const std::filesystem::path& path);
 
+/// For messages: why opening `path` failed with this errno. Names the target of a link to nothing.
+std::string open_error(const std::filesystem::path& path, int error);
+
 /// Whether `folder` / `name` is in the folder or below it, for a name that was read from a file and
 /// may be anyone's. Does not look at links, which are the folder's owner's.
 bool is_within(const std::filesystem::path& folder, const std::filesystem::path& name);
