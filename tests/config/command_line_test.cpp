@@ -226,6 +226,25 @@ TEST(CommandLineTest, NamesTheOptionAsItWasWritten) {
               ElementsAre("--seats: two doors are for two seats"));
 }
 
+TEST(CommandLineTest, RefusesAnEmptyValueUnlessItIsAText) {
+  EXPECT_THAT(
+      read_all({"--seats=", "doors=", "--sunroof=", "--wheel.bolts.0", "", "--wheel.bolts="})
+          .faults,
+      ElementsAre("--seats: the value is empty; give it one (integer or null), or write null "
+                  "for none",
+                  "doors: the value is empty; give it one (integer)",
+                  "--sunroof: the value is empty; give it one (true|false)",
+                  "--wheel.bolts.0: the value is empty; give it one (integer)",
+                  "--wheel.bolts: expected a list, as [], got nothing"));
+  const Outcome outcome = read_all({"--name=", "--seats=null"}, "name: x\nseats: 3\n");
+  EXPECT_THAT(outcome.faults, IsEmpty());
+  EXPECT_EQ(outcome.car.name, "");
+  EXPECT_FALSE(outcome.car.seats);
+  Faults faults;
+  parse_command_line({"--seats="}, kOptions, car_fields(), faults, {}, "-s");
+  EXPECT_THAT(faults.messages(), ElementsAre(StartsWith("-s: the value is empty")));
+}
+
 TEST(CommandLineTest, SetsASectionWithATypeAsAWhole) {
   const Outcome outcome = read_all({"--engine", "{type: electric, range: 200}"});
   EXPECT_THAT(outcome.faults, IsEmpty());
@@ -295,9 +314,11 @@ TEST(CommandLineTest, HelpExplainsASectionATypeOrAKey) {
   const std::string electric = help_text("engine.electric", car_fields());
   EXPECT_THAT(electric, AllOf(HasSubstr("--engine.range"), Not(HasSubstr("litres"))));
   EXPECT_THAT(help_text("doors", car_fields()), StartsWith("  --doors integer"));
-  EXPECT_THAT(
-      [] { help_text("weel", car_fields()); },
-      ThrowsMessage<base::UserError>(HasSubstr("--help weel: there is no such key or section")));
+  EXPECT_THAT([] { help_text("weel", car_fields()); },
+              ThrowsMessage<base::UserError>("--help weel: there is no such key or section; did "
+                                             "you mean 'wheel'?"));
+  EXPECT_THAT([] { help_text("unrelated", car_fields()); },
+              ThrowsMessage<base::UserError>("--help unrelated: there is no such key or section"));
 }
 
 TEST(ListTextTest, ShowsAlternativesWithTheirOptionsAndOrigin) {

@@ -45,6 +45,27 @@ TEST(LayersTest, AnotherTypeDropsTheKeysOfTheFormer) {
   EXPECT_EQ(merged("o: sgd\n", "o: {lr: 1}\n"), "o:\n  type: sgd\n  lr: 1\n");
 }
 
+TEST(LayersTest, WhatAnotherTypeLacksIsMissingWhereTheTypeWasSet) {
+  const auto place = [](const std::string& over) {
+    Faults faults;
+    Value value = parse_yaml("o: {type: sgd, lr: 1}\n", "under");
+    merge(parse_yaml(over, "over"), value, faults);
+    return value.find("o")->mark.str();
+  };
+  EXPECT_EQ(place("o: {lr: 2, type: adam}\n"), "over:1:18");
+  EXPECT_EQ(place("o: adam\n"), "over:1:4");
+  EXPECT_EQ(place("o: {lr: 2, type: sgd}\n"), "under:1:4");
+}
+
+TEST(LayersTest, ASectionsKeyIsFoundByItsPath) {
+  const Value value = parse_yaml("a: {b: {c: 1}}\nd: [2]\n", "file");
+  EXPECT_EQ(value.at("a.b.c")->scalar, "1");
+  EXPECT_EQ(value.at("d"), value.find("d"));
+  for (const char* path : {"", "c", "a.c", "a.b.c.d", "a.", "d.0"}) {
+    EXPECT_EQ(value.at(path), nullptr) << path;
+  }
+}
+
 TEST(LayersTest, NumbersNameItemsOfLists) {
   EXPECT_EQ(merged("l: [{type: crop, size: 1}, flip]\n", "l: {0: {size: 2}, 1: blur}\n"),
             "l: [{type: crop, size: 2}, blur]\n");

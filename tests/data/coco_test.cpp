@@ -38,6 +38,8 @@ using test::picture;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::Pair;
 using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 
@@ -272,7 +274,8 @@ TEST_F(CocoTest, RefusesFilesWithMistakes) {
           "annotation 0 has the category_id 2, which the file does not list\n  the box of "
           "annotation 1 ([1, 1, 2, 99]) is not within");
   refusal(with(base::join(bad, ", ")), "which the file does not list\n  the box of annotation 9");
-  refusal(with(base::join(bad, ", ")), "11 of 11 annotations cannot be used: annotation 0 has");
+  refusal(with(base::join(bad, ", ")),
+          "11 of 11 annotations cannot be used, and 1 image that has no other: annotation 0 has");
   refusal(with(base::join(bad, ", ")), "[x, y, width, height]\n  …");
   refusal(file_of(R"("images": [{"id": 9, "file_name": "a", "width": 4, "height": 3},
                                 {"id": 9, "file_name": "b", "width": 4, "height": 3}])"),
@@ -424,6 +427,128 @@ TEST_F(CocoTest, LeavesOutAnnotationsThatCannotBeUsed) {
               HasSubstr("annotation number 1 (from 0) has no 'bbox'"));
 }
 
+/// Such an image is no background. One that never had a box is, and one whose objects are of no
+/// class.
+TEST_F(CocoTest, LeavesOutImagesAllOfWhoseBoxesAreFaulty) {
+  const std::string good = R"({"id": 1, "image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]})";
+  const auto write_with = [&](const std::string& annotations) {
+    write(file_of(kImages, kCategories, R"("annotations": [)" + annotations + "]"));
+  };
+  for (const char* bad :
+       {R"("image_id": 4, "category_id": 3, "bbox": [-3, 1, 8, 2])",
+        R"("image_id": 4, "category_id": 3, "bbox": [1, NaN, 8, 2])",
+        R"("image_id": 4, "category_id": 3, "bbox": [])", R"("image_id": 4, "bbox": null)",
+        R"("image_id": 4, "category_id": 3, "segmentation": [[1, 1, 9, 1, 9, 9]])"}) {
+    const std::string both = fmt::format(R"({{"id": 5, {0}}}, {{"id": 6, {0}}}, )", bad);
+    write_with(both + good);
+    const auto set = load();
+    EXPECT_EQ(set->size(), 2) << bad;
+    EXPECT_EQ(set->image_id(0), 7) << "background";
+    EXPECT_THAT(set->annotations(1), SizeIs(1)) << bad;
+    ASSERT_THAT(set->remarks(), SizeIs(1));
+    EXPECT_THAT(set->remarks()[0].text,
+                HasSubstr("2 of 3 annotations cannot be used, and 1 image that has no other: "))
+        << bad;
+    EXPECT_TRUE(set->remarks()[0].is_fault);
+    write_with(both + good + R"(, {"image_id": 4, "category_id": 3, "bbox": [1, 1, 2, 2]})");
+    EXPECT_EQ(load()->size(), 3) << bad;
+    EXPECT_THAT(load()->remarks().back().text, HasSubstr("2 of 4 annotations cannot be used: "));
+  }
+  for (const char* other : {R"("category_id": 3, "bbox": [1, 1, 0, 2])",  // without area
+                            R"("category_id": 5, "bbox": [1, 1, 2, 2])",  // of an unknown category
+                            R"("bbox": [1, 1, 2, 2])"}) {                 // of none
+    write_with(fmt::format(R"({{"id": 5, "image_id": 4, {}}}, )", other) + good);
+    EXPECT_EQ(load()->size(), 3) << other;
+  }
+  const std::string faulty = R"("category_id": 3, "bbox": [1, 1, 99, 2])";
+  write_with(
+      fmt::format(R"({{"id": 5, "image_id": 4, {0}}}, {{"id": 6, "image_id": 7, {0}}}, )", faulty) +
+      good);
+  EXPECT_EQ(load()->size(), 1);
+  EXPECT_THAT(load()->remarks().at(0).text, HasSubstr(", and 2 images that have no other: "));
+  write(file_of(R"("images": [{"id": 9, "file_name": "nine.jpg", "width": 40, "height": 30}])",
+                kCategories,
+                R"("annotations": [{"image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 99]}])"));
+  EXPECT_THAT([this] { load(); },
+              ThrowsMessage<base::UserError>(AllOf(
+                  HasSubstr("1 of 1 annotations cannot be used, and 1 image that has no other; no "
+                            "image is left: "),
+                  HasSubstr("[1, 1, 2, 99]"))));
+}
+
+/// The faulty boxes of the repetition are those of the image that is kept.
+TEST_F(CocoTest, LeavesOutARepeatedImageAllOfWhoseBoxesAreFaulty) {
+  for (const char* bad : {R"("segmentation": [[1, 1, 9, 1, 9, 9]])", R"("bbox": [1, 1, 99, 2])"}) {
+    for (const int image : {4, 30}) {
+      const std::string good =
+          R"({"id": 1, "image_id": 9, "category_id": 3, "bbox": [1, 1, 2, 2]})";
+      const auto size_with = [&](const std::string& more) {
+        write(file_of(
+            R"("images": [{"id": 9, "file_name": "nine.jpg", "width": 40, "height": 30},
+                          {"id": 4, "file_name": "four.jpg", "width": 20, "height": 50},
+                          {"id": 30, "file_name": "four.jpg", "width": 20, "height": 50}])",
+            kCategories,
+            fmt::format(R"("annotations": [{{"image_id": {}, "category_id": 3, {}}}, {}{}])", image,
+                        bad, more, good)));
+        return load()->size();
+      };
+      EXPECT_EQ(size_with(""), 1) << image << bad;
+      for (const int other : {4, 30}) {
+        EXPECT_EQ(size_with(fmt::format(
+                      R"({{"image_id": {}, "category_id": 3, "bbox": [1, 1, 2, 2]}}, )", other)),
+                  2)
+            << image << bad << other;
+      }
+    }
+  }
+}
+
+TEST_F(CocoTest, SaysThatBoxesLookLikeCorners) {
+  const auto remark = [&](const std::vector<std::string>& boxes) {
+    std::string list;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      list += fmt::format(R"({}{{"id": {}, "image_id": 9, "category_id": 3, "bbox": {}}})",
+                          i == 0 ? "" : ", ", i, boxes[i]);
+    }
+    write(file_of(kImages, kCategories, R"("annotations": [)" + list + "]"));
+    const auto remarks = load()->remarks();
+    return remarks.empty() ? "" : remarks.front().text;
+  };
+  const std::string inner = "[2, 1, 12, 11]";  // fits in both forms
+  const std::string outer = "[20, 10, 40, 30]";
+  std::vector<std::string> boxes(10, inner);
+  EXPECT_EQ(remark(boxes), "") << "no box is faulty";
+  boxes[0] = outer;
+  EXPECT_THAT(remark(boxes),
+              HasSubstr("1 of 10 annotations cannot be used; the boxes look like [x1, y1, x2, y2]; "
+                        "COCO's are [x, y, width, height]: subtract x1 and y1 from x2 and y2 in "
+                        "all boxes: the box of annotation 0 "));
+  for (const char* other : {"[1, 1, 2, 99]",      // y2 is outside
+                            "[-2, 1, 40, 2]",     // x1 is
+                            "[30, 1, 20, 2]",     // x2 < x1
+                            "[1, 25, 2, 20]",     // y2 < y1
+                            "[30, 20, 5, 5]"}) {  // no fault, and no corners
+    boxes[1] = other;
+    EXPECT_THAT(remark(boxes), HasSubstr("look like")) << "9 of 10: " << other;
+    boxes[2] = other;
+    EXPECT_THAT(remark(boxes), Not(HasSubstr("look like"))) << "8 of 10: " << other;
+    boxes[2] = inner;
+  }
+  boxes.assign(11, inner);
+  boxes[0] = outer;
+  EXPECT_THAT(remark(boxes), Not(HasSubstr("look like"))) << "only 1 of 11 is faulty";
+  // Good boxes, and one that is 3 pixels too wide.
+  boxes.assign(10, "[20, 10, 10, 10]");
+  boxes[0] = "[20, 10, 23, 10]";
+  EXPECT_THAT(remark(boxes), AllOf(HasSubstr("1 of 10 annotations cannot be used: the box of"),
+                                   Not(HasSubstr("look like"))));
+  // An unknown category is no fault of the box.
+  write(file_of(kImages, kCategories, R"("annotations": [
+      {"id": 1, "image_id": 9, "category_id": 3, "bbox": [2, 1, 12, 11]},
+      {"id": 2, "image_id": 9, "category_id": 5, "bbox": [2, 1, 12, 11]}])"));
+  EXPECT_THAT(load()->remarks().at(0).text, Not(HasSubstr("look like")));
+}
+
 /// Merged files, and Roboflow's root category if there is only one class.
 TEST_F(CocoTest, CategoriesWithTheSameNameAreOneClass) {
   const uint64_t expected = load()->fingerprint();
@@ -556,6 +681,7 @@ TEST_F(CocoTest, NamesImagesThatDoNotMatch) {
   EXPECT_TRUE(remarks[0].is_fault);
   EXPECT_THAT(remarks[0].text, AllOf(HasSubstr("no file for 1 of 3 photos, such as '"),
                                      HasSubstr("photos/seven.jpg'; put the file there, or ")));
+  EXPECT_THAT(remarks[0].unreadable, ElementsAre(Pair(load()->name_of(1), kMissingFile)));
   CocoOptions elsewhere = options();
   elsewhere.train_images = folder_ / "other";
   EXPECT_THAT([&] { load(elsewhere); },

@@ -26,7 +26,10 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
+using ::testing::Pair;
+using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 
 class FolderIndexTest : public ::testing::Test {
@@ -233,6 +236,13 @@ TEST_F(FolderIndexTest, NamesFilesOfOtherFormatsAndThoseThatAreStillEmpty) {
   EXPECT_EQ(text(), fmt::format("8 files (1 .webp, 5 empty, 2 missing), such as '{}/cat/0.jpg' "
                                 "cannot be read (it is a link to 'nowhere', which does not exist)",
                                 root));
+  const FolderIndex made = index();
+  const auto remarks =
+      remarks_on(made, "", [&](int64_t i) { return folder_ / "data" / made.file(i); });
+  EXPECT_THAT(remarks.at(0).unreadable,
+              AllOf(SizeIs(8), IsSupersetOf({Pair(root + "/cat/0.jpg", kMissingFile),
+                                             Pair(root + "/cat/4.webp", kOtherContent),
+                                             Pair(root + "/dog/9.png", kEmptyFile)})));
 }
 
 TEST_F(FolderIndexTest, SaysWhatToDoAboutFilesThatCannotBeRead) {
@@ -347,8 +357,16 @@ TEST_F(FolderIndexTest, PairsImagesWithMasks) {
   EXPECT_EQ(index_pairs(folder_ / "images", folder_ / "masks", cache()).size(), 6);
   add("images/d.jpg");
   add("masks/d.gif");
-  EXPECT_THAT([&] { index_pairs(folder_ / "images", folder_ / "masks", cache()); },
-              ThrowsMessage<base::UserError>(HasSubstr("masks', a PNG of the same name")));
+  const auto refuses = [&](const std::string& names) {
+    const std::string where = folder_.path().string();
+    EXPECT_THAT([&] { index_pairs(folder_ / "images", folder_ / "masks", cache()); },
+                ThrowsMessage<base::UserError>(HasSubstr(fmt::format(
+                    "no mask in '{0}/masks', a PNG of the same name, for {1}; add the masks, or",
+                    where, fmt::format(fmt::runtime(names), where)))));
+  };
+  refuses("1 of 4 images in '{}/images': d.jpg");
+  for (int i = 1; i <= 6; ++i) add(fmt::format("images/e{}.jpg", i));
+  refuses("7 of 10 images in '{}/images': d.jpg, e1.jpg, e2.jpg, e3.jpg, e4.jpg, and 2 more");
 }
 
 TEST_F(FolderIndexTest, FindsEveryFileInFoldersOfAllSizes) {

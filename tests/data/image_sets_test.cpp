@@ -546,7 +546,7 @@ TEST_F(SegmentationFolderTest, RefusesPairsThatDoNotMatch) {
               refuses("masks/a.png", "13 x 11"));
   fs::remove(folder_ / "masks/a.png");
   EXPECT_THAT([&] { load_segmentation_folder(options(4), Split::kTrain); },
-              refuses("images/a.jpg", "no mask"));
+              refuses("no mask in '", "/images': a.jpg; add the masks"));
 }
 
 // A small PASCAL VOC with the folders of VOCtrainval_11-May-2012.tar.

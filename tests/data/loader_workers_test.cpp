@@ -33,6 +33,7 @@ using test::Noise;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Pair;
 using ::testing::ThrowsMessage;
 using OnError = LoaderOptions::OnError;
 
@@ -224,6 +225,49 @@ TEST(LoaderWorkersTest, OfAFewSamplesMoreThanTheBudgetMayBeDamaged) {
   EXPECT_EQ(max_skipped({}, 8), 4);
   EXPECT_EQ(max_skipped({}, 1), 0);
   EXPECT_EQ(max_skipped({.error_budget = 0}, 1000), 0);
+}
+
+/// With any budget, an epoch needs a sample.
+TEST(LoaderWorkersTest, AnEpochWithoutAnySampleIsAnError) {
+  const LoaderOptions options{.batch_size = 2,
+                              .on_error = OnError::kSkip,
+                              .empty_batches = true,
+                              .error_budget = 1,
+                              .sample_name = "training sample"};
+  EXPECT_EQ(max_skipped(options, 4), 3);
+  EXPECT_EQ(max_skipped(options, 0), 0);
+  EXPECT_NO_THROW(check_skipped(options, 0, 0));
+  EXPECT_NO_THROW(check_skipped(options, 3, 4));
+  Loader loader = make(with_bad(4, {0, 1, 2, 3}), options);
+  loader.start_epoch(0);
+  EXPECT_EQ(loader.next()->size(), 0);
+  EXPECT_THAT([&] { loader.next(); },
+              ThrowsMessage<base::UserError>("none of 4 training samples could be read; mend or "
+                                             "replace the files that the warnings name"));
+  EXPECT_THAT([&] { check_skipped(options, 1, 1); },
+              ThrowsMessage<base::UserError>("the only training sample could not be read; mend or "
+                                             "replace the file that the warning names"));
+  EXPECT_THAT(
+      [&] { refuse_empty_epoch(options, 2); },
+      ThrowsMessage<base::UserError>(HasSubstr("none of 2 training samples could be read")));
+}
+
+TEST(LoaderWorkersTest, CollectsDamagedSamplesWithoutABudget) {
+  for (const int workers : {0, 4}) {
+    Loader loader = make(with_bad(3, {0, 1, 2}), {.batch_size = 2,
+                                                  .num_workers = workers,
+                                                  .on_error = OnError::kCollect,
+                                                  .error_budget = 0});
+    loader.start_epoch(0);
+    ::testing::internal::CaptureStdout();  // where spdlog's default logger writes
+    EXPECT_EQ(loader.next()->size(), 0);
+    EXPECT_EQ(loader.next()->size(), 0);
+    EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
+    EXPECT_FALSE(loader.next().has_value());
+    EXPECT_THAT(loader.damaged(), ElementsAre(Pair(0, "sample 0 (file-0): it is damaged"),
+                                              Pair(1, "sample 1 (file-1): it is damaged"),
+                                              Pair(2, "sample 2 (file-2): it is damaged")));
+  }
 }
 
 TEST(LoaderWorkersTest, RefusesABatchWithoutAnySampleLeft) {

@@ -106,6 +106,8 @@ TEST_F(SurveyTest, CountsRotatedImagesUnlessTheyAreTurned) {
   EXPECT_THAT(lines,
               ElementsAre(AllOf(StartsWith("train: 2 of 3 images looked at are stored rotated"),
                                 HasSubstr("data.exif_orientation=true"))));
+  EXPECT_THAT(survey(*load_image_folder(options, Split::kTrain), Split::kTrain, kAllTheTime, "new"),
+              ElementsAre(StartsWith("new: 2 of 3 images")));
   options.exif_orientation = true;
   EXPECT_THAT(survey(*load_image_folder(options, Split::kTrain), Split::kTrain, kAllTheTime),
               IsEmpty());

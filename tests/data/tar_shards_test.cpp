@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,6 +36,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 using ::testing::ThrowsMessage;
 
 auto refuses(const std::string& what, const std::string& why) {
@@ -256,6 +258,72 @@ TEST_F(TarShardsTest, ReadsConcatenatedArchives) {
   EXPECT_EQ(load_bytes(first + second)->remarks().size(), 1U) << "the second one is not closed";
   EXPECT_TRUE(load_bytes(first + std::string(100, '\0'))->remarks().empty());
   EXPECT_THAT(load_bytes(first + std::string(512, 'x'))->labels(), ElementsAre(3));
+}
+
+/// "syscr": read system calls of this process so far; "rchar": the bytes that they read.
+int64_t io_count(const std::string& name) {
+  std::ifstream counts("/proc/self/io");
+  int64_t number = -1;
+  for (std::string word; counts >> word;) {
+    if (word == name + ":") counts >> number;
+  }
+  return number;
+}
+
+std::vector<std::string> names_in(const std::string& path) {
+  std::vector<std::string> found;
+  const bool is_closed =
+      detail::for_each_tar_member(base::open_regular_file(path), path,
+                                  [&](const auto& member) { found.push_back(member.name); });
+  EXPECT_TRUE(is_closed);
+  return found;
+}
+
+TEST_F(TarShardsTest, ReadsTheZerosAfterAnArchiveInLargePieces) {
+  if (io_count("syscr") < 0) GTEST_SKIP() << "the kernel does not count reads";
+  constexpr int64_t kMiB = 1 << 20;
+  const std::string first = member("1.jpg", image_) + member("1.cls", "3");
+  const std::string second = member("2.jpg", image_) + member("2.cls", "4");
+  const std::string path = folder_.write("b.tar", first);
+  // The last piece is shorter, and no multiple of a block.
+  std::filesystem::resize_file(path, 64 * kMiB + 100);
+  const int64_t before = io_count("syscr");
+  EXPECT_THAT(names_in(path), ElementsAre("1.jpg", "1.cls"));
+  EXPECT_LT(io_count("syscr") - before, 1000) << "the file has 131072 blocks";
+  // Another archive begins in the middle of a piece.
+  std::ofstream(path, std::ios::app | std::ios::binary)
+      << std::string(512 - 100, '\0') << second << kEnd;
+  EXPECT_THAT(names_in(path), ElementsAre("1.jpg", "1.cls", "2.jpg", "2.cls"));
+}
+
+TEST_F(TarShardsTest, ReadsLittleAheadAfterEachOfManyArchives) {
+  if (io_count("rchar") < 0) GTEST_SKIP() << "the kernel does not count reads";
+  constexpr size_t kArchives = 500;
+  constexpr int64_t kMost = kArchives * 64 * 1024;
+  std::string bytes;
+  for (size_t i = 0; i < kArchives; ++i) bytes += member(fmt::format("{}.cls", i), "3") + kEnd;
+  const std::string path = folder_.write("b.tar", bytes);
+  const int64_t before = io_count("rchar");
+  EXPECT_THAT(names_in(path), SizeIs(kArchives));
+  EXPECT_LT(io_count("rchar") - before, kMost) << "the file has " << bytes.size() << " bytes";
+}
+
+TEST_F(TarShardsTest, ReadsMembersAfterALoneBlockOfZeros) {
+  const std::string zeros(512, '\0');
+  const std::string path =
+      folder_.write("b.tar", member("1.jpg", image_) + zeros + member("1.cls", "3") + zeros +
+                                 member("2.jpg", image_) + member("2.cls", "4") + kEnd);
+  EXPECT_THAT(names_in(path), ElementsAre("1.jpg", "1.cls", "2.jpg", "2.cls"));
+}
+
+/// As tar does.
+TEST_F(TarShardsTest, IgnoresACutHeaderAfterTheEnd) {
+  const std::string whole = member("1.jpg", image_) + member("1.cls", "3") + kEnd;
+  for (const size_t zeros : {size_t{0}, size_t{512}, size_t{50} << 10}) {
+    const std::string path = folder_.write(
+        "b.tar", whole + std::string(zeros, '\0') + member("2.jpg", image_).substr(0, 300));
+    EXPECT_THAT(names_in(path), ElementsAre("1.jpg", "1.cls")) << zeros;
+  }
 }
 
 TEST_F(TarShardsTest, SaysWhatAFileIsThatIsNoShard) {

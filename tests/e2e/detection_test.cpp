@@ -29,6 +29,7 @@
 namespace syncbn::test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr const char* kDetector = "{type: retinanet_resnet18_fpn, score_thresh: 0.004}";
@@ -279,14 +280,33 @@ TEST_F(DetectionProgramTest, AFaultyBoxEndsARunAtItsStartUnlessErrorsAreSkipped)
   const auto named = run_train({"check", "shapes.yaml"}, {}, folder_.path());
   EXPECT_EQ(named.exit_code, base::kExitUsage);
   EXPECT_EQ(count(named.err, fault), 1) << named.err;
-  EXPECT_THAT(named.err, HasSubstr("train without them: loader.on_error=skip"));
+  EXPECT_EQ(count(named.out, "all can be read"), 2) << named.out;
+  EXPECT_THAT(named.err, HasSubstr("check: data that the warnings name cannot be used; mend or "
+                                   "remove the files, or train without them: "
+                                   "loader.on_error=skip\n"));
   EXPECT_EQ(run_train({"check", "shapes.yaml", skip}, {}, folder_.path()).exit_code, 0);
+
+  // No background: the only other box of the image is faulty as well.
+  file["annotations"][1]["bbox"] = {0, 0, 20, -1};
+  folder_.write("train.json", file.dump());
+  const auto without = train(2, {skip, "--max_steps=1", "--overwrite"});
+  EXPECT_EQ(without.exit_code, 0) << without.err;
+  EXPECT_THAT(without.err, HasSubstr("2 of 24 annotations cannot be used, and 1 image that has no "
+                                     "other: the box of annotation 1"));
+  EXPECT_THAT(without.err, HasSubstr("11 training and "));
+  EXPECT_EQ(count(without.err, "they are background"), 0) << without.err;
+
+  for (const char* name : {"3.png", "5.png"}) std::filesystem::remove(folder_ / "train" / name);
+  const auto gone = run_train({"check", "shapes.yaml"}, {}, folder_.path());
+  EXPECT_THAT(gone.err, ContainsRegex("there is no file for 2 of 11 photos, such as '[^']*3.png'; "
+                                      "put the file there, or [^\n]*; 1 more: [^,\n]*5.png\n"));
+  EXPECT_EQ(count(gone.err, "3.png"), 1) << gone.err;
 }
 
 TEST_F(DetectionProgramTest, CheckReadsImagesWithBoxes) {
   const auto whole = run_train({"check", "shapes.yaml"}, {}, folder_.path());
   EXPECT_EQ(whole.exit_code, 0) << whole.err;
-  EXPECT_EQ(count(whole.out, "all can be used"), 2) << whole.out;
+  EXPECT_EQ(count(whole.out, "all can be read"), 2) << whole.out;
 }
 
 }  // namespace

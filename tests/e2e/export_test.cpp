@@ -43,6 +43,9 @@ TEST_F(ExportProgramTest, WritesTheBestNetworkInEachFormat) {
     EXPECT_EQ(exported.out, "x/" + format + "\n");
     EXPECT_THAT(exported.err, HasSubstr("run/best.pt as " + format));
   }
+  const auto of_file =
+      run_train({"export", path_of("run/last.pt"), "--output=last.pth"}, {}, folder_.path());
+  EXPECT_THAT(of_file.err, HasSubstr("run/last.pt as torch\n"));
   const auto by_ending = export_run({"--output=own.pth"});
   EXPECT_THAT(by_ending.err, HasSubstr("run/best.pt as torch\n"));
   expect_mistake(export_run({"--output=own.ONNX"}),

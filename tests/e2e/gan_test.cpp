@@ -95,7 +95,7 @@ TEST_F(GanTest, ShowsWhatItGenerates) {
 TEST_F(GanTest, IsCheckedWithoutARun) {
   const auto checked = run_train(Words{"check"} + args("run", {}));
   EXPECT_EQ(checked.exit_code, 0) << checked.err;
-  EXPECT_THAT(checked.out, HasSubstr("all can be used"));
+  EXPECT_THAT(checked.out, HasSubstr("all can be read"));
 }
 
 TEST_F(GanTest, WhatDoesNotFitIsRefused) {

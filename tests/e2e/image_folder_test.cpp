@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "e2e/log_lines.h"
 #include "e2e/train_program.h"
@@ -178,8 +179,8 @@ TEST_F(ImageFolderPredictTest, CheckNamesEverySampleThatARunCouldNotUse) {
   const auto whole = check();
   EXPECT_EQ(whole.exit_code, 0) << whole.err;
   EXPECT_EQ(whole.out,
-            "train: 16 samples, 2 classes of 8 samples; all can be used\n"
-            "test: 16 samples, 2 classes of 8 samples; all can be used\n");
+            "train: 16 samples, 2 classes of 8 samples; all can be read\n"
+            "test: 16 samples, 2 classes of 8 samples; all can be read\n");
   EXPECT_THAT(whole.err,
               HasSubstr("image_folder: 'train': left out: 1 file (.gif), such as 'grey/x.gif'"));
   EXPECT_THAT(whole.err, HasSubstr("8 training samples of a class may be too few for a network"));
@@ -217,6 +218,83 @@ TEST_F(ImageFolderPredictTest, CheckNamesEverySampleThatARunCouldNotUse) {
               HasSubstr("train without them: loader.error_budget=0.36\n"));
   EXPECT_THAT(check({"--loader.on_error=skip", "--loader.error_budget=0.5"}).err,
               HasSubstr("train without them, as loader.on_error: skip says\n"));
+}
+
+TEST_F(ImageFolderPredictTest, CheckNamesEachFileOnceAndWhatHasTheSameCauseInOneLine) {
+  const auto check = [&](const Words& more = {}, const Env& env = {}) {
+    return run_train(Words{"check", "--config=images.yaml"} + more, env, folder_.path());
+  };
+  for (int file = 0; file < kImages; ++file) {
+    base::write_file_atomically(folder_ / fmt::format("train/colour/{}.jpg", file), "no image");
+  }
+  for (const char* file : {"a", "b", "c"}) {
+    base::write_file_atomically(folder_ / fmt::format("test/grey/{}.png", file), "");
+  }
+  const auto damaged = check();
+  EXPECT_EQ(damaged.exit_code, base::kExitUsage);
+  EXPECT_EQ(count(damaged.err, "it is neither JPEG nor PNG"), 1) << damaged.err;
+  EXPECT_THAT(damaged.err,
+              ContainsRegex("cannot be used: sample 0: cannot decode 'train/colour/0.jpg': [^\n]*; "
+                            "7 more: train/colour/1.jpg, train/colour/2.jpg, train/colour/3.jpg, "
+                            "train/colour/4.jpg, train/colour/5.jpg, and 2 more\n"));
+  EXPECT_EQ(count(damaged.err, "no sample of class"), 1) << damaged.err;
+  EXPECT_THAT(damaged.err, HasSubstr("train, of what can be used: no sample of class colour\n"));
+  // The remark on empty files, of which reading finds no more.
+  EXPECT_THAT(damaged.err,
+              HasSubstr("3 files (empty), such as 'test/grey/a.png' cannot be read: copy them "
+                        "again, or remove them (`train check` decodes all images); 2 more: "
+                        "test/grey/b.png, test/grey/c.png\n"));
+  for (const char* file : {"colour/0.jpg", "colour/1.jpg", "grey/a.png", "grey/b.png"}) {
+    EXPECT_EQ(count(damaged.err, file), 1) << file << damaged.err;
+  }
+  const auto each = check({}, {{"SYNCBN_LOG", "debug"}});
+  EXPECT_EQ(count(each.err, "it is neither JPEG nor PNG"), kImages + 1) << each.err;
+
+  for (int file = 0; file < kImages; ++file) {
+    base::write_file_atomically(folder_ / fmt::format("train/grey/{}.png", file), "no image");
+  }
+  const auto none = check({"--loader.on_error=skip", "--loader.error_budget=1"});
+  expect_mistake(none, "check: 19 samples cannot be used; mend or remove the files\n");
+  EXPECT_THAT(none.out, HasSubstr("train: 16 samples, 2 classes of 8 samples; 16 cannot be used"));
+}
+
+TEST_F(ImageFolderPredictTest, CheckNamesEachFileOnceAlsoIfSomeAreHeldOut) {
+  const std::vector<std::string> files = {"grey/a.png", "grey/b.png", "grey/c.png", "grey/d.png"};
+  for (const std::string& file : files)
+    base::write_file_atomically(folder_ / ("train/" + file), "");
+  const auto damaged =
+      run_train({"check", "--config=images.yaml", "--val_fraction=0.5"}, {}, folder_.path());
+  expect_mistake(damaged, "check: 4 samples cannot be used");
+  for (const std::string& file : files) EXPECT_EQ(count(damaged.err, file), 1) << damaged.err;
+}
+
+TEST_F(ImageFolderTrainingTest, AnEpochWithoutAnySampleEndsTheRun) {
+  const Words skip = {"--loader.on_error=skip", "--loader.error_budget=1"};
+  // Those of the first batches of both ranks.
+  for (const int file : {0, 1, 2, 3}) {
+    base::write_file_atomically(folder_ / fmt::format("train/colour/{}.jpg", file), "no image");
+  }
+  const Words one_step = {"--max_steps=1", "--batch_size=2", "--sampler.shuffle=false"};
+  expect_mistake(train("step", skip + one_step),
+                 "none of 4 training samples could be read; mend or replace the files that the "
+                 "warnings name");
+  EXPECT_EQ(train("steps", skip + one_step + Words{"--max_steps=2"}).exit_code, 0);
+  for (const auto& entry : std::filesystem::directory_iterator(folder_ / "test/grey")) {
+    base::write_file_atomically(entry.path(), "no image");
+  }
+  std::filesystem::remove_all(folder_ / "test/colour");
+  expect_mistake(train("evaluation", skip), "none of 8 test samples could be read; mend or ");
+  for (int i = 0; i < kImages; ++i) {
+    base::write_file_atomically(folder_ / fmt::format("train/colour/{}.jpg", i), "");
+    base::write_file_atomically(folder_ / fmt::format("train/grey/{}.png", i), "");
+  }
+  const auto refused = train("run", skip);
+  expect_mistake(refused, "none of 16 training samples could be read; mend or replace the files");
+  EXPECT_EQ(count(refused.err, "train: error:"), 1) << refused.err;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/last.pt"));
+  expect_mistake(
+      run_train(Words{"--config=images.yaml", "--run_dir=alone"} + skip, {}, folder_.path()),
+      "none of 16 training samples could be read");
 }
 
 TEST_F(ImageFolderTrainingTest, AFileThatIsNoImageIsLeftOutIfAskedToWithinABudget) {
@@ -435,7 +513,7 @@ TEST_F(ImageFolderTrainingTest, ALastBatchOfOneIsFoundAtTheStart) {
     EXPECT_EQ(checked.exit_code, 0) << checked.err;
     EXPECT_THAT(checked.err, HasSubstr(message));
     EXPECT_THAT(checked.out,
-                HasSubstr("from 7 (grey) to 8 (colour) samples each; all can be used"));
+                HasSubstr("from 7 (grey) to 8 (colour) samples each; all can be read"));
   }
   for (const Words& more : {Words{"--loader.drop_last=true"}, {"--max_steps=1"}, replicas}) {
     const auto good = run(more.front().substr(2, 5), more);
@@ -482,6 +560,20 @@ TEST_F(ImageFolderTrainingTest, NamesEmptyFilesBeforeADryRun) {
   const auto refused = run_train({"--config", "images.yaml", "--dry_run"}, {}, folder_.path());
   expect_mistake(refused, "data: 1 file (empty), such as 'test/grey/z.png' cannot be read");
   EXPECT_THAT(refused.err, HasSubstr("`train check` decodes all images"));
+}
+
+TEST_F(ImageFolderTrainingTest, BlamesTheOptionThatNamesTheData) {
+  fill("other", "colour", "jpeg_444.jpg");
+  fill("other", "grey", "png_grey8.png");
+  base::write_file_atomically(folder_ / "other/grey/z.png", "");
+  const auto run = [&](const std::string& option) {
+    return run_train({"--config", "images.yaml", option}, {}, folder_.path());
+  };
+  expect_mistake(run("--data.test=other"),
+                 "train: error: --data.test: data: 1 file (empty), such as 'other/grey/z.png'");
+  // The message names no file: the option need not be the mistake.
+  expect_mistake(run("--data.val=train"),
+                 "train: error: images.yaml:7:3: data: the validation split is the training split");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <syncbn/base/atomic_file.h>
 
 #include <filesystem>
+#include <optional>
 
 #include "e2e/train_program.h"
 #include "support/text.h"
@@ -25,6 +26,7 @@ class OldRunTest : public ::testing::Test {
 TEST_F(OldRunTest, GoesOn) {
   const auto before = checkpoint_of(run_ + "/last.pt");
   EXPECT_FALSE(before.ema.empty());
+  EXPECT_EQ(before.best.front().loss, std::nullopt);
   const auto resumed = run_train({"--config", run_, "--epochs=2"});
   ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
   EXPECT_THAT(resumed.err, HasSubstr("epoch 2/2"));

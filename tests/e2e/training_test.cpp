@@ -302,6 +302,10 @@ TEST_F(TrainingEndTest, KeepsTheLastAndTheBestCheckpoints) {
   EXPECT_THAT(names, ::testing::UnorderedElementsAre("last.pt", "step-000000000500.pt", "best.pt",
                                                      ::testing::StartsWith("best-00000")));
   EXPECT_EQ(load("run/last.pt").step, 543);
+  const auto epochs = log_of(folder_ / "run", "epoch");
+  for (const Checkpoint::Best& best : load("run/last.pt").best) {
+    EXPECT_EQ(best.loss, epochs[static_cast<size_t>(best.epoch - 1)]["test_loss"].get<double>());
+  }
   EXPECT_EQ(load("run/step-000000000500.pt").step, 500);
   EXPECT_FALSE(load("run/best.pt").has_optimizer);
   expect_mistake(run("other", {"--resume", folder_ / "run/best.pt"}),

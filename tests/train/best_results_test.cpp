@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <optional>
 
 namespace syncbn::train {
 namespace {
@@ -33,6 +34,49 @@ TEST(BestResultsTest, KeepsTheBestOnly) {
   ASSERT_EQ(best.size(), 1U);
   EXPECT_EQ(best[0].epoch, 4);
   EXPECT_EQ(add(std::numeric_limits<double>::quiet_NaN(), 5).write, std::nullopt);
+}
+
+TEST(BestResultsTest, OfEqualValuesTheLowerLossIsBetter) {
+  std::vector<Checkpoint::Best> best;
+  const auto add = [&](double value, std::optional<double> loss, int64_t epoch) {
+    return add_result(best, {.value = value, .loss = loss, .epoch = epoch, .step = epoch}, 1,
+                      /*higher_is_better=*/true);
+  };
+  add(1, 0.5, 1);
+  EXPECT_TRUE(add(1, 0.25, 2).is_best);
+  EXPECT_FALSE(add(1, 0.25, 3).is_best) << "the earlier one of two equals stays";
+  EXPECT_FALSE(add(1, 0.375, 4).is_best);
+  EXPECT_FALSE(add(1, std::numeric_limits<double>::quiet_NaN(), 5).is_best);
+  EXPECT_FALSE(add(0.875, 0.125, 6).is_best) << "the value comes first";
+  ASSERT_EQ(best.size(), 1U);
+  EXPECT_EQ(best[0].epoch, 2);
+}
+
+TEST(BestResultsTest, OfEqualValuesAMissingLossDecidesNothingAndNanIsTheHighest) {
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+  const auto is_better = [](std::optional<double> loss, std::optional<double> former) {
+    std::vector<Checkpoint::Best> best = {
+        {.value = 1, .loss = former, .epoch = 1, .step = 1, .file = "best.pt"}};
+    return add_result(best, {.value = 1, .loss = loss, .epoch = 2, .step = 2}, 1, true).is_best;
+  };
+  EXPECT_FALSE(is_better(0.0, std::nullopt));
+  EXPECT_FALSE(is_better(std::nullopt, 0.0));
+  EXPECT_FALSE(is_better(std::nullopt, std::nullopt));
+  EXPECT_FALSE(is_better(std::nullopt, kNan));
+  EXPECT_TRUE(is_better(9.0, kNan));
+  EXPECT_FALSE(is_better(kNan, 9.0));
+  EXPECT_FALSE(is_better(kNan, kNan));
+}
+
+TEST(BestResultsTest, ABetterValueCountsWhateverItsLoss) {
+  std::vector<Checkpoint::Best> best = {{.value = 1, .epoch = 1, .step = 1, .file = "best.pt"}};
+  EXPECT_TRUE(add_result(best, {.value = 2, .loss = 9.0, .epoch = 3, .step = 3}, 1, true).is_best);
+}
+
+TEST(BestResultsTest, TheLossIsThatOfTheSameNetwork) {
+  EXPECT_EQ(loss_beside("accuracy"), "loss");
+  EXPECT_EQ(loss_beside("ema_accuracy"), "ema_loss");
+  EXPECT_EQ(loss_beside("loss"), "loss");
 }
 
 TEST(BestResultsTest, KeepsAFewInTheirOrder) {

@@ -38,7 +38,7 @@ Checkpoint example() {
   checkpoint.schedule["best"] = 0.25;
   checkpoint.lr_scale = 0.5;
   checkpoint.restores = 1;
-  checkpoint.best = {{.value = 0.5, .epoch = 1, .file = "best.pt"},
+  checkpoint.best = {{.value = 0.5, .loss = 2.5, .epoch = 1, .file = "best.pt"},
                      {.value = 0.25, .epoch = 2, .file = "best-000000000020.pt"}};
   checkpoint.stale_evaluations = 1;
   checkpoint.seconds = 3.5;
@@ -79,6 +79,8 @@ TEST(CheckpointTest, KeepsEveryField) {
   EXPECT_EQ(back.lr_scale, 0.5);
   EXPECT_EQ(back.restores, 1);
   ASSERT_EQ(back.best.size(), 2U);
+  EXPECT_EQ(back.best[0].loss, 2.5);
+  EXPECT_EQ(back.best[1].loss, std::nullopt) << "as in checkpoints of older versions";
   EXPECT_EQ(back.best[1].value, 0.25);
   EXPECT_EQ(back.best[1].epoch, 2);
   EXPECT_EQ(back.best[1].file, "best-000000000020.pt");

@@ -1,3 +1,4 @@
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
@@ -266,6 +267,52 @@ TEST(ConfigTest, AKeyOfFormerVersionsNamesWhatToDoUnlessItHasItsFormerDefault) {
   config::Faults faults;
   config::parse_command_line({"--cuda_graph"}, {}, config_fields(), faults);
   EXPECT_THAT(faults.messages(), ElementsAre(HasSubstr("unknown option '--cuda_graph'; it was")));
+}
+
+TEST(ConfigTest, AKeyOfOtherProgramsNamesWhatToDo) {
+  const std::vector<std::pair<std::string, std::string>> keys = {
+      {"num_classes", "the number of classes comes from the data"},
+      {"pretrained", "leave it out; to begin with trained weights, write init: FILE"}};
+  for (const auto& [key, advice] : keys) {
+    const std::string said = fmt::format("'model.{}'; {}", key, advice);
+    for (const char* value : {"5", "true", "null", ""}) {
+      Config config;
+      const std::string file =
+          fmt::format("model: {{type: digits, {}: {}}}\ndata: digits\nbatch_size: 1\n", key, value);
+      EXPECT_THAT(read(file, config), ElementsAre(HasSubstr("unknown key " + said))) << value;
+    }
+    config::Faults faults;
+    config::parse_command_line({"model." + key + "=5"}, {}, config_fields(), faults);
+    EXPECT_THAT(faults.messages(), ElementsAre(HasSubstr("unknown key " + said)));
+  }
+}
+
+/// The message of with_place() about a mistake, "file" for the file's path.
+std::string placed(const std::vector<std::string>& words, const std::string& mistake) {
+  const test::TempFolder folder;
+  const std::string file = folder.write(
+      "a.yaml", "model: digits\nbatch_size: 4\ndata:\n  type: image_folder\n  train: x\n");
+  std::vector<std::string> all = {file};
+  all.insert(all.end(), words.begin(), words.end());
+  config::Faults faults;
+  const ResolvedConfig resolved = resolve_config(parse_arguments(kTraining, all, faults), faults);
+  std::string message = test::message_of<base::UserError>(
+      [&] { with_place(resolved, [&] { throw base::UserError(mistake); }); });
+  if (message.starts_with(file)) message.replace(0, file.size(), "file");
+  return message;
+}
+
+TEST(ConfigTest, AMistakeInAFileOfTheDataNamesTheOptionThatGaveIt) {
+  EXPECT_EQ(placed({}, "data.train: missing"), "file:5:10: data.train: missing");
+  EXPECT_EQ(placed({"data.train=y"}, "data.train: missing"), "data.train: missing");
+  EXPECT_EQ(placed({}, "data: classes"), "file:4:3: data: classes");
+  EXPECT_EQ(placed({"--data.train", "y"}, "data: 'y/a' is"), "--data.train: data: 'y/a' is");
+  EXPECT_EQ(placed({"data.val=z", "data.test=y"}, "data: 'y' is"), "data.test: data: 'y' is");
+  EXPECT_EQ(placed({"data.test=y"}, "data: any 'x'"), "file:4:3: data: any 'x'");
+  EXPECT_EQ(placed({"data.test="}, "data: 'x/a' is"), "file:4:3: data: 'x/a' is");
+  EXPECT_EQ(placed({"data.high_bits=clamp"}, "data: 'clamp'"), "file:4:3: data: 'clamp'");
+  EXPECT_EQ(placed({"data.test=y"}, "cannot read y"), "cannot read y");
+  EXPECT_EQ(placed({"data.test=y"}, "image_folder: 'y'"), "image_folder: 'y'");
 }
 
 TEST(ConfigTest, ReferenceInDocsIsUpToDate) {

@@ -5,10 +5,14 @@
 #include <gtest/gtest.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/error.h>
+#include <syncbn/config/yaml.h>
 
 #include <cstdlib>
 #include <filesystem>
+#include <optional>
+#include <utility>
 
+#include "commands/commands.h"
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
 #include "support/temp_folder.h"
@@ -17,6 +21,7 @@
 namespace syncbn::train {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -284,6 +289,69 @@ TEST(ImagenetOptionsTest, FindTheFolderOfTheData) {
   std::filesystem::create_directory("eval");
   EXPECT_THAT(translated({"eval"}), ElementsAre("eval"));
   std::filesystem::current_path(here);
+}
+
+TEST(ArgumentsTest, ACheckpointInARunsFolderIsThatRunWithTheCheckpoint) {
+  const test::TempFolder folder;
+  for (const char* name : {"run", "other"}) std::filesystem::create_directory(folder / name);
+  for (const char* file : {"run/last.pt", "run/config.yaml", "run/x.yaml", "other/x.pt"}) {
+    folder.write(file, "");
+  }
+  using Settings = std::pair<std::string, std::string>;
+  const auto settings = [&](const std::string& word) {
+    config::Faults faults;
+    const auto line = parse_arguments("eval", {folder / word, "--split=val"}, faults);
+    const config::Value* const resume = line.overrides.find("resume");
+    return Settings(line.value("config").value_or(""), resume == nullptr ? "" : resume->scalar);
+  };
+  EXPECT_EQ(settings("run/last.pt"), Settings(folder / "run/config.yaml", folder / "run/last.pt"));
+  EXPECT_EQ(settings("run/x.yaml"), Settings(folder / "run/x.yaml", ""));
+  EXPECT_EQ(settings("run"), Settings(folder / "run", ""));
+  EXPECT_EQ(settings("other/x.pt"), Settings("", ""));
+  EXPECT_EQ(settings("run/x.pt"), Settings("", "")) << "there is no such file";
+  const auto here = std::filesystem::current_path();
+  std::filesystem::current_path(folder / "run");
+  config::Faults faults;
+  const auto line = parse_arguments("eval", {"--resume=last.pt"}, faults);
+  std::filesystem::current_path(here);
+  EXPECT_FALSE(line.has("config"));
+  EXPECT_EQ(line.overrides.find("resume")->scalar, "last.pt");
+}
+
+TEST(ArgumentsTest, ACheckpointOfARunWithoutItsConfigurationAsksForOneAsItsFolderDoes) {
+  const test::TempFolder folder;
+  std::filesystem::create_directory(folder / "run");
+  folder.write("run/last.pt", "");
+  const auto said = [](const std::string& word) {
+    return test::message_of<base::UserError>([&] {
+      config::Faults faults;
+      resolve_config(parse_arguments("eval", {word}, faults), faults);
+    });
+  };
+  EXPECT_THAT(said(folder / "run/last.pt"),
+              AllOf(HasSubstr("run/config.yaml: No such file; the run's own configuration is"),
+                    HasSubstr("--config FILE --run_dir")));
+  EXPECT_EQ(said(folder / "run/last.pt"), said(folder / "run"));
+}
+
+TEST(ArgumentsTest, AnEmptyValueOfAnOptionOfTheExampleIsNamedAsTyped) {
+  config::Faults faults;
+  parse_arguments(kTraining, {"-b", "", "-j=", "max_time="}, faults);
+  const std::string none = ", or write null for none";
+  EXPECT_THAT(faults.messages(),
+              ElementsAre("-b: the value is empty; give it one (integer or null)" + none,
+                          "-j: the value is empty; give it one (integer or auto)",
+                          "max_time: the value is empty; give it one (duration or null)" + none));
+}
+
+TEST(RanksOfJobTest, AreTheLaunchers) {
+  ::unsetenv("WORLD_SIZE");
+  EXPECT_EQ(ranks_of_job(), std::nullopt);
+  ::setenv("WORLD_SIZE", "3", 1);
+  EXPECT_EQ(ranks_of_job(), 3);
+  ::setenv("WORLD_SIZE", "0", 1);
+  EXPECT_THROW(ranks_of_job(), base::UserError);
+  ::unsetenv("WORLD_SIZE");
 }
 
 std::string launch_error(const std::vector<std::string>& words) {

@@ -281,6 +281,17 @@ TEST_F(ReportTest, OfARunThatTrainsTheBestSoFar) {
   EXPECT_EQ(data["state"], "no end");  // no process holds the folder's lock
 }
 
+TEST_F(ReportTest, OfARunThatTrainsTheBestIsTheOneOfItsBestCheckpoint) {
+  const fs::path run = add_run("run", {.best = 0, .is_finished = false});  // all are equal
+  EXPECT_EQ(data_in(report_page(run))["best"]["epoch"], 1);
+  std::string log = base::read_file(run / "log.jsonl");
+  for (const char* loss : {"0.5", "0.25", "0.75", "0.25"}) {
+    log.replace(log.find(R"("test_loss":null)"), 16, fmt::format(R"("test_loss":{})", loss));
+  }
+  folder_.write("run/log.jsonl", log);
+  EXPECT_EQ(data_in(report_page(run))["best"]["epoch"], 2);
+}
+
 TEST_F(ReportTest, NamesARankThatHoldsUpTheOthersInThreeEpochs) {
   const fs::path run = add_run("slow");
   folder_.write("slow/environment.json", R"({"hosts": [

@@ -12,12 +12,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "removed_keys.h"
+#include "advised_keys.h"
 
 namespace syncbn::config {
 namespace {
 
 constexpr const char* kType = ".type";
+constexpr std::string_view kList = "list of ";    // begins FieldInfo::type
+constexpr std::string_view kOrNull = " or null";  // ends it
 constexpr size_t kHelpColumn = 28;
 constexpr size_t kHelpWidth = 80;
 
@@ -29,7 +31,6 @@ std::optional<FieldInfo> find_key(const std::string& name, const std::vector<Fie
   }
   // An item of a list, or a key of it.
   for (FieldInfo field : fields) {
-    constexpr std::string_view kList = "list of ";
     if (!field.type.starts_with(kList) || !name.starts_with(field.path + ".")) continue;
     const std::string item = name.substr(field.path.size() + 1);
     if (!base::parse_number<size_t>(item.substr(0, item.find('.')))) continue;
@@ -55,7 +56,7 @@ Value layer_of(const std::string& path, Value value) {
 Value value_of(const std::string& text, const FieldInfo& field, const std::string& typed) {
   const bool is_text = field.is_text();
   Value value = Value::of_scalar(text, /*quoted=*/is_text);
-  if (is_text && field.type.ends_with(" or null") && text == "null") value = Value();
+  if (is_text && field.type.ends_with(kOrNull) && text == "null") value = Value();
   if (!is_text) {
     try {
       value = parse_yaml(text, typed);
@@ -89,6 +90,23 @@ bool is_true_or_false(const std::string& text) {
   bool ignored = false;
   Faults faults;
   return Codec<bool>::read(Value::of_scalar(text), ignored, "", faults);
+}
+
+/// What an unknown option or key probably means, to append to a message, or "".
+std::string suggestion(const std::string& name, const std::string& dashes,
+                       const std::vector<ProgramOption>& options,
+                       const std::vector<FieldInfo>& fields) {
+  if (const AdvisedKey* const known = advised_key(name)) return fmt::format("; {}", known->advice);
+  const auto in_section = std::ranges::find_if(
+      fields, [&](const FieldInfo& field) { return field.path.starts_with(name + "."); });
+  if (in_section != fields.end()) {
+    return fmt::format("; it is a section: set its keys, such as '{}{}'", dashes, in_section->path);
+  }
+  std::vector<std::string> own;
+  for (const ProgramOption& option : options) own.push_back(option.name);
+  auto nearest = base::nearest(name, own);
+  if (!nearest) nearest = nearest_key(name, fields);
+  return nearest ? fmt::format("; did you mean '{}{}'?", dashes, *nearest) : "";
 }
 
 class Parser {
@@ -130,8 +148,9 @@ class Parser {
     } else if (const auto field = find_key(name, fields_)) {
       parse_override(*field, option, attached);
     } else {
+      const std::string meant = suggestion(name, is_option ? "--" : "", options_, fields_);
       faults_.add({}, fmt::format("unknown {} '{}'{}", is_option ? "option" : "key",
-                                  shortened(option), suggestion(name, is_option ? "--" : "")));
+                                  shortened(option), meant.empty() ? "; see --help" : meant));
       if (!attached) skip_value();
     }
   }
@@ -176,9 +195,15 @@ class Parser {
       const bool given = next_ < args_.size() && is_true_or_false(args_[next_]);
       attached = given ? args_[next_++] : "true";
     }
-    if (const auto text = take_value(option, std::move(attached))) {
-      merge(layer_of(field, *text, option, typed_.empty() ? option : typed_), result_.overrides,
-            faults_);
+    const auto text = take_value(option, std::move(attached));
+    const std::string& typed = typed_.empty() ? option : typed_;
+    // YAML reads it as null. For a list, the reader's message says how to write an empty one.
+    if (text && text->empty() && !field.is_text() && !field.type.starts_with(kList)) {
+      const bool may_be_null = field.type.ends_with(kOrNull);
+      faults_.add({}, fmt::format("{}: the value is empty; give it one ({}){}", typed, field.type,
+                                  may_be_null ? ", or write null for none" : ""));
+    } else if (text) {
+      merge(layer_of(field, *text, option, typed), result_.overrides, faults_);
     }
   }
 
@@ -191,23 +216,6 @@ class Parser {
     if (has_value()) return args_[next_++];
     faults_.add({}, fmt::format("the option '{}' needs a value", option));
     return std::nullopt;
-  }
-
-  std::string suggestion(const std::string& name, const std::string& dashes) const {
-    std::vector<std::string> own;
-    for (const ProgramOption& option : options_) own.push_back(option.name);
-    if (const RemovedKey* const removed = removed_key(name)) {
-      return "; " + std::string(removed->advice);
-    }
-    const auto in_section = std::ranges::find_if(
-        fields_, [&](const FieldInfo& field) { return field.path.starts_with(name + "."); });
-    if (in_section != fields_.end()) {
-      return fmt::format("; it is a section: set its keys, such as '{}{}'", dashes,
-                         in_section->path);
-    }
-    auto nearest = base::nearest(name, own);
-    if (!nearest) nearest = nearest_key(name, fields_);
-    return nearest ? fmt::format("; did you mean '{}{}'?", dashes, *nearest) : "; see --help";
   }
 
   const std::vector<std::string>& args_;
@@ -362,12 +370,8 @@ std::string help_text(const std::string& topic, const std::vector<FieldInfo>& fi
     out += lines;
   }
   if (!out.empty()) return out;
-  const auto nearest = nearest_key(topic, fields);
-  const RemovedKey* const removed = removed_key(topic);
   throw base::UserError(fmt::format("--help {}: there is no such key or section{}", topic,
-                                    removed != nullptr ? fmt::format("; {}", removed->advice)
-                                    : nearest ? fmt::format("; did you mean '{}'?", *nearest)
-                                              : ""));
+                                    suggestion(topic, "", {}, fields)));
 }
 
 }  // namespace syncbn::config

@@ -79,6 +79,7 @@ class Merger {
     const Value* const former = under.find("type");
     if (type != nullptr && former != nullptr && type->scalar != former->scalar) {
       under.members.clear();
+      under.mark = type->mark;  // where keys that the new type needs are missing
     }
     for (const Value::Member& member : over.members) {
       Value* const present = under.find(member.key);

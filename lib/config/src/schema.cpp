@@ -7,7 +7,7 @@
 #include <cctype>
 #include <utility>
 
-#include "removed_keys.h"
+#include "advised_keys.h"
 
 namespace syncbn::config {
 
@@ -166,9 +166,10 @@ bool SchemaBase::read(const Value& value, void* out, const std::string& path, Fa
     const std::string key = detail::at(path, member.key);
     const auto field = std::ranges::find(fields_, member.key, &Field::name);
     if (field == fields_.end()) {
-      const RemovedKey* const removed = removed_key(key);
-      if (removed != nullptr && member.value.scalar == removed->former_default) continue;
-      std::string tail = removed != nullptr ? "; " + std::string(removed->advice) : "";
+      const AdvisedKey* const known = advised_key(key);
+      const std::string& written = member.value.scalar;
+      if (known != nullptr && !written.empty() && written == known->former_default) continue;
+      std::string tail = known != nullptr ? fmt::format("; {}", known->advice) : "";
       if (tail.empty() && hint && !faults.is_full()) tail = hint(member.key);
       if (tail.empty() && !faults.is_full()) tail = did_you_mean(path, member.key);
       faults.add(member.mark, fmt::format("unknown key '{}'{}", shortened(key), tail));

@@ -57,6 +57,12 @@ Value* Value::find(const std::string& key) {
   return it == members.end() ? nullptr : &it->value;
 }
 
+const Value* Value::at(const std::string& path) const {
+  const size_t dot = path.find('.');
+  const Value* const first = find(path.substr(0, dot));
+  return first == nullptr || dot == path.npos ? first : first->at(path.substr(dot + 1));
+}
+
 void Value::set(const std::string& key, Value value) {
   if (Value* present = find(key)) {
     *present = std::move(value);

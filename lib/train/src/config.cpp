@@ -241,26 +241,26 @@ void LoaderConfig::describe(config::Schema<LoaderConfig>& schema) {
   schema
       .field("error_budget", &LoaderConfig::error_budget,
              "with on_error: skip, the share of an epoch, of all ranks together, that may be left "
-             "out; above 0, up to 5 samples may be, but no more than half")
+             "out; above 0, up to 5 samples may be, but no more than half, and never all")
       .between(0, 1);
 }
 
 data::LoaderOptions LoaderConfig::options(int64_t batch_size, at::Device device) const {
   using OnError = data::LoaderOptions::OnError;
-  return {.batch_size = batch_size,
-          .drop_last = drop_last,
-          .num_workers = static_cast<int>(num_workers.value.value_or(data::kAutoWorkers)),
-          .prefetch = prefetch,
-          .pin_memory = device.is_cuda() && pin_memory.value.value_or(true),
-          // Rounded up: 0 would mean no limit.
-          .timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(timeout * 1000))),
-          .on_error = on_error == "skip" ? OnError::kSkip : OnError::kRaise,
-          // A rank's batch may be empty when others' are not: all ranks take the step.
-          .empty_batches = true,
-          .error_budget = error_budget,
-          .on_error_advice =
-              "`train check` names all such samples, loader.on_error: skip leaves them out",
-          .budget_name = "loader.error_budget"};
+  return {
+      .batch_size = batch_size,
+      .drop_last = drop_last,
+      .num_workers = static_cast<int>(num_workers.value.value_or(data::kAutoWorkers)),
+      .prefetch = prefetch,
+      .pin_memory = device.is_cuda() && pin_memory.value.value_or(true),
+      // Rounded up: 0 would mean no limit.
+      .timeout = std::chrono::milliseconds(static_cast<int64_t>(std::ceil(timeout * 1000))),
+      .on_error = on_error == "skip" ? OnError::kSkip : OnError::kRaise,
+      // A rank's batch may be empty when others' are not: all ranks take the step.
+      .empty_batches = true,
+      .error_budget = error_budget,
+      .on_error_advice = "`train check` names such samples, loader.on_error: skip leaves them out",
+      .budget_name = "loader.error_budget"};
 }
 
 void Config::describe(config::Schema<Config>& schema) {

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -86,7 +86,7 @@ class Evaluator {
   const AddedMetrics added_;
   const BatchToDevice& to_device_;
   data::LoaderOptions loader_options_;
-  mutable std::set<int64_t> damaged_;  ///< samples that a warning has named
+  mutable std::map<int64_t, std::string> damaged_;  ///< samples that a warning has named
 };
 
 /// Updates batch norm's running statistics before an evaluation, as the configuration asks for.

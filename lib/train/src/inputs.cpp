@@ -156,7 +156,7 @@ void check_classes(const data::Dataset& set) {
 void check_readable(const Config& config, const Inputs& inputs) {
   if (config.loader.on_error == "skip") return;
   for (const auto& set : {inputs.train_set, inputs.eval_set}) {
-    for (const auto& [text, is_fault] : set->remarks()) {
+    for (const auto& [text, is_fault, unreadable] : set->remarks()) {
       if (is_fault) {
         throw base::UserError(fmt::format("data: {}; loader.on_error=skip leaves them out", text));
       }

@@ -70,11 +70,13 @@ std::vector<std::string> gpu_keys(const Config& config) {
 
 }  // namespace
 
-bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets, bool skips) {
+bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets, bool skips,
+                     bool reads_all) {
   bool has_fault = false;
   std::set<std::string> shown;  // held-out samples are of the training set
   for (const auto& set : sets) {
-    for (const auto& [text, is_fault] : set->remarks()) {
+    for (const auto& [text, is_fault, unreadable] : set->remarks()) {
+      if (reads_all && !unreadable.empty()) continue;
       has_fault = has_fault || is_fault;
       if (shown.insert(text).second)
         spdlog::warn("{}{}", is_fault && skips ? "left out: " : "", text);
@@ -83,8 +85,9 @@ bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& se
   return has_fault;
 }
 
-void warn_of_survey(const data::Dataset& set, data::Split split, std::chrono::milliseconds limit) {
-  for (const std::string& line : data::survey(set, split, limit)) spdlog::warn("{}", line);
+void warn_of_survey(const data::Dataset& set, data::Split split, std::chrono::milliseconds limit,
+                    const std::string& name) {
+  for (const std::string& line : data::survey(set, split, limit, name)) spdlog::warn("{}", line);
 }
 
 void check_plan(const Config& config, const Inputs& inputs, const data::Loader& loader,

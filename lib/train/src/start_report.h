@@ -16,15 +16,17 @@ namespace syncbn::train {
 
 /// Logs the remarks of data sets as warnings, each once.
 /// @param skips whether the run leaves out damaged samples
+/// @param reads_all whether the caller reads all samples: leaves out remarks on unreadable ones
 /// @return whether one of them is a fault
-bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets, bool skips);
+bool warn_of_remarks(const std::vector<std::shared_ptr<const data::Dataset>>& sets, bool skips,
+                     bool reads_all = false);
 
 /// How long to look at files at the start of a run.
 inline constexpr std::chrono::milliseconds kShortSurvey{500};
 
 /// Logs what data::survey() finds as warnings.
 void warn_of_survey(const data::Dataset& set, data::Split split,
-                    std::chrono::milliseconds limit = kShortSurvey);
+                    std::chrono::milliseconds limit = kShortSurvey, const std::string& name = "");
 
 /// Warns of a warm-up as long as the run. Refuses batches, or parts of them, of a single sample if
 /// the network's batch norm cannot train on one: a last batch of one would otherwise end the run

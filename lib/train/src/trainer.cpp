@@ -440,7 +440,7 @@ class Trainer {
     profiler_.pause();
     if (outcome == Outcome::kRestored || !take_last_vote()) return Outcome::kRestored;
     display_.clear();
-    check_left_out();
+    check_left_out(outcome == Outcome::kEndOfEpoch);
     const double trained = base::seconds_since(epoch_begin_);
     const double own = own_timer_.seconds();
     record.images_per_second = trained > 0 ? static_cast<double>(epoch_samples_) / trained : 0;
@@ -465,16 +465,23 @@ class Trainer {
     return outcome;
   }
 
-  /// Each loader has checked what its own rank left out; this checks the sum over the ranks.
-  void check_left_out() const {
+  /// Each loader has checked what its own rank left out; this checks the sum over the ranks, and
+  /// at the end of an epoch, or of what max_steps left of it, that it had a sample.
+  void check_left_out(bool is_end_of_epoch) const {
     if (config_.loader.on_error != "skip") return;
     at::Tensor all =
         at::tensor({loader_.skipped(), loader_.num_samples()}, at::kLong).to(dist::device());
     dist::all_reduce(all);
     all = all.cpu();
     dist::throw_if_aborted();  // the sums are undefined then
+    const auto skipped = all[0].item<int64_t>();
+    const int64_t used = epoch_samples_ + position_.epoch_samples;
     report_on_rank_0([&] {
-      data::check_skipped(loader_options(), all[0].item<int64_t>(), all[1].item<int64_t>());
+      if (is_end_of_epoch && used == 0 && skipped > 0) {
+        // A sampler may have repeated some, for as many on each rank.
+        data::refuse_empty_epoch(loader_options(), std::min(skipped, inputs_.train_set->size()));
+      }
+      data::check_skipped(loader_options(), skipped, all[1].item<int64_t>());
     });
   }
 
@@ -755,8 +762,10 @@ class Trainer {
     } else {
       ++position_.stale_evaluations;
     }
-    return add_result(position_.best, {.value = value, .epoch = record.epoch, .step = record.step},
-                      config_.checkpoint.keep_best.count, higher);
+    const auto loss = find(record.eval, loss_beside(metric));
+    const Checkpoint::Best result{
+        .value = value, .loss = loss, .epoch = record.epoch, .step = record.step};
+    return add_result(position_.best, result, config_.checkpoint.keep_best.count, higher);
   }
 
   /// Fills in the record's results. If the evaluation throws, saves the epoch's training first.

@@ -151,9 +151,4 @@ std::optional<MappedIndex> MappedIndex::open(const base::UniqueFd& file) {
   return index;
 }
 
-std::string_view MappedIndex::text(size_t section) const {
-  const auto& [offset, size] = header().sections.at(section);
-  return {bytes_.get() + offset, size};
-}
-
 }  // namespace syncbn::data::detail

@@ -126,7 +126,10 @@ class MappedIndex {
   /// version and byte order. @throws IndexFileError if it cannot be mapped.
   static std::optional<MappedIndex> open(const base::UniqueFd& file);
 
-  std::string_view text(size_t section) const;
+  std::string_view text(size_t section) const {
+    const auto& [offset, size] = header().sections.at(section);
+    return {bytes_.get() + offset, size};
+  }
 
   template <class T>
   std::span<const T> array(size_t section) const {

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include <syncbn/base/clock.h>
 #include <syncbn/base/cpus.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -21,12 +22,7 @@
 namespace syncbn::data {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using detail::PendingBatch;
-
-double seconds(Clock::duration duration) {
-  return std::chrono::duration<double>(duration).count();
-}
 
 /// This rank's samples per batch.
 int64_t choose_batch_size(const LoaderOptions& options, int num_replicas) {
@@ -163,12 +159,24 @@ int64_t max_skipped(const LoaderOptions& options, int64_t samples) {
   constexpr double kRounding = 1e-6;  // 0.29 * 100 is less than 29
   const auto share =
       static_cast<int64_t>(options.error_budget * static_cast<double>(samples) + kRounding);
-  return std::max(share, std::min(kFew, samples / 2));
+  return std::min(std::max(share, std::min(kFew, samples / 2)), std::max<int64_t>(samples - 1, 0));
+}
+
+void refuse_empty_epoch(const LoaderOptions& options, int64_t samples) {
+  if (samples == 1) {
+    throw base::UserError(fmt::format(
+        "the only {} could not be read; mend or replace the file that the warning names",
+        options.sample_name));
+  }
+  throw base::UserError(
+      fmt::format("none of {} could be read; mend or replace the files that the warnings name",
+                  base::counted(samples, options.sample_name)));
 }
 
 void check_skipped(const LoaderOptions& options, int64_t skipped, int64_t samples) {
   const int64_t most = max_skipped(options, samples);
   if (skipped <= most) return;
+  if (skipped == samples) refuse_empty_epoch(options, samples);
   throw base::UserError(fmt::format(
       "{} of {} could not be read, more than the {} that {} ({:.3g} %) allows; mend or remove "
       "the files that the warnings name, or raise {}",
@@ -298,7 +306,7 @@ Batch Loader::free_slot() {
 }
 
 std::optional<Batch> Loader::next() {
-  const auto begin = Clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   schedule(pool_ ? options_.prefetch : 1);
   if (pending_.empty()) return std::nullopt;
   complete(*pending_.front());
@@ -310,7 +318,7 @@ std::optional<Batch> Loader::next() {
   if (pins_memory_ && !batch.data.is_pinned()) {
     change_each(batch, [](const at::Tensor& tensor) { return tensor.pin_memory(); });
   }
-  wait_seconds_ = seconds(Clock::now() - begin);
+  wait_seconds_ = base::seconds_since(begin);
   return batch;
 }
 
@@ -325,8 +333,7 @@ void Loader::complete(PendingBatch& pending) {
   if (pool_->wait(pending, options_.timeout)) return;
   throw base::UnavailableError(fmt::format(
       "no batch for {}: {} is not ready; a disk or file server hangs, or the timeout is too short",
-      base::format_seconds(seconds(options_.timeout)),
-      maker_->describe(pool_->unfinished(pending))));
+      base::format_seconds(options_.timeout), maker_->describe(pool_->unfinished(pending))));
 }
 
 Batch Loader::result_of(PendingBatch& pending) {
@@ -341,12 +348,16 @@ Batch Loader::result_of(PendingBatch& pending) {
       if (maker_->samples() == nullptr) throw;
       const int64_t index = pending.indices[static_cast<size_t>(place)];
       text = fmt::format("{}: {}", maker_->describe(index, fault.what()), fault.what());
-      is_new = damaged_.insert(index).second;
+      is_new = damaged_.emplace(index, text).second;
     }
     if (options_.on_error == LoaderOptions::OnError::kRaise) {
       throw base::UserError(fmt::format("{} ({})", text, options_.on_error_advice));
     }
-    if (is_new) spdlog::warn("cannot be used: {}", text);
+    const bool collects = options_.on_error == LoaderOptions::OnError::kCollect;
+    if (is_new)
+      spdlog::log(collects ? spdlog::level::debug : spdlog::level::warn, "cannot be used: {}",
+                  text);
+    if (collects) continue;
     // A sampler may round the number of samples to a multiple of the ranks.
     const int64_t replicas = sampler_->num_replicas();
     const int64_t drawn = std::ssize(order_) * replicas;

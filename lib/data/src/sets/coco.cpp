@@ -188,6 +188,7 @@ void find_files(CocoInstances& instances, const fs::path& images, const std::str
     return listed.contains(file) || base::exists(file);
   };
   size_t missing = 0;
+  UnreadableFiles unreadable;
   const CocoInstances::Photo* first = nullptr;  // the first missing one
   for (auto& photo : instances.photos) {
     const std::string& written = photo.file_name();
@@ -202,8 +203,9 @@ void find_files(CocoInstances& instances, const fs::path& images, const std::str
     const bool has_backslash = written.find('\\') != written.npos;
     if (has_backslash && base::is_within(images, written) && has(images / written)) {
       photo.file = written;
-    } else if (!has(images / photo.file) && missing++ == 0) {
-      first = &photo;
+    } else if (!has(images / photo.file)) {
+      if (missing++ == 0) first = &photo;
+      unreadable[images / photo.file] = kMissingFile;
     }
   }
   if (missing == 0) return;
@@ -214,7 +216,7 @@ void find_files(CocoInstances& instances, const fs::path& images, const std::str
                   base::printable((images / first->file_name()).string()),
                   base::printable(advice_on(images, first->file, are_most)));
   if (missing == instances.photos.size()) throw base::UserError(text);
-  instances.remarks.push_back({.text = text, .is_fault = true});
+  instances.remarks.push_back({.text = text, .is_fault = true, .unreadable = unreadable});
 }
 
 /// Detections are compared with the boxes of the whole image.

@@ -10,12 +10,12 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <string_view>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -139,9 +139,10 @@ struct Lists {
   std::vector<CocoInstances::Photo> photos;
   std::vector<Placed> annotations;
   std::vector<Category> categories;
-  int64_t left_out = 0;             ///< annotations
-  std::vector<std::string> faults;  ///< of the first of these
-  std::vector<int64_t> ids;         ///< of the other annotations that have one
+  int64_t left_out = 0;                    ///< annotations
+  std::vector<std::string> faults;         ///< of the first of these
+  std::vector<int64_t> ids;                ///< of the other annotations that have one
+  std::vector<int64_t> with_faulty_boxes;  ///< ids of images
 
   void leave_out(std::string fault) {
     if (left_out++ < kMaxFaults) faults.push_back(std::move(fault));
@@ -321,6 +322,7 @@ class InstancesReader final : public nlohmann::json_sax<nlohmann::json> {
     constexpr size_t kNumbers = 4;
     const auto& box = element_.box;
     if (box.size() != kNumbers) {
+      if (element_.image_id) out_.with_faulty_boxes.push_back(*element_.image_id);
       return out_.leave_out(name() +
                             " has no 'bbox' of 4 numbers, [x, y, width, height] (the "
                             "polygons of a 'segmentation' are not read)");
@@ -428,6 +430,13 @@ std::string fault_of(const Annotation& box, const CocoInstances::Photo& photo) {
       is_finite ? "is not within" : "has NaN or Infinity, in", photo.id, width, height);
 }
 
+/// Whether a box would be within its image if it were written as [x1, y1, x2, y2].
+bool fits_as_corners(Annotation box, const CocoInstances::Photo& photo) {
+  box.width -= box.x;
+  box.height -= box.y;
+  return box.width > 0 && box.height > 0 && fault_of(box, photo).empty();
+}
+
 /// Sorts by id and drops repetitions. Returns the classes: of each name, the category of the
 /// highest id. Merged files have names more than once, and Roboflow's root, category 0, may have
 /// that of a class.
@@ -509,15 +518,22 @@ CocoInstances read_coco_instances(const fs::path& path, const fs::path& training
         file, lists.annotations.size() - lists.ids.size(), lists.annotations.size())});
   }
 
-  const int64_t total = lists.left_out + std::ssize(lists.annotations);
+  const auto first_id = [&](int64_t id) {
+    const auto found = first_ids.find(id);
+    return found == first_ids.end() ? id : found->second;
+  };
+  const auto boxes = std::ssize(lists.annotations);
+  const int64_t total = lists.left_out + boxes;
   size_t kept = 0;
+  int64_t corners = 0;  // boxes that could be [x1, y1, x2, y2]
+  bool has_faulty_box = false;
   std::set<std::string> own;  // classes of boxes
   std::vector<uint8_t> has_boxes(lists.categories.size());
   std::set<std::tuple<int64_t, int64_t, double, double, double, double, bool>> seen;
   for (Placed& placed : lists.annotations) {
     Annotation& annotation = placed.annotation;
-    const auto other = first_ids.find(placed.image_id);
-    if (other != first_ids.end()) placed.image_id = other->second;
+    const bool is_repeated = first_ids.contains(placed.image_id);
+    placed.image_id = first_id(placed.image_id);
     const auto photo = find_sorted(lists.photos, placed.image_id);
     const auto category = find_sorted(lists.categories, annotation.label);
     std::string fault =
@@ -525,7 +541,12 @@ CocoInstances read_coco_instances(const fs::path& path, const fs::path& training
                           : fmt::format("annotation {} has the {} {}, which the file does not list",
                                         annotation.id, photo ? "category_id" : "image_id",
                                         photo ? annotation.label : placed.image_id);
+    if (photo && fits_as_corners(annotation, lists.photos[*photo])) ++corners;
     if (!fault.empty()) {
+      if (photo && category) {
+        has_faulty_box = true;
+        lists.with_faulty_boxes.push_back(placed.image_id);
+      }
       lists.leave_out(std::move(fault));
       continue;
     }
@@ -533,9 +554,7 @@ CocoInstances read_coco_instances(const fs::path& path, const fs::path& training
     annotation.label = labels[*category];
     const auto& [label, x, y, w, h, area, is_crowd, id] = annotation;
     // A file that was merged with itself has each box twice.
-    if (other != first_ids.end() &&
-        !seen.emplace(placed.image_id, label, x, y, w, h, is_crowd).second)
-      continue;
+    if (is_repeated && !seen.emplace(placed.image_id, label, x, y, w, h, is_crowd).second) continue;
     ++lists.photos[*photo].count;
     lists.annotations[kept++] = placed;
   }
@@ -550,6 +569,12 @@ CocoInstances read_coco_instances(const fs::path& path, const fs::path& training
   std::ranges::stable_sort(lists.annotations, {}, &Placed::image_id);
 
   made.photos = std::move(lists.photos);
+  // As background, images whose boxes are all faulty would teach that there is no object.
+  std::unordered_set<int64_t> faulty;
+  for (const int64_t id : lists.with_faulty_boxes) faulty.insert(first_id(id));
+  const auto lost = std::erase_if(made.photos, [&](const CocoInstances::Photo& photo) {
+    return photo.count == 0 && faulty.contains(photo.id);
+  });
   size_t first = 0;
   for (auto& photo : made.photos) photo.first = std::exchange(first, first + photo.count);
   made.annotations.reserve(lists.annotations.size());
@@ -563,10 +588,21 @@ CocoInstances read_coco_instances(const fs::path& path, const fs::path& training
                 {made.classes.begin(), made.classes.end()});
   if (lists.left_out > 0) {
     if (lists.left_out > kMaxFaults) lists.faults.emplace_back("…");
-    made.remarks.push_back(
-        {.text = fmt::format("coco: '{}': {} of {} annotations cannot be used: {}", file,
-                             lists.left_out, total, base::join(lists.faults, "\n  ")),
-         .is_fault = true});
+    std::string text =
+        fmt::format("coco: '{}': {} of {} annotations cannot be used", file, lists.left_out, total);
+    if (lost > 0) {
+      text += fmt::format(", and {} that {} no other", base::counted(lost, "image"),
+                          lost == 1 ? "has" : "have");
+      if (made.photos.empty()) text += "; no image is left";
+    }
+    // Most boxes of either form may fit the other, but of corners more than a few are faulty.
+    if (has_faulty_box && 10 * corners >= 9 * boxes && 10 * lists.left_out >= boxes)
+      text +=
+          "; the boxes look like [x1, y1, x2, y2]; COCO's are [x, y, width, height]: subtract x1 "
+          "and y1 from x2 and y2 in all boxes";
+    text += ": " + base::join(lists.faults, "\n  ");
+    if (lost > 0 && made.photos.empty()) throw base::UserError(text);
+    made.remarks.push_back({.text = text, .is_fault = true});
   }
   return made;
 }

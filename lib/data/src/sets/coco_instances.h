@@ -41,14 +41,14 @@ struct CocoInstances {
 /// Needs memory only for the result, about twice that while it reads. Does not check polygons.
 /// Reads numbers as tools write them: 1.0, "1" and true are 1, and a box may be one text. Leaves
 /// out annotations that lack a value, have an unknown id, or have a box that is not finite or more
-/// than a pixel outside of its image. Categories with the same name are one class. Takes an image
-/// that is listed again, with the same file name (in normal form) and size, once, and its equal
-/// boxes once.
+/// than a pixel outside of its image, and images without any other annotation that had such a box,
+/// or none where one belongs. Categories with the same name are one class. Takes an image that is
+/// listed again, with the same file name (in normal form) and size, once, and its equal boxes once.
 /// @param training the file with the categories of all splits, which are matched by name: another
 ///   file may lack some. If it does not exist, those of `path` are taken.
-/// @throws base::UserError naming the file, if it is not JSON or lacks a list, the image or
-///   category that lacks a key or has the id of another, and classes of boxes that `training`
-///   lacks.
+/// @throws base::UserError naming the file, if it is not JSON, lacks a list or has only images that
+///   are left out, the image or category that lacks a key or has the id of another, and classes of
+///   boxes that `training` lacks.
 CocoInstances read_coco_instances(const std::filesystem::path& path,
                                   const std::filesystem::path& training = {});
 

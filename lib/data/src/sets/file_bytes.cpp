@@ -239,16 +239,20 @@ void add_remark(std::vector<Remark>& remarks, std::string_view what, const std::
   if (!items.empty()) remarks.push_back({.text = fmt::format("{}: {}: {}", what, items, why)});
 }
 
-std::vector<Remark> unreadable_remark(const FileCounts& files) {
-  if (files.count() == 0) return {};
-  const std::string link = base::dangling_link(files.first());
-  const bool is_gone = files.count("empty") + files.count("missing") == files.count();
+std::vector<Remark> unreadable_remark(const UnreadableFiles& files) {
+  if (files.empty()) return {};
+  FileCounts counts;
+  for (const auto& [name, kind] : files) counts.add(name, kind);
+  const std::string link = base::dangling_link(files.begin()->first);
+  const bool is_gone =
+      std::ranges::none_of(files, [](const auto& file) { return file.second == kOtherContent; });
   return {{.text = fmt::format("{} cannot be read{}: {} (`train check` decodes all images)",
-                               files.text(), link.empty() ? "" : fmt::format(" ({})", link),
+                               counts.text(), link.empty() ? "" : fmt::format(" ({})", link),
                                is_gone ? "copy them again, or remove them"
                                        : "convert them to JPEG or PNG (ImageMagick: mogrify "
                                          "-format png FILE), mend or remove them"),
-           .is_fault = true}};
+           .is_fault = true,
+           .unreadable = files}};
 }
 
 }  // namespace detail

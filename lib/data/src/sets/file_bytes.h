@@ -105,13 +105,9 @@ bool has_image_content(const std::filesystem::path& file);
 /// Counts files by extension.
 class FileCounts {
  public:
-  /// @param kind such as "empty" or "missing"; "": the name's extension
+  /// @param kind such as kEmptyFile; "": the name's extension
   void add(const std::string& name, const std::string& kind = "");
   int64_t count() const { return count_; }
-  int64_t count(const std::string& kind) const {
-    return kinds_.contains(kind) ? kinds_.at(kind) : 0;
-  }
-  const std::string& first() const { return first_; }
   /// "4 files (1 .gif, 2 .heic, 1 empty), such as 'a.gif'", the first by name; "" without files.
   std::string text() const;
 
@@ -128,6 +124,6 @@ void add_remark(std::vector<Remark>& remarks, std::string_view what, const std::
                 std::string_view why);
 
 /// The remark on samples that cannot be read.
-std::vector<Remark> unreadable_remark(const FileCounts& files);
+std::vector<Remark> unreadable_remark(const UnreadableFiles& files);
 
 }  // namespace syncbn::data::detail

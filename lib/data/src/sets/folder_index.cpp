@@ -236,18 +236,26 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
   writer.begin_folder("", labels.stamp, /*label=*/-1);
   std::vector<int64_t> order(static_cast<size_t>(labels.images.size()));  // by stem
   std::iota(order.begin(), order.end(), 0);
-  std::ranges::stable_sort(order, {}, [&](int64_t i) { return stem_of(labels.images[i]); });
+  const auto stem_at = [&](int64_t i) { return stem_of(labels.images[i]); };
+  std::ranges::stable_sort(order, {}, stem_at);
+  std::vector<std::string> missing;
   for (int64_t i = 0; i < pictures.images.size(); ++i) {
     const std::string_view stem = stem_of(pictures.images[i]);
-    const auto mask = std::ranges::lower_bound(
-        order, stem, {}, [&](int64_t at) { return stem_of(labels.images[at]); });
-    if (mask == order.end() || stem_of(labels.images[*mask]) != stem) {
-      throw base::UserError(
-          fmt::format("segmentation_folder: '{}' has no mask in '{}', a PNG of the same name",
-                      (images / pictures.images[i]).string(), masks.string()));
+    const auto mask = std::ranges::lower_bound(order, stem, {}, stem_at);
+    if (mask == order.end() || stem_at(*mask) != stem) {
+      missing.push_back(base::printable(pictures.images[i]));
+    } else {
+      const std::string_view name = labels.images[*mask];
+      writer.add_file(name, is_unreadable(masks / name));
     }
-    const std::string_view name = labels.images[*mask];
-    writer.add_file(name, is_unreadable(masks / name));
+  }
+  if (!missing.empty()) {
+    constexpr size_t kShown = 5;
+    throw base::UserError(fmt::format(
+        "segmentation_folder: no mask in '{}', a PNG of the same name, for {} of {} in '{}': {}; "
+        "add the masks, or remove the images",
+        masks.string(), missing.size(), base::counted(pictures.images.size(), "image"),
+        images.string(), base::join_some(missing, ", ", kShown)));
   }
   writer.add_content_of_first_file(images);
   return writer.finish({});
@@ -417,14 +425,16 @@ bool is_empty_file(const fs::path& file) {
 
 std::vector<Remark> remarks_on(const FolderIndex& index, const std::string& where,
                                const std::function<fs::path(int64_t)>& path_of) {
-  FileCounts unreadable;
+  UnreadableFiles unreadable;
   for (const uint64_t file : index.unreadable()) {
     // An empty file may have been written since: that changes neither its folder's stamp nor the
     // index. Others are not opened again: there may be a million.
     const fs::path path = path_of(static_cast<int64_t>(file));
     const bool was_empty = kind_of(path.string()) == NameKind::kDecoded;
     if (was_empty && !is_empty_file(path)) continue;
-    unreadable.add(path.string(), !was_empty ? "" : base::exists(path) ? "empty" : "missing");
+    unreadable[path.string()] = !was_empty           ? kOtherContent
+                                : base::exists(path) ? kEmptyFile
+                                                     : kMissingFile;
   }
   std::vector<Remark> remarks;
   add_remark(remarks, where + ": left out", index.left_out(),

@@ -146,7 +146,7 @@ FolderIndex index_class_folders(const std::filesystem::path& root, const IndexCa
 
 /// The n images of a folder, sorted, as files 0 to n - 1, and their masks (files of the same name
 /// except for the extension) as files n to 2n - 1.
-/// @throws base::UserError naming the folder without images, or the image without a mask.
+/// @throws base::UserError naming the folder without images, or the first images without a mask.
 FolderIndex index_pairs(const std::filesystem::path& images, const std::filesystem::path& masks,
                         const IndexCacheOptions& cache);
 

@@ -178,7 +178,7 @@ class VocSegmentation : public MaskedImages {
                      {.classes = std::ssize(kVocClasses), .names = kVocClasses}),
         folder_(folder_of(options)),
         names_(read_names(folder_ / "ImageSets/Segmentation" / (list + ".txt"))) {
-    detail::FileCounts empty;
+    UnreadableFiles empty;
     for (int64_t i = 0; i < size(); ++i) {
       const std::string& name = names_[static_cast<size_t>(i)];
       if (!base::is_within(folder_ / "JPEGImages", name)) {
@@ -194,7 +194,7 @@ class VocSegmentation : public MaskedImages {
               fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist{}",
                           file.string(), list, link.empty() ? "" : ": " + link));
         }
-        if (detail::is_empty_file(file)) empty.add(file.string(), "empty");
+        if (detail::is_empty_file(file)) empty[file.string()] = kEmptyFile;
       }
     }
     set_remarks(detail::unreadable_remark(empty));

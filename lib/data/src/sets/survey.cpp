@@ -102,12 +102,13 @@ std::string two_values(int64_t ignored, const Seen& seen) {
 }  // namespace
 
 std::vector<std::string> survey(const Dataset& dataset, Split split,
-                                std::chrono::milliseconds limit) {
+                                std::chrono::milliseconds limit, const std::string& name) {
   const auto* const samples = dynamic_cast<const SampleDataset*>(&dataset);
   const Seen seen = samples != nullptr ? look_into(*samples, limit) : Seen();
   std::vector<std::string> lines;
   const auto add = [&](const std::string& text) {
-    if (!text.empty()) lines.push_back(fmt::format("{}: {}", to_string(split), text));
+    if (!text.empty())
+      lines.push_back(fmt::format("{}: {}", name.empty() ? to_string(split) : name, text));
   };
   const std::string images = base::counted(seen.samples, "image") + seen.looked_at;
   if (seen.rotated > 0) {

@@ -16,6 +16,10 @@ namespace syncbn::data::detail {
 namespace {
 
 constexpr int64_t kBlock = 512;
+/// Bytes to read at once after an archive: at first, for many short archives, and at most, for
+/// gigabytes of zero blocks.
+constexpr int64_t kMinPadding = 1 << 14;
+constexpr int64_t kMaxPadding = 1 << 20;
 constexpr int64_t kMaxNameBytes = 1 << 16;  // of a header that holds a long name
 
 /// The block in front of each member.
@@ -23,10 +27,6 @@ class Header {
  public:
   explicit Header(const std::vector<uint8_t>& block)
       : text_(reinterpret_cast<const char*>(block.data()), block.size()) {}
-
-  bool is_zero() const {
-    return std::ranges::all_of(text_, [](char c) { return c == '\0'; });
-  }
 
   char type() const { return text_[156]; }
 
@@ -100,15 +100,23 @@ class TarReader {
   bool run(const std::function<void(const TarMember&)>& visit) {
     if (end_ == 0) fail("", "it is empty");
     bool is_closed = false;
+    int64_t piece = kBlock;  // bytes to read
     while (at_ < end_) {
-      read_at(file_, path_, at_, std::min(kBlock, end_ - at_), block_);
-      at_ += kBlock;
+      read_at(file_, path_, at_, std::min(piece, end_ - at_), block_);
+      const auto used = std::ranges::find_if(block_, [](uint8_t byte) { return byte != 0; });
+      const auto zeros = used - block_.begin();
+      const auto padding = used == block_.end() ? zeros : zeros / kBlock * kBlock;
+      at_ += padding > 0 ? padding : kBlock;
+      is_closed = is_closed || padding > 0;
+      piece = used == block_.end() ? std::clamp(2 * piece, kMinPadding, kMaxPadding) : kBlock;
+      if (padding > 0) continue;
+      block_.resize(std::min(block_.size(), size_t{kBlock}));
       const Header header(block_);
       const bool is_header = std::ssize(block_) == kBlock && header.has_right_sum();
       // Another archive may follow. Anything else there is ignored, as tar does.
-      if (is_closed && !header.is_zero() && !is_header) return true;
-      is_closed = header.is_zero();
-      if (!is_closed) take(header, visit);
+      if (is_closed && !is_header) return true;
+      is_closed = false;
+      take(header, visit);
     }
     return is_closed;
   }

@@ -76,13 +76,6 @@ class UnlabelledBoxSet : public UnlabelledSet<BoxDataset> {
   ImageSize original_size(int64_t index) const override { return size_of(index); }
 };
 
-template <class Set>
-void fill_set(const UnlabelledImagesOptions& options, UnlabelledImages& made) {
-  auto set = std::make_shared<const Set>(options, made.files);
-  made.original_size = [set](int64_t index) { return set->size_of(index); };
-  made.set = std::move(set);
-}
-
 }  // namespace
 
 void UnlabelledImagesOptions::describe(config::Schema<UnlabelledImagesOptions>& schema) {
@@ -107,10 +100,14 @@ UnlabelledImages load_unlabelled_images(UnlabelledImagesOptions options) {
     }
   }
   made.are_whole = detail::first_but_resize(options.test_transforms) == nullptr;
+  const auto take = [&](const auto& set) {
+    made.original_size = [set](int64_t index) { return set->size_of(index); };
+    made.set = set;
+  };
   if (options.category_ids.empty()) {
-    fill_set<UnlabelledSet<SampleDataset>>(options, made);
+    take(std::make_shared<const UnlabelledSet<SampleDataset>>(options, made.files));
   } else {
-    fill_set<UnlabelledBoxSet>(options, made);
+    take(std::make_shared<const UnlabelledBoxSet>(options, made.files));
   }
   return made;
 }

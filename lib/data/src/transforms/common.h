@@ -37,7 +37,9 @@ void add_transform(TransformKind::Registry& registry, const char* name, const ch
                         [](const Options& options) { return std::make_shared<const T>(options); });
 }
 
-ImageSize size_of(const Image& image);
+inline ImageSize size_of(const Image& image) {
+  return {image.width, image.height};
+}
 
 /// @param what begins the message, which ends with the size
 /// @throws base::UserError if an image of this size has more than `max_pixels`
@@ -83,9 +85,7 @@ void describe_size(config::Schema<Options>& schema, const std::string& size_help
       .between(1, kMaxSide)
       .unit("px");
   schema.refuse("needs either size, or height and width", [](const Options& options) {
-    const bool both = options.height && options.width;
-    const bool any = options.height || options.width;
-    return both != any || options.size.has_value() == both;
+    return options.size ? options.height || options.width : !options.height || !options.width;
   });
 }
 

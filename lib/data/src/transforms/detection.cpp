@@ -23,6 +23,11 @@ double ratio_of(int64_t to, int64_t from) {
   return static_cast<double>(to) / static_cast<double>(from);
 }
 
+/// A share of a side, in pixels, rounded down.
+int64_t part_of(int64_t side, double share) {
+  return static_cast<int64_t>(static_cast<double>(side) * share);
+}
+
 class RandomShortestSize : public VaryingSize {
  public:
   struct Options {
@@ -193,11 +198,8 @@ class RandomZoomOut : public VaryingSize {
     const ImageSize size = size_of(sample.image);
     const auto& range = options_.side_range;
     const ImageSize canvas = scaled_by(size, random.uniform(range[0], range[1]));
-    const auto part = [&](int64_t free) {
-      return static_cast<int64_t>(static_cast<double>(free) * random.uniform());
-    };
-    const int64_t left = part(canvas.width - size.width);
-    const int64_t top = part(canvas.height - size.height);
+    const int64_t left = part_of(canvas.width - size.width, random.uniform());
+    const int64_t top = part_of(canvas.height - size.height, random.uniform());
     pad_sample(sample,
                {left, top, canvas.width - size.width - left, canvas.height - size.height - top},
                static_cast<uint8_t>(options_.fill));
@@ -280,15 +282,12 @@ class RandomIouCrop : public VaryingSize {
 
  private:
   Box choose(ImageSize size, SampleRandom& random) const {
-    const auto part = [](int64_t side, double share) {
-      return static_cast<int64_t>(static_cast<double>(side) * share);
-    };
     const auto share = [&] { return random.uniform(options_.min_scale, options_.max_scale); };
     Box box;
-    box.width = part(size.width, share());
-    box.height = part(size.height, share());
-    box.left = part(size.width - box.width, random.uniform());
-    box.top = part(size.height - box.height, random.uniform());
+    box.width = part_of(size.width, share());
+    box.height = part_of(size.height, share());
+    box.left = part_of(size.width - box.width, random.uniform());
+    box.top = part_of(size.height - box.height, random.uniform());
     return box;
   }
 

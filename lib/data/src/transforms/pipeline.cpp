@@ -31,10 +31,6 @@ void map_boxes(ImageSample& sample, const X& x, const Y& y) {
 
 }  // namespace
 
-ImageSize size_of(const Image& image) {
-  return {image.width, image.height};
-}
-
 void check_pixels(const std::string& what, ImageSize size, int64_t max_pixels) {
   if (size.width <= max_pixels / std::max<int64_t>(size.height, 1)) return;
   throw base::UserError(fmt::format(

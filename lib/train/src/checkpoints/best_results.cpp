@@ -3,18 +3,31 @@
 #include <algorithm>
 #include <cmath>
 
+#include "evaluation.h"
 #include "records/run_files.h"
 
 namespace syncbn::train {
+namespace {
+
+/// False if either is missing. NaN is the highest loss.
+bool is_lower_loss(std::optional<double> a, std::optional<double> b) {
+  return a && b && (*a < *b || (std::isnan(*b) && !std::isnan(*a)));
+}
+
+}  // namespace
+
+std::string loss_beside(const std::string& metric) {
+  return (metric.starts_with(kAverage) ? kAverage : std::string()) + "loss";
+}
 
 BestChange add_result(std::vector<Checkpoint::Best>& best, const Checkpoint::Best& result,
                       int64_t count, bool higher_is_better) {
   BestChange change;
-  const double value = result.value;
-  if (std::isnan(value)) return change;
-  const auto is_better = [&](double a, double b) { return higher_is_better ? a > b : a < b; };
-  const auto place = std::ranges::find_if(
-      best, [&](const Checkpoint::Best& other) { return is_better(value, other.value); });
+  if (std::isnan(result.value)) return change;
+  const auto place = std::ranges::find_if(best, [&](const Checkpoint::Best& other) {
+    if (result.value == other.value) return is_lower_loss(result.loss, other.loss);
+    return (result.value > other.value) == higher_is_better;
+  });
   change.is_best = place == best.begin();
   if (place == best.end() && std::ssize(best) >= std::max<int64_t>(count, 1)) return change;
   if (change.is_best && count > 1 && !best.empty()) {

@@ -17,7 +17,11 @@ struct BestChange {
   std::optional<std::string> remove;  ///< the one that is no longer among the best
 };
 
-/// Adds a result to those that are kept, best first.
+/// The name of the loss of the network that has this metric: "ema_loss" for "ema_accuracy".
+std::string loss_beside(const std::string& metric);
+
+/// Adds a result to those that are kept, best first. Of equal values, the one with the lower loss
+/// is better, and then the earlier one: a small split gives many networks the same accuracy.
 /// @param result without a file
 /// @param count number of checkpoints to keep; with 0, the list still holds the best result
 BestChange add_result(std::vector<Checkpoint::Best>& best, const Checkpoint::Best& result,

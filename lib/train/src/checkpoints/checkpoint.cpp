@@ -38,6 +38,7 @@ at::Tensor to_item(const at::Tensor& tensor) {
 Dict to_item(const Checkpoint::Best& best) {
   Dict dict = make_dict();
   put(dict, "value", best.value);
+  if (best.loss) put(dict, "loss", *best.loss);
   put(dict, "epoch", best.epoch);
   put(dict, "step", best.step);
   put(dict, "file", best.file);
@@ -123,6 +124,7 @@ std::vector<Checkpoint::Best> read_best(const Reader& reader) {
                      .epoch = best.integer("epoch"),
                      .step = best.has("step") ? best.integer("step") : 0,
                      .file = best.text("file")});
+      if (best.has("loss")) all.back().loss = best.number("loss");
     }
   } else if (reader.number("best_accuracy") >= 0) {  // of version 0.2
     all.push_back({.value = reader.number("best_accuracy"),

@@ -1,11 +1,12 @@
 #include "commands/commands.h"
 
 #include <fmt/format.h>
-#include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 #include <syncbn/data/loader.h>
+#include <syncbn/data/sample_dataset.h>
+#include <syncbn/data/subset.h>
 #include <syncbn/dist/process_group.h>
 #include <syncbn/train/checkpoint.h>
 #include <syncbn/train/inputs.h>
@@ -13,9 +14,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
+#include <map>
 #include <memory>
 #include <optional>
+#include <regex>
+#include <set>
+#include <utility>
 
 #include "commands/program_options.h"
 #include "commands/resolved_config.h"
@@ -31,11 +35,6 @@ namespace {
 
 /// For each split: files are read once more, most of them from the page cache.
 constexpr std::chrono::minutes kSurveyTime{1};
-
-/// The number of ranks, if a launcher has started this process.
-std::optional<int64_t> launched_ranks() {
-  return base::env_int("WORLD_SIZE", 1, std::numeric_limits<int>::max());
-}
 
 /// Makes a check skip what it cannot read, and read all of each file: a crop as the first transform
 /// would decode only a part of an image.
@@ -56,8 +55,7 @@ Config for_reading(const Config& config) {
   config::Schema<Config>::get().read(all, changed, "", faults);
   faults.throw_if_any();
   changed.loader.on_error = "skip";
-  changed.loader.error_budget = 1;
-  if (!launched_ranks()) changed.sync_batchnorm_group.reset();  // it is for a run of more ranks
+  if (!ranks_of_job()) changed.sync_batchnorm_group.reset();  // it is for a run of more ranks
   return changed;
 }
 
@@ -88,21 +86,75 @@ std::string classes_text(const data::Dataset& set) {
   return fmt::format(", {}, from {} to {} samples each", classes, text(least), text(most));
 }
 
-/// Reads a split and prints a line about it. The loader warns of each sample that it cannot use.
-/// @return the number of such samples
-int64_t check_split(const std::string& name, const std::shared_ptr<const data::Dataset>& set,
-                    const Config& config, Progress& progress) {
-  data::Loader loader = each_once(set, config.loader.options(config.local_batch_size(1), at::kCPU),
-                                  /*num_replicas=*/1, /*rank=*/0);
+/// Samples that cannot be used for the same reason.
+struct Cause {
+  std::string shown;       ///< the line to print
+  std::string shown_name;  ///< the sample that it names
+  std::vector<std::string> others;
+};
+
+/// Warns of samples that cannot be used, in one line for each cause: the remark that names their
+/// files, or a fault, whatever names and numbers it has.
+/// @param explained receives the texts of these remarks
+void warn_of_damaged(const data::Dataset& set, const std::map<int64_t, std::string>& damaged,
+                     std::set<std::string>& explained) {
+  constexpr size_t kShown = 5;
+  static const std::regex kNamesAndNumbers(R"(\([^)]*\)|'[^']*'|[^ ]*/[^ ]*|[0-9][0-9, x]*)");
+  const std::vector<data::Remark> remarks = set.remarks();
+  std::map<std::string, Cause> causes;
+  for (const auto& [index, text] : damaged) {
+    const std::string name = dynamic_cast<const data::SampleDataset&>(set).name_of(index);
+    // The file that the fault names: the sample's, or its mask.
+    const size_t begin = text.find('\'') + 1;  // 0 without any
+    const std::string file = text.substr(begin, text.find('\'', begin) - begin);
+    const auto remark = std::ranges::find_if(remarks, [&](const data::Remark& one) {
+      return one.unreadable.contains(file) || one.unreadable.contains(name);
+    });
+    const bool has_remark = remark != remarks.end();
+    if (has_remark) explained.insert(remark->text);
+    // The file that a remark shows may be of the split that was held out.
+    const std::string& known = has_remark && remark->unreadable.contains(file) ? file : name;
+    const bool is_shown = has_remark && remark->text.find("'" + known + "'") != std::string::npos;
+    Cause& cause =
+        causes[has_remark ? remark->text : std::regex_replace(text, kNamesAndNumbers, "")];
+    if (cause.shown.empty() || is_shown) {
+      cause.shown = is_shown ? remark->text : "cannot be used: " + text;
+      std::string earlier = std::exchange(cause.shown_name, name);
+      if (!earlier.empty()) cause.others.push_back(std::move(earlier));
+    } else {
+      cause.others.push_back(name);
+    }
+  }
+  for (const auto& [key, cause] : causes) {
+    const std::string more = base::printable(base::join_some(cause.others, ", ", kShown));
+    spdlog::warn("{}{}", cause.shown,
+                 more.empty() ? "" : fmt::format("; {} more: {}", cause.others.size(), more));
+  }
+}
+
+/// Reads a split, prints a line about it, and warns of what cannot be used and what looks wrong.
+/// @param explained as for warn_of_damaged()
+/// @return the number of samples that cannot be used
+int64_t check_split(data::Split split, const std::shared_ptr<const data::Dataset>& set,
+                    const Config& config, Progress& progress, std::set<std::string>& explained) {
+  const std::string name = to_string(split);
+  data::LoaderOptions options = config.loader.options(config.local_batch_size(1), at::kCPU);
+  options.on_error = data::LoaderOptions::OnError::kCollect;
+  data::Loader loader = each_once(set, options, /*num_replicas=*/1, /*rank=*/0);
   const int64_t batches = loader.num_batches();
-  for (int64_t done = 1; loader.next(); ++done) {
+  std::vector<int64_t> usable;
+  for (int64_t done = 1; const auto batch = loader.next(); ++done) {
+    usable.insert(usable.end(), batch->indices.begin(), batch->indices.end());
     progress.show(done, batches, [&] { return "check " + name; });
   }
   progress.clear();
-  const int64_t bad = loader.skipped();
+  const int64_t bad = std::ssize(loader.damaged());
   base::write_stdout(
       fmt::format("{}: {}{}; {}\n", name, base::counted(set->size(), "sample"), classes_text(*set),
-                  bad == 0 ? "all can be used" : fmt::format("{} cannot be used", bad)));
+                  bad == 0 ? "all can be read" : fmt::format("{} cannot be used", bad)));
+  warn_of_damaged(*set, loader.damaged(), explained);
+  warn_of_survey(bad == 0 ? *set : *data::subset(set, usable), split, kSurveyTime,
+                 bad == 0 ? "" : name + ", of what can be used");
   return bad;
 }
 
@@ -136,10 +188,10 @@ void check_start(const Config& config, const Inputs& inputs) {
   const auto schedule = refusing([&] { return component_name("schedule", config.schedule); },
                                  [&] { return config.schedule.make(args); });
   try {
-    const int64_t ranks = launched_ranks().value_or(1);
+    const int64_t ranks = ranks_of_job().value_or(1);
     check_plan(config, inputs, loader, ranks, *schedule, steps, steps, *model);
   } catch (const base::UserError& mistake) {
-    if (launched_ranks()) throw;
+    if (ranks_of_job()) throw;
     spdlog::warn("on one rank: {}", mistake.what());
   }
 }
@@ -152,20 +204,19 @@ int check(const std::vector<std::string>& args) {
   const ResolvedConfig resolved = resolve_config(line, faults);
   const Config config = for_reading(resolved.config);
   Inputs inputs;
-  with_place(resolved, [&] {
-    inputs = load_inputs(config, /*rank=*/0, static_cast<int>(launched_ranks().value_or(1)));
-  });
+  with_place(resolved,
+             [&] { inputs = load_inputs(config, /*rank=*/0, ranks_of_job().value_or(1)); });
   check_start(config, inputs);
   AgentChannel channel(/*rank=*/0);
   Progress progress(channel);
   int64_t bad = 0;
   std::vector<std::shared_ptr<const data::Dataset>> sets;
-  double budget = 0;  // that a run would need; 0: the configured one suffices
+  std::set<std::string> explained;  // remarks whose files a warning has named
+  double budget = 0;                // that a run would need; 0: the configured one suffices
   const auto check_set = [&](data::Split split, const std::shared_ptr<const data::Dataset>& set) {
-    const int64_t found = check_split(to_string(split), set, config, progress);
+    const int64_t found = check_split(split, set, config, progress, explained);
     bad += found;
     sets.push_back(set);
-    warn_of_survey(*set, split, kSurveyTime);
     if (found <= data::max_skipped(resolved.config.loader.options(1, at::kCPU), set->size()))
       return;
     budget = std::max(budget, static_cast<double>(found) / static_cast<double>(set->size()));
@@ -177,7 +228,15 @@ int check(const std::vector<std::string>& args) {
   }
   advise_weights(config, *inputs.train_set);
   const bool raises = resolved.config.loader.on_error != "skip";
-  const bool has_fault = warn_of_remarks(sets, !raises);
+  bool has_fault = warn_of_remarks(sets, !raises, /*reads_all=*/true);
+  // A run would read such a remark too, though reading found no fault in its files.
+  for (const auto& set : sets) {
+    for (const data::Remark& remark : set->remarks()) {
+      if (remark.unreadable.empty() || !explained.insert(remark.text).second) continue;
+      spdlog::warn("{}", remark.text);
+      has_fault = true;
+    }
+  }
   if (bad == 0 && !(has_fault && raises)) return base::kExitOk;
   std::vector<std::string> keys;
   if (raises) keys.emplace_back("loader.on_error=skip");
@@ -189,7 +248,7 @@ int check(const std::vector<std::string>& args) {
                                   : ", or train without them: " + base::join(keys, " ");
   throw base::UserError(
       fmt::format("check: {} cannot be used; mend or remove the files{}",
-                  bad > 0 ? base::counted(bad, "sample") : "what the warnings name",
+                  bad > 0 ? base::counted(bad, "sample") : "data that the warnings name",
                   budget < 1 ? without : ""));  // 1: nothing would be left of a split
 }
 

@@ -14,7 +14,6 @@
 #include <syncbn/base/threads.h>
 #include <syncbn/config/command_line.h>
 #include <syncbn/config/json_schema.h>
-#include <syncbn/config/layers.h>
 #include <syncbn/config/reference.h>
 #include <syncbn/config/yaml.h>
 #include <syncbn/dist/peer_error.h>
@@ -69,7 +68,7 @@ std::optional<int> int_from_environment(const char* name, int64_t min) {
 
 RankEnv read_rank_env(int local_rank) {
   const auto rank = int_from_environment("RANK", 0);
-  const auto world_size = int_from_environment("WORLD_SIZE", 1);
+  const auto world_size = ranks_of_job();
   if (rank.has_value() != world_size.has_value()) {
     throw base::UserError(fmt::format(
         "the environment sets {} but not {}; start the program with syncbn-launch, which sets "
@@ -279,9 +278,7 @@ int run(const std::vector<std::string>& given, const RankEnv& env, const Registe
     const data::Split split = split_of(line, faults);
     resolved = resolve_config(line, faults);
     if (line.has("print_config")) {
-      config::Value all = config::Schema<Config>::get().write(resolved.config);
-      config::escape_references(all);
-      return print(config::to_yaml(all, resolved.origins));
+      return print(config::to_yaml(config::parse_yaml(resolved.text, ""), resolved.origins));
     }
     if (only_checks) {
       if (env.rank == 0) with_place(resolved, [&] { find_files(command, resolved.config); });
@@ -335,6 +332,10 @@ int run(const std::vector<std::string>& given, const RankEnv& env, const Registe
 }
 
 }  // namespace
+
+std::optional<int> ranks_of_job() {
+  return int_from_environment("WORLD_SIZE", 1);
+}
 
 int run_main(int argc, char** argv, const RegisterAll& register_all) {
   const std::vector<std::string> given(argv + 1, argv + argc);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ int evaluate_checkpoint(const Config& config, const std::string& name, const Inp
 /// @throws base::UserError on all ranks with an image that cannot be read
 int predict(const Config& config, const std::string& text, const std::string& name,
             const std::string& images, const std::string& output, bool average);
+
+/// The number of ranks, if a launcher has started this process.
+std::optional<int> ranks_of_job();
 
 // ---- in one process: rank 0 of a launcher. `args` are those after the command's name -----------
 

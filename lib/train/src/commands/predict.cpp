@@ -9,7 +9,6 @@
 #include <syncbn/base/text.h>
 #include <syncbn/data/boxes.h>
 #include <syncbn/data/loader.h>
-#include <syncbn/data/sample_dataset.h>
 #include <syncbn/data/unlabelled_images.h>
 #include <syncbn/dist/collectives.h>
 #include <syncbn/dist/process_group.h>
@@ -151,9 +150,7 @@ int predict(const Config& config, const std::string& text, const std::string& na
   check_agreement(text, inputs);
   if (is_rank_0()) {
     if (!images.others.empty()) spdlog::warn("left out: {}: neither JPEG nor PNG", images.others);
-    for (const std::string& line : data::survey(*images.set, data::Split::kTest, kShortSurvey)) {
-      spdlog::warn("{}{}", folder, line.substr(line.find(':')));
-    }
+    warn_of_survey(*images.set, data::Split::kTest, kShortSurvey, folder);
   }
   const auto model = make_model(config, *images.set, config.seed.value_or(0));
   const auto task = make_task(config, *images.set, *model);

@@ -255,8 +255,19 @@ config::CommandLine parse_arguments(const std::string& command,
   // translate_imagenet_options() replaces them; here they are advice on a misspelt one.
   for (const std::string& name : imagenet_names()) all.push_back({name, "", ""});
   std::vector<std::string> words = args;
-  const bool has_configuration = !words.empty() && is_configuration(words.front());
-  if (has_configuration) words.front().insert(0, "--config=");
+  const std::filesystem::path first = words.empty() ? "" : words.front();
+  // The run's config.yaml may be missing: reading it names what to do.
+  const bool is_checkpoint =
+      first.extension() == ".pt" && base::exists(first) && run_files::is_run(first.parent_path());
+  const bool has_configuration = is_checkpoint || is_configuration(first);
+  if (is_checkpoint) {
+    const std::string config = "--config=" + (first.parent_path() / run_files::kConfig).string();
+    const std::string resume = "--resume=" + first.string();
+    words.front() = config;
+    words.insert(words.begin() + 1, resume);
+  } else if (has_configuration) {
+    words.front().insert(0, "--config=");
+  }
   auto parts = translate_imagenet_options(words);
   const bool is_refused = !has_configuration && !parts.empty() &&
                           refuse_path(command, parts.front().words.front(), faults);

@@ -14,7 +14,8 @@ constexpr const char* kTraining = "train";
 /// Reads the arguments of a command, without its name: program options and keys, also as PyTorch's
 /// ImageNet example spells them.
 /// @param command "eval", or kTraining
-/// @param args the first may be a run's folder or a YAML file, for --config
+/// @param args the first may be a run's folder or a YAML file, for --config, or a checkpoint in a
+///   run's folder, for --config and --resume
 /// @param faults also gets options that are for other commands
 config::CommandLine parse_arguments(const std::string& command,
                                     const std::vector<std::string>& args, config::Faults& faults);

@@ -16,6 +16,7 @@
 #include <system_error>
 #include <vector>
 
+#include "common/config_keys.h"
 #include "common/plugins.h"
 #include "records/run_files.h"
 
@@ -176,17 +177,17 @@ void with_place(const ResolvedConfig& config, const std::function<void()>& work)
   work();
 } catch (const base::UserError& mistake) {
   const std::string message = mistake.what();
-  const config::Value* place = &config.origins;
-  for (size_t begin = 0; place != nullptr;) {
-    const size_t end = message.find_first_of(".: ", begin);
-    if (end == message.npos || message[end] == ' ') throw;
-    place = place->find(message.substr(begin, end - begin));
-    begin = end + 1;
-    if (message[end] == ':') break;
-  }
+  const std::string key = message.substr(0, message.find(':'));
+  const config::Value* const place = config.origins.at(key);
   if (place == nullptr) throw;
+  // A mistake in a file of the data, at which an option points and not the section.
+  const auto typed = std::ranges::find_if(place->members, [&](const config::Value::Member& member) {
+    const config::Value& value = member.value;
+    return key == "data" && is_path_of_data("data." + member.key) && value.mark.line == 0 &&
+           !value.scalar.empty() && message.find("'" + value.scalar) != message.npos;
+  });
   config::Faults faults;
-  faults.add(place->mark, message);
+  faults.add(typed == place->members.end() ? place->mark : typed->value.mark, message);
   faults.throw_if_any();
 }
 

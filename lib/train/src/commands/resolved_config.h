@@ -28,7 +28,8 @@ void load_plugins(const config::CommandLine& line);
 ResolvedConfig resolve_config(const config::CommandLine& line, config::Faults& faults);
 
 /// Calls `work`. If the message of its mistake begins with a key of the configuration
-/// ("data.train: …"), prepends the place where the key was written.
+/// ("data.train: …"), prepends the place where the key was written; for `data` as a whole, the
+/// option that gave the file that the message names, if there is one.
 void with_place(const ResolvedConfig& config, const std::function<void()>& work);
 
 }  // namespace syncbn::train

@@ -1,7 +1,5 @@
 #include "commands/sweep_table.h"
 
-#include <syncbn/base/text.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -27,12 +25,6 @@ ResultRow read(const SweepResult& result) {
   }
   row.rank = rank_of(row.result);
   return row;
-}
-
-std::string csv_line(const Row& row) {
-  Row fields;
-  for (const std::string& field : row) fields.push_back(csv_field(field));
-  return base::join(fields, ",") + "\n";
 }
 
 }  // namespace

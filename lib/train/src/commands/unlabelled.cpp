@@ -4,8 +4,7 @@ namespace syncbn::train {
 
 std::optional<data::UnlabelledImagesOptions> unlabelled_options(const Config& config,
                                                                 const Checkpoint* checkpoint) {
-  const config::Value all = config::Schema<Config>::get().write(config);
-  const config::Value& section = *all.find("data");
+  const config::Value section = config.data.write();
   if (section.find("test_transforms") == nullptr) return std::nullopt;
   data::UnlabelledImagesOptions options;
   options.labels_pixels = config.task.type() == "segmentation";

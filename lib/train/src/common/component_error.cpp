@@ -24,8 +24,7 @@ std::string shown_tensor(const at::Tensor& tensor) {
 /// " with loss focal of libmine.so"; empty for a task without such a choice.
 std::string loss_of(const Config& config) {
   const config::Value options = config.task.write();
-  const config::Value* const loss = options.find("loss");
-  const config::Value* const type = loss == nullptr ? nullptr : loss->find("type");
+  const config::Value* const type = options.at("loss.type");
   if (type == nullptr) return "";
   return " with " + component_name("loss", config::Component<LossKind>(type->scalar));
 }

@@ -1,5 +1,7 @@
 #include "common/csv.h"
 
+#include <syncbn/base/text.h>
+
 #include <utility>
 
 namespace syncbn::train {
@@ -9,6 +11,12 @@ std::string csv_field(const std::string& text) {
   std::string quoted = "\"";
   for (const char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
   return quoted + "\"";
+}
+
+std::string csv_line(const std::vector<std::string>& row) {
+  std::vector<std::string> fields;
+  for (const std::string& field : row) fields.push_back(csv_field(field));
+  return base::join(fields, ",") + "\n";
 }
 
 std::vector<std::vector<std::string>> csv_rows(const std::string& text) {

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <syncbn/base/open_file.h>
-#include <syncbn/base/text.h>
 
 #include <algorithm>
 #include <cmath>
@@ -52,14 +51,8 @@ void MetricsTable::write() {
   if (!is_new && rows_.empty()) return;
   std::error_code ignored;
   if (!has_begun_) std::filesystem::remove(file_, ignored);
-  append_to_file(file_, (is_new ? header() : "") + std::exchange(rows_, {}));
+  append_to_file(file_, (is_new ? csv_line(columns_) : "") + std::exchange(rows_, {}));
   has_begun_ = true;
-}
-
-std::string MetricsTable::header() const {
-  std::vector<std::string> fields;
-  for (const std::string& column : columns_) fields.push_back(csv_field(column));
-  return base::join(fields, ",") + "\n";
 }
 
 }  // namespace syncbn::train

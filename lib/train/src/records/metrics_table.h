@@ -24,8 +24,6 @@ class MetricsTable {
   void write();
 
  private:
-  std::string header() const;
-
   std::filesystem::path file_;
   std::vector<std::string> columns_;
   std::map<std::string, size_t> numbers_;  ///< index of each column

@@ -77,6 +77,12 @@ ComparedRun read_compared(const fs::path& folder) {
   return run;
 }
 
+/// As YAML; empty if the run lacks the key.
+std::string setting_of(const ComparedRun& run, const std::string& key) {
+  const auto found = run.settings.find(key);
+  return found == run.settings.end() ? "" : found->second;
+}
+
 /// A folder that is not a run, such as a sweep's, stands for the runs in it.
 std::vector<std::string> folders_of_runs(const std::vector<std::string>& given) {
   std::vector<std::string> folders;
@@ -141,10 +147,7 @@ std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
   for (const ComparedRun& run : runs) all.insert(run.settings.begin(), run.settings.end());
   std::vector<std::string> keys;
   for (const auto& [key, value] : all) {
-    const auto is_other = [&](const ComparedRun& run) {
-      const auto found = run.settings.find(key);
-      return found == run.settings.end() || found->second != value;
-    };
+    const auto is_other = [&](const ComparedRun& run) { return setting_of(run, key) != value; };
     if (std::ranges::any_of(runs, is_other)) keys.push_back(key);
   }
   const auto place = [&](const std::string& key) {
@@ -155,11 +158,6 @@ std::vector<std::string> differing_keys(const std::vector<ComparedRun>& runs) {
   };
   std::ranges::stable_sort(keys, {}, place);
   return keys;
-}
-
-std::string setting_of(const ComparedRun& run, const std::string& key) {
-  const auto found = run.settings.find(key);
-  return found == run.settings.end() ? "" : found->second;
 }
 
 /// Indices of the runs in groups: finished runs that differ only in their seeds share one. Others

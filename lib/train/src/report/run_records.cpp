@@ -7,11 +7,10 @@
 #include <syncbn/base/text.h>
 #include <syncbn/config/yaml.h>
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 #include <string_view>
 
+#include "checkpoints/best_results.h"
 #include "records/folder_lock.h"
 #include "records/log_record.h"
 #include "records/run_files.h"
@@ -91,12 +90,7 @@ std::string RunRecords::state() const {
 }
 
 std::string RunRecords::setting(const std::string& path) const {
-  const config::Value* value = &config;
-  for (size_t begin = 0; begin <= path.size() && value != nullptr;) {
-    const size_t dot = std::min(path.find('.', begin), path.size());
-    value = value->find(path.substr(begin, dot - begin));
-    begin = dot + 1;
-  }
+  const config::Value* const value = config.at(path);
   return value == nullptr ? "" : value->scalar;
 }
 
@@ -117,16 +111,20 @@ std::optional<RunRecords::Best> RunRecords::best() const {
   if (values == nullptr || numbers == nullptr) return std::nullopt;
   const std::string mode = setting("checkpoint.keep_best.mode");
   best.higher_is_better = mode == "max" || (mode != "min" && !best.name.ends_with("loss"));
-  best.value = std::numeric_limits<double>::quiet_NaN();
   best.last = last_number(*values);
+  const size_t metric = best.name.find('_') + 1;  // after the split
+  const std::vector<double>* const losses =
+      epochs.find(best.name.substr(0, metric) + loss_beside(best.name.substr(metric)));
+  std::vector<Checkpoint::Best> kept;
   for (size_t i = 0; i < values->size(); ++i) {
-    const double value = (*values)[i];
-    const bool is_better = best.higher_is_better ? value > best.value : value < best.value;
-    if (!is_better && !(std::isnan(best.value) && !std::isnan(value))) continue;
-    best.value = value;
-    best.epoch = static_cast<int64_t>((*numbers)[i]);
+    Checkpoint::Best result{.value = (*values)[i], .epoch = static_cast<int64_t>((*numbers)[i])};
+    if (losses != nullptr) result.loss = (*losses)[i];
+    add_result(kept, result, /*count=*/1, best.higher_is_better);
   }
-  return std::isnan(best.value) ? std::nullopt : std::optional(best);
+  if (kept.empty()) return std::nullopt;
+  best.value = kept.front().value;
+  best.epoch = kept.front().epoch;
+  return best;
 }
 
 RunRecords read_run(const fs::path& folder, ReadSteps steps) {

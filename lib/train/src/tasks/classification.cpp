@@ -118,9 +118,8 @@ class Classification : public Task {
   }
 
   std::vector<Metric> training_metrics(std::span<const int64_t> counts) const override {
-    const auto share = [&](size_t part) {
-      return counts[0] > 0 ? static_cast<double>(counts[part]) / static_cast<double>(counts[0]) : 0;
-    };
+    const int64_t samples = std::max<int64_t>(counts[0], 1);  // without any, none is right
+    const auto share = [&](size_t part) { return share_of(counts[part], samples); };
     std::vector<Metric> all = {{.name = "accuracy", .value = share(1), .is_share = true}};
     if (has_top()) all.push_back({.name = "top5_accuracy", .value = share(2), .is_share = true});
     return all;

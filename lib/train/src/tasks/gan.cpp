@@ -108,11 +108,9 @@ class GanTask : public Task {
 
   std::vector<Metric> metrics(std::span<const int64_t> counts,
                               std::span<const int64_t> /*records*/) const override {
-    const auto share = [&](size_t part) {
-      return counts[0] > 0 ? static_cast<double>(counts[part]) / static_cast<double>(counts[0]) : 0;
-    };
-    return {{.name = "real_accuracy", .value = share(1), .is_share = true},
-            {.name = "fake_accuracy", .value = share(2), .is_share = true}};
+    const int64_t images = std::max<int64_t>(counts[0], 1);  // without any, none is right
+    return {{.name = "real_accuracy", .value = share_of(counts[1], images), .is_share = true},
+            {.name = "fake_accuracy", .value = share_of(counts[2], images), .is_share = true}};
   }
 
   /// A discriminator that is easily fooled and a poor generator each make the other look good.

@@ -1,5 +1,4 @@
 #include <ATen/Functions.h>
-#include <syncbn/base/text.h>
 #include <syncbn/config/schema.h>
 #include <syncbn/data/sample_dataset.h>
 #include <syncbn/models/model.h>

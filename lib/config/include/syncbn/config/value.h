@@ -39,6 +39,8 @@ struct Value {
 
   Value* find(const std::string& key);
   const Value* find(const std::string& key) const { return const_cast<Value*>(this)->find(key); }
+  /// The value of a key of a section in a section: "optimizer.lr". Null without it.
+  const Value* at(const std::string& path) const;
   void set(const std::string& key, Value value);
 
   /// For messages: "a list", "'abc'".

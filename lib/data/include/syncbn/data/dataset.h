@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -50,11 +51,20 @@ struct Normalization {
   static Normalization imagenet() { return {{0.485, 0.456, 0.406}, {0.229, 0.224, 0.225}}; }
 };
 
+/// Why a file cannot be read, in UnreadableFiles.
+inline constexpr const char* kEmptyFile = "empty";
+inline constexpr const char* kMissingFile = "missing";
+inline constexpr const char* kOtherContent = "";  ///< neither JPEG nor PNG
+
+/// Names of files whose samples cannot be read, with one of the reasons above.
+using UnreadableFiles = std::map<std::string, std::string>;
+
 /// What a user should know of a data set before a run.
 struct Remark {
   std::string text;  ///< names the files
   /// Parts of the data cannot be used. A run begins nevertheless only with loader.on_error: skip.
   bool is_fault = false;
+  UnreadableFiles unreadable = {};  ///< all of them, if the remark is about such files
 };
 
 /// A finite set of samples with the indices 0 to size() - 1.

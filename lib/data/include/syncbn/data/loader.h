@@ -3,9 +3,9 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,7 +46,8 @@ struct LoaderOptions {
   std::chrono::milliseconds timeout{0};
   /// What next() does if a sample throws a base::UserError: throw it, or leave the sample out of
   /// its batch. A batch must keep at least one sample, unless `empty_batches` are allowed.
-  enum class OnError { kRaise, kSkip } on_error = OnError::kRaise;
+  /// kCollect leaves out any number, and warns of none: damaged() has them.
+  enum class OnError { kRaise, kSkip, kCollect } on_error = OnError::kRaise;
   bool empty_batches = false;
   /// With kSkip: the share of an epoch's samples, over all ranks, that may be left out before
   /// next() throws. max_skipped() is their number.
@@ -60,10 +61,14 @@ struct LoaderOptions {
   int64_t seed = 0;
 };
 
-/// How many of an epoch's samples may be left out (OnError::kSkip): the share error_budget. Unless
-/// it is 0, at least 5 or half of the samples, whichever is less: one sample of a small set may
-/// already exceed the share.
+/// How many of an epoch's samples may be left out (OnError::kSkip): the share error_budget, but not
+/// all. Unless it is 0, at least 5 or half of the samples, whichever is less: one sample of a small
+/// set may already exceed the share.
 int64_t max_skipped(const LoaderOptions& options, int64_t samples);
+
+/// @param samples that were left out: all of an epoch, or of the part that was trained on
+/// @throws base::UserError
+[[noreturn]] void refuse_empty_epoch(const LoaderOptions& options, int64_t samples);
 
 /// Checks the number of samples that were left out. A loader checks only its own rank's; call this
 /// with the sum over all ranks where that is known.
@@ -119,9 +124,9 @@ class Loader {
   /// Samples left out so far in this epoch (OnError::kSkip).
   int64_t skipped() const { return skipped_; }
 
-  /// Samples that next() does not warn about: it already has, or set_damaged() listed them.
-  const std::set<int64_t>& damaged() const { return damaged_; }
-  void set_damaged(std::set<int64_t> samples) { damaged_ = std::move(samples); }
+  /// Samples that cannot be made, with the fault. next() does not warn about these again.
+  const std::map<int64_t, std::string>& damaged() const { return damaged_; }
+  void set_damaged(std::map<int64_t, std::string> samples) { damaged_ = std::move(samples); }
 
   /// The position after the last batch that next() returned.
   SamplerState state() const;
@@ -158,7 +163,7 @@ class Loader {
   std::vector<int64_t> storage_order_;
   int64_t requested_ = 0;  ///< samples of storage_order_ that were prefetched
   int64_t skipped_ = 0;
-  std::set<int64_t> damaged_;
+  std::map<int64_t, std::string> damaged_;
   double wait_seconds_ = 0;
   std::vector<Batch> slots_;
   std::deque<std::shared_ptr<detail::PendingBatch>> pending_;

@@ -88,8 +88,9 @@ bool labels_pixels(const Dataset& dataset);
 /// Looks for what is no error and yet often a mistake: images that are stored rotated or have
 /// values of 16 bits that are scaled, and classes that no sample, box to learn from, or pixel has.
 /// Looks into files, spread evenly over the data set, until it has seen all or the time is up.
+/// @param name what each line begins with; empty: the split's name
 /// @return a line about each finding, which says how many files it is about
 std::vector<std::string> survey(const Dataset& dataset, Split split,
-                                std::chrono::milliseconds limit);
+                                std::chrono::milliseconds limit, const std::string& name = "");
 
 }  // namespace syncbn::data

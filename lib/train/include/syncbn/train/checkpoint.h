@@ -53,7 +53,8 @@ struct Checkpoint {
 
   /// A checkpoint that is kept for its result.
   struct Best {
-    double value = 0;  ///< of Checkpoint::best_metric
+    double value = 0;                 ///< of Checkpoint::best_metric
+    std::optional<double> loss = {};  ///< of the same evaluation; empty in older checkpoints
     int64_t epoch = 0;
     int64_t step = 0;
     std::string file = {};  ///< in the run's folder: "best.pt"
