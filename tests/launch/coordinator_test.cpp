@@ -38,15 +38,13 @@ class CoordinatorTest : public testing::Test {
     for (const int rank : {0, 1}) {
       Node& node = nodes_.emplace_back(Node{base::Channel(test::connect_to(port_))});
       node.channel.send(Handshake(Handshake::Side::kClient, "").begin());
-      Json hello = Hello{.job = "none",
-                         .node = rank,
-                         .nodes = options_.nnodes.str(),
-                         .nproc = 1,
-                         .role = "default",
-                         .host = fmt::format("h{}", rank),
-                         .max_restarts = options_.max_restarts};
-      hello["type"] = "hello";
-      send_message(node.channel, hello);
+      send_message(node.channel, as_json(Hello{.job = "none",
+                                               .node = rank,
+                                               .nodes = options_.nnodes.str(),
+                                               .nproc = 1,
+                                               .role = "default",
+                                               .host = fmt::format("h{}", rank),
+                                               .max_restarts = options_.max_restarts}));
     }
     next(0, "start");
     next(1, "start");
@@ -82,14 +80,13 @@ class CoordinatorTest : public testing::Test {
 
   /// The worker of node 1 fails, and both nodes end the attempt.
   void fail(int attempt, const std::string& what, uint64_t step) {
-    send(1, {{"type", "failed"},
-             {"attempt", attempt},
-             {"exit_code", 1},
-             {"may_restart", true},
-             {"rank", 1},
-             {"status", kExitStatus1},
-             {"step", step},
-             {"what", what}});
+    send(1, as_json(Failed{{.attempt = attempt,
+                            .rank = 1,
+                            .status = kExitStatus1,
+                            .step = step,
+                            .exit_code = 1,
+                            .may_restart = true,
+                            .what = what}}));
     for (const size_t node : {0, 1}) {
       next(node, "stop");
       send(node, {{"type", "ended"}, {"attempt", attempt}});

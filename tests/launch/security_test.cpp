@@ -108,7 +108,7 @@ TEST(LaunchSecurityTest, NoStrangerEndsAJobWithSuccess) {
     JobWithStranger job;
     send_to(job.stranger,
             fmt::format(R"({{"type":"{}","attempt":0,"exit_code":0,"may_restart":false,)"
-                        R"("what":"done"}})"
+                        R"("rank":1,"status":0,"step":null,"what":"done"}})"
                         "\n",
                         type));
     const auto result = job.lead.wait();

@@ -59,7 +59,7 @@ std::string reason_of(const GroupResult& result) {
   if (!result.start_error.empty()) return result.start_error;
   if (result.failure) return summary_of(*result.failure) + brief(result.failure->error_message);
   if (result.signal) return "ended by " + base::signal_name(*result.signal);
-  return result.of_job;
+  return result.of_job.what;
 }
 
 }  // namespace
@@ -149,7 +149,7 @@ GroupResult Supervisor::run_with_others() {
       return result;
     }
     if (const auto& end = cluster_->finish()) {
-      return finish(*end, was_printed || end->what == last_.of_job);
+      return finish(*end, was_printed || end->is(last_.of_job));
     }
     const auto start = cluster_->take_start();
     if (!start) continue;
@@ -164,15 +164,15 @@ GroupResult Supervisor::run_with_others() {
   }
 }
 
-GroupResult Supervisor::finish(const Cluster::Finish& finish, bool was_printed) {
+GroupResult Supervisor::finish(const JobFailure& finish, bool was_printed) {
   const bool failed = finish.exit_code != base::kExitOk;
   const bool failed_here = last_.failure || !last_.start_error.empty();
   if (failed && !finish.what.empty() && !was_printed) output_.announce("error: {}", finish.what);
   // A node's reader is its head, which ends by itself and needs no time limit.
   if (failed && !failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.
-  if (!finish.is_ours) last_.failure.reset();
-  return {.exit_code = finish.exit_code, .of_job = finish.what};
+  if (finish.attempt != context_.attempt || finish.rank != last_.cause.rank) last_.failure.reset();
+  return {.exit_code = finish.exit_code, .of_job = finish};
 }
 
 GroupResult Supervisor::run_attempt() {

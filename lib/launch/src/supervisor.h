@@ -43,7 +43,7 @@ class Supervisor {
   void apply(const Assignment& start);
   /// Writes the flight records of all ranks to a file.
   void write_records(const JobRecords& records);
-  GroupResult finish(const Cluster::Finish& finish, bool was_printed);
+  GroupResult finish(const JobFailure& finish, bool was_printed);
 
   bool may_restart(const GroupResult& result);
   /// Waits before a restart. Returns the signal that ended the wait, if one did.

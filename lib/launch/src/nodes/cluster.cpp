@@ -21,7 +21,6 @@
 namespace syncbn::launch {
 namespace {
 
-using Json = nlohmann::json;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
@@ -60,7 +59,7 @@ Cluster::Cluster(const LaunchOptions& options, const std::string& job_id, int ma
       handshake_(Handshake::Side::kClient, options.token, options.tls),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
-      next_notice_(Clock::now() + Coordinator::kNoticePeriod),
+      next_notice_(Clock::now() + JobLeader::kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period),
       heard_(Clock::now()),
       alive_period_(options.alive_period),
@@ -111,11 +110,11 @@ void Cluster::handle() {
                     connect_error_));
   }
   if (waits && now >= next_notice_) {
-    next_notice_ = now + Coordinator::kNoticePeriod;
+    next_notice_ = now + JobLeader::kNoticePeriod;
     notices_.push_back(fmt::format("waiting for node 0 at {}:{} ({})", options_.master_addr, port_,
                                    connect_error_));
   }
-  if (link_ && handshake_.is_done() && now >= next_alive_) send({{"type", "alive"}});
+  if (link_ && handshake_.is_done() && now >= next_alive_) send(Alive{});
   if (now >= next_alive_) next_alive_ = now + alive_period_;
   if (!link_ || finish_) return;
   // Until node 0 has accepted this launcher, only the join deadline ends the wait. `now` dates from
@@ -176,26 +175,23 @@ void Cluster::finish_connecting() {
 }
 
 void Cluster::send_hello() {
-  Json hello =
-      Hello{.job = options_.run_id,
-            .node = options_.node_rank,
-            .leads = coordinator_ != nullptr,
-            .nodes = options_.nnodes.str(),
-            .nproc = options_.nproc_per_node,
-            .role = options_.role,
-            .host = own_name(),
-            .max_restarts = options_.max_restarts,
-            .is_check = options_.is_check,
-            .exit_code = no_start_ ? no_start_->exit_code : 0,
-            .what = no_start_ ? no_start_->what : "",
-            .addresses = options_.token.empty() ? std::vector<std::string>() : own_addresses()};
-  hello["type"] = "hello";
-  send(hello);
+  send(Hello{.job = options_.run_id,
+             .node = options_.node_rank,
+             .leads = coordinator_ != nullptr,
+             .nodes = options_.nnodes.str(),
+             .nproc = options_.nproc_per_node,
+             .role = options_.role,
+             .host = own_name(),
+             .max_restarts = options_.max_restarts,
+             .is_check = options_.is_check,
+             .exit_code = no_start_ ? no_start_->exit_code : 0,
+             .what = no_start_ ? no_start_->message : "",
+             .addresses = options_.token.empty() ? std::vector<std::string>() : own_addresses()});
 }
 
-void Cluster::send(const Json& message) {
+void Cluster::send(const FromNode& message) {
   if (!link_) return;
-  send_message(*link_, message, protection_.get());
+  send_line(*link_, message_line(message), protection_.get());
   watch();
 }
 
@@ -214,8 +210,8 @@ void Cluster::handle_messages() {
     accepted_ = true;
     paused_ = false;
     try {
-      handle_message(*message);
-    } catch (const Json::exception&) {
+      std::visit([this](const auto& one) { on(one); }, message_in<ToNode>(*message));
+    } catch (const nlohmann::json::exception&) {
       return end(base::kExitUnavailable,
                  fmt::format("node 0 at {}:{} sent an invalid message; is that a syncbn-launch "
                              "of this version?",
@@ -227,7 +223,7 @@ void Cluster::handle_messages() {
 
 void Cluster::handle_record_requests() {
   if (!record_requests_.handle()) return;
-  if (accepted_ && link_ && !finish_) return send({{"type", "ask_all_records"}});
+  if (accepted_ && link_ && !finish_) return send(AskAllRecords{});
   record_requests_.answer("");
 }
 
@@ -243,44 +239,36 @@ void Cluster::shake_hands() {
                   options_.master_addr, port_, handshake_.failure()));
 }
 
-void Cluster::handle_message(const Json& message) {
-  const std::string type = message.at("type");
-  if (type == "welcome") {
-    alive_period_ = milliseconds(message.at("alive_ms"));
-    silence_ = milliseconds(message.at("silence_ms"));
-    next_alive_ = Clock::now();
-  }
-  const auto text = [&message](const char* key) { return shown_text(message, key); };
-  if (type == "refuse") {
-    end(message.at("exit_code"), fmt::format("node 0 at {}:{} refused this launcher: {}",
-                                             options_.master_addr, port_, text("message")));
-  }
-  if (type == "waiting") notices_.push_back(text("message"));
-  if (type == "pause") paused_ = true;
-  if (type == "finish") end(message.at("exit_code"), text("what"), message.at("yours"));
-  if (type == "stop" && message.at("attempt") == attempt_) {
-    stop_reason_ = text("what");
-    stop_is_failure_ = message.at("failed").get<bool>();
-  }
-  if (type == "inquire") is_asked_ = true;
-  if (type == "ask_records") {
-    asks_for_records_ = true;
-    record_question_ = message.at("question");
-  }
-  if (type == "record") job_records_.emplace(message.at("rank"), message.dump());
-  if (type == "all_records") {
-    const JobRecords records{message.get<FlightFile>(), std::exchange(job_records_, {})};
-    record_requests_.answer(records.messages.empty() ? "" : records.text());
-  }
-  if (type == "hold") holds_ = true;
-  if (type == "hang") hang_ = message.at("hang").get<Hang>();
-  if (type == "status") status_ = message;
-  if (type == "start") {
-    hang_.reset();
-    start_ = message.get<Assignment>();
-    attempt_ = start_->attempt;
-    stop_reason_.clear();
-  }
+void Cluster::on(const Welcome& message) {
+  alive_period_ = milliseconds(message.alive_ms);
+  silence_ = milliseconds(message.silence_ms);
+  next_alive_ = Clock::now();
+}
+
+void Cluster::on(const Refuse& message) {
+  end(message.exit_code, fmt::format("node 0 at {}:{} refused this launcher: {}",
+                                     options_.master_addr, port_, message.message));
+}
+
+void Cluster::on(const Start& message) {
+  hang_.reset();
+  stop_.reset();
+  start_ = message;
+  attempt_ = message.attempt;
+}
+
+void Cluster::on(const Stop& message) {
+  if (message.why.attempt == attempt_) stop_ = message;
+}
+
+void Cluster::on(const AskRecords& message) {
+  asks_for_records_ = true;
+  record_question_ = message.question;
+}
+
+void Cluster::on(const AllRecords& message) {
+  const JobRecords records{message, std::exchange(job_records_, {})};
+  record_requests_.answer(records.messages.empty() ? "" : records.text());
 }
 
 // torchrun's store closes a connection that begins with our greeting, and sends nothing.
@@ -358,12 +346,13 @@ void Cluster::lose_coordinator() {
   link_.reset();
 }
 
-void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
-  if (!finish_) finish_ = Finish{exit_code, what, is_ours};
-  if (stop_reason_.empty()) {  // workers may still run
-    stop_reason_ = what;
-    stop_is_failure_ = exit_code != base::kExitOk;
-  }
+void Cluster::end(int exit_code, const std::string& what) {
+  end({.status = exit_code, .exit_code = exit_code, .what = what});
+}
+
+void Cluster::end(const JobFailure& failure) {
+  if (!finish_) finish_ = Finish{failure};
+  if (!stop_) stop_ = Stop{failure.exit_code != base::kExitOk, failure};  // workers may still run
   // Messages are no longer read, so they would wake the poll loop forever.
   for (const int fd : {link_ ? link_->fd() : -1, torchrun_ ? torchrun_->fd() : -1,
                        connecting_ ? connecting_.get() : -1}) {
@@ -371,23 +360,15 @@ void Cluster::end(int exit_code, const std::string& what, bool is_ours) {
   }
 }
 
-void Cluster::report_failure(int exit_code, bool may_restart, const std::string& what,
-                             const FailureCause& cause) {
-  if (torchrun_) return end(exit_code, what, true);
-  send({{"type", "failed"},
-        {"attempt", attempt_},
-        {"exit_code", exit_code},
-        {"may_restart", may_restart},
-        {"rank", cause.rank},
-        {"status", cause.status},
-        {"step", cause.step ? Json(*cause.step) : Json()},
-        {"what", what}});
+void Cluster::report_failure(const JobFailure& failure) {
+  if (torchrun_) return end(failure);
+  send(Failed{failure});
 }
 
 void Cluster::report_signal(int signal) {
   if (!coordinator_ && options_.nodes_may_change()) {
     left_by_signal_ = signal;
-    return send({{"type", "leave"}});
+    return send(Leave{});
   }
   const int exit_code = base::kExitSignalBase + signal;
   const std::string what = "ended by " + base::signal_name(signal);
@@ -396,11 +377,11 @@ void Cluster::report_signal(int signal) {
     // Over the link, another node's message could overtake it.
     return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
   }
-  send({{"type", "end"}, {"exit_code", exit_code}, {"what", what}});
+  send(EndJob{exit_code, what});
 }
 
 void Cluster::report_no_start(int exit_code, const std::string& what) {
-  no_start_ = Finish{exit_code, what};
+  no_start_ = Refuse{exit_code, what};
   const auto deadline = std::min(join_deadline_, Clock::now() + kReportTimeout);
   while (!finish_ && Clock::now() < deadline) {
     base::poll_until(fd(), POLLIN, std::min(due(), deadline));
@@ -419,35 +400,34 @@ void Cluster::report_end() {
     }
     return;
   }
-  send({{"type", "ended"}, {"attempt", attempt_}});
+  send(Ended{attempt_});
   if (left_by_signal_) end(base::kExitSignalBase + *left_by_signal_, "");
 }
 
 void Cluster::report_workers(const std::vector<WorkerState>& workers) {
   constexpr size_t kFrame = 200;  // bytes of the rest of the message
-  send({{"type", "workers"}, {"workers", json_of(workers, Peers::kMaxMessage - kFrame)}});
+  send(Workers{shortened(workers, Peers::kMaxMessage - kFrame)});
 }
 
 void Cluster::report_record(const RankMemory& rank) {
   const auto record = rank.read();
   if (!record) return;
-  if (auto message = record_message(*record, RecordQuota::of(record->world_size))) {
-    (*message)["question"] = record_question_;
-    send(*message);
+  if (const auto message = record_message(*record, RecordQuota::of(record->world_size))) {
+    send(Record{record_question_, record->rank, json_line(*message)});
   }
 }
 
 void Cluster::report_records() {
-  send({{"type", "records"}, {"question", record_question_}});
+  send(Records{record_question_});
 }
 
 void Cluster::report_stall(double seconds, bool ends) {
-  send({{"type", "stalled"}, {"attempt", attempt_}, {"seconds", seconds}, {"ends", ends}});
+  send(Stalled{attempt_, seconds, ends});
 }
 
 void Cluster::pause() {
   if (coordinator_) coordinator_->pause();
-  send({{"type", "pause"}});
+  send(Pause{});
 }
 
 }  // namespace syncbn::launch

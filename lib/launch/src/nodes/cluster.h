@@ -7,7 +7,6 @@
 #include <chrono>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +14,7 @@
 
 #include "common/descriptors.h"
 #include "common/handshake.h"
+#include "job/job_messages.h"
 #include "job/record_message.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
@@ -30,13 +30,6 @@ namespace syncbn::launch {
 class Cluster {
  public:
   using Clock = std::chrono::steady_clock;
-
-  /// The end of the job, the same on all nodes.
-  struct Finish {
-    int exit_code = 0;
-    std::string what;      ///< the first failure; empty: success
-    bool is_ours = false;  ///< a worker of this node failed first
-  };
 
   /// @param job_id the coordinator's, on node 0.
   /// @param listener listens on `master_port` on node 0; empty on others.
@@ -62,18 +55,15 @@ class Cluster {
   std::optional<Assignment> take_start() { return std::exchange(start_, std::nullopt); }
   bool has_start() const { return start_.has_value(); }
   const std::optional<Finish>& finish() const { return finish_; }
-  /// Why this node must stop its workers, or "".
-  const std::string& stop_reason() const { return stop_reason_; }
-  /// Whether a failure is that reason, and not a signal or a change of the nodes.
-  bool stop_is_failure() const { return stop_is_failure_; }
+  /// Why this node must stop its workers.
+  const std::optional<Stop>& stop() const { return stop_; }
   /// Whether another launcher wants to know what the workers of this node do; once for each
   /// question. Answer by report_workers().
   bool take_inquiry() { return std::exchange(is_asked_, false); }
   void report_workers(const std::vector<WorkerState>& workers);
-  /// Asks what the workers of all nodes do. take_status() returns the answer when it is there: an
-  /// object with "workers", and "silent", lines about workers that it lacks.
-  void ask_status() { send({{"type", "ask_status"}}); }
-  std::optional<nlohmann::json> take_status() { return std::exchange(status_, std::nullopt); }
+  /// Asks what the workers of all nodes do. take_status() returns the answer when it is there.
+  void ask_status() { send(AskStatus{}); }
+  std::optional<Status> take_status() { return std::exchange(status_, std::nullopt); }
   /// A worker of this node has made no progress for so long. take_hang() returns what all nodes
   /// are to do about it.
   /// @param ends whether the culprit is to be ended.
@@ -96,10 +86,8 @@ class Cluster {
   /// Lines for the user.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
 
-  /// The first failure among this node's workers. @param cause without a rank: no worker has
-  /// failed.
-  void report_failure(int exit_code, bool may_restart, const std::string& what,
-                      const FailureCause& cause);
+  /// The first failure among this node's workers.
+  void report_failure(const JobFailure& failure);
   /// Tells node 0, in place of joining, that this node cannot start its workers, which ends the
   /// job. Returns when node 0 has answered, or after 10 s.
   void report_no_start(int exit_code, const std::string& what);
@@ -118,8 +106,22 @@ class Cluster {
   void handle_messages();
   void handle_record_requests();
   void shake_hands();
-  void handle_message(const nlohmann::json& message);
-  void send(const nlohmann::json& message);
+  void on(const Alive& /*message*/) {}
+  void on(const Pause& /*message*/) { paused_ = true; }
+  void on(const Welcome& message);
+  void on(const Refuse& message);
+  void on(const Waiting& message) { notices_.push_back(message.message); }
+  void on(const Start& message);
+  void on(const Stop& message);
+  void on(const Finish& message) { end(message); }
+  void on(const Inquire& /*message*/) { is_asked_ = true; }
+  void on(const Status& message) { status_ = message; }
+  void on(const Hold& /*message*/) { holds_ = true; }
+  void on(const NameHang& message) { hang_ = message; }
+  void on(const AskRecords& message);
+  void on(const Record& message) { job_records_.emplace(message.rank, message.text); }
+  void on(const AllRecords& message);
+  void send(const FromNode& message);
   void watch();
   std::string own_name() const {
     return options_.local_addr.empty() ? base::hostname() : options_.local_addr;
@@ -128,7 +130,8 @@ class Cluster {
   /// Returns whether torchrun runs node 0.
   bool find_torchrun();
   void handle_torchrun();
-  void end(int exit_code, const std::string& what, bool is_ours = false);
+  void end(int exit_code, const std::string& what);
+  void end(const JobFailure& failure);
 
   const LaunchOptions& options_;
   const std::string host_;  ///< of the coordinator
@@ -166,13 +169,12 @@ class Cluster {
   std::map<int, std::string> job_records_;  ///< JobRecords::messages that have come for it
   bool holds_ = false;
   std::optional<Hang> hang_;
-  std::optional<nlohmann::json> status_;
+  std::optional<Status> status_;
   std::optional<int> left_by_signal_;
-  std::optional<Finish> no_start_;  ///< why this node cannot start its workers
+  std::optional<Refuse> no_start_;  ///< why this node cannot start its workers
   std::optional<Assignment> start_;
   std::optional<Finish> finish_;
-  std::string stop_reason_;
-  bool stop_is_failure_ = false;
+  std::optional<Stop> stop_;
   std::vector<std::string> notices_;
 };
 

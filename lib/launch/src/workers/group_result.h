@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "common/processes.h"
+#include "job/job_messages.h"
 #include "job/rank_record.h"
-#include "job/restart_policy.h"
 #include "job/run_context.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
@@ -65,7 +65,7 @@ struct GroupResult {
   std::string start_error = {};               ///< why that worker could not be started
   std::optional<int> signal = {};             ///< sent to the launcher, before or after the failure
   FailureCause cause = {};                    ///< of `failure`
-  std::string of_job = {};                    ///< the job's first failure if it is another node's
+  JobFailure of_job = {};                     ///< what has ended the attempt, once printed
   /// The command that resumes the job; "" if a worker has printed it, empty if none is known.
   std::optional<std::string> resume = {};
 };

@@ -112,7 +112,10 @@ void WorkerGroup::handle_lost_keeper() {
   if (!ending_ && !first_failure_) {
     // A job that can go on without this node treats it as lost.
     if (run_.cluster != nullptr && !run_.options.nodes_may_change()) {
-      run_.cluster->report_failure(base::kExitUnavailable, /*may_restart=*/false, what, {});
+      run_.cluster->report_failure({.attempt = context_.attempt,
+                                    .status = base::kExitUnavailable,
+                                    .exit_code = base::kExitUnavailable,
+                                    .what = what});
     }
     throw base::UnavailableError(what);
   }
@@ -275,16 +278,15 @@ void WorkerGroup::handle_cluster() {
   if (run_.cluster->take_hold()) watch_.forgive_silence();
   if (const auto hang = run_.cluster->take_hang()) handle_hang(*hang);
   // Even if handle() was not due: the reason may have arrived together with the start.
-  if (ending_ || first_failure_ || run_.cluster->stop_reason().empty()) return;
+  const auto& stop = run_.cluster->stop();
+  if (ending_ || first_failure_ || !stop) return;
   if (run_.options.message_scope != MessageScope::kOwnWorkers) {
     run_.output.announce(
-        "{}; ending the workers of {}", run_.cluster->stop_reason(),
+        "{}; ending the workers of {}", stop->why.what,
         run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node");
-    stopped_for_ = run_.cluster->stop_reason();
+    stopped_for_ = stop->why;
   }
-  if (run_.cluster->stop_is_failure()) {
-    note_in_logs("an error: " + run_.cluster->stop_reason(), nullptr);
-  }
+  if (stop->failed) note_in_logs("an error: " + stop->why.what, nullptr);
   end_workers(SIGTERM);
 }
 
@@ -358,7 +360,14 @@ void WorkerGroup::fail_first(size_t index, int exit_code, bool may_restart,
     note_in_logs("an error: " + failure, was_killed ? nullptr : &workers_[index]);
   }
   if (run_.cluster == nullptr) return;
-  run_.cluster->report_failure(exit_code, may_restart, failure, cause_of(workers_[index]));
+  const FailureCause cause = cause_of(workers_[index]);
+  run_.cluster->report_failure({.attempt = context_.attempt,
+                                .rank = cause.rank,
+                                .status = cause.status,
+                                .step = cause.step,
+                                .exit_code = exit_code,
+                                .may_restart = may_restart,
+                                .what = failure});
 }
 
 void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) {
@@ -409,11 +418,10 @@ void WorkerGroup::answer_status() {
   if (run_.cluster != nullptr) {
     if (is_asked) run_.cluster->ask_status();
     if (const auto status = run_.cluster->take_status()) {
-      run_.status.answer(
-          status_text(context_, "runs", status->at("workers"), status->at("silent")));
+      run_.status.answer(status_text(context_, "runs", *status));
     }
   } else if (is_asked) {
-    run_.status.answer(status_text(context_, ending_ ? "ends" : "runs", json_of(watch_.states())));
+    run_.status.answer(status_text(context_, ending_ ? "ends" : "runs", {watch_.states(), {}}));
   }
 }
 
@@ -581,8 +589,8 @@ GroupResult WorkerGroup::result() {
     if (is_wanted) write("ended by " + base::signal_name(*ended_by_signal_));
     return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};
   }
-  const std::string stop = run_.cluster != nullptr ? run_.cluster->stop_reason() : "";
-  if (is_wanted && !stop.empty()) write(stop);
+  const auto stop = run_.cluster != nullptr ? run_.cluster->stop() : std::nullopt;
+  if (is_wanted && stop) write(stop->why.what);
   return {.of_job = stopped_for_};
 }
 

@@ -116,7 +116,7 @@ class WorkerGroup {
   Clock::time_point started_;
   std::optional<FirstFailure> first_failure_;
   std::optional<int> ended_by_signal_;
-  std::string stopped_for_;  ///< the failure of another node, once printed
+  JobFailure stopped_for_;  ///< the failure of another node, once printed
   bool cluster_is_due_ = false;
   bool outputs_are_due_ = false;
   bool ending_ = false;
