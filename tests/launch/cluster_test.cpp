@@ -178,7 +178,7 @@ TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
     const auto results = nodes.wait();
     EXPECT_EQ(results[1 - signalled].exit_code, 130);
     for (const auto& result : results) {
-      EXPECT_THAT(result.err, Not(HasSubstr("restart 1")));
+      EXPECT_THAT(result.err, Not(HasSubstr("launch: restart 1")));
     }
   }
 }

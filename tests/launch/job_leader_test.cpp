@@ -21,8 +21,8 @@ using Policies = JobLeader::Policies;
 
 const JobLeader::Time kBegin{std::chrono::hours(1)};
 
-std::string in_words(const Send& command) {
-  const std::string to = command.node == Send::kAll ? "all" : std::to_string(command.node);
+std::string in_words(const LeaderCommand& command) {
+  const std::string to = command.node == LeaderCommand::kAll ? "all" : std::to_string(command.node);
   return std::visit(
       [&]<class Message>(const Message& message) -> std::string {
         if constexpr (std::is_same_v<Message, Start>) {
@@ -34,7 +34,13 @@ std::string in_words(const Send& command) {
         } else if constexpr (std::is_same_v<Message, Finish>) {
           return fmt::format("finish {} {}", message.exit_code, message.what);
         } else if constexpr (std::is_same_v<Message, Waiting>) {
-          return fmt::format("tell {}: {}", to, message.message);
+          return command.node == LeaderCommand::kHere
+                     ? "say " + message.message
+                     : fmt::format("tell {}: {}", to, message.message);
+        } else if constexpr (std::is_same_v<Message, Refuse>) {
+          return fmt::format("refuse {}: {}", to, message.message);
+        } else if constexpr (std::is_same_v<Message, AskRecords>) {
+          return "ask_records " + to;
         } else if constexpr (std::is_same_v<Message, NameHang>) {
           return fmt::format("hang of {}", message.rank);
         } else if constexpr (std::is_same_v<Message, Status>) {
@@ -46,28 +52,16 @@ std::string in_words(const Send& command) {
           for (const auto& one : message.missing) text += "; " + one.node + ": " + one.why;
           return text;
         } else {
-          return fmt::format("{} {}", Message::kType, to);
+          return fmt::format("{} {}", type_name<ToNode>(command.message.index()), to);
         }
       },
       command.message);
 }
-std::string in_words(const Notice& command) {
-  return "say " + command.text;
-}
-std::string in_words(const NewAttempt& command) {
-  return fmt::format("attempt {}", command.attempt);
-}
-std::string in_words(const Drop& command) {
-  return fmt::format("drop {} {}", command.node, command.why);
-}
-std::string in_words(const Save& command) {
+std::string in_words(const JobRecords& saved) {
   std::string text = "save";
-  for (const auto& [rank, record] : command.records.messages) text += fmt::format(" {}", rank);
-  for (const auto& one : command.records.file.missing) text += "; " + one.node + ": " + one.why;
+  for (const auto& [rank, record] : saved.messages) text += fmt::format(" {}", rank);
+  for (const auto& one : saved.file.missing) text += "; " + one.node + ": " + one.why;
   return text;
-}
-std::string in_words(const EnterBarrier& command) {
-  return fmt::format("enter barrier {}", command.nodes);
 }
 
 struct Row {
@@ -179,13 +173,13 @@ class Job {
 
   std::vector<std::string> answers() {
     std::vector<std::string> all;
+    if (const auto records = leader_.take_records()) all.push_back(in_words(*records));
     for (const LeaderCommand& command : leader_.take_commands()) {
-      if (const auto* begin = std::get_if<NewAttempt>(&command)) attempt_ = begin->attempt;
-      if (const auto* drop = std::get_if<Drop>(&command)) nodes_.erase(drop->node);
-      const auto* send = std::get_if<Send>(&command);
-      const auto* ask = send == nullptr ? nullptr : std::get_if<AskRecords>(&send->message);
-      if (ask != nullptr) question_ = ask->question;
-      all.push_back(std::visit([](const auto& one) { return in_words(one); }, command));
+      const ToNode& message = command.message;
+      if (const auto* start = std::get_if<Start>(&message)) attempt_ = start->attempt;
+      if (const auto* ask = std::get_if<AskRecords>(&message)) question_ = ask->question;
+      if (std::holds_alternative<Refuse>(message)) nodes_.erase(command.node);
+      all.push_back(in_words(command));
     }
     return all;
   }
@@ -214,30 +208,29 @@ Policies elastic(int min, int max, int max_restarts = 0) {
   return policies;
 }
 
-const std::string kBoth = "attempt 0 | start 0 as 0/2 | start 1 as 1/2";
+const std::string kBoth = "start 0 as 0/2 | start 1 as 1/2";
 
 TEST(JobLeaderTest, LeadsAJobOfOneNode) {
-  Job(given(1)).plays(
-      {{0, "join 0 - 4", "attempt 0 | start 0 as 0/4"}, {9, "ended 0", "finish 0 "}});
-  Job(given(1)).plays({{0, "join 0 -", "attempt 0 | start 0 as 0/1"},
+  Job(given(1)).plays({{0, "join 0 - 4", "start 0 as 0/4"}, {9, "ended 0", "finish 0 "}});
+  Job(given(1)).plays({{0, "join 0 -", "start 0 as 0/1"},
                        {1, "fail 0 0 9", "stop failed: rank 0 failed"},
                        {2, "ended 0", "finish 9 rank 0 failed"}});
   Job(given(1, 2))
       .plays(
-          {{0, "join 0 -", "attempt 0 | start 0 as 0/1"},
+          {{0, "join 0 -", "start 0 as 0/1"},
            {1, "fail 0 0 9", "stop failed: rank 0 failed"},
-           {2, "ended 0", "attempt 1 | start 0 as 0/1 restart 1"},
+           {2, "ended 0", "start 0 as 0/1 restart 1"},
            {3, "fail 0 0 9", "stop failed: rank 0 failed"},
            {3, "ended 0", ""},  // the second quick failure: waits 500 ms
            {3.4, "tick", ""},
-           {3.5, "tick", "attempt 2 | start 0 as 0/1 restart 2"},
+           {3.5, "tick", "start 0 as 0/1 restart 2"},
            {4, "fail 0 0 9", "stop failed: rank 0 failed"},
            {4, "ended 0", "say no restart is left (--max_restarts=2) | finish 9 rank 0 failed"}});
 }
 
 TEST(JobLeaderTest, NoRestartHelpsSomeFailures) {
   Job(given(1, 3))
-      .plays({{0, "join 0 -", "attempt 0 | start 0 as 0/1"},
+      .plays({{0, "join 0 -", "start 0 as 0/1"},
               {1, "fail 0 0 2", "stop failed: rank 0 failed"},
               {2, "ended 0", "finish 2 rank 0 failed"}});
   std::vector<Row> rows{{0, "join 0", ""}, {0, "join 1", kBoth}};
@@ -245,7 +238,7 @@ TEST(JobLeaderTest, NoRestartHelpsSomeFailures) {
     const double now = 100 * (i + 1);
     rows.push_back({now, "fail 1 1 9 7", "stop failed: node 1 (h1): rank 1 failed"});
     rows.push_back({now, "all",
-                    fmt::format("attempt {0} | start 0 as 0/2 restart {0} | start 1 as 1/2 "
+                    fmt::format("start 0 as 0/2 restart {0} | start 1 as 1/2 "
                                 "restart {0}",
                                 i + 1)});
   }
@@ -265,12 +258,12 @@ TEST(JobLeaderTest, TheFirstFailureOfAnAttemptCounts) {
 
 TEST(JobLeaderTest, ASignalEndsTheJobInsteadOfARestart) {
   Job(given(1, 3))
-      .plays({{0, "join 0 -", "attempt 0 | start 0 as 0/1"},
+      .plays({{0, "join 0 -", "start 0 as 0/1"},
               {1, "fail 0 0 9", "stop failed: rank 0 failed"},
               {1, "signal 15", ""},
               {2, "ended 0", "finish 143 ended by a signal"}});
   // The failure would not have been followed by a restart: its code stays.
-  Job(given(1)).plays({{0, "join 0 -", "attempt 0 | start 0 as 0/1"},
+  Job(given(1)).plays({{0, "join 0 -", "start 0 as 0/1"},
                        {1, "fail 0 0 9", "stop failed: rank 0 failed"},
                        {1, "signal 15", ""},
                        {2, "ended 0", "finish 9 rank 0 failed"}});
@@ -285,9 +278,9 @@ TEST(JobLeaderTest, ASignalEndsTheJobInsteadOfARestart) {
 
 TEST(JobLeaderTest, ASignalEndsTheWaitBeforeARestart) {
   Job(given(1, 9))
-      .plays({{0, "join 0 -", "attempt 0 | start 0 as 0/1"},
+      .plays({{0, "join 0 -", "start 0 as 0/1"},
               {1, "fail 0 0 9", "stop failed: rank 0 failed"},
-              {1, "ended 0", "attempt 1 | start 0 as 0/1 restart 1"},
+              {1, "ended 0", "start 0 as 0/1 restart 1"},
               {2, "fail 0 0 9", "stop failed: rank 0 failed"},
               {2, "ended 0", ""},
               {2.1, "signal 15", "finish 143 ended by a signal"}});
@@ -297,22 +290,22 @@ TEST(JobLeaderTest, ALostNodeEndsAJobOfGivenNodes) {
   Job(given(2, 9))
       .plays({{0, "join 0", ""},
               {0, "join 1", kBoth},
-              {1, "lose 1", "drop 1  | stop failed: the launcher of node 1 (h1) is gone"},
+              {1, "lose 1", "stop failed: the launcher of node 1 (h1) is gone"},
               {2, "all", "finish 75 the launcher of node 1 (h1) is gone"}});
   // Also during the wait before a restart.
   Job(given(2, 9))
       .plays({{0, "join 0", ""},
               {0, "join 1", kBoth},
               {1, "fail 1 1", "stop failed: node 1 (h1): rank 1 failed"},
-              {1, "all", "attempt 1 | start 0 as 0/2 restart 1 | start 1 as 1/2 restart 1"},
+              {1, "all", "start 0 as 0/2 restart 1 | start 1 as 1/2 restart 1"},
               {2, "fail 1 1", "stop failed: node 1 (h1): rank 1 failed"},
               {2, "all", ""},
-              {2.1, "lose 1", "drop 1  | finish 75 the launcher of node 1 (h1) is gone"}});
+              {2.1, "lose 1", "finish 75 the launcher of node 1 (h1) is gone"}});
   // Its workers had succeeded.
   Job(given(2)).plays({{0, "join 0", ""},
                        {0, "join 1", kBoth},
                        {1, "ended 1", ""},
-                       {1, "lose 1", "drop 1 "},
+                       {1, "lose 1", ""},
                        {2, "ended 0", "finish 0 "}});
 }
 
@@ -320,7 +313,7 @@ TEST(JobLeaderTest, WaitsForAllNodesAndNamesThoseThatAreMissing) {
   Job(given(3)).plays({{0, "join 0", ""},
                        {1, "join 2", ""},
                        {10, "tick", "tell all: waiting for node 1"},
-                       {20, "lose 2", "drop 2  | tell all: waiting for nodes 1, 2"},
+                       {20, "lose 2", "tell all: waiting for nodes 1, 2"},
                        {600, "tick",
                         "finish 75 nodes 1, 2 did not arrive within 10 min 0 s "
                         "(--rdzv_conf=join_timeout=SECONDS)"},
@@ -335,8 +328,8 @@ TEST(JobLeaderTest, RefusesNodesThatDoNotFit) {
        {0, "join 0 x", "refused: two launchers have --node_rank=0: one on h0 and one on x"},
        {0, "join 2", "refused: h2 claims to be node 2 with 1 worker"},
        {0, "join 1 h1 0", "refused: h1 claims to be node 1 with 0 workers"},
-       {0, "join 1 h1 2", "attempt 0 | start 0 as 0/3 | start 1 as 1/3"},
-       {1, "lose 1", "drop 1  | stop failed: the launcher of node 1 (h1) is gone"},
+       {0, "join 1 h1 2", "start 0 as 0/3 | start 1 as 1/3"},
+       {1, "lose 1", "stop failed: the launcher of node 1 (h1) is gone"},
        {1, "join 1", "refused: the job has begun without this launcher"}});
 }
 
@@ -345,11 +338,11 @@ TEST(JobLeaderTest, BeginsWithTheMaximumOrAfterTheLastCall) {
   Job(elastic(1, 3))
       .plays({{0, "join -1 a", ""},
               {10, "tick", "tell all: waiting for 2 more nodes (1 here, --nnodes=1:3)"},
-              {30, "tick", "attempt 0 | start 0 as 0/1"}});
+              {30, "tick", "start 0 as 0/1"}});
   Job(elastic(2, 3))
       .plays({{0, "join -1 a", ""},
               {9, "join -1 b", ""},
-              {9, "lose 1", "drop 1 "},  // no longer the minimum: no last call
+              {9, "lose 1", ""},  // no longer the minimum: no last call
               {40, "tick", "tell all: waiting for 1 more node (1 here, --nnodes=2:3)"},
               {41, "join -1 b", ""},
               {71, "tick", kBoth}});
@@ -358,24 +351,24 @@ TEST(JobLeaderTest, BeginsWithTheMaximumOrAfterTheLastCall) {
 TEST(JobLeaderTest, ANodeThatJoinsLeavesOrIsLostCausesAnotherAttempt) {
   Job(elastic(1, 2))
       .plays({{0, "join -1 a", ""},
-              {30, "tick", "attempt 0 | start 0 as 0/1"},
+              {30, "tick", "start 0 as 0/1"},
               {40, "join -1 b", "stop: node 1 (b) has joined"},
-              {41, "all", "attempt 1 | start 0 as 0/2 | start 1 as 1/2"},
+              {41, "all", "start 0 as 0/2 | start 1 as 1/2"},
               {50, "leave 1", "stop: node 1 (b) leaves"},
               {51, "ended 0", ""},
-              {51, "ended 1", "attempt 2 | start 0 as 0/1 | drop 1 "},
+              {51, "ended 1", "start 0 as 0/1 | refuse 1: it has left"},
               {60, "join -1 c", "stop: node 1 (c) has joined"},
-              {61, "all", "attempt 3 | start 0 as 0/2 | start 1 as 1/2"},
+              {61, "all", "start 0 as 0/2 | start 1 as 1/2"},
               // A failure before the loss is noticed, as its consequence, counts.
-              {70, "lose 1", "drop 1  | stop: node 1 (c) is lost"},
+              {70, "lose 1", "stop: node 1 (c) is lost"},
               {70, "fail 0 0", ""},
-              {71, "all", "attempt 4 | start 0 as 0/1"}});
+              {71, "all", "start 0 as 0/1"}});
   Job(elastic(1, 2))
       .plays({{0, "join -1 a", ""},
               {0, "join -1 b", kBoth},
               {1, "fail 0 0", "stop failed: node 0 (a): rank 0 failed"},
-              {1, "lose 1", "drop 1 "},
-              {1, "all", "attempt 1 | start 0 as 0/1"}});
+              {1, "lose 1", ""},
+              {1, "all", "start 0 as 0/1"}});
 }
 
 TEST(JobLeaderTest, NodesBeyondTheMaximumStandBy) {
@@ -384,17 +377,17 @@ TEST(JobLeaderTest, NodesBeyondTheMaximumStandBy) {
       .plays({{0, "join -1 a", ""},
               {0, "join -1 b", kBoth},
               {1, "join -1 c", "tell 2: " + stands_by},
-              {2, "lose 1", "drop 1  | stop: node 1 (b) is lost"},
-              {3, "all", "attempt 1 | start 0 as 0/2 | start 2 as 1/2"}});
+              {2, "lose 1", "stop: node 1 (b) is lost"},
+              {3, "all", "start 0 as 0/2 | start 2 as 1/2"}});
 }
 
 TEST(JobLeaderTest, WaitsForNodesInPlaceOfThoseThatAreLost) {
   std::vector<Row> rows{{0, "join -1 a", ""},
                         {0, "join -1 b", kBoth},
-                        {2, "lose 1", "drop 1  | stop: node 1 (b) is lost"},
+                        {2, "lose 1", "stop: node 1 (b) is lost"},
                         {3, "all", "tell all: waiting for 1 more node (1 here, --nnodes=2)"}};
   std::vector<Row> replaced = rows;
-  replaced.push_back({4, "join -1 c", "attempt 1 | start 0 as 0/2 | start 1 as 1/2"});
+  replaced.push_back({4, "join -1 c", "start 0 as 0/2 | start 1 as 1/2"});
   Job(elastic(2, 2, 1)).plays(replaced);
   rows.push_back({603, "tick",
                   "finish 75 1 more node (1 here, --nnodes=2) did not arrive within 10 "
@@ -406,19 +399,19 @@ TEST(JobLeaderTest, RanksHaveNoGapAfterALoss) {
   Job(elastic(2, 3))
       .plays({{0, "join -1 a 2", ""},
               {0, "join -1 b", ""},
-              {0, "join -1 c", "attempt 0 | start 0 as 0/4 | start 1 as 2/4 | start 2 as 3/4"},
-              {1, "lose 1", "drop 1  | stop: node 1 (b) is lost"},
-              {2, "all", "attempt 1 | start 0 as 0/3 | start 2 as 2/3"}});
+              {0, "join -1 c", "start 0 as 0/4 | start 1 as 2/4 | start 2 as 3/4"},
+              {1, "lose 1", "stop: node 1 (b) is lost"},
+              {2, "all", "start 0 as 0/3 | start 2 as 2/3"}});
 }
 
 TEST(JobLeaderTest, OnlyFailuresCountAsRestarts) {
   Job(elastic(1, 2, 1))
       .plays({{0, "join -1 a", ""},
-              {30, "tick", "attempt 0 | start 0 as 0/1"},
+              {30, "tick", "start 0 as 0/1"},
               {40, "join -1 b", "stop: node 1 (b) has joined"},
-              {41, "all", "attempt 1 | start 0 as 0/2 | start 1 as 1/2"},
+              {41, "all", "start 0 as 0/2 | start 1 as 1/2"},
               {42, "fail 1 1 9", "stop failed: node 1 (b): rank 1 failed"},
-              {43, "all", "attempt 2 | start 0 as 0/2 restart 1 | start 1 as 1/2 restart 1"},
+              {43, "all", "start 0 as 0/2 restart 1 | start 1 as 1/2 restart 1"},
               {44, "fail 1 1 9", "stop failed: node 1 (b): rank 1 failed"},
               {45, "all",
                "say no restart is left (--max_restarts=1) | finish 9 node 1 (b): rank 1 failed"}});
@@ -433,12 +426,11 @@ TEST(JobLeaderTest, ANodeThatFailsAgainAndAgainIsLeftOut) {
       {{0, "join -1 a", ""},
        {0, "join -1 b", kBoth},
        {1, "fail 1 1", "stop failed: node 1 (b): rank 1 failed"},
-       {1, "all", "attempt 1 | start 0 as 0/2 restart 1 | start 1 as 1/2 restart 1"},
+       {1, "all", "start 0 as 0/2 restart 1 | start 1 as 1/2 restart 1"},
        {2, "join -1 c", "tell 2: the job runs on 2 nodes without this one, which stands by"},
        {3, "fail 1 1", "stop: node 1 (b) is left out: node 1 (b): rank 1 failed; " + exclusion},
        {3, "all",
-        "drop 1 " + exclusion +
-            " | attempt 2 | start 0 as 0/2 restart 1 | start 2 as 1/2 restart 1"},
+        "refuse 1: " + exclusion + " | start 0 as 0/2 restart 1 | start 2 as 1/2 restart 1"},
        {4, "join -1 b", "refused: " + exclusion}});
   // The minimum is kept.
   policies.nnodes.min = 2;
@@ -457,7 +449,7 @@ TEST(JobLeaderTest, ANodeThatDoesNotEndItsWorkersCountsAsLost) {
        {2, "pause 1", ""},
        {61, "tick", ""},
        {62, "alive 1", ""},
-       {91, "tick", "say node 1 (h1): " + late + "; it counts as lost | drop 1 " + late},
+       {91, "tick", "say node 1 (h1): " + late + "; it counts as lost | refuse 1: " + late},
        {92, "all", "finish 7 node 0 (h0): rank 0 failed"}});
 }
 
@@ -468,7 +460,7 @@ TEST(JobLeaderTest, BelievesNoSuccessOrRankThatIsNotTheNodes) {
                        {1, "leave 1", ""},  // the nodes are given
                        {1, "ended 1 7", ""},
                        {1, "end 1 0",
-                        "say refused a launcher: " + why + " | drop 1 " + why +
+                        "say refused a launcher: " + why + " | refuse 1: " + why +
                             " | stop failed: the launcher of node 1 (h1) is gone"}});
   Job(given(2)).plays({{0, "join 0", ""},
                        {0, "join 1", kBoth},
@@ -513,33 +505,32 @@ TEST(JobLeaderTest, CollectsTheRecordsOfAnAttemptThatFailed) {
                        {2, "record 1 1 2", ""},  // of no question
                        {2, "records 0", ""},
                        {3.5, "tick",
-                        "record 1 | all_records 1; " + late + " | save 0; " + late +
+                        "save 0; " + late + " | record 1 | all_records 1; " + late +
                             " | finish 7 node 0 (h0): rank 0 failed"}});
   Job(given(2)).plays(
       {{0, "join 0", ""},
        {0, "join 1", kBoth},
-       {1, "lose 1", "drop 1  | stop failed: the launcher of node 1 (h1) is gone"},
+       {1, "lose 1", "stop failed: the launcher of node 1 (h1) is gone"},
        {2, "ended 0", "ask_records 0"},
        {2, "record 0 0", ""},
        {2, "records 0",
         "save 0; node 1 (h1): its launcher is gone | finish 75 the launcher of node 1 "
         "(h1) is gone"}});
   // While the job runs, and before.
-  Job(given(2)).plays(
-      {{0, "join 0", ""},
-       {0, "explain 0", "all_records 0"},
-       {0, "join 1", kBoth},
-       {1, "explain 0", "ask_records 0 | ask_records 1"},
-       {1, "records 0", ""},
-       {1, "lose 1",
-        "drop 1  | stop failed: the launcher of node 1 (h1) is gone | all_records 0; "
-        "node 1 (h1): its launcher is gone"}});
+  Job(given(2)).plays({{0, "join 0", ""},
+                       {0, "explain 0", "all_records 0"},
+                       {0, "join 1", kBoth},
+                       {1, "explain 0", "ask_records 0 | ask_records 1"},
+                       {1, "records 0", ""},
+                       {1, "lose 1",
+                        "stop failed: the launcher of node 1 (h1) is gone | all_records 0; "
+                        "node 1 (h1): its launcher is gone"}});
 }
 
 TEST(JobLeaderTest, LeavesThroughTorchrunsBarrier) {
   const std::vector<Row> begin{{0, "join 0", ""}, {0, "torchrun 1", kBoth}};
   std::vector<Row> rows = begin;
-  rows.push_back({1, "ended 0", "enter barrier 1"});
+  rows.push_back({1, "ended 0", ""});
   rows.push_back({2, "barrier 1", "finish 0 "});
   Job(given(2)).plays(rows);
   rows.back() = {2, "barrier 0",

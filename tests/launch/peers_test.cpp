@@ -35,7 +35,7 @@ class PeersTest : public testing::Test {
   base::Channel join(int node) {
     base::Channel channel = connect();
     channel.send(Handshake(Handshake::Side::kClient, "").begin());
-    send_message(channel, as_json(Hello{.node = node}));
+    send_line(channel, message_line(FromNode(Hello{.node = node})), nullptr);
     channel.flush();
     peers_.handle([&](PeerLauncher& peer, const FromNode& message) {
       peer.rank = std::get<Hello>(message).node;
@@ -71,7 +71,7 @@ TEST_F(PeersTest, AConnectionThatAForkedProcessHasTooWakesNobodyAfterItsEnd) {
 TEST_F(PeersTest, WhatHasNoRoomIsLeftOutAndEndsNoConnection) {
   const base::Channel launcher = join(1);
   PeerLauncher& node = *peers_.nodes().at(1);
-  const std::string line(1 << 20, 'x');
+  const Waiting line{std::string(1 << 20, 'x')};
   int sent = 0;
   while (sent < 100 && peers_.send_if_room(node, line)) ++sent;
   EXPECT_GE(sent, 31);
@@ -84,7 +84,7 @@ TEST_F(PeersTest, WhatHasNoRoomIsLeftOutAndEndsNoConnection) {
 TEST_F(PeersTest, TimeInWhichNodeZeroDoesOtherThingsIsNotSilence) {
   const base::Channel quiet = join(1);
   base::Channel busy = join(2);
-  send_message(busy, as_json(Alive{}));
+  send_line(busy, message_line(FromNode(Alive{})), nullptr);
   busy.flush();
   int messages = 0;
   peers_.handle([&](PeerLauncher& /*peer*/, const FromNode& /*message*/) {

@@ -125,7 +125,7 @@ bool JobLeader::accepts(int node, int exit_code) {
   const std::string why =
       fmt::format("{} reported the exit code {} as a failure", nodes_[node].name, exit_code);
   notice("refused a launcher: " + why);
-  drop(node, base::kExitInternal, why);
+  refuse(node, base::kExitInternal, why);
   return false;
 }
 
@@ -134,7 +134,7 @@ void JobLeader::on(int node, const Leave& /*message*/) {
   if (!policies_.nodes_may_change) return;
   own.leaving = true;
   if (own.takes_part && !failed_) change_nodes(own.name + " leaves");
-  if (!own.takes_part || own.ended) drop(node, base::kExitOk, "");
+  if (!own.takes_part || own.ended) refuse(node, base::kExitUnavailable, "it has left");
 }
 
 void JobLeader::on(int node, const Ended& message) {
@@ -142,8 +142,8 @@ void JobLeader::on(int node, const Ended& message) {
   nodes_[node].ended = true;
   if (state_ == State::kRunning && all_ended()) end_attempt();
   if (const auto own = nodes_.find(node); own != nodes_.end() && own->second.leaving) {
-    drop(node, base::kExitUnavailable,
-         own->second.excluded ? exclusion(own->second.host) : std::string());
+    refuse(node, base::kExitUnavailable,
+           own->second.excluded ? exclusion(own->second.host) : "it has left");
   }
 }
 
@@ -193,18 +193,21 @@ void JobLeader::check_collection() {
 
 void JobLeader::lose(int node, Time now) {
   now_ = now;
-  drop(node, base::kExitOk, "");
+  if (nodes_.contains(node)) remove(node);
 }
 
-void JobLeader::drop(int node, int exit_code, const std::string& why) {
-  if (!nodes_.contains(node)) return;
-  commands_.emplace_back(Drop{node, exit_code, why});
+void JobLeader::refuse(int node, int exit_code, const std::string& why) {
+  send(node, Refuse{exit_code, why});
+  remove(node);
+}
+
+void JobLeader::remove(int node) {
   const Node lost = nodes_[node];
   nodes_.erase(node);
   if (collection_) collection_->open.erase(node);
   const bool has_left = lost.leaving || lost.ended;
-  const JobFailure gone =
-      failure_of_job(base::kExitUnavailable, fmt::format("the launcher of {} is gone", lost.name));
+  const JobFailure gone = job_failure(attempt_, base::kExitUnavailable,
+                                      fmt::format("the launcher of {} is gone", lost.name));
   if (state_ == State::kJoining) {
     const bool was_needed = attempt_ > 0 && lost.takes_part && !policies_.nodes_may_change;
     return was_needed ? finish(gone) : start_if_enough_nodes();  // it may join again
@@ -219,10 +222,6 @@ void JobLeader::drop(int node, int exit_code, const std::string& why) {
   all_ended() ? end_attempt() : check_collection();
 }
 
-JobFailure JobLeader::failure_of_job(int exit_code, const std::string& what) const {
-  return {.attempt = attempt_, .status = exit_code, .exit_code = exit_code, .what = what};
-}
-
 void JobLeader::end(int exit_code, const std::string& what, Time now) {
   now_ = now;
   end(exit_code, what);
@@ -230,7 +229,7 @@ void JobLeader::end(int exit_code, const std::string& what, Time now) {
 
 void JobLeader::end(int exit_code, const std::string& what) {
   if (state_ == State::kFinished) return;
-  const JobFailure failure = failure_of_job(exit_code, what);
+  const JobFailure failure = job_failure(attempt_, exit_code, what);
   // No workers run.
   if (state_ == State::kJoining || state_ == State::kLeaving) return finish(failure);
   node_change_.clear();
@@ -244,8 +243,8 @@ void JobLeader::leave_barrier(bool complete, Time now) {
   now_ = now;
   if (state_ != State::kLeaving) return;
   if (complete) return finish({});
-  finish(failure_of_job(base::kExitUnavailable,
-                        "a node that torchrun runs left before its workers had succeeded"));
+  finish(job_failure(attempt_, base::kExitUnavailable,
+                     "a node that torchrun runs left before its workers had succeeded"));
 }
 
 JobLeader::Inquiry& JobLeader::inquire() {
@@ -254,7 +253,7 @@ JobLeader::Inquiry& JobLeader::inquire() {
   for (const auto& [rank, node] : nodes_) {
     if (node.takes_part) inquiry_->open.insert(rank);
   }
-  send(Send::kAll, Inquire{});
+  send_all(Inquire{});
   return *inquiry_;
 }
 
@@ -277,9 +276,9 @@ void JobLeader::conclude_inquiry() {
   if (!inquiry.no_progress) return;
   const bool is_paused = std::ranges::any_of(
       nodes_, [](const auto& one) { return one.second.takes_part && one.second.paused; });
-  if (is_paused) return send(Send::kAll, Hold{});
+  if (is_paused) return send_all(Hold{});
   const auto hang = judge_hang(inquiry.workers, *inquiry.no_progress, inquiry.ends_culprit);
-  if (hang) send(Send::kAll, NameHang{*hang});
+  if (hang) send_all(NameHang{*hang});
 }
 
 void JobLeader::ask_for_records(const std::string& why, bool ends_attempt) {
@@ -325,7 +324,7 @@ void JobLeader::conclude_collection() {
   for (const int rank : collection.asking) {
     if (nodes_.contains(rank)) send_records(rank, collection.records);
   }
-  if (collection.ends_attempt) commands_.emplace_back(Save{std::move(collection.records)});
+  if (collection.ends_attempt) records_ = std::move(collection.records);
 }
 
 void JobLeader::send_records(int node, const JobRecords& records) {
@@ -352,14 +351,13 @@ void JobLeader::tick(Time now) {
   }
   if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
   if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
-    finish(
-        failure_of_job(base::kExitUnavailable,
+    finish(job_failure(attempt_, base::kExitUnavailable,
                        fmt::format("{} did not arrive within {} (--rdzv_conf=join_timeout=SECONDS)",
                                    missing(), base::format_seconds(policies_.join_timeout))));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
     next_notice_ = now + kNoticePeriod;
-    send(Send::kAll, Waiting{fmt::format("waiting for {}", missing())});
+    send_all(Waiting{fmt::format("waiting for {}", missing())});
   }
 }
 
@@ -373,7 +371,7 @@ void JobLeader::drop_late_nodes() {
       continue;
     }
     notice(node.name + ": its workers have not ended in time; it counts as lost");
-    drop(rank, base::kExitUnavailable, "its workers have not ended in time");
+    refuse(rank, base::kExitUnavailable, "its workers have not ended in time");
   }
 }
 
@@ -441,7 +439,6 @@ void JobLeader::start_attempt() {
   parts_.clear();
   node_change_.clear();
   last_call_.reset();
-  commands_.emplace_back(NewAttempt{attempt_});
   std::map<int, TorchrunRole> all = torchruns_;
   // Nodes of the last attempt first: a newcomer may have got the rank of a lost node.
   for (const bool took_part : {true, false}) {
@@ -519,7 +516,7 @@ bool JobLeader::goes_on_without(int rank, const std::string& what) {
 
 void JobLeader::stop_attempt(const JobFailure& why) {
   end_by_ = now_ + policies_.shutdown_timeout + kEndPatience;
-  send(Send::kAll, Stop{failed_ && !over_, why});
+  send_all(Stop{failed_ && !over_, why});
 }
 
 void JobLeader::end_attempt() {
@@ -537,7 +534,6 @@ void JobLeader::end_attempt() {
   if (!failed_ && torchruns_.empty()) return finish({});
   if (!failed_) {
     state_ = State::kLeaving;
-    commands_.emplace_back(EnterBarrier{nodes_.size()});
     return;
   }
   if (!no_restart_.empty()) notice(no_restart_);
@@ -564,7 +560,7 @@ void JobLeader::start_again(const std::string& reason) {
 void JobLeader::finish(const JobFailure& result) {
   state_ = State::kFinished;
   failure_ = result;
-  send(Send::kAll, Finish{result});
+  send_all(Finish{result});
 }
 
 }  // namespace syncbn::launch

@@ -8,7 +8,6 @@
 #include <set>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "job/job_messages.h"
@@ -19,43 +18,20 @@
 
 namespace syncbn::launch {
 
-// What the leader tells its host, which carries it out.
-
-/// Sends a message to a node, or to all.
-struct Send {
+/// What the leader tells its host to do: to send a message to a node, or to all. To kHere, a
+/// Waiting is a line for the user of this launcher.
+struct LeaderCommand {
   static constexpr int kAll = -1;
+  static constexpr int kHere = -2;
   int node = kAll;
   ToNode message;
 };
-/// Prints a line for the user at this launcher.
-struct Notice {
-  std::string text;
-};
-/// An attempt begins: empties the workers' store.
-struct NewAttempt {
-  int attempt = 0;
-};
-/// Removes a node from the job, and tells it why unless it knows.
-struct Drop {
-  int node = 0;
-  int exit_code = 0;
-  std::string why = {};
-};
-/// Writes the flight records of all ranks to a file.
-struct Save {
-  JobRecords records;
-};
-/// Enters our nodes, whose workers have succeeded, into torchrun's barrier.
-struct EnterBarrier {
-  size_t nodes = 0;
-};
-using LeaderCommand = std::variant<Send, Notice, NewAttempt, Drop, Save, EnterBarrier>;
 
 /// Leads the nodes of a job, of which there may be one: waits for all of them, assigns ranks,
 /// starts each attempt, stops it on all nodes when a worker fails on any, and determines the job's
 /// exit code. A state machine: it has no clock and no connections. Each event takes the current
-/// time and adds commands, which the host carries out in their order. docs/architecture.md draws
-/// the states.
+/// time and adds commands, which the host carries out in their order. A node that gets a
+/// Refuse is gone. docs/architecture.md draws the states.
 ///
 /// If nodes may change, the first attempt starts when the maximum of --nnodes has joined, or
 /// last_call after the minimum has. A node that joins later, leaves or is lost causes a new
@@ -110,6 +86,8 @@ class JobLeader {
   Time due() const;
 
   std::vector<LeaderCommand> take_commands() { return std::exchange(commands_, {}); }
+  /// The flight records of all ranks after an attempt that failed, before its consequence is known.
+  std::optional<JobRecords> take_records() { return std::exchange(records_, std::nullopt); }
   State state() const { return state_; }
   bool has(int node) const { return nodes_.contains(node) || torchruns_.contains(node); }
   /// Whether a node that has announced a pause may be silent: it must delay neither the end of an
@@ -172,10 +150,12 @@ class JobLeader {
   void on(int node, const AskStatus& message);
   void on(int node, const AskAllRecords& message);
 
-  void send(int node, ToNode message) { commands_.emplace_back(Send{node, std::move(message)}); }
-  void notice(std::string text) { commands_.emplace_back(Notice{std::move(text)}); }
+  void send(int node, ToNode message) { commands_.push_back({node, std::move(message)}); }
+  void send_all(ToNode message) { send(LeaderCommand::kAll, std::move(message)); }
+  void notice(std::string line) { send(LeaderCommand::kHere, Waiting{std::move(line)}); }
+  void refuse(int node, int exit_code, const std::string& why);
   /// Goes on without a node, which no longer counts.
-  void drop(int node, int exit_code, const std::string& why);
+  void remove(int node);
   /// Whether a failure may have this exit code: only the leader concludes success.
   bool accepts(int node, int exit_code);
 
@@ -202,7 +182,6 @@ class JobLeader {
   void end(int exit_code, const std::string& what);
   /// @param node that of the failed worker; -1: another reason.
   void fail(const JobFailure& failure, int node = -1);
-  JobFailure failure_of_job(int exit_code, const std::string& what) const;
   bool is_excluded(const std::string& host) const;
   std::string exclusion(const std::string& host) const;
   bool goes_on_without(int rank, const std::string& what);
@@ -242,6 +221,7 @@ class JobLeader {
   int collections_ = 0;
   bool wants_records_ = false;  ///< of this attempt
   std::optional<Collection> collection_;
+  std::optional<JobRecords> records_;
   StragglerWatch stragglers_;  ///< of this attempt
   Time next_comparison_;       ///< of the ranks' speed
 };

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -53,22 +55,22 @@ struct JobFailure {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobFailure, attempt, rank, status, step, exit_code, may_restart,
                                    what)
 
+/// A failure that is no worker's.
+inline JobFailure job_failure(int attempt, int exit_code, std::string what) {
+  return {.attempt = attempt, .status = exit_code, .exit_code = exit_code, .what = std::move(what)};
+}
+
 // In the message Start.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Assignment, master_addr, master_port, job_id, agent_store,
                                    attempt, restart_count, reason, node, nodes, ranks)
 
 // From both.
 
-struct Alive {
-  static constexpr const char* kType = "alive";
-};
+struct Alive {};
 /// This process is about to be stopped, as by Ctrl-Z, and will be silent.
-struct Pause {
-  static constexpr const char* kType = "pause";
-};
+struct Pause {};
 /// A rank's flight record, as `text` from record_text().
 struct Record {
-  static constexpr const char* kType = "record";
   int question = 0;
   int rank = 0;
   std::string text;
@@ -79,7 +81,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Record, question, rank, text)
 
 /// A launcher's first message, about itself.
 struct Hello {
-  static constexpr const char* kType = "hello";
   std::string job = {};  ///< --rdzv_id
   int node = -1;         ///< -1: any
   bool leads = false;
@@ -98,32 +99,25 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hello, job, node, leads, nodes, nproc, role, 
                                    is_check, exit_code, what, addresses)
 
 /// The first failure among the node's workers.
-struct Failed : JobFailure {
-  static constexpr const char* kType = "failed";
-};
+struct Failed : JobFailure {};
 
 /// All workers of the node have ended.
 struct Ended {
-  static constexpr const char* kType = "ended";
   int attempt = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Ended, attempt)
 
 /// A signal ends the job.
 struct EndJob {
-  static constexpr const char* kType = "end";
   int exit_code = 0;
   ShownText what;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EndJob, exit_code, what)
 
 /// A signal takes the node out of a job whose nodes may change.
-struct Leave {
-  static constexpr const char* kType = "leave";
-};
+struct Leave {};
 /// A worker has made no progress for `seconds`; `ends`: the culprit is to be ended.
 struct Stalled {
-  static constexpr const char* kType = "stalled";
   int attempt = 0;
   double seconds = 0;
   bool ends = false;
@@ -132,34 +126,26 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Stalled, attempt, seconds, ends)
 
 /// Answers Inquire.
 struct Workers {
-  static constexpr const char* kType = "workers";
   std::vector<WorkerState> workers;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Workers, workers)
 
 /// All flight records of the node have been sent.
 struct Records {
-  static constexpr const char* kType = "records";
   int question = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Records, question)
 
 /// Asks what the workers of all nodes do, for `status`.
-struct AskStatus {
-  static constexpr const char* kType = "ask_status";
-};
+struct AskStatus {};
 /// Asks for the flight records of all nodes, for `explain PID`.
-struct AskAllRecords {
-  static constexpr const char* kType = "ask_all_records";
-};
+struct AskAllRecords {};
 
 using FromNode = std::variant<Alive, Pause, Record, Hello, Failed, Ended, EndJob, Leave, Stalled,
                               Workers, Records, AskStatus, AskAllRecords>;
-
 // From the leader.
 
 struct Welcome {
-  static constexpr const char* kType = "welcome";
   int64_t alive_ms = 0;
   int64_t silence_ms = 0;
 };
@@ -167,7 +153,6 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Welcome, alive_ms, silence_ms)
 
 /// The launcher ends by itself.
 struct Refuse {
-  static constexpr const char* kType = "refuse";
   int exit_code = 0;
   ShownText message;
 };
@@ -175,96 +160,91 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Refuse, exit_code, message)
 
 /// For the user: what the leader waits for.
 struct Waiting {
-  static constexpr const char* kType = "waiting";
   ShownText message;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Waiting, message)
 
-struct Start : Assignment {
-  static constexpr const char* kType = "start";
-};
+struct Start : Assignment {};
 
 /// Ends the workers of an attempt.
 struct Stop {
-  static constexpr const char* kType = "stop";
   bool failed = false;  ///< not by a signal or a change of the nodes
   JobFailure why;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Stop, failed, why)
 
 /// The end of the job, the same on all nodes. Exit code 0: success.
-struct Finish : JobFailure {
-  static constexpr const char* kType = "finish";
-};
+struct Finish : JobFailure {};
 
 /// What do the workers do?
-struct Inquire {
-  static constexpr const char* kType = "inquire";
-};
+struct Inquire {};
 /// What the workers of all nodes do.
 struct Status {
-  static constexpr const char* kType = "status";
   std::vector<WorkerState> workers;
   std::vector<ShownText> silent;  ///< lines about workers that it lacks
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Status, workers, silent)
 
 /// A node was paused, which stopped the workers' time: forgive their silence.
-struct Hold {
-  static constexpr const char* kType = "hold";
-};
+struct Hold {};
 /// Which worker holds up the others, and what to do about it.
-struct NameHang : Hang {
-  static constexpr const char* kType = "hang";
-};
+struct NameHang : Hang {};
 
 struct AskRecords {
-  static constexpr const char* kType = "ask_records";
   int question = 0;
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(AskRecords, question)
 
 /// Follows the Records of all nodes to a node that has asked for them.
-struct AllRecords : FlightFile {
-  static constexpr const char* kType = "all_records";
-};
+struct AllRecords : FlightFile {};
 
 using ToNode = std::variant<Alive, Pause, Record, Welcome, Refuse, Waiting, Start, Stop, Finish,
                             Inquire, Status, Hold, NameHang, AskRecords, AllRecords>;
 
-template <class Message>
-nlohmann::json as_json(const Message& message) {
-  nlohmann::json json = nlohmann::json::object();
-  if constexpr (!std::is_empty_v<Message>) json = message;
-  json["type"] = Message::kType;
-  return json;
+/// The types' names, in the order of the variants.
+inline constexpr std::array kFromNode{
+    "alive", "pause",   "record",  "hello",   "failed",     "ended",          "end",
+    "leave", "stalled", "workers", "records", "ask_status", "ask_all_records"};
+inline constexpr std::array kToNode{"alive",   "pause", "record", "welcome",     "refuse",
+                                    "waiting", "start", "stop",   "finish",      "inquire",
+                                    "status",  "hold",  "hang",   "ask_records", "all_records"};
+template <class Messages>
+constexpr const char* type_name(size_t index) {
+  static_assert(kFromNode.size() == std::variant_size_v<FromNode>);
+  static_assert(kToNode.size() == std::variant_size_v<ToNode>);
+  return std::is_same_v<Messages, FromNode> ? kFromNode.at(index) : kToNode.at(index);
 }
 
-/// @param messages FromNode or ToNode.
+/// @param message FromNode or ToNode.
 template <class Messages>
-std::string message_line(const Messages& messages) {
-  return std::visit([](const auto& message) { return json_line(as_json(message)); }, messages);
+std::string message_line(const Messages& message) {
+  return std::visit(
+      [&]<class One>(const One& one) {
+        nlohmann::json json = nlohmann::json::object();
+        if constexpr (!std::is_empty_v<One>) json = one;
+        json["type"] = type_name<Messages>(message.index());
+        return json_line(json);
+      },
+      message);
 }
 
 /// @return FromNode or ToNode. @throws nlohmann's exceptions if the message has an unknown type or
 /// lacks something.
-template <class Messages>
+template <class Messages, size_t kIndex = 0>
 Messages message_in(const nlohmann::json& json) {
-  const std::string& type = json.at("type").get_ref<const std::string&>();
-  std::optional<Messages> found;
-  const auto read = [&]<class... Each>(std::type_identity<std::variant<Each...>> /*all*/) {
-    const auto try_one = [&]<class One>(std::type_identity<One> /*type*/) {
-      if (type != One::kType) return;
-      if constexpr (std::is_empty_v<One>)
-        found = One{};
-      else
-        found = json.get<One>();
-    };
-    (try_one(std::type_identity<Each>{}), ...);
-  };
-  read(std::type_identity<Messages>{});
-  if (!found) nlohmann::json::object().at("known type");
-  return *std::move(found);
+  if constexpr (kIndex == std::variant_size_v<Messages>) {
+    nlohmann::json::array().at(kIndex);  // throws: there is no such type
+    return Alive{};
+  } else {
+    using One = std::variant_alternative_t<kIndex, Messages>;
+    if (json.at("type") != type_name<Messages>(kIndex)) {
+      return message_in<Messages, kIndex + 1>(json);
+    }
+    if constexpr (std::is_empty_v<One>)
+      return One{};
+    else
+      return json.get<One>();
+  }
 }
 
 }  // namespace syncbn::launch

@@ -9,6 +9,21 @@
 #include <cerrno>
 
 namespace syncbn::launch {
+namespace {
+
+// Leaves out what node 0 cannot send at once.
+void shorten(Status& status, size_t room) {
+  constexpr size_t kFrame = size_t{4} << 10;  // bytes of the rest of the message
+  const auto all = std::ssize(status.workers);
+  const size_t used = json_line(nlohmann::json(status.silent)).size() + kFrame;
+  status.workers = shortened(std::move(status.workers), room - std::min(used, room));
+  const auto left_out = all - std::ssize(status.workers);
+  if (left_out == 0) return;
+  status.silent.push_back(fmt::format("{} of {} are not shown: node 0 cannot send so much at once",
+                                      left_out, base::counted(all, "worker")));
+}
+
+}  // namespace
 
 Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int master_port,
                          base::UniqueFd listener)
@@ -118,6 +133,7 @@ void Coordinator::find_torchruns() {
 void Coordinator::check_torchruns_barrier() {
   using Barrier = TorchrunNodes::Barrier;
   if (leader_.state() != JobLeader::State::kLeaving) return;
+  if (!std::exchange(is_in_barrier_, true)) torchrun_nodes_.enter_barrier(peers_.nodes().size());
   const Barrier barrier = torchrun_nodes_.barrier();
   if (barrier == Barrier::kOccupied) return;
   leader_.leave_barrier(/*complete=*/barrier == Barrier::kLeft, Clock::now());
@@ -130,69 +146,56 @@ void Coordinator::end_job(int exit_code, const std::string& text) {
 }
 
 void Coordinator::carry_out_commands() {
-  for (LeaderCommand& command : leader_.take_commands()) {
-    std::visit([this](auto& one) { carry_out(one); }, command);
+  for (auto& [node, message] : leader_.take_commands()) {
+    if (node == LeaderCommand::kHere) {
+      notices_.push_back(std::get<Waiting>(message).message);
+      continue;
+    }
+    if (node == LeaderCommand::kAll) {
+      peers_.send_to_nodes(message);
+      continue;
+    }
+    if (Start* const start = std::get_if<Start>(&message)) {
+      prepare_attempt(start->attempt);
+      complete(*start);
+      if (torchrun_nodes_.has(node)) torchrun_nodes_.assign(node, start->ranks);
+    }
+    const auto peer = peers_.nodes().find(node);
+    if (peer != peers_.nodes().end()) send(*peer->second, message);
   }
 }
 
-void Coordinator::carry_out(const NewAttempt& command) {
-  if (command.attempt == 0) joined_ = Clock::now();
+void Coordinator::prepare_attempt(int attempt) {
+  const bool is_first = attempt == 0 && !workers_port_;
   // In the first attempt the store has the keys of torchrun's nodes.
-  if (command.attempt > 0) store_.clear();
-  if (!shares_store()) workers_port_ = hold_port(0);
+  const bool is_next = attempt > std::exchange(attempt_, attempt);
+  if (is_next) store_.clear();
+  if (!shares_store() && (is_first || is_next)) workers_port_ = hold_port(0);
 }
 
-void Coordinator::carry_out(const Drop& command) {
-  const auto found = peers_.nodes().find(command.node);
-  if (found == peers_.nodes().end()) return;
-  // Peers::gone() names it from now on.
-  if (command.why.empty())
-    found->second->refused = true;
-  else
-    found->second->refuse(command.exit_code, command.why);
+void Coordinator::complete(Start& start) const {
+  start.master_addr = options_.master_addr;
+  start.master_port = workers_port_ ? workers_port_->port() : master_port_;
+  start.job_id = job_id_;
+  start.agent_store = shares_store();
 }
 
-void Coordinator::carry_out(Send& command) {
-  if (command.node == Send::kAll) return peers_.send_to_nodes(command.message);
-  if (Start* const start = std::get_if<Start>(&command.message)) {
-    if (torchrun_nodes_.has(command.node))
-      return torchrun_nodes_.assign(command.node, start->ranks);
-    start->master_addr = options_.master_addr;
-    start->master_port = workers_port_ ? workers_port_->port() : master_port_;
-    start->job_id = job_id_;
-    start->agent_store = shares_store();
+void Coordinator::send(PeerLauncher& node, ToNode& message) {
+  if (const auto* const refusal = std::get_if<Refuse>(&message)) {
+    return node.refuse(refusal->exit_code, refusal->message);  // Peers::gone() names it
   }
-  const auto found = peers_.nodes().find(command.node);
-  if (found == peers_.nodes().end()) return;
-  PeerLauncher& node = *found->second;
-  if (const Record* const record = std::get_if<Record>(&command.message)) {
-    return send_record(node, *record);
+  if (const auto* const record = std::get_if<Record>(&message)) {
+    if (!peers_.send_if_room(node, message)) left_out_[node.rank].push_back(record->rank);
+    return;
   }
-  if (AllRecords* const all = std::get_if<AllRecords>(&command.message)) {
-    const std::vector<int> left_out = std::exchange(left_out_[command.node], {});
+  if (auto* const all = std::get_if<AllRecords>(&message)) {
+    const std::vector<int> left_out = std::exchange(left_out_[node.rank], {});
     if (!left_out.empty()) {
       all->missing.push_back({"all nodes", left_out, "node 0 cannot send so much at once"});
     }
   }
-  if (Status* const status = std::get_if<Status>(&command.message)) {
-    constexpr size_t kFrame = size_t{4} << 10;  // bytes of the rest of the message
-    const size_t all = status->workers.size();
-    const size_t room = Peers::room(node);
-    const size_t used = json_line(nlohmann::json(status->silent)).size() + kFrame;
-    status->workers = shortened(std::move(status->workers), room - std::min(used, room));
-    if (const size_t shown = status->workers.size(); shown < all) {
-      status->silent.push_back(
-          fmt::format("{} of {} are not shown: node 0 cannot send so much at once", all - shown,
-                      base::counted(static_cast<int64_t>(all), "worker")));
-    }
-  }
-  peers_.send(node, command.message);
-}
-
-void Coordinator::send_record(PeerLauncher& node, const Record& record) {
-  if (!peers_.send_if_room(node, message_line(ToNode(record)))) {
-    left_out_[node.rank].push_back(record.rank);
-  }
+  if (auto* const status = std::get_if<Status>(&message)) shorten(*status, Peers::room(node));
+  peers_.send(node, message);
 }
 
 bool Coordinator::admits(int client) const {

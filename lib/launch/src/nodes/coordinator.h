@@ -41,13 +41,10 @@ class Coordinator {
 
   /// Ends the job on all nodes, for a reason other than a failed worker.
   void end_job(int exit_code, const std::string& text);
-  /// When all nodes of the first attempt had joined, once.
-  std::optional<Clock::time_point> take_joined() { return std::exchange(joined_, std::nullopt); }
   /// Lines for the user at this launcher.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
-  /// The flight records of all ranks after an attempt that failed, once, before its consequence is
-  /// known.
-  std::optional<JobRecords> take_records() { return std::exchange(records_, std::nullopt); }
+  /// JobLeader::take_records().
+  std::optional<JobRecords> take_records() { return leader_.take_records(); }
   /// Tells the nodes that this process is about to be stopped, so that they do not take it for
   /// lost.
   void pause() { peers_.send_to_nodes(Pause{}); }
@@ -61,13 +58,9 @@ class Coordinator {
   void check_torchruns_barrier();
 
   void carry_out_commands();
-  void carry_out(Send& command);
-  void carry_out(const Notice& command) { notices_.push_back(command.text); }
-  void carry_out(const NewAttempt& command);
-  void carry_out(const Drop& command);
-  void carry_out(Save& command) { records_ = std::move(command.records); }
-  void carry_out(const EnterBarrier& command) { torchrun_nodes_.enter_barrier(command.nodes); }
-  void send_record(PeerLauncher& node, const Record& record);
+  void prepare_attempt(int attempt);
+  void complete(Start& start) const;
+  void send(PeerLauncher& node, ToNode& message);
 
   /// Whether a client of the store may come from there: with a token, only from the hosts of
   /// launchers that know it.
@@ -84,11 +77,11 @@ class Coordinator {
   JobLeader leader_;
   Clock::time_point due_;
   Clock::time_point next_alive_;
-  std::optional<Clock::time_point> joined_;
+  int attempt_ = 0;
+  bool is_in_barrier_ = false;
   /// Of rank 0's store in this attempt, if workers do not share the launchers' store.
   std::optional<base::HeldPort> workers_port_;
   std::map<int, std::vector<int>> left_out_;  ///< by node: ranks whose records had no room
-  std::optional<JobRecords> records_;
   std::vector<std::string> notices_;
   int strangers_noted_ = 0;
 };

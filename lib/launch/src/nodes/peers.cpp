@@ -154,7 +154,8 @@ size_t Peers::room(const PeerLauncher& node) {
   return kMaxUnsent - std::min(kMaxUnsent, node.channel.unsent());
 }
 
-bool Peers::send_if_room(PeerLauncher& node, const std::string& line) {
+bool Peers::send_if_room(PeerLauncher& node, const ToNode& message) {
+  const std::string line = message_line(message);
   if (line.size() > room(node)) return false;
   send(node, line);
   return true;

@@ -82,8 +82,8 @@ class Peers {
   /// The size of an optional message that a node has room for: a full channel would end, and
   /// heartbeats would wait behind the message.
   static size_t room(const PeerLauncher& node);
-  /// Sends an optional message, already serialised. Returns false if there is no room.
-  bool send_if_room(PeerLauncher& node, const std::string& line);
+  /// Sends an optional message. Returns false if there is no room.
+  bool send_if_room(PeerLauncher& node, const ToNode& message);
   void send_to_nodes(const ToNode& message);
 
  private:
