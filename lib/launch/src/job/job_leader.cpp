@@ -25,18 +25,10 @@ bool is_failure_code(int exit_code) {
 
 JobLeader::Policies JobLeader::Policies::of(const LaunchOptions& options,
                                             const std::string& job_id) {
-  return {.nnodes = options.nnodes,
-          .nodes_may_change = options.nodes_may_change(),
-          .names_missing_nodes = !options.c10d,
-          .saves_all_records = !options.log_dir.empty(),
-          .join_timeout = options.join_timeout,
-          .last_call = options.last_call,
-          .shutdown_timeout = options.shutdown_timeout,
-          .straggler_interval = options.straggler_interval,
-          .max_restarts = options.max_restarts,
-          .restart_window = options.restart_window,
-          .exclude_failing = options.exclude_failing,
-          .job_id = job_id};
+  return {options.nnodes,           options.nodes_may_change(), !options.c10d,
+          !options.log_dir.empty(), options.join_timeout,       options.last_call,
+          options.shutdown_timeout, options.straggler_interval, options.max_restarts,
+          options.restart_window,   options.exclude_failing,    job_id};
 }
 
 JobLeader::JobLeader(const Policies& policies, Time now)
@@ -147,10 +139,6 @@ void JobLeader::on(int node, const Ended& message) {
   }
 }
 
-void JobLeader::on(int node, const AskStatus& /*message*/) {
-  inquire().asking.insert(node);
-}
-
 void JobLeader::on(int /*node*/, const Stalled& message) {
   Inquiry& inquiry = inquire();
   if (message.attempt != attempt_) return;
@@ -220,11 +208,6 @@ void JobLeader::remove(int node) {
     policies_.nodes_may_change ? change_nodes(lost.name + " is lost") : fail(gone);
   }
   all_ended() ? end_attempt() : check_collection();
-}
-
-void JobLeader::end(int exit_code, const std::string& what, Time now) {
-  now_ = now;
-  end(exit_code, what);
 }
 
 void JobLeader::end(int exit_code, const std::string& what) {
@@ -376,14 +359,12 @@ void JobLeader::drop_late_nodes() {
 }
 
 JobLeader::Time JobLeader::due() const {
-  Time due = Time::max();
-  if (restart_at_) due = std::min(due, *restart_at_);
-  if (end_by_) due = std::min(due, *end_by_);
+  const bool is_joining = state_ == State::kJoining;
+  Time due = is_joining ? std::min(next_notice_, last_call_.value_or(join_deadline_)) : Time::max();
+  for (const auto& time : {restart_at_, end_by_}) due = std::min(due, time.value_or(due));
   if (inquiry_) due = std::min(due, inquiry_->deadline);
   if (collection_) due = std::min(due, collection_->deadline);
-  if (compares_speed()) due = std::min(due, next_comparison_);
-  if (state_ != State::kJoining) return due;
-  return std::min({due, next_notice_, last_call_.value_or(join_deadline_)});
+  return compares_speed() ? std::min(due, next_comparison_) : due;
 }
 
 std::string JobLeader::missing() const {
@@ -396,14 +377,9 @@ std::string JobLeader::missing() const {
   for (int rank = 0; rank < policies_.nnodes.max; ++rank) {
     if (!has(rank)) names.push_back(std::to_string(rank));
   }
-  constexpr size_t kNamed = 16;
-  const char* const ending = names.size() == 1 ? "" : "s";
-  std::string rest;
-  if (names.size() > kNamed) {
-    rest = fmt::format(" and {} more", names.size() - kNamed);
-    names.resize(kNamed);
-  }
-  return fmt::format("node{} {}{}", ending, base::join(names, ", "), rest);
+  constexpr size_t kMaxNamed = 16;
+  return fmt::format("node{} {}", names.size() == 1 ? "" : "s",
+                     base::join_some(names, ", ", kMaxNamed));
 }
 
 int JobLeader::present() const {
@@ -417,8 +393,8 @@ int JobLeader::taking_part() const {
 }
 
 bool JobLeader::all_ended() const {
-  return std::ranges::all_of(
-      nodes_, [](const auto& one) { return one.second.ended || !one.second.takes_part; });
+  const auto has_ended = [](const auto& one) { return one.second.ended || !one.second.takes_part; };
+  return std::ranges::all_of(nodes_, has_ended);
 }
 
 void JobLeader::start_if_enough_nodes() {

@@ -78,7 +78,10 @@ class JobLeader {
   /// The connection to a node has ended, or it has been silent for too long.
   void lose(int node, Time now);
   /// Ends the job, for a reason other than a failed worker.
-  void end(int exit_code, const std::string& what, Time now);
+  void end(int exit_code, const std::string& what, Time now) {
+    now_ = now;
+    end(exit_code, what);
+  }
   /// torchrun's agents have left the barrier. @param complete all of them had entered it.
   void leave_barrier(bool complete, Time now);
   /// Call it at due().
@@ -136,9 +139,8 @@ class JobLeader {
     int count = 0;
   };
 
-  void on(int /*node*/, const Alive& /*message*/) {}
-  void on(int /*node*/, const Pause& /*message*/) {}
-  void on(int /*node*/, const Hello& /*message*/) {}
+  template <class Message>
+  void on(int /*node*/, const Message& /*of the connection*/) {}
   void on(int node, const Failed& message);
   void on(int node, const Ended& message);
   void on(int node, const EndJob& message);
@@ -147,7 +149,7 @@ class JobLeader {
   void on(int node, const Workers& message);
   void on(int node, const Record& message);
   void on(int node, const Records& message);
-  void on(int node, const AskStatus& message);
+  void on(int node, const AskStatus& /*message*/) { inquire().asking.insert(node); }
   void on(int node, const AskAllRecords& message);
 
   void send(int node, ToNode message) { commands_.push_back({node, std::move(message)}); }

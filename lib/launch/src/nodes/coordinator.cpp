@@ -105,18 +105,21 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);
   }
-  const std::string nodes = options_.nnodes.str();
-  if (hello.nodes != nodes) {
-    return fmt::format("{} was started with --nnodes={}, and node 0 with --nnodes={}", hello.host,
-                       hello.nodes, nodes);
+  const auto with = [](const std::string& option, const auto& value) {
+    return fmt::format("with --{}={}", option, value);
+  };
+  const auto preflight = [](bool is_check) {
+    return std::string(is_check ? "with" : "without") + " --preflight";
+  };
+  for (const auto& [theirs, ours] :
+       {std::pair(with("nnodes", hello.nodes), with("nnodes", options_.nnodes.str())),
+        std::pair(with("max_restarts", hello.max_restarts),
+                  with("max_restarts", options_.max_restarts)),
+        std::pair(preflight(hello.is_check), preflight(options_.is_check))}) {
+    if (theirs == ours) continue;
+    return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
   }
-  if (hello.max_restarts != options_.max_restarts) {
-    return fmt::format("{} was started with --max_restarts={}, and node 0 with --max_restarts={}",
-                       hello.host, hello.max_restarts, options_.max_restarts);
-  }
-  if (hello.is_check == options_.is_check) return "";
-  return fmt::format("{} was started with{} --preflight, and node 0 with{}", hello.host,
-                     hello.is_check ? "" : "out", hello.is_check ? "out it" : " it");
+  return "";
 }
 
 void Coordinator::find_torchruns() {
@@ -147,16 +150,9 @@ void Coordinator::end_job(int exit_code, const std::string& text) {
 
 void Coordinator::carry_out_commands() {
   for (auto& [node, message] : leader_.take_commands()) {
-    if (node == LeaderCommand::kHere) {
-      notices_.push_back(std::get<Waiting>(message).message);
-      continue;
-    }
-    if (node == LeaderCommand::kAll) {
-      peers_.send_to_nodes(message);
-      continue;
-    }
+    if (node == LeaderCommand::kHere) notices_.push_back(std::get<Waiting>(message).message);
+    if (node == LeaderCommand::kAll) peers_.send_to_nodes(message);
     if (Start* const start = std::get_if<Start>(&message)) {
-      prepare_attempt(start->attempt);
       complete(*start);
       if (torchrun_nodes_.has(node)) torchrun_nodes_.assign(node, start->ranks);
     }
@@ -165,15 +161,12 @@ void Coordinator::carry_out_commands() {
   }
 }
 
-void Coordinator::prepare_attempt(int attempt) {
-  const bool is_first = attempt == 0 && !workers_port_;
+void Coordinator::complete(Start& start) {
+  const bool begins = attempt_ != start.attempt;
   // In the first attempt the store has the keys of torchrun's nodes.
-  const bool is_next = attempt > std::exchange(attempt_, attempt);
-  if (is_next) store_.clear();
-  if (!shares_store() && (is_first || is_next)) workers_port_ = hold_port(0);
-}
-
-void Coordinator::complete(Start& start) const {
+  if (begins && start.attempt > 0) store_.clear();
+  if (begins && !shares_store()) workers_port_ = hold_port(0);
+  attempt_ = start.attempt;
   start.master_addr = options_.master_addr;
   start.master_port = workers_port_ ? workers_port_->port() : master_port_;
   start.job_id = job_id_;

@@ -58,8 +58,8 @@ class Coordinator {
   void check_torchruns_barrier();
 
   void carry_out_commands();
-  void prepare_attempt(int attempt);
-  void complete(Start& start) const;
+  /// Adds the store, which it prepares if this is the first node of an attempt.
+  void complete(Start& start);
   void send(PeerLauncher& node, ToNode& message);
 
   /// Whether a client of the store may come from there: with a token, only from the hosts of
@@ -77,7 +77,7 @@ class Coordinator {
   JobLeader leader_;
   Clock::time_point due_;
   Clock::time_point next_alive_;
-  int attempt_ = 0;
+  int attempt_ = -1;
   bool is_in_barrier_ = false;
   /// Of rank 0's store in this attempt, if workers do not share the launchers' store.
   std::optional<base::HeldPort> workers_port_;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <syncbn/base/error.h>
+
 #include <chrono>
 #include <deque>
 #include <memory>
@@ -31,7 +33,12 @@ class NodeLink {
 
   /// The leader's next message. A line for the user is a Waiting. Before a Start,
   /// Assignment::job_id is empty if torchrun runs node 0.
-  std::optional<ToNode> next();
+  std::optional<ToNode> next() {
+    if (inbox_.empty()) return std::nullopt;
+    const ToNode message = std::move(inbox_.front());
+    inbox_.pop_front();
+    return message;
+  }
   /// The end of the job, once it is known. A Stop precedes it if workers may still run.
   const std::optional<Finish>& finish() const { return finish_; }
   /// Sends a message to the leader.
@@ -41,7 +48,12 @@ class NodeLink {
   /// All workers of this node have ended.
   virtual void report_end(int attempt) { send(Ended{attempt}); }
   /// Answers AskRecords, before Records.
-  void report_record(int question, const RankMemory& rank);
+  void report_record(int question, const RankMemory& rank) {
+    const auto record = rank.read();
+    if (!record) return;
+    const auto message = record_message(*record, RecordQuota::of(record->world_size));
+    if (message) send(Record{question, record->rank, json_line(*message)});
+  }
   /// Tells the others that this process is about to be stopped, so that they do not take it for
   /// lost.
   virtual void pause() { send(Pause{}); }
@@ -62,7 +74,11 @@ class NodeLink {
   void add(ToNode message) { inbox_.push_back(std::move(message)); }
   void say(std::string line) { add(Waiting{std::move(line)}); }
   /// The end of the job, or of this node's part in it.
-  virtual void end(const JobFailure& failure);
+  virtual void end(const JobFailure& failure) {
+    if (finish_) return;
+    finish_ = Finish{failure};
+    add(Stop{failure.exit_code != base::kExitOk, failure});
+  }
   void end(int exit_code, const std::string& what) {
     end(job_failure(/*attempt=*/-1, exit_code, what));
   }
