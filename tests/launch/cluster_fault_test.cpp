@@ -26,6 +26,7 @@
 #include "support/connection.h"
 #include "support/eventually.h"
 #include "support/listener.h"
+#include "support/text.h"
 
 namespace syncbn::test {
 namespace {
@@ -350,6 +351,14 @@ TEST(LaunchClusterFaultTest, NonsenseFromTheMasterIsALostConnection) {
     EXPECT_THAT(result.err, AllOf(HasSubstr("node 0 at 127.0.0.1"), Not(HasSubstr("internal"))))
         << nonsense;
   }
+}
+
+TEST(LaunchClusterFaultTest, AnUnknownMessageIsNamedOnceAndEndsTheConnection) {
+  JobWithStranger job;
+  send_to(job.stranger, "{\"type\":\"gossip\"}\n{\"type\":\"gossip\"}\n");
+  const auto result = job.lead.wait();
+  EXPECT_EQ(result.exit_code, 75);
+  EXPECT_EQ(count(result.err, "node 0 does not understand a message of this launcher"), 1);
 }
 
 TEST(LaunchClusterFaultTest, NonsenseFromALauncherIsRefused) {

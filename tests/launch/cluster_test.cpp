@@ -16,7 +16,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
   Nodes nodes(3);
@@ -125,33 +124,6 @@ TEST(LaunchClusterTest, AFailureEndsTheOtherNodesWhileNobodyReadsTheirOutput) {
   ASSERT_TRUE(eventually([&] { return nodes.has("talks0"); }));
   EXPECT_TRUE(nodes.end_promptly());
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 7);
-}
-
-// Node 1 has failed, and both nodes are about to restart. The leader has to stay until the others
-// have ended.
-TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
-  for (const size_t signalled : {0U, 1U}) {
-    Nodes nodes(2);
-    const size_t failing = signalled;
-    const auto program = shell(fmt::format(
-        "trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; exit 0' TERM; touch up$RANK; "
-        "[ $RANK = {} ] && while [ ! -e up{} ]; do sleep 0.01; done && exit 9; "
-        "while true; do sleep 0.01; done",
-        failing, 1 - failing));
-    nodes.start_all(1, {"--max_restarts=5"}, program);
-    Program& node = nodes[signalled];
-    node.wait_until([&] { return nodes.has("told"); });
-    node.wait_for_err("exit code 9");
-    node.send_signal(SIGINT);
-    node.wait_until(
-        [&] { return signalled == 0 ? !pending(node.pid(), SIGINT) : !node.running(); });
-    nodes.folder().write("go", "");
-    const auto results = nodes.wait();
-    EXPECT_EQ(results[1 - signalled].exit_code, 130);
-    for (const auto& result : results) {
-      EXPECT_THAT(result.err, Not(HasSubstr("launch: restart 1")));
-    }
-  }
 }
 
 TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
