@@ -139,7 +139,7 @@ class Job {
     } else if (kind == "ended") {
       sends(Ended{number(attempt_)});
     } else if (kind == "end") {
-      sends(EndJob{number(143), "a signal"});
+      sends(EndJob{job_failure(attempt_, number(143), "a signal")});
     } else if (kind == "stalled") {  // NODE SECONDS ENDS
       const int stalled = number(0);
       sends(Stalled{attempt_, static_cast<double>(stalled), number(0) != 0});

@@ -151,8 +151,8 @@ GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
   if (is_own_signal && failed_here) {
     // The failure alone would not have ended the job.
     last_ = {.exit_code = end.exit_code, .signal = signal_};
-    output_.announce("{}, instead of restart {} of {}", reason_of(last_),
-                     context_.restart_count + 1, options_.max_restarts);
+    say_for_job(fmt::format("{}, instead of restart {} of {}", reason_of(last_),
+                            context_.restart_count + 1, options_.max_restarts));
     return last_;
   }
   if (!was_printed && !end.is(last_.cause)) output_.announce("error: {}", end.what);

@@ -107,13 +107,8 @@ struct Ended {
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Ended, attempt)
 
-/// A signal ends the job.
-struct EndJob {
-  int exit_code = 0;
-  ShownText what;
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(EndJob, exit_code, what)
-
+/// A signal ends the job: the exit code and why.
+struct EndJob : JobFailure {};
 /// A signal takes the node out of a job whose nodes may change.
 struct Leave {};
 /// A worker has made no progress for `seconds`; `ends`: the culprit is to be ended.

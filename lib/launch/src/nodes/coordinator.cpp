@@ -19,8 +19,9 @@ void shorten(Status& status, size_t room) {
   status.workers = shortened(std::move(status.workers), room - std::min(used, room));
   const auto left_out = all - std::ssize(status.workers);
   if (left_out == 0) return;
-  status.silent.push_back(fmt::format("{} of {} are not shown: node 0 cannot send so much at once",
-                                      left_out, base::counted(all, "worker")));
+  status.silent.emplace_back(
+      fmt::format("{} of {} are not shown: node 0 cannot send so much at once", left_out,
+                  base::counted(all, "worker")));
 }
 
 }  // namespace

@@ -317,7 +317,7 @@ void TcpLink::report_signal(int signal) {
     // Over the link, another node's message could overtake it.
     return coordinator_->end_job(exit_code, fmt::format("node 0 ({}): {}", own_name(), what));
   }
-  send(EndJob{exit_code, what});
+  send(EndJob{job_failure(/*attempt=*/-1, exit_code, what)});
 }
 
 void TcpLink::report_no_start(int exit_code, const std::string& what) {
