@@ -106,21 +106,21 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);
   }
-  const auto with = [](const std::string& option, const auto& value) {
-    return fmt::format("with --{}={}", option, value);
-  };
-  const auto preflight = [](bool is_check) {
-    return std::string(is_check ? "with" : "without") + " --preflight";
-  };
-  for (const auto& [theirs, ours] :
-       {std::pair(with("nnodes", hello.nodes), with("nnodes", options_.nnodes.str())),
-        std::pair(with("max_restarts", hello.max_restarts),
-                  with("max_restarts", options_.max_restarts)),
-        std::pair(preflight(hello.is_check), preflight(options_.is_check))}) {
-    if (theirs == ours) continue;
-    return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
+  std::string theirs;
+  std::string ours;
+  if (const std::string nodes = options_.nnodes.str(); hello.nodes != nodes) {
+    theirs = "with --nnodes=" + hello.nodes;
+    ours = "with --nnodes=" + nodes;
+  } else if (hello.max_restarts != options_.max_restarts) {
+    theirs = fmt::format("with --max_restarts={}", hello.max_restarts);
+    ours = fmt::format("with --max_restarts={}", options_.max_restarts);
+  } else if (hello.is_check != options_.is_check) {
+    theirs = hello.is_check ? "with --preflight" : "without --preflight";
+    ours = hello.is_check ? "without it" : "with it";
+  } else {
+    return "";
   }
-  return "";
+  return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
 }
 
 void Coordinator::find_torchruns() {
