@@ -48,9 +48,6 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_LAUNCH_PACKAGE_NAME syncbn-launch)
 set(CPACK_DEBIAN_LAUNCH_DESCRIPTION
     "torchrun in C++\n Starts the processes of a distributed training job, on one machine or several,\n in milliseconds, and leaves none behind. Needs neither Python nor libtorch.")
-if(SYNCBN_HAVE_TLS)
-  set(CPACK_DEBIAN_LAUNCH_PACKAGE_RECOMMENDS libssl3) # for --tls, which loads it
-endif()
 set(CPACK_DEBIAN_TRAIN_PACKAGE_NAME syncbn)
 set(CPACK_DEBIAN_TRAIN_PACKAGE_DEPENDS "syncbn-launch (= ${PROJECT_VERSION})")
 set(CPACK_DEBIAN_TRAIN_DESCRIPTION

@@ -13,8 +13,6 @@
 #include <cstring>
 #include <utility>
 
-#include "common/tls_link.h"
-
 namespace syncbn::launch {
 namespace {
 
@@ -47,20 +45,14 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
-Handshake::Handshake(Side side, std::string token, bool tls)
+Handshake::Handshake(Side side, std::string token)
     : base::Handshake(side,
                       {.greeting = "syncbn-agent 4",
                        .client = "launcher",
                        .server = "node 0",
                        .secret = "token",
                        .source = "--token_file, SYNCBN_TOKEN"},
-                      std::move(token), tls) {}
-
-std::unique_ptr<LinkProtection> Handshake::protection() const {
-  std::string key = tls_key();
-  if (key.empty()) return base::Handshake::protection();
-  return make_tls_link(side() == Side::kClient, std::move(key));
-}
+                      std::move(token)) {}
 
 std::string read_token(const std::string& file) {
   const auto first_line = [](std::string_view text) {
