@@ -14,7 +14,6 @@
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -585,6 +584,22 @@ TEST(LaunchTokenTest, AnInheritedDescriptorIsATokenFile) {
       {"bash", "-c",
        fmt::format("exec {} --token_file=/dev/fd/3 true 3< <(echo {})", kLauncher, kToken)});
   EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
+TEST(LaunchTokenTest, NeedsOpenSsl) {
+  TempFolder folder;
+  // The loader fails at the first file of that name.
+  for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1"}) folder.write(name, "");
+  const std::string path = folder.path().string();
+  const auto refused =
+      launch({"true"}, {.env = {{"SYNCBN_TOKEN", kToken}, {"LD_LIBRARY_PATH", path}}});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(
+      refused.err,
+      AllOf(HasSubstr("cannot load OpenSSL's libcrypto.so.3 or libcrypto.so.1.1"),
+            HasSubstr("file too short"), HasSubstr("install OpenSSL (Debian's package libssl3)")));
+  const auto without_token = launch({"true"}, {.env = {{"LD_LIBRARY_PATH", path}}});
+  EXPECT_EQ(without_token.exit_code, 0) << without_token.err;
 }
 
 }  // namespace

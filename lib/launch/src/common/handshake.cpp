@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/open_file.h>
+#include <syncbn/base/sha256.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -75,6 +76,7 @@ std::string read_token(const std::string& file) {
         source, kMinToken, kMaxToken,
         token.size() > kMaxToken ? "more" : std::to_string(token.size())));
   }
+  base::load_sha256();
   return token;
 }
 
