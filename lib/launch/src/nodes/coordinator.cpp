@@ -35,8 +35,7 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
              {.foreign = [this](base::Channel channel) { peers_.add_newcomer(std::move(channel)); },
               .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
-      peers_(Handshake(Handshake::Side::kServer, options.token, options.tls), options.silence(),
-             store_.fd()),
+      peers_(Handshake(Handshake::Side::kServer, options.token), options.silence(), store_.fd()),
       leader_(JobLeader::Policies::of(options, job_id_), Clock::now()),
       next_alive_(Clock::now() + options.alive_period) {
   due_ = std::min(leader_.due(), next_alive_);

@@ -31,12 +31,12 @@ struct PeerLauncher {
   bool is_new = true;      ///< its channel may hold input that causes no event
   std::string address;     ///< of the launcher's end
   Handshake handshake;
-  std::unique_ptr<LinkProtection> protection;  ///< once the handshake is done
-  bool refused = false;                        ///< what it sends from now on is ignored
-  int rank = -1;                               ///< node rank; -1: it has not sent its hello
-  Hello hello;                                 ///< empty until it arrives
-  bool paused = false;                         ///< stopped, as by Ctrl-Z
-  Clock::time_point heard = Clock::now();      ///< its last message, or when it connected
+  std::unique_ptr<base::MessageSeal> protection;  ///< once the handshake is done
+  bool refused = false;                           ///< what it sends from now on is ignored
+  int rank = -1;                                  ///< node rank; -1: it has not sent its hello
+  Hello hello;                                    ///< empty until it arrives
+  bool paused = false;                            ///< stopped, as by Ctrl-Z
+  Clock::time_point heard = Clock::now();         ///< its last message, or when it connected
 
   std::string name() const;
 

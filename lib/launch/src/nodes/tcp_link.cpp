@@ -51,7 +51,7 @@ TcpLink::TcpLink(const LaunchOptions& options, const std::string& job_id, int ma
     : options_(options),
       host_(listener ? own_address(listener.get()) : options.master_addr),
       port_(master_port),
-      handshake_(Handshake::Side::kClient, options.token, options.tls),
+      handshake_(Handshake::Side::kClient, options.token),
       join_deadline_(Clock::now() + options.join_timeout),
       next_try_(Clock::now()),
       next_notice_(Clock::now() + JobLeader::kNoticePeriod),
@@ -160,7 +160,7 @@ void TcpLink::finish_connecting() {
   link_.emplace(std::move(connecting_));
   base::detect_lost_host(link_->fd());
   heard_ = Clock::now();
-  handshake_ = Handshake(Handshake::Side::kClient, options_.token, options_.tls);
+  handshake_ = Handshake(Handshake::Side::kClient, options_.token);
   link_->send(handshake_.begin());
   protection_.reset();
   if (handshake_.is_done()) send_hello();
@@ -234,7 +234,7 @@ void TcpLink::shake_hands() {
   }
   if (handshake_.failure().empty()) return;
   end(base::kExitUsage,
-      fmt::format("node 0 at {}:{} and this launcher do not agree on the job's token or --tls: {}",
+      fmt::format("node 0 at {}:{} and this launcher do not agree on the job's token: {}",
                   options_.master_addr, port_, handshake_.failure()));
 }
 

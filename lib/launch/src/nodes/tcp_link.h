@@ -76,9 +76,9 @@ class TcpLink : public NodeLink {
   std::string connect_error_;
   size_t next_address_ = 0;  ///< index of the next address of host_ to try
   bool resolve_error_said_ = false;
-  Handshake handshake_;                         ///< of the current connection
-  std::unique_ptr<LinkProtection> protection_;  ///< once the handshake is done
-  bool accepted_ = false;                       ///< the coordinator has answered
+  Handshake handshake_;                            ///< of the current connection
+  std::unique_ptr<base::MessageSeal> protection_;  ///< once the handshake is done
+  bool accepted_ = false;                          ///< the coordinator has answered
 
   Clock::time_point join_deadline_;
   std::optional<Clock::time_point> next_try_;
