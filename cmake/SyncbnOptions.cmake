@@ -8,8 +8,6 @@ option(SYNCBN_RECORD_BUILD_TIME "Record each compilation's processor time for be
 option(SYNCBN_WERROR "Treat warnings as errors" OFF)
 set(SYNCBN_CUDA AUTO CACHE STRING "Build the NCCL/CUDA library: AUTO (if it can be), ON or OFF")
 set_property(CACHE SYNCBN_CUDA PROPERTY STRINGS AUTO ON OFF)
-set(SYNCBN_TLS AUTO CACHE STRING "Build the launcher's --tls, with OpenSSL's headers: AUTO (if they are there), ON or OFF")
-set_property(CACHE SYNCBN_TLS PROPERTY STRINGS AUTO ON OFF)
 set(SYNCBN_PYTHON AUTO CACHE STRING
     "Build the Python package: AUTO (if it can be), ON, OFF, or ONLY (and what it needs of lib)")
 set_property(CACHE SYNCBN_PYTHON PROPERTY STRINGS AUTO ON OFF ONLY)
@@ -17,10 +15,6 @@ set(SYNCBN_SANITIZE "" CACHE STRING "Sanitizers for all targets, as -fsanitize t
 
 if(NOT SYNCBN_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "SYNCBN_CUDA is ${SYNCBN_CUDA}; it may be AUTO, ON or OFF")
-endif()
-
-if(NOT SYNCBN_TLS MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "SYNCBN_TLS is ${SYNCBN_TLS}; it may be AUTO, ON or OFF")
 endif()
 
 if(NOT SYNCBN_PYTHON MATCHES "^(AUTO|ON|OFF|ONLY)$")

@@ -48,11 +48,9 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_LAUNCH_PACKAGE_NAME syncbn-launch)
 set(CPACK_DEBIAN_LAUNCH_DESCRIPTION
     "torchrun in C++\n Starts the processes of a distributed training job, on one machine or several,\n in milliseconds, and leaves none behind. Needs neither Python nor libtorch.")
-if(SYNCBN_HAVE_TLS)
-  set(CPACK_DEBIAN_LAUNCH_PACKAGE_RECOMMENDS libssl3) # for --tls, which loads it
-endif()
+set(CPACK_DEBIAN_LAUNCH_PACKAGE_RECOMMENDS libssl3) # loaded on demand: for a token
 set(CPACK_DEBIAN_TRAIN_PACKAGE_NAME syncbn)
-set(CPACK_DEBIAN_TRAIN_PACKAGE_DEPENDS "syncbn-launch (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_TRAIN_PACKAGE_DEPENDS "syncbn-launch (= ${PROJECT_VERSION}), libssl3") # loaded by ranks
 set(CPACK_DEBIAN_TRAIN_DESCRIPTION
     "trains networks from one YAML file, with SyncBatchNorm and DDP\n The program train, and the library that it uses. Needs a torch ${_torch_minor} wheel,\n which it finds in the active Python environment or in SYNCBN_TORCH.")
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME syncbn-dev)

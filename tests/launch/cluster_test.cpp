@@ -9,8 +9,6 @@
 #include "launch/launcher.h"
 #include "launch/nodes.h"
 #include "support/multiproc.h"
-#include "support/python.h"
-#include "support/skip.h"
 
 namespace syncbn::test {
 namespace {
@@ -18,7 +16,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 TEST(LaunchClusterTest, RanksGoOnFromNodeToNodeWhateverTheirNumber) {
   Nodes nodes(3);
@@ -88,33 +85,6 @@ TEST(LaunchClusterTest, OfFailuresAtTheSameTimeTheReportsHoldTheOneOfTheExitCode
   }
 }
 
-TEST(LaunchClusterTest, ANodeThatIsReadyWaitsForTheOthers) {
-  for (const int code : {0, 4}) {
-    Nodes nodes(2);
-    Program& quick = nodes.start(0, 1, {}, shell("touch done0"));
-    nodes.start(
-        1, 1, {},
-        shell(fmt::format("while [ ! -e go ]; do sleep 0.01; done; echo late; exit {}", code)));
-    quick.wait_until([&] { return nodes.has("done0"); });
-    EXPECT_TRUE(quick.running());
-    nodes.folder().write("go", "");
-    const auto results = nodes.wait();
-    for (const auto& result : results) EXPECT_EQ(result.exit_code, code);
-    EXPECT_EQ(results[1].out, "[1] late\n");
-  }
-}
-
-// After two quick failures in a row, all nodes wait for a while, and not for each other.
-TEST(LaunchClusterTest, TheWaitBeforeARestartIsNoWaitForNodes) {
-  Nodes nodes(2);
-  nodes.start_all(1, {"--max_restarts=2"}, shell("[ $RANK = 1 ] && exit 9; exec sleep 1000"));
-  for (const auto& result : nodes.wait()) {
-    EXPECT_EQ(result.exit_code, 9);
-    EXPECT_THAT(result.err,
-                AllOf(HasSubstr("restart 2 of 2"), Not(HasSubstr("waiting for nodes \n"))));
-  }
-}
-
 TEST(LaunchClusterTest, ASignalToOneLauncherEndsTheJob) {
   for (const size_t signalled : {0U, 1U}) {
     Nodes nodes(2);
@@ -154,45 +124,6 @@ TEST(LaunchClusterTest, AFailureEndsTheOtherNodesWhileNobodyReadsTheirOutput) {
   ASSERT_TRUE(eventually([&] { return nodes.has("talks0"); }));
   EXPECT_TRUE(nodes.end_promptly());
   for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 7);
-}
-
-// Node 1 has failed, and both nodes are about to restart. The leader has to stay until the others
-// have ended.
-TEST(LaunchClusterTest, ASignalBetweenTwoAttemptsEndsTheJob) {
-  for (const size_t signalled : {0U, 1U}) {
-    Nodes nodes(2);
-    const size_t failing = signalled;
-    const auto program = shell(fmt::format(
-        "trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; exit 0' TERM; touch up$RANK; "
-        "[ $RANK = {} ] && while [ ! -e up{} ]; do sleep 0.01; done && exit 9; "
-        "while true; do sleep 0.01; done",
-        failing, 1 - failing));
-    nodes.start_all(1, {"--max_restarts=5"}, program);
-    Program& node = nodes[signalled];
-    node.wait_until([&] { return nodes.has("told"); });
-    node.wait_for_err("exit code 9");
-    node.send_signal(SIGINT);
-    node.wait_until(
-        [&] { return signalled == 0 ? !pending(node.pid(), SIGINT) : !node.running(); });
-    nodes.folder().write("go", "");
-    const auto results = nodes.wait();
-    EXPECT_EQ(results[1 - signalled].exit_code, 130);
-    for (const auto& result : results) {
-      EXPECT_THAT(result.err, Not(HasSubstr("restart 1")));
-    }
-  }
-}
-
-TEST(LaunchClusterTest, ASignalToTheOneThatLeadsEndsTheWaitOfAll) {
-  Nodes nodes(3);
-  Program& lead = nodes.start(0, 1, {"--rdzv_conf=join_timeout=1000"}, {"true"});
-  Program& other = nodes.start(1, 1, {}, {"true"});
-  // Of two launchers with rank 1, one is refused; by then the other one is accepted.
-  Program& twin = nodes.start(1, 1, {}, {"true"});
-  twin.wait_until([&] { return !twin.running() || !other.running(); });
-  Program& taken = twin.running() ? twin : other;
-  lead.end_by(SIGINT);
-  EXPECT_EQ(taken.wait().exit_code, 130);
 }
 
 TEST(LaunchClusterTest, ALauncherThatIsKilledEndsTheJob) {
@@ -239,29 +170,6 @@ TEST(LaunchClusterTest, MistakesAreNamedAtOnce) {
   EXPECT_THAT(refused({"--rdzv_id=other"}), HasSubstr("belongs to job 'other'"));
 }
 
-TEST(LaunchClusterTest, ADuplicateNodeRankIsNamed) {
-  Nodes nodes(3);
-  nodes.start(0, 1, {}, {"true"});
-  Program& one = nodes.start(1, 1, {}, {"true"});
-  Program& other = nodes.start(1, 1, {}, {"true"});
-  // The one that arrives second is refused.
-  one.wait_until([&] { return !one.running() || !other.running(); });
-  const auto result = one.running() ? other.wait() : one.wait();
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("two launchers have --node_rank=1"));
-}
-
-TEST(LaunchClusterTest, SaysWhichNodesDidNotCome) {
-  Nodes nodes(4);
-  Program& early = nodes.start(2, 1, {}, {"true"});
-  early.wait_until([&] { return launcher_blocks(early.pid(), SIGINT); });
-  nodes.start(0, 1, {"--rdzv_conf=join_timeout=5"}, {"true"});
-  for (const auto& result : nodes.wait()) {
-    EXPECT_EQ(result.exit_code, 75);
-    EXPECT_THAT(result.err, HasSubstr("nodes 1, 3 did not arrive within 5.0 s"));
-  }
-}
-
 TEST(LaunchClusterTest, SaysThatNode0DidNotAnswer) {
   Nodes nodes(2);
   nodes.start(1, 1, {"--rdzv_conf=join_timeout=1"}, {"true"});
@@ -306,33 +214,6 @@ TEST(LaunchClusterTest, NodesOfTheC10dBackendNeedNoRank) {
   EXPECT_EQ(second.exit_code, 0) << second.err;
   EXPECT_THAT(first.out + second.out, AllOf(HasSubstr("[0] rank 0 of 2, job job\n"),
                                             HasSubstr("[1] rank 1 of 2, job job\n")));
-}
-
-// Unmodified Python workers, which use the launcher's store. Keys of the earlier attempt would
-// confuse them.
-TEST(LaunchClusterTest, PythonWorkersRecoverAtTheFirstRestart) {
-  SYNCBN_SKIP_UNLESS(python_has_torch(), "python-torch");
-  Nodes nodes(2);
-  nodes.folder().write("work.py", R"(import os, sys, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-assert dist.is_torchelastic_launched()
-total = torch.ones(1)
-dist.all_reduce(total)
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    if dist.get_rank() == 2:
-        os._exit(3)
-    dist.barrier()
-print("total", int(total), flush=True)
-dist.destroy_process_group()
-)");
-  for (const int rank : {0, 1}) {
-    nodes.start(rank, rank + 1, {"--max_restarts=1", "--no_python"}, {python(), "work.py"});
-  }
-  for (const auto& result : nodes.wait()) {
-    EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_THAT(result.out, HasSubstr("total 3\n"));
-    EXPECT_THAT(result.err, AllOf(HasSubstr("restart 1 of 1"), Not(HasSubstr("restart 2"))));
-  }
 }
 
 }  // namespace

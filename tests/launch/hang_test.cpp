@@ -430,21 +430,21 @@ TEST(LaunchHangTest, TheStatesOfANodeFitIntoAMessage) {
     one.waits[0].ranks = launch::rank_runs(members);
     workers.push_back(std::move(one));
   }
-  const auto json = launch::json_of(workers, kMaxBytes);
+  const auto json = nlohmann::json(launch::shortened(workers, kMaxBytes));
   EXPECT_LT(json.dump().size(), kMaxBytes);
   const auto got = json.at(9).get<WorkerState>().waits;
   EXPECT_EQ(got.at(3).ranks, workers[9].waits[3].ranks);
   for (int rank = 0; rank < 100; ++rank) {
     EXPECT_EQ(launch::contains(got.at(0).ranks, rank), std::ranges::count(members, rank) > 0);
   }
-  const auto cut = launch::json_of(workers, size_t{100} << 10);
+  const auto cut = nlohmann::json(launch::shortened(workers, size_t{100} << 10));
   EXPECT_LT(cut.dump().size(), size_t{100} << 10);
   EXPECT_EQ(cut.size(), 64);
   EXPECT_TRUE(cut.at(9).get<WorkerState>().waits.empty());
-  const auto few = launch::json_of(workers, 5000);
+  const auto few = nlohmann::json(launch::shortened(workers, 5000));
   EXPECT_LE(few.dump().size(), 5000);
   EXPECT_GT(few.size(), 5);
-  EXPECT_EQ(launch::json_of(workers, 0).size(), 0);
+  EXPECT_EQ(launch::shortened(workers, 0).size(), 0);
 }
 
 TEST(LaunchHangTest, ANodeThatClaimsHugeGroupsUsesNoMemory) {

@@ -311,7 +311,8 @@ TEST(LaunchOptionsTest, ARemovedOptionNamesItsReplacement) {
       {"include", "name only the hosts to use in --hosts or --hostfile"},
       {"exclude", "name only the hosts to use in --hosts or --hostfile"},
       {"man", "read --help all"},
-      {"ssh_all", "write USER@HOST in --hosts or --hostfile"}};
+      {"ssh_all", "write USER@HOST in --hosts or --hostfile"},
+      {"tls", "a private network or WireGuard encrypts all of a job's messages"}};
   for (const auto& [name, replacement] : removed) {
     const auto message = StartsWith(fmt::format("--{} has been removed: {}", name, replacement));
     for (std::string option : {"--" + name, "--" + name + "=a"}) {

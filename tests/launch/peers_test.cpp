@@ -35,10 +35,10 @@ class PeersTest : public testing::Test {
   base::Channel join(int node) {
     base::Channel channel = connect();
     channel.send(Handshake(Handshake::Side::kClient, "").begin());
-    send_message(channel, {{"type", "hello"}, {"node", node}});
+    send_line(channel, message_line(FromNode(Hello{.node = node})), nullptr);
     channel.flush();
-    peers_.handle([&](PeerLauncher& peer, const nlohmann::json& message) {
-      peer.rank = message.at("node");
+    peers_.handle([&](PeerLauncher& peer, const FromNode& message) {
+      peer.rank = std::get<Hello>(message).node;
       peers_.register_node(peer);
     });
     return channel;
@@ -56,13 +56,13 @@ class PeersTest : public testing::Test {
 TEST_F(PeersTest, AConnectionThatAForkedProcessHasTooWakesNobodyAfterItsEnd) {
   { const base::Channel stranger = connect(); }
   EXPECT_TRUE(has_work());
-  peers_.handle([](PeerLauncher& /*peer*/, const nlohmann::json& /*message*/) {});
+  peers_.handle([](PeerLauncher& /*peer*/, const FromNode& /*message*/) {});
   EXPECT_FALSE(has_work());
 
   { const base::Channel launcher = join(1); }
   ASSERT_EQ(peers_.nodes().size(), 1);
   EXPECT_TRUE(has_work());
-  peers_.handle([](PeerLauncher& /*peer*/, const nlohmann::json& /*message*/) {});
+  peers_.handle([](PeerLauncher& /*peer*/, const FromNode& /*message*/) {});
   ASSERT_EQ(peers_.gone(/*excuses_pauses=*/false).size(), 1);
   peers_.remove(1);
   EXPECT_FALSE(has_work());
@@ -71,12 +71,12 @@ TEST_F(PeersTest, AConnectionThatAForkedProcessHasTooWakesNobodyAfterItsEnd) {
 TEST_F(PeersTest, WhatHasNoRoomIsLeftOutAndEndsNoConnection) {
   const base::Channel launcher = join(1);
   PeerLauncher& node = *peers_.nodes().at(1);
-  const std::string line(1 << 20, 'x');
+  const Waiting line{std::string(1 << 20, 'x')};
   int sent = 0;
   while (sent < 100 && peers_.send_if_room(node, line)) ++sent;
   EXPECT_GE(sent, 31);
   EXPECT_LT(sent, 100);
-  peers_.send(node, {{"type", "alive"}});
+  peers_.send(node, Alive{});
   EXPECT_FALSE(node.channel.has_ended());
   EXPECT_GT(node.channel.unsent(), size_t{31} << 20);
 }
@@ -84,10 +84,10 @@ TEST_F(PeersTest, WhatHasNoRoomIsLeftOutAndEndsNoConnection) {
 TEST_F(PeersTest, TimeInWhichNodeZeroDoesOtherThingsIsNotSilence) {
   const base::Channel quiet = join(1);
   base::Channel busy = join(2);
-  send_message(busy, {{"type", "alive"}});
+  send_line(busy, message_line(FromNode(Alive{})), nullptr);
   busy.flush();
   int messages = 0;
-  peers_.handle([&](PeerLauncher& /*peer*/, const nlohmann::json& /*message*/) {
+  peers_.handle([&](PeerLauncher& /*peer*/, const FromNode& /*message*/) {
     ++messages;
     std::this_thread::sleep_for(kSilence + seconds(1));  // longer than the limit on silence
   });

@@ -15,17 +15,6 @@ const RestartPolicy::Clock::time_point kStart{std::chrono::hours(1)};
 constexpr int kExit1 = 1 << 8;  // a wait status
 const FailureCause kCause{0, kExit1, std::nullopt};
 
-TEST(RestartPolicyTest, CountsTheRestartsOfTheRun) {
-  RestartPolicy policy(2, seconds(0));
-  for (int i = 0; i < 2; ++i) {
-    policy.failed(kCause, kStart + seconds(i));
-    EXPECT_EQ(policy.refusal(), "");
-    policy.restart();
-  }
-  policy.failed(kCause, kStart + std::chrono::hours(99));
-  EXPECT_EQ(policy.refusal(), "no restart is left (--max_restarts=2)");
-}
-
 TEST(RestartPolicyTest, CountsTheRestartsWithinATime) {
   RestartPolicy policy(2, std::chrono::hours(1));
   const auto refusal_after = [&](int minutes) {

@@ -4,20 +4,17 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <syncbn/base/atomic_file.h>
-#include <syncbn/base/channel.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/message_seal.h>
 #include <syncbn/base/store_greeting.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -25,10 +22,8 @@
 #include <utility>
 #include <vector>
 
-#include <syncbn/base/message_seal.h>
 #include "common/handshake.h"
 #include "common/json_messages.h"
-#include "common/tls_link.h"
 #include "launch/launcher.h"
 #include "launch/nodes.h"
 #include "launch/stranger.h"
@@ -38,20 +33,13 @@
 #include "support/connection.h"
 #include "support/eventually.h"
 #include "support/listener.h"
-#include "support/skip.h"
 #include "support/text.h"
-
-#ifdef SYNCBN_HAVE_OPENSSL
-#include <openssl/ssl.h>
-#include <openssl/x509.h>
-#endif
 
 namespace syncbn::test {
 namespace {
 
 using base::MessageSeal;
 using launch::Handshake;
-using launch::LinkProtection;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -103,20 +91,6 @@ base::UniqueFd ask_store(int port, const char* from) {
   return fd;
 }
 
-TEST(LaunchSecurityTest, NoStrangerEndsAJobWithSuccess) {
-  for (const char* type : {"end", "failed"}) {
-    JobWithStranger job;
-    send_to(job.stranger,
-            fmt::format(R"({{"type":"{}","attempt":0,"exit_code":0,"may_restart":false,)"
-                        R"("what":"done"}})"
-                        "\n",
-                        type));
-    const auto result = job.lead.wait();
-    EXPECT_EQ(result.exit_code, 75);
-    EXPECT_THAT(result.err, HasSubstr("node 1 (stranger) reported the exit code 0 as a failure"));
-  }
-}
-
 TEST(LaunchSecurityTest, NoStrangerForgesLinesOfTheLauncher) {
   JobWithStranger job(R"(a\nsyncbn-launch: forged host\u001b[2J)");
   send_to(
@@ -157,17 +131,6 @@ TEST(LaunchSecurityTest, ADeepReportOfANodeOverSshIsNoMessage) {
   EXPECT_FALSE(is_message(deep));
   EXPECT_FALSE(
       launch::NodeMessage::parse(R"({"type":"ended","exit_code":1,"report":)" + deep + "}"));
-}
-
-TEST(LaunchEndlessNodeTest, ANodeThatNeverEndsDoesNotHoldUpTheEnd) {
-  JobWithStranger job("endless", {"--shutdown_timeout=0.1"});
-  job.lead.send_signal(SIGTERM);
-  // Sends heartbeats until node 0 closes the connection, 30 s later.
-  while (send_to(job.stranger, "{\"type\":\"alive\"}\n")) ::usleep(500'000);
-  const auto result = job.lead.wait();
-  EXPECT_EQ(result.exit_code, 143);
-  EXPECT_THAT(result.err,
-              HasSubstr("node 1 (endless): its workers have not ended in time; it counts"));
 }
 
 TEST(LaunchSecurityTest, IdleConnectionsAreDroppedAtTheirDeadlineAndKeepNobodyOut) {
@@ -460,10 +423,7 @@ std::pair<std::unique_ptr<MessageSeal>, std::unique_ptr<MessageSeal>> seals_of_c
     side = side == &coordinator ? &launcher : &coordinator;
   }
   EXPECT_TRUE(launcher.is_done() && coordinator.is_done());
-  const auto seal_of = [](const Handshake& side) {
-    return std::unique_ptr<MessageSeal>(dynamic_cast<MessageSeal*>(side.protection().release()));
-  };
-  return {seal_of(launcher), seal_of(coordinator)};
+  return {launcher.protection(), coordinator.protection()};
 }
 
 TEST(LaunchTokenTest, ASealProvesTextOrderAndSender) {
@@ -601,306 +561,21 @@ TEST(LaunchTokenTest, AnInheritedDescriptorIsATokenFile) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
-bool has_tls() {
-  try {
-    launch::load_tls();
-    return true;
-  } catch (const base::UserError&) {
-    return false;
-  }
-}
-
-class LaunchTlsTest : public ::testing::Test {
- protected:
-  void SetUp() override { SYNCBN_SKIP_UNLESS(has_tls(), "openssl"); }
-};
-
-/// Stands between a launcher and node 0; records and may change the bytes that they send.
-class Proxy {
- public:
-  using Change = std::function<void(std::string& bytes, bool from_launcher)>;
-
-  Proxy() : listener_(launch::listen_on(port_, "127.0.0.1")) {}
-
-  int port() const { return port_; }
-  const std::string& recorded() const { return recorded_; }
-
-  /// Passes on the bytes of one connection until either side ends it.
-  void run(int coordinators_port, const Change& change = {}) {
-    const base::UniqueFd launcher(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    const base::UniqueFd coordinator = connect_to(coordinators_port);
-    std::jthread down([&] { pass_on(coordinator, launcher, false, change); });
-    pass_on(launcher, coordinator, true, change);
-  }
-
- private:
-  void pass_on(const base::UniqueFd& from, const base::UniqueFd& to, bool from_launcher,
-               const Change& change) {
-    std::string bytes(65536, '\0');
-    for (;;) {
-      const ssize_t got = ::recv(from.get(), bytes.data(), bytes.size(), 0);
-      if (got <= 0) break;
-      std::string piece = bytes.substr(0, static_cast<size_t>(got));
-      const std::lock_guard lock(mutex_);
-      recorded_ += piece;
-      if (change) change(piece, from_launcher);
-      if (!send_to(to, piece)) break;
-    }
-    ::shutdown(from.get(), SHUT_RDWR);
-    ::shutdown(to.get(), SHUT_RDWR);
-  }
-
-  const int port_ = free_port();
-  base::UniqueFd listener_;
-  std::mutex mutex_;
-  std::string recorded_;
-};
-
-TEST_F(LaunchTlsTest, AJobRestartsAndGivesItsExitCode) {
-  for (const int last : {0, 7}) {
-    Nodes nodes(2);
-    const std::vector<std::string> options{token_option(nodes, kToken), "--tls",
-                                           "--max_restarts=1"};
-    // Rank 0 still runs when rank 1 ends.
-    nodes.start_all(1, options,
-                    shell(fmt::format("touch attempt$TORCHELASTIC_RESTART_COUNT-$RANK; "
-                                      "[ $RANK = 0 ] && exec sleep 0.2; "
-                                      "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 5; exit {}",
-                                      last)));
-    for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, last) << result.err;
-    EXPECT_TRUE(nodes.has("attempt1-1"));
-  }
-}
-
-TEST_F(LaunchTlsTest, NobodyBetweenTheNodesReadsWhatTheySay) {
-  for (const bool tls : {false, true}) {
-    Nodes nodes(2);
-    std::vector<std::string> options{token_option(nodes, kToken)};
-    if (tls) options.emplace_back("--tls");
-    Program& lead = nodes.start(0, 1, options, {"true"});
-    Proxy proxy;
-    options.push_back(fmt::format("--master_port={}", proxy.port()));
-    options.emplace_back("--local_addr=name-of-node-1");
-    Program& joins = nodes.start(1, 1, options, {"true"});
-    proxy.run(nodes.port());
-    EXPECT_EQ(lead.wait().exit_code, 0);
-    EXPECT_EQ(joins.wait().exit_code, 0);
-    EXPECT_THAT(proxy.recorded(), HasSubstr("\nproof "));
-    for (const char* text : {"name-of-node-1", "\"type\"", "hello", "welcome", "finish"}) {
-      EXPECT_EQ(proxy.recorded().find(text) == std::string::npos, tls) << text;
-    }
-  }
-}
-
-TEST_F(LaunchTlsTest, EachLauncherExplainsTheRanksOfAllNodes) {
-  Nodes nodes(2);
-  nodes.start_all(1, {token_option(nodes, kToken), "--tls"},
-                  {kAgentWorker, "calls", "5", "print", "up", "wait"});
-  for (const size_t node : {0U, 1U}) {
-    ASSERT_TRUE(nodes[node].wait_until([&] { return !nodes[node].out().empty(); }));
-  }
-  for (const size_t node : {0U, 1U}) {
-    // It waits 1.5 s for the other node.
-    EXPECT_TRUE(nodes[node].wait_until([&] {
-      const auto said = run_program({kLauncher, "explain", std::to_string(nodes[node].pid())}).out;
-      return said.find("  ranks 0 to 1 wait in it") != std::string::npos;
-    }));
-  }
-  nodes[0].send_signal(SIGTERM);
-  for (const auto& result : nodes.wait()) EXPECT_EQ(result.exit_code, 143) << result.err;
-}
-
-TEST_F(LaunchTlsTest, AChangedByteEndsTheConnectionAndIsNamed) {
-  for (const bool attacks_launcher : {true, false}) {
-    Nodes nodes(2);
-    const std::vector<std::string> options{
-        token_option(nodes, kToken), "--tls",
-        "--rdzv_conf=keep_alive_interval=1,keep_alive_max_attempt=100"};
-    Program& lead = nodes.start(0, 1, options, until_go());
-    Proxy proxy;
-    std::vector<std::string> through = options;
-    through.push_back(fmt::format("--master_port={}", proxy.port()));
-    Program& joins = nodes.start(1, 1, through, until_go());
-    proxy.run(nodes.port(), [&](std::string& bytes, bool from_launcher) {
-      if (from_launcher != attacks_launcher && nodes.both_are_up()) {
-        bytes.back() ^= 1;
-      }
-    });
-    EXPECT_THAT((attacks_launcher ? joins : lead).wait().err,
-                HasSubstr("sent a message that is damaged or not its own"));
-    EXPECT_EQ(lead.wait().exit_code, 75);
-    EXPECT_EQ(joins.wait().exit_code, 75);
-  }
-}
-
-TEST_F(LaunchTlsTest, AChangedByteOfItsHandshakeKeepsTheLauncherOutAndIsNamed) {
-  for (const bool attacks_launcher : {true, false}) {
-    Nodes nodes(2);
-    const std::vector<std::string> options{token_option(nodes, kToken), "--tls"};
-    Program& lead = nodes.start(0, 1, options, {"true"});
-    Proxy proxy;
-    std::vector<std::string> through = options;
-    through.push_back(fmt::format("--master_port={}", proxy.port()));
-    Program& joins = nodes.start(1, 1, through, {"true"});
-    proxy.run(nodes.port(), [&](std::string& bytes, bool from_launcher) {
-      // Byte 20 of a hello is in its random value; byte 22 is the type of a handshake record.
-      const size_t hello = bytes.find("\x16\x03");
-      const bool is_whole = hello != bytes.npos && hello + 20 < bytes.size();
-      if (is_whole && from_launcher != attacks_launcher) bytes[hello + 20] ^= 1;
-    });
-    const auto result = joins.wait();
-    EXPECT_EQ(result.exit_code, 75);
-    const char* const what = "sent a message that is damaged or not its own";
-    if (attacks_launcher) {
-      EXPECT_THAT(result.err, HasSubstr(what));
-    } else {
-      ASSERT_TRUE(lead.wait_for_err("refused a launcher at 127.0.0.1: "));
-      EXPECT_THAT(lead.err(), HasSubstr(what));
-    }
-    EXPECT_EQ(nodes.start(1, 1, options, {"true"}).wait().exit_code, 0);
-    EXPECT_EQ(lead.wait().exit_code, 0);
-  }
-}
-
-TEST_F(LaunchTlsTest, BothSidesNeedTheOption) {
-  for (const bool leads_with : {true, false}) {
-    Nodes nodes(2);
-    const std::vector<std::string> without{token_option(nodes, kToken)};
-    const std::vector<std::string> with{without[0], "--tls"};
-    Program& lead = nodes.start(0, 1, leads_with ? with : without, {"true"});
-    const auto refused = nodes.start(1, 1, leads_with ? without : with, {"true"}).wait();
-    const std::string what = leads_with ? "it was started without --tls, and node 0 with it"
-                                        : "it was started with --tls, and node 0 without";
-    EXPECT_EQ(refused.exit_code, 2);
-    EXPECT_THAT(refused.err, HasSubstr(what));
-    EXPECT_TRUE(lead.wait_for_err("refused a launcher at 127.0.0.1: " + what));
-    EXPECT_EQ(nodes.start(1, 1, leads_with ? with : without, {"true"}).wait().exit_code, 0);
-    EXPECT_EQ(lead.wait().exit_code, 0);
-  }
-}
-
-TEST_F(LaunchTlsTest, NoConfigurationOfOpenSslForbidsIt) {
+TEST(LaunchTokenTest, NeedsOpenSsl) {
   TempFolder folder;
-  folder.write("openssl.cnf",
-               "openssl_conf = all\n[all]\nssl_conf = ssl\n[ssl]\nsystem_default = limits\n"
-               "[limits]\nMaxProtocol = TLSv1.2\n");
-  ::setenv("OPENSSL_CONF", (folder.path() / "openssl.cnf").c_str(), 1);
-  Nodes nodes(2);
-  const std::vector<std::string> options{token_option(nodes, kToken), "--tls"};
-  Program& lead = nodes.start(0, 1, options, {"true"});
-  EXPECT_EQ(nodes.start(1, 1, options, {"true"}).wait().exit_code, 0);
-  EXPECT_EQ(lead.wait().exit_code, 0);
-}
-
-TEST(LaunchTlsOptionTest, AnEmptyVariableIsNone) {
-  EXPECT_EQ(launch({"true"}, {.env = {{"SYNCBN_TLS", ""}}}).exit_code, 0);
-}
-
-TEST(LaunchTlsOptionTest, NeedsATokenAndOpenSslOnSeveralNodes) {
-  const std::vector<std::string> of_two{"--dry_run", "--nnodes=2", "--node_rank=0",
-                                        "--master_addr=127.0.0.1", "true"};
-  const auto without_token = launch(of_two, {.env = {{"SYNCBN_TLS", "1"}}});
-  EXPECT_EQ(without_token.exit_code, 2);
-  EXPECT_THAT(without_token.err,
-              AllOf(HasSubstr("SYNCBN_TLS"), HasSubstr("derives its keys from a token")));
-  TempFolder folder;
-#ifdef SYNCBN_HAVE_OPENSSL
   // The loader fails at the first file of that name.
-  folder.write(fmt::format("libssl.so.{}", OPENSSL_SHLIB_VERSION), "");
-  const char* const what =
-      "file too short; install it again, or mend LD_LIBRARY_PATH, or leave --tls out";
-#else
-  const char* const what = "--tls: this syncbn-launch was built without OpenSSL";
-#endif
+  for (const char* name : {"libcrypto.so.3", "libcrypto.so.1.1"}) folder.write(name, "");
   const std::string path = folder.path().string();
-  std::vector<std::string> with_tls{"--tls"};
-  with_tls.insert(with_tls.end(), of_two.begin(), of_two.end());
-  const auto without_library =
-      launch(with_tls, {.env = {{"SYNCBN_TOKEN", kToken}, {"LD_LIBRARY_PATH", path}}});
-  EXPECT_EQ(without_library.exit_code, 2);
-  EXPECT_THAT(without_library.err, HasSubstr(what));
-  // A single node has no connection to encrypt.
-  const auto alone = launch({"true"}, {.env = {{"SYNCBN_TLS", "1"}, {"LD_LIBRARY_PATH", path}}});
-  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+  const auto refused =
+      launch({"true"}, {.env = {{"SYNCBN_TOKEN", kToken}, {"LD_LIBRARY_PATH", path}}});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(
+      refused.err,
+      AllOf(HasSubstr("cannot load OpenSSL's libcrypto.so.3 or libcrypto.so.1.1"),
+            HasSubstr("file too short"), HasSubstr("install OpenSSL (Debian's package libssl3)")));
+  const auto without_token = launch({"true"}, {.env = {{"LD_LIBRARY_PATH", path}}});
+  EXPECT_EQ(without_token.exit_code, 0) << without_token.err;
 }
-
-/// Two ends of a connection, and what each end has to send.
-struct Ends {
-  explicit Ends(const std::string& servers_key)
-      : server(launch::make_tls_link(false, servers_key)) {
-    std::array<int, 2> fds{};
-    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds.data()), 0);
-    to_server = base::Channel(base::UniqueFd(fds[0]));
-    to_client = base::Channel(base::UniqueFd(fds[1]));
-  }
-
-  /// Lets both ends run in turn. Returns what the server received.
-  std::optional<std::string> receive(size_t max_size = SIZE_MAX) {
-    for (int turn = 0; turn < 1000 && !to_server.has_ended() && !to_client.has_ended(); ++turn) {
-      to_client.receive();
-      if (auto line = server->next_line(to_client, max_size)) return line;
-      to_server.receive();
-      to_server.flush();
-      client->next_line(to_server, SIZE_MAX);
-    }
-    return std::nullopt;
-  }
-
-  base::Channel to_server;
-  base::Channel to_client;
-  std::unique_ptr<LinkProtection> client = launch::make_tls_link(true, kKey);
-  std::unique_ptr<LinkProtection> server;
-
-  static inline const std::string kKey = std::string(32, 'k');
-};
-
-TEST_F(LaunchTlsTest, LinesOfAnySizeUpToTheLimitArriveAtTheEndThatHasTheKey) {
-  Ends ends(Ends::kKey);
-  const std::string line(3 << 20, 'x');
-  ends.client->send(ends.to_server, line);
-  ends.client->send(ends.to_server, "next");
-  EXPECT_EQ(ends.receive(), line);
-  EXPECT_EQ(ends.receive(), "next");
-  ends.client->send(ends.to_server, line);
-  EXPECT_EQ(ends.receive(1 << 20), std::nullopt);
-  EXPECT_EQ(ends.to_client.error(), EMSGSIZE);
-
-  Ends strangers(std::string(32, 'o'));
-  strangers.client->send(strangers.to_server, "line");
-  EXPECT_EQ(strangers.receive(), std::nullopt);
-  EXPECT_EQ(strangers.to_client.error(), EBADMSG);
-  strangers.to_server.receive();
-  strangers.client->next_line(strangers.to_server, SIZE_MAX);
-  EXPECT_EQ(strangers.to_server.error(), EBADMSG) << "the server has sent an alert";
-}
-
-#ifdef SYNCBN_HAVE_OPENSSL
-TEST_F(LaunchTlsTest, ACertificateIsNoKey) {
-  const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_EC_gen("P-256"), EVP_PKEY_free);
-  const std::unique_ptr<X509, decltype(&X509_free)> certificate(X509_new(), X509_free);
-  X509_gmtime_adj(X509_getm_notBefore(certificate.get()), -3600);
-  X509_gmtime_adj(X509_getm_notAfter(certificate.get()), 3600);
-  X509_set_pubkey(certificate.get(), key.get());
-  ASSERT_GT(X509_sign(certificate.get(), key.get(), EVP_sha256()), 0);
-  const std::unique_ptr<SSL_CTX, decltype(&SSL_CTX_free)> context(SSL_CTX_new(TLS_method()),
-                                                                  SSL_CTX_free);
-  ASSERT_EQ(SSL_CTX_use_certificate(context.get(), certificate.get()), 1);
-  ASSERT_EQ(SSL_CTX_use_PrivateKey(context.get(), key.get()), 1);
-
-  Ends ends(Ends::kKey);
-  const std::unique_ptr<SSL, decltype(&SSL_free)> server(SSL_new(context.get()), SSL_free);
-  SSL_set_fd(server.get(), ends.to_client.fd());
-  ends.client->send(ends.to_server, "line");
-  int accepted = 0;
-  for (int turn = 0; turn < 10 && accepted != 1; ++turn) {
-    accepted = SSL_accept(server.get());
-    ends.to_server.receive();
-    ends.client->next_line(ends.to_server, SIZE_MAX);
-  }
-  EXPECT_NE(accepted, 1);
-  EXPECT_EQ(ends.to_server.error(), EBADMSG);
-}
-#endif
 
 }  // namespace
 }  // namespace syncbn::test

@@ -243,22 +243,11 @@ TEST_F(SshTest, RestartsOnAllHosts) {
   EXPECT_EQ(count(result.err, "restart 1 of 1"), 1);
 }
 
-TEST_F(SshTest, TheHeadsTokenIsEnoughForTls) {
-  SYNCBN_SKIP_UNLESS(launch({"--dry_run", "--nnodes=2", "--node_rank=0", "--master_addr=127.0.0.1",
-                             "--tls", "true"},
-                            {.env = {{"SYNCBN_TOKEN", std::string(64, 't')}}})
-                             .exit_code == 0,
-                     "openssl");
-  const auto result = run(on_two({"--tls", "sh", "-c", "echo rank $RANK; exit 4"}));
-  EXPECT_EQ(result.exit_code, 4) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("rank "));
-}
-
 TEST_F(SshTest, TheHeadMakesAToken) {
   const auto result =
       run(on_two({"bash", "-c",
                   "[ $RANK = 0 ] || exit 0; exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; "
-                  "echo syncbn-agent 4 >&3; grep -m1 token <&3"}));
+                  "echo syncbn-agent 5 >&3; grep -m1 token <&3"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("it has no token, and this job needs one"));
 }

@@ -13,7 +13,7 @@
 namespace syncbn::test {
 
 /// The line with which launchers begin.
-inline constexpr const char* kAgentGreeting = "syncbn-agent 4\n";
+inline constexpr const char* kAgentGreeting = "syncbn-agent 5\n";
 
 /// A launcher's message after its greeting. The values are JSON, except for the host, which is the
 /// inner part of a JSON string.

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 #include <syncbn/base/handshake.h>
-#include <syncbn/base/message_seal.h>
 #include <syncbn/base/random.h>
 #include <syncbn/base/sha256.h>
 #include <syncbn/base/text.h>
@@ -12,7 +11,6 @@ namespace syncbn::base {
 namespace {
 
 constexpr std::string_view kWithSecret = " token ";
-constexpr std::string_view kWithTls = " tls ";
 constexpr std::string_view kChallenge = "challenge ";
 constexpr std::string_view kProof = "proof ";
 constexpr std::string_view kRefused = "refused ";
@@ -37,14 +35,14 @@ std::string_view any_version(const std::string& greeting) {
 
 }  // namespace
 
-Handshake::Handshake(Side side, Parties parties, std::string secret, bool tls)
-    : side_(side), parties_(std::move(parties)), secret_(std::move(secret)), tls_(tls) {}
+Handshake::Handshake(Side side, Parties parties, std::string secret)
+    : side_(side), parties_(std::move(parties)), secret_(std::move(secret)) {}
 
 std::string Handshake::begin() {
   done_ = secret_.empty();
   if (done_) return fmt::format("{}\n", parties_.greeting);
   clients_nonce_ = make_secret();
-  return fmt::format("{}{}{}\n", parties_.greeting, tls_ ? kWithTls : kWithSecret, clients_nonce_);
+  return fmt::format("{}{}{}\n", parties_.greeting, kWithSecret, clients_nonce_);
 }
 
 bool Handshake::may_begin_with(std::string_view bytes) const {
@@ -89,12 +87,11 @@ std::string Handshake::take_greeting(std::string_view line) {
     return fail(fmt::format("it is no {}, but sends '{}'", parties_.client, quoted(line)));
   }
   const std::string_view rest = after(parties_.greeting, line);
-  const bool has_tls = rest.starts_with(kWithTls);
-  const bool has_secret = has_tls || rest.starts_with(kWithSecret);
+  const bool has_secret = rest.starts_with(kWithSecret);
   if (!line.starts_with(parties_.greeting) || !(rest.empty() || has_secret)) {
     return fail(fmt::format("the {}s of this job are of different versions", parties_.client));
   }
-  clients_nonce_ = after(has_tls ? kWithTls : kWithSecret, rest);
+  clients_nonce_ = after(kWithSecret, rest);
   if (has_secret && secret_.empty()) {
     return fail(fmt::format("it has a {} ({}), and {} has none", parties_.secret, parties_.source,
                             parties_.server));
@@ -102,11 +99,6 @@ std::string Handshake::take_greeting(std::string_view line) {
   if (!has_secret && !secret_.empty()) {
     return fail(
         fmt::format("it has no {}, and this job needs one ({})", parties_.secret, parties_.source));
-  }
-  if (has_tls != tls_) {
-    return fail(has_tls
-                    ? fmt::format("it was started with --tls, and {} without", parties_.server)
-                    : fmt::format("it was started without --tls, and {} with it", parties_.server));
   }
   done_ = secret_.empty();
   if (done_) return "";
@@ -121,13 +113,9 @@ std::string Handshake::fail(const std::string& why) {
                                                            : "";
 }
 
-std::unique_ptr<LinkProtection> Handshake::protection() const {
+std::unique_ptr<MessageSeal> Handshake::protection() const {
   if (secret_.empty()) return nullptr;
   return std::make_unique<MessageSeal>(mac(side_, "messages"), mac(other(), "messages"));
-}
-
-std::string Handshake::tls_key() const {
-  return tls_ ? mac(Side::kClient, "tls") : "";
 }
 
 std::string Handshake::proof(Side side) const {

@@ -15,15 +15,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "common/processes.h"
 #include "job/explain.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
-#include "nodes/cluster.h"
+#include "nodes/local_link.h"
 #include "nodes/master_port.h"
+#include "nodes/tcp_link.h"
 #include "output/event_log.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
@@ -153,7 +156,7 @@ Command find_command(const LaunchOptions& options, const RunContext& context) {
     if (is_awaited) {
       base::write_stderr(
           "syncbn-launch: this node cannot start the program; telling node 0 (10 s at most)\n");
-      Cluster(options, context.job_id, context.master_port, {})
+      TcpLink(options, context.job_id, context.master_port, {})
           .report_no_start(error.exit_code(), error.what());
     }
     throw;
@@ -179,12 +182,14 @@ int run(const LaunchOptions& options, SshNode* node) {
   if (!warning.empty() && options.message_scope != MessageScope::kOwnWorkers) {
     base::write_stderr(fmt::format("syncbn-launch: warning: {}\n", warning));
   }
-  std::optional<Cluster> cluster;
-  if (context.nodes > 1) {
-    cluster.emplace(options, context.job_id, context.master_port,
-                    listen_for_cluster(options, context));
+  std::unique_ptr<NodeLink> link;
+  if (port) {
+    link = std::make_unique<LocalLink>(options, context, *std::move(port));
+  } else {
+    link = std::make_unique<TcpLink>(options, context.job_id, context.master_port,
+                                     listen_for_cluster(options, context));
   }
-  return Supervisor(options, context, command, cluster ? &*cluster : nullptr, node).run();
+  return Supervisor(options, context, command, std::move(link), node).run();
 }
 
 int run_on_hosts(const LaunchOptions& options) {

@@ -59,23 +59,22 @@ std::string reason_of(const GroupResult& result) {
   if (!result.start_error.empty()) return result.start_error;
   if (result.failure) return summary_of(*result.failure) + brief(result.failure->error_message);
   if (result.signal) return "ended by " + base::signal_name(*result.signal);
-  return result.of_job;
+  return result.cause.what;
 }
 
 }  // namespace
 
 Supervisor::Supervisor(const LaunchOptions& options, const RunContext& context,
-                       const Command& command, Cluster* cluster, SshNode* node)
+                       const Command& command, std::unique_ptr<NodeLink> link, SshNode* node)
     : options_(options),
       context_(context),
       command_(command),
-      cluster_(cluster),
+      link_(std::move(link)),
       node_(node),
       signals_(options.ending_signals, node != nullptr ? &node->head() : nullptr),
       logs_(options),
       output_(output_options(options)),
-      events_(options, context_, logs_, output_),
-      policy_(options.max_restarts, options.restart_window) {}
+      events_(options, context_, logs_, output_) {}
 
 int Supervisor::run() {
   if (logs_.is_wanted()) {
@@ -85,7 +84,7 @@ int Supervisor::run() {
   events_.job_started();
   GroupResult result;
   try {
-    result = cluster_ != nullptr ? run_with_others() : run_alone();
+    result = run_attempts();
   } catch (const std::exception& error) {
     const int exit_code = base::exit_code_of(error);
     events_.job_ended(exit_code, error.what());
@@ -117,62 +116,51 @@ int Supervisor::run() {
   return exit_code;
 }
 
-GroupResult Supervisor::run_alone() {
-  for (;;) {
-    policy_.attempt_started(RestartPolicy::Clock::now());
-    GroupResult result = run_attempt();
-    report(result);
-    if (!may_restart(result)) return result;
-    if (result.signal) return ended_instead_of_restart(*result.signal);
-    const auto delay = policy_.restart();
-    if (const auto signal = wait_to_restart(delay)) return ended_instead_of_restart(*signal);
-    ++context_.attempt;
-    ++context_.restart_count;
-    // A fresh port, so that no worker of the last attempt can reach the new store.
-    if (options_.master_port.value_or(0) == 0) {
-      port_ = hold_port(0);
-      context_.master_port = port_->port();
-    }
-    events_.restart("");
-    announce_restart();
-  }
-}
-
-GroupResult Supervisor::run_with_others() {
+GroupResult Supervisor::run_attempts() {
   // Each node of a head has already printed why its workers ended.
   bool was_printed = options_.message_scope == MessageScope::kOwnWorkers;
   for (;;) {
     logs_.clean_up();
-    if (const auto signal = wait_for_cluster()) {
+    std::optional<Start> start;
+    if (const auto signal = wait_for_leader(start)) {
       GroupResult result{.exit_code = base::kExitSignalBase + *signal, .signal = signal};
       report(result);
       return result;
     }
-    if (const auto& end = cluster_->finish()) {
-      return finish(*end, was_printed || end->what == last_.of_job);
-    }
-    const auto start = cluster_->take_start();
-    if (!start) continue;
+    if (const auto& end = link_->finish()) return finish(*end, was_printed);
     const int restarts_before = context_.restart_count;
     apply(*start);
+    if (context_.attempt == 0 && link_->leads() && options_.nnodes.max > 1) {
+      events_.nodes_joined(EventLog::Clock::now());
+    }
     if (context_.attempt > 0) announce_attempt(restarts_before);
     GroupResult result = run_attempt();
     if (options_.message_scope != MessageScope::kAlone) was_printed = true;
-    // Also after a signal: other nodes may still run, and the coordinator may be in this process.
-    cluster_->report_end();
+    // Also after a signal: other nodes may still run, and the leader may be in this process.
+    link_->report_end(context_.attempt);
     report(result);
   }
 }
 
-GroupResult Supervisor::finish(const Cluster::Finish& finish, bool was_printed) {
-  const bool failed = finish.exit_code != base::kExitOk;
+GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
+  if (end.exit_code == base::kExitOk) return {};
   const bool failed_here = last_.failure || !last_.start_error.empty();
-  if (failed && !finish.what.empty() && !was_printed) output_.announce("error: {}", finish.what);
+  const bool is_own_signal =
+      signal_ && end.rank < 0 && end.exit_code == base::kExitSignalBase + *signal_;
+  if (end.is(last_.cause) && (failed_here || is_own_signal)) return last_;
+  if (is_own_signal && failed_here) {
+    // The failure alone would not have ended the job.
+    last_ = {.exit_code = end.exit_code, .signal = signal_};
+    say_for_job(fmt::format("{}, instead of restart {} of {}", reason_of(last_),
+                            context_.restart_count + 1, options_.max_restarts));
+    return last_;
+  }
+  if (!was_printed && !end.is(last_.cause)) output_.announce("error: {}", end.what);
   // A node's reader is its head, which ends by itself and needs no time limit.
-  if (failed && !failed_here && node_ == nullptr) interrupted_ = true;
+  if (!failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.
-  if (!finish.is_ours) last_.failure.reset();
-  return {.exit_code = finish.exit_code, .of_job = finish.what};
+  last_.failure.reset();
+  return {.exit_code = end.exit_code, .cause = end};
 }
 
 GroupResult Supervisor::run_attempt() {
@@ -186,7 +174,7 @@ GroupResult Supervisor::run_attempt() {
   }
   events_.attempt_started();
   const WorkerGroup::Run run{options_, command_, signals_, output_,
-                             logs_,    events_,  status_,  cluster_};
+                             logs_,    events_,  status_,  *link_};
   records_.clear();
   WorkerGroup workers(run, context_);
   GroupResult result = workers.run();
@@ -209,35 +197,42 @@ void Supervisor::write_records(const JobRecords& records) {
                           shell_quoted({"syncbn-launch", "explain", file}), missing));
 }
 
-std::optional<int> Supervisor::wait_for_cluster() {
+std::optional<int> Supervisor::wait_for_leader(std::optional<Start>& start) {
   bool signalled = false;
   for (;;) {
-    cluster_->handle();
-    for (const std::string& notice : cluster_->take_notices()) say_for_job(notice);
-    if (const auto joined = cluster_->take_joined()) events_.nodes_joined(*joined);
-    if (cluster_->take_record_request()) {
-      for (const RankMemory& rank : records_) cluster_->report_record(rank);
-      cluster_->report_records();
+    link_->handle();
+    if (auto successor = link_->take_successor()) link_ = std::move(successor);
+    if (const auto records = link_->take_records()) write_records(*records);
+    while (const auto message = link_->next()) {
+      if (const auto* const line = std::get_if<Waiting>(&*message)) say_for_job(line->message);
+      if (std::holds_alternative<Inquire>(*message)) link_->send(Workers{});
+      if (const auto* const ask = std::get_if<AskRecords>(&*message)) {
+        for (const RankMemory& rank : records_) link_->report_record(ask->question, rank);
+        link_->send(Records{ask->question});
+      }
+      if (const auto* const begin = std::get_if<Start>(&*message); begin && !link_->finish()) {
+        start = *begin;
+        return std::nullopt;
+      }
     }
-    if (const auto records = cluster_->take_records()) write_records(*records);
-    if (cluster_->finish() || cluster_->has_start()) return std::nullopt;
-    if (cluster_->take_inquiry()) cluster_->report_workers({});
-    if (status_.handle()) status_.answer(status_text(context_, "waits for nodes"));
+    if (link_->finish()) return std::nullopt;
+    if (status_.handle()) status_.answer(status_text(context_, link_->waits()));
     std::vector<pollfd> polls{
-        {signals_.fd(), POLLIN, 0}, {cluster_->fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
+        {signals_.fd(), POLLIN, 0}, {link_->fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
     for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-    ::poll(polls.data(), polls.size(), base::milliseconds_until(cluster_->due()));
+    ::poll(polls.data(), polls.size(), base::milliseconds_until(link_->due()));
     output_.flush();
     while (const auto signal = signals_.next()) {
       if (*signal == SIGTSTP) {
-        cluster_->pause();
+        link_->pause();
         Signals::stop_self();
       }
       if (!signals_.ends(*signal)) continue;
       interrupted_ = true;
-      cluster_->report_signal(*signal);
+      signal_ = signal;
+      link_->report_signal(*signal);
       // The leader stays until the other nodes have ended, or a second signal arrives.
-      if (std::exchange(signalled, true) || !cluster_->leads()) return signal;
+      if (std::exchange(signalled, true) || !link_->leads()) return signal;
     }
   }
 }
@@ -249,40 +244,12 @@ void Supervisor::apply(const Assignment& start) {
   if (!options_.nodes_may_change()) check_stdin(options_, context_.ranks.world_size);
 }
 
-bool Supervisor::may_restart(const GroupResult& result) {
-  if (!result.failure || !restart_may_help(result.failure->wait_status)) return false;
-  policy_.failed(result.cause, RestartPolicy::Clock::now());
-  const std::string refusal = policy_.refusal();
-  if (!refusal.empty() && options_.max_restarts > 0) output_.announce("{}", refusal);
-  return refusal.empty();
-}
-
-std::optional<int> Supervisor::wait_to_restart(std::chrono::milliseconds time) {
-  const auto deadline = RestartPolicy::Clock::now() + time;
-  while (RestartPolicy::Clock::now() < deadline) {
-    std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
-    for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
-    ::poll(polls.data(), polls.size(), base::milliseconds_until(deadline));
-    output_.flush();
-    if (status_.handle()) status_.answer(status_text(context_, "waits to restart"));
-    while (const auto signal = signals_.next()) {
-      if (*signal == SIGTSTP) Signals::stop_self();
-      if (signals_.ends(*signal)) return signal;
-    }
-  }
-  return std::nullopt;
-}
-
-GroupResult Supervisor::ended_instead_of_restart(int signal) {
-  // Replaces last_: the failure alone would not have ended the job.
-  last_ = {.exit_code = base::kExitSignalBase + signal, .signal = signal};
-  output_.announce("{}, instead of restart {} of {}", reason_of(last_), context_.restart_count + 1,
-                   options_.max_restarts);
-  return last_;
-}
-
-void Supervisor::announce_restart() {
-  if (options_.restart_window.count() == 0) {
+void Supervisor::announce_attempt(int restarts_before) {
+  events_.restart(context_.reason);
+  if (context_.restart_count == restarts_before) {
+    output_.announce("starting again on {} with {}: {}", base::counted(context_.nodes, "node"),
+                     base::counted(context_.ranks.world_size, "worker"), context_.reason);
+  } else if (options_.restart_window.count() == 0) {
     say_for_job(fmt::format("restart {} of {}", context_.restart_count, options_.max_restarts));
   } else {
     say_for_job(fmt::format("restart {} (at most {} within {})", context_.restart_count,
@@ -290,16 +257,12 @@ void Supervisor::announce_restart() {
   }
 }
 
-void Supervisor::announce_attempt(int restarts_before) {
-  events_.restart(context_.reason);
-  if (context_.restart_count > restarts_before) return announce_restart();
-  output_.announce("starting again on {} with {}: {}", base::counted(context_.nodes, "node"),
-                   base::counted(context_.ranks.world_size, "worker"), context_.reason);
-}
-
 void Supervisor::report(const GroupResult& result) {
   last_ = result;
-  if (result.signal) interrupted_ = true;
+  if (result.signal) {
+    interrupted_ = true;
+    signal_ = result.signal;
+  }
   if (!result.start_error.empty()) {
     events_.failure(result.start_error, std::nullopt);
     output_.announce("error: {}", result.start_error);

@@ -2,15 +2,14 @@
 
 #include <syncbn/launch/options.h>
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "common/signals.h"
-#include "job/restart_policy.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
-#include "nodes/cluster.h"
-#include "nodes/master_port.h"
+#include "nodes/node_link.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
@@ -24,33 +23,25 @@ namespace syncbn::launch {
 /// ended.
 class Supervisor {
  public:
-  /// @param cluster the link to the other nodes; null on one node.
+  /// @param link to the leader of the job.
   /// @param node the link to the head that started this launcher; null without one.
   Supervisor(const LaunchOptions& options, const RunContext& context, const Command& command,
-             Cluster* cluster, SshNode* node);
+             std::unique_ptr<NodeLink> link, SshNode* node);
 
   /// Returns the launcher's exit code: 0; that of the first worker of any node that failed in the
   /// last attempt (128 + signal); 128 + the signal that ended the launcher; 75 if output was lost.
   int run();
 
  private:
-  GroupResult run_alone();
-  GroupResult run_with_others();
+  GroupResult run_attempts();
   GroupResult run_attempt();
-  /// Waits for the next attempt or the end of the job. Returns the signal that ended the wait, if
-  /// one did.
-  std::optional<int> wait_for_cluster();
+  /// Waits for the start of the next attempt or the end of the job. Returns the signal that ended
+  /// the wait, if one did.
+  std::optional<int> wait_for_leader(std::optional<Start>& start);
   void apply(const Assignment& start);
   /// Writes the flight records of all ranks to a file.
   void write_records(const JobRecords& records);
-  GroupResult finish(const Cluster::Finish& finish, bool was_printed);
-
-  bool may_restart(const GroupResult& result);
-  /// Waits before a restart. Returns the signal that ended the wait, if one did.
-  std::optional<int> wait_to_restart(std::chrono::milliseconds time);
-  /// The result if a signal arrived while a failed attempt was ending.
-  GroupResult ended_instead_of_restart(int signal);
-  void announce_restart();
+  GroupResult finish(const JobFailure& end, bool was_printed);
   void announce_attempt(int restarts_before);
   void report(const GroupResult& result);
   /// Warns if an option of the launcher is among the program's arguments.
@@ -64,19 +55,18 @@ class Supervisor {
   const LaunchOptions& options_;
   RunContext context_;
   const Command& command_;
-  Cluster* const cluster_;
+  std::unique_ptr<NodeLink> link_;
   SshNode* const node_;
   GroupResult last_;                 ///< of this node's last attempt
-  std::vector<RankMemory> records_;  ///< its workers' flight records, for several nodes
+  std::vector<RankMemory> records_;  ///< its workers' flight records
   std::string resume_;  ///< the command that continues the job, from the last attempt that had one
+  std::optional<int> signal_;  ///< that this launcher has reported to the leader
   bool interrupted_ = false;  ///< a signal or another node has ended the job: see wait_for_reader()
   Signals signals_;
   LogFolder logs_;
   Output output_;
   EventLog events_;
-  RestartPolicy policy_;  ///< for one node; with several, the coordinator's own applies
   StatusServer status_;
-  std::optional<base::HeldPort> port_;
 };
 
 }  // namespace syncbn::launch

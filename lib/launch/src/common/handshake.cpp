@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/open_file.h>
+#include <syncbn/base/sha256.h>
 #include <syncbn/base/unique_fd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,8 +13,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
-
-#include "common/tls_link.h"
 
 namespace syncbn::launch {
 namespace {
@@ -47,20 +46,14 @@ std::string read_file(const std::string& path) {
 
 }  // namespace
 
-Handshake::Handshake(Side side, std::string token, bool tls)
+Handshake::Handshake(Side side, std::string token)
     : base::Handshake(side,
-                      {.greeting = "syncbn-agent 4",
+                      {.greeting = "syncbn-agent 5",
                        .client = "launcher",
                        .server = "node 0",
                        .secret = "token",
                        .source = "--token_file, SYNCBN_TOKEN"},
-                      std::move(token), tls) {}
-
-std::unique_ptr<LinkProtection> Handshake::protection() const {
-  std::string key = tls_key();
-  if (key.empty()) return base::Handshake::protection();
-  return make_tls_link(side() == Side::kClient, std::move(key));
-}
+                      std::move(token)) {}
 
 std::string read_token(const std::string& file) {
   const auto first_line = [](std::string_view text) {
@@ -83,6 +76,7 @@ std::string read_token(const std::string& file) {
         source, kMinToken, kMaxToken,
         token.size() > kMaxToken ? "more" : std::to_string(token.size())));
   }
+  base::load_sha256();
   return token;
 }
 

@@ -20,16 +20,16 @@ Json parse_json(std::string_view text) {
   return is_too_deep ? Json(Json::value_t::discarded) : json;
 }
 
-void send_message(base::Channel& channel, const Json& message, base::LinkProtection* protection) {
+void send_message(base::Channel& channel, const Json& message, base::MessageSeal* protection) {
   send_line(channel, json_line(message), protection);
 }
 
-void send_line(base::Channel& channel, const std::string& line, base::LinkProtection* protection) {
+void send_line(base::Channel& channel, const std::string& line, base::MessageSeal* protection) {
   protection != nullptr ? protection->send(channel, line) : channel.send(line + "\n");
 }
 
 std::optional<Json> next_message(base::Channel& channel, size_t max_size,
-                                 base::LinkProtection* protection) {
+                                 base::MessageSeal* protection) {
   const auto line = protection != nullptr ? protection->next_line(channel, max_size)
                                           : channel.next_line(max_size);
   if (!line) return std::nullopt;

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include <syncbn/base/link_protection.h>
+#include <syncbn/base/message_seal.h>
 
 namespace syncbn::launch {
 
@@ -25,14 +25,14 @@ std::string json_line(const Json& json) {
 /// Sends one line of JSON, an object with a "type". Bytes that are not UTF-8 are replaced.
 /// @param protection of this connection; null: there is none.
 void send_message(base::Channel& channel, const nlohmann::json& message,
-                  base::LinkProtection* protection = nullptr);
+                  base::MessageSeal* protection = nullptr);
 /// Sends a message that is already serialised.
-void send_line(base::Channel& channel, const std::string& line, base::LinkProtection* protection);
+void send_line(base::Channel& channel, const std::string& line, base::MessageSeal* protection);
 
 /// Returns the next message if it is complete. An invalid message, or one that `protection`
 /// rejects, ends the channel with EBADMSG; one above `max_size` bytes, with EMSGSIZE.
 std::optional<nlohmann::json> next_message(base::Channel& channel, size_t max_size = SIZE_MAX,
-                                           base::LinkProtection* protection = nullptr);
+                                           base::MessageSeal* protection = nullptr);
 
 /// Explains EBADMSG in error messages.
 inline constexpr const char* kBadMessage =

@@ -150,12 +150,11 @@ socklen_t socket_address(std::string_view question, pid_t pid, sockaddr_un& addr
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-std::string status_text(const RunContext& context, const std::string& state, const Json& workers,
-                        const Json& silent) {
+std::string status_text(const RunContext& context, const std::string& state, const Status& status) {
   const Json json{
       {"run_id", context.run_id},   {"job_id", context.job_id}, {"pid", ::getpid()},
       {"attempt", context.attempt}, {"nodes", context.nodes},   {"state", state},
-      {"workers", workers},         {"silent", silent},         {"program", context.program}};
+      {"workers", status.workers},  {"silent", status.silent},  {"program", context.program}};
   return json_line(json);
 }
 

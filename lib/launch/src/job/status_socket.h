@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/descriptors.h"
-#include "job/run_context.h"
+#include "job/job_messages.h"
 
 namespace syncbn::launch {
 
@@ -56,10 +56,8 @@ class StatusServer {
 socklen_t socket_address(std::string_view question, pid_t pid, sockaddr_un& address);
 
 /// What StatusServer answers about a job.
-/// @param workers as an array. @param silent lines about workers of which nothing is known.
 std::string status_text(const RunContext& context, const std::string& state,
-                        const nlohmann::json& workers = nlohmann::json::array(),
-                        const nlohmann::json& silent = nlohmann::json::array());
+                        const Status& status = {});
 
 /// Such an answer in words. @throws nlohmann's exceptions if it has a different form.
 std::string status_in_words(const nlohmann::json& answer);

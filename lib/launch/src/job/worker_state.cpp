@@ -140,20 +140,19 @@ std::string WorkerState::name() const {
   return fmt::format("rank {} ({}{}, pid {})", rank, host, gpu.empty() ? "" : ", GPU " + gpu, pid);
 }
 
-nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes) {
-  nlohmann::json all = workers;
-  if (max_bytes == SIZE_MAX || json_line(all).size() <= max_bytes) return all;
+std::vector<WorkerState> shortened(std::vector<WorkerState> workers, size_t max_bytes) {
+  const auto size_of = [](const nlohmann::json& json) { return json_line(json).size(); };
+  if (size_of(workers) <= max_bytes) return workers;
   for (WorkerState& worker : workers) {
     worker.waits.clear();
     worker.called.clear();
   }
-  all = workers;
-  size_t size = json_line(all).size();
-  while (size > max_bytes && !all.empty()) {
-    size -= json_line(all.back()).size() + 1;  // and a comma
-    all.erase(all.size() - 1);
+  size_t size = size_of(workers);
+  while (size > max_bytes && !workers.empty()) {
+    size -= size_of(workers.back()) + 1;  // and a comma
+    workers.pop_back();
   }
-  return all;
+  return workers;
 }
 
 void describe_calls(const RankRecord& record, WorkerState& worker) {

@@ -59,8 +59,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WorkerState, rank, host, pid, process, tracer
                                    steps, reported_ns, collective, doing, idle_seconds,
                                    allowed_seconds, calls, own_seconds, gpu, waits, called)
 
-/// An array. If it would exceed `max_bytes`, leaves out all calls, then the last workers.
-nlohmann::json json_of(std::vector<WorkerState> workers, size_t max_bytes = SIZE_MAX);
+/// If their JSON would exceed `max_bytes`, leaves out all calls, then the last workers.
+std::vector<WorkerState> shortened(std::vector<WorkerState> workers, size_t max_bytes);
 
 /// Fills `waits` and `called`.
 void describe_calls(const RankRecord& record, WorkerState& worker);

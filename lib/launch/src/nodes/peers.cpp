@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/json_messages.h"
@@ -24,8 +23,7 @@ std::string PeerLauncher::name() const {
 
 void PeerLauncher::refuse(int exit_code, const std::string& why) {
   refused = true;
-  send_message(channel, {{"type", "refuse"}, {"exit_code", exit_code}, {"message", why}},
-               protection.get());
+  send_line(channel, message_line(ToNode(Refuse{exit_code, why})), protection.get());
 }
 
 Peers::Peers(Handshake handshake, std::chrono::milliseconds silence, int other)
@@ -81,10 +79,11 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
       const auto message = next_message(peer.channel, peer.rank < 0 ? kMaxHello : kMaxMessage,
                                         peer.protection.get());
       if (!message) break;
-      sink(peer, *message);
+      const auto known = message_in<FromNode>(*message);
+      sink(peer, known);
       if (peer.rank < 0) continue;  // messages do not extend the time for its hello
       peer.heard = PeerLauncher::Clock::now();
-      if (message->at("type") != "pause") peer.paused = false;
+      peer.paused = std::holds_alternative<Pause>(known);
     }
   } catch (const nlohmann::json::exception&) {
     refuse(peer, base::kExitInternal, "node 0 does not understand a message of this launcher");
@@ -121,7 +120,7 @@ void Peers::watch(PeerLauncher& peer) {
 
 bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
   if (peer.refused && peer.rank >= 0) return true;
-  if (peer.channel.has_ended() || (peer.leaving && (peer.ended || !peer.takes_part))) return true;
+  if (peer.channel.has_ended()) return true;
   const bool may_be_silent = peer.paused && excuses_pauses;
   return !may_be_silent && looked_at_ - peer.heard > silence_;
 }
@@ -131,10 +130,10 @@ void Peers::remove(int rank) {
   nodes_.erase(rank);
 }
 
-std::vector<PeerLauncher*> Peers::gone(bool excuses_pauses) const {
-  std::vector<PeerLauncher*> all;
+std::vector<int> Peers::gone(bool excuses_pauses) const {
+  std::vector<int> all;
   for (const auto& [rank, node] : nodes_) {
-    if (is_gone(*node, excuses_pauses)) all.push_back(node.get());
+    if (is_gone(*node, excuses_pauses)) all.push_back(rank);
   }
   return all;
 }
@@ -145,8 +144,8 @@ void Peers::register_node(PeerLauncher& newcomer) {
   newcomers_.erase(self);
 }
 
-void Peers::send(PeerLauncher& node, const nlohmann::json& message) {
-  send_message(node.channel, message, node.protection.get());
+void Peers::send(PeerLauncher& node, const std::string& line) {
+  send_line(node.channel, line, node.protection.get());
   watch(node);
 }
 
@@ -155,45 +154,16 @@ size_t Peers::room(const PeerLauncher& node) {
   return kMaxUnsent - std::min(kMaxUnsent, node.channel.unsent());
 }
 
-bool Peers::send_if_room(PeerLauncher& node, const std::string& line) {
+bool Peers::send_if_room(PeerLauncher& node, const ToNode& message) {
+  const std::string line = message_line(message);
   if (line.size() > room(node)) return false;
-  send_line(node.channel, line, node.protection.get());
-  watch(node);
+  send(node, line);
   return true;
 }
 
-void Peers::send_to_nodes(const nlohmann::json& message) {
-  for (const auto& [rank, node] : nodes_) send(*node, message);
-}
-
-int Peers::present() const {
-  return static_cast<int>(
-      std::ranges::count_if(nodes_, [](const auto& one) { return !one.second->leaving; }));
-}
-
-int Peers::taking_part() const {
-  return static_cast<int>(
-      std::ranges::count_if(nodes_, [](const auto& one) { return one.second->takes_part; }));
-}
-
-bool Peers::all_ended() const {
-  return std::ranges::all_of(
-      nodes_, [](const auto& one) { return one.second->ended || !one.second->takes_part; });
-}
-
-bool Peers::any_ended() const {
-  return std::ranges::any_of(nodes_, [](const auto& one) { return one.second->ended; });
-}
-
-void Peers::choose(int room) {
-  // Nodes of the last attempt first: a newcomer may have got the rank of a lost node.
-  for (const bool took_part : {true, false}) {
-    for (const auto& [rank, node] : nodes_) {
-      if (node->takes_part != took_part) continue;
-      node->takes_part = !node->leaving && room > 0;
-      if (node->takes_part) --room;
-    }
-  }
+void Peers::send_to_nodes(const ToNode& message) {
+  const std::string line = message_line(message);
+  for (const auto& [rank, node] : nodes_) send(*node, line);
 }
 
 }  // namespace syncbn::launch

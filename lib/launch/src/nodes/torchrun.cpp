@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
+#include <syncbn/base/signal_name.h>
 
 #include <nlohmann/json.hpp>
-
 #include <utility>
+
 #include "common/json_messages.h"
 
 namespace syncbn::launch {
@@ -66,16 +67,42 @@ TorchrunNodes::Barrier TorchrunNodes::barrier() {
   return all_in ? Barrier::kLeft : Barrier::kBroken;
 }
 
-TorchrunLead::TorchrunLead(StoreClient store, const LaunchOptions& options)
-    : options_(options), keys_(options.run_id), store_(std::move(store)) {
+TorchrunLink::TorchrunLink(StoreClient store, const LaunchOptions& options, int port)
+    : options_(options), port_(port), keys_(options.run_id), store_(std::move(store)) {
   const TorchrunRole own{options.role, options.node_rank, options.nproc_per_node};
   store_.register_client(answer_deadline());
   store_.set(keys_.role_info(options.node_rank), own.str(), answer_deadline());
   store_.start_wait(keys_.assigned_ranks(options.node_rank), answer_deadline());
+  say(
+      fmt::format("torchrun runs node 0 at {}:{}: no restarts, and failures there "
+                  "show as lost connections here",
+                  options_.master_addr, port_));
 }
 
-std::optional<AssignedRanks> TorchrunLead::ranks() {
-  if (!store_.wait_done()) return std::nullopt;
+void TorchrunLink::handle() {
+  if (finish()) return;
+  try {
+    const base::SignalMask unblocked =
+        state_ == State::kJoining ? interruptible() : base::SignalMask(SIG_BLOCK, {});
+    if (state_ == State::kRunning) return store_.check_connection();
+    if (!store_.wait_done()) return;
+    if (state_ == State::kLeaving) return end({});
+    state_ = State::kRunning;
+    add(Start{{.master_addr = options_.master_addr,
+               .master_port = port_,
+               .job_id = {},
+               .agent_store = shares_store(),
+               .node = options_.node_rank,
+               .nodes = options_.nnodes.max,
+               .ranks = ranks()}});
+  } catch (const base::UnavailableError& error) {
+    // torchrun's agent closes the store when it leaves the barrier, perhaps before it has answered
+    // all others. torchrun counts that as success as well.
+    state_ == State::kLeaving ? end({}) : end_unavailable(error.what());
+  }
+}
+
+AssignedRanks TorchrunLink::ranks() {
   const std::string text = store_.get(keys_.assigned_ranks(options_.node_rank), answer_deadline());
   try {
     return parse_json(text).get<AssignedRanks>();
@@ -85,11 +112,30 @@ std::optional<AssignedRanks> TorchrunLead::ranks() {
   }
 }
 
-void TorchrunLead::leave() {
-  if (store_.add(keys_.members(), 1, answer_deadline()) == options_.nnodes.max) {
-    store_.set(keys_.last_member(), kAllArrived, answer_deadline());
+void TorchrunLink::end_unavailable(const std::string& why) {
+  end(base::kExitUnavailable, fmt::format("torchrun's node 0 is gone: {}", why));
+}
+
+void TorchrunLink::send(const FromNode& message) {
+  if (const Failed* const failed = std::get_if<Failed>(&message)) end(*failed);
+}
+
+void TorchrunLink::report_signal(int signal) {
+  end(base::kExitSignalBase + signal, "ended by " + base::signal_name(signal));
+}
+
+void TorchrunLink::report_end(int /*attempt*/) {
+  if (finish()) return;
+  state_ = State::kLeaving;
+  const base::SignalMask unblocked = interruptible();
+  try {
+    if (store_.add(keys_.members(), 1, answer_deadline()) == options_.nnodes.max) {
+      store_.set(keys_.last_member(), kAllArrived, answer_deadline());
+    }
+    store_.start_wait(keys_.last_member(), answer_deadline());
+  } catch (const base::UnavailableError& error) {
+    end_unavailable(error.what());
   }
-  store_.start_wait(keys_.last_member(), answer_deadline());
 }
 
 }  // namespace syncbn::launch

@@ -1,14 +1,16 @@
 #pragma once
 
+#include <signal.h>
+#include <syncbn/base/signal_mask.h>
 #include <syncbn/launch/options.h>
 
 #include <chrono>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "job/torchrun_protocol.h"
+#include "nodes/node_link.h"
 #include "store/store_client.h"
 #include "store/store_server.h"
 
@@ -19,7 +21,7 @@ namespace syncbn::launch {
 bool shares_store();
 
 /// The nodes of our job that torchrun runs: their agents use torchrun's keys in our store. (If
-/// torchrun runs node 0, see TorchrunLead.) Not thread-safe.
+/// torchrun runs node 0, see TorchrunLink.) Not thread-safe.
 class TorchrunNodes {
  public:
   using Clock = std::chrono::steady_clock;
@@ -55,30 +57,38 @@ class TorchrunNodes {
   std::optional<Clock::time_point> barrier_deadline_;
 };
 
-/// A job whose node 0 torchrun runs. Its agent there holds the store and does not learn of failures
-/// or restarts elsewhere. This launcher joins, gets its ranks, and leaves through the agents'
-/// barrier. Calls wait up to 30 s for an answer of the store; they throw base::UnavailableError
-/// when it is gone.
-class TorchrunLead {
- public:
-  /// @param store a connection to the store of node 0's agent.
-  TorchrunLead(StoreClient store, const LaunchOptions& options);
+/// For a blocking call while no workers run: lets these signals end this process.
+inline base::SignalMask interruptible() {
+  return {SIG_UNBLOCK, {SIGINT, SIGTERM, SIGHUP, SIGQUIT}};
+}
 
-  /// Readable when ranks() or all_have_left() may have changed.
-  int fd() const { return store_.fd(); }
-  /// Empty until all agents have joined.
-  std::optional<AssignedRanks> ranks();
-  /// For use while workers run. @throws base::UnavailableError when the store is gone.
-  void check() { store_.check_connection(); }
-  /// Enters the barrier, after our workers have succeeded.
-  void leave();
-  /// Whether all agents are in the barrier.
-  bool all_have_left() { return store_.wait_done(); }
+/// The link to torchrun's agent that runs node 0. It holds the store and does not learn of failures
+/// or restarts elsewhere: this launcher joins, gets its ranks, and leaves through the agents'
+/// barrier. A failure here ends this node alone. Calls wait up to 30 s for an answer of the store.
+class TorchrunLink : public NodeLink {
+ public:
+  /// @param store a connection to the store of node 0's agent, at `port`.
+  /// @throws base::UnavailableError if the store is gone.
+  TorchrunLink(StoreClient store, const LaunchOptions& options, int port);
+
+  int fd() const override { return finish() ? -1 : store_.fd(); }
+  Clock::time_point due() const override { return Clock::time_point::max(); }
+  void handle() override;
+  void send(const FromNode& message) override;
+  void report_signal(int signal) override;
+  void report_end(int attempt) override;
 
  private:
+  /// The ranks of this node's workers, which the store has once all agents have joined.
+  AssignedRanks ranks();
+  void end_unavailable(const std::string& why);
+
   const LaunchOptions& options_;
+  const int port_;
   const TorchrunKeys keys_;
   StoreClient store_;
+  enum class State { kJoining, kRunning, kLeaving };
+  State state_ = State::kJoining;
 };
 
 }  // namespace syncbn::launch

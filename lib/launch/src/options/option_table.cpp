@@ -84,9 +84,6 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "launcher makes one itself",
        kKeptByHead | kNotForCheck)
       .shown_default("");
-  ours("tls", &Typed::tls, "",
-       "Encrypt the messages between the launchers of several nodes; needs a "
-       "token, and the option on all nodes");
   ours("listen", &Typed::listen, "ADDRESS",
        "Address or network interface at which node 0 listens; all, unless "
        "--master_addr is a loopback address");
@@ -242,6 +239,8 @@ void throw_if_removed(const std::string& name) {
       {"exclude", kHosts},
       {"man", "read --help all or, where syncbn-launch is installed, `man syncbn-launch`"},
       {"ssh_all", "write USER@HOST in --hosts or --hostfile to use ssh for this machine"},
+      {"tls",
+       "a private network or WireGuard encrypts all of a job's messages; unset SYNCBN_TLS as well"},
   };
   const auto removed = kReplacements.find(name);
   if (removed == kReplacements.end()) return;

@@ -7,11 +7,11 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <optional>
 #include <string_view>
 
 #include "common/handshake.h"
-#include "common/tls_link.h"
 #include "options/command_line.h"
 #include "options/hosts.h"
 #include "options/option_help.h"
@@ -66,10 +66,8 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         options.node_rank, nnodes));
   }
   if (nnodes == 1) return check_stdin(options, options.nproc_per_node);
-  if (options.tls && options.token.empty()) {
-    throw base::UserError("--tls derives its keys from a token: give --token_file or SYNCBN_TOKEN");
-  }
-  if (options.tls) load_tls();
+  const char* const tls = std::getenv("SYNCBN_TLS");
+  if (tls != nullptr && read_flag(tls).value_or(false)) throw_if_removed("tls");
   const bool has_rank =
       line.has("--node_rank") || !options.scheduler.empty() || kubernetes_index().has_value();
   if (!has_rank && !options.c10d) {

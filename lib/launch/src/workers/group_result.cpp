@@ -104,9 +104,9 @@ bool note_end(const std::string& log, const std::string& reason) {
   return written.wait_for(kPatience) == std::future_status::ready;
 }
 
-GroupResult start_failure(const Worker& worker, const std::string& file) {
+GroupResult start_failure(const Worker& worker, const std::string& file, const JobFailure& cause) {
   const int error = *worker.start_error;
-  GroupResult result{.exit_code = base::kExitUnavailable};
+  GroupResult result{.exit_code = base::kExitUnavailable, .cause = cause};
   if (!worker.wait_status) {
     result.start_error =
         fmt::format("cannot start rank {}: {}", worker.rank, base::describe_errno(error));

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "common/processes.h"
+#include "job/job_messages.h"
 #include "job/rank_record.h"
-#include "job/restart_policy.h"
 #include "job/run_context.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
@@ -64,8 +64,7 @@ struct GroupResult {
   std::optional<FailureReport> failure = {};  ///< the first worker that failed
   std::string start_error = {};               ///< why that worker could not be started
   std::optional<int> signal = {};             ///< sent to the launcher, before or after the failure
-  FailureCause cause = {};                    ///< of `failure`
-  std::string of_job = {};                    ///< the job's first failure if it is another node's
+  JobFailure cause = {};                      ///< what has ended the attempt, once printed
   /// The command that resumes the job; "" if a worker has printed it, empty if none is known.
   std::optional<std::string> resume = {};
 };
@@ -82,7 +81,7 @@ struct FirstFailure {
 bool note_end(const std::string& log, const std::string& reason);
 
 /// The result if a worker could not be started. @param file the path for execve.
-GroupResult start_failure(const Worker& worker, const std::string& file);
+GroupResult start_failure(const Worker& worker, const std::string& file, const JobFailure& cause);
 
 /// Collects what is known about the first failure, log files included. Keeps the log folder if the
 /// report refers to an error file in it.

@@ -27,28 +27,16 @@ constexpr std::chrono::seconds kNameAfter{30};
 constexpr std::chrono::seconds kStallReportPeriod{2};
 constexpr std::chrono::seconds kNamePeriod{10};
 
-// What the worker has reported so far.
-WorkerState reported_state(const Worker& worker) {
-  WorkerState state{.rank = worker.rank, .host = base::hostname(), .pid = worker.pid};
-  worker.progress.describe(state, ProgressWatch::Clock::now());
-  return state;
-}
-
 }  // namespace
 
-ProgressWatch::ProgressWatch(const LaunchOptions& options, Output& output, Cluster* cluster,
-                             std::vector<Worker>& workers)
+ProgressWatch::ProgressWatch(const LaunchOptions& options, Output& output, NodeLink& link,
+                             int attempt, std::vector<Worker>& workers)
     : options_(options),
       output_(output),
-      cluster_(cluster),
+      link_(link),
+      attempt_(attempt),
       workers_(workers),
-      stragglers_(options.straggler_interval),
-      next_check_(started_ + kCheckPeriod) {
-  const auto interval = options.straggler_interval;
-  if (cluster == nullptr && interval.count() > 0 && workers.size() > 1) {
-    next_comparison_ = started_ + interval;
-  }
-}
+      next_check_(started_ + kCheckPeriod) {}
 
 void ProgressWatch::add_to(std::vector<pollfd>& polls) const {
   for (const Worker& worker : workers_) {
@@ -91,7 +79,8 @@ std::vector<WorkerState> ProgressWatch::states() {
   std::vector<WorkerState> all;
   for (Worker& worker : workers_) {
     read(worker);
-    WorkerState state = reported_state(worker);
+    WorkerState state{.rank = worker.rank, .host = base::hostname(), .pid = worker.pid};
+    worker.progress.describe(state, Clock::now());
     if (worker.running) {
       look_at_process(state);
       const auto record = worker.calls.counts() ? worker.calls.read() : std::nullopt;
@@ -102,7 +91,7 @@ std::vector<WorkerState> ProgressWatch::states() {
   return all;
 }
 
-std::optional<Hang> ProgressWatch::check(bool judges) {
+void ProgressWatch::check(bool judges) {
   forgive_own_silence();  // this process may also be stopped between two lines of its loop
   const auto now = Clock::now();
   next_check_ = now + kCheckPeriod;
@@ -110,13 +99,12 @@ std::optional<Hang> ProgressWatch::check(bool judges) {
     // Without counts, the process that made the calls has ended.
     worker.progress.update(worker.calls.counts().value_or(RankMemory::Counts{}), now);
   }
-  if (!judges) return std::nullopt;
-  compare_speed();
+  if (!judges) return;
   warn_of_silence();
-  return judge(now);
+  judge(now);
 }
 
-std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
+void ProgressWatch::judge(Clock::time_point now) {
   Clock::duration longest{};
   bool ends = false;
   for (const Worker& worker : workers_) {
@@ -150,23 +138,11 @@ std::optional<Hang> ProgressWatch::judge(Clock::time_point now) {
           worker.rank, base::format_seconds(step), limit_text);
     }
   }
-  if (!ends && (hang_was_named_ || longest < kNameAfter)) return std::nullopt;
+  if (!ends && (hang_was_named_ || longest < kNameAfter)) return;
   Clock::time_point& next = ends ? next_stall_report_ : next_naming_;
-  if (now < next) return std::nullopt;
+  if (now < next) return;
   next = now + (ends ? kStallReportPeriod : kNamePeriod);
-  const double seconds = std::chrono::duration<double>(longest).count();
-  if (cluster_ == nullptr) return judge_hang(states(), seconds, ends);
-  cluster_->report_stall(seconds, ends);
-  return std::nullopt;
-}
-
-void ProgressWatch::compare_speed() {
-  if (!next_comparison_ || Clock::now() < *next_comparison_) return;
-  // Counted from now: after a pause of this process, missed intervals must not follow at once.
-  next_comparison_ = Clock::now() + options_.straggler_interval;
-  std::vector<WorkerState> all;
-  for (const Worker& worker : workers_) all.push_back(reported_state(worker));
-  for (const std::string& line : stragglers_.add(all)) output_.announce("{}", line);
+  link_.send(Stalled{attempt_, std::chrono::duration<double>(longest).count(), ends});
 }
 
 // Often only rank 0 reports, so the other nodes do not warn.

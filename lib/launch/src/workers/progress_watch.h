@@ -8,9 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "job/stragglers.h"
 #include "job/worker_state.h"
-#include "nodes/cluster.h"
+#include "nodes/node_link.h"
 #include "output/output.h"
 #include "workers/group_result.h"
 
@@ -23,8 +22,8 @@ class ProgressWatch {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// What it refers to must outlive this object. @param cluster null on one node.
-  ProgressWatch(const LaunchOptions& options, Output& output, Cluster* cluster,
+  /// What it refers to must outlive this object.
+  ProgressWatch(const LaunchOptions& options, Output& output, NodeLink& link, int attempt,
                 std::vector<Worker>& workers);
 
   /// Adds the channels of workers that have not reported yet. The others are read at due().
@@ -40,9 +39,9 @@ class ProgressWatch {
 
   /// Whether to call check() now.
   bool is_due() const { return Clock::now() >= next_check_; }
-  /// @param judges whether to look for a worker that holds up the others. With several nodes, the
-  ///   coordinator is told and decides.
-  std::optional<Hang> check(bool judges);
+  /// @param judges whether to look for workers that make no progress. The job's leader, which is
+  ///   told of them, decides which one holds up the others.
+  void check(bool judges);
   /// A hang is named once, unless the timeout ends a worker.
   void hang_was_named(const Hang& hang);
   /// If this process did not run, because it was stopped or the machine slept, the workers perhaps
@@ -52,25 +51,23 @@ class ProgressWatch {
   void forgive_silence();
 
  private:
-  std::optional<Hang> judge(Clock::time_point now);
+  void judge(Clock::time_point now);
   void warn_of_silence();
-  void compare_speed();
   std::chrono::milliseconds timeout() const {
     return options_.hang_timeout.value_or(std::chrono::milliseconds(0));
   }
 
   const LaunchOptions& options_;
   Output& output_;
-  Cluster* const cluster_;
+  NodeLink& link_;
+  const int attempt_;
   std::vector<Worker>& workers_;
   const Clock::time_point started_ = Clock::now();
   base::ProgressBar bar_;
-  StragglerWatch stragglers_;
   std::optional<Clock::time_point> next_records_;  ///< when to read them, after the first one
   Clock::time_point next_check_;
   Clock::time_point next_stall_report_;
   Clock::time_point next_naming_;
-  std::optional<Clock::time_point> next_comparison_;  ///< of the ranks' speed, on one node
   bool hang_was_named_ = false;
   bool warned_of_timeout_ = false;
   bool warned_of_silence_ = false;

@@ -61,7 +61,7 @@ WorkerGroup::WorkerGroup(const Run& run, const RunContext& context)
     : run_(run),
       context_(context),
       workers_(static_cast<size_t>(run_.options.nproc_per_node)),
-      watch_(run_.options, run_.output, run_.cluster, workers_),
+      watch_(run_.options, run_.output, run_.link, context_.attempt, workers_),
       started_(Clock::now()) {}
 
 GroupResult WorkerGroup::run() {
@@ -70,8 +70,8 @@ GroupResult WorkerGroup::run() {
     wait_for_events();
     handle_signals();
     watch_.forgive_own_silence();  // before reading the records that arrived meanwhile
-    handle_cluster();
-    answer_status();
+    if (run_.status.handle()) run_.link.send(AskStatus{});
+    handle_link();
     read_outputs();  // before the events: a worker's output, then its end
     while (const auto event = keeper_->next_event()) handle_event(*event);
     handle_deadlines();
@@ -111,8 +111,8 @@ void WorkerGroup::handle_lost_keeper() {
       "the keeper process (pid {}) was killed; all workers have been killed", keeper_->pid());
   if (!ending_ && !first_failure_) {
     // A job that can go on without this node treats it as lost.
-    if (run_.cluster != nullptr && !run_.options.nodes_may_change()) {
-      run_.cluster->report_failure(base::kExitUnavailable, /*may_restart=*/false, what, {});
+    if (!run_.options.nodes_may_change()) {
+      run_.link.send(Failed{job_failure(context_.attempt, base::kExitUnavailable, what)});
     }
     throw base::UnavailableError(what);
   }
@@ -215,9 +215,8 @@ void WorkerGroup::wait_for_events() {
   watch_.add_to(polls);
   const auto outputs_end = static_cast<std::ptrdiff_t>(polls.size());
   polls.push_back({run_.status.fd(), POLLIN, 0});
-  if (run_.cluster != nullptr) polls.push_back({run_.cluster->fd(), POLLIN, 0});
-  auto wake = watch_.due();
-  if (run_.cluster != nullptr) wake = std::min(wake, run_.cluster->due());
+  polls.push_back({run_.link.fd(), POLLIN, 0});
+  auto wake = std::min(watch_.due(), run_.link.due());
   for (const auto& time : {end_at_, announce_at_, deadline_, run_.output.due()}) {
     if (time) wake = std::min(wake, *time);
   }
@@ -226,9 +225,8 @@ void WorkerGroup::wait_for_events() {
   outputs_are_due_ = Clock::now() >= watch_.due() ||
                      std::any_of(polls.begin() + outputs, polls.begin() + outputs_end,
                                  [](const pollfd& one) { return one.revents != 0; });
-  // Cluster::handle() looks at every node, so it is not called for each line of a worker.
-  cluster_is_due_ =
-      run_.cluster != nullptr && (polls.back().revents != 0 || Clock::now() >= run_.cluster->due());
+  // The link may look at every node, so it is not called for each line of a worker.
+  link_is_due_ = polls.back().revents != 0 || Clock::now() >= run_.link.due();
 }
 
 void WorkerGroup::handle_signals() {
@@ -258,40 +256,46 @@ void WorkerGroup::handle_signals() {
 void WorkerGroup::end_by_signal(int signal) {
   if (ended_by_signal_) return kill_workers();  // the second time
   ended_by_signal_ = signal;
-  if (run_.cluster != nullptr) run_.cluster->report_signal(signal);
+  run_.link.report_signal(signal);
+  if (!first_failure_) cause_ = job_failure(context_.attempt, base::kExitSignalBase + signal, "");
   // If the workers are ending already, their grace period goes on.
   if (!ending_) end_workers(signal);
 }
 
-void WorkerGroup::handle_cluster() {
-  if (run_.cluster == nullptr) return;
-  if (cluster_is_due_) run_.cluster->handle();
-  for (const std::string& notice : run_.cluster->take_notices()) say_for_job(notice);
-  if (run_.cluster->take_inquiry()) run_.cluster->report_workers(watch_.states());
-  if (run_.cluster->take_record_request()) {
-    for (const Worker& worker : workers_) run_.cluster->report_record(worker.calls);
-    run_.cluster->report_records();
+void WorkerGroup::handle_link() {
+  if (link_is_due_) run_.link.handle();
+  while (const auto message = run_.link.next()) {
+    std::visit([this](const auto& one) { on(one); }, *message);
   }
-  if (run_.cluster->take_hold()) watch_.forgive_silence();
-  if (const auto hang = run_.cluster->take_hang()) handle_hang(*hang);
-  // Even if handle() was not due: the reason may have arrived together with the start.
-  if (ending_ || first_failure_ || run_.cluster->stop_reason().empty()) return;
-  if (run_.options.message_scope != MessageScope::kOwnWorkers) {
-    run_.output.announce(
-        "{}; ending the workers of {}", run_.cluster->stop_reason(),
-        run_.options.message_scope == MessageScope::kWholeJob ? "all nodes" : "this node");
-    stopped_for_ = run_.cluster->stop_reason();
+  if (run_.link.is_paused()) watch_.forgive_silence();
+}
+
+void WorkerGroup::on(const AskRecords& message) {
+  for (const Worker& worker : workers_) run_.link.report_record(message.question, worker.calls);
+  run_.link.send(Records{message.question});
+}
+
+void WorkerGroup::on(const Status& message) {
+  run_.status.answer(status_text(context_, ending_ ? "ends" : "runs", message));
+}
+
+void WorkerGroup::on(const Stop& message) {
+  stop_ = message;
+  if (ending_ || first_failure_) return;
+  const auto scope = run_.options.message_scope;
+  if (scope != MessageScope::kOwnWorkers) {
+    run_.output.announce("{}; ending the workers of {}", message.why.what,
+                         scope == MessageScope::kWholeJob ? "all nodes" : "this node");
+    cause_ = message.why;
   }
-  if (run_.cluster->stop_is_failure()) {
-    note_in_logs("an error: " + run_.cluster->stop_reason(), nullptr);
-  }
+  if (message.failed) note_in_logs("an error: " + message.why.what, nullptr);
   end_workers(SIGTERM);
 }
 
 void WorkerGroup::stop_and_continue() {
   run_.output.clear_live();
   keeper_->signal_workers(SIGSTOP);
-  if (run_.cluster != nullptr) run_.cluster->pause();
+  run_.link.pause();
   Signals::stop_self();
   keeper_->signal_workers(SIGCONT);
 }
@@ -357,8 +361,8 @@ void WorkerGroup::fail_first(size_t index, int exit_code, bool may_restart,
   if (exit_code != base::kExitPreempted) {
     note_in_logs("an error: " + failure, was_killed ? nullptr : &workers_[index]);
   }
-  if (run_.cluster == nullptr) return;
-  run_.cluster->report_failure(exit_code, may_restart, failure, cause_of(workers_[index]));
+  cause_ = failure_of(workers_[index], exit_code, may_restart, failure);
+  run_.link.send(Failed{cause_});
 }
 
 void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) {
@@ -369,13 +373,18 @@ void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) 
   }
 }
 
-FailureCause WorkerGroup::cause_of(const Worker& worker) const {
+JobFailure WorkerGroup::failure_of(const Worker& worker, int exit_code, bool may_restart,
+                                   const std::string& what) const {
   const int status = worker.wait_status.value_or(0);
   const bool is_killed = worker.hang.empty() && WIFSIGNALED(status) &&
                          (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
-  return {.rank = worker.rank,
+  return {.attempt = context_.attempt,
+          .rank = worker.rank,
           .status = WIFSIGNALED(status) ? WTERMSIG(status) : status,  // without the core dump's bit
-          .step = is_killed ? std::nullopt : std::optional(worker.progress.step().value_or(0))};
+          .step = is_killed ? std::nullopt : std::optional(worker.progress.step().value_or(0)),
+          .exit_code = exit_code,
+          .may_restart = may_restart,
+          .what = what};
 }
 
 void WorkerGroup::log_end(size_t index, const std::string& error) {
@@ -404,19 +413,6 @@ OutputPipes::Sink WorkerGroup::sink(size_t index) {
   };
 }
 
-void WorkerGroup::answer_status() {
-  const bool is_asked = run_.status.handle();
-  if (run_.cluster != nullptr) {
-    if (is_asked) run_.cluster->ask_status();
-    if (const auto status = run_.cluster->take_status()) {
-      run_.status.answer(
-          status_text(context_, "runs", status->at("workers"), status->at("silent")));
-    }
-  } else if (is_asked) {
-    run_.status.answer(status_text(context_, ending_ ? "ends" : "runs", json_of(watch_.states())));
-  }
-}
-
 void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
   keeper_->reap_orphans();
@@ -426,7 +422,7 @@ void WorkerGroup::check_progress() {
     watch_.forgive_silence();
   }
   const bool judges = !ending_ && !first_failure_ && !is_paused_;
-  if (const auto hang = watch_.check(judges)) handle_hang(*hang);
+  watch_.check(judges);
 }
 
 // A stopped keeper does not report the ends of workers.
@@ -437,7 +433,7 @@ void WorkerGroup::continue_keeper() {
   ::kill(keeper, SIGCONT);
 }
 
-void WorkerGroup::handle_hang(const Hang& hang) {
+void WorkerGroup::on(const NameHang& hang) {
   if (ending_ || first_failure_ || is_paused_) return;
   say_for_job(hang.text);
   watch_.hang_was_named(hang);
@@ -562,15 +558,15 @@ GroupResult WorkerGroup::result() {
   };
   if (first_failure_) {
     const Worker& worker = workers_[first_failure_->worker];
-    if (worker.start_error) return start_failure(worker, run_.command.file);
+    if (worker.start_error) return start_failure(worker, run_.command.file, cause_);
     GroupResult result{
         .exit_code = exit_code_of(*worker.wait_status),
         .failure = report_of(*first_failure_, workers_, run_.logs, run_.output, oom_),
         .signal = ended_by_signal_,
-        .cause = cause_of(worker)};
+        .cause = cause_};
     if (restart_may_help(*worker.wait_status)) {  // else it has said what was wrong
       result.failure->flight_file = write(
-          worker.hang.empty() ? fmt::format("{} on {}", result.cause.describe(), base::hostname())
+          worker.hang.empty() ? fmt::format("{} on {}", cause_.cause().describe(), base::hostname())
                               : worker.hang);
     }
     return result;
@@ -579,11 +575,12 @@ GroupResult WorkerGroup::result() {
   const bool is_wanted = run_.logs.is_wanted();
   if (ended_by_signal_) {
     if (is_wanted) write("ended by " + base::signal_name(*ended_by_signal_));
-    return {.exit_code = base::kExitSignalBase + *ended_by_signal_, .signal = ended_by_signal_};
+    return {.exit_code = base::kExitSignalBase + *ended_by_signal_,
+            .signal = ended_by_signal_,
+            .cause = cause_};
   }
-  const std::string stop = run_.cluster != nullptr ? run_.cluster->stop_reason() : "";
-  if (is_wanted && !stop.empty()) write(stop);
-  return {.of_job = stopped_for_};
+  if (is_wanted && stop_) write(stop_->why.what);
+  return {.cause = cause_};
 }
 
 }  // namespace syncbn::launch

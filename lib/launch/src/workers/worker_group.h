@@ -16,7 +16,7 @@
 #include "job/run_context.h"
 #include "job/status_socket.h"
 #include "job/worker_state.h"
-#include "nodes/cluster.h"
+#include "nodes/node_link.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
 #include "output/output.h"
@@ -44,7 +44,7 @@ class WorkerGroup {
     LogFolder& logs;
     EventLog& events;
     StatusServer& status;
-    Cluster* cluster;  ///< null on one node
+    NodeLink& link;
   };
 
   WorkerGroup(const Run& run, const RunContext& context);
@@ -68,19 +68,27 @@ class WorkerGroup {
   void wait_for_events();
   void handle_signals();
   void end_by_signal(int signal);
-  void handle_cluster();
+  void handle_link();
+  template <class Message>
+  void on(const Message& /*for the Supervisor*/) {}
+  void on(const Waiting& message) { say_for_job(message.message); }
+  void on(const Inquire& /*message*/) { run_.link.send(Workers{watch_.states()}); }
+  void on(const AskRecords& message);
+  void on(const Hold& /*message*/) { watch_.forgive_silence(); }
+  void on(const NameHang& message);
+  void on(const Status& message);
+  void on(const Stop& message);
   void handle_event(const KeeperEvent& event);
   void read_outputs();
   OutputPipes::Sink sink(size_t worker);
   void handle_deadlines();
 
-  void answer_status();
   void check_progress();
   void continue_keeper();
-  void handle_hang(const Hang& hang);
   void end_hanging(size_t worker, const std::string& text);
-  /// Why `worker` has failed, with its step unless it was killed from outside.
-  FailureCause cause_of(const Worker& worker) const;
+  /// With the step of `worker`, unless it was killed from outside.
+  JobFailure failure_of(const Worker& worker, int exit_code, bool may_restart,
+                        const std::string& what) const;
   void fail_first(size_t worker, int exit_code, bool may_restart, const std::string& what);
   /// Writes to the workers' logs why the attempt ends.
   /// @param except a worker that has written it itself, or null
@@ -116,8 +124,9 @@ class WorkerGroup {
   Clock::time_point started_;
   std::optional<FirstFailure> first_failure_;
   std::optional<int> ended_by_signal_;
-  std::string stopped_for_;  ///< the failure of another node, once printed
-  bool cluster_is_due_ = false;
+  JobFailure cause_;          ///< GroupResult::cause
+  std::optional<Stop> stop_;  ///< the leader's
+  bool link_is_due_ = false;
   bool outputs_are_due_ = false;
   bool ending_ = false;
   bool killed_ = false;

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
-#include <syncbn/base/link_protection.h>
+#include <syncbn/base/message_seal.h>
 
 #include <memory>
 #include <string>
@@ -12,7 +12,6 @@ namespace syncbn::base {
 /// The first lines that two processes exchange:
 ///
 ///   client → server   GREETING           or, with a secret: GREETING token NONCE
-///                                        and before TLS:    GREETING tls NONCE
 ///   server → client   challenge NONCE    this and the rest only with a secret
 ///   client → server   proof MAC
 ///   server → client   proof MAC
@@ -20,8 +19,8 @@ namespace syncbn::base {
 /// After a client's NONCE, the server answers a failure with `refused REASON`. Both sides must know
 /// the secret, which neither sends. A MAC is the HMAC-SHA256, with the secret as its key, of the
 /// greeting, the sender's side and both nonces. Nonces are new for each connection, so a recorded
-/// proof is worthless. Further HMACs are the keys for all that follows: one for TLS, or one for the
-/// messages of each direction. Not thread-safe.
+/// proof is worthless. Further HMACs are the keys for the messages of each direction. Not
+/// thread-safe.
 class Handshake {
  public:
   enum class Side { kClient, kServer };
@@ -38,8 +37,7 @@ class Handshake {
   };
 
   /// @param secret empty: there is none.
-  /// @param tls the link continues in TLS; needs a secret.
-  Handshake(Side side, Parties parties, std::string secret, bool tls = false);
+  Handshake(Side side, Parties parties, std::string secret);
 
   /// The client's first line, with its newline.
   std::string begin();
@@ -56,11 +54,8 @@ class Handshake {
   /// Why the handshake has failed, or "".
   const std::string& failure() const { return failure_; }
 
-  /// The protection of the messages that follow; null without a secret.
-  std::unique_ptr<LinkProtection> protection() const;
-  /// The key of a connection that continues in TLS; empty if it does not.
-  std::string tls_key() const;
-  Side side() const { return side_; }
+  /// Seals the messages that follow; null without a secret.
+  std::unique_ptr<MessageSeal> protection() const;
 
  private:
   std::string take_greeting(std::string_view line);
@@ -73,7 +68,6 @@ class Handshake {
   Side side_;
   Parties parties_;
   std::string secret_;
-  bool tls_;
   std::string clients_nonce_;
   std::string servers_nonce_;
   bool done_ = false;

@@ -1,23 +1,28 @@
 #pragma once
 
+#include <syncbn/base/channel.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include <syncbn/base/link_protection.h>
-
 namespace syncbn::base {
 
 /// Proves to the other end of a link that messages come from this end, unchanged, in order and
 /// without a gap: each carries the HMAC-SHA256 of its number and text, with a key for this
-/// connection and direction.
-class MessageSeal : public LinkProtection {
+/// connection and direction. Not thread-safe.
+class MessageSeal {
  public:
   MessageSeal(std::string own_key, std::string others_key);
 
-  void send(Channel& channel, std::string_view line) override;
-  std::optional<std::string> next_line(Channel& channel, size_t max_size) override;
+  /// @param line without a newline.
+  void send(Channel& channel, std::string_view line);
+  /// The other end's next line, if it is complete. The channel fails with EBADMSG if the other end
+  /// has not sealed the line, and with EMSGSIZE if an incomplete line has more than `max_size`
+  /// bytes.
+  std::optional<std::string> next_line(Channel& channel, size_t max_size);
 
   /// The line to send for `text`, which is one line itself.
   std::string seal(std::string_view text);

@@ -5,6 +5,11 @@
 
 namespace syncbn::base {
 
+/// Loads OpenSSL's libcrypto, which the first digest loads otherwise. Call it where an error can be
+/// reported.
+/// @throws UserError if it is not installed.
+void load_sha256();
+
 /// SHA-256 (FIPS 180-4): 32 bytes.
 std::string sha256(std::string_view bytes);
 

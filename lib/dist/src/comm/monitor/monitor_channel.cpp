@@ -9,6 +9,7 @@
 #include <syncbn/base/held_port.h>
 #include <syncbn/base/job_secret.h>
 #include <syncbn/base/random.h>
+#include <syncbn/base/sha256.h>
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
@@ -112,6 +113,7 @@ MonitorChannel::MonitorChannel(c10d::Store& store, int rank, int world_size,
       where_(fmt::format("{}, process {}", base::hostname(), ::getpid())),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) base::throw_errno("cannot make an eventfd");
+  if (!base::job_secret().empty()) base::load_sha256();  // throws here, not in the thread
   if (rank_ == 0) {
     listen(store, address);
   } else {

@@ -2,7 +2,7 @@
 
 #include <syncbn/base/channel.h>
 #include <syncbn/base/handshake.h>
-#include <syncbn/base/link_protection.h>
+#include <syncbn/base/message_seal.h>
 #include <syncbn/base/unique_fd.h>
 
 #include <chrono>
@@ -54,7 +54,7 @@ struct MonitorLink {
 
   base::Channel channel;
   base::Handshake handshake;
-  std::unique_ptr<base::LinkProtection> protection;  ///< once the handshake is done
+  std::unique_ptr<base::MessageSeal> protection;  ///< once the handshake is done
   bool is_ready = true;  ///< poll() has reported an event, or has not been called yet
   /// The rank at the other end; -1 before its hello.
   int peer;

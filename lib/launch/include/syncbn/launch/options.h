@@ -95,7 +95,6 @@ struct LaunchOptions {
   std::chrono::milliseconds alive_period{5'000};    ///< between two heartbeats
   int alive_misses = 3;         ///< a node is lost after this many periods without a heartbeat
   std::string token;            ///< secret that launchers prove to each other; empty: none
-  bool tls = false;             ///< encrypt the launchers' links
   int64_t store_mib = 0;        ///< upper bound on the store's memory; 0: by the number of workers
   std::string listen;           ///< where node 0 listens: address or interface; empty: everywhere
   std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: it finds out
