@@ -16,32 +16,31 @@
 #include "job/shown_text.h"
 #include "job/worker_state.h"
 
-namespace nlohmann {
-
-/// null: no value.
-template <class T>
-struct adl_serializer<std::optional<T>> {
-  static void to_json(json& to, const std::optional<T>& value) {
-    to = value ? json(*value) : json();
-  }
-  static void from_json(const json& from, std::optional<T>& value) {
-    value = from.is_null() ? std::nullopt : std::optional<T>(from.get<T>());
-  }
-};
-
-}  // namespace nlohmann
-
 namespace syncbn::launch {
 
 // What the launchers of a job and its leader tell each other. A message without members is its type
 // alone.
+
+/// FailureCause::step, as a number or null.
+struct FailedStep {
+  FailedStep(std::optional<uint64_t> value = {}) : step(value) {}
+
+  std::optional<uint64_t> step;
+
+  friend void to_json(nlohmann::json& to, const FailedStep& from) {
+    to = from.step ? nlohmann::json(*from.step) : nlohmann::json();
+  }
+  friend void from_json(const nlohmann::json& from, FailedStep& to) {
+    to.step = from.is_null() ? std::nullopt : std::optional(from.get<uint64_t>());
+  }
+};
 
 /// The first failure of an attempt, or the end of the job.
 struct JobFailure {
   int attempt = -1;
   int rank = -1;   ///< of the worker that failed; -1: another reason
   int status = 0;  ///< FailureCause::status of the worker; else the exit code
-  std::optional<uint64_t> step = {};
+  FailedStep step = {};
   int exit_code = 0;
   bool may_restart = false;
   ShownText what = {};
@@ -50,7 +49,7 @@ struct JobFailure {
   bool is(const JobFailure& other) const {
     return attempt == other.attempt && rank == other.rank && status == other.status;
   }
-  FailureCause cause() const { return {rank, status, step}; }
+  FailureCause cause() const { return {rank, status, step.step}; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobFailure, attempt, rank, status, step, exit_code, may_restart,
                                    what)
