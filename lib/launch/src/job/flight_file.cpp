@@ -6,7 +6,6 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 

@@ -1,8 +1,6 @@
 #include "job/record_message.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <vector>
 
 #include "common/json_messages.h"
 

@@ -7,20 +7,14 @@
 #include <spawn.h>
 #include <syncbn/base/clock.h>
 #include <syncbn/base/shell.h>
-#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <string_view>
-#include <thread>
 #include <tuple>
 
 #include "common/descriptors.h"

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "nodes/master_port.h"
+
 namespace syncbn::launch {
 namespace {
 

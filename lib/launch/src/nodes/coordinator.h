@@ -1,5 +1,6 @@
 #pragma once
 
+#include <syncbn/base/held_port.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
@@ -11,7 +12,6 @@
 #include <vector>
 
 #include "job/job_leader.h"
-#include "nodes/master_port.h"
 #include "nodes/peers.h"
 #include "nodes/torchrun.h"
 #include "store/store_server.h"

@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "common/json_messages.h"
 #include "nodes/master_port.h"

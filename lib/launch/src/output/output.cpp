@@ -1,7 +1,6 @@
 #include "output/output.h"
 
 #include <fmt/chrono.h>
-#include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -14,7 +13,6 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <utility>
 
 #include "common/descriptors.h"
 #include "output/log_folder.h"

@@ -8,7 +8,6 @@
 #include <syncbn/base/clock.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
-#include <syncbn/base/socket.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -16,7 +15,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "common/descriptors.h"

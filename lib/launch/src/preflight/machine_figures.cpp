@@ -25,8 +25,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <thread>

@@ -2,12 +2,10 @@
 
 #include <syncbn/base/error.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
 #include "common/json_messages.h"
-#include "output/output.h"
 
 namespace syncbn::launch {
 namespace {

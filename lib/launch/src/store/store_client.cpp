@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/socket.h>
 #include <syncbn/base/store_greeting.h>
 #include <unistd.h>
 

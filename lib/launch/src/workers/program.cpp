@@ -15,7 +15,6 @@
 #include <optional>
 #include <regex>
 #include <sstream>
-#include <string_view>
 
 #include "common/descriptors.h"
 #include "common/words.h"

@@ -1,6 +1,5 @@
 #include "workers/progress_watch.h"
 
-#include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/text.h>
 

@@ -15,7 +15,6 @@
 #include "common/signals.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
-#include "job/worker_state.h"
 #include "nodes/node_link.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
