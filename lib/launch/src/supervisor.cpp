@@ -130,7 +130,7 @@ GroupResult Supervisor::run_attempts() {
     const int restarts_before = context_.restart_count;
     apply(*start);
     if (context_.attempt == 0 && link_->leads() && options_.nnodes.max > 1) {
-      events_.nodes_joined(EventLog::Clock::now());
+      events_.nodes_joined(Clock::now());
     }
     if (context_.attempt > 0) announce_attempt(restarts_before);
     GroupResult result = run_attempt();

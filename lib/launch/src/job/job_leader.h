@@ -2,7 +2,6 @@
 
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "job/job_messages.h"
 #include "job/record_message.h"
 #include "job/restart_policy.h"
@@ -38,7 +38,6 @@ struct LeaderCommand {
 /// attempt, which does not count as a restart; nodes beyond the maximum stand by. Not thread-safe.
 class JobLeader {
  public:
-  using Clock = std::chrono::steady_clock;
   using Time = Clock::time_point;
 
   /// Options of the same names, and what follows from them.

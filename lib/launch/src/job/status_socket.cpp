@@ -23,7 +23,6 @@ namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::json;
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxClients = 16;
 constexpr int kMaxProgram = 200;  // columns of the line that names it

@@ -27,7 +27,6 @@ namespace syncbn::launch {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 // Upper bound on what is shown of a hanging process.
 constexpr size_t kMaxStackBytes = size_t{32} << 10;

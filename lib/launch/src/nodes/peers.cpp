@@ -43,7 +43,7 @@ void Peers::add_newcomer(base::Channel channel) {
 void Peers::handle(const Sink& sink) {
   // Take the time before reading, and read every ready connection: if this process waited for a
   // core, unread messages are not silence.
-  looked_at_ = PeerLauncher::Clock::now();
+  looked_at_ = Clock::now();
   const std::vector<int> ready = watched_.ready(nodes_.size() + newcomers_.size() + 1);
   const auto handle_if_ready = [&](PeerLauncher& peer) {
     const bool is_new = std::exchange(peer.is_new, false);
@@ -81,7 +81,7 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
       const auto known = message_in<FromNode>(*message);
       sink(peer, known);
       if (peer.rank < 0) continue;  // messages do not extend the time for its hello
-      peer.heard = PeerLauncher::Clock::now();
+      peer.heard = Clock::now();
       peer.paused = std::holds_alternative<Pause>(known);
     }
   } catch (const nlohmann::json::exception&) {

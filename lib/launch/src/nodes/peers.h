@@ -3,7 +3,6 @@
 #include <syncbn/base/channel.h>
 #include <syncbn/base/socket.h>
 
-#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/descriptors.h"
 #include "common/handshake.h"
 #include "job/job_messages.h"
@@ -19,8 +19,6 @@ namespace syncbn::launch {
 
 /// A launcher's connection to the coordinator.
 struct PeerLauncher {
-  using Clock = std::chrono::steady_clock;
-
   PeerLauncher(base::Channel connection, Handshake first)
       : channel(std::move(connection)),
         address(base::peer_address(channel.fd())),
@@ -101,7 +99,7 @@ class Peers {
 
   const Handshake handshake_;
   const std::chrono::milliseconds silence_;
-  PeerLauncher::Clock::time_point looked_at_ = PeerLauncher::Clock::now();
+  Clock::time_point looked_at_ = Clock::now();
   std::vector<std::string> refusals_;
   WatchSet watched_{"cannot watch the connections of launchers"};
   std::vector<std::unique_ptr<PeerLauncher>> newcomers_;

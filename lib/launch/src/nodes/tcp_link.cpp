@@ -70,7 +70,7 @@ TcpLink::TcpLink(const LaunchOptions& options, const std::string& job_id, int ma
   watched_.add(coordinator_->fd());
 }
 
-TcpLink::Clock::time_point TcpLink::due() const {
+Clock::time_point TcpLink::due() const {
   if (finish()) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);

@@ -4,13 +4,13 @@
 #include <syncbn/base/env.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/descriptors.h"
 #include "common/handshake.h"
 #include "job/status_socket.h"

@@ -200,7 +200,7 @@ void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   from.lines.feed(bytes, sink(worker, stream, text));
   if (passes_pieces(options)) pass_piece(from, from.lines.partial().rfind('\r') + 1, text);
   if (!due_ && (is_live(workers_[worker], stream) || passes_pieces(options))) {
-    due_ = std::chrono::steady_clock::now() + kLivePeriod;
+    due_ = Clock::now() + kLivePeriod;
   }
   if (options.shown) print(stream, options.whole_lines ? text : bytes);
 }
@@ -281,7 +281,7 @@ void Output::print(Stream stream, std::string_view text) {
 }
 
 void Output::show_partial_lines() {
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   if (!due_ || now < *due_) return;
   if (err_.stream.pending() > 0) {
     due_ = now + kLivePeriod;
@@ -387,7 +387,6 @@ bool OutputPipes::read_stream(Stream stream, const Sink& sink) {
 }
 
 int wait_for_reader(Output& output, Signals& signals, int exit_code, bool interrupted) {
-  using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kPatience{1000};
   const auto deadline = Clock::now() + kPatience;
   for (;;) {

@@ -5,7 +5,6 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/signals.h"
 #include "output/standard_stream.h"
 
@@ -114,7 +114,7 @@ class Output {
   /// Erases those lines and the bar.
   void clear_live();
   /// When show_partial_lines() has something new to show; empty: not before the next write().
-  std::optional<std::chrono::steady_clock::time_point> due() const { return due_; }
+  std::optional<Clock::time_point> due() const { return due_; }
 
   /// Writes as much of the pending text as our reader takes.
   void flush();
@@ -181,7 +181,7 @@ class Output {
   uint64_t lines_ = 0;
   std::string bar_;
   size_t drawn_lines_ = 0;  ///< of live lines and the bar
-  std::optional<std::chrono::steady_clock::time_point> due_;
+  std::optional<Clock::time_point> due_;
   bool at_line_start_ = true;
 };
 

@@ -17,12 +17,11 @@
 #include <string_view>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/descriptors.h"
 
 namespace syncbn::launch {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // One-byte commands. The other end answers kAsk with its clock. After kTake, kBlock bytes follow;
 // the other end answers them with one byte.

@@ -3,7 +3,6 @@
 #include <syncbn/base/channel.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/signals.h"
 #include "output/output.h"
 #include "ssh/head_plan.h"
@@ -59,8 +59,6 @@ class SshHead {
   int run();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void start();
   bool wait_until_ready();
   void report_problems();

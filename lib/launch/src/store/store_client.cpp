@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "common/clock.h"
 #include "store/store_protocol.h"
 
 namespace syncbn::launch {
@@ -18,7 +19,6 @@ using store::put_integer;
 using store::put_string;
 using store::Query;
 using store::wire_key;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRetryPause{100};
 

@@ -2,7 +2,6 @@
 
 #include <syncbn/base/channel.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "store/store_answers.h"
 
 namespace syncbn::launch {
@@ -69,7 +69,6 @@ class StoreServer {
   void clear();
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Connection;
 
   bool accept_connections();

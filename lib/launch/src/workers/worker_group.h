@@ -5,13 +5,13 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/signals.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
@@ -57,8 +57,6 @@ class WorkerGroup {
   std::vector<RankMemory> take_records();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void handle_lost_keeper();
   void start();
   base::UniqueFd share_secret_of_workers() const;
