@@ -40,31 +40,14 @@ class JobLeader {
  public:
   using Time = Clock::time_point;
 
-  /// Options of the same names, and what follows from them.
-  struct Policies {
-    NodeRange nnodes;
-    bool nodes_may_change = false;
-    bool names_missing_nodes = true;  ///< by rank; nodes of the c10d backend have none
-    bool saves_all_records = false;   ///< also if no restart would help, because of --log_dir
-    std::chrono::milliseconds join_timeout{};
-    std::chrono::milliseconds last_call{};
-    std::chrono::milliseconds shutdown_timeout{};
-    std::chrono::milliseconds straggler_interval{};
-    int max_restarts = 0;
-    std::chrono::milliseconds restart_window{};
-    int exclude_failing = 0;
-    std::string job_id;
-
-    static Policies of(const LaunchOptions& options, const std::string& job_id);
-  };
-
   /// kLeaving: all workers have succeeded, and torchrun's agents are in the barrier.
   enum class State { kJoining, kRunning, kLeaving, kFinished };
 
   /// Interval between two notices about the nodes that are missing.
   static constexpr std::chrono::seconds kNoticePeriod{10};
 
-  JobLeader(const Policies& policies, Time now);
+  /// @param options must outlive this object.
+  JobLeader(const LaunchOptions& options, std::string job_id, Time now);
 
   /// Why a node cannot join now, or "".
   std::string refusal(const Hello& hello) const;
@@ -191,7 +174,8 @@ class JobLeader {
   void drop_late_nodes();
   bool compares_speed() const;
 
-  const Policies policies_;
+  const LaunchOptions& options_;
+  const std::string job_id_;
   Time now_;  ///< of this event
   std::vector<LeaderCommand> commands_;
   State state_ = State::kJoining;

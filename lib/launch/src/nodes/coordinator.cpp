@@ -38,7 +38,7 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
               .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
       peers_(Handshake(Handshake::Side::kServer, options.token), options.silence(), store_.fd()),
-      leader_(JobLeader::Policies::of(options, job_id_), Clock::now()),
+      leader_(options, job_id_, Clock::now()),
       next_alive_(Clock::now() + options.alive_period) {
   due_ = std::min(leader_.due(), next_alive_);
 }
