@@ -263,7 +263,7 @@ int launch(int argc, const char* const* argv) {
     }
     if (exit_code != base::kExitOk) {
       Output output{OutputOptions()};
-      write_report(output, options->report, json_report(exit_code, 0, std::nullopt));
+      write_report(output, options->report, json_report(exit_code));
       return exit_code;
     }
   }

@@ -116,7 +116,8 @@ void LineSplitter::finish(const Sink& sink) {
 Output::Output(OutputOptions options)
     : out_{std::move(options.out), StandardStream(STDOUT_FILENO), {}},
       err_{std::move(options.err), StandardStream(STDERR_FILENO), {}},
-      same_destination_(is_same_destination()) {}
+      same_destination_(is_same_destination()),
+      speaks_for_job_(options.speaks_for_job) {}
 
 Output::~Output() {
   erase_live();
@@ -133,7 +134,8 @@ void Output::log_to(size_t worker, Stream stream, const std::filesystem::path& f
 }
 
 void Output::copy_filtered(Stream stream, const std::filesystem::path& file) {
-  destination(stream).filtered = {LogFolder::open(file), file};
+  Destination& to = destination(stream);
+  if (!to.options.filters.empty()) to.filtered = {LogFolder::open(file), file};
 }
 
 std::string Output::prefix_of(size_t worker, Stream stream) {

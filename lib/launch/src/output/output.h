@@ -66,6 +66,7 @@ struct OutputOptions {
   };
   Destination out = {};
   Destination err = {};
+  bool speaks_for_job = true;  ///< false: another node of a head prints messages about the job
 };
 
 /// Which of our standard streams are terminals whose user wants colours.
@@ -89,7 +90,7 @@ class Output {
 
   /// Also writes what a worker writes to `file`.
   void log_to(size_t worker, Stream stream, const std::filesystem::path& file);
-  /// Also writes lines that match the stream's filters to `file`.
+  /// Also writes lines that match the stream's filters, if there are any, to `file`.
   void copy_filtered(Stream stream, const std::filesystem::path& file);
 
   void write(size_t worker, Stream stream, std::string_view bytes);
@@ -102,6 +103,12 @@ class Output {
   template <class... Args>
   void announce(fmt::format_string<Args...> format, Args&&... args) {
     say("syncbn-launch: " + fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  /// Prints a message about the whole job, unless another node of a head prints it.
+  template <class... Args>
+  void announce_for_job(fmt::format_string<Args...> format, Args&&... args) {
+    if (speaks_for_job_) announce(format, std::forward<Args>(args)...);
   }
 
   /// Shows a bar below the lines until the next call; empty removes it. Does nothing unless stderr
@@ -176,6 +183,7 @@ class Output {
   Destination err_;
   /// Both are the same terminal, pipe or file: they share err_'s queue, so that no line is torn.
   bool same_destination_;
+  bool speaks_for_job_;
   std::vector<Worker> workers_;
   std::string log_error_;  ///< the first
   uint64_t lines_ = 0;

@@ -428,8 +428,7 @@ int SshHead::exit_code() const {
 }
 
 std::string SshHead::report(int exit_code) const {
-  auto report = nlohmann::ordered_json::parse(
-      report_.empty() ? json_report(exit_code, 0, std::nullopt) : report_);
+  auto report = nlohmann::ordered_json::parse(report_.empty() ? json_report(exit_code) : report_);
   report["exit_code"] = exit_code;
   return report.dump(2) + "\n";
 }

@@ -434,7 +434,7 @@ void WorkerGroup::continue_keeper() {
 
 void WorkerGroup::on(const NameHang& hang) {
   if (ending_ || first_failure_ || is_paused_) return;
-  say_for_job(hang.text);
+  run_.output.announce_for_job("{}", hang.text);
   watch_.hang_was_named(hang);
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].rank == hang.rank && workers_[i].running) end_hanging(i, hang.text);
@@ -455,12 +455,6 @@ void WorkerGroup::end_hanging(size_t index, const std::string& text) {
   worker.wait_status = SIGKILL;  // also if it cannot be killed
   fail_first(index, base::kExitSignalBase + SIGKILL, true, "it made no progress (--hang_timeout)");
   ::kill(-worker.pid, SIGKILL);
-}
-
-void WorkerGroup::say_for_job(const std::string& message) {
-  if (run_.options.message_scope != MessageScope::kOwnWorkers) {
-    run_.output.announce("{}", message);
-  }
 }
 
 void WorkerGroup::handle_deadlines() {
