@@ -34,13 +34,12 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
   std::vector<WorkerOutput> workers;
   const auto& shown = options.local_ranks_filter;
   for (int local = 0; local < options.nproc_per_node; ++local) {
-    WorkerOutput worker;
+    WorkerOutput& worker = workers.emplace_back();
     worker.rank = context.ranks.base + local;
     // The output of a job's only worker passes unchanged.
     if (context.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
     worker.whole_lines = options.nproc_per_node > 1 || !worker.prefix.empty();
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
-    workers.push_back(std::move(worker));
   }
   return workers;
 }

@@ -102,7 +102,8 @@ void JobLeader::on(int node, const Failed& message) {
 }
 
 void JobLeader::on(int node, const EndJob& message) {
-  if (accepts(node, message.exit_code)) end(message.exit_code, nodes_[node].says(message.what));
+  if (!accepts(node, message.exit_code)) return;
+  end(message.exit_code, nodes_[node].says(message.what), now_);
 }
 
 bool JobLeader::accepts(int node, int exit_code) {
@@ -203,7 +204,8 @@ void JobLeader::remove(int node) {
   all_ended() ? end_attempt() : check_collection();
 }
 
-void JobLeader::end(int exit_code, const std::string& what) {
+void JobLeader::end(int exit_code, const std::string& what, Time now) {
+  now_ = now;
   if (state_ == State::kFinished) return;
   const JobFailure failure = job_failure(attempt_, exit_code, what);
   // No workers run.

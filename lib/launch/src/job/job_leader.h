@@ -60,10 +60,7 @@ class JobLeader {
   /// The connection to a node has ended, or it has been silent for too long.
   void lose(int node, Time now);
   /// Ends the job, for a reason other than a failed worker.
-  void end(int exit_code, const std::string& what, Time now) {
-    now_ = now;
-    end(exit_code, what);
-  }
+  void end(int exit_code, const std::string& what, Time now);
   /// torchrun's agents have left the barrier. @param complete all of them had entered it.
   void leave_barrier(bool complete, Time now);
   /// Call it at due().
@@ -163,7 +160,6 @@ class JobLeader {
   void start_again(const std::string& reason);
   /// Ends this attempt because a node has joined or left.
   void change_nodes(const std::string& what);
-  void end(int exit_code, const std::string& what);
   /// @param node that of the failed worker; -1: another reason.
   void fail(const JobFailure& failure, int node = -1);
   bool is_excluded(const std::string& host) const;

@@ -52,10 +52,7 @@ TcpLink::TcpLink(const LaunchOptions& options, const std::string& job_id, int ma
       port_(master_port),
       handshake_(Handshake::Side::kClient, options.token),
       join_deadline_(Clock::now() + options.join_timeout),
-      next_try_(Clock::now()),
-      next_notice_(Clock::now() + JobLeader::kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period),
-      heard_(Clock::now()),
       alive_period_(options.alive_period),
       silence_(options.silence()),
       reopened_by_(Clock::now() + kReopenPatience) {

@@ -444,12 +444,12 @@ void WorkerGroup::on(const NameHang& hang) {
 void WorkerGroup::end_hanging(size_t index, const std::string& text) {
   Worker& worker = workers_[index];
   // This launcher sends no heartbeats meanwhile.
-  const auto patience =
-      std::min<std::chrono::duration<double>>(kStackPatience, run_.options.alive_period);
+  const std::chrono::milliseconds patience =
+      std::min<std::chrono::milliseconds>(kStackPatience, run_.options.alive_period);
   if (state_of_process(worker.pid) != 'T') {
     run_.output.announce("threads of rank {}:\n{}", worker.rank,
-                         describe_threads(worker.pid, 0.8 * patience.count()));
-    abort_if_caught(worker.pid, 0.2 * patience.count());
+                         describe_threads(worker.pid, Clock::now() + patience * 4 / 5));
+    abort_if_caught(worker.pid, Clock::now() + patience / 5);
   }
   worker.hang = text;
   worker.wait_status = SIGKILL;  // also if it cannot be killed
