@@ -12,7 +12,7 @@
 
 #include "common/handshake.h"
 #include "common/json_messages.h"
-#include "job/record_message.h"
+#include "job/flight_file.h"
 #include "job/status_socket.h"
 #include "job/torchrun_protocol.h"
 #include "job/worker_state.h"

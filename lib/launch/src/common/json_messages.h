@@ -2,10 +2,11 @@
 
 #include <syncbn/base/channel.h>
 
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <syncbn/base/message_seal.h>
 
@@ -42,6 +43,16 @@ inline constexpr const char* kBadMessage =
 /// 1,000 bytes. @throws nlohmann's exceptions if there is none.
 std::string shown_text(const nlohmann::json& message, const char* key);
 std::string shown_text(std::string_view text);
+
+/// Text of a message. What another process sends becomes safe to show or log, as shown_text() says.
+struct ShownText : std::string {
+  using std::string::string;
+  ShownText(std::string text) : std::string(std::move(text)) {}
+};
+
+inline void from_json(const nlohmann::json& json, ShownText& text) {
+  text = shown_text(json.get_ref<const std::string&>());
+}
 
 constexpr int kMaxRanks = 1'000'000;  ///< upper bound on the ranks in a record or a message
 

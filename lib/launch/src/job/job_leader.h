@@ -11,7 +11,6 @@
 
 #include "common/clock.h"
 #include "job/job_messages.h"
-#include "job/record_message.h"
 #include "job/restart_policy.h"
 #include "job/stragglers.h"
 #include "job/torchrun_protocol.h"

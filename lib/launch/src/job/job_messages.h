@@ -13,7 +13,6 @@
 #include "job/flight_file.h"
 #include "job/restart_policy.h"
 #include "job/run_context.h"
-#include "job/shown_text.h"
 #include "job/worker_state.h"
 
 namespace nlohmann {

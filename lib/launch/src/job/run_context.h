@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "job/shown_text.h"
+#include "common/json_messages.h"
 #include "job/torchrun_protocol.h"
 #include "machine/topology.h"
 

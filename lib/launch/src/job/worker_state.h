@@ -12,7 +12,6 @@
 
 #include "common/clock.h"
 #include "job/rank_record.h"
-#include "job/shown_text.h"
 
 namespace syncbn::launch {
 

@@ -10,7 +10,6 @@
 
 #include "common/clock.h"
 #include "job/job_messages.h"
-#include "job/record_message.h"
 
 namespace syncbn::launch {
 

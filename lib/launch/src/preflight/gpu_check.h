@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "job/shown_text.h"
+#include "common/json_messages.h"
 
 namespace syncbn::launch {
 

@@ -1,7 +1,5 @@
 #include "ssh/node_protocol.h"
 
-#include <syncbn/base/error.h>
-
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
