@@ -1,14 +1,13 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
+#include <syncbn/base/message_seal.h>
 
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
-
-#include <syncbn/base/message_seal.h>
 
 namespace syncbn::launch {
 
@@ -23,10 +22,9 @@ std::string json_line(const Json& json) {
 }
 
 /// Sends one line of JSON, an object with a "type". Bytes that are not UTF-8 are replaced.
-/// @param protection of this connection; null: there is none.
-void send_message(base::Channel& channel, const nlohmann::json& message,
-                  base::MessageSeal* protection = nullptr);
+void send_message(base::Channel& channel, const nlohmann::json& message);
 /// Sends a message that is already serialised.
+/// @param protection of this connection; null: there is none.
 void send_line(base::Channel& channel, const std::string& line, base::MessageSeal* protection);
 
 /// Returns the next message if it is complete. An invalid message, or one that `protection`

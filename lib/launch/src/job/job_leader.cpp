@@ -461,9 +461,8 @@ void JobLeader::fail(const JobFailure& failure, int node) {
 }
 
 bool JobLeader::is_excluded(const std::string& host) const {
-  const auto found = failures_.find(host);
-  return options_.exclude_failing > 0 && found != failures_.end() &&
-         found->second >= options_.exclude_failing;
+  const int limit = options_.exclude_failing;
+  return limit > 0 && failures_.contains(host) && failures_.at(host) >= limit;
 }
 
 std::string JobLeader::exclusion(const std::string& host) const {

@@ -137,6 +137,7 @@ struct AskAllRecords {};
 
 using FromNode = std::variant<Alive, Pause, Record, Hello, Failed, Ended, EndJob, Leave, Stalled,
                               Workers, Records, AskStatus, AskAllRecords>;
+
 // From the leader.
 
 struct Welcome {

@@ -13,7 +13,7 @@
 
 namespace syncbn::launch {
 
-/// What node 0 assigns to a node for one attempt.
+/// What the leader assigns to a node for one attempt.
 struct Assignment {
   std::string master_addr;
   int master_port = 0;

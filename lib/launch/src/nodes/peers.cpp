@@ -72,7 +72,11 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
   peer.channel.flush();
   const bool is_newcomer = peer.rank < 0;
   peer.channel.receive(is_newcomer ? kMaxHello : base::Channel::kMaxAtOnce);
-  shake_hands(peer);
+  if (!peer.handshake.is_done() && !peer.refused) {
+    if (peer.handshake.advance(peer.channel)) peer.protection = peer.handshake.protection();
+    const std::string& failure = peer.handshake.failure();
+    if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
+  }
   try {
     while (peer.handshake.is_done() && !peer.refused) {
       const auto message = next_message(peer.channel, peer.rank < 0 ? kMaxHello : kMaxMessage,
@@ -97,13 +101,6 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
   }
   if (peer.refused) peer.channel.consume(peer.channel.input().size());
   watch(peer);
-}
-
-void Peers::shake_hands(PeerLauncher& peer) {
-  if (peer.handshake.is_done() || peer.refused) return;
-  if (peer.handshake.advance(peer.channel)) peer.protection = peer.handshake.protection();
-  const std::string& failure = peer.handshake.failure();
-  if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
 }
 
 void Peers::refuse(PeerLauncher& peer, int exit_code, const std::string& why) {

@@ -88,10 +88,9 @@ class Peers {
   /// Closing is not enough: a forked process may have the socket as well.
   void unwatch(const PeerLauncher& peer) { watched_.remove(peer.channel.fd()); }
   bool is_gone(const PeerLauncher& peer, bool excuses_pauses) const;
-  /// Sends and receives without waiting. Refuses a launcher of another version, and one whose
-  /// message is unknown.
+  /// Shakes hands, sends and receives, without waiting. Refuses a launcher of another version, and
+  /// one whose message is unknown.
   void handle_one(PeerLauncher& peer, const Sink& sink);
-  void shake_hands(PeerLauncher& peer);
   /// Sends the reason, and keeps it for take_refusals().
   void refuse(PeerLauncher& peer, int exit_code, const std::string& why);
   void send(PeerLauncher& node, const std::string& line);

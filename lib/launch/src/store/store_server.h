@@ -26,12 +26,10 @@ class StoreServer {
  public:
   static constexpr std::chrono::seconds kGreetingTimeout{10};
 
-  /// Receives each connection whose first byte is not that of TCPStore's greeting. The channel's
-  /// input holds what it has sent so far.
-  using ForeignSink = std::function<void(base::Channel channel)>;
-
   struct Hooks {
-    ForeignSink foreign = {};  ///< may call the server. Empty: it closes foreign connections
+    /// Receives each connection whose first byte is not that of TCPStore's greeting. The channel's
+    /// input holds what it has sent so far. May call the server. Empty: the server closes these.
+    std::function<void(base::Channel channel)> foreign = {};
     /// Whether to serve the client that is connected to this socket. Empty: any client.
     std::function<bool(int client)> admits = {};
   };
