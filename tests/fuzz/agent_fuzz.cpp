@@ -28,7 +28,7 @@ bool is_printable(std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
-  auto now = WorkerProgress::Clock::now();
+  auto now = Clock::now();
   WorkerProgress progress;
   syncbn::base::ProgressBar bar;
   AgentReader reader;

@@ -12,7 +12,7 @@
 
 #include "common/handshake.h"
 #include "common/json_messages.h"
-#include "job/record_message.h"
+#include "job/flight_file.h"
 #include "job/status_socket.h"
 #include "job/torchrun_protocol.h"
 #include "job/worker_state.h"
@@ -72,7 +72,7 @@ void read_lines_of_node(std::string_view bytes) {
   NodeLines lines("MARK");
   const NodeLines::Sinks sinks{
       .line = [](std::string_view line) { require(line.find("MARK") == line.npos); },
-      .message = [](std::string_view message) { NodeMessage::parse(message); }};
+      .message = [](std::string_view message) { parse_node_message(message); }};
   const size_t half = bytes.size() / 2;
   lines.feed(bytes.substr(0, half), sinks);
   lines.feed(bytes.substr(half), sinks);

@@ -20,7 +20,6 @@
 #include "job/explain.h"
 #include "job/flight_file.h"
 #include "job/rank_record.h"
-#include "job/record_message.h"
 #include "job/worker_state.h"
 #include "support/temp_folder.h"
 

@@ -544,7 +544,8 @@ TEST(LaunchHangReportTest, StacksThatAreCutAreShown) {
   for (const std::string rest : {"yes", "exec sleep 1000", "exec >&-; exec sleep 1000"}) {
     folder.write("eu-stack", "#!/bin/sh\necho first\n" + rest + "\n");
     std::filesystem::permissions(folder.path() / "eu-stack", std::filesystem::perms(0700));
-    const std::string text = launch::describe_threads(::getpid(), 4);
+    const std::string text =
+        launch::describe_threads(::getpid(), launch::Clock::now() + std::chrono::seconds(4));
     EXPECT_EQ(text.starts_with("first\n"), rest.find(">&-") == rest.npos) << rest << text;
     EXPECT_LE(text.size(), size_t{32} << 10);
   }
@@ -564,7 +565,8 @@ void expect_function(const std::string& function, const std::vector<std::string>
   Program program(argv);
   std::string text;
   EXPECT_TRUE(eventually([&] {
-    text = launch::describe_threads(program.pid(), 100);
+    text =
+        launch::describe_threads(program.pid(), launch::Clock::now() + std::chrono::seconds(100));
     return text.find(function) != std::string::npos;
   })) << text;
   program.end_by(SIGTERM);

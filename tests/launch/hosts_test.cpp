@@ -129,7 +129,7 @@ TEST(WordsTest, AreSplitAsAShellDoes) {
 TEST(WordsTest, AreQuotedForAShellWhereNeedBe) {
   EXPECT_EQ(shell_quoted({"a", "", "b c", "it's", "$(x)", "--k=v"}),
             R"(a '' 'b c' 'it'\''s' '$(x)' --k=v)");
-  EXPECT_EQ(in_single_quotes("a"), "'a'");
+  EXPECT_EQ(base::in_single_quotes("a"), "'a'");
 }
 
 TEST(WordsTest, ValuesThatAreNamedLikeSecretsAreHidden) {

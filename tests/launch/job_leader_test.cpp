@@ -18,9 +18,7 @@ namespace syncbn::launch {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::minutes;
 using std::chrono::seconds;
-using Policies = JobLeader::Policies;
 
 const JobLeader::Time kBegin{std::chrono::hours(1)};
 
@@ -77,7 +75,7 @@ const std::map<std::string, FromNode> kPlain{{"leave", Leave{}},
 
 class Job {
  public:
-  explicit Job(const Policies& policies) : leader_(policies, kBegin) {}
+  explicit Job(const LaunchOptions& options) : options_(options), leader_(options_, "id", kBegin) {}
 
   void plays(const std::string& row) {
     std::istringstream words(row);
@@ -205,30 +203,27 @@ class Job {
   std::set<int> nodes_;
   int attempt_ = 0;
   int question_ = 0;
+  const LaunchOptions options_;
   JobLeader leader_;
 };
 
 /// Of a row such as "nodes 1:2 restarts 9 exclude 2"; only a range of nodes may change.
-Policies policies_of(const std::string& row) {
-  Policies policies{.nnodes = {1, 1},
-                    .join_timeout = minutes(10),
-                    .last_call = seconds(30),
-                    .shutdown_timeout = seconds(30),
-                    .job_id = "id"};
+LaunchOptions options_of(const std::string& row) {
+  LaunchOptions options;
+  options.shutdown_timeout = seconds(30);
   std::istringstream words(row);
   std::string name;
-  words >> name >> policies.nnodes.min;
-  policies.nodes_may_change = words.peek() == ':';
-  policies.names_missing_nodes = !policies.nodes_may_change;
-  policies.nnodes.max = policies.nnodes.min;
-  if (policies.nodes_may_change) words.ignore() >> policies.nnodes.max;
+  words >> name >> options.nnodes.min;
+  options.c10d = words.peek() == ':';
+  options.nnodes.max = options.nnodes.min;
+  if (options.c10d) words.ignore() >> options.nnodes.max;
   while (words >> name) {
-    words >> (name == "restarts" ? policies.max_restarts : policies.exclude_failing);
+    words >> (name == "restarts" ? options.max_restarts : options.exclude_failing);
   }
-  return policies;
+  return options;
 }
 
-/// Rows of "SECONDS EVENT; EVENT… => ANSWER | ANSWER…", after one of policies_of() for each job. A
+/// Rows of "SECONDS EVENT; EVENT… => ANSWER | ANSWER…", after one of options_of() for each job. A
 /// row that begins with | continues another.
 std::set<std::string> play(const std::string& rows) {
   std::set<std::string> transitions;
@@ -245,7 +240,7 @@ std::set<std::string> play(const std::string& rows) {
     if (!row.empty()) job->plays(row);
     if (next[0] == 'n' && job) job->add_transitions(transitions);
     row = next[0] == 'n' ? "" : next;
-    if (next[0] == 'n') job.emplace(policies_of(next));
+    if (next[0] == 'n') job.emplace(options_of(next));
   }
   return transitions;
 }

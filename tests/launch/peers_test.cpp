@@ -43,9 +43,7 @@ class PeersTest : public testing::Test {
     });
     return channel;
   }
-  bool has_work() const {
-    return base::poll_until(peers_.fd(), POLLIN, PeerLauncher::Clock::now());
-  }
+  bool has_work() const { return base::poll_until(peers_.fd(), POLLIN, Clock::now()); }
 
   static constexpr seconds kSilence{5};
   Pipe other_ = Pipe::make();

@@ -10,7 +10,7 @@ using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-const RestartPolicy::Clock::time_point kStart{std::chrono::hours(1)};
+const Clock::time_point kStart{std::chrono::hours(1)};
 
 constexpr int kExit1 = 1 << 8;  // a wait status
 const FailureCause kCause{0, kExit1, std::nullopt};

@@ -125,12 +125,12 @@ TEST(LaunchSecurityTest, ADeepReportOfANodeOverSshIsNoMessage) {
   const auto is_message = [](const std::string& failure) {
     const nlohmann::json message{
         {"type", "ended"}, {"exit_code", 1}, {"report", "{\"failure\":" + failure + "}"}};
-    return launch::NodeMessage::parse(message.dump()).has_value();
+    return launch::parse_node_message(message.dump()).has_value();
   };
   EXPECT_TRUE(is_message("null"));
   EXPECT_FALSE(is_message(deep));
   EXPECT_FALSE(
-      launch::NodeMessage::parse(R"({"type":"ended","exit_code":1,"report":)" + deep + "}"));
+      launch::parse_node_message(R"({"type":"ended","exit_code":1,"report":)" + deep + "}"));
 }
 
 TEST(LaunchSecurityTest, IdleConnectionsAreDroppedAtTheirDeadlineAndKeepNobodyOut) {

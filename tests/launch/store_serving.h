@@ -41,7 +41,8 @@ inline base::Deadline now() {
 /// A StoreServer and the thread that runs its poll loop.
 class ServingStore {
  public:
-  explicit ServingStore(StoreServer::ForeignSink foreign = {}, size_t max_bytes = size_t{64} << 20)
+  explicit ServingStore(std::function<void(base::Channel)> foreign = {},
+                        size_t max_bytes = size_t{64} << 20)
       : ServingStore(Listener(), std::move(foreign), max_bytes) {}
 
   ~ServingStore() {
@@ -67,7 +68,7 @@ class ServingStore {
   }
 
  private:
-  ServingStore(Listener listener, StoreServer::ForeignSink foreign, size_t max_bytes)
+  ServingStore(Listener listener, std::function<void(base::Channel)> foreign, size_t max_bytes)
       : port_(listener.port),
         server_(std::move(listener.fd), max_bytes, {.foreign = std::move(foreign)}),
         wake_(::eventfd(0, EFD_CLOEXEC)),

@@ -63,7 +63,7 @@ base::HeldPort hold_master_port(RunContext& context) {
 
 // One node coordinates the others: node 0 or, if ranks are not given, the first launcher on the
 // endpoint's host. Returns its listening socket, or nothing on the other nodes.
-base::UniqueFd listen_for_cluster(const LaunchOptions& options, const RunContext& context) {
+base::UniqueFd listen_for_nodes(const LaunchOptions& options, const RunContext& context) {
   bool may_lead = options.node_rank == 0;
   if (options.c10d) {
     std::string reason;
@@ -187,7 +187,7 @@ int run(const LaunchOptions& options, SshNode* node) {
     link = std::make_unique<LocalLink>(options, context, *std::move(port));
   } else {
     link = std::make_unique<TcpLink>(options, context.job_id, context.master_port,
-                                     listen_for_cluster(options, context));
+                                     listen_for_nodes(options, context));
   }
   return Supervisor(options, context, command, std::move(link), node).run();
 }
@@ -263,7 +263,7 @@ int launch(int argc, const char* const* argv) {
     }
     if (exit_code != base::kExitOk) {
       Output output{OutputOptions()};
-      write_report(output, options->report, json_report(exit_code, 0, std::nullopt));
+      write_report(output, options->report, json_report(exit_code));
       return exit_code;
     }
   }

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -27,20 +26,20 @@ namespace {
 OutputOptions output_options(const LaunchOptions& options) {
   const Streams colours = options.colours.value_or(terminal_colours());
   return {.out = {::isatty(STDOUT_FILENO) == 1, colours.out, options.duplicate_stdout_filters},
-          .err = {::isatty(STDERR_FILENO) == 1, colours.err, options.duplicate_stderr_filters}};
+          .err = {::isatty(STDERR_FILENO) == 1, colours.err, options.duplicate_stderr_filters},
+          .speaks_for_job = options.message_scope != MessageScope::kOwnWorkers};
 }
 
 std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const RunContext& context) {
   std::vector<WorkerOutput> workers;
   const auto& shown = options.local_ranks_filter;
   for (int local = 0; local < options.nproc_per_node; ++local) {
-    WorkerOutput worker;
+    WorkerOutput& worker = workers.emplace_back();
     worker.rank = context.ranks.base + local;
     // The output of a job's only worker passes unchanged.
     if (context.ranks.world_size > 1) worker.prefix = line_prefix(options, worker.rank, local);
     worker.whole_lines = options.nproc_per_node > 1 || !worker.prefix.empty();
     worker.shown = shown.empty() || std::find(shown.begin(), shown.end(), local) != shown.end();
-    workers.push_back(std::move(worker));
   }
   return workers;
 }
@@ -88,8 +87,7 @@ int Supervisor::run() {
   } catch (const std::exception& error) {
     const int exit_code = base::exit_code_of(error);
     events_.job_ended(exit_code, error.what());
-    write_report(output_, options_.report,
-                 json_report(exit_code, context_.restart_count, std::nullopt));
+    write_report(output_, options_.report, json_report(exit_code, context_.restart_count));
     throw;
   }
   if (result.exit_code == base::kExitOk) {
@@ -110,8 +108,7 @@ int Supervisor::run() {
   }
   const int exit_code = wait_for_reader(output_, signals_, result.exit_code, interrupted_);
   if (exit_code != result.exit_code) {  // output was lost, or a signal ended the wait
-    write_report(output_, options_.report,
-                 json_report(exit_code, context_.restart_count, std::nullopt));
+    write_report(output_, options_.report, json_report(exit_code, context_.restart_count));
   }
   return exit_code;
 }
@@ -131,7 +128,7 @@ GroupResult Supervisor::run_attempts() {
     const int restarts_before = context_.restart_count;
     apply(*start);
     if (context_.attempt == 0 && link_->leads() && options_.nnodes.max > 1) {
-      events_.nodes_joined(EventLog::Clock::now());
+      events_.nodes_joined(Clock::now());
     }
     if (context_.attempt > 0) announce_attempt(restarts_before);
     GroupResult result = run_attempt();
@@ -151,8 +148,8 @@ GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
   if (is_own_signal && failed_here) {
     // The failure alone would not have ended the job.
     last_ = {.exit_code = end.exit_code, .signal = signal_};
-    say_for_job(fmt::format("{}, instead of restart {} of {}", reason_of(last_),
-                            context_.restart_count + 1, options_.max_restarts));
+    output_.announce_for_job("{}, instead of restart {} of {}", reason_of(last_),
+                             context_.restart_count + 1, options_.max_restarts);
     return last_;
   }
   if (!was_printed && !end.is(last_.cause)) output_.announce("error: {}", end.what);
@@ -166,12 +163,8 @@ GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
 GroupResult Supervisor::run_attempt() {
   logs_.begin_attempt(context_.attempt);
   output_.begin_attempt(worker_outputs(options_, context_));
-  if (!options_.duplicate_stdout_filters.empty()) {
-    output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
-  }
-  if (!options_.duplicate_stderr_filters.empty()) {
-    output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
-  }
+  output_.copy_filtered(Stream::kOut, logs_.file(logs_.attempt(), "filtered_stdout.log"));
+  output_.copy_filtered(Stream::kErr, logs_.file(logs_.attempt(), "filtered_stderr.log"));
   events_.attempt_started();
   const WorkerGroup::Run run{options_, command_, signals_, output_,
                              logs_,    events_,  status_,  *link_};
@@ -193,8 +186,8 @@ void Supervisor::write_records(const JobRecords& records) {
   std::string missing;
   for (const auto& one : records.file.missing)
     missing += fmt::format("; {}: {}", one.node, one.why);
-  say_for_job(fmt::format("the latest calls of all ranks{}: {}{}", host,
-                          shell_quoted({"syncbn-launch", "explain", file}), missing));
+  output_.announce_for_job("the latest calls of all ranks{}: {}{}", host,
+                           shell_quoted({"syncbn-launch", "explain", file}), missing);
 }
 
 std::optional<int> Supervisor::wait_for_leader(std::optional<Start>& start) {
@@ -204,7 +197,8 @@ std::optional<int> Supervisor::wait_for_leader(std::optional<Start>& start) {
     if (auto successor = link_->take_successor()) link_ = std::move(successor);
     if (const auto records = link_->take_records()) write_records(*records);
     while (const auto message = link_->next()) {
-      if (const auto* const line = std::get_if<Waiting>(&*message)) say_for_job(line->message);
+      if (const auto* const line = std::get_if<Waiting>(&*message))
+        output_.announce_for_job("{}", line->message);
       if (std::holds_alternative<Inquire>(*message)) link_->send(Workers{});
       if (const auto* const ask = std::get_if<AskRecords>(&*message)) {
         for (const RankMemory& rank : records_) link_->report_record(ask->question, rank);
@@ -250,10 +244,10 @@ void Supervisor::announce_attempt(int restarts_before) {
     output_.announce("starting again on {} with {}: {}", base::counted(context_.nodes, "node"),
                      base::counted(context_.ranks.world_size, "worker"), context_.reason);
   } else if (options_.restart_window.count() == 0) {
-    say_for_job(fmt::format("restart {} of {}", context_.restart_count, options_.max_restarts));
+    output_.announce_for_job("restart {} of {}", context_.restart_count, options_.max_restarts);
   } else {
-    say_for_job(fmt::format("restart {} (at most {} within {})", context_.restart_count,
-                            options_.max_restarts, base::format_seconds(options_.restart_window)));
+    output_.announce_for_job("restart {} (at most {} within {})", context_.restart_count,
+                             options_.max_restarts, base::format_seconds(options_.restart_window));
   }
 }
 
@@ -271,7 +265,7 @@ void Supervisor::report(const GroupResult& result) {
     output_.say(render_report(*result.failure));
     if (result.exit_code == base::kExitUsage) hint_at_place();
   } else if (result.signal) {
-    say_for_job(reason_of(result));
+    output_.announce_for_job("{}", reason_of(result));
   }
 }
 

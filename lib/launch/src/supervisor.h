@@ -46,10 +46,6 @@ class Supervisor {
   void report(const GroupResult& result);
   /// Warns if an option of the launcher is among the program's arguments.
   void hint_at_place();
-  /// Prints a message about the whole job, unless another node of a head prints it.
-  void say_for_job(const std::string& message) {
-    if (options_.message_scope != MessageScope::kOwnWorkers) output_.announce("{}", message);
-  }
   std::string json_of(const GroupResult& result) const;
 
   const LaunchOptions& options_;

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <vector>
 
 #include "common/processes.h"
 

@@ -3,7 +3,6 @@
 #include <syncbn/base/text.h>
 
 #include <cerrno>
-#include <nlohmann/json.hpp>
 
 namespace syncbn::launch {
 
@@ -20,8 +19,8 @@ Json parse_json(std::string_view text) {
   return is_too_deep ? Json(Json::value_t::discarded) : json;
 }
 
-void send_message(base::Channel& channel, const Json& message, base::MessageSeal* protection) {
-  send_line(channel, json_line(message), protection);
+void send_message(base::Channel& channel, const Json& message) {
+  send_line(channel, json_line(message), nullptr);
 }
 
 void send_line(base::Channel& channel, const std::string& line, base::MessageSeal* protection) {

@@ -1,14 +1,13 @@
 #pragma once
 
 #include <syncbn/base/channel.h>
+#include <syncbn/base/message_seal.h>
 
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
-
-#include <syncbn/base/message_seal.h>
+#include <utility>
 
 namespace syncbn::launch {
 
@@ -23,10 +22,9 @@ std::string json_line(const Json& json) {
 }
 
 /// Sends one line of JSON, an object with a "type". Bytes that are not UTF-8 are replaced.
-/// @param protection of this connection; null: there is none.
-void send_message(base::Channel& channel, const nlohmann::json& message,
-                  base::MessageSeal* protection = nullptr);
+void send_message(base::Channel& channel, const nlohmann::json& message);
 /// Sends a message that is already serialised.
+/// @param protection of this connection; null: there is none.
 void send_line(base::Channel& channel, const std::string& line, base::MessageSeal* protection);
 
 /// Returns the next message if it is complete. An invalid message, or one that `protection`
@@ -43,6 +41,16 @@ inline constexpr const char* kBadMessage =
 /// 1,000 bytes. @throws nlohmann's exceptions if there is none.
 std::string shown_text(const nlohmann::json& message, const char* key);
 std::string shown_text(std::string_view text);
+
+/// Text of a message. What another process sends becomes safe to show or log, as shown_text() says.
+struct ShownText : std::string {
+  using std::string::string;
+  ShownText(std::string text) : std::string(std::move(text)) {}
+};
+
+inline void from_json(const nlohmann::json& json, ShownText& text) {
+  text = shown_text(json.get_ref<const std::string&>());
+}
 
 constexpr int kMaxRanks = 1'000'000;  ///< upper bound on the ranks in a record or a message
 

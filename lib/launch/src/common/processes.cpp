@@ -19,9 +19,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <optional>
 #include <span>
 #include <sstream>
 #include <thread>
@@ -124,18 +122,17 @@ std::string describe_helpers(pid_t parent) {
   return base::join_some(names, ", ", kMaxNamed);
 }
 
-bool wait_until(std::chrono::steady_clock::time_point deadline,
-                const std::function<bool()>& holds) {
+bool wait_until(Clock::time_point deadline, const std::function<bool()>& holds) {
   constexpr std::chrono::microseconds kMaxPeriod{5000};
   for (std::chrono::microseconds period{100};; period = std::min(2 * period, kMaxPeriod)) {
     if (holds()) return true;
-    if (std::chrono::steady_clock::now() >= deadline) return false;
+    if (Clock::now() >= deadline) return false;
     std::this_thread::sleep_for(period);
   }
 }
 
-pid_t wait_for_child(pid_t pid, std::chrono::steady_clock::time_point deadline, int* wait_status) {
-  const bool is_limited = deadline != std::chrono::steady_clock::time_point::max();
+pid_t wait_for_child(pid_t pid, Clock::time_point deadline, int* wait_status) {
+  const bool is_limited = deadline != Clock::time_point::max();
   pid_t ended = 0;
   wait_until(deadline, [&] {
     ended = ::waitpid(pid, wait_status, is_limited ? WNOHANG : 0);
@@ -144,7 +141,7 @@ pid_t wait_for_child(pid_t pid, std::chrono::steady_clock::time_point deadline, 
   return ended;
 }
 
-void kill_all_descendants(Daemons daemons, std::chrono::steady_clock::time_point deadline) {
+void kill_all_descendants(Daemons daemons, Clock::time_point deadline) {
   // When waitpid() reports a death, the orphans that it left are already our children: looking once
   // after each death finds them all without polling.
   for (;;) {

@@ -2,13 +2,14 @@
 
 #include <sys/types.h>
 
-#include <chrono>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "common/clock.h"
 
 namespace syncbn::launch {
 
@@ -17,19 +18,17 @@ enum class Daemons { kKill, kSpare };
 
 /// Calls `holds` until it returns true or the deadline passes, at intervals of up to 5 ms, and
 /// returns its last result.
-bool wait_until(std::chrono::steady_clock::time_point deadline, const std::function<bool()>& holds);
+bool wait_until(Clock::time_point deadline, const std::function<bool()>& holds);
 
 /// waitpid(), which returns 0 if the process (-1: every child) has not ended by the deadline: a
 /// process may hang in the kernel, where not even SIGKILL ends it.
-pid_t wait_for_child(pid_t pid, std::chrono::steady_clock::time_point deadline,
-                     int* wait_status = nullptr);
+pid_t wait_for_child(pid_t pid, Clock::time_point deadline, int* wait_status = nullptr);
 
 /// Kills all descendants of this process with SIGKILL and waits until they have ended, or the
 /// deadline passes; spares daemons if told to. This process must be a subreaper, so that orphans
 /// become its children.
-void kill_all_descendants(
-    Daemons daemons = Daemons::kKill,
-    std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max());
+void kill_all_descendants(Daemons daemons = Daemons::kKill,
+                          Clock::time_point deadline = Clock::time_point::max());
 
 std::vector<pid_t> children_of(pid_t parent);
 

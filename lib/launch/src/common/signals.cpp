@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 namespace syncbn::launch {
@@ -38,8 +37,7 @@ Signals::Signals(std::vector<int> ending, HeadLink* head)
 std::optional<int> Signals::next() {
   signalfd_siginfo info;
   while (::read(fd_.get(), &info, sizeof(info)) == sizeof(info)) {
-    const Received now{static_cast<int>(info.ssi_signo), info.ssi_pid,
-                       std::chrono::steady_clock::now()};
+    const Received now{static_cast<int>(info.ssi_signo), info.ssi_pid, Clock::now()};
     if (!ends(now.signal)) return now.signal;
     const auto former = std::exchange(last_ending_, now);
     if (!former || !is_echo(*former, now)) return now.signal;

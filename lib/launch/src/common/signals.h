@@ -2,11 +2,11 @@
 
 #include <syncbn/base/unique_fd.h>
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/descriptors.h"
 #include "common/head_link.h"
 
@@ -35,7 +35,7 @@ class Signals {
   struct Received {
     int signal = 0;
     uint32_t sender = 0;  ///< a process, or 0: the kernel
-    std::chrono::steady_clock::time_point time = {};
+    Clock::time_point time = {};
   };
 
   /// Whether an ending signal after `former` is part of the same request.

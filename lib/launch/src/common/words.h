@@ -11,7 +11,6 @@
 
 namespace syncbn::launch {
 
-using base::in_single_quotes;
 using base::shell_quoted;
 using base::without_secrets;
 using base::words_of;

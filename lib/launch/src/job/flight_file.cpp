@@ -6,7 +6,6 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
@@ -24,6 +23,8 @@ constexpr const char* kTorchVersion = "2.10";
 constexpr size_t kMaxText = size_t{128} << 20;
 // Upper bound on a line. A rank's thousand calls take one or two MiB.
 constexpr size_t kMaxLine = size_t{4} << 20;
+// Upper bound on a record as a message.
+constexpr size_t kMaxMessageBytes = size_t{512} << 10;
 
 /// The sizes with `times` as many rows: torch records one tensor for all ranks' inputs or outputs.
 std::vector<int64_t> with_rows(std::vector<int64_t> sizes, int64_t times) {
@@ -149,6 +150,15 @@ RankRecord::Call call_in(const Json& json, const RankRecord& record) {
                         .name = shown_text(json, "name")};
   call.sequence = json.at(call.is_collective() ? "collective_seq_id" : "p2p_seq_id");
   return call;
+}
+
+/// Keeps the calls that have not succeeded, then the latest, `count` in all; sorted by number.
+void keep_calls(std::vector<RankRecord::Call>& calls, size_t count) {
+  std::stable_partition(calls.begin(), calls.end(), [](const RankRecord::Call& call) {
+    return call.state == base::FlightLayout::kSucceeded;
+  });
+  calls.erase(calls.begin(), calls.end() - static_cast<std::ptrdiff_t>(count));
+  std::ranges::sort(calls, {}, &RankRecord::Call::number);
 }
 
 // Python's pickle, protocol 2: an opcode, then its argument.
@@ -302,6 +312,37 @@ std::string torch_pickle(const RankRecord& record) {
   std::string bytes = "\x80\x02";
   put(bytes, json_for_torch(record));
   return bytes + '.';
+}
+
+RecordQuota RecordQuota::of(int world_size) {
+  constexpr size_t kMaxCalls = 80'000;
+  constexpr size_t kMinCalls = 10;
+  constexpr size_t kMaxBytes = size_t{64} << 20;
+  const auto ranks = static_cast<size_t>(std::max(world_size, 1));
+  return {.calls = std::clamp(kMaxCalls / ranks, kMinCalls, base::FlightLayout::kCalls),
+          .bytes = std::min(kMaxBytes / ranks, kMaxMessageBytes)};
+}
+
+std::optional<Json> record_message(RankRecord record, const RecordQuota& quota) {
+  constexpr size_t kFrame = 100;  // bytes that a sender adds
+  for (size_t count = std::min(quota.calls, record.calls.size()); count > 0;
+       count = count * 3 / 4) {
+    keep_calls(record.calls, count);
+    Json message = json_of(record);
+    message["type"] = "record";
+    if (json_line(message).size() + kFrame <= quota.bytes) return message;
+  }
+  return std::nullopt;
+}
+
+std::string JobRecords::text() const {
+  FlightFile head = file;
+  head.unix_ns = base::unix_ns();
+  FlightText lines;
+  for (const auto& [rank, message] : messages) {
+    if (const auto record = record_in(parse_json(message))) lines.add(*record);
+  }
+  return lines.text(head);
 }
 
 }  // namespace syncbn::launch

@@ -4,13 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "job/rank_record.h"
-#include "job/shown_text.h"
 
 namespace syncbn::launch {
 
@@ -75,5 +75,27 @@ class FlightText {
 
 /// The content of a rank's file for torch's fr_trace: the rank's line as a pickle.
 std::string torch_pickle(const RankRecord& record);
+
+/// A rank's share of the flight records that node 0 keeps for a job: 80,000 calls and 64 MiB in
+/// total, however many ranks there are.
+struct RecordQuota {
+  size_t calls;  ///< the latest ones
+  size_t bytes;  ///< of a message
+
+  static RecordQuota of(int world_size);
+};
+
+/// json_of() as a message from the rank's launcher to node 0's, for record_in(). Leaves out the
+/// oldest calls that have ended to meet the quota; empty if not even one call fits.
+std::optional<nlohmann::json> record_message(RankRecord record, const RecordQuota& quota);
+
+/// The flight records of all ranks, as node 0's launcher has received them.
+struct JobRecords {
+  FlightFile file = {};                      ///< without its records, which are in `messages`
+  std::map<int, std::string> messages = {};  ///< from record_message(), by rank; not validated
+
+  /// As a file.
+  std::string text() const;
+};
 
 }  // namespace syncbn::launch

@@ -23,25 +23,18 @@ bool is_failure_code(int exit_code) {
 
 }  // namespace
 
-JobLeader::Policies JobLeader::Policies::of(const LaunchOptions& options,
-                                            const std::string& job_id) {
-  return {options.nnodes,           options.nodes_may_change(), !options.c10d,
-          !options.log_dir.empty(), options.join_timeout,       options.last_call,
-          options.shutdown_timeout, options.straggler_interval, options.max_restarts,
-          options.restart_window,   options.exclude_failing,    job_id};
-}
-
-JobLeader::JobLeader(const Policies& policies, Time now)
-    : policies_(policies),
+JobLeader::JobLeader(const LaunchOptions& options, std::string job_id, Time now)
+    : options_(options),
+      job_id_(std::move(job_id)),
       now_(now),
-      join_deadline_(now + policies.join_timeout),
+      join_deadline_(now + options.join_timeout),
       next_notice_(now + kNoticePeriod),
-      restart_policy_(policies.max_restarts, policies.restart_window),
-      stragglers_(policies.straggler_interval) {}
+      restart_policy_(options.max_restarts, options.restart_window),
+      stragglers_(options.straggler_interval) {}
 
 std::string JobLeader::refusal(const Hello& hello) const {
-  if (is_excluded(hello.host) && present() >= policies_.nnodes.min) return exclusion(hello.host);
-  if (hello.node >= policies_.nnodes.max || hello.nproc < 1 || hello.nproc > kMaxWorkers) {
+  if (is_excluded(hello.host) && present() >= options_.nnodes.min) return exclusion(hello.host);
+  if (hello.node >= options_.nnodes.max || hello.nproc < 1 || hello.nproc > kMaxWorkers) {
     return fmt::format("{} claims to be node {} with {}", hello.host, hello.node,
                        base::counted(hello.nproc, "worker"));
   }
@@ -57,7 +50,7 @@ std::string JobLeader::refusal(const Hello& hello) const {
                        hello.node);
   }
   const bool has_begun = state_ == State::kRunning || state_ == State::kLeaving;
-  if (has_begun && !policies_.nodes_may_change) return "the job has begun without this launcher";
+  if (has_begun && !options_.nodes_may_change()) return "the job has begun without this launcher";
   return "";
 }
 
@@ -79,7 +72,7 @@ void JobLeader::join(int rank, const Hello& hello, Time now) {
   if (failed_ || !node_change_.empty()) return;  // it takes part in the next attempt
   const bool any_ended =
       std::ranges::any_of(nodes_, [](const auto& one) { return one.second.ended; });
-  if (!any_ended && taking_part() < policies_.nnodes.max) {
+  if (!any_ended && taking_part() < options_.nnodes.max) {
     return change_nodes(nodes_[rank].name + " has joined");
   }
   send(rank, Waiting{fmt::format("the job runs on {} without this one, which stands by",
@@ -109,7 +102,8 @@ void JobLeader::on(int node, const Failed& message) {
 }
 
 void JobLeader::on(int node, const EndJob& message) {
-  if (accepts(node, message.exit_code)) end(message.exit_code, nodes_[node].says(message.what));
+  if (!accepts(node, message.exit_code)) return;
+  end(message.exit_code, nodes_[node].says(message.what), now_);
 }
 
 bool JobLeader::accepts(int node, int exit_code) {
@@ -123,7 +117,7 @@ bool JobLeader::accepts(int node, int exit_code) {
 
 void JobLeader::on(int node, const Leave& /*message*/) {
   Node& own = nodes_[node];
-  if (!policies_.nodes_may_change) return;
+  if (!options_.nodes_may_change()) return;
   own.leaving = true;
   if (own.takes_part && !failed_) change_nodes(own.name + " leaves");
   if (!own.takes_part || own.ended) refuse(node, base::kExitUnavailable, "it has left");
@@ -197,7 +191,7 @@ void JobLeader::remove(int node) {
   const JobFailure gone = job_failure(attempt_, base::kExitUnavailable,
                                       fmt::format("the launcher of {} is gone", lost.name));
   if (state_ == State::kJoining) {
-    const bool was_needed = attempt_ > 0 && lost.takes_part && !policies_.nodes_may_change;
+    const bool was_needed = attempt_ > 0 && lost.takes_part && !options_.nodes_may_change();
     return was_needed ? finish(gone) : start_if_enough_nodes();  // it may join again
   }
   if (state_ != State::kRunning || !lost.takes_part) return;
@@ -205,12 +199,13 @@ void JobLeader::remove(int node) {
     ++failures_[lost.host];
     // Its keeper kills its workers. If they have already succeeded, nothing is lost.
     if (!collection_ || !collection_->ends_attempt) wants_records_ = true;
-    policies_.nodes_may_change ? change_nodes(lost.name + " is lost") : fail(gone);
+    options_.nodes_may_change() ? change_nodes(lost.name + " is lost") : fail(gone);
   }
   all_ended() ? end_attempt() : check_collection();
 }
 
-void JobLeader::end(int exit_code, const std::string& what) {
+void JobLeader::end(int exit_code, const std::string& what, Time now) {
+  now_ = now;
   if (state_ == State::kFinished) return;
   const JobFailure failure = job_failure(attempt_, exit_code, what);
   // No workers run.
@@ -268,7 +263,7 @@ void JobLeader::ask_for_records(const std::string& why, bool ends_attempt) {
   collection_ = Collection{.number = ++collections_,
                            .deadline = now_ + kRecordPatience,
                            .ends_attempt = ends_attempt,
-                           .records = {.file = {.job = policies_.job_id,
+                           .records = {.file = {.job = job_id_,
                                                 .attempt = attempt_,
                                                 .world_size = world_size_,
                                                 .why = why,
@@ -316,7 +311,7 @@ void JobLeader::send_records(int node, const JobRecords& records) {
 }
 
 bool JobLeader::compares_speed() const {
-  return state_ == State::kRunning && policies_.straggler_interval.count() > 0 && world_size_ > 1;
+  return state_ == State::kRunning && options_.straggler_interval.count() > 0 && world_size_ > 1;
 }
 
 void JobLeader::tick(Time now) {
@@ -325,18 +320,18 @@ void JobLeader::tick(Time now) {
   if (inquiry_ && now >= inquiry_->deadline) conclude_inquiry();
   if (end_by_ && now >= *end_by_) drop_late_nodes();
   if (compares_speed() && now >= next_comparison_) {
-    next_comparison_ = now + policies_.straggler_interval;
+    next_comparison_ = now + options_.straggler_interval;
     inquire().compares_speed = true;
   }
   if (restart_at_ && now >= *restart_at_) {
     restart_at_.reset();
-    if (state_ == State::kJoining && present() >= policies_.nnodes.min) start_attempt();
+    if (state_ == State::kJoining && present() >= options_.nnodes.min) start_attempt();
   }
   if (state_ == State::kJoining && last_call_ && now >= *last_call_) start_attempt();
   if (state_ == State::kJoining && !last_call_ && now >= join_deadline_) {
     finish(job_failure(attempt_, base::kExitUnavailable,
                        fmt::format("{} did not arrive within {} (--rdzv_conf=join_timeout=SECONDS)",
-                                   missing(), base::format_seconds(policies_.join_timeout))));
+                                   missing(), base::format_seconds(options_.join_timeout))));
   }
   if (state_ == State::kJoining && now >= next_notice_) {
     next_notice_ = now + kNoticePeriod;
@@ -368,13 +363,13 @@ JobLeader::Time JobLeader::due() const {
 }
 
 std::string JobLeader::missing() const {
-  if (!policies_.names_missing_nodes) {
-    const int wanted = last_call_ ? policies_.nnodes.max : policies_.nnodes.min;
+  if (options_.c10d) {  // its nodes have no ranks to name
+    const int wanted = last_call_ ? options_.nnodes.max : options_.nnodes.min;
     return fmt::format("{} ({} here, --nnodes={})", base::counted(wanted - present(), "more node"),
-                       present(), policies_.nnodes.str());
+                       present(), options_.nnodes.str());
   }
   std::vector<std::string> names;
-  for (int rank = 0; rank < policies_.nnodes.max; ++rank) {
+  for (int rank = 0; rank < options_.nnodes.max; ++rank) {
     if (!has(rank)) names.push_back(std::to_string(rank));
   }
   constexpr size_t kMaxNamed = 16;
@@ -399,17 +394,17 @@ bool JobLeader::all_ended() const {
 
 void JobLeader::start_if_enough_nodes() {
   if (restart_at_ || state_ != State::kJoining) return;
-  if (present() >= policies_.nnodes.max) return start_attempt();
-  if (present() < policies_.nnodes.min) return last_call_.reset();
-  if (!last_call_) last_call_ = now_ + policies_.last_call;
+  if (present() >= options_.nnodes.max) return start_attempt();
+  if (present() < options_.nnodes.min) return last_call_.reset();
+  if (!last_call_) last_call_ = now_ + options_.last_call;
 }
 
 void JobLeader::start_attempt() {
   if (inquiry_) conclude_inquiry();  // about the last attempt: only `status` gets an answer
   state_ = State::kRunning;
   restart_policy_.attempt_started(now_);
-  stragglers_ = StragglerWatch(policies_.straggler_interval);
-  next_comparison_ = now_ + policies_.straggler_interval;
+  stragglers_ = StragglerWatch(options_.straggler_interval);
+  next_comparison_ = now_ + options_.straggler_interval;
   failed_ = wants_records_ = false;
   no_restart_.clear();
   parts_.clear();
@@ -420,7 +415,7 @@ void JobLeader::start_attempt() {
   for (const bool took_part : {true, false}) {
     for (auto& [rank, node] : nodes_) {
       if (all.contains(rank) || node.takes_part != took_part) continue;
-      node.takes_part = !node.leaving && std::ssize(all) < policies_.nnodes.max;
+      node.takes_part = !node.leaving && std::ssize(all) < options_.nnodes.max;
       node.ended = false;
       if (node.takes_part) all[rank] = node.role;
     }
@@ -454,27 +449,26 @@ void JobLeader::fail(const JobFailure& failure, int node) {
   if (failed_ || !node_change_.empty() || state_ != State::kRunning) return;
   // A worker that no restart helps has said what was wrong. After a signal, nobody would look for
   // the file without a folder that the user has asked for.
-  wants_records_ = wants_records_ || failure.may_restart || policies_.saves_all_records;
+  wants_records_ = wants_records_ || failure.may_restart || !options_.log_dir.empty();
   if (failure.may_restart && goes_on_without(node, failure.what)) return;
   failed_ = true;
   failure_ = failure;
   restart_policy_.failed(failure.cause(), now_);
   const std::string refusal = restart_policy_.refusal();
-  if (failure.may_restart && policies_.max_restarts > 0) no_restart_ = refusal;
+  if (failure.may_restart && options_.max_restarts > 0) no_restart_ = refusal;
   failure_.may_restart = failure.may_restart && refusal.empty() && torchruns_.empty();
   stop_attempt(failure);
 }
 
 bool JobLeader::is_excluded(const std::string& host) const {
-  const auto found = failures_.find(host);
-  return policies_.exclude_failing > 0 && found != failures_.end() &&
-         found->second >= policies_.exclude_failing;
+  const int limit = options_.exclude_failing;
+  return limit > 0 && failures_.contains(host) && failures_.at(host) >= limit;
 }
 
 std::string JobLeader::exclusion(const std::string& host) const {
   return fmt::format(
       "{} has failed {} in this job, which goes on without it (--exclude_failing={})", host,
-      base::counted(failures_.at(host), "time"), policies_.exclude_failing);
+      base::counted(failures_.at(host), "time"), options_.exclude_failing);
 }
 
 // Returns whether the job goes on without the node whose worker has failed.
@@ -484,14 +478,14 @@ bool JobLeader::goes_on_without(int rank, const std::string& what) {
   Node& node = found->second;
   ++failures_[node.host];
   // Node 0 leads.
-  if (!is_excluded(node.host) || rank == 0 || present() <= policies_.nnodes.min) return false;
+  if (!is_excluded(node.host) || rank == 0 || present() <= options_.nnodes.min) return false;
   node.leaving = node.excluded = true;
   change_nodes(fmt::format("{} is left out: {}; {}", node.name, what, exclusion(node.host)));
   return true;
 }
 
 void JobLeader::stop_attempt(const JobFailure& why) {
-  end_by_ = now_ + policies_.shutdown_timeout + kEndPatience;
+  end_by_ = now_ + options_.shutdown_timeout + kEndPatience;
   send_all(Stop{failed_ && !over_, why});
 }
 
@@ -513,7 +507,7 @@ void JobLeader::end_attempt() {
     return;
   }
   if (!no_restart_.empty()) notice(no_restart_);
-  const bool can_restart = policies_.nodes_may_change || present() == policies_.nnodes.max;
+  const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
   if (!failure_.may_restart || !can_restart) return finish(failure_);
   ++restarts_;
   const auto delay = restart_policy_.restart();
@@ -527,10 +521,10 @@ void JobLeader::start_again(const std::string& reason) {
   state_ = State::kJoining;
   // Until restart_at_, nobody waits for nodes.
   const auto begin = restart_at_.value_or(now_);
-  join_deadline_ = begin + policies_.join_timeout;
+  join_deadline_ = begin + options_.join_timeout;
   next_notice_ = begin;
   // Does not wait for more nodes than the minimum.
-  if (!restart_at_ && present() >= policies_.nnodes.min) start_attempt();
+  if (!restart_at_ && present() >= options_.nnodes.min) start_attempt();
 }
 
 void JobLeader::finish(const JobFailure& result) {

@@ -2,7 +2,6 @@
 
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
@@ -10,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "job/job_messages.h"
-#include "job/record_message.h"
 #include "job/restart_policy.h"
 #include "job/stragglers.h"
 #include "job/torchrun_protocol.h"
@@ -38,26 +37,7 @@ struct LeaderCommand {
 /// attempt, which does not count as a restart; nodes beyond the maximum stand by. Not thread-safe.
 class JobLeader {
  public:
-  using Clock = std::chrono::steady_clock;
   using Time = Clock::time_point;
-
-  /// Options of the same names, and what follows from them.
-  struct Policies {
-    NodeRange nnodes;
-    bool nodes_may_change = false;
-    bool names_missing_nodes = true;  ///< by rank; nodes of the c10d backend have none
-    bool saves_all_records = false;   ///< also if no restart would help, because of --log_dir
-    std::chrono::milliseconds join_timeout{};
-    std::chrono::milliseconds last_call{};
-    std::chrono::milliseconds shutdown_timeout{};
-    std::chrono::milliseconds straggler_interval{};
-    int max_restarts = 0;
-    std::chrono::milliseconds restart_window{};
-    int exclude_failing = 0;
-    std::string job_id;
-
-    static Policies of(const LaunchOptions& options, const std::string& job_id);
-  };
 
   /// kLeaving: all workers have succeeded, and torchrun's agents are in the barrier.
   enum class State { kJoining, kRunning, kLeaving, kFinished };
@@ -65,7 +45,8 @@ class JobLeader {
   /// Interval between two notices about the nodes that are missing.
   static constexpr std::chrono::seconds kNoticePeriod{10};
 
-  JobLeader(const Policies& policies, Time now);
+  /// @param options must outlive this object.
+  JobLeader(const LaunchOptions& options, std::string job_id, Time now);
 
   /// Why a node cannot join now, or "".
   std::string refusal(const Hello& hello) const;
@@ -78,10 +59,7 @@ class JobLeader {
   /// The connection to a node has ended, or it has been silent for too long.
   void lose(int node, Time now);
   /// Ends the job, for a reason other than a failed worker.
-  void end(int exit_code, const std::string& what, Time now) {
-    now_ = now;
-    end(exit_code, what);
-  }
+  void end(int exit_code, const std::string& what, Time now);
   /// torchrun's agents have left the barrier. @param complete all of them had entered it.
   void leave_barrier(bool complete, Time now);
   /// Call it at due().
@@ -181,7 +159,6 @@ class JobLeader {
   void start_again(const std::string& reason);
   /// Ends this attempt because a node has joined or left.
   void change_nodes(const std::string& what);
-  void end(int exit_code, const std::string& what);
   /// @param node that of the failed worker; -1: another reason.
   void fail(const JobFailure& failure, int node = -1);
   bool is_excluded(const std::string& host) const;
@@ -192,7 +169,8 @@ class JobLeader {
   void drop_late_nodes();
   bool compares_speed() const;
 
-  const Policies policies_;
+  const LaunchOptions& options_;
+  const std::string job_id_;
   Time now_;  ///< of this event
   std::vector<LeaderCommand> commands_;
   State state_ = State::kJoining;

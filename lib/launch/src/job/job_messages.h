@@ -13,7 +13,6 @@
 #include "job/flight_file.h"
 #include "job/restart_policy.h"
 #include "job/run_context.h"
-#include "job/shown_text.h"
 #include "job/worker_state.h"
 
 namespace syncbn::launch {
@@ -137,6 +136,7 @@ struct AskAllRecords {};
 
 using FromNode = std::variant<Alive, Pause, Record, Hello, Failed, Ended, EndJob, Leave, Stalled,
                               Workers, Records, AskStatus, AskAllRecords>;
+
 // From the leader.
 
 struct Welcome {
@@ -195,21 +195,28 @@ struct AllRecords : FlightFile {};
 using ToNode = std::variant<Alive, Pause, Record, Welcome, Refuse, Waiting, Start, Stop, Finish,
                             Inquire, Status, Hold, NameHang, AskRecords, AllRecords>;
 
-/// The types' names, in the order of the variants.
-inline constexpr std::array kFromNode{
-    "alive", "pause",   "record",  "hello",   "failed",     "ended",          "end",
-    "leave", "stalled", "workers", "records", "ask_status", "ask_all_records"};
-inline constexpr std::array kToNode{"alive",   "pause", "record", "welcome",     "refuse",
-                                    "waiting", "start", "stop",   "finish",      "inquire",
-                                    "status",  "hold",  "hang",   "ask_records", "all_records"};
+/// The types' names, in the order of the variant.
+template <class Messages>
+struct TypeNames;
+template <>
+struct TypeNames<FromNode> {
+  static constexpr std::array kAll{"alive",   "pause",      "record",         "hello",   "failed",
+                                   "ended",   "end",        "leave",          "stalled", "workers",
+                                   "records", "ask_status", "ask_all_records"};
+};
+template <>
+struct TypeNames<ToNode> {
+  static constexpr std::array kAll{"alive",   "pause", "record", "welcome",     "refuse",
+                                   "waiting", "start", "stop",   "finish",      "inquire",
+                                   "status",  "hold",  "hang",   "ask_records", "all_records"};
+};
 template <class Messages>
 constexpr const char* type_name(size_t index) {
-  static_assert(kFromNode.size() == std::variant_size_v<FromNode>);
-  static_assert(kToNode.size() == std::variant_size_v<ToNode>);
-  return std::is_same_v<Messages, FromNode> ? kFromNode.at(index) : kToNode.at(index);
+  static_assert(TypeNames<Messages>::kAll.size() == std::variant_size_v<Messages>);
+  return TypeNames<Messages>::kAll.at(index);
 }
 
-/// @param message FromNode or ToNode.
+/// @param message FromNode, ToNode or NodeMessage.
 template <class Messages>
 std::string message_line(const Messages& message) {
   return std::visit(
@@ -222,13 +229,13 @@ std::string message_line(const Messages& message) {
       message);
 }
 
-/// @return FromNode or ToNode. @throws nlohmann's exceptions if the message has an unknown type or
-/// lacks something.
+/// @return FromNode, ToNode or NodeMessage. @throws nlohmann's exceptions if the message has an
+/// unknown type or lacks something.
 template <class Messages, size_t kIndex = 0>
 Messages message_in(const nlohmann::json& json) {
   if constexpr (kIndex == std::variant_size_v<Messages>) {
     nlohmann::json::array().at(kIndex);  // throws: there is no such type
-    return Alive{};
+    return Messages{};
   } else {
     using One = std::variant_alternative_t<kIndex, Messages>;
     if (json.at("type") != type_name<Messages>(kIndex)) {

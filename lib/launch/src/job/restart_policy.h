@@ -1,10 +1,11 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
+
+#include "common/clock.h"
 
 namespace syncbn::launch {
 
@@ -23,7 +24,6 @@ struct FailureCause {
 /// Decides whether and when a failed attempt is followed by another. Not thread-safe.
 class RestartPolicy {
  public:
-  using Clock = std::chrono::steady_clock;
   /// After this many consecutive failures with the same cause at the same step, a restart does not
   /// help.
   static constexpr int kMaxSame = 3;

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "job/shown_text.h"
+#include "common/json_messages.h"
 #include "job/torchrun_protocol.h"
 #include "machine/topology.h"
 
 namespace syncbn::launch {
 
-/// What node 0 assigns to a node for one attempt.
+/// What the leader assigns to a node for one attempt.
 struct Assignment {
   std::string master_addr;
   int master_port = 0;

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <poll.h>
-#include <syncbn/base/channel.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/log.h>
 #include <syncbn/base/socket.h>
@@ -11,15 +10,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <utility>
 
-#include "common/descriptors.h"
 #include "common/json_messages.h"
 #include "job/flight_file.h"
 #include "job/worker_state.h"
@@ -28,7 +23,6 @@ namespace syncbn::launch {
 namespace {
 
 using Json = nlohmann::json;
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMaxClients = 16;
 constexpr int kMaxProgram = 200;  // columns of the line that names it

@@ -5,13 +5,13 @@
 #include <sys/types.h>
 #include <sys/un.h>
 
-#include <chrono>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/descriptors.h"
 #include "job/job_messages.h"
 
@@ -40,7 +40,7 @@ class StatusServer {
  private:
   struct Client {
     base::Channel channel;
-    std::optional<std::chrono::steady_clock::time_point> deadline;  ///< of its answer
+    std::optional<Clock::time_point> deadline;  ///< of its answer
   };
   void flush_answers();
 

@@ -5,7 +5,6 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <cstdint>
 
 namespace syncbn::launch {
 

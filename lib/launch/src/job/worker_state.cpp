@@ -7,20 +7,14 @@
 #include <spawn.h>
 #include <syncbn/base/clock.h>
 #include <syncbn/base/shell.h>
-#include <syncbn/base/signal_mask.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <string_view>
-#include <thread>
 #include <tuple>
 
 #include "common/descriptors.h"
@@ -33,7 +27,6 @@ namespace syncbn::launch {
 namespace {
 
 namespace fs = std::filesystem;
-using Clock = std::chrono::steady_clock;
 
 // Upper bound on what is shown of a hanging process.
 constexpr size_t kMaxStackBytes = size_t{32} << 10;
@@ -302,9 +295,7 @@ std::string table_of(const std::vector<WorkerState>& workers) {
   return text_table(">5 <4 >8 <13 >9 >11 <0", rows);
 }
 
-std::string describe_threads(pid_t pid, double seconds) {
-  const auto deadline =
-      Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+std::string describe_threads(pid_t pid, Clock::time_point deadline) {
   const std::string number = std::to_string(pid);
   const std::string program = first_line(fmt::format("/proc/{}/comm", pid));
   std::string text;
@@ -329,13 +320,11 @@ std::string describe_threads(pid_t pid, double seconds) {
   return hint + base::printable(text, "\n\t");
 }
 
-void abort_if_caught(pid_t pid, double seconds) {
+void abort_if_caught(pid_t pid, Clock::time_point deadline) {
   constexpr uint64_t kAbort = uint64_t{1} << (SIGABRT - 1);
   const uint64_t caught =
       std::strtoull(value_in(fmt::format("/proc/{}/status", pid), "SigCgt:").c_str(), nullptr, 16);
   if ((caught & kAbort) == 0 || ::kill(pid, SIGABRT) != 0) return;
-  const auto deadline =
-      Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
   wait_until(deadline,
              [pid] { return std::string("Z?X").find(state_of_process(pid)) != std::string::npos; });
 }

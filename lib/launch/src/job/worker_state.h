@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "common/clock.h"
 #include "job/rank_record.h"
-#include "job/shown_text.h"
 
 namespace syncbn::launch {
 
@@ -103,11 +103,11 @@ std::optional<Hang> judge_hang(const std::vector<WorkerState>& workers, double s
 std::string table_of(const std::vector<WorkerState>& workers);
 
 /// The threads of a process with their states, for a report about a worker that hangs: the stacks
-/// that py-spy, eu-stack or gdb print within `seconds`, or else the kernel's view of each thread.
-std::string describe_threads(pid_t pid, double seconds);
+/// that py-spy, eu-stack or gdb print by the deadline, or else the kernel's view of each thread.
+std::string describe_threads(pid_t pid, Clock::time_point deadline);
 
 /// Sends SIGABRT to a process that catches it, as Python's faulthandler does to print the lines of
-/// all threads, and waits for its end, for `seconds` at most.
-void abort_if_caught(pid_t pid, double seconds);
+/// all threads, and waits for its end until the deadline.
+void abort_if_caught(pid_t pid, Clock::time_point deadline);
 
 }  // namespace syncbn::launch

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "nodes/master_port.h"
+
 namespace syncbn::launch {
 namespace {
 
@@ -36,7 +38,7 @@ Coordinator::Coordinator(const LaunchOptions& options, std::string job_id, int m
               .admits = [this](int client) { return admits(client); }}),
       torchrun_nodes_(store_, options.run_id, options.nnodes.max),
       peers_(Handshake(Handshake::Side::kServer, options.token), options.silence(), store_.fd()),
-      leader_(JobLeader::Policies::of(options, job_id_), Clock::now()),
+      leader_(options, job_id_, Clock::now()),
       next_alive_(Clock::now() + options.alive_period) {
   due_ = std::min(leader_.due(), next_alive_);
 }
@@ -105,21 +107,19 @@ std::string Coordinator::mismatch(const PeerLauncher& node, const Hello& hello) 
     return fmt::format("{} belongs to job '{}' (--rdzv_id), and the job at {}:{} is '{}'",
                        hello.host, hello.job, options_.master_addr, master_port_, options_.run_id);
   }
-  std::string theirs;
-  std::string ours;
+  const auto differs = [&hello](const std::string& theirs, const std::string& ours) {
+    return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
+  };
   if (const std::string nodes = options_.nnodes.str(); hello.nodes != nodes) {
-    theirs = "with --nnodes=" + hello.nodes;
-    ours = "with --nnodes=" + nodes;
-  } else if (hello.max_restarts != options_.max_restarts) {
-    theirs = fmt::format("with --max_restarts={}", hello.max_restarts);
-    ours = fmt::format("with --max_restarts={}", options_.max_restarts);
-  } else if (hello.is_check != options_.is_check) {
-    theirs = hello.is_check ? "with --preflight" : "without --preflight";
-    ours = hello.is_check ? "without it" : "with it";
-  } else {
-    return "";
+    return differs("with --nnodes=" + hello.nodes, "with --nnodes=" + nodes);
   }
-  return fmt::format("{} was started {}, and node 0 {}", hello.host, theirs, ours);
+  if (hello.max_restarts != options_.max_restarts) {
+    return differs(fmt::format("with --max_restarts={}", hello.max_restarts),
+                   fmt::format("with --max_restarts={}", options_.max_restarts));
+  }
+  if (hello.is_check == options_.is_check) return "";
+  return hello.is_check ? differs("with --preflight", "without it")
+                        : differs("without --preflight", "with it");
 }
 
 void Coordinator::find_torchruns() {

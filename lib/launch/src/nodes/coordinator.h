@@ -1,17 +1,17 @@
 #pragma once
 
+#include <syncbn/base/held_port.h>
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "job/job_leader.h"
-#include "nodes/master_port.h"
 #include "nodes/peers.h"
 #include "nodes/torchrun.h"
 #include "store/store_server.h"
@@ -25,8 +25,6 @@ namespace syncbn::launch {
 /// Never waits. Not thread-safe.
 class Coordinator {
  public:
-  using Clock = std::chrono::steady_clock;
-
   /// @param job_id unique to this run; workers find it as SYNCBN_JOB_ID.
   /// @param listener listens on `master_port`.
   Coordinator(const LaunchOptions& options, std::string job_id, int master_port,

@@ -14,7 +14,7 @@ LocalLink::LocalLink(const LaunchOptions& options, const RunContext& context, ba
       master_addr_(context.master_addr),
       job_id_(context.job_id),
       port_(std::move(port)),
-      leader_(JobLeader::Policies::of(options, job_id_), Clock::now()) {
+      leader_(options, job_id_, Clock::now()) {
   leader_.join(0, {.node = 0, .nproc = options.nproc_per_node, .role = options.role}, Clock::now());
   deliver();
 }

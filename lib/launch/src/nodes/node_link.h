@@ -2,15 +2,14 @@
 
 #include <syncbn/base/error.h>
 
-#include <chrono>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "common/clock.h"
 #include "job/job_messages.h"
-#include "job/record_message.h"
 
 namespace syncbn::launch {
 
@@ -19,8 +18,6 @@ namespace syncbn::launch {
 /// poll loop; next() then returns what has arrived. Not thread-safe.
 class NodeLink {
  public:
-  using Clock = std::chrono::steady_clock;
-
   NodeLink() = default;
   virtual ~NodeLink() = default;
   NodeLink(const NodeLink&) = delete;

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <utility>
 
 #include "common/json_messages.h"
 
@@ -44,7 +43,7 @@ void Peers::add_newcomer(base::Channel channel) {
 void Peers::handle(const Sink& sink) {
   // Take the time before reading, and read every ready connection: if this process waited for a
   // core, unread messages are not silence.
-  looked_at_ = PeerLauncher::Clock::now();
+  looked_at_ = Clock::now();
   const std::vector<int> ready = watched_.ready(nodes_.size() + newcomers_.size() + 1);
   const auto handle_if_ready = [&](PeerLauncher& peer) {
     const bool is_new = std::exchange(peer.is_new, false);
@@ -73,7 +72,11 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
   peer.channel.flush();
   const bool is_newcomer = peer.rank < 0;
   peer.channel.receive(is_newcomer ? kMaxHello : base::Channel::kMaxAtOnce);
-  shake_hands(peer);
+  if (!peer.handshake.is_done() && !peer.refused) {
+    if (peer.handshake.advance(peer.channel)) peer.protection = peer.handshake.protection();
+    const std::string& failure = peer.handshake.failure();
+    if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
+  }
   try {
     while (peer.handshake.is_done() && !peer.refused) {
       const auto message = next_message(peer.channel, peer.rank < 0 ? kMaxHello : kMaxMessage,
@@ -82,7 +85,7 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
       const auto known = message_in<FromNode>(*message);
       sink(peer, known);
       if (peer.rank < 0) continue;  // messages do not extend the time for its hello
-      peer.heard = PeerLauncher::Clock::now();
+      peer.heard = Clock::now();
       peer.paused = std::holds_alternative<Pause>(known);
     }
   } catch (const nlohmann::json::exception&) {
@@ -98,13 +101,6 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
   }
   if (peer.refused) peer.channel.consume(peer.channel.input().size());
   watch(peer);
-}
-
-void Peers::shake_hands(PeerLauncher& peer) {
-  if (peer.handshake.is_done() || peer.refused) return;
-  if (peer.handshake.advance(peer.channel)) peer.protection = peer.handshake.protection();
-  const std::string& failure = peer.handshake.failure();
-  if (!failure.empty()) refuse(peer, base::kExitUsage, failure);
 }
 
 void Peers::refuse(PeerLauncher& peer, int exit_code, const std::string& why) {

@@ -3,7 +3,6 @@
 #include <syncbn/base/channel.h>
 #include <syncbn/base/socket.h>
 
-#include <chrono>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/descriptors.h"
 #include "common/handshake.h"
 #include "job/job_messages.h"
@@ -19,8 +19,6 @@ namespace syncbn::launch {
 
 /// A launcher's connection to the coordinator.
 struct PeerLauncher {
-  using Clock = std::chrono::steady_clock;
-
   PeerLauncher(base::Channel connection, Handshake first)
       : channel(std::move(connection)),
         address(base::peer_address(channel.fd())),
@@ -90,10 +88,9 @@ class Peers {
   /// Closing is not enough: a forked process may have the socket as well.
   void unwatch(const PeerLauncher& peer) { watched_.remove(peer.channel.fd()); }
   bool is_gone(const PeerLauncher& peer, bool excuses_pauses) const;
-  /// Sends and receives without waiting. Refuses a launcher of another version, and one whose
-  /// message is unknown.
+  /// Shakes hands, sends and receives, without waiting. Refuses a launcher of another version, and
+  /// one whose message is unknown.
   void handle_one(PeerLauncher& peer, const Sink& sink);
-  void shake_hands(PeerLauncher& peer);
   /// Sends the reason, and keeps it for take_refusals().
   void refuse(PeerLauncher& peer, int exit_code, const std::string& why);
   void send(PeerLauncher& node, const std::string& line);
@@ -101,7 +98,7 @@ class Peers {
 
   const Handshake handshake_;
   const std::chrono::milliseconds silence_;
-  PeerLauncher::Clock::time_point looked_at_ = PeerLauncher::Clock::now();
+  Clock::time_point looked_at_ = Clock::now();
   std::vector<std::string> refusals_;
   WatchSet watched_{"cannot watch the connections of launchers"};
   std::vector<std::unique_ptr<PeerLauncher>> newcomers_;

@@ -13,7 +13,6 @@
 #include <cerrno>
 #include <cstdint>
 #include <nlohmann/json.hpp>
-#include <utility>
 
 #include "common/json_messages.h"
 #include "nodes/master_port.h"
@@ -53,10 +52,7 @@ TcpLink::TcpLink(const LaunchOptions& options, const std::string& job_id, int ma
       port_(master_port),
       handshake_(Handshake::Side::kClient, options.token),
       join_deadline_(Clock::now() + options.join_timeout),
-      next_try_(Clock::now()),
-      next_notice_(Clock::now() + JobLeader::kNoticePeriod),
       next_alive_(Clock::now() + options.alive_period),
-      heard_(Clock::now()),
       alive_period_(options.alive_period),
       silence_(options.silence()),
       reopened_by_(Clock::now() + kReopenPatience) {
@@ -71,7 +67,7 @@ TcpLink::TcpLink(const LaunchOptions& options, const std::string& job_id, int ma
   watched_.add(coordinator_->fd());
 }
 
-TcpLink::Clock::time_point TcpLink::due() const {
+Clock::time_point TcpLink::due() const {
   if (finish()) return coordinator_ ? coordinator_->due() : Clock::time_point::max();
   auto due = next_alive_;
   if (next_try_) due = std::min(due, *next_try_);

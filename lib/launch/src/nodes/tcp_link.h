@@ -4,13 +4,13 @@
 #include <syncbn/base/env.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/descriptors.h"
 #include "common/handshake.h"
 #include "job/status_socket.h"
@@ -81,10 +81,10 @@ class TcpLink : public NodeLink {
   bool accepted_ = false;                          ///< the coordinator has answered
 
   Clock::time_point join_deadline_;
-  std::optional<Clock::time_point> next_try_;
-  Clock::time_point next_notice_;
+  std::optional<Clock::time_point> next_try_ = Clock::now();
+  Clock::time_point next_notice_ = Clock::now() + JobLeader::kNoticePeriod;
   Clock::time_point next_alive_;
-  Clock::time_point heard_;
+  Clock::time_point heard_ = Clock::now();
   bool paused_ = false;  ///< the coordinator's process is stopped
 
   std::chrono::milliseconds alive_period_;

@@ -13,8 +13,6 @@
 namespace syncbn::launch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Time limit for torchrun's agents to leave the barrier after the last one has arrived.
 constexpr std::chrono::seconds kBarrierTimeout{5};
 constexpr const char* kAllArrived = "all are here";

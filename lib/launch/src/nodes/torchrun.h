@@ -4,11 +4,11 @@
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <functional>
 #include <map>
 #include <string>
 
+#include "common/clock.h"
 #include "job/torchrun_protocol.h"
 #include "nodes/node_link.h"
 #include "store/store_client.h"
@@ -24,7 +24,6 @@ bool shares_store();
 /// torchrun runs node 0, see TorchrunLink.) Not thread-safe.
 class TorchrunNodes {
  public:
-  using Clock = std::chrono::steady_clock;
   enum class Barrier { kOccupied, kLeft, kBroken };
 
   /// @param store must outlive this object.

@@ -9,7 +9,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <chrono>
 #include <regex>
@@ -251,17 +250,15 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line) {
 
 HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
                               std::string_view launcher_name) {
-  HeadOptions head;
-  head.hosts = hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
-                                               : read_host_file(typed.hostfile);
-  head.ssh = ssh_command(typed);
-  head.ssh_timeout = read_time("--ssh_timeout", typed.ssh_timeout_text,
-                               std::chrono::milliseconds(100), std::chrono::hours(24));
-  head.launcher = typed.ssh_launcher;
-  head.exports = read_exports(typed.exports);
-  head.node_options = line.options(kNeedsHosts | kExcludesHosts | kKeptByHead);
-  head.launcher_name = launcher_name;
-  return head;
+  return {.hosts = hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
+                                                   : read_host_file(typed.hostfile),
+          .ssh = ssh_command(typed),
+          .launcher = typed.ssh_launcher,
+          .ssh_timeout = read_time("--ssh_timeout", typed.ssh_timeout_text,
+                                   std::chrono::milliseconds(100), std::chrono::hours(24)),
+          .exports = read_exports(typed.exports),
+          .node_options = line.options(kNeedsHosts | kExcludesHosts | kKeptByHead),
+          .launcher_name = std::string(launcher_name)};
 }
 
 }  // namespace syncbn::launch

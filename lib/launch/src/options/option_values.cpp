@@ -34,14 +34,13 @@ std::vector<int> read_signals(const std::string& typed) {
     if (name == "SIGUSR1" || name == "SIGUSR2") continue;  // always passed on to the workers
     constexpr std::array kEnding{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
     const auto signal = std::ranges::find(kEnding, name, base::signal_name);
-    if (signal != kEnding.end()) {
-      signals.push_back(*signal);
-      continue;
+    if (signal == kEnding.end()) {
+      throw base::UserError(fmt::format(
+          "--signals_to_handle={}: '{}' is not one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, "
+          "SIGUSR2",
+          typed, name));
     }
-    throw base::UserError(fmt::format(
-        "--signals_to_handle={}: '{}' is not one of SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, "
-        "SIGUSR2",
-        typed, name));
+    signals.push_back(*signal);
   }
   return signals;
 }

@@ -6,7 +6,6 @@
 #include <syncbn/base/log.h>
 #include <syncbn/base/text.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <optional>
 #include <string_view>

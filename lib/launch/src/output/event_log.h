@@ -4,11 +4,11 @@
 #include <syncbn/launch/options.h>
 #include <sys/types.h>
 
-#include <chrono>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 
+#include "common/clock.h"
 #include "job/run_context.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
@@ -21,8 +21,6 @@ namespace syncbn::launch {
 /// then.
 class EventLog {
  public:
-  using Clock = std::chrono::steady_clock;
-
   /// @param context read at each event, for the node and the attempt.
   /// @throws base::UserError or base::UnavailableError if the file cannot be opened.
   EventLog(const LaunchOptions& options, const RunContext& context, const LogFolder& logs,

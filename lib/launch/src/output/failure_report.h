@@ -52,7 +52,8 @@ std::string render_report(const FailureReport& report);
 nlohmann::ordered_json json_of_failure(const FailureReport& failure);
 
 /// How the run ended, as a JSON object: exit_code, restarts, and failure, which may be null.
-std::string json_report(int exit_code, int restarts, const std::optional<FailureReport>& failure);
+std::string json_report(int exit_code, int restarts = 0,
+                        const std::optional<FailureReport>& failure = {});
 
 /// Writes json_report() to the file of --report, if it is not empty. An error is printed, and does
 /// not change the run's exit code.

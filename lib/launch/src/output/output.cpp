@@ -1,7 +1,6 @@
 #include "output/output.h"
 
 #include <fmt/chrono.h>
-#include <fmt/format.h>
 #include <signal.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
@@ -14,7 +13,6 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <utility>
 
 #include "common/descriptors.h"
 #include "output/log_folder.h"
@@ -118,7 +116,8 @@ void LineSplitter::finish(const Sink& sink) {
 Output::Output(OutputOptions options)
     : out_{std::move(options.out), StandardStream(STDOUT_FILENO), {}},
       err_{std::move(options.err), StandardStream(STDERR_FILENO), {}},
-      same_destination_(is_same_destination()) {}
+      same_destination_(is_same_destination()),
+      speaks_for_job_(options.speaks_for_job) {}
 
 Output::~Output() {
   erase_live();
@@ -135,7 +134,8 @@ void Output::log_to(size_t worker, Stream stream, const std::filesystem::path& f
 }
 
 void Output::copy_filtered(Stream stream, const std::filesystem::path& file) {
-  destination(stream).filtered = {LogFolder::open(file), file};
+  Destination& to = destination(stream);
+  if (!to.options.filters.empty()) to.filtered = {LogFolder::open(file), file};
 }
 
 std::string Output::prefix_of(size_t worker, Stream stream) {
@@ -202,7 +202,7 @@ void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   from.lines.feed(bytes, sink(worker, stream, text));
   if (passes_pieces(options)) pass_piece(from, from.lines.partial().rfind('\r') + 1, text);
   if (!due_ && (is_live(workers_[worker], stream) || passes_pieces(options))) {
-    due_ = std::chrono::steady_clock::now() + kLivePeriod;
+    due_ = Clock::now() + kLivePeriod;
   }
   if (options.shown) print(stream, options.whole_lines ? text : bytes);
 }
@@ -283,7 +283,7 @@ void Output::print(Stream stream, std::string_view text) {
 }
 
 void Output::show_partial_lines() {
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = Clock::now();
   if (!due_ || now < *due_) return;
   if (err_.stream.pending() > 0) {
     due_ = now + kLivePeriod;
@@ -389,7 +389,6 @@ bool OutputPipes::read_stream(Stream stream, const Sink& sink) {
 }
 
 int wait_for_reader(Output& output, Signals& signals, int exit_code, bool interrupted) {
-  using Clock = std::chrono::steady_clock;
   constexpr std::chrono::milliseconds kPatience{1000};
   const auto deadline = Clock::now() + kPatience;
   for (;;) {

@@ -5,7 +5,6 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/signals.h"
 #include "output/standard_stream.h"
 
@@ -66,6 +66,7 @@ struct OutputOptions {
   };
   Destination out = {};
   Destination err = {};
+  bool speaks_for_job = true;  ///< false: another node of a head prints messages about the job
 };
 
 /// Which of our standard streams are terminals whose user wants colours.
@@ -89,7 +90,7 @@ class Output {
 
   /// Also writes what a worker writes to `file`.
   void log_to(size_t worker, Stream stream, const std::filesystem::path& file);
-  /// Also writes lines that match the stream's filters to `file`.
+  /// Also writes lines that match the stream's filters, if there are any, to `file`.
   void copy_filtered(Stream stream, const std::filesystem::path& file);
 
   void write(size_t worker, Stream stream, std::string_view bytes);
@@ -104,6 +105,12 @@ class Output {
     say("syncbn-launch: " + fmt::format(format, std::forward<Args>(args)...));
   }
 
+  /// Prints a message about the whole job, unless another node of a head prints it.
+  template <class... Args>
+  void announce_for_job(fmt::format_string<Args...> format, Args&&... args) {
+    if (speaks_for_job_) announce(format, std::forward<Args>(args)...);
+  }
+
   /// Shows a bar below the lines until the next call; empty removes it. Does nothing unless stderr
   /// is a terminal.
   void set_bar(std::string bar);
@@ -114,7 +121,7 @@ class Output {
   /// Erases those lines and the bar.
   void clear_live();
   /// When show_partial_lines() has something new to show; empty: not before the next write().
-  std::optional<std::chrono::steady_clock::time_point> due() const { return due_; }
+  std::optional<Clock::time_point> due() const { return due_; }
 
   /// Writes as much of the pending text as our reader takes.
   void flush();
@@ -176,12 +183,13 @@ class Output {
   Destination err_;
   /// Both are the same terminal, pipe or file: they share err_'s queue, so that no line is torn.
   bool same_destination_;
+  bool speaks_for_job_;
   std::vector<Worker> workers_;
   std::string log_error_;  ///< the first
   uint64_t lines_ = 0;
   std::string bar_;
   size_t drawn_lines_ = 0;  ///< of live lines and the bar
-  std::optional<std::chrono::steady_clock::time_point> due_;
+  std::optional<Clock::time_point> due_;
   bool at_line_start_ = true;
 };
 

@@ -24,8 +24,6 @@
 namespace syncbn::launch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 constexpr int kMaxGpus = 64;
 
 // From cuda.h of the CUDA toolkit, which the launcher's build does not require.

@@ -3,10 +3,9 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
-#include "job/shown_text.h"
+#include "common/json_messages.h"
 
 namespace syncbn::launch {
 

@@ -8,7 +8,6 @@
 #include <syncbn/base/clock.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/held_port.h>
-#include <syncbn/base/socket.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -16,15 +15,12 @@
 #include <cstdint>
 #include <cstring>
 #include <string_view>
-#include <utility>
 #include <vector>
 
-#include "common/descriptors.h"
+#include "common/clock.h"
 
 namespace syncbn::launch {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // One-byte commands. The other end answers kAsk with its clock. After kTake, kBlock bytes follow;
 // the other end answers them with one byte.
@@ -100,14 +96,11 @@ LinkServer::LinkServer(std::string id, base::Deadline deadline)
     base::throw_errno("no free TCP port to measure the network");
   }
   port_ = base::bound_port(listener_.get());
-  Pipe pipe = Pipe::make();
-  stop_reader_ = std::move(pipe.reader);
-  stop_writer_ = std::move(pipe.writer);
   thread_ = std::thread([this] { serve(); });
 }
 
 LinkServer::~LinkServer() {
-  stop_writer_.reset();
+  stop_.writer.reset();
   thread_.join();
 }
 
@@ -116,7 +109,7 @@ void LinkServer::serve() {
   // which may take long to send the id.
   std::vector<base::Channel> newcomers;
   while (Clock::now() < deadline_) {
-    std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {stop_reader_.get(), POLLIN, 0}};
+    std::vector<pollfd> polls{{listener_.get(), POLLIN, 0}, {stop_.reader.get(), POLLIN, 0}};
     for (const base::Channel& one : newcomers) polls.push_back({one.fd(), POLLIN, 0});
     if (::poll(polls.data(), polls.size(), base::milliseconds_until(deadline_)) <= 0) continue;
     if (polls[1].revents != 0) return;

@@ -1,11 +1,12 @@
 #pragma once
 
 #include <syncbn/base/socket.h>
-#include <syncbn/base/unique_fd.h>
 
 #include <string>
 #include <thread>
 #include <utility>
+
+#include "common/descriptors.h"
 
 namespace syncbn::launch {
 
@@ -28,8 +29,7 @@ class LinkServer {
   std::string id_;
   base::Deadline deadline_;
   base::UniqueFd listener_;
-  base::UniqueFd stop_reader_;
-  base::UniqueFd stop_writer_;  ///< closed to end the thread
+  Pipe stop_ = Pipe::make();  ///< its writer is closed to end the thread
   int port_ = 0;
   std::thread thread_;
 };

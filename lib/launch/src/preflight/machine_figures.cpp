@@ -20,27 +20,23 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <thread>
 #include <type_traits>
 #include <utility>
 
+#include "common/clock.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
 #include "common/text_table.h"
 
 namespace syncbn::launch {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // A figure is an outlier if it is worse by this factor than the median of all nodes or, for a core,
 // of its node's cores.

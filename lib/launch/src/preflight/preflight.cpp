@@ -10,7 +10,6 @@
 #include <syncbn/base/text.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <iterator>
@@ -18,6 +17,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/json_messages.h"
 #include "options/option_table.h"
 #include "preflight/link_check.h"
@@ -26,8 +26,6 @@
 
 namespace syncbn::launch {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Upper bounds on the time for all nodes to measure, and for each of the two measurements of a
 // connection. These two add up to less, so that only the node whose connection hangs reports it.

@@ -1,13 +1,9 @@
 #include "ssh/node_protocol.h"
 
-#include <syncbn/base/error.h>
-
-#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "common/json_messages.h"
-#include "output/output.h"
+#include "job/job_messages.h"
 
 namespace syncbn::launch {
 namespace {
@@ -57,28 +53,15 @@ Json with_texts(Json json, std::string (*change)(const std::string&)) {
   return json;
 }
 
-// @throws nlohmann's exceptions.
-std::optional<NodeMessage> read(const Json& message) {
-  const std::string type = message.at("type");
-  if (type == "ready") {
-    return NodeMessage{.kind = NodeMessage::Kind::kReady, .master_port = message.at("master_port")};
-  }
-  const int64_t code = message.at("exit_code");
-  if (code < 0 || code > 255) return std::nullopt;
-  if (type == "problem" && code != base::kExitOk) {
-    return NodeMessage{.kind = NodeMessage::Kind::kProblem,
-                       .exit_code = static_cast<int>(code),
-                       .text = message.at("what")};
-  }
-  if (type != "ended") return std::nullopt;
-  const std::string report = message.at("report");
-  return NodeMessage{.kind = NodeMessage::Kind::kEnded,
-                     .exit_code = static_cast<int>(code),
-                     .text = report,
-                     .tells_failure = !parse_json(report).at("failure").is_null()};
-}
-
 }  // namespace
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeReady, master_port)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeProblem, exit_code, what)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeEnded, exit_code, report)
+template <>
+struct TypeNames<NodeMessage> {
+  static constexpr std::array kAll{"ready", "problem", "ended"};
+};
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Streams, out, err)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeJob, version, mark, folder, token, environment, words,
@@ -96,17 +79,21 @@ NodeJob NodeJob::from_json(const Json& message) {
   return job.version == SYNCBN_VERSION ? with_texts(message, as_bytes).get<NodeJob>() : job;
 }
 
-std::string NodeMessage::line(const std::string& mark) const {
-  Json json{{"type", "ready"}, {"master_port", master_port}};
-  if (kind == Kind::kProblem)
-    json = {{"type", "problem"}, {"exit_code", exit_code}, {"what", text}};
-  if (kind == Kind::kEnded) json = {{"type", "ended"}, {"exit_code", exit_code}, {"report", text}};
-  return mark + json_line(json);
+std::string node_line(const std::string& mark, const NodeMessage& message) {
+  return mark + message_line(message);
 }
 
-std::optional<NodeMessage> NodeMessage::parse(std::string_view text) {
+std::optional<NodeMessage> parse_node_message(std::string_view text) {
   try {
-    return read(parse_json(text));
+    const Json json = parse_json(text);
+    auto message = message_in<NodeMessage>(json);
+    const auto code = json.value("exit_code", int64_t{0});
+    const bool is_problem = std::holds_alternative<NodeProblem>(message);
+    if (code < (is_problem ? 1 : 0) || code > 255) return std::nullopt;
+    if (NodeEnded* const ended = std::get_if<NodeEnded>(&message)) {
+      ended->tells_failure = !parse_json(ended->report).at("failure").is_null();
+    }
+    return message;
   } catch (const Json::exception&) {
     return std::nullopt;
   }

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "job/run_context.h"
@@ -44,25 +45,30 @@ struct NodeJob {
   static NodeJob from_json(const nlohmann::json& message);
 };
 
-/// A message from a node to its head.
-struct NodeMessage {
-  enum class Kind {
-    kReady,    ///< waits for the head's go
-    kProblem,  ///< cannot start
-    kEnded,    ///< all of its workers have ended
-  };
-
-  Kind kind = Kind::kReady;
-  int master_port = 0;         ///< kReady: the port that it holds, or 0
-  int exit_code = 0;           ///< kProblem: not 0; kEnded
-  std::string text = {};       ///< kProblem: the error; kEnded: the report, in JSON
-  bool tells_failure = false;  ///< kEnded, set by parse(): the report is of a worker's failure
-
-  /// One line, which NodeLines recognises by the mark.
-  std::string line(const std::string& mark) const;
-  /// Empty if the message is invalid.
-  static std::optional<NodeMessage> parse(std::string_view text);
+/// From a node: it waits for the head's go.
+struct NodeReady {
+  int master_port = 0;  ///< that it holds, or 0
 };
+
+/// From a node: it cannot start.
+struct NodeProblem {
+  int exit_code = 0;  ///< not 0
+  std::string what;
+};
+
+/// From a node: all of its workers have ended.
+struct NodeEnded {
+  int exit_code = 0;
+  std::string report;          ///< in JSON
+  bool tells_failure = false;  ///< set by parse_node_message(): the report is of a worker's failure
+};
+
+using NodeMessage = std::variant<NodeReady, NodeProblem, NodeEnded>;
+
+/// One line, which NodeLines recognises by the mark.
+std::string node_line(const std::string& mark, const NodeMessage& message);
+/// Empty if the message is invalid.
+std::optional<NodeMessage> parse_node_message(std::string_view text);
 
 /// Separates the stderr of a node's launcher into its messages to the head, each after the job's
 /// mark at the end of a line, and its workers' lines. Long lines are cut as by a LineSplitter.

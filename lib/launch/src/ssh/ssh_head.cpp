@@ -359,7 +359,7 @@ NodeLines::Sinks SshHead::line_sinks(size_t index) {
           .message =
               [this, index](std::string_view text) {
                 if (nodes_[index].problem) return;
-                const auto message = NodeMessage::parse(text);
+                const auto message = parse_node_message(text);
                 if (!message || !handle_message(index, *message)) give_up(nodes_[index], text);
               }};
 }
@@ -374,28 +374,24 @@ void SshHead::take_line(size_t index, std::string_view line) {
 
 bool SshHead::handle_message(size_t index, const NodeMessage& message) {
   HeadNode& node = nodes_[index];
-  const bool is_asked = node.state == HeadNode::State::kAsked;
-  switch (message.kind) {
-    case NodeMessage::Kind::kReady:
-      if (!is_asked) return false;
-      if (index == 0) master_port_ = message.master_port;
-      node.state = HeadNode::State::kReady;
-      return true;
-    case NodeMessage::Kind::kProblem:
-      if (!is_asked) return false;
-      node.problem = {message.exit_code, message.text};
-      node.state = HeadNode::State::kRefused;
-      return true;
-    case NodeMessage::Kind::kEnded:
-      if (!begun_) return false;
-      // Only the node of the first failure reports it.
-      if (message.tells_failure || report_.empty()) report_ = message.text;
-      node.exit_code = message.exit_code;
-      limit_rest({});
-      if (first_failure_ == 0) first_failure_ = message.exit_code;
-      return true;
+  if (const NodeEnded* const ended = std::get_if<NodeEnded>(&message)) {
+    if (!begun_) return false;
+    // Only the node of the first failure reports it.
+    if (ended->tells_failure || report_.empty()) report_ = ended->report;
+    node.exit_code = ended->exit_code;
+    limit_rest({});
+    if (first_failure_ == 0) first_failure_ = ended->exit_code;
+    return true;
   }
-  return false;
+  if (node.state != HeadNode::State::kAsked) return false;
+  if (const NodeReady* const ready = std::get_if<NodeReady>(&message)) {
+    if (index == 0) master_port_ = ready->master_port;
+    node.state = HeadNode::State::kReady;
+  } else {
+    node.problem = std::get<NodeProblem>(message);
+    node.state = HeadNode::State::kRefused;
+  }
+  return true;
 }
 
 // Another program, or a launcher of another version, writes to the node's stderr.
@@ -428,8 +424,7 @@ int SshHead::exit_code() const {
 }
 
 std::string SshHead::report(int exit_code) const {
-  auto report = nlohmann::ordered_json::parse(
-      report_.empty() ? json_report(exit_code, 0, std::nullopt) : report_);
+  auto report = nlohmann::ordered_json::parse(report_.empty() ? json_report(exit_code) : report_);
   report["exit_code"] = exit_code;
   return report.dump(2) + "\n";
 }

@@ -3,7 +3,6 @@
 #include <syncbn/base/channel.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -11,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/signals.h"
 #include "output/output.h"
 #include "ssh/head_plan.h"
@@ -22,10 +22,6 @@ namespace syncbn::launch {
 /// A node's state in the head, with the pipes to its process on this machine: ssh or a launcher.
 struct HeadNode {
   enum class State { kAsked, kReady, kRefused, kEnded };
-  struct Problem {
-    int exit_code = 0;
-    std::string what;
-  };
 
   HeadNode(Host where, bool here, const std::string& mark)
       : host(std::move(where)), is_here(here), lines(mark) {}
@@ -39,7 +35,7 @@ struct HeadNode {
   std::string last_words;  ///< the last line on its stderr before the job has begun
   std::optional<int> start_error;
   std::optional<int> exit_code;  ///< reported by its launcher
-  std::optional<Problem> problem;
+  std::optional<NodeProblem> problem;
 };
 
 /// The launcher that the user starts with a list of hosts. It runs no workers; it starts a launcher
@@ -59,8 +55,6 @@ class SshHead {
   int run();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void start();
   bool wait_until_ready();
   void report_problems();

@@ -69,10 +69,10 @@ std::optional<LaunchOptions> SshNode::prepare(
     check(options);
   } catch (const base::Error& error) {
     exit_code_ = error.exit_code();
-    say({.kind = NodeMessage::Kind::kProblem, .exit_code = exit_code_, .text = error.what()});
+    say(NodeProblem{exit_code_, error.what()});
     return std::nullopt;
   }
-  say({.kind = NodeMessage::Kind::kReady, .master_port = port_ ? port_->port() : 0});
+  say(NodeReady{port_ ? port_->port() : 0});
   const int port = number_in(head_.wait_for("go"), "master_port");
   if (port != 0) options.master_port = port;
   return options;
@@ -97,12 +97,11 @@ LaunchOptions SshNode::get_ready(const NodeJob& job) {
 }
 
 std::string SshNode::ended(int exit_code, const std::string& report) const {
-  return NodeMessage{.kind = NodeMessage::Kind::kEnded, .exit_code = exit_code, .text = report}
-      .line(mark_);
+  return node_line(mark_, NodeEnded{.exit_code = exit_code, .report = report});
 }
 
 void SshNode::say(const NodeMessage& message) const {
-  base::write_stderr(message.line(mark_) + "\n");
+  base::write_stderr(node_line(mark_, message) + "\n");
 }
 
 }  // namespace syncbn::launch

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
-#include <syncbn/base/socket.h>
 #include <syncbn/base/store_greeting.h>
 #include <unistd.h>
 
 #include <cstring>
 
+#include "common/clock.h"
 #include "store/store_protocol.h"
 
 namespace syncbn::launch {
@@ -19,7 +19,6 @@ using store::put_integer;
 using store::put_string;
 using store::Query;
 using store::wire_key;
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kRetryPause{100};
 

@@ -2,7 +2,6 @@
 
 #include <syncbn/base/channel.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/clock.h"
 #include "store/store_answers.h"
 
 namespace syncbn::launch {
@@ -26,12 +26,10 @@ class StoreServer {
  public:
   static constexpr std::chrono::seconds kGreetingTimeout{10};
 
-  /// Receives each connection whose first byte is not that of TCPStore's greeting. The channel's
-  /// input holds what it has sent so far.
-  using ForeignSink = std::function<void(base::Channel channel)>;
-
   struct Hooks {
-    ForeignSink foreign = {};  ///< may call the server. Empty: it closes foreign connections
+    /// Receives each connection whose first byte is not that of TCPStore's greeting. The channel's
+    /// input holds what it has sent so far. May call the server. Empty: the server closes these.
+    std::function<void(base::Channel channel)> foreign = {};
     /// Whether to serve the client that is connected to this socket. Empty: any client.
     std::function<bool(int client)> admits = {};
   };
@@ -69,7 +67,6 @@ class StoreServer {
   void clear();
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Connection;
 
   bool accept_connections();

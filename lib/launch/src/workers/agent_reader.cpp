@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
-#include <string>
 
 namespace syncbn::launch {
 namespace {

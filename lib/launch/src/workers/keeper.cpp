@@ -26,8 +26,6 @@
 namespace syncbn::launch {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // The launcher sends the number of a signal to pass on, or one of these.
 constexpr int32_t kFinish = 0;
 constexpr int32_t kFinishSparingDaemons = -1;

@@ -3,13 +3,13 @@
 #include <syncbn/base/unique_fd.h>
 #include <sys/types.h>
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/processes.h"
 
 namespace syncbn::launch {
@@ -99,7 +99,7 @@ class Keeper {
  private:
   /// After the keeper's end: waits until the sentinel has no children, or the deadline passes; then
   /// ends it. Returns whether it had none.
-  bool end_sentinel(std::chrono::steady_clock::time_point deadline) const;
+  bool end_sentinel(Clock::time_point deadline) const;
 
   base::UniqueFd socket_;
   pid_t sentinel_ = -1;

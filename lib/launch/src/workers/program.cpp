@@ -10,12 +10,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <filesystem>
 #include <optional>
 #include <regex>
 #include <sstream>
-#include <string_view>
 
 #include "common/descriptors.h"
 #include "common/words.h"

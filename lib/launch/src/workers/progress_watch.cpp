@@ -1,6 +1,5 @@
 #include "workers/progress_watch.h"
 
-#include <fmt/format.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/text.h>
 
@@ -46,7 +45,7 @@ void ProgressWatch::add_to(std::vector<pollfd>& polls) const {
   }
 }
 
-ProgressWatch::Clock::time_point ProgressWatch::due() const {
+Clock::time_point ProgressWatch::due() const {
   auto due = next_check_;
   for (const auto& time : {next_records_, bar_.due()}) {
     if (time) due = std::min(due, *time);

@@ -4,10 +4,10 @@
 #include <syncbn/base/progress_bar.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <optional>
 #include <vector>
 
+#include "common/clock.h"
 #include "job/worker_state.h"
 #include "nodes/node_link.h"
 #include "output/output.h"
@@ -20,8 +20,6 @@ namespace syncbn::launch {
 /// thread-safe.
 class ProgressWatch {
  public:
-  using Clock = std::chrono::steady_clock;
-
   /// What it refers to must outlive this object.
   ProgressWatch(const LaunchOptions& options, Output& output, NodeLink& link, int attempt,
                 std::vector<Worker>& workers);

@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "common/descriptors.h"
@@ -435,7 +434,7 @@ void WorkerGroup::continue_keeper() {
 
 void WorkerGroup::on(const NameHang& hang) {
   if (ending_ || first_failure_ || is_paused_) return;
-  say_for_job(hang.text);
+  run_.output.announce_for_job("{}", hang.text);
   watch_.hang_was_named(hang);
   for (size_t i = 0; i < workers_.size(); ++i) {
     if (workers_[i].rank == hang.rank && workers_[i].running) end_hanging(i, hang.text);
@@ -445,23 +444,17 @@ void WorkerGroup::on(const NameHang& hang) {
 void WorkerGroup::end_hanging(size_t index, const std::string& text) {
   Worker& worker = workers_[index];
   // This launcher sends no heartbeats meanwhile.
-  const auto patience =
-      std::min<std::chrono::duration<double>>(kStackPatience, run_.options.alive_period);
+  const std::chrono::milliseconds patience =
+      std::min<std::chrono::milliseconds>(kStackPatience, run_.options.alive_period);
   if (state_of_process(worker.pid) != 'T') {
     run_.output.announce("threads of rank {}:\n{}", worker.rank,
-                         describe_threads(worker.pid, 0.8 * patience.count()));
-    abort_if_caught(worker.pid, 0.2 * patience.count());
+                         describe_threads(worker.pid, Clock::now() + patience * 4 / 5));
+    abort_if_caught(worker.pid, Clock::now() + patience / 5);
   }
   worker.hang = text;
   worker.wait_status = SIGKILL;  // also if it cannot be killed
   fail_first(index, base::kExitSignalBase + SIGKILL, true, "it made no progress (--hang_timeout)");
   ::kill(-worker.pid, SIGKILL);
-}
-
-void WorkerGroup::say_for_job(const std::string& message) {
-  if (run_.options.message_scope != MessageScope::kOwnWorkers) {
-    run_.output.announce("{}", message);
-  }
 }
 
 void WorkerGroup::handle_deadlines() {

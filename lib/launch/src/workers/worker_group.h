@@ -5,17 +5,16 @@
 #include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/signals.h"
 #include "job/run_context.h"
 #include "job/status_socket.h"
-#include "job/worker_state.h"
 #include "nodes/node_link.h"
 #include "output/event_log.h"
 #include "output/log_folder.h"
@@ -58,8 +57,6 @@ class WorkerGroup {
   std::vector<RankMemory> take_records();
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   void handle_lost_keeper();
   void start();
   base::UniqueFd share_secret_of_workers() const;
@@ -71,7 +68,7 @@ class WorkerGroup {
   void handle_link();
   template <class Message>
   void on(const Message& /*for the Supervisor*/) {}
-  void on(const Waiting& message) { say_for_job(message.message); }
+  void on(const Waiting& message) { run_.output.announce_for_job("{}", message.message); }
   void on(const Inquire& /*message*/) { run_.link.send(Workers{watch_.states()}); }
   void on(const AskRecords& message);
   void on(const Hold& /*message*/) { watch_.forgive_silence(); }
@@ -93,8 +90,6 @@ class WorkerGroup {
   /// Writes to the workers' logs why the attempt ends.
   /// @param except a worker that has written it itself, or null
   void note_in_logs(const std::string& reason, const Worker* except);
-  /// Prints a message about the whole job, unless another node of a head prints it.
-  void say_for_job(const std::string& message);
 
   void worker_ended(size_t worker);
   void log_end(size_t worker, const std::string& error);

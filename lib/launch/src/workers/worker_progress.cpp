@@ -45,8 +45,7 @@ void WorkerProgress::update(const RankMemory::Counts& calls, Clock::time_point n
   calls_ = calls;
 }
 
-std::optional<WorkerProgress::Clock::duration> WorkerProgress::stalled_for(
-    Clock::time_point now) const {
+std::optional<Clock::duration> WorkerProgress::stalled_for(Clock::time_point now) const {
   if (steps_ == 0 && calls_.started == calls_.ended) return std::nullopt;
   return now - since_ - allowance_;
 }

@@ -2,11 +2,11 @@
 
 #include <syncbn/agent.h>
 
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 
+#include "common/clock.h"
 #include "job/rank_record.h"
 #include "job/worker_state.h"
 
@@ -16,8 +16,6 @@ namespace syncbn::launch {
 /// progress. Not thread-safe.
 class WorkerProgress {
  public:
-  using Clock = std::chrono::steady_clock;
-
   void update(const syncbn_agent_record& record, Clock::time_point now);
   /// A call that begins or ends is progress.
   void update(const RankMemory::Counts& calls, Clock::time_point now);

@@ -100,8 +100,8 @@ struct LaunchOptions {
   std::optional<bool> is_host;  ///< with c10d: whether this launcher leads; empty: it finds out
 
   int max_restarts = 0;
-  std::chrono::milliseconds
-      restart_window{};     ///< within which max_restarts counts; 0: the whole run
+  /// Time within which max_restarts counts; 0: the whole run.
+  std::chrono::milliseconds restart_window{};
   int exclude_failing = 0;  ///< failures after which the job continues without a node; 0: never
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::vector<int> ending_signals;               ///< signals_to_handle without SIGUSR1, SIGUSR2
