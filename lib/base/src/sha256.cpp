@@ -11,37 +11,56 @@
 namespace syncbn::base {
 namespace {
 
-/// A function of OpenSSL, which is loaded on demand: a program that links libcrypto starts
+/// OpenSSL's functions, which are loaded on demand: a program that links libcrypto starts
 /// milliseconds later. Neither HMAC() nor EVP_Digest(), which crash after OpenSSL's own exit
 /// handler: a rank seals its leave notice in a later one.
-template <class Function>
-Function* libcrypto(const char* name) {
-  void* library = ::dlopen("libcrypto.so.3", RTLD_LAZY);
-  if (library == nullptr) library = ::dlopen("libcrypto.so.1.1", RTLD_LAZY);
-  void* const function = library == nullptr ? nullptr : ::dlsym(library, name);
-  if (function != nullptr) return reinterpret_cast<Function*>(function);
+struct Libcrypto {
+  int (*init)(void*);
+  int (*update)(void*, const void*, size_t);
+  int (*finish)(void*, void*);
+  int (*compare)(const void*, const void*, size_t);
+};
+
+Libcrypto load() {
+  for (const char* const file : {"libcrypto.so.3", "libcrypto.so.1.1"}) {
+    void* const library = ::dlopen(file, RTLD_LAZY);
+    const auto take = [library]<class Function>(const char* name, Function*& function) {
+      function = reinterpret_cast<Function*>(library == nullptr ? nullptr : ::dlsym(library, name));
+      return function != nullptr;
+    };
+    Libcrypto found{};
+    if (take("SHA256_Init", found.init) && take("SHA256_Update", found.update) &&
+        take("SHA256_Final", found.finish) && take("CRYPTO_memcmp", found.compare)) {
+      return found;
+    }
+  }
   throw UserError(fmt::format(
       "cannot load OpenSSL's libcrypto.so.3 or libcrypto.so.1.1, which computes SHA-256: "
       "{}; install OpenSSL (Debian's package libssl3)",
       ::dlerror()));
 }
 
+const Libcrypto& libcrypto() {
+  static const Libcrypto functions = load();
+  return functions;
+}
+
 std::string sha256_of(std::initializer_list<std::string_view> parts) {
-  static auto* const init = libcrypto<int(void*)>("SHA256_Init");
-  static auto* const update = libcrypto<int(void*, const void*, size_t)>("SHA256_Update");
-  static auto* const finish = libcrypto<int(void*, void*)>("SHA256_Final");
+  const Libcrypto& openssl = libcrypto();
   std::array<uint64_t, 32> context;  // OpenSSL's SHA256_CTX, which has 112 bytes
-  init(context.data());
-  for (const std::string_view part : parts) update(context.data(), part.data(), part.size());
   std::string digest(32, '\0');
-  finish(digest.data(), context.data());
+  bool done = openssl.init(context.data()) == 1;
+  for (const std::string_view part : parts)
+    done = done && openssl.update(context.data(), part.data(), part.size()) == 1;
+  if (!done || openssl.finish(digest.data(), context.data()) != 1)
+    throw InternalError("OpenSSL's libcrypto refuses to compute SHA-256");
   return digest;
 }
 
 }  // namespace
 
 void load_sha256() {
-  sha256("");
+  libcrypto();
 }
 
 std::string sha256(std::string_view bytes) {
@@ -64,8 +83,7 @@ std::string to_hex(std::string_view bytes) {
 }
 
 bool equal_in_constant_time(std::string_view a, std::string_view b) {
-  static auto* const compare = libcrypto<int(const void*, const void*, size_t)>("CRYPTO_memcmp");
-  return a.size() == b.size() && compare(a.data(), b.data(), a.size()) == 0;
+  return a.size() == b.size() && libcrypto().compare(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace syncbn::base

@@ -145,14 +145,15 @@ GroupResult Supervisor::finish(const JobFailure& end, bool was_printed) {
   const bool is_own_signal =
       signal_ && end.rank < 0 && end.exit_code == base::kExitSignalBase + *signal_;
   if (end.is(last_.cause) && (failed_here || is_own_signal)) return last_;
-  if (is_own_signal && failed_here) {
+  if (is_own_signal && failed_here && link_->leads()) {
     // The failure alone would not have ended the job.
     last_ = {.exit_code = end.exit_code, .signal = signal_};
     output_.announce_for_job("{}, instead of restart {} of {}", reason_of(last_),
                              context_.restart_count + 1, options_.max_restarts);
     return last_;
   }
-  if (!was_printed && !end.is(last_.cause)) output_.announce("error: {}", end.what);
+  if (!was_printed && !end.what.empty() && !end.is(last_.cause))
+    output_.announce("error: {}", end.what);
   // A node's reader is its head, which ends by itself and needs no time limit.
   if (!failed_here && node_ == nullptr) interrupted_ = true;
   // --report describes only the failure that determines the exit code.
@@ -194,12 +195,13 @@ std::optional<int> Supervisor::wait_for_leader(std::optional<Start>& start) {
   bool signalled = false;
   for (;;) {
     link_->handle();
-    if (auto successor = link_->take_successor()) link_ = std::move(successor);
     if (const auto records = link_->take_records()) write_records(*records);
     while (const auto message = link_->next()) {
       if (const auto* const line = std::get_if<Waiting>(&*message))
         output_.announce_for_job("{}", line->message);
       if (std::holds_alternative<Inquire>(*message)) link_->send(Workers{});
+      if (const auto* const answer = std::get_if<Status>(&*message))
+        status_.answer(status_text(context_, link_->waits(), *answer));
       if (const auto* const ask = std::get_if<AskRecords>(&*message)) {
         for (const RankMemory& rank : records_) link_->report_record(ask->question, rank);
         link_->send(Records{ask->question});
@@ -208,6 +210,10 @@ std::optional<int> Supervisor::wait_for_leader(std::optional<Start>& start) {
         start = *begin;
         return std::nullopt;
       }
+    }
+    if (auto successor = link_->take_successor()) {
+      link_ = std::move(successor);
+      continue;
     }
     if (link_->finish()) return std::nullopt;
     if (status_.handle()) status_.answer(status_text(context_, link_->waits()));

@@ -13,6 +13,7 @@
 #include <syncbn/train/inputs.h>
 #include <syncbn/train/task.h>
 
+#include "records/log_record.h"
 #include "records/mistakes.h"
 #include "records/run_folder.h"
 #include "step/model.h"
@@ -20,9 +21,6 @@
 #include "tasks/added_metrics.h"
 
 namespace syncbn::train {
-
-/// Prefix of the names of the moving average's results.
-inline constexpr const char* kAverage = "ema_";
 
 /// The results on a set of samples, equal on all ranks.
 struct Evaluation {

@@ -340,7 +340,12 @@ std::string JobRecords::text() const {
   head.unix_ns = base::unix_ns();
   FlightText lines;
   for (const auto& [rank, message] : messages) {
-    if (const auto record = record_in(parse_json(message))) lines.add(*record);
+    const auto record = record_in(parse_json(message));
+    if (record && record->rank == rank) {
+      lines.add(*record);
+    } else {
+      head.missing.push_back({fmt::format("rank {}", rank), {rank}, "its record is damaged"});
+    }
   }
   return lines.text(head);
 }

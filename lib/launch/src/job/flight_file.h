@@ -85,8 +85,8 @@ struct RecordQuota {
   static RecordQuota of(int world_size);
 };
 
-/// json_of() as a message from the rank's launcher to node 0's, for record_in(). Leaves out the
-/// oldest calls that have ended to meet the quota; empty if not even one call fits.
+/// json_of() as the text of the message Record, for record_in(). Leaves out the oldest calls that
+/// have ended to meet the quota; empty if not even one call fits.
 std::optional<nlohmann::json> record_message(RankRecord record, const RecordQuota& quota);
 
 /// The flight records of all ranks, as node 0's launcher has received them.

@@ -506,7 +506,7 @@ void JobLeader::end_attempt() {
     state_ = State::kLeaving;
     return;
   }
-  if (!no_restart_.empty()) notice(no_restart_);
+  if (!no_restart_.empty() && !over_) notice(no_restart_);
   const bool can_restart = options_.nodes_may_change() || present() == options_.nnodes.max;
   if (!failure_.may_restart || !can_restart) return finish(failure_);
   ++restarts_;

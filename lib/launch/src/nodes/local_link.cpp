@@ -40,7 +40,11 @@ void LocalLink::deliver() {
     if (const Finish* const finish = std::get_if<Finish>(&message)) end(*finish);
     if (Start* const start = std::get_if<Start>(&message)) {
       // A fresh port, so that no worker of the last attempt can reach the new store.
-      if (start->attempt > 0 && options_.master_port.value_or(0) == 0) port_ = hold_port(0);
+      try {
+        if (start->attempt > 0 && options_.master_port.value_or(0) == 0) port_ = hold_port(0);
+      } catch (const std::exception& error) {
+        return end(base::exit_code_of(error), error.what());
+      }
       start->master_addr = master_addr_;
       start->master_port = port_.port();
       start->job_id = job_id_;

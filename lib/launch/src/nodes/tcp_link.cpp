@@ -327,7 +327,7 @@ void TcpLink::report_no_start(int exit_code, const std::string& what) {
 
 void TcpLink::report_end(int attempt) {
   NodeLink::report_end(attempt);
-  if (left_by_signal_) end(base::kExitSignalBase + *left_by_signal_, "");
+  if (left_by_signal_) end(job_failure(attempt, base::kExitSignalBase + *left_by_signal_, ""));
 }
 
 void TcpLink::pause() {

@@ -119,7 +119,8 @@ void TorchrunLink::send(const FromNode& message) {
 }
 
 void TorchrunLink::report_signal(int signal) {
-  end(base::kExitSignalBase + signal, "ended by " + base::signal_name(signal));
+  end(job_failure(/*attempt=*/0, base::kExitSignalBase + signal,
+                  "ended by " + base::signal_name(signal)));
 }
 
 void TorchrunLink::report_end(int /*attempt*/) {

@@ -40,6 +40,12 @@ void apply_scheduler(const CommandLine& line, LaunchOptions& options) {
   if (!line.has("--rdzv_id") && !place->run_id.empty()) options.run_id = place->run_id;
 }
 
+// Nobody shall lose the encryption of a former version unnoticed.
+void check_tls_variable() {
+  const char* const tls = std::getenv("SYNCBN_TLS");
+  if (tls != nullptr && read_flag(tls).value_or(false)) throw_if_removed("tls");
+}
+
 void check_nodes(const CommandLine& line, const LaunchOptions& options) {
   const int nnodes = options.nnodes.max;
   if (options.standalone && nnodes > 1) {
@@ -65,8 +71,7 @@ void check_nodes(const CommandLine& line, const LaunchOptions& options) {
         options.node_rank, nnodes));
   }
   if (nnodes == 1) return check_stdin(options, options.nproc_per_node);
-  const char* const tls = std::getenv("SYNCBN_TLS");
-  if (tls != nullptr && read_flag(tls).value_or(false)) throw_if_removed("tls");
+  check_tls_variable();
   const bool has_rank =
       line.has("--node_rank") || !options.scheduler.empty() || kubernetes_index().has_value();
   if (!has_rank && !options.c10d) {
@@ -161,6 +166,7 @@ LaunchOptions read_for_head(const TypedOptions& typed, const CommandLine& line,
   options.token = read_token(typed.token_file);
   if (options.token.empty()) options.token = base::make_secret();
   options.head = read_head_options(typed, line, launcher_name);
+  check_tls_variable();
   return options;
 }
 

@@ -279,6 +279,8 @@ void WorkerGroup::on(const Status& message) {
 }
 
 void WorkerGroup::on(const Stop& message) {
+  const bool is_of_another = message.why.attempt >= 0 && message.why.attempt != context_.attempt;
+  if (is_of_another || stop_) return;
   stop_ = message;
   if (ending_ || first_failure_) return;
   const auto scope = run_.options.message_scope;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "evaluation.h"
+#include "records/log_record.h"
 #include "records/run_files.h"
 
 namespace syncbn::train {

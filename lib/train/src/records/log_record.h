@@ -13,6 +13,9 @@
 
 namespace syncbn::train {
 
+/// Prefix of the names of the moving average's results.
+inline constexpr const char* kAverage = "ema_";
+
 /// The numbers of a line of log.jsonl about a step or an epoch.
 struct LogRecord {
   std::string event;  ///< "step" or "epoch"

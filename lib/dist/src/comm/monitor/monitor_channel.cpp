@@ -36,6 +36,19 @@ constexpr size_t kMaxGreeting = size_t{64} * 1024;
 // Upper bound on connections of other programs (port scanners) that are open at the same time.
 constexpr int kMaxStrangers = 64;
 
+/// The job's secret; none without libcrypto, by which ranks prove that they know it.
+const std::string& usable_secret() {
+  static const auto* const secret = new std::string([] {
+    try {
+      if (!base::job_secret().empty()) base::load_sha256();
+      return base::job_secret();
+    } catch (const base::UserError&) {
+      return std::string();
+    }
+  }());  // outlives static destructors
+  return *secret;
+}
+
 /// This process's channel, for the fork() handlers.
 struct Living {
   std::mutex mutex;
@@ -86,7 +99,7 @@ MonitorLink::MonitorLink(base::UniqueFd fd, base::Handshake::Side side, int peer
                  .server = "rank 0",
                  .secret = "secret",
                  .source = base::kSecretDescriptor},
-                base::job_secret()),
+                usable_secret()),
       peer(peer_rank),
       where(std::move(peer_where)) {
   base::detect_lost_host(channel.fd());
@@ -113,7 +126,6 @@ MonitorChannel::MonitorChannel(c10d::Store& store, int rank, int world_size,
       where_(fmt::format("{}, process {}", base::hostname(), ::getpid())),
       wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_) base::throw_errno("cannot make an eventfd");
-  if (!base::job_secret().empty()) base::load_sha256();  // throws here, not in the thread
   if (rank_ == 0) {
     listen(store, address);
   } else {
@@ -127,12 +139,14 @@ void MonitorChannel::listen(c10d::Store& store, const std::string& address) {
   if (!list) throw base::UnavailableError(fmt::format("rank 0 cannot use {}: {}", address, reason));
   listener_ = base::listen_at(*list, SOCK_NONBLOCK);
   if (!listener_) base::throw_errno(fmt::format("rank 0 cannot listen on {}", address));
+  if (usable_secret() != base::job_secret())
+    spdlog::warn("without OpenSSL's libcrypto, other users of this machine could disturb the job");
   token_ = base::random_id();
   const Message place{0,
                       Message::kAll,
                       "place",
                       {address, std::to_string(base::bound_port(listener_.get())), token_, where_,
-                       base::job_secret().empty() ? "" : "secret"}};
+                       usable_secret().empty() ? "" : "secret"}};
   const std::string line = place.line();
   store.set(kStoreKey, std::vector<uint8_t>(line.begin(), line.end()));
 }
@@ -155,6 +169,7 @@ void MonitorChannel::connect(c10d::Store& store, std::chrono::milliseconds limit
         "({}); what starts the rank must not close descriptors",
         rank_, world_size_, base::hostname(), base::kSecretDescriptor));
   }
+  if (!place->field(4).empty()) base::load_sha256();  // throws here, not in the thread
   const auto deadline = std::chrono::steady_clock::now() + limit;
   std::string reason;
   const int port = static_cast<int>(place->number(1));
@@ -374,7 +389,7 @@ std::vector<Message> MonitorChannel::read_links() {
 }
 
 void MonitorChannel::refuse(MonitorLink& link) {
-  if (!base::job_secret().empty() && !std::exchange(has_refused_, true)) {
+  if (!usable_secret().empty() && !std::exchange(has_refused_, true)) {
     spdlog::warn("rank 0 refused a connection from {} to its peer monitor: {} (said once)",
                  base::peer_address(link.channel.fd()), link.handshake.failure());
   }
