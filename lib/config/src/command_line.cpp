@@ -103,6 +103,7 @@ std::string suggestion(const std::string& name, const std::string& dashes,
     return fmt::format("; it is a section: set its keys, such as '{}{}'", dashes, in_section->path);
   }
   std::vector<std::string> own;
+  own.reserve(options.size());
   for (const ProgramOption& option : options) own.push_back(option.name);
   auto nearest = base::nearest(name, own);
   if (!nearest) nearest = nearest_key(name, fields);
