@@ -125,7 +125,7 @@ TEST(LaunchHangTest, AStoppedRankIsNamedInALongPhase) {
                             " heartbeat 1 phase 600000 checkpoint wait";
   Program& job = start_alone(nodes, 2, {kShortTimeout}, shell(phase));
   const pid_t pid = pid_in(nodes, "pid1");
-  shown(std::to_string(job.pid()), ContainsRegex("    1 .* checkpoint\n"));
+  shown(std::to_string(job.pid()), ContainsRegex("\n    1 .* checkpoint\n"));
   ::kill(pid, SIGSTOP);
   const auto result = job.wait();
   EXPECT_EQ(result.exit_code, 137);
@@ -139,7 +139,7 @@ TEST(LaunchNoHangTest, AShortStopBeforeTheFirstStepIsNoHang) {
                             " phase 600000 checkpoint wait";
   Program& job = start_alone(nodes, 2, {"--hang_timeout=60"}, shell(phase));
   const pid_t pid = pid_in(nodes, "pid1");
-  shown(std::to_string(job.pid()), ContainsRegex("    1 .* checkpoint\n"));
+  shown(std::to_string(job.pid()), ContainsRegex("\n    1 .* checkpoint\n"));
   ::kill(pid, SIGSTOP);
   std::this_thread::sleep_for(std::chrono::seconds(3));  // the launcher checks every 0.5 s
   EXPECT_EQ(job.err(), "");
