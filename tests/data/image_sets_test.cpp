@@ -631,11 +631,19 @@ TEST_F(VocSegmentationTest, ReadsTheListsThatTheOptionsName) {
 TEST_F(VocSegmentationTest, NamesWhatIsMissing) {
   fs::remove(folder_ / kVoc / "SegmentationClass/2007_000032.png");
   EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
-              refuses("SegmentationClass/2007_000032.png", "on the list 'train', does not exist"));
+              refuses("VOC2012' for 1 of 4 photos and masks of the list 'train': "
+                      "SegmentationClass/2007_000032.png; ",
+                      "remove their names from the list"));
   fs::create_symlink("nowhere", folder_ / kVoc / "SegmentationClass/2007_000032.png");
   EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
-              refuses("does not exist: it is a link to 'nowhere'", "2007_000032.png"));
+              refuses("2007_000032.png (it is a link to 'nowhere'", "which does not exist)"));
   fs::remove(folder_ / kVoc / "SegmentationClass/2007_000032.png");
+  const fs::path photo = folder_ / kVoc / "JPEGImages/2007_000032.jpg";
+  fs::rename(photo, folder_ / "kept.jpg");
+  EXPECT_THAT([&] { load_voc_segmentation(options_, Split::kTrain); },
+              refuses(" for 2 of 4 photos and masks",
+                      ": JPEGImages/2007_000032.jpg, SegmentationClass/2007_000032.png; "));
+  fs::rename(folder_ / "kept.jpg", photo);
   add("2007_000032", "png_palette8.png");  // its labels exceed VOC's
   EXPECT_THAT([&] { all_of(*load_voc_segmentation(options_, Split::kTrain)); },
               refuses("SegmentationClass/2007_000032.png", "labels are below 21"));

@@ -234,7 +234,7 @@ TEST_F(BadInputTest, SaysWhereARelativePathOfDataStarts) {
       base::kExitUsage,
       "No such file or directory; choose another path (it is relative to the working folder, " +
           inputs_.path().string() +
-          "; start where it leads to the data, or write "
+          "; start where it leads to the data, set data.path=/ABSOLUTE/PATH, or write "
           "${here}/here/digits.csv.gz for");
   const auto absolute = run_train(digits(run_dir(), {"--data.path=/nowhere/digits.csv.gz"}));
   expect_one_message(absolute, base::kExitUsage, "/nowhere/digits.csv.gz");
@@ -321,6 +321,13 @@ TEST_F(BadRankTest, RefusesMoreRanksThanSamples) {
       train_on(shipped_config("digits.yaml"),
                {"--sampler=distributed", "--data=synthetic", "--data.size=3"}, rank_env(0, 4, 1)),
       base::kExitUsage, "3 samples are too few for 4 ranks");
+  // Neither rank waits for the other.
+  const auto two =
+      launch_train(2, digits(run_dir(), {"--data=synthetic", "--data.size=1", "--epochs=1"}));
+  EXPECT_EQ(two.exit_code, base::kExitUsage) << two.err;
+  EXPECT_EQ(count(two.out + two.err, "train: error:"), 1) << two.out << two.err;
+  EXPECT_THAT(two.out + two.err, HasSubstr("rank 1 of 2 has no sample"));
+  EXPECT_TRUE(outputs_.empty());
 }
 
 TEST_F(BadRankTest, SaysAFaultOnceForAllRanksOfANode) {

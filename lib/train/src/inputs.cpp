@@ -66,9 +66,10 @@ std::shared_ptr<const data::Dataset> make_data(const Config& config, data::Split
       std::string advice;
       if (!path.is_absolute()) {
         advice = fmt::format(
-            " (it is relative to the working folder, {}; start where it leads to the data, or "
-            "write ${{here}}/{} for a path relative to the configuration)",
-            std::filesystem::current_path(ignored).string(), path.string());
+            " (it is relative to the working folder, {}; start where it leads to the data, set "
+            "data.{}=/ABSOLUTE/PATH, or write ${{here}}/{} for a path relative to the "
+            "configuration)",
+            std::filesystem::current_path(ignored).string(), member.key, path.string());
       }
       const bool may_lack = member.key == "test" && plugin_of(config.data).empty();
       if (may_lack && config.val_fraction > 0) advice += "; data.test= trains without test data";

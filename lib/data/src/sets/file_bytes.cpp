@@ -64,6 +64,14 @@ void refuse_file(const std::filesystem::path& path, const std::string& why) {
   throw base::UserError(fmt::format("cannot read the data file '{}': {}", path.string(), why));
 }
 
+void refuse_missing(const std::string& what, const std::vector<std::string>& missing,
+                    const std::string& all, const std::string& advice) {
+  constexpr size_t kShown = 5;
+  if (missing.empty()) return;
+  throw base::UserError(fmt::format("{} for {} of {}: {}; {}", what, missing.size(), all,
+                                    base::join_some(missing, ", ", kShown), advice));
+}
+
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path) {
   struct stat status {};
   if (::fstat(file.get(), &status) != 0) base::throw_errno("cannot read " + path.string());

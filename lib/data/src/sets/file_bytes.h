@@ -22,6 +22,12 @@ namespace syncbn::data::detail {
 /// @throws base::UserError always, naming the file
 [[noreturn]] void refuse_file(const std::filesystem::path& path, const std::string& why);
 
+/// Names all missing files at once: "WHAT for 2 of ALL: a.png, b.png; ADVICE".
+/// @param all such as "12 images in 'photos'"
+/// @throws base::UserError unless `missing` is empty
+void refuse_missing(const std::string& what, const std::vector<std::string>& missing,
+                    const std::string& all, const std::string& advice);
+
 int64_t size_of_file(const base::UniqueFd& file, const std::filesystem::path& path);
 
 /// Reads `size` bytes at `offset` into `bytes`.

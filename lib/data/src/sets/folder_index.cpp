@@ -249,14 +249,11 @@ uint64_t write_pairs(const fs::path& images, const fs::path& masks, IndexWriter&
       writer.add_file(name, is_unreadable(masks / name));
     }
   }
-  if (!missing.empty()) {
-    constexpr size_t kShown = 5;
-    throw base::UserError(fmt::format(
-        "segmentation_folder: no mask in '{}', a PNG of the same name, for {} of {} in '{}': {}; "
-        "add the masks, or remove the images",
-        masks.string(), missing.size(), base::counted(pictures.images.size(), "image"),
-        images.string(), base::join_some(missing, ", ", kShown)));
-  }
+  refuse_missing(
+      fmt::format("segmentation_folder: no mask in '{}', a PNG of the same name,", masks.string()),
+      missing,
+      fmt::format("{} in '{}'", base::counted(pictures.images.size(), "image"), images.string()),
+      "add the masks, or remove the images");
   writer.add_content_of_first_file(images);
   return writer.finish({});
 }

@@ -179,6 +179,7 @@ class VocSegmentation : public MaskedImages {
         folder_(folder_of(options)),
         names_(read_names(folder_ / "ImageSets/Segmentation" / (list + ".txt"))) {
     UnreadableFiles empty;
+    std::vector<std::string> missing;
     for (int64_t i = 0; i < size(); ++i) {
       const std::string& name = names_[static_cast<size_t>(i)];
       if (!base::is_within(folder_ / "JPEGImages", name)) {
@@ -190,13 +191,17 @@ class VocSegmentation : public MaskedImages {
       for (const fs::path& file : {fs::path(name_of(i)), mask_file(i)}) {
         if (!base::exists(file)) {
           const std::string link = base::dangling_link(file);
-          throw base::UserError(
-              fmt::format("voc_segmentation: '{}', which is on the list '{}', does not exist{}",
-                          file.string(), list, link.empty() ? "" : ": " + link));
+          missing.push_back(base::printable(file.lexically_relative(folder_).string()) +
+                            (link.empty() ? "" : " (" + link + ")"));
+        } else if (detail::is_empty_file(file)) {
+          empty[file.string()] = kEmptyFile;
         }
-        if (detail::is_empty_file(file)) empty[file.string()] = kEmptyFile;
       }
     }
+    detail::refuse_missing(fmt::format("voc_segmentation: no file in '{}'", folder_.string()),
+                           missing,
+                           fmt::format("{} photos and masks of the list '{}'", 2 * size(), list),
+                           "add the files, or remove their names from the list");
     set_remarks(detail::unreadable_remark(empty));
   }
 

@@ -56,7 +56,8 @@ inline constexpr const char* kEmptyFile = "empty";
 inline constexpr const char* kMissingFile = "missing";
 inline constexpr const char* kOtherContent = "";  ///< neither JPEG nor PNG
 
-/// Names of files whose samples cannot be read, with one of the reasons above.
+/// Names of files whose samples cannot be read, each with its reason: empty, missing, or neither
+/// JPEG nor PNG (the constants above).
 using UnreadableFiles = std::map<std::string, std::string>;
 
 /// What a user should know of a data set before a run.
