@@ -43,7 +43,9 @@ void read_message(const Json& message) {
     require(again &&
             record_in(*again)->calls.size() == std::min<size_t>(record->calls.size(), 1000));
   }
-  may_refuse<Malformed>([&] { judge({MachineFigures::of(message), MachineFigures::of(message)}); });
+  may_refuse<Malformed>([&] {
+    judge({message.get<MachineFigures>(), message.get<MachineFigures>()});
+  });
 }
 
 void read_messages(std::string_view bytes) {

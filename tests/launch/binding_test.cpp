@@ -58,17 +58,6 @@ TEST(BindingTest, KeepsToTheLaunchersOwnCpuSet) {
   }
 }
 
-TEST(BindingTest, RefusesMoreWorkersThanCores) {
-  const size_t cores = launch::allowed_cpus().size();
-  const auto result =
-      test::launch({fmt::format("--nproc_per_node={}", cores + 1), "--bind=cores", "true"});
-  EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err,
-              HasSubstr(fmt::format("--bind=cores: {} workers need a core each, and this "
-                                    "process may run on {}",
-                                    cores + 1, cores)));
-}
-
 TEST(BindingTest, GivesThreadsByTheShareOfCores) {
   SYNCBN_SKIP_UNLESS(launch::allowed_cpus().size() >= 2, "two-cores");
   const auto cpus = launch::allowed_cpus();

@@ -1,13 +1,16 @@
 #include "nodes/master_port.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 #include <sched.h>
+#include <syncbn/base/error.h>
+#include <syncbn/base/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
 
 #include "support/skip.h"
+#include "support/thrown.h"
 
 namespace syncbn::launch {
 namespace {
@@ -32,6 +35,23 @@ TEST(LocalAddressTest, AnAddressThatCanBeBoundNeedNotBeLocal) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   SYNCBN_SKIP_UNLESS(WEXITSTATUS(status) != kNoNamespaces, "namespaces");
   EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+TEST(ListenAddressTest, IsThatOfTheOptionOrALoopbackMaster) {
+  const auto address = [](const std::string& master, const std::string& listen = "") {
+    LaunchOptions options;
+    options.master_addr = master;
+    options.listen = listen;
+    return listen_address(options);
+  };
+  const std::string foreign = "192.0.2.1";  // TEST-NET-1: no host has it
+  EXPECT_EQ(address(foreign), "");
+  EXPECT_EQ(address("127.0.0.1"), "127.0.0.1");
+  EXPECT_EQ(address("localhost"), "127.0.0.1");
+  EXPECT_EQ(address(foreign, "127.0.0.1"), "127.0.0.1");
+  EXPECT_TRUE(base::is_loopback(address(foreign, "lo")));
+  EXPECT_THAT(test::message_of<base::UserError>([&] { address(foreign, "no-such-interface"); }),
+              testing::HasSubstr("--listen=no-such-interface: neither an address nor"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,53 @@ TEST(NodeLinesTest, HalfAMessageAtTheEndIsNone) {
   const Read read({"wordsMARK {\"type\":"});
   EXPECT_THAT(read.lines, ElementsAre("words"));
   EXPECT_THAT(read.messages, IsEmpty());
+}
+
+TEST(NodeMessageTest, WhatMakesNoSenseIsNone) {
+  // nlohmann's functions that copy or print it would recurse until the stack overflows.
+  const std::string deep = std::string(500'000, '[') + std::string(500'000, ']');
+  const std::string ended = R"({"type":"ended","exit_code":1,"report":)";
+  EXPECT_FALSE(parse_node_message(ended + deep + "}"));
+  EXPECT_FALSE(parse_node_message(ended + R"("{\"failure\":)" + deep + "}\"}"));
+  for (const char* text :
+       {"", "hello", "[]", "{", "{}", R"({"type":1})", R"({"type":"hello"})", R"({"type":"ready"})",
+        R"({"type":"ready","master_port":"x"})", R"({"type":"problem","what":"x"})",
+        R"({"type":"problem","exit_code":0,"what":"x"})", R"({"type":"problem","exit_code":2})",
+        R"({"type":"ended"})", R"({"type":"ended","exit_code":256,"report":"{\"failure\":null}"})",
+        R"({"type":"ended","exit_code":"0","report":"{\"failure\":null}"})",
+        R"({"type":"ended","exit_code":0,"report":"{"})",
+        R"({"type":"ended","exit_code":0,"report":"{}"})"}) {
+    EXPECT_FALSE(parse_node_message(text)) << text;
+  }
+  EXPECT_TRUE(
+      parse_node_message(R"({"type":"ended","exit_code":0,"report":"{\"failure\":null}"})"));
+}
+
+TEST(NodeJobTest, WhatIsNoneIsRefused) {
+  const nlohmann::json good = NodeJob{.version = SYNCBN_VERSION, .mark = "MARK"}.to_json();
+  EXPECT_EQ(NodeJob::from_json(good).mark, "MARK");
+  for (const nlohmann::json& job :
+       {nlohmann::json(), nlohmann::json("x"), nlohmann::json::array({1, 2}),
+        nlohmann::json(nlohmann::json::to_msgpack({{"words", 1}}))}) {
+    nlohmann::json message = good;
+    message["job"] = job;
+    EXPECT_THROW(NodeJob::from_json(message), nlohmann::json::exception) << job;
+  }
+}
+
+TEST(NodeJobTest, AnyBytesArriveAsTheyWere) {
+  std::string bytes;
+  for (int byte = 1; byte < 256; ++byte) bytes += static_cast<char>(byte);
+  NodeJob job{.version = SYNCBN_VERSION, .mark = "mark", .folder = bytes};
+  job.environment["NAME" + bytes] = bytes;
+  job.words = {"a", bytes, "", "\n"};
+  job.colours.err = true;
+  const NodeJob read = NodeJob::from_json(nlohmann::json::parse(job.to_json().dump()));
+  EXPECT_EQ(read.folder, bytes);
+  EXPECT_EQ(read.environment, job.environment);
+  EXPECT_EQ(read.words, job.words);
+  EXPECT_FALSE(read.colours.out);
+  EXPECT_TRUE(read.colours.err);
 }
 
 }  // namespace

@@ -13,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/words.h"
 #include "options/command_line.h"
 #include "options/option_table.h"
 #include "options/scheduler.h"
+#include "ssh/head_plan.h"
 #include "support/environment_guard.h"
 #include "support/temp_folder.h"
 #include "support/text.h"
@@ -31,19 +33,22 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-LaunchOptions parse(std::vector<const char*> words) {
-  words.insert(words.begin(), "syncbn-launch");
-  const auto options = parse_options(static_cast<int>(words.size()), words.data());
+/// @param line words as in a shell
+LaunchOptions parse(const std::string& line) {
+  const std::vector<std::string> words = shell_words("syncbn-launch " + line).value();
+  std::vector<const char*> argv;
+  for (const std::string& word : words) argv.push_back(word.c_str());
+  const auto options = parse_options(static_cast<int>(argv.size()), argv.data());
   if (!options) throw base::InternalError("no options");
   return *options;
 }
 
-std::string error_of(const std::vector<const char*>& words) {
-  return test::message_of<base::UserError>([&] { parse(words); });
+std::string error_of(const std::string& line) {
+  return test::message_of<base::UserError>([&] { parse(line); });
 }
 
 TEST(LaunchOptionsTest, HasTorchrunsDefaults) {
-  const LaunchOptions options = parse({"prog"});
+  const LaunchOptions options = parse("prog");
   EXPECT_EQ(options.nproc_per_node, 1);
   EXPECT_EQ(options.nnodes.max, 1);
   EXPECT_EQ(options.node_rank, 0);
@@ -52,6 +57,11 @@ TEST(LaunchOptionsTest, HasTorchrunsDefaults) {
   EXPECT_FALSE(options.standalone);
   EXPECT_EQ(options.prefix, "[${host}:${rank}] ");
   EXPECT_EQ(options.shutdown_timeout, std::chrono::seconds(30));
+  EXPECT_EQ(options.stdin_rank, 0);
+  EXPECT_EQ(parse("--stdin=none prog").stdin_rank, -1);
+  EXPECT_EQ(parse("--stdin=1 --nproc=2 prog").stdin_rank, 1);
+  // Options of torchrun's without effect.
+  parse("--monitor-interval=5 --start-method=spawn --logs-specs=default prog");
 }
 
 TEST(SplitLineTest, SpellsOptionsInFullAndFindsTheProgram) {
@@ -84,15 +94,14 @@ TEST(SplitLineTest, SpellsOptionsInFullAndFindsTheProgram) {
 
 TEST(LaunchOptionsTest, ReadsTheEnvironmentAndPrefersTheCommandLine) {
   const Environment three("PET_NPROC_PER_NODE", "3");
-  EXPECT_EQ(parse({"prog"}).nproc_per_node, 3);
-  EXPECT_EQ(parse({"--nproc_per_node=2", "prog"}).nproc_per_node, 2);
+  EXPECT_EQ(parse("prog").nproc_per_node, 3);
+  EXPECT_EQ(parse("--nproc_per_node=2 prog").nproc_per_node, 2);
 }
 
 TEST(LaunchOptionsTest, TakesAnEmptyTextForNoneAsTorchrun) {
-  const LaunchOptions options =
-      parse({"--rdzv_endpoint=", "--rdzv-conf", "",
-             "--rdzv_id=", "--role=", "--log_dir=", "--local-addr=", "--local_ranks_filter=",
-             "--duplicate-stdout-filters=", "--signals-to-handle=", "prog"});
+  const LaunchOptions options = parse(
+      "--rdzv_endpoint= --rdzv-conf '' --rdzv_id= --role= --log_dir= --local-addr= "
+      "--local_ranks_filter= --duplicate-stdout-filters= --signals-to-handle= prog");
   EXPECT_EQ(options.ending_signals.size(), 4U);
   EXPECT_EQ(options.run_id, "none");
   EXPECT_EQ(options.role, "default");
@@ -100,15 +109,14 @@ TEST(LaunchOptionsTest, TakesAnEmptyTextForNoneAsTorchrun) {
   EXPECT_EQ(options.master_addr, "");
   // The last one counts, also over a variable.
   const Environment job({{"PET_ROLE", "b"}, {"PET_RDZV_ID", "of-job"}, {"PET_LOG_DIR", "logs"}});
-  const LaunchOptions last =
-      parse({"--role=a", "--role=", "--rdzv_id", "", "--log_dir=", "--log_dir=own", "prog"});
+  const LaunchOptions last = parse("--role=a --role= --rdzv_id '' --log_dir= --log_dir=own prog");
   EXPECT_EQ(last.role, "default");
   EXPECT_EQ(last.run_id, "none");
   EXPECT_EQ(last.log_dir, "own");
-  EXPECT_EQ(parse({"--rdzv_endpoint=other:1", "--rdzv_endpoint=", "prog"}).master_addr, "");
+  EXPECT_EQ(parse("--rdzv_endpoint=other:1 --rdzv_endpoint= prog").master_addr, "");
   // A shell's variable that is not set would start another job than was meant.
   for (const char* option : {"--nnodes=", "--hosts=", "--hostfile=", "--token_file="}) {
-    EXPECT_THAT(error_of({option}), HasSubstr("needs a value")) << option;
+    EXPECT_THAT(error_of(option), HasSubstr("needs a value"));
   }
 }
 
@@ -116,64 +124,56 @@ TEST(LaunchOptionsTest, TakesAnEmptyTextForNoneAsTorchrun) {
 TEST(LaunchOptionsTest, ReadsTheEnvironmentOfKubernetesJobs) {
   const Environment kubeflow(
       {{"PET_N_PROC_PER_NODE", "3"}, {"PET_STANDALONE", ""}, {"PET_MODULE", "0"}});
-  const LaunchOptions options = parse({"prog"});
+  const LaunchOptions options = parse("prog");
   EXPECT_EQ(options.nproc_per_node, 3);
   EXPECT_TRUE(options.standalone);
   EXPECT_FALSE(options.module);
   EXPECT_THAT(options.given, ElementsAre("--nproc_per_node=3", "--standalone", "--module=0"));
-  EXPECT_TRUE(parse({"--module", "prog"}).module);
+  EXPECT_TRUE(parse("--module prog").module);
 }
 
 TEST(LaunchOptionsTest, ReadsStreamsAsTorchrun) {
-  const LaunchOptions all = parse({"-r", "3", "-t2", "--nproc=2", "prog"});
+  const LaunchOptions all = parse("-r 3 -t2 --nproc=2 prog");
   EXPECT_TRUE(all.redirects.of(1).out && all.redirects.of(1).err);
   EXPECT_TRUE(!all.tee.of(0).out && all.tee.of(0).err);
-  const LaunchOptions some = parse({"--redirects=0:1,11:2", "--nproc=12", "prog"});
+  const LaunchOptions some = parse("--redirects=0:1,11:2 --nproc=12 prog");
   EXPECT_TRUE(some.redirects.of(0).out && !some.redirects.of(0).err);
   EXPECT_TRUE(!some.redirects.of(11).out && some.redirects.of(11).err);
   EXPECT_FALSE(some.redirects.of(5).out || some.redirects.of(5).err);
   // One command line serves any number of workers.
-  EXPECT_TRUE(parse({"--tee=0:3, 1:3", "--nproc=1", "prog"}).tee.of(0).err);
-  EXPECT_THAT(parse({"--local_ranks_filter=0, 1", "--nproc=2", "prog"}).local_ranks_filter,
+  EXPECT_TRUE(parse("'--tee=0:3, 1:3' --nproc=1 prog").tee.of(0).err);
+  EXPECT_THAT(parse("'--local_ranks_filter=0, 1' --nproc=2 prog").local_ranks_filter,
               ElementsAre(0, 1));
-}
-
-TEST(LaunchOptionsTest, ReadsWhoGetsTheInput) {
-  EXPECT_EQ(parse({"prog"}).stdin_rank, 0);
-  EXPECT_EQ(parse({"--stdin=none", "prog"}).stdin_rank, -1);
-  EXPECT_EQ(parse({"--stdin=1", "--nproc=2", "prog"}).stdin_rank, 1);
 }
 
 // Like torchrun, whose argparse consumes them.
 TEST(LaunchOptionsTest, TakesDashesRightBehindTheProgramAway) {
-  EXPECT_THAT(parse({"script.py", "--", "--foo"}).program, ElementsAre("script.py", "--foo"));
-  EXPECT_THAT(parse({"script.py", "a", "--", "--foo"}).program,
-              ElementsAre("script.py", "a", "--", "--foo"));
+  EXPECT_THAT(parse("script.py -- --foo").program, ElementsAre("script.py", "--foo"));
+  EXPECT_THAT(parse("script.py a -- --foo").program, ElementsAre("script.py", "a", "--", "--foo"));
 }
 
 TEST(LaunchOptionsTest, SplitsFiltersAtSingleCommas) {
-  EXPECT_THAT(parse({"--duplicate_stdout_filters=apple,a,,b,", "prog"}).duplicate_stdout_filters,
+  EXPECT_THAT(parse("--duplicate_stdout_filters=apple,a,,b, prog").duplicate_stdout_filters,
               ElementsAre("apple", "a,b"));
 }
 
 TEST(LaunchOptionsTest, TakesTheMasterFromTheEndpoint) {
-  const LaunchOptions both = parse({"--rdzv_endpoint=node0:1234", "prog"});
+  const LaunchOptions both = parse("--rdzv_endpoint=node0:1234 prog");
   EXPECT_EQ(both.master_addr, "node0");
   EXPECT_EQ(both.master_port, 1234);
-  const LaunchOptions six = parse({"--rdzv-endpoint", "[::1]:7", "prog"});
+  const LaunchOptions six = parse("--rdzv-endpoint [::1]:7 prog");
   EXPECT_EQ(six.master_addr, "::1");
   EXPECT_EQ(six.master_port, 7);
-  EXPECT_EQ(parse({"--master_addr=[::1]", "prog"}).master_addr, "::1");
-  EXPECT_FALSE(parse({"--rdzv_endpoint=node0", "prog"}).master_port);
-  EXPECT_EQ(parse({"--standalone", "--rdzv_endpoint=node0:1", "prog"}).master_addr, "");
+  EXPECT_EQ(parse("--master_addr=[::1] prog").master_addr, "::1");
+  EXPECT_FALSE(parse("--rdzv_endpoint=node0 prog").master_port);
+  EXPECT_EQ(parse("--standalone --rdzv_endpoint=node0:1 prog").master_addr, "");
 }
 
 TEST(LaunchOptionsTest, ReadsTorchrunsSettingsOfTheRendezvous) {
-  constexpr const char* conf =
-      "--rdzv-conf=join_timeout=5,last_call_timeout=0,is_host=False,"
-      "keep_alive_interval=1,keep_alive_max_attempt=2,close_timeout=9";
-  const auto options =
-      parse({"--nnodes=2:4", "--rdzv-backend=c10d", "--rdzv-endpoint=host", conf, "true"});
+  const LaunchOptions options = parse(
+      "--nnodes=2:4 --rdzv-backend=c10d --rdzv-endpoint=host --rdzv-conf=join_timeout=5,"
+      "last_call_timeout=0,is_host=False,keep_alive_interval=1,keep_alive_max_attempt=2,"
+      "close_timeout=9 true");
   EXPECT_EQ(options.nnodes.str(), "2:4");
   EXPECT_EQ(options.join_timeout, std::chrono::seconds(5));
   EXPECT_EQ(options.last_call, std::chrono::seconds(0));
@@ -182,40 +182,34 @@ TEST(LaunchOptionsTest, ReadsTorchrunsSettingsOfTheRendezvous) {
   EXPECT_EQ(options.is_host, false);
 }
 
-TEST(LaunchOptionsTest, LimitsTheSilenceOfANode) {
-  EXPECT_THAT(error_of({"--rdzv-conf=keep_alive_max_attempt=2147483647", "true"}),
-              HasSubstr("keep_alive_max_attempt is a whole number from 1 to 10000"));
-}
-
 // torchrun's own tests pass it like this, in a list of arguments.
 TEST(LaunchOptionsTest, TakesQuotesOffTheSettingsOfTheRendezvous) {
-  const auto options =
-      parse({"--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=host",
-             "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=x'", "true"});
+  const LaunchOptions options = parse(
+      "--nnodes=1:2 --rdzv-backend=c10d --rdzv-endpoint=host "
+      "\"--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=x'\" true");
   EXPECT_EQ(options.join_timeout, std::chrono::seconds(5));
   EXPECT_EQ(options.last_call, std::chrono::seconds(1));
-  EXPECT_EQ(parse({"--rdzv-conf=timeout=7", "true"}).join_timeout, std::chrono::seconds(7));
+  EXPECT_EQ(parse("--rdzv-conf=timeout=7 true").join_timeout, std::chrono::seconds(7));
 }
 
 TEST(LaunchOptionsTest, NodesMayChangeWhereTheUserAskedForIt) {
-  const auto may_change = [](std::vector<const char*> words) {
-    for (const char* word : {"--rdzv-endpoint=host", "true"}) words.push_back(word);
-    return parse(words).nodes_may_change();
+  const auto may_change = [](const std::string& words) {
+    return parse(words + " --rdzv-endpoint=host true").nodes_may_change();
   };
-  EXPECT_TRUE(may_change({"--nnodes=1:2", "--rdzv-backend=c10d"}));
-  EXPECT_TRUE(may_change({"--nnodes=2", "--rdzv-backend=c10d", "--max-restarts=1"}));
-  EXPECT_FALSE(may_change({"--nnodes=2", "--rdzv-backend=c10d"}));
-  EXPECT_FALSE(may_change({"--nnodes=1", "--rdzv-backend=c10d", "--max-restarts=1"}));
-  EXPECT_FALSE(may_change({"--nnodes=2", "--node-rank=0", "--max-restarts=1"}));
+  EXPECT_TRUE(may_change("--nnodes=1:2 --rdzv-backend=c10d"));
+  EXPECT_TRUE(may_change("--nnodes=2 --rdzv-backend=c10d --max-restarts=1"));
+  EXPECT_FALSE(may_change("--nnodes=2 --rdzv-backend=c10d"));
+  EXPECT_FALSE(may_change("--nnodes=1 --rdzv-backend=c10d --max-restarts=1"));
+  EXPECT_FALSE(may_change("--nnodes=2 --node-rank=0 --max-restarts=1"));
 }
 
 TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
-  EXPECT_EQ(parse({"prog"}).local_rank_arg, "");
-  EXPECT_EQ(parse({"--use_env", "prog"}).local_rank_arg, "");
-  EXPECT_EQ(parse({"--use_env=True", "prog"}).local_rank_arg, "");
-  EXPECT_EQ(parse({"--no-use-env", "prog"}).local_rank_arg, "--local-rank");
-  EXPECT_EQ(parse({"--use_env=False", "prog"}).local_rank_arg, "--local-rank");
-  EXPECT_EQ(parse({"--no-use-env", "--local-rank-arg=--local_rank", "prog"}).local_rank_arg,
+  EXPECT_EQ(parse("prog").local_rank_arg, "");
+  EXPECT_EQ(parse("--use_env prog").local_rank_arg, "");
+  EXPECT_EQ(parse("--use_env=True prog").local_rank_arg, "");
+  EXPECT_EQ(parse("--no-use-env prog").local_rank_arg, "--local-rank");
+  EXPECT_EQ(parse("--use_env=False prog").local_rank_arg, "--local-rank");
+  EXPECT_EQ(parse("--no-use-env --local-rank-arg=--local_rank prog").local_rank_arg,
             "--local_rank");
   const auto called = [](std::vector<const char*> words) {
     return parse_options(static_cast<int>(words.size()), words.data())->local_rank_arg;
@@ -224,28 +218,21 @@ TEST(LaunchOptionsTest, TellsTheLocalRankAsTheOldLauncherOnRequest) {
   EXPECT_EQ(called({"torch.distributed.launch", "--use_env", "prog"}), "");
 }
 
-TEST(LaunchOptionsTest, AcceptsTheRestOfTorchrunsOptions) {
-  EXPECT_EQ(parse({"--monitor-interval=5", "--monitor-interval=1", "--start-method=spawn",
-                   "--logs-specs=default", "prog"})
-                .nproc_per_node,
-            1);
-}
-
 TEST(LaunchOptionsTest, NumbersAreDecimalAndTheLastOneCounts) {
-  EXPECT_EQ(parse({"--max_restarts=010", "prog"}).max_restarts, 10);
-  EXPECT_EQ(parse({"--master_port=08", "prog"}).master_port, 8);
-  EXPECT_EQ(parse({"--max_restarts=1", "--max_restarts=2", "prog"}).max_restarts, 2);
-  EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).max_restarts, 5);
-  EXPECT_EQ(parse({"--max_restarts=5/10min", "prog"}).restart_window, std::chrono::seconds(600));
+  EXPECT_EQ(parse("--max_restarts=010 prog").max_restarts, 10);
+  EXPECT_EQ(parse("--master_port=08 prog").master_port, 8);
+  EXPECT_EQ(parse("--max_restarts=1 --max_restarts=2 prog").max_restarts, 2);
+  EXPECT_EQ(parse("--max_restarts=5/10min prog").max_restarts, 5);
+  EXPECT_EQ(parse("--max_restarts=5/10min prog").restart_window, std::chrono::seconds(600));
   using std::chrono::milliseconds;
-  EXPECT_EQ(parse({"--hang_timeout=1.5h", "prog"}).hang_timeout, milliseconds(5'400'000));
-  EXPECT_EQ(parse({"--shutdown_timeout=500ms", "prog"}).shutdown_timeout, milliseconds(500));
-  EXPECT_EQ(parse({"--rdzv_conf=join_timeout=10min", "prog"}).join_timeout, milliseconds(600'000));
+  EXPECT_EQ(parse("--hang_timeout=1.5h prog").hang_timeout, milliseconds(5'400'000));
+  EXPECT_EQ(parse("--shutdown_timeout=500ms prog").shutdown_timeout, milliseconds(500));
+  EXPECT_EQ(parse("--rdzv_conf=join_timeout=10min prog").join_timeout, milliseconds(600'000));
 }
 
 TEST(LaunchOptionsTest, StandaloneOverrulesAddressAndPort) {
   const Environment master("PET_MASTER_ADDR", "job-master-0");
-  const LaunchOptions options = parse({"--standalone", "--master_port=1", "prog"});
+  const LaunchOptions options = parse("--standalone --master_port=1 prog");
   EXPECT_EQ(options.master_addr, "");
   EXPECT_FALSE(options.master_port);
 }
@@ -253,57 +240,64 @@ TEST(LaunchOptionsTest, StandaloneOverrulesAddressAndPort) {
 TEST(LaunchOptionsTest, NamesTheEnvironmentVariableThatIsWrong) {
   {
     const Environment rank("PET_NODE_RANK", "many");
-    EXPECT_EQ(error_of({"prog"}),
+    EXPECT_EQ(error_of("prog"),
               "environment variable PET_NODE_RANK: --node_rank: expected a number from 0 to "
               "65535, got 'many'");
   }
-  const Environment nnodes("PET_NNODES", "a");
-  EXPECT_THAT(error_of({"prog"}),
-              StartsWith("environment variable PET_NNODES: --nnodes=a: expected"));
+  {
+    const Environment nnodes("PET_NNODES", "a");
+    EXPECT_THAT(error_of("prog"),
+                StartsWith("environment variable PET_NNODES: --nnodes=a: expected"));
+  }
+  {
+    const Environment hosts("SYNCBN_HOSTS", "a");
+    EXPECT_THAT(error_of("--standalone prog"),
+                StartsWith("environment variable SYNCBN_HOSTS: --hosts and --standalone"));
+  }
+  // Idle without hosts.
+  const Environment head(
+      std::map<std::string, std::string>{{"SYNCBN_EXPORT", "A,"}, {"SYNCBN_SSH_PORT", "22"}});
+  EXPECT_EQ(parse("prog").nproc_per_node, 1);
+  EXPECT_THAT(error_of("-H a prog"),
+              StartsWith("environment variable SYNCBN_EXPORT: --export=A,: ''"));
 }
 
 TEST(LaunchOptionsTest, CountsGpusAsCudaWould) {
   const Environment three("CUDA_VISIBLE_DEVICES", "0,2,GPU-abc,-1,3");
-  EXPECT_EQ(parse({"--nproc_per_node=gpu", "prog"}).nproc_per_node, 3);
-  EXPECT_EQ(parse({"--nproc_per_node=auto", "prog"}).nproc_per_node, 3);
-  EXPECT_TRUE(parse({"--nproc_per_node=gpu", "prog"}).gpu_per_worker);
-  EXPECT_TRUE(parse({"--nproc_per_node=auto", "prog"}).gpu_per_worker);
-  EXPECT_FALSE(parse({"--nproc_per_node=2", "prog"}).gpu_per_worker);
-  EXPECT_TRUE(parse({"--nproc_per_node=2", "--virtual_local_rank", "prog"}).gpu_per_worker);
+  EXPECT_EQ(parse("--nproc_per_node=gpu prog").nproc_per_node, 3);
+  EXPECT_EQ(parse("--nproc_per_node=auto prog").nproc_per_node, 3);
+  EXPECT_TRUE(parse("--nproc_per_node=gpu prog").gpu_per_worker);
+  EXPECT_TRUE(parse("--nproc_per_node=auto prog").gpu_per_worker);
+  EXPECT_FALSE(parse("--nproc_per_node=2 prog").gpu_per_worker);
+  EXPECT_TRUE(parse("--nproc_per_node=2 --virtual_local_rank prog").gpu_per_worker);
   const Environment none("CUDA_VISIBLE_DEVICES", "");
-  EXPECT_FALSE(parse({"--nproc_per_node=auto", "prog"}).gpu_per_worker);
-  EXPECT_THAT(error_of({"--nproc_per_node=gpu", "prog"}), HasSubstr("no GPU is visible"));
-  const int cpu = parse({"--nproc_per_node=cpu", "prog"}).nproc_per_node;
+  EXPECT_FALSE(parse("--nproc_per_node=auto prog").gpu_per_worker);
+  EXPECT_THAT(error_of("--nproc_per_node=gpu prog"), HasSubstr("no GPU is visible"));
+  const int cpu = parse("--nproc_per_node=cpu prog").nproc_per_node;
   EXPECT_GE(cpu, 1);
-  EXPECT_EQ(parse({"--nproc_per_node=auto", "prog"}).nproc_per_node, cpu);
+  EXPECT_EQ(parse("--nproc_per_node=auto prog").nproc_per_node, cpu);
 }
 
 TEST(LaunchOptionsTest, ReadsWhereWorkersAreBound) {
-  EXPECT_EQ(parse({"prog"}).binding, Binding::kNone);
-  EXPECT_EQ(parse({"--bind=cores", "prog"}).binding, Binding::kCores);
-  EXPECT_EQ(parse({"--numa-binding=node", "prog"}).binding, Binding::kNode);
-  EXPECT_EQ(parse({"--numa-binding=socket", "prog"}).binding, Binding::kSocket);
-  EXPECT_EQ(parse({"--numa-binding=exclusive", "--bind=none", "prog"}).binding,
-            Binding::kExclusive);
+  EXPECT_EQ(parse("prog").binding, Binding::kNone);
+  EXPECT_EQ(parse("--bind=cores prog").binding, Binding::kCores);
+  EXPECT_EQ(parse("--numa-binding=node prog").binding, Binding::kNode);
+  EXPECT_EQ(parse("--numa-binding=socket prog").binding, Binding::kSocket);
+  EXPECT_EQ(parse("--numa-binding=exclusive --bind=none prog").binding, Binding::kExclusive);
   const Environment mode("PET_NUMA_BINDING", "socket");
-  EXPECT_EQ(parse({"prog"}).binding, Binding::kSocket);
-  EXPECT_THAT(error_of({"--bind=cores", "prog"}), HasSubstr("exclude each other"));
+  EXPECT_EQ(parse("prog").binding, Binding::kSocket);
 }
 
 TEST(LaunchOptionsTest, ReadsWhereEventsGo) {
-  EXPECT_EQ(parse({"prog"}).events, EventTarget::kNone);
-  EXPECT_EQ(parse({"--event-log-handler=null", "prog"}).events, EventTarget::kNone);
-  EXPECT_EQ(parse({"--event-log-handler=console", "prog"}).events, EventTarget::kConsole);
-  EXPECT_EQ(parse({"--event-log-handler=json", "prog"}).events, EventTarget::kLogFolder);
+  EXPECT_EQ(parse("prog").events, EventTarget::kNone);
+  EXPECT_EQ(parse("--event-log-handler=null prog").events, EventTarget::kNone);
+  EXPECT_EQ(parse("--event-log-handler=console prog").events, EventTarget::kConsole);
+  EXPECT_EQ(parse("--event-log-handler=json prog").events, EventTarget::kLogFolder);
   const Environment file("PET_EVENT_LOG_HANDLER", "json:a/b:c");
-  EXPECT_EQ(parse({"prog"}).events, EventTarget::kFile);
-  EXPECT_EQ(parse({"prog"}).events_file, "a/b:c");
-  EXPECT_THAT(parse({"-r3", "--standalone", "prog"}).given,
+  EXPECT_EQ(parse("prog").events, EventTarget::kFile);
+  EXPECT_EQ(parse("prog").events_file, "a/b:c");
+  EXPECT_THAT(parse("-r3 --standalone prog").given,
               ElementsAre("--redirects=3", "--standalone", "--event_log_handler=json:a/b:c"));
-  EXPECT_THAT(error_of({"--event_log_handler=jsn", "prog"}),
-              AllOf(HasSubstr("expected null, console, json or json:FILE"),
-                    HasSubstr("did you mean 'json'")));
-  EXPECT_THAT(error_of({"--event_log_handler=json:", "prog"}), HasSubstr("expected null"));
 }
 
 TEST(LaunchOptionsTest, ARemovedOptionNamesItsReplacement) {
@@ -316,89 +310,117 @@ TEST(LaunchOptionsTest, ARemovedOptionNamesItsReplacement) {
   for (const auto& [name, replacement] : removed) {
     const auto message = StartsWith(fmt::format("--{} has been removed: {}", name, replacement));
     for (std::string option : {"--" + name, "--" + name + "=a"}) {
-      EXPECT_THAT(error_of({"--hosts=a,b", option.c_str(), "prog"}), message);
+      EXPECT_THAT(error_of("--hosts=a,b " + option + " prog"), message);
       std::ranges::replace(option.begin() + 2, option.end(), '_', '-');
-      EXPECT_THAT(error_of({option.c_str(), "a", "prog"}), message);
+      EXPECT_THAT(error_of(option + " a prog"), message);
     }
   }
 }
 
 TEST(LaunchOptionsTest, NamesWhatIsWrong) {
-  for (const char* bad : {"0", "-1", "x", "1.5", "99999"}) {
-    EXPECT_THAT(error_of({"--nproc_per_node", bad, "prog"}),
-                AllOf(StartsWith(std::string("--nproc_per_node=") + bad + ":"), HasSubstr("gpu")));
+  const std::vector<std::pair<std::string, const char*>> cases{
+      {"--nproc_per_node=", "option --nproc_per_node needs a value"},
+      {"--nproc_per_nod3=1", "did you mean '--nproc_per_node'"},
+      {"--no", "--no is ambiguous: --node_rank, --no_python"},
+      {"-z", "unknown option -z"},
+      {"-np 4", "--nproc_per_node=N"},
+      {"--bind=cores --numa_binding=node", "exclude each other"},
+      {"--event_log_handler=jsn", "expected null, console, json or json:FILE"},
+      {"--event_log_handler=jsn", "did you mean 'json'"},
+      {"--event_log_handler=json:", "expected null"},
+      {"--rdzv_backend=c10", "did you mean 'c10d'"},
+      {"--numa_binding=nodes", "did you mean 'node'"},
+      {"--bind=core", "did you mean 'cores'"},
+      {"--rdzv_endpoint=:1", "expected HOST:PORT"},
+      {"--rdzv_endpoint=h:70000", "expected HOST:PORT"},
+      {"--redirects=4", "--redirects=4: expected 0 (none)"},
+      {"--stdin=first", "expected a rank, or none"},
+      {"--stdin=2 --nproc_per_node=2", "--stdin=2: the job has 2 workers, with ranks from 0"},
+      {"--stdin=0 --hosts=a", "exclude each other"},
+      {"--logs-specs=plugin", "expected one of default"},
+      {"--completion=fish", "expected one of bash, zsh"},
+      {"--local-rank-arg=--rank", "needs --no_use_env"},
+      {"--local_ranks_filter=0,a", "got 'a'"},
+      {"--local_ranks_filter=0,", "got ''"},
+      {"--signals_to_handle=SIGTERM,SIGFOO", "'SIGFOO'"},
+      {"-m --no_python", "leave one of them out"},
+      {"--use_env --no_use_env", "exclude"},
+      {"--standalone=maybe", "--standalone: expected true or false, got 'maybe'"},
+      {"--master_port=70000", "--master_port: expected a number from 0 to 65535"},
+      {"--exclude_failing=3", "needs --nnodes=MIN:MAX"},
+      {"--rdzv-conf=join_timout=5", "did you mean 'join_timeout'"},
+      {"--rdzv-conf=keep_alive_max_attempt=2147483647",
+       "keep_alive_max_attempt is a whole number from 1 to 10000"},
+      {"--rdzv_conf=keep_alive_interval=500ms",
+       "keep_alive_interval=500ms: expected a time from 1 s"},
+      {"--rdzv_conf=is_host=", "--rdzv_conf=is_host=: is_host is true or false, got ''"},
+      {"--rdzv_conf=join_timeout=",
+       "--rdzv_conf=join_timeout=: join_timeout=: expected a time from 1 s"},
+      {"--standalone --nnodes=2 --node_rank=0", "--standalone"},
+      {"--nnodes=2 --master_addr=a", "needs --node_rank"},
+      {"--nnodes=2 --node_rank=0", "needs --master_addr"},
+      {"--nnodes=2 --node_rank=2 --master_addr=a",
+       "--node_rank=2 needs more nodes than --nnodes=2"},
+      {"--nnodes=2 --node_rank=0 --master_addr=a --master_port=0", "--master_port=0"},
+      {"--hosts=a --nnodes=2", "--hosts and --nnodes exclude"},
+      {"--hosts=a --node_rank=0", "--hosts and --node_rank exclude"},
+      {"--hosts=a --standalone", "--hosts and --standalone exclude"},
+      {"--hosts=a --rdzv_backend=c10d", "--hosts and --rdzv_backend exclude"},
+      {"--hosts=a --rdzv_endpoint=a", "--hosts and --rdzv_endpoint exclude"},
+      {"--hosts=a --local_addr=a", "--hosts and --local_addr exclude"},
+      {"--hosts=a --hostfile=b", "exclude each other"},
+      {"--ssh_port=22", "--ssh_port needs --hosts"},
+      {"-H a \"--ssh_options=-o 'x\"", "a quote is not closed"},
+      {"--hosts=a --ssh_timeout=0.05", "--ssh_timeout=0.05: expected a time from 0.1 s to 86400 s"},
+      {"--hosts=a \"--export=B,A=x y\"",
+       "--export=B,A=x y: 'A=x y' is not the name of a variable; its value comes from the "
+       "environment: A='x y' syncbn-launch --export=A"},
+  };
+  for (const auto& [words, message] : cases) {
+    EXPECT_THAT(error_of(words + " prog"), HasSubstr(message));
   }
-  EXPECT_EQ(error_of({"--nproc_per_node=", "prog"}), "option --nproc_per_node needs a value");
-  EXPECT_THAT(error_of({"--nproc_per_nod3=1", "prog"}),
-              HasSubstr("did you mean '--nproc_per_node'"));
-  EXPECT_THAT(error_of({"--no", "prog"}),
-              AllOf(HasSubstr("ambiguous"), HasSubstr("--node_rank"), HasSubstr("--no_python")));
-  EXPECT_THAT(error_of({"-z", "prog"}), HasSubstr("unknown option -z"));
-  EXPECT_THAT(error_of({"-np", "4", "prog"}), HasSubstr("--nproc_per_node=N"));
-  EXPECT_THAT(error_of({"--nnodes"}), HasSubstr("--nnodes needs a value"));
-  for (const char* bad : {"0", "x", "2:1", "1:2:3", "1:", ":2"}) {
-    EXPECT_THAT(error_of({"--nnodes", bad, "prog"}),
-                StartsWith(std::string("--nnodes=") + bad + ": expected a number from 1 to 65536"));
-  }
-  for (const char* bad : {"1.5", "+1", "-1", "99999999999", "5/", "5/h", "5/1w", "/1h", "5/0s"}) {
-    EXPECT_EQ(error_of({"--max_restarts", bad, "prog"}),
-              std::string("--max_restarts=") + bad +
-                  ": expected a number from 0 to 1000000, or one within a time, as 5/1h");
-  }
-  EXPECT_THAT(error_of({"--rdzv_backend=c10", "prog"}), HasSubstr("did you mean 'c10d'"));
-  EXPECT_THAT(error_of({"--numa_binding=nodes", "prog"}), HasSubstr("did you mean 'node'"));
-  EXPECT_THAT(error_of({"--bind=core", "prog"}), HasSubstr("did you mean 'cores'"));
-  EXPECT_THAT(error_of({"--rdzv_endpoint=:1", "prog"}), HasSubstr("expected HOST:PORT"));
-  EXPECT_THAT(error_of({"--rdzv_endpoint=h:70000", "prog"}), HasSubstr("expected HOST:PORT"));
-  EXPECT_THAT(error_of({"--redirects=4", "prog"}), HasSubstr("--redirects=4: expected 0 (none)"));
-  for (const char* bad : {"0:3,1", "1,0:1", "0:1,", "11", "0:", ":1", ","}) {
-    EXPECT_THAT(error_of({"--tee", bad, "prog"}),
-                HasSubstr(std::string("--tee=") + bad + ": expected"));
-  }
-  EXPECT_THAT(error_of({"--stdin=first", "prog"}), HasSubstr("expected a rank, or none"));
-  EXPECT_EQ(error_of({"--stdin=2", "--nproc_per_node=2", "prog"}),
-            "--stdin=2: the job has 2 workers, with ranks from 0");
-  EXPECT_THAT(error_of({"--stdin=0", "--hosts=a", "prog"}), HasSubstr("exclude each other"));
-  EXPECT_THAT(error_of({"--logs-specs=plugin", "prog"}), HasSubstr("expected one of default"));
-  EXPECT_THAT(error_of({"--local-rank-arg=--rank", "prog"}), HasSubstr("needs --no_use_env"));
-  EXPECT_THAT(error_of({"--rdzv-conf=join_timout=5", "prog"}),
-              HasSubstr("did you mean 'join_timeout'"));
-  EXPECT_THAT(error_of({"--local_ranks_filter=0,a", "prog"}), HasSubstr("got 'a'"));
-  EXPECT_THAT(error_of({"--local_ranks_filter=0,", "prog"}), HasSubstr("got ''"));
-  EXPECT_THAT(error_of({"--signals_to_handle=SIGTERM,SIGFOO", "prog"}), HasSubstr("'SIGFOO'"));
-  EXPECT_THAT(error_of({"-m", "--no_python", "prog"}), HasSubstr("leave one of them out"));
-  EXPECT_THAT(error_of({"--use_env", "--no_use_env", "prog"}), HasSubstr("exclude"));
-  for (const char* bad : {"nan", "", "-1", "1w", "m", "1.5.2s", "25h", "1e3"}) {
-    EXPECT_THAT(error_of({"--shutdown_timeout", bad, "prog"}),
-                AllOf(HasSubstr("--shutdown_timeout"), HasSubstr(*bad == 0 ? "value" : "a time")))
-        << bad;
-  }
-  EXPECT_THAT(error_of({"--ssh_timeout=0.05", "--hosts=a", "prog"}),
-              HasSubstr("--ssh_timeout=0.05: expected a time from 0.1 s to 86400 s"));
-  EXPECT_THAT(error_of({"--rdzv_conf=keep_alive_interval=500ms", "prog"}),
-              HasSubstr("keep_alive_interval=500ms: expected a time from 1 s"));
-  EXPECT_THAT(error_of({"--exclude_failing=3", "prog"}), HasSubstr("needs --nnodes=MIN:MAX"));
-  EXPECT_THAT(error_of({"--standalone=maybe", "prog"}),
-              AllOf(HasSubstr("--standalone"), HasSubstr("maybe")));
-  EXPECT_THAT(error_of({"--rdzv_conf=is_host=", "prog"}),
-              HasSubstr("--rdzv_conf=is_host=: is_host is true or false, got ''"));
-  EXPECT_THAT(error_of({"--rdzv_conf=join_timeout=", "prog"}),
-              HasSubstr("--rdzv_conf=join_timeout=: join_timeout=: expected a time from 1 s"));
-  EXPECT_THAT(error_of({"--master_port=70000", "prog"}), HasSubstr("--master_port"));
-  EXPECT_THAT(error_of({}), HasSubstr("no program given"));
+  EXPECT_THAT(error_of(""), HasSubstr("no program given"));
+  EXPECT_THAT(error_of("--nnodes"), HasSubstr("--nnodes needs a value"));
 }
 
-TEST(LaunchOptionsTest, ChecksThatTheOptionsOfSeveralNodesFitTogether) {
-  EXPECT_THAT(error_of({"--standalone", "--nnodes=2", "--node_rank=0", "prog"}),
-              HasSubstr("--standalone"));
-  EXPECT_THAT(error_of({"--nnodes=2", "--master_addr=a", "prog"}), HasSubstr("needs --node_rank"));
-  EXPECT_THAT(error_of({"--nnodes=2", "--node_rank=0", "prog"}), HasSubstr("needs --master_addr"));
-  EXPECT_THAT(error_of({"--nnodes=2", "--node_rank=2", "--master_addr=a", "prog"}),
-              HasSubstr("--node_rank=2 needs more nodes than --nnodes=2"));
+TEST(LaunchOptionsTest, NamesEachValueThatHasNotItsOptionsForm) {
+  struct Case {
+    std::string option, bad;  // values with blanks between
+    const char* message;      // after "OPTION=VALUE: "
+  };
+  for (const auto& [option, bad, message] : std::vector<Case>{
+           {"--nproc_per_node", "0 -1 x 1.5 99999", "expected a number from 1 to 4096, or"},
+           {"--nnodes", "0 x 2:1 1:2:3 1: :2", "expected a number from 1 to 65536, or a range"},
+           {"--max_restarts", "1.5 +1 -1 99999999999 5/ 5/h 5/1w /1h 5/0s",
+            "expected a number from 0 to 1000000, or one within a time, as 5/1h"},
+           {"--tee", "0:3,1 1,0:1 0:1, 11 0: :1 ,", "expected 0 (none), 1 (stdout)"},
+           {"--shutdown_timeout", "nan -1 1w m 1.5.2s 25h 1e3", "expected a time from 0 s to"},
+           {"--hosts=a --export", "1A 'A B' $A =x A;B ! !!A A-B -A",
+            "'{}' is not the name of a variable; expected NAME"}}) {
+    const std::vector<std::string> values = shell_words(bad).value();
+    for (const std::string& value : values) {
+      const std::string words = fmt::format("{}={}", option, value);
+      EXPECT_THAT(error_of(fmt::format("{}={} a", option, shell_quoted({value}))),
+                  StartsWith(words.substr(words.rfind(" --") + 1) + ": " +
+                             fmt::format(fmt::runtime(message), value)));
+    }
+  }
+}
+
+TEST(HeadPlanTest, EachNodeGetsItsRankItsWorkersAndTheOtherOptions) {
+  const test::TempFolder folder;
+  const std::string file = folder.write("hosts", "me@a slots=2  # two\nme@b\n");
+  EXPECT_EQ(parse("--hostfile=" + file + " prog").head.hosts.size(), 2U);
+  const Environment hosts("SYNCBN_HOSTFILE", file);
+  const auto nodes = plan_nodes(parse("--nproc_per_node=3 --ssh_user=x prog --arg"));
+  ASSERT_EQ(nodes.size(), 2U);
   EXPECT_THAT(
-      error_of({"--nnodes=2", "--node_rank=0", "--master_addr=a", "--master_port=0", "prog"}),
-      HasSubstr("--master_port=0"));
-  EXPECT_EQ(parse({"--nnodes=2", "--node_rank=1", "--master_addr=a", "prog"}).node_rank, 1);
+      nodes[0].words,
+      ElementsAre("syncbn-launch", "--nproc_per_node=3", "--nproc_per_node=2", "--nnodes=2",
+                  "--node_rank=0", "--local_addr=a", "--master_addr=a", "--", "prog", "--arg"));
+  EXPECT_THAT(nodes[1].words,
+              ElementsAre("syncbn-launch", "--nproc_per_node=3", "--nnodes=2", "--node_rank=1",
+                          "--local_addr=b", "--master_addr=a", "--", "prog", "--arg"));
 }
 
 std::string help_on(const char* topic) {
@@ -433,18 +455,18 @@ TEST(LaunchSchedulerTest, TakesNodesFromAStepOfSlurm) {
                            {"SLURM_NODEID", "2"},
                            {"SLURM_STEP_NODELIST", "gpu[03-05,9]"},
                            {"SLURM_JOB_ID", "123456"}});
-  const LaunchOptions options = parse({"--nproc_per_node=8", "prog"});
+  const LaunchOptions options = parse("--nproc_per_node=8 prog");
   EXPECT_EQ(options.nnodes.max, 4);
   EXPECT_EQ(options.node_rank, 2);
   EXPECT_EQ(options.master_addr, "gpu03");
   EXPECT_EQ(options.master_port, 29500 + 123456 % 2000);
   EXPECT_EQ(options.run_id, "123456.0");
-  EXPECT_EQ(parse({"--rdzv_id=mine", "prog"}).run_id, "mine");
-  EXPECT_EQ(parse({"--standalone", "prog"}).nnodes.max, 1);
-  EXPECT_EQ(parse({"--nnodes=1", "prog"}).nnodes.max, 1);
-  EXPECT_EQ(parse({"--nnodes=4", "prog"}).node_rank, 2);
-  EXPECT_THAT(error_of({"--nnodes=3", "prog"}), HasSubstr("--nnodes=3 needs --node_rank"));
-  EXPECT_EQ(parse({"--master_addr=x", "--master_port=5", "prog"}).master_port, 5);
+  EXPECT_EQ(parse("--rdzv_id=mine prog").run_id, "mine");
+  EXPECT_EQ(parse("--standalone prog").nnodes.max, 1);
+  EXPECT_EQ(parse("--nnodes=1 prog").nnodes.max, 1);
+  EXPECT_EQ(parse("--nnodes=4 prog").node_rank, 2);
+  EXPECT_THAT(error_of("--nnodes=3 prog"), HasSubstr("--nnodes=3 needs --node_rank"));
+  EXPECT_EQ(parse("--master_addr=x --master_port=5 prog").master_port, 5);
 }
 
 // `srun … & srun … & wait`: steps on the same nodes at the same time.
@@ -455,9 +477,9 @@ TEST(LaunchSchedulerTest, KeepsTheStepsOfAJobOfSlurmApart) {
                            {"SLURM_STEP_NODELIST", "a,b"},
                            {"SLURM_JOB_ID", "4227858432"},
                            {"SLURM_STEP_ID", "0"}});
-  const LaunchOptions first = parse({"prog"});
+  const LaunchOptions first = parse("prog");
   const Environment second(std::map<std::string, std::string>{{"SLURM_STEP_ID", "1"}});
-  const LaunchOptions next = parse({"prog"});
+  const LaunchOptions next = parse("prog");
   EXPECT_EQ(first.run_id, "4227858432.0");
   EXPECT_EQ(next.run_id, "4227858432.1");
   EXPECT_NE(first.master_port, next.master_port);
@@ -466,7 +488,7 @@ TEST(LaunchSchedulerTest, KeepsTheStepsOfAJobOfSlurmApart) {
 // Without srun there is one launcher, however many nodes the allocation has.
 TEST(LaunchSchedulerTest, ABatchScriptOfSlurmIsOneNode) {
   const Environment slurm({{"SLURM_NNODES", "4"}, {"SLURM_NODEID", "0"}, {"SLURM_JOB_ID", "1"}});
-  EXPECT_EQ(parse({"prog"}).nnodes.max, 1);
+  EXPECT_EQ(parse("prog").nnodes.max, 1);
 }
 
 TEST(LaunchSchedulerTest, RefusesSeveralLaunchersOnANode) {
@@ -474,25 +496,25 @@ TEST(LaunchSchedulerTest, RefusesSeveralLaunchersOnANode) {
                            {"SLURM_STEP_NUM_TASKS", "16"},
                            {"SLURM_NODEID", "0"},
                            {"SLURM_STEP_NODELIST", "a,b"}});
-  EXPECT_THAT(error_of({"prog"}), HasSubstr("srun --ntasks-per-node=1"));
+  EXPECT_THAT(error_of("prog"), HasSubstr("srun --ntasks-per-node=1"));
 }
 
 TEST(LaunchSchedulerTest, OpenMpiSaysNoMaster) {
   const Environment mpi({{"OMPI_COMM_WORLD_SIZE", "2"},
                          {"OMPI_COMM_WORLD_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
-  EXPECT_THAT(error_of({"prog"}),
+  EXPECT_THAT(error_of("prog"),
               HasSubstr("Open MPI, which starts 2 launchers, needs --master_addr"));
-  EXPECT_EQ(parse({"--master_addr=a", "prog"}).node_rank, 1);
-  EXPECT_EQ(parse({"--nnodes=2", "--node_rank=0", "--master_addr=a", "prog"}).node_rank, 0);
+  EXPECT_EQ(parse("--master_addr=a prog").node_rank, 1);
+  EXPECT_EQ(parse("--nnodes=2 --node_rank=0 --master_addr=a prog").node_rank, 0);
 }
 
 TEST(LaunchSchedulerTest, TakesTheRankOfAnIndexedKubernetesJob) {
   const Environment job("JOB_COMPLETION_INDEX", "3");
-  EXPECT_EQ(parse({"--nnodes=4", "--master_addr=job-0.svc", "prog"}).node_rank, 3);
-  EXPECT_EQ(parse({"prog"}).node_rank, 0);
+  EXPECT_EQ(parse("--nnodes=4 --master_addr=job-0.svc prog").node_rank, 3);
+  EXPECT_EQ(parse("prog").node_rank, 0);
   // Each pod runs its own job.
-  EXPECT_EQ(parse({"--nnodes=1", "prog"}).node_rank, 0);
+  EXPECT_EQ(parse("--nnodes=1 prog").node_rank, 0);
 }
 
 TEST(LaunchSchedulerTest, FindsTheFirstNameInSlurmsLists) {

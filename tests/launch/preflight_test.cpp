@@ -69,29 +69,26 @@ TEST(LaunchPreflightTest, NamesWhatIsUnlikeTheOtherNodes) {
   };
   EXPECT_THAT(outlier([](auto&) {}), IsEmpty());
   EXPECT_THAT(outlier([](auto& node) { node.core_rate = 7e9; }), IsEmpty());
-  EXPECT_THAT(outlier([](auto& node) { node.core_rate = node.slowest_rate = 5e9; }),
-              ElementsAre("node 1 (b): its median core computes at 5.0 GFLOP/s, and the median of "
-                          "all nodes is 9.0 GFLOP/s"));
-  EXPECT_THAT(outlier([](auto& node) {
-                node.slowest_rate = 4e9;
-                node.slowest_core = 3;
-              }),
-              ElementsAre("node 1 (b): core 3 computes at 4.0 GFLOP/s, and the median core at 9.0 "
-                          "GFLOP/s"));
-  EXPECT_THAT(outlier([](auto& node) { node.disk_rate = 1e8; }),
-              ElementsAre(HasSubstr("node 1 (b): its disk takes 100.0 MB/s")));
-  EXPECT_THAT(outlier([](auto& node) { node.link_rate = 1e8; }),
-              ElementsAre(HasSubstr("node 1 (b): to the next node it sends 100.0 MB/s")));
-  EXPECT_THAT(outlier([](auto& node) { node.round_trip = 5e-3; }),
-              ElementsAre(HasSubstr("node 1 (b): a round trip to node 2 (a) takes 5 ms")));
-  EXPECT_THAT(outlier([](auto& node) { node.clock_ahead = 3600; }),
-              ElementsAre(HasSubstr("node 2 (a): its clock is 1 h 0 min ahead of node 0's")));
-  EXPECT_THAT(outlier([](auto& node) { node.open_files = 100; }),
-              ElementsAre("node 1 (b): 100 open files (ulimit -Hn), and the median of all nodes is "
-                          "1000"));
-  EXPECT_THAT(outlier([](auto& node) { node.memory = 400'000'000; }),
-              ElementsAre("node 1 (b): 400.0 MB of available memory, and the median of all nodes "
-                          "is 1.0 GB"));
+  const std::vector<std::pair<std::function<void(MachineFigures&)>, const char*>> changes{
+      {[](auto& node) { node.core_rate = node.slowest_rate = 5e9; },
+       "node 1 (b): its median core computes at 5.0 GFLOP/s, and the median of all nodes is 9.0 "
+       "GFLOP/s"},
+      {[](auto& node) { node.slowest_rate = 4e9; },
+       "node 1 (b): core 0 computes at 4.0 GFLOP/s, and the median core at 9.0 GFLOP/s"},
+      {[](auto& node) { node.disk_rate = 1e8; }, "node 1 (b): its disk takes 100.0 MB/s"},
+      {[](auto& node) { node.link_rate = 1e8; },
+       "node 1 (b): to the next node it sends 100.0 MB/s"},
+      {[](auto& node) { node.round_trip = 5e-3; },
+       "node 1 (b): a round trip to node 2 (a) takes 5 ms"},
+      {[](auto& node) { node.clock_ahead = 3600; },
+       "node 2 (a): its clock is 1 h 0 min ahead of node 0's"},
+      {[](auto& node) { node.open_files = 100; },
+       "node 1 (b): 100 open files (ulimit -Hn), and the median of all nodes is 1000"},
+      {[](auto& node) { node.memory = 400'000'000; },
+       "node 1 (b): 400.0 MB of available memory, and the median of all nodes is 1.0 GB"}};
+  for (const auto& [change, line] : changes) {
+    EXPECT_THAT(outlier(change), ElementsAre(HasSubstr(line)));
+  }
   EXPECT_THAT(outlier([](auto& node) { node.gpus = 2; }),
               ElementsAre("node 1 (b): 2 GPUs, and node 0 (a) has 0 GPUs",
                           "node 1 (b): CUDA finds 0 of its 2 GPUs (driver, CUDA_VISIBLE_DEVICES)"));
@@ -151,7 +148,7 @@ TEST(LaunchPreflightTest, FiguresSurviveTheirJourney) {
                           .memory_rate = 2e12,
                           .error = "none"}};
   const nlohmann::json sent = figures;
-  EXPECT_EQ(nlohmann::json(MachineFigures::of(sent)), sent);
+  EXPECT_EQ(nlohmann::json(sent.get<MachineFigures>()), sent);
   EXPECT_THAT(figures.versions, AllOf(Contains(Key("NVIDIA driver")),
                                       Contains(Pair("syncbn-launch", SYNCBN_VERSION))));
   EXPECT_GT(figures.core_rate, 0);
@@ -168,8 +165,9 @@ std::vector<launch::GpuFigures> measure_gpus(const std::string& gpus, std::optio
 }
 
 TEST(LaunchPreflightTest, GpusAreMeasuredAndThoseThatFailAreNamed) {
-  const auto gpus = measure_gpus("fine,slow,fails", std::nullopt, std::chrono::seconds(100));
-  ASSERT_EQ(gpus.size(), 3U);
+  const auto gpus =
+      measure_gpus("fine,slow,fails,hangs,dies", std::nullopt, std::chrono::seconds(5));
+  ASSERT_EQ(gpus.size(), 5U);
   EXPECT_EQ(gpus[0].model, "Fake CUDA GPU");
   EXPECT_EQ(gpus[1].address, "0000:01:00.0");
   EXPECT_EQ(gpus[0].memory, 64U << 20);
@@ -177,21 +175,8 @@ TEST(LaunchPreflightTest, GpusAreMeasuredAndThoseThatFailAreNamed) {
   EXPECT_GT(gpus[1].memory_rate, 0);
   EXPECT_EQ(gpus[0].error + gpus[1].error, "");
   EXPECT_EQ(gpus[2].error, "cuCtxSynchronize: CUDA_ERROR_214 (214)");
-}
-
-TEST(LaunchPreflightTest, AGpuThatHangsKeepsNoOtherFromBeingMeasured) {
-  const auto gpus = measure_gpus("fine,hangs", 2, std::chrono::seconds(5));
-  ASSERT_EQ(gpus.size(), 2U);
-  EXPECT_EQ(gpus[0].error, "");
-  EXPECT_GT(gpus[0].memory_rate, 0);
-  EXPECT_EQ(gpus[1].error, "cuDevicePrimaryCtxRetain did not return within 5.0 s");
-}
-
-TEST(LaunchPreflightTest, AGpuThatEndsItsProcessIsNamed) {
-  const auto gpus = measure_gpus("fine,dies", 2, std::chrono::seconds(100));
-  ASSERT_EQ(gpus.size(), 2U);
-  EXPECT_EQ(gpus[0].error, "");
-  EXPECT_EQ(gpus[1].error,
+  EXPECT_EQ(gpus[3].error, "cuDevicePrimaryCtxRetain did not return within 5.0 s");
+  EXPECT_EQ(gpus[4].error,
             "cuDevicePrimaryCtxRetain ended the process that measures: killed by signal 11 "
             "(SIGSEGV, Segmentation fault)");
 }
@@ -244,13 +229,7 @@ TEST(LaunchPreflightTest, AConnectionIsMeasuredWithTheClockOfTheOtherEnd) {
   EXPECT_LT(trip.seconds, 1);
   EXPECT_LT(std::abs(trip.clock_ahead), 1);
   EXPECT_GT(probe.measure_rate(soon), 1e4);
-}
-
-TEST(LaunchPreflightTest, TheRateHasADeadlineOfItsOwn) {
-  const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(100);
-  const std::string id = "0123456789abcdef";
-  const launch::LinkServer server(id, soon);
-  launch::LinkProbe probe("127.0.0.1", server.port(), id, soon);
+  // The rate has a deadline of its own.
   EXPECT_THROW(probe.measure_rate(std::chrono::steady_clock::now()), base::UnavailableError);
 }
 
@@ -307,8 +286,10 @@ TEST(LaunchPreflightTest, ANodeWithoutTheOptionIsRefusedAndNamed) {
     const Words with{"--preflight"};
     Program& first = nodes.start(0, 1, node_0_checks ? with : without, shell("echo started"));
     nodes.start(1, 1, node_0_checks ? without : with, shell("echo started"));
-    const std::string what = node_0_checks ? "was started without --preflight, and node 0 with it"
-                                           : "was started with --preflight, and node 0 without it";
+    const auto job = [](bool checks) { return checks ? "'none --preflight'" : "'none'"; };
+    const std::string what =
+        fmt::format("belongs to job {} (--rdzv_id), and the job at 127.0.0.1:{} is {}",
+                    job(!node_0_checks), nodes.port(), job(node_0_checks));
     const auto refused = nodes[1].wait();
     EXPECT_EQ(refused.exit_code, 2);
     EXPECT_THAT(refused.err, HasSubstr(what));

@@ -19,7 +19,6 @@ using ::syncbn::test::python;
 using ::syncbn::test::python_has_torch;
 using ::syncbn::test::run_program;
 using ::syncbn::test::RunProgramOptions;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 RunProgramOptions options(const ServingStore& store) {
@@ -188,18 +187,7 @@ TEST_P(StorePythonServerTest, AnswersOurClient) {
   Program server({python(), "-c", kServer, GetParam()});
   ASSERT_TRUE(server.wait_until([&] { return server.out().ends_with('\n'); }));
   StoreClient client = StoreClient::connect("localhost", std::stoi(server.out()), soon());
-  EXPECT_EQ(client.add("n", 3, soon()), 3);
-  EXPECT_EQ(client.add("n", -1, soon()), 2);
-  const RawClient raw(std::stoi(server.out()));
-  EXPECT_TRUE(raw.check({"n"}));
-  EXPECT_FALSE(raw.check({"n", "none"}));
-  EXPECT_EQ(raw.compare_set("c", "", "1"), "1");
-  EXPECT_EQ(raw.compare_set("c", "1", "2"), "2");
-  EXPECT_THAT(raw.multi_get({"c", "n"}), ElementsAre("2", "2"));
-  EXPECT_TRUE(raw.delete_key("c"));
-  EXPECT_FALSE(raw.delete_key("c"));
-  raw.start_wait({"none"});
-  EXPECT_FALSE(raw.cancel_wait());
+  expect_answers(greeted(std::stoi(server.out())), exchanges_of_all_versions());
   const std::string large(store::kMaxValueSize, 'x');
   client.set("large", large, soon());
   EXPECT_EQ(client.get("large", soon()), large);

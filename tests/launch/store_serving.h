@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <poll.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
@@ -7,10 +8,9 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <chrono>
 #include <functional>
-#include <future>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -45,61 +45,44 @@ class ServingStore {
                         size_t max_bytes = size_t{64} << 20)
       : ServingStore(Listener(), std::move(foreign), max_bytes) {}
 
-  ~ServingStore() {
-    run([this](StoreServer&) { stopped_ = true; });
-    thread_.join();
-  }
+  ~ServingStore() { stop(); }
   ServingStore(const ServingStore&) = delete;
   ServingStore& operator=(const ServingStore&) = delete;
 
   int port() const { return port_; }
   StoreClient client() const { return StoreClient::connect("127.0.0.1", port_, soon()); }
 
-  /// Runs `task` in the server's thread, and waits until it has run.
+  /// Runs `task` while the thread does not run.
   void run(const std::function<void(StoreServer&)>& task) {
-    std::packaged_task<void()> packaged([&] { task(server_); });
-    std::future<void> done = packaged.get_future();
-    {
-      const std::scoped_lock lock(mutex_);
-      tasks_.push_back(std::move(packaged));
-    }
-    ::eventfd_write(wake_.get(), 1);
-    done.get();
+    stop();
+    task(server_);
+    start();
   }
 
  private:
   ServingStore(Listener listener, std::function<void(base::Channel)> foreign, size_t max_bytes)
       : port_(listener.port),
         server_(std::move(listener.fd), max_bytes, {.foreign = std::move(foreign)}),
-        wake_(::eventfd(0, EFD_CLOEXEC)),
-        thread_([this] { serve(); }) {}
-
-  void serve() {
-    while (!stopped_) {
-      std::vector<pollfd> polls{{server_.fd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-      ::poll(polls.data(), polls.size(), -1);
-      if (polls[0].revents != 0) server_.handle();
-      if (polls[1].revents != 0) run_tasks();
-    }
+        stop_(::eventfd(0, EFD_CLOEXEC)) {
+    start();
   }
 
-  void run_tasks() {
-    eventfd_t count = 0;
-    ::eventfd_read(wake_.get(), &count);
-    std::vector<std::packaged_task<void()>> tasks;
-    {
-      const std::scoped_lock lock(mutex_);
-      tasks.swap(tasks_);
-    }
-    for (auto& task : tasks) task();
+  void start() {
+    thread_ = std::thread([this] {
+      std::array<pollfd, 2> polls{{{server_.fd(), POLLIN, 0}, {stop_.get(), POLLIN, 0}}};
+      while (::poll(polls.data(), polls.size(), -1) > 0 && polls[1].revents == 0) server_.handle();
+    });
+  }
+  void stop() {
+    ::eventfd_write(stop_.get(), 1);
+    thread_.join();
+    eventfd_t ignored = 0;
+    ::eventfd_read(stop_.get(), &ignored);
   }
 
   int port_;
   StoreServer server_;
-  base::UniqueFd wake_;
-  bool stopped_ = false;
-  std::mutex mutex_;
-  std::vector<std::packaged_task<void()>> tasks_;
+  base::UniqueFd stop_;
   std::thread thread_;
 };
 
@@ -152,98 +135,56 @@ class RawConnection {
   base::UniqueFd fd_;
 };
 
-/// A client for queries that StoreClient does not send. Each call waits for the answer without a
-/// limit.
-class RawClient {
- public:
-  explicit RawClient(int port) : connection_(port) {
-    send(store::Query::kValidate, [](std::string& out) { store::put_integer(out, store::kMagic); });
-  }
+/// A connection that has sent the greeting.
+inline RawConnection greeted(int port) {
+  RawConnection connection(port);
+  connection.send(store::make_query(store::Query::kValidate, store::kMagic));
+  return connection;
+}
 
-  void set(const std::string& key, const std::string& value) const {
-    send_strings(store::Query::kSet, {store::wire_key(key), value});
-  }
-  std::string get(const std::string& key) const {
-    send_strings(store::Query::kGet, {store::wire_key(key)});
-    return receive_string();
-  }
-  int64_t add(const std::string& key, int64_t amount) const {
-    send(store::Query::kAdd, [&](std::string& out) {
-      store::put_string(out, store::wire_key(key));
-      store::put_integer(out, amount);
-    });
-    return receive<int64_t>();
-  }
-  bool check(const std::vector<std::string>& keys) const {
-    send_keys(store::Query::kCheck, keys);
-    return answer_is(store::kReady, store::kNotReady);
-  }
-  std::string compare_set(const std::string& key, const std::string& expected,
-                          const std::string& desired) const {
-    send_strings(store::Query::kCompareSet, {store::wire_key(key), expected, desired});
-    return receive_string();
-  }
-  std::vector<std::string> multi_get(const std::vector<std::string>& keys) const {
-    send_keys(store::Query::kMultiGet, keys);
-    std::vector<std::string> values(keys.size());
-    for (std::string& value : values) value = receive_string();
-    return values;
-  }
-  bool delete_key(const std::string& key) const {
-    send_strings(store::Query::kDeleteKey, {store::wire_key(key)});
-    return receive<int64_t>() == 1;
-  }
+using Keys = std::vector<std::string>;
 
-  void start_wait(const std::vector<std::string>& keys) const {
-    send_keys(store::Query::kWait, keys);
-  }
-  bool has_answer() const { return connection_.has_received(); }
-  void finish_wait() const {
-    if (receive<uint8_t>() != store::kStopWaiting) throw base::InternalError("not a wait's end");
-  }
-  /// Whether the keys were set before the store read this query.
-  bool cancel_wait() const {
-    send(store::Query::kCancelWait, [](std::string&) {});
-    if (answer_is(store::kWaitCanceled, store::kStopWaiting)) return false;
-    if (!answer_is(store::kWaitCanceled, store::kWaitCanceled)) {
-      throw base::InternalError("the store has not answered kCancelWait");
-    }
-    return true;
-  }
+/// Numbers and texts as in queries and answers.
+template <class... Fields>
+std::string bytes(const Fields&... fields) {
+  std::string all;
+  (store::put(all, fields), ...);
+  return all;
+}
 
- private:
-  template <typename Fields>
-  void send(store::Query query, Fields&& put_fields) const {
-    std::string bytes = store::begin_query(query);
-    put_fields(bytes);
-    connection_.send(bytes);
-  }
-  void send_strings(store::Query query, const std::vector<std::string>& strings) const {
-    send(query, [&](std::string& out) {
-      for (const std::string& one : strings) store::put_string(out, one);
-    });
-  }
-  void send_keys(store::Query query, const std::vector<std::string>& keys) const {
-    send(query, [&](std::string& out) {
-      store::put_integer<uint64_t>(out, keys.size());
-      for (const std::string& key : keys) store::put_string(out, store::wire_key(key));
-    });
-  }
+const std::string kStop = bytes(store::kStopWaiting);
+const std::string kCanceled = bytes(store::kWaitCanceled);
 
-  template <typename Integer>
-  Integer receive() const {
-    const std::string bytes = connection_.receive(sizeof(Integer));
-    if (bytes.size() != sizeof(Integer)) throw base::UnavailableError("the store has disconnected");
-    return store::integer_at<Integer>(bytes);
-  }
-  std::string receive_string() const { return connection_.receive(receive<uint64_t>()); }
-  bool answer_is(uint8_t yes, uint8_t no) const {
-    const auto answer = receive<uint8_t>();
-    if (answer != yes && answer != no) throw base::InternalError("no answer of a store");
-    return answer == yes;
-  }
+/// Queries, and what a server answers to them.
+using Exchanges = std::vector<std::pair<std::string, std::string>>;
 
-  RawConnection connection_;
-};
+inline void expect_answers(const RawConnection& connection, const Exchanges& exchanges) {
+  for (size_t i = 0; i < exchanges.size(); ++i) {
+    connection.send(exchanges[i].first);
+    EXPECT_EQ(connection.receive(exchanges[i].second.size()), exchanges[i].second) << i;
+  }
+}
+
+/// For a store without keys; leaves one, "/n".
+inline Exchanges exchanges_of_all_versions() {
+  using store::make_query;
+  using store::Query;
+  const std::string cancel = make_query(Query::kCancelWait);
+  return {{make_query(Query::kAdd, "/n", int64_t{3}), bytes(int64_t{3})},
+          {make_query(Query::kAdd, "/n", int64_t{-1}), bytes(int64_t{2})},
+          {make_query(Query::kCheck, Keys{"/n"}), bytes(store::kReady)},
+          {make_query(Query::kCheck, Keys{"/n", "/none"}), bytes(store::kNotReady)},
+          {make_query(Query::kCompareSet, "/c", "expected", "new"), bytes("expected")},
+          {make_query(Query::kCheck, Keys{"/c"}), bytes(store::kNotReady)},
+          {make_query(Query::kCompareSet, "/c", "", "1"), bytes("1")},
+          {make_query(Query::kCompareSet, "/c", "wrong", "new"), bytes("1")},
+          {make_query(Query::kCompareSet, "/c", "1", "22"), bytes("22")},
+          {make_query(Query::kMultiGet, Keys{"/c", "/n", "/c"}), bytes("22", "2", "22")},
+          {make_query(Query::kDeleteKey, "/c"), bytes(int64_t{1})},
+          {make_query(Query::kDeleteKey, "/c"), bytes(int64_t{0})},
+          {make_query(Query::kWait, Keys{"/n"}), kStop},
+          {make_query(Query::kWait, Keys{"/none", "/n"}) + cancel, kCanceled},
+          {make_query(Query::kWait, Keys{"/none"}) + cancel, kCanceled}};
+}
 
 }  // namespace syncbn::launch::test

@@ -19,59 +19,14 @@
 namespace syncbn::launch::test {
 namespace {
 
-using store::begin_query;
-using store::put_integer;
-using store::put_string;
+using store::make_query;
 using store::Query;
 using ::syncbn::test::message_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-std::string greeting() {
-  std::string bytes = begin_query(Query::kValidate);
-  put_integer(bytes, store::kMagic);
-  return bytes;
-}
-
-std::string query(Query kind, const std::vector<std::string>& strings) {
-  std::string bytes = begin_query(kind);
-  for (const std::string& one : strings) put_string(bytes, one);
-  return bytes;
-}
-
-std::string keys_query(Query kind, const std::vector<std::string>& keys) {
-  std::string bytes = begin_query(kind);
-  put_integer<uint64_t>(bytes, keys.size());
-  for (const std::string& key : keys) put_string(bytes, key);
-  return bytes;
-}
-
-template <typename Integer>
-std::string with_integer(std::string bytes, Integer value) {
-  put_integer(bytes, value);
-  return bytes;
-}
-
-template <typename Integer>
-std::string integer(Integer value) {
-  return with_integer("", value);
-}
-
-std::string string(const std::string& text) {
-  std::string bytes;
-  put_string(bytes, text);
-  return bytes;
-}
-
-const std::string kStop = integer(store::kStopWaiting);
-const std::string kCanceled = integer(store::kWaitCanceled);
-
-RawConnection greeted(const ServingStore& store) {
-  RawConnection connection(store.port());
-  connection.send(greeting());
-  return connection;
-}
+const std::string kGreeting = make_query(Query::kValidate, store::kMagic);
 
 /// The answer to a query, with a known size.
 std::string ask(const RawConnection& connection, const std::string& bytes, size_t size) {
@@ -81,8 +36,7 @@ std::string ask(const RawConnection& connection, const std::string& bytes, size_
 
 /// Returns when the server has processed all queries of `connection`.
 void sync(const RawConnection& connection) {
-  EXPECT_EQ(ask(connection, with_integer<uint32_t>(begin_query(Query::kPing), 7), 4),
-            integer<uint32_t>(7));
+  EXPECT_EQ(ask(connection, make_query(Query::kPing, uint32_t{7}), 4), bytes(uint32_t{7}));
 }
 
 TEST(StoreTest, SetsAndGets) {
@@ -97,16 +51,6 @@ TEST(StoreTest, SetsAndGets) {
   one.set("large", std::string(store::kMaxValueSize, 'x'), soon());
   EXPECT_EQ(one.get("key", soon()), "");
   EXPECT_EQ(one.get("large", soon()), std::string(store::kMaxValueSize, 'x'));
-}
-
-TEST(StoreTest, AddsUp) {
-  const ServingStore store;
-  StoreClient client = store.client();
-  EXPECT_EQ(client.add("n", 5, soon()), 5);
-  EXPECT_EQ(client.add("n", -7, soon()), -2);
-  EXPECT_EQ(client.get("n", soon()), "-2");
-  client.set("n", "41", soon());
-  EXPECT_EQ(client.add("n", 1, soon()), 42);
 }
 
 TEST(StoreTest, WaitsInTheBackground) {
@@ -178,93 +122,57 @@ TEST(StoreTest, ALostConnectionIsSaidAndStaysLost) {
               HasSubstr("earlier failure"));
 }
 
-TEST(StoreServerTest, AWaitEndsWhenTheKeyIsThere) {
+TEST(StoreServerTest, AnswersAsTorchsServer) {
   const ServingStore store;
-  const RawClient reader(store.port());
-  const RawClient writer(store.port());
-  auto value = std::async(std::launch::async, [&] {
-    reader.start_wait({"late"});
-    reader.finish_wait();
-    return reader.get("late");
-  });
-  writer.set("late", "now");
-  EXPECT_EQ(value.get(), "now");
-}
-
-TEST(StoreServerTest, ChecksAllKeys) {
-  const ServingStore store;
-  const RawClient client(store.port());
-  client.set("a", "1");
-  EXPECT_TRUE(client.check({"a"}));
-  EXPECT_FALSE(client.check({"a", "b"}));
-  EXPECT_TRUE(client.check({}));
-}
-
-TEST(StoreServerTest, ComparesAndSets) {
-  const ServingStore store;
-  const RawClient client(store.port());
-  EXPECT_EQ(client.compare_set("k", "expected", "new"), "expected");
-  EXPECT_FALSE(client.check({"k"}));
-  EXPECT_EQ(client.compare_set("k", "", "first"), "first");
-  EXPECT_EQ(client.compare_set("k", "wrong", "new"), "first");
-  EXPECT_EQ(client.compare_set("k", "first", "second"), "second");
-}
-
-TEST(StoreServerTest, GetsSeveral) {
-  const ServingStore store;
-  const RawClient client(store.port());
-  client.set("a", "1");
-  client.set("b", "22");
-  EXPECT_THAT(client.multi_get({"b", "a", "b"}), ElementsAre("22", "1", "22"));
-  EXPECT_THAT(client.multi_get({}), IsEmpty());
-}
-
-TEST(StoreServerTest, Deletes) {
-  const ServingStore store;
-  const RawClient client(store.port());
-  client.set("a", "1");
-  EXPECT_TRUE(client.delete_key("a"));
-  EXPECT_FALSE(client.delete_key("a"));
-  EXPECT_FALSE(client.check({"a"}));
+  const RawConnection client = greeted(store.port());
+  expect_answers(client, exchanges_of_all_versions());
+  const std::string pop = make_query(Query::kQueuePop, "/q");
+  const std::string length = make_query(Query::kQueueLen, "/q");
+  expect_answers(client, {{make_query(Query::kCheck, Keys{}), bytes(store::kReady)},
+                          {make_query(Query::kMultiGet, Keys{}), ""},
+                          {make_query(Query::kListKeys), bytes(int64_t{1}, "/n")},
+                          {pop, bytes(int64_t{0})},
+                          {make_query(Query::kQueuePush, "/q", "first"), ""},
+                          {make_query(Query::kQueuePush, "/q", "second"), ""},
+                          {length, bytes(int64_t{2})},
+                          {make_query(Query::kCheck, Keys{"/q"}), bytes(store::kReady)},
+                          {make_query(Query::kGetNumKeys), bytes(int64_t{1})},
+                          {pop, bytes(int64_t{2}, "first")},
+                          {pop, bytes(int64_t{1}, "second")},
+                          {length, bytes(int64_t{0})},
+                          {make_query(Query::kAppend, "/a", "x"), ""},
+                          {make_query(Query::kAppend, "/a", "y"), ""},
+                          {make_query(Query::kGet, "/a"), bytes("xy")},
+                          {make_query(Query::kMultiSet, uint64_t{2}, "/b", "1", "/c", "2"), ""},
+                          {make_query(Query::kGetNumKeys), bytes(int64_t{4})},
+                          {make_query(Query::kMultiGet, Keys{"/c", "/none"}), bytes("2", "")}});
+  sync(client);
 }
 
 TEST(StoreServerTest, AWaitEndsWhenAllKeysAreThere) {
   const ServingStore store;
-  const RawClient waiting(store.port());
-  const RawClient writer(store.port());
-  waiting.start_wait({"a", "b", "a"});
-  writer.set("a", "1");
-  EXPECT_TRUE(writer.check({"a"}));
-  EXPECT_FALSE(waiting.has_answer());
-  writer.set("b", "1");
-  waiting.finish_wait();
-  EXPECT_EQ(waiting.get("b"), "1");
-}
-
-TEST(StoreServerTest, AWaitCanBeCancelled) {
-  const ServingStore store;
-  const RawClient client(store.port());
-  const RawClient writer(store.port());
-  client.start_wait({"a"});
-  EXPECT_FALSE(client.cancel_wait());
-  client.start_wait({"a"});
-  writer.set("a", "1");
-  EXPECT_TRUE(writer.check({"a"}));
-  EXPECT_TRUE(client.cancel_wait());
-  EXPECT_EQ(client.get("a"), "1");
-  client.start_wait({"b", "c", "d", "e"});
-  EXPECT_FALSE(client.cancel_wait());
-  EXPECT_EQ(client.add("b", 1), 1);
+  const RawConnection waiting = greeted(store.port());
+  StoreClient writer = store.client();
+  waiting.send(make_query(Query::kWait, Keys{"/a", "/b", "/a"}));
+  writer.set("a", "1", soon());
+  EXPECT_EQ(writer.get("a", soon()), "1");
+  EXPECT_FALSE(waiting.has_received());
+  writer.set("b", "1", soon());
+  EXPECT_EQ(waiting.receive(1), kStop);
+  // A wait that has ended can no longer be cancelled.
+  waiting.send(make_query(Query::kWait, Keys{"/c"}));
+  writer.set("c", "1", soon());
+  EXPECT_EQ(writer.get("c", soon()), "1");
+  EXPECT_EQ(ask(waiting, make_query(Query::kCancelWait), 2), kStop + kCanceled);
 }
 
 TEST(StoreServerTest, ServesItsOwnProcess) {
   ServingStore store;
-  const RawClient client(store.port());
-  client.set("theirs", "5");
-  client.start_wait({"theirs"});
-  client.finish_wait();
-  const RawClient waiting(store.port());
-  waiting.start_wait({"ours"});
+  StoreClient client = store.client();
+  StoreClient waiting = store.client();
+  client.set("theirs", "5", soon());
+  EXPECT_EQ(client.get("theirs", soon()), "5");
+  waiting.start_wait("ours", soon());
   store.run([](StoreServer& server) {
     EXPECT_EQ(server.get("theirs"), "5");
     EXPECT_EQ(server.get("none"), std::nullopt);
@@ -274,16 +182,18 @@ TEST(StoreServerTest, ServesItsOwnProcess) {
     EXPECT_THAT(message_of<base::UnavailableError>([&] { server.add("ours", 1); }),
                 HasSubstr("cannot add 1 to the store's key 'ours': its value 'text'"));
   });
-  EXPECT_TRUE(waiting.cancel_wait());
-  EXPECT_EQ(client.get("theirs"), "7");
+  pollfd ready{waiting.fd(), POLLIN, 0};
+  EXPECT_EQ(::poll(&ready, 1, -1), 1);
+  EXPECT_TRUE(waiting.wait_done());
+  EXPECT_EQ(client.get("theirs", soon()), "7");
 }
 
 TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
   ServingStore store;
-  const RawConnection waiting = greeted(store);
-  waiting.send(keys_query(Query::kWait, {"/late"}));
-  waiting.send(query(Query::kQueuePush, {"/queue", "1"}));
-  waiting.send(query(Query::kSet, {"/key", "1"}));
+  const RawConnection waiting = greeted(store.port());
+  waiting.send(make_query(Query::kWait, Keys{"/late"}));
+  waiting.send(make_query(Query::kQueuePush, "/queue", "1"));
+  waiting.send(make_query(Query::kSet, "/key", "1"));
   sync(waiting);
   store.run([](StoreServer& server) {
     server.clear();
@@ -291,9 +201,9 @@ TEST(StoreServerTest, ClearForgetsKeysAndWaitsAndConnections) {
     server.set("late", "1");
   });
   EXPECT_TRUE(waiting.is_closed());
-  const RawConnection other = greeted(store);
+  const RawConnection other = greeted(store.port());
   for (const char* key : {"/key", "/queue"}) {
-    EXPECT_EQ(ask(other, keys_query(Query::kCheck, {key}), 1), integer(store::kNotReady)) << key;
+    EXPECT_EQ(ask(other, make_query(Query::kCheck, Keys{key}), 1), bytes(store::kNotReady)) << key;
   }
   EXPECT_EQ(store.client().get("late", soon()), "1");
 }
@@ -311,60 +221,31 @@ TEST(StoreServerTest, ClearKeepsConnectionsThatAreNoClients) {
   EXPECT_EQ(ask(silent, "x", 5), "hello");
 }
 
-TEST(StoreServerTest, QueuesGiveWhatCameFirst) {
-  const ServingStore store;
-  const RawConnection one = greeted(store);
-  const std::string pop = query(Query::kQueuePop, {"/q"});
-  EXPECT_EQ(ask(one, pop, 8), integer<int64_t>(0));
-  one.send(query(Query::kQueuePush, {"/q", "first"}));
-  one.send(query(Query::kQueuePush, {"/q", "second"}));
-  EXPECT_EQ(ask(one, query(Query::kQueueLen, {"/q"}), 8), integer<int64_t>(2));
-  EXPECT_EQ(ask(one, keys_query(Query::kCheck, {"/q"}), 1), integer(store::kReady));
-  EXPECT_EQ(ask(one, begin_query(Query::kGetNumKeys), 8), integer<int64_t>(0));
-  EXPECT_EQ(ask(one, pop, 21), integer<int64_t>(2) + string("first"));
-  EXPECT_EQ(ask(one, pop, 22), integer<int64_t>(1) + string("second"));
-  EXPECT_EQ(ask(one, query(Query::kQueueLen, {"/q"}), 8), integer<int64_t>(0));
-}
-
 TEST(StoreServerTest, OneIsWokenForEachThatIsPushed) {
   const ServingStore store;
   std::deque<RawConnection> waiting;
   for (int i = 0; i < 3; ++i) {
-    waiting.push_back(greeted(store));
-    waiting.back().send(keys_query(Query::kWait, {"/q"}));
+    waiting.push_back(greeted(store.port()));
+    waiting.back().send(make_query(Query::kWait, Keys{"/q"}));
     sync(waiting.back());
   }
-  const RawConnection pusher = greeted(store);
-  for (int i = 0; i < 2; ++i) pusher.send(query(Query::kQueuePush, {"/q", "x"}));
+  const RawConnection pusher = greeted(store.port());
+  for (int i = 0; i < 2; ++i) pusher.send(make_query(Query::kQueuePush, "/q", "x"));
   EXPECT_EQ(waiting[0].receive(1), kStop);
   EXPECT_EQ(waiting[1].receive(1), kStop);
-  EXPECT_EQ(ask(waiting[2], begin_query(Query::kCancelWait), 1), kCanceled);
-}
-
-TEST(StoreServerTest, AppendsAndSetsSeveralAndListsKeys) {
-  const ServingStore store;
-  const RawConnection one = greeted(store);
-  one.send(query(Query::kAppend, {"/a", "x"}));
-  one.send(query(Query::kAppend, {"/a", "y"}));
-  EXPECT_EQ(ask(one, query(Query::kGet, {"/a"}), 10), string("xy"));
-  EXPECT_EQ(ask(one, begin_query(Query::kListKeys), 18), integer<int64_t>(1) + string("/a"));
-  std::string several = with_integer<uint64_t>(begin_query(Query::kMultiSet), 2);
-  for (const char* text : {"/b", "1", "/c", "2"}) put_string(several, text);
-  one.send(several);
-  EXPECT_EQ(ask(one, begin_query(Query::kGetNumKeys), 8), integer<int64_t>(3));
-  EXPECT_EQ(ask(one, keys_query(Query::kMultiGet, {"/c", "/none"}), 17), string("2") + string(""));
+  EXPECT_EQ(ask(waiting[2], make_query(Query::kCancelWait), 1), kCanceled);
 }
 
 TEST(StoreServerTest, ABarrierLetsAllGoWithTheLast) {
   const ServingStore store;
-  const std::string enter = with_integer<int64_t>(query(Query::kBarrier, {"/b"}), 3);
+  const std::string enter = make_query(Query::kBarrier, "/b", int64_t{3});
   std::deque<RawConnection> waiting;
   for (int i = 0; i < 2; ++i) {
-    waiting.push_back(greeted(store));
+    waiting.push_back(greeted(store.port()));
     waiting.back().send(enter);
     sync(waiting.back());
   }
-  const RawConnection last = greeted(store);
+  const RawConnection last = greeted(store.port());
   EXPECT_EQ(ask(last, enter, 1), kStop);
   for (const RawConnection& one : waiting) EXPECT_EQ(one.receive(1), kStop);
 }
@@ -386,27 +267,25 @@ TEST(StoreServerTest, ClosesWhatBreaksTheProtocol) {
   const ServingStore store;
   const std::vector<std::string> garbage{
       "GET / HTTP/1.1\r\n\r\n",
-      with_integer<uint32_t>(begin_query(Query::kValidate), 0xdeadbeef),
-      greeting() + greeting(),
-      greeting() + '\x13',
-      greeting() + '\xff',
+      make_query(Query::kValidate, uint32_t{0xdeadbeef}),
+      kGreeting + kGreeting,
+      kGreeting + '\x13',
+      kGreeting + '\xff',
       // Sizes that are too large, without their bytes.
-      greeting() + with_integer(begin_query(Query::kGet), store::kMaxKeySize + 1),
-      greeting() + with_integer(begin_query(Query::kGet), ~uint64_t{0}),
-      greeting() + with_integer(query(Query::kSet, {"/k"}), store::kMaxValueSize + 1),
-      greeting() + with_integer(begin_query(Query::kWait), store::kMaxKeys + 1),
-      greeting() + with_integer(begin_query(Query::kMultiSet), ~uint64_t{0}),
+      kGreeting + make_query(Query::kGet, store::kMaxKeySize + 1),
+      kGreeting + make_query(Query::kGet, ~uint64_t{0}),
+      kGreeting + make_query(Query::kSet, "/k", store::kMaxValueSize + 1),
+      kGreeting + make_query(Query::kWait, store::kMaxKeys + 1),
+      kGreeting + make_query(Query::kMultiSet, ~uint64_t{0}),
       // Adding to values that are not numbers.
-      greeting() + query(Query::kSet, {"/k", "1x"}) +
-          with_integer<int64_t>(query(Query::kAdd, {"/k"}), 1),
-      greeting() + query(Query::kSet, {"/k", "9223372036854775807"}) +
-          with_integer<int64_t>(query(Query::kAdd, {"/k"}), 1),
-      greeting() + query(Query::kSet, {"/k", ""}) +
-          with_integer<int64_t>(query(Query::kBarrier, {"/k"}), 1),
+      kGreeting + make_query(Query::kSet, "/k", "1x") + make_query(Query::kAdd, "/k", int64_t{1}),
+      kGreeting + make_query(Query::kSet, "/k", "9223372036854775807") +
+          make_query(Query::kAdd, "/k", int64_t{1}),
+      kGreeting + make_query(Query::kSet, "/k", "") + make_query(Query::kBarrier, "/k", int64_t{1}),
       // Two waits at the same time.
-      greeting() + keys_query(Query::kWait, {"/w"}) + keys_query(Query::kWait, {"/v"}),
-      greeting() + keys_query(Query::kWait, {"/w"}) +
-          with_integer<int64_t>(query(Query::kBarrier, {"/b"}), 2),
+      kGreeting + make_query(Query::kWait, Keys{"/w"}) + make_query(Query::kWait, Keys{"/v"}),
+      kGreeting + make_query(Query::kWait, Keys{"/w"}) +
+          make_query(Query::kBarrier, "/b", int64_t{2}),
   };
   StoreClient bystander = store.client();
   for (size_t i = 0; i < garbage.size(); ++i) {
@@ -419,29 +298,30 @@ TEST(StoreServerTest, ClosesWhatBreaksTheProtocol) {
 
 TEST(StoreServerTest, ClosesWhoAsksForMoreThanAMessageHolds) {
   const ServingStore store;
-  const RawConnection one = greeted(store);
-  one.send(query(Query::kSet, {"/k", std::string(store::kMaxValueSize, 'x')}));
+  const RawConnection one = greeted(store.port());
+  one.send(make_query(Query::kSet, "/k", std::string(store::kMaxValueSize, 'x')));
   const size_t too_many = store::kMaxMessageSize / store::kMaxValueSize + 1;
-  one.send(keys_query(Query::kMultiGet, std::vector<std::string>(too_many, "/k")));
+  one.send(make_query(Query::kMultiGet, Keys(too_many, "/k")));
   EXPECT_TRUE(one.is_closed());
 }
 
 TEST(StoreServerTest, ClosesWhoFillsItAndSaysSoOnce) {
   ServingStore store({}, size_t{1} << 20);
-  const RawClient other(store.port());
-  other.set("kept", "value");
+  StoreClient other = store.client();
+  other.set("kept", "value", soon());
   const std::string value(400 << 10, 'x');
   for (const bool by_query_without_end : {false, true}) {
-    const RawConnection one = greeted(store);
+    const RawConnection one = greeted(store.port());
     if (by_query_without_end) {
       // Announces 8 MiB, of which more than the store may hold arrive.
-      std::string begin = query(Query::kSet, {"/endless", std::string(store::kMaxValueSize, 'x')});
+      std::string begin =
+          make_query(Query::kSet, "/endless", std::string(store::kMaxValueSize, 'x'));
       one.send(begin.substr(0, begin.size() - 1));
     } else {
-      for (const char* key : {"/a", "/b", "/c"}) one.send(query(Query::kSet, {key, value}));
+      for (const char* key : {"/a", "/b", "/c"}) one.send(make_query(Query::kSet, key, value));
     }
     EXPECT_TRUE(one.is_closed());
-    EXPECT_EQ(other.get("kept"), "value") << "others go on";
+    EXPECT_EQ(other.get("kept", soon()), "value") << "others go on";
   }
   store.run([](StoreServer& server) {
     const std::vector<std::string> notices = server.take_notices();
@@ -452,70 +332,69 @@ TEST(StoreServerTest, ClosesWhoFillsItAndSaysSoOnce) {
 
 TEST(StoreServerTest, ClosesWhoAskForMoreThanFitsAndDoNotRead) {
   ServingStore store;
-  const RawClient other(store.port());
+  StoreClient other = store.client();
   const std::string value(size_t{8} << 20, 'x');
-  other.set("k", value);
+  other.set("k", value, soon());
   std::deque<RawConnection> lazy;
   for (int i = 0; i < 20; ++i) {
-    lazy.push_back(greeted(store));
+    lazy.push_back(greeted(store.port()));
     sync(lazy.back());
   }
   for (const RawConnection& one : lazy) {
-    one.send(keys_query(Query::kMultiGet, std::vector<std::string>(6, "/k")));
+    one.send(make_query(Query::kMultiGet, Keys(6, "/k")));
   }
-  other.add("n", 1);  // processed after all other queries
+  other.add("n", 1, soon());  // processed after all other queries
   store.run([](StoreServer& server) {
     EXPECT_LE(server.clients(), 3U) << "48 MiB for each, and 64 MiB in all";
     EXPECT_THAT(server.take_notices(), ElementsAre(HasSubstr("the workers' store is full")));
   });
   lazy.clear();
-  EXPECT_EQ(other.get("k"), value);
+  EXPECT_EQ(other.get("k", soon()), value);
 }
 
 TEST(StoreServerTest, WhatIsRemovedMakesRoom) {
   const ServingStore store({}, size_t{1} << 20);
-  const RawClient client(store.port());
-  const RawConnection raw = greeted(store);
+  const RawConnection client = greeted(store.port());
   const std::string value(300 << 10, 'x');
   for (int i = 0; i < 50; ++i) {
-    client.set("key" + std::to_string(i), value);
-    client.set("same", value);
-    EXPECT_TRUE(client.delete_key("key" + std::to_string(i))) << i;
-    raw.send(query(Query::kQueuePush, {"/queue", value}) + query(Query::kQueuePop, {"/queue"}));
-    raw.receive(2 * sizeof(uint64_t) + value.size());
-    client.start_wait({std::string(4000, 'k')});
-    EXPECT_FALSE(client.cancel_wait()) << i;
+    const std::string key = "/key" + std::to_string(i);
+    expect_answers(client, {{make_query(Query::kSet, key, value), ""},
+                            {make_query(Query::kSet, "/same", value), ""},
+                            {make_query(Query::kDeleteKey, key), bytes(int64_t{1})},
+                            {make_query(Query::kQueuePush, "/queue", value), ""},
+                            {make_query(Query::kQueuePop, "/queue"), bytes(int64_t{1}, value)},
+                            {make_query(Query::kWait, Keys{std::string(4000, 'k')}), ""},
+                            {make_query(Query::kCancelWait), kCanceled}});
   }
-  EXPECT_EQ(client.get("same"), value);
+  expect_answers(client, {{make_query(Query::kGet, "/same"), bytes(value)}});
 }
 
 TEST(StoreServerTest, OutlivesClientsThatLeaveInTheMiddle) {
   const ServingStore store;
-  const std::string whole = greeting() + keys_query(Query::kWait, {"/a", "/b"});
+  const std::string whole = kGreeting + make_query(Query::kWait, Keys{"/a", "/b"});
   for (size_t size = 0; size <= whole.size(); ++size) {
     RawConnection(store.port()).send(whole.substr(0, size));
   }
-  const RawClient client(store.port());
-  client.set("a", "1");
-  client.set("b", "1");
-  EXPECT_TRUE(client.check({"a", "b"}));
+  StoreClient client = store.client();
+  client.set("a", "1", soon());
+  client.set("b", "1", soon());
+  EXPECT_EQ(client.get("b", soon()), "1");
 }
 
 TEST(StoreServerTest, ReadsQueriesThatComeByteByByte) {
   const ServingStore store;
   const RawConnection slow(store.port());
   StoreClient other = store.client();
-  std::string bytes = greeting() + query(Query::kSet, {"/k", "value"});
-  bytes += keys_query(Query::kCheck, {"/k", "/none"});
-  bytes += query(Query::kCompareSet, {"/k", "value", "new"});
-  bytes += keys_query(Query::kMultiGet, {"/k", "/k"});
-  for (const char byte : bytes) {
+  std::string queries = kGreeting + make_query(Query::kSet, "/k", "value");
+  queries += make_query(Query::kCheck, Keys{"/k", "/none"});
+  queries += make_query(Query::kCompareSet, "/k", "value", "new");
+  queries += make_query(Query::kMultiGet, Keys{"/k", "/k"});
+  for (const char byte : queries) {
     slow.send({&byte, 1});
     // The server is not blocked, and has read the byte.
     other.add("n", 1, soon());
   }
-  EXPECT_EQ(slow.receive(34),
-            integer(store::kNotReady) + string("new") + string("new") + string("new"));
+  EXPECT_EQ(slow.receive(34), bytes(store::kNotReady, "new", "new", "new"));
 }
 
 /// Bytes in memory whose beginning can be made unreadable.
@@ -540,68 +419,68 @@ class VanishingBytes {
 };
 
 TEST(StoreServerTest, ScansEachByteOnce) {
-  std::string query = with_integer<uint64_t>(begin_query(Query::kMultiSet), store::kMaxKeys);
+  std::string query = make_query(Query::kMultiSet, uint64_t{store::kMaxKeys});
   for (size_t i = 0; i < store::kMaxKeys; ++i) {
-    put_string(query, "");
-    put_string(query, "");
+    query += bytes("", "");
   }
-  VanishingBytes bytes(query + "more");
+  VanishingBytes stream(query + "more");
   const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   store::QueryScanner scanner;
   for (size_t size = 0; size < query.size(); ++size) {
-    ASSERT_EQ(scanner.scan(bytes.first(size)), store::QueryScanner::Result::kIncomplete);
+    ASSERT_EQ(scanner.scan(stream.first(size)), store::QueryScanner::Result::kIncomplete);
     // All bytes except those of a length that has arrived only in part.
-    if (size > page && size % page == 0) bytes.vanish(size - page);
+    if (size > page && size % page == 0) stream.vanish(size - page);
   }
-  EXPECT_EQ(scanner.scan(bytes.first(query.size() + 4)), store::QueryScanner::Result::kComplete);
+  EXPECT_EQ(scanner.scan(stream.first(query.size() + 4)), store::QueryScanner::Result::kComplete);
   EXPECT_EQ(scanner.size(), query.size());
 }
 
 TEST(StoreServerTest, DoesNotReadFromWhoDoesNotReadItsAnswers) {
   const ServingStore store;
-  const RawConnection lazy = greeted(store);
+  const RawConnection lazy = greeted(store.port());
   const std::string key = "/" + std::string(100, 'k');
   const std::string value(1000, 'x');
-  lazy.send(query(Query::kSet, {key, value}));
+  lazy.send(make_query(Query::kSet, key, value));
   sync(lazy);
   // 30 MB are more than the kernel buffers. The answers to all queries would take 300 MB.
   std::string queries;
-  for (int i = 0; i < 300'000; ++i) queries += query(Query::kGet, {key});
+  for (int i = 0; i < 300'000; ++i) queries += make_query(Query::kGet, key);
   EXPECT_FALSE(lazy.send_until_stuck(queries).empty());
   StoreClient other = store.client();
   for (int i = 1; i <= 100; ++i) EXPECT_EQ(other.add("n", 1, soon()), i);
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(lazy.receive(8 + value.size()), string(value));
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(lazy.receive(8 + value.size()), bytes(value));
   lazy.shutdown();
   EXPECT_EQ(other.add("n", 1, soon()), 101);
 }
 
 TEST(StoreServerTest, AnswersAllQueriesOfWhoReadsLate) {
   const ServingStore store;
-  const RawConnection late = greeted(store);
+  const RawConnection late = greeted(store.port());
   const std::string value(size_t{1} << 16, 'x');
-  std::string bytes = query(Query::kSet, {"/k", value});
+  std::string queries = make_query(Query::kSet, "/k", value);
   constexpr size_t kQueries = 300;  // 20 MB: more than the kernel buffers
-  for (size_t i = 0; i < kQueries; ++i) bytes += query(Query::kGet, {"/k"});
-  late.send(bytes);
-  for (size_t i = 0; i < kQueries; ++i) ASSERT_EQ(late.receive(8 + value.size()), string(value));
+  for (size_t i = 0; i < kQueries; ++i) queries += make_query(Query::kGet, "/k");
+  late.send(queries);
+  for (size_t i = 0; i < kQueries; ++i) ASSERT_EQ(late.receive(8 + value.size()), bytes(value));
   sync(late);
 }
 
 TEST(StoreServerTest, ServesTwoHundredConnections) {
   ServingStore store;
   constexpr int kClients = 200;
-  std::deque<RawClient> clients;
+  std::deque<RawConnection> clients;
   for (int i = 0; i < kClients; ++i) {
-    clients.emplace_back(store.port());
-    EXPECT_EQ(clients.back().add("came", 1), i + 1);
-    clients.back().start_wait({"go", fmt::format("go {}", i)});
+    clients.push_back(greeted(store.port()));
+    expect_answers(clients.back(),
+                   {{make_query(Query::kAdd, "/came", int64_t{1}), bytes(int64_t{i + 1})},
+                    {make_query(Query::kWait, Keys{"/go", fmt::format("/go {}", i)}), ""}});
   }
   store.run([&](StoreServer& server) {
     EXPECT_EQ(server.get("came"), std::to_string(kClients));
     for (int i = 0; i < kClients; ++i) server.set(fmt::format("go {}", i), "");
     server.set("go", "");
   });
-  for (const RawClient& client : clients) EXPECT_NO_THROW(client.finish_wait());
+  for (const RawConnection& client : clients) EXPECT_EQ(client.receive(1), kStop);
 }
 
 /// Limits the process to `left` more descriptors.
@@ -630,9 +509,9 @@ TEST(StoreServerTest, IdleClientsLeavePlacesToLaunchers) {
     store.emplace([&](base::Channel /*launcher*/) { came.set_value(); });
   }
   std::deque<RawConnection> idle;
-  const std::string ping = with_integer<uint32_t>(begin_query(Query::kPing), 7);
+  const std::string ping = make_query(Query::kPing, uint32_t{7});
   do {
-    idle.push_back(greeted(*store));
+    idle.push_back(greeted(store->port()));
   } while (idle.size() < 200 && !ask(idle.back(), ping, 4).empty());
   EXPECT_LT(idle.size(), 60U);
   const RawConnection launcher(store->port());
@@ -646,15 +525,9 @@ TEST(StoreServerTest, IdleClientsLeavePlacesToLaunchers) {
 
 TEST(StoreAnswersTest, CountsTheMemoryThatTheyTake) {
   const std::pair<const char*, std::string (*)(const std::string&)> queries[] = {
-      {"values",
-       [](const std::string& key) {
-         return query(Query::kSet, {key, ""});
-       }},
-      {"queues",
-       [](const std::string& key) {
-         return query(Query::kQueuePush, {key, ""});
-       }},
-      {"waits", [](const std::string& key) { return keys_query(Query::kWait, {key}); }},
+      {"values", [](const std::string& key) { return make_query(Query::kSet, key, ""); }},
+      {"queues", [](const std::string& key) { return make_query(Query::kQueuePush, key, ""); }},
+      {"waits", [](const std::string& key) { return make_query(Query::kWait, Keys{key}); }},
   };
   for (const auto& [name, make] : queries) {
     for (const size_t length : {1, 40}) {
@@ -672,7 +545,7 @@ TEST(StoreAnswersTest, CountsTheMemoryThatTheyTake) {
 
 TEST(StoreServerTest, DropsWhoComesWhenNoDescriptorIsLeft) {
   const ServingStore store;
-  const RawConnection before = greeted(store);
+  const RawConnection before = greeted(store.port());
   sync(before);
   {
     const DescriptorLimit limit(1);

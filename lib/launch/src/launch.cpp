@@ -27,6 +27,7 @@
 #include "nodes/local_link.h"
 #include "nodes/master_port.h"
 #include "nodes/tcp_link.h"
+#include "options/hosts.h"
 #include "output/event_log.h"
 #include "output/failure_report.h"
 #include "output/log_folder.h"
@@ -193,9 +194,9 @@ int run(const LaunchOptions& options, SshNode* node) {
 }
 
 int run_on_hosts(const LaunchOptions& options) {
-  const HeadPlan plan(options);  // slow; before SshHead blocks signals
-  if (!options.dry_run) return SshHead(options, plan).run();
-  base::write_stdout(plan.render());
+  std::vector<NodePlan> nodes = plan_nodes(options);  // slow; before SshHead blocks signals
+  if (!options.dry_run) return SshHead(options, std::move(nodes)).run();
+  base::write_stdout(render(nodes, exported_variables(options.head.exports)));
   return base::kExitOk;
 }
 

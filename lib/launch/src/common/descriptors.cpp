@@ -105,18 +105,9 @@ void WatchSet::add(int fd, uint32_t events) {
   if (!try_add(fd, events)) base::throw_errno(purpose_);
 }
 
-bool WatchSet::try_add(int fd, uint32_t events) {
+bool WatchSet::control(int operation, int fd, uint32_t events) const {
   epoll_event event{.events = events, .data = {.fd = fd}};
-  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
-void WatchSet::change(int fd, uint32_t events) {
-  epoll_event event{.events = events, .data = {.fd = fd}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
-}
-
-void WatchSet::remove(int fd) {
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  return ::epoll_ctl(epoll_.get(), operation, fd, &event) == 0;
 }
 
 }  // namespace syncbn::launch

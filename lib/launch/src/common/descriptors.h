@@ -70,11 +70,13 @@ class WatchSet {
   /// @param events epoll's. @throws base::UnavailableError if the system refuses.
   void add(int fd, uint32_t events = EPOLLIN);
   /// Like add(), but returns false, with errno set, if the system refuses.
-  bool try_add(int fd, uint32_t events = EPOLLIN);
-  void change(int fd, uint32_t events);
-  void remove(int fd);
+  bool try_add(int fd, uint32_t events = EPOLLIN) { return control(EPOLL_CTL_ADD, fd, events); }
+  void change(int fd, uint32_t events) { control(EPOLL_CTL_MOD, fd, events); }
+  void remove(int fd) { control(EPOLL_CTL_DEL, fd, 0); }
 
  private:
+  bool control(int operation, int fd, uint32_t events) const;
+
   const char* purpose_;
   base::UniqueFd epoll_;
 };

@@ -69,10 +69,7 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
 }
 
 std::string first_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
+  return value_in(path, "");
 }
 
 std::string value_in(const fs::path& path, const std::string& name) {

@@ -170,10 +170,9 @@ CommandLine::CommandLine(const std::vector<std::string>& words, Environment envi
 
   CLI::App app;
   add_options(app, fields);
-  size_t next = 0;  // get_options() lists them in the order in which they were added
-  for (CLI::Option* const option : app.get_options()) {
-    const config::FieldInfo& field = fields[next++];
-    const std::string name = option->get_name();
+  for (const config::FieldInfo& field : fields) {
+    const std::string name = "--" + field.path;
+    CLI::Option* const option = app.get_option(name);
     const bool is_settled = !counts || has(name) || std::ranges::count(line.emptied, name) > 0;
     const std::string variable = is_settled ? "" : variable_of(field);
     option->envname(variable);
@@ -189,10 +188,10 @@ CommandLine::CommandLine(const std::vector<std::string>& words, Environment envi
   } catch (const CLI::ParseError& error) {
     fail(error.what());
   }
-  for (const CLI::Option* option : app.get_options()) {
+  for (const config::FieldInfo& field : fields) {
+    const CLI::Option* const option = app.get_option("--" + field.path);
     if (option->count() == 0) continue;
-    const std::string path = option->get_name().substr(2);
-    values_.set(path, config::Value::of_scalar(option->as<std::string>()));
+    values_.set(field.path, config::Value::of_scalar(option->as<std::string>()));
   }
 }
 

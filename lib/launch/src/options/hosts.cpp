@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <chrono>
 #include <regex>
 #include <span>
 #include <sstream>
@@ -18,7 +17,6 @@
 #include "common/words.h"
 #include "options/command_line.h"
 #include "options/option_table.h"
-#include "options/option_values.h"
 
 namespace syncbn::launch {
 namespace {
@@ -125,6 +123,13 @@ std::vector<std::string> ssh_command(const TypedOptions& typed) {
   return words;
 }
 
+bool is_export_pattern(std::string_view word) {
+  if (word.starts_with('!')) word.remove_prefix(1);
+  const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
+  return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
+         is_harmless(word, marks);
+}
+
 std::vector<std::string> read_exports(const std::string& typed) {
   std::vector<std::string> words = words_of(typed);
   for (const std::string& word : words) {
@@ -186,33 +191,20 @@ std::vector<Host> read_host_file(const std::filesystem::path& file) {
   return merged(hosts);
 }
 
-bool is_export_pattern(std::string_view word) {
-  if (word.starts_with('!')) word.remove_prefix(1);
-  const std::string_view marks = word.find('[') == word.npos ? "_*?" : "_*?[]-";
-  return !word.empty() && std::isdigit(static_cast<unsigned char>(word[0])) == 0 &&
-         is_harmless(word, marks);
-}
-
-bool is_exported(const std::string& name, const std::vector<std::string>& patterns) {
-  bool exported = false;
-  for (const std::string& pattern : patterns) {
-    const bool leaves_out = pattern.starts_with('!');
-    const char* const fits = pattern.c_str() + (leaves_out ? 1 : 0);
-    if (::fnmatch(fits, name.c_str(), 0) == 0) exported = !leaves_out;
-  }
-  return exported;
-}
-
 Variables exported_variables(const std::vector<std::string>& more) {
   std::vector<std::string> patterns(kDefaultExports.begin(), kDefaultExports.end());
   patterns.insert(patterns.end(), more.begin(), more.end());
   Variables variables;
   for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
-    const size_t equals = text.find('=');
-    if (equals == std::string_view::npos) continue;
-    const std::string name(text.substr(0, equals));
-    if (is_exported(name, patterns)) variables[name] = text.substr(equals + 1);
+    const std::string text(*entry);
+    const std::string name = text.substr(0, text.find('='));
+    bool is_exported = false;
+    for (const std::string& pattern : patterns) {
+      const bool leaves_out = pattern.starts_with('!');
+      const char* const fits = pattern.c_str() + (leaves_out ? 1 : 0);
+      if (::fnmatch(fits, name.c_str(), 0) == 0) is_exported = !leaves_out;
+    }
+    if (is_exported && name != text) variables[name] = text.substr(name.size() + 1);
   }
   return variables;
 }
@@ -248,17 +240,13 @@ void check_hosts(const TypedOptions& typed, const CommandLine& line) {
   }
 }
 
-HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
-                              std::string_view launcher_name) {
+HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line) {
   return {.hosts = hosts_option(line) == "--hosts" ? read_host_list(typed.hosts)
                                                    : read_host_file(typed.hostfile),
           .ssh = ssh_command(typed),
           .launcher = typed.ssh_launcher,
-          .ssh_timeout = read_time("--ssh_timeout", typed.ssh_timeout_text,
-                                   std::chrono::milliseconds(100), std::chrono::hours(24)),
           .exports = read_exports(typed.exports),
-          .node_options = line.options(kNeedsHosts | kExcludesHosts | kKeptByHead),
-          .launcher_name = std::string(launcher_name)};
+          .node_options = line.options(kNeedsHosts | kExcludesHosts | kKeptByHead)};
 }
 
 }  // namespace syncbn::launch

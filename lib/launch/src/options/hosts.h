@@ -5,7 +5,6 @@
 #include <array>
 #include <filesystem>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "job/run_context.h"
@@ -38,14 +37,9 @@ inline constexpr std::array kDefaultExports{"PATH",         "LD_LIBRARY_PATH",
                                             "GOMP_*",       "MKL_*",
                                             "OPENBLAS_*",   "SYNCBN_*"};
 
-/// Whether a word is a pattern for is_exported().
-bool is_export_pattern(std::string_view word);
-
-/// Whether `patterns` include a variable: NAME, PREFIX_* (a shell's wildcards), or !NAME to exclude
-/// it. The last pattern that matches decides.
-bool is_exported(const std::string& name, const std::vector<std::string>& patterns);
-
-/// The variables of this process that other hosts get. @param more patterns after kDefaultExports.
+/// The variables of this process that other hosts get.
+/// @param more patterns after kDefaultExports: NAME, PREFIX_* (a shell's wildcards), or !NAME to
+/// exclude it. The last pattern that matches a variable decides.
 Variables exported_variables(const std::vector<std::string>& more);
 
 /// "--hosts" or "--hostfile", whichever names the hosts; the command line takes precedence over the
@@ -55,8 +49,7 @@ std::string hosts_option(const CommandLine& line);
 /// @throws base::UserError for options that exclude hosts, or need them.
 void check_hosts(const TypedOptions& typed, const CommandLine& line);
 
-/// Needs a hosts_option(). @param launcher_name argv[0].
-HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line,
-                              std::string_view launcher_name);
+/// All but the timeout. Needs a hosts_option().
+HeadOptions read_head_options(const TypedOptions& typed, const CommandLine& line);
 
 }  // namespace syncbn::launch

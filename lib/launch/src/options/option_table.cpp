@@ -55,9 +55,8 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   torchruns("master_addr", &Typed::master_addr, "HOST",
             "Host name or address of node 0; on one machine 127.0.0.1", kKeptByHead);
   torchruns("master_port", &Typed::master_port, "PORT",
-            "TCP port on node 0 for the workers' store; with one machine a "
-            "free one is chosen, else 29500 (c10d: 29400); 0 asks for a free "
-            "one",
+            "TCP port on node 0 for the workers' store; with one machine a free one is chosen, "
+            "else 29500 (c10d: 29400); 0 asks for a free one",
             kKeptByHead)
       .between(0, 65535);
   torchruns("standalone", &Typed::standalone, "", "One machine, apart from all other jobs on it",
@@ -72,16 +71,14 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
             kMayBeEmpty | kExcludesHosts);
   torchruns("rdzv_id", &Typed::run_id, "ID", "Name of the job, the same on all nodes", kMayBeEmpty);
   torchruns("rdzv_conf", &Typed::rdzv_conf, "K=V,...",
-            "Times: join_timeout for all nodes to arrive (600), "
-            "last_call_timeout for more than MIN (30), keep_alive_interval (5); "
-            "keep_alive_max_attempt (3) until a silent node is lost; is_host; "
-            "store_mib, the store's memory (64, and 1 for 4 workers); others of "
+            "Times: join_timeout for all nodes to arrive (600), last_call_timeout for more than "
+            "MIN (30), keep_alive_interval (5); keep_alive_max_attempt (3) until a silent node is "
+            "lost; is_host; store_mib, the store's memory (64, and 1 for 4 workers); others of "
             "torchrun's settings are accepted",
             kMayBeEmpty);
   ours("token_file", &Typed::token_file, "FILE",
-       "A secret of at least 16 bytes, the same on all nodes: launchers "
-       "without it are refused. Or the variable SYNCBN_TOKEN; over ssh the "
-       "launcher makes one itself",
+       "A secret of at least 16 bytes, the same on all nodes: launchers without it are refused. Or "
+       "the variable SYNCBN_TOKEN; over ssh the launcher makes one itself",
        kKeptByHead | kNotForCheck)
       .shown_default("");
   ours("listen", &Typed::listen, "ADDRESS",
@@ -114,10 +111,9 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
 
   schema.group("Failures and ending", kAboutRun);
   torchruns("max_restarts", &Typed::max_restarts_text, "N|N/TIME",
-            "Start all workers again, up to N times, when one has failed; "
-            "5/1h: up to 5 times within any hour. Exit code 2, a usage error, "
-            "ends the run at once, as does a rank that fails three times in a "
-            "row in the same way at the same step",
+            "Start all workers again, up to N times, when one has failed; 5/1h: up to 5 times "
+            "within any hour. Exit code 2, a usage error, ends the run at once, as does a rank "
+            "that fails three times in a row in the same way at the same step",
             kMostUsed | kNotForCheck);
   ours("exclude_failing", &Typed::exclude_failing, "N",
        "Go on without a node whose workers have failed N times, or which "
@@ -133,15 +129,13 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
        "killed; and time that processes they started have to end once "
        "all workers have succeeded. Seconds, or 500ms, 30s, 5m, 2h, 1d");
   ours("hang_timeout", &Typed::hang_text, "TIME",
-       "End the rank that holds up the others when a worker that reports "
-       "its steps (train does) has made none for so long, or waits so "
-       "long in a collective; 0: never. Without it, as the program asks: "
-       "train asks for 10 minutes, or more if its steps are long",
+       "End the rank that holds up the others when a worker that reports its steps (train does) "
+       "has made none for so long, or waits so long in a collective; 0: never. Without it, as the "
+       "program asks: train asks for 10 minutes, or more if its steps are long",
        kNotForCheck);
   ours("straggler_interval", &Typed::straggler_text, "TIME",
-       "How often to compare how long the ranks take between collectives: "
-       "one that takes 1.3 times the median's time in three intervals in a "
-       "row is named once; 0: never");
+       "How often to compare how long the ranks take between collectives: one that takes 1.3 times "
+       "the median's time in three intervals in a row is named once; 0: never");
 
   ours("preflight", &Typed::preflight, "",
        "Measure all nodes, their GPUs and the network first, name outliers, "
@@ -189,9 +183,8 @@ void TypedOptions::describe(config::Schema<TypedOptions>& schema) {
   ours("report", &Typed::report, "FILE",
        "Write how the run ended, and the first failure, to this file as JSON", kKeptByHead);
   torchruns("event_log_handler", &Typed::event_log_handler, "null|console|json|json:FILE",
-            "Write each start, end, failure and restart as a line of JSON: "
-            "to stderr, to events.jsonl in the log folder, or to the end of a "
-            "file; every node has its own");
+            "Write each start, end, failure and restart as a line of JSON: to stderr, to "
+            "events.jsonl in the log folder, or to the end of a file; every node has its own");
 
   schema.group("Accepted for torchrun's sake, without effect", kTorchruns);
   schema.field("monitor_interval", &Typed::without_effect, "Failures are seen at once")

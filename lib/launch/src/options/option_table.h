@@ -23,7 +23,7 @@ enum OptionTag : unsigned {
 };
 
 /// The values of the command line, by option. Options whose value needs no parsing are members of
-/// LaunchOptions; option_values.h parses the texts below.
+/// LaunchOptions; options.cpp parses the texts below.
 struct TypedOptions : LaunchOptions {
   std::string nproc_per_node_text = "1";
   std::string bind = "none";

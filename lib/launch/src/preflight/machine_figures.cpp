@@ -276,13 +276,6 @@ void judge_links(const std::vector<MachineFigures>& nodes, PreflightFindings& fi
 
 }  // namespace
 
-MachineFigures MachineFigures::of(const nlohmann::json& json) {
-  auto figures = json.get<MachineFigures>();
-  figures.versions.clear();
-  for (const char* name : kVersions) figures.versions[name] = shown_text(json.at("versions"), name);
-  return figures;
-}
-
 MachineFigures measure_machine(const std::string& folder) {
   MachineFigures figures{.host = base::hostname()};
   utsname kernel{};
@@ -320,13 +313,15 @@ PreflightFindings judge(const std::vector<MachineFigures>& nodes) {
     }
   }
   compare_with_most(nodes, describe_gpus, findings);
-  for (const auto& version : nodes[0].versions) {
-    const std::string& name = version.first;
-    const auto text = [&name](const MachineFigures& node) {
-      const std::string& own = node.versions.at(name);
-      return own.empty() ? "no " + name : fmt::format("{} {}", name, own);
-    };
-    compare_with_most(nodes, text, findings);
+  for (const char* const name : kVersions) {
+    compare_with_most(
+        nodes,
+        [name](const MachineFigures& node) {
+          const auto own = node.versions.find(name);
+          const bool has = own != node.versions.end() && !own->second.empty();
+          return has ? fmt::format("{} {}", name, own->second) : fmt::format("no {}", name);
+        },
+        findings);
   }
   const auto giga_text = [](double rate) { return giga(rate) + " GFLOP/s"; };
   compare_nodes(nodes, &MachineFigures::core_rate, "its median core computes at {}", giga_text,

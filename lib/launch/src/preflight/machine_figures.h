@@ -14,7 +14,7 @@ namespace syncbn::launch {
 struct MachineFigures {
   ShownText host = {};
   /// Of syncbn-launch, the kernel, the C library and NVIDIA's driver, by name; without a driver "".
-  std::map<std::string, std::string> versions = {};
+  std::map<std::string, ShownText> versions = {};
   int cores = 0;            ///< that the workers may use
   double core_rate = 0;     ///< of the median core, in floating point operations per second
   double slowest_rate = 0;  ///< of the slowest core
@@ -31,9 +31,6 @@ struct MachineFigures {
   double link_rate = 0;       ///< bytes per second to the next node, while all nodes send
   double clock_ahead = 0;     ///< seconds by which the next node's clock is ahead of this one's
   ShownText link_error = {};  ///< why the next node cannot be reached, or ""
-
-  /// @throws nlohmann's exceptions if `json` has a different form.
-  static MachineFigures of(const nlohmann::json& json);
 };
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(GpuFigures, model, address, memory, memory_rate, error)

@@ -145,6 +145,7 @@ LaunchOptions preflight_job(const LaunchOptions& options) {
   if (!options.token.empty()) ::setenv("SYNCBN_TOKEN", options.token.c_str(), 1);
   LaunchOptions check = parse_settled_options(words);
   check.is_check = true;
+  check.run_id += " --preflight";  // a node without the option belongs to another job
   return check;
 }
 
@@ -165,7 +166,7 @@ int run_preflight_worker(const std::string& folder) {
   std::vector<MachineFigures> all;
   all.reserve(static_cast<size_t>(nodes));
   for (int one = 0; one < nodes; ++one) {
-    all.push_back(MachineFigures::of(parse_json(exchange.of(one, "figures"))));
+    all.push_back(parse_json(exchange.of(one, "figures")).get<MachineFigures>());
   }
   const int exit_code = report(all);
   exchange.publish("verdict", "");

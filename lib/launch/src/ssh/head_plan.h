@@ -2,7 +2,6 @@
 
 #include <syncbn/launch/options.h>
 
-#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -10,33 +9,26 @@
 
 namespace syncbn::launch {
 
-/// The commands with which a head starts its nodes, and the jobs that it sends them.
-class HeadPlan {
- public:
-  /// Resolves the hosts' names, which is slow if a name server does not answer.
-  explicit HeadPlan(const LaunchOptions& options);
+/// How a head starts a node.
+struct NodePlan {
+  Host host;
+  bool is_here = false;            ///< its launcher starts without ssh
+  std::vector<std::string> start;  ///< the argv that starts its launcher
+  std::vector<std::string> words;  ///< its command line, sent as part of its job
 
-  /// Whether the node's launcher starts without ssh.
-  bool is_here(size_t node) const { return is_here_[node]; }
-  /// The launcher's path on the hosts.
-  std::string launcher() const;
-  /// The argv that starts the node's launcher.
-  std::vector<std::string> start_words(size_t node) const;
-  /// The node's command line, sent as part of its job.
-  std::vector<std::string> node_words(size_t node) const;
-  /// The variables that the node gets from this environment. A local launcher inherits all.
-  Variables environment(size_t node) const { return is_here(node) ? Variables{} : exported_; }
-
-  /// The plan as shell commands, for --dry_run.
-  std::string render() const;
-
- private:
-  const std::vector<Host>& hosts() const { return options_.head.hosts; }
-  std::string master_addr() const;
-
-  const LaunchOptions& options_;
-  const Variables exported_;
-  std::vector<bool> is_here_;
+  /// The variables that it gets from `exported`. A local launcher inherits all.
+  Variables environment(const Variables& exported) const {
+    return is_here ? Variables() : exported;
+  }
 };
+
+/// Resolves the hosts' names, which is slow if a name server does not answer.
+std::vector<NodePlan> plan_nodes(const LaunchOptions& options);
+
+/// The launcher's path on the hosts.
+std::string launcher_on_hosts(const LaunchOptions& options);
+
+/// The plan as shell commands, for --dry_run.
+std::string render(const std::vector<NodePlan>& nodes, const Variables& exported);
 
 }  // namespace syncbn::launch

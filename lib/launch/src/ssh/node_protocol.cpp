@@ -6,54 +6,8 @@
 #include "job/job_messages.h"
 
 namespace syncbn::launch {
-namespace {
 
 using Json = nlohmann::json;
-
-// JSON holds characters, and an argument may be any bytes: encodes each byte as the character with
-// that number.
-std::string as_text(const std::string& bytes) {
-  std::string text;
-  for (const char c : bytes) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x80) {
-      text += c;
-    } else {
-      text += static_cast<char>(0xc0 | (byte >> 6));
-      text += static_cast<char>(0x80 | (byte & 0x3f));
-    }
-  }
-  return text;
-}
-
-std::string as_bytes(const std::string& text) {
-  std::string bytes;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto first = static_cast<unsigned char>(text[i]);
-    if (first < 0x80 || i + 1 == text.size()) {
-      bytes += text[i];
-    } else {
-      const auto second = static_cast<unsigned char>(text[++i]);
-      bytes += static_cast<char>(((first & 0x03) << 6) | (second & 0x3f));
-    }
-  }
-  return bytes;
-}
-
-// Applies `change` to all texts and keys.
-Json with_texts(Json json, std::string (*change)(const std::string&)) {
-  if (json.is_string()) return change(json.get_ref<const std::string&>());
-  if (json.is_array()) {
-    for (Json& one : json) one = with_texts(std::move(one), change);
-  } else if (json.is_object()) {
-    Json changed = Json::object();
-    for (auto& [key, value] : json.items()) changed[change(key)] = with_texts(value, change);
-    return changed;
-  }
-  return json;
-}
-
-}  // namespace
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeReady, master_port)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeProblem, exit_code, what)
@@ -68,15 +22,15 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(NodeJob, version, mark, folder, token, enviro
                                    speaks_for_all, colours)
 
 Json NodeJob::to_json() const {
-  Json message = with_texts(*this, as_text);
-  message["type"] = "job";
-  return message;
+  // Words and values may be any bytes, which JSON's texts cannot hold.
+  return {{"type", "job"}, {"version", version}, {"mark", mark}, {"job", Json::to_msgpack(*this)}};
 }
 
 NodeJob NodeJob::from_json(const Json& message) {
   // Launchers of all versions send these two.
   NodeJob job{.version = message.at("version"), .mark = message.at("mark")};
-  return job.version == SYNCBN_VERSION ? with_texts(message, as_bytes).get<NodeJob>() : job;
+  if (job.version != SYNCBN_VERSION) return job;
+  return Json::from_msgpack(message.at("job").get<std::vector<uint8_t>>()).get<NodeJob>();
 }
 
 std::string node_line(const std::string& mark, const NodeMessage& message) {

@@ -39,7 +39,6 @@ struct NodeJob {
   bool speaks_for_all = false;          ///< MessageScope::kWholeJob
   Streams colours = {};                 ///< LaunchOptions::colours
 
-  /// Words and values may be any bytes.
   nlohmann::json to_json() const;
   /// If the version differs, reads only version and mark. @throws nlohmann's exceptions.
   static NodeJob from_json(const nlohmann::json& message);

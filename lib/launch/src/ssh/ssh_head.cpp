@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -21,6 +22,7 @@
 #include "common/head_link.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
+#include "options/hosts.h"
 #include "output/failure_report.h"
 #include "workers/program.h"
 
@@ -47,13 +49,12 @@ constexpr int kSshFailed = 255;
 
 // Makes the node's pipes, and returns the process for the keeper to start.
 // @param theirs receives the process's ends of the pipes.
-WorkerSpec connect(HeadNode& node, const std::vector<std::string>& words,
-                   std::vector<base::UniqueFd>& theirs) {
+WorkerSpec connect(HeadNode& node, std::vector<base::UniqueFd>& theirs) {
   Pipe in_pipe = Pipe::make();
   Pipe out_pipe = Pipe::make();
   Pipe err_pipe = Pipe::make();
-  WorkerSpec spec{.file = find_program(words[0]),
-                  .argv = words,
+  WorkerSpec spec{.file = find_program(node.plan.start[0]),
+                  .argv = node.plan.start,
                   .env = base::environment_with({}),
                   .stdin_fd = in_pipe.reader.get(),
                   .stdout_fd = out_pipe.writer.get(),
@@ -76,21 +77,20 @@ bool is_launcher_error(int exit_code) {
 }
 
 // Why a node ended before it answered.
-// @param launcher its path on the hosts. @param command the ssh command.
-std::string problem_of(const HeadNode& node, int wait_status, const std::string& launcher,
-                       const std::string& command) {
+std::string problem_of(const HeadNode& node, int wait_status, const LaunchOptions& options) {
   const std::string last = node.last_words.empty() ? "" : fmt::format(": {}", node.last_words);
   const int code = exit_code_of(wait_status);
   if (node.start_error)
     return fmt::format("cannot be started: {}", base::describe_errno(*node.start_error));
-  if (code == kSshFailed && !node.is_here) {
+  if (code == kSshFailed && !node.plan.is_here) {
     return node.last_words.empty() ? "ssh failed without a message" : node.last_words;
   }
   if (code == base::kExitNotFound || code == base::kExitCannotExecute) {
-    return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher, last);
+    return fmt::format("there is no {} to execute (--ssh_launcher){}", launcher_on_hosts(options),
+                       last);
   }
-  if (!node.is_here && !is_launcher_error(code)) {
-    return fmt::format("{} has not started the launcher there ({}){}", command,
+  if (!node.plan.is_here && !is_launcher_error(code)) {
+    return fmt::format("{} has not started the launcher there ({}){}", options.head.ssh[0],
                        ExitStatus{wait_status}.in_words(), last);
   }
   return fmt::format("its launcher ended with {}{}", ExitStatus{wait_status}.in_words(), last);
@@ -100,23 +100,22 @@ std::string problem_of(const HeadNode& node, int wait_status, const std::string&
 std::string names_of_unanswered(const std::vector<HeadNode>& nodes) {
   std::vector<std::string> names;
   for (const HeadNode& node : nodes) {
-    if (node.state == HeadNode::State::kAsked) names.push_back(node.host.full_name());
+    if (node.state == HeadNode::State::kAsked) names.push_back(node.plan.host.full_name());
   }
   return base::join(names, ", ");
 }
 
 }  // namespace
 
-SshHead::SshHead(const LaunchOptions& options, const HeadPlan& plan)
+SshHead::SshHead(const LaunchOptions& options, std::vector<NodePlan> plan)
     : options_(options),
-      plan_(plan),
       mark_(fmt::format("syncbn-node-{}", base::random_id())),
       signals_(options.ending_signals),
       output_({.out = {.is_terminal = ::isatty(STDOUT_FILENO) == 1},
                .err = {.is_terminal = ::isatty(STDERR_FILENO) == 1}}),
       next_alive_(Clock::now() + kAlivePeriod) {
-  for (size_t i = 0; i < options.head.hosts.size(); ++i) {
-    nodes_.emplace_back(options.head.hosts[i], plan.is_here(i), mark_);
+  for (NodePlan& node : plan) {
+    nodes_.push_back({.plan = std::move(node), .lines = NodeLines(mark_)});
   }
 }
 
@@ -146,14 +145,15 @@ void SshHead::start() {
               .folder = std::filesystem::current_path(),
               .token = options_.token,
               .colours = terminal_colours()};
+  const Variables exported = exported_variables(options_.head.exports);
   std::vector<WorkerSpec> specs;
   std::vector<base::UniqueFd> their_ends;
-  for (size_t i = 0; i < nodes_.size(); ++i) {
-    specs.push_back(connect(nodes_[i], plan_.start_words(i), their_ends));
-    job.words = plan_.node_words(i);
-    job.environment = plan_.environment(i);
-    job.speaks_for_all = i == 0;
-    send_message(nodes_[i].in, job.to_json());
+  for (HeadNode& node : nodes_) {
+    specs.push_back(connect(node, their_ends));
+    job.words = node.plan.words;
+    job.environment = node.plan.environment(exported);
+    job.speaks_for_all = &node == &nodes_[0];
+    send_message(node.in, job.to_json());
   }
   output_.begin_attempt(
       std::vector<WorkerOutput>(nodes_.size(), {.whole_lines = nodes_.size() > 1}));
@@ -181,14 +181,11 @@ bool SshHead::wait_until_ready() {
 }
 
 void SshHead::report_problems() {
-  std::vector<std::pair<std::string, std::vector<std::string>>> problems;  // and their hosts
+  std::map<std::string, std::vector<std::string>> problems;  // and their hosts
   for (const HeadNode& node : nodes_) {
     if (!node.problem) continue;
     if (first_failure_ == 0) first_failure_ = node.problem->exit_code;
-    auto same = std::ranges::find(
-        problems, node.problem->what, [](const auto& one) -> const auto& { return one.first; });
-    if (same == problems.end()) same = problems.insert(same, {node.problem->what, {}});
-    same->second.push_back(node.host.full_name());
+    problems[node.problem->what].push_back(node.plan.host.full_name());
   }
   for (const auto& [what, hosts] : problems) {
     output_.announce("error: {}: {}", base::join(hosts, ", "), what);
@@ -217,7 +214,7 @@ void SshHead::give_up_silent() {
   std::vector<std::string> elsewhere;
   for (HeadNode& node : nodes_) {
     if (node.state == HeadNode::State::kEnded) continue;
-    (node.is_here ? here : elsewhere).push_back(node.host.full_name());
+    (node.plan.is_here ? here : elsewhere).push_back(node.plan.host.full_name());
     node.problem = {base::kExitUnavailable, "does not answer"};
   }
   lost_any_ = true;
@@ -296,31 +293,19 @@ void SshHead::pass_on(int signal) {
 }
 
 void SshHead::handle_event(const KeeperEvent& event) {
+  using Kind = KeeperEvent::Kind;
   const auto index = static_cast<size_t>(event.worker);
   HeadNode& node = nodes_[index];
-  switch (event.kind) {
-    case KeeperEvent::Kind::kStarted:
-    case KeeperEvent::Kind::kLeft:
-    case KeeperEvent::Kind::kKeeper:
-      break;
-    case KeeperEvent::Kind::kNotStarted:
-      node_ended(node, 0);
-      break;
-    case KeeperEvent::Kind::kBindFailed:
-    case KeeperEvent::Kind::kExecFailed:
-      node.start_error = event.value;
-      break;
-    case KeeperEvent::Kind::kForkFailed:
-      node.start_error = event.value;
-      node_ended(node, 0);
-      break;
-    case KeeperEvent::Kind::kExited:
-      // Print its last output before the message about its end.
-      node.pipes.drain(sink(index));
-      node.lines.finish(line_sinks(index));
-      node_ended(node, event.value);
-      break;
+  const bool has_no_process = event.kind == Kind::kForkFailed || event.kind == Kind::kNotStarted;
+  if (event.kind == Kind::kForkFailed || event.kind == Kind::kBindFailed ||
+      event.kind == Kind::kExecFailed) {
+    node.start_error = event.value;
   }
+  if (event.kind != Kind::kExited && !has_no_process) return;
+  // Print its last output before the message about its end.
+  node.pipes.drain(sink(index));
+  node.lines.finish(line_sinks(index));
+  node_ended(node, has_no_process ? 0 : event.value);
 }
 
 void SshHead::node_ended(HeadNode& node, int status) {
@@ -328,18 +313,17 @@ void SshHead::node_ended(HeadNode& node, int status) {
   if (node.exit_code || node.problem) return;  // the node has reported it
   const int code = exit_code_of(status);
   // Whether ssh failed or was killed, rather than the launcher behind it.
-  const bool is_connection = !node.is_here && (code == kSshFailed || WIFSIGNALED(status));
+  const bool is_connection = !node.plan.is_here && (code == kSshFailed || WIFSIGNALED(status));
   const bool failed = is_launcher_error(code);
   if (!begun_) {
-    node.problem = {failed ? code : base::kExitUnavailable,
-                    problem_of(node, status, plan_.launcher(), options_.head.ssh.front())};
+    node.problem = {failed ? code : base::kExitUnavailable, problem_of(node, status, options_)};
     return;
   }
   if (failed && first_failure_ == 0) first_failure_ = code;
   if (!failed) lost_any_ = true;
   limit_rest(options_.silence());
   output_.announce("error: the {} {} is gone ({}{}); so are its workers",
-                   is_connection ? "connection to" : "launcher on", node.host.full_name(),
+                   is_connection ? "connection to" : "launcher on", node.plan.host.full_name(),
                    is_connection ? "ssh: " : "", ExitStatus{status}.in_words());
 }
 
@@ -384,13 +368,9 @@ bool SshHead::handle_message(size_t index, const NodeMessage& message) {
     return true;
   }
   if (node.state != HeadNode::State::kAsked) return false;
-  if (const NodeReady* const ready = std::get_if<NodeReady>(&message)) {
-    if (index == 0) master_port_ = ready->master_port;
-    node.state = HeadNode::State::kReady;
-  } else {
-    node.problem = std::get<NodeProblem>(message);
-    node.state = HeadNode::State::kRefused;
-  }
+  node.state = HeadNode::State::kAnswered;
+  if (const auto* const problem = std::get_if<NodeProblem>(&message)) node.problem = *problem;
+  if (index == 0 && !node.problem) master_port_ = std::get<NodeReady>(message).master_port;
   return true;
 }
 
@@ -407,8 +387,8 @@ void SshHead::give_up(HeadNode& node, std::string_view message) {
   if (!begun_) return;
   lost_any_ = true;
   limit_rest(options_.silence());
-  output_.announce("error: the launcher on {} {}; its workers are killed", node.host.full_name(),
-                   what);
+  output_.announce("error: the launcher on {} {}; its workers are killed",
+                   node.plan.host.full_name(), what);
 }
 
 void SshHead::send_to_all(const Json& message) {

@@ -21,21 +21,17 @@ namespace syncbn::launch {
 
 /// A node's state in the head, with the pipes to its process on this machine: ssh or a launcher.
 struct HeadNode {
-  enum class State { kAsked, kReady, kRefused, kEnded };
+  enum class State { kAsked, kAnswered, kEnded };
 
-  HeadNode(Host where, bool here, const std::string& mark)
-      : host(std::move(where)), is_here(here), lines(mark) {}
-
-  Host host;
-  bool is_here;  ///< HeadPlan::is_here()
-  State state = State::kAsked;
-  base::Channel in;
-  OutputPipes pipes;
+  NodePlan plan;
   NodeLines lines;
-  std::string last_words;  ///< the last line on its stderr before the job has begun
-  std::optional<int> start_error;
-  std::optional<int> exit_code;  ///< reported by its launcher
-  std::optional<NodeProblem> problem;
+  State state = State::kAsked;
+  base::Channel in = {};
+  OutputPipes pipes = {};
+  std::string last_words = {};  ///< the last line on its stderr before the job has begun
+  std::optional<int> start_error = {};
+  std::optional<int> exit_code = {};  ///< reported by its launcher
+  std::optional<NodeProblem> problem = {};
 };
 
 /// The launcher that the user starts with a list of hosts. It runs no workers; it starts a launcher
@@ -46,7 +42,7 @@ struct HeadNode {
 /// A keeper owns the ssh processes. If the head dies, their stdin closes, which ends the nodes.
 class SshHead {
  public:
-  SshHead(const LaunchOptions& options, const HeadPlan& plan);
+  SshHead(const LaunchOptions& options, std::vector<NodePlan> plan);
   SshHead(const SshHead&) = delete;
   SshHead& operator=(const SshHead&) = delete;
 
@@ -84,7 +80,6 @@ class SshHead {
   std::string report(int exit_code) const;
 
   const LaunchOptions& options_;
-  const HeadPlan& plan_;
   const std::string mark_;
   std::vector<HeadNode> nodes_;
   Signals signals_;

@@ -8,140 +8,84 @@
 
 namespace syncbn::launch {
 
-using store::put_integer;
-using store::put_string;
+using store::put;
 using store::Query;
 using store::QueryReader;
 
 // Upper bound on the memory of an entry besides key and value: the nodes of its containers.
 static constexpr size_t kEntryBytes = 192;
 
-void StoreWaiters::add(uint64_t id, const std::vector<std::string>& keys) {
-  Wait& wait = waits_[id];
-  wait.bytes = kEntryBytes;
-  for (const std::string& key : keys) wait.bytes += 2 * (key.size() + kEntryBytes);
-  bytes_ += wait.bytes;
-  wait.ticket = ++last_ticket_;
-  wait.keys.insert(keys.begin(), keys.end());
-  for (const std::string& key : keys) queues_[key].emplace(wait.ticket, id);
-}
-
-void StoreWaiters::remove(uint64_t id) {
-  const auto wait = waits_.find(id);
-  if (wait == waits_.end()) return;
-  for (const std::string& key : wait->second.keys) {
-    const auto queue = queues_.find(key);
-    queue->second.erase(wait->second.ticket);
-    if (queue->second.empty()) queues_.erase(queue);
-  }
-  bytes_ -= wait->second.bytes;
-  waits_.erase(wait);
-}
-
-std::vector<uint64_t> StoreWaiters::wake(const std::string& key, size_t max) {
-  std::vector<uint64_t> woken;
-  const auto found = queues_.find(key);
-  if (found == queues_.end()) return woken;
-  Queue& queue = found->second;
-  for (; woken.size() < max && !queue.empty(); queue.erase(queue.begin())) {
-    const uint64_t id = queue.begin()->second;
-    if (end_wait_for(id, key)) woken.push_back(id);
-  }
-  if (queue.empty()) queues_.erase(found);
-  return woken;
-}
-
-// Returns whether the client waits for no other key.
-bool StoreWaiters::end_wait_for(uint64_t id, const std::string& key) {
-  const auto wait = waits_.find(id);
-  wait->second.keys.erase(key);
-  if (!wait->second.keys.empty()) return false;
-  bytes_ -= wait->second.bytes;
-  waits_.erase(wait);
-  return true;
-}
-
 bool StoreAnswers::answer(uint64_t client, std::string_view query, std::string& out) {
   QueryReader in(query);
   const Query kind = in.query();
-  switch (kind) {
-    case Query::kPing:
-      put_integer(out, in.integer<uint32_t>());
-      return true;
-    case Query::kCheck: {
-      const bool all =
-          std::ranges::all_of(in.strings(), [this](const auto& key) { return has(key); });
-      put_integer(out, all ? store::kReady : store::kNotReady);
-      return true;
-    }
-    case Query::kWait:
-      return start_wait(client, in.strings(), out);
-    case Query::kCancelWait:
-      waiters_.remove(client);
-      put_integer(out, store::kWaitCanceled);
-      return true;
-    case Query::kMultiGet:
-      return put_values(out, in.strings());
-    case Query::kMultiSet:
-      for (auto pairs = in.integer<uint64_t>(); pairs > 0; --pairs) {
-        const std::string key = in.string();
-        set(key, in.string());
-      }
-      return true;
-    case Query::kGetNumKeys:
-      put_integer<uint64_t>(out, values_.size());
-      return true;
-    case Query::kListKeys:
-      put_integer<uint64_t>(out, values_.size());
-      for (const auto& [key, value] : values_) put_string(out, key);
-      return true;
-    default:
-      return answer_for_key(in.string(), kind, in, client, out);
-  }
-}
-
-// Answers the queries whose first field is their only key.
-bool StoreAnswers::answer_for_key(const std::string& key, Query kind, QueryReader& in,
-                                  uint64_t client, std::string& out) {
+  const std::string key = store::begins_with_key(kind) ? in.string() : "";
   switch (kind) {
     case Query::kSet:
       set(key, in.string());
       return true;
     case Query::kCompareSet: {
       const std::string expected = in.string();
-      put_string(out, compare_set(key, expected, in.string()));
+      put(out, compare_set(key, expected, in.string()));
       return true;
     }
     case Query::kGet:
       return put_values(out, {key});
     case Query::kAdd: {
       const auto result = add(key, in.integer<int64_t>());
-      if (result) put_integer(out, *result);
+      if (result) put(out, *result);
       return result.has_value();
     }
     case Query::kDeleteKey:
-      put_integer<uint64_t>(out, erase(key));
+      put(out, erase(key));
       return true;
     case Query::kAppend:
       append(key, in.string());
-      wake(waiters_.wake(key));
       return true;
     case Query::kQueuePush:
-      queues_[key].push_back(in.string());
-      bytes_ += key.size() + queues_[key].back().size() + kEntryBytes;
-      wake(waiters_.wake(key, 1));
+      push(key, in.string());
       return true;
     case Query::kQueuePop:
       pop(out, key);
       return true;
     case Query::kQueueLen:
-      put_integer<uint64_t>(out, queue_length(key));
+      put(out, queue_length(key));
       return true;
     case Query::kBarrier:
       return enter_barrier(client, key, in.integer<int64_t>(), out);
-    default:
-      return false;
+    case Query::kPing:
+      put(out, in.integer<uint32_t>());
+      return true;
+    case Query::kCheck: {
+      const bool all =
+          std::ranges::all_of(in.strings(), [this](const auto& one) { return has(one); });
+      put(out, all ? store::kReady : store::kNotReady);
+      return true;
+    }
+    case Query::kWait:
+      return start_wait(client, in.strings(), out);
+    case Query::kCancelWait:
+      remove(client);
+      put(out, store::kWaitCanceled);
+      return true;
+    case Query::kMultiGet:
+      return put_values(out, in.strings());
+    case Query::kMultiSet:
+      for (auto pairs = in.integer<uint64_t>(); pairs > 0; --pairs) {
+        const std::string one = in.string();
+        set(one, in.string());
+      }
+      return true;
+    case Query::kGetNumKeys:
+      put(out, values_.size());
+      return true;
+    case Query::kListKeys:
+      put(out, values_.size());
+      for (const auto& one : values_) put(out, one.first);
+      return true;
+    case Query::kValidate:
+      break;
   }
+  return false;
 }
 
 bool StoreAnswers::has(const std::string& key) const {
@@ -159,12 +103,10 @@ size_t StoreAnswers::queue_length(const std::string& key) const {
 }
 
 void StoreAnswers::clear() {
-  values_.clear();
-  queues_.clear();
-  bytes_ = 0;
+  *this = StoreAnswers(std::move(wake_), max_answer_);
 }
 
-void StoreAnswers::put(const std::string& key, std::string value) {
+void StoreAnswers::put_value(const std::string& key, std::string value) {
   const auto [entry, is_new] = values_.try_emplace(key);
   if (is_new) bytes_ += key.size() + kEntryBytes;
   bytes_ += value.size() - entry->second.size();
@@ -172,9 +114,10 @@ void StoreAnswers::put(const std::string& key, std::string value) {
 }
 
 void StoreAnswers::append(const std::string& key, const std::string& more) {
-  if (!values_.contains(key)) put(key, "");
+  if (!values_.contains(key)) put_value(key, "");
   values_[key].append(more);
   bytes_ += more.size();
+  wake(key);
 }
 
 size_t StoreAnswers::erase(const std::string& key) {
@@ -186,8 +129,8 @@ size_t StoreAnswers::erase(const std::string& key) {
 }
 
 void StoreAnswers::set(const std::string& key, std::string value) {
-  put(key, std::move(value));
-  wake(waiters_.wake(key));
+  put_value(key, std::move(value));
+  wake(key);
 }
 
 std::string StoreAnswers::compare_set(const std::string& key, const std::string& expected,
@@ -221,16 +164,22 @@ bool StoreAnswers::put_values(std::string& out, const std::vector<std::string>& 
     const std::string* const found = find(key);
     const std::string_view value = found == nullptr ? "" : std::string_view(*found);
     if (out.size() - before + value.size() > max_answer_) return false;
-    put_string(out, value);
+    put(out, value);
   }
   return true;
 }
 
+void StoreAnswers::push(const std::string& key, std::string value) {
+  bytes_ += key.size() + value.size() + kEntryBytes;
+  queues_[key].push_back(std::move(value));
+  wake(key, 1);
+}
+
 void StoreAnswers::pop(std::string& out, const std::string& key) {
-  put_integer<uint64_t>(out, queue_length(key));
+  put(out, queue_length(key));
   const auto found = queues_.find(key);
   if (found == queues_.end()) return;
-  put_string(out, found->second.front());
+  put(out, found->second.front());
   bytes_ -= key.size() + found->second.front().size() + kEntryBytes;
   found->second.pop_front();
   if (found->second.empty()) queues_.erase(found);
@@ -240,34 +189,70 @@ void StoreAnswers::pop(std::string& out, const std::string& key) {
 bool StoreAnswers::enter_barrier(uint64_t client, const std::string& key, int64_t world_size,
                                  std::string& out) {
   const auto count = sum(key, 1);
-  if (!count || waiters_.waits(client)) return false;
-  put(key, std::to_string(*count));
+  if (!count || waits_.contains(client)) return false;
+  put_value(key, std::to_string(*count));
   if (*count < world_size) {
-    waiters_.add(client, {key});
+    wait(client, {key});
     return true;
   }
-  wake(waiters_.wake(key));
-  put_integer(out, store::kStopWaiting);
+  wake(key);
+  put(out, store::kStopWaiting);
   return true;
 }
 
 bool StoreAnswers::start_wait(uint64_t client, const std::vector<std::string>& keys,
                               std::string& out) {
   // A client could not tell the answers to two waits apart.
-  if (waiters_.waits(client)) return false;
+  if (waits_.contains(client)) return false;
   std::vector<std::string> missing;
   std::ranges::copy_if(keys, std::back_inserter(missing),
                        [this](const std::string& key) { return !has(key); });
   if (missing.empty()) {
-    put_integer(out, store::kStopWaiting);
+    put(out, store::kStopWaiting);
   } else {
-    waiters_.add(client, missing);
+    wait(client, missing);
   }
   return true;
 }
 
-void StoreAnswers::wake(const std::vector<uint64_t>& clients) {
-  for (const uint64_t client : clients) wake_(client);
+void StoreAnswers::wait(uint64_t client, const std::vector<std::string>& keys) {
+  Wait& wait = waits_[client];
+  wait.ticket = ++last_ticket_;
+  wait.keys.insert(keys.begin(), keys.end());
+  wait.bytes = kEntryBytes;
+  for (const std::string& key : wait.keys) {
+    wait.bytes += 2 * (key.size() + kEntryBytes);
+    waiting_[key].emplace(wait.ticket, client);
+  }
+  bytes_ += wait.bytes;
+}
+
+void StoreAnswers::wake(const std::string& key, size_t max) {
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) return;
+  Queue& queue = found->second;
+  for (; max > 0 && !queue.empty(); queue.erase(queue.begin())) {
+    const auto wait = waits_.find(queue.begin()->second);
+    wait->second.keys.erase(key);
+    if (!wait->second.keys.empty()) continue;
+    --max;
+    wake_(wait->first);
+    bytes_ -= wait->second.bytes;
+    waits_.erase(wait);
+  }
+  if (queue.empty()) waiting_.erase(found);
+}
+
+void StoreAnswers::remove(uint64_t client) {
+  const auto wait = waits_.find(client);
+  if (wait == waits_.end()) return;
+  for (const std::string& key : wait->second.keys) {
+    const auto queue = waiting_.find(key);
+    queue->second.erase(wait->second.ticket);
+    if (queue->second.empty()) waiting_.erase(queue);
+  }
+  bytes_ -= wait->second.bytes;
+  waits_.erase(wait);
 }
 
 }  // namespace syncbn::launch

@@ -15,38 +15,6 @@
 
 namespace syncbn::launch {
 
-/// The clients that wait for keys of a store. A client that waits for several keys wakes when the
-/// last of them is set. Not thread-safe.
-class StoreWaiters {
- public:
-  bool waits(uint64_t id) const { return waits_.contains(id); }
-  /// @param id must not wait yet. @param keys at least one.
-  void add(uint64_t id, const std::vector<std::string>& keys);
-  void remove(uint64_t id);
-
-  /// Call it when a key is set, or with a `max` of 1 when a value is pushed to a queue. Returns the
-  /// first `max` clients that need wait no longer, in the order of add().
-  std::vector<uint64_t> wake(const std::string& key, size_t max = SIZE_MAX);
-
-  /// About how much memory the waits take.
-  size_t bytes() const { return bytes_; }
-
- private:
-  struct Wait {
-    uint64_t ticket = 0;  ///< in the order of add()
-    std::unordered_set<std::string> keys;
-    size_t bytes = 0;
-  };
-  using Queue = std::map<uint64_t, uint64_t>;  ///< client by ticket
-
-  bool end_wait_for(uint64_t id, const std::string& key);
-
-  uint64_t last_ticket_ = 0;
-  size_t bytes_ = 0;
-  std::unordered_map<uint64_t, Wait> waits_;
-  std::unordered_map<std::string, Queue> queues_;
-};
-
 /// The contents of a store and the answers to its clients' queries. Clients are numbers; their
 /// connections are the server's business. Keys are as on the wire. Not thread-safe.
 class StoreAnswers {
@@ -60,9 +28,10 @@ class StoreAnswers {
   /// @param query complete, and not kValidate. @param out receives the answer, if there is one now.
   /// @return false if the query is not allowed.
   bool answer(uint64_t client, std::string_view query, std::string& out);
-  void remove(uint64_t client) { waiters_.remove(client); }
+  /// Ends its wait, if it waits.
+  void remove(uint64_t client);
   /// About how much memory keys, values, queues and waits take.
-  size_t bytes() const { return bytes_ + waiters_.bytes(); }
+  size_t bytes() const { return bytes_; }
 
   /// Whether the key has a value or a queue with values.
   bool has(const std::string& key) const;
@@ -74,9 +43,15 @@ class StoreAnswers {
   void clear();
 
  private:
-  bool answer_for_key(const std::string& key, store::Query kind, store::QueryReader& in,
-                      uint64_t client, std::string& out);
-  void put(const std::string& key, std::string value);
+  /// A client that waits for several keys wakes when the last of them is set.
+  struct Wait {
+    uint64_t ticket = 0;  ///< in the order of the waits' begin
+    std::unordered_set<std::string> keys;
+    size_t bytes = 0;
+  };
+  using Queue = std::map<uint64_t, uint64_t>;  ///< client by ticket
+
+  void put_value(const std::string& key, std::string value);
   void append(const std::string& key, const std::string& more);
   size_t erase(const std::string& key);
   std::string compare_set(const std::string& key, const std::string& expected,
@@ -84,18 +59,24 @@ class StoreAnswers {
   std::optional<int64_t> sum(const std::string& key, int64_t amount) const;
   bool put_values(std::string& out, const std::vector<std::string>& keys) const;
   size_t queue_length(const std::string& key) const;
+  void push(const std::string& key, std::string value);
   void pop(std::string& out, const std::string& key);
   bool enter_barrier(uint64_t client, const std::string& key, int64_t world_size, std::string& out);
   bool start_wait(uint64_t client, const std::vector<std::string>& keys, std::string& out);
-  void wake(const std::vector<uint64_t>& clients);
+  void wait(uint64_t client, const std::vector<std::string>& keys);
+  /// Call it when a key is set, or with a `max` of 1 when a value is pushed to a queue: wakes the
+  /// first `max` clients that need wait no longer.
+  void wake(const std::string& key, size_t max = SIZE_MAX);
 
   Wake wake_;
-  const size_t max_answer_;
-  size_t bytes_ = 0;  ///< of values_ and queues_
+  size_t max_answer_;
+  size_t bytes_ = 0;  ///< of all that follows
   std::unordered_map<std::string, std::string> values_;
   /// None is empty. Lists: an std::deque of one value takes 600 bytes.
   std::unordered_map<std::string, std::list<std::string>> queues_;
-  StoreWaiters waiters_;
+  uint64_t last_ticket_ = 0;
+  std::unordered_map<uint64_t, Wait> waits_;        ///< by client
+  std::unordered_map<std::string, Queue> waiting_;  ///< by key
 };
 
 }  // namespace syncbn::launch

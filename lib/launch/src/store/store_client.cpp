@@ -14,9 +14,7 @@
 namespace syncbn::launch {
 namespace {
 
-using store::begin_query;
-using store::put_integer;
-using store::put_string;
+using store::make_query;
 using store::Query;
 using store::wire_key;
 
@@ -25,12 +23,6 @@ constexpr std::chrono::milliseconds kRetryPause{100};
 constexpr std::string_view kTooLate = "no answer in time";
 constexpr std::string_view kClosed = "it closed the connection";
 constexpr std::string_view kNoStore = "what listens there does not answer as a store of torch does";
-
-std::string key_query(Query query, std::string_view key) {
-  std::string bytes = begin_query(query);
-  put_string(bytes, wire_key(key));
-  return bytes;
-}
 
 }  // namespace
 
@@ -66,38 +58,31 @@ bool StoreClient::connect_once(const std::string& host, int port, base::Deadline
 }
 
 void StoreClient::set(std::string_view key, std::string_view value, base::Deadline deadline) {
-  std::string query = key_query(Query::kSet, key);
-  put_string(query, value);
-  ask(fmt::format("set '{}'", key), query, deadline);
+  ask(fmt::format("set '{}'", key), make_query(Query::kSet, wire_key(key), value), deadline);
 }
 
 std::string StoreClient::get(std::string_view key, base::Deadline deadline) {
-  ask(fmt::format("get '{}'", key), key_query(Query::kGet, key), deadline);
+  ask(fmt::format("get '{}'", key), make_query(Query::kGet, wire_key(key)), deadline);
   const auto size = receive_integer<uint64_t>(deadline);
   if (size > store::kMaxMessageSize) disconnect(kNoStore);
   return receive(size, deadline);
 }
 
 int64_t StoreClient::add(std::string_view key, int64_t amount, base::Deadline deadline) {
-  std::string query = key_query(Query::kAdd, key);
-  put_integer(query, amount);
-  ask(fmt::format("add {} to '{}'", amount, key), query, deadline);
+  ask(fmt::format("add {} to '{}'", amount, key), make_query(Query::kAdd, wire_key(key), amount),
+      deadline);
   return receive_integer<int64_t>(deadline);
 }
 
 void StoreClient::register_client(base::Deadline deadline) {
-  std::string query = begin_query(Query::kAdd);
-  put_string(query, "init/");  // not a wire_key()
-  put_integer<int64_t>(query, 1);
-  ask("register this client", query, deadline);
+  // Not a wire_key().
+  ask("register this client", make_query(Query::kAdd, "init/", int64_t{1}), deadline);
   receive_integer<int64_t>(deadline);
 }
 
 void StoreClient::start_wait(std::string_view key, base::Deadline deadline) {
-  std::string query = begin_query(Query::kWait);
-  put_integer<uint64_t>(query, 1);
-  put_string(query, wire_key(key));
-  ask(fmt::format("wait for '{}'", key), query, deadline);
+  ask(fmt::format("wait for '{}'", key),
+      make_query(Query::kWait, std::vector<std::string>{wire_key(key)}), deadline);
   waiting_ = true;
 }
 

@@ -22,6 +22,10 @@ uint64_t limit(char field) {
 
 }  // namespace
 
+bool begins_with_key(Query query) {
+  return kLayouts.at(static_cast<size_t>(query)).starts_with('k');
+}
+
 QueryScanner::Result QueryScanner::scan(std::string_view bytes) {
   if (at_ == 0) {
     if (bytes.empty()) return Result::kIncomplete;

@@ -2,6 +2,7 @@
 
 #include <syncbn/base/store_greeting.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -52,19 +53,34 @@ constexpr size_t kMaxKeys = size_t{128} << 10;
 /// Our own limit: those above together allow a terabyte.
 constexpr size_t kMaxMessageSize = size_t{256} << 20;
 
+/// Whether the query's first field is a key.
+bool begins_with_key(Query query);
+
 /// TCPStore's methods put a prefix before their callers' keys.
 inline std::string wire_key(std::string_view key) {
   return std::string("/").append(key);
 }
 
-template <typename Integer>
-void put_integer(std::string& out, Integer value) {
+template <std::integral Integer>
+void put(std::string& out, Integer value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
-
-inline void put_string(std::string& out, std::string_view text) {
-  put_integer<uint64_t>(out, text.size());
+inline void put(std::string& out, std::string_view text) {
+  put<uint64_t>(out, text.size());
   out.append(text);
+}
+/// Their number, then each.
+inline void put(std::string& out, const std::vector<std::string>& texts) {
+  put<uint64_t>(out, texts.size());
+  for (const std::string& text : texts) put(out, std::string_view(text));
+}
+
+/// @param fields integers have the sizes that Query says.
+template <class... Fields>
+std::string make_query(Query query, const Fields&... fields) {
+  std::string bytes(1, static_cast<char>(query));
+  (put(bytes, fields), ...);
+  return bytes;
 }
 
 /// @param bytes at least sizeof(Integer).
@@ -73,11 +89,6 @@ Integer integer_at(std::string_view bytes) {
   Integer value;
   std::memcpy(&value, bytes.data(), sizeof(value));
   return value;
-}
-
-/// A query without its fields.
-inline std::string begin_query(Query query) {
-  return std::string(1, static_cast<char>(query));
 }
 
 /// Finds the end of one query in a stream that arrives in pieces. It checks sizes before the bytes

@@ -1,11 +1,9 @@
 #include "store/store_server.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/socket.h>
 #include <syncbn/base/text.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
 
@@ -13,19 +11,14 @@
 #include <array>
 #include <cerrno>
 
-#include "common/descriptors.h"
-
 namespace syncbn::launch {
 namespace {
 
-using store::put_integer;
 using store::Query;
 using store::QueryReader;
 using store::QueryScanner;
 using store::wire_key;
 
-constexpr uint64_t kListenerId = 0;
-constexpr uint64_t kTimerId = UINT64_MAX;
 // Upper bound on the events that one call of handle() processes.
 constexpr size_t kMaxEvents = 64;
 // The server reads no further queries of a client that leaves this many bytes of answers unread.
@@ -44,64 +37,34 @@ bool adds_to_store(std::string_view query) {
 
 }  // namespace
 
-struct StoreServer::Connection {
-  uint64_t id = 0;
-  base::Channel channel;
-  uint32_t watched = 0;
-  bool greeted = false;
-  size_t buffered = 0;   ///< its part of StoreServer::buffered_
-  QueryScanner scanner;  ///< of the first query in the input
-
-  /// Peeks at its first byte. Returns what recv() does; 0 if the server has read from the
-  /// connection.
-  ssize_t peek(char& first) const {
-    const bool is_new = !greeted && channel.input().empty();
-    return is_new ? ::recv(channel.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) : 0;
-  }
-  bool is_silent() const {
-    char first = 0;
-    return peek(first) < 0;
-  }
-  bool may_be_foreign() const {
-    char first = 0;
-    const ssize_t got = peek(first);
-    return got < 0 || (got == 1 && first != static_cast<char>(Query::kValidate));
-  }
-};
+int StoreServer::Connection::first_byte() const {
+  if (greeted || !channel.input().empty()) return static_cast<int>(Query::kValidate);
+  char first = static_cast<char>(Query::kValidate);
+  return ::recv(channel.fd(), &first, 1, MSG_PEEK | MSG_DONTWAIT) < 0 ? kSilent : first & 0xff;
+}
 
 StoreServer::StoreServer(base::UniqueFd listener, size_t max_bytes, Hooks hooks)
     : listener_(std::move(listener)),
       hooks_(std::move(hooks)),
-      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
       spare_(open_spare()),
       timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)),
       max_newcomers_(max_newcomers()),
       max_bytes_(max_bytes),
-      answers_([this](uint64_t id) { wake(id); }, max_bytes) {
-  epoll_event event{.events = EPOLLIN, .data = {.u64 = kListenerId}};
-  epoll_event late{.events = EPOLLIN, .data = {.u64 = kTimerId}};
+      answers_([this](uint64_t client) { wake(static_cast<int>(client)); }, max_bytes) {
   // accept() must not block if the client disconnects before it.
-  ::fcntl(listener_.get(), F_SETFL, ::fcntl(listener_.get(), F_GETFL) | O_NONBLOCK);
-  if (!epoll_ || !timer_ ||
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) != 0 ||
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, timer_.get(), &late) != 0) {
-    base::throw_errno("cannot serve the store");
-  }
+  set_nonblocking(listener_);
+  if (!timer_) base::throw_errno("cannot serve the store");
+  for (const int fd : {listener_.get(), timer_.get()}) watched_.add(fd);
 }
 
-StoreServer::~StoreServer() = default;
-
 void StoreServer::handle() {
-  std::array<epoll_event, kMaxEvents> events;
-  const int count = ::epoll_wait(epoll_.get(), events.data(), events.size(), 0);
-  for (int i = 0; i < count; ++i) {
-    const epoll_event& event = events[static_cast<size_t>(i)];
-    if (event.data.u64 == kListenerId) {
+  for (const int fd : watched_.ready(kMaxEvents)) {
+    if (fd == listener_.get()) {
       accept_connections();
-    } else if (event.data.u64 == kTimerId) {
+    } else if (fd == timer_.get()) {
       drop_late_newcomers();
     } else {
-      handle_connection(event.data.u64, event.events);
+      handle_connection(fd);
     }
   }
 }
@@ -109,8 +72,8 @@ void StoreServer::handle() {
 // Returns whether more connections may wait.
 bool StoreServer::accept_connections() {
   for (size_t i = 0; i < kMaxEvents; ++i) {
-    base::UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!fd) {
+    base::UniqueFd accepted(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!accepted) {
       // Clients retry.
       if (errno == EMFILE || errno == ENFILE) drop_connection(listener_.get(), spare_);
       return false;
@@ -118,16 +81,15 @@ bool StoreServer::accept_connections() {
     make_room();
     // Clients connect again. The launcher needs the other descriptors.
     if (connections_.size() >= 2 * max_newcomers_) continue;
-    base::detect_lost_host(fd.get());
-    auto connection = std::make_unique<Connection>();
-    connection->id = ++last_id_;
-    connection->channel = base::Channel(std::move(fd), SIZE_MAX);  // answer_queries() limits it
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = connection->id}};
-    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->channel.fd(), &event) != 0) continue;
-    connection->watched = event.events;
-    newcomers_.emplace(connection->id, Clock::now() + kGreetingTimeout);
+    const int fd = accepted.get();
+    if (!watched_.try_add(fd)) continue;
+    base::detect_lost_host(fd);
+    Connection& connection = connections_[fd];
+    connection.channel =
+        base::Channel(std::move(accepted), SIZE_MAX);  // answer_queries() limits it
+    connection.deadline = Clock::now() + kGreetingTimeout;
+    newcomers_.push_back(fd);
     if (newcomers_.size() == 1) set_timer();
-    connections_.emplace(connection->id, std::move(connection));
   }
   return true;
 }
@@ -137,18 +99,20 @@ bool StoreServer::accept_connections() {
 void StoreServer::make_room() {
   const bool is_full = connections_.size() >= 2 * max_newcomers_;
   if (newcomers_.size() < max_newcomers_ && !is_full) return;
-  for (const auto& [id, deadline] : newcomers_) {
-    Connection& connection = *connections_.at(id);
-    if (!connection.is_silent()) continue;
+  for (const int fd : newcomers_) {
+    Connection& connection = connections_.at(fd);
+    if (connection.first_byte() != Connection::kSilent) continue;
     remove(connection);
     return;
   }
-  if (is_full && !newcomers_.empty()) remove(*connections_.at(newcomers_.begin()->first));
+  if (is_full && !newcomers_.empty()) remove(connections_.at(newcomers_.front()));
 }
 
 void StoreServer::drop_late_newcomers() {
-  while (!newcomers_.empty() && newcomers_.begin()->second <= Clock::now()) {
-    remove(*connections_.at(newcomers_.begin()->first));
+  while (!newcomers_.empty()) {
+    Connection& oldest = connections_.at(newcomers_.front());
+    if (oldest.deadline > Clock::now()) break;
+    remove(oldest);
   }
   set_timer();
 }
@@ -156,24 +120,18 @@ void StoreServer::drop_late_newcomers() {
 void StoreServer::set_timer() {
   using std::chrono::milliseconds;
   if (newcomers_.empty()) return launch::set_timer(timer_, milliseconds(0));
-  const auto left = std::chrono::ceil<milliseconds>(newcomers_.begin()->second - Clock::now());
-  launch::set_timer(timer_, std::max(milliseconds(1), left));
+  const auto left = connections_.at(newcomers_.front()).deadline - Clock::now();
+  launch::set_timer(timer_, std::max(milliseconds(1), std::chrono::ceil<milliseconds>(left)));
 }
 
-void StoreServer::handle_connection(uint64_t id, uint32_t events) {
+void StoreServer::handle_connection(int fd) {
   // An earlier event of this batch may have closed it.
-  const auto found = connections_.find(id);
+  const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
-  Connection& connection = *found->second;
-  const bool lost = (events & (EPOLLERR | EPOLLHUP)) != 0;
-  // Bytes that arrived before the connection was lost are still processed.
-  const bool readable = (events & connection.watched & EPOLLIN) != 0;
+  Connection& connection = found->second;
   base::Channel& channel = connection.channel;
-  if (readable) channel.receive(connection.greeted ? base::Channel::kMaxAtOnce : kMaxGreeting);
-  if (!readable && lost) {
-    remove(connection);
-    return;
-  }
+  const size_t max = connection.greeted ? base::Channel::kMaxAtOnce : kMaxGreeting;
+  if ((connection.events & EPOLLIN) != 0) channel.receive(max);
   const std::string_view input = channel.input();
   const bool begins_as_client =
       input.empty() || input.front() == static_cast<char>(Query::kValidate);
@@ -216,8 +174,8 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
   if (greets == connection.greeted) return false;
   connection.greeted = true;
   if (greets) {
-    newcomers_.erase(connection.id);
     const int client = connection.channel.fd();
+    std::erase(newcomers_, client);
     // The last places are for launchers, which connect to the same port.
     const size_t clients = connections_.size() - newcomers_.size();
     if (clients > 2 * max_newcomers_ - max_newcomers_ / 4) {
@@ -240,7 +198,7 @@ bool StoreServer::answer(Connection& connection, std::string_view query) {
   }
   if (adds_to_store(query) && !has_room(connection)) return false;
   std::string answer;
-  if (!answers_.answer(connection.id, query, answer)) return false;
+  if (!answers_.answer(static_cast<uint64_t>(connection.channel.fd()), query, answer)) return false;
   connection.channel.queue(answer);
   if (connection.channel.unsent() > kFreeBuffer) connection.channel.flush();
   count_buffers(connection);
@@ -254,10 +212,9 @@ void StoreServer::flush(Connection& connection) {
   uint32_t events = 0;
   if (connection.channel.unsent() < kMaxUnsent) events |= EPOLLIN;
   if (connection.channel.unsent() > 0) events |= EPOLLOUT;
-  if (events == connection.watched) return;
-  connection.watched = events;
-  epoll_event event{.events = events, .data = {.u64 = connection.id}};
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.channel.fd(), &event);
+  if (events != std::exchange(connection.events, events)) {
+    watched_.change(connection.channel.fd(), events);
+  }
 }
 
 void StoreServer::count_buffers(Connection& connection) {
@@ -279,13 +236,14 @@ bool StoreServer::has_room(const Connection& connection) {
 
 /// Removes the connection from the server and returns its channel.
 base::Channel StoreServer::remove(Connection& connection) {
+  const int fd = connection.channel.fd();
   buffered_ -= connection.buffered;
-  newcomers_.erase(connection.id);
-  answers_.remove(connection.id);
+  std::erase(newcomers_, fd);
+  answers_.remove(static_cast<uint64_t>(fd));
   base::Channel channel = std::move(connection.channel);
   // Closing is not enough: a forked process may have the socket as well.
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, channel.fd(), nullptr);
-  connections_.erase(connection.id);
+  watched_.remove(fd);
+  connections_.erase(fd);
   return channel;
 }
 
@@ -311,7 +269,7 @@ int64_t StoreServer::add(std::string_view key, int64_t amount) {
 
 size_t StoreServer::clients() const {
   return static_cast<size_t>(
-      std::ranges::count_if(connections_, [](const auto& one) { return one.second->greeted; }));
+      std::ranges::count_if(connections_, [](const auto& one) { return one.second.greeted; }));
 }
 
 void StoreServer::clear() {
@@ -319,19 +277,19 @@ void StoreServer::clear() {
   while (accept_connections()) {
   }
   std::vector<Connection*> clients;
-  for (const auto& [id, connection] : connections_) {
-    if (!connection->may_be_foreign()) clients.push_back(connection.get());
+  for (auto& [fd, connection] : connections_) {
+    if (connection.first_byte() == static_cast<int>(Query::kValidate)) {
+      clients.push_back(&connection);
+    }
   }
   for (Connection* client : clients) remove(*client);
   answers_.clear();
   said_full_ = said_crowded_ = false;
 }
 
-void StoreServer::wake(uint64_t id) {
-  Connection& connection = *connections_.at(id);
-  std::string answer;
-  put_integer(answer, store::kStopWaiting);
-  connection.channel.queue(answer);
+void StoreServer::wake(int fd) {
+  Connection& connection = connections_.at(fd);
+  connection.channel.queue({reinterpret_cast<const char*>(&store::kStopWaiting), 1});
   flush(connection);
 }
 

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,6 +13,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/descriptors.h"
 #include "store/store_answers.h"
 
 namespace syncbn::launch {
@@ -39,12 +38,11 @@ class StoreServer {
   /// and says so in a notice.
   /// @throws base::UnavailableError if no descriptors are left.
   StoreServer(base::UniqueFd listener, size_t max_bytes, Hooks hooks);
-  ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
   /// Readable when handle() has something to do.
-  int fd() const { return epoll_.get(); }
+  int fd() const { return watched_.fd(); }
   /// Processes a bounded number of events, without waiting.
   void handle();
 
@@ -67,13 +65,25 @@ class StoreServer {
   void clear();
 
  private:
-  struct Connection;
+  struct Connection {
+    base::Channel channel;
+    Clock::time_point deadline;  ///< of the greeting
+    uint32_t events = EPOLLIN;   ///< watched
+    bool greeted = false;
+    size_t buffered = 0;          ///< its part of buffered_
+    store::QueryScanner scanner;  ///< of the first query in the input
+
+    /// Its first byte; kSilent: none has arrived yet. That of a client if the server has read it or
+    /// the connection was closed.
+    int first_byte() const;
+    static constexpr int kSilent = -1;
+  };
 
   bool accept_connections();
   void make_room();
   void drop_late_newcomers();
   void set_timer();
-  void handle_connection(uint64_t id, uint32_t events);
+  void handle_connection(int fd);
   bool answer_queries(Connection& connection);
   bool answer(Connection& connection, std::string_view query);
   void flush(Connection& connection);
@@ -81,19 +91,18 @@ class StoreServer {
   /// Whether keys, values, waits and all buffers, which hold the query that is to be answered, are
   /// within the limit. If not, leaves a notice.
   bool has_room(const Connection& connection);
-  void wake(uint64_t id);
+  void wake(int fd);
   base::Channel remove(Connection& connection);
 
   base::UniqueFd listener_;
   Hooks hooks_;
-  base::UniqueFd epoll_;
+  WatchSet watched_{"cannot serve the store"};
   base::UniqueFd spare_;  ///< closed to accept and drop a connection when no descriptor is free
   base::UniqueFd timer_;  ///< of the first in newcomers_
   const size_t max_newcomers_;
   const size_t max_bytes_;
-  uint64_t last_id_ = 0;
-  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
-  std::map<uint64_t, Clock::time_point> newcomers_;  ///< deadline of each greeting, oldest first
+  std::unordered_map<int, Connection> connections_;  ///< by descriptor
+  std::vector<int> newcomers_;                       ///< those that have not greeted, oldest first
   size_t buffered_ = 0;                              ///< bytes in the buffers of all connections
   StoreAnswers answers_;
   bool said_full_ = false;     ///< in this attempt

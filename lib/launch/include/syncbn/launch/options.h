@@ -60,9 +60,8 @@ struct HeadOptions {
   std::vector<std::string> ssh;  ///< the command and its options, before the host
   std::string launcher;          ///< path on the hosts; empty: as on this machine
   std::chrono::milliseconds ssh_timeout{};  ///< for all hosts to answer
-  std::vector<std::string> exports;         ///< patterns of variables; see is_exported()
+  std::vector<std::string> exports;         ///< patterns; see exported_variables()
   std::vector<std::string> node_options;    ///< options for the nodes' launchers, spelled in full
-  std::string launcher_name;                ///< argv[0] for the nodes' launchers
 };
 
 /// Which messages a launcher prints. The nodes that a head has started share one terminal.
