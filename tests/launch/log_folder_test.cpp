@@ -21,6 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
+using ::testing::UnorderedElementsAre;
 
 class LogFolderTest : public ::testing::Test {
  protected:
@@ -72,17 +73,12 @@ TEST_F(LogFolderTest, AnErrorFileThatIsNoPlainFileIsNotRead) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(folder.error_message(rank), "") << rank;
 }
 
-TEST_F(LogFolderTest, OnlyTheLatestAttemptsFileStays) {
+TEST_F(LogFolderTest, NamesTheFilesOfFormerAttempts) {
   LogFolder folder(options_);
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    folder.begin_attempt(attempt);
-    std::ofstream(folder.attempt() / "flight.jsonl") << attempt;
-    std::ofstream(folder.error_file(0)) << "kept";
-    folder.remove_former("flight.jsonl");
-  }
-  const auto has = [&](const std::string& path) { return fs::exists(folder.path() / path); };
-  EXPECT_FALSE(has("attempt_0/flight.jsonl") || has("attempt_1/flight.jsonl"));
-  EXPECT_TRUE(has("attempt_2/flight.jsonl") && has("attempt_0/error_0.json"));
+  for (int attempt = 0; attempt < 3; ++attempt) folder.begin_attempt(attempt);
+  EXPECT_THAT(folder.former("flight.jsonl"),
+              UnorderedElementsAre(folder.path() / "attempt_0/flight.jsonl",
+                                   folder.path() / "attempt_1/flight.jsonl"));
 }
 
 TEST_F(LogFolderTest, EachAttemptHasItsOwn) {

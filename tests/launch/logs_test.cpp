@@ -1,8 +1,13 @@
 // The workers' output: log folder, redirects, tee, filters and prefixes.
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <poll.h>
 #include <signal.h>
 #include <syncbn/base/atomic_file.h>
 #include <syncbn/base/env.h>
+#include <syncbn/base/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -168,6 +173,32 @@ TEST(LaunchLogsTest, SaysThatALogFileCouldNotBeWritten) {
                                        folder.path().string() + " -t 1 seq 100000 >/dev/null"});
   EXPECT_EQ(result.exit_code, 75);
   EXPECT_THAT(result.err, AllOf(HasSubstr("stdout.log"), HasSubstr("File too large")));
+}
+
+// A FIFO that is not read stands for a file server that does not answer.
+TEST(LaunchLogsTest, ALogThatCannotBeWrittenNowHoldsUpNothingElse) {
+  constexpr size_t kBytes = 1'000'000;
+  TempFolder folder;
+  const std::string script = fmt::format(
+      "cd {}; if [ $TORCHELASTIC_RESTART_COUNT = 1 ]; then head -c {} /dev/zero; exit 0; fi; "
+      "next=$(dirname $TORCHELASTIC_ERROR_FILE)/../../attempt_1/0; mkdir -p $next; "
+      "mkfifo $next/stdout.log; ln -s $next/stdout.log log; "
+      "while [ ! -e go ]; do sleep 0.01; done; exit 1",
+      folder.path().string(), kBytes);
+  Program job(launch_command({"--max_restarts=1", "--log_dir=" + (folder / "logs").string(), "-t",
+                              "1", "sh", "-c", script}),
+              {.env = {{"OMP_NUM_THREADS", "1"}}});
+  ASSERT_TRUE(job.wait_until([&] { return fs::exists(folder / "log"); }));
+  const base::UniqueFd log(::open((folder / "log").c_str(), O_RDONLY | O_NONBLOCK));
+  folder.write("go", "");
+  ASSERT_TRUE(job.wait_until([&] { return job.out().size() == kBytes; }));
+  std::string written(kBytes, 'x');
+  for (size_t got = 0; got < kBytes;) {
+    ASSERT_TRUE(base::poll_until(log.get(), POLLIN, std::chrono::steady_clock::now() + kPromptly));
+    got += static_cast<size_t>(::read(log.get(), written.data() + got, kBytes - got));
+  }
+  EXPECT_EQ(written, job.out());
+  EXPECT_EQ(job.wait().exit_code, 0) << job.err();
 }
 
 // As with `2>&1 | less`: one pipe for both streams, and it is full before the reader begins.

@@ -10,9 +10,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "common/json_messages.h"
 
@@ -39,14 +40,15 @@ std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
   return "";
 }
 
-base::UniqueFd open_log(const std::string& path) {
+OpenFile open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
   // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
   base::UniqueFd file(::open(
       path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   if (!file) base::throw_file_error(fmt::format("cannot open the event log {}", path), errno);
-  return file;
+  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
+  return {std::make_shared<base::UniqueFd>(std::move(file)), fmt::format("the event log {}", path)};
 }
 
 }  // namespace
@@ -58,9 +60,8 @@ EventLog::EventLog(const LaunchOptions& options, const RunContext& context, cons
       output_(output),
       started_(Clock::now()),
       knows_node_(options.node_rank >= 0),
-      knows_job_(context.nodes == 1),
-      path_(path_of(options, logs)) {
-  if (!path_.empty()) file_ = open_log(path_);
+      knows_job_(context.nodes == 1) {
+  if (const std::string path = path_of(options, logs); !path.empty()) file_ = open_log(path);
 }
 
 void EventLog::check(const LaunchOptions& options) {
@@ -156,12 +157,10 @@ void EventLog::write(const char* event, const OrderedJson& fields, Clock::durati
   json.update(fields);
   const std::string line = json_line(json) + "\n";
   if (options_.events == EventTarget::kConsole) return output_.say(line);
-  if (!file_) return;
-  const ssize_t written = ::write(file_.get(), line.data(), line.size());
-  if (written == static_cast<ssize_t>(line.size())) return;
-  output_.announce("cannot write the event log {}: {}; it ends here", path_,
-                   written < 0 ? std::strerror(errno) : "no room for a whole line");
-  file_.reset();
+  if (!file_.fd) return;
+  output_.files().append(file_, line, [this](const std::string& what) {
+    if (std::exchange(file_.fd, nullptr)) output_.announce("{}; it ends here", what);
+  });
 }
 
 }  // namespace syncbn::launch

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 #include <sys/types.h>
 
@@ -17,8 +16,8 @@
 namespace syncbn::launch {
 
 /// Writes the events of a run as lines of JSON, for --event_log_handler; docs/launch.md lists them.
-/// Each event is one write() at its time, so the log of a launcher that is killed is complete up to
-/// then.
+/// Each event is one write() at its time, so the log of a launcher that is killed has nearly all
+/// events up to then.
 class EventLog {
  public:
   /// @param context read at each event, for the node and the attempt.
@@ -61,8 +60,7 @@ class EventLog {
   const Clock::time_point started_;
   bool knows_node_;  ///< events may carry this node's rank
   bool knows_job_;   ///< events may carry the job's id; true once an attempt has started
-  std::string path_;
-  base::UniqueFd file_;
+  OpenFile file_;    ///< closed: no file is wanted, or it could not be written
 };
 
 }  // namespace syncbn::launch

@@ -143,11 +143,11 @@ void LogFolder::remove() const {
   if (temporary_ && !keep_) fs::remove_all(folder_, ignored);
 }
 
-void LogFolder::remove_former(const char* name) const {
-  std::error_code ignored;
-  for (const fs::path& entry : entries_of(folder_)) {
-    if (entry != attempt_) fs::remove(entry / name, ignored);
-  }
+std::vector<fs::path> LogFolder::former(const char* name) const {
+  std::vector<fs::path> files = entries_of(folder_);
+  std::erase(files, attempt_);
+  for (fs::path& file : files) file /= name;
+  return files;
 }
 
 void LogFolder::clean_up() {

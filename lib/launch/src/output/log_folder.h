@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "output/file_writer.h"
+
 namespace syncbn::launch {
 
 /// The folder of a run, laid out as torchrun's:
@@ -45,6 +47,9 @@ class LogFolder {
 
   /// Opens a file for appending.
   static base::UniqueFd open(const std::filesystem::path& path);
+  static OpenFile open_log(const std::filesystem::path& path) {
+    return {std::make_shared<base::UniqueFd>(open(path)), path};
+  }
 
   /// The message in a worker's error file; the whole text if it is not torch's JSON; empty if there
   /// is no file.
@@ -52,8 +57,8 @@ class LogFolder {
 
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
-  /// Removes the files of this name that former attempts have left.
-  void remove_former(const char* name) const;
+  /// The files of this name that former attempts may have left.
+  std::vector<std::filesystem::path> former(const char* name) const;
 
   /// Upper bounds on the folders that runs without logs keep in TMPDIR, which may be in memory: a
   /// service that restarts a failing job would leave one each time.

@@ -121,7 +121,8 @@ Output::Output(OutputOptions options)
 
 Output::~Output() {
   erase_live();
-  flush();
+  out_.stream.flush();
+  err_.stream.flush();
 }
 
 void Output::begin_attempt(std::vector<WorkerOutput> workers) {
@@ -130,12 +131,12 @@ void Output::begin_attempt(std::vector<WorkerOutput> workers) {
 }
 
 void Output::log_to(size_t worker, Stream stream, const std::filesystem::path& file) {
-  workers_[worker].of(stream).log = {LogFolder::open(file), file};
+  workers_[worker].of(stream).log = LogFolder::open_log(file);
 }
 
 void Output::copy_filtered(Stream stream, const std::filesystem::path& file) {
   Destination& to = destination(stream);
-  if (!to.options.filters.empty()) to.filtered = {LogFolder::open(file), file};
+  if (!to.options.filters.empty()) to.filtered = LogFolder::open_log(file);
 }
 
 std::string Output::prefix_of(size_t worker, Stream stream) {
@@ -174,23 +175,21 @@ void Output::filter(Stream stream, const std::string& prefix, std::string_view l
 }
 
 // A full disk does not stop the run.
-void Output::write_to_log(const LogFile& log, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(log.fd.get(), text.data(), text.size());
-    if (written >= 0) {
-      text.remove_prefix(static_cast<size_t>(written));
-    } else if (errno != EINTR) {
-      if (!log_error_.empty()) return;
-      log_error_ = fmt::format("cannot write {}: {}", log.path.string(), std::strerror(errno));
-      return;
-    }
-  }
+void Output::write_to_log(const OpenFile& log, std::string text) {
+  files_.append(log, std::move(text), [this](const std::string& what) {
+    if (log_error_.empty()) log_error_ = what;
+  });
+}
+
+void Output::write_file(const std::string& file, FileWriter::Write write) {
+  files_.add(file, std::move(write),
+             [this](const std::string& what) { announce("warning: {}", what); });
 }
 
 void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   WorkerStream& from = workers_[worker].of(stream);
   const WorkerOutput& options = workers_[worker].options;
-  if (from.log.fd) write_to_log(from.log, bytes);
+  if (from.log.fd) write_to_log(from.log, std::string(bytes));
   const bool needs_lines =
       stream == Stream::kErr || options.whole_lines || !destination(stream).options.filters.empty();
   if (!needs_lines) {
@@ -244,20 +243,20 @@ bool Output::tail_is_last(size_t worker) const {
 }
 
 void Output::flush() {
+  files_.handle();
   out_.stream.flush();
   err_.stream.flush();
 }
 
-std::vector<int> Output::waits_for() const {
-  std::vector<int> fds;
+void Output::add_to(std::vector<pollfd>& polls) const {
   for (const Destination* to : {&out_, &err_}) {
-    if (to->stream.pending() > 0) fds.push_back(to->stream.fd());
+    if (to->stream.pending() > 0) polls.push_back({to->stream.fd(), POLLOUT, 0});
   }
-  return fds;
+  if (files_.is_full()) polls.push_back({files_.fd(), POLLIN, 0});
 }
 
 bool Output::is_full(Stream stream) {
-  return queue(stream).pending() > kMaxPending;
+  return queue(stream).pending() > kMaxPending || files_.is_full();
 }
 
 std::optional<std::string> Output::error() const {
@@ -394,7 +393,7 @@ int wait_for_reader(Output& output, Signals& signals, int exit_code, bool interr
   for (;;) {
     output.flush();
     std::vector<pollfd> polls{{signals.fd(), POLLIN, 0}};
-    for (const int fd : output.waits_for()) polls.push_back({fd, POLLOUT, 0});
+    output.add_to(polls);
     const bool all_written = polls.size() == 1;
     if (all_written || (interrupted && Clock::now() >= deadline)) break;
     ::poll(polls.data(), polls.size(), interrupted ? static_cast<int>(kPatience.count()) : -1);

@@ -208,7 +208,7 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
 
 void WorkerGroup::wait_for_events() {
   std::vector<pollfd> polls{{run_.signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
-  for (const int fd : run_.output.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  run_.output.add_to(polls);
   const auto outputs = static_cast<std::ptrdiff_t>(polls.size());
   for (const Worker& worker : workers_) worker.pipes.add_to(polls, run_.output);
   watch_.add_to(polls);
@@ -370,7 +370,7 @@ void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) 
   for (Worker& worker : workers_) {
     watch_.read(worker);
     const std::string& log = worker.progress.notes().log;
-    if (!log.empty() && &worker != except && !note_end(log, reason)) return;
+    if (!log.empty() && &worker != except) note_end(log, reason, run_.output);
   }
 }
 
@@ -418,10 +418,8 @@ void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
   keeper_->reap_orphans();
   continue_keeper();
-  // A worker may wait for our reader (`less`, Ctrl-S), which is no hang.
-  if (run_.output.is_full(Stream::kOut) || run_.output.is_full(Stream::kErr)) {
-    watch_.forgive_silence();
-  }
+  // A worker may wait for our reader (`less`, Ctrl-S) or a file server, which is no hang.
+  if (run_.output.is_full()) watch_.forgive_silence();
   const bool judges = !ending_ && !first_failure_ && !is_paused_;
   watch_.check(judges);
 }
