@@ -29,15 +29,18 @@ class FileWriterTest : public ::testing::Test {
  protected:
   FileWriterTest() {
     EXPECT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+    EXPECT_THROW(open_to_append(path_, "a FIFO that nobody reads"), base::Error);
     reader_.reset(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-    slow_.fd = std::make_shared<base::UniqueFd>(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
+    slow_ = {path_, "the log"};
   }
 
   FileWriter::OnError note() {
     return [this](const std::string& what) { errors_.push_back(what); };
   }
   void append(const std::string& text) { writer_.append(slow_, text, note()); }
-  bool has_room() const { return base::poll_until(writer_.fd(), POLLIN, Clock::now()); }
+  bool has_room(milliseconds patience) const {
+    return base::poll_until(writer_.fd(), POLLIN, Clock::now() + patience);
+  }
   std::string read(size_t size) const {
     std::string text(size, '\0');
     for (size_t got = 0; got < size;) {
@@ -50,7 +53,7 @@ class FileWriterTest : public ::testing::Test {
   const test::TempFolder temp_;
   const std::string path_ = temp_ / "fifo";
   base::UniqueFd reader_;
-  OpenFile slow_{.fd = {}, .name = "slow"};
+  OpenFile slow_;
   FileWriter writer_;
   std::vector<std::string> errors_;
 };
@@ -63,14 +66,14 @@ TEST_F(FileWriterTest, AFileThatIsNotWrittenHoldsUpNobodyAndLosesNothing) {
     append(text);
     all += text;
   }
-  EXPECT_FALSE(has_room());
+  EXPECT_FALSE(has_room({}));
   const std::string other = temp_ / "other";
   writer_.add(
       other, [other] { base::write_file_atomically(other, "x"); }, note());
   EXPECT_FALSE(base::exists(other)) << "files are written in order";
   EXPECT_EQ(read(all.size()), all);
+  EXPECT_TRUE(has_room(seconds(60)));
   writer_.finish(seconds(60));
-  EXPECT_TRUE(has_room());
   EXPECT_FALSE(writer_.is_full());
   EXPECT_EQ(base::read_file(other), "x");
   EXPECT_THAT(errors_, IsEmpty());
@@ -83,9 +86,10 @@ TEST_F(FileWriterTest, TheFileThatDoesNotAnswerIsNamed) {
   writer_.add(
       "other", [] {}, note());
   writer_.finish(milliseconds(50));
-  EXPECT_THAT(errors_, ElementsAre("cannot write slow: no answer within 50 ms",
-                                   "cannot write slow: no answer within 50 ms",
-                                   "cannot write other: no answer for slow within 50 ms"));
+  const std::string slow = "the log " + path_;
+  EXPECT_THAT(errors_, ElementsAre("cannot write " + slow + ": no answer within 50 ms",
+                                   "cannot write " + slow + ": no answer within 50 ms",
+                                   "cannot write other: no answer for " + slow + " within 50 ms"));
   // Another thread writes what comes next.
   const std::string report = temp_ / "report";
   writer_.add(
@@ -96,12 +100,12 @@ TEST_F(FileWriterTest, TheFileThatDoesNotAnswerIsNamed) {
 }
 
 TEST_F(FileWriterTest, AFailureIsReportedInTheCallersThread) {
-  const OpenFile full{std::make_shared<base::UniqueFd>(::open("/dev/full", O_WRONLY)), "full"};
-  writer_.append(full, "x", note());
+  writer_.append({"/dev/full", "the log"}, "x", note());
   writer_.add(
       "f", [] { throw std::runtime_error("cannot write f"); }, note());
   while (errors_.size() < 2) writer_.handle();
-  EXPECT_THAT(errors_, ElementsAre("cannot write full: No space left on device", "cannot write f"));
+  EXPECT_THAT(errors_, ElementsAre("cannot write the log /dev/full: No space left on device",
+                                   "cannot write f"));
   writer_.finish(seconds(60));
   EXPECT_EQ(errors_.size(), 2);
 }

@@ -132,7 +132,7 @@ GroupResult Supervisor::run_attempts() {
     const int restarts_before = context_.restart_count;
     apply(*start);
     if (context_.attempt == 0 && link_->leads() && options_.nnodes.max > 1) {
-      events_.nodes_joined(Clock::now());
+      events_.nodes_joined();
     }
     if (context_.attempt > 0) announce_attempt(restarts_before);
     GroupResult result = run_attempt();
@@ -181,16 +181,15 @@ GroupResult Supervisor::run_attempt() {
   return result;
 }
 
-void Supervisor::write_records(const JobRecords& records) {
-  if (records.messages.empty()) return;
-  logs_.begin_attempt(records.file.attempt);  // the folder, which may have been removed
-  const std::string file = save_flight_file([records] { return records.text(); }, logs_, output_);
+void Supervisor::write_records(const FlightFile& records) {
+  if (records.records.empty()) return;
+  logs_.begin_attempt(records.attempt);  // the folder, which may have been removed
+  const std::string file = save_flight_file(records, logs_, output_);
   const bool was_named = last_.failure && last_.failure->flight_file == file;
   if (file.empty() || was_named) return;
   const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
   std::string missing;
-  for (const auto& one : records.file.missing)
-    missing += fmt::format("; {}: {}", one.node, one.why);
+  for (const auto& one : records.missing) missing += fmt::format("; {}: {}", one.node, one.why);
   output_.announce_for_job("the latest calls of all ranks{}: {}{}", host,
                            shell_quoted({"syncbn-launch", "explain", file}), missing);
 }

@@ -1,17 +1,14 @@
 #include "output/event_log.h"
 
-#include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/shell.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <filesystem>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -22,12 +19,9 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string utc(std::chrono::system_clock::time_point time) {
-  using std::chrono::milliseconds;
-  const auto since_epoch = std::chrono::duration_cast<milliseconds>(time.time_since_epoch());
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
-                     fmt::gmtime(std::chrono::system_clock::to_time_t(time)),
-                     since_epoch.count() % 1000);
+std::string utc_now() {
+  const int64_t ms = base::unix_ns() / 1'000'000;
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(ms / 1000), ms % 1000);
 }
 
 OrderedJson or_null(const std::string& text) {
@@ -43,12 +37,7 @@ std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
 OpenFile open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
-  base::UniqueFd file(::open(
-      path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
-  if (!file) base::throw_file_error(fmt::format("cannot open the event log {}", path), errno);
-  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
-  return {std::make_shared<base::UniqueFd>(std::move(file)), fmt::format("the event log {}", path)};
+  return {path, "the event log"};
 }
 
 }  // namespace
@@ -86,10 +75,9 @@ void EventLog::job_started() {
          {"max_restarts", options_.max_restarts}});
 }
 
-void EventLog::nodes_joined(Clock::time_point when) {
+void EventLog::nodes_joined() {
   knows_node_ = knows_job_ = true;
-  const std::chrono::duration<double> waited = when - started_;
-  write("nodes_joined", {{"seconds", waited.count()}}, Clock::now() - when);
+  write("nodes_joined", {{"seconds", base::seconds_since(started_)}});
 }
 
 void EventLog::attempt_started() {
@@ -138,16 +126,14 @@ void EventLog::restart(const std::string& reason) {
 }
 
 void EventLog::job_ended(int exit_code, const std::string& reason) {
-  const std::chrono::duration<double> lasted = Clock::now() - started_;
-  write("job_ended",
-        {{"exit_code", exit_code}, {"reason", or_null(reason)}, {"seconds", lasted.count()}});
+  write("job_ended", {{"exit_code", exit_code},
+                      {"reason", or_null(reason)},
+                      {"seconds", base::seconds_since(started_)}});
 }
 
-void EventLog::write(const char* event, const OrderedJson& fields, Clock::duration ago) {
+void EventLog::write(const char* event, const OrderedJson& fields) {
   if (options_.events == EventTarget::kNone) return;
-  using SystemClock = std::chrono::system_clock;
-  const auto time = SystemClock::now() - std::chrono::duration_cast<SystemClock::duration>(ago);
-  OrderedJson json{{"time", utc(time)},
+  OrderedJson json{{"time", utc_now()},
                    {"event", event},
                    {"host", base::hostname()},
                    {"run_id", context_.run_id},

@@ -39,8 +39,7 @@ class EventLog {
 
   void job_started();
   /// Called on node 0: from then on, events carry this node's rank and the job's id.
-  /// @param when the time at which the nodes joined, in the past.
-  void nodes_joined(Clock::time_point when);
+  void nodes_joined();
   void attempt_started();
   void worker_started(int rank, int local_rank, pid_t pid);
   void worker_ended(const WorkerEnd& end);
@@ -52,7 +51,7 @@ class EventLog {
   void job_ended(int exit_code, const std::string& reason);
 
  private:
-  void write(const char* event, const nlohmann::ordered_json& fields, Clock::duration ago = {});
+  void write(const char* event, const nlohmann::ordered_json& fields);
 
   const LaunchOptions& options_;
   const RunContext& context_;

@@ -1,17 +1,20 @@
 #include "output/file_writer.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/error.h>
 #include <syncbn/base/signal_mask.h>
 #include <syncbn/base/text.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <stdexcept>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -26,59 +29,52 @@ struct Item {
   FileWriter::Write write;
   FileWriter::OnError on_error;
   size_t bytes = 0;
-};
+  std::string what = {};  ///< why it has failed; "": it has not
 
-struct Failure {
-  FileWriter::OnError on_error;
-  std::string what;
-};
-
-// Why the write failed; "": it has not.
-std::string run(const FileWriter::Write& write) {
-  try {
-    write();
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
+  void run() {
+    try {
+      write();
+    } catch (const std::exception& error) {
+      what = error.what();
+    }
   }
-}
+};
 
 }  // namespace
+
+base::UniqueFd open_to_append(const std::filesystem::path& path, const std::string& what) {
+  // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
+  base::UniqueFd file(::open(
+      path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
+  if (!file) base::throw_file_error(fmt::format("cannot open {} {}", what, path.string()), errno);
+  ::fcntl(file.get(), F_SETFL, ::fcntl(file.get(), F_GETFL) & ~O_NONBLOCK);
+  return file;
+}
 
 struct FileWriter::Queue {
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Item> items;  ///< the first one is being written
-  size_t bytes = 0;
-  std::vector<Failure> failures;
+  std::deque<Item> items;  ///< the thread is writing the first one
+  std::vector<Item> failed;
   bool abandoned = false;
-  base::UniqueFd has_room{::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK)};  ///< readable if it has
+  std::atomic<size_t> bytes = 0;
+  base::UniqueFd has_room{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 
   void write_all() {
     std::unique_lock lock(mutex);
-    for (;;) {
+    for (;; changed.notify_all()) {
       changed.wait(lock, [this] { return abandoned || !items.empty(); });
       if (abandoned) return;
-      const Item& item = items.front();
+      Item& item = items.front();
       lock.unlock();
-      const std::string what = run(item.write);
+      item.run();
       lock.lock();
       if (abandoned) return;
-      if (!what.empty()) failures.push_back({item.on_error, what});
-      set_bytes(bytes - item.bytes);
+      if (bytes.fetch_sub(item.bytes) > kMaxPending) ::eventfd_write(has_room.get(), 1);
+      if (!item.what.empty()) failed.push_back(std::move(item));
       items.pop_front();
-      changed.notify_all();
     }
   }
-
-  void set_bytes(size_t count) {
-    const bool was_full = is_full();
-    bytes = count;
-    eventfd_t ignored = 0;
-    if (is_full() && !was_full) ::eventfd_read(has_room.get(), &ignored);
-    if (was_full && !is_full()) ::eventfd_write(has_room.get(), 1);
-  }
-  bool is_full() const { return bytes > kMaxPending; }
 };
 
 FileWriter::~FileWriter() {
@@ -89,43 +85,42 @@ FileWriter::~FileWriter() {
 }
 
 void FileWriter::add(std::string file, Write write, OnError on_error, size_t bytes) {
-  if (!queue_) {
-    auto queue = std::make_shared<Queue>();
-    try {
-      const base::SignalMask none;
+  Item item{std::move(file), std::move(write), std::move(on_error), bytes};
+  try {
+    if (!queue_) {
+      const auto queue = std::make_shared<Queue>();
+      const base::SignalMask all_blocked;
       std::thread([queue] { queue->write_all(); }).detach();
-    } catch (const std::system_error&) {  // no room for a thread
-      if (const std::string what = run(write); !what.empty()) on_error(what);
-      return;
+      queue_ = queue;
     }
-    queue_ = std::move(queue);
+  } catch (const std::system_error&) {  // no room for a thread
+    item.run();
+    if (!item.what.empty()) item.on_error(item.what);
+    return;
   }
   const std::lock_guard lock(queue_->mutex);
-  queue_->items.push_back({std::move(file), std::move(write), std::move(on_error), bytes});
-  queue_->set_bytes(queue_->bytes + bytes);
+  queue_->bytes += bytes;
+  queue_->items.push_back(std::move(item));
   queue_->changed.notify_all();
 }
 
 void FileWriter::append(const OpenFile& file, std::string text, OnError on_error) {
   const size_t bytes = text.size();
-  const auto write = [file, text = std::move(text)] {
+  auto write = [file, text = std::move(text)] {
     for (std::string_view rest = text; !rest.empty();) {
       const ssize_t written = ::write(file.fd->get(), rest.data(), rest.size());
-      if (written >= 0) {
-        rest.remove_prefix(static_cast<size_t>(written));
-      } else if (errno != EINTR) {
-        throw std::runtime_error(
+      if (written < 0 && errno != EINTR) {
+        throw base::UnavailableError(
             fmt::format("cannot write {}: {}", file.name, std::strerror(errno)));
       }
+      rest.remove_prefix(written < 0 ? 0 : static_cast<size_t>(written));
     }
   };
-  add(file.name, write, std::move(on_error), bytes);
+  add(file.name, std::move(write), std::move(on_error), bytes);
 }
 
 bool FileWriter::is_full() const {
-  if (!queue_) return false;
-  const std::lock_guard lock(queue_->mutex);
-  return queue_->is_full();
+  return queue_ && queue_->bytes > kMaxPending;
 }
 
 int FileWriter::fd() const {
@@ -134,31 +129,29 @@ int FileWriter::fd() const {
 
 void FileWriter::handle() {
   if (!queue_) return;
-  std::vector<Failure> failures;
-  {
-    const std::lock_guard lock(queue_->mutex);
-    failures.swap(queue_->failures);
-  }
-  for (const Failure& one : failures) one.on_error(one.what);
+  eventfd_t ignored = 0;
+  ::eventfd_read(queue_->has_room.get(), &ignored);
+  std::unique_lock lock(queue_->mutex);
+  const std::vector<Item> failed = std::exchange(queue_->failed, {});
+  lock.unlock();
+  for (const Item& one : failed) one.on_error(one.what);
 }
 
 void FileWriter::finish(std::chrono::milliseconds patience) {
   if (!queue_) return;
   const auto queue = queue_;
   std::unique_lock lock(queue->mutex);
-  const auto& items = queue->items;
-  queue->abandoned = !queue->changed.wait_for(lock, patience, [&] { return items.empty(); });
-  if (queue->abandoned) queue_.reset();  // the next write gets another thread
-  std::vector<Failure> failures = std::move(queue->failures);
-  for (const Item& item : items) {
-    const std::string& stuck = items.front().file;
-    failures.push_back(
-        {item.on_error, fmt::format("cannot write {}: no answer {}within {}", item.file,
-                                    item.file == stuck ? "" : fmt::format("for {} ", stuck),
-                                    base::format_seconds(patience))});
-  }
+  queue->abandoned = !queue->changed.wait_for(lock, patience, [&] { return queue->items.empty(); });
   lock.unlock();
-  for (const Failure& one : failures) one.on_error(one.what);
+  handle();
+  if (!queue->abandoned) return;
+  queue_.reset();  // the next write gets another thread
+  const std::string& stuck = queue->items.front().file;
+  for (const Item& item : queue->items) {
+    item.on_error(fmt::format("cannot write {}: no answer {}within {}", item.file,
+                              item.file == stuck ? "" : fmt::format("for {} ", stuck),
+                              base::format_seconds(patience)));
+  }
 }
 
 }  // namespace syncbn::launch

@@ -4,16 +4,26 @@
 
 #include <chrono>
 #include <cstddef>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
 
 namespace syncbn::launch {
 
+/// Opens a file for appending. A FIFO needs a reader.
+/// @param what "the log file". @throws base::UserError or base::UnavailableError naming the file.
+base::UniqueFd open_to_append(const std::filesystem::path& path, const std::string& what);
+
 /// A file that is open for appending, and what error messages call it.
 struct OpenFile {
   std::shared_ptr<const base::UniqueFd> fd = {};
   std::string name = {};
+
+  OpenFile() = default;
+  OpenFile(const std::filesystem::path& path, const std::string& what)
+      : fd(std::make_shared<base::UniqueFd>(open_to_append(path, what))),
+        name(what + " " + path.string()) {}
 };
 
 /// Writes files one after the other in a thread, so that a file server that does not answer holds
@@ -42,7 +52,7 @@ class FileWriter {
 
   /// Too much is pending: do not read what has to be written.
   bool is_full() const;
-  /// Readable once is_full() is false again; -1 if it has always been false.
+  /// While is_full(): readable when there may be room; then call handle().
   int fd() const;
   /// Reports the writes that have failed.
   void handle();

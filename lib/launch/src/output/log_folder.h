@@ -8,8 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "output/file_writer.h"
-
 namespace syncbn::launch {
 
 /// The folder of a run, laid out as torchrun's:
@@ -44,12 +42,6 @@ class LogFolder {
   std::filesystem::path file(const std::filesystem::path& folder, const char* name) const;
   /// Whether the options ask for more than error files.
   bool is_wanted() const { return wanted_; }
-
-  /// Opens a file for appending.
-  static base::UniqueFd open(const std::filesystem::path& path);
-  static OpenFile open_log(const std::filesystem::path& path) {
-    return {std::make_shared<base::UniqueFd>(open(path)), path};
-  }
 
   /// The message in a worker's error file; the whole text if it is not torch's JSON; empty if there
   /// is no file.

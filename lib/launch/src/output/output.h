@@ -143,15 +143,13 @@ class Output {
   /// Why lines of the workers were lost, here or in a log file; empty if none were.
   std::optional<std::string> error() const;
 
-  std::vector<std::string> tail(size_t worker) const;
+  std::vector<std::string> tail(size_t worker) const {
+    return {workers_[worker].tail.begin(), workers_[worker].tail.end()};
+  }
   /// Whether the tail is the last thing that was printed, so that a report need not repeat it.
   bool tail_is_last(size_t worker) const;
 
  private:
-  struct TailLine {
-    uint64_t number;  ///< among all lines shown
-    std::string text;
-  };
   struct WorkerStream {
     LineSplitter lines;
     OpenFile log;
@@ -162,7 +160,7 @@ class Output {
     WorkerOutput options;
     WorkerStream out;
     WorkerStream err;
-    std::deque<TailLine> tail;
+    std::deque<std::string> tail;
 
     WorkerStream& of(Stream stream) { return stream == Stream::kOut ? out : err; }
   };
@@ -176,7 +174,6 @@ class Output {
   StandardStream& queue(Stream stream);
   std::string prefix_of(size_t worker, Stream stream);
   LineSplitter::Sink sink(size_t worker, Stream stream, std::string& text);
-  void filter(Stream stream, const std::string& prefix, std::string_view line);
   void write_to_log(const OpenFile& log, std::string text);
   void print(Stream stream, std::string_view text);
   bool is_live(const Worker& worker, Stream stream);
@@ -194,7 +191,8 @@ class Output {
   std::vector<Worker> workers_;
   FileWriter files_;
   std::string log_error_;  ///< the first
-  uint64_t lines_ = 0;
+  size_t last_ = 0;        ///< the worker whose line was shown last
+  size_t run_ = 0;         ///< its lines on stderr since another line was shown
   std::string bar_;
   size_t drawn_lines_ = 0;  ///< of live lines and the bar
   std::optional<Clock::time_point> due_;

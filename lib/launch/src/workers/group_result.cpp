@@ -18,7 +18,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
@@ -152,14 +151,14 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   return report;
 }
 
-std::string save_flight_file(std::function<std::string()> text, LogFolder& logs, Output& output) {
+std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& output) {
   constexpr const char* kName = "flight.jsonl";
   const auto path = logs.file(logs.attempt(), kName);
-  if (path == "/dev/null") return "";
+  if (path == "/dev/null" || file.records.empty()) return "";
   const auto former = logs.is_wanted() ? std::vector<fs::path>() : logs.former(kName);
   logs.keep();
-  output.write_file(path, [path, former, text = std::move(text)] {
-    base::write_file_atomically(path, text());
+  output.write_file(path, [path, former, file] {
+    base::write_file_atomically(path, file.text());
     std::error_code ignored;
     for (const fs::path& one : former) fs::remove(one, ignored);
   });
@@ -174,10 +173,9 @@ std::string write_flight_file(const std::string& why, const RunContext& context,
                   .why = why};
   for (const Worker& worker : workers) {
     auto record = worker.calls.read();
-    if (record && !record->calls.empty()) file.add(std::move(*record));
+    if (record && !record->calls.empty()) file.records.emplace(record->rank, *record);
   }
-  if (file.records.empty()) return "";
-  return save_flight_file([file = std::move(file)] { return file.text(); }, logs, output);
+  return save_flight_file(file, logs, output);
 }
 
 }  // namespace syncbn::launch

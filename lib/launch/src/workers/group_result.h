@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -89,10 +88,9 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
                         LogFolder& logs, const Output& output, const OomWatch& oom);
 
 /// Writes a file of flight records to the log folder, in place of one that this attempt has there.
-/// If the options ask for no logs, only that of the latest attempt stays. Returns the file, or ""
-/// if the options discard it.
-/// @param text runs in the writer's thread.
-std::string save_flight_file(std::function<std::string()> text, LogFolder& logs, Output& output);
+/// If the options ask for no logs, only that of the latest attempt stays. Returns the path, or ""
+/// if there are no records, or the options discard them.
+std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& output);
 /// Writes the workers' flight records. Returns the file, or "" if there are none.
 std::string write_flight_file(const std::string& why, const RunContext& context,
                               const std::vector<Worker>& workers, LogFolder& logs, Output& output);
