@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "job/hang.h"
 #include "job/worker_state.h"
 #include "require.h"
 #include "workers/agent_reader.h"

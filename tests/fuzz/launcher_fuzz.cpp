@@ -31,18 +31,20 @@ using Malformed = Json::exception;
 void read_message(const Json& message) {
   may_refuse<Malformed>([&] { Json(message.get<Hello>()); });
   may_refuse<Malformed>([&] { Json(message.get<WorkerState>()); });
-  may_refuse<Malformed>([&] { status_in_words(message); });
+  may_refuse<Malformed>([&] { message.get<JobStatus>().in_words(); });
   may_refuse<Malformed>([&] { Json(message.get<Hang>()); });
   may_refuse<Malformed>([&] { Json(message.get<Assignment>()); });
   may_refuse<Malformed>([&] { Json(message.get<FlightFile>()); });
   may_refuse<Malformed>([&] { Json(message.at("ranks").get<AssignedRanks>()); });
   may_refuse<Malformed>([&] { NodeJob::from_json(message).to_json(); });
   // The stored part of a record must be sendable again.
-  if (const auto record = record_in(message); record && !record->calls.empty()) {
-    const auto again = record_message(*record, {.calls = 1000, .bytes = 1 << 20});
-    require(again &&
-            record_in(*again)->calls.size() == std::min<size_t>(record->calls.size(), 1000));
-  }
+  may_refuse<Malformed>([&] {
+    RankRecord record = message;
+    if (record.calls.empty()) return;
+    const size_t calls = record.calls.size();
+    require(shorten(record, {.calls = 1000, .bytes = 1 << 20}));
+    require(Json(record).get<RankRecord>().calls.size() == std::min<size_t>(calls, 1000));
+  });
   may_refuse<Malformed>([&] {
     judge({message.get<MachineFigures>(), message.get<MachineFigures>()});
   });

@@ -1,17 +1,12 @@
-// A preloaded library that stands in for servers that do not answer: the name server, and the file
-// server of each file named dead.jsonl. A query waits forever, after creating the file
-// DEAD_SERVERS_TRACE.
+// A preloaded library that stands in for a name server that does not answer. A query waits forever,
+// after creating the file DEAD_SERVERS_TRACE.
 #include <arpa/inet.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <netdb.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <string_view>
 
 namespace {
 
@@ -29,13 +24,4 @@ extern "C" int getaddrinfo(const char* name, const char* service, const addrinfo
   static const auto real =
       reinterpret_cast<decltype(&::getaddrinfo)>(::dlsym(RTLD_NEXT, "getaddrinfo"));
   return real(name, service, hints, found);
-}
-
-extern "C" int open(const char* path, int flags, ...) {
-  if (std::string_view(path).ends_with("/dead.jsonl")) wait_for_ever();
-  std::va_list arguments;
-  va_start(arguments, flags);
-  const mode_t mode = va_arg(arguments, mode_t);  // used only if a file is created
-  va_end(arguments);
-  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }

@@ -166,25 +166,16 @@ TEST_F(LaunchEventsTest, TellsThatTheKeeperWasKilled) {
   EXPECT_THAT(events.back()["reason"].get<std::string>(), HasSubstr("keeper"));
 }
 
-TEST_F(LaunchEventsTest, AddsToItsFileAndMakesItsFolder) {
+TEST_F(LaunchEventsTest, AddsToItsFileOrToTheLogFolder) {
   const std::string deep = folder_ / "a/b/events.jsonl";
   for (int i = 0; i < 2; ++i) launch({"--event-log-handler=json:" + deep, "true"});
-  const auto started = named(events_in(base::read_file(deep)), "job_started");
-  ASSERT_THAT(started, SizeIs(2));
-  EXPECT_NE(started[0]["job_id"], started[1]["job_id"]);
-}
-
-TEST_F(LaunchEventsTest, IsInTheLogFolder) {
-  const auto result =
-      launch({"--event-log-handler=json", "--log_dir=" + (folder_ / "logs").string(), "true"});
-  EXPECT_THAT(result.err, HasSubstr("log files are in"));
-  const auto run = fs::directory_iterator(folder_ / "logs")->path();
-  EXPECT_THAT(events_in(base::read_file(run / "events.jsonl")), SizeIs(5));
-}
-
-TEST_F(LaunchEventsTest, StaysInATemporaryLogFolder) {
-  launch({"--event-log-handler=json", "true"}, {.env = {{"TMPDIR", folder_.path()}}});
-  const auto run = fs::directory_iterator(folder_.path())->path();
+  EXPECT_THAT(named(events_in(base::read_file(deep)), "job_started"), SizeIs(2));
+  // A temporary one stays.
+  const std::string logs = folder_ / "a";
+  const auto result = launch({"--event-log-handler=json", "true"}, {.env = {{"TMPDIR", logs}}});
+  EXPECT_THAT(result.err, HasSubstr("log files are in " + logs + "/syncbn-launch-"));
+  const std::string path = result.err.substr(result.err.find(logs));
+  const fs::path run = path.substr(0, path.find('\n'));
   EXPECT_THAT(events_in(base::read_file(run / "events.jsonl")), SizeIs(5));
 }
 

@@ -392,18 +392,5 @@ TEST(LaunchFaultTest, HelpOnAFullDiskIsNoBug) {
               HasSubstr("cannot write standard output: No space left on device"));
 }
 
-TEST(LaunchFaultTest, AWorkersLogOnADeadFileServerHoldsUpNothing) {
-  TempFolder folder;
-  const std::string trace = folder / "trace";
-  const auto result =
-      launch({"sh", "-c", R"("$0" log "$1"; kill -9 $$$$)", kAgentWorker, folder / "dead.jsonl"},
-             {.env = {{"LD_PRELOAD", SYNCBN_DEAD_SERVERS},
-                      {"DEAD_SERVERS_TRACE", trace},
-                      // A sanitizer's runtime library insists on being loaded first.
-                      {"ASAN_OPTIONS", "verify_asan_link_order=0"}}});
-  EXPECT_EQ(result.exit_code, 137);
-  EXPECT_TRUE(fs::exists(trace));
-}
-
 }  // namespace
 }  // namespace syncbn::test

@@ -13,7 +13,6 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -37,6 +36,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::Pair;
+using ::testing::ThrowsMessage;
 
 /// One of three ranks, with a record as a program of lib/dist writes it.
 struct Rank {
@@ -83,7 +83,7 @@ TEST(FlightRecordTest, TheLauncherReadsTheLatestCallsOfARank) {
   EXPECT_EQ(record->world_size, 3);
   EXPECT_EQ(record->pid, ::getpid());
   EXPECT_EQ(record->groups[1].name, "pair");
-  EXPECT_THAT(record->groups[1].ranks, ElementsAre(0, 1));
+  EXPECT_EQ(record->groups[1].ranks, (launch::RankRuns{{0, 2, 1}}));
   ASSERT_EQ(record->calls.size(), FlightLayout::kCalls - 1) << "one was removed";
   EXPECT_EQ(record->calls.front().sequence, 203);
   const RankRecord::Call& last = record->calls.back();
@@ -157,16 +157,14 @@ TEST(RecordMessageTest, ARecordSurvivesItsJourney) {
   rank.call(1, 0);
   rank.call(1, 1);
   rank.begin(2, 0, "SyncBatchNorm layer 'bn1'");
-  const RankRecord sent = *rank.memory.read();
-  const auto message = launch::record_message(sent, launch::RecordQuota::of(3));
-  ASSERT_TRUE(message);
-  const auto got = launch::record_in(nlohmann::json::parse(message->dump()));
-  ASSERT_TRUE(got);
+  RankRecord sent = *rank.memory.read();
+  ASSERT_TRUE(launch::shorten(sent, launch::RecordQuota::of(3)));
+  const RankRecord got = nlohmann::json::parse(nlohmann::json(sent).dump());
   // The text also contains the groups, the times and the host.
   const auto text = [](const RankRecord& record) {
-    return FlightFile{.job = "j", .unix_ns = 1, .records = {record}}.text();
+    return FlightFile{.job = "j", .unix_ns = 1, .records = {{1, record}}}.text();
   };
-  EXPECT_EQ(text(*got), text(sent));
+  EXPECT_EQ(text(got), text(sent));
 }
 
 TEST(RecordMessageTest, AMessageAboveItsShareHasTheLatestCallsAndThoseThatAreOpen) {
@@ -177,50 +175,57 @@ TEST(RecordMessageTest, AMessageAboveItsShareHasTheLatestCallsAndThoseThatAreOpe
     rank.record->end(rank.begin(n, 0, fmt::format("{:0>100}", n)), FlightLayout::kSucceeded,
                      /*was_awaited=*/false);
   }
-  const auto record = *rank.memory.read();
-  ASSERT_EQ(record.calls.size(), calls + 1);
+  const RankRecord all = *rank.memory.read();
+  ASSERT_EQ(all.calls.size(), calls + 1);
   const launch::RecordQuota quota{.calls = 1000, .bytes = 100'000};
-  const auto message = launch::record_message(record, quota);
-  ASSERT_TRUE(message);
-  EXPECT_LE(message->dump().size(), quota.bytes);
-  const auto got = launch::record_in(*message);
-  ASSERT_GT(got->calls.size(), 100);
-  ASSERT_LT(got->calls.size(), 500);
-  EXPECT_EQ(got->calls[0].state, FlightLayout::kPending);
-  EXPECT_EQ(got->calls[1].sequence, calls - got->calls.size() + 2);
-  EXPECT_EQ(got->calls.back().sequence, calls);
-  EXPECT_EQ(got->groups[0].last, calls);
-  EXPECT_FALSE(launch::record_message(record, {.calls = 1000, .bytes = 100}));
+  RankRecord got = all;
+  ASSERT_TRUE(launch::shorten(got, quota));
+  EXPECT_LE(nlohmann::json(got).dump().size(), quota.bytes);
+  EXPECT_LE(got.bytes(), 2 * quota.bytes) << "as the leader demands";
+  ASSERT_GT(got.calls.size(), 100);
+  ASSERT_LT(got.calls.size(), 500);
+  EXPECT_EQ(got.calls[0].state, FlightLayout::kPending);
+  EXPECT_EQ(got.calls[1].sequence, calls - got.calls.size() + 2);
+  EXPECT_EQ(got.calls.back().sequence, calls);
+  EXPECT_EQ(got.groups[0].last, calls);
+  EXPECT_FALSE(launch::shorten(got, {.calls = 1000, .bytes = 100}));
   // In a large job, each rank may send fewer calls.
   const auto of_many = launch::RecordQuota::of(16'384);
   EXPECT_LE(of_many.bytes * 16'384, size_t{64} << 20);
-  EXPECT_EQ(launch::record_in(*launch::record_message(stuck_rank(), of_many))->calls.size(),
-            of_many.calls);
+  RankRecord one_of_many = stuck_rank();
+  EXPECT_TRUE(launch::shorten(one_of_many, of_many));
+  EXPECT_EQ(one_of_many.calls.size(), of_many.calls);
 }
 
 TEST(RecordMessageTest, WhatIsNoRecordIsRefused) {
-  const auto good = *launch::record_message(stuck_rank(), launch::RecordQuota::of(3));
-  ASSERT_TRUE(launch::record_in(good));
+  const nlohmann::json good = stuck_rank();
   const auto refused = [&good](const char* key, const nlohmann::json& value) {
     nlohmann::json message = good;
     message[key] = value;
-    return !launch::record_in(message);
+    try {
+      message.get<RankRecord>();
+      return false;
+    } catch (const nlohmann::json::exception&) {
+      return true;
+    }
   };
+  EXPECT_FALSE(refused("rank", 2));
   EXPECT_TRUE(refused("rank", 3));
   EXPECT_TRUE(refused("rank", -1));
   EXPECT_TRUE(refused("world_size", 0));
   EXPECT_TRUE(refused("host", 1));
   EXPECT_TRUE(refused("entries", {{1, 2, 3}}));
+  const size_t too_many = FlightLayout::kCalls + 1;
+  EXPECT_TRUE(refused("entries", std::vector(too_many, good["entries"][0])));
   EXPECT_TRUE(refused("pg_config", {{{"name", "all"}}}));
-  nlohmann::json huge = good;  // 10^9 ranks in one group
-  huge["pg_config"][0]["ranks"] = {{0, 1'000'000'000, 0}};
-  EXPECT_LE(launch::record_in(huge)->groups[0].ranks.size(), FlightLayout::kGroupBytes);
+  RankRecord huge = stuck_rank();  // 10^9 ranks in one group
+  huge.groups[0].ranks = {{0, 1'000'000'000, 0}};
+  EXPECT_LE(launch::torch_pickle(huge).size(), size_t{1} << 20);
 }
 
 /// Three ranks: 0 waits in #3 of all, 1 in #2 of its pair with 0; 2 has not called #3.
 FlightFile stuck_job() {
   FlightFile file{.job = "j", .attempt = 1, .world_size = 3, .why = "rank 2 failed (exit code 1)"};
-  file.ranks = {0, 1, 2};
   for (int n = 0; n < 3; ++n) {
     Rank rank(n);
     rank.call(1, 0);
@@ -228,15 +233,14 @@ FlightFile stuck_job() {
     if (n < 2) rank.call(1, 1);
     if (n == 0) rank.begin(3, 0, "SyncBatchNorm layer 'bn1'");
     if (n == 1) rank.begin(2, 1);
-    file.records.push_back(*rank.memory.read());
+    file.records[n] = *rank.memory.read();
   }
   return file;
 }
 
 TEST(FlightFileTest, ExplainsWhoHasNotComeToWhat) {
   const FlightFile read = FlightFile::of(stuck_job().text(), "file");
-  EXPECT_TRUE(read.is_complete);
-  EXPECT_EQ(read.records[0].calls.size(), 4);
+  EXPECT_EQ(read.records.at(0).calls.size(), 4);
   EXPECT_THAT(
       launch::explanation({read}),
       AllOf(HasSubstr("Job j, attempt 1, 3 ranks, at "), HasSubstr(": rank 2 failed (exit code 1)"),
@@ -273,16 +277,18 @@ TEST(FlightFileTest, SaysWhatACutOrDamagedFileLacks) {
   const size_t second = text.find('\n') + 1;
   const size_t third = text.find('\n', second) + 1;
   const FlightFile cut = FlightFile::of(text.substr(0, third + 100), "file");
-  EXPECT_THAT(launch::explanation({cut}),
-              AllOf(HasSubstr("A file is cut: the records of ranks 1 to 2 are missing.\n"),
-                    HasSubstr("  nothing is known of ranks 1 to 2\n")));
+  EXPECT_THAT(
+      launch::explanation({cut}),
+      AllOf(HasSubstr("The records of ranks 1 to 2 of a node are missing: its file was cut or "
+                      "damaged.\n"),
+            HasSubstr("  nothing is known of ranks 1 to 2\n")));
   std::string damaged = text;
   damaged.replace(third, 5, "xxxxx");
-  EXPECT_THAT(launch::explanation({FlightFile::of(damaged, "file")}),
-              HasSubstr("A file is damaged: the records of rank 1 are missing.\n"));
+  EXPECT_THAT(
+      launch::explanation({FlightFile::of(damaged, "file")}),
+      HasSubstr("The records of rank 1 of a node are missing: its file was cut or damaged."));
   FlightFile one_node = stuck_job();
-  one_node.records.pop_back();
-  one_node.ranks.pop_back();
+  one_node.records.erase(2);
   EXPECT_THAT(launch::explanation({one_node}), HasSubstr("Nothing is recorded of rank 2: give"));
   one_node.has_all_nodes = true;
   EXPECT_THAT(launch::explanation({FlightFile::of(one_node.text(), "file")}),
@@ -303,24 +309,9 @@ TEST(FlightFileTest, SaysWhatACutOrDamagedFileLacks) {
 TEST(FlightFileTest, RefusesMoreThanARankRecords) {
   const std::string text = stuck_job().text();
   const std::string head = text.substr(0, text.find('\n') + 1);
-  const auto refusal = [&head](const std::string& line) -> std::string {
-    try {
-      FlightFile::of(head + line + "\n", "file");
-    } catch (const base::UserError& error) {
-      return error.what();
-    }
-    return "";
-  };
-  const auto line = [](const char* key, size_t count) {
-    return nlohmann::json{{key, std::vector<int>(count)}}.dump();
-  };
-  EXPECT_EQ(refusal(line("entries", FlightLayout::kCalls)), "") << "damaged";
-  EXPECT_EQ(refusal(line("entries", 1001)),
-            "file is no flight record of syncbn-launch: line 2 has 1001 calls in 0 groups; the "
-            "record of a rank has at most 1000 in 1024");
-  EXPECT_THAT(refusal(line("pg_config", 1025)), HasSubstr("line 2 has 0 calls in 1025 groups"));
-  EXPECT_THAT(refusal(std::string((4 << 20) + 1, ' ')),
-              HasSubstr("line 2 has 4194305 bytes; the record of a rank has at most 4194304"));
+  EXPECT_THAT([&] { FlightFile::of(head + std::string((4 << 20) + 1, ' '), "file"); },
+              ThrowsMessage<base::UserError>(
+                  HasSubstr("line 2 has 4194305 bytes; the record of a rank has at most 4194304")));
   // Copying it must not overflow the stack.
   std::string deep = head;
   const size_t list = deep.find("\"missing\":[") + 11;
@@ -331,17 +322,15 @@ TEST(FlightFileTest, RefusesMoreThanARankRecords) {
 TEST(FlightFileTest, TellsTheFirstOfMuchThatIsOpen) {
   FlightFile file{.job = "j", .world_size = 100, .why = "w"};
   RankRecord waits{.rank = 0, .world_size = 100, .host = "h"};
-  std::vector<int> all(100);
-  std::iota(all.begin(), all.end(), 0);
   for (size_t group = 0; group < 2; ++group) {
-    waits.groups.push_back({fmt::format("g{}", group), all, 1000});
+    waits.groups.push_back({fmt::format("g{}", group), {{0, 100, 1}}, 1000});
     for (uint64_t n = 1; n <= 60; ++n) {
       waits.calls.push_back({.number = n, .sequence = n, .group = group, .name = "barrier"});
     }
   }
-  file.add(waits);
+  file.records[0] = waits;
   for (int rank = 1; rank < 100; ++rank) {
-    file.add({.rank = rank, .world_size = 100, .host = "h"});
+    file.records[rank] = {.rank = rank, .world_size = 100, .host = "h"};
   }
   EXPECT_THAT(
       launch::explanation({file}),
@@ -355,14 +344,14 @@ TEST(FlightFileTest, OneFileOfSeveralKeepsWhatEachLacks) {
   TempFolder folder;
   const auto part = [&folder](int rank, const FlightFile::Missing& missing) {
     FlightFile file{.job = "j", .world_size = 5, .why = "w", .has_all_nodes = true};
-    file.add({.rank = rank, .world_size = 5, .host = "h"});
+    file.records[rank] = {.rank = rank, .world_size = 5, .host = "h"};
     file.missing = {missing};
     return folder.write(fmt::format("part{}", rank), file.text());
   };
   const std::string first = part(0, {"node 1 (a)", {1, 2}, "its launcher is gone"});
   const std::string second = part(1, {"node 3 (c)", {3}, "it did not send them"});
   FlightFile cut{.job = "j", .world_size = 5, .why = "w"};
-  cut.add({.rank = 4, .world_size = 5, .host = "h"});
+  cut.records[4] = {.rank = 4, .world_size = 5, .host = "h"};
   const std::string text = cut.text();
   const std::string third = folder.write("part4", text.substr(0, text.find('\n') + 9));
   const std::string all = folder / "all";

@@ -47,7 +47,7 @@ std::string in_words(const LeaderCommand& command) {
         } else if constexpr (std::is_same_v<Message, NameHang>) {
           return fmt::format("hang of {}", message.rank);
         } else if constexpr (std::is_same_v<Message, Status>) {
-          std::vector<std::string> lines(message.silent.begin(), message.silent.end());
+          std::vector<std::string> lines(message.notes.begin(), message.notes.end());
           for (const WorkerState& one : message.workers) lines.push_back(one.process);
           return fmt::format("status {}: {}", to, base::join(lines, " "));
         } else if constexpr (std::is_same_v<Message, AllRecords>) {
@@ -60,10 +60,10 @@ std::string in_words(const LeaderCommand& command) {
       },
       command.message);
 }
-std::string in_words(const JobRecords& saved) {
+std::string in_words(const FlightFile& saved) {
   std::string text = "save";
-  for (const auto& [rank, record] : saved.messages) text += fmt::format(" {}", rank);
-  for (const auto& one : saved.file.missing) text += "; " + one.node + ": " + one.why;
+  for (const auto& [rank, record] : saved.records) text += fmt::format(" {}", rank);
+  for (const auto& one : saved.missing) text += "; " + one.node + ": " + one.why;
   return text;
 }
 
@@ -127,13 +127,11 @@ class Job {
       const int rank = number(0);
       const int code = number(1);
       const int step = number(-1);
-      sends(Failed{{.attempt = attempt_,
-                    .rank = rank,
-                    .status = code > 128 ? code - 128 : code << 8,
-                    .step = step < 0 ? std::nullopt : std::optional<uint64_t>(step),
-                    .exit_code = code,
-                    .may_restart = code != 2,
-                    .what = fmt::format("rank {} failed", rank)}});
+      sends(Failed{{{rank, code > 128 ? code - 128 : code << 8, step},
+                    attempt_,
+                    code,
+                    /*may_restart=*/code != 2,
+                    fmt::format("rank {} failed", rank)}});
     } else if (kind == "ended") {
       sends(Ended{number(attempt_)});
     } else if (kind == "end") {
@@ -150,7 +148,7 @@ class Job {
       sends(Workers{workers});
     } else if (kind == "record") {  // NODE RANK QUESTION
       const int rank = number(0);
-      sends(Record{number(1), rank, "{}"});
+      sends(Record{number(1), {.rank = rank}});
     } else if (kind == "records") {
       sends(Records{number(1)});
     } else if (kind == "lose") {

@@ -21,6 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 using ::testing::ThrowsMessage;
+using ::testing::UnorderedElementsAre;
 
 class LogFolderTest : public ::testing::Test {
  protected:
@@ -65,6 +66,8 @@ TEST_F(LogFolderTest, ReadsTorchsRecordPlainTextAndNothing) {
 TEST_F(LogFolderTest, AnErrorFileThatIsNoPlainFileIsNotRead) {
   LogFolder folder(options_);
   folder.begin_attempt(0);
+  EXPECT_EQ(folder.error_file(4), folder.attempt() / "error_4.json") << "without logs";
+  EXPECT_TRUE(fs::is_empty(folder.attempt())) << "no folders of workers";
   fs::create_symlink(temp_.write("secret", "secret"), folder.error_file(0));
   fs::create_symlink("/dev/zero", folder.error_file(1));
   fs::create_directory(folder.error_file(2));
@@ -72,17 +75,12 @@ TEST_F(LogFolderTest, AnErrorFileThatIsNoPlainFileIsNotRead) {
   for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(folder.error_message(rank), "") << rank;
 }
 
-TEST_F(LogFolderTest, OnlyTheLatestAttemptsFileStays) {
+TEST_F(LogFolderTest, NamesTheFilesOfFormerAttempts) {
   LogFolder folder(options_);
-  for (int attempt = 0; attempt < 3; ++attempt) {
-    folder.begin_attempt(attempt);
-    std::ofstream(folder.attempt() / "flight.jsonl") << attempt;
-    std::ofstream(folder.error_file(0)) << "kept";
-    folder.remove_former("flight.jsonl");
-  }
-  const auto has = [&](const std::string& path) { return fs::exists(folder.path() / path); };
-  EXPECT_FALSE(has("attempt_0/flight.jsonl") || has("attempt_1/flight.jsonl"));
-  EXPECT_TRUE(has("attempt_2/flight.jsonl") && has("attempt_0/error_0.json"));
+  for (int attempt = 0; attempt < 3; ++attempt) folder.begin_attempt(attempt);
+  EXPECT_THAT(folder.former("flight.jsonl"),
+              UnorderedElementsAre(folder.path() / "attempt_0/flight.jsonl",
+                                   folder.path() / "attempt_1/flight.jsonl"));
 }
 
 TEST_F(LogFolderTest, EachAttemptHasItsOwn) {
@@ -97,13 +95,6 @@ TEST_F(LogFolderTest, EachAttemptHasItsOwn) {
   EXPECT_FALSE(fs::exists(folder.of_worker(5)));
   EXPECT_EQ(folder.error_message(0), "");
   EXPECT_TRUE(fs::exists(folder.path() / "attempt_0/0/error.json"));
-}
-
-TEST_F(LogFolderTest, WorkersWithoutLogsHaveNoFoldersOfTheirOwn) {
-  LogFolder folder(options_);
-  folder.begin_attempt(0);
-  EXPECT_EQ(folder.error_file(4), folder.attempt() / "error_4.json");
-  EXPECT_TRUE(fs::is_empty(folder.attempt()));
 }
 
 TEST_F(LogFolderTest, RunsThatFailAgainAndAgainKeepTheLatestOnly) {
@@ -137,39 +128,24 @@ TEST_F(LogFolderTest, RunsThatFailKeepNotMoreThanTheirShareOfTheDisk) {
   for (const fs::path& one : {second, first, latest}) EXPECT_TRUE(fs::exists(one));
 }
 
-TEST_F(LogFolderTest, ATemporaryOneGoesUnlessItIsKept) {
-  fs::path kept;
-  {
-    LogFolder going(options_);
-    going.begin_attempt(0);
-    LogFolder keeping(options_);
-    keeping.keep();
-    kept = keeping.path();
-    EXPECT_TRUE(fs::exists(going.attempt()));
+TEST_F(LogFolderTest, ATemporaryOneGoesUnlessItHasLogsOrTheErrorsOfARunThatFailed) {
+  for (const bool has_logs : {false, true}) {
+    options_.redirects.all.err = has_logs;
+    for (const bool keeps : {false, true}) {
+      for (const bool succeeds : {false, true}) {
+        fs::path path;
+        {
+          LogFolder folder(options_);
+          folder.begin_attempt(0);
+          EXPECT_EQ(folder.is_wanted(), has_logs);
+          path = folder.path();
+          if (keeps) folder.keep();
+          if (succeeds) folder.release_errors();
+        }
+        EXPECT_EQ(fs::exists(path), has_logs || (keeps && !succeeds)) << keeps << succeeds;
+      }
+    }
   }
-  EXPECT_THAT(std::vector<fs::directory_entry>(fs::directory_iterator(temp_.path()), {}),
-              ElementsAre(kept));
-}
-
-TEST_F(LogFolderTest, ErrorFilesOfARunThatSucceededAreRemoved) {
-  {
-    LogFolder folder(options_);
-    folder.keep();
-    EXPECT_FALSE(folder.is_wanted());
-    folder.release_errors();
-  }
-  EXPECT_TRUE(temp_.empty());
-}
-
-TEST_F(LogFolderTest, OneWithLogsStays) {
-  options_.redirects.all.err = true;
-  {
-    LogFolder folder(options_);
-    EXPECT_TRUE(folder.is_wanted());
-    folder.release_errors();
-    folder.remove();
-  }
-  EXPECT_FALSE(temp_.empty());
 }
 
 TEST_F(LogFolderTest, LiesInTheFolderThatIsNamedUnderTheRunsId) {
@@ -211,12 +187,6 @@ TEST_F(LogFolderTest, TailOfALargeFileHasWholeLines) {
   const std::string line(40'000, 'x');
   EXPECT_THAT(LogFolder::tail(temp_.write("log", line + "1\n" + line + "2\nend\n"), 3),
               ElementsAre(line + "2", "end"));
-}
-
-TEST_F(LogFolderTest, AFileIsAppendedTo) {
-  const std::string path = temp_.write("log", "before ");
-  EXPECT_EQ(::write(LogFolder::open(path).get(), "after", 5), 5);
-  EXPECT_THAT(LogFolder::tail(path, 1), ElementsAre("before after"));
 }
 
 }  // namespace

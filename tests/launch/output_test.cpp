@@ -1,6 +1,7 @@
 #include "output/output.h"
 
 #include <gmock/gmock.h>
+#include <syncbn/base/env.h>
 
 #include <string>
 #include <thread>
@@ -10,6 +11,7 @@ namespace syncbn::launch {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::MatchesRegex;
 using ::testing::SizeIs;
 
 std::vector<std::string> lines_of(const std::vector<std::string>& pieces) {
@@ -36,20 +38,32 @@ TEST(LineSplitterTest, CutsALineThatNeverEnds) {
   EXPECT_THAT(lines_of({megabyte, "y", "z"}), ElementsAre(SizeIs(megabyte.size() + 1), "z"));
 }
 
+TEST(LinePrefixTest, NamesHostRankAndRole) {
+  LaunchOptions options;
+  options.prefix = "[${host}:${rank}] ";
+  const std::string host = base::hostname();
+  EXPECT_EQ(line_prefix(options, 5, 1), "[" + host.substr(0, host.find('.')) + ":5] ");
+  options.prefix = "<${role_name}${local_rank}/${rank}/${rank}>";
+  options.role = "trainer";
+  EXPECT_EQ(line_prefix(options, 5, 1), "<trainer1/5/5>");
+}
+
 TEST(OutputTest, PrefixesEachLineWithItsRankOnItsOwnStream) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
   {
     Output output({});
-    output.begin_attempt({{.rank = 4, .prefix = "[4] "}, {.rank = 5, .prefix = "[5] "}});
+    output.begin_attempt({{.rank = 4, .prefix = "[4] "}, {.rank = 5, .prefix = "${time} "}});
     output.write(0, Stream::kOut, "hel");
     output.write(1, Stream::kOut, "other\n");
     output.write(0, Stream::kOut, "lo\nrest");
     output.write(1, Stream::kErr, "bad\n");
     output.finish(0, Stream::kOut);
   }
-  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "[5] other\n[4] hello\n[4] rest\n");
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "[5] bad\n");
+  const std::string time = "[0-9][0-9]:[0-9][0-9]:[0-9][0-9] ";
+  EXPECT_THAT(::testing::internal::GetCapturedStdout(),
+              MatchesRegex(time + "other\n.4. hello\n.4. rest\n"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), MatchesRegex(time + "bad\n"));
 }
 
 TEST(OutputTest, KeepsLinesWholeWithoutPrefix) {

@@ -122,10 +122,5 @@ TEST(FailureReportTest, CutsAMessageBetweenLinesAndCharacters) {
   EXPECT_EQ(cut_message("", "f", 5), "");
 }
 
-TEST(FailureReportTest, PutsSignalsInWords) {
-  EXPECT_EQ(exit_code_of(SIGKILL), 137);
-  EXPECT_EQ(exit_code_of(exited(255)), 255);
-}
-
 }  // namespace
 }  // namespace syncbn::launch

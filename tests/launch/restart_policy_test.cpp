@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 const Clock::time_point kStart{std::chrono::hours(1)};
 
 constexpr int kExit1 = 1 << 8;  // a wait status
-const FailureCause kCause{0, kExit1, std::nullopt};
+const FailureCause kCause{0, kExit1, -1};
 
 TEST(RestartPolicyTest, CountsTheRestartsWithinATime) {
   RestartPolicy policy(2, std::chrono::hours(1));
@@ -48,7 +48,7 @@ TEST(RestartPolicyTest, WaitsLongerAfterEachQuickFailureAndNotAfterALateOne) {
 TEST(FailureCauseTest, IsPutInWords) {
   EXPECT_EQ((FailureCause{2, kExit1, 7}.describe()), "rank 2 failed (exit code 1)");
   EXPECT_EQ((FailureCause{2, SIGKILL, 7}.describe()), "rank 2 failed (no progress)");
-  EXPECT_EQ((FailureCause{2, SIGKILL, std::nullopt}.describe()),
+  EXPECT_EQ((FailureCause{2, SIGKILL, -1}.describe()),
             "rank 2 failed (killed by signal 9 (SIGKILL, Killed))");
 }
 
@@ -69,7 +69,7 @@ TEST(RestartPolicyTest, StopsWhenTheSameFailureRepeatsAtTheSameStep) {
   EXPECT_EQ(policy.refusal(),
             "rank 1 failed (exit code 1) 3 times in a row at step 7: a restart does not help");
   // Killed from outside: the cause may differ each time.
-  for (int i = 0; i < 20; ++i) fail({1, SIGKILL, std::nullopt});
+  for (int i = 0; i < 20; ++i) fail({1, SIGKILL, -1});
   EXPECT_EQ(policy.refusal(), "");
 }
 

@@ -34,6 +34,27 @@ TEST(StatusServerTest, AClientThatDoesNotReadHoldsUpNothing) {
   EXPECT_EQ(client.input(), text);
 }
 
+TEST(JobStatusTest, IsShownInWords) {
+  JobStatus status{{.workers = {}, .notes = {"node 1 (b) does not answer"}},
+                   "job",
+                   "a1",
+                   7,
+                   2,
+                   1,
+                   "runs",
+                   "train x"};
+  EXPECT_EQ(nlohmann::json(status).get<JobStatus>().in_words(),
+            "job job (a1), launcher 7, attempt 2, 1 node: runs\nprogram: train x\nnode 1 (b) does "
+            "not answer\n");
+  status.run_id = "a1";
+  status.notes.clear();
+  status.workers = {{.rank = 0, .host = "a", .pid = 8, .process = "S"}};
+  EXPECT_EQ(status.in_words(),
+            "job a1, launcher 7, attempt 2, 1 node: runs\nprogram: train x\n"
+            " rank  host       pid  process             step  last record  doing\n"
+            "    0  a            8  sleeping               -            -  \n");
+}
+
 TEST(StatusServerTest, LaunchersOfTwoContainersMayHaveTheSamePid) {
   sockaddr_un address{};
   socket_address("syncbn-test/", 7, address);

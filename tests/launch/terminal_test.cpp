@@ -36,21 +36,6 @@ TEST(LaunchTerminalTest, DrawsRankZerosProgressBelowTheLines) {
   EXPECT_NE(terminal.screen().find("\r\x1b[K", last_bar), std::string::npos);
 }
 
-TEST(LaunchTerminalTest, ShowsEachRanksProgressAsItIsWritten) {
-  TempFolder folder;
-  const std::string script =
-      "cd " + folder.path().string() +
-      "; printf \"\r10 %% of $RANK\"; while [ ! -e go ]; do sleep 0.01; done; "
-      "printf \"\r20 %% of $RANK\\n\"";
-  OnTerminal terminal(launch_command({"--nproc_per_node=2", "sh", "-c", script}));
-  ASSERT_TRUE(terminal.shows("[0] \x1b[0m10 % of 0"));
-  ASSERT_TRUE(terminal.shows("[1] \x1b[0m10 % of 1"));
-  folder.write("go", "");
-  EXPECT_EQ(terminal.wait(), 0);
-  EXPECT_THAT(terminal.screen(),
-              AllOf(HasSubstr("[0] \x1b[0m20 % of 0\r\n"), HasSubstr("[1] \x1b[0m20 % of 1\r\n")));
-}
-
 TEST(LaunchTerminalTest, Rank0OfSeveralAsksAndReadsTheAnswer) {
   OnTerminal terminal(
       launch_command({"--nproc_per_node=2", "sh", "-c",
@@ -59,20 +44,6 @@ TEST(LaunchTerminalTest, Rank0OfSeveralAsksAndReadsTheAnswer) {
   terminal.type("bob\n");
   EXPECT_EQ(terminal.wait(), 0);
   EXPECT_THAT(terminal.screen(), AllOf(HasSubstr("0 read <bob>"), HasSubstr("1 read <>")));
-}
-
-TEST(LaunchTerminalTest, CutsTheBarToTheTerminalsWidth) {
-  const TempFolder folder;
-  OnTerminal terminal(
-      launch_command({"sh", "-c",
-                      kAgentWorker + " progress 5 10 " + std::string(100, 'x') + "; while [ ! -e " +
-                          (folder / "end").string() + " ]; do sleep 0.01; done"}));
-  ASSERT_TRUE(terminal.shows(" 50 %"));
-  folder.write("end", "");
-  EXPECT_EQ(terminal.wait(), 0);
-  const size_t start = terminal.screen().find(" 50 %");  // the bar has no room
-  ASSERT_NE(start, std::string::npos) << terminal.screen();
-  EXPECT_EQ(terminal.screen().find('\r', start) - start, 59U);
 }
 
 TEST(LaunchTerminalTest, ControlCEndsTheJob) {

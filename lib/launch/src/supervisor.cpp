@@ -45,12 +45,14 @@ std::vector<WorkerOutput> worker_outputs(const LaunchOptions& options, const Run
 }
 
 // torchrun does the same, for an agent that itself runs under @record.
-void copy_error_file(const FailureReport& failure) {
+void copy_error_file(const std::string& file, Output& output) {
   const auto target = base::env("TORCHELASTIC_ERROR_FILE");
-  std::error_code ignored;
-  if (!target || failure.error_message.empty()) return;
-  std::filesystem::copy_file(failure.error_file, *target,
-                             std::filesystem::copy_options::overwrite_existing, ignored);
+  if (!target) return;
+  output.write_file(*target, [file, to = *target] {
+    std::error_code ignored;
+    std::filesystem::copy_file(file, to, std::filesystem::copy_options::overwrite_existing,
+                               ignored);
+  });
 }
 
 // Empty after success.
@@ -87,19 +89,21 @@ int Supervisor::run() {
   } catch (const std::exception& error) {
     const int exit_code = base::exit_code_of(error);
     events_.job_ended(exit_code, error.what());
+    output_.finish_files();
     write_report(output_, options_.report, json_report(exit_code, context_.restart_count));
     throw;
   }
   if (result.exit_code == base::kExitOk) {
     logs_.release_errors();
-  } else if (last_.failure) {
-    copy_error_file(*last_.failure);
+  } else if (last_.failure && !last_.failure->error_message.empty()) {
+    copy_error_file(last_.failure->error_file, output_);
   }
   events_.job_ended(result.exit_code, reason_of(result));
   const bool has_stopped =
       result.exit_code == base::kExitOk || result.exit_code == base::kExitPreempted;
   if (!has_stopped && !resume_.empty())
     output_.announce("to resume from the last checkpoint: {}", resume_);
+  output_.finish_files();
   logs_.clean_up();
   if (node_ != nullptr) {
     output_.say(node_->ended(result.exit_code, json_of(result)));
@@ -128,7 +132,7 @@ GroupResult Supervisor::run_attempts() {
     const int restarts_before = context_.restart_count;
     apply(*start);
     if (context_.attempt == 0 && link_->leads() && options_.nnodes.max > 1) {
-      events_.nodes_joined(Clock::now());
+      events_.nodes_joined();
     }
     if (context_.attempt > 0) announce_attempt(restarts_before);
     GroupResult result = run_attempt();
@@ -177,16 +181,15 @@ GroupResult Supervisor::run_attempt() {
   return result;
 }
 
-void Supervisor::write_records(const JobRecords& records) {
-  if (records.messages.empty()) return;
-  logs_.begin_attempt(records.file.attempt);  // the folder, which may have been removed
-  const std::string file = save_flight_file(records.text(), logs_, output_);
+void Supervisor::write_records(const FlightFile& records) {
+  if (records.records.empty()) return;
+  logs_.begin_attempt(records.attempt);  // the folder, which may have been removed
+  const std::string file = save_flight_file(records, logs_, output_);
   const bool was_named = last_.failure && last_.failure->flight_file == file;
   if (file.empty() || was_named) return;
   const std::string host = node_ != nullptr ? " on " + options_.local_addr : "";
   std::string missing;
-  for (const auto& one : records.file.missing)
-    missing += fmt::format("; {}: {}", one.node, one.why);
+  for (const auto& one : records.missing) missing += fmt::format("; {}: {}", one.node, one.why);
   output_.announce_for_job("the latest calls of all ranks{}: {}{}", host,
                            shell_quoted({"syncbn-launch", "explain", file}), missing);
 }
@@ -219,7 +222,7 @@ std::optional<int> Supervisor::wait_for_leader(std::optional<Start>& start) {
     if (status_.handle()) status_.answer(status_text(context_, link_->waits()));
     std::vector<pollfd> polls{
         {signals_.fd(), POLLIN, 0}, {link_->fd(), POLLIN, 0}, {status_.fd(), POLLIN, 0}};
-    for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+    output_.add_to(polls);
     ::poll(polls.data(), polls.size(), base::milliseconds_until(link_->due()));
     output_.flush();
     while (const auto signal = signals_.next()) {

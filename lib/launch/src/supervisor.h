@@ -40,7 +40,7 @@ class Supervisor {
   std::optional<int> wait_for_leader(std::optional<Start>& start);
   void apply(const Assignment& start);
   /// Writes the flight records of all ranks to a file.
-  void write_records(const JobRecords& records);
+  void write_records(const FlightFile& records);
   GroupResult finish(const JobFailure& end, bool was_printed);
   void announce_attempt(int restarts_before);
   void report(const GroupResult& result);

@@ -44,30 +44,24 @@ const char* verb(const std::set<int>& ranks, const char* singular, const char* p
   return ranks.size() == 1 ? singular : plural;
 }
 
-/// A collective that some ranks have called and not finished.
-struct Open {
-  std::set<int> waiting;
-  std::set<int> failed;
-  std::string call;           ///< as the first rank made it
-  int64_t since = INT64_MAX;  ///< Unix time of the first call, ns
-};
-
 class Story {
   using Key = std::pair<std::string, uint64_t>;  // group and sequence
   using CallsByRank = std::map<int, const RankRecord::Call*>;
+  using Layout = base::FlightLayout;
 
  public:
-  explicit Story(const std::vector<FlightFile>& files) : files_(files) {
-    for (const FlightFile& file : files) {
-      for (const RankRecord& record : file.records) ranks_.emplace(record.rank, &record);
-    }
+  /// @param file must outlive this object.
+  explicit Story(const FlightFile& file) : file_(file), ranks_(file.records) {
+    std::set<std::pair<std::string, RankRuns>> known;  // ranks of a group tell the same of it
     for (const auto& [rank, record] : ranks_) {
-      for (const RankRecord::Group& group : record->groups) {
-        members_[group.name].insert(group.ranks.begin(), group.ranks.end());
+      for (const RankRecord::Group& group : record.groups) {
+        if (!known.emplace(group.name, group.ranks).second) continue;
+        const auto ranks = ranks_in(group.ranks, RankRecord::kMaxRanksInGroups);
+        members_[group.name].insert(ranks.begin(), ranks.end());
       }
-      for (const RankRecord::Call& call : record->calls) {
-        if (!call.is_collective() || call.group >= record->groups.size()) continue;
-        calls_[{record->groups[call.group].name, call.sequence}][rank] = &call;
+      for (const RankRecord::Call& call : record.calls) {
+        if (!call.is_collective() || call.group >= record.groups.size()) continue;
+        calls_[{record.groups[call.group].name, call.sequence}][rank] = &call;
       }
     }
   }
@@ -75,8 +69,7 @@ class Story {
   std::string text() const {
     std::string text = head() + missing();
     const std::string waits = collectives() + transfers();
-    const bool is_whole = !ranks_.empty();
-    text += waits.empty() && is_whole
+    text += waits.empty() && !ranks_.empty()
                 ? "No call was open: every rank had finished all that it had called.\n"
                 : waits;
     return text + table();
@@ -84,43 +77,30 @@ class Story {
 
  private:
   std::string head() const {
-    const FlightFile& first = files_.front();
-    const std::time_t seconds = first.unix_ns / 1'000'000'000;
-    return fmt::format("Job {}, attempt {}, {}, at {:%Y-%m-%d %H:%M:%S}: {}\n\n", first.job,
-                       first.attempt, base::counted(first.world_size, "rank"),
-                       *std::localtime(&seconds), first.why);
+    const std::time_t seconds = file_.unix_ns / 1'000'000'000;
+    return fmt::format("Job {}, attempt {}, {}, at {:%Y-%m-%d %H:%M:%S}: {}\n\n", file_.job,
+                       file_.attempt, base::counted(file_.world_size, "rank"),
+                       *std::localtime(&seconds), file_.why);
   }
 
   std::string missing() const {
     std::string text;
-    std::set<int> recorded;
-    for (const FlightFile& file : files_) recorded.insert(file.ranks.begin(), file.ranks.end());
-    std::set<int> cut;
     std::set<int> other;
-    for (int rank = 0; rank < files_.front().world_size; ++rank) {
-      if (ranks_.count(rank) == 0) (recorded.count(rank) > 0 ? cut : other).insert(rank);
+    for (int rank = 0; rank < file_.world_size; ++rank) {
+      if (!ranks_.contains(rank)) other.insert(rank);
     }
-    for (const FlightFile& file : files_) {
-      if (file.is_complete && file.damaged_lines == 0) continue;
-      text += fmt::format("A file is {}", file.is_complete ? "damaged" : "cut");
-      text += cut.empty() ? ".\n" : fmt::format(": the records of {} are missing.\n", list_of(cut));
-    }
-    bool has_all_nodes = false;
-    for (const FlightFile& file : files_) {
-      has_all_nodes = has_all_nodes || file.has_all_nodes;
-      for (const FlightFile::Missing& one : file.missing) {
-        std::set<int> ranks;
-        for (const int rank : one.ranks) {
-          if (other.erase(rank) > 0) ranks.insert(rank);
-        }
-        if (ranks.empty()) continue;
-        text += fmt::format("The records of {} of {} are missing: {}.\n", list_of(ranks), one.node,
-                            one.why);
+    for (const FlightFile::Missing& one : file_.missing) {
+      std::set<int> ranks;
+      for (const int rank : one.ranks) {
+        if (other.erase(rank) > 0) ranks.insert(rank);
       }
+      if (ranks.empty()) continue;
+      text += fmt::format("The records of {} of {} are missing: {}.\n", list_of(ranks), one.node,
+                          one.why);
     }
     if (!other.empty()) {
       text += fmt::format("Nothing is recorded of {}: {}.\n", list_of(other),
-                          has_all_nodes
+                          file_.has_all_nodes
                               ? "no call in a process group of this library is known"
                               : "give the files of the other nodes as well, if there are any");
     }
@@ -129,47 +109,31 @@ class Story {
 
   std::string collectives() const {
     std::string text;
-    size_t told = 0;
+    size_t open = 0;
     for (const auto& [key, calls] : calls_) {
-      const auto open = open_in(calls);
-      if (!open || ++told > kMaxCollectives) continue;
-      text += fmt::format("#{} of group '{}', {}:\n", key.second, key.first, open->call);
-      const double ago = std::max(0.0, static_cast<double>(files_.front().unix_ns) / 1e9 -
-                                           static_cast<double>(open->since) / 1e9);
-      if (!open->waiting.empty()) {
-        text += fmt::format("  {} {} in it, for {}\n", list_of(open->waiting),
-                            verb(open->waiting, "waits", "wait"), base::format_seconds(ago));
-      }
-      if (!open->failed.empty()) {
-        text += fmt::format("  it failed on {}, begun {} before\n", list_of(open->failed),
-                            base::format_seconds(ago));
-      }
-      text += others(key, calls, *open);
+      const auto is_open = [](const auto& one) { return one.second->state != Layout::kSucceeded; };
+      if (std::ranges::none_of(calls, is_open) || ++open > kMaxCollectives) continue;
+      text += collective(key, calls);
     }
-    if (told > kMaxCollectives) {
-      text += fmt::format("{} more collectives are open.\n", told - kMaxCollectives);
+    if (open > kMaxCollectives) {
+      text += fmt::format("{} more collectives are open.\n", open - kMaxCollectives);
     }
     return text;
   }
 
-  /// Empty if all ranks that have called it have finished it.
-  std::optional<Open> open_in(const CallsByRank& calls) const {
-    Open open;
-    for (const auto& [rank, call] : calls) {
-      if (call->state == base::FlightLayout::kSucceeded) continue;
-      const int64_t begin = ranks_.at(rank)->unix_time(call->begin);
-      if (open.waiting.empty() && open.failed.empty()) open.call = call->describe();
-      open.since = std::min(open.since, begin);
-      (call->state == base::FlightLayout::kFailed ? open.failed : open.waiting).insert(rank);
-    }
-    if (open.waiting.empty() && open.failed.empty()) return std::nullopt;
-    return open;
-  }
-
-  /// Describes the group's ranks that are not in the collective.
-  std::string others(const Key& key, const CallsByRank& calls, const Open& open) const {
+  /// @param calls of a collective that some ranks have called and not finished.
+  std::string collective(const Key& key, const CallsByRank& calls) const {
     const auto& [group, sequence] = key;
-    std::string text;
+    std::set<int> waiting;
+    std::set<int> failed;
+    std::string open;           // as the first rank made it
+    int64_t since = INT64_MAX;  // Unix time of the first call, ns
+    for (const auto& [rank, call] : calls) {
+      if (call->state == Layout::kSucceeded) continue;
+      if (open.empty()) open = call->describe();
+      since = std::min(since, ranks_.at(rank).unix_time(call->begin));
+      (call->state == Layout::kFailed ? failed : waiting).insert(rank);
+    }
     std::map<std::string, std::set<int>> different;  // ranks, by the call that they made instead
     std::set<int> finished;
     std::set<int> unknown;
@@ -178,30 +142,33 @@ class Story {
       const auto found = ranks_.find(rank);
       const auto own = calls.find(rank);
       if (found == ranks_.end()) {
-        unknown.insert(unknown.end(), rank);
-      } else if (own == calls.end() && last_in(group, *found->second) < sequence) {
-        absent.insert(absent.end(), rank);
-      } else if (!open.waiting.contains(rank) && !open.failed.contains(rank)) {
-        finished.insert(finished.end(), rank);
+        unknown.insert(rank);
+      } else if (own == calls.end()) {
+        (last_in(group, found->second) < sequence ? absent : finished).insert(rank);
+      } else if (own->second->state == Layout::kSucceeded) {
+        finished.insert(rank);
       }
-      if (own == calls.end()) continue;
-      const std::string call = own->second->describe();
-      if (call != open.call) different[call].insert(rank);
+      const std::string call = own == calls.end() ? open : own->second->describe();
+      if (call != open) different[call].insert(rank);
     }
-    for (const auto& [call, ranks] : different) {
-      text += fmt::format("  on {} it is {}\n", list_of(ranks), call);
-    }
+    const std::string ago = base::format_seconds(
+        std::max(0.0, static_cast<double>(file_.unix_ns) / 1e9 - static_cast<double>(since) / 1e9));
+    std::string text = fmt::format("#{} of group '{}', {}:\n", sequence, group, open);
+    const auto add = [&text](const std::set<int>& ranks, const char* line, const auto&... more) {
+      if (!ranks.empty()) text += fmt::format(fmt::runtime(line), list_of(ranks), more...);
+    };
+    add(waiting, "  {} {} in it, for {}\n", verb(waiting, "waits", "wait"), ago);
+    add(failed, "  it failed on {}, begun {} before\n", ago);
+    for (const auto& [call, ranks] : different) add(ranks, "  on {} it is {}\n", call);
     const bool all_came = absent.empty() && unknown.empty();
     for (size_t named = 0; !absent.empty() && named < kMaxNamed; ++named) {
-      text += absence(group, *ranks_.at(*absent.begin()));
+      text += absence(group, ranks_.at(*absent.begin()));
       absent.erase(absent.begin());
     }
-    if (!absent.empty())
-      text += fmt::format("  {} {} not either\n", list_of(absent), verb(absent, "has", "have"));
-    if (!finished.empty()) text += fmt::format("  {} finished it\n", list_of(finished));
-    if (!unknown.empty()) text += fmt::format("  nothing is known of {}\n", list_of(unknown));
-    if (all_came) text += "  all ranks of the group have called it\n";
-    return text;
+    add(absent, "  {} {} not either\n", verb(absent, "has", "have"));
+    add(finished, "  {} finished it\n");
+    add(unknown, "  nothing is known of {}\n");
+    return text + (all_came ? "  all ranks of the group have called it\n" : "");
   }
 
   std::string absence(const std::string& group, const RankRecord& record) const {
@@ -224,11 +191,11 @@ class Story {
   std::string transfers() const {
     std::string text;
     for (const auto& [rank, record] : ranks_) {
-      for (const RankRecord::Call& call : record->calls) {
-        if (call.is_collective() || call.state == base::FlightLayout::kSucceeded) continue;
+      for (const RankRecord::Call& call : record.calls) {
+        if (call.is_collective() || call.state == Layout::kSucceeded) continue;
         text += fmt::format("Rank {}: {} {} rank {} {}.\n", rank, call.describe(),
                             call.kind == "send" ? "to" : "from", call.peer,
-                            call.state == base::FlightLayout::kFailed ? "failed" : "waits");
+                            call.state == Layout::kFailed ? "failed" : "waits");
       }
     }
     return text;
@@ -237,26 +204,26 @@ class Story {
   std::string table() const {
     std::vector<std::vector<std::string>> rows{{"rank", "host", "calls", "the last one"}};
     for (const auto& [rank, record] : ranks_) {
-      const bool is_idle = record->calls.empty();
-      rows.push_back({std::to_string(rank), base::truncated(record->host, 14),
-                      std::to_string(is_idle ? 0 : record->calls.back().number),
-                      is_idle ? "none" : record->name_of(record->calls.back())});
+      const bool is_idle = record.calls.empty();
+      rows.push_back({std::to_string(rank), base::truncated(record.host, 14),
+                      std::to_string(is_idle ? 0 : record.calls.back().number),
+                      is_idle ? "none" : record.name_of(record.calls.back())});
     }
     return "\n" + text_table(">5 <14 >7 <0", rows);
   }
 
-  const std::vector<FlightFile>& files_;
-  std::map<int, const RankRecord*> ranks_;
+  const FlightFile& file_;
+  const std::map<int, RankRecord>& ranks_;
   std::map<std::string, std::set<int>> members_;  ///< by group
   std::map<Key, CallsByRank> calls_;              ///< collectives
 };
 
-/// Makes a file of records that are still in memory.
-FlightFile file_of(std::vector<RankRecord> records, const std::string& source) {
-  FlightFile file{
-      .job = "of " + source, .world_size = records.front().world_size, .why = "as it is now"};
-  for (RankRecord& record : records) file.add(std::move(record));
-  return file;
+/// Makes a file of a record that is still in memory.
+void add_to(FlightFile& file, const std::string& source, RankRecord record) {
+  file.job = "of " + source;
+  file.world_size = record.world_size;
+  file.why = "as it is now";
+  file.records.emplace(record.rank, std::move(record));
 }
 
 /// The workers of all nodes of a running launcher. If it has one node or does not answer, the
@@ -271,23 +238,23 @@ FlightFile live_file(pid_t launcher) {
         fmt::format("syncbn-launch: warning: {}: these are the ranks of its node only\n",
                     no_answer_from(launcher)));
   }
-  std::vector<RankRecord> records;
+  FlightFile file;
   std::error_code ignored;
   for (const fs::path& fd : entries_of(fmt::format("/proc/{}/fd", launcher))) {
     if (fs::read_symlink(fd, ignored).string().find(RankMemory::kName) == std::string::npos) {
       continue;
     }
     if (auto record = read_rank_record(base::open_to_read(fd).get())) {
-      records.push_back(std::move(*record));
+      add_to(file, fmt::format("launcher {}", launcher), *std::move(record));
     }
   }
-  if (records.empty()) {
+  if (file.records.empty()) {
     throw base::UserError(fmt::format(
         "process {} is no launcher of this user with workers that use syncbn's process groups; run "
         "`syncbn-launch status` to list launchers",
         launcher));
   }
-  return file_of(std::move(records), fmt::format("launcher {}", launcher));
+  return file;
 }
 
 FlightFile flight_file_at(const std::string& path) {
@@ -299,48 +266,45 @@ FlightFile flight_file_at(const std::string& path) {
         "explain: {} is no file; name the flight.jsonl of a failed job, or a file of a rank",
         path));
   }
-  if (auto record = read_rank_record(base::open_to_read(path).get()))
-    return file_of({std::move(*record)}, "files of ranks");
+  if (auto record = read_rank_record(base::open_to_read(path).get())) {
+    FlightFile file;
+    add_to(file, "files of ranks", *std::move(record));
+    return file;
+  }
   return FlightFile::of(base::read_file(path, FlightFile::kMaxBytes), path);
 }
 
 /// The records of all files, and the ranks that are missing from them.
 FlightFile one_file(const std::vector<FlightFile>& files) {
   FlightFile all = files.front();
-  all.records.clear();
   all.missing.clear();
-  std::set<int> recorded;
   std::set<int> cut;
   for (const FlightFile& file : files) {
     all.has_all_nodes = all.has_all_nodes || file.has_all_nodes;
     all.missing.insert(all.missing.end(), file.missing.begin(), file.missing.end());
+    all.records.insert(file.records.begin(), file.records.end());
     cut.insert(file.ranks.begin(), file.ranks.end());
-    for (const RankRecord& record : file.records) {
-      if (recorded.insert(record.rank).second) all.records.push_back(record);
-    }
   }
-  std::erase_if(cut, [&recorded](int rank) { return recorded.contains(rank); });
+  for (const auto& [rank, record] : all.records) cut.erase(rank);
   if (!cut.empty()) {
     all.missing.push_back({"a node", {cut.begin(), cut.end()}, "its file was cut or damaged"});
   }
   return all;
 }
 
-void write_for_torch(const std::vector<FlightFile>& files, const fs::path& folder) {
+void write_for_torch(const FlightFile& file, const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  for (const FlightFile& file : files) {
-    for (const RankRecord& record : file.records) {
-      base::write_file_atomically(folder / fmt::format("rank_{}", record.rank),
-                                  torch_pickle(record));
-    }
+  for (const auto& [rank, record] : file.records) {
+    base::write_file_atomically(folder / fmt::format("rank_{}", rank), torch_pickle(record));
   }
 }
 
 }  // namespace
 
 std::string explanation(const std::vector<FlightFile>& files) {
-  return Story(files).text();
+  const FlightFile all = one_file(files);
+  return Story(all).text();
 }
 
 void explain(const std::vector<std::string>& arguments) {
@@ -376,9 +340,10 @@ void explain(const std::vector<std::string>& arguments) {
                       files.front().job, files.front().attempt, file.job, file.attempt));
     }
   }
-  base::write_stdout(explanation(files));
-  if (saved) base::write_file_atomically(*saved, one_file(files).text());
-  if (folder) write_for_torch(files, *folder);
+  const FlightFile all = one_file(files);
+  base::write_stdout(Story(all).text());
+  if (saved) base::write_file_atomically(*saved, all.text());
+  if (folder) write_for_torch(all, *folder);
 }
 
 }  // namespace syncbn::launch

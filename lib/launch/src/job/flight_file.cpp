@@ -52,26 +52,19 @@ std::pair<std::vector<int64_t>, std::vector<int64_t>> inputs_and_outputs(
 }
 
 /// "send 0->1": ranks of the group.
-std::string kind_in_torch(const RankRecord& record, const RankRecord::Call& call,
-                          const RankRecord::Group& group) {
+std::string kind_in_torch(int rank, const RankRecord::Call& call, const std::vector<int>& group) {
   if (call.is_collective()) return call.kind;
-  const auto place = [&group](int rank) {
-    return std::ranges::find(group.ranks, rank) - group.ranks.begin();
-  };
-  return fmt::format("{} {}{}{}", call.kind, place(record.rank), call.kind == "send" ? "->" : "<-",
+  const auto place = [&group](int one) { return std::ranges::find(group, one) - group.begin(); };
+  return fmt::format("{} {}{}{}", call.kind, place(rank), call.kind == "send" ? "->" : "<-",
                      place(call.peer));
-}
-
-RankRecord::Group group_of(const RankRecord& record, const RankRecord::Call& call) {
-  const bool is_known = call.group < record.groups.size();
-  return is_known ? record.groups[call.group] : RankRecord::Group{"?", {}};
 }
 
 Json json_of(const RankRecord& record, const RankRecord::Call& call) {
   return {
       {"record_id", call.number},
       {call.is_collective() ? "collective_seq_id" : "p2p_seq_id", call.sequence},
-      {"process_group", {group_of(record, call).name, "undefined"}},
+      {"process_group",
+       {call.group < record.groups.size() ? record.groups[call.group].name : "?", "undefined"}},
       {"time_created_ns", record.unix_time(call.begin)},
       {"time_discovered_completed_ns", call.end == 0 ? Json() : Json(record.unix_time(call.end))},
       {"input_dtypes", {call.dtype}},
@@ -83,13 +76,14 @@ Json json_of(const RankRecord& record, const RankRecord::Call& call) {
 }
 
 /// What torch's tools read of a call besides json_of().
-Json json_for_torch(const RankRecord& record, const RankRecord::Call& call) {
-  const RankRecord::Group group = group_of(record, call);
-  const auto [inputs, outputs] = inputs_and_outputs(call, group.ranks.size());
+/// @param group the ranks of the call's group.
+Json json_for_torch(const RankRecord& record, const RankRecord::Call& call,
+                    const std::vector<int>& group) {
+  const auto [inputs, outputs] = inputs_and_outputs(call, group.size());
   return {{"pg_id", call.group},
           {call.is_collective() ? "p2p_seq_id" : "collective_seq_id", 0},
           {"op_id", call.number},
-          {"profiling_name", "nccl:" + kind_in_torch(record, call, group)},
+          {"profiling_name", "nccl:" + kind_in_torch(record.rank, call, group)},
           {"input_sizes", Json::array({inputs})},
           {"output_sizes", Json::array({outputs})},
           {"output_dtypes", {call.dtype}},
@@ -104,30 +98,30 @@ Json json_for_torch(const RankRecord& record, const RankRecord::Call& call) {
 
 /// A rank's line.
 Json json_for_torch(const RankRecord& record) {
-  Json json = json_of(record);
+  Json json = record;
   Json groups = Json::object();
+  std::vector<std::vector<int>> members;
+  size_t room = RankRecord::kMaxRanksInGroups;
   for (size_t i = 0; i < record.groups.size(); ++i) {
-    const RankRecord::Group& group = record.groups[i];
-    Json& own = groups[group.name] = json["pg_config"][i];
+    room -= members.emplace_back(ranks_in(record.groups[i].ranks, room)).size();
+    Json& own = groups[record.groups[i].name] = json["pg_config"][i];
     own["desc"] = "undefined";
-    own["ranks"] = fmt::format("[{}]", fmt::join(group.ranks, ", "));
+    own["ranks"] = fmt::format("[{}]", fmt::join(members.back(), ", "));
   }
+  members.emplace_back();  // of an unknown group
   json.update({{"version", kTorchVersion}, {"pg_config", groups}, {"pg_status", Json::object()}});
   for (size_t i = 0; i < record.calls.size(); ++i) {
-    json["entries"][i].update(json_for_torch(record, record.calls[i]));
+    const RankRecord::Call& call = record.calls[i];
+    json["entries"][i].update(
+        json_for_torch(record, call, members[std::min(call.group, record.groups.size())]));
   }
   return json;
 }
 
 // From a message, or a list as torch writes it.
-std::vector<int> members_in(const Json& list, size_t max_count) {
-  if (list.is_array()) return ranks_in(list.get<RankRuns>(), max_count);
-  std::vector<int> ranks;
-  for (const int rank : parse_json(list.get_ref<const std::string&>())) {
-    if (ranks.size() == max_count) break;
-    if (rank >= 0 && rank < kMaxRanks) ranks.push_back(rank);
-  }
-  return ranks;
+RankRuns members_in(const Json& list) {
+  if (list.is_array()) return list;
+  return rank_runs(parse_json(list.get_ref<const std::string&>()).get<std::vector<int>>());
 }
 
 RankRecord::Call call_in(const Json& json, const RankRecord& record) {
@@ -200,67 +194,53 @@ void put(std::string& to, const Json& json) {
 
 }  // namespace
 
-void FlightFile::add(RankRecord record) {
-  ranks.push_back(record.rank);
-  records.push_back(std::move(record));
-}
-
-Json json_of(const RankRecord& record) {
+void to_json(Json& json, const RankRecord& record) {
   Json groups = Json::array();
   for (const RankRecord::Group& group : record.groups) {
     groups.push_back(
-        {{"name", group.name}, {"last_collective", group.last}, {"ranks", rank_runs(group.ranks)}});
+        {{"name", group.name}, {"last_collective", group.last}, {"ranks", group.ranks}});
   }
   Json calls = Json::array();
   for (const RankRecord::Call& call : record.calls) calls.push_back(json_of(record, call));
-  return {{"rank", record.rank}, {"world_size", record.world_size}, {"host", record.host},
+  json = {{"rank", record.rank}, {"world_size", record.world_size}, {"host", record.host},
           {"pid", record.pid},   {"pg_config", std::move(groups)},  {"entries", std::move(calls)}};
 }
 
-std::optional<RankRecord> record_in(const Json& json) {
-  try {
-    RankRecord record{.rank = json.at("rank"),
-                      .world_size = json.at("world_size"),
-                      .pid = json.at("pid"),
-                      .host = shown_text(json, "host")};
-    if (!record.has_valid_rank()) return std::nullopt;
-    size_t room = RankRecord::kMaxRanksInGroups;
-    for (const Json& group : json.at("pg_config")) {
-      std::vector<int> ranks = members_in(group.at("ranks"), room);
-      room -= ranks.size();
-      record.groups.push_back(
-          {shown_text(group, "name"), std::move(ranks), group.at("last_collective")});
-    }
-    for (const Json& call : json.at("entries")) record.calls.push_back(call_in(call, record));
-    return record;
-  } catch (const std::exception&) {
-    return std::nullopt;
+void from_json(const Json& json, RankRecord& record) {
+  record = {.rank = json.at("rank"),
+            .world_size = json.at("world_size"),
+            .pid = json.at("pid"),
+            .host = shown_text(json, "host")};
+  const Json& groups = json.at("pg_config");
+  const Json& calls = json.at("entries");
+  using base::FlightLayout;
+  if (!record.has_valid_rank() || groups.size() > FlightLayout::kGroups ||
+      calls.size() > FlightLayout::kCalls) {
+    Json::array().at(0);  // throws
   }
+  for (const Json& group : groups) {
+    record.groups.push_back(
+        {shown_text(group, "name"), members_in(group.at("ranks")), group.at("last_collective")});
+  }
+  for (const Json& call : calls) record.calls.push_back(call_in(call, record));
 }
 
 std::string FlightFile::text() const {
-  FlightText text;
-  for (const RankRecord& record : records) text.add(record);
-  return text.text(*this);
-}
-
-void FlightText::add(const RankRecord& record) {
-  const std::string line = json_line(json_for_torch(record)) + "\n";
-  if (line.size() > kMaxLine || lines_.size() + line.size() > kMaxText) {
-    left_out_.push_back(record.rank);
-    return;
+  std::vector<int> has;
+  std::vector<int> left_out;
+  std::string lines;
+  for (const auto& [rank, record] : records) {
+    const std::string line = json_line(json_for_torch(record)) + "\n";
+    const bool fits = line.size() <= kMaxLine && lines.size() + line.size() <= kMaxText;
+    (fits ? has : left_out).push_back(rank);
+    if (fits) lines += line;
   }
-  ranks_.push_back(record.rank);
-  lines_ += line;
-}
-
-std::string FlightText::text(const FlightFile& head) const {
-  Json first = head;
-  first.update({{"format", kFormat}, {"ranks", ranks_}});
-  if (!left_out_.empty()) {
-    first["missing"].push_back(FlightFile::Missing{"all nodes", left_out_, "the file is full"});
+  Json first = *this;
+  first.update({{"format", kFormat}, {"ranks", has}});
+  if (!left_out.empty()) {
+    first["missing"].push_back(Missing{"all nodes", left_out, "the file is full"});
   }
-  return fmt::format("{}\n{}{}\n", json_line(first), lines_, json_line(Json{{"complete", true}}));
+  return fmt::format("{}\n{}{}\n", json_line(first), lines, json_line(Json{{"complete", true}}));
 }
 
 FlightFile FlightFile::of(const std::string& text, const std::string& path) {
@@ -274,35 +254,19 @@ FlightFile FlightFile::of(const std::string& text, const std::string& path) {
   try {
     const Json head = parse_json(line);
     head.get_to(file);
-    for (const char* key : {"job", "attempt", "world_size", "why", "unix_ns", "ranks"})
-      head.at(key);
     if (head.at("format") != kFormat || file.world_size > kMaxRanks) throw base::UserError("");
   } catch (const std::exception&) {
     refuse(", or its first line is damaged");
   }
-  file.is_complete = false;
   for (size_t number = 2; std::getline(lines, line); ++number) {
     if (line.size() > kMaxLine) {
       refuse(fmt::format(": line {} has {} bytes; the record of a rank has at most {}", number,
                          line.size(), kMaxLine));
     }
-    const Json json = parse_json(line);
-    const auto count = [&json](const char* key) {
-      return json.is_object() && json.contains(key) ? json.at(key).size() : 0;
-    };
-    if (count("entries") > base::FlightLayout::kCalls ||
-        count("pg_config") > base::FlightLayout::kGroups) {
-      refuse(fmt::format(
-          ": line {} has {} calls in {} groups; the record of a rank has at most {} in {}", number,
-          count("entries"), count("pg_config"), base::FlightLayout::kCalls,
-          base::FlightLayout::kGroups));
-    }
-    file.is_complete = json.contains("complete");
-    if (file.is_complete) continue;
-    if (auto record = record_in(json)) {
-      file.records.push_back(*std::move(record));
-    } else {
-      ++file.damaged_lines;
+    try {
+      const RankRecord record = parse_json(line);
+      file.records.emplace(record.rank, record);
+    } catch (const Json::exception&) {  // damaged, or the last line
     }
   }
   return file;
@@ -323,31 +287,14 @@ RecordQuota RecordQuota::of(int world_size) {
           .bytes = std::min(kMaxBytes / ranks, kMaxMessageBytes)};
 }
 
-std::optional<Json> record_message(RankRecord record, const RecordQuota& quota) {
-  constexpr size_t kFrame = 100;  // bytes that a sender adds
+bool shorten(RankRecord& record, const RecordQuota& quota) {
+  constexpr size_t kFrame = 100;  // bytes of the rest of the message
   for (size_t count = std::min(quota.calls, record.calls.size()); count > 0;
        count = count * 3 / 4) {
     keep_calls(record.calls, count);
-    Json message = json_of(record);
-    message["type"] = "record";
-    if (json_line(message).size() + kFrame <= quota.bytes) return message;
+    if (json_line(Json(record)).size() + kFrame <= quota.bytes) return true;
   }
-  return std::nullopt;
-}
-
-std::string JobRecords::text() const {
-  FlightFile head = file;
-  head.unix_ns = base::unix_ns();
-  FlightText lines;
-  for (const auto& [rank, message] : messages) {
-    const auto record = record_in(parse_json(message));
-    if (record && record->rank == rank) {
-      lines.add(*record);
-    } else {
-      head.missing.push_back({fmt::format("rank {}", rank), {rank}, "its record is damaged"});
-    }
-  }
-  return lines.text(head);
+  return false;
 }
 
 }  // namespace syncbn::launch

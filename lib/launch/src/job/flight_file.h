@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,15 +31,13 @@ struct FlightFile {
   int attempt = 0;
   int world_size = 1;
   ShownText why = {};                 ///< the reason for writing the file
-  int64_t unix_ns = base::unix_ns();  ///< the time of writing the file
-  std::vector<int> ranks = {};        ///< that the file has, or had before it was cut
+  int64_t unix_ns = base::unix_ns();  ///< the time of the records
+  std::vector<int> ranks = {};        ///< that a file has, or had before it was cut
   bool has_all_nodes = false;
-  std::vector<Missing> missing = {};  ///< only if has_all_nodes
-  std::vector<RankRecord> records = {};
-  bool is_complete = true;
-  size_t damaged_lines = 0;
+  std::vector<Missing> missing = {};       ///< only if has_all_nodes
+  std::map<int, RankRecord> records = {};  ///< by rank
 
-  void add(RankRecord record);
+  /// Leaves out records above the upper bounds on a line and a file, and names them as missing.
   std::string text() const;
   /// @param text of a file, perhaps cut or damaged.
   /// @throws base::UserError naming `path` if the first line is not that of a flight file, or a
@@ -50,28 +47,8 @@ struct FlightFile {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FlightFile::Missing, node, ranks, why)
 /// The first line of a file, without its format; the records are not part of it.
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(FlightFile, job, attempt, world_size, why, unix_ns,
-                                                ranks, has_all_nodes, missing)
-
-/// A rank's line without the keys that only torch's tools read; groups have runs of ranks.
-nlohmann::json json_of(const RankRecord& record);
-/// The record in such an object or in a rank's line; empty if it has a different form.
-std::optional<RankRecord> record_in(const nlohmann::json& json);
-
-/// Builds the text of such a file, one record at a time.
-class FlightText {
- public:
-  /// Leaves the record out if its line or the text would become too long.
-  void add(const RankRecord& record);
-  /// Names the ranks that were left out as missing.
-  /// @param head what the first line contains, except the ranks.
-  std::string text(const FlightFile& head) const;
-
- private:
-  std::vector<int> ranks_;
-  std::vector<int> left_out_;
-  std::string lines_;
-};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(FlightFile, job, attempt, world_size, why, unix_ns, ranks,
+                                   has_all_nodes, missing)
 
 /// The content of a rank's file for torch's fr_trace: the rank's line as a pickle.
 std::string torch_pickle(const RankRecord& record);
@@ -85,17 +62,8 @@ struct RecordQuota {
   static RecordQuota of(int world_size);
 };
 
-/// json_of() as the text of the message Record, for record_in(). Leaves out the oldest calls that
-/// have ended to meet the quota; empty if not even one call fits.
-std::optional<nlohmann::json> record_message(RankRecord record, const RecordQuota& quota);
-
-/// The flight records of all ranks, as node 0's launcher has received them.
-struct JobRecords {
-  FlightFile file = {};                      ///< without its records, which are in `messages`
-  std::map<int, std::string> messages = {};  ///< from record_message(), by rank; not validated
-
-  /// As a file.
-  std::string text() const;
-};
+/// Leaves out the oldest calls that have ended to meet the quota. Returns false if not even one
+/// call fits.
+bool shorten(RankRecord& record, const RecordQuota& quota);
 
 }  // namespace syncbn::launch

@@ -154,11 +154,11 @@ void JobLeader::on(int node, const AskAllRecords& /*message*/) {
 }
 
 void JobLeader::on(int node, const Record& message) {
-  if (!is_answer(node, message.question) || !is_of(node, message.rank) ||
-      message.text.size() > RecordQuota::of(world_size_).bytes) {
-    return;
-  }
-  collection_->records.messages.emplace(message.rank, message.text);
+  const RankRecord& record = message.record;
+  if (!is_answer(node, message.question) || !is_of(node, record.rank)) return;
+  // Shorter than as text, unless it is not from shorten().
+  if (record.bytes() > 2 * RecordQuota::of(world_size_).bytes) return;
+  collection_->file.records.emplace(record.rank, record);
 }
 
 void JobLeader::on(int node, const Records& message) {
@@ -238,12 +238,12 @@ JobLeader::Inquiry& JobLeader::inquire() {
 void JobLeader::conclude_inquiry() {
   Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
   std::ranges::sort(inquiry.workers, {}, &WorkerState::rank);
-  std::vector<ShownText> silent;
+  std::vector<ShownText> notes;
   for (const int rank : inquiry.open) {
-    if (nodes_.contains(rank)) silent.emplace_back(nodes_[rank].name + " does not answer");
+    if (nodes_.contains(rank)) notes.emplace_back(nodes_[rank].name + " does not answer");
   }
   for (const int rank : inquiry.asking) {
-    if (nodes_.contains(rank)) send(rank, Status{inquiry.workers, silent});
+    if (nodes_.contains(rank)) send(rank, Status{inquiry.workers, notes});
   }
   const bool is_ending = state_ != State::kRunning || failed_ || !node_change_.empty();
   // A launcher that does not answer is stopped or lost, which the heartbeats will show.
@@ -263,11 +263,11 @@ void JobLeader::ask_for_records(const std::string& why, bool ends_attempt) {
   collection_ = Collection{.number = ++collections_,
                            .deadline = now_ + kRecordPatience,
                            .ends_attempt = ends_attempt,
-                           .records = {.file = {.job = job_id_,
-                                                .attempt = attempt_,
-                                                .world_size = world_size_,
-                                                .why = why,
-                                                .has_all_nodes = true}}};
+                           .file = {.job = job_id_,
+                                    .attempt = attempt_,
+                                    .world_size = world_size_,
+                                    .why = why,
+                                    .has_all_nodes = true}};
   for (const auto& [rank, node] : nodes_) {
     if (!node.takes_part) continue;
     collection_->open.insert(rank);
@@ -289,10 +289,10 @@ void JobLeader::conclude_collection() {
   Collection collection = *std::exchange(collection_, std::nullopt);
   for (const auto& [rank, part] : parts_) {
     if (collection.sent.contains(rank)) continue;
-    FlightFile::Missing& missing = collection.records.file.missing.emplace_back();
+    FlightFile::Missing& missing = collection.file.missing.emplace_back();
     missing.node = part.node;
     for (int worker = part.first; worker < part.first + part.count; ++worker) {
-      if (!collection.records.messages.contains(worker)) missing.ranks.push_back(worker);
+      if (!collection.file.records.contains(worker)) missing.ranks.push_back(worker);
     }
     missing.why =
         collection.open.contains(rank)
@@ -300,14 +300,14 @@ void JobLeader::conclude_collection() {
             : "its launcher is gone";
   }
   for (const int rank : collection.asking) {
-    if (nodes_.contains(rank)) send_records(rank, collection.records);
+    if (nodes_.contains(rank)) send_records(rank, collection.file);
   }
-  if (collection.ends_attempt) records_ = std::move(collection.records);
+  if (collection.ends_attempt) records_ = std::move(collection.file);
 }
 
-void JobLeader::send_records(int node, const JobRecords& records) {
-  for (const auto& [rank, text] : records.messages) send(node, Record{0, rank, text});
-  send(node, AllRecords{records.file});
+void JobLeader::send_records(int node, const FlightFile& file) {
+  for (const auto& [rank, record] : file.records) send(node, Record{0, record});
+  send(node, AllRecords{file});
 }
 
 bool JobLeader::compares_speed() const {
@@ -441,19 +441,19 @@ void JobLeader::change_nodes(const std::string& what) {
   if (state_ != State::kRunning || over_ || !node_change_.empty()) return;
   // An earlier failure is a consequence: workers often notice a lost node first.
   node_change_ = what;
-  if (!failed_) stop_attempt({.attempt = attempt_, .what = what});
+  if (!failed_) stop_attempt(job_failure(attempt_, base::kExitOk, what));
 }
 
 void JobLeader::fail(const JobFailure& failure, int node) {
   // Later failures follow from the first one, or from the change of nodes.
   if (failed_ || !node_change_.empty() || state_ != State::kRunning) return;
-  // A worker that no restart helps has said what was wrong. After a signal, nobody would look for
-  // the file without a folder that the user has asked for.
+  // A worker that no restart helps has said what was wrong. After a signal, the file is of use only
+  // in a folder that the user has asked for.
   wants_records_ = wants_records_ || failure.may_restart || !options_.log_dir.empty();
   if (failure.may_restart && goes_on_without(node, failure.what)) return;
   failed_ = true;
   failure_ = failure;
-  restart_policy_.failed(failure.cause(), now_);
+  restart_policy_.failed(failure, now_);
   const std::string refusal = restart_policy_.refusal();
   if (failure.may_restart && options_.max_restarts > 0) no_restart_ = refusal;
   failure_.may_restart = failure.may_restart && refusal.empty() && torchruns_.empty();
@@ -519,7 +519,7 @@ void JobLeader::start_again(const std::string& reason) {
   ++attempt_;
   reason_ = reason;
   state_ = State::kJoining;
-  // Until restart_at_, nobody waits for nodes.
+  // The wait for nodes begins at restart_at_.
   const auto begin = restart_at_.value_or(now_);
   join_deadline_ = begin + options_.join_timeout;
   next_notice_ = begin;

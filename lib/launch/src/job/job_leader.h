@@ -68,12 +68,15 @@ class JobLeader {
 
   std::vector<LeaderCommand> take_commands() { return std::exchange(commands_, {}); }
   /// The flight records of all ranks after an attempt that failed, before its consequence is known.
-  std::optional<JobRecords> take_records() { return std::exchange(records_, std::nullopt); }
+  std::optional<FlightFile> take_records() { return std::exchange(records_, std::nullopt); }
   State state() const { return state_; }
   bool has(int node) const { return nodes_.contains(node) || torchruns_.contains(node); }
-  /// Whether a node that has announced a pause may be silent: it must delay neither the end of an
-  /// attempt that failed nor that of the job.
-  bool excuses_pauses() const { return !failed_ || state_ == State::kJoining; }
+  /// Whether a node may be silent, as it has announced a pause, which must delay neither the end of
+  /// an attempt that failed nor that of the job.
+  bool excuses(int node) const {
+    return (!failed_ || state_ == State::kJoining) && nodes_.contains(node) &&
+           nodes_.at(node).paused;
+  }
 
  private:
   struct Node {
@@ -108,7 +111,7 @@ class JobLeader {
     std::set<int> open = {};    ///< nodes that have not sent all
     std::set<int> sent = {};    ///< nodes that have
     std::set<int> asking = {};  ///< nodes that want the answer, for `explain`
-    JobRecords records = {};
+    FlightFile file = {};
   };
   /// The ranks of a node in this attempt.
   struct Part {
@@ -147,7 +150,7 @@ class JobLeader {
   bool is_answer(int node, int question) const;
   void check_collection();
   void conclude_collection();
-  void send_records(int node, const JobRecords& records);
+  void send_records(int node, const FlightFile& file);
 
   std::string missing() const;
   int present() const;
@@ -201,7 +204,7 @@ class JobLeader {
   int collections_ = 0;
   bool wants_records_ = false;  ///< of this attempt
   std::optional<Collection> collection_;
-  std::optional<JobRecords> records_;
+  std::optional<FlightFile> records_;
   StragglerWatch stragglers_;  ///< of this attempt
   Time next_comparison_;       ///< of the ranks' speed
 };

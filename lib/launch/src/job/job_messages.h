@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "job/flight_file.h"
+#include "job/hang.h"
 #include "job/restart_policy.h"
 #include "job/run_context.h"
 #include "job/worker_state.h"
@@ -20,26 +21,10 @@ namespace syncbn::launch {
 // What the launchers of a job and its leader tell each other. A message without members is its type
 // alone.
 
-/// FailureCause::step, as a number or null.
-struct FailedStep {
-  FailedStep(std::optional<uint64_t> value = {}) : step(value) {}
-
-  std::optional<uint64_t> step;
-
-  friend void to_json(nlohmann::json& to, const FailedStep& from) {
-    to = from.step ? nlohmann::json(*from.step) : nlohmann::json();
-  }
-  friend void from_json(const nlohmann::json& from, FailedStep& to) {
-    to.step = from.is_null() ? std::nullopt : std::optional(from.get<uint64_t>());
-  }
-};
-
 /// The first failure of an attempt, or the end of the job.
-struct JobFailure {
+/// Its rank is -1 and its status the exit code if it is no worker's.
+struct JobFailure : FailureCause {
   int attempt = -1;
-  int rank = -1;   ///< of the worker that failed; -1: another reason
-  int status = 0;  ///< FailureCause::status of the worker; else the exit code
-  FailedStep step = {};
   int exit_code = 0;
   bool may_restart = false;
   ShownText what = {};
@@ -48,14 +33,13 @@ struct JobFailure {
   bool is(const JobFailure& other) const {
     return attempt == other.attempt && rank == other.rank && status == other.status;
   }
-  FailureCause cause() const { return {rank, status, step.step}; }
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobFailure, attempt, rank, status, step, exit_code, may_restart,
                                    what)
 
 /// A failure that is no worker's.
 inline JobFailure job_failure(int attempt, int exit_code, std::string what) {
-  return {.attempt = attempt, .status = exit_code, .exit_code = exit_code, .what = std::move(what)};
+  return {{.status = exit_code}, attempt, exit_code, /*may_restart=*/false, std::move(what)};
 }
 
 // In the message Start.
@@ -67,13 +51,12 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Assignment, master_addr, master_port, job_id,
 struct Alive {};
 /// This process is about to be stopped, as by Ctrl-Z, and will be silent.
 struct Pause {};
-/// A rank's flight record, as `text` from record_text().
+/// A rank's flight record, after shorten().
 struct Record {
   int question = 0;
-  int rank = 0;
-  std::string text;
+  RankRecord record;
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Record, question, rank, text)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Record, question, record)
 
 // From a launcher.
 
@@ -175,9 +158,9 @@ struct Inquire {};
 /// What the workers of all nodes do.
 struct Status {
   std::vector<WorkerState> workers;
-  std::vector<ShownText> silent;  ///< lines about workers that it lacks
+  std::vector<ShownText> notes;  ///< lines about workers that it lacks
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Status, workers, silent)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Status, workers, notes)
 
 /// A node was paused, which stopped the workers' time: forgive their silence.
 struct Hold {};

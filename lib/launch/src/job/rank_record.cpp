@@ -26,14 +26,13 @@ std::string text_in(const char (&bytes)[size]) {
 
 // "0,1,3 name"
 RankRecord::Group group_in(std::string_view line) {
-  RankRecord::Group group;
+  std::vector<int> ranks;
   const size_t blank = std::min(line.find(' '), line.size());
   for (const std::string& word : base::words_of(line.substr(0, blank))) {
     const auto rank = base::parse_number<int>(word);
-    if (rank && *rank >= 0 && *rank < kMaxRanks) group.ranks.push_back(*rank);
+    if (rank && *rank >= 0 && *rank < kMaxRanks) ranks.push_back(*rank);
   }
-  group.name = base::printable(line.substr(std::min(blank + 1, line.size())));
-  return group;
+  return {base::printable(line.substr(std::min(blank + 1, line.size()))), rank_runs(ranks)};
 }
 
 std::vector<RankRecord::Group> groups_in(std::string_view text) {
@@ -105,6 +104,15 @@ std::string RankRecord::Call::describe() const {
 std::string RankRecord::name_of(const Call& call) const {
   return fmt::format("{} #{} of group '{}'", call.name, call.sequence,
                      call.group < groups.size() ? groups[call.group].name : "?");
+}
+
+size_t RankRecord::bytes() const {
+  size_t bytes = groups.size() * sizeof(Group) + calls.size() * sizeof(Call);
+  for (const Group& one : groups) bytes += one.name.size() + one.ranks.size() * 12;
+  for (const Call& one : calls) {
+    bytes += one.kind.size() + one.dtype.size() + one.name.size() + one.sizes.size() * 8;
+  }
+  return bytes;
 }
 
 std::optional<RankRecord> read_rank_record(int fd) {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -30,8 +31,8 @@ struct RankRecord {
 
   struct Group {
     std::string name;
-    std::vector<int> ranks;  ///< in the world
-    uint64_t last = 0;       ///< the sequence of the latest collective; 0: none
+    RankRuns ranks;     ///< in the world
+    uint64_t last = 0;  ///< the sequence of the latest collective; 0: none
   };
   struct Call {
     uint64_t number = 0;  ///< of all calls of the rank, from 1
@@ -67,7 +68,14 @@ struct RankRecord {
   }
   /// "all_reduce #41 of group 'default_pg'".
   std::string name_of(const Call& call) const;
+  /// What it takes in memory.
+  size_t bytes() const;
 };
+
+/// Without the keys that only torch's tools read; groups have runs of ranks.
+void to_json(nlohmann::json& json, const RankRecord& record);
+/// Takes a rank's line in a FlightFile as well.
+void from_json(const nlohmann::json& json, RankRecord& record);
 
 /// Empty if no rank has written to it.
 std::optional<RankRecord> read_rank_record(int fd);

@@ -12,24 +12,24 @@
 namespace syncbn::launch {
 
 std::string FailureCause::describe() const {
-  const bool was_idle = step && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+  const bool was_idle = step >= 0 && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
   return fmt::format("rank {} failed ({})", rank,
                      was_idle ? "no progress" : ExitStatus{status}.in_words());
 }
 
 void RestartPolicy::failed(const FailureCause& cause, Clock::time_point now) {
-  same_ = cause.step && cause == last_ ? same_ + 1 : 1;
+  same_ = cause.step >= 0 && cause == last_ ? same_ + 1 : 1;
   last_ = cause;
   failed_ = now;
   // A program that reports no steps and ran for long may have failed at a different place each
   // time.
-  if (cause.step == 0 && now - started_ >= kQuick) last_.step.reset();
+  if (cause.step == 0 && now - started_ >= kQuick) last_.step = -1;
 }
 
 std::string RestartPolicy::refusal() const {
-  if (last_.step && same_ >= (*last_.step == 0 ? kMaxSameAtStart : kMaxSame)) {
+  if (last_.step >= 0 && same_ >= (last_.step == 0 ? kMaxSameAtStart : kMaxSame)) {
     const std::string where =
-        *last_.step == 0 ? "before its first step" : fmt::format("at step {}", *last_.step);
+        last_.step == 0 ? "before its first step" : fmt::format("at step {}", last_.step);
     return fmt::format("{} {} times in a row {}: a restart does not help", last_.describe(), same_,
                        where);
   }

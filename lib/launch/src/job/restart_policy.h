@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <optional>
 #include <string>
 
 #include "common/clock.h"
@@ -11,10 +10,9 @@ namespace syncbn::launch {
 
 /// Why an attempt has failed, as far as it can be compared with earlier ones.
 struct FailureCause {
-  int rank = -1;   ///< of the worker that failed first; -1: none
-  int status = 0;  ///< its wait status; SIGKILL for a worker that made no progress
-  /// Of that rank; 0: it has reported none; empty: it was killed from outside.
-  std::optional<uint64_t> step = {};
+  int rank = -1;      ///< of the worker that failed first; -1: none
+  int status = 0;     ///< its wait status; SIGKILL for a worker that made no progress
+  int64_t step = -1;  ///< of that rank; 0: it has reported none; -1: it was killed from outside
 
   bool operator==(const FailureCause&) const = default;
   /// "rank 1 failed (exit code 1)".

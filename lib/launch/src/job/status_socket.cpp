@@ -145,25 +145,17 @@ socklen_t socket_address(std::string_view question, pid_t pid, sockaddr_un& addr
 }
 
 std::string status_text(const RunContext& context, const std::string& state, const Status& status) {
-  const Json json{
-      {"run_id", context.run_id},   {"job_id", context.job_id}, {"pid", ::getpid()},
-      {"attempt", context.attempt}, {"nodes", context.nodes},   {"state", state},
-      {"workers", status.workers},  {"silent", status.silent},  {"program", context.program}};
-  return json_line(json);
+  return json_line(Json(JobStatus{status, context.run_id, context.job_id, ::getpid(),
+                                  context.attempt, context.nodes, state, context.program}));
 }
 
-std::string status_in_words(const Json& answer) {
-  const auto workers = answer.at("workers").get<std::vector<WorkerState>>();
-  const std::string name = shown_text(answer, "run_id");
-  const std::string id = shown_text(answer, "job_id");
-  // With --standalone both are the same.
-  std::string text = fmt::format("job {}{}, launcher {}, attempt {}, {}: {}\n", name,
-                                 name == id ? "" : fmt::format(" ({})", id),
-                                 answer.at("pid").get<pid_t>(), answer.at("attempt").get<int>(),
-                                 base::counted(answer.at("nodes").get<int>(), "node"),
-                                 shown_text(answer, "state"));
-  text += fmt::format("program: {}\n", base::shortened(shown_text(answer, "program"), kMaxProgram));
-  for (const Json& line : answer.at("silent")) text += line.get<ShownText>() + "\n";
+std::string JobStatus::in_words() const {
+  // With --standalone both names are the same.
+  std::string text =
+      fmt::format("job {}{}, launcher {}, attempt {}, {}: {}\nprogram: {}\n", run_id,
+                  run_id == job_id ? "" : fmt::format(" ({})", job_id), pid, attempt,
+                  base::counted(nodes, "node"), state, base::shortened(program, kMaxProgram));
+  for (const ShownText& line : notes) text += line + "\n";
   return workers.empty() ? text : text + table_of(workers);
 }
 
@@ -177,19 +169,15 @@ void print_status(const std::string& which) {
       silent.push_back(no_answer_from(pid));
       continue;
     }
-    const Json job = parse_json(channel.input());
-    if (!job.is_object()) continue;
     try {
-      const bool is_meant = which.empty() || which == std::to_string(pid) ||
-                            which == job.value("run_id", "") || which == job.value("job_id", "");
+      const auto job = parse_json(channel.input()).get<JobStatus>();
+      const bool is_meant = which.empty() || which == std::to_string(pid) || which == job.run_id ||
+                            which == job.job_id;
       if (!is_meant) {
-        others.push_back(fmt::format("job {} (launcher {})", shown_text(job, "run_id"), pid));
-        continue;
+        others.push_back(fmt::format("job {} (launcher {})", job.run_id, pid));
+      } else if (shown.insert(job.job_id).second) {  // all launchers of a job answer the same
+        text += (text.empty() ? "" : "\n") + job.in_words();
       }
-      // All launchers of a job give the same answer.
-      if (shown.contains(job.value("job_id", ""))) continue;
-      text += (text.empty() ? "" : "\n") + status_in_words(job);
-      shown.insert(job.value("job_id", ""));
     } catch (const Json::exception&) {  // not a launcher, or one of another version
     }
   }

@@ -56,11 +56,23 @@ class StatusServer {
 socklen_t socket_address(std::string_view question, pid_t pid, sockaddr_un& address);
 
 /// What StatusServer answers about a job.
+struct JobStatus : Status {
+  ShownText run_id;
+  ShownText job_id;
+  pid_t pid = 0;
+  int attempt = 0;
+  int nodes = 0;
+  ShownText state;
+  ShownText program;
+
+  std::string in_words() const;
+};
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(JobStatus, run_id, job_id, pid, attempt, nodes, state, program,
+                                   workers, notes)
+
+/// A JobStatus as text.
 std::string status_text(const RunContext& context, const std::string& state,
                         const Status& status = {});
-
-/// Such an answer in words. @throws nlohmann's exceptions if it has a different form.
-std::string status_in_words(const nlohmann::json& answer);
 
 /// Prints the state of the workers of each launcher of this user on this machine.
 /// @param which a launcher's process id or a job's name or id; empty: all.

@@ -15,13 +15,11 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
-#include <tuple>
 
 #include "common/descriptors.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
 #include "common/text_table.h"
-#include "job/call_waits.h"
 
 namespace syncbn::launch {
 namespace {
@@ -30,43 +28,6 @@ namespace fs = std::filesystem;
 
 // Upper bound on what is shown of a hanging process.
 constexpr size_t kMaxStackBytes = size_t{32} << 10;
-
-std::string state_name(const std::string& state) {
-  constexpr std::array kLetters{"R", "S", "D", "T", "t"};
-  constexpr std::array kNames{"running", "sleeping", "in the kernel", "stopped", "traced", "ended"};
-  return kNames.at(static_cast<size_t>(std::ranges::find(kLetters, state) - kLetters.begin()));
-}
-
-std::string process_of(const WorkerState& worker) {
-  if (worker.pid == 0) return "starts";
-  return worker.tracer != 0 ? "debugged" : state_name(worker.process);
-}
-
-// The only worker whose `key` differs, if there are at least two others and they agree; else null.
-template <class Key>
-const WorkerState* outlier(const std::vector<WorkerState>& workers, const Key& key) {
-  std::map<decltype(key(workers[0])), std::vector<const WorkerState*>> groups;
-  for (const WorkerState& worker : workers) groups[key(worker)].push_back(&worker);
-  if (groups.size() != 2 || workers.size() < 3) return nullptr;
-  for (const auto& [value, members] : groups) {
-    if (members.size() == 1) return members[0];
-  }
-  return nullptr;
-}
-
-std::vector<WorkerState> those_that_run(std::vector<WorkerState> workers) {
-  std::erase_if(workers, [](const auto& one) { return one.process == "?" || one.process == "Z"; });
-  return workers;
-}
-
-// Whether `one` is behind `other` by their records. A program may send only one record per second.
-bool is_behind(const WorkerState& one, const WorkerState& other) {
-  constexpr uint64_t kRecordPeriod = 1'500'000'000;  // ns
-  if (!one.reports || !other.reports || one.steps >= other.steps) return false;
-  const bool is_same_clock = one.host == other.host;
-  return is_same_clock && (one.reported_ns >= other.reported_ns ||
-                           other.reported_ns - one.reported_ns > kRecordPeriod);
-}
 
 // Runs a program and returns its stdout, or "" if it fails. If the output is too long or the
 // deadline passes, returns what has arrived by then.
@@ -108,12 +69,6 @@ std::string output_of(const std::vector<std::string>& words, Clock::time_point d
   return is_cut || status == 0 ? text : "";
 }
 
-// The worker with a debugger; null: none has one.
-const WorkerState* find_debugged(const std::vector<WorkerState>& workers) {
-  const auto found = std::ranges::find_if(workers, [](const auto& one) { return one.tracer != 0; });
-  return found == workers.end() ? nullptr : &*found;
-}
-
 std::string kernel_view(pid_t pid) {
   std::string text;
   for (const fs::path& folder : entries_of(fmt::format("/proc/{}/task", pid))) {
@@ -129,22 +84,24 @@ std::string kernel_view(pid_t pid) {
 
 }  // namespace
 
+std::string state_name(const std::string& state) {
+  constexpr std::array kLetters{"R", "S", "D", "T", "t"};
+  constexpr std::array kNames{"running", "sleeping", "in the kernel", "stopped", "traced", "ended"};
+  return kNames.at(static_cast<size_t>(std::ranges::find(kLetters, state) - kLetters.begin()));
+}
+
 std::string WorkerState::name() const {
   return fmt::format("rank {} ({}{}, pid {})", rank, host, gpu.empty() ? "" : ", GPU " + gpu, pid);
 }
 
 std::vector<WorkerState> shortened(std::vector<WorkerState> workers, size_t max_bytes) {
-  const auto size_of = [](const nlohmann::json& json) { return json_line(json).size(); };
-  if (size_of(workers) <= max_bytes) return workers;
+  const auto fits = [&] { return json_line(nlohmann::json(workers)).size() <= max_bytes; };
+  if (fits()) return workers;
   for (WorkerState& worker : workers) {
     worker.waits.clear();
     worker.called.clear();
   }
-  size_t size = size_of(workers);
-  while (size > max_bytes && !workers.empty()) {
-    size -= size_of(workers.back()) + 1;  // and a comma
-    workers.pop_back();
-  }
+  while (!workers.empty() && !fits()) workers.resize(workers.size() * 3 / 4);
   return workers;
 }
 
@@ -162,13 +119,12 @@ void describe_calls(const RankRecord& record, WorkerState& worker) {
     if (since == 0) continue;
     const double seconds = (now - static_cast<double>(since)) / 1e9;
     if (call.end != 0 || seconds < kWaits || worker.waits.size() == kMaxWaits) continue;
-    const bool is_of_all = group.ranks.size() == static_cast<size_t>(record.world_size);
     worker.waits.push_back({.group = group.name,
                             .sequence = call.sequence,
                             .peer = call.peer,
                             .call = record.name_of(call),
                             .seconds = seconds,
-                            .ranks = is_of_all ? RankRuns() : rank_runs(group.ranks)});
+                            .ranks = group.ranks});
   }
 }
 
@@ -184,110 +140,21 @@ void look_at_process(WorkerState& worker) {
       std::atoi(value_in(fmt::format("/proc/{}/status", worker.pid), "TracerPid:").c_str());
 }
 
-std::optional<Culprit> find_culprit(const std::vector<WorkerState>& all, double min_wait) {
-  const std::vector<WorkerState> workers = those_that_run(all);
-  if (workers.empty() || find_debugged(workers) != nullptr) return std::nullopt;
-  const auto culprit = [](const WorkerState& worker, std::string why, bool is_sure) {
-    return Culprit{worker.rank, worker.host, std::move(why), is_sure};
-  };
-  for (const WorkerState& worker : workers) {
-    if (worker.process == "T") {
-      return culprit(worker,
-                     fmt::format("is stopped (SIGSTOP; kill -CONT {} continues it)", worker.pid),
-                     true);
-    }
-  }
-  if (auto one = culprit_by_calls(workers, min_wait)) return one;
-  // A rank that waits in a collective is not the culprit, unless its collective is the earliest.
-  const auto is_waiting = [](const WorkerState& one) { return one.collective > 0; };
-  const auto last = std::ranges::max_element(workers, {}, &WorkerState::collective);
-  const auto first = std::ranges::min_element(
-      workers, {}, [](const auto& one) { return std::tuple(one.collective, one.steps); });
-  if (is_waiting(*last) && first->collective < last->collective) {
-    const std::string where = is_waiting(*first)
-                                  ? fmt::format("waits in collective {}", first->collective)
-                                  : "has not come to it";
-    return culprit(*first,
-                   fmt::format("{}: rank {} waits in collective {} ({})", where, last->rank,
-                               last->collective, last->doing),
-                   true);
-  }
-  for (const WorkerState& worker : workers) {
-    const auto ahead = std::ranges::find_if(
-        workers, [&worker](const auto& other) { return is_behind(worker, other); });
-    const bool is_last =
-        ahead != workers.end() &&
-        std::ranges::none_of(workers, [&](const auto& other) { return is_behind(other, worker); });
-    if (is_last) {
-      return culprit(worker,
-                     fmt::format("is at step {}, and rank {} at step {}", worker.steps, ahead->rank,
-                                 ahead->steps),
-                     true);
-    }
-  }
-  if (const WorkerState* one = outlier(workers, [](const auto& w) { return w.place; })) {
-    return culprit(*one,
-                   fmt::format("is {}, unlike all others", one->place == "running" ? "computing"
-                                                           : one->place.empty()
-                                                               ? state_name(one->process)
-                                                               : "in system call " + one->place),
-                   false);
-  }
-  return std::nullopt;
-}
-
-std::optional<Hang> judge_hang(const std::vector<WorkerState>& all, double seconds, bool ends) {
-  const std::vector<WorkerState> workers = those_that_run(all);
-  const std::string time = base::format_seconds(seconds);
-  if (const WorkerState* one = find_debugged(workers)) {
-    if (!ends) return std::nullopt;
-    return Hang{
-        .text = fmt::format("no progress for {}, but a debugger (pid {}) is attached to {}: "
-                            "--hang_timeout waits for it",
-                            time, one->tracer, one->name()),
-        .stops_time = true};
-  }
-  const auto culprit = find_culprit(workers, seconds / 2);
-  const auto worker =
-      culprit ? std::ranges::find(workers, culprit->rank, &WorkerState::rank) : workers.end();
-  // The rank may be busy, for example with an evaluation that only one rank runs.
-  const auto is_busy = [&](const WorkerState& one) {
-    return one.allowed_seconds > 0 || (one.reports && one.idle_seconds < seconds / 2);
-  };
-  if (culprit && is_busy(*worker) && worker->process != "T") return std::nullopt;
-  if (!culprit) {
-    const auto idlest = std::ranges::max_element(workers, {}, &WorkerState::idle_seconds);
-    // Without steps, a program may compute for as long as it likes.
-    const bool has_steps = idlest != workers.end() && idlest->steps > 0;
-    if (!ends || !has_steps) return std::nullopt;
-    if (workers.size() == 1) {
-      return Hang{idlest->rank, fmt::format("{} is the only worker that still runs, and makes no "
-                                            "progress for {}",
-                                            idlest->name(), time)};
-    }
-    return Hang{idlest->rank,
-                fmt::format("no rank makes progress for {}, and nothing shows which one "
-                            "holds up the others; ending {}",
-                            time, idlest->name())};
-  }
-  if (!ends && !culprit->is_sure) return std::nullopt;
-  return Hang{ends ? culprit->rank : -1,
-              fmt::format("{} {} the others: no progress for {}; it {}", worker->name(),
-                          culprit->is_sure ? "holds up" : "probably holds up", time, culprit->why)};
-}
-
 std::string table_of(const std::vector<WorkerState>& workers) {
   constexpr int kDoingWidth = 60;
   std::vector<std::vector<std::string>> rows{
       {"rank", "host", "pid", "process", "step", "last record", "doing"}};
   for (const WorkerState& one : workers) {
+    const std::string process = one.pid == 0      ? "starts"
+                                : one.tracer != 0 ? "debugged"
+                                                  : state_name(one.process);
     std::string wait =
         one.collective > 0 ? fmt::format("waits in collective {}: ", one.collective) : "";
     if (!one.waits.empty()) {
       wait = fmt::format("waits in {} for {}{}", one.waits[0].call,
                          base::format_seconds(one.waits[0].seconds), one.doing.empty() ? "" : "; ");
     }
-    rows.push_back({std::to_string(one.rank), one.host, std::to_string(one.pid), process_of(one),
+    rows.push_back({std::to_string(one.rank), one.host, std::to_string(one.pid), process,
                     one.reports ? std::to_string(one.steps) : "-",
                     one.reports ? base::format_seconds(one.idle_seconds) : "-",
                     wait + base::shortened(one.doing, kDoingWidth)});

@@ -43,7 +43,7 @@ struct WorkerState {
     int peer = -1;          ///< of a send or recv; -1: a collective
     ShownText call;         ///< "all_reduce #41 of group 'default_pg'"
     double seconds = 0;
-    RankRuns ranks;  ///< the group's; empty: all
+    RankRuns ranks;  ///< the group's
   };
   std::vector<Wait> waits = {};  ///< the first few
   /// By group, the number of the last collective that it has called. Empty for programs without
@@ -65,39 +65,14 @@ std::vector<WorkerState> shortened(std::vector<WorkerState> workers, size_t max_
 /// Fills `waits` and `called`.
 void describe_calls(const RankRecord& record, WorkerState& worker);
 
+/// The words for WorkerState::process.
+std::string state_name(const std::string& state);
+
 /// The state letter in /proc, such as 'T' of a stopped process; '?' if it is not known.
 char state_of_process(pid_t pid);
 
 /// Fills `process`, `tracer` and `place` from /proc.
 void look_at_process(WorkerState& worker);
-
-/// The rank for which the others wait.
-struct Culprit {
-  int rank = 0;
-  std::string host = {};
-  std::string why;       ///< follows "rank 3 (host a) "
-  bool is_sure = false;  ///< by its own records or process state, not only by a difference
-};
-
-/// Which of the workers of all nodes holds up the others; empty if nothing distinguishes them, or
-/// if a debugger is attached to one. Looks in this order for a stopped process; for one that has
-/// not made a call of lib/dist in which others wait; by their records over the agent channel, for
-/// one that does not wait in a collective, waits in an earlier one or has made fewer steps than
-/// others at the same time; for one whose main thread is elsewhere than those of all others.
-std::optional<Culprit> find_culprit(const std::vector<WorkerState>& workers, double min_wait = 0);
-
-/// What to say and do about workers that make no progress.
-struct Hang {
-  int rank = -1;            ///< the worker to end; -1: none
-  ShownText text;           ///< one line
-  bool stops_time = false;  ///< --hang_timeout begins anew, because of a debugger
-};
-
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Hang, rank, text, stops_time)
-
-/// @param workers of all nodes, of which some have made no progress for `seconds`.
-/// @param ends whether to end the culprit. Otherwise it is only named, and only if it is sure.
-std::optional<Hang> judge_hang(const std::vector<WorkerState>& workers, double seconds, bool ends);
 
 /// A table with a line for each worker, for `syncbn-launch status`.
 std::string table_of(const std::vector<WorkerState>& workers);

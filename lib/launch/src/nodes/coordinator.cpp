@@ -17,11 +17,11 @@ namespace {
 void shorten(Status& status, size_t room) {
   constexpr size_t kFrame = size_t{4} << 10;  // bytes of the rest of the message
   const auto all = std::ssize(status.workers);
-  const size_t used = json_line(nlohmann::json(status.silent)).size() + kFrame;
+  const size_t used = json_line(nlohmann::json(status.notes)).size() + kFrame;
   status.workers = shortened(std::move(status.workers), room - std::min(used, room));
   const auto left_out = all - std::ssize(status.workers);
   if (left_out == 0) return;
-  status.silent.emplace_back(
+  status.notes.emplace_back(
       fmt::format("{} of {} are not shown: node 0 cannot send so much at once", left_out,
                   base::counted(all, "worker")));
 }
@@ -53,7 +53,7 @@ void Coordinator::handle() {
   const auto now = Clock::now();
   leader_.tick(now);
   carry_out_commands();
-  for (const int rank : peers_.gone(leader_.excuses_pauses())) {
+  for (const int rank : peers_.gone([this](int node) { return leader_.excuses(node); })) {
     leader_.lose(rank, now);
     peers_.remove(rank);
     carry_out_commands();
@@ -178,7 +178,7 @@ void Coordinator::send(PeerLauncher& node, ToNode& message) {
     return node.refuse(refusal->exit_code, refusal->message);  // Peers::gone() names it
   }
   if (const auto* const record = std::get_if<Record>(&message)) {
-    if (!peers_.send_if_room(node, message)) left_out_[node.rank].push_back(record->rank);
+    if (!peers_.send_if_room(node, message)) left_out_[node.rank].push_back(record->record.rank);
     return;
   }
   if (auto* const all = std::get_if<AllRecords>(&message)) {

@@ -42,7 +42,7 @@ class Coordinator {
   /// Lines for the user at this launcher.
   std::vector<std::string> take_notices() { return std::exchange(notices_, {}); }
   /// JobLeader::take_records().
-  std::optional<JobRecords> take_records() { return leader_.take_records(); }
+  std::optional<FlightFile> take_records() { return leader_.take_records(); }
   /// Tells the nodes that this process is about to be stopped, so that they do not take it for
   /// lost.
   void pause() { peers_.send_to_nodes(Pause{}); }

@@ -46,10 +46,9 @@ class NodeLink {
   virtual void report_end(int attempt) { send(Ended{attempt}); }
   /// Answers AskRecords, before Records.
   void report_record(int question, const RankMemory& rank) {
-    const auto record = rank.read();
-    if (!record) return;
-    const auto message = record_message(*record, RecordQuota::of(record->world_size));
-    if (message) send(Record{question, record->rank, json_line(*message)});
+    auto record = rank.read();
+    if (!record || !shorten(*record, RecordQuota::of(record->world_size))) return;
+    send(Record{question, *std::move(record)});
   }
   /// Tells the others that this process is about to be stopped, so that they do not take it for
   /// lost.
@@ -65,7 +64,7 @@ class NodeLink {
   virtual std::unique_ptr<NodeLink> take_successor() { return nullptr; }
   /// In the launcher of the leader: the flight records of all ranks after an attempt that failed,
   /// before its consequence is known.
-  virtual std::optional<JobRecords> take_records() { return std::nullopt; }
+  virtual std::optional<FlightFile> take_records() { return std::nullopt; }
 
  protected:
   void add(ToNode message) { inbox_.push_back(std::move(message)); }

@@ -58,7 +58,7 @@ void Peers::handle(const Sink& sink) {
     const size_t size = peer->channel.input().size();
     unread += size;
     const bool is_too_much = unread > kMaxUnread && size > Handshake::kMaxLine;
-    if (is_too_much || is_gone(*peer, /*excuses_pauses=*/false)) {
+    if (is_too_much || is_gone(*peer, /*may_be_silent=*/false)) {
       unwatch(*peer);
       newcomers_.erase(newcomers_.begin() + static_cast<std::ptrdiff_t>(i));
     } else {
@@ -86,7 +86,6 @@ void Peers::handle_one(PeerLauncher& peer, const Sink& sink) {
       sink(peer, known);
       if (peer.rank < 0) continue;  // messages do not extend the time for its hello
       peer.heard = Clock::now();
-      peer.paused = std::holds_alternative<Pause>(known);
     }
   } catch (const nlohmann::json::exception&) {
     refuse(peer, base::kExitInternal, "node 0 does not understand a message of this launcher");
@@ -114,10 +113,9 @@ void Peers::watch(PeerLauncher& peer) {
   watched_.change(peer.channel.fd(), static_cast<uint32_t>(events));
 }
 
-bool Peers::is_gone(const PeerLauncher& peer, bool excuses_pauses) const {
+bool Peers::is_gone(const PeerLauncher& peer, bool may_be_silent) const {
   if (peer.refused && peer.rank >= 0) return true;
   if (peer.channel.has_ended()) return true;
-  const bool may_be_silent = peer.paused && excuses_pauses;
   return !may_be_silent && looked_at_ - peer.heard > silence_;
 }
 
@@ -126,10 +124,10 @@ void Peers::remove(int rank) {
   nodes_.erase(rank);
 }
 
-std::vector<int> Peers::gone(bool excuses_pauses) const {
+std::vector<int> Peers::gone(const std::function<bool(int)>& may_be_silent) const {
   std::vector<int> all;
   for (const auto& [rank, node] : nodes_) {
-    if (is_gone(*node, excuses_pauses)) all.push_back(rank);
+    if (is_gone(*node, may_be_silent(rank))) all.push_back(rank);
   }
   return all;
 }

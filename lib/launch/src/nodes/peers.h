@@ -33,7 +33,6 @@ struct PeerLauncher {
   bool refused = false;                           ///< what it sends from now on is ignored
   int rank = -1;                                  ///< node rank; -1: it has not sent its hello
   Hello hello;                                    ///< empty until it arrives
-  bool paused = false;                            ///< stopped, as by Ctrl-Z
   Clock::time_point heard = Clock::now();         ///< its last message, or when it connected
 
   std::string name() const;
@@ -72,8 +71,8 @@ class Peers {
   void register_node(PeerLauncher& newcomer);
   /// The ranks of nodes that were refused, closed the connection or were silent for too long at the
   /// last handle().
-  /// @param excuses_pauses a node that announced a pause may be silent.
-  std::vector<int> gone(bool excuses_pauses) const;
+  /// @param may_be_silent a node that announced a pause.
+  std::vector<int> gone(const std::function<bool(int node)>& may_be_silent) const;
   void remove(int rank);
 
   void send(PeerLauncher& node, const ToNode& message) { send(node, message_line(message)); }
@@ -87,7 +86,7 @@ class Peers {
  private:
   /// Closing is not enough: a forked process may have the socket as well.
   void unwatch(const PeerLauncher& peer) { watched_.remove(peer.channel.fd()); }
-  bool is_gone(const PeerLauncher& peer, bool excuses_pauses) const;
+  bool is_gone(const PeerLauncher& peer, bool may_be_silent) const;
   /// Shakes hands, sends and receives, without waiting. Refuses a launcher of another version, and
   /// one whose message is unknown.
   void handle_one(PeerLauncher& peer, const Sink& sink);

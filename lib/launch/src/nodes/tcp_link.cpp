@@ -245,10 +245,11 @@ void TcpLink::handle_message(const ToNode& message) {
   } else if (const auto* const finish = std::get_if<Finish>(&message)) {
     end(*finish);
   } else if (const auto* const record = std::get_if<Record>(&message)) {
-    job_records_.emplace(record->rank, record->text);
+    job_records_.emplace(record->record.rank, record->record);
   } else if (const auto* const all = std::get_if<AllRecords>(&message)) {
-    const JobRecords records{*all, std::exchange(job_records_, {})};
-    record_requests_.answer(records.messages.empty() ? "" : records.text());
+    FlightFile file = *all;
+    file.records = std::exchange(job_records_, {});
+    record_requests_.answer(file.records.empty() ? "" : file.text());
   } else {
     add(message);
   }

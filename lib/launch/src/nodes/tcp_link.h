@@ -35,7 +35,7 @@ class TcpLink : public NodeLink {
   bool leads() const override { return coordinator_ != nullptr; }
   std::unique_ptr<NodeLink> take_successor() override { return std::move(torchrun_); }
 
-  std::optional<JobRecords> take_records() override {
+  std::optional<FlightFile> take_records() override {
     return leads() ? coordinator_->take_records() : std::nullopt;
   }
   bool is_paused() const override { return paused_; }
@@ -92,7 +92,7 @@ class TcpLink : public NodeLink {
   const Clock::time_point reopened_by_;
   int times_dropped_ = 0;  ///< connections that node 0 has closed before it had answered
   StatusServer record_requests_{StatusServer::kRecords};  ///< of `explain`
-  std::map<int, std::string> job_records_;  ///< JobRecords::messages that have come for it
+  std::map<int, RankRecord> job_records_;                 ///< that have come for it
   std::optional<int> left_by_signal_;
   std::optional<Refuse> no_start_;  ///< why this node cannot start its workers
 };

@@ -1,18 +1,16 @@
 #include "output/event_log.h"
 
-#include <fcntl.h>
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <syncbn/base/atomic_file.h>
+#include <syncbn/base/clock.h>
 #include <syncbn/base/env.h>
 #include <syncbn/base/shell.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "common/json_messages.h"
 
@@ -21,12 +19,9 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-std::string utc(std::chrono::system_clock::time_point time) {
-  using std::chrono::milliseconds;
-  const auto since_epoch = std::chrono::duration_cast<milliseconds>(time.time_since_epoch());
-  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z",
-                     fmt::gmtime(std::chrono::system_clock::to_time_t(time)),
-                     since_epoch.count() % 1000);
+std::string utc_now() {
+  const int64_t ms = base::unix_ns() / 1'000'000;
+  return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(ms / 1000), ms % 1000);
 }
 
 OrderedJson or_null(const std::string& text) {
@@ -39,14 +34,10 @@ std::string path_of(const LaunchOptions& options, const LogFolder& logs) {
   return "";
 }
 
-base::UniqueFd open_log(const std::string& path) {
+OpenFile open_log(const std::string& path) {
   std::error_code ignored;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
-  // O_NONBLOCK: opening a pipe that nobody reads must not block the run.
-  base::UniqueFd file(::open(
-      path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
-  if (!file) base::throw_file_error(fmt::format("cannot open the event log {}", path), errno);
-  return file;
+  return {path, "the event log"};
 }
 
 }  // namespace
@@ -58,9 +49,8 @@ EventLog::EventLog(const LaunchOptions& options, const RunContext& context, cons
       output_(output),
       started_(Clock::now()),
       knows_node_(options.node_rank >= 0),
-      knows_job_(context.nodes == 1),
-      path_(path_of(options, logs)) {
-  if (!path_.empty()) file_ = open_log(path_);
+      knows_job_(context.nodes == 1) {
+  if (const std::string path = path_of(options, logs); !path.empty()) file_ = open_log(path);
 }
 
 void EventLog::check(const LaunchOptions& options) {
@@ -85,10 +75,9 @@ void EventLog::job_started() {
          {"max_restarts", options_.max_restarts}});
 }
 
-void EventLog::nodes_joined(Clock::time_point when) {
+void EventLog::nodes_joined() {
   knows_node_ = knows_job_ = true;
-  const std::chrono::duration<double> waited = when - started_;
-  write("nodes_joined", {{"seconds", waited.count()}}, Clock::now() - when);
+  write("nodes_joined", {{"seconds", base::seconds_since(started_)}});
 }
 
 void EventLog::attempt_started() {
@@ -137,16 +126,14 @@ void EventLog::restart(const std::string& reason) {
 }
 
 void EventLog::job_ended(int exit_code, const std::string& reason) {
-  const std::chrono::duration<double> lasted = Clock::now() - started_;
-  write("job_ended",
-        {{"exit_code", exit_code}, {"reason", or_null(reason)}, {"seconds", lasted.count()}});
+  write("job_ended", {{"exit_code", exit_code},
+                      {"reason", or_null(reason)},
+                      {"seconds", base::seconds_since(started_)}});
 }
 
-void EventLog::write(const char* event, const OrderedJson& fields, Clock::duration ago) {
+void EventLog::write(const char* event, const OrderedJson& fields) {
   if (options_.events == EventTarget::kNone) return;
-  using SystemClock = std::chrono::system_clock;
-  const auto time = SystemClock::now() - std::chrono::duration_cast<SystemClock::duration>(ago);
-  OrderedJson json{{"time", utc(time)},
+  OrderedJson json{{"time", utc_now()},
                    {"event", event},
                    {"host", base::hostname()},
                    {"run_id", context_.run_id},
@@ -156,12 +143,10 @@ void EventLog::write(const char* event, const OrderedJson& fields, Clock::durati
   json.update(fields);
   const std::string line = json_line(json) + "\n";
   if (options_.events == EventTarget::kConsole) return output_.say(line);
-  if (!file_) return;
-  const ssize_t written = ::write(file_.get(), line.data(), line.size());
-  if (written == static_cast<ssize_t>(line.size())) return;
-  output_.announce("cannot write the event log {}: {}; it ends here", path_,
-                   written < 0 ? std::strerror(errno) : "no room for a whole line");
-  file_.reset();
+  if (!file_.fd) return;
+  output_.files().append(file_, line, [this](const std::string& what) {
+    if (std::exchange(file_.fd, nullptr)) output_.announce("{}; it ends here", what);
+  });
 }
 
 }  // namespace syncbn::launch

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <syncbn/base/unique_fd.h>
 #include <syncbn/launch/options.h>
 #include <sys/types.h>
 
@@ -17,8 +16,8 @@
 namespace syncbn::launch {
 
 /// Writes the events of a run as lines of JSON, for --event_log_handler; docs/launch.md lists them.
-/// Each event is one write() at its time, so the log of a launcher that is killed is complete up to
-/// then.
+/// Each event is one write() at its time, so the log of a launcher that is killed has nearly all
+/// events up to then.
 class EventLog {
  public:
   /// @param context read at each event, for the node and the attempt.
@@ -40,8 +39,7 @@ class EventLog {
 
   void job_started();
   /// Called on node 0: from then on, events carry this node's rank and the job's id.
-  /// @param when the time at which the nodes joined, in the past.
-  void nodes_joined(Clock::time_point when);
+  void nodes_joined();
   void attempt_started();
   void worker_started(int rank, int local_rank, pid_t pid);
   void worker_ended(const WorkerEnd& end);
@@ -53,7 +51,7 @@ class EventLog {
   void job_ended(int exit_code, const std::string& reason);
 
  private:
-  void write(const char* event, const nlohmann::ordered_json& fields, Clock::duration ago = {});
+  void write(const char* event, const nlohmann::ordered_json& fields);
 
   const LaunchOptions& options_;
   const RunContext& context_;
@@ -61,8 +59,7 @@ class EventLog {
   const Clock::time_point started_;
   bool knows_node_;  ///< events may carry this node's rank
   bool knows_job_;   ///< events may carry the job's id; true once an attempt has started
-  std::string path_;
-  base::UniqueFd file_;
+  OpenFile file_;    ///< closed: no file is wanted, or it could not be written
 };
 
 }  // namespace syncbn::launch

@@ -152,11 +152,10 @@ std::string json_report(int exit_code, int restarts, const std::optional<Failure
 
 void write_report(Output& output, const std::string& file, const std::string& json) {
   if (file.empty()) return;
-  try {
-    base::write_file_atomically(file, json);
-  } catch (const base::Error& error) {
-    output.announce("--report: {}", error.what());
-  }
+  output.files().add(
+      file, [file, json] { base::write_file_atomically(file, json); },
+      [&output](const std::string& what) { output.announce("--report: {}", what); });
+  output.finish_files();
 }
 
 }  // namespace syncbn::launch

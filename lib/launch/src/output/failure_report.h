@@ -55,8 +55,8 @@ nlohmann::ordered_json json_of_failure(const FailureReport& failure);
 std::string json_report(int exit_code, int restarts = 0,
                         const std::optional<FailureReport>& failure = {});
 
-/// Writes json_report() to the file of --report, if it is not empty. An error is printed, and does
-/// not change the run's exit code.
+/// Writes json_report() to the file of --report, if it is not empty, and waits for it. An error is
+/// printed, and does not change the run's exit code.
 void write_report(Output& output, const std::string& file, const std::string& json);
 
 }  // namespace syncbn::launch

@@ -14,13 +14,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
-#include <string_view>
+#include <sstream>
 #include <utility>
 
 #include "common/descriptors.h"
 #include "common/json_messages.h"
 #include "common/processes.h"
-#include "output/output.h"
 
 namespace syncbn::launch {
 namespace {
@@ -143,11 +142,11 @@ void LogFolder::remove() const {
   if (temporary_ && !keep_) fs::remove_all(folder_, ignored);
 }
 
-void LogFolder::remove_former(const char* name) const {
-  std::error_code ignored;
-  for (const fs::path& entry : entries_of(folder_)) {
-    if (entry != attempt_) fs::remove(entry / name, ignored);
-  }
+std::vector<fs::path> LogFolder::former(const char* name) const {
+  std::vector<fs::path> files = entries_of(folder_);
+  std::erase(files, attempt_);
+  for (fs::path& file : files) file /= name;
+  return files;
 }
 
 void LogFolder::clean_up() {
@@ -178,12 +177,6 @@ fs::path LogFolder::file(const fs::path& folder, const char* name) const {
   return discards_ ? fs::path("/dev/null") : folder / name;
 }
 
-base::UniqueFd LogFolder::open(const fs::path& path) {
-  base::UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!fd) base::throw_file_error(fmt::format("cannot open the log file {}", path.string()), errno);
-  return fd;
-}
-
 std::string LogFolder::error_message(int local_rank) const {
   constexpr size_t kMaxBytes = 1 << 20;
   std::string text = read_regular(error_file(local_rank), 0, kMaxBytes);
@@ -205,10 +198,8 @@ std::vector<std::string> LogFolder::tail(const fs::path& path, size_t lines) {
   // The first line is incomplete: its beginning was skipped.
   if (start > 0) text.erase(0, std::min(text.find('\n'), text.size()) + 1);
   std::vector<std::string> all;
-  const auto add = [&all](std::string_view line) { all.emplace_back(line); };
-  LineSplitter splitter;
-  splitter.feed(text, add);
-  splitter.finish(add);
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) all.push_back(line);
   all.erase(all.begin(), all.end() - static_cast<std::ptrdiff_t>(std::min(lines, all.size())));
   return all;
 }

@@ -43,17 +43,14 @@ class LogFolder {
   /// Whether the options ask for more than error files.
   bool is_wanted() const { return wanted_; }
 
-  /// Opens a file for appending.
-  static base::UniqueFd open(const std::filesystem::path& path);
-
   /// The message in a worker's error file; the whole text if it is not torch's JSON; empty if there
   /// is no file.
   std::string error_message(int local_rank) const;
 
   static std::vector<std::string> tail(const std::filesystem::path& path, size_t lines);
 
-  /// Removes the files of this name that former attempts have left.
-  void remove_former(const char* name) const;
+  /// The files of this name that former attempts may have left.
+  std::vector<std::filesystem::path> former(const char* name) const;
 
   /// Upper bounds on the folders that runs without logs keep in TMPDIR, which may be in memory: a
   /// service that restarts a failing job would leave one each time.

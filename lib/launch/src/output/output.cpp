@@ -15,7 +15,6 @@
 #include <ctime>
 
 #include "common/descriptors.h"
-#include "output/log_folder.h"
 
 namespace syncbn::launch {
 namespace {
@@ -121,21 +120,23 @@ Output::Output(OutputOptions options)
 
 Output::~Output() {
   erase_live();
-  flush();
+  out_.stream.flush();
+  err_.stream.flush();
 }
 
 void Output::begin_attempt(std::vector<WorkerOutput> workers) {
+  run_ = 0;
   workers_ = std::vector<Worker>(workers.size());
   for (size_t i = 0; i < workers.size(); ++i) workers_[i].options = std::move(workers[i]);
 }
 
 void Output::log_to(size_t worker, Stream stream, const std::filesystem::path& file) {
-  workers_[worker].of(stream).log = {LogFolder::open(file), file};
+  workers_[worker].of(stream).log = {file, "the log file"};
 }
 
 void Output::copy_filtered(Stream stream, const std::filesystem::path& file) {
   Destination& to = destination(stream);
-  if (!to.options.filters.empty()) to.filtered = {LogFolder::open(file), file};
+  if (!to.options.filters.empty()) to.filtered = {file, "the log file"};
 }
 
 std::string Output::prefix_of(size_t worker, Stream stream) {
@@ -150,51 +151,49 @@ std::string Output::prefix_of(size_t worker, Stream stream) {
 LineSplitter::Sink Output::sink(size_t worker, Stream stream, std::string& text) {
   return [this, worker, stream, &text, prefix = prefix_of(worker, stream)](std::string_view whole) {
     Worker& from = workers_[worker];
-    filter(stream, prefix, whole);
+    const Destination& to = destination(stream);
+    const auto is_in_line = [whole](const std::string& one) {
+      return whole.find(one) != std::string_view::npos;
+    };
+    if (std::ranges::any_of(to.options.filters, is_in_line)) {
+      write_to_log(to.filtered, fmt::format("{}{}\n", prefix, whole));
+    }
     from.of(stream).live.clear();
     const size_t passed = std::exchange(from.of(stream).passed, 0);
     // A carriage return would let the terminal overwrite the prefix.
     const std::string_view line = is_live(from, stream) ? last_part(whole) : whole;
-    if (from.options.shown) ++lines_;
+    if (from.options.shown) {
+      run_ = stream == Stream::kOut ? 0 : last_ == worker ? run_ + 1 : 1;
+      last_ = worker;
+    }
     if (stream == Stream::kErr) {
-      from.tail.push_back({lines_, std::string(last_part(whole).substr(0, kTailLineLength))});
+      from.tail.emplace_back(last_part(whole).substr(0, kTailLineLength));
       if (from.tail.size() > kTailLines) from.tail.pop_front();
     }
     if (from.options.whole_lines) text.append(prefix).append(line.substr(passed)).append("\n");
   };
 }
 
-void Output::filter(Stream stream, const std::string& prefix, std::string_view line) {
-  const Destination& to = destination(stream);
-  const auto is_in_line = [line](const std::string& text) {
-    return line.find(text) != std::string_view::npos;
-  };
-  if (std::ranges::none_of(to.options.filters, is_in_line)) return;
-  write_to_log(to.filtered, fmt::format("{}{}\n", prefix, line));
+// A full disk does not stop the run.
+void Output::write_to_log(const OpenFile& log, std::string text) {
+  files_.append(log, std::move(text), [this](const std::string& what) {
+    if (log_error_.empty()) log_error_ = what;
+  });
 }
 
-// A full disk does not stop the run.
-void Output::write_to_log(const LogFile& log, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(log.fd.get(), text.data(), text.size());
-    if (written >= 0) {
-      text.remove_prefix(static_cast<size_t>(written));
-    } else if (errno != EINTR) {
-      if (!log_error_.empty()) return;
-      log_error_ = fmt::format("cannot write {}: {}", log.path.string(), std::strerror(errno));
-      return;
-    }
-  }
+void Output::write_file(const std::string& file, FileWriter::Write write) {
+  files_.add(file, std::move(write),
+             [this](const std::string& what) { announce("warning: {}", what); });
 }
 
 void Output::write(size_t worker, Stream stream, std::string_view bytes) {
   WorkerStream& from = workers_[worker].of(stream);
   const WorkerOutput& options = workers_[worker].options;
-  if (from.log.fd) write_to_log(from.log, bytes);
+  if (from.log.fd) write_to_log(from.log, std::string(bytes));
   const bool needs_lines =
       stream == Stream::kErr || options.whole_lines || !destination(stream).options.filters.empty();
   if (!needs_lines) {
-    ++lines_;  // one or more
+    run_ = 0;
     if (options.shown) print(stream, bytes);
     return;
   }
@@ -231,33 +230,26 @@ void Output::set_bar(std::string bar) {
   draw_live();
 }
 
-std::vector<std::string> Output::tail(size_t worker) const {
-  std::vector<std::string> lines;
-  for (const TailLine& line : workers_[worker].tail) lines.push_back(line.text);
-  return lines;
-}
-
 bool Output::tail_is_last(size_t worker) const {
   const Worker& from = workers_[worker];
-  const auto& tail = from.tail;
-  return from.options.shown && !tail.empty() && tail.front().number + tail.size() == lines_ + 1;
+  return from.options.shown && !from.tail.empty() && last_ == worker && run_ >= from.tail.size();
 }
 
 void Output::flush() {
+  files_.handle();
   out_.stream.flush();
   err_.stream.flush();
 }
 
-std::vector<int> Output::waits_for() const {
-  std::vector<int> fds;
+void Output::add_to(std::vector<pollfd>& polls) const {
   for (const Destination* to : {&out_, &err_}) {
-    if (to->stream.pending() > 0) fds.push_back(to->stream.fd());
+    if (to->stream.pending() > 0) polls.push_back({to->stream.fd(), POLLOUT, 0});
   }
-  return fds;
+  if (files_.is_full()) polls.push_back({files_.fd(), POLLIN, 0});
 }
 
 bool Output::is_full(Stream stream) {
-  return queue(stream).pending() > kMaxPending;
+  return queue(stream).pending() > kMaxPending || files_.is_full();
 }
 
 std::optional<std::string> Output::error() const {
@@ -394,7 +386,7 @@ int wait_for_reader(Output& output, Signals& signals, int exit_code, bool interr
   for (;;) {
     output.flush();
     std::vector<pollfd> polls{{signals.fd(), POLLIN, 0}};
-    for (const int fd : output.waits_for()) polls.push_back({fd, POLLOUT, 0});
+    output.add_to(polls);
     const bool all_written = polls.size() == 1;
     if (all_written || (interrupted && Clock::now() >= deadline)) break;
     ::poll(polls.data(), polls.size(), interrupted ? static_cast<int>(kPatience.count()) : -1);

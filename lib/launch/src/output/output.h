@@ -18,6 +18,7 @@
 
 #include "common/clock.h"
 #include "common/signals.h"
+#include "output/file_writer.h"
 #include "output/standard_stream.h"
 
 namespace syncbn::launch {
@@ -79,6 +80,8 @@ class Output {
   static constexpr size_t kTailLines = 20;
   static constexpr size_t kTailLineLength = 2000;  ///< bytes; the rest of a line is cut
   static constexpr size_t kMaxPending = 1 << 20;   ///< bytes
+  /// Time for a file server to answer at the end of a run.
+  static constexpr std::chrono::seconds kFilePatience{10};
 
   explicit Output(OutputOptions options);
   ~Output();
@@ -123,31 +126,33 @@ class Output {
   /// When show_partial_lines() has something new to show; empty: not before the next write().
   std::optional<Clock::time_point> due() const { return due_; }
 
-  /// Writes as much of the pending text as our reader takes.
+  /// Writes as much of the pending text as our reader takes, and reports files that could not be
+  /// written.
   void flush();
-  /// What to poll for POLLOUT before the next flush(); empty if nothing is pending.
-  std::vector<int> waits_for() const;
+  /// Adds what to poll before the next flush(); nothing if all text has been read.
+  void add_to(std::vector<pollfd>& polls) const;
   /// Too much text is pending: do not read from the workers, so that they wait as well.
   bool is_full(Stream stream);
+  bool is_full() { return is_full(Stream::kOut) || is_full(Stream::kErr); }
+  /// For all files of this launcher. The errors of log files are in error().
+  FileWriter& files() { return files_; }
+  /// Warns if a write fails.
+  void write_file(const std::string& file, FileWriter::Write write);
+  /// Waits until all files are written, for kFilePatience at most.
+  void finish_files() { files_.finish(kFilePatience); }
   /// Why lines of the workers were lost, here or in a log file; empty if none were.
   std::optional<std::string> error() const;
 
-  std::vector<std::string> tail(size_t worker) const;
+  std::vector<std::string> tail(size_t worker) const {
+    return {workers_[worker].tail.begin(), workers_[worker].tail.end()};
+  }
   /// Whether the tail is the last thing that was printed, so that a report need not repeat it.
   bool tail_is_last(size_t worker) const;
 
  private:
-  struct TailLine {
-    uint64_t number;  ///< among all lines shown
-    std::string text;
-  };
-  struct LogFile {
-    base::UniqueFd fd;
-    std::filesystem::path path;
-  };
   struct WorkerStream {
     LineSplitter lines;
-    LogFile log;
+    OpenFile log;
     std::string live;   ///< the part of an unfinished line that is shown above the bar
     size_t passed = 0;  ///< how many bytes of that line have been printed
   };
@@ -155,22 +160,21 @@ class Output {
     WorkerOutput options;
     WorkerStream out;
     WorkerStream err;
-    std::deque<TailLine> tail;
+    std::deque<std::string> tail;
 
     WorkerStream& of(Stream stream) { return stream == Stream::kOut ? out : err; }
   };
   struct Destination {
     OutputOptions::Destination options;
     StandardStream stream;
-    LogFile filtered;
+    OpenFile filtered;
   };
 
   Destination& destination(Stream stream) { return stream == Stream::kOut ? out_ : err_; }
   StandardStream& queue(Stream stream);
   std::string prefix_of(size_t worker, Stream stream);
   LineSplitter::Sink sink(size_t worker, Stream stream, std::string& text);
-  void filter(Stream stream, const std::string& prefix, std::string_view line);
-  void write_to_log(const LogFile& log, std::string_view text);
+  void write_to_log(const OpenFile& log, std::string text);
   void print(Stream stream, std::string_view text);
   bool is_live(const Worker& worker, Stream stream);
   static bool passes_pieces(const WorkerOutput& options);
@@ -185,8 +189,10 @@ class Output {
   bool same_destination_;
   bool speaks_for_job_;
   std::vector<Worker> workers_;
+  FileWriter files_;
   std::string log_error_;  ///< the first
-  uint64_t lines_ = 0;
+  size_t last_ = 0;        ///< the worker whose line was shown last
+  size_t run_ = 0;         ///< its lines on stderr since another line was shown
   std::string bar_;
   size_t drawn_lines_ = 0;  ///< of live lines and the bar
   std::optional<Clock::time_point> due_;

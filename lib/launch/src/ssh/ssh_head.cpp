@@ -233,9 +233,9 @@ void SshHead::give_up_silent() {
 
 void SshHead::poll_once(Clock::time_point until) {
   std::vector<pollfd> polls{{signals_.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
-  for (const int fd : output_.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  output_.add_to(polls);
   // A node whose output is not read does not count as silent.
-  if (output_.is_full(Stream::kOut) || output_.is_full(Stream::kErr)) heard_ = Clock::now();
+  if (output_.is_full()) heard_ = Clock::now();
   for (const HeadNode& node : nodes_) {
     if (node.in.unsent() > 0) polls.push_back({node.in.fd(), POLLOUT, 0});
     node.pipes.add_to(polls, output_);

@@ -9,7 +9,6 @@
 #include <syncbn/base/env.h>
 #include <syncbn/base/error.h>
 #include <syncbn/base/shell.h>
-#include <syncbn/base/signal_mask.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,11 +18,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <future>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "common/descriptors.h"
@@ -88,20 +85,8 @@ uint64_t OomWatch::kills() const {
   return std::strtoull(value_in(file_, "oom_kill ").c_str(), nullptr, 10);
 }
 
-bool note_end(const std::string& log, const std::string& reason) {
-  constexpr std::chrono::seconds kPatience(1);
-  std::promise<void> promise;
-  const std::future<void> written = promise.get_future();
-  try {
-    const base::SignalMask none;
-    std::thread([log, reason, promise = std::move(promise)]() mutable {
-      append_end(log, reason);
-      promise.set_value();
-    }).detach();
-  } catch (const std::system_error&) {
-    return true;  // no room for a thread
-  }
-  return written.wait_for(kPatience) == std::future_status::ready;
+void note_end(const std::string& log, const std::string& reason, Output& output) {
+  output.write_file(log, [log, reason] { append_end(log, reason); });
 }
 
 GroupResult start_failure(const Worker& worker, const std::string& file, const JobFailure& cause) {
@@ -166,18 +151,17 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
   return report;
 }
 
-std::string save_flight_file(const std::string& text, LogFolder& logs, Output& output) {
+std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& output) {
   constexpr const char* kName = "flight.jsonl";
   const auto path = logs.file(logs.attempt(), kName);
-  if (path == "/dev/null") return "";
-  try {
-    base::write_file_atomically(path, text);
-  } catch (const base::Error& error) {
-    output.announce("warning: {}", error.what());
-    return "";
-  }
-  if (!logs.is_wanted()) logs.remove_former(kName);
+  if (path == "/dev/null" || file.records.empty()) return "";
+  const auto former = logs.is_wanted() ? std::vector<fs::path>() : logs.former(kName);
   logs.keep();
+  output.write_file(path, [path, former, file] {
+    base::write_file_atomically(path, file.text());
+    std::error_code ignored;
+    for (const fs::path& one : former) fs::remove(one, ignored);
+  });
   return path;
 }
 
@@ -189,9 +173,9 @@ std::string write_flight_file(const std::string& why, const RunContext& context,
                   .why = why};
   for (const Worker& worker : workers) {
     auto record = worker.calls.read();
-    if (record && !record->calls.empty()) file.add(std::move(*record));
+    if (record && !record->calls.empty()) file.records.emplace(record->rank, *record);
   }
-  return file.records.empty() ? "" : save_flight_file(file.text(), logs, output);
+  return save_flight_file(file, logs, output);
 }
 
 }  // namespace syncbn::launch

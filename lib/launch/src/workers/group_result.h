@@ -77,8 +77,7 @@ struct FirstFailure {
 
 /// Appends {"event":"end","time":...,"reason":...} to a worker's log, on a line of its own. Does
 /// nothing if the log cannot be written, or says that the run has finished or stopped in order.
-/// Returns false if the file server does not answer within a second.
-bool note_end(const std::string& log, const std::string& reason);
+void note_end(const std::string& log, const std::string& reason, Output& output);
 
 /// The result if a worker could not be started. @param file the path for execve.
 GroupResult start_failure(const Worker& worker, const std::string& file, const JobFailure& cause);
@@ -89,9 +88,9 @@ FailureReport report_of(const FirstFailure& failure, const std::vector<Worker>& 
                         LogFolder& logs, const Output& output, const OomWatch& oom);
 
 /// Writes a file of flight records to the log folder, in place of one that this attempt has there.
-/// If the options ask for no logs, only that of the latest attempt stays. Returns the file, or ""
-/// if it cannot be written, or the options discard it.
-std::string save_flight_file(const std::string& text, LogFolder& logs, Output& output);
+/// If the options ask for no logs, only that of the latest attempt stays. Returns the path, or ""
+/// if there are no records, or the options discard them.
+std::string save_flight_file(const FlightFile& file, LogFolder& logs, Output& output);
 /// Writes the workers' flight records. Returns the file, or "" if there are none.
 std::string write_flight_file(const std::string& why, const RunContext& context,
                               const std::vector<Worker>& workers, LogFolder& logs, Output& output);

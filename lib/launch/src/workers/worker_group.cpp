@@ -199,7 +199,7 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
   const auto path =
       run_.logs.file(run_.logs.of_worker(local_rank), is_out ? "stdout.log" : "stderr.log");
   if (tees) run_.output.log_to(index, stream, path);
-  if (!tees && (is_out ? redirect.out : redirect.err)) return LogFolder::open(path);
+  if (!tees && (is_out ? redirect.out : redirect.err)) return open_to_append(path, "the log file");
   Pipe pipe = Pipe::make();
   set_nonblocking(pipe.reader);
   reader = std::move(pipe.reader);
@@ -208,7 +208,7 @@ base::UniqueFd WorkerGroup::open_stream(size_t index, Stream stream, base::Uniqu
 
 void WorkerGroup::wait_for_events() {
   std::vector<pollfd> polls{{run_.signals.fd(), POLLIN, 0}, {keeper_->fd(), POLLIN, 0}};
-  for (const int fd : run_.output.waits_for()) polls.push_back({fd, POLLOUT, 0});
+  run_.output.add_to(polls);
   const auto outputs = static_cast<std::ptrdiff_t>(polls.size());
   for (const Worker& worker : workers_) worker.pipes.add_to(polls, run_.output);
   watch_.add_to(polls);
@@ -370,7 +370,7 @@ void WorkerGroup::note_in_logs(const std::string& reason, const Worker* except) 
   for (Worker& worker : workers_) {
     watch_.read(worker);
     const std::string& log = worker.progress.notes().log;
-    if (!log.empty() && &worker != except && !note_end(log, reason)) return;
+    if (!log.empty() && &worker != except) note_end(log, reason, run_.output);
   }
 }
 
@@ -379,13 +379,15 @@ JobFailure WorkerGroup::failure_of(const Worker& worker, int exit_code, bool may
   const int status = worker.wait_status.value_or(0);
   const bool is_killed = worker.hang.empty() && WIFSIGNALED(status) &&
                          (WTERMSIG(status) == SIGKILL || WTERMSIG(status) == SIGTERM);
-  return {.attempt = context_.attempt,
-          .rank = worker.rank,
-          .status = WIFSIGNALED(status) ? WTERMSIG(status) : status,  // without the core dump's bit
-          .step = is_killed ? std::nullopt : std::optional(worker.progress.step().value_or(0)),
-          .exit_code = exit_code,
-          .may_restart = may_restart,
-          .what = what};
+  const auto step = static_cast<int64_t>(worker.progress.step().value_or(0));
+  return {
+      {.rank = worker.rank,
+       .status = WIFSIGNALED(status) ? WTERMSIG(status) : status,  // without the core dump's bit
+       .step = is_killed ? -1 : step},
+      context_.attempt,
+      exit_code,
+      may_restart,
+      what};
 }
 
 void WorkerGroup::log_end(size_t index, const std::string& error) {
@@ -418,10 +420,8 @@ void WorkerGroup::check_progress() {
   if (!watch_.is_due()) return;
   keeper_->reap_orphans();
   continue_keeper();
-  // A worker may wait for our reader (`less`, Ctrl-S), which is no hang.
-  if (run_.output.is_full(Stream::kOut) || run_.output.is_full(Stream::kErr)) {
-    watch_.forgive_silence();
-  }
+  // A worker may wait for our reader (`less`, Ctrl-S) or a file server, which is no hang.
+  if (run_.output.is_full()) watch_.forgive_silence();
   const bool judges = !ending_ && !first_failure_ && !is_paused_;
   watch_.check(judges);
 }
@@ -560,9 +560,9 @@ GroupResult WorkerGroup::result() {
         .signal = ended_by_signal_,
         .cause = cause_};
     if (restart_may_help(*worker.wait_status)) {  // else it has said what was wrong
-      result.failure->flight_file = write(
-          worker.hang.empty() ? fmt::format("{} on {}", cause_.cause().describe(), base::hostname())
-                              : worker.hang);
+      result.failure->flight_file =
+          write(worker.hang.empty() ? fmt::format("{} on {}", cause_.describe(), base::hostname())
+                                    : worker.hang);
     }
     return result;
   }
